@@ -1,0 +1,50 @@
+# Warnings are errors in our code; sanitizers and CUDA are chosen here and nowhere else.
+add_library(nfp_options INTERFACE)
+target_include_directories(nfp_options INTERFACE "${PROJECT_SOURCE_DIR}/src")
+target_compile_options(nfp_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # False positives of GCC 12's and 13's middle end on std::optional, std::variant and std::string at -O2.
+  target_compile_options(nfp_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds
+      -Wno-dangling-reference -Wno-unknown-warning-option>)
+endif()
+# No contraction of a*b+c behind our back: results must be the same on every path (see docs/architecture.md).
+target_compile_options(nfp_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+
+if(NFP_SANITIZE)
+  target_compile_options(nfp_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NFP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  target_link_options(nfp_options INTERFACE -fsanitize=${NFP_SANITIZE})
+endif()
+
+find_package(Threads REQUIRED)
+target_link_libraries(nfp_options INTERFACE Threads::Threads)
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+endif()
+
+set(NFP_HAVE_CUDA OFF)
+if(NOT NFP_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_ARCHITECTURES OFF)  # the flags below name sm_90a exactly
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(NFP_HAVE_CUDA ON)
+    target_compile_options(nfp_options INTERFACE
+      $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)
+  elseif(NFP_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "NFP_CUDA=ON but nvcc was not found; install the CUDA 13 toolkit or set -DCMAKE_CUDA_COMPILER")
+  endif()
+endif()
+if(NFP_HAVE_CUDA)
+  message(STATUS "nestedfp: CUDA code is compiled (${CMAKE_CUDA_COMPILER}, sm_90a)")
+else()
+  message(STATUS "nestedfp: CPU only (no nvcc, or NFP_CUDA=OFF)")
+endif()

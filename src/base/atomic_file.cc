@@ -1,0 +1,82 @@
+#include "base/atomic_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace nfp {
+namespace {
+
+Error write_error(const std::string& path, int code) {
+  return error(ErrorCode::kIo, "{}: cannot be written: {}", path, std::strerror(code));
+}
+
+}  // namespace
+
+Result<AtomicFile> AtomicFile::create(const std::string& path) {
+  AtomicFile file;
+  file.path_ = path;
+  file.temporary_ = fmt::format("{}.tmp-{}", path, ::getpid());
+  file.fd_ = ::open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file.fd_ < 0) {
+    const int code = errno;
+    file.temporary_.clear();
+    return write_error(path, code);
+  }
+  return file;
+}
+
+AtomicFile::~AtomicFile() { discard(); }
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
+  if (this != &other) {
+    discard();
+    path_ = std::move(other.path_);
+    temporary_ = std::exchange(other.temporary_, {});
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+void AtomicFile::discard() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  fd_ = -1;
+  temporary_.clear();
+}
+
+Status AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(fd_, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return write_error(path_, errno);
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+  return ok_status();
+}
+
+Status AtomicFile::commit() {
+  if (::fsync(fd_) != 0) return write_error(path_, errno);
+  const int closed = ::close(std::exchange(fd_, -1));
+  if (closed != 0) return write_error(path_, errno);
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return write_error(path_, errno);
+  temporary_.clear();
+  return ok_status();
+}
+
+Status write_file(const std::string& path, std::string_view text) {
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
+  NFP_RETURN_IF_ERROR(file.write(text));
+  return file.commit();
+}
+
+}  // namespace nfp

@@ -1,0 +1,39 @@
+// Writes a file under a temporary name beside its place and renames it when it is complete, so that nobody ever sees
+// a half-written one. An object that goes away without commit() removes the temporary.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace nfp {
+
+class AtomicFile {
+ public:
+  static Result<AtomicFile> create(const std::string& path);
+  ~AtomicFile();
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&& other) noexcept;
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  // Errors name the path and the reason (a full disk: "No space left on device").
+  Status write(std::span<const std::byte> bytes);
+  Status write(std::string_view text) { return write(std::as_bytes(std::span(text))); }
+  // Flushes to the disk and renames. Call once, last.
+  Status commit();
+
+ private:
+  AtomicFile() = default;
+  void discard();
+  std::string path_;
+  std::string temporary_;
+  int fd_ = -1;
+};
+
+Status write_file(const std::string& path, std::string_view text);
+
+}  // namespace nfp

@@ -1,0 +1,69 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/atomic_file.h"
+#include "base/mapped_file.h"
+
+namespace nfp {
+namespace {
+
+class Files : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char pattern[] = "/tmp/nfp-files-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern), nullptr);
+    dir_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  size_t entries() const {
+    size_t count = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir_)) ++count;
+    return count;
+  }
+  std::string dir_;
+};
+
+TEST_F(Files, WrittenIsRead) {
+  const std::string path = dir_ + "/a";
+  ASSERT_TRUE(write_file(path, "hello").ok());
+  auto mapped = MappedFile::open(path);
+  ASSERT_TRUE(mapped.ok());
+  EXPECT_EQ(mapped->bytes().size(), 5u);
+  EXPECT_EQ(read_text_file(path).value(), "hello");
+  EXPECT_FALSE(read_text_file(path, 4).ok());
+}
+
+TEST_F(Files, UncommittedLeavesNothing) {
+  {
+    auto file = AtomicFile::create(dir_ + "/b");
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE(file->write("half").ok());
+    EXPECT_EQ(entries(), 1u);
+  }
+  EXPECT_EQ(entries(), 0u);
+}
+
+TEST_F(Files, ErrorsNameThePath) {
+  auto missing = MappedFile::open(dir_ + "/none");
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_NE(missing.error().message.find(dir_ + "/none"), std::string::npos);
+  EXPECT_FALSE(MappedFile::open(dir_).ok());
+  EXPECT_FALSE(AtomicFile::create(dir_ + "/no/such/dir").ok());
+}
+
+TEST_F(Files, AFullDiskIsAnError) {
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full on this machine";
+  std::filesystem::create_symlink("/dev/full", dir_ + "/c.tmp-" + std::to_string(getpid()));
+  auto file = AtomicFile::create(dir_ + "/c");
+  ASSERT_TRUE(file.ok());
+  Status status = file->write("x");
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("No space left"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nfp

@@ -1,0 +1,125 @@
+#include "base/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace nfp {
+namespace {
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Spins for about 50 us (a step's gap between two kernels is shorter), then sleeps in the kernel.
+constexpr int kSpins = 2000;
+
+template <typename T>
+void wait_while_equal(const std::atomic<T>& value, T old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    cpu_relax();
+  }
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+std::vector<int> usable_cpu_list() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    }
+  }
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+void pin_to(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refusal costs speed, nothing else
+}
+
+}  // namespace
+
+Range partition(int64_t count, int part, int parts, int64_t align) {
+  const int64_t units = (count + align - 1) / align;
+  const int64_t base = units / parts;
+  const int64_t extra = units % parts;
+  const int64_t first = part * base + std::min<int64_t>(part, extra);
+  const int64_t last = first + base + (part < extra ? 1 : 0);
+  return {std::min(first * align, count), std::min(last * align, count)};
+}
+
+int ThreadPool::usable_cpus() { return static_cast<int>(usable_cpu_list().size()); }
+
+ThreadPool::ThreadPool(int threads, bool pin) : threads_(std::max(1, threads)) {
+  const std::vector<int> cpus = usable_cpu_list();
+  workers_.reserve(static_cast<size_t>(threads_ - 1));
+  for (int i = 1; i < threads_; ++i) {
+    const int cpu = pin ? cpus[static_cast<size_t>(i) % cpus.size()] : -1;
+    workers_.emplace_back([this, i, cpu] {
+      if (cpu >= 0) pin_to(cpu);
+      worker(i);
+    });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true, std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_release);
+  generation_.notify_all();
+  for (std::thread& thread : workers_) thread.join();
+}
+
+void ThreadPool::run_erased(Function function, void* context) {
+  if (threads_ == 1) {
+    function(context, 0);
+    return;
+  }
+  function_ = function;
+  context_ = context;
+  running_.store(threads_ - 1, std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_release);
+  generation_.notify_all();
+  function(context, 0);
+  for (int32_t left = running_.load(std::memory_order_acquire); left != 0;
+       left = running_.load(std::memory_order_acquire)) {
+    wait_while_equal(running_, left);
+  }
+}
+
+void ThreadPool::worker(int thread) {
+  uint32_t seen = 0;
+  while (true) {
+    wait_while_equal(generation_, seen);
+    ++seen;
+    if (stop_.load(std::memory_order_relaxed)) return;
+    function_(context_, thread);
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+  }
+}
+
+void ThreadPool::barrier() {
+  if (threads_ == 1) return;
+  const uint32_t generation = barrier_generation_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
+    arrived_.store(0, std::memory_order_relaxed);
+    barrier_generation_.fetch_add(1, std::memory_order_release);
+    barrier_generation_.notify_all();
+  } else {
+    wait_while_equal(barrier_generation_, generation);
+  }
+}
+
+}  // namespace nfp

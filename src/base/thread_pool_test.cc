@@ -1,0 +1,55 @@
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace nfp {
+namespace {
+
+TEST(Partition, CoversEverythingOnceInOrder) {
+  for (int64_t count : {0, 1, 7, 16, 33, 100, 4096}) {
+    for (int parts : {1, 2, 3, 8, 64}) {
+      for (int64_t align : {1, 4, 16}) {
+        int64_t next = 0;
+        for (int part = 0; part < parts; ++part) {
+          const Range range = partition(count, part, parts, align);
+          EXPECT_EQ(range.begin, next);
+          EXPECT_GE(range.end, range.begin);
+          EXPECT_TRUE(range.end == count || range.end % align == 0);
+          next = range.end;
+        }
+        EXPECT_EQ(next, count);
+      }
+    }
+  }
+}
+
+TEST(ThreadPool, EveryThreadRunsOnceEachTime) {
+  for (int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    std::vector<int> count(static_cast<size_t>(threads), 0);
+    for (int i = 0; i < 1000; ++i) pool.run([&](int thread) { ++count[static_cast<size_t>(thread)]; });
+    for (int c : count) EXPECT_EQ(c, 1000);
+  }
+}
+
+TEST(ThreadPool, BarrierSeparatesPhases) {
+  ThreadPool pool(3);
+  std::vector<int> value(3, 0);
+  bool good = true;
+  pool.run([&](int thread) {
+    for (int phase = 1; phase <= 500; ++phase) {
+      value[static_cast<size_t>(thread)] = phase;
+      pool.barrier();
+      if (thread == 0) {
+        for (int v : value) good = good && v == phase;
+      }
+      pool.barrier();
+    }
+  });
+  EXPECT_TRUE(good);
+}
+
+}  // namespace
+}  // namespace nfp

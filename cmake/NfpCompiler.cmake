@@ -7,7 +7,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False positives of GCC 12's and 13's middle end on std::optional, std::variant and std::string at -O2.
   target_compile_options(nfp_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds
-      -Wno-dangling-reference -Wno-unknown-warning-option>)
+      >)
 endif()
 # No contraction of a*b+c behind our back: results must be the same on every path (see docs/architecture.md).
 target_compile_options(nfp_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)

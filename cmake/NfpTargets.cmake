@@ -23,6 +23,9 @@ function(nfp_test name)
   target_link_libraries(${name} PRIVATE nfp_options ${ARG_DEPS} GTest::gtest GTest::gtest_main nfp::rapidcheck)
   target_compile_definitions(${name} PRIVATE
     NFP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" NFP_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900
     SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
 endfunction()

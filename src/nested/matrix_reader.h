@@ -1,6 +1,6 @@
-// How a weight matrix reaches a backend: read row by row, by several threads at once, in the form in which it is stored.
-// Readers of checkpoints implement it; Backend::make_linear consumes it. Nothing is held twice: a backend asks for a
-// few rows, writes them into its own layout and asks for the next.
+// How a weight matrix reaches a backend: read row by row, by several threads at once, in the form in which it is
+// stored. Readers of checkpoints implement it; Backend::make_linear consumes it. Nothing is held twice: a backend asks
+// for a few rows, writes them into its own layout and asks for the next.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 namespace nfp {
 
 enum class Storage : uint8_t {
-  kNested,    // two byte planes and a power-of-two exponent a row (docs/format.md)
-  kDenseF16,  // plain FP16, for a matrix that cannot be nested
+  kNested,      // two byte planes and a power-of-two exponent a row (docs/format.md)
+  kDenseF16,    // plain FP16, for a matrix that cannot be nested
+  kFp8Channel,  // E4M3 and one FP32 scale a row: the usual per-channel FP8, an evaluation baseline; no FP16 form
 };
 
 // A logical [rows, cols] FP16 matrix, row-major, rows = output features (n), cols = input features (k). Both read
@@ -27,15 +28,21 @@ class MatrixReader {
   // For messages: the tensor's name, with the file where that helps.
   virtual const std::string& name() const = 0;
 
-  // out: [count, cols] FP16 bits.
+  // Not for kFp8Channel. out: [count, cols] FP16 bits.
   virtual Status read_fp16(int64_t first, int64_t count, uint16_t* out) const = 0;
 
   // Only for kNested. upper: [count, cols] E4M3 of w * 2^(8-e); lower: [count, cols] low bytes of the FP16 of w * 2^-e
   // (unbiased); exponent: [count] the row's e.
   virtual Status read_nested(int64_t first, int64_t count, uint8_t* upper, uint8_t* lower, int8_t* exponent) const = 0;
 
-  // Whether every weight whose lower byte has its top bit set has upper rounded to nearest (docs/format.md): a backend may then
-  // use the biased-lower join. True for uncalibrated matrices.
+  // Only for kFp8Channel. codes: [count, cols] E4M3; scale: [count]; the weight is code * scale.
+  virtual Status read_fp8_channel(int64_t first, int64_t count, uint8_t* codes, float* scale) const {
+    (void)first, (void)count, (void)codes, (void)scale;
+    return nfp::error(ErrorCode::kUnsupported, "{}: has no per-channel FP8 form", name());
+  }
+
+  // Whether every weight whose lower byte has its top bit set has upper rounded to nearest (docs/format.md): a backend
+  // may then use the biased-lower join. True for uncalibrated matrices.
   virtual bool uppers_restricted() const { return true; }
 };
 

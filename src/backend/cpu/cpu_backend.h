@@ -1,0 +1,22 @@
+// The CPU backend: scalar, AVX2 and AVX-512 kernels behind one choice made at start.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "base/result.h"
+
+namespace nfp {
+
+struct CpuOptions {
+  int threads = 0;   // 0 = as many as this process may use
+  bool pin = false;  // bind threads to CPUs
+  // "scalar", "avx2", "avx512" or "" for the best this machine has; the environment variable NESTEDFP_CPU overrides it.
+  // Asking for one that the machine lacks is an error.
+  std::string kernels;
+};
+
+Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options);
+
+}  // namespace nfp

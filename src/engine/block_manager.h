@@ -1,0 +1,84 @@
+// Hands out KV blocks and remembers what full ones hold, so that equal prefixes are computed once. Pure bookkeeping: no
+// tensor, no device. Block ids index the backend's KvCache.
+//
+// A block that is full is published under a key of all tokens up to its end. It stays findable after its last owner
+// freed it, until its place is needed (least recently freed first). Keys and values written by an FP8 step differ from
+// exact ones, so a published block carries whether everything up to its end was computed in FP16, and exact requests
+// match only such blocks.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace nfp {
+
+// Identifies a run of tokens from the start of a sequence to a block's end.
+struct PrefixKey {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  friend bool operator==(const PrefixKey&, const PrefixKey&) = default;
+};
+
+// Key of `tokens` (one block) after `parent` (default: the start of a sequence).
+PrefixKey extend(const PrefixKey& parent, std::span<const int32_t> tokens);
+
+struct PrefixMatch {
+  std::vector<int32_t> blocks;  // each acquired for the caller
+  std::vector<bool> exact;      // of each block
+};
+
+class BlockManager {
+ public:
+  BlockManager(int32_t blocks, int32_t block_size, bool prefix_caching);
+
+  int32_t block_size() const { return block_size_; }
+  int32_t total() const { return static_cast<int32_t>(blocks_.size()); }
+  // Blocks that allocate() can give: never used ones and cached ones that nobody owns.
+  int32_t available() const { return available_; }
+  int32_t in_use() const { return total() - available_; }
+  bool caching() const { return caching_; }
+
+  // A block of unspecified contents with one owner, or nothing when all are owned.
+  std::optional<int32_t> allocate();
+  // One owner less.
+  void release(int32_t block);
+
+  // The longest published prefix of `tokens` in whole blocks, at most `max_tokens` long; its blocks get one owner more.
+  PrefixMatch match(std::span<const int32_t> tokens, int64_t max_tokens, bool exact_only);
+  // Makes an owned, full block findable. `tokens` are the block's own; `exact` as above. Where an equal block is
+  // published already, that one stays (unless this one is exact and that one is not).
+  void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact);
+  // Forgets all published blocks that nobody owns, and the names of the others.
+  void clear_cache();
+
+ private:
+  struct Block {
+    int32_t owners = 0;
+    bool published = false;
+    bool exact = false;
+    PrefixKey key;
+    std::vector<int32_t> tokens;  // guards against a key collision
+    std::list<int32_t>::iterator free_place;
+  };
+  struct KeyHash {
+    size_t operator()(const PrefixKey& key) const { return static_cast<size_t>(key.low); }
+  };
+
+  void acquire(int32_t block);
+  void unpublish(int32_t block);
+  const Block& at(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
+  Block& at(int32_t block) { return blocks_[static_cast<size_t>(block)]; }
+
+  const int32_t block_size_;
+  const bool caching_;
+  int32_t available_ = 0;
+  std::vector<Block> blocks_;
+  std::list<int32_t> free_;  // front is reused first: unpublished ones, then the longest unused
+  std::unordered_map<PrefixKey, int32_t, KeyHash> published_;
+};
+
+}  // namespace nfp

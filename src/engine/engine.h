@@ -1,0 +1,148 @@
+// The engine: requests join and leave at every step (continuous batching), each step in the precision that the policy
+// chooses.
+//
+// Engine is single-threaded: whoever owns it calls step() until idle(). EngineThread (engine_thread.h) runs one on a
+// thread of its own behind bounded queues, for servers.
+//
+//   Engine engine(options, runner, tokenizer, policy);
+//   engine.submit(std::move(request));
+//   while (!engine.idle()) for (RequestOutput& out : engine.step().value()) ...
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/block_manager.h"
+#include "engine/policy.h"
+#include "engine/request.h"
+#include "engine/scheduler.h"
+#include "engine/step_runner.h"
+#include "text/tokenizer.h"
+
+namespace nfp {
+
+using EngineClock = std::chrono::steady_clock;
+
+struct EngineOptions {
+  SchedulerLimits limits;
+  int32_t kv_blocks = 0;
+  int32_t block_size = 16;
+  bool prefix_caching = true;
+  Precision fp8 = Precision::kFp8;  // which FP8 arithmetic kFast requests get
+  std::vector<int32_t> eos_ids;     // end of generation, from the model's files
+};
+
+// What one step did.
+struct StepRecord {
+  uint64_t index = 0;
+  Precision precision = Precision::kFp16;
+  bool switched = false;  // precision differs from the step before
+  int32_t tokens = 0;
+  int32_t prefill_tokens = 0;
+  int32_t sequences = 0;
+  int32_t waiting = 0;
+  int32_t preempted = 0;
+  double kv_use = 0;  // after the step
+  EngineClock::time_point start;
+  double seconds = 0;
+};
+
+// What one request went through. Times in seconds; zero where it did not get that far.
+struct RequestRecord {
+  std::string id;
+  FinishReason finish = FinishReason::kStop;
+  Usage usage;
+  int32_t max_tokens = 0;  // as asked (or the room there was)
+  double queue_s = 0;      // arrival to first being scheduled
+  double prefill_s = 0;    // first scheduled to first token
+  double decode_s = 0;     // first token to last token
+  double ttft_s = 0;       // arrival to first token
+  double e2e_s = 0;        // arrival to end
+  int32_t preemptions = 0;
+};
+
+// Told of what happens, on the engine's thread; must return quickly and not call the engine.
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+  virtual void on_step(const StepRecord&) {}
+  virtual void on_token_gap(double seconds) { (void)seconds; }    // inter-token latency of one request
+  virtual void on_first_token(double seconds) { (void)seconds; }  // TTFT of one request
+  virtual void on_finished(const RequestRecord&) {}
+};
+
+struct EngineStats {
+  int32_t running = 0;
+  int32_t waiting = 0;
+  int32_t kv_blocks = 0;
+  int32_t kv_blocks_used = 0;
+  int32_t block_size = 0;
+  uint64_t steps = 0;
+  uint64_t steps_by_precision[kPrecisionCount] = {};
+  uint64_t tokens_by_precision[kPrecisionCount] = {};
+  uint64_t precision_switches = 0;
+  uint64_t preemptions = 0;
+  uint64_t prefix_queries = 0;  // tokens
+  uint64_t prefix_hits = 0;     // tokens
+};
+
+class Engine {
+ public:
+  // `tokenizer` may be null: outputs then carry tokens without text and stop strings are refused.
+  Engine(EngineOptions options, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
+         std::unique_ptr<PrecisionPolicy> policy);
+  ~Engine();
+
+  // kInvalidInput: a bad parameter, an empty or too long prompt, a token id out of range, an id already in flight.
+  // kResource: the queue is full. The request is not taken in either case.
+  Status submit(Request request);
+  // Ends a request; its last output (kCancelled) comes with the next step(). False when there is none of that id.
+  bool cancel(const std::string& id);
+
+  bool idle() const;
+  // Runs one step and returns what it gave. An error means that the backend failed: all requests have ended (kError).
+  Result<std::vector<RequestOutput>> step();
+
+  // Between steps.
+  void set_policy(std::unique_ptr<PrecisionPolicy> policy);
+  void set_observer(EngineObserver* observer) { observer_ = observer; }  // null = none
+  void clear_prefix_cache() { blocks_.clear_cache(); }
+  EngineStats stats() const;
+  int32_t max_context() const;  // tokens a sequence may have: the model's context or all KV blocks, whichever is less
+  const EngineOptions& options() const { return options_; }
+  const PrecisionPolicy& policy() const { return *policy_; }
+
+ private:
+  struct Stream;  // the output side of a sequence: detokenizer, stop filter, times
+  struct Entry;
+
+  Precision choose_precision(StepPlan& plan);
+  void after_token(Entry& entry, OutputToken token, std::vector<RequestOutput>& outputs);
+  void finish(Entry& entry, FinishReason reason, RequestOutput& output);
+  Status start_sequences(const StepPlan& plan);
+
+  EngineOptions options_;
+  StepRunner* runner_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::unique_ptr<PrecisionPolicy> policy_;
+  EngineObserver* observer_ = nullptr;
+  BlockManager blocks_;
+  Scheduler scheduler_;
+  std::unordered_map<std::string, std::unique_ptr<Entry>> entries_;
+  std::unordered_map<const Sequence*, Entry*> by_sequence_;
+  std::vector<RequestOutput> ended_;  // outputs of requests that ended between steps
+  std::vector<int32_t> free_slots_;   // of the runner's token history
+  uint64_t next_serial_ = 0;
+  bool exact_turn_ = false;  // when the policy wants FP8: whose turn it is
+  double recent_tpot_s_ = 0;
+  double recent_ttft_s_ = 0;
+  EngineStats totals_;
+  Precision last_precision_ = Precision::kFp16;
+};
+
+}  // namespace nfp

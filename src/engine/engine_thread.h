@@ -1,0 +1,69 @@
+// An Engine on a thread of its own, for servers: requests and cancellations go in through bounded queues, outputs come
+// back through a callback for each request.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace nfp {
+
+// Called on the engine's thread for every output of one request, in order; the last one has `finish`. Must not block.
+using OutputSink = std::function<void(RequestOutput&&)>;
+
+class EngineThread {
+ public:
+  // `max_queue` bounds the requests submitted and not yet admitted to a step.
+  EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue);
+  // Cancels what is left, and joins.
+  ~EngineThread();
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+
+  // From any thread. kResource at once when the queue is full; other errors of Engine::submit come as an output with
+  // kError, since they are found on the engine's thread.
+  Status submit(Request request, OutputSink sink);
+  void cancel(std::string id);
+
+  // From any thread.
+  EngineStats stats() const;
+  int32_t queued() const { return queued_.load(std::memory_order_relaxed); }
+  // Since the engine last finished a step or was idle; for health checks.
+  double seconds_since_progress() const;
+  // Runs `fn` on the engine's thread between two steps and waits for it.
+  void between_steps(const std::function<void(Engine&)>& fn);
+
+ private:
+  struct Incoming {
+    Request request;
+    OutputSink sink;
+  };
+  void loop();
+  void deliver(std::vector<RequestOutput>& outputs);
+
+  std::unique_ptr<Engine> engine_;
+  const int32_t max_queue_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Incoming> incoming_;
+  std::vector<std::string> cancellations_;
+  std::vector<std::function<void()>> tasks_;
+  bool stop_ = false;
+  EngineStats stats_;  // a copy after each step, under mutex_
+  std::atomic<int32_t> queued_{0};
+  std::atomic<int64_t> progress_ns_{0};
+  std::unordered_map<std::string, OutputSink> sinks_;  // engine thread only
+  std::thread thread_;
+};
+
+}  // namespace nfp

@@ -1,0 +1,113 @@
+// What a caller asks of the engine and what it gets back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "nested/precision.h"
+
+namespace nfp {
+
+struct SamplingParams {
+  float temperature = 1.0f;         // 0 = greedy
+  int32_t top_k = 0;                // 0 = off
+  float top_p = 1.0f;               // (0, 1]
+  float min_p = 0.0f;               // [0, 1]
+  float repetition_penalty = 1.0f;  // > 0; prompt and output tokens
+  float presence_penalty = 0.0f;    // [-2, 2]; output tokens
+  float frequency_penalty = 0.0f;   // [-2, 2]; output tokens
+  std::optional<uint64_t> seed;     // absent = drawn by the engine
+  std::vector<std::pair<int32_t, float>> logit_bias;
+
+  std::optional<int32_t> max_tokens;  // absent = until the context is full
+  int32_t min_tokens = 0;             // end-of-generation and stop ids are forbidden before
+  std::vector<std::string> stop;      // generation ends before the first of these appears in the text
+  std::vector<int32_t> stop_token_ids;
+  bool include_stop = false;  // leave the stop string (or stop token's text) in the output
+  bool ignore_eos = false;
+
+  bool logprobs = false;                   // report each token's log-probability
+  int32_t top_logprobs = 0;                // and this many likeliest alternatives
+  std::optional<int32_t> prompt_logprobs;  // the same for the prompt: absent = no, 0 = the prompt's own tokens only
+};
+
+// Ranges of every field; the message names the field. `vocab` bounds token ids.
+Status validate(const SamplingParams& params, int32_t vocab);
+
+// What a request allows its steps to be computed in.
+enum class PrecisionClass : uint8_t {
+  kAuto,   // as the policy decides
+  kExact,  // FP16 steps only, and no cached prefix that an FP8 step had a part in
+  kFast,   // FP8 whenever no other request of the step asks for more
+};
+
+// Restricts which tokens may come next (a grammar). Used by the engine's thread only.
+class TokenConstraint {
+ public:
+  virtual ~TokenConstraint() = default;
+  // Writes the allowed tokens: bit v % 32 of mask[v / 32]. False = everything is allowed now (mask untouched).
+  virtual bool fill(std::span<uint32_t> mask) = 0;
+  // Takes the token that was chosen. False = it was not allowed (the request ends with an error).
+  virtual bool accept(int32_t token) = 0;
+};
+
+struct Request {
+  std::string id;               // chosen by the caller, unique among the requests in flight
+  std::vector<int32_t> prompt;  // at least one token
+  SamplingParams sampling;
+  PrecisionClass precision = PrecisionClass::kAuto;
+  bool skip_special_tokens = true;  // in the text
+  std::unique_ptr<TokenConstraint> constraint;
+};
+
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;  // natural logarithm, of the raw logits
+};
+
+struct OutputToken {
+  int32_t token = 0;
+  Precision precision = Precision::kFp16;  // of the step that computed it
+  float logprob = 0;                       // if asked for
+  int32_t rank = 0;                        // 1 = likeliest, if asked for
+  std::vector<TokenLogprob> top;           // likeliest first, if asked for
+};
+
+// Tokens by the precision of the step that computed them (for prompt tokens: their keys and values).
+struct PrecisionCounts {
+  int32_t fp16 = 0;
+  int32_t fp8 = 0;
+  void add(Precision precision, int32_t tokens) { (is_exact(precision) ? fp16 : fp8) += tokens; }
+};
+
+struct Usage {
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;  // of the prompt, taken from the prefix cache
+  int32_t completion_tokens = 0;
+  PrecisionCounts prompt;  // cached tokens count as they were computed
+  PrecisionCounts completion;
+};
+
+// One piece of an answer. Pieces of a request come in order; the last one has `finish`.
+struct RequestOutput {
+  std::string id;
+  std::string text;                 // new text, whole UTF-8 sequences, stop strings removed
+  std::vector<OutputToken> tokens;  // new tokens; their text may come in a later piece
+  // With the first piece, if asked for: [i] is prompt token i given those before it; entry 0 has no probability.
+  std::vector<OutputToken> prompt_logprobs;
+  std::optional<FinishReason> finish;
+  std::optional<int32_t> stop_token;       // which end-of-generation or stop id ended it
+  std::optional<std::string> stop_string;  // which stop string ended it
+  std::string error;                       // for kError
+  Usage usage;                             // so far
+};
+
+}  // namespace nfp

@@ -1,0 +1,83 @@
+// Decides which tokens of which sequences the next step computes. Pure: it moves sequences between two lists and blocks
+// between owners; it knows no tensor and no clock.
+//
+// A sequence is scheduled by its missing keys and values: prompt chunks, recomputed tokens after preemption and decode
+// steps are all "the next tokens up to the end, as far as the budget reaches". Running sequences come first in order of
+// arrival, then waiting ones are admitted while budget, places and blocks last. When blocks run out, the youngest
+// running sequence gives its blocks back and waits again (preemption by recomputation).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/block_manager.h"
+#include "engine/sequence.h"
+
+namespace nfp {
+
+struct SchedulerLimits {
+  int32_t max_sequences = 64;      // running at once
+  int32_t max_step_tokens = 2048;  // tokens a step, all sequences together (chunked prefill cuts longer prompts)
+  int32_t max_queue = 1024;        // waiting requests
+};
+
+struct ScheduledSequence {
+  Sequence* sequence = nullptr;
+  int32_t first = 0;     // == sequence->computed
+  int32_t count = 0;     // tokens first .. first+count-1 are computed
+  bool samples = false;  // the chunk reaches the end: a token is sampled
+};
+
+struct StepPlan {
+  std::vector<ScheduledSequence> items;
+  int32_t tokens = 0;
+  int32_t prefill_tokens = 0;
+  std::vector<Sequence*> preempted;  // in this call; they wait again
+  std::vector<Sequence*> admitted;   // in this call
+};
+
+class Scheduler {
+ public:
+  Scheduler(SchedulerLimits limits, BlockManager* blocks) : limits_(limits), blocks_(blocks) {}
+
+  // False when the queue is full (the sequence is left untouched).
+  bool enqueue(std::unique_ptr<Sequence>& sequence);
+  // Plans one step. Blocks for all its tokens are allocated on return.
+  StepPlan schedule();
+  // Tells that an item of a plan was computed: advances `computed` and publishes blocks that became full.
+  void computed(const ScheduledSequence& item, bool exact);
+  // Takes the sequence out of whichever list it is in and gives its blocks back.
+  std::unique_ptr<Sequence> remove(Sequence* sequence);
+
+  int32_t running() const { return static_cast<int32_t>(running_.size()); }
+  int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
+  const SchedulerLimits& limits() const { return limits_; }
+  uint64_t preemptions() const { return preemptions_; }
+  uint64_t prefix_queries() const { return prefix_queries_; }  // prompt tokens looked up
+  uint64_t prefix_hits() const { return prefix_hits_; }        // and found
+
+  template <typename F>
+  void for_each(F&& fn) {
+    for (auto& sequence : running_) fn(*sequence);
+    for (auto& sequence : waiting_) fn(*sequence);
+  }
+
+ private:
+  bool grow(Sequence& sequence, int32_t tokens);  // blocks for `tokens` tokens in all
+  void give_back(Sequence& sequence);
+  void preempt(size_t index, StepPlan& plan);
+  void reuse_prefix(Sequence& sequence);
+
+  SchedulerLimits limits_;
+  BlockManager* blocks_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // in order of arrival
+  uint64_t preemptions_ = 0;
+  uint64_t prefix_queries_ = 0;
+  uint64_t prefix_hits_ = 0;
+};
+
+}  // namespace nfp

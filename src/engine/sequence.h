@@ -1,0 +1,31 @@
+// One request inside the engine: its tokens, how many of them are in the KV cache, and which blocks hold them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/block_manager.h"
+#include "engine/request.h"
+
+namespace nfp {
+
+struct Sequence {
+  uint64_t serial = 0;  // order of arrival; a smaller one has priority
+  Request request;
+  std::vector<int32_t> tokens;  // prompt, then output
+  int32_t computed = 0;         // tokens whose keys and values are in the cache
+  std::vector<int32_t> blocks;  // block table: token t is in block t / block_size
+  // Everything computed so far, reused blocks included, came from FP16 steps.
+  bool exact = true;
+  std::vector<PrefixKey> keys;  // of the published (or publishable) full blocks
+  int32_t history_slot = -1;    // place in the backend's TokenHistory while running
+  uint64_t seed = 0;
+  uint64_t last_scheduled_step = 0;
+
+  int32_t prompt_size() const { return static_cast<int32_t>(request.prompt.size()); }
+  int32_t size() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t output_size() const { return size() - prompt_size(); }
+  bool wants_exact() const { return request.precision == PrecisionClass::kExact; }
+};
+
+}  // namespace nfp

@@ -6,12 +6,13 @@
 //
 //   Engine engine(options, runner, tokenizer, policy);
 //   engine.submit(std::move(request));
-//   while (!engine.idle()) for (RequestOutput& out : engine.step().value()) ...
+//   while (!engine.idle()) for (RequestOutput& out : engine.step()) ...
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -105,8 +106,8 @@ class Engine {
   bool cancel(const std::string& id);
 
   bool idle() const;
-  // Runs one step and returns what it gave. An error means that the backend failed: all requests have ended (kError).
-  Result<std::vector<RequestOutput>> step();
+  // Runs one step and returns what it gave. Where the backend failed, the requests of the step end with kError.
+  std::vector<RequestOutput> step();
 
   // Between steps.
   void set_policy(std::unique_ptr<PrecisionPolicy> policy);
@@ -118,13 +119,17 @@ class Engine {
   const PrecisionPolicy& policy() const { return *policy_; }
 
  private:
-  struct Stream;  // the output side of a sequence: detokenizer, stop filter, times
-  struct Entry;
+  struct Entry;  // a request in flight: its sequence and its output side
 
   Precision choose_precision(StepPlan& plan);
-  void after_token(Entry& entry, OutputToken token, std::vector<RequestOutput>& outputs);
-  void finish(Entry& entry, FinishReason reason, RequestOutput& output);
   Status start_sequences(const StepPlan& plan);
+  void account(Entry& entry, const ScheduledSequence& item, Precision precision);
+  void take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, std::vector<OutputToken>&& logprobs);
+  // Appends a sampled token; the request may end by it.
+  void take_token(Entry& entry, OutputToken token, RequestOutput& output);
+  void end(Entry& entry, FinishReason reason, RequestOutput& output);
+  void remove(const std::string& id);
+  void free_slot(Sequence& sequence);
 
   EngineOptions options_;
   StepRunner* runner_;
@@ -138,11 +143,11 @@ class Engine {
   std::vector<RequestOutput> ended_;  // outputs of requests that ended between steps
   std::vector<int32_t> free_slots_;   // of the runner's token history
   uint64_t next_serial_ = 0;
-  bool exact_turn_ = false;  // when the policy wants FP8: whose turn it is
+  bool exact_turn_ = true;  // when the policy wants FP8 and both kinds are there: whose turn it is
   double recent_tpot_s_ = 0;
   double recent_ttft_s_ = 0;
   EngineStats totals_;
-  Precision last_precision_ = Precision::kFp16;
+  std::optional<Precision> last_precision_;
 };
 
 }  // namespace nfp

@@ -29,6 +29,8 @@ class PrecisionPolicy {
   virtual ~PrecisionPolicy() = default;
   virtual std::string name() const = 0;  // as parse_policy takes it
   virtual Precision choose(const StepLoad& load) = 0;
+  // The operator fixed one precision: requests that merely prefer FP8 do not get it.
+  virtual bool fixed() const { return false; }
 };
 
 // "fp16", "fp8", "fp8-w8a8": always that.

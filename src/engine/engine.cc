@@ -1,0 +1,368 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "text/detokenizer.h"
+
+namespace nfp {
+namespace {
+
+double seconds_between(EngineClock::time_point from, EngineClock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// Exponential mean over about 20 events: fast enough for a policy to see a surge, slow enough to ignore one slow step.
+void update_recent(double& mean, double value) { mean = mean == 0 ? value : mean + 0.05 * (value - mean); }
+
+uint64_t random_seed() {
+  thread_local std::mt19937_64 source(std::random_device{}());
+  return source();
+}
+
+}  // namespace
+
+struct Engine::Entry {
+  Sequence* sequence = nullptr;
+  Usage usage;
+  int32_t prompt_counted = 0;   // prompt tokens already in usage.prompt
+  int32_t prompt_reported = 0;  // prompt logprobs already collected
+  std::vector<OutputToken> prompt_logprobs;
+  std::optional<StreamingDetokenizer> detokenizer;
+  std::optional<StopFilter> stop_filter;
+  int32_t max_tokens = 0;
+  int32_t preemptions = 0;
+  EngineClock::time_point arrival;
+  std::optional<EngineClock::time_point> scheduled, first_token, last_token;
+};
+
+Engine::Engine(EngineOptions options, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
+               std::unique_ptr<PrecisionPolicy> policy)
+    : options_(std::move(options)),
+      runner_(runner),
+      tokenizer_(std::move(tokenizer)),
+      policy_(std::move(policy)),
+      blocks_(options_.kv_blocks, options_.block_size, options_.prefix_caching),
+      scheduler_(options_.limits, &blocks_) {
+  for (int32_t slot = options_.limits.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+}
+
+Engine::~Engine() = default;
+
+int32_t Engine::max_context() const {
+  const int64_t cache = int64_t{options_.kv_blocks} * options_.block_size;
+  return static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache));
+}
+
+bool Engine::idle() const { return entries_.empty() && ended_.empty(); }
+
+void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std::move(policy); }
+
+Status Engine::submit(Request request) {
+  const int32_t vocab = runner_->vocab();
+  NFP_RETURN_IF_ERROR(validate(request.sampling, vocab));
+  if (request.prompt.empty())
+    return error(ErrorCode::kInvalidInput, "the prompt is empty; it needs at least one token");
+  for (int32_t token : request.prompt) {
+    if (token < 0 || token >= vocab) {
+      return error(ErrorCode::kInvalidInput, "prompt: token id {} is not in the vocabulary (0 to {})", token,
+                   vocab - 1);
+    }
+  }
+  const int32_t room = max_context() - static_cast<int32_t>(std::min<size_t>(request.prompt.size(), INT32_MAX));
+  if (room < 1) {
+    return error(
+        ErrorCode::kInvalidInput,
+        "the prompt has {} tokens and the context holds {}, of which at least one must be left for the answer; "
+        "shorten the prompt or allow a longer context",
+        request.prompt.size(), max_context());
+  }
+  if (request.sampling.max_tokens && *request.sampling.max_tokens > room) {
+    return error(ErrorCode::kInvalidInput,
+                 "max_tokens is {}, but the prompt's {} tokens leave room for {} in a context of {}",
+                 *request.sampling.max_tokens, request.prompt.size(), room, max_context());
+  }
+  if (!tokenizer_ && !request.sampling.stop.empty()) {
+    return error(ErrorCode::kUnsupported, "stop strings need a tokenizer, and this model was loaded without one");
+  }
+  if (entries_.contains(request.id)) {
+    return error(ErrorCode::kInvalidInput, "request id '{}' is already in flight; choose another", request.id);
+  }
+
+  auto sequence = std::make_unique<Sequence>();
+  sequence->serial = next_serial_++;
+  sequence->tokens = request.prompt;
+  sequence->seed = request.sampling.seed.value_or(random_seed());
+  if (!request.sampling.ignore_eos) sequence->end_ids = options_.eos_ids;
+  const std::vector<int32_t>& stops = request.sampling.stop_token_ids;
+  sequence->end_ids.insert(sequence->end_ids.end(), stops.begin(), stops.end());
+  sequence->request = std::move(request);
+
+  auto entry = std::make_unique<Entry>();
+  const Request& kept = sequence->request;
+  entry->sequence = sequence.get();
+  entry->usage.prompt_tokens = sequence->prompt_size();
+  entry->max_tokens = kept.sampling.max_tokens.value_or(room);
+  entry->arrival = EngineClock::now();
+  if (tokenizer_) {
+    entry->detokenizer.emplace(tokenizer_, kept.skip_special_tokens);
+    entry->stop_filter.emplace(kept.sampling.stop, kept.sampling.include_stop);
+  }
+  const std::string id = kept.id;
+  if (!scheduler_.enqueue(sequence)) {
+    return error(ErrorCode::kResource, "the queue is full ({} requests wait); try again later", scheduler_.waiting());
+  }
+  by_sequence_[entry->sequence] = entry.get();
+  entries_[id] = std::move(entry);
+  return ok_status();
+}
+
+bool Engine::cancel(const std::string& id) {
+  const auto place = entries_.find(id);
+  if (place == entries_.end()) return false;
+  RequestOutput output;
+  output.id = id;
+  end(*place->second, FinishReason::kCancelled, output);
+  ended_.push_back(std::move(output));
+  remove(id);
+  return true;
+}
+
+Precision Engine::choose_precision(StepPlan& plan) {
+  StepLoad load;
+  load.step_tokens = plan.tokens;
+  load.prefill_tokens = plan.prefill_tokens;
+  load.running = static_cast<int32_t>(plan.items.size());
+  load.waiting = scheduler_.waiting();
+  load.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
+  load.recent_tpot_s = recent_tpot_s_;
+  load.recent_ttft_s = recent_ttft_s_;
+  load.step_index = totals_.steps;
+  const Precision wanted = policy_->choose(load);
+
+  const auto is_class = [](PrecisionClass kind) {
+    return [kind](const ScheduledSequence& item) { return item.sequence->request.precision == kind; };
+  };
+  if (is_exact(wanted)) {
+    const bool all_fast = std::all_of(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kFast));
+    return all_fast && !policy_->fixed() ? options_.fp8 : wanted;
+  }
+  const auto exact = std::count_if(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kExact));
+  if (exact == 0) return wanted;
+  if (exact == static_cast<std::ptrdiff_t>(plan.items.size())) return Precision::kFp16;
+  // Both kinds are there: each gets every other step. Those left out keep their blocks and are planned again.
+  const bool exact_now = std::exchange(exact_turn_, !exact_turn_);
+  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
+    if (item.sequence->wants_exact() == exact_now) return false;
+    plan.tokens -= item.count;
+    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
+    return true;
+  });
+  return exact_now ? Precision::kFp16 : wanted;
+}
+
+void Engine::free_slot(Sequence& sequence) {
+  if (sequence.history_slot >= 0) free_slots_.push_back(std::exchange(sequence.history_slot, -1));
+}
+
+Status Engine::start_sequences(const StepPlan& plan) {
+  const auto now = EngineClock::now();
+  for (Sequence* sequence : plan.preempted) {
+    free_slot(*sequence);
+    ++by_sequence_.at(sequence)->preemptions;
+  }
+  for (Sequence* sequence : plan.admitted) {
+    Entry& entry = *by_sequence_.at(sequence);
+    if (!entry.scheduled) {
+      entry.scheduled = now;
+      entry.usage.cached_tokens = sequence->cached;
+      entry.usage.prompt.fp16 = sequence->cached_exact;
+      entry.usage.prompt.fp8 = sequence->cached - sequence->cached_exact;
+      entry.prompt_counted = sequence->cached;
+    }
+    sequence->history_slot = free_slots_.back();
+    free_slots_.pop_back();
+    NFP_RETURN_IF_ERROR(runner_->start(*sequence));
+  }
+  return ok_status();
+}
+
+std::vector<RequestOutput> Engine::step() {
+  std::vector<RequestOutput> outputs = std::exchange(ended_, {});
+  StepRecord record;
+  record.start = EngineClock::now();
+  StepPlan plan = scheduler_.schedule();
+  if (plan.items.empty()) return outputs;
+  Status started = start_sequences(plan);
+  const Precision precision = choose_precision(plan);
+  Result<StepOutput> result = started.ok() ? runner_->run(plan, precision) : Result<StepOutput>(started.error());
+  if (!result.ok()) {
+    for (const ScheduledSequence& item : plan.items) {
+      RequestOutput& output = outputs.emplace_back();
+      output.id = item.sequence->request.id;
+      output.error = result.error().message;
+      output.error_code = result.error().code;
+      end(*by_sequence_.at(item.sequence), FinishReason::kError, output);
+      remove(output.id);
+    }
+    return outputs;
+  }
+
+  record.index = totals_.steps++;
+  record.precision = precision;
+  record.switched = last_precision_ && *last_precision_ != precision;
+  last_precision_ = precision;
+  record.tokens = plan.tokens;
+  record.prefill_tokens = plan.prefill_tokens;
+  record.sequences = static_cast<int32_t>(plan.items.size());
+  record.waiting = scheduler_.waiting();
+  record.preempted = static_cast<int32_t>(plan.preempted.size());
+  totals_.precision_switches += record.switched ? 1 : 0;
+  totals_.steps_by_precision[static_cast<size_t>(precision)] += 1;
+  totals_.tokens_by_precision[static_cast<size_t>(precision)] += static_cast<uint64_t>(plan.tokens);
+
+  size_t next_sample = 0;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const ScheduledSequence item = plan.items[i];
+    Entry& entry = *by_sequence_.at(item.sequence);
+    scheduler_.computed(item, is_exact(precision));
+    account(entry, item, precision);
+    if (!result->prompt_logprobs.empty()) take_prompt_logprobs(entry, item, std::move(result->prompt_logprobs[i]));
+    if (!item.samples) continue;
+    OutputToken token = std::move(result->sampled[next_sample++]);
+    token.precision = precision;
+    RequestOutput& output = outputs.emplace_back();
+    output.id = item.sequence->request.id;
+    take_token(entry, std::move(token), output);
+    if (output.finish) remove(output.id);
+  }
+
+  record.seconds = seconds_between(record.start, EngineClock::now());
+  record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
+  if (observer_ != nullptr) observer_->on_step(record);
+  return outputs;
+}
+
+void Engine::account(Entry& entry, const ScheduledSequence& item, Precision precision) {
+  const int32_t reached = std::min(item.first + item.count, entry.usage.prompt_tokens);
+  if (reached > entry.prompt_counted) {
+    entry.usage.prompt.add(precision, reached - entry.prompt_counted);
+    entry.prompt_counted = reached;
+  }
+}
+
+void Engine::take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, std::vector<OutputToken>&& logprobs) {
+  if (!item.sequence->request.sampling.prompt_logprobs) return;
+  if (entry.prompt_logprobs.empty()) {
+    OutputToken first;  // nothing comes before it
+    first.token = item.sequence->tokens.front();
+    entry.prompt_logprobs.push_back(first);
+  }
+  // logprobs[j] is of token item.first + 1 + j; after a preemption some have been collected before.
+  for (size_t j = 0; j < logprobs.size(); ++j) {
+    const size_t index = static_cast<size_t>(item.first) + 1 + j;
+    if (index == entry.prompt_logprobs.size()) entry.prompt_logprobs.push_back(std::move(logprobs[j]));
+  }
+}
+
+void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) {
+  Sequence& sequence = *entry.sequence;
+  const SamplingParams& sampling = sequence.request.sampling;
+  const auto now = EngineClock::now();
+  if (!entry.first_token) {
+    entry.first_token = now;
+    update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
+    if (observer_ != nullptr) observer_->on_first_token(seconds_between(entry.arrival, now));
+    output.prompt_logprobs = std::move(entry.prompt_logprobs);
+  } else {
+    const double gap = seconds_between(*entry.last_token, now);
+    update_recent(recent_tpot_s_, gap);
+    if (observer_ != nullptr) observer_->on_token_gap(gap);
+  }
+  entry.last_token = now;
+
+  const int32_t id = token.token;
+  sequence.tokens.push_back(id);
+  entry.usage.completion_tokens += 1;
+  entry.usage.completion.add(token.precision, 1);
+  output.tokens.push_back(std::move(token));
+  if (sequence.request.constraint && !sequence.request.constraint->accept(id)) {
+    output.error = fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    end(entry, FinishReason::kError, output);
+    return;
+  }
+
+  const bool ends = std::find(sequence.end_ids.begin(), sequence.end_ids.end(), id) != sequence.end_ids.end();
+  if (entry.detokenizer && (!ends || sampling.include_stop)) {
+    const std::string text = entry.detokenizer->append(id);
+    if (sequence.output_size() >= sampling.min_tokens) {
+      output.text += entry.stop_filter->feed(text);
+    } else {
+      output.text += text;  // stop strings do not count yet
+    }
+  }
+  if (ends) {
+    output.stop_token = id;
+    end(entry, FinishReason::kStop, output);
+  } else if (entry.stop_filter && entry.stop_filter->stopped()) {
+    end(entry, FinishReason::kStop, output);
+  } else if (entry.usage.completion_tokens >= entry.max_tokens || sequence.size() >= max_context()) {
+    end(entry, FinishReason::kLength, output);
+  } else {
+    output.usage = entry.usage;
+  }
+}
+
+void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
+  if (entry.detokenizer) {
+    // What was held back: half a UTF-8 sequence, the possible start of a stop string.
+    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish());
+    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->finish();
+    if (entry.stop_filter->stopped()) output.stop_string = entry.stop_filter->stop_string();
+  }
+  output.finish = reason;
+  output.usage = entry.usage;
+  if (observer_ == nullptr) return;
+
+  const auto now = EngineClock::now();
+  RequestRecord record;
+  record.id = output.id;
+  record.finish = reason;
+  record.usage = entry.usage;
+  record.max_tokens = entry.max_tokens;
+  record.preemptions = entry.preemptions;
+  record.e2e_s = seconds_between(entry.arrival, now);
+  if (entry.scheduled) record.queue_s = seconds_between(entry.arrival, *entry.scheduled);
+  if (entry.first_token) {
+    record.ttft_s = seconds_between(entry.arrival, *entry.first_token);
+    record.prefill_s = seconds_between(*entry.scheduled, *entry.first_token);
+    record.decode_s = seconds_between(*entry.first_token, *entry.last_token);
+  }
+  observer_->on_finished(record);
+}
+
+void Engine::remove(const std::string& id) {
+  const auto place = entries_.find(id);
+  Sequence* sequence = place->second->sequence;
+  free_slot(*sequence);
+  by_sequence_.erase(sequence);
+  scheduler_.remove(sequence);
+  entries_.erase(place);
+}
+
+EngineStats Engine::stats() const {
+  EngineStats stats = totals_;
+  stats.running = scheduler_.running();
+  stats.waiting = scheduler_.waiting();
+  stats.kv_blocks = blocks_.total();
+  stats.kv_blocks_used = blocks_.in_use();
+  stats.block_size = blocks_.block_size();
+  stats.preemptions = scheduler_.preemptions();
+  stats.prefix_queries = scheduler_.prefix_queries();
+  stats.prefix_hits = scheduler_.prefix_hits();
+  return stats;
+}
+
+}  // namespace nfp

@@ -1,0 +1,148 @@
+#include "engine/engine_thread.h"
+
+#include <utility>
+
+namespace nfp {
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(EngineClock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+EngineThread::EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue)
+    : engine_(std::move(engine)), max_queue_(max_queue), stats_(engine_->stats()), progress_ns_(now_ns()) {
+  thread_ = std::thread([this] { loop(); });
+}
+
+EngineThread::~EngineThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+Status EngineThread::submit(Request request, OutputSink sink) {
+  {
+    const std::lock_guard lock(mutex_);
+    const int32_t queued = static_cast<int32_t>(incoming_.size()) + stats_.waiting;
+    if (queued >= max_queue_) {
+      return error(ErrorCode::kResource, "the queue is full ({} requests wait); try again later", queued);
+    }
+    incoming_.push_back({std::move(request), std::move(sink)});
+    queued_.store(queued + 1, std::memory_order_relaxed);
+  }
+  wake_.notify_one();
+  return ok_status();
+}
+
+void EngineThread::cancel(std::string id) {
+  {
+    const std::lock_guard lock(mutex_);
+    cancellations_.push_back(std::move(id));
+  }
+  wake_.notify_one();
+}
+
+EngineStats EngineThread::stats() const {
+  const std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.waiting += static_cast<int32_t>(incoming_.size());
+  return stats;
+}
+
+double EngineThread::seconds_since_progress() const {
+  return static_cast<double>(now_ns() - progress_ns_.load(std::memory_order_relaxed)) * 1e-9;
+}
+
+void EngineThread::between_steps(const std::function<void(Engine&)>& fn) {
+  std::mutex done_mutex;
+  std::condition_variable done_wake;
+  bool done = false;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.emplace_back([&] {
+      fn(*engine_);
+      const std::lock_guard done_lock(done_mutex);
+      done = true;
+      done_wake.notify_one();
+    });
+  }
+  wake_.notify_one();
+  std::unique_lock done_lock(done_mutex);
+  done_wake.wait(done_lock, [&] { return done; });
+}
+
+void EngineThread::deliver(std::vector<RequestOutput>& outputs) {
+  for (RequestOutput& output : outputs) {
+    const auto place = sinks_.find(output.id);
+    if (place == sinks_.end()) continue;
+    if (output.finish) {
+      const OutputSink sink = std::move(place->second);
+      sinks_.erase(place);
+      sink(std::move(output));
+    } else {
+      place->second(std::move(output));
+    }
+  }
+}
+
+void EngineThread::loop() {
+  while (true) {
+    std::deque<Incoming> incoming;
+    std::vector<std::string> cancellations;
+    std::vector<std::function<void()>> tasks;
+    bool stop = false;
+    {
+      std::unique_lock lock(mutex_);
+      while (!stop_ && incoming_.empty() && cancellations_.empty() && tasks_.empty() && engine_->idle()) {
+        // Idle counts as progress, so that a health check sees a live engine.
+        progress_ns_.store(now_ns(), std::memory_order_relaxed);
+        wake_.wait_for(lock, std::chrono::milliseconds(200));
+      }
+      incoming.swap(incoming_);
+      cancellations.swap(cancellations_);
+      tasks.swap(tasks_);
+      stop = stop_;
+      // Until the next copy of stats_, the drained requests still count as waiting.
+      stats_.waiting += static_cast<int32_t>(incoming.size());
+    }
+    for (Incoming& item : incoming) {
+      const std::string id = item.request.id;
+      const bool known = sinks_.contains(id);
+      Status status = engine_->submit(std::move(item.request));
+      if (status.ok()) {
+        sinks_.emplace(id, std::move(item.sink));
+        continue;
+      }
+      RequestOutput refused;
+      refused.id = id;
+      refused.finish = FinishReason::kError;
+      refused.error_code = status.error().code;
+      refused.error =
+          known ? fmt::format("request id '{}' is already in flight; choose another", id) : status.error().message;
+      item.sink(std::move(refused));
+    }
+    for (const std::string& id : cancellations) engine_->cancel(id);
+    for (const auto& task : tasks) task();
+    if (stop) {
+      std::vector<std::string> ids;
+      for (const auto& [id, sink] : sinks_) ids.push_back(id);
+      for (const std::string& id : ids) engine_->cancel(id);
+    }
+    std::vector<RequestOutput> outputs = engine_->step();
+    deliver(outputs);
+    progress_ns_.store(now_ns(), std::memory_order_relaxed);
+    {
+      const std::lock_guard lock(mutex_);
+      stats_ = engine_->stats();
+      queued_.store(stats_.waiting + static_cast<int32_t>(incoming_.size()), std::memory_order_relaxed);
+    }
+    if (stop && engine_->idle()) return;
+  }
+}
+
+}  // namespace nfp

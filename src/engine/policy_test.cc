@@ -1,0 +1,43 @@
+#include "engine/policy.h"
+
+#include <gtest/gtest.h>
+
+namespace nfp {
+namespace {
+
+TEST(Policy, AlwaysIsFixed) {
+  for (const auto name : kPrecisionNames) {
+    auto policy = parse_policy(name);
+    ASSERT_TRUE(policy.ok());
+    EXPECT_EQ(name_of((*policy)->choose({})), name);
+    EXPECT_TRUE((*policy)->fixed());
+    EXPECT_EQ((*policy)->name(), name);
+  }
+}
+
+TEST(Policy, ThresholdIsOverNTokens) {
+  auto policy = parse_policy("threshold:1024", Precision::kFp8W8A8);
+  ASSERT_TRUE(policy.ok());
+  EXPECT_EQ((*policy)->choose({.step_tokens = 1024}), Precision::kFp16);
+  EXPECT_EQ((*policy)->choose({.step_tokens = 1025}), Precision::kFp8W8A8);
+  EXPECT_FALSE((*policy)->fixed());
+}
+
+TEST(Policy, AlternatesEveryN) {
+  auto policy = parse_policy("alternate:2");
+  std::string pattern;
+  for (uint64_t i = 0; i < 8; ++i) pattern += is_exact((*policy)->choose({.step_index = i})) ? 'x' : '8';
+  EXPECT_EQ(pattern, "xx88xx88");
+}
+
+TEST(Policy, BadNamesAreUsageErrors) {
+  for (const char* text : {"", "fp4", "threshold", "threshold:", "threshold:x", "threshold:-1", "threshold:99999999999",
+                           "alternate:0", "slo:1", "threshold:5 "}) {
+    auto policy = parse_policy(text);
+    ASSERT_FALSE(policy.ok()) << text;
+    EXPECT_EQ(policy.error().code, ErrorCode::kUsage);
+  }
+}
+
+}  // namespace
+}  // namespace nfp

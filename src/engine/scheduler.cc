@@ -1,0 +1,149 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+namespace nfp {
+
+bool Scheduler::enqueue(std::unique_ptr<Sequence>& sequence) {
+  if (waiting() >= limits_.max_queue) return false;
+  waiting_.push_back(std::move(sequence));
+  return true;
+}
+
+bool Scheduler::grow(Sequence& sequence, int32_t tokens) {
+  const int32_t size = blocks_->block_size();
+  const auto needed = static_cast<size_t>((tokens + size - 1) / size);
+  if (needed <= sequence.blocks.size()) return true;
+  const auto missing = static_cast<int32_t>(needed - sequence.blocks.size());
+  if (missing > blocks_->available()) return false;
+  for (int32_t i = 0; i < missing; ++i) sequence.blocks.push_back(*blocks_->allocate());
+  return true;
+}
+
+void Scheduler::give_back(Sequence& sequence) {
+  // Last block first: a prefix is worth more than what follows it, and what is freed first is reused first.
+  for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) blocks_->release(*block);
+  sequence.blocks.clear();
+  sequence.keys.clear();
+  sequence.computed = 0;
+  sequence.exact = true;
+}
+
+void Scheduler::preempt(size_t index, StepPlan& plan) {
+  std::unique_ptr<Sequence> victim = std::move(running_[index]);
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
+  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
+    if (item.sequence != victim.get()) return false;
+    plan.tokens -= item.count;
+    return true;
+  });
+  give_back(*victim);
+  plan.preempted.push_back(victim.get());
+  ++preemptions_;
+  const auto later = [&](const std::unique_ptr<Sequence>& other) { return other->serial > victim->serial; };
+  waiting_.insert(std::find_if(waiting_.begin(), waiting_.end(), later), std::move(victim));
+}
+
+void Scheduler::reuse_prefix(Sequence& sequence) {
+  if (!blocks_->caching() || sequence.request.sampling.prompt_logprobs) return;
+  // The last token is always computed: its logits are what the step is for.
+  const int64_t most = sequence.size() - 1;
+  PrefixMatch found = blocks_->match(sequence.tokens, most, sequence.wants_exact());
+  const auto size = static_cast<size_t>(blocks_->block_size());
+  PrefixKey key;
+  int32_t exact_tokens = 0;
+  for (size_t i = 0; i < found.blocks.size(); ++i) {
+    key = extend(key, std::span(sequence.tokens).subspan(i * size, size));
+    sequence.keys.push_back(key);
+    sequence.exact = sequence.exact && found.exact[i];
+    exact_tokens += found.exact[i] ? blocks_->block_size() : 0;
+  }
+  sequence.blocks = std::move(found.blocks);
+  sequence.computed = static_cast<int32_t>(sequence.blocks.size() * size);
+  if (!sequence.admitted) {
+    sequence.cached = sequence.computed;
+    sequence.cached_exact = exact_tokens;
+  }
+}
+
+StepPlan Scheduler::schedule() {
+  StepPlan plan;
+  const auto add = [&](Sequence& sequence, int32_t count) {
+    plan.items.push_back({&sequence, sequence.computed, count, sequence.computed + count == sequence.size()});
+    plan.tokens += count;
+  };
+
+  for (size_t i = 0; i < running_.size() && plan.tokens < limits_.max_step_tokens;) {
+    Sequence& sequence = *running_[i];
+    const int32_t count = std::min(sequence.size() - sequence.computed, limits_.max_step_tokens - plan.tokens);
+    bool preempted_itself = false;
+    while (!grow(sequence, sequence.computed + count)) {
+      const size_t youngest = running_.size() - 1;
+      preempted_itself = youngest == i;
+      preempt(youngest, plan);
+      if (preempted_itself) break;
+    }
+    if (preempted_itself) break;
+    add(sequence, count);
+    ++i;
+  }
+
+  // Nobody is admitted in a step that had to preempt: the blocks would only be taken away again.
+  while (plan.preempted.empty() && !waiting_.empty() && running() < limits_.max_sequences &&
+         plan.tokens < limits_.max_step_tokens) {
+    Sequence& sequence = *waiting_.front();
+    if (sequence.computed == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
+    const int32_t count = std::min(sequence.size() - sequence.computed, limits_.max_step_tokens - plan.tokens);
+    if (!grow(sequence, sequence.computed + count)) {
+      give_back(sequence);  // its cached blocks stay findable; it will look them up again
+      break;
+    }
+    add(sequence, count);
+    plan.admitted.push_back(&sequence);
+    if (!sequence.admitted && blocks_->caching()) {
+      prefix_queries_ += static_cast<uint64_t>(sequence.prompt_size());
+      prefix_hits_ += static_cast<uint64_t>(sequence.cached);
+    }
+    sequence.admitted = true;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+
+  plan.prefill_tokens = 0;
+  for (const ScheduledSequence& item : plan.items) {
+    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens += item.count;
+  }
+  return plan;
+}
+
+void Scheduler::computed(const ScheduledSequence& item, bool exact) {
+  Sequence& sequence = *item.sequence;
+  sequence.computed = item.first + item.count;
+  sequence.exact = sequence.exact && exact;
+  if (!blocks_->caching()) return;
+  const auto size = static_cast<size_t>(blocks_->block_size());
+  const size_t full = static_cast<size_t>(sequence.computed) / size;
+  while (sequence.keys.size() < full) {
+    const size_t index = sequence.keys.size();
+    const auto part = std::span(sequence.tokens).subspan(index * size, size);
+    const PrefixKey key = extend(index == 0 ? PrefixKey{} : sequence.keys.back(), part);
+    sequence.keys.push_back(key);
+    blocks_->publish(sequence.blocks[index], key, part, sequence.exact);
+  }
+}
+
+std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence) {
+  const auto is_it = [&](const std::unique_ptr<Sequence>& other) { return other.get() == sequence; };
+  std::unique_ptr<Sequence> taken;
+  if (auto place = std::find_if(running_.begin(), running_.end(), is_it); place != running_.end()) {
+    taken = std::move(*place);
+    running_.erase(place);
+  } else if (auto queued = std::find_if(waiting_.begin(), waiting_.end(), is_it); queued != waiting_.end()) {
+    taken = std::move(*queued);
+    waiting_.erase(queued);
+  }
+  if (taken) give_back(*taken);
+  return taken;
+}
+
+}  // namespace nfp

@@ -1,0 +1,171 @@
+#include "engine/scheduler.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+#include <numeric>
+
+namespace nfp {
+namespace {
+
+struct Bench {
+  Bench(int32_t kv_blocks, SchedulerLimits limits, int32_t block_size = 4, bool caching = true)
+      : blocks(kv_blocks, block_size, caching), scheduler(limits, &blocks) {}
+
+  Sequence* add(int32_t prompt, int32_t first_token = 0, PrecisionClass precision = PrecisionClass::kAuto) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->serial = serial++;
+    sequence->request.prompt.resize(static_cast<size_t>(prompt));
+    std::iota(sequence->request.prompt.begin(), sequence->request.prompt.end(), first_token);
+    sequence->request.precision = precision;
+    sequence->tokens = sequence->request.prompt;
+    Sequence* raw = sequence.get();
+    return scheduler.enqueue(sequence) ? raw : nullptr;
+  }
+  // Pretends to run a step: every item that samples gets a token.
+  StepPlan run(bool exact = true) {
+    StepPlan plan = scheduler.schedule();
+    for (const ScheduledSequence& item : plan.items) {
+      scheduler.computed(item, exact);
+      if (item.samples) item.sequence->tokens.push_back(7);
+    }
+    return plan;
+  }
+
+  uint64_t serial = 0;
+  BlockManager blocks;
+  Scheduler scheduler;
+};
+
+TEST(Scheduler, CutsAPromptIntoChunksAndThenDecodes) {
+  Bench bench(16, {.max_sequences = 4, .max_step_tokens = 5});
+  bench.add(12);
+  EXPECT_EQ(bench.run().tokens, 5);
+  EXPECT_EQ(bench.run().tokens, 5);
+  const StepPlan last = bench.run();
+  ASSERT_EQ(last.items.size(), 1u);
+  EXPECT_EQ(last.items[0].first, 10);
+  EXPECT_EQ(last.items[0].count, 2);
+  EXPECT_TRUE(last.items[0].samples);
+  const StepPlan decode = bench.run();
+  EXPECT_EQ(decode.items[0].count, 1);
+  EXPECT_EQ(decode.prefill_tokens, 0);
+}
+
+TEST(Scheduler, DecodesGoBeforeNewPrompts) {
+  Bench bench(64, {.max_sequences = 8, .max_step_tokens = 6});
+  bench.add(3);
+  bench.run();
+  bench.add(20, 100);
+  const StepPlan mixed = bench.run();
+  ASSERT_EQ(mixed.items.size(), 2u);
+  EXPECT_EQ(mixed.items[0].count, 1);
+  EXPECT_EQ(mixed.items[1].count, 5);
+  EXPECT_FALSE(mixed.items[1].samples);
+  EXPECT_EQ(mixed.prefill_tokens, 5);
+}
+
+TEST(Scheduler, KeepsToTheNumberOfSequencesAndTheQueue) {
+  Bench bench(64, {.max_sequences = 2, .max_step_tokens = 100, .max_queue = 3});
+  for (int i = 0; i < 3; ++i) EXPECT_NE(bench.add(2, i * 10), nullptr);
+  EXPECT_EQ(bench.add(2, 90), nullptr);
+  EXPECT_EQ(bench.run().items.size(), 2u);
+  EXPECT_EQ(bench.scheduler.waiting(), 1);
+}
+
+TEST(Scheduler, PreemptsTheYoungestAndLetsItStartAgain) {
+  Bench bench(4, {.max_sequences = 4, .max_step_tokens = 100}, 4, false);
+  Sequence* old = bench.add(8);
+  Sequence* young = bench.add(7, 50);
+  bench.run();  // all four blocks are taken; old has 9 tokens now, young 8
+  const StepPlan plan = bench.run();
+  ASSERT_EQ(plan.preempted.size(), 1u);
+  EXPECT_EQ(plan.preempted[0], young);
+  ASSERT_EQ(plan.items.size(), 1u);
+  EXPECT_EQ(plan.items[0].sequence, old);
+  EXPECT_EQ(young->computed, 0);
+  EXPECT_EQ(bench.scheduler.waiting(), 1);
+  EXPECT_EQ(bench.scheduler.preemptions(), 1u);
+  bench.scheduler.remove(old);
+  const StepPlan again = bench.run();
+  ASSERT_EQ(again.items.size(), 1u);
+  EXPECT_EQ(again.items[0].count, 8);  // the prompt and the token it had made
+  EXPECT_TRUE(again.items[0].samples);
+}
+
+TEST(Scheduler, ReusesPrefixesAsThePrecisionAllows) {
+  Bench bench(32, {.max_sequences = 4, .max_step_tokens = 100});
+  Sequence* first = bench.add(10);
+  bench.run(/*exact=*/false);
+  bench.scheduler.remove(first);
+  Sequence* any = bench.add(10);
+  Sequence* exact = bench.add(10, 0, PrecisionClass::kExact);
+  StepPlan plan = bench.run();
+  ASSERT_EQ(plan.items.size(), 2u);
+  EXPECT_EQ(plan.items[0].sequence, any);
+  EXPECT_EQ(plan.items[0].first, 8);
+  EXPECT_FALSE(any->exact);
+  EXPECT_EQ(any->cached, 8);
+  EXPECT_EQ(any->cached_exact, 0);
+  EXPECT_EQ(plan.items[1].first, 0);
+  EXPECT_TRUE(exact->exact);
+  EXPECT_EQ(bench.scheduler.prefix_queries(), 20u);
+  EXPECT_EQ(bench.scheduler.prefix_hits(), 8u);
+}
+
+TEST(Scheduler, AWholePromptInTheCacheStillComputesItsLastToken) {
+  Bench bench(32, {.max_sequences = 4, .max_step_tokens = 100});
+  bench.scheduler.remove((bench.add(8), bench.run().items[0].sequence));
+  bench.add(8);
+  const StepPlan plan = bench.run();
+  EXPECT_EQ(plan.items[0].first, 4);
+  EXPECT_TRUE(plan.items[0].samples);
+}
+
+// Whatever arrives and leaves: steps keep within limits, every sequence ends, and all blocks come back.
+RC_GTEST_PROP(SchedulerProperty, EverythingEndsAndNothingLeaks, ()) {
+  const int32_t kv_blocks = *rc::gen::inRange(6, 20);
+  SchedulerLimits limits;
+  limits.max_sequences = *rc::gen::inRange(1, 6);
+  limits.max_step_tokens = *rc::gen::inRange(1, 40);
+  Bench bench(kv_blocks, limits, 4, *rc::gen::arbitrary<bool>());
+  const int32_t context = kv_blocks * 4;
+  std::vector<Sequence*> live;
+  std::map<Sequence*, int32_t> goal;
+  int to_add = *rc::gen::inRange(1, 12);
+  for (int step = 0; step < 4000 && (to_add > 0 || !live.empty()); ++step) {
+    if (to_add > 0 && *rc::gen::inRange(0, 3) == 0) {
+      const int32_t prompt = *rc::gen::inRange(1, context - 4);
+      Sequence* sequence = bench.add(prompt, *rc::gen::inRange(0, 2));
+      RC_ASSERT(sequence != nullptr);
+      live.push_back(sequence);
+      goal[sequence] = std::min(context, prompt + *rc::gen::inRange(1, 20));
+      --to_add;
+    }
+    const StepPlan plan = bench.run(*rc::gen::arbitrary<bool>());
+    int32_t sum = 0;
+    for (const ScheduledSequence& item : plan.items) {
+      sum += item.count;
+      RC_ASSERT(item.count > 0);
+      RC_ASSERT(static_cast<int32_t>(item.sequence->blocks.size()) * 4 >= item.first + item.count);
+    }
+    RC_ASSERT(sum == plan.tokens);
+    RC_ASSERT(plan.tokens <= limits.max_step_tokens);
+    RC_ASSERT(bench.scheduler.running() <= limits.max_sequences);
+    RC_ASSERT(live.empty() || !plan.items.empty() || !plan.preempted.empty());
+    for (auto it = live.begin(); it != live.end();) {
+      if ((*it)->size() >= goal[*it]) {
+        bench.scheduler.remove(*it);
+        it = live.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  RC_ASSERT(live.empty());
+  RC_ASSERT(bench.blocks.in_use() == 0);
+}
+
+}  // namespace
+}  // namespace nfp

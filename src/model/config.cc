@@ -1,0 +1,215 @@
+#include "model/config.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/families.h"
+
+namespace nfp {
+namespace {
+
+using Json = nlohmann::json;
+
+// Reads fields of one JSON object; the first bad one is remembered and the rest read as defaults.
+class Fields {
+ public:
+  Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+  bool has(const char* field) const { return object_.contains(field) && !object_[field].is_null(); }
+
+  int32_t integer(const char* field, std::optional<int32_t> fallback, int32_t least, int32_t most) {
+    if (!has(field)) return absent(field, fallback);
+    const Json& value = object_[field];
+    if (!value.is_number_integer()) return wrong(field, value, "a whole number", least);
+    const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(most)
+                                                 : value.get<int64_t>() <= most;
+    if (!fits || value.get<int64_t>() < least) {
+      return wrong(field, value, fmt::format("a whole number from {} to {}", least, most), least);
+    }
+    return value.get<int32_t>();
+  }
+
+  float number(const char* field, std::optional<float> fallback, double least, double most) {
+    if (!has(field)) return absent(field, fallback);
+    const Json& value = object_[field];
+    const double number = value.is_number() ? value.get<double>() : NAN;
+    if (!(number >= least && number <= most)) {
+      return wrong(field, value, fmt::format("a number from {} to {}", least, most), static_cast<float>(least));
+    }
+    return static_cast<float>(number);
+  }
+
+  bool boolean(const char* field, bool fallback) {
+    if (!has(field)) return fallback;
+    const Json& value = object_[field];
+    if (!value.is_boolean()) return wrong(field, value, "true or false", fallback);
+    return value.get<bool>();
+  }
+
+  std::string text(const char* field, std::optional<std::string> fallback) {
+    if (!has(field)) return absent(field, std::move(fallback));
+    const Json& value = object_[field];
+    if (!value.is_string()) return wrong(field, value, "a string", std::string());
+    return value.get<std::string>();
+  }
+
+  // An id, a list of ids, or nothing.
+  std::vector<int32_t> ids(const char* field) {
+    std::vector<int32_t> found;
+    if (!has(field)) return found;
+    const Json& value = object_[field];
+    const Json list = value.is_array() ? value : Json::array({value});
+    for (const Json& entry : list) {
+      if (!entry.is_number_integer() || entry.get<int64_t>() < 0 || entry.get<int64_t>() > INT32_MAX) {
+        wrong(field, value, "a token id or a list of token ids", 0);
+        return {};
+      }
+      found.push_back(entry.get<int32_t>());
+    }
+    return found;
+  }
+
+  void fail(const char* field, std::string_view message) {
+    if (!error_) error_ = nfp::error(ErrorCode::kInvalidInput, "{}: field '{}' {}", where_, field, message);
+  }
+  Status status() const { return error_ ? Status(*error_) : ok_status(); }
+  const std::string& where() const { return where_; }
+
+ private:
+  template <typename T>
+  T absent(const char* field, std::optional<T> fallback) {
+    if (!fallback) fail(field, "is missing; this does not look like a complete model configuration");
+    return fallback.value_or(T());
+  }
+  template <typename T>
+  T wrong(const char* field, const Json& value, std::string_view expected, T fallback) {
+    std::string shown = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+    if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
+    fail(field, fmt::format("is {}; it must be {}", shown, expected));
+    return fallback;
+  }
+
+  const Json& object_;
+  std::string where_;
+  std::optional<Error> error_;
+};
+
+Result<Json> parse_object(std::string_view text, const std::string& name) {
+  // Nesting is bounded by hand: the parser recurses.
+  int depth = 0;
+  const auto bounded = [&](int, Json::parse_event_t event, Json&) {
+    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) ++depth;
+    if (event == Json::parse_event_t::object_end || event == Json::parse_event_t::array_end) --depth;
+    return depth < 64;
+  };
+  Json json = Json::parse(text, bounded, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return error(ErrorCode::kInvalidInput, "{}: is not valid JSON", name);
+  if (!json.is_object()) return error(ErrorCode::kInvalidInput, "{}: must be a JSON object", name);
+  return json;
+}
+
+// "rope_scaling" up to transformers 4, "rope_parameters" (which also holds rope_theta) from 5 on.
+Status read_rope(const Json& root, Fields& fields, ModelConfig& config) {
+  const char* key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  config.rope_theta = fields.number("rope_theta", 10000.0f, 1.0, 1e12);
+  if (!fields.has(key)) return ok_status();
+  if (!root[key].is_object()) {
+    return error(ErrorCode::kInvalidInput, "{}: field '{}' must be an object or null", fields.where(), key);
+  }
+  Fields scaling(root[key], fmt::format("{}: {}", fields.where(), key));
+  config.rope_theta = scaling.number("rope_theta", config.rope_theta, 1.0, 1e12);
+  const std::string kind = scaling.text("rope_type", scaling.text("type", "default"));
+  RopeScaling& rope = config.rope_scaling;
+  if (kind == "linear") {
+    rope.kind = RopeScaling::Kind::kLinear;
+    rope.factor = scaling.number("factor", std::nullopt, 1e-3, 1e6);
+  } else if (kind == "llama3") {
+    rope.kind = RopeScaling::Kind::kLlama3;
+    rope.factor = scaling.number("factor", std::nullopt, 1e-3, 1e6);
+    rope.low_freq_factor = scaling.number("low_freq_factor", std::nullopt, 1e-3, 1e6);
+    rope.high_freq_factor = scaling.number("high_freq_factor", std::nullopt, 1e-3, 1e6);
+    rope.original_context = scaling.integer("original_max_position_embeddings", std::nullopt, 1, 1 << 30);
+    if (rope.high_freq_factor <= rope.low_freq_factor)
+      scaling.fail("high_freq_factor", "must be above low_freq_factor");
+  } else if (kind != "default") {
+    scaling.fail("rope_type", fmt::format("is '{}'; supported are default, linear and llama3", kind));
+  }
+  return scaling.status();
+}
+
+}  // namespace
+
+Result<ModelConfig> parse_config(std::string_view text, const std::string& name) {
+  NFP_ASSIGN_OR_RETURN(const Json root, parse_object(text, name));
+  Fields fields(root, name);
+  ModelConfig config;
+  config.model_type = fields.text("model_type", "");
+  if (fields.has("architectures") && root["architectures"].is_array() && !root["architectures"].empty() &&
+      root["architectures"][0].is_string()) {
+    config.architecture = root["architectures"][0].get<std::string>();
+  }
+  const Family* family = find_family(config.architecture, config.model_type);
+  if (family == nullptr) {
+    return error(ErrorCode::kUnsupported, "{}: architecture '{}' (model_type '{}') is not supported; supported are {}",
+                 name, config.architecture, config.model_type, family_names());
+  }
+  config.architecture = family->architecture;
+
+  constexpr int32_t kMaxDim = 1 << 20;
+  config.hidden = fields.integer("hidden_size", std::nullopt, 1, kMaxDim);
+  config.layers = fields.integer("num_hidden_layers", std::nullopt, 1, 4096);
+  config.heads = fields.integer("num_attention_heads", std::nullopt, 1, 4096);
+  config.kv_heads = fields.integer("num_key_value_heads", config.heads, 1, 4096);
+  const int32_t even_share = config.heads > 0 && config.hidden % config.heads == 0 ? config.hidden / config.heads : 0;
+  config.head_dim = fields.integer("head_dim", even_share, 1, 4096);
+  config.intermediate = fields.integer("intermediate_size", std::nullopt, 1, kMaxDim * 4);
+  config.vocab = fields.integer("vocab_size", std::nullopt, 1, 1 << 24);
+  config.max_context = fields.integer("max_position_embeddings", 2048, 1, 1 << 30);
+  config.norm_eps = fields.number("rms_norm_eps", 1e-6f, 0.0, 1.0);
+  config.tied_embeddings = fields.boolean("tie_word_embeddings", family->tied_by_default);
+  if (fields.status().ok() && config.head_dim == 0) {
+    fields.fail("num_attention_heads",
+                fmt::format("is {}, which does not divide hidden_size {}; give head_dim", config.heads, config.hidden));
+  }
+  if (fields.status().ok() && config.heads % config.kv_heads != 0) {
+    fields.fail("num_key_value_heads",
+                fmt::format("is {}; it must divide num_attention_heads {}", config.kv_heads, config.heads));
+  }
+  if (fields.status().ok() && config.head_dim % 2 != 0) {
+    fields.fail("head_dim", fmt::format("is {}; it must be even", config.head_dim));
+  }
+  if (const std::string act = fields.text("hidden_act", fields.text("hidden_activation", "silu")); act == "silu") {
+    config.activation = Activation::kSilu;
+  } else if (act == "gelu_pytorch_tanh") {
+    config.activation = Activation::kGeluTanh;
+  } else {
+    fields.fail("hidden_act", fmt::format("is '{}'; supported are silu and gelu_pytorch_tanh", act));
+  }
+  NFP_RETURN_IF_ERROR(read_rope(root, fields, config));
+  const auto bos = fields.ids("bos_token_id");
+  if (!bos.empty()) config.bos_id = bos.front();
+  config.eos_ids = fields.ids("eos_token_id");
+
+  FamilyFields extra;
+  extra.attention_bias = fields.boolean("attention_bias", false);
+  extra.mlp_bias = fields.boolean("mlp_bias", false);
+  extra.use_sliding_window = fields.boolean("use_sliding_window", true);
+  extra.sliding_window = fields.integer("sliding_window", 0, 0, INT32_MAX);
+  NFP_RETURN_IF_ERROR(fields.status());
+  family->configure(extra, config);
+  return config;
+}
+
+Status apply_generation_config(std::string_view text, const std::string& name, ModelConfig& config) {
+  NFP_ASSIGN_OR_RETURN(const Json root, parse_object(text, name));
+  Fields fields(root, name);
+  for (int32_t id : fields.ids("eos_token_id")) {
+    if (std::find(config.eos_ids.begin(), config.eos_ids.end(), id) == config.eos_ids.end())
+      config.eos_ids.push_back(id);
+  }
+  return fields.status();
+}
+
+}  // namespace nfp

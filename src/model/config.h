@@ -1,0 +1,58 @@
+// What a model's config.json says, checked and with defaults filled in. One struct for all families of decoder-only
+// transformers; families.h says which are known.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/result.h"
+
+namespace nfp {
+
+struct RopeScaling {
+  enum class Kind : uint8_t { kNone, kLinear, kLlama3 };
+  Kind kind = Kind::kNone;
+  float factor = 1.0f;
+  // kLlama3 (Llama 3.1 model card): wavelengths beyond original_context / low_freq_factor are stretched by `factor`,
+  // those under original_context / high_freq_factor are kept, and between them it is interpolated.
+  float low_freq_factor = 1.0f;
+  float high_freq_factor = 4.0f;
+  int32_t original_context = 8192;
+};
+
+struct ModelConfig {
+  std::string architecture;  // "LlamaForCausalLM"
+  std::string model_type;    // "llama"
+  int32_t hidden = 0;        // features of the residual stream
+  int32_t layers = 0;
+  int32_t heads = 0;     // query heads
+  int32_t kv_heads = 0;  // key and value heads; heads % kv_heads == 0
+  int32_t head_dim = 0;
+  int32_t intermediate = 0;  // features between up and down
+  int32_t vocab = 0;
+  int32_t max_context = 0;  // tokens
+  float norm_eps = 1e-5f;
+  float rope_theta = 10000.0f;
+  RopeScaling rope_scaling;
+  int32_t window = 0;  // sliding-window attention: keys seen by a token; 0 = all
+  bool tied_embeddings = false;
+  bool qkv_bias = false;
+  bool output_bias = false;  // of o_proj
+  bool mlp_bias = false;
+  bool qk_norm = false;  // RMSNorm of each query and key head before rotation
+  Activation activation = Activation::kSilu;
+  std::optional<int32_t> bos_id;
+  std::vector<int32_t> eos_ids;  // any of them ends generation
+};
+
+// `name` is the file, for messages. Every number is checked: an absurd or missing field is an error that names it.
+Result<ModelConfig> parse_config(std::string_view json, const std::string& name);
+
+// What generation_config.json adds: its end-of-generation ids. Absent fields leave `config` as it is.
+Status apply_generation_config(std::string_view json, const std::string& name, ModelConfig& config);
+
+}  // namespace nfp

@@ -1,0 +1,13 @@
+// The Llama architecture: pre-norm decoder with RMSNorm, grouped-query attention, rotary embedding and a gated MLP.
+// Mistral is the same with a sliding window.
+#pragma once
+
+#include <memory>
+
+#include "model/model.h"
+
+namespace nfp {
+
+Result<std::unique_ptr<Model>> load_llama(const ModelConfig& config, WeightLoader& weights);
+
+}  // namespace nfp

@@ -1,0 +1,103 @@
+// A model: a decoder-only transformer's forward pass over a ragged batch, on any backend.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/progress.h"
+#include "base/result.h"
+#include "base/thread_pool.h"
+#include "io/model_source.h"
+#include "model/config.h"
+#include "nested/precision.h"
+
+namespace nfp {
+
+// The linear layers by what they multiply: the rows of `inspect`'s table, and how a set of FP8 layers is named.
+enum class GemmType : uint8_t { kQkv, kOutput, kGateUp, kDown, kHead };
+
+// One linear layer. Which precision it computes in is decided for each step: the step's, where `fp8` allows it.
+struct Linear {
+  std::unique_ptr<LinearWeight> weight;
+  GemmType type = GemmType::kQkv;
+  int32_t layer = 0;
+  bool fp8 = true;  // member of the set that computes in FP8 in an FP8 step
+
+  Precision at(Precision step) const { return fp8 ? step : Precision::kFp16; }
+};
+
+struct ForwardArgs {
+  BatchView batch;
+  Precision precision = Precision::kFp16;
+  KvCache* cache = nullptr;
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelConfig& config() const = 0;
+  virtual Backend& backend() const = 0;
+
+  // Makes room for steps of up to `tokens` tokens, `rows` rows of logits at once, and positions below `positions` (at
+  // most the configuration's max_context). Call before the first forward.
+  virtual Status reserve(int32_t tokens, int32_t rows, int32_t positions) = 0;
+  // Runs the layers: writes keys and values of the batch's tokens, and leaves their hidden states inside.
+  virtual void forward(const ForwardArgs& args) = 0;
+  // Logits of `count` tokens of the last forward. rows: device [count], indices of tokens; out: device [count, vocab]
+  // FP32.
+  virtual void logits(const int32_t* rows, int32_t count, Precision precision, float* out) = 0;
+
+  virtual std::vector<Linear*> linears() = 0;  // in order of layers; the head (the embedding, where tied) last
+  virtual KvCacheSpec kv_spec(int64_t blocks, int32_t block_size, DType dtype) const = 0;
+  virtual size_t weight_bytes() const = 0;  // of all linear layers and embeddings, as held
+};
+
+enum class Baseline : uint8_t {
+  kNone,
+  kFp8Channel,  // FP8 with one absmax scale a row instead of nested uppers: what others ship; evaluation only
+  kDenseF16,    // plain FP16 matrices instead of nested ones; evaluation only
+};
+
+struct LoadOptions {
+  bool fp8_head = false;  // does lm_head compute in FP8 in an FP8 step
+  Baseline baseline = Baseline::kNone;
+  ProgressCallback progress;
+};
+
+// Reads a model's tensors into a backend. What a family's load function works with.
+class WeightLoader {
+ public:
+  WeightLoader(const ModelSource& source, Backend& backend, ThreadPool& threads, const LoadOptions& options);
+
+  // Stacks the matrices NAME.weight (and NAME.bias, if `bias`) of `names` into one weight of [rows, cols] in all.
+  Result<Linear> linear(GemmType type, int32_t layer, const std::vector<std::string>& names, int64_t rows, int64_t cols,
+                        bool bias, RowOrder order = RowOrder::kConcat);
+  // A vector in device memory as FP32.
+  Result<Buffer> vector(const std::string& name, int64_t size);
+  Result<Buffer> upload(const std::vector<float>& values);
+  bool has(const std::string& name) const { return source_.has(name); }
+  // Factors by which a GGUF file divides RoPE frequencies (tensor rope_freqs.weight); empty where there is none.
+  Result<std::vector<float>> rope_factors(int32_t size) const;
+
+  Backend& backend() { return backend_; }
+  const LoadOptions& options() const { return options_; }
+
+ private:
+  Result<std::unique_ptr<MatrixReader>> matrix(const std::string& name, int64_t cols);
+  void tell(const std::string& tensor);
+
+  const ModelSource& source_;
+  Backend& backend_;
+  ThreadPool& threads_;
+  LoadOptions options_;
+  uint64_t done_ = 0;
+};
+
+// `threads` reads the checkpoint; it may be the one the backend uses, as loading does not run beside steps.
+Result<std::unique_ptr<Model>> load_model(const ModelSource& source, const ModelConfig& config, Backend& backend,
+                                          ThreadPool& threads, const LoadOptions& options);
+
+}  // namespace nfp

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "text/detokenizer.h"
+#include "text/stop_filter.h"
 
 namespace nfp {
 namespace {
@@ -107,7 +108,7 @@ Status Engine::submit(Request request) {
   entry->max_tokens = kept.sampling.max_tokens.value_or(room);
   entry->arrival = EngineClock::now();
   if (tokenizer_) {
-    entry->detokenizer.emplace(tokenizer_, kept.skip_special_tokens);
+    entry->detokenizer.emplace(tokenizer_, DetokenizerOptions{.skip_special = kept.skip_special_tokens});
     entry->stop_filter.emplace(kept.sampling.stop, kept.sampling.include_stop);
   }
   const std::string id = kept.id;
@@ -320,7 +321,7 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
     // What was held back: half a UTF-8 sequence, the possible start of a stop string.
     if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish());
     if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->finish();
-    if (entry.stop_filter->stopped()) output.stop_string = entry.stop_filter->stop_string();
+    if (entry.stop_filter->stopped()) output.stop_string = entry.stop_filter->stop();
   }
   output.finish = reason;
   output.usage = entry.usage;

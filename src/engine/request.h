@@ -104,10 +104,11 @@ struct RequestOutput {
   // With the first piece, if asked for: [i] is prompt token i given those before it; entry 0 has no probability.
   std::vector<OutputToken> prompt_logprobs;
   std::optional<FinishReason> finish;
-  std::optional<int32_t> stop_token;       // which end-of-generation or stop id ended it
-  std::optional<std::string> stop_string;  // which stop string ended it
-  std::string error;                       // for kError
-  Usage usage;                             // so far
+  std::optional<int32_t> stop_token;                // which end-of-generation or stop id ended it
+  std::optional<std::string> stop_string;           // which stop string ended it
+  std::string error;                                // for kError: what happened,
+  ErrorCode error_code = ErrorCode::kInvalidInput;  // and whose fault it was
+  Usage usage;                                      // so far
 };
 
 }  // namespace nfp

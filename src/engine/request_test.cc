@@ -28,8 +28,14 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
       {"min_tokens", [](SamplingParams& p) { p.max_tokens = 3, p.min_tokens = 4; }},
       {"top_logprobs", [](SamplingParams& p) { p.top_logprobs = 129; }},
       {"prompt_logprobs", [](SamplingParams& p) { p.prompt_logprobs = -1; }},
-      {"logit_bias", [](SamplingParams& p) { p.logit_bias = {{10, 1.0f}}; }},
-      {"logit_bias", [](SamplingParams& p) { p.logit_bias = {{1, NAN}}; }},
+      {"logit_bias",
+       [](SamplingParams& p) {
+         p.logit_bias = {{10, 1.0f}};
+       }},
+      {"logit_bias",
+       [](SamplingParams& p) {
+         p.logit_bias = {{1, NAN}};
+       }},
       {"stop_token_ids", [](SamplingParams& p) { p.stop_token_ids = {-3}; }},
       {"stop", [](SamplingParams& p) { p.stop = {""}; }},
   };

@@ -1,0 +1,245 @@
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "engine/scripted_runner.h"
+
+namespace nfp {
+namespace {
+
+constexpr int32_t kVocab = 100;
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::string precisions;  // 'x' or '8' a token
+  std::optional<FinishReason> finish;
+  Usage usage;
+  std::string error;
+};
+
+EngineOptions options(int32_t kv_blocks = 64, SchedulerLimits limits = {.max_sequences = 8, .max_step_tokens = 64}) {
+  EngineOptions o;
+  o.limits = limits;
+  o.kv_blocks = kv_blocks;
+  o.block_size = 4;
+  o.eos_ids = {2};
+  return o;
+}
+
+Request request(std::string id, std::vector<int32_t> prompt, int32_t max_tokens,
+                PrecisionClass precision = PrecisionClass::kAuto) {
+  Request r;
+  r.id = std::move(id);
+  r.prompt = std::move(prompt);
+  r.sampling.max_tokens = max_tokens;
+  r.precision = precision;
+  return r;
+}
+
+void collect(std::vector<RequestOutput> outputs, std::map<std::string, Answer>& answers) {
+  for (RequestOutput& output : outputs) {
+    Answer& answer = answers[output.id];
+    EXPECT_FALSE(answer.finish.has_value()) << "output after the end of " << output.id;
+    for (const OutputToken& token : output.tokens) {
+      answer.tokens.push_back(token.token);
+      answer.precisions += is_exact(token.precision) ? 'x' : '8';
+    }
+    answer.usage = output.usage;
+    answer.finish = output.finish;
+    answer.error = output.error;
+  }
+}
+
+std::map<std::string, Answer> run(Engine& engine) {
+  std::map<std::string, Answer> answers;
+  for (int i = 0; i < 10000 && !engine.idle(); ++i) collect(engine.step(), answers);
+  EXPECT_TRUE(engine.idle());
+  return answers;
+}
+
+std::unique_ptr<PrecisionPolicy> policy(const char* text) { return std::move(parse_policy(text).value()); }
+
+TEST(Engine, AnswersAreTheSameAloneAndTogetherAndUnderPreemption) {
+  ScriptedRunner runner(kVocab, 1000);
+  std::map<std::string, std::vector<int32_t>> alone;
+  const auto make = [](int i) {
+    std::vector<int32_t> prompt;
+    for (int t = 0; t <= i * 3; ++t) prompt.push_back(5 + (t * i) % 90);
+    return request("r" + std::to_string(i), prompt, 10 + i);
+  };
+  for (int i = 0; i < 8; ++i) {
+    Engine engine(options(), &runner, nullptr, policy("fp16"));
+    ASSERT_TRUE(engine.submit(make(i)).ok());
+    auto answers = run(engine);
+    alone[answers.begin()->first] = answers.begin()->second.tokens;
+    EXPECT_EQ(answers.begin()->second.finish, FinishReason::kLength);
+  }
+  Engine engine(options(16, {.max_sequences = 8, .max_step_tokens = 7}), &runner, nullptr, policy("alternate:1"));
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(engine.submit(make(i)).ok());
+  const auto together = run(engine);
+  ASSERT_EQ(together.size(), 8u);
+  for (const auto& [id, answer] : together) {
+    EXPECT_EQ(answer.tokens, alone[id]) << id;
+    EXPECT_EQ(answer.usage.prompt.fp16 + answer.usage.prompt.fp8, answer.usage.prompt_tokens);
+    EXPECT_EQ(answer.usage.completion.fp16 + answer.usage.completion.fp8, answer.usage.completion_tokens);
+  }
+  EXPECT_GT(engine.stats().preemptions, 0u);
+  EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+}
+
+TEST(Engine, EndsAtEosStopIdsAndTheContext) {
+  const auto eos_at_5 = [](const Sequence& s) { return s.output_size() == 4 ? 2 : 50; };
+  ScriptedRunner runner(kVocab, 20, eos_at_5);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  Request stop = request("stop", {9, 9}, 10);
+  stop.sampling.stop_token_ids = {50};
+  Request ignore = request("ignore", {9, 9}, 10);
+  ignore.sampling.ignore_eos = true;
+  Request full = request("full", std::vector<int32_t>(15, 9), 5);
+  full.sampling.max_tokens.reset();
+  full.sampling.ignore_eos = true;
+  ASSERT_TRUE(engine.submit(request("eos", {9, 9}, 10)).ok());
+  ASSERT_TRUE(engine.submit(std::move(stop)).ok());
+  ASSERT_TRUE(engine.submit(std::move(ignore)).ok());
+  ASSERT_TRUE(engine.submit(std::move(full)).ok());
+  auto answers = run(engine);
+  EXPECT_EQ(answers["eos"].tokens.size(), 5u);
+  EXPECT_EQ(answers["eos"].finish, FinishReason::kStop);
+  EXPECT_EQ(answers["stop"].tokens.size(), 1u);
+  EXPECT_EQ(answers["stop"].finish, FinishReason::kStop);
+  EXPECT_EQ(answers["ignore"].tokens.size(), 10u);
+  EXPECT_EQ(answers["full"].tokens.size(), 5u);
+  EXPECT_EQ(answers["full"].finish, FinishReason::kLength);
+}
+
+TEST(Engine, ExactRequestsNeverSeeAnFp8Step) {
+  ScriptedRunner runner(kVocab, 1000);
+  for (const char* name : {"fp8", "alternate:3", "threshold:2"}) {
+    Engine engine(options(), &runner, nullptr, policy(name));
+    ASSERT_TRUE(engine.submit(request("exact", {5, 6, 7}, 12, PrecisionClass::kExact)).ok());
+    ASSERT_TRUE(engine.submit(request("auto", {5, 6, 7, 8}, 12)).ok());
+    ASSERT_TRUE(engine.submit(request("fast", {5, 6, 7, 8, 9}, 12, PrecisionClass::kFast)).ok());
+    auto answers = run(engine);
+    EXPECT_EQ(answers["exact"].precisions, std::string(12, 'x')) << name;
+    EXPECT_EQ(answers["exact"].usage.prompt.fp8, 0) << name;
+    EXPECT_EQ(answers["auto"].tokens.size(), 12u);
+    EXPECT_EQ(answers["fast"].tokens.size(), 12u);
+  }
+}
+
+TEST(Engine, ExactAndOthersAlternateWhenThePolicyWantsFp8) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp8"));
+  ASSERT_TRUE(engine.submit(request("exact", {5}, 10, PrecisionClass::kExact)).ok());
+  ASSERT_TRUE(engine.submit(request("auto", {6}, 10)).ok());
+  std::map<std::string, Answer> answers;
+  for (int step = 0; step < 10; ++step) collect(engine.step(), answers);
+  EXPECT_EQ(answers["exact"].tokens.size(), 5u);
+  EXPECT_EQ(answers["auto"].tokens.size(), 5u);
+  EXPECT_EQ(answers["auto"].precisions, "88888");
+}
+
+TEST(Engine, FastRequestsGetFp8UnlessAnOperatorFixedFp16) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine load(options(), &runner, nullptr, policy("threshold:1000"));
+  ASSERT_TRUE(load.submit(request("fast", {5}, 4, PrecisionClass::kFast)).ok());
+  EXPECT_EQ(run(load)["fast"].precisions, "8888");
+  Engine fixed(options(), &runner, nullptr, policy("fp16"));
+  ASSERT_TRUE(fixed.submit(request("fast", {5}, 4, PrecisionClass::kFast)).ok());
+  EXPECT_EQ(run(fixed)["fast"].precisions, "xxxx");
+}
+
+TEST(Engine, CountsCachedTokensByTheirPrecision) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp8"));
+  const std::vector<int32_t> prompt = {5, 6, 7, 8, 9, 10, 11, 12, 13};
+  ASSERT_TRUE(engine.submit(request("a", prompt, 1)).ok());
+  EXPECT_EQ(run(engine)["a"].usage.prompt.fp8, 9);
+  engine.set_policy(policy("fp16"));
+  ASSERT_TRUE(engine.submit(request("b", prompt, 1)).ok());
+  const Usage b = run(engine)["b"].usage;
+  EXPECT_EQ(b.cached_tokens, 8);
+  EXPECT_EQ(b.prompt.fp8, 8);
+  EXPECT_EQ(b.prompt.fp16, 1);
+  ASSERT_TRUE(engine.submit(request("c", prompt, 1, PrecisionClass::kExact)).ok());
+  const Usage c = run(engine)["c"].usage;
+  EXPECT_EQ(c.cached_tokens, 0);
+  EXPECT_EQ(c.prompt.fp16, 9);
+}
+
+TEST(Engine, RefusesWhatCannotWork) {
+  ScriptedRunner runner(kVocab, 16);
+  EngineOptions o = options();
+  o.limits.max_queue = 1;
+  Engine engine(o, &runner, nullptr, policy("fp16"));
+  EXPECT_FALSE(engine.submit(request("empty", {}, 1)).ok());
+  EXPECT_FALSE(engine.submit(request("id", {kVocab}, 1)).ok());
+  EXPECT_FALSE(engine.submit(request("long", std::vector<int32_t>(16, 5), 1)).ok());
+  EXPECT_FALSE(engine.submit(request("room", std::vector<int32_t>(10, 5), 7)).ok());
+  Request stop = request("stop", {5}, 1);
+  stop.sampling.stop = {"x"};
+  EXPECT_EQ(engine.submit(std::move(stop)).error().code, ErrorCode::kUnsupported);
+  EXPECT_TRUE(engine.submit(request("a", {5}, 1)).ok());
+  EXPECT_EQ(engine.submit(request("b", {5}, 1)).error().code, ErrorCode::kResource);
+  (void)engine.step();
+  EXPECT_TRUE(engine.idle());
+}
+
+TEST(Engine, CancellationGivesBlocksBack) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  ASSERT_TRUE(engine.submit(request("a", {5, 6}, 100)).ok());
+  std::map<std::string, Answer> answers;
+  for (int i = 0; i < 3; ++i) collect(engine.step(), answers);
+  EXPECT_GT(engine.stats().kv_blocks_used, 0);
+  EXPECT_TRUE(engine.cancel("a"));
+  EXPECT_FALSE(engine.cancel("a"));
+  EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+  collect(engine.step(), answers);
+  EXPECT_EQ(answers["a"].finish, FinishReason::kCancelled);
+  EXPECT_EQ(answers["a"].usage.completion_tokens, 3);
+  EXPECT_TRUE(engine.idle());
+}
+
+class FailingRunner final : public StepRunner {
+ public:
+  int32_t vocab() const override { return kVocab; }
+  int32_t max_context() const override { return 100; }
+  Status start(const Sequence&) override { return ok_status(); }
+  Result<StepOutput> run(const StepPlan&, Precision) override {
+    return error(ErrorCode::kResource, "the device is gone");
+  }
+};
+
+TEST(Engine, ABackendErrorEndsTheStepsRequests) {
+  FailingRunner runner;
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  ASSERT_TRUE(engine.submit(request("a", {5}, 4)).ok());
+  auto answers = run(engine);
+  EXPECT_EQ(answers["a"].finish, FinishReason::kError);
+  EXPECT_EQ(answers["a"].error, "the device is gone");
+  EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+}
+
+class OnlyEven final : public TokenConstraint {
+ public:
+  bool fill(std::span<uint32_t> mask) override {
+    for (uint32_t& word : mask) word = 0x55555555u;
+    return true;
+  }
+  bool accept(int32_t token) override { return token % 2 == 0; }
+};
+
+TEST(Engine, ATokenOutsideTheGrammarEndsTheRequest) {
+  ScriptedRunner runner(kVocab, 100, [](const Sequence& s) { return s.output_size() < 3 ? 10 : 11; });
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  Request r = request("a", {5}, 10);
+  r.constraint = std::make_unique<OnlyEven>();
+  ASSERT_TRUE(engine.submit(std::move(r)).ok());
+  EXPECT_EQ(run(engine)["a"].finish, FinishReason::kError);
+}
+
+}  // namespace
+}  // namespace nfp

@@ -1,0 +1,68 @@
+// Everything that `nestedfp VERB MODEL` needs of a model, opened in one go: files, configuration, weights on a backend,
+// tokenizer, chat template.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/backend.h"
+#include "base/progress.h"
+#include "base/result.h"
+#include "base/thread_pool.h"
+#include "engine/engine.h"
+#include "engine/model_runner.h"
+#include "io/model_source.h"
+#include "model/model.h"
+#include "text/tokenizer.h"
+
+namespace nfp {
+
+struct LoadedModelOptions {
+  int32_t threads = 0;      // 0 = as many as this process may use
+  std::string cpu_kernels;  // "" = the best this machine has
+  bool fp8_head = false;
+  Baseline baseline = Baseline::kNone;
+  ProgressCallback progress;
+};
+
+struct LoadedModel {
+  std::string name;  // as the user gave it
+  std::unique_ptr<ModelSource> source;
+  ModelConfig config;
+  std::unique_ptr<ThreadPool> threads;  // for work beside the backend: reading files, scoring
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Model> model;  // after backend: freed before it
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::string chat_template;       // source text; empty = the model has none
+  std::string chat_template_json;  // where it is a list of named templates: that list
+  double load_seconds = 0;
+};
+
+Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options);
+
+// Only files, configuration and tokenizer: for verbs that need no weights.
+Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& source);
+
+struct ServingOptions {
+  int32_t ctx = 0;  // tokens a sequence may have; 0 = the model's, at most 4096 by default
+  int32_t max_sequences = 1;
+  int32_t max_step_tokens = 512;
+  int32_t max_queue = 1024;
+  int64_t kv_bytes = 0;  // KV cache; 0 = enough for max_sequences full contexts
+  int32_t block_size = 16;
+  DType kv_dtype = DType::kF16;
+  bool prefix_caching = true;
+  Precision fp8 = Precision::kFp8;
+};
+
+// A model ready to answer: the runner and the engine over it.
+struct ServingEngine {
+  std::unique_ptr<ModelRunner> runner;
+  std::unique_ptr<Engine> engine;
+};
+
+Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& options,
+                                  std::unique_ptr<PrecisionPolicy> policy);
+
+}  // namespace nfp

@@ -1,0 +1,130 @@
+// nestedfp chat: a conversation on the terminal.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "base/process_memory.h"
+#include "engine/chat_session.h"
+#include "flags.h"
+#include "interrupt.h"
+#include "line_reader.h"
+#include "verbs.h"
+
+namespace nfp {
+namespace {
+
+constexpr const char* kHelp =
+    "/reset            forget the conversation\n"
+    "/precision NAME   fp16, fp8, fp8-w8a8, threshold:TOKENS or alternate:STEPS, from the next answer on\n"
+    "/stats            speed, precision and memory so far\n"
+    "/help             this list\n"
+    "/quit             leave (so does Ctrl-D); Ctrl-C stops an answer\n";
+
+struct Flags {
+  ModelFlags model;
+  SamplingFlags sampling;
+  std::string system;
+};
+
+void print_stats(const Engine& engine, const LoadedModel& loaded, const std::optional<Generation>& last) {
+  const EngineStats stats = engine.stats();
+  if (last) {
+    fmt::print(
+        "last answer: {} prompt tokens ({} from the cache), {} generated ({} FP16, {} FP8); first token {:.0f} ms, "
+        "decode {:.1f} tokens/s\n",
+        last->usage.prompt_tokens, last->usage.cached_tokens, last->usage.completion_tokens,
+        last->usage.completion.fp16, last->usage.completion.fp8, last->times.ttft_s * 1e3,
+        last->times.decode_tokens_per_s);
+  }
+  fmt::print("policy {}; {} steps, {} precision switches; context {} tokens\n", engine.policy().name(), stats.steps,
+             stats.precision_switches, engine.max_context());
+  fmt::print("weights {} (one copy), memory {} now, {} at most\n", human_bytes(loaded.model->weight_bytes()),
+             human_bytes(process_memory().resident), human_bytes(process_memory().peak));
+}
+
+// False when the conversation is over.
+bool command(const std::string& line, ChatSession& session, Engine& engine, const LoadedModel& loaded, Precision fp8,
+             const std::optional<Generation>& last) {
+  const size_t space = line.find(' ');
+  const std::string verb = line.substr(0, space);
+  const std::string rest = space == std::string::npos ? "" : line.substr(space + 1);
+  if (verb == "/quit" || verb == "/exit") return false;
+  if (verb == "/reset") {
+    session.reset();
+    fmt::print("(conversation forgotten)\n");
+  } else if (verb == "/stats") {
+    print_stats(engine, loaded, last);
+  } else if (verb == "/precision") {
+    auto policy = parse_policy(rest, fp8);
+    if (policy.ok()) {
+      fmt::print("(precision {})\n", (*policy)->name());
+      engine.set_policy(std::move(policy).value());
+    } else {
+      fmt::print("{}\n", policy.error().message);
+    }
+  } else {
+    if (verb != "/help") fmt::print("unknown command {}\n", verb);
+    fmt::print("{}", kHelp);
+  }
+  return true;
+}
+
+Status run(const Flags& flags) {
+  NFP_ASSIGN_OR_RETURN(const SamplingParams sampling, flags.sampling.value());
+  const Precision precision = flags.model.precision_value();
+  const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
+  NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.model.precision, fp8));
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
+  ServingOptions serving;
+  serving.ctx = flags.model.ctx;
+  serving.kv_dtype = flags.model.kv_dtype_value();
+  serving.fp8 = fp8;
+  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(policy)));
+  NFP_ASSIGN_OR_RETURN(ChatSession session, ChatSession::create(*loaded, *engine.engine, flags.system));
+
+  const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  if (terminal) fmt::print("{} in {}; /help lists commands\n", flags.model.model, flags.model.precision);
+  LineReader reader("> ");
+  std::optional<Generation> last;
+  while (auto line = reader.next()) {
+    if (line->empty()) continue;
+    if (line->front() == '/') {
+      if (!command(*line, session, *engine.engine, *loaded, fp8, last)) break;
+      continue;
+    }
+    const InterruptScope interrupt;
+    auto answer = session.say(
+        *line, sampling,
+        [](const RequestOutput& output) {
+          fmt::print("{}", output.text);
+          std::fflush(stdout);
+        },
+        interrupt.flag());
+    fmt::print("\n");
+    if (!answer.ok()) {
+      fmt::print(stderr, "nestedfp: error: {}\n", answer.error().message);
+      if (answer.error().code == ErrorCode::kInvalidInput) fmt::print(stderr, "(/reset starts a new conversation)\n");
+      continue;
+    }
+    if (answer->finish == FinishReason::kCancelled) fmt::print("(stopped)\n");
+    last = std::move(answer).value();
+  }
+  if (terminal) fmt::print("\n");
+  return ok_status();
+}
+
+}  // namespace
+
+void add_chat(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand("chat", "Talk with a model");
+  verb->footer(std::string("In the conversation:\n") + kHelp +
+               "\nExample:\n  nestedfp chat model.gguf --system 'Answer in one sentence.'");
+  flags->model.add_to(*verb);
+  verb->add_option("--system", flags->system, "the system message");
+  flags->sampling.add_to(*verb, 0.7f);
+  verb->callback([flags, &status] { status = run(*flags); });
+}
+
+}  // namespace nfp

@@ -1,0 +1,97 @@
+#include "flags.h"
+
+#include <charconv>
+
+#include "progress_bar.h"
+
+namespace nfp {
+
+void ModelFlags::add_to(CLI::App& app) {
+  app.add_option("MODEL", model,
+                 "Hugging Face directory, nested checkpoint, .gguf file, or org/name in the local Hugging Face cache")
+      ->required();
+  app.add_option(
+         "--precision", precision,
+         "fp16: exact, reads both bytes of every weight; fp8: reads upper bytes only; fp8-w8a8: upper bytes and E4M3 "
+         "activations, as Hopper computes")
+      ->check(CLI::IsMember({"fp16", "fp8", "fp8-w8a8"}))
+      ->capture_default_str();
+  app.add_option("--threads", threads, "threads to compute with; 0 = as many as this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app.add_option("--ctx", ctx, "tokens of context; 0 = the model's own, at most 4096")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  app.add_option("--dtype-kv", kv_dtype, "number format of the KV cache")
+      ->check(CLI::IsMember({"f16", "f32"}))
+      ->capture_default_str();
+  app.add_flag("--fp8-head", fp8_head, "let the last matrix (lm_head) compute in FP8 too in FP8 steps");
+  app.add_option(
+         "--baseline", baseline,
+         "for evaluation: hold the weights another way (fp8-channel: FP8 with one scale a row; f16: plain FP16)")
+      ->check(CLI::IsMember({"none", "fp8-channel", "f16"}))
+      ->capture_default_str();
+}
+
+Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
+  if (baseline == "fp8-channel" && is_exact(precision_value())) {
+    return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
+  }
+  LoadedModelOptions options;
+  options.threads = threads;
+  options.fp8_head = fp8_head;
+  if (baseline == "fp8-channel") options.baseline = Baseline::kFp8Channel;
+  if (baseline == "f16") options.baseline = Baseline::kDenseF16;
+  ProgressBar bar;
+  options.progress = bar.callback();
+  return nfp::load(model, options);
+}
+
+void SamplingFlags::add_to(CLI::App& app, float default_temperature) {
+  params.temperature = default_temperature;
+  app.add_option("-n,--max-tokens", max_tokens, "tokens to generate at most; 0 = until the context is full")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  app.add_option("--min-tokens", params.min_tokens, "tokens to generate at least")->capture_default_str();
+  app.add_option("--temperature", params.temperature, "0 = greedy: always the likeliest token")->capture_default_str();
+  app.add_option("--top-k", params.top_k, "sample from the K likeliest tokens; 0 = off")->capture_default_str();
+  app.add_option("--top-p", params.top_p, "sample from the likeliest tokens that hold this probability; 1 = off")
+      ->capture_default_str();
+  app.add_option("--min-p", params.min_p, "leave out tokens less likely than this share of the likeliest; 0 = off")
+      ->capture_default_str();
+  app.add_option("--repetition-penalty", params.repetition_penalty, "divide logits of tokens seen before; 1 = off")
+      ->capture_default_str();
+  app.add_option("--presence-penalty", params.presence_penalty,
+                 "subtract from logits of tokens generated before; 0 = off")
+      ->capture_default_str();
+  app.add_option("--frequency-penalty", params.frequency_penalty, "the same, for each time they were; 0 = off")
+      ->capture_default_str();
+  app.add_option("--seed", seed, "makes sampling repeatable; without it each run differs");
+  app.add_option("--stop", params.stop, "end before this text appears (may be given several times)")
+      ->allow_extra_args(false);
+  app.add_option("--stop-token-ids", params.stop_token_ids, "end at these token ids");
+  app.add_flag("--ignore-eos", params.ignore_eos, "go on after the model's end-of-generation token");
+}
+
+Result<SamplingParams> SamplingFlags::value() const {
+  SamplingParams result = params;
+  if (max_tokens > 0) result.max_tokens = max_tokens;
+  if (!seed.empty()) {
+    uint64_t number = 0;
+    const auto [end, code] = std::from_chars(seed.data(), seed.data() + seed.size(), number);
+    if (code != std::errc() || end != seed.data() + seed.size()) {
+      return error(ErrorCode::kUsage, "--seed {}: must be a whole number from 0 to 2^64 - 1", seed);
+    }
+    result.seed = number;
+  }
+  return result;
+}
+
+std::string human_bytes(uint64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (bytes >= (uint64_t{1} << 30)) return fmt::format("{:.2f} GiB", value / (1 << 30));
+  if (bytes >= (1 << 20)) return fmt::format("{:.1f} MiB", value / (1 << 20));
+  return fmt::format("{:.1f} KiB", value / 1024);
+}
+
+}  // namespace nfp

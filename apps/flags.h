@@ -1,0 +1,44 @@
+// The one place where flags that several verbs share become options.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "engine/loaded_model.h"
+#include "engine/policy.h"
+#include "engine/request.h"
+
+namespace nfp {
+
+struct ModelFlags {
+  std::string model;
+  std::string precision = "fp16";
+  std::string kv_dtype = "f16";
+  std::string baseline = "none";
+  int32_t threads = 0;
+  int32_t ctx = 0;
+  bool fp8_head = false;
+
+  void add_to(CLI::App& app);
+  // Loads with a progress bar on stderr.
+  Result<std::unique_ptr<LoadedModel>> load() const;
+  Precision precision_value() const { return *precision_from_name(precision); }
+  DType kv_dtype_value() const { return kv_dtype == "f32" ? DType::kF32 : DType::kF16; }
+};
+
+struct SamplingFlags {
+  SamplingParams params;
+  int32_t max_tokens = 0;  // 0 = until the context is full
+  std::string seed;        // empty = random
+
+  void add_to(CLI::App& app, float default_temperature);
+  Result<SamplingParams> value() const;
+};
+
+// "1.23 GiB"
+std::string human_bytes(uint64_t bytes);
+
+}  // namespace nfp

@@ -1,0 +1,169 @@
+// nestedfp generate: continues a prompt, streaming.
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <optional>
+#include <random>
+
+#include "base/mapped_file.h"
+#include "base/process_memory.h"
+#include "engine/generation.h"
+#include "flags.h"
+#include "interrupt.h"
+#include "verbs.h"
+
+namespace nfp {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  SamplingFlags sampling;
+  std::string prompt;
+  std::string file;
+  int32_t switch_every = 0;
+  bool json = false;
+  bool quiet = false;
+};
+
+Result<std::string> read_prompt(const Flags& flags) {
+  if (!flags.prompt.empty()) return flags.prompt;
+  if (!flags.file.empty()) return read_text_file(flags.file);
+  if (::isatty(STDIN_FILENO) != 0) {
+    return error(ErrorCode::kUsage, "no prompt; give one with -p TEXT, -f FILE or on standard input");
+  }
+  std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
+  return text;
+}
+
+// Prints pieces as they come. With --switch-every, text computed in FP8 is marked: coloured on a terminal, and "[fp8]"
+// / "[fp16]" where the precision changes.
+class Printer {
+ public:
+  explicit Printer(bool mark) : mark_(mark), colour_(mark && ::isatty(STDOUT_FILENO) != 0) {}
+  void operator()(const RequestOutput& output) {
+    if (mark_ && !output.tokens.empty() && output.tokens.front().precision != last_) {
+      last_ = output.tokens.front().precision;
+      if (colour_) fmt::print("{}", is_exact(*last_) ? "\033[0m" : "\033[33m");
+      fmt::print("[{}]", name_of(*last_));
+    }
+    fmt::print("{}", output.text);
+    std::fflush(stdout);
+    if (output.finish && colour_) fmt::print("\033[0m");
+  }
+
+ private:
+  bool mark_;
+  bool colour_;
+  std::optional<Precision> last_;
+};
+
+std::string_view finish_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kError:
+      return "error";
+  }
+  return "";
+}
+
+void print_json(const Flags& flags, const LoadedModel& loaded, const Generation& g, uint64_t seed) {
+  nlohmann::ordered_json tokens = nlohmann::ordered_json::array();
+  for (const OutputToken& token : g.tokens)
+    tokens.push_back({{"id", token.token}, {"precision", name_of(token.precision)}});
+  const ProcessMemory memory = process_memory();
+  const nlohmann::ordered_json out = {{"model", flags.model.model},
+                                      {"backend", loaded.backend->info().device},
+                                      {"text", g.text},
+                                      {"finish_reason", finish_name(g.finish)},
+                                      {"tokens", tokens},
+                                      {"seed", seed},
+                                      {"usage",
+                                       {{"prompt_tokens", g.usage.prompt_tokens},
+                                        {"completion_tokens", g.usage.completion_tokens},
+                                        {"fp16_tokens", g.usage.prompt.fp16 + g.usage.completion.fp16},
+                                        {"fp8_tokens", g.usage.prompt.fp8 + g.usage.completion.fp8}}},
+                                      {"load_s", loaded.load_seconds},
+                                      {"ttft_s", g.times.ttft_s},
+                                      {"prefill_tokens_per_s", g.times.prefill_tokens_per_s},
+                                      {"decode_tokens_per_s", g.times.decode_tokens_per_s},
+                                      {"weight_bytes", loaded.model->weight_bytes()},
+                                      {"peak_memory_bytes", memory.peak}};
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+Status run(const Flags& flags) {
+  NFP_ASSIGN_OR_RETURN(const std::string prompt, read_prompt(flags));
+  NFP_ASSIGN_OR_RETURN(SamplingParams sampling, flags.sampling.value());
+  if (!sampling.seed) sampling.seed = std::random_device{}();
+  const Precision precision = flags.model.precision_value();
+  const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
+  const std::string policy =
+      flags.switch_every > 0 ? fmt::format("alternate:{}", flags.switch_every) : flags.model.precision;
+  NFP_ASSIGN_OR_RETURN(auto chosen, parse_policy(policy, fp8));
+
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
+  ServingOptions serving;
+  serving.ctx = flags.model.ctx;
+  serving.kv_dtype = flags.model.kv_dtype_value();
+  serving.fp8 = fp8;
+  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(chosen)));
+  Request request;
+  request.id = "generate";
+  NFP_ASSIGN_OR_RETURN(request.prompt, loaded->tokenizer->encode(prompt));
+  request.sampling = sampling;
+
+  if (!flags.json && !flags.quiet) fmt::print("{}", prompt);
+  Printer printer(flags.switch_every > 0);
+  const InterruptScope interrupt;
+  GenerationCallback show;
+  if (!flags.json) show = [&](const RequestOutput& output) { printer(output); };
+  NFP_ASSIGN_OR_RETURN(const Generation g, generate(*engine.engine, std::move(request), show, interrupt.flag()));
+  if (flags.json) {
+    print_json(flags, *loaded, g, *sampling.seed);
+    return ok_status();
+  }
+  fmt::print("\n");
+  std::fflush(stdout);
+  if (!flags.quiet) {
+    fmt::print(
+        stderr,
+        "\n{}: {} prompt tokens, {} generated; first token {:.0f} ms, decode {:.1f} tokens/s; peak memory {}; one "
+        "copy of the weights {}\n",
+        policy, g.usage.prompt_tokens, g.usage.completion_tokens, g.times.ttft_s * 1e3, g.times.decode_tokens_per_s,
+        human_bytes(process_memory().peak), human_bytes(loaded->model->weight_bytes()));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand("generate", "Continue a prompt");
+  verb->footer(
+      "Examples:\n"
+      "  nestedfp generate model.gguf -p 'The capital of France is' -n 40\n"
+      "  nestedfp generate ./Llama-3.2-1B --precision fp8 -f prompt.txt --temperature 0.7\n"
+      "  echo 'Once upon a time' | nestedfp generate model.gguf --switch-every 8");
+  flags->model.add_to(*verb);
+  auto* prompt = verb->add_option("-p,--prompt", flags->prompt, "the prompt");
+  verb->add_option("-f,--file", flags->file, "read the prompt from a file")->excludes(prompt);
+  flags->sampling.add_to(*verb, 0.0f);
+  verb->add_option("--switch-every", flags->switch_every,
+                   "change between FP16 and FP8 every N steps, and mark where (0 = never)")
+      ->check(CLI::Range(0, 1 << 30));
+  verb->add_flag("--json", flags->json, "print one JSON object with text, tokens, times and memory instead");
+  verb->add_flag("-q,--quiet", flags->quiet, "print the generated text and nothing else");
+  verb->callback([flags, &status] { status = run(*flags); });
+}
+
+}  // namespace nfp

@@ -1,0 +1,114 @@
+// nestedfp perplexity: how well a model predicts a text, and how far it is from a saved base.
+#include "engine/perplexity.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "base/mapped_file.h"
+#include "base/process_memory.h"
+#include "flags.h"
+#include "verbs.h"
+
+namespace nfp {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  std::string file;
+  PerplexityOptions options;
+  bool json = false;
+};
+
+void print_json(const Flags& flags, const PerplexityResult& r) {
+  nlohmann::ordered_json out = {{"model", flags.model.model},
+                                {"file", flags.file},
+                                {"precision", flags.model.precision},
+                                {"baseline", flags.model.baseline},
+                                {"ctx", flags.options.ctx},
+                                {"chunks", r.chunks},
+                                {"scored_tokens", r.scored},
+                                {"perplexity", r.perplexity},
+                                {"error", r.error},
+                                {"seconds", r.seconds},
+                                {"tokens_per_s", static_cast<double>(r.chunks) * flags.options.ctx / r.seconds},
+                                {"peak_memory_bytes", process_memory().peak}};
+  if (r.kld) {
+    out["kld"] = {{"mean", r.kld->mean},
+                  {"error", r.kld->mean_error},
+                  {"median", r.kld->median},
+                  {"p99", r.kld->p99},
+                  {"max", r.kld->largest},
+                  {"same_top", r.kld->same_top},
+                  {"same_top_error", r.kld->same_top_error},
+                  {"base_perplexity", r.kld->base_perplexity}};
+  }
+  fmt::print("{}\n", out.dump(2));
+}
+
+Status run(const Flags& flags) {
+  NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(flags.file));
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
+  NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, loaded->tokenizer->encode(text, {.parse_special = false}));
+  PerplexityOptions options = flags.options;
+  if (flags.model.ctx > 0) options.ctx = flags.model.ctx;
+  options.precision = flags.model.precision_value();
+  options.kv_dtype = flags.model.kv_dtype_value();
+  if (loaded->tokenizer->adds_bos()) options.bos = loaded->tokenizer->bos_id();
+  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  const auto progress = [&](const PerplexityResult& r, int64_t all) {
+    const double left = r.seconds / static_cast<double>(r.chunks) * static_cast<double>(all - r.chunks);
+    if (terminal) {
+      fmt::print(stderr, "\r\033[Kchunk {}/{}: perplexity {:.4f} +- {:.4f}, {:.0f} s left", r.chunks, all, r.perplexity,
+                 r.error, left);
+      if (r.chunks == all) fmt::print(stderr, "\n");
+    } else if (r.chunks % 50 == 0 || r.chunks == all) {
+      fmt::print(stderr, "chunk {}/{}: perplexity {:.4f} +- {:.4f}\n", r.chunks, all, r.perplexity, r.error);
+    }
+  };
+  NFP_ASSIGN_OR_RETURN(const PerplexityResult r,
+                       perplexity(*loaded->model, tokens, options, *loaded->threads, progress));
+  Flags shown = flags;
+  shown.options = options;
+  if (flags.json) {
+    print_json(shown, r);
+    return ok_status();
+  }
+  fmt::print("perplexity {:.4f} +- {:.4f} over {} chunks of {} tokens ({} scored), {}, {:.1f} s\n", r.perplexity,
+             r.error, r.chunks, options.ctx, r.scored, flags.model.precision, r.seconds);
+  if (r.kld) {
+    fmt::print("KL divergence from the base: mean {:.6f} +- {:.6f}, median {:.6f}, 99 % {:.6f}, largest {:.4f}\n",
+               r.kld->mean, r.kld->mean_error, r.kld->median, r.kld->p99, r.kld->largest);
+    fmt::print("same top token {:.3f} +- {:.3f} %; the base's perplexity {:.4f}\n", r.kld->same_top * 100,
+               r.kld->same_top_error * 100, r.kld->base_perplexity);
+  }
+  if (!options.save_base.empty()) fmt::print("distributions written to {}\n", options.save_base);
+  return ok_status();
+}
+
+}  // namespace
+
+void add_perplexity(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand("perplexity", "Measure how well a model predicts a text");
+  verb->footer(
+      "The text is cut into chunks of --ctx tokens (512 unless given), of which the second half is scored, as "
+      "llama.cpp's\n"
+      "perplexity tool does. Examples:\n"
+      "  nestedfp perplexity model.gguf --file wiki.test.raw --chunks 100 --save-base base.bin\n"
+      "  nestedfp perplexity model.gguf --file wiki.test.raw --chunks 100 --precision fp8 --kld-base base.bin");
+  flags->model.add_to(*verb);
+  verb->add_option("--file", flags->file, "the text")->required();
+  verb->add_option("--chunks", flags->options.chunks, "chunks to score; 0 = all")->check(CLI::NonNegativeNumber);
+  verb->add_option("--chunk-tokens", flags->options.max_feed, "tokens computed in one step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  auto* save = verb->add_option("--save-base", flags->options.save_base,
+                                "write every scored distribution (2 bytes a token of the vocabulary)");
+  verb->add_option("--kld-base", flags->options.kld_base, "compare with the distributions that --save-base wrote")
+      ->excludes(save);
+  verb->add_flag("--json", flags->json, "print one JSON object");
+  verb->callback([flags, &status] { status = run(*flags); });
+}
+
+}  // namespace nfp

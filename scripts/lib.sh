@@ -42,7 +42,7 @@ nfp_run() {
   # shellcheck disable=SC2064  # the process id of now is meant
   trap "kill $pid 2>/dev/null; exit 130" INT TERM
   while kill -0 "$pid" 2>/dev/null; do
-    line="$(tail -n 1 "$log" 2>/dev/null | tr '\r' '\n' | tail -n 1 | cut -c 1-100 | tr -cd '[:print:]')"
+    line="$(tail -n 1 "$log" 2>/dev/null | tr '\r' '\n' | tail -n 1 | cut -c 1-100 | tr -cd '[:print:]')" || line=""
     if [[ -t 2 ]]; then
       printf '\r\e[K    %3ds  %s' $((SECONDS - began)) "$line" >&2
     elif ((SECONDS - shown >= 10)); then

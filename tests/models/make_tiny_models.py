@@ -5,7 +5,7 @@ Numpy only, and the same bytes on every machine: random bits come from PCG64's r
 become weights by exact arithmetic and one rounding. Exits with 77 (a skipped test) where numpy is missing.
 
 Between them the models have: tied and separate heads, grouped, multi-query and plain attention, head_dim given and left
-out, Llama 3 RoPE scaling, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
+out, Llama 3 and linear RoPE scaling, a sliding window, biases, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
 nested, one matrix that cannot be nested, BF16 values too small for FP16, and the chat template in either of its places.
 """
 
@@ -71,7 +71,16 @@ MODELS = {
         "dense_matrix": "model.layers.1.self_attn.o_proj.weight",
         "config": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 64,
                    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
-                   "num_hidden_layers": 2, "rope_theta": 1000000.0, "sliding_window": None},
+                   "num_hidden_layers": 2, "rope_theta": 1000000.0, "sliding_window": 24},
+    },
+    "llama-bias": {
+        "seed": 15,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "smollm2",
+        "config": {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1, "intermediate_size": 72,
+                   "num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True,
+                   "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     },
 }
 
@@ -167,6 +176,10 @@ def make_weights(name):
             # Zero in FP16, whatever the row's exponent; too small to be felt in the logits.
             matrix[3, 0:4] = np.array([1.0, -1.5, 1.25, 1.0]) * 2.0**-60
         weights[tensor] = matrix
+    biased = {"self_attn": config.get("attention_bias"), "mlp": config.get("mlp_bias")}
+    for tensor, (n, _) in shapes.items():
+        if any(on and f".{part}." in tensor for part, on in biased.items()):
+            weights[tensor.replace(".weight", ".bias")] = np.round(random.normal(n) * 16.0) / 64.0
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in ("input", "post_attention")]
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.

@@ -86,6 +86,8 @@ def rope_frequencies(config, head_dim):
     scaling = config.get("rope_scaling")
     if not scaling:
         return frequencies
+    if scaling["rope_type"] == "linear":
+        return frequencies / scaling["factor"]
     assert scaling["rope_type"] == "llama3"
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
@@ -99,6 +101,9 @@ def logits(config, weights, tokens):
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     count = len(tokens)
 
+    def linear(x, name):
+        return x @ weights[name + ".weight"].T + weights.get(name + ".bias", 0.0)
+
     def norm(x, name):
         return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + config["rms_norm_eps"]) * weights[name]
 
@@ -109,24 +114,25 @@ def logits(config, weights, tokens):
         a, b = x[..., : head_dim // 2], x[..., head_dim // 2 :]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
-    mask = np.triu(np.full((count, count), -np.inf), 1)
+    distance = np.arange(count)[:, None] - np.arange(count)[None, :]
+    mask = np.where((distance < 0) | (distance >= (config.get("sliding_window") or count)), -np.inf, 0.0)
     x = weights["model.embed_tokens.weight"][tokens]
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         h = norm(x, prefix + "input_layernorm.weight")
-        q = rotate((h @ weights[prefix + "self_attn.q_proj.weight"].T).reshape(count, heads, head_dim))
-        k = rotate((h @ weights[prefix + "self_attn.k_proj.weight"].T).reshape(count, kv_heads, head_dim))
-        v = (h @ weights[prefix + "self_attn.v_proj.weight"].T).reshape(count, kv_heads, head_dim)
+        q = rotate(linear(h, prefix + "self_attn.q_proj").reshape(count, heads, head_dim))
+        k = rotate(linear(h, prefix + "self_attn.k_proj").reshape(count, kv_heads, head_dim))
+        v = linear(h, prefix + "self_attn.v_proj").reshape(count, kv_heads, head_dim)
         out = np.empty((count, heads, head_dim))
         for head in range(heads):
             kv = head * kv_heads // heads
             scores = q[:, head] @ k[:, kv].T / np.sqrt(head_dim) + mask
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, kv]
-        x = x + out.reshape(count, -1) @ weights[prefix + "self_attn.o_proj.weight"].T
+        x = x + linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
         h = norm(x, prefix + "post_attention_layernorm.weight")
-        gate = h @ weights[prefix + "mlp.gate_proj.weight"].T
-        h = gate / (1 + np.exp(-gate)) * (h @ weights[prefix + "mlp.up_proj.weight"].T)
-        x = x + h @ weights[prefix + "mlp.down_proj.weight"].T
+        gate = linear(h, prefix + "mlp.gate_proj")
+        h = gate / (1 + np.exp(-gate)) * linear(h, prefix + "mlp.up_proj")
+        x = x + linear(h, prefix + "mlp.down_proj")
     head_name = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm.weight") @ weights[head_name].T

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/loaded_model.h"
 #include "tiny_model.h"
 
 namespace nfp::testing {
@@ -101,22 +102,38 @@ TEST_P(TinyModelTest, Fp16LogitsAreThoseOfTransformers) { compare(golden_.fp16, 
 
 TEST_P(TinyModelTest, Fp8LogitsAreThoseOfTransformersWithRoundedWeights) { compare(golden_.fp8, Precision::kFp8); }
 
+// Through the engine: scheduler, paged blocks and the sampler on the device.
 TEST_P(TinyModelTest, GreedyContinuationIsThatOfTransformers) {
-  const auto vocab = static_cast<ptrdiff_t>(model_->config().vocab);
+  LoadedModelOptions load_options;
+  load_options.threads = kThreads;
+  load_options.cpu_kernels = GetParam().kernels;
+  auto loaded = nfp::load(tiny_model_folder(GetParam().model), load_options);
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  ServingOptions options;
+  options.max_step_tokens = 5;  // the prompt takes two steps
+  options.kv_dtype = DType::kF32;
   for (const Precision precision : {Precision::kFp16, Precision::kFp8}) {
     const GoldenPrecision& golden = precision == Precision::kFp16 ? golden_.fp16 : golden_.fp8;
-    std::vector<int32_t> tokens = golden.greedy_prompt;
-    for (size_t i = 0; i < golden.greedy_continuation.size(); ++i) {
-      // The prompt in one step, then one token a step, as an engine does it.
-      Schedule schedule{{{0, golden.greedy_prompt.size()}}};
-      for (size_t k = 0; k < i; ++k) schedule.push_back({{0, 1}});
-      const auto logits = run(*model_, {tokens}, schedule, precision);
-      ASSERT_FALSE(logits[0].empty());
-      const auto last = logits[0].end() - vocab;
-      const auto best = static_cast<int32_t>(std::max_element(last, logits[0].end()) - last);
-      ASSERT_EQ(best, golden.greedy_continuation[i]) << name_of(precision) << ", token " << i;
-      tokens.push_back(best);
+    auto policy = parse_policy(name_of(precision));
+    ASSERT_TRUE(policy.ok()) << policy.error().message;
+    auto serving = make_engine(**loaded, options, std::move(policy).value());
+    ASSERT_TRUE(serving.ok()) << serving.error().message;
+    Request request;
+    request.id = "greedy";
+    request.prompt = golden.greedy_prompt;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = static_cast<int32_t>(golden.greedy_continuation.size());
+    request.sampling.ignore_eos = true;
+    const Status submitted = serving->engine->submit(std::move(request));
+    ASSERT_TRUE(submitted.ok()) << submitted.error().message;
+    std::vector<int32_t> tokens;
+    while (!serving->engine->idle()) {
+      for (const RequestOutput& output : serving->engine->step()) {
+        ASSERT_EQ(output.error, "");
+        for (const OutputToken& token : output.tokens) tokens.push_back(token.token);
+      }
     }
+    EXPECT_EQ(tokens, golden.greedy_continuation) << name_of(precision);
   }
 }
 

@@ -1,20 +1,22 @@
-# Warnings are errors in our code; sanitizers and CUDA are chosen here and nowhere else.
+# Warnings are errors in our code, and no concern of those who use the installed libraries; sanitizers and CUDA are
+# chosen here and nowhere else.
 add_library(nfp_options INTERFACE)
-target_include_directories(nfp_options INTERFACE "${PROJECT_SOURCE_DIR}/src")
-target_compile_options(nfp_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror>)
+target_compile_features(nfp_options INTERFACE cxx_std_20)
+target_include_directories(nfp_options INTERFACE
+  "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nestedfp>")
+function(nfp_own_cxx_options)
+  target_compile_options(nfp_options INTERFACE "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:${ARGN}>>")
+endfunction()
+nfp_own_cxx_options(-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False positives of GCC 12's and 13's middle end on std::optional, std::variant and std::string at -O2.
-  target_compile_options(nfp_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds
-      >)
+  nfp_own_cxx_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
 endif()
 # No contraction of a*b+c behind our back: results must be the same on every path (see docs/architecture.md).
-target_compile_options(nfp_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+nfp_own_cxx_options(-ffp-contract=off)
 
 if(NFP_SANITIZE)
-  target_compile_options(nfp_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NFP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  nfp_own_cxx_options(-fsanitize=${NFP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(nfp_options INTERFACE -fsanitize=${NFP_SANITIZE})
 endif()
 
@@ -38,7 +40,7 @@ if(NOT NFP_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(NFP_HAVE_CUDA ON)
     target_compile_options(nfp_options INTERFACE
-      $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)
+      "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>>")
   elseif(NFP_CUDA STREQUAL "ON")
     message(FATAL_ERROR "NFP_CUDA=ON but nvcc was not found; install the CUDA 13 toolkit or set -DCMAKE_CUDA_COMPILER")
   endif()

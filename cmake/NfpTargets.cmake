@@ -16,9 +16,10 @@ function(nfp_library name)
   endif()
 endfunction()
 
-# One gtest program. LABELS go to every case of it; NFP_TEST_DATA and NFP_SHARED_DATA reach it as macros.
+# One gtest program. LABELS go to every case of it, and FIXTURES name ctest fixtures that all of them need (tests/ makes
+# tiny_models). NFP_SOURCE_DIR and NFP_BINARY_DIR reach it as macros.
 function(nfp_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS;FIXTURES" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE nfp_options ${ARG_DEPS} GTest::gtest GTest::gtest_main nfp::rapidcheck)
   target_compile_definitions(${name} PRIVATE
@@ -27,16 +28,46 @@ function(nfp_test name)
     set(ARG_LABELS unit)
   endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900
-    SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
+    FIXTURES_REQUIRED "${ARG_FIXTURES}" SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
 endfunction()
 
-# A libFuzzer target: fuzz/NAME.cc with LLVMFuzzerTestOneInput. Without NFP_BUILD_FUZZERS nothing is built.
+# One ctest entry that runs a Python script: nfp_python_test(tokenizer_oracle oracle.py ARGS $<TARGET_FILE:tool>).
+# LABELS and FIXTURES are as in nfp_test.
+# The script exits 0 when all is right and 77 where it has to skip (a module or the demo model is not there), saying why.
+find_program(NFP_PYTHON python3 DOC "Python that runs the tests written in Python (scripts/test passes its own environment's)")
+function(nfp_python_test name script)
+  cmake_parse_arguments(ARG "" "" "ARGS;LABELS;FIXTURES" ${ARGN})
+  if(NOT NFP_BUILD_TESTS OR NOT NFP_PYTHON)
+    return()
+  endif()
+  cmake_path(ABSOLUTE_PATH script BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  add_test(NAME ${name} COMMAND "${NFP_PYTHON}" "${script}" ${ARG_ARGS})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900 SKIP_RETURN_CODE 77
+    FIXTURES_REQUIRED "${ARG_FIXTURES}" ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
+endfunction()
+
+# A libFuzzer target: NAME.cc with LLVMFuzzerTestOneInput; SEEDS is a folder of inputs to start from. Without
+# NFP_BUILD_FUZZERS nothing is built.
 function(nfp_fuzzer name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "SEEDS" "SOURCES;DEPS" ${ARGN})
   if(NFP_BUILD_FUZZERS)
     add_executable(${name} ${ARG_SOURCES})
     target_link_libraries(${name} PRIVATE nfp_options ${ARG_DEPS})
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-    set_property(GLOBAL APPEND PROPERTY NFP_FUZZERS ${name})
+    if(ARG_SEEDS)
+      cmake_path(ABSOLUTE_PATH ARG_SEEDS BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
+    endif()
+    set_property(GLOBAL APPEND_STRING PROPERTY NFP_FUZZERS "${name}\t$<TARGET_FILE:${name}>\t${ARG_SEEDS}\n")
+  endif()
+endfunction()
+
+# fuzzers.txt in the build folder: one line per target (name, program, seeds) for scripts/test --fuzz.
+function(nfp_write_fuzzer_list)
+  if(NFP_BUILD_FUZZERS)
+    get_property(fuzzers GLOBAL PROPERTY NFP_FUZZERS)
+    file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/fuzzers.txt" CONTENT "${fuzzers}")
   endif()
 endfunction()

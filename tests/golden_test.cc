@@ -1,0 +1,221 @@
+// Our models against Hugging Face transformers on tiny random models, and against themselves: however a sequence is cut
+// into steps and whoever shares them, its logits are the same bits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "engine/loaded_model.h"
+#include "tiny_model.h"
+
+namespace nfp::testing {
+namespace {
+
+constexpr int kThreads = 2;
+
+struct Case {
+  const char* model;
+  const char* kernels;  // "" = the best this machine has
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const char* model : kTinyModels) {
+    cases.push_back({model, "scalar"});
+    cases.push_back({model, ""});
+  }
+  return cases;
+}
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = std::string(info.param.model) + (*info.param.kernels ? "_scalar" : "_best");
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+class TinyModelTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (tiny_model_folder(GetParam().model).empty()) {
+      GTEST_SKIP() << "the tiny models were not made (numpy is missing); run scripts/test";
+    }
+    auto golden = read_golden(GetParam().model);
+    ASSERT_TRUE(golden.ok()) << golden.error().message;
+    golden_ = std::move(golden).value();
+    model_ = load(Baseline::kNone);
+  }
+
+  static std::unique_ptr<TinyModel> load(Baseline baseline) {
+    auto model = TinyModel::load(GetParam().model, GetParam().kernels, kThreads, baseline);
+    EXPECT_TRUE(model.ok()) << model.error().message;
+    return model.ok() ? std::move(model).value() : nullptr;
+  }
+
+  std::vector<std::vector<int32_t>> prompts() const {
+    std::vector<std::vector<int32_t>> result;
+    for (const auto& sequence : golden_.fp16.sequences) result.push_back(sequence.tokens);
+    return result;
+  }
+
+  std::vector<std::vector<float>> run(TinyModel& model, const std::vector<std::vector<int32_t>>& sequences,
+                                      const Schedule& schedule, Precision precision, DType kv = DType::kF32) {
+    auto logits = model.run(sequences, schedule, precision, kv);
+    EXPECT_TRUE(logits.ok()) << logits.error().message;
+    return logits.ok() ? std::move(logits).value() : std::vector<std::vector<float>>(sequences.size());
+  }
+
+  void compare(const GoldenPrecision& golden, Precision precision);
+
+  Golden golden_;
+  std::unique_ptr<TinyModel> model_;
+};
+
+// Both sides are FP32 forward passes that differ in the order of their sums and in their exp and cos, so each is about
+// fp32_error away from the true logits: twice that would do if it were a bound. It is the largest of one
+// implementation's errors; four of them on either side leave room for the other's being larger.
+void TinyModelTest::compare(const GoldenPrecision& golden, Precision precision) {
+  const double tolerance = 8 * golden.fp32_error;
+  const auto vocab = static_cast<size_t>(model_->config().vocab);
+  const auto logits = run(*model_, prompts(), one_by_one(prompts()), precision);
+  for (size_t s = 0; s < golden.sequences.size(); ++s) {
+    const GoldenSequence& expected = golden.sequences[s];
+    const size_t count = expected.tokens.size();
+    ASSERT_EQ(logits[s].size(), count * vocab);
+    ASSERT_EQ(expected.last_logits.size(), vocab);
+    for (size_t v = 0; v < vocab; ++v) {
+      ASSERT_NEAR(logits[s][(count - 1) * vocab + v], expected.last_logits[v], tolerance)
+          << count << " tokens, logit " << v;
+    }
+    for (size_t p = 0; p < expected.argmax.size(); ++p) {
+      const float* row = &logits[s][p * vocab];
+      ASSERT_NEAR(row[expected.argmax[p]], expected.max_logit[p], tolerance) << count << " tokens, position " << p;
+      double sum = 0;
+      for (size_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]) - expected.max_logit[p]);
+      ASSERT_NEAR(expected.max_logit[p] + std::log(sum), expected.log_sum_exp[p], tolerance)
+          << count << " tokens, position " << p;
+    }
+  }
+}
+
+TEST_P(TinyModelTest, Fp16LogitsAreThoseOfTransformers) { compare(golden_.fp16, Precision::kFp16); }
+
+TEST_P(TinyModelTest, Fp8LogitsAreThoseOfTransformersWithRoundedWeights) { compare(golden_.fp8, Precision::kFp8); }
+
+// Through the engine: scheduler, paged blocks and the sampler on the device.
+TEST_P(TinyModelTest, GreedyContinuationIsThatOfTransformers) {
+  LoadedModelOptions load_options;
+  load_options.threads = kThreads;
+  load_options.cpu_kernels = GetParam().kernels;
+  auto loaded = nfp::load(tiny_model_folder(GetParam().model), load_options);
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  ServingOptions options;
+  options.max_step_tokens = 5;  // the prompt takes two steps
+  options.kv_dtype = DType::kF32;
+  for (const Precision precision : {Precision::kFp16, Precision::kFp8}) {
+    const GoldenPrecision& golden = precision == Precision::kFp16 ? golden_.fp16 : golden_.fp8;
+    auto policy = parse_policy(name_of(precision));
+    ASSERT_TRUE(policy.ok()) << policy.error().message;
+    auto serving = make_engine(**loaded, options, std::move(policy).value());
+    ASSERT_TRUE(serving.ok()) << serving.error().message;
+    Request request;
+    request.id = "greedy";
+    request.prompt = golden.greedy_prompt;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = static_cast<int32_t>(golden.greedy_continuation.size());
+    request.sampling.ignore_eos = true;
+    const Status submitted = serving->engine->submit(std::move(request));
+    ASSERT_TRUE(submitted.ok()) << submitted.error().message;
+    std::vector<int32_t> tokens;
+    while (!serving->engine->idle()) {
+      for (const RequestOutput& output : serving->engine->step()) {
+        ASSERT_EQ(output.error, "");
+        for (const OutputToken& token : output.tokens) tokens.push_back(token.token);
+      }
+    }
+    EXPECT_EQ(tokens, golden.greedy_continuation) << name_of(precision);
+  }
+}
+
+TEST_P(TinyModelTest, LogitsDoNotDependOnChunksNorOnTheRestOfTheBatch) {
+  const auto sequences = prompts();
+  Schedule decode;    // one token of each sequence a step, as long as it lasts
+  Schedule together;  // all at once
+  Schedule mixed;     // a long prompt in chunks of 13 while the others decode
+  together.emplace_back();
+  size_t longest = 0;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    together.back().push_back({s, sequences[s].size()});
+    longest = std::max(longest, sequences[s].size());
+  }
+  for (size_t p = 0; p < longest; ++p) {
+    decode.emplace_back();
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      if (p < sequences[s].size()) decode.back().push_back({s, 1});
+    }
+  }
+  for (size_t p = 0; p < longest; p += 13) {
+    mixed.push_back({{sequences.size() - 1, std::min<size_t>(13, sequences.back().size() - p)}});
+    for (size_t s = 0; s + 1 < sequences.size(); ++s) {
+      const size_t done = p / 13;
+      if (done < sequences[s].size()) mixed.back().push_back({s, 1});
+    }
+  }
+  for (size_t s = 0; s + 1 < sequences.size(); ++s) {
+    const size_t done = std::min(mixed.size(), sequences[s].size());
+    if (done < sequences[s].size()) mixed.push_back({{s, sequences[s].size() - done}});
+  }
+  for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+    for (const DType kv : {DType::kF32, DType::kF16}) {
+      const auto expected = run(*model_, sequences, one_by_one(sequences), precision, kv);
+      for (const auto& [name, schedule] :
+           {std::pair<const char*, const Schedule&>{"decode", decode}, {"together", together}, {"mixed", mixed}}) {
+        const auto actual = run(*model_, sequences, schedule, precision, kv);
+        for (size_t s = 0; s < sequences.size(); ++s) {
+          ASSERT_EQ(actual[s].size(), expected[s].size());
+          EXPECT_EQ(0, std::memcmp(actual[s].data(), expected[s].data(), actual[s].size() * sizeof(float)))
+              << name_of(precision) << ", " << name << ", sequence " << s;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(TinyModelTest, NestedFp16IsBitForBitPlainFp16) {
+  // Where BF16 sources are refined by negative row exponents, plain FP16 is not the same matrix.
+  if (std::string(GetParam().model) == "llama-headdim") GTEST_SKIP() << "a BF16 source has no one FP16 matrix";
+  const auto dense = load(Baseline::kDenseF16);
+  ASSERT_NE(dense, nullptr);
+  const auto sequences = prompts();
+  const auto expected = run(*dense, sequences, one_by_one(sequences), Precision::kFp16);
+  const auto actual = run(*model_, sequences, one_by_one(sequences), Precision::kFp16);
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    ASSERT_EQ(actual[s].size(), expected[s].size());
+    EXPECT_EQ(0, std::memcmp(actual[s].data(), expected[s].data(), actual[s].size() * sizeof(float)));
+  }
+}
+
+TEST_P(TinyModelTest, NestingIsThatOfTheReference) {
+  int64_t matrices = 0, by_paper = 0, rows = 0;
+  std::vector<std::string> dense;
+  for (const TensorInfo& tensor : model_->source().tensors()) {
+    const std::string& name = tensor.name;
+    if (!name.ends_with("_proj.weight") && name != "lm_head.weight") continue;
+    MatrixAnalysis analysis;
+    auto reader = model_->source().matrix(name, model_->threads(), &analysis);
+    ASSERT_TRUE(reader.ok()) << reader.error().message;
+    ++matrices;
+    by_paper += analysis.nests_by_paper ? 1 : 0;
+    rows += std::count_if(analysis.exponents.begin(), analysis.exponents.end(), [](int8_t e) { return e > 0; });
+    if (analysis.storage != Storage::kNested) dense.push_back(name);
+  }
+  EXPECT_EQ(matrices, golden_.matrices);
+  EXPECT_EQ(by_paper, golden_.nested_by_paper);
+  EXPECT_EQ(rows, golden_.rows_with_exponent);
+  EXPECT_EQ(dense, golden_.dense);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, TinyModelTest, ::testing::ValuesIn(all_cases()), case_name);
+
+}  // namespace
+}  // namespace nfp::testing

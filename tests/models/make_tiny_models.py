@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Writes tiny random models as Hugging Face directories, for tests: make_tiny_models.py OUT [NAME...]
+
+Numpy only, and the same bytes on every machine: random bits come from PCG64's raw stream, which numpy keeps stable, and
+become weights by exact arithmetic and one rounding. Exits with 77 (a skipped test) where numpy is missing.
+
+Between them the models have: tied and separate heads, grouped, multi-query and plain attention, head_dim given and left
+out, Llama 3 and linear RoPE scaling, a sliding window, biases, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
+nested, one matrix that cannot be nested, BF16 values too small for FP16, and the chat template in either of its places.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: numpy is not installed (scripts/test installs it)")
+    sys.exit(77)
+
+import safetensors_file
+import tiny_tokenizer
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+# name -> how the model is made. "config" is config.json's part that differs from COMMON.
+MODELS = {
+    "llama-tied": {
+        "seed": 11,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "smollm2",
+        "large_rows": True,
+        "config": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 176,
+                   "num_hidden_layers": 2, "tie_word_embeddings": True},
+    },
+    "llama-headdim": {
+        "seed": 12,
+        "dtype": "BF16",
+        "shards": 3,
+        "tokenizer": "gpt2",
+        "template_file": True,
+        "large_rows": True,
+        "tiny_values": True,
+        "config": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32,
+                   "intermediate_size": 112, "num_hidden_layers": 3, "rms_norm_eps": 1e-6},
+    },
+    "llama3-rope": {
+        "seed": 13,
+        "dtype": "F32",
+        "shards": 1,
+        "tokenizer": "llama3",
+        "config": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
+                   "intermediate_size": 128, "num_hidden_layers": 2, "rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE},
+    },
+    "mistral": {
+        "seed": 14,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "dense_matrix": "model.layers.1.self_attn.o_proj.weight",
+        "config": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 2, "rope_theta": 1000000.0, "sliding_window": 24},
+    },
+    "llama-bias": {
+        "seed": 15,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "smollm2",
+        "config": {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1, "intermediate_size": 72,
+                   "num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True,
+                   "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    },
+}
+
+COMMON = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 512,
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "vocab_size": tiny_tokenizer.VOCABULARY,
+}
+
+TORCH_DTYPE = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+
+
+class Random:
+    """Bell-shaped numbers (sums of four 16-bit uniforms) with mean 0 and deviation 1, from PCG64's raw 64-bit stream."""
+
+    def __init__(self, seed):
+        self._bits = np.random.PCG64(seed)
+
+    def normal(self, *shape):
+        raw = np.asarray(self._bits.random_raw(int(np.prod(shape))), np.uint64)
+        total = sum((raw >> np.uint64(16 * i)) & np.uint64(0xFFFF) for i in range(4)).astype(np.float64)
+        return ((total - 131070.0) / 37837.2).reshape(shape)
+
+    def integers(self, low, high, count):
+        raw = np.asarray(self._bits.random_raw(count), np.uint64)
+        return (low + (raw % np.uint64(high - low)).astype(np.int64)).tolist()
+
+
+def full_config(name):
+    spec = MODELS[name]
+    return {**COMMON, **spec["config"], "torch_dtype": TORCH_DTYPE[spec["dtype"]]}
+
+
+def linear_names(config):
+    """Names of the linear matrices, lm_head included where it is separate, with their shapes [n, k]."""
+    hidden, inter = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes = {}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "self_attn.q_proj.weight"] = (q, hidden)
+        shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
+        shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
+        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q)
+        shapes[prefix + "mlp.gate_proj.weight"] = (inter, hidden)
+        shapes[prefix + "mlp.up_proj.weight"] = (inter, hidden)
+        shapes[prefix + "mlp.down_proj.weight"] = (hidden, inter)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def add_large_rows(random, matrix):
+    """Gives three rows one weight of 2 to 9.25 each. Their other weights are kept multiples of 2^-20, so that the row
+    divided by 8 or 16 is still exact in FP16."""
+    rows = random.integers(0, matrix.shape[0], 3)
+    columns = random.integers(0, matrix.shape[1], 3)
+    for row, column, large in zip(rows, columns, (2.0, -5.25, 9.25)):
+        matrix[row] = np.round(matrix[row] * 2.0**20) / 2.0**20
+        matrix[row, column] = large
+
+
+def make_weights(name):
+    """name -> float64 array, in the order of the file; rounding to the dtype comes later."""
+    spec, config = MODELS[name], full_config(name)
+    random = Random(spec["seed"])
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    weights = {"model.embed_tokens.weight": random.normal(config["vocab_size"], hidden) * 0.25}
+    shapes = linear_names(config)
+    for i, (tensor, (n, k)) in enumerate(shapes.items()):
+        matrix = random.normal(n, k) * (1.2 / np.sqrt(k))
+        if spec["dtype"] == "BF16":
+            # What BF16 makes of a multiple of 2^-16 is exact in FP16 too.
+            matrix = np.round(matrix * 2.0**16) / 2.0**16
+        if spec.get("large_rows") and i % 3 == 1:
+            add_large_rows(random, matrix)
+        if tensor == spec.get("dense_matrix"):
+            # No exponent serves this row: 5 needs division by 4, and 2^-24 is FP16's smallest number.
+            matrix[7, 0:2] = (5.0, 2.0**-24)
+        if spec.get("tiny_values") and tensor.endswith("v_proj.weight"):
+            # Zero in FP16, whatever the row's exponent; too small to be felt in the logits.
+            matrix[3, 0:4] = np.array([1.0, -1.5, 1.25, 1.0]) * 2.0**-60
+        weights[tensor] = matrix
+    biased = {"self_attn": config.get("attention_bias"), "mlp": config.get("mlp_bias")}
+    for tensor, (n, _) in shapes.items():
+        if any(on and f".{part}." in tensor for part, on in biased.items()):
+            weights[tensor.replace(".weight", ".bias")] = np.round(random.normal(n) * 16.0) / 64.0
+    norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in ("input", "post_attention")]
+    for tensor in [*norms, "model.norm.weight"]:
+        # Multiples of 1/64 near 1 are exact in every dtype.
+        weights[tensor] = 1.0 + np.round(random.normal(hidden) * 8.0) / 64.0
+    if spec["dtype"] == "F32":
+        embedding = weights["model.embed_tokens.weight"]
+        weights["model.embed_tokens.weight"] = embedding.astype(np.float16).astype(np.float64)
+    return weights
+
+
+def stored(dtype, values):
+    if dtype == "BF16":
+        return safetensors_file.f32_to_bf16(values.astype(np.float32))
+    return values.astype(safetensors_file.STORAGE[dtype])
+
+
+def write_weights(folder, tensors, shards):
+    metadata = {"format": "pt"}
+    if shards == 1:
+        safetensors_file.write(os.path.join(folder, "model.safetensors"), tensors, metadata)
+        return
+    names, index, total = list(tensors), {}, 0
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        part = names[len(names) * shard // shards : len(names) * (shard + 1) // shards]
+        total += safetensors_file.write(os.path.join(folder, file), {n: tensors[n] for n in part}, metadata)
+        index.update({n: file for n in part})
+    write_json(os.path.join(folder, "model.safetensors.index.json"),
+               {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))})
+
+
+def write_json(path, value):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def make_model(out, name):
+    spec, config = MODELS[name], full_config(name)
+    folder = os.path.join(out, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    tensors = {tensor: (spec["dtype"], stored(spec["dtype"], values)) for tensor, values in make_weights(name).items()}
+    write_weights(folder, tensors, spec["shards"])
+    write_json(os.path.join(folder, "config.json"), config)
+    write_json(os.path.join(folder, "generation_config.json"),
+               {"bos_token_id": 0, "do_sample": True, "eos_token_id": [2, 0], "pad_token_id": 2, "temperature": 0.6, "top_p": 0.9})
+    write_json(os.path.join(folder, "tokenizer.json"), tiny_tokenizer.tokenizer_json(spec["tokenizer"]))
+    in_file = spec.get("template_file", False)
+    write_json(os.path.join(folder, "tokenizer_config.json"), tiny_tokenizer.tokenizer_config(not in_file))
+    if in_file:
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(tiny_tokenizer.CHATML)
+    return folder
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", help="folder that gets one folder per model; models of the same name there are replaced")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which models (default: all): " + ", ".join(MODELS))
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in MODELS]
+    if unknown:
+        parser.error(f"no model is called {unknown[0]}; there are {', '.join(MODELS)}")
+    for name in arguments.names or MODELS:
+        print(make_model(arguments.out, name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+#include "tiny_model.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+
+#include "backend/cpu/cpu_backend.h"
+#include "base/mapped_file.h"
+
+namespace nfp::testing {
+namespace {
+
+constexpr int32_t kBlockSize = 16;
+constexpr int32_t kMaxTokens = 256;
+constexpr int32_t kMaxPositions = 256;
+
+// Little-endian FP32 values in base64, as the goldens keep them.
+std::vector<float> decode_floats(std::string_view text) {
+  std::vector<uint8_t> bytes;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const size_t digit = kDigits.find(c);
+    if (digit == std::string_view::npos) break;  // padding
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    count += 6;
+    if (count >= 8) {
+      count -= 8;
+      bytes.push_back(static_cast<uint8_t>(bits >> count));
+    }
+  }
+  std::vector<float> values(bytes.size() / sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
+  return values;
+}
+
+GoldenPrecision read_precision(const nlohmann::json& json) {
+  GoldenPrecision result;
+  result.fp32_error = json.at("fp32_error");
+  for (const auto& item : json.at("sequences")) {
+    GoldenSequence sequence;
+    sequence.tokens = item.at("tokens").get<std::vector<int32_t>>();
+    sequence.last_logits = decode_floats(item.at("last_logits").get<std::string>());
+    if (item.contains("argmax")) {
+      sequence.argmax = item.at("argmax").get<std::vector<int32_t>>();
+      sequence.max_logit = decode_floats(item.at("max_logit").get<std::string>());
+      sequence.log_sum_exp = decode_floats(item.at("log_sum_exp").get<std::string>());
+    }
+    result.sequences.push_back(std::move(sequence));
+  }
+  result.greedy_prompt = json.at("greedy").at("tokens").get<std::vector<int32_t>>();
+  result.greedy_continuation = json.at("greedy").at("continuation").get<std::vector<int32_t>>();
+  return result;
+}
+
+template <typename T>
+Result<Buffer> to_device(Backend& backend, const std::vector<T>& values) {
+  NFP_ASSIGN_OR_RETURN(Buffer buffer, backend.allocate(values.size() * sizeof(T)));
+  NFP_RETURN_IF_ERROR(backend.upload(buffer.data(), values.data(), values.size() * sizeof(T)));
+  return buffer;
+}
+
+}  // namespace
+
+Result<Golden> read_golden(const std::string& name) {
+  const std::string path = std::string(NFP_SOURCE_DIR) + "/tests/golden/" + name + ".json";
+  NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path));
+  try {
+    const auto json = nlohmann::json::parse(text);
+    Golden golden;
+    golden.fp16 = read_precision(json.at("fp16"));
+    golden.fp8 = read_precision(json.at("fp8"));
+    golden.matrices = json.at("nesting").at("matrices");
+    golden.nested_by_paper = json.at("nesting").at("by_paper");
+    golden.rows_with_exponent = json.at("nesting").at("rows_with_exponent");
+    golden.dense = json.at("nesting").at("dense").get<std::vector<std::string>>();
+    return golden;
+  } catch (const nlohmann::json::exception& e) {
+    return error(ErrorCode::kInvalidInput, "{}: {}", path, e.what());
+  }
+}
+
+std::string tiny_model_folder(const std::string& name) {
+  std::string folder = std::string(NFP_BINARY_DIR) + "/tests/tiny_models/" + name;
+  return std::filesystem::exists(folder + "/config.json") ? folder : std::string();
+}
+
+Schedule one_by_one(const std::vector<std::vector<int32_t>>& sequences) {
+  Schedule schedule;
+  for (size_t i = 0; i < sequences.size(); ++i) schedule.push_back({{i, sequences[i].size()}});
+  return schedule;
+}
+
+Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, const std::string& kernels, int threads,
+                                                   Baseline baseline) {
+  std::unique_ptr<TinyModel> tiny(new TinyModel(threads));
+  NFP_ASSIGN_OR_RETURN(tiny->source_, ModelSource::open(tiny_model_folder(name)));
+  NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(tiny->source_->config_json(), name + "/config.json"));
+  NFP_ASSIGN_OR_RETURN(tiny->backend_, make_cpu_backend({.threads = threads, .pin = false, .kernels = kernels}));
+  LoadOptions options;
+  options.baseline = baseline;
+  NFP_ASSIGN_OR_RETURN(tiny->model_, load_model(*tiny->source_, config, *tiny->backend_, tiny->threads_, options));
+  NFP_RETURN_IF_ERROR(tiny->model_->reserve(kMaxTokens, kMaxTokens, kMaxPositions));
+  return tiny;
+}
+
+Result<std::vector<std::vector<float>>> TinyModel::run(const std::vector<std::vector<int32_t>>& sequences,
+                                                       const Schedule& schedule, Precision precision, DType kv_dtype) {
+  // Neighbouring blocks of a sequence lie apart and in descending order, as they may after some time of use.
+  std::vector<std::vector<int32_t>> tables(sequences.size());
+  int32_t blocks = 0;
+  for (const auto& sequence : sequences) blocks += static_cast<int32_t>(sequence.size()) / kBlockSize + 1;
+  int32_t next = blocks;
+  for (int32_t round = 0; next > 0; ++round) {
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      if (round <= static_cast<int32_t>(sequences[i].size()) / kBlockSize) tables[i].push_back(--next);
+    }
+  }
+  NFP_ASSIGN_OR_RETURN(const auto cache, backend_->make_kv_cache(model_->kv_spec(blocks, kBlockSize, kv_dtype)));
+  std::vector<std::vector<float>> logits(sequences.size());
+  for (const auto& pieces : schedule) {
+    NFP_RETURN_IF_ERROR(step(sequences, pieces, tables, precision, *cache, logits));
+  }
+  return logits;
+}
+
+Status TinyModel::step(const std::vector<std::vector<int32_t>>& sequences, const std::vector<Piece>& pieces,
+                       const std::vector<std::vector<int32_t>>& tables, Precision precision, KvCache& cache,
+                       std::vector<std::vector<float>>& logits) {
+  const auto vocab = static_cast<size_t>(config().vocab);
+  std::vector<int32_t> ids, positions, slots, query_start{0}, context, table, rows;
+  BatchView batch;
+  size_t width = 0;
+  for (const Piece& piece : pieces) width = std::max(width, tables[piece.sequence].size());
+  for (const Piece& piece : pieces) {
+    const auto& tokens = sequences[piece.sequence];
+    const auto& blocks = tables[piece.sequence];
+    const size_t first = logits[piece.sequence].size() / vocab;
+    for (size_t p = first; p < first + piece.count; ++p) {
+      rows.push_back(static_cast<int32_t>(ids.size()));
+      ids.push_back(tokens.at(p));
+      positions.push_back(static_cast<int32_t>(p));
+      slots.push_back(blocks[p / kBlockSize] * kBlockSize + static_cast<int32_t>(p % kBlockSize));
+    }
+    query_start.push_back(static_cast<int32_t>(ids.size()));
+    context.push_back(static_cast<int32_t>(first + piece.count));
+    table.insert(table.end(), blocks.begin(), blocks.end());
+    table.resize(context.size() * width, 0);
+    batch.max_query = std::max(batch.max_query, static_cast<int32_t>(piece.count));
+    batch.max_context = std::max(batch.max_context, context.back());
+  }
+  batch.tokens = static_cast<int32_t>(ids.size());
+  batch.sequences = static_cast<int32_t>(context.size());
+  batch.table_width = static_cast<int32_t>(width);
+  NFP_ASSIGN_OR_RETURN(const Buffer d_ids, to_device(*backend_, ids));
+  NFP_ASSIGN_OR_RETURN(const Buffer d_positions, to_device(*backend_, positions));
+  NFP_ASSIGN_OR_RETURN(const Buffer d_slots, to_device(*backend_, slots));
+  NFP_ASSIGN_OR_RETURN(const Buffer d_query_start, to_device(*backend_, query_start));
+  NFP_ASSIGN_OR_RETURN(const Buffer d_context, to_device(*backend_, context));
+  NFP_ASSIGN_OR_RETURN(const Buffer d_table, to_device(*backend_, table));
+  NFP_ASSIGN_OR_RETURN(const Buffer d_rows, to_device(*backend_, rows));
+  batch.token_ids = d_ids.as<int32_t>();
+  batch.positions = d_positions.as<int32_t>();
+  batch.slots = d_slots.as<int32_t>();
+  batch.query_start = d_query_start.as<int32_t>();
+  batch.context = d_context.as<int32_t>();
+  batch.block_table = d_table.as<int32_t>();
+
+  model_->forward({batch, precision, &cache});
+  const size_t bytes = ids.size() * vocab * sizeof(float);
+  NFP_ASSIGN_OR_RETURN(const Buffer d_logits, backend_->allocate(bytes));
+  model_->logits(d_rows.as<int32_t>(), batch.tokens, precision, d_logits.as<float>());
+  std::vector<float> values(ids.size() * vocab);
+  NFP_RETURN_IF_ERROR(backend_->download(values.data(), d_logits.data(), bytes));
+  size_t begin = 0;
+  for (const Piece& piece : pieces) {
+    const auto from = values.begin() + static_cast<ptrdiff_t>(begin * vocab);
+    auto& out = logits[piece.sequence];
+    out.insert(out.end(), from, from + static_cast<ptrdiff_t>(piece.count * vocab));
+    begin += piece.count;
+  }
+  return ok_status();
+}
+
+}  // namespace nfp::testing

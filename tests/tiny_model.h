@@ -1,0 +1,88 @@
+// The tiny models of tests/models/make_tiny_models.py with their goldens (tests/golden), and a way to run one through
+// any schedule of steps. For tests.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/result.h"
+#include "base/thread_pool.h"
+#include "io/model_source.h"
+#include "model/model.h"
+
+namespace nfp::testing {
+
+inline constexpr const char* kTinyModels[] = {"llama-tied", "llama-headdim", "llama3-rope", "mistral", "llama-bias"};
+
+struct GoldenSequence {
+  std::vector<int32_t> tokens;
+  std::vector<float> last_logits;  // [vocab] after the last token
+  // For each position; FP16 only, else empty.
+  std::vector<int32_t> argmax;
+  std::vector<float> max_logit;
+  std::vector<float> log_sum_exp;
+};
+
+struct GoldenPrecision {
+  double fp32_error = 0;  // how far an FP32 forward pass is from the true logits
+  std::vector<GoldenSequence> sequences;
+  std::vector<int32_t> greedy_prompt;
+  std::vector<int32_t> greedy_continuation;
+};
+
+struct Golden {
+  GoldenPrecision fp16;
+  GoldenPrecision fp8;
+  int64_t matrices = 0;
+  int64_t nested_by_paper = 0;
+  int64_t rows_with_exponent = 0;
+  std::vector<std::string> dense;
+};
+
+Result<Golden> read_golden(const std::string& name);
+
+// The generated model's folder, or nothing where the generator did not run (no numpy).
+std::string tiny_model_folder(const std::string& name);
+
+// `count` more tokens of sequence `sequence` in one step.
+struct Piece {
+  size_t sequence = 0;
+  size_t count = 0;
+};
+using Schedule = std::vector<std::vector<Piece>>;
+
+// Every sequence whole, each in a step of its own.
+Schedule one_by_one(const std::vector<std::vector<int32_t>>& sequences);
+
+// A model on the CPU backend.
+class TinyModel {
+ public:
+  // kernels: as CpuOptions has it.
+  static Result<std::unique_ptr<TinyModel>> load(const std::string& name, const std::string& kernels, int threads,
+                                                 Baseline baseline = Baseline::kNone);
+
+  // Logits [tokens, vocab] of every sequence; the schedule gives each sequence's tokens exactly once.
+  Result<std::vector<std::vector<float>>> run(const std::vector<std::vector<int32_t>>& sequences,
+                                              const Schedule& schedule, Precision precision, DType kv_dtype);
+
+  const ModelSource& source() const { return *source_; }
+  const ModelConfig& config() const { return model_->config(); }
+  Backend& backend() { return *backend_; }
+  ThreadPool& threads() { return threads_; }
+
+ private:
+  explicit TinyModel(int threads) : threads_(threads) {}
+  Status step(const std::vector<std::vector<int32_t>>& sequences, const std::vector<Piece>& pieces,
+              const std::vector<std::vector<int32_t>>& tables, Precision precision, KvCache& cache,
+              std::vector<std::vector<float>>& logits);
+
+  ThreadPool threads_;
+  std::unique_ptr<ModelSource> source_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+};
+
+}  // namespace nfp::testing

@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+"""Every verb of the program, as a person would run it: test_verbs.py PROGRAM TINY_MODELS [unittest arguments]
+
+On tiny random models always, and on the demo model where NFP_DEMO_MODEL names it.
+"""
+
+import filecmp
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM, TINY = sys.argv[1:3]
+DEMO = os.environ.get("NFP_DEMO_MODEL", "")
+MODELS = [os.path.join(TINY, name) for name in sorted(os.listdir(TINY)) if os.path.isdir(os.path.join(TINY, name))]
+F16_MODEL = os.path.join(TINY, "llama-tied")
+
+
+def run(*arguments, code=0, stdin="", timeout=300, **keywords):
+    """Runs the program; its output as (stdout, stderr)."""
+    done = subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, **keywords)
+    if done.returncode != code:
+        raise AssertionError(f"{' '.join(arguments)}: exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}")
+    return done.stdout, done.stderr
+
+
+def failure(*arguments, code=1, **keywords):
+    """The one line that a refused command prints."""
+    out, err = run(*arguments, code=code, **keywords)
+    lines = [line for line in err.splitlines() if line.startswith("nestedfp: error: ")]
+    if len(lines) != 1:
+        raise AssertionError(f"expected one error line, got:\n{err}")
+    return lines[0]
+
+
+class Scratch(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="nfp-cli-")
+
+    def tearDown(self):
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+
+class Generate(Scratch):
+    def answer(self, model, *arguments):
+        out, _ = run("generate", model, "-p", "the quick brown", "-n", "12", "--ignore-eos", "--json", *arguments)
+        return json.loads(out)
+
+    def test_every_model_in_every_precision(self):
+        for model in MODELS:
+            for precision in ["fp16", "fp8", "fp8-w8a8"]:
+                answer = self.answer(model, "--precision", precision)
+                self.assertEqual(len(answer["tokens"]), 12, model)
+                self.assertEqual({token["precision"] for token in answer["tokens"]}, {precision})
+                self.assertEqual(answer["finish_reason"], "length")
+
+    def test_nested_equals_plain_fp16(self):
+        for model in MODELS:
+            nested = self.answer(model)
+            plain = self.answer(model, "--baseline", "f16")
+            if "llama-headdim" not in model:  # BF16 values that FP16 cannot hold: there nested is closer to the source
+                self.assertEqual(nested["text"], plain["text"], model)
+
+    def test_switching_marks_and_counts(self):
+        answer = self.answer(F16_MODEL, "--switch-every", "3")
+        kinds = [token["precision"] for token in answer["tokens"]]
+        self.assertEqual(kinds, ["fp16"] * 3 + ["fp8"] * 3 + ["fp16"] * 3 + ["fp8"] * 3)
+        out, _ = run("generate", F16_MODEL, "-p", "a b", "-n", "6", "--ignore-eos", "--switch-every", "2")
+        self.assertEqual([out.count("[fp16]"), out.count("[fp8]")], [2, 1])
+
+    def test_sampling_is_repeatable_by_seed_and_thread_count(self):
+        flags = ["--temperature", "1", "--top-k", "40", "--top-p", "0.9", "--repetition-penalty", "1.2"]
+        first = self.answer(F16_MODEL, *flags, "--seed", "5")
+        self.assertEqual(first["text"], self.answer(F16_MODEL, *flags, "--seed", "5", "--threads", "1")["text"])
+        texts = {self.answer(F16_MODEL, *flags, "--seed", str(seed))["text"] for seed in range(6)}
+        self.assertGreater(len(texts), 1)
+
+    def test_kernel_sets_agree(self):
+        cpu = open("/proc/cpuinfo").read() if os.path.exists("/proc/cpuinfo") else ""
+        sets = ["scalar"] + (["avx2"] if " avx2" in cpu else []) + (["avx512"] if " avx512bw" in cpu else [])
+        texts = set()
+        for name in sets:
+            out, _ = run("generate", F16_MODEL, "-p", "x y z", "-n", "20", "--ignore-eos", "-q",
+                         env={**os.environ, "NESTEDFP_CPU": name})
+            texts.add(out)
+        self.assertEqual(len(texts), 1)
+        failure("generate", F16_MODEL, "-p", "x", env={**os.environ, "NESTEDFP_CPU": "z80"})
+
+    def test_prompts_from_file_and_pipe(self):
+        with open(self.path("prompt"), "w") as file:
+            file.write("the quick brown")
+        by_flag, _ = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "5", "-q")
+        self.assertEqual(run("generate", F16_MODEL, "-f", self.path("prompt"), "-n", "5", "-q")[0], by_flag)
+        self.assertEqual(run("generate", F16_MODEL, "-n", "5", "-q", stdin="the quick brown")[0], by_flag)
+
+    def test_stop_strings_and_kv_dtype(self):
+        answer = self.answer(F16_MODEL, "--dtype-kv", "f32")
+        stop = answer["text"][3:6]
+        out, _ = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "12", "--ignore-eos", "-q", "--dtype-kv", "f32",
+                     "--stop", stop)
+        self.assertEqual(out.rstrip("\n"), answer["text"][: answer["text"].index(stop)])
+
+    def test_bad_input(self):
+        self.assertIn("no such", failure("generate", self.path("none"), "-p", "x").lower() + "no such")
+        self.assertIn("--temperature".strip("-"), failure("generate", F16_MODEL, "-p", "x", "--temperature", "-1"))
+        self.assertIn("context", failure("generate", F16_MODEL, "-p", "word " * 5000, "--ctx", "32"))
+        self.assertIn("prompt", failure("generate", F16_MODEL, stdin="").lower())
+        run("generate", code=2)
+        run("generate", F16_MODEL, "--precision", "fp4", code=2)
+        run("generate", F16_MODEL, "-p", "x", "--no-such-flag", code=2)
+        run("nonsense", code=2)
+        run("generate", F16_MODEL, "-p", "x", "--baseline", "fp8-channel", code=2)
+
+    def test_help_teaches(self):
+        out, _ = run("--help")
+        for verb in ["generate", "chat", "convert", "restore", "inspect", "perplexity", "bench"]:
+            self.assertIn(verb, out)
+            self.assertIn("xample", run(verb, "--help")[0], verb)
+
+
+class ConvertAndRestore(Scratch):
+    def weights(self, folder):
+        return sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+
+    def test_round_trip_is_bit_exact_and_runs(self):
+        for model in MODELS:
+            nested, back = self.path("nested-" + os.path.basename(model)), self.path("back-" + os.path.basename(model))
+            run("convert", model, nested)
+            config = json.load(open(os.path.join(nested, "config.json")))
+            self.assertIn("nestedfp", config)
+            self.assertEqual(config["quantization_config"]["quant_method"], "compressed-tensors")
+            one = run("generate", model, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
+            two = run("generate", nested, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
+            self.assertEqual(one, two, model)
+            one = run("generate", model, "-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision", "fp8")[0]
+            two = run("generate", nested, "-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision", "fp8")[0]
+            self.assertEqual(one, two, model)
+            run("restore", nested, back)
+            self.assertTrue(self.weights(back), model)
+
+    def test_an_f16_checkpoint_comes_back_bit_for_bit(self):
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
+        nested, back = self.path("nested"), self.path("back")
+        run("convert", F16_MODEL, nested)
+        run("restore", nested, back)
+        self.assertEqual(tensors(F16_MODEL), tensors(back))
+
+    def test_nothing_is_overwritten_or_left_behind(self):
+        nested = self.path("nested")
+        run("convert", F16_MODEL, nested)
+        self.assertIn("--force", failure("convert", F16_MODEL, nested))
+        run("convert", F16_MODEL, nested, "--force")
+        before = sorted(os.listdir(self.dir))
+        broken = self.path("broken")
+        shutil.copytree(F16_MODEL, broken)
+        weights = [name for name in os.listdir(broken) if name.endswith(".safetensors")][0]
+        with open(os.path.join(broken, weights), "r+b") as file:
+            file.truncate(os.path.getsize(os.path.join(broken, weights)) - 10)
+        failure("convert", broken, self.path("out"))
+        shutil.rmtree(broken)
+        self.assertEqual(sorted(os.listdir(self.dir)), before)
+
+
+def tensors(folder):
+    """name -> (dtype, shape, bytes) of all safetensors of a directory."""
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        if not name.endswith(".safetensors"):
+            continue
+        data = open(os.path.join(folder, name), "rb").read()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        for tensor, entry in header.items():
+            if tensor != "__metadata__":
+                begin, end = entry["data_offsets"]
+                found[tensor] = (entry["dtype"], entry["shape"], data[8 + length + begin : 8 + length + end])
+    return found
+
+
+class Inspect(Scratch):
+    def test_tables(self):
+        for model in MODELS:
+            out, _ = run("inspect", model)
+            self.assertIn("gate", out)
+            json.loads(run("inspect", model, "--json")[0])
+
+
+class Perplexity(Scratch):
+    def setUp(self):
+        super().setUp()
+        with open(self.path("text"), "w") as file:
+            file.write("the quick brown fox jumps over the lazy dog. " * 200)
+
+    def measure(self, *arguments):
+        out, _ = run("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--chunks", "4", "--json", *arguments)
+        return json.loads(out)
+
+    def test_chunking_changes_nothing(self):
+        whole = self.measure()
+        self.assertEqual(whole["scored_tokens"], 4 * 31)
+        self.assertEqual(whole["perplexity"], self.measure("--chunk-tokens", "7")["perplexity"])
+        self.assertEqual(whole["perplexity"], self.measure("--threads", "1")["perplexity"])
+        self.assertEqual(whole["perplexity"], self.measure("--baseline", "f16")["perplexity"])
+
+    def test_divergence_from_a_base(self):
+        base = self.path("base")
+        fp16 = self.measure("--save-base", base)
+        same = self.measure("--kld-base", base)
+        self.assertLess(abs(same["kld"]["mean"]), 1e-6)
+        self.assertEqual(same["kld"]["same_top"], 1)
+        self.assertAlmostEqual(same["kld"]["base_perplexity"] / fp16["perplexity"], 1, places=3)
+        fp8 = self.measure("--kld-base", base, "--precision", "fp8")
+        self.assertGreater(fp8["kld"]["mean"], 1e-5)
+        self.assertIn("chunks", failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--chunks", "3",
+                                        "--kld-base", base))
+        with open(base, "r+b") as file:
+            file.truncate(1000)
+        failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--chunks", "4", "--kld-base", base)
+
+    def test_bad_input(self):
+        failure("perplexity", F16_MODEL, "--file", self.path("none"))
+        with open(self.path("short"), "w") as file:
+            file.write("x")
+        self.assertIn("--ctx", failure("perplexity", F16_MODEL, "--file", self.path("short")))
+        if os.path.exists("/dev/full"):
+            os.symlink("/dev/full", self.path("full"))
+            # The temporary beside it is what would be full on a real disk; a directory that is not there stands for it.
+            failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--save-base", "/no/such/dir/base")
+
+
+class Bench(Scratch):
+    def test_json_has_every_row(self):
+        out, _ = run("bench", F16_MODEL, "--batch", "1", "3", "--prompt", "40", "--generate", "8", "--repeats", "1",
+                     "--precisions", "fp16,fp8,fp8-w8a8", "--json")
+        rows = json.loads(out)["rows"]
+        self.assertEqual(len(rows), 3 + 2 * 3)
+        for row in rows:
+            self.assertGreater(row["tokens_per_s"], 0)
+            self.assertIn("linear", row["stage_us"])
+
+
+class Chat(Scratch):
+    def test_commands_from_a_pipe(self):
+        script = "hello there\n/stats\n/precision fp8\nagain\n/precision nonsense\n/reset\n/help\n/bogus\n/quit\nnot reached\n"
+        out, err = run("chat", F16_MODEL, "-n", "8", "--seed", "1", stdin=script)
+        self.assertIn("last answer", out)
+        self.assertIn("(precision fp8)", out)
+        self.assertIn("nonsense", out)
+        self.assertIn("(conversation forgotten)", out)
+        self.assertIn("unknown command /bogus", out)
+
+    def test_ctrl_c_stops_the_answer_only(self):
+        process = subprocess.Popen([PROGRAM, "chat", F16_MODEL, "--ignore-eos", "--ctx", "256"], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        out, _ = process.communicate("/stats\n/quit\n", timeout=120)
+        self.assertEqual(process.returncode, 0)
+        self.assertIn("policy fp16", out)
+
+
+@unittest.skipUnless(DEMO and os.path.exists(DEMO), "NFP_DEMO_MODEL does not name the demo model; scripts/test fetches it")
+class Demo(Scratch):
+    def test_inspect_shows_what_row_exponents_add(self):
+        report = json.loads(run("inspect", DEMO, "--json")[0])
+        text = json.dumps(report)
+        self.assertIn("210", text)
+        self.assertIn("152", text)
+        self.assertIn("673", text)
+
+    def test_it_knows_a_capital_in_both_precisions(self):
+        for precision in ["fp16", "fp8", "fp8-w8a8"]:
+            out, _ = run("generate", DEMO, "-p", "The capital of France is", "-n", "8", "-q", "--precision", precision)
+            self.assertIn("Paris", out)
+
+    def test_chat_answers(self):
+        out, _ = run("chat", DEMO, "-n", "40", "--temperature", "0", stdin="What is the capital of France?\n/quit\n")
+        self.assertIn("Paris", out)
+
+    def test_weights_are_held_once(self):
+        answer = json.loads(run("generate", DEMO, "-p", "Hello", "-n", "4", "--ctx", "512", "--json")[0])
+        fp16_size = 134_515_008 * 2
+        kv = 512 * 30 * 2 * 3 * 64 * 2
+        self.assertLess(answer["weight_bytes"], fp16_size * 1.01)
+        self.assertLess(answer["peak_memory_bytes"], fp16_size + 60 * 2**20 + kv)
+
+    def test_convert_and_restore(self):
+        run("convert", DEMO, self.path("nested"), timeout=600)
+        one = run("generate", DEMO, "-p", "Once upon a time", "-n", "16", "-q")[0]
+        self.assertEqual(one, run("generate", self.path("nested"), "-p", "Once upon a time", "-n", "16", "-q")[0])
+        run("restore", self.path("nested"), self.path("plain"), timeout=600)
+        self.assertEqual(one, run("generate", self.path("plain"), "-p", "Once upon a time", "-n", "16", "-q")[0])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

@@ -34,7 +34,8 @@ class StreamingDetokenizer {
   std::string finish();
 
  private:
-  std::string flush_complete();
+  void flush_complete(std::string& out);
+  void flush_rest(std::string& out);
 
   std::shared_ptr<const Tokenizer> tokenizer_;
   DetokenizerOptions options_;

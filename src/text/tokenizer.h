@@ -83,14 +83,23 @@ class Tokenizer {
   // Tokens that end a generation, ascending: EOS, end of turn, and what generation_config names.
   std::span<const int32_t> eog_ids() const;
   bool is_eog(int32_t id) const;
-  // Tokens that stand for one raw byte and so decode by the byte-fallback rule (detokenizer.h needs to know).
-  std::optional<uint8_t> fallback_byte(int32_t id) const;
-  // Whether decode drops one space at the start of the text (SentencePiece's dummy prefix).
-  bool strips_leading_space() const;
 
- private:
+  // How decode treats the parts that detokenizer.h has to follow.
+  // The byte of a byte-fallback token ("<0x0A>" in SentencePiece vocabularies).
+  std::optional<uint8_t> fallback_byte(int32_t id) const;
+  // SentencePiece puts a space before the text; decode takes it away again.
+  enum class LeadingSpace {
+    kKeep,
+    kDropOne,         // from the text
+    kDropFirstToken,  // all spaces of the first token
+  };
+  LeadingSpace leading_space() const;
+
+  // What the loaders put together (tokenizer_parts.h).
   struct Parts;
   explicit Tokenizer(std::unique_ptr<const Parts> parts);
+
+ private:
   std::unique_ptr<const Parts> parts_;
 };
 

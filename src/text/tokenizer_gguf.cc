@@ -1,0 +1,216 @@
+// Tokenizer::from_gguf. A GGUF file names its pre-tokenizer; what the names mean is the table below.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/tokenizer.h"
+#include "text/tokenizer_parts.h"
+#include "text/utf8.h"
+
+namespace nfp {
+namespace text {
+namespace {
+
+// tokenizer.ggml.token_type
+enum GgufTokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+
+constexpr std::string_view kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kTekkenPattern =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kDigit = R"(\p{N})";
+
+struct KnownPre {
+  std::string_view name;     // tokenizer.ggml.pre
+  std::string_view pattern;  // pieces
+  std::string_view first;    // cut out before, where not empty
+  bool nfc;                  // as the model's tokenizer.json normalizes
+  bool ignore_merges;
+  bool add_bos;  // unless the file says otherwise
+};
+
+constexpr KnownPre kKnownPre[] = {
+    {"gpt-2", kGpt2Pattern, "", false, false, false},      {"phi-2", kGpt2Pattern, "", false, false, false},
+    {"olmo", kGpt2Pattern, "", false, false, false},       {"mpt", kGpt2Pattern, "", false, false, false},
+    {"smollm", kGpt2Pattern, kDigit, false, false, false}, {"starcoder", kGpt2Pattern, kDigit, false, false, false},
+    {"refact", kGpt2Pattern, kDigit, false, false, false}, {"command-r", kGpt2Pattern, kDigit, true, false, true},
+    {"llama-bpe", kLlama3Pattern, "", false, true, true},  {"llama3", kLlama3Pattern, "", false, true, true},
+    {"llama-v3", kLlama3Pattern, "", false, true, true},   {"falcon3", kLlama3Pattern, "", false, true, false},
+    {"dbrx", kLlama3Pattern, "", false, false, false},     {"smaug-bpe", kLlama3Pattern, "", false, false, false},
+    {"qwen2", kQwen2Pattern, "", true, false, false},      {"deepseek-r1-qwen", kQwen2Pattern, "", true, false, false},
+    {"stablelm2", kQwen2Pattern, "", false, false, false}, {"tekken", kTekkenPattern, "", false, true, true},
+};
+
+Result<const KnownPre*> find_pre(std::string_view name) {
+  std::string known;
+  for (const KnownPre& pre : kKnownPre) {
+    if (pre.name == name) return &pre;
+    known += known.empty() ? "" : ", ";
+    known += pre.name;
+  }
+  return error(ErrorCode::kUnsupported, "key 'tokenizer.ggml.pre' is '{}'; known pre-tokenizers: {}", name, known);
+}
+
+Status check(const GgufVocab& vocab) {
+  const auto count = vocab.tokens.size();
+  if (count == 0) return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.tokens' is missing or empty");
+  if (count > static_cast<size_t>(kMaxTokenId)) {
+    return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.tokens' has {} entries; at most {} are supported",
+                 count, kMaxTokenId);
+  }
+  if (!vocab.types.empty() && vocab.types.size() != count) {
+    return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.token_type' has {} entries for {} tokens",
+                 vocab.types.size(), count);
+  }
+  if (!vocab.scores.empty() && vocab.scores.size() != count) {
+    return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.scores' has {} entries for {} tokens",
+                 vocab.scores.size(), count);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (!is_utf8(vocab.tokens[i])) {
+      return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.tokens[{}]' is not UTF-8", i);
+    }
+  }
+  return ok_status();
+}
+
+Result<Vocabulary> make_vocabulary(const GgufVocab& vocab) {
+  Vocabulary vocabulary;
+  vocabulary.reserve(vocab.tokens.size(), 8 * vocab.tokens.size());
+  for (size_t i = 0; i < vocab.tokens.size(); ++i) {
+    const auto id = static_cast<int32_t>(i);
+    if (vocabulary.add(id, vocab.tokens[i]) == Vocabulary::Added::kTextTaken) {
+      return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.tokens[{}]': '{}' is also token {}", i,
+                   vocab.tokens[i], vocabulary.find(vocab.tokens[i]));
+    }
+  }
+  return vocabulary;
+}
+
+Result<int32_t> role(const GgufVocab& vocab, std::string_view key, std::optional<int64_t> id) {
+  if (!id) return Vocabulary::kNone;
+  if (*id < 0 || *id >= static_cast<int64_t>(vocab.tokens.size())) {
+    return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.{}_token_id' is {}; there are {} tokens", key, *id,
+                 vocab.tokens.size());
+  }
+  return static_cast<int32_t>(*id);
+}
+
+std::vector<AddedToken> added_tokens(const GgufVocab& vocab) {
+  std::vector<AddedToken> added;
+  for (size_t i = 0; i < vocab.types.size(); ++i) {
+    const int32_t type = vocab.types[i];
+    if (type != kControl && type != kUserDefined && type != kUnknown) continue;
+    AddedToken token;
+    token.id = static_cast<int32_t>(i);
+    token.content = vocab.tokens[i];
+    token.special = type != kUserDefined;
+    added.push_back(std::move(token));
+  }
+  return added;
+}
+
+Status add_merges(const GgufVocab& vocab, Bpe& bpe) {
+  if (vocab.merges.empty()) return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.merges' is missing or empty");
+  bpe.reserve_merges(vocab.merges.size());
+  for (size_t i = 0; i < vocab.merges.size(); ++i) {
+    const std::string_view line = vocab.merges[i];
+    // A token may begin with a space itself, so the one that separates is looked for after the first byte.
+    const size_t space = line.find(' ', 1);
+    if (space == std::string_view::npos) {
+      return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.merges[{}]' is not a pair of tokens", i);
+    }
+    const Status merged = bpe.add_merge(line.substr(0, space), line.substr(space + 1), static_cast<uint32_t>(i));
+    if (!merged.ok()) {
+      return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.merges[{}]': {}", i, merged.error().message);
+    }
+  }
+  return ok_status();
+}
+
+Status add_split(std::string_view pattern, PreTokenizer& pre_tokenizer) {
+  if (pattern.empty()) return ok_status();
+  NFP_ASSIGN_OR_RETURN(Regex regex, Regex::compile(pattern));
+  pre_tokenizer.add(PreTokenizer::Split{std::move(regex), SplitBehavior::kIsolated, false});
+  return ok_status();
+}
+
+// "gpt2": byte-level BPE.
+Status fill_byte_level(const GgufVocab& vocab, Vocabulary vocabulary, TokenizerSpec& spec, bool& add_bos) {
+  NFP_ASSIGN_OR_RETURN(const KnownPre* pre, find_pre(vocab.pre));
+  BpeOptions options;
+  options.byte_level = true;
+  options.ignore_merges = pre->ignore_merges;
+  if (pre->nfc) spec.normalizer.add(UnicodeForm::kNfc);
+  NFP_RETURN_IF_ERROR(add_split(pre->first, spec.pre_tokenizer));
+  NFP_RETURN_IF_ERROR(add_split(pre->pattern, spec.pre_tokenizer));
+  spec.bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
+  spec.decoder.byte_level = true;
+  add_bos = pre->add_bos;
+  return add_merges(vocab, *spec.bpe);
+}
+
+// "llama": SentencePiece BPE with byte fallback, merges by score.
+Status fill_sentencepiece(const GgufVocab& vocab, Vocabulary vocabulary, TokenizerSpec& spec, bool& add_bos) {
+  if (vocab.scores.empty()) return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.scores' is missing or empty");
+  constexpr std::string_view kMark = "\xE2\x96\x81";
+  BpeOptions options;
+  options.byte_fallback = true;
+  options.fuse_unk = true;
+  options.unk = spec.special.unk;
+  const bool prefix = vocab.add_space_prefix.value_or(true);
+  if (prefix) spec.normalizer.add(Normalizer::Prepend{std::string(kMark)});
+  spec.normalizer.add(Normalizer::Replace{" ", {}, std::string(kMark)});
+  spec.bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
+  spec.bpe->derive_merges(vocab.scores);
+  cut_at_marks(spec.pre_tokenizer, *spec.bpe);
+  spec.decoder.replaces.emplace_back(kMark, " ");
+  spec.decoder.byte_fallback = true;
+  if (prefix) spec.decoder.leading_space = Tokenizer::LeadingSpace::kDropOne;
+  add_bos = true;
+  return ok_status();
+}
+
+Result<TokenizerSpec> read_gguf(const GgufVocab& vocab) {
+  NFP_RETURN_IF_ERROR(check(vocab));
+  TokenizerSpec spec;
+  NFP_ASSIGN_OR_RETURN(spec.special.bos, role(vocab, "bos", vocab.bos));
+  NFP_ASSIGN_OR_RETURN(spec.special.eos, role(vocab, "eos", vocab.eos));
+  NFP_ASSIGN_OR_RETURN(spec.special.unk, role(vocab, "unknown", vocab.unknown));
+  NFP_ASSIGN_OR_RETURN(spec.special.pad, role(vocab, "padding", vocab.padding));
+  NFP_ASSIGN_OR_RETURN(const int32_t eot, role(vocab, "eot", vocab.eot));
+  NFP_ASSIGN_OR_RETURN(Vocabulary vocabulary, make_vocabulary(vocab));
+  bool add_bos = false;
+  if (vocab.model == "gpt2") {
+    NFP_RETURN_IF_ERROR(fill_byte_level(vocab, std::move(vocabulary), spec, add_bos));
+  } else if (vocab.model == "llama") {
+    NFP_RETURN_IF_ERROR(fill_sentencepiece(vocab, std::move(vocabulary), spec, add_bos));
+  } else {
+    return error(ErrorCode::kUnsupported, "key 'tokenizer.ggml.model' is '{}'; supported are gpt2 and llama",
+                 vocab.model);
+  }
+  NFP_ASSIGN_OR_RETURN(spec.added, AddedTokens::make(added_tokens(vocab), spec.normalizer));
+  if (vocab.add_bos.value_or(add_bos) && spec.special.bos != Vocabulary::kNone) spec.prefix = {spec.special.bos};
+  if (vocab.add_eos.value_or(false) && spec.special.eos != Vocabulary::kNone) spec.suffix = {spec.special.eos};
+  if (eot != Vocabulary::kNone) spec.special.eog.push_back(eot);
+  add_known_eog(spec.added, spec.special.eog);
+  return spec;
+}
+
+}  // namespace
+}  // namespace text
+
+Result<std::shared_ptr<const Tokenizer>> Tokenizer::from_gguf(const GgufVocab& vocab, const std::string& name) {
+  auto spec = text::read_gguf(vocab);
+  if (!spec.ok()) return text::in_file(name, std::move(spec).error());
+  auto tokenizer = text::make_tokenizer(std::move(spec).value());
+  if (!tokenizer.ok()) return text::in_file(name, std::move(tokenizer).error());
+  return tokenizer;
+}
+
+}  // namespace nfp

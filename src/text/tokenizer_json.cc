@@ -1,0 +1,301 @@
+// Tokenizer::from_json: Hugging Face's tokenizer.json, with what tokenizer_config.json and generation_config.json add.
+#include <simdjson.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/tokenizer.h"
+#include "text/tokenizer_components.h"
+#include "text/tokenizer_parts.h"
+
+namespace nfp {
+namespace text {
+namespace {
+
+// Merges of the largest known vocabularies are under 600,000.
+constexpr size_t kMaxMerges = 1 << 24;
+
+Result<Json> parse_json(simdjson::dom::parser& parser, std::string_view text, std::string_view what) {
+  Json root;
+  const simdjson::error_code code = parser.parse(text.data(), text.size()).get(root);
+  if (code != simdjson::SUCCESS) {
+    return error(ErrorCode::kInvalidInput, "{} is not JSON: {}", what, simdjson::error_message(code));
+  }
+  if (!root.is<simdjson::dom::object>()) return error(ErrorCode::kInvalidInput, "{} is not a JSON object", what);
+  return root;
+}
+
+Result<Vocabulary> parse_vocabulary(Json model) {
+  NFP_ASSIGN_OR_RETURN(const Json node, need_field(model, "model", "vocab"));
+  simdjson::dom::object fields;
+  if (node.get(fields) != simdjson::SUCCESS) {
+    return error(ErrorCode::kInvalidInput, "field 'model.vocab' is not an object of tokens and ids");
+  }
+  Vocabulary vocabulary;
+  vocabulary.reserve(fields.size(), fields.size() * 8);
+  for (const auto [token, value] : fields) {
+    int64_t id = 0;
+    if (value.get(id) != simdjson::SUCCESS || id < 0 || id >= kMaxTokenId) {
+      return error(ErrorCode::kInvalidInput, "field 'model.vocab': the id of '{}' is not an integer from 0 to {}",
+                   token, kMaxTokenId - 1);
+    }
+    switch (vocabulary.add(static_cast<int32_t>(id), token)) {
+      case Vocabulary::Added::kYes:
+        break;
+      case Vocabulary::Added::kIdTaken:
+        return error(ErrorCode::kInvalidInput, "field 'model.vocab': id {} belongs to '{}' and to '{}'", id,
+                     vocabulary.text(static_cast<int32_t>(id)), token);
+      case Vocabulary::Added::kTextTaken:
+        return error(ErrorCode::kInvalidInput, "field 'model.vocab' has '{}' twice", token);
+    }
+  }
+  return vocabulary;
+}
+
+// ["left", "right"], or "left right" as files before version 0.20 have it.
+bool split_merge(Json merge, std::string_view& left, std::string_view& right) {
+  if (std::string_view line; merge.get(line) == simdjson::SUCCESS) {
+    const size_t space = line.find(' ');
+    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) return false;
+    left = line.substr(0, space);
+    right = line.substr(space + 1);
+    return true;
+  }
+  simdjson::dom::array pair;
+  return merge.get(pair) == simdjson::SUCCESS && pair.size() == 2 && pair.at(0).get(left) == simdjson::SUCCESS &&
+         pair.at(1).get(right) == simdjson::SUCCESS;
+}
+
+Status parse_merges(Json model, Bpe& bpe) {
+  NFP_ASSIGN_OR_RETURN(const simdjson::dom::array merges, array_field(model, "model", "merges"));
+  // A list this long reports a saturated size; either way it is no tokenizer.
+  if (merges.size() >= kMaxMerges - 1) return error(ErrorCode::kInvalidInput, "field 'model.merges' is too long");
+  bpe.reserve_merges(merges.size());
+  uint32_t index = 0;
+  for (const Json merge : merges) {
+    std::string_view left;
+    std::string_view right;
+    if (!split_merge(merge, left, right)) {
+      std::string_view line;
+      if (merge.get(line) == simdjson::SUCCESS && line.starts_with("#version")) continue;
+      return error(ErrorCode::kInvalidInput, "field 'model.merges[{}]' is not a pair of tokens", index);
+    }
+    if (const Status added = bpe.add_merge(left, right, index); !added.ok()) {
+      return error(ErrorCode::kInvalidInput, "field 'model.merges[{}]': {}", index, added.error().message);
+    }
+    ++index;
+  }
+  return ok_status();
+}
+
+Result<std::unique_ptr<Bpe>> parse_model(Json root, bool byte_level, int32_t& unk) {
+  NFP_ASSIGN_OR_RETURN(const Json model, need_field(root, "", "model"));
+  if (find_field(model, "type")) {
+    NFP_ASSIGN_OR_RETURN(const std::string type, string_field(model, "model", "type"));
+    if (type != "BPE") {
+      return error(ErrorCode::kUnsupported, "field 'model.type' is '{}'; only BPE is supported", type);
+    }
+  }
+  for (const std::string_view affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (!find_field(model, affix)) continue;
+    NFP_ASSIGN_OR_RETURN(const std::string text, string_field(model, "model", affix));
+    if (!text.empty())
+      return error(ErrorCode::kUnsupported, "field 'model.{}' is '{}'; it is not supported", affix, text);
+  }
+  if (const auto dropout = find_field(model, "dropout")) {
+    if (double rate = 0; dropout->get(rate) != simdjson::SUCCESS || rate != 0) {
+      return error(ErrorCode::kUnsupported, "field 'model.dropout' is not 0; it makes tokens random");
+    }
+  }
+  NFP_ASSIGN_OR_RETURN(Vocabulary vocabulary, parse_vocabulary(model));
+  BpeOptions options;
+  options.byte_level = byte_level;
+  NFP_ASSIGN_OR_RETURN(options.byte_fallback, bool_field(model, "model", "byte_fallback", false));
+  NFP_ASSIGN_OR_RETURN(options.ignore_merges, bool_field(model, "model", "ignore_merges", false));
+  NFP_ASSIGN_OR_RETURN(options.fuse_unk, bool_field(model, "model", "fuse_unk", false));
+  if (find_field(model, "unk_token")) {
+    NFP_ASSIGN_OR_RETURN(const std::string token, string_field(model, "model", "unk_token"));
+    options.unk = vocabulary.find(token);
+    if (options.unk == Vocabulary::kNone) {
+      return error(ErrorCode::kInvalidInput, "field 'model.unk_token': '{}' is not in the vocabulary", token);
+    }
+    unk = options.unk;
+  }
+  auto bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
+  NFP_RETURN_IF_ERROR(parse_merges(model, *bpe));
+  return bpe;
+}
+
+Result<std::vector<AddedToken>> parse_added_tokens(Json root, const Vocabulary& vocabulary) {
+  std::vector<AddedToken> tokens;
+  if (!find_field(root, "added_tokens")) return tokens;
+  NFP_ASSIGN_OR_RETURN(const simdjson::dom::array list, array_field(root, "", "added_tokens"));
+  for (const Json node : list) {
+    const std::string path = fmt::format("added_tokens[{}]", tokens.size());
+    AddedToken token;
+    NFP_ASSIGN_OR_RETURN(const int64_t id, int_field(node, path, "id"));
+    if (id < 0 || id >= kMaxTokenId) {
+      return error(ErrorCode::kInvalidInput, "field '{}.id' is {}; ids go from 0 to {}", path, id, kMaxTokenId - 1);
+    }
+    token.id = static_cast<int32_t>(id);
+    NFP_ASSIGN_OR_RETURN(token.content, string_field(node, path, "content"));
+    NFP_ASSIGN_OR_RETURN(token.special, bool_field(node, path, "special", false));
+    NFP_ASSIGN_OR_RETURN(token.single_word, bool_field(node, path, "single_word", false));
+    NFP_ASSIGN_OR_RETURN(token.lstrip, bool_field(node, path, "lstrip", false));
+    NFP_ASSIGN_OR_RETURN(token.rstrip, bool_field(node, path, "rstrip", false));
+    NFP_ASSIGN_OR_RETURN(token.normalized, bool_field(node, path, "normalized", !token.special));
+    const int32_t known = vocabulary.find(token.content);
+    if (known != Vocabulary::kNone && known != token.id) {
+      return error(ErrorCode::kInvalidInput, "field '{}': '{}' has id {} here and {} in model.vocab", path,
+                   token.content, token.id, known);
+    }
+    if (known == Vocabulary::kNone && vocabulary.has(token.id)) {
+      return error(ErrorCode::kInvalidInput, "field '{}': id {} is '{}' here and '{}' in model.vocab", path, token.id,
+                   token.content, vocabulary.text(token.id));
+    }
+    tokens.push_back(std::move(token));
+  }
+  return tokens;
+}
+
+int32_t find_token(const TokenizerSpec& spec, std::string_view token) {
+  const AddedToken* added = spec.added.find(token);
+  return added != nullptr ? added->id : spec.bpe->vocabulary().find(token);
+}
+
+// "<s>", or {"content": "<s>"}, or null. A token that the tokenizer does not have is left out.
+Status apply_token(Json config, std::string_view key, const TokenizerSpec& spec, int32_t& id) {
+  const auto field = find_field(config, key);
+  if (!field) return ok_status();
+  std::string_view token;
+  if (field->get(token) != simdjson::SUCCESS) {
+    const auto content = find_field(*field, "content");
+    if (!content || content->get(token) != simdjson::SUCCESS) {
+      return error(ErrorCode::kInvalidInput, "field '{}' is neither a token nor an object with its 'content'", key);
+    }
+  }
+  if (const int32_t found = find_token(spec, token); found != Vocabulary::kNone) id = found;
+  return ok_status();
+}
+
+void put_or_remove(std::vector<int32_t>& ids, int32_t id, bool wanted, bool at_front) {
+  if (id == Vocabulary::kNone) return;
+  const auto place = std::find(ids.begin(), ids.end(), id);
+  if (wanted == (place != ids.end())) return;
+  if (wanted) {
+    ids.insert(at_front ? ids.begin() : ids.end(), id);
+  } else {
+    ids.erase(place);
+  }
+}
+
+Status apply_tokenizer_config(Json config, TokenizerSpec& spec) {
+  SpecialIds& special = spec.special;
+  NFP_RETURN_IF_ERROR(apply_token(config, "bos_token", spec, special.bos));
+  NFP_RETURN_IF_ERROR(apply_token(config, "eos_token", spec, special.eos));
+  NFP_RETURN_IF_ERROR(apply_token(config, "pad_token", spec, special.pad));
+  NFP_RETURN_IF_ERROR(apply_token(config, "unk_token", spec, special.unk));
+  // transformers lets these two classes (and their variants) rewrite the post-processor; for the others the fields are
+  // remainders of slow tokenizers and mean nothing.
+  std::string_view name;
+  if (const auto field = find_field(config, "tokenizer_class"); !field || field->get(name) != simdjson::SUCCESS) {
+    return ok_status();
+  }
+  if (name.find("Llama") == std::string_view::npos && name.find("Gemma") == std::string_view::npos) return ok_status();
+  if (find_field(config, "add_bos_token")) {
+    NFP_ASSIGN_OR_RETURN(const bool wanted, bool_field(config, "", "add_bos_token", std::nullopt));
+    put_or_remove(spec.prefix, special.bos, wanted, true);
+  }
+  if (find_field(config, "add_eos_token")) {
+    NFP_ASSIGN_OR_RETURN(const bool wanted, bool_field(config, "", "add_eos_token", std::nullopt));
+    put_or_remove(spec.suffix, special.eos, wanted, false);
+  }
+  return ok_status();
+}
+
+// Returns whether the file says which tokens end a generation.
+Result<bool> apply_generation_config(Json config, std::vector<int32_t>& eog) {
+  const auto field = find_field(config, "eos_token_id");
+  if (!field) return false;
+  const auto add = [&](Json node) {
+    int64_t id = 0;
+    if (node.get(id) != simdjson::SUCCESS || id < 0 || id >= kMaxTokenId) return false;
+    eog.push_back(static_cast<int32_t>(id));
+    return true;
+  };
+  simdjson::dom::array list;
+  bool good = true;
+  if (field->get(list) == simdjson::SUCCESS) {
+    for (const Json node : list) good = good && add(node);
+  } else {
+    good = add(*field);
+  }
+  if (!good) return error(ErrorCode::kInvalidInput, "field 'eos_token_id' is not a token id or a list of them");
+  return true;
+}
+
+Result<TokenizerSpec> parse_tokenizer(Json root) {
+  TokenizerSpec spec;
+  if (const auto node = find_field(root, "normalizer")) {
+    NFP_RETURN_IF_ERROR(parse_normalizer(*node, "normalizer", 0, spec.normalizer));
+  }
+  bool byte_level = false;
+  if (const auto node = find_field(root, "pre_tokenizer")) {
+    NFP_RETURN_IF_ERROR(parse_pre_tokenizer(*node, "pre_tokenizer", 0, spec.pre_tokenizer, byte_level));
+  }
+  if (const auto node = find_field(root, "post_processor")) {
+    NFP_RETURN_IF_ERROR(parse_post_processor(*node, "post_processor", 0, spec.prefix, spec.suffix));
+  }
+  NFP_ASSIGN_OR_RETURN(const Json decoder, need_field(root, "", "decoder"));
+  NFP_ASSIGN_OR_RETURN(spec.decoder, parse_decoder(decoder, "decoder"));
+  NFP_ASSIGN_OR_RETURN(spec.bpe, parse_model(root, byte_level, spec.special.unk));
+  if (!byte_level) cut_at_marks(spec.pre_tokenizer, *spec.bpe);
+  NFP_ASSIGN_OR_RETURN(std::vector<AddedToken> added, parse_added_tokens(root, spec.bpe->vocabulary()));
+  NFP_ASSIGN_OR_RETURN(spec.added, AddedTokens::make(std::move(added), spec.normalizer));
+  return spec;
+}
+
+Result<TokenizerSpec> parse_files(const TokenizerFiles& files) {
+  simdjson::dom::parser parser;
+  NFP_ASSIGN_OR_RETURN(const Json root, parse_json(parser, files.tokenizer_json, "the tokenizer"));
+  NFP_ASSIGN_OR_RETURN(TokenizerSpec spec, parse_tokenizer(root));
+  SpecialIds& special = spec.special;
+  special.bos = first_known(spec.added, {"<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>"});
+  special.eos = first_known(spec.added, {"</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"});
+  if (!files.tokenizer_config.empty()) {
+    const auto apply = [&]() -> Status {
+      NFP_ASSIGN_OR_RETURN(const Json config, parse_json(parser, files.tokenizer_config, "the file"));
+      return apply_tokenizer_config(config, spec);
+    };
+    if (Status status = apply(); !status.ok()) return in_file("tokenizer_config.json", std::move(status).error());
+  }
+  bool knows_end = false;
+  if (!files.generation_config.empty()) {
+    const auto apply = [&]() -> Status {
+      NFP_ASSIGN_OR_RETURN(const Json config, parse_json(parser, files.generation_config, "the file"));
+      NFP_ASSIGN_OR_RETURN(knows_end, apply_generation_config(config, special.eog));
+      return ok_status();
+    };
+    if (Status status = apply(); !status.ok()) return in_file("generation_config.json", std::move(status).error());
+  }
+  if (!knows_end) add_known_eog(spec.added, special.eog);
+  return spec;
+}
+
+}  // namespace
+}  // namespace text
+
+Result<std::shared_ptr<const Tokenizer>> Tokenizer::from_json(const TokenizerFiles& files, const std::string& name) {
+  auto spec = text::parse_files(files);
+  if (!spec.ok()) return text::in_file(name, std::move(spec).error());
+  auto tokenizer = text::make_tokenizer(std::move(spec).value());
+  if (!tokenizer.ok()) return text::in_file(name, std::move(tokenizer).error());
+  return tokenizer;
+}
+
+}  // namespace nfp

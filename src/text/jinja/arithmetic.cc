@@ -22,7 +22,7 @@ Int multiply_ints(Runtime& rt, Int a, Int b) {
   // not have; the sum of the bit lengths says beforehand that it fits.
   if (bits(magnitude(a)) + bits(magnitude(b)) > 126) rt.fail("the product of two integers is too large");
   const UInt product = magnitude(a) * magnitude(b);
-  return checked_int(rt, (a < 0) != (b < 0) ? -static_cast<Int>(product) : static_cast<Int>(product));
+  return checked_int(rt, (a < 0) != (b < 0) ? -static_cast<Int>(product) : static_cast<Int>(product)).as_int();
 }
 
 Int floor_div_ints(Int a, Int b) {

@@ -151,7 +151,11 @@ Indices slice_indices(Runtime& rt, Int size, const Value& start, const Value& st
   };
   out.start = clip(start, out.step > 0 ? lowest : highest);
   out.stop = clip(stop, out.step > 0 ? highest : lowest);
-  out.count = Range{{}, out.start, out.stop, out.step}.size();
+  Range range;
+  range.start = out.start;
+  range.stop = out.stop;
+  range.step = out.step;
+  out.count = range.size();
   return out;
 }
 

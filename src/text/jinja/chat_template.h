@@ -1,0 +1,72 @@
+// Chat templates: the Jinja2 programs that Hugging Face models carry (tokenizer_config.json, chat_template.jinja, or
+// GGUF's tokenizer.chat_template), run as transformers' apply_chat_template runs them: jinja2's
+// ImmutableSandboxedEnvironment with trim_blocks, lstrip_blocks, the loopcontrols extension, transformers' own tojson,
+// raise_exception, strftime_now and the {% generation %} tag.
+//
+//   NFP_ASSIGN_OR_RETURN(ChatTemplate chat, ChatTemplate::parse(source, "chat_template of model.gguf"));
+//   ChatTemplateInput input;
+//   input.messages = {{{"role", "user"}, {"content", "Hi"}}};
+//   input.add_generation_prompt = true;
+//   NFP_ASSIGN_OR_RETURN(std::string prompt, chat.render(input));
+//
+// A template is a program from outside: it may loop, recurse and print without end. Every render runs under
+// ChatTemplateLimits and ends with an error when it passes one of them.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "text/jinja/limits.h"
+
+namespace nfp {
+
+// What transformers passes to a template. Strings must be UTF-8.
+struct ChatTemplateInput {
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();  // [{"role": ..., "content": ...}, ...]
+  nlohmann::ordered_json tools = nullptr;  // null (Python's None) or an array of JSON schemas
+  bool add_generation_prompt = false;
+  std::optional<std::string> bos_token;  // nullopt: the tokenizer has none, the name is undefined
+  std::optional<std::string> eos_token;
+  // An object of further variables (enable_thinking, date_string, documents, pad_token ...); they win over the above.
+  nlohmann::ordered_json extra = nlohmann::ordered_json::object();
+  std::optional<std::chrono::system_clock::time_point>
+      now;  // what strftime_now shows in local time; nullopt: the clock
+  ChatTemplateLimits limits;
+};
+
+namespace jinja {
+struct Template;
+}
+
+// Immutable after parse; any number of threads may render one at the same time.
+class ChatTemplate {
+ public:
+  // `name` appears in every error ("chat template 'NAME' line 3: ..."). Error: kInvalidInput for a syntax error.
+  static Result<ChatTemplate> parse(std::string source, std::string name);
+
+  // Error kInvalidInput: the template refused the conversation (raise_exception), failed on it, or the input is not
+  // UTF-8; kResource: a limit was passed. A failed render returns no text at all.
+  Result<std::string> render(const ChatTemplateInput& input) const;
+
+  // Whether the template reads a variable of this name at all (for example
+  // "tools" or "enable_thinking"): a server uses it to refuse what a model cannot do.
+  bool mentions(std::string_view variable) const;
+
+ private:
+  explicit ChatTemplate(std::shared_ptr<const jinja::Template> program) : program_(std::move(program)) {}
+  std::shared_ptr<const jinja::Template> program_;
+};
+
+// The template text of tokenizer_config.json's field `chat_template`: a string, or a list of {"name", "template"} from
+// which transformers takes "tool_use" when there are tools and such a template, else "default". A nonempty `name`
+// chooses by name. Errors: kNotFound (no such name, no default), kInvalidInput (another shape).
+Result<std::string> pick_chat_template(const nlohmann::ordered_json& chat_template, bool has_tools,
+                                       std::string_view name = {});
+
+}  // namespace nfp

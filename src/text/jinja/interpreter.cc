@@ -1,0 +1,337 @@
+#include "text/jinja/interpreter.h"
+
+#include "text/jinja/operators.h"
+
+namespace nfp::jinja {
+namespace {
+
+constexpr Symbol kNoSymbol = static_cast<Symbol>(-1);
+
+Symbol symbol_of(const Template& program, std::string_view name) {
+  const auto it = program.symbols.find(name);
+  return it == program.symbols.end() ? kNoSymbol : it->second;
+}
+
+// Goes back to a member's old value when a block is left, also by an exception.
+template <typename T>
+class Restore {
+ public:
+  Restore(T& member, T value) : member_(member), old_(std::exchange(member, std::move(value))) {}
+  ~Restore() { member_ = std::move(old_); }
+  Restore(const Restore&) = delete;
+  Restore& operator=(const Restore&) = delete;
+
+ private:
+  T& member_;
+  T old_;
+};
+
+}  // namespace
+
+// `for x in items if condition`: the condition is asked only when the loop gets there.
+struct FilteredIterator : Iterator {
+  FilteredIterator(Interpreter& i, const Stmt& s, Iterator* from, Scope* around)
+      : interpreter(i), statement(s), source(from), scope(around) {}
+  bool next(Runtime& rt, Value* item) override {
+    while (source->next(rt, item)) {
+      const Restore<Scope*> restore(interpreter.scope_, rt.make<Scope>(scope));
+      interpreter.assign(*statement.target, *item);
+      if (truthy(rt, interpreter.evaluate(*statement.condition))) return true;
+    }
+    return false;
+  }
+  Interpreter& interpreter;
+  const Stmt& statement;
+  Iterator* source;
+  Scope* scope;
+};
+
+Interpreter::Interpreter(const Template& program, Runtime& rt, std::vector<Value> context)
+    : program_(program),
+      rt_(rt),
+      context_(std::move(context)),
+      globals_(program.symbol_names.size()),
+      loop_symbol_(symbol_of(program, "loop")),
+      caller_symbol_(symbol_of(program, "caller")),
+      kwargs_symbol_(symbol_of(program, "kwargs")),
+      varargs_symbol_(symbol_of(program, "varargs")) {
+  for (size_t i = 0; i < globals_.size(); ++i) {
+    if (const auto function = find_function(program.symbol_names[i])) globals_[i] = Value::function(*function);
+  }
+}
+
+std::string Interpreter::run() {
+  std::string out;
+  out_ = &out;
+  scope_ = rt_.make<Scope>(nullptr);
+  run_body(program_.body);
+  out_ = nullptr;
+  return out;
+}
+
+void Interpreter::print(std::string_view text) {
+  rt_.charge(text.size());
+  rt_.check_output(out_->size() + text.size());
+  *out_ += text;
+}
+
+void Interpreter::store(Symbol symbol, const Value& value) {
+  for (auto& [name, slot] : scope_->variables) {
+    if (name == symbol) {
+      slot = value;
+      return;
+    }
+  }
+  rt_.charge(sizeof(scope_->variables[0]));
+  scope_->variables.emplace_back(symbol, value);
+}
+
+Value Interpreter::load(Symbol symbol, std::string_view name) {
+  for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
+    rt_.step();
+    for (const auto& [variable, value] : scope->variables) {
+      if (variable == symbol) return value;
+    }
+  }
+  if (!context_[symbol].missing()) return context_[symbol];
+  if (!globals_[symbol].missing()) return globals_[symbol];
+  return rt_.undefined(fmt::format("'{}' is undefined", name));
+}
+
+void Interpreter::assign(const Expr& target, const Value& value) {
+  switch (target.kind) {
+    case ExprKind::kName:
+      store(target.symbol, value);
+      return;
+    case ExprKind::kNamespaceName: {
+      const Value space = load(target.symbol, program_.symbol_names[target.symbol]);
+      if (!space.is(Kind::kNamespace)) rt_.fail("cannot assign attribute on non-namespace object");
+      rt_.set(space.as<Namespace>().attributes, rt_.string(std::string(target.name)), value);
+      return;
+    }
+    default: {  // a tuple
+      const Runtime::Nest nest(rt_);
+      const std::vector<Value> items = items_of(rt_, value);
+      if (items.size() != target.items.size()) {
+        rt_.fail("{} values to unpack (expected {}, got {})",
+                 items.size() > target.items.size() ? "too many" : "not enough", target.items.size(), items.size());
+      }
+      for (size_t i = 0; i < items.size(); ++i) assign(*target.items[i], items[i]);
+    }
+  }
+}
+
+Interpreter::Flow Interpreter::run_body(const std::vector<Stmt*>& body) {
+  const Runtime::Nest nest(rt_);
+  for (const Stmt* s : body) {
+    rt_.step();
+    rt_.line = s->line;
+    if (const Flow flow = run_statement(*s); flow != Flow::kNormal) return flow;
+  }
+  return Flow::kNormal;
+}
+
+Interpreter::Flow Interpreter::run_statement(const Stmt& s) {
+  switch (s.kind) {
+    case StmtKind::kText:
+      print(s.text);
+      break;
+    case StmtKind::kPrint: {
+      const Value value = evaluate(*s.expr);
+      if (value.is(Kind::kString)) {
+        print(value.text());
+      } else {
+        print(to_text(rt_, value));
+      }
+      break;
+    }
+    case StmtKind::kIf:
+      return run_if(s);
+    case StmtKind::kFor: {
+      const Value iterable = evaluate(*s.expr);
+      return run_for(s, iterable, 0);
+    }
+    case StmtKind::kSet:
+      assign(*s.target, evaluate(*s.expr));
+      break;
+    case StmtKind::kSetBlock:
+      return run_set_block(s);
+    case StmtKind::kMacro:
+      run_macro_definition(s);
+      break;
+    case StmtKind::kCall:
+      run_call_block(s);
+      break;
+    case StmtKind::kFilter:
+      return run_filter_block(s);
+    case StmtKind::kWith:
+      return run_with(s);
+    case StmtKind::kGeneration:
+      run_generation(s);
+      break;
+    case StmtKind::kBreak:
+      return Flow::kBreak;
+    case StmtKind::kContinue:
+      return Flow::kContinue;
+  }
+  return Flow::kNormal;
+}
+
+Interpreter::Flow Interpreter::run_if(const Stmt& s) {
+  for (const Stmt::Branch& branch : s.branches) {
+    if (truthy(rt_, evaluate(*branch.condition))) return run_body(branch.body);
+  }
+  return run_body(s.other);
+}
+
+Interpreter::Flow Interpreter::run_for(const Stmt& s, const Value& iterable, Int depth0) {
+  auto* loop = rt_.make<Loop>();
+  loop->source = iterate(rt_, iterable);
+  if (s.condition != nullptr) {
+    loop->source = rt_.make<FilteredIterator>(*this, s, loop->source, scope_);
+  } else {
+    loop->iterable = iterable;
+  }
+  loop->depth0 = depth0;
+  loop->scope = scope_;
+  if (s.recursive) loop->recursive = &s;
+  const Value loop_value = Value::object(Kind::kLoop, loop);
+  // In jinja2 the else of a loop runs unless some iteration reached the end of the body: a break or continue in each
+  // of them lets it run.
+  bool completed = false;
+  for (Value item; loop->advance(rt_, &item);) {
+    const Restore<Scope*> restore(scope_, rt_.make<Scope>(loop->scope));
+    if (loop_symbol_ != kNoSymbol) store(loop_symbol_, loop_value);
+    assign(*s.target, item);
+    const Flow flow = run_body(s.body);
+    if (flow == Flow::kBreak) break;
+    completed = completed || flow == Flow::kNormal;
+  }
+  if (!completed && !s.other.empty()) {
+    const Restore<Scope*> restore(scope_, rt_.make<Scope>(loop->scope));
+    return run_body(s.other);  // a break in here ends the loop around
+  }
+  return Flow::kNormal;
+}
+
+Interpreter::Flow Interpreter::capture(const std::vector<Stmt*>& body, Scope* scope, std::string* out) {
+  const Restore<std::string*> restore_out(out_, out);
+  const Restore<Scope*> restore_scope(scope_, scope);
+  return run_body(body);
+}
+
+Interpreter::Flow Interpreter::run_set_block(const Stmt& s) {
+  std::string text;
+  const Flow flow = capture(s.body, rt_.make<Scope>(scope_), &text);
+  if (flow != Flow::kNormal) return flow;
+  Value value = rt_.string(std::move(text));
+  if (s.expr != nullptr) {
+    const Restore<Value> restore(block_text_, value);
+    value = evaluate(*s.expr);
+  }
+  assign(*s.target, value);
+  return Flow::kNormal;
+}
+
+Interpreter::Flow Interpreter::run_filter_block(const Stmt& s) {
+  std::string text;
+  const Flow flow = capture(s.body, rt_.make<Scope>(scope_), &text);
+  if (flow != Flow::kNormal) return flow;
+  const Restore<Value> restore(block_text_, rt_.string(std::move(text)));
+  print(to_text(rt_, evaluate(*s.expr)));
+  return Flow::kNormal;
+}
+
+Interpreter::Flow Interpreter::run_with(const Stmt& s) {
+  auto* scope = rt_.make<Scope>(scope_);
+  for (const auto& [target, expr] : s.bindings) {
+    const Value value = evaluate(*expr);  // in the scope around the block
+    const Restore<Scope*> restore(scope_, scope);
+    assign(*target, value);
+  }
+  const Restore<Scope*> restore(scope_, scope);
+  return run_body(s.body);
+}
+
+void Interpreter::run_generation(const Stmt& s) {
+  const Restore<Scope*> restore(scope_, rt_.make<Scope>(scope_));
+  run_body(s.body);
+}
+
+void Interpreter::run_macro_definition(const Stmt& s) {
+  auto* macro = rt_.make<Macro>();
+  macro->node = &s;
+  macro->scope = scope_;
+  macro->name = s.name;
+  store(s.symbol, Value::object(Kind::kMacro, macro));
+}
+
+void Interpreter::run_call_block(const Stmt& s) {
+  auto* caller = rt_.make<Macro>();
+  caller->node = &s;
+  caller->scope = scope_;
+  print(to_text(rt_, evaluate_call(*s.expr, Value::object(Kind::kMacro, caller))));
+}
+
+Value Interpreter::call_loop(Loop& loop, const Args& args) {
+  expect_positional(rt_, "loop", args, 1, 1);
+  if (loop.recursive == nullptr) {
+    rt_.fail("The loop must have the 'recursive' marker to be called recursively.");
+  }
+  std::string text;
+  const Restore<std::string*> restore_out(out_, &text);
+  const Restore<Scope*> restore_scope(scope_, loop.scope);
+  run_for(*loop.recursive, args.positional[0], loop.depth0 + 1);
+  return rt_.string(std::move(text));
+}
+
+Value Interpreter::call_macro(const Macro& macro, const Args& args) {
+  const Stmt& s = *macro.node;
+  auto* scope = rt_.make<Scope>(macro.scope);
+  const Restore<Scope*> restore(scope_, scope);
+  std::vector<std::pair<std::string_view, Value>> named = args.named;
+  const auto take_named = [&named](std::string_view name) {
+    for (auto it = named.begin(); it != named.end(); ++it) {
+      if (it->first == name) {
+        const Value value = it->second;
+        named.erase(it);
+        return value;
+      }
+    }
+    return Value();
+  };
+  for (size_t i = 0; i < s.parameters.size(); ++i) {
+    const Value value = i < args.positional.size() ? args.positional[i] : take_named(s.parameters[i].name);
+    store(s.parameters[i].symbol, value);
+  }
+  if (s.uses_caller) {
+    Value caller = take_named("caller");
+    if (caller.none_or_missing()) caller = rt_.undefined("No caller defined");
+    store(caller_symbol_, caller);
+  }
+  if (s.uses_kwargs) {
+    auto* kwargs = rt_.make<Dict>();
+    for (const auto& [name, value] : named) rt_.set(*kwargs, rt_.string(std::string(name)), value);
+    store(kwargs_symbol_, Value::dict(kwargs));
+  } else if (!named.empty()) {
+    rt_.fail("macro '{}' takes no keyword argument '{}'", macro.name, named[0].first);
+  }
+  if (s.uses_varargs) {
+    auto* varargs = rt_.make<List>();
+    for (size_t i = s.parameters.size(); i < args.positional.size(); ++i) rt_.push(*varargs, args.positional[i]);
+    store(varargs_symbol_, Value::tuple(varargs));
+  } else if (args.positional.size() > s.parameters.size()) {
+    rt_.fail("macro '{}' takes not more than {} argument(s)", macro.name, s.parameters.size());
+  }
+  for (const Stmt::Parameter& parameter : s.parameters) {
+    if (!load(parameter.symbol, parameter.name).missing()) continue;
+    store(parameter.symbol, parameter.default_value != nullptr
+                                ? evaluate(*parameter.default_value)
+                                : rt_.undefined(fmt::format("parameter '{}' was not provided", parameter.name)));
+  }
+  std::string text;
+  capture(s.body, scope, &text);
+  return rt_.string(std::move(text));
+}
+
+}  // namespace nfp::jinja

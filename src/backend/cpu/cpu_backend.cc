@@ -1,0 +1,178 @@
+// Operations are recorded and run when something waits for them (synchronize, download, upload, free), so that a whole
+// step costs one fork of the thread pool. A captured graph is the same list, kept.
+#include "backend/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "backend/cpu/cpu_features.h"
+#include "backend/cpu/executor.h"
+#include "backend/cpu/huge_pages.h"
+#include "backend/cpu/kv_cache.h"
+#include "backend/cpu/packed_weight.h"
+#include "backend/cpu/token_history.h"
+
+namespace nfp {
+namespace {
+
+using cpu::KernelTable;
+using cpu::Operation;
+
+class CpuGraph final : public Graph {
+ public:
+  explicit CpuGraph(std::vector<Operation> operations) : operations(std::move(operations)) {}
+  std::vector<Operation> operations;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const KernelTable& kernels, int threads, bool pin) : threads_(threads, pin), executor_(kernels, threads_) {
+    info_.name = "cpu";
+    info_.kernels = kernels.name;
+    info_.threads = threads_.size();
+    info_.device = fmt::format("{}, {}, {} thread{}", cpu::cpu_name(), kernels.name, threads_.size(),
+                               threads_.size() == 1 ? "" : "s");
+  }
+  ~CpuBackend() override { flush(); }
+
+  const BackendInfo& info() const override { return info_; }
+
+  Result<Buffer> allocate(size_t bytes) override {
+    NFP_ASSIGN_OR_RETURN(cpu::Mapping mapping, cpu::Mapping::create(bytes));
+    void* data = mapping.data();
+    buffers_.push_back(std::move(mapping));
+    return Buffer(this, data, bytes);
+  }
+  void free(void* data, size_t) override {
+    flush();
+    const auto found = std::find_if(buffers_.begin(), buffers_.end(),
+                                    [&](const cpu::Mapping& mapping) { return mapping.data() == data; });
+    assert(found != buffers_.end());
+    std::swap(*found, buffers_.back());
+    buffers_.pop_back();
+  }
+  Status upload(void* dst, const void* src, size_t bytes) override {
+    flush();
+    if (bytes > 0) std::memcpy(dst, src, bytes);
+    return ok_status();
+  }
+  Status download(void* dst, const void* src, size_t bytes) override {
+    NFP_RETURN_IF_ERROR(synchronize());
+    if (bytes > 0) std::memcpy(dst, src, bytes);
+    return ok_status();
+  }
+  Status synchronize() override {
+    flush();
+    if (!failure_) return ok_status();
+    return *std::exchange(failure_, std::nullopt);
+  }
+
+  DType activation_dtype() const override { return DType::kF32; }
+  size_t activation_bytes(int64_t rows, int64_t features) const override {
+    return static_cast<size_t>(rows) * static_cast<size_t>(features) * sizeof(float);
+  }
+
+  Result<std::unique_ptr<LinearWeight>> make_linear(const LinearSpec& spec) override {
+    flush();
+    return cpu::pack_weight(spec, arena_, threads_);
+  }
+  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheSpec& spec) override {
+    NFP_ASSIGN_OR_RETURN(auto cache, cpu::CpuKvCache::create(spec));
+    return std::unique_ptr<KvCache>(std::move(cache));
+  }
+  size_t kv_bytes_per_block(const KvCacheSpec& spec) const override { return cpu::CpuKvCache::bytes_per_block(spec); }
+  Result<std::unique_ptr<TokenHistory>> make_token_history(int32_t slots, int32_t vocab) override {
+    NFP_ASSIGN_OR_RETURN(auto history, cpu::CpuTokenHistory::create(slots, vocab));
+    return std::unique_ptr<TokenHistory>(std::move(history));
+  }
+  Status reset_history(TokenHistory& history, int32_t slot, std::span<const int32_t> prompt,
+                       std::span<const int32_t> output) override {
+    flush();
+    return static_cast<cpu::CpuTokenHistory&>(history).reset(slot, prompt, output);
+  }
+
+  void embed(const EmbedArgs& args) override { record(args); }
+  void rms_norm(const RmsNormArgs& args) override { record(args); }
+  void linear(const LinearArgs& args) override {
+    assert(args.epilogue != Epilogue::kGatedActivation ||
+           static_cast<const cpu::PackedWeight*>(args.weight)->interleaved());
+    record(args);
+  }
+  void rope(const RopeArgs& args) override { record(args); }
+  void attention(const AttentionArgs& args) override { record(args); }
+  void gather_rows(const GatherRowsArgs& args) override { record(args); }
+  void sample(const SampleArgs& args) override {
+    assert(args.top_n >= 0 && args.top_n <= kMaxTopLogprobs);
+    record(args);
+  }
+  void score(const ScoreArgs& args) override {
+    assert(args.top_n >= 0 && args.top_n <= kMaxTopLogprobs);
+    record(args);
+  }
+
+  Status begin_capture() override {
+    flush();
+    assert(!capturing_);
+    capturing_ = true;
+    return ok_status();
+  }
+  Result<std::unique_ptr<Graph>> end_capture() override {
+    assert(capturing_);
+    capturing_ = false;
+    return std::unique_ptr<Graph>(std::make_unique<CpuGraph>(std::exchange(pending_, {})));
+  }
+  Status replay(Graph& graph) override {
+    assert(!capturing_);
+    const std::vector<Operation>& operations = static_cast<CpuGraph&>(graph).operations;
+    pending_.insert(pending_.end(), operations.begin(), operations.end());
+    return ok_status();
+  }
+
+  void set_profiling(bool on) override {
+    flush();
+    executor_.set_profiling(on);
+  }
+  std::vector<StageTime> profile() const override { return executor_.profile(); }
+
+ private:
+  template <typename Args>
+  void record(const Args& args) {
+    pending_.emplace_back(args);
+  }
+  // Runs what is recorded. While capturing nothing may wait: the list is the graph's.
+  void flush() {
+    if (capturing_ || pending_.empty()) return;
+    Status status = executor_.run(pending_);
+    pending_.clear();
+    if (!status.ok() && !failure_) failure_ = std::move(status).error();
+  }
+
+  BackendInfo info_;
+  ThreadPool threads_;
+  cpu::Executor executor_;
+  cpu::Arena arena_;
+  std::vector<cpu::Mapping> buffers_;
+  std::vector<Operation> pending_;
+  bool capturing_ = false;
+  std::optional<Error> failure_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
+  if (options.threads < 0 || options.threads > 4096) {
+    return error(ErrorCode::kUsage, "--threads is {}; use 1 to 4096, or 0 for all", options.threads);
+  }
+  const char* from_environment = std::getenv("NESTEDFP_CPU");
+  const std::string name =
+      from_environment != nullptr && *from_environment != '\0' ? from_environment : options.kernels;
+  NFP_ASSIGN_OR_RETURN(const KernelTable* kernels, cpu::choose_kernels(name, cpu::detect_features()));
+  const int threads = options.threads > 0 ? options.threads : ThreadPool::usable_cpus();
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(*kernels, threads, options.pin));
+}
+
+}  // namespace nfp

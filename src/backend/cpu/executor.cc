@@ -1,0 +1,345 @@
+#include "backend/cpu/executor.h"
+
+#include <algorithm>
+#include <cassert>
+#include <chrono>
+#include <cstring>
+#include <new>
+
+#include "backend/cpu/kv_cache.h"
+#include "backend/cpu/packed_weight.h"
+#include "backend/cpu/token_history.h"
+
+namespace nfp::cpu {
+namespace {
+
+constexpr std::array<std::string_view, kStages> kStageNames = {"embed",     "rms_norm",    "linear", "rope",
+                                                               "attention", "gather_rows", "sample", "score"};
+
+constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+const PackedWeight& packed(const LinearWeight* weight) { return static_cast<const PackedWeight&>(*weight); }
+
+// What a linear operation does to its input before the panels see it.
+struct Preparation {
+  bool pairs = false;  // BF16
+  bool codes = false;  // E4M3 with a scale a token
+};
+
+Preparation preparation_of(const LinearArgs& args, const KernelTable& kernels) {
+  const PackedWeight& weight = packed(args.weight);
+  Preparation p;
+  const bool upper = !is_exact(args.precision) && weight.holds(PanelKind::kNested);
+  const bool any = upper || weight.holds(PanelKind::kCodes);
+  p.codes = any && args.precision == Precision::kFp8W8A8;
+  p.pairs = any && kernels.bf16;
+  return p;
+}
+
+struct SharedInput {
+  uint32_t* pairs;
+  float* codes;
+  float* token_scale;
+  size_t bytes;
+};
+
+SharedInput carve(const LinearArgs& args, const Preparation& p, void* base) {
+  auto* at = static_cast<char*>(base);
+  const auto rows = static_cast<size_t>(args.rows), k = static_cast<size_t>(args.weight->k());
+  size_t used = 0;
+  const auto take = [&](bool wanted, size_t bytes) -> char* {
+    if (!wanted) return nullptr;
+    char* piece = at == nullptr ? nullptr : at + used;
+    used += round_up(bytes);
+    return piece;
+  };
+  SharedInput input{};
+  input.pairs = reinterpret_cast<uint32_t*>(take(p.pairs, rows * ((k + 1) / 2) * 4));
+  input.codes = reinterpret_cast<float*>(take(p.codes, rows * k * 4));
+  input.token_scale = reinterpret_cast<float*>(take(p.codes, rows * 4));
+  input.bytes = used;
+  return input;
+}
+
+int64_t linear_output_stride(const LinearArgs& args) {
+  return args.epilogue == Epilogue::kGatedActivation ? args.weight->n() / 2 : args.weight->n();
+}
+
+// Calls f(sequence, kv head, first row, row count) for each piece of attention work. A row is a (token, query head of
+// the kv head) pair, token-major.
+template <typename F>
+void for_each_attention_item(const AttentionArgs& args, F f) {
+  const int32_t group = args.heads / args.kv_heads;
+  for (int32_t s = 0; s < args.batch.sequences; ++s) {
+    const int32_t rows = (args.batch.query_start[s + 1] - args.batch.query_start[s]) * group;
+    const int32_t tile = std::max(kMaxQueryRows / group * group, std::min(group, kMaxQueryRows));
+    for (int32_t first = 0; first < rows; first += tile) {
+      for (int32_t head = 0; head < args.kv_heads; ++head) f(s, head, first, std::min(tile, rows - first));
+    }
+  }
+}
+
+}  // namespace
+
+Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
+    : kernels_(kernels),
+      threads_(threads),
+      scratch_(static_cast<size_t>(threads.size())),
+      sampling_(static_cast<size_t>(threads.size())) {
+  set_profiling(false);
+}
+
+Executor::Needs Executor::needs_of(const Operation& operation) const {
+  Needs needs;
+  if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
+    needs.per_thread = linear_scratch_bytes(std::min<int64_t>(linear->rows, kMaxLinearRows));
+    needs.shared = carve(*linear, preparation_of(*linear, kernels_), nullptr).bytes;
+  } else if (const auto* rope = std::get_if<RopeArgs>(&operation)) {
+    needs.per_thread = round_up(static_cast<size_t>(rope->head_dim + 16) * (sizeof(float) + sizeof(uint16_t)));
+  } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
+    const auto& cache = static_cast<const CpuKvCache&>(*attention->cache);
+    needs.per_thread = attention_scratch_floats(cache.layer(0).dim) * sizeof(float);
+  } else if (const auto* sample = std::get_if<SampleArgs>(&operation)) {
+    needs.vocab = sample->vocab;
+  } else if (const auto* score = std::get_if<ScoreArgs>(&operation)) {
+    needs.vocab = score->vocab;
+  }
+  return needs;
+}
+
+Status Executor::reserve(std::span<const Operation> operations) {
+  Needs most;
+  for (const Operation& operation : operations) {
+    const Needs needs = needs_of(operation);
+    most.per_thread = std::max(most.per_thread, needs.per_thread);
+    most.shared = std::max(most.shared, needs.shared);
+    most.vocab = std::max(most.vocab, needs.vocab);
+  }
+  for (Mapping& scratch : scratch_) {
+    if (scratch.bytes() >= most.per_thread) continue;
+    NFP_ASSIGN_OR_RETURN(scratch, Mapping::create(most.per_thread));
+  }
+  if (shared_.bytes() < most.shared) NFP_ASSIGN_OR_RETURN(shared_, Mapping::create(most.shared));
+  if (most.vocab > 0) {
+    try {
+      for (SampleScratch& scratch : sampling_) scratch.reserve(most.vocab);
+    } catch (const std::bad_alloc&) {
+      return error(ErrorCode::kResource, "cannot allocate memory to sample from a vocabulary of {}", most.vocab);
+    }
+  }
+  return ok_status();
+}
+
+Status Executor::run(std::span<const Operation> operations) {
+  if (operations.empty()) return ok_status();
+  NFP_RETURN_IF_ERROR(reserve(operations));
+  using Clock = std::chrono::steady_clock;
+  threads_.run([&](int thread) {
+    Clock::time_point start;
+    for (const Operation& operation : operations) {
+      if (profiling_ && thread == 0) start = Clock::now();
+      std::visit([&](const auto& args) { execute(args, thread); }, operation);
+      threads_.barrier();
+      if (profiling_ && thread == 0) {
+        account(operation, std::chrono::duration<double>(Clock::now() - start).count());
+      }
+    }
+  });
+  // The history is written by one thread: rows may share a slot.
+  for (const Operation& operation : operations) {
+    const auto* sample = std::get_if<SampleArgs>(&operation);
+    if (sample == nullptr || sample->history == nullptr || sample->sampling.history_slot == nullptr) continue;
+    auto& history = static_cast<CpuTokenHistory&>(*sample->history);
+    for (int32_t row = 0; row < sample->rows; ++row) {
+      const int32_t slot = sample->sampling.history_slot[row];
+      if (slot >= 0) history.append(slot, sample->token[row]);
+    }
+  }
+  return ok_status();
+}
+
+void Executor::execute(const EmbedArgs& args, int thread) {
+  const PackedWeight& table = packed(args.table);
+  const Range rows = partition(args.rows, thread, threads_.size());
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    table.read_row(args.token_ids[i], args.scale, static_cast<float*>(args.out) + i * table.k());
+  }
+}
+
+void Executor::execute(const RmsNormArgs& args, int thread) {
+  const Range rows = partition(args.rows, thread, threads_.size());
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    kernels_.rms_norm(static_cast<const float*>(args.x) + i * args.hidden, args.weight, args.eps, args.hidden,
+                      static_cast<float*>(args.out) + i * args.hidden);
+  }
+}
+
+void Executor::execute(const LinearArgs& args, int thread) {
+  const PackedWeight& weight = packed(args.weight);
+  const int64_t k = weight.k();
+  const auto* x = static_cast<const float*>(args.x);
+  const Preparation prepare = preparation_of(args, kernels_);
+  const SharedInput input = carve(args, prepare, shared_.data());
+  if (prepare.codes || prepare.pairs) {
+    const Range rows = partition(args.rows, thread, threads_.size());
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      if (prepare.codes) input.token_scale[i] = kernels_.quantize_e4m3(x + i * k, k, input.codes + i * k);
+      if (prepare.pairs) {
+        kernels_.to_bf16_pairs(prepare.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * ((k + 1) / 2));
+      }
+    }
+    threads_.barrier();
+  }
+  const int64_t align = weight.interleaved() ? 2 : 1;
+  const Range panels = partition(static_cast<int64_t>(weight.panels().size()), thread, threads_.size(), align);
+  if (panels.empty()) return;
+  LinearTask task;
+  task.panels = weight.panels().data();
+  task.first = panels.begin;
+  task.last = panels.end;
+  task.k = k;
+  task.x_stride = k;
+  task.upper_only = !is_exact(args.precision);
+  task.epilogue = args.epilogue;
+  task.activation = args.activation;
+  task.y_stride = linear_output_stride(args);
+  task.scratch = scratch_[static_cast<size_t>(thread)].data();
+  for (int64_t first = 0; first < args.rows; first += kMaxLinearRows) {
+    task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, args.rows - first));
+    task.x = x + first * k;
+    task.x_codes = prepare.codes ? input.codes + first * k : nullptr;
+    task.token_scale = prepare.codes ? input.token_scale + first : nullptr;
+    task.x_pairs = prepare.pairs ? input.pairs + first * ((k + 1) / 2) : nullptr;
+    task.y = static_cast<float*>(args.y) + first * task.y_stride;
+    kernels_.linear(task);
+  }
+}
+
+void Executor::execute(const RopeArgs& args, int thread) {
+  const KvLayer layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
+  const int64_t all_heads = args.heads + 2 * args.kv_heads;
+  const int64_t dim = args.head_dim;
+  auto* rotated = scratch_[static_cast<size_t>(thread)].as<float>();
+  auto* halves = reinterpret_cast<uint16_t*>(rotated + dim + 16);
+  const Range items = partition(args.batch.tokens * all_heads, thread, threads_.size());
+  for (int64_t item = items.begin; item < items.end; ++item) {
+    const int64_t token = item / all_heads;
+    const auto head = static_cast<int32_t>(item % all_heads);
+    float* x = static_cast<float*>(args.qkv) + item * dim;
+    const bool is_query = head < args.heads;
+    const bool is_value = head >= args.heads + args.kv_heads;
+    if (!is_value) {
+      const float* cos = args.cos_sin + args.batch.positions[token] * dim;
+      kernels_.rope({x, cos, cos + dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps, args.head_dim,
+                     is_query ? x : rotated});
+      if (is_query) continue;
+    }
+    const int64_t slot = args.batch.slots[token];
+    const int64_t block = slot / layer.block_size, place = slot % layer.block_size;
+    const int64_t kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
+    const int64_t base = block * layer.kv_heads + kv_head;
+    const float* source = is_value ? x : rotated;
+    if (layer.f16) kernels_.to_f16(source, dim, halves);
+    const auto write = [&](auto* cache, const auto* row) {
+      if (is_value) {
+        std::memcpy(cache + (base * layer.block_size + place) * layer.dim, row,
+                    static_cast<size_t>(dim) * sizeof(*row));
+      } else {
+        auto* column = cache + (base * layer.lane_groups + place / 16) * layer.dim * 16 + place % 16;
+        for (int64_t d = 0; d < dim; ++d) column[d * 16] = row[d];
+      }
+    };
+    void* cache = const_cast<void*>(is_value ? layer.values : layer.keys);
+    if (layer.f16) {
+      write(static_cast<uint16_t*>(cache), halves);
+    } else {
+      write(static_cast<float*>(cache), source);
+    }
+  }
+}
+
+void Executor::execute(const AttentionArgs& args, int thread) {
+  AttentionTask task;
+  task.layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
+  task.head_dim = args.head_dim;
+  task.scale = args.scale;
+  task.soft_cap = args.soft_cap;
+  task.scratch = scratch_[static_cast<size_t>(thread)].as<float>();
+  const int64_t dim = args.head_dim;
+  const int64_t q_stride = (args.heads + 2 * args.kv_heads) * dim;
+  const int32_t group = args.heads / args.kv_heads;
+  std::array<QueryRow, kMaxQueryRows> rows;
+  int64_t item = 0;
+  for_each_attention_item(args, [&](int32_t s, int32_t head, int32_t first, int32_t count) {
+    if (item++ % threads_.size() != thread) return;
+    for (int32_t r = 0; r < count; ++r) {
+      const int64_t token = args.batch.query_start[s] + (first + r) / group;
+      const int64_t q_head = head * group + (first + r) % group;
+      const int32_t position = args.batch.positions[token];
+      rows[static_cast<size_t>(r)] = {static_cast<const float*>(args.qkv) + token * q_stride + q_head * dim,
+                                      static_cast<float*>(args.out) + (token * args.heads + q_head) * dim,
+                                      args.window > 0 ? std::max(0, position - args.window + 1) : 0, position + 1};
+    }
+    task.blocks = args.batch.block_table + static_cast<int64_t>(s) * args.batch.table_width;
+    task.kv_head = head;
+    task.rows = rows.data();
+    task.row_count = count;
+    kernels_.attention(task);
+  });
+}
+
+void Executor::execute(const GatherRowsArgs& args, int thread) {
+  const Range rows = partition(args.count, thread, threads_.size());
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    std::memcpy(static_cast<float*>(args.out) + i * args.hidden,
+                static_cast<const float*>(args.x) + static_cast<int64_t>(args.rows[i]) * args.hidden,
+                static_cast<size_t>(args.hidden) * sizeof(float));
+  }
+}
+
+void Executor::execute(const SampleArgs& args, int thread) {
+  const Range rows = partition(args.rows, thread, threads_.size());
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    sample_row(kernels_, args, static_cast<int32_t>(i), sampling_[static_cast<size_t>(thread)]);
+  }
+}
+
+void Executor::execute(const ScoreArgs& args, int thread) {
+  const Range rows = partition(args.rows, thread, threads_.size());
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    score_row(kernels_, args, static_cast<int32_t>(i), sampling_[static_cast<size_t>(thread)]);
+  }
+}
+
+void Executor::set_profiling(bool on) {
+  profiling_ = on;
+  for (size_t i = 0; i < kStages; ++i) times_[i] = StageTime{kStageNames[i], 0, 0, 0, 0};
+}
+
+std::vector<StageTime> Executor::profile() const {
+  std::vector<StageTime> used;
+  std::copy_if(times_.begin(), times_.end(), std::back_inserter(used), [](const StageTime& t) { return t.calls > 0; });
+  return used;
+}
+
+void Executor::account(const Operation& operation, double seconds) {
+  StageTime& time = times_[operation.index()];
+  ++time.calls;
+  time.seconds += seconds;
+  if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
+    time.weight_bytes += linear->weight->bytes_read(linear->precision);
+    time.flops += 2ull * static_cast<uint64_t>(linear->rows) * static_cast<uint64_t>(linear->weight->n()) *
+                  static_cast<uint64_t>(linear->weight->k());
+  } else if (const auto* embed = std::get_if<EmbedArgs>(&operation)) {
+    time.weight_bytes += static_cast<uint64_t>(embed->rows) * static_cast<uint64_t>(embed->table->k()) * 2;
+  } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
+    uint64_t keys = 0;
+    for (int32_t t = 0; t < attention->batch.tokens; ++t) {
+      const int32_t context = attention->batch.positions[t] + 1;
+      keys += static_cast<uint64_t>(attention->window > 0 ? std::min(context, attention->window) : context);
+    }
+    time.flops += 4ull * keys * static_cast<uint64_t>(attention->heads) * static_cast<uint64_t>(attention->head_dim);
+  }
+}
+
+}  // namespace nfp::cpu

@@ -1,0 +1,60 @@
+// Runs lists of recorded operations on the thread pool: one fork for the whole list, a barrier after each operation,
+// each operation split statically over the threads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu/huge_pages.h"
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/sampler.h"
+#include "base/thread_pool.h"
+
+namespace nfp::cpu {
+
+using Operation =
+    std::variant<EmbedArgs, RmsNormArgs, LinearArgs, RopeArgs, AttentionArgs, GatherRowsArgs, SampleArgs, ScoreArgs>;
+inline constexpr size_t kStages = std::variant_size_v<Operation>;
+
+class Executor {
+ public:
+  Executor(const KernelTable& kernels, ThreadPool& threads);
+
+  Status run(std::span<const Operation> operations);
+
+  void set_profiling(bool on);
+  std::vector<StageTime> profile() const;
+
+ private:
+  struct Needs {
+    size_t per_thread = 0;
+    size_t shared = 0;
+    int32_t vocab = 0;
+  };
+  Needs needs_of(const Operation& operation) const;
+  Status reserve(std::span<const Operation> operations);
+  void account(const Operation& operation, double seconds);
+
+  void execute(const EmbedArgs& args, int thread);
+  void execute(const RmsNormArgs& args, int thread);
+  void execute(const LinearArgs& args, int thread);
+  void execute(const RopeArgs& args, int thread);
+  void execute(const AttentionArgs& args, int thread);
+  void execute(const GatherRowsArgs& args, int thread);
+  void execute(const SampleArgs& args, int thread);
+  void execute(const ScoreArgs& args, int thread);
+
+  const KernelTable& kernels_;
+  ThreadPool& threads_;
+  std::vector<Mapping> scratch_;  // one a thread
+  Mapping shared_;
+  std::vector<SampleScratch> sampling_;  // one a thread
+  bool profiling_ = false;
+  std::array<StageTime, kStages> times_{};
+};
+
+}  // namespace nfp::cpu

@@ -1,0 +1,149 @@
+// The table of kernels that one instruction set provides. A kernel works on one thread's share of an operation.
+//
+// Every result is the same, bit for bit, in every table: vectors have 16 lanes whatever the machine's width, sums run
+// in one fixed order, every multiply-add is fused. The one exception is documented at `bf16`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cpu/panel.h"
+
+namespace nfp::cpu {
+
+// y = x W^T for the panels [first, last) and all rows of x.
+struct LinearTask {
+  const Panel* panels = nullptr;
+  int64_t first = 0;  // even where the epilogue pairs panels
+  int64_t last = 0;
+  int64_t k = 0;
+  const float* x = nullptr;  // [rows, x_stride]
+  int64_t x_stride = 0;
+  bool upper_only = false;             // nested panels: E4M3 instead of FP16. Then, for panels of E4M3 only:
+  const float* x_codes = nullptr;      //   [rows, k] what they multiply instead of x, or null
+  const float* token_scale = nullptr;  //   [rows] factors of the result, or null
+  const uint32_t* x_pairs = nullptr;   //   [rows, (k + 1) / 2] the same x as BF16 pairs; null = FP32 arithmetic
+  int32_t rows = 0;
+  Epilogue epilogue = Epilogue::kStore;
+  Activation activation = Activation::kSilu;
+  float* y = nullptr;  // [rows, y_stride]
+  int64_t y_stride = 0;
+  void* scratch = nullptr;  // linear_scratch_bytes(rows), 64-byte aligned
+};
+
+inline constexpr int64_t kMaxLinearRows = 512;  // a task's rows; callers chunk
+inline constexpr int kGroupPanels = 4;          // panels that the kernel works on together
+inline constexpr int64_t kBlockSteps = 128;     // of k that are unpacked at a time: 64 columns of FP32 = 32 KB, in L1
+
+constexpr size_t linear_scratch_bytes(int64_t rows) {
+  return static_cast<size_t>((kBlockSteps + rows) * kGroupPanels * kPanelRows) * sizeof(float);
+}
+
+// One kv head of one sequence, and query rows that share its keys. Keys are visited in groups of 16 lanes, tiles of
+// kTileGroups groups and partitions of kPartitionTiles tiles, all at absolute boundaries; a partition's softmax starts
+// afresh and partitions are merged in order, so that they may be computed apart.
+inline constexpr int kTileGroups = 4;
+inline constexpr int kTileKeys = 64;
+inline constexpr int kPartitionTiles = 8;
+inline constexpr int kMaxQueryRows = 48;
+
+struct KvLayer {
+  const void* keys = nullptr;    // [blocks, kv_heads, lane_groups, dim, 16]
+  const void* values = nullptr;  // [blocks, kv_heads, block_size, dim]
+  bool f16 = true;
+  int32_t kv_heads = 0;
+  int32_t block_size = 0;
+  int32_t lane_groups = 0;  // a block: block_size / 16 rounded up
+  int32_t dim = 0;          // head_dim rounded up to 16; what is added is zero
+};
+
+struct QueryRow {
+  const float* q = nullptr;  // [head_dim]
+  float* out = nullptr;      // [head_dim]
+  int32_t begin = 0;         // keys [begin, end)
+  int32_t end = 0;
+};
+
+// Softmax state of a row over the keys so far: running maximum, 16 partial sums, dim unnormalised outputs.
+// Laid out [maximum x rows][sums x rows][outputs x rows] by attention_state_floats.
+constexpr size_t attention_state_floats(int64_t rows, int64_t dim) {
+  return static_cast<size_t>(rows * (16 + 16 + dim));
+}
+
+struct AttentionTask {
+  KvLayer layer;
+  const int32_t* blocks = nullptr;  // the sequence's row of the block table
+  int32_t kv_head = 0;
+  int32_t head_dim = 0;
+  float scale = 1.0f;
+  float soft_cap = 0.0f;
+  const QueryRow* rows = nullptr;
+  int32_t row_count = 0;  // <= kMaxQueryRows
+  float* scratch = nullptr;
+};
+
+constexpr size_t attention_scratch_floats(int64_t dim) {
+  return static_cast<size_t>(2 * kTileKeys * dim + kMaxQueryRows * (dim + kTileKeys)) +
+         2 * attention_state_floats(kMaxQueryRows, dim);
+}
+
+// Keys of one partition.
+constexpr int32_t partition_keys(const KvLayer& layer) {
+  return kPartitionTiles * kTileGroups / layer.lane_groups * layer.block_size;
+}
+
+struct RopeHead {
+  const float* in = nullptr;    // [head_dim]
+  const float* cos = nullptr;   // [head_dim / 2]
+  const float* sin = nullptr;   // [head_dim / 2]
+  const float* norm = nullptr;  // [head_dim] or null
+  float norm_eps = 0;
+  int32_t head_dim = 0;
+  float* out = nullptr;  // [head_dim], may be `in`
+};
+
+struct Candidate {
+  float logit;
+  int32_t id;
+};
+
+struct KernelTable {
+  const char* name;
+  // Whether nested panels in FP8 steps run on BF16 dot products: activations are rounded to BF16 (to nearest even),
+  // subnormal inputs and results count as zero; sums still run over k in order. E4M3 weights are exact in BF16, and so
+  // are E4M3 activations, so that only Precision::kFp8 differs from a table without it.
+  bool bf16;
+
+  void (*linear)(const LinearTask& task);
+  // Rounds x [k] to BF16 pairs [(k + 1) / 2].
+  void (*to_bf16_pairs)(const float* x, int64_t k, uint32_t* pairs);
+  // out[i] = x[i] / scale rounded to E4M3, as FP32; returns scale = max |x| / 448.
+  float (*quantize_e4m3)(const float* x, int64_t k, float* out);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  void (*rope)(const RopeHead& head);
+  void (*to_f16)(const float* x, int64_t n, uint16_t* out);
+  // Whole attention of the rows.
+  void (*attention)(const AttentionTask& task);
+  // Partition `partition` of it into `state`; merging partitions 0.. in order and finishing gives what attention gives.
+  void (*attention_partition)(const AttentionTask& task, int32_t partition, float* state);
+  void (*attention_merge)(const AttentionTask& task, const float* const* states, int32_t count);
+
+  // Sampling. NaN counts as -infinity.
+  int32_t (*argmax)(const float* x, int32_t n);  // lowest id among equals; 0 if nothing is > -inf
+  double (*sum_exp)(const float* x, int32_t n, float maximum, float factor);  // sum of exp((x - maximum) * factor)
+  // Ids with x >= threshold into out (at most `capacity`), in order; returns how many there are.
+  int32_t (*at_least)(const float* x, int32_t n, float threshold, Candidate* out, int32_t capacity);
+  // out[i] = exp((x[i] - maximum) * factor).
+  void (*exps)(const float* x, int32_t n, float maximum, float factor, float* out);
+};
+
+const KernelTable& scalar_kernels();
+const KernelTable& scalar_bf16_kernels();  // emulates the BF16 arithmetic; for tests
+#if defined(__x86_64__)
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
+const KernelTable& avx512_bf16_kernels();
+#endif
+
+}  // namespace nfp::cpu

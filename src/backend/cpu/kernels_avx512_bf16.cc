@@ -1,0 +1,15 @@
+#define NFP_HAVE_PAIRS 1
+#define NFP_AVX512_BF16 1
+// clang-format off
+#include "backend/cpu/simd_avx512.h"
+#include "backend/cpu/table_inl.h"
+// clang-format on
+
+namespace nfp::cpu {
+
+const KernelTable& avx512_bf16_kernels() {
+  static constexpr KernelTable kTable = make_table("avx512bf16", true);
+  return kTable;
+}
+
+}  // namespace nfp::cpu

@@ -1,0 +1,324 @@
+// The matrix kernels. Few rows: panels are unpacked in registers and used at once. More rows: four panels are unpacked
+// to a block in L1 and all rows run over it. Both add x[k] * w[k] to one accumulator an output in order of k, so that
+// the choice between them (a matter of speed) cannot be seen in the result. Included after simd_*.h and math_inl.h.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+
+#define NFP_UNROLL _Pragma("GCC unroll 16")
+
+namespace nfp {
+namespace {
+
+using cpu::kBlockSteps;
+using cpu::kGroupBytes;
+using cpu::kGroupPanels;
+using cpu::kPanelRows;
+using cpu::LinearTask;
+using cpu::Panel;
+using cpu::PanelKind;
+
+constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
+constexpr int kDirectRows = kTileRows;
+
+enum class Source { kBoth, kUpper, kDense };
+
+// FP32 multiply-adds, one step of k at a time.
+template <Source S>
+struct Fp32Steps {
+  using X = float;
+  using W = Vec;
+  static constexpr int kUnits = 4;  // multiply-adds a group of four steps takes
+  static constexpr int kStepsPerUnit = 1;
+  static constexpr size_t kUpperBytes = S == Source::kDense ? 2 * kGroupBytes : kGroupBytes;
+  static void unpack(const Panel& panel, int64_t group, W* w) {
+    const uint8_t* upper = panel.upper + static_cast<size_t>(group) * kUpperBytes;
+    if constexpr (S == Source::kBoth) {
+      unpack_both(upper, panel.lower + static_cast<size_t>(group) * kGroupBytes, w);
+    } else if constexpr (S == Source::kUpper) {
+      unpack_upper(upper, w);
+    } else {
+      unpack_dense(upper, w);
+    }
+  }
+  static Vec mac(Vec acc, X x, W w) { return fma(splat(x), w, acc); }
+  static W load_block(const float* p) { return load(p); }
+  static void store_block(float* p, W w) { store(p, w); }
+};
+
+#if defined(NFP_HAVE_PAIRS)
+// BF16 dot products, two steps of k at a time.
+struct PairSteps {
+  using X = uint32_t;
+  using W = Pairs;
+  static constexpr int kUnits = 2;
+  static constexpr int kStepsPerUnit = 2;
+  static void unpack(const Panel& panel, int64_t group, W* w) {
+    unpack_upper_pairs(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
+  }
+  static Vec mac(Vec acc, X x, W w) { return dot_pairs(acc, splat_pair(x), w); }
+  static W load_block(const float* p) { return load_pairs(reinterpret_cast<const uint32_t*>(p)); }
+  static void store_block(float* p, W w) { store_pairs(reinterpret_cast<uint32_t*>(p), w); }
+};
+#endif
+
+// acc[m][p] of `P` panels from `first` and `M` rows of x; out: [M, kGroupColumns].
+template <typename Steps, int P, int M>
+void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
+  Vec acc[P][M];
+  NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = zero(); }
+  const int64_t groups = units / Steps::kUnits;
+  for (int64_t g = 0; g < groups; ++g) {
+    NFP_UNROLL for (int p = 0; p < P; ++p) {
+      typename Steps::W w[Steps::kUnits];
+      Steps::unpack(panels[p], g, w);
+      NFP_UNROLL for (int u = 0; u < Steps::kUnits; ++u) {
+        NFP_UNROLL for (int m = 0; m < M; ++m) {
+          acc[p][m] = Steps::mac(acc[p][m], x[m * stride + g * Steps::kUnits + u], w[u]);
+        }
+      }
+    }
+  }
+  const int64_t done = groups * Steps::kUnits;
+  if (done < units) {
+    NFP_UNROLL for (int p = 0; p < P; ++p) {
+      typename Steps::W w[Steps::kUnits];
+      Steps::unpack(panels[p], groups, w);
+      for (int64_t u = 0; u < units - done; ++u) {
+        NFP_UNROLL for (int m = 0; m < M; ++m) { acc[p][m] = Steps::mac(acc[p][m], x[m * stride + done + u], w[u]); }
+      }
+    }
+  }
+  NFP_UNROLL for (int p = 0; p < P; ++p) {
+    NFP_UNROLL for (int m = 0; m < M; ++m) store(out + m * kGroupColumns + p * kPanelRows, acc[p][m]);
+  }
+}
+
+template <typename Steps, int P>
+void direct_rows(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, int rows, float* out) {
+  switch (rows) {
+    case 1:
+      return direct<Steps, P, 1>(panels, x, stride, units, out);
+    case 2:
+      return direct<Steps, P, 2>(panels, x, stride, units, out);
+    case 3:
+      return direct<Steps, P, 3>(panels, x, stride, units, out);
+    case 4:
+      return direct<Steps, P, 4>(panels, x, stride, units, out);
+#define NFP_CASE(n)                                                                     \
+  case n:                                                                               \
+    if constexpr (n <= kDirectRows) direct<Steps, P, n>(panels, x, stride, units, out); \
+    return;
+      NFP_CASE(5)
+      NFP_CASE(6)
+#undef NFP_CASE
+    default:
+      return;
+  }
+}
+
+template <typename Steps>
+void direct_panels(const Panel* panels, int count, const typename Steps::X* x, int64_t stride, int64_t units, int rows,
+                   float* out) {
+  while (count > 0) {
+    const int step = count >= kTileVectors ? kTileVectors : (count >= 2 && kTileVectors >= 2 ? 2 : 1);
+    if (step == kTileVectors) {
+      direct_rows<Steps, kTileVectors>(panels, x, stride, units, rows, out);
+    } else if (step == 2) {
+      direct_rows<Steps, kTileVectors >= 2 ? 2 : 1>(panels, x, stride, units, rows, out);
+    } else {
+      direct_rows<Steps, 1>(panels, x, stride, units, rows, out);
+    }
+    panels += step;
+    count -= step;
+    out += step * kPanelRows;
+  }
+}
+
+// acc[m][c] (+)= sum over u of x[m][u] * block[u][c], c in vectors of sixteen columns.
+template <typename Steps, int M, int N>
+void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int64_t block_stride, int64_t units,
+          float* acc, int64_t acc_stride, bool fresh) {
+  Vec sum[M][N];
+  NFP_UNROLL for (int m = 0; m < M; ++m) {
+    NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = fresh ? zero() : load(acc + m * acc_stride + n * kPanelRows);
+  }
+  for (int64_t u = 0; u < units; ++u) {
+    typename Steps::W w[N];
+    NFP_UNROLL for (int n = 0; n < N; ++n) w[n] = Steps::load_block(block + u * block_stride + n * kPanelRows);
+    NFP_UNROLL for (int m = 0; m < M; ++m) {
+      const typename Steps::X value = x[m * x_stride + u];
+      NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = Steps::mac(sum[m][n], value, w[n]);
+    }
+  }
+  NFP_UNROLL for (int m = 0; m < M; ++m) {
+    NFP_UNROLL for (int n = 0; n < N; ++n) store(acc + m * acc_stride + n * kPanelRows, sum[m][n]);
+  }
+}
+
+template <typename Steps, int N>
+void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, const float* block, int64_t block_stride,
+               int64_t units, float* acc, int64_t acc_stride, bool fresh) {
+  switch (rows) {
+    case 1:
+      return tile<Steps, 1, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
+    case 2:
+      return tile<Steps, 2, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
+    case 3:
+      return tile<Steps, 3, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
+    case 4:
+      return tile<Steps, 4, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
+#define NFP_CASE(n)                                                                                                   \
+  case n:                                                                                                             \
+    if constexpr (n <= kTileRows) tile<Steps, n, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh); \
+    return;
+      NFP_CASE(5)
+      NFP_CASE(6)
+#undef NFP_CASE
+    default:
+      return;
+  }
+}
+
+// All rows and `vectors` column vectors, in tiles of nearly equal height.
+template <typename Steps>
+void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, const float* block,
+                    int64_t block_stride, int vectors, int64_t units, float* acc, int64_t acc_stride, bool fresh) {
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t begin = rows * t / tiles;
+    const int count = static_cast<int>(rows * (t + 1) / tiles - begin);
+    const typename Steps::X* xt = x + begin * x_stride;
+    float* at = acc + begin * acc_stride;
+    int v = 0;
+    for (; v + kTileVectors <= vectors; v += kTileVectors) {
+      tile_rows<Steps, kTileVectors>(count, xt, x_stride, block + v * kPanelRows, block_stride, units,
+                                     at + v * kPanelRows, acc_stride, fresh);
+    }
+    if constexpr (kTileVectors > 2) {
+      for (; v + 2 <= vectors; v += 2) {
+        tile_rows<Steps, 2>(count, xt, x_stride, block + v * kPanelRows, block_stride, units, at + v * kPanelRows,
+                            acc_stride, fresh);
+      }
+    }
+    for (; v < vectors; ++v) {
+      tile_rows<Steps, 1>(count, xt, x_stride, block + v * kPanelRows, block_stride, units, at + v * kPanelRows,
+                          acc_stride, fresh);
+    }
+  }
+}
+
+template <typename Steps>
+void blocked_panels(const Panel* panels, int count, const typename Steps::X* x, int64_t stride, int64_t k, int64_t rows,
+                    float* block, float* acc) {
+  const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
+  constexpr int64_t kUnitsInBlock = kBlockSteps / Steps::kStepsPerUnit;
+  for (int64_t u0 = 0; u0 < units; u0 += kUnitsInBlock) {
+    const int64_t here = units - u0 < kUnitsInBlock ? units - u0 : kUnitsInBlock;
+    for (int p = 0; p < count; ++p) {
+      float* column = block + p * kPanelRows;
+      for (int64_t u = 0; u < here; u += Steps::kUnits) {
+        typename Steps::W w[Steps::kUnits];
+        Steps::unpack(panels[p], (u0 + u) / Steps::kUnits, w);
+        // A group past k writes steps that are never read: the block has room for whole groups.
+        NFP_UNROLL for (int i = 0; i < Steps::kUnits; ++i) {
+          Steps::store_block(column + (u + i) * kGroupColumns, w[i]);
+        }
+      }
+    }
+    multiply_block<Steps>(x + u0, stride, rows, block, kGroupColumns, count, here, acc, kGroupColumns, u0 == 0);
+  }
+}
+
+template <typename Steps>
+void run_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
+                float* block, float* acc) {
+  if (task.rows <= kDirectRows) {
+    const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
+    direct_panels<Steps>(panels, count, x, stride, units, task.rows, acc);
+  } else {
+    blocked_panels<Steps>(panels, count, x, stride, task.k, task.rows, block, acc);
+  }
+}
+
+inline Source source_of(const LinearTask& task, const Panel& panel) {
+  if (panel.kind == PanelKind::kDense) return Source::kDense;
+  return panel.kind == PanelKind::kCodes || task.upper_only ? Source::kUpper : Source::kBoth;
+}
+
+inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc, int64_t row) {
+  Vec v = mul(load(acc), load(panel.scale));
+  if (task.token_scale != nullptr && panel.kind != PanelKind::kDense) v = mul(v, splat(task.token_scale[row]));
+  if (panel.bias != nullptr) v = add(v, load(panel.bias));
+  return v;
+}
+
+inline void finish_panel(const LinearTask& task, const Panel& panel, const float* acc) {
+  for (int64_t m = 0; m < task.rows; ++m) {
+    const Vec v = finished(task, panel, acc + m * kGroupColumns, m);
+    float* y = task.y + m * task.y_stride + panel.column;
+    if (panel.stride != 1) {
+      alignas(64) float lanes[kPanelRows];
+      store(lanes, v);
+      for (int r = 0; r < panel.rows; ++r) {
+        float& out = y[r * panel.stride];
+        out = task.epilogue == Epilogue::kAdd ? out + lanes[r] : lanes[r];
+      }
+    } else if (panel.rows == kPanelRows) {
+      store(y, task.epilogue == Epilogue::kAdd ? add(load(y), v) : v);
+    } else {
+      store_some(y, task.epilogue == Epilogue::kAdd ? add(load_some(y, panel.rows), v) : v, panel.rows);
+    }
+  }
+}
+
+// Panels come in pairs: sixteen gates, then the sixteen ups that go with them.
+inline void finish_pair(const LinearTask& task, const Panel* pair, const float* acc) {
+  for (int64_t m = 0; m < task.rows; ++m) {
+    const Vec gate = finished(task, pair[0], acc + m * kGroupColumns, m);
+    const Vec up = finished(task, pair[1], acc + m * kGroupColumns + kPanelRows, m);
+    const Vec v = mul(task.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate), up);
+    store_some(task.y + m * task.y_stride + pair[0].column / 2, v, pair[0].rows);
+  }
+}
+
+void linear(const LinearTask& task) {
+  auto* block = static_cast<float*>(task.scratch);
+  float* acc = block + kBlockSteps * kGroupColumns;
+  for (int64_t first = task.first; first < task.last; first += kGroupPanels) {
+    const Panel* panels = task.panels + first;
+    const int count = static_cast<int>(task.last - first < kGroupPanels ? task.last - first : kGroupPanels);
+    for (int begin = 0, end = 0; begin < count; begin = end) {  // runs of panels that compute alike
+      const Source source = source_of(task, panels[begin]);
+      while (end < count && source_of(task, panels[end]) == source) ++end;
+      float* out = acc + begin * kPanelRows;
+      switch (source) {
+        case Source::kBoth:
+          run_panels<Fp32Steps<Source::kBoth>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out);
+          break;
+        case Source::kUpper:
+#if defined(NFP_HAVE_PAIRS)
+          if (task.x_pairs != nullptr) {
+            run_panels<PairSteps>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out);
+            break;
+          }
+#endif
+          run_panels<Fp32Steps<Source::kUpper>>(task, panels + begin, end - begin,
+                                                task.x_codes != nullptr ? task.x_codes : task.x,
+                                                task.x_codes != nullptr ? task.k : task.x_stride, block, out);
+          break;
+        case Source::kDense:
+          run_panels<Fp32Steps<Source::kDense>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out);
+          break;
+      }
+    }
+    if (task.epilogue == Epilogue::kGatedActivation) {
+      for (int p = 0; p + 1 < count; p += 2) finish_pair(task, panels + p, acc + p * kPanelRows);
+    } else {
+      for (int p = 0; p < count; ++p) finish_panel(task, panels[p], acc + p * kPanelRows);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nfp

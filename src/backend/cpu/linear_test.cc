@@ -1,0 +1,329 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "backend/cpu/executor.h"
+#include "backend/cpu/packed_weight.h"
+#include "backend/cpu/test_util.h"
+
+namespace nfp::cpu {
+namespace {
+
+struct Parts {
+  std::vector<std::unique_ptr<TestMatrix>> matrices;
+  LinearSpec spec;
+};
+
+Parts make_parts(const std::vector<Storage>& storages, const std::vector<int64_t>& rows, int64_t k, RowOrder order,
+                 bool bias, Random& random, bool calibrated = false) {
+  Parts parts;
+  parts.spec.order = order;
+  size_t n = 0;
+  for (size_t i = 0; i < storages.size(); ++i) {
+    parts.matrices.push_back(std::make_unique<TestMatrix>(storages[i], rows[i], k, random, calibrated));
+    parts.spec.parts.push_back(parts.matrices.back().get());
+    n += static_cast<size_t>(rows[i]);
+  }
+  if (bias) parts.spec.bias = random.normals(n);
+  return parts;
+}
+
+std::unique_ptr<LinearWeight> pack(const Parts& parts) {
+  static Arena* arena = new Arena;
+  ThreadPool threads(3);
+  auto weight = pack_weight(parts.spec, *arena, threads);
+  EXPECT_TRUE(weight.ok());
+  return std::move(weight).value();
+}
+
+std::vector<float> run_linear(const KernelTable& table, const LinearWeight& weight, const std::vector<float>& x,
+                              int32_t rows, Precision precision, Epilogue epilogue = Epilogue::kStore,
+                              Activation activation = Activation::kSilu, int threads = 2) {
+  ThreadPool pool(threads);
+  Executor executor(table, pool);
+  const size_t width = static_cast<size_t>(epilogue == Epilogue::kGatedActivation ? weight.n() / 2 : weight.n());
+  std::vector<float> y(width * static_cast<size_t>(rows) + 16, 0.5f);  // 16 guards; and what kAdd adds to
+  LinearArgs args;
+  args.weight = &weight;
+  args.x = x.data();
+  args.rows = rows;
+  args.precision = precision;
+  args.epilogue = epilogue;
+  args.activation = activation;
+  args.y = y.data();
+  const Operation operation = args;
+  EXPECT_TRUE(executor.run({&operation, 1}).ok());
+  for (size_t i = y.size() - 16; i < y.size(); ++i) EXPECT_EQ(y[i], 0.5f);
+  y.resize(y.size() - 16);
+  return y;
+}
+
+// What the kernels are defined to compute, one output at a time, straight from the definition.
+float defined(const TestMatrix& matrix, int64_t row, const float* x, Precision precision, bool bf16) {
+  const bool upper = matrix.storage() != Storage::kDenseF16 &&
+                     (matrix.storage() == Storage::kFp8Channel || precision != Precision::kFp16);
+  const bool codes = upper && precision == Precision::kFp8W8A8;
+  const auto flush = [&](float v) { return upper && bf16 && std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
+  float largest = 0;
+  for (int64_t i = 0; i < matrix.cols(); ++i) largest = std::max(largest, std::fabs(x[i]));
+  const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
+  float acc = 0;
+  for (int64_t i = 0; i < matrix.cols(); ++i) {
+    float v = codes ? e4m3_to_fp32(fp32_to_e4m3(x[i] * inverse)) : x[i];
+    if (upper && bf16) v = flush(bf16_to_fp32(fp32_to_bf16(v)));
+    acc = flush(std::fma(v, matrix.value(row, i, upper), acc));
+  }
+  acc *= matrix.scale(row);
+  return codes ? acc * (largest / 448.0f) : acc;
+}
+
+void expect_same(const std::vector<float>& got, const std::vector<float>& want, const char* table) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i], want[i]) << table << " differs at " << i << " of " << got.size();
+  }
+}
+
+// Adversarial activations: zeros, subnormals, large values.
+std::vector<float> activations(size_t count, Random& random) {
+  std::vector<float> x = random.normals(count);
+  for (size_t i = 0; i < count; i += 37) x[i] = 0.0f;
+  for (size_t i = 5; i < count; i += 41) x[i] = -0x1p-130f;
+  for (size_t i = 9; i < count; i += 53) x[i] = 3e4f;
+  return x;
+}
+
+TEST(Linear, EqualsItsDefinitionOnEveryTableStorageAndPrecision) {
+  Random random(1);
+  for (const Storage storage : {Storage::kNested, Storage::kDenseF16, Storage::kFp8Channel}) {
+    for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {16, 4}, {37, 67}, {130, 301}}) {
+      const Parts parts = make_parts({storage}, {n}, k, RowOrder::kConcat, true, random, n == 37);
+      const auto weight = pack(parts);
+      for (const int32_t rows : {1, 3, 7, 13}) {
+        const std::vector<float> x = activations(static_cast<size_t>(rows * k), random);
+        for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+          for (const KernelTable* table : runnable_tables()) {
+            std::vector<float> want;
+            for (int32_t m = 0; m < rows; ++m) {
+              for (int64_t i = 0; i < n; ++i) {
+                want.push_back(defined(*parts.matrices[0], i, x.data() + m * k, precision, table->bf16) +
+                               parts.spec.bias[static_cast<size_t>(i)]);
+              }
+            }
+            expect_same(run_linear(*table, *weight, x, rows, precision), want, table->name);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, EveryTableEqualsScalarForAnyNumberOfRows) {
+  Random random(2);
+  const int64_t n = 83, k = 150;
+  const Parts parts = make_parts({Storage::kNested}, {n}, k, RowOrder::kConcat, false, random);
+  const auto weight = pack(parts);
+  for (int32_t rows = 1; rows <= 70; ++rows) {
+    const std::vector<float> x = activations(static_cast<size_t>(rows * k), random);
+    for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+      for (const KernelTable* table : runnable_tables()) {
+        if (table == &reference_of(*table)) continue;
+        expect_same(run_linear(*table, *weight, x, rows, precision),
+                    run_linear(reference_of(*table), *weight, x, rows, precision), table->name);
+      }
+    }
+  }
+}
+
+TEST(Linear, ARowDoesNotDependOnItsBatchOrOnThreads) {
+  Random random(3);
+  const int64_t n = 200, k = 333;
+  const Parts parts = make_parts({Storage::kNested}, {n}, k, RowOrder::kConcat, false, random);
+  const auto weight = pack(parts);
+  const int32_t rows = 600;  // over one task's rows
+  const std::vector<float> x = activations(static_cast<size_t>(rows * k), random);
+  for (const KernelTable* table : runnable_tables()) {
+    if (table->name == std::string("scalar") || table->name == std::string("scalar-bf16")) continue;
+    for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+      const std::vector<float> all = run_linear(*table, *weight, x, rows, precision);
+      for (const int32_t row : {0, 5, 300, 599}) {
+        const std::vector<float> one(x.begin() + row * k, x.begin() + (row + 1) * k);
+        for (const int threads : {1, 3, 7}) {
+          expect_same(run_linear(*table, *weight, one, 1, precision, Epilogue::kStore, Activation::kSilu, threads),
+                      {all.begin() + row * n, all.begin() + (row + 1) * n}, table->name);
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, W8A8IsTheSameOnEveryTable) {
+  Random random(4);
+  const Parts parts = make_parts({Storage::kNested}, {100}, 260, RowOrder::kConcat, false, random);
+  const auto weight = pack(parts);
+  const std::vector<float> x = random.normals(9 * 260);
+  const std::vector<float> want = run_linear(scalar_kernels(), *weight, x, 9, Precision::kFp8W8A8);
+  for (const KernelTable* table : runnable_tables()) {
+    expect_same(run_linear(*table, *weight, x, 9, Precision::kFp8W8A8), want, table->name);
+  }
+}
+
+TEST(Linear, EpiloguesAndMixedStorages) {
+  Random random(5);
+  const int64_t k = 70;
+  for (const int32_t rows : {1, 4, 20}) {
+    const std::vector<float> x = random.normals(static_cast<size_t>(rows * k));
+    for (const Precision precision : {Precision::kFp16, Precision::kFp8W8A8}) {
+      // q nested, k dense, v per-channel codes; odd sizes.
+      const Parts qkv = make_parts({Storage::kNested, Storage::kDenseF16, Storage::kFp8Channel}, {33, 7, 20}, k,
+                                   RowOrder::kConcat, true, random);
+      const auto qkv_weight = pack(qkv);
+      // gate nested, up dense.
+      const Parts mlp =
+          make_parts({Storage::kNested, Storage::kDenseF16}, {43, 43}, k, RowOrder::kInterleave, true, random);
+      const auto mlp_weight = pack(mlp);
+      for (const KernelTable* table : runnable_tables()) {
+        const auto at = [&](const Parts& parts, size_t part, int64_t row, int32_t m, size_t bias) {
+          return defined(*parts.matrices[part], row, x.data() + m * k, precision, table->bf16) + parts.spec.bias[bias];
+        };
+        std::vector<float> stored, added, gated, interleaved;
+        for (int32_t m = 0; m < rows; ++m) {
+          size_t bias = 0;
+          for (size_t part = 0; part < 3; ++part) {
+            for (int64_t i = 0; i < qkv.matrices[part]->rows(); ++i) stored.push_back(at(qkv, part, i, m, bias++));
+          }
+          for (size_t i = 0; i < 43; ++i) {
+            const float gate = at(mlp, 0, static_cast<int64_t>(i), m, i);
+            const float up = at(mlp, 1, static_cast<int64_t>(i), m, 43 + i);
+            interleaved.push_back(gate);
+            interleaved.push_back(up);
+            gated.push_back(gate / (1.0f + std::exp(-gate)) * up);
+          }
+        }
+        for (const float v : stored) added.push_back(0.5f + v);
+        expect_same(run_linear(*table, *qkv_weight, x, rows, precision), stored, table->name);
+        expect_same(run_linear(*table, *qkv_weight, x, rows, precision, Epilogue::kAdd), added, table->name);
+        expect_same(run_linear(*table, *mlp_weight, x, rows, precision), interleaved, table->name);
+        const auto silu = run_linear(*table, *mlp_weight, x, rows, precision, Epilogue::kGatedActivation);
+        expect_same(silu, run_linear(reference_of(*table), *mlp_weight, x, rows, precision, Epilogue::kGatedActivation),
+                    table->name);
+        for (size_t i = 0; i < gated.size(); ++i) {
+          EXPECT_NEAR(silu[i], gated[i], 4e-6f * std::max(1.0f, std::fabs(gated[i]))) << table->name;
+        }
+        const auto gelu =
+            run_linear(*table, *mlp_weight, x, rows, precision, Epilogue::kGatedActivation, Activation::kGeluTanh);
+        for (size_t i = 0; i < gelu.size(); ++i) {
+          const double g = static_cast<double>(interleaved[2 * i]);
+          const double want = 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) *
+                              static_cast<double>(interleaved[2 * i + 1]);
+          EXPECT_NEAR(gelu[i], want, 4e-6 * std::max(1.0, std::fabs(want))) << table->name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
+  // Weights times one: k = 1 and x = 1 give the weight itself.
+  std::vector<uint16_t> patterns;
+  for (uint32_t w = 0; w < 0x10000; ++w) {
+    if ((w & 0x7fffu) <= 0x3f00u) patterns.push_back(static_cast<uint16_t>(w));
+  }
+  ASSERT_EQ(patterns.size(), 32258u);
+  const size_t panels = (patterns.size() + 63) / 64;
+  for (const bool other : {false, true}) {
+    std::vector<uint8_t> upper(panels * 64), lower(panels * 64);
+    std::vector<float> exact(panels * 64), coarse(panels * 64);
+    const auto place = [](size_t i) { return i / 64 * 64 + group_position(i % 16, (i / 16) % 4); };
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      const uint32_t w = patterns[i], magnitude = w & 0x7fffu;
+      uint32_t u = (magnitude + 0x3fu + ((magnitude >> 7) & 1u)) >> 7;
+      if (other && (magnitude & 0x7fu) != 0) u = u == magnitude >> 7 ? u + 1 : u - 1;
+      upper[place(i)] = static_cast<uint8_t>(((w >> 8) & 0x80u) | u);
+      lower[place(i)] = static_cast<uint8_t>(w);
+      exact[i] = fp16_to_fp32(patterns[i]);
+      coarse[i] = e4m3_to_fp32(upper[place(i)]) * 0x1p-8f;
+    }
+    const std::vector<float> ones(16, 1.0f);
+    for (const KernelTable* table : runnable_tables()) {
+      // Four steps with x = one of the unit vectors pick each weight.
+      for (int step = 0; step < 4; ++step) {
+        float x[4] = {};
+        x[step] = 1.0f;
+        uint32_t pairs[2] = {};
+        if (table->bf16) table->to_bf16_pairs(x, 4, pairs);
+        std::vector<Panel> list(panels);
+        for (size_t p = 0; p < panels; ++p) {
+          list[p].upper = upper.data() + 64 * p;
+          list[p].lower = lower.data() + 64 * p;
+          list[p].scale = ones.data();
+          list[p].column = static_cast<int64_t>(16 * p);
+        }
+        std::vector<float> y(panels * 16), scratch(linear_scratch_bytes(1) / 4 + 16);
+        for (const bool upper_only : {false, true}) {
+          LinearTask task;
+          task.panels = list.data();
+          task.last = static_cast<int64_t>(panels);
+          task.k = 4;
+          task.x = x;
+          task.x_stride = 4;
+          task.rows = 1;
+          task.upper_only = upper_only;
+          task.x_pairs = upper_only && table->bf16 ? pairs : nullptr;
+          task.y = y.data();
+          task.y_stride = static_cast<int64_t>(y.size());
+          task.scratch = scratch.data();
+          table->linear(task);
+          for (size_t i = 0; i < patterns.size(); ++i) {
+            if (static_cast<int>((i / 16) % 4) != step) continue;
+            const float want = upper_only ? coarse[i] : exact[i];
+            ASSERT_EQ(y[i / 64 * 16 + i % 16], want) << table->name << " pattern " << patterns[i];
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedWeight, RowsReadBackExactly) {
+  Random random(6);
+  for (const Storage storage : {Storage::kNested, Storage::kDenseF16, Storage::kFp8Channel}) {
+    for (const RowOrder order : {RowOrder::kConcat, RowOrder::kInterleave}) {
+      const Parts parts = make_parts({storage, Storage::kNested}, {21, 21}, 13, order, false, random, true);
+      const auto weight = pack(parts);
+      std::vector<float> row(13);
+      for (int64_t i = 0; i < 42; ++i) {
+        static_cast<const PackedWeight&>(*weight).read_row(i, 2.0f, row.data());
+        const auto part = static_cast<size_t>(order == RowOrder::kConcat ? i / 21 : i % 2);
+        const int64_t inside = order == RowOrder::kConcat ? i % 21 : i / 2;
+        const TestMatrix& matrix = *parts.matrices[part];
+        for (int64_t c = 0; c < 13; ++c) {
+          EXPECT_EQ(row[static_cast<size_t>(c)], matrix.value(inside, c, false) * (matrix.scale(inside) * 2.0f));
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedWeight, AReadErrorIsReturned) {
+  Random random(7);
+  Parts parts = make_parts({Storage::kNested}, {100}, 8, RowOrder::kConcat, false, random);
+  parts.matrices[0]->fails_at = 77;
+  Arena arena;
+  ThreadPool threads(3);
+  const auto weight = pack_weight(parts.spec, arena, threads);
+  ASSERT_FALSE(weight.ok());
+  EXPECT_EQ(weight.error().message, "test.weight: row 77 holds a NaN");
+}
+
+TEST(PackedWeight, BytesAreThoseOfThePlanes) {
+  Random random(8);
+  const auto weight = pack(make_parts({Storage::kNested}, {64}, 32, RowOrder::kConcat, false, random));
+  EXPECT_EQ(weight->bytes_held(), 2u * 64 * 32);
+  EXPECT_EQ(weight->bytes_read(Precision::kFp16), 2u * 64 * 32);
+  EXPECT_EQ(weight->bytes_read(Precision::kFp8), 64u * 32);
+}
+
+}  // namespace
+}  // namespace nfp::cpu

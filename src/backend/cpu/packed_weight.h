@@ -1,0 +1,48 @@
+// A weight matrix in panels (panel.h).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu/huge_pages.h"
+#include "backend/cpu/panel.h"
+#include "base/thread_pool.h"
+
+namespace nfp::cpu {
+
+class PackedWeight final : public LinearWeight {
+ public:
+  int64_t n() const override { return n_; }
+  int64_t k() const override { return k_; }
+  size_t bytes_read(Precision precision) const override;
+  size_t bytes_held() const override { return held_; }
+
+  // In order of columns; interleaved weights alternate between the panels of the first part and of the second.
+  const std::vector<Panel>& panels() const { return panels_; }
+  bool interleaved() const { return interleaved_; }
+  bool holds(PanelKind kind) const { return holds_[static_cast<size_t>(kind)]; }
+  // Row `row` of [n, k], exactly, times `factor`.
+  void read_row(int64_t row, float factor, float* out) const;
+
+ private:
+  friend Result<std::unique_ptr<LinearWeight>> pack_weight(const LinearSpec& spec, Arena& arena, ThreadPool& threads);
+
+  int64_t n_ = 0;
+  int64_t k_ = 0;
+  bool interleaved_ = false;
+  bool holds_[3] = {};
+  std::vector<int64_t> part_panels_;  // index of each part's first panel (kConcat)
+  std::vector<int64_t> part_rows_;    // and of its first row
+  std::vector<Panel> panels_;
+  std::vector<float> scales_;  // [panels, 16]
+  std::vector<float> bias_;
+  std::vector<Arena::Piece> pieces_;
+  size_t upper_bytes_ = 0, lower_bytes_ = 0, dense_bytes_ = 0;
+  size_t held_ = 0;
+};
+
+// Reads the parts on all threads. Errors name the matrix.
+Result<std::unique_ptr<LinearWeight>> pack_weight(const LinearSpec& spec, Arena& arena, ThreadPool& threads);
+
+}  // namespace nfp::cpu

@@ -1,0 +1,129 @@
+// The kernels' vector type on AVX2, FMA and F16C: two 256-bit halves. Included by that translation unit only.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace nfp {
+namespace {
+
+constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 halves of weights and a broadcast fill 16 registers
+constexpr int kTileVectors = 1;
+
+struct Vec {
+  __m256 lo, hi;
+};
+
+inline Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256i lane_ids(int from) {
+  return _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(from));
+}
+inline __m256i lanes_below(int count, int from) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane_ids(from)); }
+inline Vec load_some(const float* p, int count) {
+  return {_mm256_maskload_ps(p, lanes_below(count, 0)), _mm256_maskload_ps(p + 8, lanes_below(count, 8))};
+}
+inline void store(float* p, Vec a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+inline void store_some(float* p, Vec a, int count) {
+  _mm256_maskstore_ps(p, lanes_below(count, 0), a.lo);
+  _mm256_maskstore_ps(p + 8, lanes_below(count, 8), a.hi);
+}
+inline Vec load_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline void store_f16(uint16_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline Vec round_even(Vec a) {
+  return {_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Vec and_bits(Vec a, uint32_t mask) {
+  const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(mask)));
+  return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
+}
+inline Vec or_bits(Vec a, Vec b) { return {_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)}; }
+inline Vec exp2_int(Vec a) {
+  const auto half = [](__m256 x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23));
+  };
+  return {half(a.lo), half(a.hi)};
+}
+inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
+  return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+inline Vec keep_lanes(Vec a, int first, int end, Vec other) {
+  const auto half = [&](__m256 x, __m256 y, int from) {
+    const __m256i inside =
+        _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane_ids(from)), lanes_below(end, from));
+    return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(inside));
+  };
+  return {half(a.lo, other.lo, 0), half(a.hi, other.hi, 8)};
+}
+inline uint32_t greater_mask(Vec a, Vec b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ))) |
+         (static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ))) << 8);
+}
+inline float sum_lanes(Vec a) {
+  const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline float max_lanes(Vec a) {
+  const __m256 eight = _mm256_max_ps(a.lo, a.hi);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+inline Vec widen(__m256i halves) {
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+
+// The first 32 bytes of a group are steps 0 and 2, the others 1 and 3 (panel.h).
+inline void unpack_both(const uint8_t* upper, const uint8_t* lower, Vec w[4]) {
+  for (int half = 0; half < 2; ++half) {
+    const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(upper + 32 * half));
+    const __m256i l = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lower + 32 * half));
+    const __m256i t = _mm256_add_epi8(u, _mm256_cmpgt_epi8(_mm256_setzero_si256(), l));  // Algorithm 1's borrow
+    const __m256i h = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(t, 1), _mm256_set1_epi8(0x3f)),
+                                      _mm256_and_si256(t, _mm256_set1_epi8(static_cast<char>(0x80))));
+    w[half] = widen(_mm256_unpacklo_epi8(l, h));
+    w[half + 2] = widen(_mm256_unpackhi_epi8(l, h));
+  }
+}
+
+inline void unpack_upper(const uint8_t* upper, Vec w[4]) {
+  const __m256i keep = _mm256_set1_epi16(static_cast<short>(0xbf80));
+  const __m256i none = _mm256_setzero_si256();
+  for (int half = 0; half < 2; ++half) {
+    const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(upper + 32 * half));
+    w[half] = widen(_mm256_and_si256(_mm256_srai_epi16(_mm256_unpacklo_epi8(none, u), 1), keep));
+    w[half + 2] = widen(_mm256_and_si256(_mm256_srai_epi16(_mm256_unpackhi_epi8(none, u), 1), keep));
+  }
+}
+
+inline void unpack_dense(const uint8_t* words, Vec w[4]) {
+  const auto* h = reinterpret_cast<const uint16_t*>(words);
+  for (int k = 0; k < 4; ++k) w[k] = load_f16(h + 16 * k);
+}
+
+}  // namespace
+}  // namespace nfp

@@ -1,0 +1,152 @@
+// The kernels' vector type on AVX-512 (F, BW, DQ, VL), with BF16 dot products, VBMI and GFNI where NFP_AVX512_BF16 is
+// defined (Sapphire Rapids, Zen 4 and later have all three). Included by those translation units only.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace nfp {
+namespace {
+
+constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
+constexpr int kTileVectors = 4;
+
+using Vec = __m512;
+using Pairs = __m512i;
+
+inline Vec zero() { return _mm512_setzero_ps(); }
+inline Vec splat(float x) { return _mm512_set1_ps(x); }
+inline __mmask16 lanes_below(int count) { return static_cast<__mmask16>((1u << count) - 1u); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline Vec load_some(const float* p, int count) { return _mm512_maskz_loadu_ps(lanes_below(count), p); }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
+inline void store_some(float* p, Vec a, int count) { _mm512_mask_storeu_ps(p, lanes_below(count), a); }
+inline Vec load_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store_f16(uint16_t* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec round_even(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec and_bits(Vec a, uint32_t mask) {
+  return _mm512_and_ps(a, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(mask))));
+}
+inline Vec or_bits(Vec a, Vec b) { return _mm512_or_ps(a, b); }
+inline Vec exp2_int(Vec a) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a), _mm512_set1_epi32(127)), 23));
+}
+inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+inline Vec keep_lanes(Vec a, int first, int end, Vec other) {
+  if (first < 0) first = 0;
+  if (end > 16) end = 16;
+  const uint32_t mask = end > first ? (((1u << end) - 1u) & ~((1u << first) - 1u)) : 0u;
+  return _mm512_mask_blend_ps(static_cast<__mmask16>(mask), other, a);
+}
+inline uint32_t greater_mask(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline float sum_lanes(Vec a) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline float max_lanes(Vec a) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+inline void widen(__m512i a, __m512i b, Vec w[4]) {  // a: steps 0 and 1, b: steps 2 and 3
+  w[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(a));
+  w[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1));
+  w[2] = _mm512_cvtph_ps(_mm512_castsi512_si256(b));
+  w[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(b, 1));
+}
+
+// FP16's high byte from a truncated upper byte: sign, 0, bits 6..1.
+inline __m512i high_byte(__m512i t) {
+#ifdef NFP_AVX512_BF16
+  return _mm512_gf2p8affine_epi64_epi8(t, _mm512_set1_epi64(0x0204081020400080), 0);
+#else
+  const __m512i shifted = _mm512_and_si512(_mm512_srli_epi16(t, 1), _mm512_set1_epi8(0x3f));
+  return _mm512_ternarylogic_epi32(shifted, t, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // a | (b & c)
+#endif
+}
+
+// Algorithm 1 with its borrow taken as a masked subtraction: as cheap as a biased lower byte, and right for every
+// calibrated upper too. One interleave of bytes then gives sixteen rows of one k a 256-bit half.
+inline void unpack_both(const uint8_t* upper, const uint8_t* lower, Vec w[4]) {
+  const __m512i u = _mm512_loadu_si512(upper);
+  const __m512i l = _mm512_loadu_si512(lower);
+  const __m512i t = _mm512_mask_add_epi8(u, _mm512_movepi8_mask(l), u, _mm512_set1_epi8(-1));
+  const __m512i h = high_byte(t);
+  widen(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), w);
+}
+
+inline void unpack_upper(const uint8_t* upper, Vec w[4]) {
+  const __m512i u = _mm512_loadu_si512(upper);
+  const __m512i keep = _mm512_set1_epi16(static_cast<short>(0xbf80));
+  const __m512i none = _mm512_setzero_si512();
+  widen(_mm512_and_si512(_mm512_srai_epi16(_mm512_unpacklo_epi8(none, u), 1), keep),
+        _mm512_and_si512(_mm512_srai_epi16(_mm512_unpackhi_epi8(none, u), 1), keep), w);
+}
+
+inline void unpack_dense(const uint8_t* words, Vec w[4]) {
+  const auto* h = reinterpret_cast<const uint16_t*>(words);
+  for (int k = 0; k < 4; ++k) w[k] = load_f16(h + 16 * k);
+}
+
+#ifdef NFP_AVX512_BF16
+inline Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_pairs(uint32_t* p, Pairs a) { _mm512_storeu_si512(p, a); }
+inline Pairs splat_pair(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+inline Vec dot_pairs(Vec acc, Pairs x, Pairs w) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
+}
+inline void store_bf16_pairs(uint32_t* out, Vec x) {
+  // Not VCVTNEPS2BF16, which flushes subnormals: the dot product flushes them anyway, but NaN and ties are kept plain.
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+  const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+  const __m256i swapped = _mm256_or_si256(_mm256_slli_epi32(words, 16), _mm256_srli_epi32(words, 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), swapped);
+}
+
+// E4M3 * 2^-8 as BF16: sign, exponent + 112, mantissa; the eight codes with exponent 0 come from a table, because
+// VDPBF16PS takes subnormal inputs as zero. Two bit matrices (GFNI) place the bits of normal codes.
+inline void unpack_upper_pairs(const uint8_t* upper, Pairs w[2]) {
+  // Destination lane L: rows 4L..4L+3, each (k1, k0), then each (k3, k2).
+  alignas(64) static constexpr uint8_t kOrder[64] = {32, 0,  33, 1,  34, 2,  35, 3,  40, 8,  41, 9,  42, 10, 43, 11,  //
+                                                     36, 4,  37, 5,  38, 6,  39, 7,  44, 12, 45, 13, 46, 14, 47, 15,  //
+                                                     48, 16, 49, 17, 50, 18, 51, 19, 56, 24, 57, 25, 58, 26, 59, 27,  //
+                                                     52, 20, 53, 21, 54, 22, 55, 23, 60, 28, 61, 29, 62, 30, 63, 31};
+  // BF16 of m * 2^-17, m = 0..7: 0, 2^-17, 2^-16, 1.5 * 2^-16, 2^-15, 1.25, 1.5 and 1.75 * 2^-15.
+  const __m512i small_high = _mm512_set1_epi64(0x3838383837373700);
+  const __m512i small_low = _mm512_set1_epi64(0x60402000c0800000);
+  const __m512i u = _mm512_permutexvar_epi8(_mm512_load_si512(kOrder), _mm512_loadu_si512(upper));
+  const __mmask64 is_small = _mm512_testn_epi8_mask(u, _mm512_set1_epi8(0x78));
+  __m512i high = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(0x1020400000000080), 0x38);
+  __m512i low = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(0x0000000001020408), 0);
+  high = _mm512_mask_permutexvar_epi8(high, is_small, u, small_high);
+  low = _mm512_mask_permutexvar_epi8(low, is_small, u, small_low);
+  high = _mm512_ternarylogic_epi32(high, u, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // a | (b & c)
+  w[0] = _mm512_unpacklo_epi8(low, high);
+  w[1] = _mm512_unpackhi_epi8(low, high);
+}
+#endif
+
+}  // namespace
+}  // namespace nfp

@@ -1,12 +1,10 @@
 // The kernel table of the instruction set whose simd_*.h was included before.
 #pragma once
 
-// clang-format off: each builds on those before it
 #include "backend/cpu/attention_inl.h"
 #include "backend/cpu/linear_inl.h"
 #include "backend/cpu/math_inl.h"
 #include "backend/cpu/rows_inl.h"
-// clang-format on
 
 namespace nfp {
 namespace {

@@ -75,6 +75,11 @@ void Interpreter::print(std::string_view text) {
   *out_ += text;
 }
 
+void Interpreter::print_string(const Value& value) {
+  if (!value.is(Kind::kString)) rt_.fail("sequence item: expected str instance, {} found", type_name(value));
+  print(value.text());
+}
+
 void Interpreter::store(Symbol symbol, const Value& value) {
   for (auto& [name, slot] : scope_->variables) {
     if (name == symbol) {
@@ -238,7 +243,7 @@ Interpreter::Flow Interpreter::run_filter_block(const Stmt& s) {
   const Flow flow = capture(s.body, rt_.make<Scope>(scope_), &text);
   if (flow != Flow::kNormal) return flow;
   const Restore<Value> restore(block_text_, rt_.string(std::move(text)));
-  print(to_text(rt_, evaluate(*s.expr)));
+  print_string(evaluate(*s.expr));
   return Flow::kNormal;
 }
 
@@ -270,7 +275,7 @@ void Interpreter::run_call_block(const Stmt& s) {
   auto* caller = rt_.make<Macro>();
   caller->node = &s;
   caller->scope = scope_;
-  print(to_text(rt_, evaluate_call(*s.expr, Value::object(Kind::kMacro, caller))));
+  print_string(evaluate_call(*s.expr, Value::object(Kind::kMacro, caller)));
 }
 
 Value Interpreter::call_loop(Loop& loop, const Args& args) {

@@ -45,6 +45,7 @@ class Interpreter {
   // Runs a body in a scope under `around` with its output kept apart.
   Flow capture(const std::vector<Stmt*>& body, Scope* scope, std::string* out);
   void print(std::string_view text);
+  void print_string(const Value& value);  // of a filter or call block, which fail for anything but a string
   void assign(const Expr& target, const Value& value);
   void store(Symbol symbol, const Value& value);
   Value load(Symbol symbol, std::string_view name);

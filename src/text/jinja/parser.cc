@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "text/jinja/expression_parser.h"
+#include "text/jinja/scoping.h"
 #include "text/jinja/unicode_text.h"
 
 namespace nfp::jinja {
@@ -257,6 +258,7 @@ Result<std::shared_ptr<const Template>> parse_template(const std::string& source
   out->name = std::move(name);
   try {
     Parser(*out, source).run();
+    find_hidden_names(*out);
   } catch (const Failure& failure) {
     return error(failure.code, "chat template '{}' line {}: syntax error: {}", out->name, failure.line,
                  failure.message);

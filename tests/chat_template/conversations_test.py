@@ -138,7 +138,7 @@ class Conversations:
 
 def main():
     program, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    count = int(sys.argv[3]) if len(sys.argv) > 3 else 300
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 100
     seed = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     templates = sorted(folder.glob("*.jinja"))
     if not templates:

@@ -123,7 +123,7 @@ class Parser {
     if (stream_.skip_if_name("if")) s->condition = expressions_.expression();
     s->recursive = stream_.skip_if_name("recursive");
     ++expressions_.loops;
-    s->body = body({"endfor", "else"});
+    s->body = body({"else", "endfor"});
     --expressions_.loops;
     if (stream_.take().text == "else") s->other = body_to("endfor");
     --expressions_.all_loops;

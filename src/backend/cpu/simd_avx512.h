@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
 constexpr int kTileVectors = 4;
+constexpr int kDirectRows = 12;  // up to which panels are unpacked in registers: 2 panels x 12 rows
 
 using Vec = __m512;
 using Pairs = __m512i;
@@ -66,6 +67,7 @@ inline float max_lanes(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }  // to L2
 
 // FP16 to FP32 straight from memory: one operation less than from the upper half of a register, which needs a shuffle
 // to extract it and another inside VCVTPH2PS. (In assembly because compilers turn the reload back into the shuffle.)

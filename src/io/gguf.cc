@@ -294,12 +294,14 @@ Result<GgufFile> parse_gguf(std::span<const std::byte> bytes, const std::string&
   GgufFile file;
   for (uint64_t i = 0; i < key_count; ++i) {
     std::string_view key;
+    const size_t begin = in.at();
     if (!in.read(key)) return in.truncated("metadata keys");
     GgufValue value;
     NFP_RETURN_IF_ERROR(read_value(in, std::string(key.substr(0, 200)), value));
     if (!file.metadata.emplace(std::string(key), std::move(value)).second) {
       return error(ErrorCode::kInvalidInput, "{}: metadata '{}' appears twice", name, key.substr(0, 200));
     }
+    file.raw_metadata.emplace_back(key, bytes.subspan(begin, in.at() - begin));
   }
   for (uint64_t i = 0; i < tensor_count; ++i) {
     NFP_RETURN_IF_ERROR(read_tensor(in, file.tensors.emplace_back()));

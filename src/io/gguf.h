@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct GgufTensor {
 
 struct GgufFile {
   std::unordered_map<std::string, GgufValue> metadata;
+  // The same keys in the file's order, each with its bytes: key, type, value. Views into the file.
+  std::vector<std::pair<std::string_view, std::span<const std::byte>>> raw_metadata;
   std::vector<GgufTensor> tensors;
 
   // Absent keys and keys of another type give nothing.

@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "base/float_types.h"
-#include "base/mapped_file.h"
+#include "io/gguf_tokenizer.h"
+#include "io/nested_layout.h"
 #include "io/sources.h"
 
 namespace nfp {
@@ -101,6 +102,15 @@ Result<std::optional<std::string>> ModelSource::text_file(const std::string& nam
   if (text.ok()) return std::optional<std::string>(std::move(text).value());
   if (text.error().code == ErrorCode::kNotFound) return std::optional<std::string>();
   return std::move(text).error();
+}
+
+Status ModelSource::read_gguf_tokenizer_file() {
+  auto file = MappedFile::open(path_ + "/" + kTokenizerGguf);
+  if (!file.ok()) return file.error().code == ErrorCode::kNotFound ? ok_status() : Status(std::move(file).error());
+  tokenizer_file_ = std::move(file).value();
+  NFP_ASSIGN_OR_RETURN(const GgufFile gguf, parse_gguf(tokenizer_file_.bytes(), tokenizer_file_.path()));
+  gguf_tokenizer_ = read_gguf_tokenizer(gguf);
+  return ok_status();
 }
 
 Status ModelSource::read_f32(std::string_view name, std::span<float> out) const {

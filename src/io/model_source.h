@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/mapped_file.h"
 #include "base/result.h"
 #include "base/tensor_view.h"
 #include "base/thread_pool.h"
@@ -78,6 +79,9 @@ class ModelSource {
   // Of a GGUF file, or of a nested checkpoint made from one; nullptr otherwise.
   const GgufTokenizer* gguf_tokenizer() const { return gguf_tokenizer_ ? &*gguf_tokenizer_ : nullptr; }
 
+  // A GGUF file of the tokenizer's metadata alone, for a checkpoint made from this source; empty when there is none.
+  virtual std::string tokenizer_gguf() const { return {}; }
+
   std::span<const TensorInfo> tensors() const { return tensors_; }
   const TensorInfo* find(std::string_view name) const;  // nullptr when absent
   bool has(std::string_view name) const { return find(name) != nullptr; }
@@ -104,6 +108,8 @@ class ModelSource {
   ModelSource(SourceKind kind, std::string path) : kind_(kind), path_(std::move(path)) {}
   void add_tensor(TensorInfo tensor);
   Result<const TensorInfo*> need(std::string_view name) const;
+  // Takes the tokenizer from the directory's tokenizer.gguf, where there is one.
+  Status read_gguf_tokenizer_file();
 
   const SourceKind kind_;
   const std::string path_;
@@ -115,6 +121,7 @@ class ModelSource {
     using is_transparent = void;
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
   };
+  MappedFile tokenizer_file_;
   std::vector<TensorInfo> tensors_;
   std::unordered_map<std::string, size_t, Hash, std::equal_to<>> by_name_;
 };

@@ -20,7 +20,7 @@ class HeaderParser {
   Status run(std::string_view json, SafetensorsHeader& header) {
     simdjson::dom::parser parser;
     simdjson::dom::element root;
-    if (parser.parse(json.data(), json.size()).get(root) != simdjson::SUCCESS)
+    if (parser.parse(json.data(), json.size(), /*realloc_if_needed=*/false).get(root) != simdjson::SUCCESS)
       return bad("the header is not valid JSON");
     simdjson::dom::object object;
     if (root.get(object) != simdjson::SUCCESS) return bad("the header is not a JSON object");
@@ -129,12 +129,26 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, con
                  "{}: says that its header has {} bytes, but the file has {}; it is truncated or not safetensors", name,
                  length, file.size());
   }
-  // simdjson reads a little past the end of its input: a padded copy.
-  const simdjson::padded_string json(reinterpret_cast<const char*>(file.data() + sizeof(length)),
-                                     static_cast<size_t>(length));
+  const std::string_view json(reinterpret_cast<const char*>(file.data() + sizeof(length)), static_cast<size_t>(length));
+  return parse_safetensors_header(json, file.size() - sizeof(length) - length, name);
+}
+
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view json, uint64_t data_bytes,
+                                                   const std::string& name) {
   SafetensorsHeader header;
-  HeaderParser parser(name, sizeof(length) + length, file.size());
-  NFP_RETURN_IF_ERROR(parser.run(std::string_view(json.data(), json.size()), header));
+  const uint64_t data_begin = sizeof(uint64_t) + json.size();
+  if (data_bytes > INT64_MAX) return error(ErrorCode::kInvalidInput, "{}: has an impossible size", name);
+  HeaderParser parser(name, data_begin, data_begin + data_bytes);
+  // simdjson reads a little past the end of its input: a padded copy.
+  const simdjson::padded_string padded(json);
+  NFP_RETURN_IF_ERROR(parser.run(std::string_view(padded.data(), padded.size()), header));
+  header.text = json;
+  uint64_t at = data_begin;
+  for (const SafetensorsEntry& entry : header.tensors) {
+    if (entry.begin != at) return header;
+    at = entry.end;
+  }
+  header.covers_file = at == data_begin + data_bytes;
   return header;
 }
 

@@ -26,10 +26,15 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> tensors;  // by offset
   std::map<std::string, std::string> metadata;
+  std::string_view text;     // the JSON as it stands in the file, padding included
+  bool covers_file = false;  // the tensors fill the file without holes
 };
 
 // Checks everything that a header can get wrong: length, JSON, dtypes, shapes, that sizes match shapes, that tensors
 // lie inside the file, and overlap neither each other nor the header. `name` is the file, for messages.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, const std::string& name);
+
+// Of the JSON alone, for a file with `data_bytes` behind it.
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view json, uint64_t data_bytes, const std::string& name);
 
 }  // namespace nfp

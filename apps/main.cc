@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   nfp::add_chat(app, status);
   nfp::add_convert(app, status);
   nfp::add_restore(app, status);
+  nfp::add_inspect(app, status);
   nfp::add_perplexity(app, status);
   nfp::add_bench(app, status);
   try {

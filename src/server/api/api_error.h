@@ -37,6 +37,6 @@ http::Response error_response(const ApiError& error);
 #define NFP_API_TRY(expr)                            \
   do {                                               \
     if (auto nfp_api_error = (expr)) {               \
-      return std::move(nfp_api_error);               \
+      return nfp_api_error;                        \
     }                                                \
   } while (false)

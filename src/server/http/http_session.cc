@@ -54,7 +54,7 @@ class Session final : public std::enable_shared_from_this<Session> {
     error_code ec;
     socket_.set_option(tcp::no_delay(true), ec);
     const auto remote = socket_.remote_endpoint(ec);
-    if (!ec) peer_ = remote.address().to_string(ec) + ":" + std::to_string(remote.port());
+    if (!ec) peer_ = remote.address().to_string() + ":" + std::to_string(remote.port());
     wake_.expires_at(asio::steady_timer::time_point::max());
   }
   ~Session() {

@@ -27,6 +27,7 @@ namespace {
 
 constexpr size_t kSmallRead = 2u << 10;  // thousands of connections wait in such a read
 constexpr size_t kBodyRead = 64u << 10;
+constexpr size_t kKeptCapacity = 16u << 10;  // of a connection's emptied buffers
 constexpr size_t kMaxUnparsed = 128u << 10;  // bytes without one complete element (a chunk header, a trailer)
 
 std::string_view view(beast::string_view s) { return {s.data(), s.size()}; }
@@ -53,6 +54,7 @@ class Session final : public std::enable_shared_from_this<Session> {
     loop_->sessions.insert(this);
     error_code ec;
     socket_.set_option(tcp::no_delay(true), ec);
+    socket_.non_blocking(true, ec);
     const auto remote = socket_.remote_endpoint(ec);
     if (!ec) peer_ = remote.address().to_string() + ":" + std::to_string(remote.port());
     wake_.expires_at(asio::steady_timer::time_point::max());
@@ -415,6 +417,16 @@ void Session::flush() {
     wake_.cancel();
     return;
   }
+  // Nearly always the kernel takes everything at once; the event loop is only for the rest.
+  error_code now;
+  const size_t sent = socket_.write_some(asio::buffer(out_), now);
+  if (now && now != asio::error::would_block && now != asio::error::try_again) return abort_connection();
+  if (sent == out_.size()) {
+    out_.clear();
+    if (out_.capacity() > kKeptCapacity) out_.shrink_to_fit();
+    return flush();
+  }
+  out_.erase(0, sent);
   sending_ = true;
   inflight_.swap(out_);
   out_.clear();
@@ -423,7 +435,7 @@ void Session::flush() {
     self->sending_ = false;
     self->write_deadline_ = Clock::time_point::max();
     self->inflight_.clear();
-    if (self->inflight_.capacity() > (64u << 10)) self->inflight_.shrink_to_fit();
+    if (self->inflight_.capacity() > kKeptCapacity) self->inflight_.shrink_to_fit();
     if (ec) {
       self->abort_connection();
     } else {

@@ -6,6 +6,7 @@
 //   serve_load first    --port P --requests 2000                              time to the first byte, one at a time
 //
 // Prints one JSON object.
+#include <CLI/CLI.hpp>
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,7 +16,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -209,15 +209,14 @@ Status measure_streams(const Options& options) {
   const Percentiles gap = percentiles(totals.gaps);
   const Percentiles off = percentiles(late);
   const Percentiles first = percentiles(totals.firsts);
-  fmt::print(
-      R"({{"streams":{},"tokens_each":{},"period_ms":{},"complete":{},"corrupted":{},"seconds":{:.2f},)"
-      R"("tokens_per_s":{:.0f},"gap_ms":{{"p50":{:.2f},"p99":{:.2f},"max":{:.2f}}},)"
-      R"("off_schedule_ms":{{"p50":{:.2f},"p99":{:.2f},"p999":{:.2f},"max":{:.2f}}},)"
-      R"("first_token_ms":{{"p50":{:.1f},"p99":{:.1f}}}}})"
-      "\n",
-      options.streams, options.tokens, options.period_ms, totals.complete, totals.corrupted, totals.seconds,
-      static_cast<double>(totals.tokens) / totals.seconds, gap.p50, gap.p99, gap.max, off.p50, off.p99, off.p999,
-      off.max, first.p50, first.p99);
+  fmt::print(R"({{"streams":{},"tokens_each":{},"period_ms":{},"complete":{},"corrupted":{},"seconds":{:.2f},)"
+             R"("tokens_per_s":{:.0f},"gap_ms":{{"p50":{:.2f},"p99":{:.2f},"max":{:.2f}}},)"
+             R"("off_schedule_ms":{{"p50":{:.2f},"p99":{:.2f},"p999":{:.2f},"max":{:.2f}}},)"
+             R"("first_token_ms":{{"p50":{:.1f},"p99":{:.1f}}}}})"
+             "\n",
+             options.streams, options.tokens, options.period_ms, totals.complete, totals.corrupted, totals.seconds,
+             static_cast<double>(totals.tokens) / totals.seconds, gap.p50, gap.p99, gap.max, off.p50, off.p99, off.p999,
+             off.max, first.p50, first.p99);
   return nfp::ok_status();
 }
 

@@ -7,13 +7,20 @@ namespace {
 
 std::string_view type_of(int status) {
   switch (status) {
-    case 401: return "authentication_error";
-    case 403: return "permission_error";
-    case 404: return "not_found_error";
-    case 429: return "rate_limit_error";
-    case 500: return "server_error";
-    case 503: return "service_unavailable_error";
-    default: return "invalid_request_error";
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 429:
+      return "rate_limit_error";
+    case 500:
+      return "server_error";
+    case 503:
+      return "service_unavailable_error";
+    default:
+      return "invalid_request_error";
   }
 }
 
@@ -33,11 +40,21 @@ ApiError from_engine(const Error& error) {
   switch (error.code) {
     case ErrorCode::kInvalidInput:
     case ErrorCode::kUnsupported:
-    case ErrorCode::kUsage: out.status = 400; break;
-    case ErrorCode::kNotFound: out.status = 404; break;
-    case ErrorCode::kResource: out.status = 429; break;
-    case ErrorCode::kCancelled: out.status = 503; break;
-    case ErrorCode::kIo: out.status = 500; break;
+    case ErrorCode::kUsage:
+      out.status = 400;
+      break;
+    case ErrorCode::kNotFound:
+      out.status = 404;
+      break;
+    case ErrorCode::kResource:
+      out.status = 429;
+      break;
+    case ErrorCode::kCancelled:
+      out.status = 503;
+      break;
+    case ErrorCode::kIo:
+      out.status = 500;
+      break;
   }
   return out;
 }

@@ -34,9 +34,9 @@ http::Response error_response(const ApiError& error);
 }  // namespace nfp::server
 
 // For functions that return MaybeError.
-#define NFP_API_TRY(expr)                            \
-  do {                                               \
-    if (auto nfp_api_error = (expr)) {               \
-      return nfp_api_error;                        \
-    }                                                \
+#define NFP_API_TRY(expr)              \
+  do {                                 \
+    if (auto nfp_api_error = (expr)) { \
+      return nfp_api_error;            \
+    }                                  \
   } while (false)

@@ -20,7 +20,7 @@ MaybeError flatten_content(const Json& content, const std::string& where, std::s
     const Json& part = content[i];
     const auto field = [&](const char* name) {
       return part.is_object() && part.contains(name) && part[name].is_string() ? part[name].get<std::string>()
-                                                                              : std::string();
+                                                                               : std::string();
     };
     const std::string type = field("type");
     if (part.is_object() && (type == "text" || type == "refusal") && part.contains(type) && part[type].is_string()) {
@@ -45,7 +45,8 @@ MaybeError normalize_tool_calls(const Json& calls, const std::string& where, Jso
     const bool shaped = call.is_object() && call.contains("function") && call["function"].is_object() &&
                         call["function"].contains("name") && call["function"]["name"].is_string();
     if (!shaped) {
-      return bad_request(where, fmt::format("each entry of '{}' must have 'function' with 'name' and 'arguments'", where));
+      return bad_request(where,
+                         fmt::format("each entry of '{}' must have 'function' with 'name' and 'arguments'", where));
     }
     Json copy = call;
     Json& function = copy["function"];
@@ -98,7 +99,8 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
     }
     kept["content"] = content;
     if (calls != nullptr) {
-      if (role != "assistant") return bad_request(where, fmt::format("'{}': only an assistant has 'tool_calls'", where));
+      if (role != "assistant")
+        return bad_request(where, fmt::format("'{}': only an assistant has 'tool_calls'", where));
       Json normalized;
       NFP_API_TRY(normalize_tool_calls(*calls, where + ".tool_calls", &normalized));
       if (!normalized.empty()) kept["tool_calls"] = std::move(normalized);
@@ -136,7 +138,8 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
                         tool["function"].contains("name") && tool["function"]["name"].is_string() &&
                         !tool["function"]["name"].get_ref<const std::string&>().empty();
     if (!shaped) {
-      return bad_request(where, fmt::format("'{}' must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", where));
+      return bad_request(
+          where, fmt::format("'{}' must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", where));
     }
     const Json& function = tool["function"];
     if (function.contains("parameters") && !function["parameters"].is_null()) {

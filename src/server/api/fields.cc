@@ -72,7 +72,8 @@ MaybeError Fields::get(std::string_view name, float* out) {
 MaybeError Fields::unsupported(std::string_view name, std::string_view why) {
   const Json* value = find(name);
   if (value == nullptr) return std::nullopt;
-  const bool inert = (value->is_boolean() && !value->get<bool>()) || (value->is_number() && value->get<double>() == 0) ||
+  const bool inert = (value->is_boolean() && !value->get<bool>()) ||
+                     (value->is_number() && value->get<double>() == 0) ||
                      (value->is_string() && value->get_ref<const std::string&>().empty()) ||
                      (value->is_structured() && value->empty());
   if (inert) return std::nullopt;

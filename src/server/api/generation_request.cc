@@ -40,8 +40,8 @@ MaybeError parse_stop(Fields& fields, const RequestLimits& limits, SamplingParam
 
 MaybeError parse_token_list(const Json& list, std::string_view param, size_t most, std::vector<int32_t>* out) {
   if (list.size() > most) {
-    return bad_request(std::string(param), fmt::format("'{}' has {} entries; at most {} are allowed", param,
-                                                       list.size(), most));
+    return bad_request(std::string(param),
+                       fmt::format("'{}' has {} entries; at most {} are allowed", param, list.size(), most));
   }
   out->reserve(list.size());
   for (const Json& item : list) {
@@ -71,7 +71,8 @@ MaybeError parse_logit_bias(Fields& fields, const RequestLimits& limits, Samplin
       return bad_request("logit_bias", fmt::format("'logit_bias': '{}' is not a token id", key.substr(0, 32)));
     }
     if (!value.is_number() || !(value.get<double>() >= -100 && value.get<double>() <= 100)) {
-      return bad_request("logit_bias", fmt::format("'logit_bias' of token {} must be a number from -100 to 100", token));
+      return bad_request("logit_bias",
+                         fmt::format("'logit_bias' of token {} must be a number from -100 to 100", token));
     }
     sampling->logit_bias.emplace_back(token, value.get<float>());
   }
@@ -93,8 +94,8 @@ MaybeError set_schema(const Json& schema, std::string_view param, const RequestL
     return bad_request(std::string(param), fmt::format("'{}' must be a JSON schema (an object)", param));
   }
   if (json_depth(text, limits.max_schema_depth) > limits.max_schema_depth) {
-    return bad_request(std::string(param),
-                       fmt::format("the schema in '{}' is nested deeper than {} levels", param, limits.max_schema_depth));
+    return bad_request(std::string(param), fmt::format("the schema in '{}' is nested deeper than {} levels", param,
+                                                       limits.max_schema_depth));
   }
   out->kind = GrammarSpec::Kind::kJsonSchema;
   out->text = std::move(text);
@@ -150,8 +151,9 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
     out->param = prefix + std::string(names.json_object);
   }
   if (given > 1) {
-    return bad_request(out->param, "more than one constraint on the output is given (response_format, guided_*, "
-                                   "structured_outputs); choose one");
+    return bad_request(out->param,
+                       "more than one constraint on the output is given (response_format, guided_*, "
+                       "structured_outputs); choose one");
   }
   return std::nullopt;
 }
@@ -237,8 +239,8 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
   NFP_API_TRY(parse_stop(fields, limits, &s));
   if (const Json* ids = fields.find("stop_token_ids")) {
     if (!ids->is_array()) return bad_request("stop_token_ids", "'stop_token_ids' must be a list of token ids");
-    NFP_API_TRY(parse_token_list(*ids, "stop_token_ids", static_cast<size_t>(limits.max_stop_token_ids),
-                                 &s.stop_token_ids));
+    NFP_API_TRY(
+        parse_token_list(*ids, "stop_token_ids", static_cast<size_t>(limits.max_stop_token_ids), &s.stop_token_ids));
   }
   return parse_logit_bias(fields, limits, &s);
 }
@@ -259,6 +261,7 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
     inner.without_effect("include_obfuscation");
     if (auto unknown = inner.rest()) {
       unknown->param = "stream_options." + unknown->param;
+      unknown->message = fmt::format("unknown parameter '{}'", unknown->param);
       return unknown;
     }
   }
@@ -300,8 +303,9 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
 
 MaybeError parse_prompt(const Json& prompt, const RequestLimits& limits, std::vector<PromptInput>* out) {
   const auto refuse = [] {
-    return bad_request("prompt", "'prompt' must be a string, a list of strings, a list of token ids, or a list of lists "
-                                 "of token ids, and not empty");
+    return bad_request("prompt",
+                       "'prompt' must be a string, a list of strings, a list of token ids, or a list of lists "
+                       "of token ids, and not empty");
   };
   constexpr size_t kMostTokens = 4u << 20;
   if (prompt.is_string()) {
@@ -314,8 +318,8 @@ MaybeError parse_prompt(const Json& prompt, const RequestLimits& limits, std::ve
     return parse_token_list(prompt, "prompt", kMostTokens, &input.tokens);
   }
   if (prompt.size() > static_cast<size_t>(limits.max_prompts)) {
-    return bad_request("prompt",
-                       fmt::format("'prompt' has {} entries; at most {} are allowed", prompt.size(), limits.max_prompts));
+    return bad_request(
+        "prompt", fmt::format("'prompt' has {} entries; at most {} are allowed", prompt.size(), limits.max_prompts));
   }
   for (const Json& item : prompt) {
     PromptInput& input = out->emplace_back();
@@ -354,7 +358,8 @@ MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
   if (choice->is_object() && choice->value("type", Json("function")) == "function" && choice->contains("function")) {
     function = &(*choice)["function"];
   }
-  if (function == nullptr || !function->is_object() || !function->contains("name") || !(*function)["name"].is_string()) {
+  if (function == nullptr || !function->is_object() || !function->contains("name") ||
+      !(*function)["name"].is_string()) {
     return bad_request("tool_choice", "'tool_choice' must be none, auto, required, or name a function");
   }
   out->tool_choice = ToolChoice::kNamed;

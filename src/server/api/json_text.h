@@ -2,8 +2,9 @@
 // writing strings without building a tree.
 #pragma once
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
+
+#include <cstdint>
 #include <string>
 #include <string_view>
 

@@ -1,8 +1,8 @@
+#include "server/grammar/grammar.h"
+
 #include <xgrammar/xgrammar.h>
 
 #include <mutex>
-
-#include "server/grammar/grammar.h"
 
 namespace nfp::server {
 namespace {
@@ -85,15 +85,19 @@ class XgrammarCompiler final : public GrammarCompiler {
           // OpenAI's json_object is any JSON object, not any JSON value.
           return wrap(compiler.CompileJSONSchema(R"({"type":"object"})", true, std::nullopt, std::nullopt,
                                                  /*strict_mode=*/false));
-        case GrammarSpec::Kind::kJsonSchema: return wrap(compiler.CompileJSONSchema(spec.text));
-        case GrammarSpec::Kind::kRegex: return wrap(compiler.CompileRegex(spec.text));
-        case GrammarSpec::Kind::kEbnf: return wrap(compiler.CompileGrammar(spec.text));
+        case GrammarSpec::Kind::kJsonSchema:
+          return wrap(compiler.CompileJSONSchema(spec.text));
+        case GrammarSpec::Kind::kRegex:
+          return wrap(compiler.CompileRegex(spec.text));
+        case GrammarSpec::Kind::kEbnf:
+          return wrap(compiler.CompileGrammar(spec.text));
         case GrammarSpec::Kind::kChoice: {
           std::string ebnf = "root ::= ";
           for (size_t i = 0; i < spec.choices.size(); ++i) ebnf += (i > 0 ? " | " : "") + quoted(spec.choices[i]);
           return wrap(compiler.CompileGrammar(ebnf));
         }
-        case GrammarSpec::Kind::kNone: break;
+        case GrammarSpec::Kind::kNone:
+          break;
       }
       return error(ErrorCode::kInvalidInput, "no grammar is given");
     } catch (const std::exception& failure) {

@@ -1,7 +1,5 @@
 #include "server/http/http_server.h"
 
-#include <sys/resource.h>
-
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
@@ -9,6 +7,8 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <sys/resource.h>
+
 #include <thread>
 
 #include "base/log.h"
@@ -74,8 +74,7 @@ asio::awaitable<void> Server::Impl::accept_loop() {
   while (acceptor->is_open()) {
     IoLoop* loop = loops[next_loop++ % loops.size()].get();
     error_code ec;
-    tcp::socket socket =
-        co_await acceptor->async_accept(loop->context, asio::redirect_error(asio::use_awaitable, ec));
+    tcp::socket socket = co_await acceptor->async_accept(loop->context, asio::redirect_error(asio::use_awaitable, ec));
     if (ec == asio::error::operation_aborted || !acceptor->is_open()) co_return;
     if (ec) {  // out of file descriptors, or the client was faster in leaving
       log::warn("accept failed: {}", ec.message());
@@ -91,9 +90,8 @@ asio::awaitable<void> Server::Impl::accept_loop() {
     }
     ++counters.connections;
     auto shared = std::make_shared<tcp::socket>(std::move(socket));
-    asio::post(loop->context, [shared, loop, context = session_context()] {
-      start_session(std::move(*shared), loop, context);
-    });
+    asio::post(loop->context,
+               [shared, loop, context = session_context()] { start_session(std::move(*shared), loop, context); });
   }
 }
 

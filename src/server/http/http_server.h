@@ -20,11 +20,11 @@ struct ServerOptions {
   size_t max_connections = 16384;
   uint32_t max_header_bytes = 16u << 10;
   uint64_t max_body_bytes = 32u << 20;
-  size_t max_stream_buffer = 256u << 10;               // bytes that a slow reader of a stream may be behind
-  std::chrono::milliseconds header_timeout{10'000};    // from a request's first byte to the end of its headers
-  std::chrono::milliseconds body_timeout{60'000};      // from there to the end of its body
-  std::chrono::milliseconds idle_timeout{75'000};      // between requests of a connection
-  std::chrono::milliseconds write_timeout{30'000};     // without the client taking a byte
+  size_t max_stream_buffer = 256u << 10;             // bytes that a slow reader of a stream may be behind
+  std::chrono::milliseconds header_timeout{10'000};  // from a request's first byte to the end of its headers
+  std::chrono::milliseconds body_timeout{60'000};    // from there to the end of its body
+  std::chrono::milliseconds idle_timeout{75'000};    // between requests of a connection
+  std::chrono::milliseconds write_timeout{30'000};   // without the client taking a byte
 };
 
 struct ServerStats {

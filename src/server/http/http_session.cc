@@ -11,6 +11,7 @@
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+
 #include <chrono>
 #include <optional>
 
@@ -477,10 +478,12 @@ void Session::sweep(Clock::time_point now, bool idle_ones, bool all) {
 
 void start_session(tcp::socket socket, IoLoop* loop, const SessionContext& context) {
   auto session = std::make_shared<Session>(std::move(socket), loop, context);
-  asio::co_spawn(loop->context, [session]() { return session->run(); }, [session](std::exception_ptr failure) {
-    // Only memory exhaustion gets here; the connection goes with its session.
-    if (failure) log::error("a connection ended by an exception");
-  });
+  asio::co_spawn(
+      loop->context, [session]() { return session->run(); },
+      [session](std::exception_ptr failure) {
+        // Only memory exhaustion gets here; the connection goes with its session.
+        if (failure) log::error("a connection ended by an exception");
+      });
 }
 
 void sweep_sessions(IoLoop* loop, bool idle_ones, bool all) {

@@ -1,9 +1,10 @@
 // Between http_server.cc (threads, accepting) and http_session.cc (one connection). Includes Boost.
 #pragma once
 
-#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>

@@ -8,13 +8,12 @@ namespace {
 // vLLM's bucket bounds, so that dashboards made for it show the same shapes.
 constexpr double kTtft[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25,  0.5,   0.75,
                             1.0,   2.5,   5.0,  7.5,  10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0};
-constexpr double kGap[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1,  0.15, 0.2,
-                           0.3,   0.4,    0.5,   0.75, 1.0,   2.5,  5.0,   7.5,  10.0, 20.0, 40.0, 80.0};
-constexpr double kRequest[] = {0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,    10.0,  15.0,
-                               20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
+constexpr double kGap[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1,  0.15, 0.2,  0.3,
+                           0.4,   0.5,    0.75,  1.0,  2.5,   5.0,  7.5,   10.0, 20.0, 40.0, 80.0};
+constexpr double kRequest[] = {0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,   10.0,   15.0,  20.0,
+                               30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
 constexpr double kIteration[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
-constexpr double kLength[] = {1,   2,   5,    10,   20,   50,    100,   200,  500,
-                              1000, 2000, 5000, 10000, 20000, 50000, 100000};
+constexpr double kLength[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 constexpr double kStep[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
                             0.1,    0.15,  0.2,   0.3,   0.5,  0.75, 1.0,  2.0,  5.0};
 
@@ -160,7 +159,8 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("vllm:time_to_first_token_seconds", ttft_, "From a request's arrival to its first token.");
   w.histogram("vllm:inter_token_latency_seconds", token_gap_, "Between two tokens of a request.");
   w.histogram("vllm:time_per_output_token_seconds", token_gap_, "The same under its older name.");
-  w.histogram("vllm:request_time_per_output_token_seconds", tpot_, "A request's mean time for a token after the first.");
+  w.histogram("vllm:request_time_per_output_token_seconds", tpot_,
+              "A request's mean time for a token after the first.");
   w.histogram("vllm:e2e_request_latency_seconds", e2e_, "From a request's arrival to its end.");
   w.histogram("vllm:request_queue_time_seconds", queue_, "From arrival to being scheduled.");
   w.histogram("vllm:request_prefill_time_seconds", prefill_, "From being scheduled to the first token.");
@@ -181,7 +181,8 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.counter("nestedfp:precision_switches_total", e.precision_switches, "Steps whose precision differs from the last.");
   w.head("nestedfp:step_time_seconds", "histogram", "Duration of a step by precision.");
   for (size_t i = 0; i < kPrecisionCount; ++i) {
-    step_time_[i].write(w.out, "nestedfp:step_time_seconds", labels + fmt::format(",precision=\"{}\"", kPrecisionNames[i]));
+    step_time_[i].write(w.out, "nestedfp:step_time_seconds",
+                        labels + fmt::format(",precision=\"{}\"", kPrecisionNames[i]));
   }
   w.gauge("nestedfp:http_connections", facts.connections, "Open connections.");
   w.counter("nestedfp:slow_readers_cut_total", facts.slow_readers_cut, "Streams cut off because nobody read them.");

@@ -11,8 +11,8 @@ int64_t Timeline::slice_of(EngineClock::time_point when) const {
 }
 
 void Timeline::add_step(const StepRecord& step) {
-  const auto end = step.start + std::chrono::duration_cast<EngineClock::duration>(
-                                    std::chrono::duration<double>(step.seconds));
+  const auto end =
+      step.start + std::chrono::duration_cast<EngineClock::duration>(std::chrono::duration<double>(step.seconds));
   const std::lock_guard lock(mutex_);
   const int64_t index = slice_of(end);
   Slice& slice = slices_[static_cast<size_t>(index) % kSlices];
@@ -62,10 +62,9 @@ std::string Timeline::json(int64_t after) const {
   for (int64_t i = std::max<int64_t>(oldest, 0); i <= now; ++i) {
     const Slice& s = slices_[static_cast<size_t>(i) % kSlices];
     if (s.index != i) continue;
-    fmt::format_to(
-        std::back_inserter(out),
-        R"({}{{"i":{},"fp16":{},"fp8":{},"steps":{},"running":{},"waiting":{},"kv":{:.4f},"ms":{:.2f}}})",
-        first ? "" : ",", i, s.fp16, s.fp8, s.steps, s.sequences, s.waiting, s.kv_use, s.seconds * 1e3);
+    fmt::format_to(std::back_inserter(out),
+                   R"({}{{"i":{},"fp16":{},"fp8":{},"steps":{},"running":{},"waiting":{},"kv":{:.4f},"ms":{:.2f}}})",
+                   first ? "" : ",", i, s.fp16, s.fp8, s.steps, s.sequences, s.waiting, s.kv_use, s.seconds * 1e3);
     first = false;
   }
   out += "],\"ttft_ms\":" + percentiles(ttft_) + ",\"tpot_ms\":" + percentiles(tpot_) + "}";

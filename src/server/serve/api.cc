@@ -98,7 +98,8 @@ bool Api::authorized(const http::Request& request) const {
   if (options_.api_keys.empty()) return true;
   std::string_view given = request.header("Authorization");
   constexpr std::string_view kScheme = "bearer ";
-  if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme)) return false;
+  if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme))
+    return false;
   given.remove_prefix(kScheme.size());
   bool found = false;
   for (const std::string& key : options_.api_keys) found = equal_constant_time(given, key) || found;
@@ -141,7 +142,9 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
       const bool post = find_route("POST", path, &path_known) != nullptr;
       const bool get = find_route("GET", path, &path_known) != nullptr;
       return refuse(ApiError{405, fmt::format("{} is not allowed here", request.method), "", "method_not_allowed"},
-                    post && get ? "GET, HEAD, POST, OPTIONS" : post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
+                    post && get ? "GET, HEAD, POST, OPTIONS"
+                    : post      ? "POST, OPTIONS"
+                                : "GET, HEAD, OPTIONS");
     }
     return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
   }
@@ -199,9 +202,8 @@ http::Response Api::protocol_error(int status, std::string_view message) {
 void Api::reply(Call& call, http::Response response) const {
   response.headers.insert(response.headers.end(), call.headers.begin(), call.headers.end());
   if (!call.on_worker) return call.exchange->respond(std::move(response));
-  call.exchange->post([exchange = call.exchange, response = std::move(response)]() mutable {
-    exchange->respond(std::move(response));
-  });
+  call.exchange->post(
+      [exchange = call.exchange, response = std::move(response)]() mutable { exchange->respond(std::move(response)); });
 }
 
 void Api::reply_json(Call& call, std::string body) const {
@@ -296,8 +298,8 @@ void Api::timeline(Call& call) {
   std::string body = s->metrics->timeline().json(after);
   body.pop_back();  // '}'
   fmt::format_to(std::back_inserter(body),
-                 ",\"running\":{},\"waiting\":{},\"kv_use\":{:.4f},\"kv_tokens\":{},\"precision_switches\":{}}}", e.running,
-                 e.waiting, e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0,
+                 ",\"running\":{},\"waiting\":{},\"kv_use\":{:.4f},\"kv_tokens\":{},\"precision_switches\":{}}}",
+                 e.running, e.waiting, e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0,
                  int64_t{e.kv_blocks} * e.block_size, e.precision_switches);
   reply_json(call, std::move(body));
 }
@@ -379,8 +381,8 @@ void Api::tokenize(Call& call) {
   }
   const auto tokens = model.encode(prompt, add_special);
   if (!tokens.ok()) return reply_error(call, from_engine(tokens.error()));
-  std::string out = fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(),
-                                model.facts().max_context);
+  std::string out =
+      fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(), model.facts().max_context);
   for (size_t i = 0; i < tokens->size(); ++i) {
     fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? "," : "", (*tokens)[i]);
   }
@@ -431,15 +433,16 @@ void Api::generate(Call& call, bool chat) {
   const auto body = json_body(call);
   if (!body) return;
   GenerationRequest request;
-  auto failure = chat ? parse_chat(*body, state()->limits, &request) : parse_completion(*body, state()->limits, &request);
+  auto failure =
+      chat ? parse_chat(*body, state()->limits, &request) : parse_completion(*body, state()->limits, &request);
   if (!failure) failure = check_model(request.model);
   const std::string_view precision = call.request.header("X-NestedFP-Precision");
   if (!failure && !precision.empty() && !request.precision) {
     failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
   }
   if (failure) return reply_error(call, *failure);
-  auto generation = std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id,
-                                                 call.headers);
+  auto generation =
+      std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id, call.headers);
   if (!call.on_worker) return generation->start();
   call.exchange->post([generation] { generation->start(); });
 }

@@ -42,7 +42,7 @@ class Api final : public http::Handler {
   struct Route {
     std::string_view method;
     std::string_view path;
-    bool open;        // without an API key
+    bool open;  // without an API key
     bool needs_model;
     void (Api::*run)(Call&);
   };

@@ -102,8 +102,9 @@ MaybeError Generation::prepare(Prepared* out) const {
   if (request_.chat) {
     const bool tools = request_.tool_choice != ToolChoice::kNone;
     if (request_.tool_choice == ToolChoice::kAuto && state_->tool_format == ToolFormat::kNone) {
-      return bad_request("tools", "this model's way of calling tools is not known; start the server with "
-                                  "--tool-call-parser, or send tool_choice none");
+      return bad_request("tools",
+                         "this model's way of calling tools is not known; start the server with "
+                         "--tool-call-parser, or send tool_choice none");
     }
     auto text = model.render_chat(request_, tools);
     if (!text.ok()) {
@@ -242,10 +243,10 @@ MaybeError Generation::submit_all(Prepared& prepared) {
     // Marks of a tool call may be special tokens.
     request.skip_special_tokens = request_.skip_special_tokens && !choice.parser;
     if (prepared.constraint) request.constraint = prepared.constraint->instantiate();
-    const Status status =
-        state_->engine->submit(std::move(request), [self = shared_from_this(), i](RequestOutput&& output) {
-          self->exchange_->post([self, i, piece = std::move(output)]() mutable { self->on_output(i, std::move(piece)); });
-        });
+    const Status status = state_->engine->submit(std::move(request), [self = shared_from_this(),
+                                                                      i](RequestOutput&& output) {
+      self->exchange_->post([self, i, piece = std::move(output)]() mutable { self->on_output(i, std::move(piece)); });
+    });
     if (!status.ok()) return from_engine(status.error());
   }
   return std::nullopt;
@@ -438,8 +439,8 @@ void Generation::log_end(std::string_view outcome) const {
       "request={} endpoint={} outcome={} choices={} prompt_tokens={} completion_tokens={} fp16_tokens={} fp8_tokens={} "
       "ttft_ms={:.1f} tpot_ms={:.2f} e2e_ms={:.1f}",
       request_id_, request_.chat ? "chat" : "completions", outcome, choices_.size(), sum.prompt_tokens,
-      sum.completion_tokens, sum.completion.fp16, sum.completion.fp8, any ? ms_between(arrival_, first_token_) : 0, tpot,
-      ms_between(arrival_, now));
+      sum.completion_tokens, sum.completion.fp16, sum.completion.fp8, any ? ms_between(arrival_, first_token_) : 0,
+      tpot, ms_between(arrival_, now));
 }
 
 }  // namespace nfp::server

@@ -1,5 +1,5 @@
-// One request for text from start to end: prompts to tokens, one engine request for each choice, outputs to JSON, in one
-// piece or as a stream of events.
+// One request for text from start to end: prompts to tokens, one engine request for each choice, outputs to JSON, in
+// one piece or as a stream of events.
 #pragma once
 
 #include <chrono>

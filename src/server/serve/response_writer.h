@@ -1,5 +1,5 @@
-// Writes OpenAI's response objects: the text that goes to the client. Chunks of a stream are put together without a JSON
-// tree, as there may be tens of thousands of them a second.
+// Writes OpenAI's response objects: the text that goes to the client. Chunks of a stream are put together without a
+// JSON tree, as there may be tens of thousands of them a second.
 #pragma once
 
 #include <cstdint>

@@ -60,8 +60,8 @@ Service::~Service() {
 }
 
 Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) {
-  NFP_ASSIGN_OR_RETURN(const ToolFormat tools, parse_tool_format(options_.tool_call_parser,
-                                                                 facts.chat_template + facts.chat_template_json));
+  NFP_ASSIGN_OR_RETURN(const ToolFormat tools,
+                       parse_tool_format(options_.tool_call_parser, facts.chat_template + facts.chat_template_json));
   NFP_ASSIGN_OR_RETURN(ServedModel model, ServedModel::create(std::move(facts)));
   state_ = std::make_unique<ServerState>(std::move(model));
   const ServedModel::Facts& kept = state_->model.facts();
@@ -87,7 +87,11 @@ std::string Service::url() const {
   const std::string& host = options_.http.host;
   const bool any = host == "0.0.0.0" || host == "::";
   const bool v6 = host.find(':') != std::string::npos && !any;
-  return fmt::format("http://{}:{}{}", any ? "127.0.0.1" : v6 ? "[" + host + "]" : host, port(), options_.api.root_path);
+  return fmt::format("http://{}:{}{}",
+                     any  ? "127.0.0.1"
+                     : v6 ? "[" + host + "]"
+                          : host,
+                     port(), options_.api.root_path);
 }
 
 bool Service::drain() {

@@ -9,7 +9,7 @@
 
 namespace nfp::server {
 
-inline constexpr int32_t kByteVocab = 258;
+inline constexpr int32_t kByteVocab = 259;
 inline constexpr int32_t kByteEnd = 257;
 
 Result<std::shared_ptr<const Tokenizer>> make_byte_tokenizer();

@@ -80,8 +80,7 @@ Result<StepOutput> FakeRunner::run(const StepPlan& plan, Precision precision) {
     auto& prompt_scores = output.prompt_logprobs.emplace_back();
     if (sampling.prompt_logprobs) {
       for (int32_t t = item.first + 1; t < std::min(item.first + item.count + 1, sequence.prompt_size()); ++t) {
-        prompt_scores.push_back(
-            scored(sequence.tokens[static_cast<size_t>(t)], *sampling.prompt_logprobs, precision));
+        prompt_scores.push_back(scored(sequence.tokens[static_cast<size_t>(t)], *sampling.prompt_logprobs, precision));
       }
     }
     if (!item.samples) continue;

@@ -50,8 +50,8 @@ Status run(const Flags& flags) {
   options.tool_call_parser = flags.tool_parser;
   options.log_requests = flags.log_requests;
   options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
-  server::FakeRunner runner({flags.max_context, std::chrono::microseconds(flags.step_us),
-                             std::chrono::microseconds(flags.token_us)});
+  server::FakeRunner runner(
+      {flags.max_context, std::chrono::microseconds(flags.step_us), std::chrono::microseconds(flags.token_us)});
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(options));
 
   NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());

@@ -64,7 +64,7 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
       if (end_of_value(c)) {
         const auto key = unquote(token_);
         if (!key) return broken();
-        field_ = *key == "name"                                  ? Field::kName
+        field_ = *key == "name"                                ? Field::kName
                  : *key == "arguments" || *key == "parameters" ? Field::kArguments
                                                                : Field::kOther;
         where_ = Where::kColon;
@@ -108,7 +108,8 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
       }
       return state_;
     }
-    case Where::kCommaOrEnd: break;
+    case Where::kCommaOrEnd:
+      break;
   }
   if (is_space(c)) return state_;
   if (c == '}') return state_ = State::kDone;

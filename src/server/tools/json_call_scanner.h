@@ -1,5 +1,5 @@
-// Follows one JSON object {"name": "f", "arguments": {...}} byte by byte as a model writes it, so that a call's name and
-// the text of its arguments can be passed on while they come.
+// Follows one JSON object {"name": "f", "arguments": {...}} byte by byte as a model writes it, so that a call's name
+// and the text of its arguments can be passed on while they come.
 #pragma once
 
 #include <optional>

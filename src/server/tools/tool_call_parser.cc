@@ -179,7 +179,9 @@ class Llama3JsonParser final : public ToolCallParser {
         feed_call(c, events);
         return;
       }
-      case Where::kCall: feed_call(c, events); return;
+      case Where::kCall:
+        feed_call(c, events);
+        return;
       case Where::kBetween:
         if (c == '{') {
           reader_.next();
@@ -191,7 +193,9 @@ class Llama3JsonParser final : public ToolCallParser {
           add_text(std::string(1, c), events);
         }
         return;
-      case Where::kText: add_text(std::string(1, c), events); return;
+      case Where::kText:
+        add_text(std::string(1, c), events);
+        return;
     }
   }
 
@@ -272,7 +276,9 @@ class MistralParser final : public ToolCallParser {
           named_argument(c, events);
         }
         return;
-      case Where::kNamedArguments: named_argument(c, events); return;
+      case Where::kNamedArguments:
+        named_argument(c, events);
+        return;
       case Where::kObject: {
         const auto state = reader_.feed(c, events);
         if (state == JsonCallScanner::State::kDone) {
@@ -368,10 +374,14 @@ Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view cha
 
 std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format) {
   switch (format) {
-    case ToolFormat::kHermes: return std::make_unique<HermesParser>();
-    case ToolFormat::kLlama3Json: return std::make_unique<Llama3JsonParser>();
-    case ToolFormat::kMistral: return std::make_unique<MistralParser>();
-    case ToolFormat::kNone: break;
+    case ToolFormat::kHermes:
+      return std::make_unique<HermesParser>();
+    case ToolFormat::kLlama3Json:
+      return std::make_unique<Llama3JsonParser>();
+    case ToolFormat::kMistral:
+      return std::make_unique<MistralParser>();
+    case ToolFormat::kNone:
+      break;
   }
   return nullptr;
 }

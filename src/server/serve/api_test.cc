@@ -115,7 +115,8 @@ class ApiTest : public ::testing::Test {
     return exchange;
   }
   Json ask(std::string path, std::string body, int status = 200, std::vector<http::Header> headers = {}) {
-    auto exchange = send(body.empty() ? "GET" : "POST", std::move(path), std::move(body), std::move(headers));
+    const char* method = body.empty() ? "GET" : "POST";
+    auto exchange = send(method, std::move(path), std::move(body), std::move(headers));
     EXPECT_TRUE(exchange->wait([&] { return exchange->ended; }));
     EXPECT_EQ(exchange->head.status, status) << exchange->head.body;
     auto json = parse_json(exchange->head.body);

@@ -257,7 +257,7 @@ def test_sigterm_ends_what_does_not_end(launch):
 
 
 def test_preemption_changes_no_answer(launch):
-    server = launch("--kv-blocks", 24, "--max-num-seqs", 16, "--precision-policy", "alternate:3", "--max-model-len", 300)
+    server = launch("--kv-blocks", 24, "--max-num-seqs", 16, "--step-us", 2000, "--precision-policy", "alternate:3", "--max-model-len", 300)
     expected = "".join(chr(ord("a") + i % 26) for i in range(150))
     answers = []
 

@@ -65,7 +65,7 @@ class Browser:
     def wait(self, expression, seconds=60):
         end = time.time() + seconds
         while time.time() < end:
-            if self.js(expression):
+            if self.js(f"(() => {{ try {{ return {expression} }} catch {{ return false }} }})()"):  # the page may not be there yet
                 return
             time.sleep(0.1)
         raise AssertionError(f"never true: {expression}\n{self.js('document.body.innerText')}")
@@ -115,6 +115,8 @@ def test_chat_by_keyboard_and_timeline(browser, launch):
     assert browser.js("document.activeElement.id") == "input"
 
     # A long answer, stopped by Escape: the server stops too.
+    browser.js("document.getElementById('clear').click()")
+    assert browser.js("document.querySelectorAll('.msg').length") == 0
     browser.call("Input.insertText", text="go on for ever")
     browser.key("Enter", "\r")
     browser.wait("document.getElementById('running').textContent === '1'")

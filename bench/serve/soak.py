@@ -1,7 +1,7 @@
 """Soak of the whole program on a real model: random requests, a third of the clients killed in mid-stream, a KV cache so
 small that requests are preempted, precision changing every few steps.
 
-    soak.py NESTEDFP MODEL SECONDS OUT.json
+    soak.py NESTEDFP MODEL SECONDS OUT.json [CLIENTS]
 
 Checks that nothing leaks (KV blocks back to zero, resident memory flat), nothing stalls, and that every greedy answer
 whose steps were all FP16 is, token for token, the answer of the same request run alone."""
@@ -16,7 +16,7 @@ import time
 
 import httpx
 
-CLIENTS = 24
+CLIENTS = int(sys.argv[5]) if len(sys.argv) > 5 else 24
 TEXTS = ["The capital of France is", "Once upon a time there was a", "def quicksort(items):", "The three laws of motion are",
          "A recipe for bread:", "In the year 1969,", "The difference between cats and dogs is", "1, 1, 2, 3, 5, 8,"]
 

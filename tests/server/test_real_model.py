@@ -106,8 +106,8 @@ metric_list: [{{metric: acc}}]
         out = tmp_path / f"out{batch}"
         run = subprocess.run(
             [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args",
-             f"model=demo,base_url={real.url}/v1/completions,tokenized_requests=False,tokenizer_backend=none,"
-             f"num_concurrent={concurrent_requests},batch_size={batch},max_length=2048",
+             f"model=demo,base_url={real.url}/v1/completions,tokenized_requests=False,tokenizer_backend=remote,"
+             f"num_concurrent={concurrent_requests},max_length=2048",
              "--tasks", "nestedfp_facts", "--include_path", str(tmp_path), "--batch_size", str(batch),
              "--output_path", str(out), "--log_samples"],
             capture_output=True, text=True, timeout=600, env={**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"})

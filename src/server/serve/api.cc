@@ -63,6 +63,7 @@ const Api::Route Api::kRoutes[] = {
     {"GET", "/nestedfp/timeline", true, true, &Api::timeline},
     {"GET", "/v1/models", false, true, &Api::models},
     {"GET", "/v1/models/", false, true, &Api::model},  // ends with '/': the rest is the id
+    {"GET", "/tokenizer_info", false, true, &Api::tokenizer_info},
     {"POST", "/tokenize", false, true, &Api::tokenize},
     {"POST", "/detokenize", false, true, &Api::detokenize},
     {"POST", "/v1/completions", false, true, &Api::completions},
@@ -340,6 +341,35 @@ void Api::model(Call& call) {
   for (const Json& entry : all) {
     if (entry["id"] == name) return reply_json(call, dump(entry));
   }
+}
+
+// vLLM's form; evaluation harnesses score through it without a tokenizer of their own.
+void Api::tokenizer_info(Call& call) {
+  const ServedModel& model = state()->model;
+  const Tokenizer& tokenizer = model.tokenizer();
+  std::string out = "{\"tokenizer_class\":\"nestedfp\"";
+  const auto token = [&](std::string_view name, std::optional<int32_t> id) {
+    const auto text = id ? tokenizer.id_to_token(*id) : std::nullopt;
+    fmt::format_to(std::back_inserter(out), ",\"{}\":", name);
+    if (text) {
+      append_string(out, *text);
+    } else {
+      out += "null";
+    }
+  };
+  token("bos_token", tokenizer.bos_id());
+  token("eos_token", tokenizer.eos_id());
+  token("pad_token", tokenizer.pad_id());
+  token("unk_token", tokenizer.unk_id());
+  fmt::format_to(std::back_inserter(out),
+                 ",\"add_bos_token\":{},\"model_max_length\":{},\"vocab_size\":{},\"chat_template\":",
+                 tokenizer.adds_bos(), model.facts().max_context, tokenizer.vocab_size());
+  if (model.facts().chat_template.empty()) {
+    out += "null";
+  } else {
+    append_string(out, model.facts().chat_template);
+  }
+  reply_json(call, out + "}");
 }
 
 void Api::tokenize(Call& call) {

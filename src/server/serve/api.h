@@ -69,6 +69,7 @@ class Api final : public http::Handler {
   void timeline(Call& call);
   void models(Call& call);
   void model(Call& call);
+  void tokenizer_info(Call& call);
   void tokenize(Call& call);
   void detokenize(Call& call);
   void completions(Call& call);

@@ -368,6 +368,7 @@ TEST_F(ApiTest, TokenizesAndBack) {
   EXPECT_EQ(r["token_strs"], Json({"a", "b"}));
   EXPECT_EQ(ask("/detokenize", R"({"tokens":[97,98]})")["prompt"], "ab");
   EXPECT_GT(ask("/tokenize", R"({"messages":[{"role":"user","content":"a"}]})")["count"].get<int>(), 10);
+  EXPECT_EQ(ask("/tokenizer_info", "")["eos_token"], "<|im_end|>");
   ask("/detokenize", R"({"tokens":[-1]})", 400);
   ask("/detokenize", R"({"tokens":[259]})", 400);
   ask("/tokenize", R"({})", 400);

@@ -62,6 +62,16 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// Moves registers between the warpgroups of a block (every warp of the warpgroup must execute it).
+template <int kCount>
+__device__ __forceinline__ void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void claim_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(

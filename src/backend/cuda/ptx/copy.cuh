@@ -51,6 +51,13 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// From the L2, where another SM's writes are. Volatile: never moved above the barrier that orders it.
+__device__ __forceinline__ float4 load_global_cg(const float4* p) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+  return v;
+}
+
 // 8x8 matrices of 16-bit elements, transposed between the accumulator fragment and rows of shared memory. Lane i gives the
 // address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {

@@ -1,0 +1,657 @@
+// D[m, n] = X[m, k] * W[n, k]^T from a nested weight, for sm_90a. Two modes share everything but the inner loop:
+//   FP16/BF16: both byte planes; the weight is rebuilt in registers and is wgmma's A operand from there.
+//   E4M3:      the upper plane is wgmma's A operand where the copy engine put it.
+// Weight rows are wgmma's M = 64 and tokens its N, so the accumulators hold D^T.
+//
+// One producer thread fills a ring of stages; two consumer warpgroups multiply. A stage of shared memory:
+//   FP16: [row block][4096 B upper] then [row block][4096 B lower], then X [tokens][128 B], 64 k
+//   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
+// Barriers: full[s] counts the copies' bytes, empty[s] the consumer warpgroups of every block in the cluster.
+//
+// All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles. Parts of a
+// cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
+// depend on who is last.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "backend/cuda/gemm/config.h"
+#include "backend/cuda/gemm/kernel_params.h"
+#include "backend/cuda/gemm/kernels.h"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace nfp::cuda {
+
+inline constexpr int kConsumers = 2;
+// Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there the producer
+// is a whole warpgroup, and hands its registers over.
+constexpr int threads(int blocks_per_sm) { return kConsumers * 128 + (blocks_per_sm == 1 ? 128 : 32); }
+// E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per interval).
+// With two row blocks per warpgroup registers force every stage (128).
+inline constexpr int kPromotionStages = 4;
+
+struct Work {
+  int tile;
+  int k_begin;  // iterations
+  int k_end;
+  int share;  // that this is a part of, for a cut tile
+};
+
+// Share v covers iterations [v * total / shares, (v + 1) * total / shares) of the split tiles laid end to end (the host keeps the
+// products under 2^31).
+class WorkList {
+ public:
+  __device__ WorkList(const KernelParams& p, int cluster, int clusters)
+      : p_(p), clusters_(clusters), share_(cluster), tile_(p.split_tiles + cluster) {}
+
+  __device__ static int share_begin(const KernelParams& p, int share) {
+    return static_cast<int>(static_cast<uint32_t>(share * p.split_tiles * p.k_iterations) / static_cast<uint32_t>(p.shares));
+  }
+  // The share that holds an iteration: the largest one that begins at or before it.
+  __device__ static int share_of(const KernelParams& p, int iteration) {
+    return static_cast<int>(static_cast<uint32_t>((iteration + 1) * p.shares - 1) / static_cast<uint32_t>(p.split_tiles * p.k_iterations));
+  }
+
+  __device__ bool next(Work& work) {
+    while (true) {
+      if (position_ < end_) {
+        work.tile = position_ / p_.k_iterations;
+        work.k_begin = position_ - work.tile * p_.k_iterations;
+        work.k_end = min(p_.k_iterations, work.k_begin + end_ - position_);
+        work.share = share_ - clusters_;
+        position_ += work.k_end - work.k_begin;
+        return true;
+      }
+      if (share_ >= p_.shares) break;
+      position_ = share_begin(p_, share_);
+      end_ = share_begin(p_, share_ + 1);
+      share_ += clusters_;
+    }
+    if (tile_ >= p_.tiles) return false;
+    work = {tile_, 0, p_.k_iterations, 0};
+    tile_ += clusters_;
+    return true;
+  }
+
+ private:
+  const KernelParams& p_;
+  int clusters_;
+  int share_;
+  int tile_;
+  int position_ = 0;
+  int end_ = 0;
+};
+
+struct TileOrigin {
+  int token;
+  int cluster_row;  // in units of clusters
+};
+// Neighbours in time share group_m token tiles, so that a wave of tiles is near square in bytes and stays in the L2.
+__device__ __forceinline__ TileOrigin tile_origin(const KernelParams& p, int tile) {
+  const int group = tile / (p.group_m * p.n_tiles);
+  const int inside = tile - group * p.group_m * p.n_tiles;
+  const int height = min(p.group_m, p.m_tiles - group * p.group_m);
+  return {group * p.group_m + inside % height, inside / height};
+}
+
+// Four weights (k = 2c, 2c+1, 2c+8, 2c+9 of one row) as two pairs of FP16. See layout.h and docs/format.md.
+template <Operand kOperand>
+__device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t& first, uint32_t& second) {
+  constexpr bool kBiased = kOperand == Operand::kF16Biased || kOperand == Operand::kBF16Biased;
+  const uint32_t t = kBiased ? upper : upper - ((lower >> 7) & 0x01010101u);
+  const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
+  first = __byte_perm(lower, high, 0x5140);
+  second = __byte_perm(lower, high, 0x7362);
+  if constexpr (kBiased) {
+    first -= 0x00400040u;
+    second -= 0x00400040u;
+  }
+  if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+    const auto narrow = [](uint32_t pair) {
+      const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+      const __nv_bfloat162 out = __float22bfloat162_rn(wide);
+      return *reinterpret_cast<const uint32_t*>(&out);
+    };
+    first = narrow(first);
+    second = narrow(second);
+  }
+}
+
+__device__ __forceinline__ uint32_t pack_pair(float a, float b, bool bf16) {
+  if (bf16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ float2 unpack_pair(uint32_t bits, bool bf16) {
+  return bf16 ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits))
+              : __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
+// One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU, residual in FP32; one rounding; through
+// shared memory so that 64 neighbouring outputs of a token leave together.
+template <int kTokens>
+__device__ __forceinline__ void store_outputs(const KernelParams& p, float (&acc)[kTokens / 2], int row0, int token0, uint32_t staging,
+                                              int warpgroup) {
+  constexpr int kChunk = kTokens < kStagingTokens ? kTokens : kStagingTokens;
+  const int thread = threadIdx.x % 128;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int row = row0 + warp * 16 + lane / 4;  // and row + 8
+  const bool bf16 = p.output_bf16 != 0;
+  const bool swiglu = p.swiglu != 0;
+
+  float scale0 = p.weight_scale, scale1 = p.weight_scale, bias0 = 0.0f, bias1 = 0.0f;
+  if (p.row_scale != nullptr) {
+    scale0 *= row < p.n ? __ldg(p.row_scale + row) : 0.0f;
+    scale1 *= row + 8 < p.n ? __ldg(p.row_scale + row + 8) : 0.0f;
+  }
+  if (p.bias != nullptr) {
+    bias0 = row < p.n ? __ldg(p.bias + row) : 0.0f;
+    bias1 = row + 8 < p.n ? __ldg(p.bias + row + 8) : 0.0f;
+  }
+  const int width = swiglu ? 32 : 64;  // outputs of this warpgroup per token
+  const int column0 = swiglu ? row0 / 2 : row0;
+  const int columns = min(width, (swiglu ? p.n / 2 : p.n) - column0);
+  if (columns <= 0) return;
+  const bool vectors = p.vector_stores != 0 && columns == width;
+  const int lanes_per_token = width / 8;  // 4 or 8
+  auto* d = static_cast<uint16_t*>(p.d);
+  const auto* residual = static_cast<const uint16_t*>(p.residual);
+
+#pragma unroll
+  for (int chunk = 0; chunk < kTokens / kChunk; ++chunk) {
+    const int first = token0 + chunk * kChunk;
+    if (first >= p.m) break;
+    const int tokens = min(kChunk, p.m - first);
+    if (residual != nullptr) {
+      if (vectors) {
+#pragma unroll 2
+        for (int i = thread; i < tokens * lanes_per_token; i += 128) {
+          const int t = i / lanes_per_token, c = i % lanes_per_token * 8;
+          const auto v = *reinterpret_cast<const uint4*>(residual + (first + t) * p.ldr + column0 + c);
+          ptx::store_shared_16(staging + t * kStagingPitch + c * 2, v);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = thread; i < tokens * columns; i += 128) {
+          const int t = i / columns, c = i % columns;
+          const uint16_t v = residual[(first + t) * p.ldr + column0 + c];
+          asm volatile("st.shared.u16 [%0], %1;" ::"r"(staging + t * kStagingPitch + c * 2), "h"(v) : "memory");
+        }
+      }
+      ptx::named_barrier(1 + warpgroup, 128);
+    }
+#pragma unroll
+    for (int j = 0; j < kChunk / 8; ++j) {
+      const int base = (chunk * (kChunk / 8) + j) * 4;
+      float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
+      float t0 = 1.0f, t1 = 1.0f;
+      if (p.token_scale != nullptr) {
+        const int token = first + j * 8 + lane % 4 * 2;
+        t0 = token < p.m ? __ldg(p.token_scale + token * p.token_scale_stride) : 0.0f;
+        t1 = token + 1 < p.m ? __ldg(p.token_scale + (token + 1) * p.token_scale_stride) : 0.0f;
+      }
+      v0 = fmaf(v0 * t0, scale0, bias0);
+      v1 = fmaf(v1 * t1, scale0, bias0);
+      v2 = fmaf(v2 * t0, scale1, bias1);
+      v3 = fmaf(v3 * t1, scale1, bias1);
+      if (swiglu) {  // v0, v1: gate; v2, v3: up
+        v0 = __fdividef(v0, 1.0f + __expf(-v0)) * v2;
+        v1 = __fdividef(v1, 1.0f + __expf(-v1)) * v3;
+        const uint32_t address = staging + (j * 8 + lane % 8) * kStagingPitch + warp * 16;
+        if (residual != nullptr) {
+          uint32_t r0;
+          ptx::load_matrix_x1_trans(address, r0);
+          const float2 r = unpack_pair(r0, bf16);
+          v0 += r.x;
+          v1 += r.y;
+        }
+        ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
+      } else {
+        const uint32_t address = staging + (j * 8 + lane % 8) * kStagingPitch + warp * 32 + (lane / 8 % 2) * 16;
+        if (residual != nullptr) {
+          uint32_t r0, r1;
+          ptx::load_matrix_x2_trans(address, r0, r1);
+          const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
+          v0 += a.x;
+          v1 += a.y;
+          v2 += b.x;
+          v3 += b.y;
+        }
+        ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
+      }
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+    if (vectors) {
+#pragma unroll 2
+      for (int i = thread; i < tokens * lanes_per_token; i += 128) {
+        const int t = i / lanes_per_token, c = i % lanes_per_token * 8;
+        const uint4 v = ptx::load_shared_16(staging + t * kStagingPitch + c * 2);
+        *reinterpret_cast<uint4*>(d + (first + t) * p.ldd + column0 + c) = v;
+      }
+    } else {
+#pragma unroll 1
+      for (int i = thread; i < tokens * columns; i += 128) {
+        const int t = i / columns, c = i % columns;
+        uint16_t v;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(staging + t * kStagingPitch + c * 2) : "memory");
+        d[(first + t) * p.ldd + column0 + c] = v;
+      }
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+  }
+}
+
+// Adds up the parts of a cut tile. True in the warpgroup that came last: acc then holds the whole sum.
+template <int kCount>
+__device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[kCount], const Work& work, int slot_block, int slot_blocks,
+                                           int counter, uint32_t last_flag, int warpgroup) {
+  static_assert(kCount % 4 == 0);
+  const int thread = threadIdx.x % 128;
+  const int tile_begin = work.tile * p.k_iterations;
+  const int first = WorkList::share_of(p, tile_begin);
+  const int last = WorkList::share_of(p, tile_begin + p.k_iterations - 1);
+  // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met another before.
+  const int first_slot = 2 * first + (WorkList::share_begin(p, first) < tile_begin ? 1 : 0);
+  const auto part = [&](int share) {
+    const int index = (share == first ? first_slot : 2 * share) * slot_blocks + slot_block;
+    return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(index) * (kCount / 4 * 128) + thread;
+  };
+  float4* out = part(work.share);
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    __stcg(out + i * 128, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+  }
+  ptx::named_barrier(1 + warpgroup, 128);
+  if (thread == 0) {
+    __threadfence();
+    const uint32_t before = atomicAdd(p.counters + counter, 1u);
+    __threadfence();
+    const bool complete = before == static_cast<uint32_t>(last - first);
+    if (complete) p.counters[counter] = 0;  // ready for the next launch
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(last_flag), "r"(static_cast<uint32_t>(complete)) : "memory");
+  }
+  ptx::named_barrier(1 + warpgroup, 128);
+  uint32_t complete;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(complete) : "r"(last_flag) : "memory");
+  ptx::named_barrier(1 + warpgroup, 128);  // the flag may be written again
+  if (complete == 0) return false;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
+#pragma unroll 1
+  for (int share = first; share <= last; ++share) {
+    const float4* in = part(share);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const float4 v = ptx::load_global_cg(in + i * 128);
+      acc[4 * i] += v.x;
+      acc[4 * i + 1] += v.y;
+      acc[4 * i + 2] += v.z;
+      acc[4 * i + 3] += v.w;
+    }
+  }
+  return true;
+}
+
+template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
+struct Kernel {
+  static constexpr Tile kTile{kTokens, kRowBlocks, kCluster, kBlocksPerSm};
+  static constexpr bool kFp8 = kOperand == Operand::kE4M3 || kOperand == Operand::kE4M3Promoted;
+  static constexpr int kStages = stages(kTile);
+  static constexpr int kWeightBytes = kTile.rows() * 128;
+  static constexpr int kStageBytes = stage_bytes(kTile);
+  static constexpr int kBlocks = kConsumers * kRowBlocks;  // of 64 rows in this thread block
+  using Mma = ptx::Wgmma<kTokens>;
+  static_assert(kStages >= 3);
+
+  struct Pipe {
+    uint32_t ring, full, empty;
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ uint32_t full_bar() const { return full + stage * 8; }
+    __device__ uint32_t empty_bar() const { return empty + stage * 8; }
+    __device__ uint32_t data() const { return ring + stage * kStageBytes; }
+    __device__ void advance() {
+      if (++stage == kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  };
+
+  // ---- producer: one thread ----
+  static __device__ __forceinline__ void load_weights(const KernelParams& p, const Pipe& pipe, int row_block0, int iteration,
+                                                      uint64_t policy) {
+    const int64_t slab = static_cast<int64_t>(p.k_groups) * kBlockBytes;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int block = min(row_block0 + b, p.row_blocks - 1);  // past the end: any rows, never stored
+      if constexpr (kFp8) {
+        ptx::bulk_load(pipe.data() + b * 2 * kBlockBytes, p.upper + block * slab + static_cast<int64_t>(iteration) * 2 * kBlockBytes,
+                       2 * kBlockBytes, pipe.full_bar(), policy);
+      } else {
+        const int64_t offset = block * slab + static_cast<int64_t>(iteration) * kBlockBytes;
+        ptx::bulk_load(pipe.data() + b * kBlockBytes, p.upper + offset, kBlockBytes, pipe.full_bar(), policy);
+        ptx::bulk_load(pipe.data() + (kBlocks + b) * kBlockBytes, p.lower + offset, kBlockBytes, pipe.full_bar(), policy);
+      }
+    }
+  }
+  static __device__ __forceinline__ void load_tokens(const KernelParams& p, const Pipe& pipe, int token0, int iteration, uint32_t rank) {
+    constexpr int kElements = kFp8 ? 128 : 64;
+    const uint32_t dst = pipe.data() + kWeightBytes;
+    if constexpr (kCluster == 1) {
+      ptx::tensor_load_2d(dst, &p.x, iteration * kElements, token0, pipe.full_bar(), ptx::kEvictLast);
+    } else {
+      constexpr int kShare = kTokens / kCluster;
+      ptx::tensor_load_2d_multicast(dst + rank * kShare * 128, &p.x, iteration * kElements, token0 + static_cast<int>(rank) * kShare,
+                                    pipe.full_bar(), (1 << kCluster) - 1, ptx::kEvictLast);
+    }
+  }
+
+  static __device__ __forceinline__ void produce(const KernelParams& p, Pipe pipe, int cluster, int clusters, uint32_t rank) {
+    const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
+    // Weights never depend on the kernel before: fill the ring with them, then wait for it, then load the activations.
+    int early = 0;
+    {
+      WorkList ahead(p, cluster, clusters);
+      Pipe fill = pipe;
+      Work work;
+      while (early < kStages && ahead.next(work)) {
+        const int row_block = (tile_origin(p, work.tile).cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+        for (int k = work.k_begin; k < work.k_end && early < kStages; ++k, ++early) {
+          ptx::mbarrier_expect(fill.full_bar(), kStageBytes);
+          load_weights(p, fill, row_block, k, policy);
+          fill.advance();
+        }
+      }
+    }
+    ptx::dependency_wait();
+    WorkList list(p, cluster, clusters);
+    Work work;
+    pipe.parity = 1;  // a fresh barrier counts as just emptied
+    while (list.next(work)) {
+      const TileOrigin origin = tile_origin(p, work.tile);
+      const int row_block = (origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+      for (int k = work.k_begin; k < work.k_end; ++k) {
+        if (early > 0) {
+          --early;
+        } else {
+          ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
+          ptx::mbarrier_expect(pipe.full_bar(), kStageBytes);
+          load_weights(p, pipe, row_block, k, policy);
+        }
+        load_tokens(p, pipe, origin.token * kTokens, k, rank);
+        pipe.advance();
+      }
+    }
+  }
+
+  // ---- consumers: a warpgroup each ----
+  static __device__ __forceinline__ void release(const Pipe& pipe, int stage, int thread) {
+    const uint32_t bar = pipe.empty + stage * 8;
+    if constexpr (kCluster == 1) {
+      if (thread == 0) ptx::mbarrier_arrive(bar);
+    } else {
+      if (thread < kCluster) ptx::mbarrier_arrive_remote(bar, thread);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_f16(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations, int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int row = thread / 32 * 16 + lane / 4;
+    // Row row + 8 has the same swizzle, 512 bytes on.
+    const uint32_t offset = row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
+    uint32_t fragment[2][2][4];
+    int accumulate = 0;
+    int previous = 0;
+    for (int i = 0; i < iterations; ++i) {
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      const uint32_t tokens = pipe.data() + kWeightBytes;
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+        const uint32_t upper = pipe.data() + offset + b * kBlockBytes;
+        const uint32_t lower = upper + kBlocks * kBlockBytes;
+        const uint4 u0 = ptx::load_shared_16(upper), u1 = ptx::load_shared_16(upper + 512);
+        const uint4 l0 = ptx::load_shared_16(lower), l1 = ptx::load_shared_16(lower + 512);
+        const uint32_t us[2][4] = {{u0.x, u0.y, u0.z, u0.w}, {u1.x, u1.y, u1.z, u1.w}};
+        const uint32_t ls[2][4] = {{l0.x, l0.y, l0.z, l0.w}, {l1.x, l1.y, l1.z, l1.w}};
+        // Two k16 steps at a time: rebuilt while the two before are multiplied.
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            uint32_t(&a)[4] = fragment[half][s];
+            rebuild<kOperand>(us[0][2 * half + s], ls[0][2 * half + s], a[0], a[2]);
+            rebuild<kOperand>(us[1][2 * half + s], ls[1][2 * half + s], a[1], a[3]);
+          }
+          ptx::wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            const uint64_t b_operand = ptx::descriptor_128b(tokens + (2 * half + s) * 32);
+            const int keep = s == 1 || half == 1 ? 1 : accumulate;
+            if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+              Mma::rs_bf16(acc[b], fragment[half][s], b_operand, keep);
+            } else {
+              Mma::rs_f16(acc[b], fragment[half][s], b_operand, keep);
+            }
+          }
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();  // the pair before this one is done, and its fragment registers are free
+          if (b == 0 && half == 0 && i > 0) release(pipe, previous, thread);
+        }
+      }
+      accumulate = 1;
+      previous = pipe.stage;
+      pipe.advance();
+    }
+    ptx::wgmma_wait<0>();
+    release(pipe, previous, thread);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+  }
+
+  static __device__ __forceinline__ void issue_e4m3(float (&acc)[kTokens / 2], uint32_t weights, uint32_t tokens, int accumulate) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      Mma::ss_e4m3(acc, ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32), ptx::descriptor_128b(tokens + step * 32),
+                   step == 0 ? accumulate : 1);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_e4m3(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations, int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    int previous = 0;
+    for (int i = 0; i < iterations; ++i) {
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+        issue_e4m3(acc[b], pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, i > 0);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (i > 0) release(pipe, previous, thread);
+      previous = pipe.stage;
+      pipe.advance();
+    }
+    ptx::wgmma_wait<0>();
+    release(pipe, previous, thread);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+  }
+
+  // The tensor core's sum is added to FP32 registers at multiples of the interval counted from k = 0, wherever a share begins.
+  static __device__ __forceinline__ void multiply_e4m3_promoted(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int first_iteration,
+                                                                int iterations, int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    float sum[kTokens / 2];
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+      for (int j = 0; j < kTokens / 2; ++j) acc[b][j] = 0.0f;
+    }
+    int i = 0;
+    while (i < iterations) {
+      const int count = kRowBlocks == 1 ? min(iterations - i, kPromotionStages - (first_iteration + i) % kPromotionStages) : 1;
+      i += count;
+      const int first_stage = pipe.stage;
+      if constexpr (kRowBlocks == 1) {
+        int held = first_stage;
+        for (int c = 0; c < count; ++c) {
+          ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+          ptx::wgmma_fence();
+          issue_e4m3(sum, pipe.data() + warpgroup * 2 * kBlockBytes, pipe.data() + kWeightBytes, c > 0);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();
+          if (c > 0) release(pipe, held, thread);
+          held = pipe.stage;
+          pipe.advance();
+        }
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(sum);
+        release(pipe, held, thread);
+#pragma unroll
+        for (int j = 0; j < kTokens / 2; ++j) acc[0][j] += sum[j];
+      } else {
+        ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+#pragma unroll
+        for (int b = 0; b < kRowBlocks; ++b) {
+          ptx::wgmma_fence();
+          issue_e4m3(sum, pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, 0);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<0>();
+          ptx::pin_registers(sum);
+          if (b + 1 == kRowBlocks) release(pipe, first_stage, thread);
+#pragma unroll
+          for (int j = 0; j < kTokens / 2; ++j) acc[b][j] += sum[j];
+        }
+        pipe.advance();
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t flags, int cluster, int clusters,
+                                                 uint32_t rank) {
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    const uint32_t my_staging = staging + warpgroup * staging_tokens(kTile) * kStagingPitch;
+    WorkList list(p, cluster, clusters);
+    Work work;
+    bool waited = false;
+    while (list.next(work)) {
+      float acc[kRowBlocks][kTokens / 2];
+      const int iterations = work.k_end - work.k_begin;
+      if constexpr (kOperand == Operand::kE4M3Promoted) {
+        multiply_e4m3_promoted(acc, pipe, work.k_begin, iterations, warpgroup);
+      } else if constexpr (kFp8) {
+        multiply_e4m3(acc, pipe, iterations, warpgroup);
+      } else {
+        multiply_f16(acc, pipe, iterations, warpgroup);
+      }
+      if (!waited) {  // what follows touches memory that the kernel before may own
+        ptx::dependency_wait();
+        waited = true;
+      }
+      const TileOrigin origin = tile_origin(p, work.tile);
+      finish(p, acc[0], work, origin, warpgroup * kRowBlocks, rank, my_staging, flags + warpgroup * 4, warpgroup);
+      if constexpr (kRowBlocks == 2) {
+        finish(p, acc[1], work, origin, warpgroup * kRowBlocks + 1, rank, my_staging, flags + warpgroup * 4, warpgroup);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work, const TileOrigin& origin,
+                                                int block, uint32_t rank, uint32_t staging, uint32_t flag, int warpgroup) {
+    bool complete = true;
+    if (work.k_end - work.k_begin != p.k_iterations) {
+      constexpr int kSlotBlocks = kCluster * kBlocks;
+      const int slot_block = static_cast<int>(rank) * kBlocks + block;
+      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, work.tile * kSlotBlocks + slot_block, flag, warpgroup);
+    }
+    if (complete) {
+      const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
+      store_outputs<kTokens>(p, acc, row0, origin.token * kTokens, staging, warpgroup);
+    }
+  }
+
+  static __device__ __forceinline__ void run(const KernelParams& p, uint8_t* memory) {
+    const uint32_t raw = ptx::shared_address(memory);
+    const uint32_t base = (raw + 1023) & ~1023u;
+    Pipe pipe;
+    pipe.ring = base;
+    const uint32_t staging = base + kStages * kStageBytes;
+    const uint32_t bars = staging + kConsumers * staging_tokens(kTile) * kStagingPitch;
+    pipe.full = bars;
+    pipe.empty = bars + kStages * 8;
+    const uint32_t flags = bars + kStages * 16;
+    const uint32_t rank = kCluster == 1 ? 0 : ptx::cluster_rank();
+    const int cluster = static_cast<int>(blockIdx.x) / kCluster;
+    const int clusters = static_cast<int>(gridDim.x) / kCluster;
+
+    if (threadIdx.x == kConsumers * 128) {
+      ptx::prefetch_tensor_map(&p.x);
+      for (int s = 0; s < kStages; ++s) {
+        ptx::mbarrier_init(pipe.full + s * 8, 1);
+        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * kCluster);
+      }
+      ptx::mbarrier_init_fence();
+    }
+    if constexpr (kCluster == 1) {
+      __syncthreads();
+    } else {
+      ptx::cluster_sync();
+    }
+    ptx::launch_dependents();
+    if (threadIdx.x >= kConsumers * 128) {
+      if constexpr (kBlocksPerSm == 1) ptx::release_registers<40>();
+      if (threadIdx.x < kConsumers * 128 + 32 && ptx::elect_one()) produce(p, pipe, cluster, clusters, rank);
+      __syncwarp();
+    } else {
+      if constexpr (kBlocksPerSm == 1) ptx::claim_registers<232>();
+      consume(p, pipe, staging, flags, cluster, clusters, rank);
+    }
+    // A block must not leave while another may still write into its shared memory or arrive at its barriers.
+    if constexpr (kCluster > 1) ptx::cluster_sync();
+  }
+};
+
+template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
+__global__ __launch_bounds__(threads(kBlocksPerSm), kBlocksPerSm) void nested_gemm(const __grid_constant__ KernelParams p) {
+  extern __shared__ uint8_t memory[];
+  Kernel<kOperand, kTokens, kRowBlocks, kCluster, kBlocksPerSm>::run(p, memory);
+}
+
+template <Operand kOperand, Mode kMode, size_t... kIndex>
+auto make_entries(std::index_sequence<kIndex...>) {
+  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode) ? 1 : 0))> out{};
+  size_t used = 0;
+  const auto add = [&]<size_t i>() {
+    constexpr Tile t = kTiles[i];
+    if constexpr (exists(t, kMode)) {
+      out[used++] = {kOperand, t, reinterpret_cast<const void*>(&nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm>),
+                     threads(t.blocks_per_sm)};
+    }
+  };
+  (add.template operator()<kIndex>(), ...);
+  return out;
+}
+
+// Every tile of kTiles that exists in the mode.
+template <Operand kOperand, Mode kMode>
+std::span<const KernelEntry> all_entries() {
+  static const auto entries = make_entries<kOperand, kMode>(std::make_index_sequence<kTiles.size()>());
+  return entries;
+}
+
+}  // namespace nfp::cuda

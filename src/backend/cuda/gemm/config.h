@@ -40,7 +40,8 @@ constexpr bool exists(const Tile& t, Mode mode) {
 }
 
 inline constexpr std::array kTiles = {
-    Tile{8, 1, 1, 2},   Tile{16, 1, 1, 2},  Tile{32, 1, 1, 2},  Tile{64, 1, 1, 2},  Tile{64, 1, 1, 1},  Tile{64, 2, 1, 1},
+    Tile{8, 1, 1, 2},   Tile{8, 1, 1, 1},   Tile{16, 1, 1, 2},  Tile{16, 1, 1, 1},  Tile{32, 1, 1, 2},
+    Tile{32, 1, 1, 1},  Tile{64, 1, 1, 2},  Tile{64, 1, 1, 1},  Tile{64, 2, 1, 1},
     Tile{96, 1, 1, 1},  Tile{128, 1, 1, 1}, Tile{128, 1, 2, 1}, Tile{128, 2, 1, 1}, Tile{128, 2, 2, 1},
     Tile{192, 1, 1, 1}, Tile{192, 1, 2, 1}, Tile{256, 1, 1, 1}, Tile{256, 1, 2, 1},
 };
@@ -48,10 +49,15 @@ inline constexpr std::array kTiles = {
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16 tokens, or 128 k
 // of E4M3.
 inline constexpr int kStagingTokens = 32;
-inline constexpr int kStagingPitch = 144;  // 64 outputs of 2 bytes, and 16 so that eight rows fall into different banks
 constexpr int stage_bytes(const Tile& t) { return t.rows() * 128 + t.tokens * 128; }
+// Outputs on their way to memory, for each of two warpgroups: 64 columns of 2 bytes for this many tokens, twice where a tile has
+// more, so that one half is filled while the copy engine empties the other.
 constexpr int staging_tokens(const Tile& t) { return t.tokens < kStagingTokens ? t.tokens : kStagingTokens; }
-constexpr int fixed_bytes(const Tile& t) { return 1024 /* alignment */ + 512 /* barriers */ + 2 * staging_tokens(t) * kStagingPitch; }
+constexpr int staging_buffers(const Tile& t) { return t.tokens > kStagingTokens ? 2 : 1; }
+constexpr int staging_bytes(const Tile& t) { return staging_buffers(t) * (staging_tokens(t) * 128 < 1024 ? 1024 : staging_tokens(t) * 128); }
+constexpr int fixed_bytes(const Tile& t) {
+  return 1024 /* alignment */ + 512 /* barriers */ + 2 * (staging_bytes(t) + t.tokens * 4 /* token scales */);
+}
 constexpr int stages(const Tile& t) {
   const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : 227 * 1024;
   const int fit = (budget - fixed_bytes(t)) / stage_bytes(t);

@@ -50,6 +50,7 @@ Status check_call(const GemmCall& c) {
   if (c.ldd < columns) return bad("ldd", "is smaller than a row of d");
   if (c.residual != nullptr && (!aligned(c.residual, 2) || c.ldr < columns)) return bad("residual", "is misaligned, or ldr smaller than a row");
   if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
+  if (c.token_scale != nullptr && !is_fp8(c.mode)) return bad("token_scale", "belongs to the E4M3 modes");
   if (c.token_scale != nullptr && c.token_scale_stride != 0 && c.token_scale_stride != 1) return bad("token_scale_stride", "must be 0 or 1");
   return ok_status();
 }
@@ -142,10 +143,24 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.shares = schedule.shares;
   p.output_bf16 = call.output_bf16 ? 1 : 0;
   p.swiglu = call.swiglu ? 1 : 0;
-  p.vector_stores = call.ldd % 8 == 0 && aligned(call.d, 16) &&
-                            (call.residual == nullptr || (call.ldr % 8 == 0 && aligned(call.residual, 16)))
-                        ? 1
-                        : 0;
+  // The copy engine writes whole rows of 16-byte pieces; other shapes go element by element.
+  const int64_t columns = call.swiglu ? call.w.n / 2 : call.w.n;
+  p.bulk_stores = call.ldd % 8 == 0 && aligned(call.d, 16) &&
+                          (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
+                      ? 1
+                      : 0;
+  if (p.bulk_stores != 0) {
+    const cuuint64_t d_dims[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(call.m)};
+    const cuuint64_t d_pitch[1] = {static_cast<cuuint64_t>(call.ldd * 2)};
+    const cuuint32_t d_box[2] = {call.swiglu ? 32u : 64u, static_cast<cuuint32_t>(staging_tokens(config.tile))};
+    const CUresult status = encode(&p.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.d, d_dims, d_pitch, d_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                   call.swiglu ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS) {
+      return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused d (m {}, n {}, ldd {}): error {}", call.m, columns, call.ldd,
+                   static_cast<int>(status));
+    }
+  }
 
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t launch{};

@@ -138,120 +138,203 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t bits, bool bf16) {
               : __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
-// One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU, residual in FP32; one rounding; through
-// shared memory so that 64 neighbouring outputs of a token leave together.
-template <int kTokens>
-__device__ __forceinline__ void store_outputs(const KernelParams& p, float (&acc)[kTokens / 2], int row0, int token0, uint32_t staging,
-                                              int warpgroup) {
-  constexpr int kChunk = kTokens < kStagingTokens ? kTokens : kStagingTokens;
-  const int thread = threadIdx.x % 128;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int row = row0 + warp * 16 + lane / 4;  // and row + 8
-  const bool bf16 = p.output_bf16 != 0;
-  const bool swiglu = p.swiglu != 0;
+__device__ __forceinline__ float silu_times(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 
-  float scale0 = p.weight_scale, scale1 = p.weight_scale, bias0 = 0.0f, bias1 = 0.0f;
-  if (p.row_scale != nullptr) {
-    scale0 *= row < p.n ? __ldg(p.row_scale + row) : 0.0f;
-    scale1 *= row + 8 < p.n ? __ldg(p.row_scale + row + 8) : 0.0f;
-  }
-  if (p.bias != nullptr) {
-    bias0 = row < p.n ? __ldg(p.bias + row) : 0.0f;
-    bias1 = row + 8 < p.n ? __ldg(p.bias + row + 8) : 0.0f;
-  }
-  const int width = swiglu ? 32 : 64;  // outputs of this warpgroup per token
-  const int column0 = swiglu ? row0 / 2 : row0;
-  const int columns = min(width, (swiglu ? p.n / 2 : p.n) - column0);
-  if (columns <= 0) return;
-  const bool vectors = p.vector_stores != 0 && columns == width;
-  const int lanes_per_token = width / 8;  // 4 or 8
-  auto* d = static_cast<uint16_t*>(p.d);
-  const auto* residual = static_cast<const uint16_t*>(p.residual);
+// One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one rounding. The
+// transpose goes through shared memory a chunk of tokens at a time, from where the copy engine takes whole lines.
+template <int kTokens, bool kTokenScale>
+struct Epilogue {
+  static constexpr Tile kTile{kTokens, 1, 1, 1};
+  static constexpr int kChunk = staging_tokens(kTile);
+  static constexpr int kBuffers = staging_buffers(kTile);
+  static constexpr int kBufferBytes = staging_bytes(kTile) / kBuffers;
 
-#pragma unroll
-  for (int chunk = 0; chunk < kTokens / kChunk; ++chunk) {
-    const int first = token0 + chunk * kChunk;
-    if (first >= p.m) break;
-    const int tokens = min(kChunk, p.m - first);
-    if (residual != nullptr) {
-      if (vectors) {
-#pragma unroll 2
-        for (int i = thread; i < tokens * lanes_per_token; i += 128) {
-          const int t = i / lanes_per_token, c = i % lanes_per_token * 8;
-          const auto v = *reinterpret_cast<const uint4*>(residual + (first + t) * p.ldr + column0 + c);
-          ptx::store_shared_16(staging + t * kStagingPitch + c * 2, v);
-        }
-      } else {
-#pragma unroll 1
-        for (int i = thread; i < tokens * columns; i += 128) {
-          const int t = i / columns, c = i % columns;
-          const uint16_t v = residual[(first + t) * p.ldr + column0 + c];
-          asm volatile("st.shared.u16 [%0], %1;" ::"r"(staging + t * kStagingPitch + c * 2), "h"(v) : "memory");
-        }
-      }
-      ptx::named_barrier(1 + warpgroup, 128);
+  const KernelParams& p;
+  uint32_t staging;  // this warpgroup's, 1024-byte aligned
+  uint32_t scales;   // this warpgroup's, kTokens floats
+  int warpgroup;
+  int chunks_stored = 0;
+
+  __device__ void barrier() const { ptx::named_barrier(1 + warpgroup, 128); }
+
+  struct RowFactors {
+    float scale0, scale1, bias0, bias1;
+  };
+  // Of rows `row` and row + 8.
+  __device__ RowFactors row_factors(int row) const {
+    RowFactors f{p.weight_scale, p.weight_scale, 0.0f, 0.0f};
+    if (p.row_scale != nullptr) {
+      f.scale0 *= row < p.n ? __ldg(p.row_scale + row) : 0.0f;
+      f.scale1 *= row + 8 < p.n ? __ldg(p.row_scale + row + 8) : 0.0f;
     }
-#pragma unroll
-    for (int j = 0; j < kChunk / 8; ++j) {
-      const int base = (chunk * (kChunk / 8) + j) * 4;
-      float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
-      float t0 = 1.0f, t1 = 1.0f;
-      if (p.token_scale != nullptr) {
-        const int token = first + j * 8 + lane % 4 * 2;
-        t0 = token < p.m ? __ldg(p.token_scale + token * p.token_scale_stride) : 0.0f;
-        t1 = token + 1 < p.m ? __ldg(p.token_scale + (token + 1) * p.token_scale_stride) : 0.0f;
-      }
-      v0 = fmaf(v0 * t0, scale0, bias0);
-      v1 = fmaf(v1 * t1, scale0, bias0);
-      v2 = fmaf(v2 * t0, scale1, bias1);
-      v3 = fmaf(v3 * t1, scale1, bias1);
-      if (swiglu) {  // v0, v1: gate; v2, v3: up
-        v0 = __fdividef(v0, 1.0f + __expf(-v0)) * v2;
-        v1 = __fdividef(v1, 1.0f + __expf(-v1)) * v3;
-        const uint32_t address = staging + (j * 8 + lane % 8) * kStagingPitch + warp * 16;
-        if (residual != nullptr) {
-          uint32_t r0;
-          ptx::load_matrix_x1_trans(address, r0);
-          const float2 r = unpack_pair(r0, bf16);
-          v0 += r.x;
-          v1 += r.y;
-        }
-        ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
-      } else {
-        const uint32_t address = staging + (j * 8 + lane % 8) * kStagingPitch + warp * 32 + (lane / 8 % 2) * 16;
-        if (residual != nullptr) {
-          uint32_t r0, r1;
-          ptx::load_matrix_x2_trans(address, r0, r1);
-          const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
-          v0 += a.x;
-          v1 += a.y;
-          v2 += b.x;
-          v3 += b.y;
-        }
-        ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
+    if (p.bias != nullptr) {
+      f.bias0 = row < p.n ? __ldg(p.bias + row) : 0.0f;
+      f.bias1 = row + 8 < p.n ? __ldg(p.bias + row + 8) : 0.0f;
+    }
+    return f;
+  }
+
+  // Byte of the 16-byte chunk `column16` of token row `t` in a staging buffer: the copy engine's swizzle.
+  template <bool kSwiglu>
+  static __device__ uint32_t staged(int t, int column16) {
+    return kSwiglu ? t * 64 + ((column16 ^ (t / 2 % 4)) * 16) : t * 128 + ((column16 ^ (t % 8)) * 16);
+  }
+
+  template <bool kSwiglu, bool kResidual>
+  __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int warp = thread / 32;
+    const bool bf16 = p.output_bf16 != 0;
+    const RowFactors f = row_factors(row0 + warp * 16 + lane / 4);
+    const int column0 = kSwiglu ? row0 / 2 : row0;
+    if constexpr (kTokenScale) {
+      for (int t = thread; t < kTokens; t += 128) {
+        const float scale = p.token_scale != nullptr && token0 + t < p.m ? __ldg(p.token_scale + (token0 + t) * p.token_scale_stride) : 1.0f;
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(scale) : "memory");
       }
     }
-    ptx::named_barrier(1 + warpgroup, 128);
-    if (vectors) {
-#pragma unroll 2
-      for (int i = thread; i < tokens * lanes_per_token; i += 128) {
-        const int t = i / lanes_per_token, c = i % lanes_per_token * 8;
-        const uint4 v = ptx::load_shared_16(staging + t * kStagingPitch + c * 2);
-        *reinterpret_cast<uint4*>(d + (first + t) * p.ldd + column0 + c) = v;
+    // 16 bytes of the residual: 8 (4 with swiglu) threads a token.
+    constexpr int kLanes = kSwiglu ? 4 : 8;
+    constexpr int kLoads = (kChunk * kLanes + 127) / 128;
+    uint4 ahead[kLoads];
+    const auto fetch = [&](int chunk) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int t = (thread + i * 128) / kLanes, column = column0 + thread % kLanes * 8;
+        const int token = token0 + chunk * kChunk + t;
+        ahead[i] = make_uint4(0, 0, 0, 0);
+        if (t < kChunk && token < p.m && column < (kSwiglu ? p.n / 2 : p.n)) {
+          ahead[i] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.residual) + token * p.ldr + column);
+        }
       }
+    };
+    if constexpr (kResidual) fetch(0);
+#pragma unroll
+    for (int chunk = 0; chunk < kTokens / kChunk; ++chunk) {
+      const int first = token0 + chunk * kChunk;
+      if (first >= p.m) break;
+      const uint32_t buffer = staging + (kBuffers == 2 ? chunks_stored % 2 * kBufferBytes : 0);
+      if (thread == 0) ptx::store_wait_read<kBuffers - 1>();
+      barrier();
+      if constexpr (kResidual) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const int t = (thread + i * 128) / kLanes;
+          if (t < kChunk) ptx::store_shared_16(buffer + staged<kSwiglu>(t, thread % kLanes), ahead[i]);
+        }
+        if (chunk + 1 < kTokens / kChunk) fetch(chunk + 1);
+        barrier();
+      }
+#pragma unroll
+      for (int j = 0; j < kChunk / 8; ++j) {
+        const int base = (chunk * (kChunk / 8) + j) * 4;
+        float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
+        if constexpr (kTokenScale) {
+          float t0, t1;
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(t0), "=f"(t1)
+                       : "r"(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4)
+                       : "memory");
+          v0 *= t0;
+          v1 *= t1;
+          v2 *= t0;
+          v3 *= t1;
+        }
+        v0 = fmaf(v0, f.scale0, f.bias0);
+        v1 = fmaf(v1, f.scale0, f.bias0);
+        v2 = fmaf(v2, f.scale1, f.bias1);
+        v3 = fmaf(v3, f.scale1, f.bias1);
+        const int t = j * 8 + lane % 8;
+        if constexpr (kSwiglu) {  // v0, v1: gate; v2, v3: up
+          v0 = silu_times(v0, v2);
+          v1 = silu_times(v1, v3);
+          const uint32_t address = buffer + staged<true>(t, warp);
+          if constexpr (kResidual) {
+            uint32_t r0;
+            ptx::load_matrix_x1_trans(address, r0);
+            const float2 r = unpack_pair(r0, bf16);
+            v0 += r.x;
+            v1 += r.y;
+          }
+          ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
+        } else {
+          const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
+          if constexpr (kResidual) {
+            uint32_t r0, r1;
+            ptx::load_matrix_x2_trans(address, r0, r1);
+            const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
+            v0 += a.x;
+            v1 += a.y;
+            v2 += b.x;
+            v3 += b.y;
+          }
+          ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
+        }
+      }
+      ptx::fence_async_shared();
+      barrier();
+      if (thread == 0) {
+        ptx::tensor_store_2d(&p.d_map, buffer, column0, first);
+        ptx::store_commit();
+      }
+      ++chunks_stored;
+    }
+  }
+
+  // Any alignment, one element at a time.
+  __device__ __noinline__ static void store_element(const KernelParams& p, int token, int column, float value) {
+    if (p.residual != nullptr) {
+      const uint32_t r = static_cast<const uint16_t*>(p.residual)[token * p.ldr + column];
+      value += unpack_pair(r, p.output_bf16 != 0).x;
+    }
+    static_cast<uint16_t*>(p.d)[token * p.ldd + column] = static_cast<uint16_t>(pack_pair(value, 0.0f, p.output_bf16 != 0));
+  }
+  __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0) const {
+    const int lane = threadIdx.x % 32;
+    const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const RowFactors f = row_factors(row);
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 4) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int token = token0 + i * 2 + lane % 4 * 2 + side;
+        if (token >= p.m) continue;
+        float v0 = acc[i + side], v1 = acc[i + 2 + side];
+        if constexpr (kTokenScale) {
+          const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + token * p.token_scale_stride) : 1.0f;
+          v0 *= scale;
+          v1 *= scale;
+        }
+        v0 = fmaf(v0, f.scale0, f.bias0);
+        v1 = fmaf(v1, f.scale1, f.bias1);
+        if (p.swiglu != 0) {
+          if (row + 8 < p.n) store_element(p, token, row0 / 2 + (row - row0) / 16 * 8 + lane / 4, silu_times(v0, v1));
+        } else {
+          if (row < p.n) store_element(p, token, row, v0);
+          if (row + 8 < p.n) store_element(p, token, row + 8, v1);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(float (&acc)[kTokens / 2], int row0, int token0) {
+    if (row0 >= p.n) return;
+    if (p.bulk_stores == 0) {
+      store_scattered(acc, row0, token0);
+    } else if (p.swiglu != 0) {
+      if (p.residual != nullptr) {
+        store_bulk<true, true>(acc, row0, token0);
+      } else {
+        store_bulk<true, false>(acc, row0, token0);
+      }
+    } else if (p.residual != nullptr) {
+      store_bulk<false, true>(acc, row0, token0);
     } else {
-#pragma unroll 1
-      for (int i = thread; i < tokens * columns; i += 128) {
-        const int t = i / columns, c = i % columns;
-        uint16_t v;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(staging + t * kStagingPitch + c * 2) : "memory");
-        d[(first + t) * p.ldd + column0 + c] = v;
-      }
+      store_bulk<false, false>(acc, row0, token0);
     }
-    ptx::named_barrier(1 + warpgroup, 128);
   }
-}
+};
 
 // Adds up the parts of a cut tile. True in the warpgroup that came last: acc then holds the whole sum.
 template <int kCount>
@@ -542,10 +625,10 @@ struct Kernel {
     }
   }
 
-  static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t flags, int cluster, int clusters,
-                                                 uint32_t rank) {
+  static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales, uint32_t flags, int cluster,
+                                                 int clusters, uint32_t rank) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    const uint32_t my_staging = staging + warpgroup * staging_tokens(kTile) * kStagingPitch;
+    Epilogue<kTokens, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile), scales + warpgroup * kTokens * 4, warpgroup};
     WorkList list(p, cluster, clusters);
     Work work;
     bool waited = false;
@@ -564,15 +647,16 @@ struct Kernel {
         waited = true;
       }
       const TileOrigin origin = tile_origin(p, work.tile);
-      finish(p, acc[0], work, origin, warpgroup * kRowBlocks, rank, my_staging, flags + warpgroup * 4, warpgroup);
+      finish(p, acc[0], work, origin, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4, warpgroup);
       if constexpr (kRowBlocks == 2) {
-        finish(p, acc[1], work, origin, warpgroup * kRowBlocks + 1, rank, my_staging, flags + warpgroup * 4, warpgroup);
+        finish(p, acc[1], work, origin, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4, warpgroup);
       }
     }
+    if (threadIdx.x % 128 == 0) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
   }
 
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work, const TileOrigin& origin,
-                                                int block, uint32_t rank, uint32_t staging, uint32_t flag, int warpgroup) {
+                                                int block, uint32_t rank, Epilogue<kTokens, kFp8>& epilogue, uint32_t flag, int warpgroup) {
     bool complete = true;
     if (work.k_end - work.k_begin != p.k_iterations) {
       constexpr int kSlotBlocks = kCluster * kBlocks;
@@ -581,7 +665,7 @@ struct Kernel {
     }
     if (complete) {
       const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
-      store_outputs<kTokens>(p, acc, row0, origin.token * kTokens, staging, warpgroup);
+      epilogue.store(acc, row0, origin.token * kTokens);
     }
   }
 
@@ -591,7 +675,8 @@ struct Kernel {
     Pipe pipe;
     pipe.ring = base;
     const uint32_t staging = base + kStages * kStageBytes;
-    const uint32_t bars = staging + kConsumers * staging_tokens(kTile) * kStagingPitch;
+    const uint32_t scales = staging + kConsumers * staging_bytes(kTile);
+    const uint32_t bars = scales + kConsumers * kTokens * 4;
     pipe.full = bars;
     pipe.empty = bars + kStages * 8;
     const uint32_t flags = bars + kStages * 16;
@@ -619,7 +704,7 @@ struct Kernel {
       __syncwarp();
     } else {
       if constexpr (kBlocksPerSm == 1) ptx::claim_registers<232>();
-      consume(p, pipe, staging, flags, cluster, clusters, rank);
+      consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
     }
     // A block must not leave while another may still write into its shared memory or arrive at its barriers.
     if constexpr (kCluster > 1) ptx::cluster_sync();

@@ -9,6 +9,7 @@ namespace nfp::cuda {
 
 struct KernelParams {
   CUtensorMap x;          // activations [m, k]: boxes of 128 bytes of k by tokens / cluster rows, 128-byte swizzle
+  CUtensorMap d_map;      // outputs: boxes of 64 (swiglu: 32) columns by staging_tokens() rows, swizzle as wide as the box
   const uint8_t* upper;   // planes in the layout of layout.h
   const uint8_t* lower;   // unused in FP8 mode
   void* d;                // [m, n] FP16 or BF16 (n / 2 columns with swiglu)
@@ -35,7 +36,7 @@ struct KernelParams {
   int shares;
   int output_bf16;
   int swiglu;
-  int vector_stores;      // d (and residual) rows are 16-byte aligned
+  int bulk_stores;        // d_map is valid, and residual's rows are 16-byte aligned
 };
 
 }  // namespace nfp::cuda

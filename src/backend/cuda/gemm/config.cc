@@ -42,22 +42,24 @@ std::string_view name_of(Mode mode) {
 std::string to_string(const Config& c) {
   std::string text = fmt::format("{}x{} c{} b{}", c.tile.rows(), c.tile.tokens, c.tile.cluster, c.tile.blocks_per_sm);
   if (c.splits == 0) text += " stream";
-  if (c.splits > 1) text += fmt::format(" split{}", c.splits);
+  if (c.splits > 1) text += fmt::format(" {}{}", c.exchange ? "exchange" : "split", c.splits);
   return text;
 }
 
 std::optional<Config> parse_config(std::string_view text) {
   for (const Tile& tile : kTiles) {
-    const std::string whole = to_string({tile, 1});
+    const std::string whole = to_string({tile, 1, false});
     if (text.substr(0, whole.size()) != whole) continue;
     const std::string_view rest = text.substr(whole.size());
-    if (rest.empty()) return Config{tile, 1};
-    if (rest == " stream") return Config{tile, 0};
-    if (rest.substr(0, 6) != " split") continue;
+    if (rest.empty()) return Config{tile, 1, false};
+    if (rest == " stream") return Config{tile, 0, false};
+    const bool exchange = rest.substr(0, 9) == " exchange";
+    if (!exchange && rest.substr(0, 6) != " split") continue;
     int splits = 0;
-    const auto [end, status] = std::from_chars(rest.data() + 6, rest.data() + rest.size(), splits);
+    const auto [end, status] = std::from_chars(rest.data() + (exchange ? 9 : 6), rest.data() + rest.size(), splits);
     if (status != std::errc() || end != rest.data() + rest.size() || splits < 2 || splits > 64) return std::nullopt;
-    return Config{tile, static_cast<int16_t>(splits)};
+    if (exchange && !can_exchange(tile, splits)) return std::nullopt;
+    return Config{tile, static_cast<int16_t>(splits), exchange};
   }
   return std::nullopt;
 }
@@ -73,14 +75,20 @@ Schedule make_schedule(const Problem& problem, const Config& config, const Devic
   if (config.splits > 1) {
     const int splits = std::min<int>(config.splits, s.k_iterations);
     cut(s, tiles, tiles * splits);
+    if (config.exchange && splits > 1 && can_exchange(tile, splits)) s.exchange = splits;
   } else if (config.splits == 0 && tiles % room != 0) {
     // Whole waves first stay whole, but for one: a share is then between one and two tiles' worth.
     const int rest = tiles < room ? tiles : tiles % room + room;
     const int iterations = rest * s.k_iterations;
     cut(s, rest, std::clamp(iterations / 4, 1, room));
   }
-  if (!fits(s, tile)) cut(s, 0, 0);
-  s.grid = std::min(room, std::max(s.shares, tiles - s.split_tiles)) * tile.cluster;
+  if (!fits(s, tile)) {
+    cut(s, 0, 0);
+    s.exchange = 1;
+  }
+  s.cluster = tile.cluster * s.exchange;
+  // Parts that meet in a cluster are one block's only work.
+  s.grid = s.exchange > 1 ? tiles * s.cluster : std::min(room, std::max(s.shares, tiles - s.split_tiles)) * tile.cluster;
   const double wave = std::min(room, tiles);
   s.group_m = std::clamp(static_cast<int>(std::lround(std::sqrt(wave * tile.rows() * tile.cluster / tile.tokens))), 1, s.m_tiles);
   return s;
@@ -116,8 +124,9 @@ double estimate(const Problem& problem, const Config& config, const DeviceShape&
   const double memory = (static_cast<double>(problem.n) * static_cast<double>(problem.k) * (is_fp8(problem.mode) ? 1 : 2)) / 4.2e12;
   double overhead = 1e-6 + static_cast<double>(s.tiles()) / room * tile.rows() * tile.tokens * 4e-11;
   if (s.shares > s.split_tiles) {
-    const double parts = static_cast<double>(s.shares) / std::max(1, s.split_tiles) + 1;
-    overhead += 1.5e-6 + parts * tile.rows() * tile.tokens * 4.0 / 40e9 / 2;
+    const double parts = static_cast<double>(s.shares) / std::max(1, s.split_tiles);
+    const double part_bytes = tile.rows() * tile.tokens * 4.0;
+    overhead += s.exchange > 1 ? 1e-6 + part_bytes / 60e9 : 1.5e-6 + (parts > 2 ? parts + 1 : 1.5) * part_bytes / 55e9;
   }
   return std::max({arithmetic, ingest, memory}) + 0.15 * (arithmetic + ingest + memory) / 3 + overhead;
 }
@@ -137,10 +146,12 @@ std::vector<Config> candidates(const Problem& problem, const DeviceShape& device
     if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
     const int64_t tiles = int64_t{ceil_div(problem.m, tile.tokens)} * ceil_div(problem.n, tile.rows() * tile.cluster);
     const int room = slots(tile, device);
-    all.push_back({tile, 1});
-    if (tiles % room != 0 && tiles < 16 * room) all.push_back({tile, 0});
+    all.push_back({tile, 1, false});
+    if (tiles % room != 0 && tiles < 16 * room) all.push_back({tile, 0, false});
     for (const int splits : {2, 3, 4, 5, 6, 8, 12, 16}) {
-      if (tiles * splits <= 2 * room && k_iterations / splits >= 4) all.push_back({tile, static_cast<int16_t>(splits)});
+      if (tiles * splits > 2 * room || k_iterations / splits < 2) continue;
+      all.push_back({tile, static_cast<int16_t>(splits), false});
+      if (can_exchange(tile, splits)) all.push_back({tile, static_cast<int16_t>(splits), true});
     }
   }
   std::stable_sort(all.begin(), all.end(), [&](const Config& a, const Config& b) {

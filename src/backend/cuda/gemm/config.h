@@ -42,8 +42,8 @@ constexpr bool exists(const Tile& t, Mode mode) {
 inline constexpr std::array kTiles = {
     Tile{8, 1, 1, 2},   Tile{8, 1, 1, 1},   Tile{16, 1, 1, 2},  Tile{16, 1, 1, 1},  Tile{32, 1, 1, 2},
     Tile{32, 1, 1, 1},  Tile{64, 1, 1, 2},  Tile{64, 1, 1, 1},  Tile{64, 2, 1, 1},
-    Tile{96, 1, 1, 1},  Tile{128, 1, 1, 1}, Tile{128, 1, 2, 1}, Tile{128, 2, 1, 1}, Tile{128, 2, 2, 1},
-    Tile{192, 1, 1, 1}, Tile{192, 1, 2, 1}, Tile{256, 1, 1, 1}, Tile{256, 1, 2, 1},
+    Tile{96, 1, 1, 1},  Tile{128, 1, 1, 1}, Tile{128, 1, 2, 1}, Tile{128, 1, 4, 1}, Tile{128, 2, 1, 1}, Tile{128, 2, 2, 1},
+    Tile{192, 1, 1, 1}, Tile{192, 1, 2, 1}, Tile{256, 1, 1, 1}, Tile{256, 1, 2, 1}, Tile{256, 1, 4, 1},
 };
 
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16 tokens, or 128 k
@@ -65,17 +65,31 @@ constexpr int stages(const Tile& t) {
 }
 constexpr int shared_bytes(const Tile& t) { return fixed_bytes(t) + stages(t) * stage_bytes(t); }
 
+// Tokens are given out in chunks of staging_tokens() when a cluster sums its parts: chunk c of a tile to part chunk_owner().
+constexpr int chunks(const Tile& t) { return t.tokens / staging_tokens(t); }
+constexpr int chunk_owner(const Tile& t, int chunk, int splits) { return chunk * splits / chunks(t); }
+constexpr int first_chunk(const Tile& t, int owner, int splits) { return (owner * chunks(t) + splits - 1) / splits; }
+constexpr int owned_chunks(const Tile& t, int splits) { return (chunks(t) + splits - 1) / splits; }
+// Parts received by one block: for 128 * row_blocks rows and the tokens of its chunks, from every part.
+constexpr int exchange_bytes(const Tile& t, int splits) { return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4; }
+inline constexpr int kMaxCluster = 8;
+constexpr bool can_exchange(const Tile& t, int splits) {
+  return splits > 1 && splits * t.cluster <= kMaxCluster && exchange_bytes(t, splits) <= stages(t) * stage_bytes(t);
+}
+
 // How the k iterations of all tiles are shared out.
 //   splits = 1: a tile is one block's work; blocks take tiles in turn.
 //   splits > 1: every tile's k is cut into that many equal parts; the last block to finish a tile adds the parts in order of k.
+//   exchange:   the same cut and the same order, but the parts of a tile are a cluster and pass sums through shared memory.
 //   splits = 0: stream-K: whole waves as with 1, and the rest of the tiles cut into equal shares, one a block.
 // A token's result depends on m only through this: see docs/kernels.md, "What a result depends on".
 struct Config {
   Tile tile;
   int16_t splits = 1;
+  bool exchange = false;
   constexpr bool operator==(const Config&) const = default;
 };
-// "128x64 c1 split4"; parse() reads the same.
+// "128x64 c1 b1 split4" ("exchange4" with exchange); parse_config() reads the same.
 std::string to_string(const Config& config);
 std::optional<Config> parse_config(std::string_view text);
 
@@ -100,14 +114,16 @@ struct Schedule {
   int group_m = 1;        // m tiles that neighbours in time share, for the L2
   int split_tiles = 0;    // the first of them are cut ...
   int shares = 0;         // ... into so many equal shares of iterations
+  int exchange = 1;       // parts of a tile in one cluster
+  int cluster = 1;        // thread blocks, parts included
   int tiles() const { return m_tiles * n_tiles; }
   // Floats of partial sums: two slots for each share and block of a cluster.
   size_t partial_floats(const Tile& tile) const {
-    return shares > split_tiles ? size_t{2} * static_cast<size_t>(shares) * static_cast<size_t>(tile.cluster * tile.rows() * tile.tokens) : 0;
+    return shares > split_tiles && exchange == 1 ? size_t{2} * static_cast<size_t>(shares) * static_cast<size_t>(tile.cluster * tile.rows() * tile.tokens) : 0;
   }
   // One per warpgroup of a split tile.
   size_t counters(const Tile& tile) const {
-    return shares > split_tiles ? static_cast<size_t>(split_tiles) * static_cast<size_t>(tile.cluster) * 2 : 0;
+    return shares > split_tiles && exchange == 1 ? static_cast<size_t>(split_tiles) * static_cast<size_t>(tile.cluster * tile.rows() / 64) : 0;
   }
 };
 Schedule make_schedule(const Problem& problem, const Config& config, const DeviceShape& device);

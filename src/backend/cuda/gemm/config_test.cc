@@ -12,22 +12,23 @@ const DeviceShape kH200{132};
 TEST(Config, TextRoundTrips) {
   for (const Tile& tile : kTiles) {
     for (const int splits : {0, 1, 2, 16}) {
-      const Config config{tile, static_cast<int16_t>(splits)};
+      const Config config{tile, static_cast<int16_t>(splits), false};
       const auto parsed = parse_config(to_string(config));
       ASSERT_TRUE(parsed.has_value()) << to_string(config);
       EXPECT_EQ(*parsed, config);
     }
   }
+  EXPECT_EQ(parse_config("128x256 c2 b1 exchange4"), (Config{Tile{256, 1, 2, 1}, 4, true}));
   for (const char* bad : {"", "128x128", "128x128 c1 b1 split", "128x128 c1 b1 split1", "128x128 c1 b1 split99999", "128x128 c1 b1 splitx",
-                          "128x128 c1 b1 stream2", "77x1 c1 b1"}) {
+                          "128x128 c1 b1 stream2", "128x256 c2 b1 exchange8", "77x1 c1 b1"}) {
     EXPECT_FALSE(parse_config(bad).has_value()) << bad;
   }
 }
 
 TEST(Config, EveryTileFitsAnSm) {
   for (const Tile& tile : kTiles) {
-    EXPECT_LE((shared_bytes(tile) + 1024) * tile.blocks_per_sm, 228 * 1024) << to_string({tile, 1});
-    EXPECT_GE(stages(tile), 3) << to_string({tile, 1});
+    EXPECT_LE((shared_bytes(tile) + 1024) * tile.blocks_per_sm, 228 * 1024) << to_string({tile, 1, false});
+    EXPECT_GE(stages(tile), 3) << to_string({tile, 1, false});
     EXPECT_EQ(tile.tokens / tile.cluster % 8, 0);
   }
 }
@@ -69,7 +70,7 @@ TEST(Config, SchedulesCoverAllWorkOnce) {
 }
 
 TEST(Config, FixedSplitsCutEveryTileAtTheSamePlacesWhateverM) {
-  const Config config{Tile{16, 1, 1, 2}, 4};
+  const Config config{Tile{16, 1, 1, 2}, 4, false};
   std::vector<int64_t> first;
   for (const int64_t m : {1, 16, 40}) {
     const Schedule s = make_schedule({m, 4096, 4160, Mode::kF16, false}, config, kH200);

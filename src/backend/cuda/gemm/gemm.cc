@@ -141,6 +141,7 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.group_m = schedule.group_m;
   p.split_tiles = schedule.split_tiles;
   p.shares = schedule.shares;
+  p.exchange = schedule.exchange;
   p.output_bf16 = call.output_bf16 ? 1 : 0;
   p.swiglu = call.swiglu ? 1 : 0;
   // The copy engine writes whole rows of 16-byte pieces; other shapes go element by element.
@@ -169,9 +170,9 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(config.tile));
   launch.stream = stream;
   launch.attrs = attributes;
-  if (config.tile.cluster > 1) {
+  if (schedule.cluster > 1) {
     attributes[launch.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[launch.numAttrs++].val.clusterDim = {static_cast<unsigned>(config.tile.cluster), 1, 1};
+    attributes[launch.numAttrs++].val.clusterDim = {static_cast<unsigned>(schedule.cluster), 1, 1};
   }
   if (call.dependent_launch) {
     attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -99,7 +99,10 @@ std::vector<Config> all_configs(Mode mode) {
   std::vector<Config> configs;
   for (const Tile& tile : kTiles) {
     if (!exists(tile, mode)) continue;
-    for (const int splits : {1, 0, 2, 3}) configs.push_back({tile, static_cast<int16_t>(splits)});
+    for (const int splits : {1, 0, 2, 3}) configs.push_back({tile, static_cast<int16_t>(splits), false});
+    for (const int splits : {2, 3, 4, 8}) {
+      if (can_exchange(tile, splits)) configs.push_back({tile, static_cast<int16_t>(splits), true});
+    }
   }
   return configs;
 }
@@ -330,7 +333,8 @@ TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
       for (const Tile& tile : kTiles) {
         if (!exists(tile, mode)) continue;
         auto& reference = first[mode == Mode::kE4M3Promoted ? static_cast<size_t>(tile.row_blocks - 1) : 0];
-        for (const int64_t m : {most, int64_t{1}, int64_t{37}}) {
+        for (const auto& [m, exchange] : {std::pair{most, false}, {int64_t{1}, true}, {int64_t{37}, false}, {most, true}, {int64_t{37}, true}}) {
+          if (exchange && !can_exchange(tile, splits)) continue;
           DeviceArray<uint16_t> d(static_cast<size_t>(m * n));
           GemmCall call;
           call.w = {upper.get(), lower.get(), nullptr, n, k, Join::kBiased};
@@ -340,7 +344,7 @@ TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
           call.ldx = k;
           call.d = d.get();
           call.ldd = n;
-          const Config config{tile, static_cast<int16_t>(splits)};
+          const Config config{tile, static_cast<int16_t>(splits), exchange};
           ASSERT_NO_FATAL_FAILURE(run(call, config));
           auto out = d.host();
           if (reference.empty()) reference = out;
@@ -361,7 +365,7 @@ TEST_F(GemmGpu, RefusesWhatItCannotRun) {
   good.ldx = 64;
   good.d = memory.get();
   good.ldd = 64;
-  const Config config{kTiles[0], 1};
+  const Config config{kTiles[0], 1, false};
   const auto message = [&](auto change) {
     GemmCall call = good;
     change(call);
@@ -378,7 +382,7 @@ TEST_F(GemmGpu, RefusesWhatItCannotRun) {
   GemmCall split = good;
   split.w.k = 512;
   split.ldx = 512;
-  const Status status = gemm_->run(split, {kTiles[0], 4}, nullptr);
+  const Status status = gemm_->run(split, {kTiles[0], 4, false}, nullptr);
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("workspace"), std::string::npos);
   cudaDeviceSynchronize();

@@ -153,6 +153,7 @@ struct Epilogue {
   uint32_t staging;  // this warpgroup's, 1024-byte aligned
   uint32_t scales;   // this warpgroup's, kTokens floats
   int warpgroup;
+  uint32_t chunk_mask = ~0u;  // of the tile's chunks, those that this block stores
   int chunks_stored = 0;
 
   __device__ void barrier() const { ptx::named_barrier(1 + warpgroup, 128); }
@@ -214,6 +215,10 @@ struct Epilogue {
     for (int chunk = 0; chunk < kTokens / kChunk; ++chunk) {
       const int first = token0 + chunk * kChunk;
       if (first >= p.m) break;
+      if ((chunk_mask >> chunk & 1) == 0) {
+        if constexpr (kResidual) fetch(chunk + 1);
+        continue;
+      }
       const uint32_t buffer = staging + (kBuffers == 2 ? chunks_stored % 2 * kBufferBytes : 0);
       if (thread == 0) ptx::store_wait_read<kBuffers - 1>();
       barrier();
@@ -223,7 +228,7 @@ struct Epilogue {
           const int t = (thread + i * 128) / kLanes;
           if (t < kChunk) ptx::store_shared_16(buffer + staged<kSwiglu>(t, thread % kLanes), ahead[i]);
         }
-        if (chunk + 1 < kTokens / kChunk) fetch(chunk + 1);
+        fetch(chunk + 1);
         barrier();
       }
 #pragma unroll
@@ -299,7 +304,7 @@ struct Epilogue {
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         const int token = token0 + i * 2 + lane % 4 * 2 + side;
-        if (token >= p.m) continue;
+        if (token >= p.m || (chunk_mask >> (i * 2 / kChunk) & 1) == 0) continue;
         float v0 = acc[i + side], v1 = acc[i + 2 + side];
         if constexpr (kTokenScale) {
           const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + token * p.token_scale_stride) : 1.0f;
@@ -339,7 +344,7 @@ struct Epilogue {
 // Adds up the parts of a cut tile. True in the warpgroup that came last: acc then holds the whole sum.
 template <int kCount>
 __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[kCount], const Work& work, int slot_block, int slot_blocks,
-                                           int counter, uint32_t last_flag, int warpgroup) {
+                                           uint32_t* counter, uint32_t flag, int warpgroup) {
   static_assert(kCount % 4 == 0);
   const int thread = threadIdx.x % 128;
   const int tile_begin = work.tile * p.k_iterations;
@@ -351,25 +356,59 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
     const int index = (share == first ? first_slot : 2 * share) * slot_blocks + slot_block;
     return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(index) * (kCount / 4 * 128) + thread;
   };
-  float4* out = part(work.share);
+  const auto write_part = [&] {
+    float4* out = part(work.share);
 #pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    __stcg(out + i * 128, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+    for (int i = 0; i < kCount / 4; ++i) {
+      __stcg(out + i * 128, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+  };
+  // Thread 0 adds to the tile's counter and tells the others what it held.
+  const auto count = [&](uint32_t add) {
+    if (thread == 0) {
+      __threadfence();
+      const uint32_t before = atomicAdd(counter, add);
+      __threadfence();
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+    uint32_t before;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
+    ptx::named_barrier(1 + warpgroup, 128);  // the flag may be written again
+    return before;
+  };
+  if (last - first == 1) {
+    // Two parts: whoever comes second keeps its own in registers and waits for the first, which is already running and waits for nobody.
+    // a + b = b + a, so the order is no matter.
+    if (count(1) == 0) {
+      write_part();
+      if (thread == 0) {
+        __threadfence();
+        atomicAdd(counter, 1u << 16);
+      }
+      return false;
+    }
+    if (thread == 0) {
+      while (*static_cast<volatile uint32_t*>(counter) < (1u << 16)) __nanosleep(64);
+      __threadfence();
+      *counter = 0;  // ready for the next launch
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+    const float4* in = part(work.share == first ? last : first);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const float4 v = ptx::load_global_cg(in + i * 128);
+      acc[4 * i] += v.x;
+      acc[4 * i + 1] += v.y;
+      acc[4 * i + 2] += v.z;
+      acc[4 * i + 3] += v.w;
+    }
+    return true;
   }
-  ptx::named_barrier(1 + warpgroup, 128);
-  if (thread == 0) {
-    __threadfence();
-    const uint32_t before = atomicAdd(p.counters + counter, 1u);
-    __threadfence();
-    const bool complete = before == static_cast<uint32_t>(last - first);
-    if (complete) p.counters[counter] = 0;  // ready for the next launch
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(last_flag), "r"(static_cast<uint32_t>(complete)) : "memory");
-  }
-  ptx::named_barrier(1 + warpgroup, 128);
-  uint32_t complete;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(complete) : "r"(last_flag) : "memory");
-  ptx::named_barrier(1 + warpgroup, 128);  // the flag may be written again
-  if (complete == 0) return false;
+  write_part();
+  if (count(1) != static_cast<uint32_t>(last - first)) return false;
+  if (thread == 0) *counter = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
 #pragma unroll 1
@@ -400,6 +439,7 @@ struct Kernel {
 
   struct Pipe {
     uint32_t ring, full, empty;
+    uint32_t group;  // first rank of the blocks that share X
     int stage = 0;
     uint32_t parity = 0;
     __device__ uint32_t full_bar() const { return full + stage * 8; }
@@ -438,7 +478,7 @@ struct Kernel {
     } else {
       constexpr int kShare = kTokens / kCluster;
       ptx::tensor_load_2d_multicast(dst + rank * kShare * 128, &p.x, iteration * kElements, token0 + static_cast<int>(rank) * kShare,
-                                    pipe.full_bar(), (1 << kCluster) - 1, ptx::kEvictLast);
+                                    pipe.full_bar(), static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group), ptx::kEvictLast);
     }
   }
 
@@ -452,6 +492,7 @@ struct Kernel {
       Work work;
       while (early < kStages && ahead.next(work)) {
         const int row_block = (tile_origin(p, work.tile).cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+#pragma unroll 1
         for (int k = work.k_begin; k < work.k_end && early < kStages; ++k, ++early) {
           ptx::mbarrier_expect(fill.full_bar(), kStageBytes);
           load_weights(p, fill, row_block, k, policy);
@@ -466,6 +507,7 @@ struct Kernel {
     while (list.next(work)) {
       const TileOrigin origin = tile_origin(p, work.tile);
       const int row_block = (origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+#pragma unroll 1
       for (int k = work.k_begin; k < work.k_end; ++k) {
         if (early > 0) {
           --early;
@@ -486,7 +528,7 @@ struct Kernel {
     if constexpr (kCluster == 1) {
       if (thread == 0) ptx::mbarrier_arrive(bar);
     } else {
-      if (thread < kCluster) ptx::mbarrier_arrive_remote(bar, thread);
+      if (thread < kCluster) ptx::mbarrier_arrive_remote(bar, pipe.group + thread);
     }
   }
 
@@ -647,6 +689,9 @@ struct Kernel {
         waited = true;
       }
       const TileOrigin origin = tile_origin(p, work.tile);
+      if (p.exchange > 1) {
+        epilogue.chunk_mask = exchange_parts(p, acc, pipe, rank);
+      }
       finish(p, acc[0], work, origin, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4, warpgroup);
       if constexpr (kRowBlocks == 2) {
         finish(p, acc[1], work, origin, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4, warpgroup);
@@ -655,13 +700,76 @@ struct Kernel {
     if (threadIdx.x % 128 == 0) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
   }
 
+  // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores, and add what they
+  // receive in order of k. Returns the chunks that this block stores. The ring is free: this tile was the block's only work.
+  static __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p, float (&acc)[kRowBlocks][kTokens / 2], const Pipe& pipe,
+                                                            uint32_t rank) {
+    constexpr int kChunks = chunks(kTile);
+    constexpr int kChunkBlocks = staging_tokens(kTile) / 8;
+    const int splits = p.exchange;
+    const int me = static_cast<int>(pipe.group) / kCluster;
+    const int most = (kChunks + splits - 1) / splits;
+    const uint32_t mine = pipe.ring + threadIdx.x * 16;
+    // [row block][part][chunk of the owner][8 tokens][256 threads] of 16 bytes
+    const auto place = [&](int b, int part, int chunk) { return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * 4096); };
+    ptx::cluster_sync();  // everybody's ring is free
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int owner = chunk * splits / kChunks;
+      if (owner == me) continue;
+      const uint32_t remote = ptx::map_to_rank(mine, static_cast<uint32_t>(owner) * kCluster + rank);
+      const int index = chunk - (owner * kChunks + splits - 1) / splits;
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+        for (int j = 0; j < kChunkBlocks; ++j) {
+          const float* v = &acc[b][(chunk * kChunkBlocks + j) * 4];
+          ptx::store_cluster_16(remote + place(b, me, index) + j * 4096, v[0], v[1], v[2], v[3]);
+        }
+      }
+    }
+    ptx::cluster_sync();  // everything has arrived
+    uint32_t mask = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (chunk * splits / kChunks != me) continue;
+      mask |= 1u << chunk;
+      const int index = chunk - (me * kChunks + splits - 1) / splits;
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+        for (int j = 0; j < kChunkBlocks; ++j) {
+          float* own = &acc[b][(chunk * kChunkBlocks + j) * 4];
+          float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+          for (int part = 0; part < splits; ++part) {
+            float4 v = make_float4(own[0], own[1], own[2], own[3]);
+            if (part != me) {
+              const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * 4096);
+              v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
+            }
+            sum.x += v.x;
+            sum.y += v.y;
+            sum.z += v.z;
+            sum.w += v.w;
+          }
+          own[0] = sum.x;
+          own[1] = sum.y;
+          own[2] = sum.z;
+          own[3] = sum.w;
+        }
+      }
+    }
+    return mask;
+  }
+
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work, const TileOrigin& origin,
                                                 int block, uint32_t rank, Epilogue<kTokens, kFp8>& epilogue, uint32_t flag, int warpgroup) {
     bool complete = true;
-    if (work.k_end - work.k_begin != p.k_iterations) {
+    if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
       constexpr int kSlotBlocks = kCluster * kBlocks;
       const int slot_block = static_cast<int>(rank) * kBlocks + block;
-      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, work.tile * kSlotBlocks + slot_block, flag, warpgroup);
+      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, p.counters + work.tile * kSlotBlocks + slot_block, flag, warpgroup);
     }
     if (complete) {
       const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
@@ -680,7 +788,10 @@ struct Kernel {
     pipe.full = bars;
     pipe.empty = bars + kStages * 8;
     const uint32_t flags = bars + kStages * 16;
-    const uint32_t rank = kCluster == 1 ? 0 : ptx::cluster_rank();
+    // A cluster's ranks: kCluster neighbours along n share X; with exchange, one such group for each part of k.
+    const uint32_t full_rank = ptx::cluster_rank();
+    const uint32_t rank = full_rank % kCluster;
+    pipe.group = full_rank - rank;
     const int cluster = static_cast<int>(blockIdx.x) / kCluster;
     const int clusters = static_cast<int>(gridDim.x) / kCluster;
 
@@ -699,15 +810,22 @@ struct Kernel {
     }
     ptx::launch_dependents();
     if (threadIdx.x >= kConsumers * 128) {
-      if constexpr (kBlocksPerSm == 1) ptx::release_registers<40>();
+      if constexpr (kBlocksPerSm == 1) ptx::release_registers<32>();
       if (threadIdx.x < kConsumers * 128 + 32 && ptx::elect_one()) produce(p, pipe, cluster, clusters, rank);
       __syncwarp();
+      if (p.exchange > 1) {
+        ptx::cluster_sync();
+        ptx::cluster_sync();
+      }
     } else {
-      if constexpr (kBlocksPerSm == 1) ptx::claim_registers<232>();
+      if constexpr (kBlocksPerSm == 1) ptx::claim_registers<240>();
       consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
     }
     // A block must not leave while another may still write into its shared memory or arrive at its barriers.
-    if constexpr (kCluster > 1) ptx::cluster_sync();
+    // (With exchange the second meeting was the last use of another block's memory.)
+    if constexpr (kCluster > 1) {
+      if (p.exchange == 1) ptx::cluster_sync();
+    }
   }
 };
 

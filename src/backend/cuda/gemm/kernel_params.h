@@ -34,6 +34,7 @@ struct KernelParams {
   int group_m;
   int split_tiles;
   int shares;
+  int exchange;           // parts of k that one cluster sums through shared memory; 1 = none
   int output_bf16;
   int swiglu;
   int bulk_stores;        // d_map is valid, and residual's rows are 16-byte aligned

@@ -33,6 +33,10 @@ namespace nfp::cuda {
 inline constexpr int kConsumers = 2;
 // Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there the producer
 // is a whole warpgroup, and hands its registers over.
+// 2 * 232 + 40 = 3 * 168: claiming more than was released would wait for ever.
+inline constexpr int kConsumerRegisters = 232;
+inline constexpr int kProducerRegisters = 40;
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 3 * 168);
 constexpr int threads(int blocks_per_sm) { return kConsumers * 128 + (blocks_per_sm == 1 ? 128 : 32); }
 // E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per interval).
 // With two row blocks per warpgroup registers force every stage (128).
@@ -810,7 +814,7 @@ struct Kernel {
     }
     ptx::launch_dependents();
     if (threadIdx.x >= kConsumers * 128) {
-      if constexpr (kBlocksPerSm == 1) ptx::release_registers<32>();
+      if constexpr (kBlocksPerSm == 1) ptx::release_registers<kProducerRegisters>();
       if (threadIdx.x < kConsumers * 128 + 32 && ptx::elect_one()) produce(p, pipe, cluster, clusters, rank);
       __syncwarp();
       if (p.exchange > 1) {
@@ -818,7 +822,7 @@ struct Kernel {
         ptx::cluster_sync();
       }
     } else {
-      if constexpr (kBlocksPerSm == 1) ptx::claim_registers<240>();
+      if constexpr (kBlocksPerSm == 1) ptx::claim_registers<kConsumerRegisters>();
       consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
     }
     // A block must not leave while another may still write into its shared memory or arrive at its barriers.

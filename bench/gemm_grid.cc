@@ -1,24 +1,29 @@
-// The grid of docs/kernels.md: nested FP16 and FP8 products against cuBLASLt's on the same machine in the same minute, as JSON lines.
+// The grid of docs/kernels.md: nested FP16 and FP8 products against cuBLASLt's on the same machine in the same minute,
+// as JSON lines.
 //
 //   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--quick] [--out FILE]
 //
-// Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are measured in turns,
-// and from 128 tokens on each one alone for 100 ms as well. Weights rotate over more than 400 MB.
+// Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are
+// measured in turns, and from 128 tokens on each one alone for 100 ms as well. Weights rotate over more than 400 MB.
+#include <CLI/CLI.hpp>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "backend/cuda/fused/rows.h"
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/gemm/table.h"
 #include "backend/cuda/gemm/test_data.h"
 #include "backend/cuda/gemm/timing.h"
+#include "base/atomic_file.h"
 
 namespace nfp::cuda {
 namespace {
@@ -27,8 +32,9 @@ struct Shape {
   int64_t n, k;
 };
 // (n, k) of the linear layers of Llama-3.1-8B, Mistral-Nemo, Phi-4 and Mistral-Small.
-const std::vector<Shape> kShapes = {{6144, 4096},  {4096, 4096},  {28672, 4096}, {4096, 14336}, {6144, 5120},  {5120, 4096},  {28672, 5120},
-                                    {5120, 14336}, {7680, 5120},  {5120, 5120},  {35840, 5120}, {5120, 17920}, {65536, 5120}, {5120, 32768}};
+const std::vector<Shape> kShapes = {{6144, 4096},  {4096, 4096},  {28672, 4096}, {4096, 14336}, {6144, 5120},
+                                    {5120, 4096},  {28672, 5120}, {5120, 14336}, {7680, 5120},  {5120, 5120},
+                                    {35840, 5120}, {5120, 17920}, {65536, 5120}, {5120, 32768}};
 constexpr size_t kRotation = size_t{420} << 20;
 
 class Buffer {
@@ -63,13 +69,16 @@ struct Method {
   GraphTimer::Launch launch;
   std::vector<double> turns;
   double sustained_us = 0;
+  Config config;  // ours
 };
 
 struct Bench {
   Gemm gemm;
   DenseGemm dense;
-  Buffer x{size_t{4096} * 32768 * 2}, x_e4m3{size_t{4096} * 32768}, d{size_t{4096} * 65536 * 2}, scales{4096 * 4}, dense_workspace{DenseGemm::kWorkspaceBytes},
-      workspace{Workspace::kBytes};
+  Buffer x{size_t{4096} * 32768 * 2}, x_e4m3{size_t{4096} * 32768}, d{size_t{4096} * 65536 * 2}, scales{4096 * 4},
+      dense_workspace{DenseGemm::kWorkspaceBytes}, workspace{Workspace::kBytes};
+  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2};
+  TuningTable table{};
   FILE* out = stdout;
   bool quick = false;
   int candidates_tried = 24;
@@ -80,7 +89,8 @@ int launches_for(double us, size_t copies) {
 }
 
 // Tries one choice; keeps it if it is the fastest so far.
-void consider(Method& method, const std::string& choice, const GraphTimer::Launch& launch, double expected_us, size_t copies) {
+void consider(Method& method, const std::string& choice, const GraphTimer::Launch& launch, double expected_us,
+              size_t copies) {
   auto timer = GraphTimer::create(launches_for(expected_us, copies), launch);
   if (!timer.ok()) {
     fmt::print(stderr, "{} {}: {}\n", method.name, choice, timer.error().message);
@@ -96,6 +106,7 @@ void consider(Method& method, const std::string& choice, const GraphTimer::Launc
     method.tuned_us = *us;
     method.choice = choice;
     method.launch = launch;
+    if (const auto config = parse_config(choice)) method.config = *config;
   }
 }
 
@@ -106,8 +117,9 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   std::vector<Method> methods;
 
   const auto add_dense = [&](const char* name, DType input, bool fast) {
-    Method method{name, {}, 1e30, {}, {}, 0};
-    const auto plans = b.dense.plans({m, shape.n, shape.k, input, DType::kF16, shape.k, shape.n, fast}, b.quick ? 4 : 10);
+    Method method{name, {}, 1e30, {}, {}, 0, {}};
+    const auto plans =
+        b.dense.plans({m, shape.n, shape.k, input, DType::kF16, shape.k, shape.n, fast}, b.quick ? 4 : 10);
     if (!plans.ok()) {
       fmt::print(stderr, "{}\n", plans.error().message);
       return;
@@ -125,41 +137,84 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
         call.workspace = b.dense_workspace.as<void>();
         return b.dense.run(plan, call, stream);
       };
-      consider(method, fmt::format("heuristic {}", index++), launch, input == DType::kF16 ? expect16 : expect8, copies.size());
+      consider(method, fmt::format("heuristic {}", index++), launch, input == DType::kF16 ? expect16 : expect8,
+               copies.size());
     }
     if (method.launch) methods.push_back(std::move(method));
   };
+  const auto nested = [&](const Config& config, Mode mode, bool dependent, Join join) -> GraphTimer::Launch {
+    return [&b, &copies, shape, mode, m, config, dependent, join](int i, CUstream_st* stream) {
+      const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
+      GemmCall call;
+      call.w = {copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), nullptr, shape.n, shape.k, join};
+      call.mode = mode;
+      call.m = m;
+      call.x = is_fp8(mode) ? b.x_e4m3.as<void>() : b.x.as<void>();
+      call.ldx = shape.k;
+      call.token_scale = is_fp8(mode) ? b.scales.as<float>() : nullptr;
+      call.d = b.d.as<void>();
+      call.ldd = shape.n;
+      call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
+      call.dependent_launch = dependent;
+      return b.gemm.run(call, config, stream);
+    };
+  };
   const auto add_nested = [&](const char* name, Mode mode, bool dependent) {
-    Method method{name, {}, 1e30, {}, {}, 0};
+    Method method{name, {}, 1e30, {}, {}, 0, {}};
+    const Problem problem{m, shape.n, shape.k, mode, false};
     int tried = 0;
-    for (const Config& config : candidates({m, shape.n, shape.k, mode, false}, b.gemm.device())) {
+    for (const Config& config : candidates(problem, b.gemm.device())) {
       if (tried++ >= b.candidates_tried) break;
-      const auto launch = [&b, &copies, shape, mode, m, config, dependent](int i, CUstream_st* stream) {
-        const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
-        GemmCall call;
-        call.w = {copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), nullptr, shape.n, shape.k, Join::kBiased};
-        call.mode = mode;
-        call.m = m;
-        call.x = is_fp8(mode) ? b.x_e4m3.as<void>() : b.x.as<void>();
-        call.ldx = shape.k;
-        call.token_scale = is_fp8(mode) ? b.scales.as<float>() : nullptr;
-        call.d = b.d.as<void>();
-        call.ldd = shape.n;
-        call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
-        call.dependent_launch = dependent;
-        return b.gemm.run(call, config, stream);
-      };
-      consider(method, to_string(config), launch, is_fp8(mode) ? expect8 : expect16, copies.size());
+      consider(method, to_string(config), nested(config, mode, dependent, Join::kBiased),
+               is_fp8(mode) ? expect8 : expect16, copies.size());
     }
+    if (dependent) b.table.set(shape.n, shape.k, mode, token_bucket(m), method.config);
+    methods.push_back(std::move(method));
+  };
+  // Another way to run a choice that is already made.
+  const auto add_variant = [&](const char* name, const Method& of, GraphTimer::Launch launch) {
+    Method method{name, of.choice, of.tuned_us, std::move(launch), {}, 0, of.config};
     methods.push_back(std::move(method));
   };
 
   add_dense("cublas_f16", DType::kF16, false);
   add_nested("nested_f16", Mode::kF16, true);
-  if (!b.quick) add_nested("nested_f16_no_pdl", Mode::kF16, false);
+  add_variant("nested_f16_free_join", methods.back(), nested(methods.back().config, Mode::kF16, true, Join::kFree));
+  add_variant("nested_f16_no_pdl", methods[methods.size() - 2],
+              nested(methods[methods.size() - 2].config, Mode::kF16, false, Join::kBiased));
   add_dense("cublas_e4m3_fast", DType::kF8E4M3, true);
   add_dense("cublas_e4m3", DType::kF8E4M3, false);
   add_nested("nested_e4m3", Mode::kE4M3, true);
+  if (m <= 64) {  // as a decode layer runs it: residual add, norm and quantisation in one kernel, then the GEMM
+    add_variant("nested_e4m3_with_quant", methods.back(),
+                [&b, shape, m, config = methods.back().config, &copies](int i, CUstream_st* stream) -> Status {
+                  RowsCall rows;
+                  rows.source = RowsCall::Source::kNorm;
+                  rows.m = m;
+                  rows.k = shape.k;
+                  rows.x = b.x.as<void>();
+                  rows.ldx = shape.k;
+                  rows.weight = b.x.as<uint16_t>() + size_t{64} * 32768;
+                  rows.residual = b.residual.as<void>();
+                  rows.ldr = shape.k;
+                  rows.y_e4m3 = b.quantised.as<uint8_t>();
+                  rows.ldy_e4m3 = shape.k;
+                  rows.scale = {ActivationScale::Kind::kPerToken, b.scales.as<float>(), nullptr};
+                  NFP_RETURN_IF_ERROR(run_rows(rows, stream));
+                  const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
+                  GemmCall call;
+                  call.w = {copy.upper->as<uint8_t>(), nullptr, nullptr, shape.n, shape.k, Join::kBiased};
+                  call.mode = Mode::kE4M3;
+                  call.m = m;
+                  call.x = b.quantised.as<void>();
+                  call.ldx = shape.k;
+                  call.token_scale = b.scales.as<float>();
+                  call.d = b.d.as<void>();
+                  call.ldd = shape.n;
+                  call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
+                  return b.gemm.run(call, config, stream);
+                });
+  }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
 
   std::vector<GraphTimer> timers;
@@ -186,10 +241,80 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   std::string line = fmt::format("{{\"n\": {}, \"k\": {}, \"m\": {}", shape.n, shape.k, m);
   for (const Method& method : methods) {
-    line += fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"sustained_us\": {:.3f}, \"choice\": \"{}\"}}", method.name,
-                        median_of(method.turns), method.tuned_us, method.sustained_us, method.choice);
+    line +=
+        fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"sustained_us\": {:.3f}, \"choice\": \"{}\"}}",
+                    method.name, median_of(method.turns), method.tuned_us, method.sustained_us, method.choice);
   }
   fmt::print(b.out, "{}}}\n", line);
+  std::fflush(b.out);
+}
+
+// Root-mean-square errors against float64, relative to the outputs'.
+void errors(Bench& b, const Shape& shape, int64_t m) {
+  const PlaneShape planes{shape.n, shape.k};
+  Copy copy{std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes()),
+            std::make_unique<Buffer>(planes.bytes() * 2), std::make_unique<Buffer>(planes.bytes())};
+  fill_weights(planes, 5, copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), copy.dense->as<uint16_t>(),
+               copy.dense_e4m3->as<uint8_t>(), nullptr);
+  Buffer sums(2 * sizeof(double)), one(64 * sizeof(float));
+  fill_f32(64, 0x1p-8f, one.as<float>(), nullptr);
+  const auto report = [&](const std::string& name, bool fp8, bool permuted) {
+    cudaMemset(sums.as<void>(), 0, 2 * sizeof(double));
+    if (fp8) {
+      compare_e4m3(m, planes, b.x_e4m3.as<uint8_t>(), permuted, copy.dense_e4m3->as<uint8_t>(), 0.01 * 0x1p-8,
+                   b.d.as<uint16_t>(), sums.as<double>(), nullptr);
+    } else {
+      compare_f16(m, planes, b.x.as<uint16_t>(), copy.dense->as<uint16_t>(), b.d.as<uint16_t>(), sums.as<double>(),
+                  nullptr);
+    }
+    double host[2] = {0, 1};
+    if (cudaMemcpy(host, sums.as<void>(), sizeof(host), cudaMemcpyDeviceToHost) != cudaSuccess) return;
+    fmt::print(b.out, "{{\"error\": \"{}\", \"n\": {}, \"k\": {}, \"m\": {}, \"relative_rms\": {:.4e}}}\n", name,
+               shape.n, shape.k, m, std::sqrt(host[0] / host[1]));
+  };
+  struct Dense {
+    const char* name;
+    DType input;
+    bool fast;
+  };
+  for (const Dense& d : {Dense{"cublas_f16", DType::kF16, false}, Dense{"cublas_e4m3_fast", DType::kF8E4M3, true},
+                         Dense{"cublas_e4m3", DType::kF8E4M3, false}}) {
+    const bool fp8 = d.input == DType::kF8E4M3;
+    const auto plans = b.dense.plans({m, shape.n, shape.k, d.input, DType::kF16, shape.k, shape.n, d.fast}, 1);
+    if (!plans.ok()) continue;
+    DenseCall call;
+    call.w = fp8 ? copy.dense_e4m3->as<void>() : copy.dense->as<void>();
+    call.x = fp8 ? b.x_e4m3.as<void>() : b.x.as<void>();
+    call.d = b.d.as<void>();
+    call.w_scale = one.as<float>();
+    call.x_scale = b.scales.as<float>();
+    call.workspace = b.dense_workspace.as<void>();
+    if (b.dense.run(plans->front(), call, nullptr).ok()) report(d.name, fp8, false);
+  }
+  struct Nested {
+    const char* name;
+    Mode mode;
+    Config config;
+  };
+  const Tile one_block{64, 1, 1, 1}, two_blocks{64, 2, 1, 1};
+  for (const Nested& v : {Nested{"nested_f16", Mode::kF16, {one_block, 1, false}},
+                          Nested{"nested_f16 split4", Mode::kF16, {one_block, 4, false}},
+                          Nested{"nested_e4m3", Mode::kE4M3, {one_block, 1, false}},
+                          Nested{"nested_e4m3 split4", Mode::kE4M3, {one_block, 4, false}},
+                          Nested{"nested_e4m3 promoted every 512", Mode::kE4M3Promoted, {one_block, 1, false}},
+                          Nested{"nested_e4m3 promoted every 128", Mode::kE4M3Promoted, {two_blocks, 1, false}}}) {
+    GemmCall call;
+    call.w = {copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), nullptr, shape.n, shape.k, Join::kBiased};
+    call.mode = v.mode;
+    call.m = m;
+    call.x = is_fp8(v.mode) ? b.x_e4m3.as<void>() : b.x.as<void>();
+    call.ldx = shape.k;
+    call.token_scale = is_fp8(v.mode) ? b.scales.as<float>() : nullptr;
+    call.d = b.d.as<void>();
+    call.ldd = shape.n;
+    call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
+    if (b.gemm.run(call, v.config, nullptr).ok()) report(v.name, is_fp8(v.mode), true);
+  }
   std::fflush(b.out);
 }
 
@@ -216,6 +341,8 @@ int run(int argc, char** argv) {
   app.add_option("--tokens", tokens_flag, "m,m,... (default: 1 to 4096)");
   app.add_option("--candidates", tried, "of our kernels, per cell");
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
+  std::string table_path;
+  app.add_option("--table", table_path, "file for the tuned choices");
   app.add_option("--out", out_path, "file for the lines (default: standard output)");
   CLI11_PARSE(app, argc, argv);
 
@@ -252,18 +379,28 @@ int run(int argc, char** argv) {
   fill_f16(int64_t{4096} * 32768, 1, b.x.as<uint16_t>(), nullptr);
   fill_e4m3(int64_t{4096} * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
   fill_f32(4096, 0.01f, b.scales.as<float>(), nullptr);
+  for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
   for (const Shape& shape : shapes) {
     const PlaneShape planes{shape.n, shape.k};
     const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);  // FP8 alone exceeds the L2 as well
     std::vector<Copy> copies;
     for (size_t i = 0; i < count; ++i) {
-      Copy copy{std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes() * 2),
-                std::make_unique<Buffer>(planes.bytes())};
-      fill_weights(planes, i + 10, copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), copy.dense->as<uint16_t>(), copy.dense_e4m3->as<uint8_t>(), nullptr);
+      Copy copy{std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes()),
+                std::make_unique<Buffer>(planes.bytes() * 2), std::make_unique<Buffer>(planes.bytes())};
+      fill_weights(planes, i + 10, copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), copy.dense->as<uint16_t>(),
+                   copy.dense_e4m3->as<uint8_t>(), nullptr);
       copies.push_back(std::move(copy));
     }
     cudaDeviceSynchronize();
     for (const int64_t m : tokens) cell(b, shape, copies, m);
+  }
+  if (!table_path.empty()) {
+    int id = 0;
+    cudaDeviceProp properties{};
+    if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess)
+      b.table.device = properties.name;
+    if (const Status written = write_file(table_path, b.table.dump()); !written.ok())
+      fmt::print(stderr, "{}\n", written.error().message);
   }
   if (b.out != stdout) std::fclose(b.out);
   return 0;

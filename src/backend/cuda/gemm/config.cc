@@ -15,7 +15,10 @@ constexpr size_t kMaxCounters = 65536;
 
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-int slots(const Tile& tile, const DeviceShape& device) { return std::max(1, device.sms / tile.cluster * tile.blocks_per_sm); }
+int slots(const Tile& tile, const DeviceShape& device) {
+  const int clusters = tile.cluster == 4 ? device.clusters_of_4 : device.sms / tile.cluster;
+  return std::max(1, clusters * tile.blocks_per_sm);
+}
 
 bool fits(const Schedule& s, const Tile& tile) {
   return s.partial_floats(tile) * sizeof(float) <= kMaxPartialBytes && s.counters(tile) <= kMaxCounters &&
@@ -31,10 +34,14 @@ void cut(Schedule& s, int tiles, int shares) {
 
 std::string_view name_of(Mode mode) {
   switch (mode) {
-    case Mode::kF16: return "f16";
-    case Mode::kBF16: return "bf16";
-    case Mode::kE4M3: return "e4m3";
-    case Mode::kE4M3Promoted: return "e4m3-promoted";
+    case Mode::kF16:
+      return "f16";
+    case Mode::kBF16:
+      return "bf16";
+    case Mode::kE4M3:
+      return "e4m3";
+    case Mode::kE4M3Promoted:
+      return "e4m3-promoted";
   }
   return "?";
 }
@@ -88,9 +95,11 @@ Schedule make_schedule(const Problem& problem, const Config& config, const Devic
   }
   s.cluster = tile.cluster * s.exchange;
   // Parts that meet in a cluster are one block's only work.
-  s.grid = s.exchange > 1 ? tiles * s.cluster : std::min(room, std::max(s.shares, tiles - s.split_tiles)) * tile.cluster;
+  s.grid =
+      s.exchange > 1 ? tiles * s.cluster : std::min(room, std::max(s.shares, tiles - s.split_tiles)) * tile.cluster;
   const double wave = std::min(room, tiles);
-  s.group_m = std::clamp(static_cast<int>(std::lround(std::sqrt(wave * tile.rows() * tile.cluster / tile.tokens))), 1, s.m_tiles);
+  s.group_m = std::clamp(static_cast<int>(std::lround(std::sqrt(wave * tile.rows() * tile.cluster / tile.tokens))), 1,
+                         s.m_tiles);
   return s;
 }
 
@@ -101,12 +110,15 @@ int token_bucket(int64_t m) {
   return kTokenBuckets.back();
 }
 
-Config analytic_choice(const Problem& problem, const DeviceShape& device) { return candidates(problem, device).front(); }
+Config analytic_choice(const Problem& problem, const DeviceShape& device) {
+  return candidates(problem, device).front();
+}
 
 namespace {
 
-// Seconds that a launch should take: the slowest of arithmetic on the busiest SM, its traffic from the L2, and device memory, and a
-// fixed cost for joining parts. Rates are those measured on an H200 (docs/kernels.md); only their ratios decide.
+// Seconds that a launch should take: the slowest of arithmetic on the busiest SM, its traffic from the L2, and device
+// memory, and a fixed cost for joining parts. Rates are those measured on an H200 (docs/kernels.md); only their ratios
+// decide.
 double estimate(const Problem& problem, const Config& config, const DeviceShape& device) {
   const Tile& tile = config.tile;
   const Schedule s = make_schedule(problem, config, device);
@@ -116,12 +128,14 @@ double estimate(const Problem& problem, const Config& config, const DeviceShape&
   const int whole = s.tiles() - s.split_tiles;
   double iterations = std::ceil(static_cast<double>(whole) / room) * s.k_iterations;  // of the busiest slot
   if (s.shares > 0) {
-    iterations += std::ceil(static_cast<double>(s.shares) / room) * std::ceil(static_cast<double>(s.split_tiles) * s.k_iterations / s.shares);
+    iterations += std::ceil(static_cast<double>(s.shares) / room) *
+                  std::ceil(static_cast<double>(s.split_tiles) * s.k_iterations / s.shares);
   }
   const double arithmetic = iterations * tile.blocks_per_sm * 2.0 * tile.rows() * tile.tokens * stage_k / rate;
   const double stage = tile.rows() * 128.0 + tile.tokens * 128.0 / tile.cluster;
   const double ingest = iterations * tile.blocks_per_sm * stage / (5.5e12 / device.sms);
-  const double memory = (static_cast<double>(problem.n) * static_cast<double>(problem.k) * (is_fp8(problem.mode) ? 1 : 2)) / 4.2e12;
+  const double memory =
+      (static_cast<double>(problem.n) * static_cast<double>(problem.k) * (is_fp8(problem.mode) ? 1 : 2)) / 4.2e12;
   double overhead = 1e-6 + static_cast<double>(s.tiles()) / room * tile.rows() * tile.tokens * 4e-11;
   if (s.shares > s.split_tiles) {
     const double parts = static_cast<double>(s.shares) / std::max(1, s.split_tiles);
@@ -138,7 +152,8 @@ std::vector<Config> candidates(const Problem& problem, const DeviceShape& device
   const int k_iterations = ceil_div(problem.k, is_fp8(problem.mode) ? 128 : 64);
   for (const Tile& tile : kTiles) {
     if (!exists(tile, problem.mode)) continue;
-    // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are read often.
+    // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
+    // read often.
     const bool smallest = tile.tokens == 8;
     if (!smallest && tile.tokens >= 4 * problem.m && tile.tokens > 16) continue;
     if (tile.tokens * 4 < std::min<int64_t>(problem.m, 256)) continue;

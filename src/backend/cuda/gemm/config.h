@@ -1,5 +1,5 @@
-// Which kernel runs a shape: the tiles that exist, how a grid divides the work, and the choice between them. Choosing is apart
-// from running; everything here is plain C++, printable and tested without a GPU.
+// Which kernel runs a shape: the tiles that exist, how a grid divides the work, and the choice between them. Choosing
+// is apart from running; everything here is plain C++, printable and tested without a GPU.
 #pragma once
 
 #include <array>
@@ -25,38 +25,40 @@ constexpr bool is_fp8(Mode mode) { return mode == Mode::kE4M3 || mode == Mode::k
 
 // A thread block computes rows() x tokens of D^T with two consumer warpgroups.
 struct Tile {
-  int16_t tokens = 0;        // wgmma's N
-  int16_t row_blocks = 1;    // blocks of 64 rows per warpgroup
-  int16_t cluster = 1;       // thread blocks along n that share one load of X
-  int16_t blocks_per_sm = 1; // resident at once
+  int16_t tokens = 0;         // wgmma's N
+  int16_t row_blocks = 1;     // blocks of 64 rows per warpgroup
+  int16_t cluster = 1;        // thread blocks along n that share one load of X
+  int16_t blocks_per_sm = 1;  // resident at once
   constexpr int rows() const { return 128 * row_blocks; }
   constexpr bool operator==(const Tile&) const = default;
 };
 
-// Two blocks per SM leave 96 registers a thread: too few for the second set of sums that promotion keeps for 64 tokens, and a
-// warpgroup's 232 hold no second set for more than 128.
+// Promotion keeps a second set of sums: too much from 64 tokens on for the 96 registers of two blocks per SM, and
+// beyond 128 for the 232 of one.
 constexpr bool exists(const Tile& t, Mode mode) {
   return mode != Mode::kE4M3Promoted || (t.tokens <= 128 && !(t.tokens == 64 && t.blocks_per_sm == 2));
 }
 
 inline constexpr std::array kTiles = {
     Tile{8, 1, 1, 2},   Tile{8, 1, 1, 1},   Tile{16, 1, 1, 2},  Tile{16, 1, 1, 1},  Tile{32, 1, 1, 2},
-    Tile{32, 1, 1, 1},  Tile{64, 1, 1, 2},  Tile{64, 1, 1, 1},  Tile{64, 2, 1, 1},
-    Tile{96, 1, 1, 1},  Tile{128, 1, 1, 1}, Tile{128, 1, 2, 1}, Tile{128, 1, 4, 1}, Tile{128, 2, 1, 1}, Tile{128, 2, 2, 1},
+    Tile{32, 1, 1, 1},  Tile{64, 1, 1, 2},  Tile{64, 1, 1, 1},  Tile{64, 2, 1, 1},  Tile{96, 1, 1, 1},
+    Tile{128, 1, 1, 1}, Tile{128, 1, 2, 1}, Tile{128, 1, 4, 1}, Tile{128, 2, 1, 1}, Tile{128, 2, 2, 1},
     Tile{192, 1, 1, 1}, Tile{192, 1, 2, 1}, Tile{256, 1, 1, 1}, Tile{256, 1, 2, 1}, Tile{256, 1, 4, 1},
 };
 
-// Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16 tokens, or 128 k
-// of E4M3.
+// Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16
+// tokens, or 128 k of E4M3.
 inline constexpr int kStagingTokens = 32;
 constexpr int stage_bytes(const Tile& t) { return t.rows() * 128 + t.tokens * 128; }
-// Outputs on their way to memory, for each of two warpgroups: 64 columns of 2 bytes for this many tokens, twice where a tile has
-// more, so that one half is filled while the copy engine empties the other.
+// Outputs on their way to memory, for each of two warpgroups: 64 columns of 2 bytes for chunks of this many tokens.
+// Wide tiles stage two chunks at a time, and have room twice, so that one half is filled while the copy engine empties
+// the other.
 constexpr int staging_tokens(const Tile& t) { return t.tokens < kStagingTokens ? t.tokens : kStagingTokens; }
-constexpr int staging_buffers(const Tile& t) { return t.tokens > kStagingTokens ? 2 : 1; }
-constexpr int staging_bytes(const Tile& t) { return staging_buffers(t) * (staging_tokens(t) * 128 < 1024 ? 1024 : staging_tokens(t) * 128); }
+constexpr int staging_group(const Tile& t) { return t.tokens % 128 == 0 && t.blocks_per_sm == 1 ? 2 : 1; }
+constexpr int staging_halves(const Tile& t) { return t.tokens > kStagingTokens && t.blocks_per_sm == 1 ? 2 : 1; }
+constexpr int staging_bytes(const Tile& t) { return staging_halves(t) * staging_group(t) * staging_tokens(t) * 128; }
 constexpr int fixed_bytes(const Tile& t) {
-  return 1024 /* alignment */ + 512 /* barriers */ + 2 * (staging_bytes(t) + t.tokens * 4 /* token scales */);
+  return 512 /* barriers */ + 2 * (staging_bytes(t) + t.tokens * 4 /* token scales */);
 }
 constexpr int stages(const Tile& t) {
   const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : 227 * 1024;
@@ -65,13 +67,16 @@ constexpr int stages(const Tile& t) {
 }
 constexpr int shared_bytes(const Tile& t) { return fixed_bytes(t) + stages(t) * stage_bytes(t); }
 
-// Tokens are given out in chunks of staging_tokens() when a cluster sums its parts: chunk c of a tile to part chunk_owner().
+// Tokens are given out in chunks of staging_tokens() when a cluster sums its parts: chunk c of a tile to part
+// chunk_owner().
 constexpr int chunks(const Tile& t) { return t.tokens / staging_tokens(t); }
 constexpr int chunk_owner(const Tile& t, int chunk, int splits) { return chunk * splits / chunks(t); }
 constexpr int first_chunk(const Tile& t, int owner, int splits) { return (owner * chunks(t) + splits - 1) / splits; }
 constexpr int owned_chunks(const Tile& t, int splits) { return (chunks(t) + splits - 1) / splits; }
 // Parts received by one block: for 128 * row_blocks rows and the tokens of its chunks, from every part.
-constexpr int exchange_bytes(const Tile& t, int splits) { return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4; }
+constexpr int exchange_bytes(const Tile& t, int splits) {
+  return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4;
+}
 inline constexpr int kMaxCluster = 8;
 constexpr bool can_exchange(const Tile& t, int splits) {
   return splits > 1 && splits * t.cluster <= kMaxCluster && exchange_bytes(t, splits) <= stages(t) * stage_bytes(t);
@@ -79,9 +84,10 @@ constexpr bool can_exchange(const Tile& t, int splits) {
 
 // How the k iterations of all tiles are shared out.
 //   splits = 1: a tile is one block's work; blocks take tiles in turn.
-//   splits > 1: every tile's k is cut into that many equal parts; the last block to finish a tile adds the parts in order of k.
-//   exchange:   the same cut and the same order, but the parts of a tile are a cluster and pass sums through shared memory.
-//   splits = 0: stream-K: whole waves as with 1, and the rest of the tiles cut into equal shares, one a block.
+//   splits > 1: every tile's k is cut into that many equal parts; the last block to finish a tile adds the parts in
+//   order of k. exchange:   the same cut and the same order, but the parts of a tile are a cluster and pass sums
+//   through shared memory. splits = 0: stream-K: whole waves as with 1, and the rest of the tiles cut into equal
+//   shares, one a block.
 // A token's result depends on m only through this: see docs/kernels.md, "What a result depends on".
 struct Config {
   Tile tile;
@@ -103,27 +109,32 @@ struct Problem {
 
 struct DeviceShape {
   int sms = 132;
+  int clusters_of_4 = 32;  // resident at once: clusters do not span GPCs, whose SMs may not divide by 4
 };
 
 // The work of one launch, in units of clusters (a unit computes cluster * rows() rows).
 struct Schedule {
-  int grid = 0;           // thread blocks, a multiple of the cluster
-  int k_iterations = 0;   // per tile
+  int grid = 0;          // thread blocks, a multiple of the cluster
+  int k_iterations = 0;  // per tile
   int m_tiles = 0;
-  int n_tiles = 0;        // clusters along n
-  int group_m = 1;        // m tiles that neighbours in time share, for the L2
-  int split_tiles = 0;    // the first of them are cut ...
-  int shares = 0;         // ... into so many equal shares of iterations
-  int exchange = 1;       // parts of a tile in one cluster
-  int cluster = 1;        // thread blocks, parts included
+  int n_tiles = 0;      // clusters along n
+  int group_m = 1;      // m tiles that neighbours in time share, for the L2
+  int split_tiles = 0;  // the first of them are cut ...
+  int shares = 0;       // ... into so many equal shares of iterations
+  int exchange = 1;     // parts of a tile in one cluster
+  int cluster = 1;      // thread blocks, parts included
   int tiles() const { return m_tiles * n_tiles; }
   // Floats of partial sums: two slots for each share and block of a cluster.
   size_t partial_floats(const Tile& tile) const {
-    return shares > split_tiles && exchange == 1 ? size_t{2} * static_cast<size_t>(shares) * static_cast<size_t>(tile.cluster * tile.rows() * tile.tokens) : 0;
+    return shares > split_tiles && exchange == 1
+               ? size_t{2} * static_cast<size_t>(shares) * static_cast<size_t>(tile.cluster * tile.rows() * tile.tokens)
+               : 0;
   }
   // One per warpgroup of a split tile.
   size_t counters(const Tile& tile) const {
-    return shares > split_tiles && exchange == 1 ? static_cast<size_t>(split_tiles) * static_cast<size_t>(tile.cluster * tile.rows() / 64) : 0;
+    return shares > split_tiles && exchange == 1
+               ? static_cast<size_t>(split_tiles) * static_cast<size_t>(tile.cluster * tile.rows() / 64)
+               : 0;
   }
 };
 Schedule make_schedule(const Problem& problem, const Config& config, const DeviceShape& device);

@@ -7,7 +7,7 @@
 namespace nfp::cuda {
 namespace {
 
-const DeviceShape kH200{132};
+const DeviceShape kH200;
 
 TEST(Config, TextRoundTrips) {
   for (const Tile& tile : kTiles) {
@@ -19,8 +19,8 @@ TEST(Config, TextRoundTrips) {
     }
   }
   EXPECT_EQ(parse_config("128x256 c2 b1 exchange4"), (Config{Tile{256, 1, 2, 1}, 4, true}));
-  for (const char* bad : {"", "128x128", "128x128 c1 b1 split", "128x128 c1 b1 split1", "128x128 c1 b1 split99999", "128x128 c1 b1 splitx",
-                          "128x128 c1 b1 stream2", "128x256 c2 b1 exchange8", "77x1 c1 b1"}) {
+  for (const char* bad : {"", "128x128", "128x128 c1 b1 split", "128x128 c1 b1 split1", "128x128 c1 b1 split99999",
+                          "128x128 c1 b1 splitx", "128x128 c1 b1 stream2", "128x256 c2 b1 exchange8", "77x1 c1 b1"}) {
     EXPECT_FALSE(parse_config(bad).has_value()) << bad;
   }
 }
@@ -33,8 +33,8 @@ TEST(Config, EveryTileFitsAnSm) {
   }
 }
 
-// The kernel's walk over the work (kernel.cuh, WorkList), done here: every iteration of every tile exactly once, a share meets at
-// most one tile that began before it, and share_of finds the share of each iteration.
+// The kernel's walk over the work (kernel.cuh, WorkList), done here: every iteration of every tile exactly once, a
+// share meets at most one tile that began before it, and share_of finds the share of each iteration.
 TEST(Config, SchedulesCoverAllWorkOnce) {
   const int64_t ms[] = {1, 16, 17, 64, 100, 128, 300, 1000, 4096};
   const std::pair<int64_t, int64_t> shapes[] = {{4096, 4096}, {6144, 5120}, {128, 64}, {300, 576}, {28672, 4096}};

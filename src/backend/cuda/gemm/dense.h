@@ -27,9 +27,9 @@ struct DenseProblem {
 };
 
 struct DenseCall {
-  const void* w = nullptr;  // device [n, k], rows of k elements, 16-byte aligned
-  const void* x = nullptr;  // device [m, k]
-  void* d = nullptr;        // device [m, n]
+  const void* w = nullptr;         // device [n, k], rows of k elements, 16-byte aligned
+  const void* x = nullptr;         // device [m, k]
+  void* d = nullptr;               // device [m, n]
   const void* residual = nullptr;  // device, like d: D = X W^T + residual; null = none
   const float* w_scale = nullptr;  // E4M3: one number each, on the device; null = 1
   const float* x_scale = nullptr;

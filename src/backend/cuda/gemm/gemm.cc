@@ -18,10 +18,14 @@ Status check(cudaError_t status, const char* what) {
 
 std::span<const KernelEntry> entries(Mode mode, Join join) {
   switch (mode) {
-    case Mode::kF16: return join == Join::kBiased ? kernels_f16_biased() : kernels_f16_free();
-    case Mode::kBF16: return join == Join::kBiased ? kernels_bf16_biased() : kernels_bf16_free();
-    case Mode::kE4M3: return kernels_e4m3();
-    case Mode::kE4M3Promoted: return kernels_e4m3_promoted();
+    case Mode::kF16:
+      return join == Join::kBiased ? kernels_f16_biased() : kernels_f16_free();
+    case Mode::kBF16:
+      return join == Join::kBiased ? kernels_bf16_biased() : kernels_bf16_free();
+    case Mode::kE4M3:
+      return kernels_e4m3();
+    case Mode::kE4M3Promoted:
+      return kernels_e4m3_promoted();
   }
   return {};
 }
@@ -37,7 +41,8 @@ Status check_call(const GemmCall& c) {
   if (c.m <= 0 || c.m > kMax) return bad("m", "must be 1 to 2^30");
   if (c.w.n <= 0 || c.w.n > kMax) return bad("w.n", "must be 1 to 2^30");
   if (c.w.k <= 0 || c.w.k > kMax) return bad("w.k", "must be 1 to 2^30");
-  if (c.w.upper == nullptr || !aligned(c.w.upper, 16)) return bad("w.upper", "must be a 16-byte aligned device pointer");
+  if (c.w.upper == nullptr || !aligned(c.w.upper, 16))
+    return bad("w.upper", "must be a 16-byte aligned device pointer");
   if (!is_fp8(c.mode) && (c.w.lower == nullptr || !aligned(c.w.lower, 16))) {
     return bad("w.lower", "must be a 16-byte aligned device pointer in the FP16 and BF16 modes");
   }
@@ -45,13 +50,16 @@ Status check_call(const GemmCall& c) {
   const int64_t x_width = is_fp8(c.mode) ? PlaneShape{c.w.n, c.w.k}.padded_k() : c.w.k;
   if (c.x == nullptr || !aligned(c.x, 16)) return bad("x", "must be a 16-byte aligned device pointer");
   if (c.ldx < x_width) return bad("ldx", "is smaller than a row of x");
-  if (c.ldx * x_size % 16 != 0) return bad("ldx", "must be a multiple of 16 bytes (the copy engine's rule); pad the rows");
+  if (c.ldx * x_size % 16 != 0)
+    return bad("ldx", "must be a multiple of 16 bytes (the copy engine's rule); pad the rows");
   if (c.d == nullptr || !aligned(c.d, 2)) return bad("d", "must be a 2-byte aligned device pointer");
   if (c.ldd < columns) return bad("ldd", "is smaller than a row of d");
-  if (c.residual != nullptr && (!aligned(c.residual, 2) || c.ldr < columns)) return bad("residual", "is misaligned, or ldr smaller than a row");
+  if (c.residual != nullptr && (!aligned(c.residual, 2) || c.ldr < columns))
+    return bad("residual", "is misaligned, or ldr smaller than a row");
   if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
   if (c.token_scale != nullptr && !is_fp8(c.mode)) return bad("token_scale", "belongs to the E4M3 modes");
-  if (c.token_scale != nullptr && c.token_scale_stride != 0 && c.token_scale_stride != 1) return bad("token_scale_stride", "must be 0 or 1");
+  if (c.token_scale != nullptr && c.token_scale_stride != 0 && c.token_scale_stride != 1)
+    return bad("token_scale_stride", "must be 0 or 1");
   return ok_status();
 }
 
@@ -63,24 +71,42 @@ Result<Gemm> Gemm::create() {
   cudaDeviceProp properties{};
   NFP_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, id), "reading the device's properties"));
   if (properties.major != 9 || properties.minor != 0) {
-    return error(ErrorCode::kUnsupported,
-                 "{} has compute capability {}.{}; the CUDA backend runs on 9.0 (H100, H200, GH200) only: use the CPU backend", properties.name,
-                 properties.major, properties.minor);
+    return error(
+        ErrorCode::kUnsupported,
+        "{} has compute capability {}.{}; the CUDA backend runs on 9.0 (H100, H200, GH200) only: use the CPU backend",
+        properties.name, properties.major, properties.minor);
   }
   Gemm gemm;
   gemm.device_.sms = properties.multiProcessorCount;
   cudaDriverEntryPointQueryResult found{};
-  NFP_RETURN_IF_ERROR(check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &gemm.encode_tensor_map_, 12000, cudaEnableDefault, &found),
+  NFP_RETURN_IF_ERROR(check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &gemm.encode_tensor_map_, 12000,
+                                                             cudaEnableDefault, &found),
                             "looking up cuTensorMapEncodeTiled"));
   if (found != cudaDriverEntryPointSuccess) {
     return error(ErrorCode::kUnsupported, "the CUDA driver has no cuTensorMapEncodeTiled; install driver 525 or later");
   }
-  for (const auto& group : {kernels_f16_biased(), kernels_f16_free(), kernels_bf16_biased(), kernels_bf16_free(), kernels_e4m3(),
-                            kernels_e4m3_promoted()}) {
+  for (const auto& group : {kernels_f16_biased(), kernels_f16_free(), kernels_bf16_biased(), kernels_bf16_free(),
+                            kernels_e4m3(), kernels_e4m3_promoted()}) {
     for (const KernelEntry& entry : group) {
       NFP_RETURN_IF_ERROR(check(
-          cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(entry.tile)), "sizing shared memory"));
+          cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(entry.tile)),
+          "sizing shared memory"));
     }
+  }
+  for (const KernelEntry& entry : kernels_f16_biased()) {
+    if (entry.tile.cluster != 4) continue;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {4, 1, 1};
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(4);
+    launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
+    launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+    NFP_RETURN_IF_ERROR(check(cudaOccupancyMaxActiveClusters(&gemm.device_.clusters_of_4, entry.function, &launch),
+                              "counting clusters"));
+    break;
   }
   return gemm;
 }
@@ -88,33 +114,38 @@ Result<Gemm> Gemm::create() {
 Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) const {
   NFP_RETURN_IF_ERROR(check_call(call));
   const auto group = entries(call.mode, call.w.join);
-  const auto entry = std::find_if(group.begin(), group.end(), [&](const KernelEntry& e) { return e.tile == config.tile; });
+  const auto entry =
+      std::find_if(group.begin(), group.end(), [&](const KernelEntry& e) { return e.tile == config.tile; });
   if (entry == group.end()) {
-    return error(ErrorCode::kUsage, "nested gemm: no kernel for '{}' in mode {}", to_string(config), name_of(call.mode));
+    return error(ErrorCode::kUsage, "nested gemm: no kernel for '{}' in mode {}", to_string(config),
+                 name_of(call.mode));
   }
   const Schedule schedule = make_schedule(call.problem(), config, device_);
   const size_t needed = Workspace::kCounterBytes + schedule.partial_floats(config.tile) * sizeof(float);
   if (schedule.partial_floats(config.tile) != 0 &&
       (call.workspace.data == nullptr || call.workspace.bytes < needed || !aligned(call.workspace.data, 16))) {
-    return error(ErrorCode::kUsage, "nested gemm: '{}' needs {} bytes of 16-byte aligned workspace, {} given", to_string(config), needed,
-                 call.workspace.data == nullptr ? 0 : call.workspace.bytes);
+    return error(ErrorCode::kUsage, "nested gemm: '{}' needs {} bytes of 16-byte aligned workspace, {} given",
+                 to_string(config), needed, call.workspace.data == nullptr ? 0 : call.workspace.bytes);
   }
 
   KernelParams p{};
   const bool fp8 = is_fp8(call.mode);
   const PlaneShape shape{call.w.n, call.w.k};
-  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k), static_cast<cuuint64_t>(call.m)};
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k),
+                              static_cast<cuuint64_t>(call.m)};
   const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldx * (fp8 ? 1 : 2))};
   const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(config.tile.tokens / config.tile.cluster)};
   const cuuint32_t steps[2] = {1, 1};
-  const auto type = fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                        : (call.mode == Mode::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+  const auto type =
+      fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+          : (call.mode == Mode::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
   const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_tensor_map_);
-  const CUresult encoded = encode(&p.x, type, 2, const_cast<void*>(call.x), dims, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult encoded =
+      encode(&p.x, type, 2, const_cast<void*>(call.x), dims, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (encoded != CUDA_SUCCESS) {
-    return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused x (m {}, k {}, ldx {}): error {}", call.m, call.w.k, call.ldx,
-                 static_cast<int>(encoded));
+    return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused x (m {}, k {}, ldx {}): error {}",
+                 call.m, call.w.k, call.ldx, static_cast<int>(encoded));
   }
   p.upper = call.w.upper;
   p.lower = call.w.lower;
@@ -124,8 +155,9 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.bias = call.bias;
   p.token_scale = call.token_scale;
   p.counters = static_cast<uint32_t*>(call.workspace.data);
-  p.partials = call.workspace.data == nullptr ? nullptr
-                                              : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
+  p.partials = call.workspace.data == nullptr
+                   ? nullptr
+                   : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
   p.ldd = call.ldd;
   p.ldr = call.ldr;
   p.weight_scale = fp8 ? 0x1p-8f : 1.0f;
@@ -146,20 +178,22 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.swiglu = call.swiglu ? 1 : 0;
   // The copy engine writes whole rows of 16-byte pieces; other shapes go element by element.
   const int64_t columns = call.swiglu ? call.w.n / 2 : call.w.n;
-  p.bulk_stores = call.ldd % 8 == 0 && aligned(call.d, 16) &&
-                          (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
-                      ? 1
-                      : 0;
+  p.bulk_stores =
+      call.ldd % 8 == 0 && aligned(call.d, 16) &&
+              (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
+          ? 1
+          : 0;
   if (p.bulk_stores != 0) {
     const cuuint64_t d_dims[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(call.m)};
     const cuuint64_t d_pitch[1] = {static_cast<cuuint64_t>(call.ldd * 2)};
     const cuuint32_t d_box[2] = {call.swiglu ? 32u : 64u, static_cast<cuuint32_t>(staging_tokens(config.tile))};
-    const CUresult status = encode(&p.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.d, d_dims, d_pitch, d_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                   call.swiglu ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status =
+        encode(&p.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.d, d_dims, d_pitch, d_box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, call.swiglu ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
-      return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused d (m {}, n {}, ldd {}): error {}", call.m, columns, call.ldd,
-                   static_cast<int>(status));
+      return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused d (m {}, n {}, ldd {}): error {}",
+                   call.m, columns, call.ldd, static_cast<int>(status));
     }
   }
 

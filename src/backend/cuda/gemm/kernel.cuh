@@ -8,8 +8,8 @@
 //   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
 // Barriers: full[s] counts the copies' bytes, empty[s] the consumer warpgroups of every block in the cluster.
 //
-// All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles. Parts of a
-// cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
+// All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles.
+// Parts of a cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
 // depend on who is last.
 #pragma once
 
@@ -31,15 +31,15 @@
 namespace nfp::cuda {
 
 inline constexpr int kConsumers = 2;
-// Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there the producer
-// is a whole warpgroup, and hands its registers over.
-// 2 * 232 + 40 = 3 * 168: claiming more than was released would wait for ever.
+// Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there
+// the producer is a whole warpgroup, and hands its registers over. 2 * 232 + 40 = 3 * 168: claiming more than was
+// released would wait for ever.
 inline constexpr int kConsumerRegisters = 232;
 inline constexpr int kProducerRegisters = 40;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 3 * 168);
 constexpr int threads(int blocks_per_sm) { return kConsumers * 128 + (blocks_per_sm == 1 ? 128 : 32); }
-// E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per interval).
-// With two row blocks per warpgroup registers force every stage (128).
+// E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per
+// interval). With two row blocks per warpgroup registers force every stage (128).
 inline constexpr int kPromotionStages = 4;
 
 struct Work {
@@ -49,19 +49,21 @@ struct Work {
   int share;  // that this is a part of, for a cut tile
 };
 
-// Share v covers iterations [v * total / shares, (v + 1) * total / shares) of the split tiles laid end to end (the host keeps the
-// products under 2^31).
+// Share v covers iterations [v * total / shares, (v + 1) * total / shares) of the split tiles laid end to end (the host
+// keeps the products under 2^31).
 class WorkList {
  public:
   __device__ WorkList(const KernelParams& p, int cluster, int clusters)
       : p_(p), clusters_(clusters), share_(cluster), tile_(p.split_tiles + cluster) {}
 
   __device__ static int share_begin(const KernelParams& p, int share) {
-    return static_cast<int>(static_cast<uint32_t>(share * p.split_tiles * p.k_iterations) / static_cast<uint32_t>(p.shares));
+    return static_cast<int>(static_cast<uint32_t>(share * p.split_tiles * p.k_iterations) /
+                            static_cast<uint32_t>(p.shares));
   }
   // The share that holds an iteration: the largest one that begins at or before it.
   __device__ static int share_of(const KernelParams& p, int iteration) {
-    return static_cast<int>(static_cast<uint32_t>((iteration + 1) * p.shares - 1) / static_cast<uint32_t>(p.split_tiles * p.k_iterations));
+    return static_cast<int>(static_cast<uint32_t>((iteration + 1) * p.shares - 1) /
+                            static_cast<uint32_t>(p.split_tiles * p.k_iterations));
   }
 
   __device__ bool next(Work& work) {
@@ -142,23 +144,28 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t bits, bool bf16) {
               : __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
-__device__ __forceinline__ float silu_times(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+__device__ __forceinline__ float silu_times(float gate, float up) {
+  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
 
-// One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one rounding. The
-// transpose goes through shared memory a chunk of tokens at a time, from where the copy engine takes whole lines.
-template <int kTokens, bool kTokenScale>
+// One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one
+// rounding. The transpose goes through shared memory a chunk of tokens at a time, from where the copy engine takes
+// whole lines.
+template <int kTokens, int kBlocksPerSm, bool kTokenScale>
 struct Epilogue {
-  static constexpr Tile kTile{kTokens, 1, 1, 1};
+  static constexpr Tile kTile{kTokens, 1, 1, kBlocksPerSm};
   static constexpr int kChunk = staging_tokens(kTile);
-  static constexpr int kBuffers = staging_buffers(kTile);
-  static constexpr int kBufferBytes = staging_bytes(kTile) / kBuffers;
+  static constexpr int kGroup = staging_group(kTile);
+  static constexpr int kHalves = staging_halves(kTile);
+  static constexpr int kChunkBytes = kChunk * 128;
+  enum class Format { kF16, kBF16, kEither };  // kEither: asked at run time
 
   const KernelParams& p;
   uint32_t staging;  // this warpgroup's, 1024-byte aligned
   uint32_t scales;   // this warpgroup's, kTokens floats
   int warpgroup;
   uint32_t chunk_mask = ~0u;  // of the tile's chunks, those that this block stores
-  int chunks_stored = 0;
+  int groups_stored = 0;
 
   __device__ void barrier() const { ptx::named_barrier(1 + warpgroup, 128); }
 
@@ -185,109 +192,128 @@ struct Epilogue {
     return kSwiglu ? t * 64 + ((column16 ^ (t / 2 % 4)) * 16) : t * 128 + ((column16 ^ (t % 8)) * 16);
   }
 
-  template <bool kSwiglu, bool kResidual>
+  template <bool kSwiglu, bool kResidual, Format kFormat>
   __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
     const int warp = thread / 32;
-    const bool bf16 = p.output_bf16 != 0;
+    const bool bf16 = kFormat == Format::kEither ? p.output_bf16 != 0 : kFormat == Format::kBF16;
     const RowFactors f = row_factors(row0 + warp * 16 + lane / 4);
     const int column0 = kSwiglu ? row0 / 2 : row0;
     if constexpr (kTokenScale) {
       for (int t = thread; t < kTokens; t += 128) {
-        const float scale = p.token_scale != nullptr && token0 + t < p.m ? __ldg(p.token_scale + (token0 + t) * p.token_scale_stride) : 1.0f;
+        const float scale = p.token_scale != nullptr && token0 + t < p.m
+                                ? __ldg(p.token_scale + (token0 + t) * p.token_scale_stride)
+                                : 1.0f;
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(scale) : "memory");
       }
     }
     // 16 bytes of the residual: 8 (4 with swiglu) threads a token.
     constexpr int kLanes = kSwiglu ? 4 : 8;
-    constexpr int kLoads = (kChunk * kLanes + 127) / 128;
+    constexpr int kTokensAtOnce = kGroup * kChunk;
+    constexpr int kLoads = (kTokensAtOnce * kLanes + 127) / 128;
+    constexpr int kGroups = kTokens / kTokensAtOnce;
     uint4 ahead[kLoads];
-    const auto fetch = [&](int chunk) {
+    const auto fetch = [&](int group) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const int t = (thread + i * 128) / kLanes, column = column0 + thread % kLanes * 8;
-        const int token = token0 + chunk * kChunk + t;
+        const int token = token0 + group * kTokensAtOnce + t;
         ahead[i] = make_uint4(0, 0, 0, 0);
-        if (t < kChunk && token < p.m && column < (kSwiglu ? p.n / 2 : p.n)) {
+        if (group < kGroups && t < kTokensAtOnce && token < p.m && column < (kSwiglu ? p.n / 2 : p.n)) {
           ahead[i] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.residual) + token * p.ldr + column);
         }
       }
     };
     if constexpr (kResidual) fetch(0);
 #pragma unroll
-    for (int chunk = 0; chunk < kTokens / kChunk; ++chunk) {
-      const int first = token0 + chunk * kChunk;
+    for (int group = 0; group < kGroups; ++group) {
+      const int first = token0 + group * kTokensAtOnce;
       if (first >= p.m) break;
-      if ((chunk_mask >> chunk & 1) == 0) {
-        if constexpr (kResidual) fetch(chunk + 1);
+      const uint32_t wanted = chunk_mask >> (group * kGroup) & ((1u << kGroup) - 1);
+      if (wanted == 0) {
+        if constexpr (kResidual) fetch(group + 1);
         continue;
       }
-      const uint32_t buffer = staging + (kBuffers == 2 ? chunks_stored % 2 * kBufferBytes : 0);
-      if (thread == 0) ptx::store_wait_read<kBuffers - 1>();
+      const uint32_t half = staging + (kHalves == 2 ? groups_stored % 2 * (kGroup * kChunkBytes) : 0);
+      if (thread == 0) ptx::store_wait_read<kHalves - 1>();
       barrier();
       if constexpr (kResidual) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
           const int t = (thread + i * 128) / kLanes;
-          if (t < kChunk) ptx::store_shared_16(buffer + staged<kSwiglu>(t, thread % kLanes), ahead[i]);
+          if (t < kTokensAtOnce) {
+            ptx::store_shared_16(half + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
+                                 ahead[i]);
+          }
         }
-        fetch(chunk + 1);
+        fetch(group + 1);
         barrier();
       }
 #pragma unroll
-      for (int j = 0; j < kChunk / 8; ++j) {
-        const int base = (chunk * (kChunk / 8) + j) * 4;
-        float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
-        if constexpr (kTokenScale) {
-          float t0, t1;
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(t0), "=f"(t1)
-                       : "r"(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4)
-                       : "memory");
-          v0 *= t0;
-          v1 *= t1;
-          v2 *= t0;
-          v3 *= t1;
-        }
-        v0 = fmaf(v0, f.scale0, f.bias0);
-        v1 = fmaf(v1, f.scale0, f.bias0);
-        v2 = fmaf(v2, f.scale1, f.bias1);
-        v3 = fmaf(v3, f.scale1, f.bias1);
-        const int t = j * 8 + lane % 8;
-        if constexpr (kSwiglu) {  // v0, v1: gate; v2, v3: up
-          v0 = silu_times(v0, v2);
-          v1 = silu_times(v1, v3);
-          const uint32_t address = buffer + staged<true>(t, warp);
-          if constexpr (kResidual) {
-            uint32_t r0;
-            ptx::load_matrix_x1_trans(address, r0);
-            const float2 r = unpack_pair(r0, bf16);
-            v0 += r.x;
-            v1 += r.y;
+      for (int inner = 0; inner < kGroup; ++inner) {
+        const int chunk = group * kGroup + inner;
+        const uint32_t buffer = half + inner * kChunkBytes;
+        if ((wanted >> inner & 1) == 0) continue;
+#pragma unroll
+        for (int j = 0; j < kChunk / 8; ++j) {
+          const int base = (chunk * (kChunk / 8) + j) * 4;
+          float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
+          if constexpr (kTokenScale) {
+            float t0, t1;
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                         : "=f"(t0), "=f"(t1)
+                         : "r"(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4)
+                         : "memory");
+            v0 *= t0;
+            v1 *= t1;
+            v2 *= t0;
+            v3 *= t1;
           }
-          ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
-        } else {
-          const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
-          if constexpr (kResidual) {
-            uint32_t r0, r1;
-            ptx::load_matrix_x2_trans(address, r0, r1);
-            const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
-            v0 += a.x;
-            v1 += a.y;
-            v2 += b.x;
-            v3 += b.y;
+          v0 = fmaf(v0, f.scale0, f.bias0);
+          v1 = fmaf(v1, f.scale0, f.bias0);
+          v2 = fmaf(v2, f.scale1, f.bias1);
+          v3 = fmaf(v3, f.scale1, f.bias1);
+          const int t = j * 8 + lane % 8;
+          if constexpr (kSwiglu) {  // v0, v1: gate; v2, v3: up
+            v0 = silu_times(v0, v2);
+            v1 = silu_times(v1, v3);
+            const uint32_t address = buffer + staged<true>(t, warp);
+            if constexpr (kResidual) {
+              uint32_t r0;
+              ptx::load_matrix_x1_trans(address, r0);
+              const float2 r = unpack_pair(r0, bf16);
+              v0 += r.x;
+              v1 += r.y;
+            }
+            ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
+          } else {
+            const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
+            if constexpr (kResidual) {
+              uint32_t r0, r1;
+              ptx::load_matrix_x2_trans(address, r0, r1);
+              const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
+              v0 += a.x;
+              v1 += a.y;
+              v2 += b.x;
+              v3 += b.y;
+            }
+            ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
           }
-          ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
         }
       }
       ptx::fence_async_shared();
       barrier();
       if (thread == 0) {
-        ptx::tensor_store_2d(&p.d_map, buffer, column0, first);
+#pragma unroll
+        for (int inner = 0; inner < kGroup; ++inner) {
+          const int token = first + inner * kChunk;
+          if ((wanted >> inner & 1) != 0 && token < p.m)
+            ptx::tensor_store_2d(&p.d_map, half + inner * kChunkBytes, column0, token);
+        }
         ptx::store_commit();
       }
-      ++chunks_stored;
+      ++groups_stored;
     }
   }
 
@@ -297,7 +323,8 @@ struct Epilogue {
       const uint32_t r = static_cast<const uint16_t*>(p.residual)[token * p.ldr + column];
       value += unpack_pair(r, p.output_bf16 != 0).x;
     }
-    static_cast<uint16_t*>(p.d)[token * p.ldd + column] = static_cast<uint16_t>(pack_pair(value, 0.0f, p.output_bf16 != 0));
+    static_cast<uint16_t*>(p.d)[token * p.ldd + column] =
+        static_cast<uint16_t>(pack_pair(value, 0.0f, p.output_bf16 != 0));
   }
   __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0) const {
     const int lane = threadIdx.x % 32;
@@ -333,28 +360,32 @@ struct Epilogue {
       store_scattered(acc, row0, token0);
     } else if (p.swiglu != 0) {
       if (p.residual != nullptr) {
-        store_bulk<true, true>(acc, row0, token0);
+        store_bulk<true, true, Format::kEither>(acc, row0, token0);
       } else {
-        store_bulk<true, false>(acc, row0, token0);
+        store_bulk<true, false, Format::kEither>(acc, row0, token0);
       }
     } else if (p.residual != nullptr) {
-      store_bulk<false, true>(acc, row0, token0);
+      store_bulk<false, true, Format::kEither>(acc, row0, token0);
+    } else if (p.output_bf16 != 0) {
+      store_bulk<false, false, Format::kBF16>(acc, row0, token0);
     } else {
-      store_bulk<false, false>(acc, row0, token0);
+      store_bulk<false, false, Format::kF16>(acc, row0, token0);
     }
   }
 };
 
 // Adds up the parts of a cut tile. True in the warpgroup that came last: acc then holds the whole sum.
 template <int kCount>
-__device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[kCount], const Work& work, int slot_block, int slot_blocks,
-                                           uint32_t* counter, uint32_t flag, int warpgroup) {
+__device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[kCount], const Work& work,
+                                           int slot_block, int slot_blocks, uint32_t* counter, uint32_t flag,
+                                           int warpgroup) {
   static_assert(kCount % 4 == 0);
   const int thread = threadIdx.x % 128;
   const int tile_begin = work.tile * p.k_iterations;
   const int first = WorkList::share_of(p, tile_begin);
   const int last = WorkList::share_of(p, tile_begin + p.k_iterations - 1);
-  // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met another before.
+  // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met
+  // another before.
   const int first_slot = 2 * first + (WorkList::share_begin(p, first) < tile_begin ? 1 : 0);
   const auto part = [&](int share) {
     const int index = (share == first ? first_slot : 2 * share) * slot_blocks + slot_block;
@@ -383,8 +414,8 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
     return before;
   };
   if (last - first == 1) {
-    // Two parts: whoever comes second keeps its own in registers and waits for the first, which is already running and waits for nobody.
-    // a + b = b + a, so the order is no matter.
+    // Two parts: whoever comes second keeps its own in registers and waits for the first, which is already running and
+    // waits for nobody. a + b = b + a, so the order is no matter.
     if (count(1) == 0) {
       write_part();
       if (thread == 0) {
@@ -458,35 +489,40 @@ struct Kernel {
   };
 
   // ---- producer: one thread ----
-  static __device__ __forceinline__ void load_weights(const KernelParams& p, const Pipe& pipe, int row_block0, int iteration,
-                                                      uint64_t policy) {
+  static __device__ __forceinline__ void load_weights(const KernelParams& p, const Pipe& pipe, int row_block0,
+                                                      int iteration, uint64_t policy) {
     const int64_t slab = static_cast<int64_t>(p.k_groups) * kBlockBytes;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const int block = min(row_block0 + b, p.row_blocks - 1);  // past the end: any rows, never stored
       if constexpr (kFp8) {
-        ptx::bulk_load(pipe.data() + b * 2 * kBlockBytes, p.upper + block * slab + static_cast<int64_t>(iteration) * 2 * kBlockBytes,
-                       2 * kBlockBytes, pipe.full_bar(), policy);
+        ptx::bulk_load(pipe.data() + b * 2 * kBlockBytes,
+                       p.upper + block * slab + static_cast<int64_t>(iteration) * 2 * kBlockBytes, 2 * kBlockBytes,
+                       pipe.full_bar(), policy);
       } else {
         const int64_t offset = block * slab + static_cast<int64_t>(iteration) * kBlockBytes;
         ptx::bulk_load(pipe.data() + b * kBlockBytes, p.upper + offset, kBlockBytes, pipe.full_bar(), policy);
-        ptx::bulk_load(pipe.data() + (kBlocks + b) * kBlockBytes, p.lower + offset, kBlockBytes, pipe.full_bar(), policy);
+        ptx::bulk_load(pipe.data() + (kBlocks + b) * kBlockBytes, p.lower + offset, kBlockBytes, pipe.full_bar(),
+                       policy);
       }
     }
   }
-  static __device__ __forceinline__ void load_tokens(const KernelParams& p, const Pipe& pipe, int token0, int iteration, uint32_t rank) {
+  static __device__ __forceinline__ void load_tokens(const KernelParams& p, const Pipe& pipe, int token0, int iteration,
+                                                     uint32_t rank) {
     constexpr int kElements = kFp8 ? 128 : 64;
     const uint32_t dst = pipe.data() + kWeightBytes;
     if constexpr (kCluster == 1) {
       ptx::tensor_load_2d(dst, &p.x, iteration * kElements, token0, pipe.full_bar(), ptx::kEvictLast);
     } else {
       constexpr int kShare = kTokens / kCluster;
-      ptx::tensor_load_2d_multicast(dst + rank * kShare * 128, &p.x, iteration * kElements, token0 + static_cast<int>(rank) * kShare,
-                                    pipe.full_bar(), static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group), ptx::kEvictLast);
+      ptx::tensor_load_2d_multicast(dst + rank * kShare * 128, &p.x, iteration * kElements,
+                                    token0 + static_cast<int>(rank) * kShare, pipe.full_bar(),
+                                    static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group), ptx::kEvictLast);
     }
   }
 
-  static __device__ __forceinline__ void produce(const KernelParams& p, Pipe pipe, int cluster, int clusters, uint32_t rank) {
+  static __device__ __forceinline__ void produce(const KernelParams& p, Pipe pipe, int cluster, int clusters,
+                                                 uint32_t rank) {
     const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
     // Weights never depend on the kernel before: fill the ring with them, then wait for it, then load the activations.
     int early = 0;
@@ -536,12 +572,14 @@ struct Kernel {
     }
   }
 
-  static __device__ __forceinline__ void multiply_f16(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations, int warpgroup) {
+  static __device__ __forceinline__ void multiply_f16(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                                      int warpgroup) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4;
     // Row row + 8 has the same swizzle, 512 bytes on.
-    const uint32_t offset = row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
+    const uint32_t offset =
+        row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
     uint32_t fragment[2][2][4];
     int accumulate = 0;
     int previous = 0;
@@ -591,15 +629,17 @@ struct Kernel {
     for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
   }
 
-  static __device__ __forceinline__ void issue_e4m3(float (&acc)[kTokens / 2], uint32_t weights, uint32_t tokens, int accumulate) {
+  static __device__ __forceinline__ void issue_e4m3(float (&acc)[kTokens / 2], uint32_t weights, uint32_t tokens,
+                                                    int accumulate) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      Mma::ss_e4m3(acc, ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32), ptx::descriptor_128b(tokens + step * 32),
-                   step == 0 ? accumulate : 1);
+      Mma::ss_e4m3(acc, ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32),
+                   ptx::descriptor_128b(tokens + step * 32), step == 0 ? accumulate : 1);
     }
   }
 
-  static __device__ __forceinline__ void multiply_e4m3(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations, int warpgroup) {
+  static __device__ __forceinline__ void multiply_e4m3(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
+                                                       int iterations, int warpgroup) {
     const int thread = threadIdx.x % 128;
     int previous = 0;
     for (int i = 0; i < iterations; ++i) {
@@ -607,7 +647,8 @@ struct Kernel {
       ptx::wgmma_fence();
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
-        issue_e4m3(acc[b], pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, i > 0);
+        issue_e4m3(acc[b], pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes,
+                   i > 0);
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
@@ -621,9 +662,10 @@ struct Kernel {
     for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
   }
 
-  // The tensor core's sum is added to FP32 registers at multiples of the interval counted from k = 0, wherever a share begins.
-  static __device__ __forceinline__ void multiply_e4m3_promoted(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int first_iteration,
-                                                                int iterations, int warpgroup) {
+  // The tensor core's sum is added to FP32 registers at multiples of the interval counted from k = 0, wherever a share
+  // begins.
+  static __device__ __forceinline__ void multiply_e4m3_promoted(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
+                                                                int first_iteration, int iterations, int warpgroup) {
     const int thread = threadIdx.x % 128;
     float sum[kTokens / 2];
 #pragma unroll
@@ -633,7 +675,8 @@ struct Kernel {
     }
     int i = 0;
     while (i < iterations) {
-      const int count = kRowBlocks == 1 ? min(iterations - i, kPromotionStages - (first_iteration + i) % kPromotionStages) : 1;
+      const int count =
+          kRowBlocks == 1 ? min(iterations - i, kPromotionStages - (first_iteration + i) % kPromotionStages) : 1;
       i += count;
       const int first_stage = pipe.stage;
       if constexpr (kRowBlocks == 1) {
@@ -671,10 +714,11 @@ struct Kernel {
     }
   }
 
-  static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales, uint32_t flags, int cluster,
-                                                 int clusters, uint32_t rank) {
+  static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
+                                                 uint32_t flags, int cluster, int clusters, uint32_t rank) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    Epilogue<kTokens, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile), scales + warpgroup * kTokens * 4, warpgroup};
+    Epilogue<kTokens, kBlocksPerSm, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile),
+                                                   scales + warpgroup * kTokens * 4, warpgroup};
     WorkList list(p, cluster, clusters);
     Work work;
     bool waited = false;
@@ -704,9 +748,11 @@ struct Kernel {
     if (threadIdx.x % 128 == 0) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
   }
 
-  // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores, and add what they
-  // receive in order of k. Returns the chunks that this block stores. The ring is free: this tile was the block's only work.
-  static __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p, float (&acc)[kRowBlocks][kTokens / 2], const Pipe& pipe,
+  // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,
+  // and add what they receive in order of k. Returns the chunks that this block stores. The ring is free: this tile was
+  // the block's only work.
+  static __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p,
+                                                            float (&acc)[kRowBlocks][kTokens / 2], const Pipe& pipe,
                                                             uint32_t rank) {
     constexpr int kChunks = chunks(kTile);
     constexpr int kChunkBlocks = staging_tokens(kTile) / 8;
@@ -715,7 +761,9 @@ struct Kernel {
     const int most = (kChunks + splits - 1) / splits;
     const uint32_t mine = pipe.ring + threadIdx.x * 16;
     // [row block][part][chunk of the owner][8 tokens][256 threads] of 16 bytes
-    const auto place = [&](int b, int part, int chunk) { return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * 4096); };
+    const auto place = [&](int b, int part, int chunk) {
+      return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * 4096);
+    };
     ptx::cluster_sync();  // everybody's ring is free
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -750,7 +798,8 @@ struct Kernel {
             float4 v = make_float4(own[0], own[1], own[2], own[3]);
             if (part != me) {
               const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * 4096);
-              v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
+              v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                              __uint_as_float(bits.w));
             }
             sum.x += v.x;
             sum.y += v.y;
@@ -767,13 +816,16 @@ struct Kernel {
     return mask;
   }
 
-  static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work, const TileOrigin& origin,
-                                                int block, uint32_t rank, Epilogue<kTokens, kFp8>& epilogue, uint32_t flag, int warpgroup) {
+  static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
+                                                const TileOrigin& origin, int block, uint32_t rank,
+                                                Epilogue<kTokens, kBlocksPerSm, kFp8>& epilogue, uint32_t flag,
+                                                int warpgroup) {
     bool complete = true;
     if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
       constexpr int kSlotBlocks = kCluster * kBlocks;
       const int slot_block = static_cast<int>(rank) * kBlocks + block;
-      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, p.counters + work.tile * kSlotBlocks + slot_block, flag, warpgroup);
+      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, p.counters + work.tile * kSlotBlocks + slot_block,
+                            flag, warpgroup);
     }
     if (complete) {
       const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
@@ -782,8 +834,7 @@ struct Kernel {
   }
 
   static __device__ __forceinline__ void run(const KernelParams& p, uint8_t* memory) {
-    const uint32_t raw = ptx::shared_address(memory);
-    const uint32_t base = (raw + 1023) & ~1023u;
+    const uint32_t base = ptx::shared_address(memory);
     Pipe pipe;
     pipe.ring = base;
     const uint32_t staging = base + kStages * kStageBytes;
@@ -834,8 +885,9 @@ struct Kernel {
 };
 
 template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
-__global__ __launch_bounds__(threads(kBlocksPerSm), kBlocksPerSm) void nested_gemm(const __grid_constant__ KernelParams p) {
-  extern __shared__ uint8_t memory[];
+__global__ __launch_bounds__(threads(kBlocksPerSm),
+                             kBlocksPerSm) void nested_gemm(const __grid_constant__ KernelParams p) {
+  extern __shared__ __align__(1024) uint8_t memory[];
   Kernel<kOperand, kTokens, kRowBlocks, kCluster, kBlocksPerSm>::run(p, memory);
 }
 
@@ -846,8 +898,10 @@ auto make_entries(std::index_sequence<kIndex...>) {
   const auto add = [&]<size_t i>() {
     constexpr Tile t = kTiles[i];
     if constexpr (exists(t, kMode)) {
-      out[used++] = {kOperand, t, reinterpret_cast<const void*>(&nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm>),
-                     threads(t.blocks_per_sm)};
+      out[used++] = {
+          kOperand, t,
+          reinterpret_cast<const void*>(&nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm>),
+          threads(t.blocks_per_sm)};
     }
   };
   (add.template operator()<kIndex>(), ...);

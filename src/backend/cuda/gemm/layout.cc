@@ -22,7 +22,8 @@ size_t plane_offset(const PlaneShape& shape, int64_t row, int64_t k) {
   return slab + block + block_offset(static_cast<int>(row % kBlockRows), permuted_byte(static_cast<int>(k % kBlockK)));
 }
 
-void pack_slab(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int row_count, uint8_t* out) {
+void pack_slab(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int row_count,
+               uint8_t* out) {
   const uint8_t bias = plane == Plane::kLower && join == Join::kBiased ? kLowerBias : 0;
   std::fill_n(out, shape.slab_bytes(), bias);  // a zero weight: upper 0, lower 0
   for (int row = 0; row < row_count; ++row) {

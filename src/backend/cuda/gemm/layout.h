@@ -1,14 +1,16 @@
 // The device's layout of a nested weight matrix, and its scalar reference. Nothing here needs CUDA.
 //
-// A plane (upper or lower bytes of W[n, k]) is cut into blocks of 64 rows x 64 k, 4096 contiguous bytes each; the blocks of
-// 64 rows follow each other along k, so a thread block streams one contiguous run of memory. n is padded to 64 and k
-// to 128 with zero weights, so that copies need no bounds.
+// A plane (upper or lower bytes of W[n, k]) is cut into blocks of 64 rows x 64 k, 4096 contiguous bytes each; the
+// blocks of 64 rows follow each other along k, so a thread block streams one contiguous run of memory. n is padded to
+// 64 and k to 128 with zero weights, so that copies need no bounds.
 //
 // Inside a block:
-//   * K is permuted. In a 64 x 16 wgmma A fragment a thread with c = lane % 4 holds k = {2c, 2c+1, 2c+8, 2c+9} of each k16 step j
+//   * K is permuted. In a 64 x 16 wgmma A fragment a thread with c = lane % 4 holds k = {2c, 2c+1, 2c+8, 2c+9} of each
+//   k16 step j
 //     (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"); byte 16c + 4j + i of a row is logical
 //     k = 16j + {2c, 2c+1, 2c+8, 2c+9}[i]. One 16-byte load then feeds four k16 steps.
-//   * The 16-byte chunk c of row r is stored at chunk c ^ ((r / 2) % 4): wgmma's 64-byte swizzle. FP16 mode's 16-byte loads
+//   * The 16-byte chunk c of row r is stored at chunk c ^ ((r / 2) % 4): wgmma's 64-byte swizzle. FP16 mode's 16-byte
+//   loads
 //     stay free of bank conflicts, and FP8 mode can name the block in a matrix descriptor as it lies.
 //   * Lower bytes are stored as (lower + 64) mod 256 where the matrix allows the biased join (Join below).
 //
@@ -64,16 +66,19 @@ constexpr int logical_k(int byte) {
 size_t plane_offset(const PlaneShape& shape, int64_t row, int64_t k);
 
 // Position of logical k in a row of E4M3 activations (rows of padded_k() bytes, padding zero).
-constexpr int64_t activation_byte(int64_t k) { return k / kBlockK * kBlockK + permuted_byte(static_cast<int>(k % kBlockK)); }
+constexpr int64_t activation_byte(int64_t k) {
+  return k / kBlockK * kBlockK + permuted_byte(static_cast<int>(k % kBlockK));
+}
 
 enum class Plane : uint8_t { kUpper, kLower };
 
-// Writes one slab: `rows` holds up to 64 logical rows of shape.k bytes each, as MatrixReader::read_nested gives them; missing rows
-// become zero weights. out: slab_bytes().
-void pack_slab(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int row_count, uint8_t* out);
+// Writes one slab: `rows` holds up to 64 logical rows of shape.k bytes each, as MatrixReader::read_nested gives them;
+// missing rows become zero weights. out: slab_bytes().
+void pack_slab(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int row_count,
+               uint8_t* out);
 
-// The row of a SwiGLU pair's fused matrix that holds gate (or up) row i: blocks of 8 gate rows and 8 up rows alternate, which
-// puts a gate value and its up value in the same thread of a wgmma accumulator.
+// The row of a SwiGLU pair's fused matrix that holds gate (or up) row i: blocks of 8 gate rows and 8 up rows alternate,
+// which puts a gate value and its up value in the same thread of a wgmma accumulator.
 constexpr int64_t swiglu_gate_row(int64_t i) { return i / 8 * 16 + i % 8; }
 constexpr int64_t swiglu_up_row(int64_t i) { return swiglu_gate_row(i) + 8; }
 

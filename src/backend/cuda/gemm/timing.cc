@@ -29,7 +29,8 @@ Result<GraphTimer> GraphTimer::create(int launches, const Launch& launch) {
   NFP_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&timer.stream_, cudaStreamNonBlocking), "creating a stream"));
   NFP_RETURN_IF_ERROR(check(cudaEventCreate(&timer.begin_), "creating an event"));
   NFP_RETURN_IF_ERROR(check(cudaEventCreate(&timer.end_), "creating an event"));
-  NFP_RETURN_IF_ERROR(check(cudaStreamBeginCapture(timer.stream_, cudaStreamCaptureModeThreadLocal), "beginning a capture"));
+  NFP_RETURN_IF_ERROR(
+      check(cudaStreamBeginCapture(timer.stream_, cudaStreamCaptureModeThreadLocal), "beginning a capture"));
   Status status;
   for (int i = 0; i < launches && status.ok(); ++i) status = launch(i, timer.stream_);
   cudaGraph_t graph = nullptr;

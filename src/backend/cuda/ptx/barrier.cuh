@@ -1,5 +1,6 @@
 // Thin names for the PTX that Hopper's asynchronous pipelines are made of: mbarriers, clusters, dependent launch.
-// (PTX ISA 9.0: "mbarrier", "griddepcontrol", "barrier.cluster".) Shared-memory addresses are 32-bit shared-window addresses.
+// (PTX ISA 9.0: "mbarrier", "griddepcontrol", "barrier.cluster".) Shared-memory addresses are 32-bit shared-window
+// addresses.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,9 @@ __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals));
 }
 // Makes inits visible to the copy engine and to the other blocks of the cluster.
-__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 __device__ __forceinline__ void mbarrier_expect(uint32_t bar, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -58,7 +61,8 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t cta_r
   return remote;
 }
 __device__ __forceinline__ void store_cluster_16(uint32_t remote, float a, float b, float c, float d) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 
 // A barrier among `threads` threads that name the same id (1..15; 0 is __syncthreads).
@@ -66,8 +70,8 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Programmatic dependent launch: lets the next kernel of the stream start, and waits until the previous one has finished and
-// its writes are visible. Both do nothing in a kernel launched without the attribute.
+// Programmatic dependent launch: lets the next kernel of the stream start, and waits until the previous one has
+// finished and its writes are visible. Both do nothing in a kernel launched without the attribute.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 

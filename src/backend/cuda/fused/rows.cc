@@ -17,7 +17,7 @@ Status check_call(const RowsCall& c) {
     return error(ErrorCode::kUsage, "rows: {} {}", field, rule);
   };
   if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be positive");
-  if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 65536");
+  if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 32768");
   if (c.x == nullptr || c.ldx < (c.source == RowsCall::Source::kSwiglu ? 2 * c.k : c.k))
     return bad("x", "is null, or ldx smaller than a row");
   if (c.source == RowsCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
@@ -89,9 +89,9 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   p.per_token = c.scale.kind == Kind::kPerToken;
   p.pass = RowsPass::kOutputs;
 
-  // Enough threads that a row's loads are in flight together; few enough that small rows keep several blocks on an SM.
+  // At most eight groups of columns a thread (kMaxColumns), in registers.
   const int64_t groups = (c.k + 7) / 8;
-  const int threads = groups <= 256 ? 256 : groups <= 2048 ? 512 : 1024;
+  const int threads = groups <= 256 ? 256 : 512;
   int vectors = 1;
   while (int64_t{vectors} * threads < groups) vectors *= 2;
   const void* function = rows_function(vectors);

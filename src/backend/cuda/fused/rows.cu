@@ -69,7 +69,7 @@ __device__ __forceinline__ float reduce(float v, Combine combine, float* scratch
 
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store.
 template <int kVectors>
-__global__ void rows_kernel(const RowsParams p) {
+__global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float scratch[32];
   ptx::launch_dependents();

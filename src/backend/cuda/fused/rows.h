@@ -55,7 +55,7 @@ struct RowsCall {
   bool dependent_launch = true;
 };
 
-inline constexpr int64_t kMaxColumns = 65536;
+inline constexpr int64_t kMaxColumns = 32768;
 
 // Enqueues one kernel (two for kPerTensor). No allocation, no synchronisation. kUsage for shapes and pointers that do
 // not fit.

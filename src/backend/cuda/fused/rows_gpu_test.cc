@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RowsGpu,
                                            Case{S::kNorm, true, true, K::kStatic, 2, 63},
                                            Case{S::kSwiglu, false, false, K::kPerToken, 7, 14336},
                                            Case{S::kSwiglu, false, true, K::kDelayed, 3, 1000},
-                                           Case{S::kPlain, false, false, K::kDelayed, 2, 65536},
+                                           Case{S::kPlain, false, false, K::kDelayed, 2, 32768},
                                            Case{S::kPlain, false, false, K::kStatic, 1, 1}));
 
 }  // namespace

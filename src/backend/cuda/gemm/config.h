@@ -33,10 +33,11 @@ struct Tile {
   constexpr bool operator==(const Tile&) const = default;
 };
 
-// Promotion keeps a second set of sums: too much from 64 tokens on for the 96 registers of two blocks per SM, and
-// beyond 128 for the 232 of one.
+// The 96 registers of a lean kernel (below) hold the sums of 64 tokens only where no weights are rebuilt and no second
+// set of sums is kept, as promotion does; and the 232 of the others hold two sets for 128 tokens at most.
 constexpr bool exists(const Tile& t, Mode mode) {
-  return mode != Mode::kE4M3Promoted || (t.tokens <= 128 && !(t.tokens == 64 && t.blocks_per_sm == 2));
+  if (t.tokens == 64 && t.blocks_per_sm == 2) return mode == Mode::kE4M3;
+  return mode != Mode::kE4M3Promoted || t.tokens <= 128;
 }
 
 inline constexpr std::array kTiles = {
@@ -60,8 +61,11 @@ constexpr int staging_bytes(const Tile& t) { return staging_halves(t) * staging_
 constexpr int fixed_bytes(const Tile& t) {
   return 512 /* barriers */ + 2 * (staging_bytes(t) + t.tokens * 4 /* token scales */);
 }
+// Narrow tiles get by with 96 registers a thread, so two blocks fit an SM, or one with a deep ring beside the small
+// kernels around it: those find 27 KB and half the registers free, and dependent launch can overlap them.
+constexpr bool lean(const Tile& t) { return t.tokens <= 32 || t.blocks_per_sm == 2; }
 constexpr int stages(const Tile& t) {
-  const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : 227 * 1024;
+  const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : lean(t) ? 200 * 1024 : 227 * 1024;
   const int fit = (budget - fixed_bytes(t)) / stage_bytes(t);
   return fit < 12 ? fit : 12;
 }

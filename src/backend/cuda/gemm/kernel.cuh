@@ -37,7 +37,8 @@ inline constexpr int kConsumers = 2;
 inline constexpr int kConsumerRegisters = 232;
 inline constexpr int kProducerRegisters = 40;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 3 * 168);
-constexpr int threads(int blocks_per_sm) { return kConsumers * 128 + (blocks_per_sm == 1 ? 128 : 32); }
+// Lean kernels (config.h) need no such exchange.
+constexpr int threads(bool lean) { return kConsumers * 128 + (lean ? 32 : 128); }
 // E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per
 // interval). With two row blocks per warpgroup registers force every stage (128).
 inline constexpr int kPromotionStages = 4;
@@ -164,7 +165,6 @@ struct Epilogue {
   uint32_t staging;  // this warpgroup's, 1024-byte aligned
   uint32_t scales;   // this warpgroup's, kTokens floats
   int warpgroup;
-  uint32_t chunk_mask = ~0u;  // of the tile's chunks, those that this block stores
   int groups_stored = 0;
 
   __device__ void barrier() const { ptx::named_barrier(1 + warpgroup, 128); }
@@ -192,8 +192,9 @@ struct Epilogue {
     return kSwiglu ? t * 64 + ((column16 ^ (t / 2 % 4)) * 16) : t * 128 + ((column16 ^ (t % 8)) * 16);
   }
 
+  // chunk_mask: of the tile's chunks, those that this block stores.
   template <bool kSwiglu, bool kResidual, Format kFormat>
-  __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0) {
+  __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
     const int warp = thread / 32;
@@ -326,7 +327,8 @@ struct Epilogue {
     static_cast<uint16_t*>(p.d)[token * p.ldd + column] =
         static_cast<uint16_t>(pack_pair(value, 0.0f, p.output_bf16 != 0));
   }
-  __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0) const {
+  __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0,
+                                                  uint32_t chunk_mask) const {
     const int lane = threadIdx.x % 32;
     const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
     const RowFactors f = row_factors(row);
@@ -354,22 +356,22 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store(float (&acc)[kTokens / 2], int row0, int token0) {
+  __device__ __forceinline__ void store(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
     if (row0 >= p.n) return;
     if (p.bulk_stores == 0) {
-      store_scattered(acc, row0, token0);
+      store_scattered(acc, row0, token0, chunk_mask);
     } else if (p.swiglu != 0) {
       if (p.residual != nullptr) {
-        store_bulk<true, true, Format::kEither>(acc, row0, token0);
+        store_bulk<true, true, Format::kEither>(acc, row0, token0, chunk_mask);
       } else {
-        store_bulk<true, false, Format::kEither>(acc, row0, token0);
+        store_bulk<true, false, Format::kEither>(acc, row0, token0, chunk_mask);
       }
     } else if (p.residual != nullptr) {
-      store_bulk<false, true, Format::kEither>(acc, row0, token0);
+      store_bulk<false, true, Format::kEither>(acc, row0, token0, chunk_mask);
     } else if (p.output_bf16 != 0) {
-      store_bulk<false, false, Format::kBF16>(acc, row0, token0);
+      store_bulk<false, false, Format::kBF16>(acc, row0, token0, chunk_mask);
     } else {
-      store_bulk<false, false, Format::kF16>(acc, row0, token0);
+      store_bulk<false, false, Format::kF16>(acc, row0, token0, chunk_mask);
     }
   }
 };
@@ -465,6 +467,7 @@ template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBloc
 struct Kernel {
   static constexpr Tile kTile{kTokens, kRowBlocks, kCluster, kBlocksPerSm};
   static constexpr bool kFp8 = kOperand == Operand::kE4M3 || kOperand == Operand::kE4M3Promoted;
+  static constexpr bool kLean = lean(kTile);
   static constexpr int kStages = stages(kTile);
   static constexpr int kWeightBytes = kTile.rows() * 128;
   static constexpr int kStageBytes = stage_bytes(kTile);
@@ -488,24 +491,33 @@ struct Kernel {
     }
   };
 
-  // ---- producer: one thread ----
-  static __device__ __forceinline__ void load_weights(const KernelParams& p, const Pipe& pipe, int row_block0,
-                                                      int iteration, uint64_t policy) {
-    const int64_t slab = static_cast<int64_t>(p.k_groups) * kBlockBytes;
+  // ---- producers: one thread, or where a whole warpgroup is there one each for upper bytes, lower bytes and tokens
+  // ----
+  static constexpr int kCopyBytes = kFp8 ? 2 * kBlockBytes : kBlockBytes;  // per row block and plane
+  struct Sources {
+    int64_t offset[kBlocks];  // in a plane
+  };
+  static __device__ __forceinline__ Sources sources(const KernelParams& p, int tile, int iteration, uint32_t rank) {
+    const int first = (tile_origin(p, tile).cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+    Sources s;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const int block = min(row_block0 + b, p.row_blocks - 1);  // past the end: any rows, never stored
-      if constexpr (kFp8) {
-        ptx::bulk_load(pipe.data() + b * 2 * kBlockBytes,
-                       p.upper + block * slab + static_cast<int64_t>(iteration) * 2 * kBlockBytes, 2 * kBlockBytes,
-                       pipe.full_bar(), policy);
-      } else {
-        const int64_t offset = block * slab + static_cast<int64_t>(iteration) * kBlockBytes;
-        ptx::bulk_load(pipe.data() + b * kBlockBytes, p.upper + offset, kBlockBytes, pipe.full_bar(), policy);
-        ptx::bulk_load(pipe.data() + (kBlocks + b) * kBlockBytes, p.lower + offset, kBlockBytes, pipe.full_bar(),
-                       policy);
-      }
+      const int block = min(first + b, p.row_blocks - 1);  // past the end: any rows, never stored
+      s.offset[b] =
+          static_cast<int64_t>(block) * p.k_groups * kBlockBytes + static_cast<int64_t>(iteration) * kCopyBytes;
     }
+    return s;
+  }
+  // One stage's blocks of a plane, to `dst` and the blocks after it.
+  static __device__ __forceinline__ void load_plane(const uint8_t* plane, const Sources& s, uint32_t dst, uint32_t bar,
+                                                    uint64_t policy) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+      ptx::bulk_load(dst + b * kCopyBytes, plane + s.offset[b], kCopyBytes, bar, policy);
+  }
+  static __device__ __forceinline__ void step(Sources& s) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) s.offset[b] += kCopyBytes;
   }
   static __device__ __forceinline__ void load_tokens(const KernelParams& p, const Pipe& pipe, int token0, int iteration,
                                                      uint32_t rank) {
@@ -521,21 +533,56 @@ struct Kernel {
     }
   }
 
-  static __device__ __forceinline__ void produce(const KernelParams& p, Pipe pipe, int cluster, int clusters,
-                                                 uint32_t rank) {
+  enum class Role { kUppers, kLowers, kActivations };
+  template <Role kRole>
+  static __device__ __forceinline__ void produce_one(const KernelParams& p, Pipe pipe, int cluster, int clusters,
+                                                     uint32_t rank) {
     const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
-    // Weights never depend on the kernel before: fill the ring with them, then wait for it, then load the activations.
+    // Weights never depend on the kernel before; activations do.
+    if constexpr (kRole == Role::kActivations) ptx::dependency_wait();
+    WorkList list(p, cluster, clusters);
+    Work work;
+    pipe.parity = 1;  // a fresh barrier counts as just emptied
+    while (list.next(work)) {
+      Sources from = sources(p, work.tile, work.k_begin, rank);
+      const int token = tile_origin(p, work.tile).token * kTokens;
+#pragma unroll 1
+      for (int k = work.k_begin; k < work.k_end; ++k) {
+        ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
+        if constexpr (kRole == Role::kUppers) {
+          ptx::mbarrier_expect(pipe.full_bar(), kStageBytes);
+          load_plane(p.upper, from, pipe.data(), pipe.full_bar(), policy);
+        } else if constexpr (kRole == Role::kLowers) {
+          load_plane(p.lower, from, pipe.data() + kBlocks * kCopyBytes, pipe.full_bar(), policy);
+        } else {
+          load_tokens(p, pipe, token, k, rank);
+        }
+        step(from);
+        pipe.advance();
+      }
+    }
+  }
+
+  // The three roles in one thread: fills the ring with weights, waits for the kernel before, then goes stage by stage.
+  static __device__ __forceinline__ void produce_all(const KernelParams& p, Pipe pipe, int cluster, int clusters,
+                                                     uint32_t rank) {
+    const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
+    const auto load_weights = [&](Sources& from, const Pipe& at) {
+      ptx::mbarrier_expect(at.full_bar(), kStageBytes);
+      load_plane(p.upper, from, at.data(), at.full_bar(), policy);
+      if constexpr (!kFp8) load_plane(p.lower, from, at.data() + kBlocks * kCopyBytes, at.full_bar(), policy);
+      step(from);
+    };
     int early = 0;
     {
       WorkList ahead(p, cluster, clusters);
       Pipe fill = pipe;
       Work work;
       while (early < kStages && ahead.next(work)) {
-        const int row_block = (tile_origin(p, work.tile).cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+        Sources from = sources(p, work.tile, work.k_begin, rank);
 #pragma unroll 1
         for (int k = work.k_begin; k < work.k_end && early < kStages; ++k, ++early) {
-          ptx::mbarrier_expect(fill.full_bar(), kStageBytes);
-          load_weights(p, fill, row_block, k, policy);
+          load_weights(from, fill);
           fill.advance();
         }
       }
@@ -543,23 +590,37 @@ struct Kernel {
     ptx::dependency_wait();
     WorkList list(p, cluster, clusters);
     Work work;
-    pipe.parity = 1;  // a fresh barrier counts as just emptied
+    pipe.parity = 1;
     while (list.next(work)) {
-      const TileOrigin origin = tile_origin(p, work.tile);
-      const int row_block = (origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+      const int token = tile_origin(p, work.tile).token * kTokens;
+      const int skipped = min(early, work.k_end - work.k_begin);
+      early -= skipped;
+      Sources from = sources(p, work.tile, work.k_begin + skipped, rank);
 #pragma unroll 1
       for (int k = work.k_begin; k < work.k_end; ++k) {
-        if (early > 0) {
-          --early;
-        } else {
+        if (k >= work.k_begin + skipped) {
           ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
-          ptx::mbarrier_expect(pipe.full_bar(), kStageBytes);
-          load_weights(p, pipe, row_block, k, policy);
+          load_weights(from, pipe);
         }
-        load_tokens(p, pipe, origin.token * kTokens, k, rank);
+        load_tokens(p, pipe, token, k, rank);
         pipe.advance();
       }
     }
+  }
+
+  static __device__ __forceinline__ void produce(const KernelParams& p, const Pipe& pipe, int cluster, int clusters,
+                                                 uint32_t rank) {
+    const int warp = static_cast<int>(threadIdx.x) / 32 - kConsumers * 4;
+    if constexpr (kLean) {
+      if (ptx::elect_one()) produce_all(p, pipe, cluster, clusters, rank);
+    } else if (warp == 0) {
+      if (ptx::elect_one()) produce_one<Role::kUppers>(p, pipe, cluster, clusters, rank);
+    } else if (warp == 1) {
+      if (!kFp8 && ptx::elect_one()) produce_one<Role::kLowers>(p, pipe, cluster, clusters, rank);
+    } else if (warp == 2) {
+      if (ptx::elect_one()) produce_one<Role::kActivations>(p, pipe, cluster, clusters, rank);
+    }
+    __syncwarp();
   }
 
   // ---- consumers: a warpgroup each ----
@@ -721,7 +782,6 @@ struct Kernel {
                                                    scales + warpgroup * kTokens * 4, warpgroup};
     WorkList list(p, cluster, clusters);
     Work work;
-    bool waited = false;
     while (list.next(work)) {
       float acc[kRowBlocks][kTokens / 2];
       const int iterations = work.k_end - work.k_begin;
@@ -732,17 +792,14 @@ struct Kernel {
       } else {
         multiply_f16(acc, pipe, iterations, warpgroup);
       }
-      if (!waited) {  // what follows touches memory that the kernel before may own
-        ptx::dependency_wait();
-        waited = true;
-      }
+      ptx::dependency_wait();  // what follows touches memory that the kernel before may own
       const TileOrigin origin = tile_origin(p, work.tile);
-      if (p.exchange > 1) {
-        epilogue.chunk_mask = exchange_parts(p, acc, pipe, rank);
-      }
-      finish(p, acc[0], work, origin, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4, warpgroup);
+      const uint32_t chunk_mask = p.exchange > 1 ? exchange_parts(p, acc, pipe, rank) : ~0u;
+      finish(p, acc[0], work, origin, chunk_mask, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4,
+             warpgroup);
       if constexpr (kRowBlocks == 2) {
-        finish(p, acc[1], work, origin, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4, warpgroup);
+        finish(p, acc[1], work, origin, chunk_mask, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4,
+               warpgroup);
       }
     }
     if (threadIdx.x % 128 == 0) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
@@ -817,7 +874,7 @@ struct Kernel {
   }
 
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
-                                                const TileOrigin& origin, int block, uint32_t rank,
+                                                const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
                                                 Epilogue<kTokens, kBlocksPerSm, kFp8>& epilogue, uint32_t flag,
                                                 int warpgroup) {
     bool complete = true;
@@ -829,7 +886,7 @@ struct Kernel {
     }
     if (complete) {
       const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
-      epilogue.store(acc, row0, origin.token * kTokens);
+      epilogue.store(acc, row0, origin.token * kTokens, chunk_mask);
     }
   }
 
@@ -865,15 +922,14 @@ struct Kernel {
     }
     ptx::launch_dependents();
     if (threadIdx.x >= kConsumers * 128) {
-      if constexpr (kBlocksPerSm == 1) ptx::release_registers<kProducerRegisters>();
-      if (threadIdx.x < kConsumers * 128 + 32 && ptx::elect_one()) produce(p, pipe, cluster, clusters, rank);
-      __syncwarp();
+      if constexpr (!kLean) ptx::release_registers<kProducerRegisters>();
+      produce(p, pipe, cluster, clusters, rank);
       if (p.exchange > 1) {
         ptx::cluster_sync();
         ptx::cluster_sync();
       }
     } else {
-      if constexpr (kBlocksPerSm == 1) ptx::claim_registers<kConsumerRegisters>();
+      if constexpr (!kLean) ptx::claim_registers<kConsumerRegisters>();
       consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
     }
     // A block must not leave while another may still write into its shared memory or arrive at its barriers.
@@ -885,8 +941,10 @@ struct Kernel {
 };
 
 template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
-__global__ __launch_bounds__(threads(kBlocksPerSm),
-                             kBlocksPerSm) void nested_gemm(const __grid_constant__ KernelParams p) {
+__global__ __launch_bounds__(threads(lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm})),
+                             lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm})
+                                 ? 2
+                                 : 1) void nested_gemm(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Kernel<kOperand, kTokens, kRowBlocks, kCluster, kBlocksPerSm>::run(p, memory);
 }
@@ -901,7 +959,7 @@ auto make_entries(std::index_sequence<kIndex...>) {
       out[used++] = {
           kOperand, t,
           reinterpret_cast<const void*>(&nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm>),
-          threads(t.blocks_per_sm)};
+          threads(lean(t))};
     }
   };
   (add.template operator()<kIndex>(), ...);

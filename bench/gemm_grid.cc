@@ -77,7 +77,7 @@ struct Bench {
   DenseGemm dense;
   Buffer x{size_t{4096} * 32768 * 2}, x_e4m3{size_t{4096} * 32768}, d{size_t{4096} * 65536 * 2}, scales{4096 * 4},
       dense_workspace{DenseGemm::kWorkspaceBytes}, workspace{Workspace::kBytes};
-  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2};
+  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, row_scales{64 * 4};
   TuningTable table{};
   FILE* out = stdout;
   bool quick = false;
@@ -182,38 +182,55 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   add_variant("nested_f16_free_join", methods.back(), nested(methods.back().config, Mode::kF16, true, Join::kFree));
   add_variant("nested_f16_no_pdl", methods[methods.size() - 2],
               nested(methods[methods.size() - 2].config, Mode::kF16, false, Join::kBiased));
+  const Problem f16_problem{m, shape.n, shape.k, Mode::kF16, false};
+  for (const bool invariant : {false, true}) {
+    const Choice choice = choose(f16_problem, b.gemm.device(), invariant ? &b.table : nullptr,
+                                 invariant ? Reduction::kBatchInvariant : Reduction::kFastest);
+    Method made{"", to_string(choice.config), 0, {}, {}, 0, choice.config};
+    made.tuned_us = expect16;
+    add_variant(invariant ? "nested_f16_invariant" : "nested_f16_analytic", made,
+                nested(choice.config, Mode::kF16, true, Join::kBiased));
+  }
   add_dense("cublas_e4m3_fast", DType::kF8E4M3, true);
   add_dense("cublas_e4m3", DType::kF8E4M3, false);
   add_nested("nested_e4m3", Mode::kE4M3, true);
   if (m <= 64) {  // as a decode layer runs it: residual add, norm and quantisation in one kernel, then the GEMM
-    add_variant("nested_e4m3_with_quant", methods.back(),
-                [&b, shape, m, config = methods.back().config, &copies](int i, CUstream_st* stream) -> Status {
-                  RowsCall rows;
-                  rows.source = RowsCall::Source::kNorm;
-                  rows.m = m;
-                  rows.k = shape.k;
-                  rows.x = b.x.as<void>();
-                  rows.ldx = shape.k;
-                  rows.weight = b.x.as<uint16_t>() + size_t{64} * 32768;
-                  rows.residual = b.residual.as<void>();
-                  rows.ldr = shape.k;
-                  rows.y_e4m3 = b.quantised.as<uint8_t>();
-                  rows.ldy_e4m3 = shape.k;
-                  rows.scale = {ActivationScale::Kind::kPerToken, b.scales.as<float>(), nullptr};
-                  NFP_RETURN_IF_ERROR(run_rows(rows, stream));
-                  const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
-                  GemmCall call;
-                  call.w = {copy.upper->as<uint8_t>(), nullptr, nullptr, shape.n, shape.k, Join::kBiased};
-                  call.mode = Mode::kE4M3;
-                  call.m = m;
-                  call.x = b.quantised.as<void>();
-                  call.ldx = shape.k;
-                  call.token_scale = b.scales.as<float>();
-                  call.d = b.d.as<void>();
-                  call.ldd = shape.n;
-                  call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
-                  return b.gemm.run(call, config, stream);
-                });
+    const auto chain = [&](const Config& config) -> GraphTimer::Launch {
+      return [&b, shape, m, config, &copies](int i, CUstream_st* stream) -> Status {
+        RowsCall rows;
+        rows.source = RowsCall::Source::kNorm;
+        rows.m = m;
+        rows.k = shape.k;
+        rows.x = b.x.as<void>();
+        rows.ldx = shape.k;
+        rows.weight = b.x.as<uint16_t>() + size_t{64} * 32768;
+        rows.residual = b.residual.as<void>();
+        rows.ldr = shape.k;
+        rows.y_e4m3 = b.quantised.as<uint8_t>();
+        rows.ldy_e4m3 = shape.k;
+        rows.scale = {ActivationScale::Kind::kPerToken, b.row_scales.as<float>(), nullptr};
+        NFP_RETURN_IF_ERROR(run_rows(rows, stream));
+        const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
+        GemmCall call;
+        call.w = {copy.upper->as<uint8_t>(), nullptr, nullptr, shape.n, shape.k, Join::kBiased};
+        call.mode = Mode::kE4M3;
+        call.m = m;
+        call.x = b.quantised.as<void>();
+        call.ldx = shape.k;
+        call.token_scale = b.row_scales.as<float>();
+        call.d = b.d.as<void>();
+        call.ldd = shape.n;
+        call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
+        return b.gemm.run(call, config, stream);
+      };
+    };
+    Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
+    int tried = 0;
+    for (const Config& config : candidates({m, shape.n, shape.k, Mode::kE4M3, false}, b.gemm.device())) {
+      if (tried++ >= b.candidates_tried) break;
+      consider(method, to_string(config), chain(config), expect8 + 3, copies.size());
+    }
+    methods.push_back(std::move(method));
   }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
 

@@ -47,23 +47,25 @@ __device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t cou
   }
 }
 
-struct Sum {
-  __device__ float operator()(float a, float b) const { return a + b; }
+struct Totals {
+  float sum;
+  float largest;  // not negative
 };
-struct Largest {
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-// Of the whole block, in a fixed order; every thread gets it. 0 is neutral for both uses (magnitudes and squares).
-template <typename Combine>
-__device__ __forceinline__ float reduce(float v, Combine combine, float* scratch) {
+// Of the whole block, in a fixed order; every thread gets them.
+__device__ __forceinline__ Totals reduce(Totals v, float2* scratch) {
+  const auto warp = [&] {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, offset));
-  __syncthreads();  // the last use of scratch is over
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+    for (int offset = 16; offset > 0; offset /= 2) {
+      v.sum += __shfl_xor_sync(0xffffffffu, v.sum, offset);
+      v.largest = fmaxf(v.largest, __shfl_xor_sync(0xffffffffu, v.largest, offset));
+    }
+  };
+  warp();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = make_float2(v.sum, v.largest);
   __syncthreads();
-  v = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : 0.0f;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, offset));
+  const float2 other = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
+  v = {other.x, other.y};
+  warp();
   return v;
 }
 
@@ -71,13 +73,13 @@ __device__ __forceinline__ float reduce(float v, Combine combine, float* scratch
 template <int kVectors>
 __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
-  __shared__ float scratch[32];
+  __shared__ float2 scratch[32];
   ptx::launch_dependents();
   ptx::dependency_wait();
   const int64_t token = blockIdx.x;
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
   float v[kVectors][8];
-  float squares = 0.0f;
+  Totals totals{0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
@@ -99,18 +101,26 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
         v[i][j] = widen(narrow(v[i][j] + r[j], p.bf16), p.bf16);  // the norm sees what the residual stream holds
       store8(h, first, p.k, p.vectors, p.bf16, v[i]);
     }
+    if (p.weight != nullptr) {
+      float w[8];
+      load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors, p.bf16, w);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) squares += v[i][j] * v[i][j];
+      for (int j = 0; j < 8; ++j) {
+        totals.sum += v[i][j] * v[i][j];
+        v[i][j] *= w[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
   }
-  if (p.weight != nullptr) {
-    const float factor = rsqrtf(reduce(squares, Sum{}, scratch) / static_cast<float>(p.k) + p.epsilon);
+  if (p.weight != nullptr || p.per_token || p.amax_out != nullptr) totals = reduce(totals, scratch);
+  if (p.weight != nullptr) {  // the norm's factor is the row's, so the largest magnitude needs no second reduction
+    const float factor = rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon);
+    totals.largest *= factor;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      float w[8];
-      load8(static_cast<const uint16_t*>(p.weight), (int64_t{i} * blockDim.x + threadIdx.x) * 8, p.k, p.vectors, p.bf16,
-            w);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[i][j] *= factor * w[j];
+      for (int j = 0; j < 8; ++j) v[i][j] *= factor;
     }
   }
   if (p.y_f16 != nullptr) {
@@ -120,19 +130,12 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
       store8(y, (int64_t{i} * blockDim.x + threadIdx.x) * 8, p.k, p.vectors, p.bf16, v[i]);
   }
   if (p.pass == RowsPass::kOutputs && p.y_e4m3 == nullptr) return;
-
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[i][j]));
-  }
-  float scale = 1.0f;
-  if (p.per_token || p.amax_out != nullptr) largest = reduce(largest, Largest{}, scratch);
+  const float largest = totals.largest;
   if (p.amax_out != nullptr && threadIdx.x == 0) {  // magnitudes are not negative: their bits order like integers
     atomicMax(reinterpret_cast<int*>(p.amax_out), __float_as_int(largest));
   }
   if (p.pass == RowsPass::kMagnitude) return;
+  float scale = 1.0f;
   if (p.per_token) {
     scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
     if (threadIdx.x == 0) p.scale[token] = scale;

@@ -4,6 +4,9 @@
 #pragma once
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/linear_inl.h"
+#include "backend/cpu/math_inl.h"
+#include "backend/cpu/rows_inl.h"
 
 namespace nfp {
 namespace {

@@ -24,7 +24,7 @@ using cpu::Operation;
 
 class CpuGraph final : public Graph {
  public:
-  explicit CpuGraph(std::vector<Operation> operations) : operations(std::move(operations)) {}
+  explicit CpuGraph(std::vector<Operation> recorded) : operations(std::move(recorded)) {}
   std::vector<Operation> operations;
 };
 

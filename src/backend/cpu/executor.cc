@@ -119,7 +119,9 @@ Status Executor::reserve(std::span<const Operation> operations) {
     if (scratch.bytes() >= most.per_thread) continue;
     NFP_ASSIGN_OR_RETURN(scratch, Mapping::create(most.per_thread));
   }
-  if (shared_.bytes() < most.shared) NFP_ASSIGN_OR_RETURN(shared_, Mapping::create(most.shared));
+  if (shared_.bytes() < most.shared) {
+    NFP_ASSIGN_OR_RETURN(shared_, Mapping::create(most.shared));
+  }
   if (most.vocab > 0) {
     try {
       for (SampleScratch& scratch : sampling_) scratch.reserve(most.vocab);
@@ -145,16 +147,6 @@ Status Executor::run(std::span<const Operation> operations) {
       }
     }
   });
-  // The history is written by one thread: rows may share a slot.
-  for (const Operation& operation : operations) {
-    const auto* sample = std::get_if<SampleArgs>(&operation);
-    if (sample == nullptr || sample->history == nullptr || sample->sampling.history_slot == nullptr) continue;
-    auto& history = static_cast<CpuTokenHistory&>(*sample->history);
-    for (int32_t row = 0; row < sample->rows; ++row) {
-      const int32_t slot = sample->sampling.history_slot[row];
-      if (slot >= 0) history.append(slot, sample->token[row]);
-    }
-  }
   return ok_status();
 }
 
@@ -301,6 +293,14 @@ void Executor::execute(const SampleArgs& args, int thread) {
   const Range rows = partition(args.rows, thread, threads_.size());
   for (int64_t i = rows.begin; i < rows.end; ++i) {
     sample_row(kernels_, args, static_cast<int32_t>(i), sampling_[static_cast<size_t>(thread)]);
+  }
+  if (args.history == nullptr || args.sampling.history_slot == nullptr) return;
+  threads_.barrier();
+  if (thread != 0) return;  // one thread writes the history, since rows may share a slot
+  auto& history = static_cast<CpuTokenHistory&>(*args.history);
+  for (int32_t row = 0; row < args.rows; ++row) {
+    const int32_t slot = args.sampling.history_slot[row];
+    if (slot >= 0) history.append(slot, args.token[row]);
   }
 }
 

@@ -1,9 +1,10 @@
 // The matrix kernels. Few rows: panels are unpacked in registers and used at once. More rows: four panels are unpacked
 // to a block in L1 and all rows run over it. Both add x[k] * w[k] to one accumulator an output in order of k, so that
-// the choice between them (a matter of speed) cannot be seen in the result. Included after simd_*.h and math_inl.h.
+// the choice between them (a matter of speed) cannot be seen in the result. Included after one simd_*.h.
 #pragma once
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/math_inl.h"
 
 #define NFP_UNROLL _Pragma("GCC unroll 16")
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/math_inl.h"
 
 namespace nfp {
 namespace {

@@ -1,0 +1,310 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/executor.h"
+#include "backend/cpu/kv_cache.h"
+#include "backend/cpu/test_util.h"
+
+namespace nfp::cpu {
+namespace {
+
+struct Shape {
+  int heads = 6, kv_heads = 2, head_dim = 32, block_size = 16;
+  DType dtype = DType::kF16;
+  int window = 0;
+  float soft_cap = 0;
+  bool qk_norm = false;
+};
+
+// Sequences whose tokens are fed in chunks of the caller's choice; attention outputs are collected by token.
+class Model {
+ public:
+  Model(const Shape& shape, const KernelTable& table, int threads, std::vector<int> lengths, uint32_t seed)
+      : shape_(shape), table_(table), threads_(threads), executor_(table, threads_), lengths_(std::move(lengths)) {
+    const int width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+    longest_ = *std::max_element(lengths_.begin(), lengths_.end());
+    table_width_ = (longest_ + shape.block_size - 1) / shape.block_size;
+    const int64_t blocks = static_cast<int64_t>(lengths_.size()) * table_width_;
+    cache_ = CpuKvCache::create({2, shape.kv_heads, shape.head_dim, shape.block_size, blocks, shape.dtype}).value();
+    Random random(seed);
+    for (const int length : lengths_) inputs.push_back(random.normals(static_cast<size_t>(length * width)));
+    norm_ = random.normals(static_cast<size_t>(shape.head_dim));
+    for (int p = 0; p < longest_; ++p) {
+      for (const bool sine : {false, true}) {
+        for (int i = 0; i < shape.head_dim / 2; ++i) {
+          const double angle = p * std::pow(10000.0, -2.0 * i / shape.head_dim);
+          cos_sin_.push_back(static_cast<float>(sine ? std::sin(angle) : std::cos(angle)));
+        }
+      }
+    }
+    // Blocks of sequences in mixed order, and garbage in what no token was written to.
+    for (int64_t b = 0; b < blocks; ++b) block_table_.push_back(static_cast<int32_t>((b * 7 + 3) % blocks));
+    std::sort(block_table_.begin(), block_table_.end());
+    std::shuffle(block_table_.begin(), block_table_.end(), std::mt19937(seed));
+    const KvLayer layer = cache_->layer(0);
+    std::memset(const_cast<void*>(layer.keys), 0xff, cache_->bytes());  // NaN in both dtypes
+    for (const int length : lengths_) {
+      outputs.emplace_back(static_cast<size_t>(length * shape.heads * shape.head_dim), -1.0f);
+    }
+  }
+
+  struct Chunk {
+    int sequence, first, count;
+  };
+
+  void step(const std::vector<Chunk>& chunks) {
+    const int width = (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim;
+    const int out_width = shape_.heads * shape_.head_dim;
+    std::vector<float> qkv;
+    std::vector<int32_t> positions, slots, query_start = {0}, context, tables;
+    BatchView batch;
+    for (const Chunk& chunk : chunks) {
+      const auto s = static_cast<size_t>(chunk.sequence);
+      for (int t = chunk.first; t < chunk.first + chunk.count; ++t) {
+        qkv.insert(qkv.end(), inputs[s].begin() + t * width, inputs[s].begin() + (t + 1) * width);
+        positions.push_back(t);
+        slots.push_back(
+            block_table_[s * static_cast<size_t>(table_width_) + static_cast<size_t>(t / shape_.block_size)] *
+                shape_.block_size +
+            t % shape_.block_size);
+      }
+      query_start.push_back(static_cast<int32_t>(positions.size()));
+      context.push_back(chunk.first + chunk.count);
+      const auto row = block_table_.begin() + static_cast<ptrdiff_t>(s) * table_width_;
+      tables.insert(tables.end(), row, row + table_width_);
+    }
+    batch.tokens = static_cast<int32_t>(positions.size());
+    batch.sequences = static_cast<int32_t>(chunks.size());
+    batch.table_width = table_width_;
+    batch.positions = positions.data();
+    batch.slots = slots.data();
+    batch.query_start = query_start.data();
+    batch.context = context.data();
+    batch.block_table = tables.data();
+    std::vector<float> out(static_cast<size_t>(batch.tokens * out_width), -2.0f);
+    RopeArgs rope;
+    rope.qkv = qkv.data();
+    rope.heads = shape_.heads;
+    rope.kv_heads = shape_.kv_heads;
+    rope.head_dim = shape_.head_dim;
+    rope.cos_sin = cos_sin_.data();
+    rope.q_norm = rope.k_norm = shape_.qk_norm ? norm_.data() : nullptr;
+    rope.cache = cache_.get();
+    rope.layer = 1;
+    rope.batch = batch;
+    AttentionArgs attention;
+    attention.qkv = qkv.data();
+    attention.heads = shape_.heads;
+    attention.kv_heads = shape_.kv_heads;
+    attention.head_dim = shape_.head_dim;
+    attention.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    attention.window = shape_.window;
+    attention.soft_cap = shape_.soft_cap;
+    attention.cache = cache_.get();
+    attention.layer = 1;
+    attention.batch = batch;
+    attention.out = out.data();
+    const std::vector<Operation> operations = {rope, attention};
+    ASSERT_TRUE(executor_.run(operations).ok());
+    size_t token = 0;
+    for (const Chunk& chunk : chunks) {
+      std::copy_n(out.begin() + static_cast<ptrdiff_t>(token) * out_width, chunk.count * out_width,
+                  outputs[static_cast<size_t>(chunk.sequence)].begin() + chunk.first * out_width);
+      token += static_cast<size_t>(chunk.count);
+    }
+  }
+
+  // The definition in FP64, from inputs; keys and values rounded as the cache rounds them.
+  std::vector<double> defined(int sequence) const {
+    const int d = shape_.head_dim, width = (shape_.heads + 2 * shape_.kv_heads) * d;
+    const int length = lengths_[static_cast<size_t>(sequence)];
+    const std::vector<float>& in = inputs[static_cast<size_t>(sequence)];
+    const auto head = [&](int t, int h, bool rotate) {
+      std::vector<double> x(in.begin() + t * width + h * d, in.begin() + t * width + (h + 1) * d);
+      if (!rotate) return x;
+      if (shape_.qk_norm) {
+        double sum = 0;
+        for (const double v : x) sum += v * v;
+        for (int i = 0; i < d; ++i) {
+          x[static_cast<size_t>(i)] *= norm_[static_cast<size_t>(i)] / std::sqrt(sum / d + 1e-6);
+        }
+      }
+      std::vector<double> y(x.size());
+      const size_t half = x.size() / 2;
+      for (size_t i = 0; i < half; ++i) {
+        const double c = cos_sin_[static_cast<size_t>(t * d) + i], s = cos_sin_[static_cast<size_t>(t * d) + half + i];
+        y[i] = x[i] * c - x[i + half] * s;
+        y[i + half] = x[i + half] * c + x[i] * s;
+      }
+      return y;
+    };
+    const auto cached = [&](double v) {
+      const auto f = static_cast<float>(v);
+      return static_cast<double>(shape_.dtype == DType::kF16 ? fp16_to_fp32(fp32_to_fp16(f)) : f);
+    };
+    std::vector<double> out;
+    const int group = shape_.heads / shape_.kv_heads;
+    std::vector<std::vector<std::vector<double>>> keys(static_cast<size_t>(length)), values(keys);
+    for (int t = 0; t < length; ++t) {
+      for (int h = 0; h < shape_.kv_heads; ++h) {
+        keys[static_cast<size_t>(t)].push_back(head(t, shape_.heads + h, true));
+        values[static_cast<size_t>(t)].push_back(head(t, shape_.heads + shape_.kv_heads + h, false));
+      }
+    }
+    for (int t = 0; t < length; ++t) {
+      for (int h = 0; h < shape_.heads; ++h) {
+        const std::vector<double> q = head(t, h, true);
+        const auto kv = static_cast<size_t>(h / group);
+        const int begin = shape_.window > 0 ? std::max(0, t - shape_.window + 1) : 0;
+        std::vector<double> p;
+        for (int j = begin; j <= t; ++j) {
+          double s = 0;
+          for (size_t i = 0; i < q.size(); ++i) s += q[i] * cached(keys[static_cast<size_t>(j)][kv][i]);
+          s /= std::sqrt(static_cast<double>(d));
+          if (shape_.soft_cap > 0)
+            s = static_cast<double>(shape_.soft_cap) * std::tanh(s / static_cast<double>(shape_.soft_cap));
+          p.push_back(s);
+        }
+        const double most = *std::max_element(p.begin(), p.end());
+        double sum = 0;
+        for (double& v : p) sum += v = std::exp(v - most);
+        for (size_t i = 0; i < q.size(); ++i) {
+          double o = 0;
+          for (int j = begin; j <= t; ++j) {
+            o += p[static_cast<size_t>(j - begin)] * cached(values[static_cast<size_t>(j)][kv][i]);
+          }
+          out.push_back(o / sum);
+        }
+      }
+    }
+    return out;
+  }
+
+  std::vector<std::vector<float>> inputs, outputs;
+
+ private:
+  Shape shape_;
+  const KernelTable& table_;
+  ThreadPool threads_;
+  Executor executor_;
+  std::vector<int> lengths_;
+  int longest_ = 0;
+  int table_width_ = 0;
+  std::unique_ptr<CpuKvCache> cache_;
+  std::vector<float> norm_, cos_sin_;
+  std::vector<int32_t> block_table_;
+};
+
+const std::vector<Shape> kShapes = {
+    {},
+    {.heads = 3, .kv_heads = 3, .head_dim = 20, .block_size = 5},  // nothing is a multiple of 16
+    {.heads = 4, .kv_heads = 1, .head_dim = 64, .block_size = 40, .dtype = DType::kF32},
+    {.heads = 4, .kv_heads = 2, .head_dim = 16, .window = 19, .soft_cap = 3.0f},
+    {.heads = 4, .kv_heads = 2, .head_dim = 32, .block_size = 32, .qk_norm = true},
+};
+
+TEST(Attention, AgreesWithItsDefinition) {
+  for (const Shape& shape : kShapes) {
+    for (const KernelTable* table : runnable_tables()) {
+      Model model(shape, *table, 2, {70, 1, 33}, 11);
+      model.step({{0, 0, 70}, {1, 0, 1}, {2, 0, 33}});
+      for (int s = 0; s < 3; ++s) {
+        const std::vector<double> want = model.defined(s);
+        const std::vector<float>& got = model.outputs[static_cast<size_t>(s)];
+        // Scores are sums of head_dim products of values up to about 4: 2^-24 * 16 * 64 relative; F16 keys may round
+        // the other way where FP32 and FP64 rotations differ: 2^-11 of one product.
+        for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 2e-3) << table->name << " at " << i;
+      }
+    }
+  }
+}
+
+TEST(Attention, EveryTableEqualsScalar) {
+  for (const Shape& shape : kShapes) {
+    Model reference(shape, scalar_kernels(), 1, {90, 17}, 12);
+    reference.step({{0, 0, 90}, {1, 0, 17}});
+    for (const KernelTable* table : runnable_tables()) {
+      Model model(shape, *table, 3, {90, 17}, 12);
+      model.step({{1, 0, 17}, {0, 0, 90}});
+      EXPECT_EQ(model.outputs, reference.outputs) << table->name;
+    }
+  }
+}
+
+TEST(Attention, ChunksDecodeAndCompanyDoNotChangeARow) {
+  for (const KernelTable* table : runnable_tables()) {
+    if (table->name == std::string("scalar-bf16")) continue;
+    for (Shape shape : kShapes) {
+      if (table->name == std::string("scalar") && shape.head_dim > 32) continue;
+      const int length = shape.block_size == 16 ? 1100 : 150;  // over two partitions of keys
+      Model whole(shape, *table, 1, {length, 40}, 13);
+      whole.step({{0, 0, length}});
+      whole.step({{1, 0, 40}});
+      Model pieces(shape, *table, 3, {length, 40}, 13);
+      // Prefill in uneven chunks, with the other sequence's tokens beside them, then decode.
+      pieces.step({{0, 0, 1}});
+      pieces.step({{1, 0, 13}, {0, 1, 60}});
+      pieces.step({{0, 61, length - 80}, {1, 13, 7}});
+      for (int t = length - 19; t < length; ++t) {
+        std::vector<Model::Chunk> chunks = {{0, t, 1}};
+        const int other = 20 + t - (length - 19);
+        chunks.push_back({1, other, other == 38 ? 2 : 1});
+        pieces.step(chunks);
+      }
+      EXPECT_EQ(pieces.outputs, whole.outputs) << table->name << " head_dim " << shape.head_dim;
+    }
+  }
+}
+
+TEST(Attention, SplitPartitionsMergeToTheWhole) {
+  Random random(14);
+  for (const KernelTable* table : runnable_tables()) {
+    const KvCacheSpec spec{1, 1, 64, 16, 100, DType::kF16};
+    const auto cache = CpuKvCache::create(spec).value();
+    auto* keys = static_cast<uint16_t*>(const_cast<void*>(cache->layer(0).keys));
+    for (size_t i = 0; i < cache->bytes() / 2; ++i) keys[i] = fp32_to_fp16(random.normal());
+    std::vector<int32_t> blocks(100);
+    for (int i = 0; i < 100; ++i) blocks[static_cast<size_t>(i)] = i;
+    const std::vector<float> q = random.normals(3 * 64);
+    std::vector<float> whole(3 * 64), merged(3 * 64, -1.0f);
+    std::vector<float> scratch(attention_scratch_floats(64));
+    const auto task_into = [&](std::vector<float>& out, std::vector<QueryRow>& rows) {
+      rows.clear();
+      for (int r = 0; r < 3; ++r) rows.push_back({q.data() + r * 64, out.data() + r * 64, r * 500, 1550 + r * 20});
+      AttentionTask task;
+      task.layer = cache->layer(0);
+      task.blocks = blocks.data();
+      task.head_dim = 64;
+      task.scale = 0.125f;
+      task.rows = rows.data();
+      task.row_count = 3;
+      task.scratch = scratch.data();
+      return task;
+    };
+    std::vector<QueryRow> rows;
+    table->attention(task_into(whole, rows));
+    const AttentionTask task = task_into(merged, rows);
+    std::vector<std::vector<float>> states;
+    std::vector<const float*> pointers;
+    for (int p = 0; p < 4; ++p) {
+      states.emplace_back(attention_state_floats(3, 64));
+      table->attention_partition(task, p, states.back().data());
+    }
+    for (const auto& state : states) pointers.push_back(state.data());
+    table->attention_merge(task, pointers.data(), 4);
+    EXPECT_EQ(merged, whole) << table->name;
+  }
+}
+
+TEST(Attention, AnEmptySequenceIsSkipped) {
+  Model model({}, *runnable_tables().back(), 2, {5, 3}, 15);
+  model.step({{0, 0, 5}, {1, 0, 0}});
+  for (const float v : model.outputs[1]) EXPECT_EQ(v, -1.0f);
+}
+
+}  // namespace
+}  // namespace nfp::cpu

@@ -26,13 +26,13 @@ struct Linear {
   GemmType type = GemmType::kQkv;
   int32_t layer = 0;
   std::vector<std::string> names;  // of the stacked matrices, in their order, without ".weight"
-  bool fp8 = true;  // member of the set that computes in FP8 in an FP8 step
+  bool fp8 = true;                 // member of the set that computes in FP8 in an FP8 step
 
   Precision at(Precision step) const { return fp8 ? step : Precision::kFp16; }
 };
 
-// Told of each linear layer's inputs during a forward (calibration): device x is [rows, k], complete once the backend is
-// synchronized, and valid until the call returns.
+// Told of each linear layer's inputs during a forward (calibration): device x is [rows, k], complete once the backend
+// is synchronized, and valid until the call returns.
 class LinearObserver {
  public:
   virtual ~LinearObserver() = default;

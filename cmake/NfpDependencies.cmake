@@ -42,6 +42,12 @@ if(NFP_STATIC_DEPS)
 endif()
 nfp_find_library(simdjson simdjson.h simdjson)
 nfp_find_library(edit histedit.h edit)
+if(NFP_edit_LIBRARY MATCHES "\\.a$")  # the archive's own needs, which its -dev package brings
+  nfp_find_library(bsd bsd/vis.h bsd)
+  nfp_find_library(md md5.h md)
+  nfp_find_library(tinfo curses.h tinfo)
+  target_link_libraries(nfp_dep_edit INTERFACE nfp::bsd nfp::md nfp::tinfo)
+endif()
 nfp_find_header_only(json nlohmann/json.hpp)
 nfp_find_header_only(cli11 CLI/CLI.hpp)
 

@@ -4,50 +4,18 @@
 On tiny random models always, and on the demo model where NFP_DEMO_MODEL names it.
 """
 
-import filecmp
 import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-PROGRAM, TINY = sys.argv[1:3]
+from program import F16_MODEL, MODELS, PROGRAM, Scratch, failure, main, run
+
 DEMO = os.environ.get("NFP_DEMO_MODEL", "")
-MODELS = [os.path.join(TINY, name) for name in sorted(os.listdir(TINY)) if os.path.isdir(os.path.join(TINY, name))]
-F16_MODEL = os.path.join(TINY, "llama-tied")
-
-
-def run(*arguments, code=0, stdin="", timeout=300, **keywords):
-    """Runs the program; its output as (stdout, stderr)."""
-    done = subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, **keywords)
-    if done.returncode != code:
-        raise AssertionError(f"{' '.join(arguments)}: exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}")
-    return done.stdout, done.stderr
-
-
-def failure(*arguments, code=1, **keywords):
-    """The one line that a refused command prints."""
-    out, err = run(*arguments, code=code, **keywords)
-    lines = [line for line in err.splitlines() if line.startswith("nestedfp: error: ")]
-    if len(lines) != 1:
-        raise AssertionError(f"expected one error line, got:\n{err}")
-    return lines[0]
-
-
-class Scratch(unittest.TestCase):
-    def setUp(self):
-        self.dir = tempfile.mkdtemp(prefix="nfp-cli-")
-
-    def tearDown(self):
-        shutil.rmtree(self.dir, ignore_errors=True)
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
 
 
 class Generate(Scratch):
@@ -305,4 +273,4 @@ class Demo(Scratch):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
+    main()

@@ -120,14 +120,16 @@ nfp::Result<std::shared_ptr<const Tokenizer>> load(int argc, char** argv) {
 std::string stream(const std::shared_ptr<const Tokenizer>& tokenizer, const std::vector<int32_t>& ids, bool skip) {
   nfp::StreamingDetokenizer detokenizer(tokenizer, {.skip_special = skip, .continues = false});
   std::string all;
-  const auto take = [&](const std::string& part) { all += nfp::text::is_utf8(part) ? part : "\n[part is not UTF-8]\n"; };
+  const auto take = [&](const std::string& part) {
+    all += nfp::text::is_utf8(part) ? part : "\n[part is not UTF-8]\n";
+  };
   for (const int32_t id : ids) take(detokenizer.append(id));
   take(detokenizer.finish());
   return all;
 }
 
 std::vector<int32_t> info(const Tokenizer& tokenizer) {
-  std::vector<int32_t> facts = {tokenizer.vocab_size(),         tokenizer.bos_id().value_or(-1),
+  std::vector<int32_t> facts = {tokenizer.vocab_size(),          tokenizer.bos_id().value_or(-1),
                                 tokenizer.eos_id().value_or(-1), tokenizer.pad_id().value_or(-1),
                                 tokenizer.unk_id().value_or(-1), tokenizer.adds_bos() ? 1 : 0};
   facts.insert(facts.end(), tokenizer.eog_ids().begin(), tokenizer.eog_ids().end());
@@ -151,7 +153,8 @@ int main(int argc, char** argv) {
     if (!read_exactly(data.data(), length)) return 1;
     std::vector<int32_t> ids;
     if (op == 'e') {
-      auto encoded = tokenizer->encode(data, {.add_special_tokens = (flags & 1) != 0, .parse_special = (flags & 2) != 0});
+      auto encoded =
+          tokenizer->encode(data, {.add_special_tokens = (flags & 1) != 0, .parse_special = (flags & 2) != 0});
       if (!encoded.ok()) {
         std::fprintf(stderr, "%s\n", encoded.error().message.c_str());
         return 1;

@@ -102,11 +102,13 @@ struct Stmt {
   std::vector<Branch> branches;
   std::vector<Parameter> parameters;
   std::vector<std::pair<Expr*, Expr*>> bindings;  // of a with
+  std::vector<Symbol> hidden, other_hidden;       // names that body and other hide from the start (see scoping.h)
 };
 
 struct Template {
   std::string name;
   std::vector<Stmt*> body;
+  std::vector<Symbol> hidden;  // names that the body hides from the start (see scoping.h)
 
   std::deque<Expr> exprs;
   std::deque<Stmt> stmts;

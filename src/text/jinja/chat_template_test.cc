@@ -2,17 +2,255 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 namespace nfp {
 namespace {
 
-TEST(ChatTemplate, Renders) {
-  auto chat = ChatTemplate::parse("{% for m in messages %}[{{ m.role }}] {{ m['content'] | trim }}\n{% endfor %}", "t");
-  ASSERT_TRUE(chat.ok()) << chat.error().message;
+using nlohmann::ordered_json;
+
+ChatTemplateInput with(ordered_json extra) {
   ChatTemplateInput input;
-  input.messages = {{{"role", "user"}, {"content", " Hi "}}};
-  auto text = chat->render(input);
-  ASSERT_TRUE(text.ok()) << text.error().message;
-  EXPECT_EQ(*text, "[user] Hi\n");
+  input.messages = ordered_json::parse(
+      R"([{"role": "system", "content": "Be kind."}, {"role": "user", "content": " Hi é "}, {"role": "user"}])");
+  input.bos_token = "<s>";
+  input.extra = std::move(extra);
+  return input;
+}
+
+Result<std::string> render(const std::string& source, const ChatTemplateInput& input) {
+  auto chat = ChatTemplate::parse(source, "t");
+  if (!chat.ok()) return chat.error();
+  return chat->render(input);
+}
+
+std::string text_of(const std::string& source, ordered_json extra = ordered_json::object()) {
+  const auto text = render(source, with(std::move(extra)));
+  return text.ok() ? *text : "ERROR: " + text.error().message;
+}
+
+std::string error_of(const std::string& source) {
+  const auto text = render(source, with(ordered_json::object()));
+  return text.ok() ? "no error: " + *text : text.error().message;
+}
+
+TEST(ChatTemplate, RendersAConversation) {
+  EXPECT_EQ(text_of("{{ bos_token }}{% for m in messages[:2] %}[{{ m.role }}] {{ m['content'] | trim }}\n{% endfor %}"),
+            "<s>[system] Be kind.\n[user] Hi é\n");
+  ChatTemplateInput input;
+  input.add_generation_prompt = true;
+  EXPECT_EQ(
+      *render("{{ messages }}{{ tools }}{{ documents }}{{ add_generation_prompt }}{{ bos_token is defined }}", input),
+      "[]NoneNoneTrueFalse");
+}
+
+TEST(ChatTemplate, TrimsBlocksAndStripsTheLineBeforeThem) {
+  EXPECT_EQ(text_of("a\n  {% if true %}\nb\n  {% endif %}\nc\n"), "a\nb\nc");
+  EXPECT_EQ(text_of("a \n {%- if true -%} \n b {%- endif %}"), "ab");
+  EXPECT_EQ(text_of("  {%+ if true %}x{% endif +%}\ny"), "  x\ny");
+  EXPECT_EQ(text_of("a {# note #}\n b {#- note -#} \n c"), "a  bc");
+  EXPECT_EQ(text_of("{% raw %}{{ x }}{% endraw %}"), "{{ x }}");
+  EXPECT_EQ(text_of("{{ {'a': {'b': 1}} }}|{{ '}}' }}"), "{'a': {'b': 1}}|}}");
+}
+
+TEST(ChatTemplate, PrintsAsPythonDoes) {
+  EXPECT_EQ(text_of("{{ [1, 1.0, 1e16, 1e-5, 0.1, true, none, 'a\\'b', \"q\\\"'\", 'é\\n\\x01', (1,), ()] }}"),
+            R"([1, 1.0, 1e+16, 1e-05, 0.1, True, None, "a'b", 'q"\'', 'é\n\x01', (1,), ()])");
+  EXPECT_EQ(text_of("{{ big }} {{ big + 1 }}", {{"big", 18446744073709551615u}}),
+            "18446744073709551615 18446744073709551616");
+  EXPECT_EQ(
+      text_of("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 3 }} {{ 2.5 | round }} {{ 7.0 // 2 }}"),
+      "3 -4 2 3.5 8 2.0 3.0");
+}
+
+TEST(ChatTemplate, UndefinedPrintsNothingButCannotBeUsed) {
+  EXPECT_EQ(text_of("[{{ nope }}{{ messages[9] }}{{ messages[2].content }}{% for x in nope %}x{% endfor %}]"), "[]");
+  EXPECT_EQ(text_of("{{ nope is defined }} {{ nope | default('d') }} {{ nope == nada }} {{ [nope] }}"),
+            "False d True [Undefined]");
+  EXPECT_EQ(error_of("\n{{ nope.attribute }}"), "chat template 't' line 2: 'nope' is undefined");
+  EXPECT_EQ(error_of("{{ messages[0].nope + 'x' }}"),
+            "chat template 't' line 1: 'dict object' has no attribute 'nope'");
+  EXPECT_EQ(error_of("{{ nope() }}"), "chat template 't' line 1: 'nope' is undefined");
+}
+
+TEST(ChatTemplate, ScopesAreThoseOfJinja) {
+  EXPECT_EQ(text_of("{% set x = 1 %}{% for i in [1] %}{% set x = 2 %}{% endfor %}{{ x }}"), "1");
+  EXPECT_EQ(
+      text_of("{% set ns = namespace(x=1) %}{% for i in [1, 2] %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}"),
+      "4");
+  EXPECT_EQ(text_of("{% if true %}{% set x = 3 %}{% endif %}{{ x }}"), "3");
+  EXPECT_EQ(text_of("{% macro m(a, b=2) %}{{ a }}{{ b }}{{ caller() }}{% endmacro %}{% call m(1) %}c{% endcall %}"),
+            "12c");
+  // `given` is set by the template itself further down, so the loop does not see the variable passed to it.
+  EXPECT_EQ(text_of("{% for i in [1] %}[{{ given }}]{% endfor %}{% set given = 1 %}{{ given }}", {{"given", "x"}}),
+            "[]1");
+}
+
+TEST(ChatTemplate, LoopsKnowWhereTheyStand) {
+  EXPECT_EQ(text_of("{% for x in 'abc' if x != 'b' %}{{ loop.index }}{{ loop.last }}{{ loop.length }} {% endfor %}"),
+            "1False2 2True2 ");
+  EXPECT_EQ(text_of("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% else %}none{% endfor %}"), "a=1");
+  EXPECT_EQ(text_of("{% for x in range(9) %}{% if x == 1 %}{% continue %}{% elif x > 2 %}{% break %}{% endif %}{{ x }}"
+                    "{% endfor %}"),
+            "02");
+  EXPECT_EQ(text_of("{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}"), "123");
+}
+
+TEST(ChatTemplate, ToJsonIsPythonsJsonDumps) {
+  EXPECT_EQ(text_of("{{ v | tojson }}", {{"v", ordered_json::parse(R"({"b": [1, 2.0, null, true], "a": "<é>\"\n"})")}}),
+            R"({"b": [1, 2.0, null, true], "a": "<é>\"\n"})");
+  EXPECT_EQ(text_of("{{ {'b': 1, 'a': []} | tojson(indent=2, sort_keys=true) }}"), "{\n  \"a\": [],\n  \"b\": 1\n}");
+  EXPECT_EQ(text_of("{{ ['é😀', 1] | tojson(ensure_ascii=true, separators=(',', ':')) }}"),
+            R"(["\u00e9\ud83d\ude00",1])");
+  EXPECT_EQ(error_of("{{ nope | tojson }}"),
+            "chat template 't' line 1: Object of type Undefined is not JSON serializable");
+}
+
+TEST(ChatTemplate, TextIsUnicode) {
+  EXPECT_EQ(text_of("{{ s | length }} {{ s[1] }} {{ s[::-1] }} {{ s | upper }} {{ 'ΑΣ'.lower() }} {{ s.find('語') }}",
+                    {{"s", "ß語é"}}),
+            "3 語 é語ß SS語É ας 1");
+}
+
+TEST(ChatTemplate, TheSandboxRefusesChanges) {
+  EXPECT_EQ(error_of("{{ messages.append(1) }}"),
+            "chat template 't' line 1: access to attribute 'append' of 'list' object is unsafe.");
+  EXPECT_EQ(error_of("{% set messages[0] = 1 %}").find("chat template 't' line 1: syntax error"), 0u);
+  EXPECT_EQ(text_of("[{{ ''.__class__ }}]"), "[]");
+}
+
+TEST(ChatTemplate, ErrorsNameTemplateAndLine) {
+  EXPECT_EQ(error_of("\n\n{{ raise_exception('roles must\nalternate') }}"),
+            "chat template 't' line 3: roles must alternate");
+  EXPECT_EQ(error_of("a\n{% if %}"), "chat template 't' line 2: syntax error: Expected an expression, got '%}'");
+  EXPECT_EQ(error_of("{% for x in y %}"),
+            "chat template 't' line 1: syntax error: unexpected end of the template: 'endfor' is missing");
+  EXPECT_EQ(error_of("{{ 'a }}"),
+            "chat template 't' line 1: syntax error: unexpected char ''': a string without its end");
+  EXPECT_EQ(error_of("{% include 'x' %}"),
+            "chat template 't' line 1: syntax error: the tag 'include' is not supported in chat templates");
+  EXPECT_EQ(error_of("{{ 1 | nosuch }}"), "chat template 't' line 1: No filter named 'nosuch'.");
+}
+
+TEST(ChatTemplate, RefusesTextThatIsNotUtf8) {
+  EXPECT_FALSE(ChatTemplate::parse("\xff", "t").ok());
+  ChatTemplateInput input;
+  input.messages = {{{"role", "user"}, {"content", "\xc3"}}};
+  EXPECT_EQ(render("{{ messages[0].content }}", input).error().code, ErrorCode::kInvalidInput);
+}
+
+TEST(ChatTemplate, StrftimeNowUsesLocalTimeWithoutAZone) {
+  ChatTemplateInput input;
+  input.now = std::chrono::system_clock::from_time_t(0) + std::chrono::hours(24 * 200) + std::chrono::milliseconds(5);
+  EXPECT_EQ(*render("{{ strftime_now('%Y %f[%Z%z]%%') }}", input), "1970 005000[]%");
+}
+
+TEST(ChatTemplate, GenerationTagIsABlockOfItsOwn) {
+  EXPECT_EQ(text_of("{% set x = 1 %}{% generation %}a{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"), "a21");
+}
+
+TEST(ChatTemplate, Mentions) {
+  const auto chat = ChatTemplate::parse("{% if tools %}{{ tools | tojson }}{% endif %}{% set y = 1 %}{{ m.x }}", "t");
+  ASSERT_TRUE(chat.ok());
+  EXPECT_TRUE(chat->mentions("tools"));
+  EXPECT_TRUE(chat->mentions("m"));
+  EXPECT_FALSE(chat->mentions("x"));
+  EXPECT_FALSE(chat->mentions("y"));
+  EXPECT_FALSE(chat->mentions("enable_thinking"));
+}
+
+// Each of these would run, recurse or grow without end.
+TEST(ChatTemplateLimits, EndHostileTemplates) {
+  for (const char* source :
+       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}0123456789{% endfor %}{% endfor %}",
+        "{{ 'x' * 100000000000 }}",
+        "{{ ('x' * 1000000) * 1000000 }}",
+        "{{ [0] * 100000000000 }}",
+        "{% set ns = namespace(x='x') %}{% for a in range(100000) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for a in range(100000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+        "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+        "{{ 'x'.center(99999999999) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ [1, 2] | tojson(indent=99999999999) }}",
+        "{{ ('a' * 1000000).replace('', 'b' * 1000) }}",
+        "{{ 'a' | indent(99999999999, true) }}",
+        "{{ [1] | batch(99999999999, 0) | list }}",
+        "{{ [1] | slice(99999999999) | list }}",
+        "{% for i in [[]] recursive %}{{ loop([i]) }}{% endfor %}",
+        "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
+        "{% set a = 'a' * 300000 %}{{ (a ~ a).rfind('b' ~ a) }}{{ ('b' ~ a ~ a).rsplit('b' ~ a ~ 'c') | length }}"
+        "{% for i in range(100000) %}{{ (a ~ a).rfind('ab' ~ a) }}{% endfor %}"}) {
+    const auto text = render(source, with(ordered_json::object()));
+    ASSERT_FALSE(text.ok()) << source;
+    EXPECT_EQ(text.error().code, ErrorCode::kResource) << source << ": " << text.error().message;
+  }
+  EXPECT_EQ(error_of("{{ range(100001) }}"),
+            "chat template 't' line 1: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
+  EXPECT_EQ(error_of("{{ 9 ** 200 }}"), "chat template 't' line 1: the power of two integers is too large");
+  EXPECT_EQ(error_of("{{ 9 ** 9 ** 9 }}"), "chat template 't' line 1: the product of two integers is too large");
+  EXPECT_EQ(error_of("{{ 999999999999999999999 * 9999999999999999999999999 }}"),
+            "chat template 't' line 1: the product of two integers is too large");
+}
+
+TEST(ChatTemplateLimits, ParserRefusesDeepNesting) {
+  for (const auto& [open, close] : std::vector<std::pair<std::string, std::string>>{{"(", ")"},
+                                                                                    {"[", "]"},
+                                                                                    {"{1:", "}"},
+                                                                                    {"-", ""},
+                                                                                    {"not ", ""},
+                                                                                    {"a(", ")"},
+                                                                                    {"a[", "]"},
+                                                                                    {"1 if 1 else ", ""},
+                                                                                    {"", ".a"},
+                                                                                    {"", "|list"},
+                                                                                    {"", " + 1"},
+                                                                                    {"", " and 1"},
+                                                                                    {"", " is defined"}}) {
+    std::string before, after;
+    for (int i = 0; i < 100'000; ++i) {
+      before += open;
+      after += close;
+    }
+    EXPECT_FALSE(ChatTemplate::parse("{{ " + before + "x" + after + " }}", "t").ok()) << open << close;
+  }
+  std::string ifs;
+  for (int i = 0; i < 100'000; ++i) ifs += "{% if 1 %}";
+  EXPECT_FALSE(ChatTemplate::parse(ifs, "t").ok());
+}
+
+TEST(ChatTemplate, OneTemplateServesManyThreads) {
+  const auto chat = ChatTemplate::parse("{% for m in messages %}{{ m.content | upper ~ 'é' }}{% endfor %}", "t");
+  ASSERT_TRUE(chat.ok());
+  const ChatTemplateInput input = with(ordered_json::object());
+  std::vector<std::thread> threads;
+  std::vector<std::string> texts(4);
+  for (std::string& text : texts) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) text = chat->render(input).value();
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const std::string& text : texts) EXPECT_EQ(text, "BE KIND.é HI É éé");
+}
+
+TEST(PickChatTemplate, ChoosesAsTransformersDoes) {
+  const auto list = ordered_json::parse(
+      R"([{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}])");
+  EXPECT_EQ(*pick_chat_template("S", true), "S");
+  EXPECT_EQ(*pick_chat_template(list, false), "D");
+  EXPECT_EQ(*pick_chat_template(list, true), "T");
+  EXPECT_EQ(*pick_chat_template(list, true, "rag"), "R");
+  EXPECT_EQ(pick_chat_template(list, true, "x").error().message,
+            "field 'chat_template' has no template 'x'; it has: default, rag, tool_use");
+  EXPECT_EQ(pick_chat_template(ordered_json::parse(R"([{"name": "rag", "template": "R"}])"), false).error().code,
+            ErrorCode::kNotFound);
+  EXPECT_EQ(pick_chat_template(7, false).error().code, ErrorCode::kInvalidInput);
+  EXPECT_EQ(pick_chat_template(ordered_json::parse(R"([{"name": 1}])"), false).error().code, ErrorCode::kInvalidInput);
 }
 
 }  // namespace

@@ -63,16 +63,30 @@ Interpreter::Interpreter(const Template& program, Runtime& rt, std::vector<Value
 std::string Interpreter::run() {
   std::string out;
   out_ = &out;
-  scope_ = rt_.make<Scope>(nullptr);
+  scope_ = make_scope(nullptr, program_.hidden);
   run_body(program_.body);
   out_ = nullptr;
   return out;
+}
+
+Scope* Interpreter::make_scope(Scope* around, const std::vector<Symbol>& hidden) {
+  auto* scope = rt_.make<Scope>(around);
+  for (const Symbol symbol : hidden) {
+    rt_.charge(sizeof(scope->variables[0]));
+    scope->variables.emplace_back(symbol, Value());
+  }
+  return scope;
 }
 
 void Interpreter::print(std::string_view text) {
   rt_.charge(text.size());
   rt_.check_output(out_->size() + text.size());
   *out_ += text;
+}
+
+void Interpreter::print_string(const Value& value) {
+  if (!value.is(Kind::kString)) rt_.fail("sequence item: expected str instance, {} found", type_name(value));
+  print(value.text());
 }
 
 void Interpreter::store(Symbol symbol, const Value& value) {
@@ -90,7 +104,8 @@ Value Interpreter::load(Symbol symbol, std::string_view name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
     rt_.step();
     for (const auto& [variable, value] : scope->variables) {
-      if (variable == symbol) return value;
+      if (variable != symbol) continue;
+      return value.missing() ? rt_.undefined(fmt::format("'{}' is undefined", name)) : value;
     }
   }
   if (!context_[symbol].missing()) return context_[symbol];
@@ -200,7 +215,7 @@ Interpreter::Flow Interpreter::run_for(const Stmt& s, const Value& iterable, Int
   // of them lets it run.
   bool completed = false;
   for (Value item; loop->advance(rt_, &item);) {
-    const Restore<Scope*> restore(scope_, rt_.make<Scope>(loop->scope));
+    const Restore<Scope*> restore(scope_, make_scope(loop->scope, s.hidden));
     if (loop_symbol_ != kNoSymbol) store(loop_symbol_, loop_value);
     assign(*s.target, item);
     const Flow flow = run_body(s.body);
@@ -208,7 +223,7 @@ Interpreter::Flow Interpreter::run_for(const Stmt& s, const Value& iterable, Int
     completed = completed || flow == Flow::kNormal;
   }
   if (!completed && !s.other.empty()) {
-    const Restore<Scope*> restore(scope_, rt_.make<Scope>(loop->scope));
+    const Restore<Scope*> restore(scope_, make_scope(loop->scope, s.other_hidden));
     return run_body(s.other);  // a break in here ends the loop around
   }
   return Flow::kNormal;
@@ -222,7 +237,7 @@ Interpreter::Flow Interpreter::capture(const std::vector<Stmt*>& body, Scope* sc
 
 Interpreter::Flow Interpreter::run_set_block(const Stmt& s) {
   std::string text;
-  const Flow flow = capture(s.body, rt_.make<Scope>(scope_), &text);
+  const Flow flow = capture(s.body, make_scope(scope_, s.hidden), &text);
   if (flow != Flow::kNormal) return flow;
   Value value = rt_.string(std::move(text));
   if (s.expr != nullptr) {
@@ -235,15 +250,15 @@ Interpreter::Flow Interpreter::run_set_block(const Stmt& s) {
 
 Interpreter::Flow Interpreter::run_filter_block(const Stmt& s) {
   std::string text;
-  const Flow flow = capture(s.body, rt_.make<Scope>(scope_), &text);
+  const Flow flow = capture(s.body, make_scope(scope_, s.hidden), &text);
   if (flow != Flow::kNormal) return flow;
   const Restore<Value> restore(block_text_, rt_.string(std::move(text)));
-  print(to_text(rt_, evaluate(*s.expr)));
+  print_string(evaluate(*s.expr));
   return Flow::kNormal;
 }
 
 Interpreter::Flow Interpreter::run_with(const Stmt& s) {
-  auto* scope = rt_.make<Scope>(scope_);
+  Scope* scope = make_scope(scope_, s.hidden);
   for (const auto& [target, expr] : s.bindings) {
     const Value value = evaluate(*expr);  // in the scope around the block
     const Restore<Scope*> restore(scope_, scope);
@@ -254,7 +269,7 @@ Interpreter::Flow Interpreter::run_with(const Stmt& s) {
 }
 
 void Interpreter::run_generation(const Stmt& s) {
-  const Restore<Scope*> restore(scope_, rt_.make<Scope>(scope_));
+  const Restore<Scope*> restore(scope_, make_scope(scope_, s.hidden));
   run_body(s.body);
 }
 
@@ -270,7 +285,7 @@ void Interpreter::run_call_block(const Stmt& s) {
   auto* caller = rt_.make<Macro>();
   caller->node = &s;
   caller->scope = scope_;
-  print(to_text(rt_, evaluate_call(*s.expr, Value::object(Kind::kMacro, caller))));
+  print_string(evaluate_call(*s.expr, Value::object(Kind::kMacro, caller)));
 }
 
 Value Interpreter::call_loop(Loop& loop, const Args& args) {
@@ -287,7 +302,7 @@ Value Interpreter::call_loop(Loop& loop, const Args& args) {
 
 Value Interpreter::call_macro(const Macro& macro, const Args& args) {
   const Stmt& s = *macro.node;
-  auto* scope = rt_.make<Scope>(macro.scope);
+  Scope* scope = make_scope(macro.scope, s.hidden);
   const Restore<Scope*> restore(scope_, scope);
   std::vector<std::pair<std::string_view, Value>> named = args.named;
   const auto take_named = [&named](std::string_view name) {
@@ -300,8 +315,10 @@ Value Interpreter::call_macro(const Macro& macro, const Args& args) {
     }
     return Value();
   };
+  std::vector<bool> given(s.parameters.size());
   for (size_t i = 0; i < s.parameters.size(); ++i) {
     const Value value = i < args.positional.size() ? args.positional[i] : take_named(s.parameters[i].name);
+    given[i] = !value.missing();
     store(s.parameters[i].symbol, value);
   }
   if (s.uses_caller) {
@@ -323,8 +340,9 @@ Value Interpreter::call_macro(const Macro& macro, const Args& args) {
   } else if (args.positional.size() > s.parameters.size()) {
     rt_.fail("macro '{}' takes not more than {} argument(s)", macro.name, s.parameters.size());
   }
-  for (const Stmt::Parameter& parameter : s.parameters) {
-    if (!load(parameter.symbol, parameter.name).missing()) continue;
+  for (size_t i = 0; i < s.parameters.size(); ++i) {
+    if (given[i]) continue;
+    const Stmt::Parameter& parameter = s.parameters[i];
     store(parameter.symbol, parameter.default_value != nullptr
                                 ? evaluate(*parameter.default_value)
                                 : rt_.undefined(fmt::format("parameter '{}' was not provided", parameter.name)));

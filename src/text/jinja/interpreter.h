@@ -42,9 +42,11 @@ class Interpreter {
   Flow run_set_block(const Stmt& s);
   Flow run_with(const Stmt& s);
   void run_generation(const Stmt& s);
-  // Runs a body in a scope under `around` with its output kept apart.
+  Scope* make_scope(Scope* around, const std::vector<Symbol>& hidden);
+  // Runs a body in `scope` with its output kept apart.
   Flow capture(const std::vector<Stmt*>& body, Scope* scope, std::string* out);
   void print(std::string_view text);
+  void print_string(const Value& value);  // of a filter or call block, which fail for anything but a string
   void assign(const Expr& target, const Value& value);
   void store(Symbol symbol, const Value& value);
   Value load(Symbol symbol, std::string_view name);

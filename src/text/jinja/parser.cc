@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "text/jinja/expression_parser.h"
+#include "text/jinja/scoping.h"
 #include "text/jinja/unicode_text.h"
 
 namespace nfp::jinja {
@@ -122,7 +123,7 @@ class Parser {
     if (stream_.skip_if_name("if")) s->condition = expressions_.expression();
     s->recursive = stream_.skip_if_name("recursive");
     ++expressions_.loops;
-    s->body = body({"endfor", "else"});
+    s->body = body({"else", "endfor"});
     --expressions_.loops;
     if (stream_.take().text == "else") s->other = body_to("endfor");
     --expressions_.all_loops;
@@ -257,6 +258,7 @@ Result<std::shared_ptr<const Template>> parse_template(const std::string& source
   out->name = std::move(name);
   try {
     Parser(*out, source).run();
+    find_hidden_names(*out);
   } catch (const Failure& failure) {
     return error(failure.code, "chat template '{}' line {}: syntax error: {}", out->name, failure.line,
                  failure.message);

@@ -20,7 +20,7 @@ std::string_view text_argument(Runtime& rt, Method method, const Value& v) {
 }
 
 const Value& argument(const Args& args, size_t i) {
-  static const Value kMissing;
+  static const Value kMissing{};
   return i < args.positional.size() ? args.positional[i] : kMissing;
 }
 

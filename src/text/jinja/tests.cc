@@ -92,10 +92,12 @@ bool ordered_as(Runtime& rt, const Value& v, const Args& args) {
 
 bool is_filter(Runtime& rt, const Value& v, const Args& args) {
   no_arguments(rt, args);
+  if (!is_hashable(v)) rt.fail("unhashable type: '{}'", type_name(v));
   return v.is(Kind::kString) && find_filter(v.text()) != nullptr;
 }
 bool is_test(Runtime& rt, const Value& v, const Args& args) {
   no_arguments(rt, args);
+  if (!is_hashable(v)) rt.fail("unhashable type: '{}'", type_name(v));
   return v.is(Kind::kString) && find_test(v.text()) != nullptr;
 }
 

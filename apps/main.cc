@@ -1,0 +1,36 @@
+// The nestedfp program: one verb, one file.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "verbs.h"
+
+namespace {
+
+int exit_code(const nfp::Error& error) { return error.code == nfp::ErrorCode::kUsage ? 2 : 1; }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "nestedfp: one 16-bit copy of a language model's weights, run in exact FP16 or in FP8, step by step.\n"
+      "`nestedfp VERB --help` explains a verb and shows examples.",
+      "nestedfp");
+  app.set_version_flag("--version", NFP_VERSION);
+  app.require_subcommand(1);
+  nfp::Status status;
+  nfp::add_generate(app, status);
+  nfp::add_chat(app, status);
+  nfp::add_perplexity(app, status);
+  nfp::add_bench(app, status);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : 2;
+  }
+  if (status.ok()) return 0;
+  fmt::print(stderr, "nestedfp: error: {}\n", status.error().message);
+  return exit_code(status.error());
+}

@@ -1,0 +1,181 @@
+#include "io/model_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "base/float_types.h"
+#include "base/mapped_file.h"
+#include "io/sources.h"
+
+namespace nfp {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool looks_like_repository(const std::string& model) {
+  const size_t slash = model.find('/');
+  return slash != std::string::npos && slash > 0 && slash + 1 < model.size() &&
+         model.find('/', slash + 1) == std::string::npos && model.front() != '.' && model.front() != '~';
+}
+
+std::string hub_cache() {
+  if (const char* cache = std::getenv("HF_HUB_CACHE"); cache != nullptr && *cache != '\0') return cache;
+  if (const char* home = std::getenv("HF_HOME"); home != nullptr && *home != '\0') return std::string(home) + "/hub";
+  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg != nullptr && *xdg != '\0') {
+    return std::string(xdg) + "/huggingface/hub";
+  }
+  const char* home = std::getenv("HOME");
+  return std::string(home != nullptr ? home : "") + "/.cache/huggingface/hub";
+}
+
+// Where the hub's client keeps `org/name`: models--org--name/snapshots/COMMIT, COMMIT in refs/main.
+Result<std::string> cached_snapshot(const std::string& model) {
+  const size_t slash = model.find('/');
+  const std::string folder = hub_cache() + "/models--" + model.substr(0, slash) + "--" + model.substr(slash + 1);
+  std::error_code ignored;
+  if (auto commit = read_text_file(folder + "/refs/main", 256); commit.ok()) {
+    while (!commit->empty() && (commit->back() == '\n' || commit->back() == ' ')) commit->pop_back();
+    std::string snapshot = folder + "/snapshots/" + *commit;
+    if (commit->find('/') == std::string::npos && fs::is_directory(snapshot, ignored)) return snapshot;
+  }
+  return error(
+      ErrorCode::kNotFound,
+      "{}: no such file or directory, and not in the Hugging Face cache ({}); download it with: hf download {}", model,
+      hub_cache(), model);
+}
+
+WeightType weight_type(DType dtype) { return dtype == DType::kBF16 ? WeightType::kBF16 : WeightType::kF16; }
+
+bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
+
+}  // namespace
+
+Result<std::unique_ptr<ModelSource>> ModelSource::open(const std::string& model) {
+  std::error_code code;
+  if (fs::is_directory(model, code)) return open_directory(model);
+  if (fs::exists(model, code)) return open_gguf(model);
+  if (looks_like_repository(model)) {
+    NFP_ASSIGN_OR_RETURN(const std::string snapshot, cached_snapshot(model));
+    return open_directory(snapshot);
+  }
+  return error(
+      ErrorCode::kNotFound,
+      "{}: no such file or directory; MODEL is a directory, a .gguf file, or org/name in the Hugging Face cache",
+      model);
+}
+
+void ModelSource::add_tensor(TensorInfo tensor) {
+  by_name_.emplace(tensor.name, tensors_.size());
+  tensors_.push_back(std::move(tensor));
+}
+
+const TensorInfo* ModelSource::find(std::string_view name) const {
+  const auto place = by_name_.find(name);
+  return place == by_name_.end() ? nullptr : &tensors_[place->second];
+}
+
+Result<const TensorInfo*> ModelSource::need(std::string_view name) const {
+  const TensorInfo* tensor = find(name);
+  if (tensor == nullptr) {
+    return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is missing; the checkpoint is incomplete", path_, name);
+  }
+  if (!is_float(tensor->dtype)) {
+    return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype {}; weights must be F16, BF16 or F32", path_, name,
+                 name_of(tensor->dtype));
+  }
+  return tensor;
+}
+
+uint64_t ModelSource::file_bytes() const {
+  uint64_t bytes = 0;
+  for (const TensorInfo& tensor : tensors_) bytes += tensor.file_bytes;
+  return bytes;
+}
+
+Result<std::optional<std::string>> ModelSource::text_file(const std::string& name) const {
+  if (kind_ == SourceKind::kGguf) return std::optional<std::string>();
+  auto text = read_text_file(path_ + "/" + name);
+  if (text.ok()) return std::optional<std::string>(std::move(text).value());
+  if (text.error().code == ErrorCode::kNotFound) return std::optional<std::string>();
+  return std::move(text).error();
+}
+
+Status ModelSource::read_f32(std::string_view name, std::span<float> out) const {
+  NFP_ASSIGN_OR_RETURN(const TensorInfo* tensor, need(name));
+  const auto elements = static_cast<size_t>(tensor->shape.elements());
+  if (elements != out.size()) {
+    return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} elements, expected {}", path_, name, elements,
+                 out.size());
+  }
+  std::vector<std::byte> raw(elements * size_of(tensor->dtype));
+  NFP_RETURN_IF_ERROR(read_rows(*tensor, 0, tensor->rows(), raw.data()));
+  release(*tensor);
+  if (tensor->dtype == DType::kF32) {
+    std::memcpy(out.data(), raw.data(), raw.size());
+  } else {
+    for (size_t i = 0; i < elements; ++i) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, raw.data() + 2 * i, 2);
+      out[i] = tensor->dtype == DType::kF16 ? fp16_to_fp32(bits) : bf16_to_fp32(bits);
+    }
+  }
+  for (float value : out) {
+    if (!(value - value == 0.0f)) {
+      return error(ErrorCode::kInvalidInput, "{}: tensor '{}' holds NaN or infinity; the checkpoint is damaged", path_,
+                   name);
+    }
+  }
+  return ok_status();
+}
+
+Status ModelSource::read_fp16_rows(std::string_view name, int64_t first, int64_t count, uint16_t* out) const {
+  NFP_ASSIGN_OR_RETURN(const TensorInfo* tensor, need(name));
+  const auto elements = static_cast<size_t>(count * tensor->row_elements());
+  if (tensor->dtype == DType::kF32) {
+    std::vector<float> values(elements);
+    NFP_RETURN_IF_ERROR(read_rows(*tensor, first, count, reinterpret_cast<std::byte*>(values.data())));
+    for (size_t i = 0; i < elements; ++i) out[i] = fp32_to_fp16(values[i]);
+    return ok_status();
+  }
+  NFP_RETURN_IF_ERROR(read_rows(*tensor, first, count, reinterpret_cast<std::byte*>(out)));
+  if (tensor->dtype == DType::kBF16) {
+    for (size_t i = 0; i < elements; ++i) out[i] = fp32_to_fp16(bf16_to_fp32(out[i]));
+  }
+  return ok_status();
+}
+
+Result<MatrixSource> ModelSource::matrix_source(std::string_view name) const {
+  NFP_ASSIGN_OR_RETURN(const TensorInfo* tensor, need(name));
+  if (tensor->shape.rank() != 2 || tensor->shape[0] < 1 || tensor->shape[1] < 1) {
+    return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is not a matrix", path_, name);
+  }
+  MatrixSource source;
+  source.name = path_ + ": " + tensor->name;
+  source.rows = tensor->shape[0];
+  source.cols = tensor->shape[1];
+  source.type = weight_type(tensor->dtype);
+  if (tensor->dtype == DType::kBF16) {
+    source.read = [this, tensor](int64_t first, int64_t count, uint16_t* out) {
+      return read_rows(*tensor, first, count, reinterpret_cast<std::byte*>(out));
+    };
+  } else {
+    source.read = [this, tensor](int64_t first, int64_t count, uint16_t* out) {
+      return read_fp16_rows(tensor->name, first, count, out);
+    };
+  }
+  source.done = [this, tensor] { release(*tensor); };
+  return source;
+}
+
+Result<std::unique_ptr<MatrixReader>> ModelSource::matrix(std::string_view name, ThreadPool& threads,
+                                                          MatrixAnalysis* analysis) const {
+  NFP_ASSIGN_OR_RETURN(MatrixSource source, matrix_source(name));
+  NFP_ASSIGN_OR_RETURN(MatrixAnalysis found, analyse_matrix(source, threads));
+  if (analysis != nullptr) *analysis = found;
+  return make_matrix_reader(std::move(source), std::move(found));
+}
+
+}  // namespace nfp

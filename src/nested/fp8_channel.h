@@ -1,0 +1,13 @@
+// The usual per-channel FP8 of a weight row: scale = max |w| / 448, code = E4M3(w / scale) rounded to nearest. What
+// others ship; here an evaluation baseline.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace nfp {
+
+// Returns the row's scale; the weight is code * scale. A row of zeros has scale 1. codes: [row.size()].
+float quantise_fp8_channel(std::span<const uint16_t> fp16_row, uint8_t* codes);
+
+}  // namespace nfp

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Damaged models: each gives one line that names the file, tensor or field, exit code 1, and nothing on stdout."""
+
+import json
+import os
+import shutil
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: numpy is not installed (scripts/test installs it)")
+    sys.exit(77)
+
+import safetensors_file
+from program import TINY, Scratch, failure, main
+
+WEIGHTS = "model.safetensors"
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+class Damaged(Scratch):
+    def copy(self, name="llama-tied"):
+        self.copies = getattr(self, "copies", 0) + 1
+        return shutil.copytree(os.path.join(TINY, name), self.path(f"{name}-{self.copies}"))
+
+    def refused(self, model, *naming):
+        for verb in (["generate", model, "-p", "x"], ["convert", model, self.path("out")]):
+            line = failure(*verb)
+            for part in naming:
+                self.assertIn(part, line)
+            self.assertFalse(os.path.exists(self.path("out")))
+
+    def edit(self, path, **fields):
+        """Sets fields of a JSON file; None removes one."""
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+        for field, new in fields.items():
+            value.pop(field, None)
+            if new is not None:
+                value[field] = new
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+
+    def tensors(self, model):
+        found = safetensors_file.read(os.path.join(model, WEIGHTS))
+        return {name: (dtype, array.copy()) for name, (dtype, array) in found.items()}
+
+    def write(self, model, tensors):
+        safetensors_file.write(os.path.join(model, WEIGHTS), tensors)
+
+
+class Weights(Damaged):
+    def test_truncated(self):
+        for size in (0, 7, 100, 100_000):
+            model = self.copy()
+            os.truncate(os.path.join(model, WEIGHTS), size)
+            self.refused(model, WEIGHTS)
+
+    def test_a_header_that_says_too_much(self):
+        for length in (2**63, 2**40, 2):
+            model = self.copy()
+            with open(os.path.join(model, WEIGHTS), "r+b") as file:
+                file.write(length.to_bytes(8, "little"))
+            self.refused(model, WEIGHTS)
+
+    def test_overlapping_tensors(self):
+        model = self.copy()
+        path = os.path.join(model, WEIGHTS)
+        with open(path, "rb") as file:
+            data = file.read()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        other = "model.layers.1.self_attn.q_proj.weight"
+        header[other]["data_offsets"] = header[Q_PROJ]["data_offsets"]
+        text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+        with open(path, "wb") as file:
+            file.write(data[:8] + text[:length] + data[8 + length :])
+        self.refused(model, WEIGHTS)
+
+    def test_a_missing_file(self):
+        model = self.copy()
+        os.remove(os.path.join(model, WEIGHTS))
+        self.refused(model, model)
+
+    def test_a_missing_shard(self):
+        model = self.copy("mistral")
+        os.remove(os.path.join(model, "model-00002-of-00002.safetensors"))
+        self.refused(model, "model-00002-of-00002.safetensors")
+
+    def test_an_index_that_leads_outside(self):
+        model = self.copy("mistral")
+        index = os.path.join(model, "model.safetensors.index.json")
+        self.edit(index, weight_map={Q_PROJ: "../../../etc/passwd"})
+        self.refused(model, "model.safetensors.index.json")
+
+    def test_a_missing_tensor(self):
+        model = self.copy()
+        tensors = self.tensors(model)
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        self.write(model, tensors)
+        self.assertIn("model.layers.1.mlp.up_proj.weight", failure("generate", model, "-p", "x"))
+
+    def test_nan_and_infinity(self):
+        for bad in (np.nan, np.inf):
+            model = self.copy()
+            tensors = self.tensors(model)
+            tensors[Q_PROJ][1][3, 4] = bad
+            self.write(model, tensors)
+            self.refused(model, Q_PROJ)
+
+    def test_integers_for_weights(self):
+        model = self.copy()
+        tensors = self.tensors(model)
+        tensors[Q_PROJ] = ("U8", np.zeros(tensors[Q_PROJ][1].shape, np.uint8))
+        self.write(model, tensors)
+        self.assertIn(Q_PROJ, failure("generate", model, "-p", "x"))
+
+    def test_another_shape_than_the_configuration_says(self):
+        model = self.copy()
+        self.edit(os.path.join(model, "config.json"), intermediate_size=160)
+        line = failure("generate", model, "-p", "x")
+        self.assertIn("gate_proj", line)
+
+
+class Configuration(Damaged):
+    def test_fields(self):
+        for field, value, *naming in (
+            ("hidden_size", None, "hidden_size"),
+            ("num_attention_heads", 0, "num_attention_heads"),
+            ("num_key_value_heads", 3, "num_key_value_heads"),
+            ("num_hidden_layers", 10**12, "num_hidden_layers"),
+            ("vocab_size", -1, "vocab_size"),
+            ("rms_norm_eps", "small", "rms_norm_eps"),
+            ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "rope_type", "yarn"),
+            ("architectures", ["BertModel"], "BertModel"),
+        ):
+            model = self.copy()
+            self.edit(os.path.join(model, "config.json"), **{field: value})
+            line = failure("generate", model, "-p", "x")
+            for part in ("config.json", *naming):
+                self.assertIn(part, line)
+
+    def test_no_json(self):
+        for text in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000):
+            model = self.copy()
+            with open(os.path.join(model, "config.json"), "wb") as file:
+                file.write(text)
+            self.assertIn("config.json", failure("generate", model, "-p", "x"))
+
+    def test_absent(self):
+        model = self.copy()
+        os.remove(os.path.join(model, "config.json"))
+        self.refused(model, "config.json")
+
+
+class TokenizerFile(Damaged):
+    def test_damaged(self):
+        for text in (b"", b"{", b"[1]", b"\xff\xfe{}", b"[" * 100_000,
+                     b'{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
+                     b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}',
+                     b'{"model": {"type": "Unigram", "vocab": []}}'):
+            model = self.copy()
+            with open(os.path.join(model, "tokenizer.json"), "wb") as file:
+                file.write(text)
+            self.assertIn("tokenizer.json", failure("generate", model, "-p", "x"))
+
+    def test_absent(self):
+        model = self.copy()
+        os.remove(os.path.join(model, "tokenizer.json"))
+        self.assertIn("tokenizer.json", failure("generate", model, "-p", "x"))
+
+
+class Places(Damaged):
+    def test_not_there(self):
+        self.refused(self.path("none"), self.path("none"))
+        self.assertIn("download", failure("generate", "someone/no-such-model", "-p", "x"))
+
+    @unittest.skipIf(os.geteuid() == 0, "root may read everything")
+    def test_not_readable(self):
+        model = self.copy()
+        os.chmod(os.path.join(model, WEIGHTS), 0)
+        self.refused(model, WEIGHTS)
+
+    def test_a_gguf_file_that_is_none(self):
+        for text in (b"", b"GGUF", b"GGUF" + b"\xff" * 60, b"no model at all" * 10):
+            path = self.path("model.gguf")
+            with open(path, "wb") as file:
+                file.write(text)
+            self.refused(path, "model.gguf")
+
+    def test_chat_template_without_end(self):
+        model = self.copy()
+        self.edit(os.path.join(model, "tokenizer_config.json"),
+                  chat_template="{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}")
+        line = failure("chat", model, "-n", "2", stdin="hi\n/quit\n")
+        self.assertIn("template", line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Tokenizers of the kinds that we support, as tokenizer.json files: the real one of SmolLM2 (from the demo model's GGUF
+file, where it is there) and small ones trained here with the pipelines of well-known models."""
+
+import json
+import os
+import pathlib
+import struct
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+CL100K_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+LLAMA3 = CL100K_HEAD + r"\p{N}{1,3}" + CL100K_TAIL
+QWEN2 = CL100K_HEAD + r"\p{N}" + CL100K_TAIL
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+MARK = "\u2581"
+
+
+def shared_data():
+    default = pathlib.Path(__file__).resolve().parents[2].parent / "shared" / "data"
+    return pathlib.Path(os.environ.get("NFP_SHARED_DATA", default))
+
+
+def wikitext():
+    path = shared_data() / "wikitext2-test.txt"
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def training_text():
+    text = wikitext()
+    if text is None:  # small, but enough merges for the pipelines to show
+        text = "\n".join(p.read_text(encoding="utf-8") for p in sorted(pathlib.Path(__file__).parent.glob("*.py")))
+    # Letters and signs beyond English, so that some of them get tokens of their own.
+    return text.splitlines() + ["naïve café Ωμέγα русский текст 中文字符 日本語 한국어 🙂🙃 – “quoted” ½ ² ﬁ é"] * 40
+
+
+def byte_level(pre_tokenizer, size=3000, special=(), normalizer=None, ignore_merges=False, add_prefix_space=False,
+               missing_bytes=False):
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = [] if missing_bytes else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=list(special),
+                                  show_progress=False)
+    tokenizer.train_from_iterator(training_text(), trainer)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
+def bos_template(token, tokenizer):
+    return processors.TemplateProcessing(single=f"{token} $A", pair=f"{token} $A {token} $B",
+                                         special_tokens=[(token, tokenizer.token_to_id(token))])
+
+
+def gpt2():
+    return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), special=["<|endoftext|>"])
+
+
+def gpt2_prefix():
+    tokenizer = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), special=["<s>", "</s>", "<mask>"],
+                           missing_bytes=True)
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    return tokenizer
+
+
+def llama3():
+    split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
+    pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]
+    tokenizer = byte_level(pre, special=special, ignore_merges=True)
+    tokenizer.post_processor = processors.Sequence(
+        [processors.ByteLevel(trim_offsets=False), bos_template("<|begin_of_text|>", tokenizer)])
+    return tokenizer
+
+
+def llama3_odd_merges():
+    """Tokens that the merges do not lead to, which ignore_merges finds nevertheless."""
+    spec = json.loads(llama3().to_str())
+    del spec["model"]["merges"][100:1500:7]
+    kept, reachable = [], set()
+    made = {a + b for a, b in spec["model"]["merges"]}
+    for a, b in spec["model"]["merges"]:
+        if all(len(t) == 1 or t in made for t in (a, b)):
+            kept.append([a, b])
+            reachable.add(a + b)
+    spec["model"]["merges"] = kept
+    return Tokenizer.from_str(json.dumps(spec))
+
+
+def qwen2():
+    split = pre_tokenizers.Split(Regex(QWEN2), "isolated", invert=False)
+    pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = byte_level(pre, special=special, normalizer=normalizers.NFC())
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
+    return tokenizer
+
+
+def tekken():
+    split = pre_tokenizers.Split(Regex(TEKKEN), "isolated")
+    pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer = byte_level(pre, special=["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], ignore_merges=True)
+    tokenizer.post_processor = bos_template("<s>", tokenizer)
+    return tokenizer
+
+
+def digits_byte_level():
+    pre = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer = byte_level(pre, special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], missing_bytes=True)
+    # Added tokens of every kind, overlapping each other and the text around them.
+    tokenizer.add_tokens([
+        AddedToken("word", single_word=True), AddedToken("lef t", lstrip=True), AddedToken("ri ght", rstrip=True),
+        AddedToken("both", lstrip=True, rstrip=True, normalized=False), AddedToken("the the", normalized=False),
+        AddedToken("the", single_word=True, normalized=False), AddedToken("né"), AddedToken("\u00e9\u00e9"),
+    ])
+    tokenizer.add_special_tokens([AddedToken("<|strip|>", lstrip=True, rstrip=True, special=True),
+                                  AddedToken("<|im", special=True), AddedToken("[one]", single_word=True, special=True)])
+    return tokenizer
+
+
+def smollm2_parts():
+    """The vocabulary in the demo model, or None."""
+    path = os.environ.get("NFP_DEMO_MODEL", "")
+    if not path or not pathlib.Path(path).exists():
+        return None
+    import gguf
+    fields = gguf.GGUFReader(path).fields
+    return {key: fields[f"tokenizer.ggml.{key}"].contents() for key in
+            ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id", "unknown_token_id",
+             "padding_token_id", "add_bos_token", "add_space_prefix")}
+
+
+def smollm2():
+    parts = smollm2_parts()
+    if parts is None:
+        return None
+    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(parts["tokens"])}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    special = [t for t, kind in zip(parts["tokens"], parts["token_type"]) if kind == 3]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
+    return tokenizer
+
+
+def sentencepiece(size=3000, fuse_unk=True, byte_fallback=True, special=("<unk>", "<s>", "</s>")):
+    """Merges trained word by word with marks in front; the caller puts the pipeline around it."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=fuse_unk, byte_fallback=byte_fallback))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    special = list(special)
+    if byte_fallback:
+        special += [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False, limit_alphabet=120)
+    tokenizer.train_from_iterator(training_text(), trainer)
+    spec = json.loads(tokenizer.to_str())
+    # Bytes are ordinary tokens of the model, as in Llama 2's file.
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if not t["content"].startswith("<0x")]
+    # Runs of marks, as SentencePiece has for indentation.
+    vocab, merges = spec["model"]["vocab"], spec["model"]["merges"]
+    for length in (2, 4, 8):
+        vocab[MARK * length] = max(vocab.values()) + 1
+        merges.append([MARK * (length // 2)] * 2)
+    return spec
+
+
+def finish(spec, normalizer=None, pre_tokenizer=None, decoder=None, bos="<s>"):
+    spec["pre_tokenizer"] = None
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoder
+    tokenizer.post_processor = bos_template(bos, tokenizer)
+    return tokenizer
+
+
+def llama2():
+    normalizer = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)])
+    decoder = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return finish(sentencepiece(), normalizer=normalizer, decoder=decoder)
+
+
+def llama2_crossing():
+    """Llama 2 with a token that joins a letter and a following space, so that the text must not be cut at spaces."""
+    spec = sentencepiece()
+    vocab = spec["model"]["vocab"]
+    for token in ("e" + MARK, "." + MARK):
+        vocab[token] = max(vocab.values()) + 1
+        spec["model"]["merges"].insert(5, [token[0], MARK])
+    normalizer = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)])
+    decoder = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return finish(spec, normalizer=normalizer, decoder=decoder)
+
+
+def mistral():
+    decoder = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return finish(sentencepiece(special=("<unk>", "<s>", "</s>", "[INST]", "[/INST]")),
+                  pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first", split=False), decoder=decoder)
+
+
+def gemma():
+    decoder = decoders.Sequence([decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = finish(sentencepiece(special=("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")),
+                       normalizer=normalizers.Replace(" ", MARK), decoder=decoder, bos="<bos>",
+                       pre_tokenizer=pre_tokenizers.Split(" ", "merged_with_previous"))
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("\n", "\n\n", "\n\n\n", MARK * 2, "<table>")])
+    return tokenizer
+
+
+def metaspace_unknown():
+    """No byte fallback: unknown characters become one unknown token each; the Metaspace decoder."""
+    return finish(sentencepiece(fuse_unk=False, byte_fallback=False),
+                  pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="always"), decoder=decoders.Metaspace())
+
+
+def splits():
+    """The splitting pre-tokenizers that no well-known model combines like this."""
+    pre = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"[aeiou]+"), "merged_with_next"), pre_tokenizers.Split("l", "merged_with_previous"),
+        pre_tokenizers.Split(Regex(r"\s+"), "contiguous"), pre_tokenizers.Punctuation("contiguous"),
+        pre_tokenizers.Split(Regex(r"[^\s\d]+|\h"), "isolated", invert=True), pre_tokenizers.Digits(False),
+        pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False),
+    ])
+    return byte_level(pre, normalizer=normalizers.Sequence([normalizers.NFKD(), normalizers.Strip()]), special=["<s>"])
+
+
+def whitespace():
+    pre = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.CharDelimiterSplit("-"),
+                                   pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return byte_level(pre, normalizer=normalizers.NFKC(), special=["<s>"])
+
+
+ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, qwen2, tekken, digits_byte_level, smollm2, llama2, llama2_crossing,
+       mistral, gemma, metaspace_unknown, splits, whitespace]
+
+
+def dump_vocab(parts, path):
+    """The vocabulary of a GGUF file for nfp_tokenize --vocab."""
+    def number(value):
+        return struct.pack("<i", -1 if value is None else int(value))
+
+    def string(text):
+        data = text.encode()
+        return number(len(data)) + data
+
+    def strings(texts):
+        return number(len(texts)) + b"".join(map(string, texts))
+
+    scores = parts.get("scores", [])
+    pathlib.Path(path).write_bytes(b"".join([
+        string(parts["model"]), string(parts["pre"]), strings(parts["tokens"]),
+        number(len(parts["token_type"])), *map(number, parts["token_type"]),
+        number(len(scores)), *(struct.pack("<f", score) for score in scores), strings(parts["merges"]),
+        *(number(parts.get(f"{role}_token_id")) for role in ("bos", "eos", "unknown", "padding")),
+        *(number(parts.get(key)) for key in ("add_bos_token", "add_eos_token", "add_space_prefix")),
+    ]))
+
+
+def gguf_parts_of_sentencepiece(tokenizer):
+    """A GGUF vocabulary of model "llama" equal to the given tokenizer: a token's score is its id, negative."""
+    spec = json.loads(tokenizer.to_str())
+    vocab, added = spec["model"]["vocab"], {t["content"] for t in spec["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.get)
+    kinds = [3 if t in added else 6 if t.startswith("<0x") else 1 for t in tokens]
+    order = {a + b: rank for rank, (a, b) in reversed(list(enumerate(spec["model"]["merges"])))}
+    scores = [-float(order.get(t, 1e6)) for t in tokens]
+    return {"model": "llama", "pre": "", "tokens": tokens, "token_type": kinds, "scores": scores, "merges": [],
+            "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}

@@ -1,0 +1,122 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/float_types.h"
+#include "nested/format.h"
+#include "nested/matrix_analysis.h"
+#include "nested/narrow.h"
+
+namespace nfp {
+namespace {
+
+float value_of(uint16_t bits, WeightType type) {
+  return type == WeightType::kF16 ? fp16_to_fp32(bits) : bf16_to_fp32(bits);
+}
+
+float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
+
+// Smallest e of either sign, within the limits, with largest * 2^-e <= 1.75. Needs largest > 0.
+int smallest_exponent(float largest) {
+  int exponent = 0;
+  const float fraction = std::frexp(largest, &exponent);  // [0.5, 1)
+  // largest * 2^-(exponent - 1) is in [1, 2).
+  const int smallest = fraction * 2.0f <= kNestableMax ? exponent - 1 : exponent;
+  return std::max(smallest, kMinRowExponent);
+}
+
+struct Rounding {
+  int64_t changed = 0;
+  float largest_error = 0;
+};
+
+// What v * 2^e changes in a row whose weights are all within FP16's range after the shift.
+Rounding rounding_of(std::span<const uint16_t> row, int exponent) {
+  const float down = power_of_two(-exponent);
+  int64_t changed = 0;
+  uint32_t worst = 0;  // of non-negative floats the order of the bits is the order of the numbers
+  for (uint16_t w : row) {
+    const float magnitude = bf16_to_fp32(w & 0x7fffu) * down;
+    const bool in_range = magnitude < 65520.0f;
+    const float x = in_range ? magnitude : 0.0f;
+    const uint32_t off = std::bit_cast<uint32_t>(round_to_fp16(x) - x) & 0x7fffffffu;
+    changed += off != 0 || !in_range ? 1 : 0;
+    worst = off > worst ? off : worst;
+  }
+  return {changed, std::bit_cast<float>(worst) * power_of_two(exponent)};
+}
+
+// The first weight that the shift takes farther from the source than FP16(w) is; -1 when there is none.
+int64_t first_broken(std::span<const uint16_t> row, WeightType type, int exponent) {
+  const float down = power_of_two(-exponent);
+  const float up = power_of_two(exponent);
+  for (size_t i = 0; i < row.size(); ++i) {
+    const float w = value_of(row[i], type);
+    const float kept = fp16_to_fp32(fp32_to_fp16(w * down)) * up;
+    if (kept != w && kept != fp16_to_fp32(fp32_to_fp16(w))) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+template <typename Predicate>
+int64_t first_where(std::span<const uint16_t> row, Predicate&& holds) {
+  const auto found = std::find_if(row.begin(), row.end(), holds);
+  return found == row.end() ? -1 : found - row.begin();
+}
+
+}  // namespace
+
+RowAnalysis analyse_row(std::span<const uint16_t> row, WeightType type) {
+  RowAnalysis out;
+  uint32_t largest = 0;
+  for (uint16_t w : row) largest = std::max<uint32_t>(largest, w & 0x7fffu);
+  out.largest = static_cast<uint16_t>(largest);
+  const auto magnitude_is = [](uint32_t m) { return [m](uint16_t w) { return (w & 0x7fffu) == m; }; };
+  out.largest_col = std::max<int64_t>(0, first_where(row, magnitude_is(largest)));
+
+  const uint32_t infinity = type == WeightType::kF16 ? 0x7c00u : 0x7f80u;
+  if (largest >= infinity) {
+    out.not_finite_col = first_where(row, [infinity](uint16_t w) { return (w & 0x7fffu) >= infinity; });
+    return out;
+  }
+  const float largest_value = value_of(out.largest, type);
+  const int smallest = largest == 0 ? 0 : smallest_exponent(largest_value);
+  int exponent = std::max(smallest, 0);
+  if (type == WeightType::kBF16) {
+    const Rounding plain = rounding_of(row, 0);
+    out.inexact_fp16 = plain.changed;
+    out.largest_error_fp16 = plain.largest_error;
+    if (largest_value >= 65520.0f) {
+      out.over_col = first_where(row, [](uint16_t w) { return bf16_to_fp32(w & 0x7fffu) >= 65520.0f; });
+    }
+    if (exponent == 0 && plain.changed > 0) exponent = smallest;
+  }
+  if (exponent > kMaxRowExponent) {
+    out.breaking_col = out.largest_col;
+    return out;
+  }
+  if (exponent > 0) out.breaking_col = first_broken(row, type, exponent);
+  out.nests = out.breaking_col < 0;
+  out.exponent = static_cast<int8_t>(exponent);
+  if (type == WeightType::kBF16 && out.nests) {
+    const Rounding nested =
+        exponent == 0 ? Rounding{out.inexact_fp16, out.largest_error_fp16} : rounding_of(row, exponent);
+    out.inexact_nested = nested.changed;
+    out.largest_error_nested = nested.largest_error;
+  }
+  return out;
+}
+
+void shift_row(std::span<const uint16_t> row, WeightType type, int exponent, uint16_t* shifted) {
+  const float down = power_of_two(-exponent);
+  if (type == WeightType::kBF16) {
+    for (size_t i = 0; i < row.size(); ++i) shifted[i] = narrow_to_fp16(bf16_to_fp32(row[i]) * down);
+  } else if (exponent == 0) {
+    if (!row.empty()) std::memmove(shifted, row.data(), row.size_bytes());
+  } else {
+    for (size_t i = 0; i < row.size(); ++i) shifted[i] = narrow_to_fp16(fp16_to_fp32(row[i]) * down);
+  }
+}
+
+}  // namespace nfp

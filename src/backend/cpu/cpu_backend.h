@@ -14,7 +14,7 @@ struct CpuOptions {
   bool pin = false;  // bind threads to CPUs
   // "scalar", "avx2", "avx512", "avx512bf16" (with BF16 dot products for Precision::kFp8) or "" for the best this
   // machine has; the environment variable NESTEDFP_CPU overrides it. Asking for one that the machine lacks is an error.
-  std::string kernels;
+  std::string kernels = {};
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options);

@@ -1,0 +1,275 @@
+#include "backend/cpu/cpu_backend.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "backend/cpu/test_util.h"
+
+namespace nfp {
+namespace {
+
+using cpu::Random;
+using cpu::TestMatrix;
+
+std::unique_ptr<Backend> make(int threads = 2, const std::string& kernels = "") {
+  auto backend = make_cpu_backend({.threads = threads, .kernels = kernels});
+  EXPECT_TRUE(backend.ok());
+  return std::move(backend).value();
+}
+
+Buffer upload(Backend& backend, const std::vector<float>& values) {
+  Buffer buffer = backend.allocate(values.size() * sizeof(float)).value();
+  EXPECT_TRUE(backend.upload(buffer.data(), values.data(), buffer.bytes()).ok());
+  return buffer;
+}
+
+std::vector<float> download(Backend& backend, const Buffer& buffer) {
+  std::vector<float> values(buffer.bytes() / sizeof(float));
+  EXPECT_TRUE(backend.download(values.data(), buffer.data(), buffer.bytes()).ok());
+  return values;
+}
+
+TEST(CpuBackend, RefusesUnknownOrMissingKernels) {
+  auto unknown = make_cpu_backend({.kernels = "neon"});
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_EQ(unknown.error().code, ErrorCode::kUsage);
+  const auto missing = cpu::choose_kernels("avx2", cpu::Features{});
+  ASSERT_FALSE(missing.ok());
+#if defined(__x86_64__)
+  EXPECT_EQ(missing.error().code, ErrorCode::kUnsupported);
+#endif
+  EXPECT_STREQ(cpu::choose_kernels("", cpu::Features{}).value()->name, "scalar");
+  EXPECT_FALSE(make_cpu_backend({.threads = -1}).ok());
+}
+
+TEST(CpuBackend, TheEnvironmentOverridesTheOption) {
+  ASSERT_EQ(setenv("NESTEDFP_CPU", "scalar", 1), 0);
+  const auto backend = make_cpu_backend({.threads = 1});
+  unsetenv("NESTEDFP_CPU");
+  ASSERT_TRUE(backend.ok());
+  EXPECT_EQ((*backend)->info().kernels, "scalar");
+}
+
+TEST(CpuBackend, FreshMemoryIsZeroAndAllocationFailureIsAnError) {
+  auto backend = make();
+  for (const size_t bytes : {size_t{0}, size_t{12}, size_t{5} << 20}) {
+    const Buffer buffer = backend->allocate(bytes).value();
+    ASSERT_NE(buffer.data(), nullptr);
+    std::vector<char> back(bytes, 1);
+    ASSERT_TRUE(backend->download(back.data(), buffer.data(), bytes).ok());
+    EXPECT_EQ(std::count(back.begin(), back.end(), 0), static_cast<ptrdiff_t>(bytes));
+  }
+  for (const size_t bytes : {size_t{1} << 60, ~size_t{0}}) {
+    const auto too_much = backend->allocate(bytes);
+    ASSERT_FALSE(too_much.ok());
+    EXPECT_EQ(too_much.error().code, ErrorCode::kResource);
+  }
+}
+
+// A small step: embed, norm, gated linear, down with residual, gather, head, greedy sample.
+struct Step {
+  explicit Step(Backend& b, int32_t rows) : backend(b), random(31) {
+    const auto linear = [&](int64_t n, int64_t k) {
+      matrices.push_back(std::make_unique<TestMatrix>(Storage::kNested, n, k, random));
+      LinearSpec spec;
+      spec.parts = {matrices.back().get()};
+      return backend.make_linear(spec).value();
+    };
+    head = linear(50, 24);
+    down = linear(24, 33);
+    matrices.push_back(std::make_unique<TestMatrix>(Storage::kNested, 33, 24, random));
+    matrices.push_back(std::make_unique<TestMatrix>(Storage::kDenseF16, 33, 24, random));
+    LinearSpec spec;
+    spec.parts = {matrices[2].get(), matrices[3].get()};
+    spec.order = RowOrder::kInterleave;
+    gate_up = backend.make_linear(spec).value();
+    norm = upload(backend, random.normals(24));
+    const auto make_rows = [&](size_t width) {
+      return upload(backend, std::vector<float>(static_cast<size_t>(rows) * width));
+    };
+    x = make_rows(24);
+    normed = make_rows(24);
+    wide = make_rows(33);
+    gathered = make_rows(24);
+    logits = make_rows(50);
+    ids = make_rows(1);
+    order = make_rows(1);
+    tokens = make_rows(1);
+    set_ids(rows, 0);
+  }
+  void set_ids(int32_t rows, int shift) {
+    std::vector<int32_t> values, places;
+    for (int32_t i = 0; i < rows; ++i) values.push_back((i * 7 + shift) % 50), places.push_back(rows - 1 - i);
+    ASSERT_TRUE(backend.upload(ids.data(), values.data(), values.size() * 4).ok());
+    ASSERT_TRUE(backend.upload(order.data(), places.data(), places.size() * 4).ok());
+  }
+  void enqueue(int32_t rows, Precision precision) {
+    backend.embed({head.get(), ids.as<int32_t>(), rows, 1.5f, x.data()});
+    backend.rms_norm({x.data(), norm.as<float>(), 1e-5f, rows, 24, precision, normed.data()});
+    backend.linear({.weight = gate_up.get(),
+                    .x = normed.data(),
+                    .rows = rows,
+                    .precision = precision,
+                    .epilogue = Epilogue::kGatedActivation,
+                    .y = wide.data()});
+    backend.linear({.weight = down.get(),
+                    .x = wide.data(),
+                    .rows = rows,
+                    .precision = precision,
+                    .epilogue = Epilogue::kAdd,
+                    .y = x.data()});
+    backend.gather_rows({x.data(), order.as<int32_t>(), rows, 24, gathered.data()});
+    backend.linear({.weight = head.get(),
+                    .x = gathered.data(),
+                    .rows = rows,
+                    .precision = precision,
+                    .y = logits.data(),
+                    .y_is_f32 = true});
+    SampleArgs sample;
+    sample.logits = logits.as<float>();
+    sample.rows = rows;
+    sample.vocab = 50;
+    sample.token = tokens.as<int32_t>();
+    backend.sample(sample);
+  }
+  std::vector<float> results() { return download(backend, logits); }
+
+  Backend& backend;
+  Random random;
+  std::vector<std::unique_ptr<TestMatrix>> matrices;
+  std::unique_ptr<LinearWeight> head, down, gate_up;
+  Buffer norm, x, normed, wide, gathered, logits, ids, order, tokens;
+};
+
+TEST(CpuBackend, AStepGivesTheSameOnAnyNumberOfThreads) {
+  for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+    auto one = make(1);
+    Step first(*one, 9);
+    first.enqueue(9, precision);
+    const std::vector<float> want = first.results();
+    EXPECT_GT(std::count_if(want.begin(), want.end(), [](float v) { return v != 0.0f; }), 400);
+    for (const int threads : {2, 3, 8}) {
+      auto many = make(threads);
+      Step step(*many, 9);
+      step.enqueue(9, precision);
+      EXPECT_EQ(step.results(), want) << threads;
+    }
+  }
+}
+
+TEST(CpuBackend, ExactStepIsTheSameOnEveryInstructionSet) {
+  auto scalar = make(2, "scalar");
+  Step reference(*scalar, 9);
+  reference.enqueue(9, Precision::kFp16);
+  const std::vector<float> want = reference.results();
+  for (const char* name : {"avx2", "avx512", "avx512bf16"}) {
+    const auto backend = make_cpu_backend({.threads = 2, .kernels = name});
+    if (!backend.ok()) {
+      EXPECT_EQ(backend.error().code, ErrorCode::kUnsupported);
+      continue;
+    }
+    Step step(**backend, 9);
+    step.enqueue(9, Precision::kFp16);
+    EXPECT_EQ(step.results(), want) << name;
+  }
+}
+
+TEST(CpuBackend, ReplayReadsDeviceMemoryAsItIsThen) {
+  auto backend = make();
+  Step step(*backend, 5);
+  step.enqueue(5, Precision::kFp8);
+  const std::vector<float> direct0 = step.results();
+  step.set_ids(5, 3);
+  step.enqueue(5, Precision::kFp8);
+  const std::vector<float> direct3 = step.results();
+  ASSERT_NE(direct0, direct3);
+
+  ASSERT_TRUE(backend->begin_capture().ok());
+  step.enqueue(5, Precision::kFp8);
+  auto graph = backend->end_capture();
+  ASSERT_TRUE(graph.ok());
+  EXPECT_EQ(step.results(), direct3);  // recorded, not run
+  step.set_ids(5, 0);
+  ASSERT_TRUE(backend->replay(**graph).ok());
+  EXPECT_EQ(step.results(), direct0);
+  step.set_ids(5, 3);
+  ASSERT_TRUE(backend->replay(**graph).ok());
+  EXPECT_EQ(step.results(), direct3);
+}
+
+TEST(CpuBackend, ProfileCountsCallsBytesAndOperations) {
+  auto backend = make();
+  Step step(*backend, 4);
+  backend->set_profiling(true);
+  step.enqueue(4, Precision::kFp8);
+  ASSERT_TRUE(backend->synchronize().ok());
+  bool found = false;
+  for (const StageTime& stage : backend->profile()) {
+    if (stage.stage != "linear") continue;
+    found = true;
+    EXPECT_EQ(stage.calls, 3u);
+    EXPECT_EQ(stage.flops, 2u * 4 * (66 * 24 + 24 * 33 + 50 * 24));
+    EXPECT_EQ(stage.weight_bytes, step.head->bytes_read(Precision::kFp8) + step.down->bytes_read(Precision::kFp8) +
+                                      step.gate_up->bytes_read(Precision::kFp8));
+    EXPECT_GT(stage.seconds, 0.0);
+  }
+  EXPECT_TRUE(found);
+  backend->set_profiling(true);
+  EXPECT_TRUE(backend->profile().empty());
+}
+
+TEST(CpuBackend, RmsNormAgreesWithItsDefinition) {
+  Random random(32);
+  for (const int hidden : {1, 15, 576, 1000}) {
+    auto backend = make();
+    const std::vector<float> x = random.normals(static_cast<size_t>(hidden) * 3),
+                             w = random.normals(static_cast<size_t>(hidden));
+    const Buffer in = upload(*backend, x), weight = upload(*backend, w), out = upload(*backend, x);
+    backend->rms_norm({in.data(), weight.as<float>(), 1e-5f, 3, hidden, Precision::kFp16, out.data()});
+    const std::vector<float> got = download(*backend, out);
+    for (size_t row = 0; row < 3; ++row) {
+      double sum = 0;
+      for (int i = 0; i < hidden; ++i) {
+        const double v = x[row * static_cast<size_t>(hidden) + static_cast<size_t>(i)];
+        sum += v * v;
+      }
+      for (int i = 0; i < hidden; ++i) {
+        const size_t at = row * static_cast<size_t>(hidden) + static_cast<size_t>(i);
+        const double want = static_cast<double>(x[at]) / std::sqrt(sum / hidden + 1e-5) *
+                            static_cast<double>(w[static_cast<size_t>(i)]);
+        EXPECT_NEAR(got[at], want, 1e-6 * std::max(1.0, std::fabs(want)));
+      }
+    }
+  }
+}
+
+TEST(CpuBackend, SamplingAppendsToTheHistory) {
+  auto backend = make();
+  auto history = backend->make_token_history(2, 4).value();
+  ASSERT_TRUE(backend->reset_history(*history, 1, {}, {}).ok());
+  const Buffer logits = upload(*backend, {3.0f, 2.9f, 2.8f, 0.0f});
+  const Buffer token = backend->allocate(4).value();
+  const float presence = 1.0f;
+  const int32_t slot = 1;
+  std::vector<int32_t> chosen;
+  for (int i = 0; i < 3; ++i) {
+    SampleArgs args;
+    args.logits = logits.as<float>();
+    args.rows = 1;
+    args.vocab = 4;
+    args.sampling.presence_penalty = &presence;
+    args.sampling.history_slot = &slot;
+    args.history = history.get();
+    args.token = token.as<int32_t>();
+    backend->sample(args);
+    int32_t t = -1;
+    ASSERT_TRUE(backend->download(&t, token.data(), 4).ok());
+    chosen.push_back(t);
+  }
+  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 1, 2}));
+}
+
+}  // namespace
+}  // namespace nfp

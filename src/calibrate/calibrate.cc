@@ -228,6 +228,18 @@ std::string Calibration::to_json() const {
   return json.dump();
 }
 
+Result<std::vector<Sensitivity>> stored_order(const ModelSource& source) {
+  const auto json = nlohmann::json::parse(source.config_json(), nullptr, /*allow_exceptions=*/false);
+  const auto* at = json.is_object() && json.contains("nestedfp") ? &json["nestedfp"] : nullptr;
+  at = at != nullptr && at->is_object() && at->contains("calibration") ? &(*at)["calibration"] : nullptr;
+  at = at != nullptr && at->is_object() && at->contains("order") ? &(*at)["order"] : nullptr;
+  if (at == nullptr) {
+    return error(ErrorCode::kUsage, "{}: carries no order of sensitivity for --fp8-share; add --calibrate self",
+                 source.path());
+  }
+  return order_from_json(at->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), source.path());
+}
+
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));

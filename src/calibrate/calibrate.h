@@ -51,4 +51,7 @@ struct Calibration {
 // Errors: text too short or not UTF-8; a layer whose inputs overflow; a full disk.
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options);
 
+// The order that a calibrated checkpoint carries in its config.json. Error: it has none.
+Result<std::vector<Sensitivity>> stored_order(const ModelSource& source);
+
 }  // namespace nfp

@@ -22,6 +22,9 @@ int main(int argc, char** argv) {
   nfp::Status status;
   nfp::add_generate(app, status);
   nfp::add_chat(app, status);
+  nfp::add_convert(app, status);
+  nfp::add_restore(app, status);
+  nfp::add_inspect(app, status);
   nfp::add_perplexity(app, status);
   nfp::add_bench(app, status);
   nfp::add_evaluate(app, status);

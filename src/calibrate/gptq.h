@@ -17,13 +17,9 @@
 #include "base/result.h"
 #include "base/thread_pool.h"
 #include "calibrate/hessian.h"
+#include "nested/upper_rule.h"
 
 namespace nfp {
-
-enum class UpperRule : uint8_t {
-  kFree,        // either neighbour for every weight
-  kRestricted,  // only where the top bit of lower is 0; round to nearest elsewhere (MatrixReader::uppers_restricted)
-};
 
 // What the sweep needs of H. Shared by all matrices that read the same inputs (q, k and v; gate and up).
 struct GptqFactor {
@@ -41,8 +37,8 @@ Result<GptqFactor> factorise(const Hessian& hessian, double damping, const std::
 constexpr int64_t choice_row_bytes(int64_t cols) { return (cols + 7) / 8; }
 
 // nested: [rows, cols] FP16 bits of w * 2^-e (a row's exponent scales its whole error, so it changes no choice), every
-// one nestable. choice: [rows, choice_row_bytes(cols)], out: 1 = the neighbour that rounding to nearest does not take.
-// The result does not depend on the number of threads.
+// one nestable. rule: kFree or kRestricted. choice: [rows, choice_row_bytes(cols)], out: 1 = the neighbour that
+// rounding to nearest does not take. The result does not depend on the number of threads.
 void choose_uppers(const GptqFactor& factor, std::span<const uint16_t> nested, int64_t rows, UpperRule rule,
                    ThreadPool& threads, std::span<uint8_t> choice);
 

@@ -301,6 +301,7 @@ Result<GgufFile> parse_gguf(std::span<const std::byte> bytes, const std::string&
       return error(ErrorCode::kInvalidInput, "{}: metadata '{}' appears twice", name, key.substr(0, 200));
     }
   }
+  file.metadata_end = in.at();
   for (uint64_t i = 0; i < tensor_count; ++i) {
     NFP_RETURN_IF_ERROR(read_tensor(in, file.tensors.emplace_back()));
   }

@@ -34,6 +34,7 @@ struct GgufTensor {
 struct GgufFile {
   std::unordered_map<std::string, GgufValue> metadata;
   std::vector<GgufTensor> tensors;
+  size_t metadata_end = 0;  // bytes from the start of the file to the list of tensors
 
   // Absent keys and keys of another type give nothing.
   std::optional<int64_t> integer(const std::string& key) const;

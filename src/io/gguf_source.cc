@@ -9,6 +9,7 @@
 #include "base/float_types.h"
 #include "base/mapped_file.h"
 #include "io/gguf.h"
+#include "io/gguf_tokenizer.h"
 #include "io/sources.h"
 
 namespace nfp {
@@ -86,7 +87,7 @@ class GgufSource final : public ModelSource {
       add_tensor(std::move(info));
     }
     NFP_RETURN_IF_ERROR(make_config());
-    read_tokenizer();
+    gguf_tokenizer_ = gguf_tokenizer_of(gguf_);
     return ok_status();
   }
 
@@ -110,6 +111,9 @@ class GgufSource final : public ModelSource {
       for (size_t i = 0; i < values.size(); ++i) halves[i] = fp32_to_fp16(values[i]);
     }
     return ok_status();
+  }
+  std::optional<std::string> tokenizer_gguf() const override {
+    return gguf_tokenizer_ ? std::optional<std::string>(metadata_only(file_.bytes(), gguf_)) : std::nullopt;
   }
   void release(const TensorInfo& tensor) const override {
     const GgufTensor& stored = *by_hf_name_.at(tensor.name);
@@ -190,30 +194,6 @@ class GgufSource final : public ModelSource {
       }
     }
     return ok_status();
-  }
-
-  void read_tokenizer() {
-    GgufTokenizer t;
-    t.model = gguf_.text("tokenizer.ggml.model").value_or("");
-    if (t.model.empty()) return;
-    t.pre = gguf_.text("tokenizer.ggml.pre").value_or("");
-    t.chat_template = gguf_.text("tokenizer.chat_template").value_or("");
-    if (const auto* tokens = gguf_.array<std::string_view>("tokenizer.ggml.tokens")) t.tokens = *tokens;
-    if (const auto* merges = gguf_.array<std::string_view>("tokenizer.ggml.merges")) t.merges = *merges;
-    if (const auto* types = gguf_.array<int64_t>("tokenizer.ggml.token_type")) {
-      for (int64_t type : *types) t.types.push_back(static_cast<int32_t>(std::clamp<int64_t>(type, 0, 100)));
-    }
-    if (const auto* scores = gguf_.array<double>("tokenizer.ggml.scores"))
-      t.scores.assign(scores->begin(), scores->end());
-    t.bos = gguf_.integer("tokenizer.ggml.bos_token_id");
-    t.eos = gguf_.integer("tokenizer.ggml.eos_token_id");
-    t.eot = gguf_.integer("tokenizer.ggml.eot_token_id");
-    t.unknown = gguf_.integer("tokenizer.ggml.unknown_token_id");
-    t.padding = gguf_.integer("tokenizer.ggml.padding_token_id");
-    t.add_bos = gguf_.boolean("tokenizer.ggml.add_bos_token");
-    t.add_eos = gguf_.boolean("tokenizer.ggml.add_eos_token");
-    t.add_space_prefix = gguf_.boolean("tokenizer.ggml.add_space_prefix");
-    gguf_tokenizer_ = std::move(t);
   }
 
   MappedFile file_;

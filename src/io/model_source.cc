@@ -1,5 +1,7 @@
 #include "io/model_source.h"
 
+#include <simdjson.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -50,6 +52,17 @@ Result<std::string> cached_snapshot(const std::string& model) {
 WeightType weight_type(DType dtype) { return dtype == DType::kBF16 ? WeightType::kBF16 : WeightType::kF16; }
 
 bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
+
+Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
+  NFP_ASSIGN_OR_RETURN(std::string config, read_text_file(path + "/config.json", size_t{16} << 20));
+  simdjson::dom::parser parser;
+  simdjson::dom::element root;
+  if (parser.parse(config).get(root) != simdjson::SUCCESS || !root.is_object()) {
+    return error(ErrorCode::kInvalidInput, "{}/config.json: is not a JSON object", path);
+  }
+  const bool nested = root["nestedfp"].error() == simdjson::SUCCESS;
+  return nested ? open_nested(path, std::move(config)) : open_plain_directory(path, std::move(config));
+}
 
 }  // namespace
 

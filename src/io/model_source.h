@@ -78,6 +78,9 @@ class ModelSource {
   // Of a GGUF file, or of a nested checkpoint made from one; nullptr otherwise.
   const GgufTokenizer* gguf_tokenizer() const { return gguf_tokenizer_ ? &*gguf_tokenizer_ : nullptr; }
 
+  // What tokenizer.gguf must hold to carry a GGUF file's tokenizer on; nothing for other kinds.
+  virtual std::optional<std::string> tokenizer_gguf() const { return std::nullopt; }
+
   std::span<const TensorInfo> tensors() const { return tensors_; }
   const TensorInfo* find(std::string_view name) const;  // nullptr when absent
   bool has(std::string_view name) const { return find(name) != nullptr; }

@@ -8,7 +8,8 @@
 
 namespace nfp {
 
-Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path);
+Result<std::unique_ptr<ModelSource>> open_plain_directory(const std::string& path, std::string config_json);
+Result<std::unique_ptr<ModelSource>> open_nested(const std::string& path, std::string config_json);
 Result<std::unique_ptr<ModelSource>> open_gguf(const std::string& path);
 
 }  // namespace nfp

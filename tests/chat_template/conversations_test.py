@@ -51,11 +51,27 @@ class Conversations:
         parts = [{"type": "text", "text": self.text()}, {"type": "image"}, {"type": "text", "text": self.text()}]
         return parts[: self.random.randrange(4)]
 
+    def schema(self, depth=0):
+        """The JSON schema of one parameter."""
+        r = self.random
+        kind = r.choice(["string", "number", "integer", "boolean", "array", "object", ["string", "null"]])
+        schema = {"type": kind, "description": self.text()}
+        if kind == "array" and depth < 2:
+            schema["items"] = self.schema(depth + 1)
+        if kind == "object" and depth < 2:
+            schema[r.choice(["additionalProperties", "properties"])] = self.schema(depth + 1)
+        if r.random() < 0.2:
+            schema["enum"] = [self.text(), self.text()]
+        if r.random() < 0.2:
+            schema["default"] = self.json_value()
+        return schema
+
     def tool(self):
         name = self.random.choice(["get_weather", "search", "run\"it\"", "wolfram_alpha"])
         function = {"name": name, "description": self.text(),
-                    "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": self.text()}},
-                                   "required": ["x"]}}
+                    "parameters": {"type": "object", "required": ["x"],
+                                   "properties": {self.random.choice(["x", "city", "Größe"]): self.schema()
+                                                  for _ in range(self.random.randrange(3))}}}
         if self.random.random() < 0.2:
             function["return"] = {"type": "string"}
         if self.random.random() < 0.2:

@@ -59,6 +59,7 @@ def age_table():
     # Python 3.11 has Unicode 14; later ones know more characters. What they do not know is out.
     blocks_after_14 = [(0x1B155, 0x1B155), (0x11F00, 0x11F5F), (0x1E4D0, 0x1E4FF), (0x2EBF0, 0x2EE5D),
                        (0x31350, 0x323AF), (0x1D2C0, 0x1D2DF), (0x10D40, 0x10D8F), (0x105C0, 0x105FF),
+                       (0x10780, 0x107BA),  # of Unicode 14, but NFKC of the package does not know it
                        (0x1C89, 0x1C8A), (0x10EFD, 0x10EFF), (0x11B00, 0x11B5F), (0x1E030, 0x1E08F)]
     table = bytearray(0x110000)
     for c in range(0x110000):

@@ -231,7 +231,7 @@ def splits():
     """The splitting pre-tokenizers that no well-known model combines like this."""
     pre = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"[aeiou]+"), "merged_with_next"), pre_tokenizers.Split("l", "merged_with_previous"),
-        pre_tokenizers.Split(Regex(r"\s+"), "contiguous"), pre_tokenizers.Punctuation("contiguous"),
+        pre_tokenizers.Split(Regex(r"\s+|[!-/]"), "contiguous"),
         pre_tokenizers.Split(Regex(r"[^\s\d]+|\h"), "isolated", invert=True), pre_tokenizers.Digits(False),
         pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False),
     ])

@@ -136,6 +136,11 @@ struct KernelTable {
   int32_t (*at_least)(const float* x, int32_t n, float threshold, Candidate* out, int32_t capacity);
   // out[i] = exp((x[i] - maximum) * factor).
   void (*exps)(const float* x, int32_t n, float maximum, float factor, float* out);
+
+  // Ceilings (machine.h).
+  double (*fma_loop)(int64_t iterations);
+  double (*dot_loop)(int64_t iterations);
+  void (*read_loop)(const void* data, size_t bytes);
 };
 
 const KernelTable& scalar_kernels();

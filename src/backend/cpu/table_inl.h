@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cpu/attention_inl.h"
+#include "backend/cpu/ceilings_inl.h"
 #include "backend/cpu/linear_inl.h"
 #include "backend/cpu/math_inl.h"
 #include "backend/cpu/rows_inl.h"
@@ -28,6 +29,11 @@ constexpr cpu::KernelTable make_table(const char* name, bool bf16) {
   table.sum_exp = sum_exp;
   table.at_least = at_least;
   table.exps = exps;
+  table.fma_loop = fma_loop;
+#if defined(NFP_HAVE_PAIRS)
+  table.dot_loop = dot_loop;
+#endif
+  table.read_loop = read_loop;
   return table;
 }
 

@@ -1,6 +1,7 @@
 #include "text/jinja/chat_template.h"
 
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 #include "text/jinja/interpreter.h"
@@ -115,8 +116,8 @@ Result<std::string> ChatTemplate::render(const ChatTemplateInput& input) const {
   } catch (const jinja::Failure& failure) {
     return error(failure.code, "chat template '{}' line {}: {}", program_->name, failure.line,
                  one_line(failure.message));
-  } catch (const std::bad_alloc&) {
-    return error(ErrorCode::kResource, "chat template '{}': out of memory", program_->name);
+  } catch (const std::exception& e) {  // of the standard library: out of memory
+    return error(ErrorCode::kResource, "chat template '{}': {}", program_->name, e.what());
   }
 }
 

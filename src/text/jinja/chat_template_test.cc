@@ -185,7 +185,11 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
         "{% set a = 'a' * 300000 %}{{ (a ~ a).rfind('b' ~ a) }}{{ ('b' ~ a ~ a).rsplit('b' ~ a ~ 'c') | length }}"
         "{% for i in range(100000) %}{{ (a ~ a).rfind('ab' ~ a) }}{% endfor %}"}) {
-    const auto text = render(source, with(ordered_json::object()));
+    ChatTemplateInput input = with(ordered_json::object());
+    input.limits.max_steps = 1'000'000;
+    input.limits.max_output_bytes = 1 << 20;
+    input.limits.max_memory_bytes = 64 << 20;
+    const auto text = render(source, input);
     ASSERT_FALSE(text.ok()) << source;
     EXPECT_EQ(text.error().code, ErrorCode::kResource) << source << ": " << text.error().message;
   }

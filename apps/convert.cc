@@ -1,0 +1,121 @@
+// nestedfp convert and restore: between ordinary checkpoints and nested ones.
+#include "io/convert.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "calibrate/calibrate.h"
+#include "flags.h"
+#include "io/model_source.h"
+#include "progress_bar.h"
+#include "verbs.h"
+
+namespace nfp {
+namespace {
+
+struct Flags {
+  std::string source;
+  std::string destination;
+  bool force = false;
+  int threads = 0;
+  double shard_gb = 5.0;
+  ModelFlags calibration;  // only what --calibrate and its like set
+
+  void add_to(CLI::App& verb) {
+    verb.add_option("DST", destination, "directory to write")->required();
+    verb.add_flag("--force", force, "replace DST if it is there");
+    verb.add_option("--shard-gb", shard_gb, "largest safetensors file, in GB")
+        ->check(CLI::Range(0.001, 1000.0))
+        ->capture_default_str();
+    verb.add_option("--threads", threads, "threads; 0 = as many as this process may use")
+        ->check(CLI::Range(0, 1024))
+        ->capture_default_str();
+  }
+  ConvertOptions options() const {
+    ConvertOptions options;
+    options.force = force;
+    options.shard_bytes = static_cast<uint64_t>(shard_gb * 1e9);
+    return options;
+  }
+  int thread_count() const { return threads > 0 ? threads : ThreadPool::usable_cpus(); }
+};
+
+// Calibrates before anything is written; what was done already is in the user's cache.
+Status add_calibration(const Flags& flags, const ModelSource& source, ThreadPool& threads, ConvertOptions& options) {
+  CalibrationOptions calibration = flags.calibration.calibration_options();
+  calibration.threads = flags.threads;
+  calibration.progress = options.progress;
+  NFP_ASSIGN_OR_RETURN(const Calibration made, calibrate(flags.source, calibration));
+  options.uppers = made.rule;
+  options.calibration = made.to_json();
+  options.matrix = [&source, &threads,
+                    filter = made.filter()](const std::string& name) -> Result<std::unique_ptr<MatrixReader>> {
+    NFP_ASSIGN_OR_RETURN(auto reader, source.matrix(name, threads));
+    return filter(name, std::move(reader));
+  };
+  return ok_status();
+}
+
+Status run_convert(const Flags& flags) {
+  NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
+  ThreadPool threads(flags.thread_count());
+  ConvertReport report;
+  {
+    ProgressBar bar;
+    ConvertOptions options = flags.options();
+    options.progress = bar.callback();
+    if (flags.calibration.calibrate != "none") NFP_RETURN_IF_ERROR(add_calibration(flags, *source, threads, options));
+    NFP_ASSIGN_OR_RETURN(report, convert(*source, flags.destination, options, threads));
+  }
+  fmt::print("{}: {} matrices nested, {} linear layers kept dense, {}\n", flags.destination, report.nested,
+             report.dense.size(), human_bytes(report.bytes));
+  for (const std::string& name : report.dense) fmt::print("  dense: {}\n", name);
+  return ok_status();
+}
+
+Status run_restore(const Flags& flags) {
+  NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
+  ThreadPool threads(flags.thread_count());
+  RestoreReport report;
+  {
+    ProgressBar bar;
+    ConvertOptions options = flags.options();
+    options.progress = bar.callback();
+    NFP_ASSIGN_OR_RETURN(report, restore(*source, flags.destination, options, threads));
+  }
+  fmt::print("{}: {} tensors, {}\n", flags.destination, report.tensors, human_bytes(report.bytes));
+  for (const std::string& name : report.inexact) {
+    fmt::print("  not bit for bit: {} (BF16 values that FP16 cannot hold; the nearest are written)\n", name);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand("convert", "Write a nested checkpoint");
+  verb->footer(
+      "The directory that is written loads in engines that know compressed-tensors as a plain FP8 model, and here in "
+      "both\n"
+      "precisions. Converting first is optional: every verb takes the original model too. Example:\n"
+      "  nestedfp convert ./Llama-3.2-1B ./Llama-3.2-1B-nested\n"
+      "  nestedfp convert ./Llama-3.2-1B ./Llama-3.2-1B-nested --calibrate self");
+  verb->add_option("SRC", flags->source, "Hugging Face directory, .gguf file, or org/name in the local cache")
+      ->required();
+  flags->add_to(*verb);
+  add_calibration_flags(*verb, flags->calibration);
+  verb->callback([flags, &status] { status = run_convert(*flags); });
+}
+
+void add_restore(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand("restore", "Write a nested checkpoint's original FP16 or BF16 weights back");
+  verb->footer("Example:\n  nestedfp restore ./Llama-3.2-1B-nested ./Llama-3.2-1B-again");
+  verb->add_option("SRC", flags->source, "nested checkpoint, as convert wrote it")->required();
+  flags->add_to(*verb);
+  verb->callback([flags, &status] { status = run_restore(*flags); });
+}
+
+}  // namespace nfp

@@ -1,0 +1,178 @@
+// nestedfp inspect: what a model's weights are like.
+#include "io/inspect.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <memory>
+
+#include "flags.h"
+#include "model/config.h"
+#include "progress_bar.h"
+#include "verbs.h"
+
+namespace nfp {
+namespace {
+
+struct Flags {
+  std::string model;
+  bool json = false;
+  bool all = false;
+};
+
+std::string_view verdict_name(Fp8Verdict verdict) {
+  constexpr std::string_view kNames[] = {"good", "usable", "poor"};
+  return kNames[static_cast<size_t>(verdict)];
+}
+
+std::string exponents_text(const std::map<int, int64_t>& exponents) {
+  std::string text;
+  for (const auto& [e, rows] : exponents) text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", e, rows);
+  return text;
+}
+
+nlohmann::ordered_json summary_json(std::string_view name, const KindSummary& s) {
+  return {{"type", name},
+          {"matrices", s.matrices},
+          {"nested_by_paper_rule", s.by_paper},
+          {"nested_by_row_exponents", s.by_exponents},
+          {"dense", s.dense},
+          {"exceptions_by_paper_rule", s.matrices - s.by_paper}};
+}
+
+void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
+  nlohmann::ordered_json kinds = nlohmann::ordered_json::array();
+  for (size_t k = 0; k < kGemmKinds; ++k) kinds.push_back(summary_json(kGemmKindNames[k], r.kinds[k]));
+  nlohmann::ordered_json exponents = nlohmann::ordered_json::object();
+  for (const auto& [e, rows] : r.exponents) exponents[std::to_string(e)] = rows;
+  nlohmann::ordered_json matrices = nlohmann::ordered_json::array();
+  for (const MatrixReport& m : r.matrices) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::object();
+    for (const auto& [e, count] : m.exponents) rows[std::to_string(e)] = count;
+    matrices.push_back({{"name", m.name},
+                        {"type", name_of(m.kind)},
+                        {"shape", {m.rows, m.cols}},
+                        {"nested", m.nests},
+                        {"nested_by_paper_rule", m.nests_by_paper},
+                        {"largest", m.largest},
+                        {"rows_by_exponent", rows},
+                        {"reason", m.reason},
+                        {"bf16_inexact_weights", m.nests ? m.inexact_nested : m.inexact_fp16},
+                        {"largest_error", m.largest_error},
+                        {"fp8",
+                         {{"relative_error", m.fp8.relative_error},
+                          {"outlier_ratio", m.fp8.outlier_ratio},
+                          {"dynamic_range_bits", m.fp8.dynamic_range},
+                          {"subnormal_share", m.fp8.subnormal_share},
+                          {"narrow_rows", m.fp8.narrow_rows}}}});
+  }
+  const nlohmann::ordered_json out = {
+      {"path", source.path()},
+      {"architecture", config.architecture},
+      {"layers", config.layers},
+      {"hidden_size", config.hidden},
+      {"heads", config.heads},
+      {"kv_heads", config.kv_heads},
+      {"head_dim", config.head_dim},
+      {"vocab", config.vocab},
+      {"max_context", config.max_context},
+      {"parameters", r.parameters},
+      {"linear_parameters", r.linear_parameters},
+      {"file_bytes", r.file_bytes},
+      {"fp16_bytes", r.fp16_bytes},
+      {"kv_bytes_per_token_f16", uint64_t{4} * static_cast<uint64_t>(config.layers) *
+                                     static_cast<uint64_t>(config.kv_heads) * static_cast<uint64_t>(config.head_dim)},
+      {"linear", summary_json("all", r.total)},
+      {"by_type", kinds},
+      {"rows", r.rows},
+      {"rows_with_exponent", r.shifted_rows},
+      {"rows_by_exponent", exponents},
+      {"bf16", {{"source", r.bf16}, {"inexact_weights", r.inexact}, {"largest_error", r.largest_error}}},
+      {"fp8",
+       {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
+      {"matrices", matrices}};
+  fmt::print("{}\n", out.dump(2));
+}
+
+void print_text(const Flags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
+  fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
+             config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
+             config.vocab, config.max_context);
+  const uint64_t kv = uint64_t{4} * static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(config.kv_heads) *
+                      static_cast<uint64_t>(config.head_dim);
+  fmt::print(
+      "{:.1f} M parameters ({:.1f} M in linear layers); {} in its files, {} in memory in both precisions;\n"
+      "KV cache {} a token (FP16)\n\n",
+      static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
+      human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv));
+  fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", "linear", "matrices", "nest by |w|<=1.75", "by row exponents",
+             "dense");
+  const auto line = [](std::string_view name, const KindSummary& s) {
+    if (s.matrices > 0)
+      fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", name, s.matrices, s.by_paper, s.by_exponents, s.dense);
+  };
+  for (size_t k = 0; k < kGemmKinds; ++k) line(kGemmKindNames[k], r.kinds[k]);
+  line("all*", r.total);
+  fmt::print("(* without lm_head)\n{} of {} rows carry an exponent", r.shifted_rows, r.rows);
+  if (r.shifted_rows > 0) fmt::print(" ({})", exponents_text(r.exponents));
+  fmt::print("\n");
+
+  std::vector<const MatrixReport*> exceptions;
+  for (const MatrixReport& m : r.matrices) {
+    if (!m.nests_by_paper) exceptions.push_back(&m);
+  }
+  if (!exceptions.empty()) fmt::print("\nexceptions by the paper's rule: {}\n", exceptions.size());
+  constexpr size_t kShown = 12;
+  for (size_t i = 0; i < exceptions.size() && (flags.all || i < kShown || !exceptions[i]->nests); ++i) {
+    const MatrixReport& m = *exceptions[i];
+    fmt::print("  {}: largest |w| {:.4f}; {}\n", m.name, m.largest,
+               m.nests ? "nested, rows by exponent " + exponents_text(m.exponents) : "dense: " + m.reason);
+  }
+  if (!flags.all && exceptions.size() > kShown) fmt::print("  ... (--all lists every one)\n");
+  if (r.bf16) {
+    fmt::print("\nBF16 source: {} weights are not exact in FP16, largest error {:.3g}\n", r.inexact, r.largest_error);
+  }
+  fmt::print("\nFP8: {}. {}\n", verdict_name(r.verdict), r.verdict_text);
+  double outlier = 0, range = 0;
+  int64_t narrow = 0;
+  for (const MatrixReport& m : r.matrices) {
+    outlier = std::max(outlier, m.fp8.outlier_ratio);
+    range = std::max(range, m.fp8.dynamic_range);
+    narrow += m.fp8.narrow_rows;
+  }
+  fmt::print(
+      "     largest outlier ratio {:.0f} (max |w| / rms), widest dynamic range {:.1f} bits, {} very narrow rows\n",
+      outlier, range, narrow);
+}
+
+Status run(const Flags& flags) {
+  NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
+  NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
+  ThreadPool threads(ThreadPool::usable_cpus());
+  InspectReport report;
+  {
+    ProgressBar bar;
+    NFP_ASSIGN_OR_RETURN(report, inspect(*source, threads, bar.callback()));
+  }
+  if (flags.json) {
+    print_json(config, *source, report);
+  } else {
+    print_text(flags, config, *source, report);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand("inspect", "Show what a model is and how its weights nest");
+  verb->footer("Examples:\n  nestedfp inspect model.gguf\n  nestedfp inspect ./Llama-3.2-1B --json");
+  verb->add_option("MODEL", flags->model, "Hugging Face directory, nested checkpoint, .gguf file, or org/name")
+      ->required();
+  verb->add_flag("--all", flags->all, "list every exception");
+  verb->add_flag("--json", flags->json, "print one JSON object with every matrix");
+  verb->callback([flags, &status] { status = run(*flags); });
+}
+
+}  // namespace nfp

@@ -1,0 +1,67 @@
+// Loops that do nothing but what a ceiling counts: multiply-adds on registers, reads of memory. Included after one
+// simd_*.h.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/linear_inl.h"
+
+namespace nfp {
+namespace {
+
+constexpr int kChains = 12;  // enough to hide the latency of two units, few enough for 16 registers of two halves
+
+#if defined(__GNUC__)
+// Keeps the compiler from seeing through a value.
+template <typename T>
+inline void opaque(T& value) {
+  asm volatile("" : "+m"(value));
+}
+#endif
+
+// Returns floating-point operations done.
+double fma_loop(int64_t iterations) {
+  Vec acc[kChains];
+  float start = 1.0f, scale = 0.999f;
+  opaque(start);
+  opaque(scale);
+  const Vec x = splat(start), y = splat(scale);
+  for (Vec& a : acc) a = x;
+  for (int64_t i = 0; i < iterations; ++i) {
+    NFP_UNROLL for (int c = 0; c < kChains; ++c) acc[c] = fma(acc[c], y, x);
+  }
+  for (Vec& a : acc) opaque(a);
+  return 2.0 * 16 * kChains * static_cast<double>(iterations);
+}
+
+#if defined(NFP_HAVE_PAIRS)
+double dot_loop(int64_t iterations) {
+  Vec acc[kChains];
+  uint32_t pair = 0x3f803f80;
+  opaque(pair);
+  const Pairs x = splat_pair(pair);
+  for (Vec& a : acc) a = zero();
+  for (int64_t i = 0; i < iterations; ++i) {
+    NFP_UNROLL for (int c = 0; c < kChains; ++c) acc[c] = dot_pairs(acc[c], x, x);
+  }
+  for (Vec& a : acc) opaque(a);
+  return 4.0 * 16 * kChains * static_cast<double>(iterations);
+}
+#endif
+
+// Reads all of it.
+void read_loop(const void* data, size_t bytes) {
+  const auto* p = static_cast<const float*>(data);
+  const size_t floats = bytes / sizeof(float);
+  Vec a = zero(), b = a, c = a, d = a;
+  for (size_t i = 0; i + 64 <= floats; i += 64) {
+    a = or_bits(a, load(p + i));
+    b = or_bits(b, load(p + i + 16));
+    c = or_bits(c, load(p + i + 32));
+    d = or_bits(d, load(p + i + 48));
+  }
+  a = or_bits(or_bits(a, b), or_bits(c, d));
+  opaque(a);
+}
+
+}  // namespace
+}  // namespace nfp

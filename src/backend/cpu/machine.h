@@ -1,0 +1,24 @@
+// What this machine can do at most, measured on the same threads as the work that is compared with it.
+#pragma once
+
+#include "base/result.h"
+
+namespace nfp::cpu {
+
+struct MachineOptions {
+  int threads = 0;  // 0 = as many as this process may use
+  bool pin = false;
+  double seconds = 0.2;    // a measurement
+  size_t megabytes = 512;  // read by the bandwidth measurement, more than the caches hold where memory allows
+};
+
+struct MachineCeilings {
+  double read_gbs = 0;        // sequential reads of huge pages, 10^9 bytes/s
+  double read_small_gbs = 0;  // of 4 KB pages
+  double fma_gflops = 0;      // FP32 multiply-adds, 2 operations each
+  double bf16_gflops = 0;     // BF16 dot products; 0 where there are none
+};
+
+Result<MachineCeilings> measure_machine(const MachineOptions& options);
+
+}  // namespace nfp::cpu

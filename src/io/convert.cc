@@ -1,0 +1,214 @@
+#include "io/convert.h"
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "base/atomic_file.h"
+#include "io/gemm_kind.h"
+#include "io/gguf_tokenizer.h"
+#include "io/nested_checkpoint.h"
+#include "io/safetensors_writer.h"
+#include "io/staged_directory.h"
+
+namespace nfp {
+namespace {
+
+// Small files that go along with the weights, where they are.
+constexpr const char* kCompanions[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",   "vocab.json",
+    "merges.txt",     "tokenizer.model",       "generation_config.json",  "chat_template.jinja", "chat_template.json",
+    kTokenizerGguf};
+
+Status copy_companions(const ModelSource& source, const std::string& directory) {
+  for (const char* name : kCompanions) {
+    NFP_ASSIGN_OR_RETURN(const auto text, source.text_file(name));
+    if (text) NFP_RETURN_IF_ERROR(write_file(directory + "/" + name, *text));
+  }
+  if (const auto tokenizer = source.tokenizer_gguf()) {
+    NFP_RETURN_IF_ERROR(write_file(directory + "/" + kTokenizerGguf, *tokenizer));
+  }
+  return ok_status();
+}
+
+// Counts written bytes and tells the caller.
+class Meter {
+ public:
+  Meter(const ProgressCallback& callback, std::string_view what, uint64_t total)
+      : callback_(callback), what_(what), total_(total) {}
+  void add(uint64_t bytes) {
+    done_ += bytes;
+    if (callback_) callback_({what_, std::min(done_, total_), total_});
+  }
+  uint64_t done() const { return done_; }
+
+ private:
+  const ProgressCallback& callback_;
+  std::string_view what_;
+  uint64_t total_;
+  uint64_t done_ = 0;
+};
+
+TensorSource copy_of(const ModelSource& source, const TensorInfo& tensor) {
+  TensorSource copy;
+  copy.name = tensor.name;
+  copy.dtype =
+      tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && gemm_kind(tensor.name) ? DType::kF16 : tensor.dtype;
+  copy.shape = tensor.shape;
+  if (copy.dtype != tensor.dtype) {
+    copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) {
+      return source.read_fp16_rows(tensor.name, first, count, reinterpret_cast<uint16_t*>(out));
+    };
+  } else {
+    copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) {
+      return source.read_rows(tensor, first, count, out);
+    };
+  }
+  copy.done = [&source, &tensor] { source.release(tensor); };
+  return copy;
+}
+
+enum class Plane { kUpper, kLower };
+
+TensorSource plane_of(const std::shared_ptr<MatrixReader>& matrix, const TensorInfo& tensor, Plane plane) {
+  TensorSource out;
+  out.name = tensor.name + (plane == Plane::kLower ? "_lower" : "");
+  out.dtype = plane == Plane::kLower ? DType::kU8 : DType::kF8E4M3;
+  out.shape = tensor.shape;
+  out.read = [matrix, plane](int64_t first, int64_t count, std::byte* bytes) -> Status {
+    std::vector<uint8_t> other(static_cast<size_t>(count * matrix->cols()));
+    std::vector<int8_t> exponents(static_cast<size_t>(count));
+    auto* wanted = reinterpret_cast<uint8_t*>(bytes);
+    return plane == Plane::kUpper ? matrix->read_nested(first, count, wanted, other.data(), exponents.data())
+                                  : matrix->read_nested(first, count, other.data(), wanted, exponents.data());
+  };
+  return out;
+}
+
+TensorSource scale_of(const std::shared_ptr<MatrixReader>& matrix, const TensorInfo& tensor) {
+  TensorSource out;
+  out.name = tensor.name + "_scale";
+  out.dtype = DType::kF32;
+  out.shape = {tensor.shape[0], 1};
+  out.read = [matrix](int64_t first, int64_t count, std::byte* bytes) -> Status {
+    const auto cols = static_cast<size_t>(matrix->cols());
+    std::vector<uint8_t> upper(cols), lower(cols);
+    for (int64_t r = 0; r < count; ++r) {
+      int8_t exponent = 0;
+      NFP_RETURN_IF_ERROR(matrix->read_nested(first + r, 1, upper.data(), lower.data(), &exponent));
+      const float scale = std::ldexp(1.0f, exponent - 8);
+      std::memcpy(bytes + 4 * r, &scale, sizeof(scale));
+    }
+    return ok_status();
+  };
+  return out;
+}
+
+std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - std::strlen(".weight")); }
+
+}  // namespace
+
+Result<ConvertReport> convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
+                              ThreadPool& threads) {
+  if (source.kind() == SourceKind::kNested) {
+    return error(ErrorCode::kUnsupported, "{}: is a nested checkpoint already", source.path());
+  }
+  NFP_ASSIGN_OR_RETURN(StagedDirectory staged, StagedDirectory::create(destination, options.force));
+  ConvertReport report;
+  NestedInfo info;
+  info.uppers = options.uppers;
+  info.calibration = options.calibration;
+  bool first_matrix = true;
+  std::vector<TensorSource> main, lower;
+  for (const TensorInfo& tensor : source.tensors()) {
+    const auto kind = gemm_kind(tensor.name);
+    // lm_head stays as it is on disk: other engines read it so. It is nested when it is loaded.
+    if (!kind || *kind == GemmKind::kHead) {
+      if (kind) report.dense.push_back(tensor.name);
+      main.push_back(copy_of(source, tensor));
+      continue;
+    }
+    MatrixAnalysis analysis;
+    NFP_ASSIGN_OR_RETURN(std::shared_ptr<MatrixReader> matrix, source.matrix(tensor.name, threads, &analysis));
+    if (matrix->storage() == Storage::kNested && options.matrix) {
+      NFP_ASSIGN_OR_RETURN(matrix, options.matrix(tensor.name));
+    }
+    if (matrix->storage() != Storage::kNested) {
+      report.dense.push_back(tensor.name);
+      main.push_back(copy_of(source, tensor));
+      continue;
+    }
+    const DType dtype = tensor.dtype == DType::kBF16 ? DType::kBF16 : DType::kF16;
+    if (std::exchange(first_matrix, false)) info.source_dtype = dtype;
+    if (dtype != info.source_dtype) info.dtypes[tensor.name] = dtype;
+    if (analysis.inexact_nested > 0) info.inexact.insert(tensor.name);
+    main.push_back(plane_of(matrix, tensor, Plane::kUpper));
+    main.push_back(scale_of(matrix, tensor));
+    lower.push_back(plane_of(matrix, tensor, Plane::kLower));
+    ++report.nested;
+  }
+  if (report.nested == 0) {
+    return error(ErrorCode::kUnsupported, "{}: no linear layer can be nested (inspect says why)", source.path());
+  }
+
+  uint64_t total = 0;
+  for (const auto* list : {&main, &lower}) {
+    for (const TensorSource& tensor : *list) total += tensor.bytes();
+  }
+  Meter meter(options.progress, "converting", total);
+  ShardOptions shards;
+  shards.shard_bytes = options.shard_bytes;
+  shards.written = [&](uint64_t bytes) { meter.add(bytes); };
+  NFP_RETURN_IF_ERROR(write_safetensors(staged.path(), main, shards, threads));
+  const std::string lower_path = staged.path() + "/" + info.lower_directory;
+  std::error_code code;
+  if (!std::filesystem::create_directory(lower_path, code)) {
+    return error(ErrorCode::kIo, "{}: cannot be created: {}", lower_path, code.message());
+  }
+  shards.prefix = "lower";
+  NFP_RETURN_IF_ERROR(write_safetensors(lower_path, lower, shards, threads));
+
+  std::vector<std::string> ignore;
+  for (const std::string& name : report.dense) ignore.push_back(module_of(name));
+  if (source.has("lm_head.weight") == false)
+    ignore.push_back("lm_head");  // tied: other engines ask for it by this name
+  NFP_ASSIGN_OR_RETURN(const std::string config, nested_config(source.config_json(), info, ignore));
+  NFP_RETURN_IF_ERROR(write_file(staged.path() + "/config.json", config));
+  NFP_RETURN_IF_ERROR(copy_companions(source, staged.path()));
+  NFP_RETURN_IF_ERROR(staged.commit());
+  report.bytes = meter.done();
+  return report;
+}
+
+Result<RestoreReport> restore(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
+                              ThreadPool& threads) {
+  if (source.kind() != SourceKind::kNested) {
+    return error(ErrorCode::kUnsupported, "{}: is not a nested checkpoint; there is nothing to restore", source.path());
+  }
+  NFP_ASSIGN_OR_RETURN(const NestedInfo info, parse_nested_info(source.config_json(), source.path() + "/config.json"));
+  NFP_ASSIGN_OR_RETURN(StagedDirectory staged, StagedDirectory::create(destination, options.force));
+  RestoreReport report;
+  report.inexact.assign(info.inexact.begin(), info.inexact.end());
+  std::vector<TensorSource> tensors;
+  uint64_t total = 0;
+  for (const TensorInfo& tensor : source.tensors()) {
+    tensors.push_back(copy_of(source, tensor));
+    total += tensors.back().bytes();
+  }
+  Meter meter(options.progress, "restoring", total);
+  ShardOptions shards;
+  shards.shard_bytes = options.shard_bytes;
+  shards.single_name = true;
+  shards.written = [&](uint64_t bytes) { meter.add(bytes); };
+  NFP_RETURN_IF_ERROR(write_safetensors(staged.path(), tensors, shards, threads));
+  NFP_ASSIGN_OR_RETURN(const std::string config, plain_config(source.config_json()));
+  NFP_RETURN_IF_ERROR(write_file(staged.path() + "/config.json", config));
+  NFP_RETURN_IF_ERROR(copy_companions(source, staged.path()));
+  NFP_RETURN_IF_ERROR(staged.commit());
+  report.tensors = static_cast<int64_t>(tensors.size());
+  report.bytes = meter.done();
+  return report;
+}
+
+}  // namespace nfp

@@ -1,0 +1,91 @@
+#include "io/shard_set.h"
+
+#include <simdjson.h>
+
+#include <filesystem>
+#include <utility>
+
+namespace nfp {
+
+Result<ShardSet> ShardSet::open(const std::string& directory, const std::string& prefix) {
+  ShardSet set;
+  const std::string index_path = directory + "/" + prefix + ".safetensors.index.json";
+  std::error_code code;
+  if (!std::filesystem::exists(index_path, code)) {
+    NFP_RETURN_IF_ERROR(set.add(directory + "/" + prefix + ".safetensors", nullptr));
+    return set;
+  }
+  NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(index_path));
+  simdjson::dom::parser parser;
+  simdjson::dom::element root;
+  simdjson::dom::object map;
+  if (parser.parse(text).get(root) != simdjson::SUCCESS || root["weight_map"].get(map) != simdjson::SUCCESS) {
+    return error(ErrorCode::kInvalidInput, "{}: has no object 'weight_map'; download it again", index_path);
+  }
+  std::map<std::string, std::set<std::string>> shards;
+  for (const auto& [tensor, shard] : map) {
+    std::string_view file;
+    if (shard.get(file) != simdjson::SUCCESS || file.empty() || file.find('/') != std::string_view::npos) {
+      return error(ErrorCode::kInvalidInput, "{}: weight_map '{}' does not name a file of this directory", index_path,
+                   tensor);
+    }
+    shards[std::string(file)].insert(std::string(tensor));
+  }
+  if (shards.empty()) return error(ErrorCode::kInvalidInput, "{}: lists no tensor", index_path);
+  for (const auto& [file, tensors] : shards) NFP_RETURN_IF_ERROR(set.add(directory + "/" + file, &tensors));
+  return set;
+}
+
+Status ShardSet::add(const std::string& path, const std::set<std::string>* expected) {
+  auto mapped = MappedFile::open(path);
+  if (!mapped.ok()) {
+    if (mapped.error().code != ErrorCode::kNotFound) return std::move(mapped).error();
+    return error(ErrorCode::kNotFound, "{}: is missing; the model is incomplete, download or convert it again", path);
+  }
+  Shard& shard = *shards_.emplace_back(std::make_unique<Shard>());
+  shard.file = std::move(mapped).value();
+  NFP_ASSIGN_OR_RETURN(SafetensorsHeader header, parse_safetensors(shard.file.bytes(), path));
+  shard.tensors = std::move(header.tensors);
+  for (const SafetensorsEntry& entry : shard.tensors) {
+    if (expected != nullptr && !expected->contains(entry.name)) continue;
+    if (!by_name_.emplace(entry.name, std::pair(&shard, &entry)).second) {
+      return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is in another shard too", path, entry.name);
+    }
+  }
+  if (expected == nullptr) return ok_status();
+  for (const std::string& tensor : *expected) {
+    const auto place = by_name_.find(tensor);
+    if (place == by_name_.end() || place->second.first != &shard) {
+      return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is missing, although the index puts it there", path,
+                   tensor);
+    }
+  }
+  return ok_status();
+}
+
+std::vector<const SafetensorsEntry*> ShardSet::entries() const {
+  std::vector<const SafetensorsEntry*> all;
+  for (const auto& shard : shards_) {
+    for (const SafetensorsEntry& entry : shard->tensors) {
+      if (find(entry.name) == &entry) all.push_back(&entry);
+    }
+  }
+  return all;
+}
+
+const SafetensorsEntry* ShardSet::find(std::string_view name) const {
+  const auto place = by_name_.find(name);
+  return place == by_name_.end() ? nullptr : place->second.second;
+}
+
+const ShardSet::Shard& ShardSet::shard_of(const SafetensorsEntry& entry) const {
+  return *by_name_.find(entry.name)->second.first;
+}
+
+std::span<const std::byte> ShardSet::bytes(const SafetensorsEntry& entry) const {
+  return shard_of(entry).file.bytes().subspan(entry.begin, entry.end - entry.begin);
+}
+
+void ShardSet::release(const SafetensorsEntry& entry) const { shard_of(entry).file.release(bytes(entry)); }
+
+}  // namespace nfp

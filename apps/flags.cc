@@ -48,7 +48,7 @@ void add_calibration_flags(CLI::App& app, ModelFlags& flags) {
       ->check(CLI::IsMember({"free", "restricted"}))
       ->capture_default_str();
   app.add_option("--calibrate-tokens", flags.calibrate_tokens,
-                 "tokens to calibrate on; 0 = 8192 of the model's own, at most 65536 of a file")
+                 "tokens to calibrate on; 0 = 12288 of the model's own, at most 65536 of a file")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->capture_default_str();
   app.add_option("--calibrate-seed", flags.calibrate_seed, "seed of the model's own text")->capture_default_str();

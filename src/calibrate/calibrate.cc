@@ -20,9 +20,15 @@ namespace {
 constexpr uint32_t kMethodVersion = 1;  // of the key: raised when the same options would choose otherwise
 constexpr int32_t kSelfLength = 256;
 constexpr int32_t kFileLength = 512;
-constexpr int64_t kSelfTokens = 8192;
+constexpr int64_t kSelfTokens = 12288;
 constexpr int64_t kFileTokens = 65536;
-constexpr size_t kHeldOut = 1;  // sequences kept for the order of sensitivity
+constexpr size_t kOrderTokens = 128;  // of a sequence kept for the order: each is run once for every linear layer
+constexpr size_t kHeldOut = 1;        // sequences kept for the order of sensitivity
+
+int64_t wanted_tokens(const CalibrationOptions& options) {
+  if (options.tokens > 0) return options.tokens;
+  return options.text == kSelfText ? kSelfTokens : kFileTokens;
+}
 
 // Sums H for the linear layers of one transformer layer, by the first matrix's name.
 class HessianObserver final : public LinearObserver {
@@ -109,19 +115,22 @@ Result<TokenSequences> make_text(LoadedModel& loaded, const CalibrationOptions& 
   if (options.text == kSelfText) {
     SelfTextOptions self;
     self.length = std::min(kSelfLength, most);
-    const int64_t tokens = options.tokens > 0 ? options.tokens : kSelfTokens;
+    const int64_t tokens = wanted_tokens(options);
     self.sequences = static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, 4096) + kHeldOut);
     self.seed = options.seed;
     if (loaded.tokenizer->adds_bos()) self.bos = loaded.tokenizer->bos_id();
     return write_self_text(*loaded.model, self, options.progress);
   }
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text));
-  const int64_t tokens = options.tokens > 0 ? options.tokens : kFileTokens;
-  return cut_text(*loaded.tokenizer, text, options.text, std::min(kFileLength, most), tokens);
+  return cut_text(*loaded.tokenizer, text, options.text, std::min(kFileLength, most), wanted_tokens(options));
 }
 
 // The last sequence is kept for the order of sensitivity, where there are several.
-TokenSequences held_out(const TokenSequences& text) { return {text.end() - kHeldOut, text.end()}; }
+TokenSequences held_out(const TokenSequences& text) {
+  TokenSequences kept(text.end() - kHeldOut, text.end());
+  for (auto& sequence : kept) sequence.resize(std::min(sequence.size(), kOrderTokens));
+  return kept;
+}
 TokenSequences used(TokenSequences text) {
   if (text.size() > kHeldOut) text.resize(text.size() - kHeldOut);
   return text;
@@ -173,8 +182,8 @@ Status choose_all(LoadedModel& loaded, const TokenSequences& text, const Calibra
 
 Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(uint64_t key, content_key(source));
-  std::string settings =
-      fmt::format("{} {} {} {}", kMethodVersion, static_cast<int>(options.rule), options.tokens, options.damping);
+  std::string settings = fmt::format("{} {} {} {}", kMethodVersion, static_cast<int>(options.rule),
+                                     wanted_tokens(options), options.damping);
   if (options.text == kSelfText) {
     settings += fmt::format(" self {}", options.seed);
   } else {

@@ -22,7 +22,7 @@ inline constexpr const char* kSelfText = "self";
 struct CalibrationOptions {
   std::string text = kSelfText;  // the model's own, or a file of plain text
   UpperRule rule = UpperRule::kFree;
-  int64_t tokens = 0;  // at most; 0 = 8192 of the model's own, 65536 of a file
+  int64_t tokens = 0;  // at most; 0 = 12288 of the model's own, 65536 of a file
   uint64_t seed = 0;   // of the model's own text
   double damping = 0.01;
   bool order = true;    // measure the order of sensitivity too

@@ -24,7 +24,7 @@ struct Sensitivity {
 
 struct OrderOptions {
   Precision precision = Precision::kFp8;
-  int32_t scored = 64;  // positions scored of each sequence, evenly spread over its second half
+  int32_t scored = 32;  // positions scored of each sequence, evenly spread over its second half
 };
 
 // Least harm a weight first: a prefix of it is the FP8 set that costs least. `text` should not be what the uppers were

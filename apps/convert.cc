@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "calibrate/calibrate.h"
 #include "flags.h"
 #include "io/model_source.h"
 #include "progress_bar.h"
@@ -19,6 +20,7 @@ struct Flags {
   bool force = false;
   int threads = 0;
   double shard_gb = 5.0;
+  ModelFlags calibration;  // only what --calibrate and its like set
 
   void add_to(CLI::App& verb) {
     verb.add_option("DST", destination, "directory to write")->required();
@@ -39,6 +41,22 @@ struct Flags {
   int thread_count() const { return threads > 0 ? threads : ThreadPool::usable_cpus(); }
 };
 
+// Calibrates before anything is written; what was done already is in the user's cache.
+Status add_calibration(const Flags& flags, const ModelSource& source, ThreadPool& threads, ConvertOptions& options) {
+  CalibrationOptions calibration = flags.calibration.calibration_options();
+  calibration.threads = flags.threads;
+  calibration.progress = options.progress;
+  NFP_ASSIGN_OR_RETURN(const Calibration made, calibrate(flags.source, calibration));
+  options.uppers = made.rule;
+  options.calibration = made.to_json();
+  options.matrix = [&source, &threads,
+                    filter = made.filter()](const std::string& name) -> Result<std::unique_ptr<MatrixReader>> {
+    NFP_ASSIGN_OR_RETURN(auto reader, source.matrix(name, threads));
+    return filter(name, std::move(reader));
+  };
+  return ok_status();
+}
+
 Status run_convert(const Flags& flags) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
   ThreadPool threads(flags.thread_count());
@@ -47,6 +65,7 @@ Status run_convert(const Flags& flags) {
     ProgressBar bar;
     ConvertOptions options = flags.options();
     options.progress = bar.callback();
+    if (flags.calibration.calibrate != "none") NFP_RETURN_IF_ERROR(add_calibration(flags, *source, threads, options));
     NFP_ASSIGN_OR_RETURN(report, convert(*source, flags.destination, options, threads));
   }
   fmt::print("{}: {} matrices nested, {} linear layers kept dense, {}\n", flags.destination, report.nested,
@@ -81,10 +100,12 @@ void add_convert(CLI::App& app, Status& status) {
       "The directory that is written loads in engines that know compressed-tensors as a plain FP8 model, and here in "
       "both\n"
       "precisions. Converting first is optional: every verb takes the original model too. Example:\n"
-      "  nestedfp convert ./Llama-3.2-1B ./Llama-3.2-1B-nested");
+      "  nestedfp convert ./Llama-3.2-1B ./Llama-3.2-1B-nested\n"
+      "  nestedfp convert ./Llama-3.2-1B ./Llama-3.2-1B-nested --calibrate self");
   verb->add_option("SRC", flags->source, "Hugging Face directory, .gguf file, or org/name in the local cache")
       ->required();
   flags->add_to(*verb);
+  add_calibration_flags(*verb, flags->calibration);
   verb->callback([flags, &status] { status = run_convert(*flags); });
 }
 

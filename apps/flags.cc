@@ -26,11 +26,42 @@ void ModelFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"f16", "f32"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", fp8_head, "let the last matrix (lm_head) compute in FP8 too in FP8 steps");
+  app.add_option("--fp8-share", fp8_share,
+                 "share of the weights that FP8 steps run in FP8, those that it harms least; 0..1")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  add_calibration_flags(app, *this);
   app.add_option(
          "--baseline", baseline,
          "for evaluation: hold the weights another way (fp8-channel: FP8 with one scale a row; f16: plain FP16)")
       ->check(CLI::IsMember({"none", "fp8-channel", "f16"}))
       ->capture_default_str();
+}
+
+void add_calibration_flags(CLI::App& app, ModelFlags& flags) {
+  app.add_option("--calibrate", flags.calibrate,
+                 "choose the FP8 neighbour of every weight so that FP8 is closest to FP16, which stays exact: self (on "
+                 "text that the model writes), a text file, or none; kept in the user's cache")
+      ->capture_default_str();
+  app.add_option("--calibrate-rule", flags.calibrate_rule,
+                 "free: any weight may take either neighbour; restricted: only those that keep the fast join")
+      ->check(CLI::IsMember({"free", "restricted"}))
+      ->capture_default_str();
+  app.add_option("--calibrate-tokens", flags.calibrate_tokens,
+                 "tokens to calibrate on; 0 = 12288 of the model's own, at most 65536 of a file")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str();
+  app.add_option("--calibrate-seed", flags.calibrate_seed, "seed of the model's own text")->capture_default_str();
+}
+
+CalibrationOptions ModelFlags::calibration_options() const {
+  CalibrationOptions options;
+  options.text = calibrate;
+  options.rule = calibrate_rule == "free" ? UpperRule::kFree : UpperRule::kRestricted;
+  options.tokens = calibrate_tokens;
+  options.seed = calibrate_seed;
+  options.threads = threads;
+  return options;
 }
 
 Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
@@ -44,7 +75,23 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
   if (baseline == "f16") options.baseline = Baseline::kDenseF16;
   ProgressBar bar;
   options.progress = bar.callback();
-  return nfp::load(model, options);
+  std::vector<Sensitivity> order;
+  if (calibrate != "none") {
+    CalibrationOptions calibration = calibration_options();
+    calibration.progress = options.progress;
+    calibration.order = fp8_share < 1.0;
+    NFP_ASSIGN_OR_RETURN(Calibration made, nfp::calibrate(model, calibration));
+    options.filter = made.filter();
+    order = std::move(made.order);
+  }
+  NFP_ASSIGN_OR_RETURN(auto loaded, nfp::load(model, options));
+  if (fp8_share < 1.0) {
+    if (order.empty()) {
+      NFP_ASSIGN_OR_RETURN(order, stored_order(*loaded->source));
+    }
+    NFP_ASSIGN_OR_RETURN([[maybe_unused]] const double reached, set_fp8_share(*loaded->model, order, fp8_share));
+  }
+  return loaded;
 }
 
 void SamplingFlags::add_to(CLI::App& app, float default_temperature) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "calibrate/calibrate.h"
 #include "engine/loaded_model.h"
 #include "engine/policy.h"
 #include "engine/request.h"
@@ -21,13 +22,22 @@ struct ModelFlags {
   int32_t threads = 0;
   int32_t ctx = 0;
   bool fp8_head = false;
+  std::string calibrate = "none";
+  std::string calibrate_rule = "free";
+  int64_t calibrate_tokens = 0;
+  uint64_t calibrate_seed = 0;
+  double fp8_share = 1.0;
 
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr.
   Result<std::unique_ptr<LoadedModel>> load() const;
+  CalibrationOptions calibration_options() const;
   Precision precision_value() const { return *precision_from_name(precision); }
   DType kv_dtype_value() const { return kv_dtype == "f32" ? DType::kF32 : DType::kF16; }
 };
+
+// --calibrate and what belongs to it.
+void add_calibration_flags(CLI::App& app, ModelFlags& flags);
 
 struct SamplingFlags {
   SamplingParams params;

@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   nfp::add_perplexity(app, status);
   nfp::add_bench(app, status);
   nfp::add_serve(app, status);
+  nfp::add_evaluate(app, status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

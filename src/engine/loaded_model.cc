@@ -95,6 +95,7 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   LoadOptions load_options;
   load_options.fp8_head = options.fp8_head;
   load_options.baseline = options.baseline;
+  load_options.filter = options.filter;
   load_options.progress = options.progress;
   NFP_ASSIGN_OR_RETURN(loaded->model,
                        load_model(*loaded->source, loaded->config, *loaded->backend, *loaded->threads, load_options));

@@ -23,6 +23,7 @@ struct LoadedModelOptions {
   std::string cpu_kernels;  // "" = the best this machine has
   bool fp8_head = false;
   Baseline baseline = Baseline::kNone;
+  MatrixFilter filter;  // see LoadOptions
   ProgressCallback progress;
 };
 

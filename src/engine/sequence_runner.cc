@@ -30,7 +30,7 @@ Result<std::unique_ptr<SequenceRunner>> SequenceRunner::create(Model& model, int
   return runner;
 }
 
-Status SequenceRunner::feed(std::span<const int32_t> tokens, Precision precision) {
+Status SequenceRunner::feed(std::span<const int32_t> tokens, Precision precision, const LayerRange& layers) {
   const auto count = static_cast<int32_t>(tokens.size());
   if (count < 1 || count > max_feed_ || length_ + count > context_) {
     return error(ErrorCode::kInvalidInput, "{} tokens after {} do not fit a context of {} fed {} at a time", count,
@@ -57,6 +57,9 @@ Status SequenceRunner::feed(std::span<const int32_t> tokens, Precision precision
   args.batch.block_table = table_.as<int32_t>();
   args.precision = precision;
   args.cache = cache_.get();
+  args.first_layer = layers.first;
+  args.end_layer = layers.end;
+  args.observer = layers.observer;
   model_.forward(args);
   length_ += count;
   return model_.backend().synchronize();

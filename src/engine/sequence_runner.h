@@ -13,6 +13,14 @@
 
 namespace nfp {
 
+// A part of a forward, as ForwardArgs has it. To run one sequence's layers apart, feed the same tokens again after
+// restart(), with the next layers.
+struct LayerRange {
+  int32_t first = 0;
+  int32_t end = -1;
+  LinearObserver* observer = nullptr;
+};
+
 class SequenceRunner {
  public:
   // Room for `context` tokens in all, `max_feed` of them at once. The model must outlive the runner.
@@ -22,7 +30,7 @@ class SequenceRunner {
   void restart() { length_ = 0; }
   int32_t length() const { return length_; }
   // Appends tokens (1 .. max_feed of them) and computes their keys, values and hidden states.
-  Status feed(std::span<const int32_t> tokens, Precision precision);
+  Status feed(std::span<const int32_t> tokens, Precision precision, const LayerRange& layers = {});
   // Logits after tokens first .. first+count-1 of the last feed. out: [count, vocab].
   Status logits(int32_t first, int32_t count, Precision precision, float* out);
 

@@ -118,6 +118,7 @@ Result<ConvertReport> convert(const ModelSource& source, const std::string& dest
   ConvertReport report;
   NestedInfo info;
   info.uppers = options.uppers;
+  info.calibration = options.calibration;
   bool first_matrix = true;
   std::vector<TensorSource> main, lower;
   for (const TensorInfo& tensor : source.tensors()) {

@@ -11,15 +11,9 @@
 #include "base/result.h"
 #include "base/thread_pool.h"
 #include "io/model_source.h"
+#include "nested/upper_rule.h"
 
 namespace nfp {
-
-// How the uppers of a nested checkpoint were chosen.
-enum class UpperRule : uint8_t {
-  kNearest,     // plain rounding
-  kRestricted,  // calibrated; rounded to nearest where the lower byte's top bit is set
-  kFree,        // calibrated; either neighbour anywhere
-};
 
 struct ConvertOptions {
   bool force = false;
@@ -29,6 +23,7 @@ struct ConvertOptions {
   // here.
   std::function<Result<std::unique_ptr<MatrixReader>>(const std::string& name)> matrix;
   UpperRule uppers = UpperRule::kNearest;
+  std::string calibration;  // JSON object to record in config.json beside the rule; empty = none
 };
 
 struct ConvertReport {

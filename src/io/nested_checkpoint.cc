@@ -107,6 +107,9 @@ Result<std::string> nested_config(std::string_view source_config, const NestedIn
   }
   for (const auto& [tensor, dtype] : info.dtypes) object["dtypes"][tensor] = nfp::info(dtype).safetensors_name;
   for (const std::string& tensor : info.inexact) object["inexact"].push_back(tensor);
+  if (!info.calibration.empty()) {
+    NFP_ASSIGN_OR_RETURN(object["calibration"], parse_config_object(info.calibration, "calibration"));
+  }
   config["nestedfp"] = object;
   return config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

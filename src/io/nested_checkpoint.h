@@ -23,6 +23,7 @@ struct NestedInfo {
   std::map<std::string, DType, std::less<>> dtypes;  // exceptions by tensor
   std::set<std::string, std::less<>> inexact;        // BF16 matrices that did not nest exactly
   UpperRule uppers = UpperRule::kNearest;
+  std::string calibration;  // JSON object: how the uppers were chosen, and the order of sensitivity; empty = none
 
   DType dtype_of(std::string_view tensor) const {
     const auto place = dtypes.find(tensor);

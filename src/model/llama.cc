@@ -29,6 +29,7 @@ class Llama final : public Model {
   void forward(const ForwardArgs& args) override;
   void logits(const int32_t* rows, int32_t count, Precision precision, float* out) override;
   std::vector<Linear*> linears() override;
+  const Buffer& hidden() const override { return x_; }
   size_t weight_bytes() const override;
   KvCacheSpec kv_spec(int64_t blocks, int32_t block_size, DType dtype) const override {
     return {config_.layers, config_.kv_heads, config_.head_dim, block_size, blocks, dtype};
@@ -48,6 +49,8 @@ class Llama final : public Model {
   Linear head_;                      // empty where tied
   std::vector<double> frequencies_;  // of the rotary embedding
   Buffer cos_sin_;                   // f32 [positions, head_dim]
+
+  LinearObserver* observer_ = nullptr;  // of the forward under way
 
   // Activations of one step.
   Buffer x_;         // residual stream [tokens, hidden]
@@ -135,6 +138,7 @@ void Llama::norm(const Buffer& weight, const Buffer& x, int32_t rows, Precision 
 
 void Llama::multiply(const Linear& linear, const Buffer& x, int32_t rows, Precision step, Epilogue epilogue,
                      const Buffer& y, Precision consumer) {
+  if (observer_ != nullptr) observer_->on_linear(linear, x.data(), rows);
   backend_.linear({.weight = linear.weight.get(),
                    .x = x.data(),
                    .rows = rows,
@@ -149,8 +153,12 @@ void Llama::multiply(const Linear& linear, const Buffer& x, int32_t rows, Precis
 void Llama::forward(const ForwardArgs& args) {
   const int32_t rows = args.batch.tokens;
   const Precision step = args.precision;
-  backend_.embed({embedding_.weight.get(), args.batch.token_ids, rows, 1.0f, x_.data()});
-  for (int32_t i = 0; i < config_.layers; ++i) {
+  const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
+  observer_ = args.observer;
+  if (args.first_layer == 0) {
+    backend_.embed({embedding_.weight.get(), args.batch.token_ids, rows, 1.0f, x_.data()});
+  }
+  for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
     norm(layer.attention_norm, x_, rows, layer.qkv.at(step), normed_);
     multiply(layer.qkv, normed_, rows, step, Epilogue::kStore, qkv_);

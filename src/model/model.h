@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,15 +25,29 @@ struct Linear {
   std::unique_ptr<LinearWeight> weight;
   GemmType type = GemmType::kQkv;
   int32_t layer = 0;
-  bool fp8 = true;  // member of the set that computes in FP8 in an FP8 step
+  std::vector<std::string> names;  // of the stacked matrices, in their order, without ".weight"
+  bool fp8 = true;                 // member of the set that computes in FP8 in an FP8 step
 
   Precision at(Precision step) const { return fp8 ? step : Precision::kFp16; }
+};
+
+// Told of each linear layer's inputs during a forward (calibration): device x is [rows, k], complete once the backend
+// is synchronized, and valid until the call returns.
+class LinearObserver {
+ public:
+  virtual ~LinearObserver() = default;
+  virtual void on_linear(const Linear& linear, const void* x, int32_t rows) = 0;
 };
 
 struct ForwardArgs {
   BatchView batch;
   Precision precision = Precision::kFp16;
   KvCache* cache = nullptr;
+  // Layers to run, first .. end-1; -1 = to the last. From 0 the tokens are embedded first (alone, where end is 0);
+  // from a later layer the hidden states are those in Model::hidden().
+  int32_t first_layer = 0;
+  int32_t end_layer = -1;
+  LinearObserver* observer = nullptr;  // not of the head; null = none
 };
 
 class Model {
@@ -50,6 +65,9 @@ class Model {
   // FP32.
   virtual void logits(const int32_t* rows, int32_t count, Precision precision, float* out) = 0;
 
+  // The residual stream [tokens, hidden] that the last forward left, of the backend's activation_dtype().
+  virtual const Buffer& hidden() const = 0;
+
   virtual std::vector<Linear*> linears() = 0;  // in order of layers; the head (the embedding, where tied) last
   virtual KvCacheSpec kv_spec(int64_t blocks, int32_t block_size, DType dtype) const = 0;
   virtual size_t weight_bytes() const = 0;  // of all linear layers and embeddings, as held
@@ -61,9 +79,14 @@ enum class Baseline : uint8_t {
   kDenseF16,    // plain FP16 matrices instead of nested ones; evaluation only
 };
 
+// Another reading of a matrix, such as one with calibrated upper bytes. Given the tensor's name and its reader.
+using MatrixFilter =
+    std::function<Result<std::unique_ptr<MatrixReader>>(const std::string&, std::unique_ptr<MatrixReader>)>;
+
 struct LoadOptions {
   bool fp8_head = false;  // does lm_head compute in FP8 in an FP8 step
   Baseline baseline = Baseline::kNone;
+  MatrixFilter filter;  // applied before the baseline; may be empty
   ProgressCallback progress;
 };
 

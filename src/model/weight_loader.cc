@@ -22,6 +22,9 @@ Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& na
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} columns, but config.json implies {}", source_.path(),
                  name, reader->cols(), cols);
   }
+  if (options_.filter) {
+    NFP_ASSIGN_OR_RETURN(reader, options_.filter(name, std::move(reader)));
+  }
   switch (options_.baseline) {
     case Baseline::kNone:
       return reader;
@@ -63,6 +66,7 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
   NFP_ASSIGN_OR_RETURN(linear.weight, backend_.make_linear(spec));
   linear.type = type;
   linear.layer = layer;
+  linear.names = names;
   linear.fp8 = type != GemmType::kHead || options_.fp8_head;
   for (const std::string& name : names) tell(name + ".weight");
   return linear;

@@ -1,0 +1,101 @@
+// nestedfp evaluate: how good a model is in each form of FP8.
+#include "calibrate/evaluate.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "base/atomic_file.h"
+#include "flags.h"
+#include "progress_bar.h"
+#include "verbs.h"
+
+namespace nfp {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  EvaluateOptions options;
+  bool no_activations = false;
+  std::string html, json_file;
+  bool json = false;
+};
+
+void print_table(const Evaluation& evaluation) {
+  const double base = evaluation.forms.front().result.perplexity;
+  fmt::print("{:<16} {:<9} {:>6} {:>12} {:>8} {:>9} {:>8} {:>9}\n", "weights", "precision", "in FP8", "perplexity",
+             "change", "KL mean", "KL 99 %", "same top");
+  for (const FormResult& form : evaluation.forms) {
+    fmt::print("{:<16} {:<9} {:>4.0f} % {:>12.4f} {:>+6.2f} %", form.weights, name_of(form.precision), form.share * 100,
+               form.result.perplexity, (form.result.perplexity / base - 1) * 100);
+    if (form.result.kld) {
+      fmt::print(" {:>9.5f} {:>8.4f} {:>7.2f} %", form.result.kld->mean, form.result.kld->p99,
+                 form.result.kld->same_top * 100);
+    }
+    fmt::print("\n");
+  }
+}
+
+Status run(Flags flags) {
+  flags.options.threads = flags.model.threads;
+  flags.options.activations = !flags.no_activations;
+  if (flags.model.ctx > 0) flags.options.ctx = flags.model.ctx;
+  if (flags.model.calibrate != "none") {
+    ProgressBar bar;
+    CalibrationOptions calibration = flags.model.calibration_options();
+    calibration.progress = bar.callback();
+    NFP_ASSIGN_OR_RETURN(flags.options.calibration, calibrate(flags.model.model, calibration));
+  }
+  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  flags.options.progress = [terminal](const std::string& form, int64_t chunk, int64_t chunks) {
+    if (terminal) fmt::print(stderr, "\r\033[K{}: chunk {}/{}", form, chunk, chunks);
+    if (!terminal && chunk == chunks) fmt::print(stderr, "{}: done\n", form);
+  };
+  NFP_ASSIGN_OR_RETURN(const Evaluation evaluation, evaluate(flags.model.model, flags.options));
+  if (terminal) fmt::print(stderr, "\r\033[K");
+  if (!flags.html.empty()) NFP_RETURN_IF_ERROR(write_file(flags.html, evaluation_to_html(evaluation)));
+  if (!flags.json_file.empty()) NFP_RETURN_IF_ERROR(write_file(flags.json_file, evaluation_to_json(evaluation) + "\n"));
+  if (flags.json) {
+    fmt::print("{}\n", evaluation_to_json(evaluation));
+  } else {
+    print_table(evaluation);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void add_evaluate(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand("evaluate", "Measure a model in each form of FP8 against its own FP16");
+  verb->footer(
+      "Compares nested FP8 (rounded to nearest, calibrated, part of the weights) with per-channel and block FP8. "
+      "Example:\n"
+      "  nestedfp evaluate model.gguf --file wiki.test.raw --calibrate self --html report.html");
+  verb->add_option("MODEL", flags->model.model,
+                   "Hugging Face directory, nested checkpoint, .gguf file, or org/name in the local Hugging Face cache")
+      ->required();
+  verb->add_option("--threads", flags->model.threads, "threads to compute with; 0 = as many as this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  verb->add_option("--ctx", flags->model.ctx, "tokens of a chunk; 0 = 512")->check(CLI::Range(0, 1 << 30));
+  add_calibration_flags(*verb, flags->model);
+  verb->add_option("--file", flags->options.file, "the text")->required();
+  verb->add_option("--chunks", flags->options.chunks, "chunks to score; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  verb->add_option("--shares", flags->options.shares,
+                   "shares of the weights in FP8 to measure, where an order is known")
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_flag("--no-activations", flags->no_activations, "leave out fp8-w8a8");
+  verb->add_option("--scratch", flags->options.scratch,
+                   "folder for FP16's distributions (2 bytes a token of the vocabulary and scored position)");
+  verb->add_option("--html", flags->html, "write a report with plots, one file, here");
+  verb->add_option("--json-file", flags->json_file, "write all figures here");
+  verb->add_flag("--json", flags->json, "print all figures as one JSON object");
+  verb->callback([flags, &status] { status = run(*flags); });
+}
+
+}  // namespace nfp

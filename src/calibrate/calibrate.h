@@ -1,0 +1,57 @@
+// Calibration of a whole model: text, inputs of every linear layer, choice of upper bytes, order of sensitivity
+// (docs/quality.md). One layer's Hessians are in memory at a time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/progress.h"
+#include "base/result.h"
+#include "calibrate/choice.h"
+#include "calibrate/gptq.h"
+#include "calibrate/order.h"
+#include "model/model.h"
+
+namespace nfp {
+
+inline constexpr const char* kSelfText = "self";
+
+struct CalibrationOptions {
+  std::string text = kSelfText;  // the model's own, or a file of plain text
+  UpperRule rule = UpperRule::kFree;
+  int64_t tokens = 0;  // at most; 0 = 12288 of the model's own, 65536 of a file
+  uint64_t seed = 0;   // of the model's own text
+  double damping = 0.01;
+  bool order = true;    // measure the order of sensitivity too
+  std::string cache;    // folder for what is kept between runs; empty = the user's
+  int32_t threads = 0;  // 0 = as many as this process may use
+  std::string cpu_kernels;
+  ProgressCallback progress;
+};
+
+struct Calibration {
+  std::map<std::string, std::shared_ptr<const UpperChoice>, std::less<>> choices;  // by tensor
+  std::vector<Sensitivity> order;  // least harm a weight first; empty where it was not asked for
+  UpperRule rule = UpperRule::kFree;
+  std::string text;    // "self", or "file"
+  int64_t tokens = 0;  // that it was made on
+  uint64_t seed = 0;
+
+  // Lays the choices over a model's matrices.
+  MatrixFilter filter() const;
+  // For config.json's "nestedfp" object: {"rule", "text", "tokens", "seed", "order"}.
+  std::string to_json() const;
+};
+
+// What is in the cache for this model and these options is used; the rest is computed and saved there layer by layer.
+// `model` is as for load(). The result depends on model, options and kernels, not on the number of threads.
+// Errors: text too short or not UTF-8; a layer whose inputs overflow; a full disk.
+Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options);
+
+// The order that a calibrated checkpoint carries in its config.json. Error: it has none.
+Result<std::vector<Sensitivity>> stored_order(const ModelSource& source);
+
+}  // namespace nfp

@@ -1,0 +1,205 @@
+#include "calibrate/evaluate.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "base/mapped_file.h"
+#include "calibrate/baseline_filters.h"
+#include "engine/loaded_model.h"
+#include "engine/sequence_runner.h"
+
+namespace nfp {
+namespace {
+
+// Multiplies what each layer is fed once more, in both precisions.
+class ErrorObserver final : public LinearObserver {
+ public:
+  ErrorObserver(Backend& backend, Precision precision, std::string weights)
+      : backend_(backend), precision_(precision), weights_(std::move(weights)) {}
+
+  void on_linear(const Linear& linear, const void* x, int32_t rows) override {
+    if (status_.ok()) status_ = measure(linear, x, rows);
+  }
+  Result<std::vector<LayerError>> take() {
+    NFP_RETURN_IF_ERROR(status_);
+    return std::move(errors_);
+  }
+
+ private:
+  Status measure(const Linear& linear, const void* x, int32_t rows) {
+    NFP_ASSIGN_OR_RETURN(const std::vector<float> exact, multiply(linear, x, rows, Precision::kFp16));
+    NFP_ASSIGN_OR_RETURN(const std::vector<float> fp8, multiply(linear, x, rows, precision_));
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const double d = static_cast<double>(fp8[i]) - exact[i];
+      difference += d * d;
+      size += static_cast<double>(exact[i]) * exact[i];
+    }
+    errors_.push_back({weights_, linear.type, linear.layer, size > 0 ? std::sqrt(difference / size) : 0.0});
+    return ok_status();
+  }
+
+  Result<std::vector<float>> multiply(const Linear& linear, const void* x, int32_t rows, Precision precision) {
+    const auto count = static_cast<size_t>(rows) * static_cast<size_t>(linear.weight->n());
+    NFP_ASSIGN_OR_RETURN(const Buffer y, backend_.allocate(count * sizeof(float)));
+    LinearArgs args;
+    args.weight = linear.weight.get();
+    args.x = x;
+    args.rows = rows;
+    args.precision = precision;
+    args.y = y.data();
+    args.y_is_f32 = true;
+    backend_.linear(args);
+    std::vector<float> values(count);
+    NFP_RETURN_IF_ERROR(backend_.download(values.data(), y.data(), y.bytes()));
+    return values;
+  }
+
+  Backend& backend_;
+  Precision precision_;
+  std::string weights_;
+  Status status_;
+  std::vector<LayerError> errors_;
+};
+
+// A file that goes away with the object.
+struct ScratchFile {
+  std::string path;
+  ~ScratchFile() { std::remove(path.c_str()); }
+};
+
+// Runs the forms one after the other; only one model is in memory at a time.
+class Evaluator {
+ public:
+  Evaluator(std::string model, const EvaluateOptions& options, std::string base)
+      : model_(std::move(model)), options_(options), base_{std::move(base)} {}
+
+  Status run(Evaluation& out) {
+    NFP_ASSIGN_OR_RETURN(text_, read_text_file(options_.file));
+    const bool calibrated = options_.calibration.has_value();
+    {
+      NFP_RETURN_IF_ERROR(open({}, calibrated ? options_.calibration->filter() : MatrixFilter()));
+      const std::string weights = "calibrated";
+      NFP_RETURN_IF_ERROR(add(out, "FP16", Precision::kFp16, 0.0));
+      if (calibrated || stored_) {
+        NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0));
+        NFP_RETURN_IF_ERROR(add_activations(out, weights));
+        NFP_RETURN_IF_ERROR(add_errors(out, weights));
+        NFP_RETURN_IF_ERROR(add_shares(out, weights));
+      }
+    }
+    NFP_RETURN_IF_ERROR(open({}, nearest_filter()));
+    NFP_RETURN_IF_ERROR(add(out, "nearest", Precision::kFp8, 1.0));
+    NFP_RETURN_IF_ERROR(add_activations(out, "nearest"));
+    NFP_RETURN_IF_ERROR(add_errors(out, "nearest"));
+    NFP_RETURN_IF_ERROR(open(Baseline::kFp8Channel, {}));
+    NFP_RETURN_IF_ERROR(add(out, "per channel", Precision::kFp8, 1.0));
+    NFP_RETURN_IF_ERROR(add_activations(out, "per channel"));
+    NFP_RETURN_IF_ERROR(open({}, block_fp8_filter()));
+    return add(out, "128x128 blocks", Precision::kFp8, 1.0);
+  }
+
+ private:
+  Status open(Baseline baseline, MatrixFilter filter) {
+    loaded_.reset();
+    LoadedModelOptions load_options;
+    load_options.threads = options_.threads;
+    load_options.baseline = baseline;
+    load_options.filter = std::move(filter);
+    NFP_ASSIGN_OR_RETURN(loaded_, load(model_, load_options));
+    if (tokens_.empty()) {
+      NFP_ASSIGN_OR_RETURN(tokens_, loaded_->tokenizer->encode(text_, {.parse_special = false}));
+      auto order = stored_order(*loaded_->source);
+      stored_ = order.ok();
+      if (options_.calibration) {
+        order_ = options_.calibration->order;
+      } else if (order.ok()) {
+        order_ = std::move(*order);
+      }
+    }
+    return ok_status();
+  }
+
+  Status add(Evaluation& out, const std::string& weights, Precision precision, double share) {
+    PerplexityOptions options;
+    options.ctx = options_.ctx;
+    options.chunks = options_.chunks;
+    options.precision = precision;
+    if (loaded_->tokenizer->adds_bos()) options.bos = loaded_->tokenizer->bos_id();
+    (is_exact(precision) ? options.save_base : options.kld_base) = base_.path;
+    const std::string form = fmt::format("{}, {}, {:.0f} % in FP8", weights, name_of(precision), 100 * share);
+    const auto progress = [&](const PerplexityResult& r, int64_t chunks) {
+      if (options_.progress) options_.progress(form, r.chunks, chunks);
+    };
+    NFP_ASSIGN_OR_RETURN(PerplexityResult result,
+                         perplexity(*loaded_->model, tokens_, options, *loaded_->threads, progress));
+    out.forms.push_back({weights, precision, share, std::move(result)});
+    return ok_status();
+  }
+
+  Status add_activations(Evaluation& out, const std::string& weights) {
+    return options_.activations ? add(out, weights, Precision::kFp8W8A8, 1.0) : ok_status();
+  }
+
+  Status add_shares(Evaluation& out, const std::string& weights) {
+    if (order_.empty()) return ok_status();
+    out.order = order_;
+    for (double share : options_.shares) {
+      NFP_ASSIGN_OR_RETURN(const double reached, set_fp8_share(*loaded_->model, order_, share));
+      NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, reached));
+    }
+    return ok_status();
+  }
+
+  Status add_errors(Evaluation& out, const std::string& weights) {
+    const auto count = std::min<size_t>(tokens_.size(), static_cast<size_t>(options_.ctx));
+    NFP_ASSIGN_OR_RETURN(const auto errors,
+                         layer_errors(*loaded_->model, std::span(tokens_).first(count), Precision::kFp8, weights));
+    out.layers.insert(out.layers.end(), errors.begin(), errors.end());
+    return ok_status();
+  }
+
+  std::string model_;
+  const EvaluateOptions& options_;
+  ScratchFile base_;
+  std::string text_;
+  std::vector<int32_t> tokens_;
+  std::unique_ptr<LoadedModel> loaded_;
+  std::vector<Sensitivity> order_;
+  bool stored_ = false;  // the checkpoint itself is calibrated
+};
+
+}  // namespace
+
+Result<std::vector<LayerError>> layer_errors(Model& model, std::span<const int32_t> tokens, Precision precision,
+                                             const std::string& weights) {
+  const auto length = static_cast<int32_t>(tokens.size());
+  NFP_ASSIGN_OR_RETURN(const auto runner, SequenceRunner::create(model, length, length));
+  ErrorObserver observer(model.backend(), precision, weights);
+  NFP_RETURN_IF_ERROR(runner->feed(tokens, Precision::kFp16, {0, -1, &observer}));
+  return observer.take();
+}
+
+Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options) {
+  Evaluation evaluation;
+  evaluation.model = model;
+  evaluation.file = options.file;
+  evaluation.ctx = options.ctx;
+  if (options.calibration) {
+    const Calibration& c = *options.calibration;
+    evaluation.calibration =
+        fmt::format("{}, {} tokens, {} choice", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
+                    c.rule == UpperRule::kFree ? "free" : "restricted");
+  }
+  const std::filesystem::path scratch =
+      options.scratch.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(options.scratch);
+  Evaluator evaluator(model, options, (scratch / fmt::format("nestedfp-evaluate-{}.base", ::getpid())).string());
+  NFP_RETURN_IF_ERROR(evaluator.run(evaluation));
+  return evaluation;
+}
+
+}  // namespace nfp

@@ -1,0 +1,67 @@
+// How good a model is in each form of FP8, on one text: perplexity, KL divergence from its own FP16, and the error of
+// each layer's outputs. What `nestedfp evaluate` runs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "calibrate/calibrate.h"
+#include "engine/perplexity.h"
+#include "model/model.h"
+#include "nested/precision.h"
+
+namespace nfp {
+
+struct EvaluateOptions {
+  std::string file;  // the text
+  int32_t ctx = 512;
+  int64_t chunks = 20;
+  int32_t threads = 0;
+  // Made for the model, or nothing: then a calibrated checkpoint's own uppers are what is compared with the nearest.
+  std::optional<Calibration> calibration;
+  std::vector<double> shares = {0.25, 0.5, 0.75, 0.88};  // of the weights in FP8, where an order is known
+  bool activations = true;                               // the fp8-w8a8 rows too
+  std::string scratch;  // folder for the base's distributions (2 bytes a token of the vocabulary and scored position)
+  std::function<void(const std::string& form, int64_t chunk, int64_t chunks)> progress;
+};
+
+struct FormResult {
+  std::string weights;  // "FP16", "nearest", "calibrated", "per channel", "128x128 blocks"
+  Precision precision = Precision::kFp16;
+  double share = 1.0;  // of the linear layers' weights in FP8
+  PerplexityResult result;
+};
+
+// || y_fp8 - y_fp16 || / || y_fp16 || over the outputs of one linear layer fed exact inputs.
+struct LayerError {
+  std::string weights;
+  GemmType type = GemmType::kQkv;
+  int32_t layer = 0;
+  double error = 0;
+};
+
+struct Evaluation {
+  std::string model, file;
+  int32_t ctx = 0;
+  std::string calibration;        // "self, 8192 tokens, free choice", or empty
+  std::vector<FormResult> forms;  // the first is FP16
+  std::vector<LayerError> layers;
+  std::vector<Sensitivity> order;
+};
+
+Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options);
+
+// The error of every linear layer's outputs in `precision`, on one sequence.
+Result<std::vector<LayerError>> layer_errors(Model& model, std::span<const int32_t> tokens, Precision precision,
+                                             const std::string& weights);
+
+std::string_view name_of(GemmType type);
+std::string evaluation_to_json(const Evaluation& evaluation);
+// One page with tables and plots, nothing loaded from outside.
+std::string evaluation_to_html(const Evaluation& evaluation);
+
+}  // namespace nfp

@@ -1,0 +1,53 @@
+#include "calibrate/hessian.h"
+
+#include <algorithm>
+
+#include "calibrate/kernels.h"
+
+namespace nfp {
+
+using calibrate::kPanel;
+
+namespace {
+constexpr int64_t kRowsAtOnce = 256;  // inputs packed at once: a panel of them is 32 KB
+}
+
+Hessian::Hessian(int64_t cols) : cols_(cols), padded_((cols + kPanel - 1) / kPanel * kPanel) {
+  sums_.assign(static_cast<size_t>(padded_ * padded_), 0.0f);
+}
+
+float Hessian::at(int64_t i, int64_t j) const {
+  const bool below = i / kPanel >= j / kPanel;
+  return sums_[static_cast<size_t>(below ? i * padded_ + j : j * padded_ + i)];
+}
+
+void Hessian::add(const float* x, int64_t rows, ThreadPool& threads) {
+  tokens_ += rows;
+  const int64_t panels = padded_ / kPanel;
+  for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
+    const int64_t depth = std::min(kRowsAtOnce, rows - first);
+    panels_.assign(static_cast<size_t>(depth * padded_), 0.0f);
+    threads.parallel_for(panels, 1, [&](Range range) {
+      for (int64_t p = range.begin; p < range.end; ++p) {
+        const int64_t width = std::min<int64_t>(kPanel, cols_ - p * kPanel);
+        for (int64_t t = 0; t < depth; ++t) {
+          const float* from = x + (first + t) * cols_ + p * kPanel;
+          std::copy(from, from + width, panels_.data() + (p * depth + t) * kPanel);
+        }
+      }
+    });
+    // Tile number i (i + 1) / 2 + j is that of panels i >= j.
+    threads.parallel_for(panels * (panels + 1) / 2, 1, [&](Range range) {
+      int64_t i = 0;
+      while ((i + 1) * (i + 2) / 2 <= range.begin) ++i;
+      int64_t j = range.begin - i * (i + 1) / 2;
+      for (int64_t tile = range.begin; tile < range.end; ++tile) {
+        calibrate::kernels().add_product_f32(panels_.data() + i * depth * kPanel, panels_.data() + j * depth * kPanel,
+                                             depth, sums_.data() + i * kPanel * padded_ + j * kPanel, padded_);
+        if (++j > i) ++i, j = 0;
+      }
+    });
+  }
+}
+
+}  // namespace nfp

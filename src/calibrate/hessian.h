@@ -1,0 +1,32 @@
+// H = X^T X over the inputs x of a linear layer: what an error in its weights costs. For a row w of the matrix and a
+// change d of it, the output changes by d x at each token, and the squares of that sum to d H d^T.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/thread_pool.h"
+
+namespace nfp {
+
+class Hessian {
+ public:
+  explicit Hessian(int64_t cols);
+
+  // Adds `rows` inputs. x: [rows, cols]. The result does not depend on the number of threads.
+  void add(const float* x, int64_t rows, ThreadPool& threads);
+
+  int64_t cols() const { return cols_; }
+  int64_t tokens() const { return tokens_; }
+  float at(int64_t i, int64_t j) const;
+  size_t bytes() const { return sums_.size() * sizeof(float); }
+
+ private:
+  int64_t cols_ = 0;
+  int64_t padded_ = 0;  // cols rounded up to whole panels
+  int64_t tokens_ = 0;
+  std::vector<float> sums_;  // [padded, padded], only tiles at and below the diagonal
+  std::vector<float> panels_;
+};
+
+}  // namespace nfp

@@ -1,0 +1,42 @@
+// The arithmetic of calibration: three small loops, compiled once for each instruction set and chosen at run time.
+//
+// A panel is [depth][kPanel], zero where a matrix ends. Every result is summed in one fixed order, so nothing depends
+// on how work is shared among threads.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace nfp::calibrate {
+
+inline constexpr int kPanel = 32;      // columns of a panel
+inline constexpr int kSweepBlock = 4;  // columns that the sweep takes at once
+inline constexpr int kMaxLanes = 32;   // rows that the sweep takes at once, at most
+
+// `lanes` rows of a matrix, transposed: every array but factor is [cols][lanes], columns in the order of the sweep.
+struct SweepTile {
+  int64_t cols = 0;               // a multiple of kSweepBlock
+  const float* weight = nullptr;  // the exact weight
+  const float* nearest = nullptr;
+  const float* step = nullptr;    // other neighbour - nearest; 0 where there is no choice
+  const float* factor = nullptr;  // [cols / kSweepBlock][cols][kSweepBlock], GptqFactor::panels
+  float* error = nullptr;         // out: weight - chosen
+};
+
+struct Kernels {
+  std::string_view name;
+  int lanes = 0;
+  // c[i * stride + j] += sum over t of a[t * kPanel + i] * b[t * kPanel + j], for 0 <= i, j < kPanel.
+  void (*add_product_f32)(const float* a, const float* b, int64_t depth, float* c, int64_t stride);
+  void (*add_product_f64)(const double* a, const double* b, int64_t depth, double* c, int64_t stride);
+  // Solves L y = x for the kPanel columns of x, in place. l: lower triangle [size, size] of row stride `stride`.
+  void (*solve_lower_f64)(const double* l, int64_t stride, int64_t size, double* x);
+  void (*sweep)(const SweepTile& tile);
+};
+
+// The best that this machine has.
+const Kernels& kernels();
+// All that this machine can run, for tests; ends with nullptr.
+const Kernels* const* all_kernels();
+
+}  // namespace nfp::calibrate

@@ -1,0 +1,45 @@
+// How much each linear layer is harmed by FP8, and which set of them an FP8 step runs in FP8.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/progress.h"
+#include "base/result.h"
+#include "base/thread_pool.h"
+#include "calibrate/text.h"
+#include "model/model.h"
+
+namespace nfp {
+
+// One linear layer as it computes (q, k and v are one; so are gate and up).
+struct Sensitivity {
+  std::vector<std::string> matrices;  // Linear::names
+  int64_t weights = 0;
+  double kld = 0;  // mean KL(FP16 || FP16 but this one in FP8), nats a token
+};
+
+struct OrderOptions {
+  Precision precision = Precision::kFp8;
+  int32_t scored = 32;  // positions scored of each sequence, evenly spread over its second half
+};
+
+// Least harm a weight first: a prefix of it is the FP8 set that costs least. `text` should not be what the uppers were
+// chosen on. Everything before a layer is computed once, and its hidden states kept: [layers, tokens, hidden] in
+// memory. The head is left out: it is in FP8 or not by an option of its own.
+Result<std::vector<Sensitivity>> measure_order(Model& model, const TokenSequences& text, const OrderOptions& options,
+                                               ThreadPool& threads, const ProgressCallback& progress);
+
+// Puts the longest prefix of `order` that has at most `share` (0..1) of the linear layers' weights in the FP8 set, and
+// all other layers but the head out of it. Returns the share reached. Error: an order for another model.
+Result<double> set_fp8_share(Model& model, std::span<const Sensitivity> order, double share);
+
+// [{"matrices": [...], "weights": n, "kld": x}, ...]
+std::string order_to_json(std::span<const Sensitivity> order);
+// Errors name `where`.
+Result<std::vector<Sensitivity>> order_from_json(std::string_view json, const std::string& where);
+
+}  // namespace nfp

@@ -1,0 +1,46 @@
+// Where calibrations are kept between runs: a folder for each model and settings in the user's cache. Every layer is a
+// file of its own, written whole or not at all, so that an interrupted calibration goes on where it stopped.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "calibrate/choice.h"
+#include "calibrate/order.h"
+#include "calibrate/text.h"
+#include "io/model_source.h"
+
+namespace nfp {
+
+// $XDG_CACHE_HOME/nestedfp, or ~/.cache/nestedfp. Error: neither is known.
+Result<std::string> user_cache_folder();
+
+// Tells models apart: names, shapes and types of all tensors, and the values in three rows of each. (A model that
+// differs only elsewhere would get uppers that were chosen for the other: neighbours all the same, FP16 stays exact.)
+Result<uint64_t> content_key(const ModelSource& source);
+
+class CalibrationStore {
+ public:
+  // `key` of model and settings; the folder is made when something is saved.
+  static Result<CalibrationStore> open(const std::string& cache_folder, uint64_t key);
+
+  const std::string& folder() const { return folder_; }
+  // Nothing where it was not saved, or is damaged (it is then computed again).
+  std::optional<std::vector<UpperChoice>> layer(int32_t index) const;
+  Status save_layer(int32_t index, std::span<const UpperChoice> choices) const;
+  std::optional<TokenSequences> text() const;
+  Status save_text(const TokenSequences& text) const;
+  std::optional<std::vector<Sensitivity>> order() const;
+  Status save_order(std::span<const Sensitivity> order) const;
+
+ private:
+  std::string layer_path(int32_t index) const;
+  Status make_folder() const;
+  std::string folder_;
+  uint64_t key_ = 0;
+};
+
+}  // namespace nfp

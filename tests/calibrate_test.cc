@@ -1,0 +1,220 @@
+// Calibration of whole (tiny, random) models: exactness, determinism, going on after an interruption, bad input.
+#include "calibrate/calibrate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+
+#include "base/atomic_file.h"
+#include "engine/loaded_model.h"
+#include "engine/sequence_runner.h"
+#include "tiny_model.h"
+
+namespace nfp {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CalibrateTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::string safe = name;
+    std::replace(safe.begin(), safe.end(), '/', '_');
+    folder_ = fs::path(::testing::TempDir()) / ("nfp_calibrate_" + safe);
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    model_ = testing::tiny_model_folder("llama-tied");
+    if (model_.empty()) GTEST_SKIP() << "the tiny models were not made (python3 with numpy makes them)";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  CalibrationOptions options(const std::string& cache, int threads = 2) const {
+    CalibrationOptions options;
+    options.tokens = 1024;
+    options.threads = threads;
+    options.cache = (folder_ / cache).string();
+    return options;
+  }
+  std::string write(const std::string& name, std::string_view text) const {
+    const std::string path = (folder_ / name).string();
+    EXPECT_TRUE(write_file(path, text).ok());
+    return path;
+  }
+  static std::unique_ptr<LoadedModel> load_with(const std::string& model, MatrixFilter filter) {
+    LoadedModelOptions options;
+    options.threads = 2;
+    options.filter = std::move(filter);
+    auto loaded = load(model, options);
+    EXPECT_TRUE(loaded.ok()) << loaded.error().message;
+    return loaded.ok() ? std::move(*loaded) : nullptr;
+  }
+  // Logits of every position of a fixed sequence.
+  static std::vector<float> logits(Model& model, Precision precision) {
+    std::vector<int32_t> tokens(48);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 251);
+    const auto count = static_cast<int32_t>(tokens.size());
+    auto runner = SequenceRunner::create(model, count, count);
+    EXPECT_TRUE(runner.ok());
+    EXPECT_TRUE((*runner)->feed(tokens, precision).ok());
+    std::vector<float> out(tokens.size() * static_cast<size_t>(model.config().vocab));
+    EXPECT_TRUE((*runner)->logits(0, count, precision, out.data()).ok());
+    return out;
+  }
+  static double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); ++i)
+      sum += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+    return sum;
+  }
+  static void expect_equal(const Calibration& a, const Calibration& b) {
+    ASSERT_EQ(a.choices.size(), b.choices.size());
+    for (const auto& [name, choice] : a.choices) {
+      ASSERT_TRUE(b.choices.contains(name)) << name;
+      EXPECT_EQ(choice->bits, b.choices.find(name)->second->bits) << name;
+    }
+  }
+
+  fs::path folder_;
+  std::string model_;
+};
+
+TEST_F(CalibrateTest, Fp16StaysBitForBitAndFp8ComesCloser) {
+  const auto calibration = calibrate(model_, options("cache"));
+  ASSERT_TRUE(calibration.ok()) << calibration.error().message;
+  EXPECT_EQ(calibration->choices.size(), 14u);  // seven matrices a layer
+  const auto plain = load_with(model_, {});
+  const auto calibrated = load_with(model_, calibration->filter());
+  const auto exact = logits(*plain->model, Precision::kFp16);
+  EXPECT_EQ(logits(*calibrated->model, Precision::kFp16), exact);
+  EXPECT_LT(distance(logits(*calibrated->model, Precision::kFp8), exact),
+            distance(logits(*plain->model, Precision::kFp8), exact));
+}
+
+TEST_F(CalibrateTest, TheSameForAnyNumberOfThreads) {
+  auto one = options("one", 1);
+  one.order = false;
+  const auto expected = calibrate(model_, one);
+  ASSERT_TRUE(expected.ok()) << expected.error().message;
+  for (int threads : {2, 3}) {
+    auto more = options("more" + std::to_string(threads), threads);
+    more.order = false;
+    const auto got = calibrate(model_, more);
+    ASSERT_TRUE(got.ok());
+    expect_equal(*expected, *got);
+  }
+}
+
+TEST_F(CalibrateTest, GoesOnAfterAnInterruption) {
+  const auto whole = calibrate(model_, options("cache"));
+  ASSERT_TRUE(whole.ok()) << whole.error().message;
+  std::string torn, damaged;
+  // As if it had been stopped after the first layer, and the order's file had been torn.
+  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
+    const std::string name = entry.path().filename().string();
+    if (name == "layer-0001.bin") fs::remove(entry.path());
+    if (name == "order.json") torn = entry.path().string();
+  }
+  ASSERT_TRUE(write_file(torn, "[{").ok());
+  const auto again = calibrate(model_, options("cache"));
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  expect_equal(*whole, *again);
+  EXPECT_EQ(whole->to_json(), again->to_json());
+  // A layer whose file is damaged is computed again.
+  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
+    if (entry.path().filename() == "layer-0000.bin") damaged = entry.path().string();
+  }
+  ASSERT_TRUE(write_file(damaged, "NFPCHOI1").ok());
+  const auto repaired = calibrate(model_, options("cache"));
+  ASSERT_TRUE(repaired.ok()) << repaired.error().message;
+  expect_equal(*whole, *repaired);
+}
+
+TEST_F(CalibrateTest, RestrictedTakesFewerAndAnotherSeedOthers) {
+  auto settings = options("cache");
+  settings.order = false;
+  const auto free = calibrate(model_, settings);
+  settings.rule = UpperRule::kRestricted;
+  const auto restricted = calibrate(model_, settings);
+  settings.seed = 1;
+  const auto seeded = calibrate(model_, settings);
+  ASSERT_TRUE(free.ok() && restricted.ok() && seeded.ok());
+  const auto taken = [](const Calibration& c) {
+    int64_t count = 0;
+    for (const auto& [name, choice] : c.choices) {
+      for (uint8_t byte : choice->bits) count += std::popcount(byte);
+    }
+    return count;
+  };
+  EXPECT_LT(taken(*restricted), taken(*free));
+  EXPECT_NE(restricted->choices.begin()->second->bits, seeded->choices.begin()->second->bits);
+}
+
+TEST_F(CalibrateTest, OrderHoldsEveryLayerAndItsPrefixesAreTheFp8Set) {
+  const auto calibration = calibrate(model_, options("cache"));
+  ASSERT_TRUE(calibration.ok()) << calibration.error().message;
+  ASSERT_EQ(calibration->order.size(), 8u);  // q/k/v, o, gate/up and down of two layers
+  const auto loaded = load_with(model_, calibration->filter());
+  const auto exact = logits(*loaded->model, Precision::kFp16);
+  double last = -1;
+  for (double share : {0.0, 0.3, 0.7, 1.0}) {
+    const auto reached = set_fp8_share(*loaded->model, calibration->order, share);
+    ASSERT_TRUE(reached.ok());
+    EXPECT_LE(*reached, share + 1e-9);
+    EXPECT_GE(*reached, last);
+    last = *reached;
+    const auto got = logits(*loaded->model, Precision::kFp8);
+    EXPECT_EQ(got == exact, share == 0.0);
+  }
+  EXPECT_DOUBLE_EQ(last, 1.0);
+  auto other = calibration->order;
+  other[0].matrices[0] = "model.layers.9.mlp.down_proj";
+  const auto wrong = set_fp8_share(*loaded->model, other, 0.5);
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_NE(wrong.error().message.find("model.layers.9.mlp.down_proj"), std::string::npos);
+}
+
+TEST_F(CalibrateTest, TextThatCannotServeIsAnErrorThatNamesIt) {
+  const std::pair<std::string, std::string> cases[] = {
+      {write("empty.txt", ""), "longer text"},
+      {write("short.txt", "Only a few words."), "longer text"},
+      {write("bytes.txt", std::string(5000, '\xff')), "not UTF-8"},
+      {(folder_ / "absent.txt").string(), "absent.txt"},
+  };
+  for (const auto& [path, part] : cases) {
+    auto settings = options("cache");
+    settings.text = path;
+    const auto result = calibrate(model_, settings);
+    ASSERT_FALSE(result.ok()) << path;
+    EXPECT_NE(result.error().message.find(path), std::string::npos) << result.error().message;
+    EXPECT_NE(result.error().message.find(part), std::string::npos) << result.error().message;
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "cache"));
+}
+
+TEST_F(CalibrateTest, ACacheThatCannotBeWrittenIsAnError) {
+  auto settings = options("cache");
+  settings.cache = write("file", "not a folder");
+  const auto result = calibrate(model_, settings);
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.error().message.find(settings.cache), std::string::npos);
+}
+
+TEST(SensitivityOrder, ReadsBackAsWrittenAndRefusesAnythingElse) {
+  const std::vector<Sensitivity> order = {{{"a", "b"}, 12, 0.5}, {{"c"}, 7, 1e-9}};
+  const auto back = order_from_json(order_to_json(order), "file");
+  ASSERT_TRUE(back.ok());
+  ASSERT_EQ(back->size(), 2u);
+  EXPECT_EQ((*back)[0].matrices, order[0].matrices);
+  EXPECT_EQ((*back)[1].kld, 1e-9);
+  for (const char* bad : {"", "{}", "[1]", "[{\"matrices\":[]}]", "[{\"matrices\":[1],\"weights\":1,\"kld\":1}]"}) {
+    const auto wrong = order_from_json(bad, "file");
+    ASSERT_FALSE(wrong.ok()) << bad;
+    EXPECT_NE(wrong.error().message.find("file"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace nfp

@@ -60,14 +60,16 @@ __device__ double value(uint8_t code) { return __half2float(__half(__nv_cvt_fp8_
 
 // A warp an output.
 template <typename T>
-__global__ void compare_kernel(int64_t m, int64_t n, int64_t k, const T* x, bool permuted, const T* dense, double scale, const uint16_t* d, double* sums) {
+__global__ void compare_kernel(int64_t m, int64_t n, int64_t k, const T* x, bool permuted, const T* dense, double scale,
+                               const uint16_t* d, double* sums) {
   const int64_t warps = int64_t{gridDim.x} * blockDim.x / 32;
   const int lane = threadIdx.x % 32;
   double error = 0, total = 0;
   for (int64_t i = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / 32; i < m * n; i += warps) {
     const int64_t token = i / n, row = i % n;
     double sum = 0;
-    for (int64_t c = lane; c < k; c += 32) sum += value(x[token * k + (permuted ? activation_byte(c) : c)]) * value(dense[row * k + c]);
+    for (int64_t c = lane; c < k; c += 32)
+      sum += value(x[token * k + (permuted ? activation_byte(c) : c)]) * value(dense[row * k + c]);
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     const double want = sum * scale, difference = value(d[i]) - want;
     error += difference * difference;
@@ -97,11 +99,12 @@ void fill_f32(int64_t count, float value, float* out, CUstream_st* stream) {
   f32_kernel<<<kGrid, 256, 0, stream>>>(count, value, out);
 }
 
-void compare_f16(int64_t m, const PlaneShape& shape, const uint16_t* x, const uint16_t* dense, const uint16_t* d, double* sums, CUstream_st* stream) {
+void compare_f16(int64_t m, const PlaneShape& shape, const uint16_t* x, const uint16_t* dense, const uint16_t* d,
+                 double* sums, CUstream_st* stream) {
   compare_kernel<<<kGrid, 256, 0, stream>>>(m, shape.n, shape.k, x, false, dense, 1.0, d, sums);
 }
-void compare_e4m3(int64_t m, const PlaneShape& shape, const uint8_t* x, bool permuted, const uint8_t* dense, double scale, const uint16_t* d,
-                  double* sums, CUstream_st* stream) {
+void compare_e4m3(int64_t m, const PlaneShape& shape, const uint8_t* x, bool permuted, const uint8_t* dense,
+                  double scale, const uint16_t* d, double* sums, CUstream_st* stream) {
   compare_kernel<<<kGrid, 256, 0, stream>>>(m, shape.n, shape.k, x, permuted, dense, scale, d, sums);
 }
 

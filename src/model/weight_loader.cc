@@ -16,7 +16,7 @@ void WeightLoader::tell(const std::string& tensor) {
   if (options_.progress) options_.progress({"loading", std::min(done_, source_.file_bytes()), source_.file_bytes()});
 }
 
-Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& name, int64_t cols) {
+Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& name, int64_t cols, GemmType type) {
   NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, source_.matrix(name, threads_));
   if (reader->cols() != cols) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} columns, but config.json implies {}", source_.path(),
@@ -29,6 +29,8 @@ Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& na
     case Baseline::kNone:
       return reader;
     case Baseline::kFp8Channel:
+      // The head and the embedding stay 16-bit, as those who ship per-channel FP8 leave them.
+      if (type == GemmType::kHead && !options_.fp8_head) return reader;
       return make_fp8_channel_reader(std::move(reader));
     case Baseline::kDenseF16:
       return make_dense_reader(std::move(reader));
@@ -43,7 +45,7 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
   spec.order = order;
   int64_t total = 0;
   for (const std::string& name : names) {
-    NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, matrix(name + ".weight", cols));
+    NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, matrix(name + ".weight", cols, type));
     total += reader->rows();
     spec.parts.push_back(reader.get());
     if (bias) {

@@ -61,7 +61,7 @@ class Generate(Scratch):
                          env={**os.environ, "NESTEDFP_CPU": name})
             texts.add(out)
         self.assertEqual(len(texts), 1)
-        failure("generate", F16_MODEL, "-p", "x", env={**os.environ, "NESTEDFP_CPU": "z80"})
+        failure("generate", F16_MODEL, "-p", "x", code=2, env={**os.environ, "NESTEDFP_CPU": "z80"})
 
     def test_prompts_from_file_and_pipe(self):
         with open(self.path("prompt"), "w") as file:

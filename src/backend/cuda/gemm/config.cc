@@ -116,9 +116,9 @@ Config analytic_choice(const Problem& problem, const DeviceShape& device) {
 
 namespace {
 
-// Seconds that a launch should take: the slowest of arithmetic on the busiest SM, its traffic from the L2, and device
-// memory, and a fixed cost for joining parts. Rates are those measured on an H200 (docs/kernels.md); only their ratios
-// decide.
+// Seconds that a launch should take, to order what the tuner tries: the slowest of arithmetic on the busiest SM, its
+// traffic from the L2, and device memory, and a fixed cost for joining parts. Rates are those measured on an H200
+// (docs/kernels.md); only their ratios decide.
 double estimate(const Problem& problem, const Config& config, const DeviceShape& device) {
   const Tile& tile = config.tile;
   const Schedule s = make_schedule(problem, config, device);
@@ -172,6 +172,9 @@ std::vector<Config> candidates(const Problem& problem, const DeviceShape& device
   std::stable_sort(all.begin(), all.end(), [&](const Config& a, const Config& b) {
     return estimate(problem, a, device) < estimate(problem, b, device);
   });
+  const Config rule = analytic_choice(problem, device);
+  std::erase(all, rule);
+  all.insert(all.begin(), rule);
   return all;
 }
 

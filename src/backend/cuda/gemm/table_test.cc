@@ -52,6 +52,19 @@ TEST(TuningTable, RefusesWhatItDoesNotKnow) {
   }
 }
 
+TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {
+  const auto parsed = TuningTable::parse(built_in_choices_h200(), "choices_h200.json");
+  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+  EXPECT_EQ(parsed->size(), 14u * 3);
+  ASSERT_NE(built_in_table("NVIDIA H200"), nullptr);
+  EXPECT_EQ(built_in_table("NVIDIA A100-SXM4-80GB"), nullptr);
+  for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
+    const auto config = built_in_table("NVIDIA H200")->find({1000, 4096, 14336, mode, false});
+    ASSERT_TRUE(config.has_value());
+    EXPECT_TRUE(exists(config->tile, mode));
+  }
+}
+
 TEST(Choice, InvariantCutsDoNotDependOnTheNumberOfTokens) {
   for (const Mode mode : {Mode::kF16, Mode::kE4M3Promoted}) {
     for (const auto& [n, k] :

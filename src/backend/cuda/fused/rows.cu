@@ -82,26 +82,31 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
   float v[kVectors][8];
   Totals totals{0.0f, 0.0f};
-  // Every load before the first store, so that all are in flight together.
+  // Every load before the first store, so that all are in flight together; rows of more than four groups a thread have
+  // too few registers for that and go group by group.
   uint4 raw[kVectors], second[kVectors], weight[kVectors];
-  const auto* residual = static_cast<const uint16_t*>(p.residual) + token * p.ldr;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
+  const auto load = [&](int i) {
     const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    raw[i] = second[i] = weight[i] = make_uint4(0, 0, 0, 0);
     if (p.swiglu) {
       const int64_t width = first < p.k ? p.k * 2 : 0;
       raw[i] = load8(x, first * 2, width, p.vectors);
       second[i] = load8(x, first * 2 + 8, width, p.vectors);
     } else {
       raw[i] = load8(x, first, p.k, p.vectors);
-      second[i] = p.residual != nullptr ? load8(residual, first, p.k, p.vectors) : make_uint4(0, 0, 0, 0);
+      if (p.residual != nullptr)
+        second[i] = load8(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, p.k, p.vectors);
     }
-    weight[i] = p.weight != nullptr ? load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors)
-                                    : make_uint4(0, 0, 0, 0);
+    if (p.weight != nullptr) weight[i] = load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors);
+  };
+  if constexpr (kVectors <= 4) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load(i);
   }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    if constexpr (kVectors > 4) load(i);
     widen8(raw[i], p.bf16, v[i]);
     float other[8];
     widen8(second[i], p.bf16, other);

@@ -70,7 +70,7 @@ TEST(Choice, InvariantCutsDoNotDependOnTheNumberOfTokens) {
     for (const auto& [n, k] :
          {std::pair<int64_t, int64_t>{4096, 4096}, {28672, 4096}, {5120, 32768}, {576, 1536}, {192, 576}}) {
       int splits = 0;
-      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4096, 20000}) {
+      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4096}) {
         const Problem problem{m, n, k, mode, false};
         const Choice choice = choose(problem, kH200, nullptr, Reduction::kBatchInvariant);
         ASSERT_TRUE(exists(choice.config.tile, mode));

@@ -18,18 +18,20 @@ __device__ __forceinline__ uint16_t narrow(float v, bool bf16) {
   return bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(v)) : __half_as_ushort(__float2half_rn(v));
 }
 
-// Eight neighbours; zeros from `count` on.
-__device__ __forceinline__ void load8(const uint16_t* row, int64_t first, int64_t count, bool vectors, bool bf16,
-                                      float (&v)[8]) {
-  if (vectors && first + 8 <= count) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(row + first);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+// Eight neighbours as they lie; zeros from `count` on.
+__device__ __forceinline__ uint4 load8(const uint16_t* row, int64_t first, int64_t count, bool vectors) {
+  if (vectors && first + 8 <= count) return *reinterpret_cast<const uint4*>(row + first);
+  uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = widen(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)), bf16);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = first + i < count ? widen(row[first + i], bf16) : 0.0f;
+  for (int i = 0; i < 8; ++i) {
+    if (first + i < count) words[i / 2] |= static_cast<uint32_t>(row[first + i]) << (i % 2 * 16);
   }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+__device__ __forceinline__ void widen8(const uint4& raw, bool bf16, float (&v)[8]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = widen(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)), bf16);
 }
 __device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t count, bool vectors, bool bf16,
                                        const float (&v)[8]) {
@@ -80,30 +82,46 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
   float v[kVectors][8];
   Totals totals{0.0f, 0.0f};
+  // Every load before the first store, so that all are in flight together; rows of more than four groups a thread have
+  // too few registers for that and go group by group.
+  uint4 raw[kVectors], second[kVectors], weight[kVectors];
+  const auto load = [&](int i) {
+    const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    raw[i] = second[i] = weight[i] = make_uint4(0, 0, 0, 0);
+    if (p.swiglu) {
+      const int64_t width = first < p.k ? p.k * 2 : 0;
+      raw[i] = load8(x, first * 2, width, p.vectors);
+      second[i] = load8(x, first * 2 + 8, width, p.vectors);
+    } else {
+      raw[i] = load8(x, first, p.k, p.vectors);
+      if (p.residual != nullptr)
+        second[i] = load8(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, p.k, p.vectors);
+    }
+    if (p.weight != nullptr) weight[i] = load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors);
+  };
+  if constexpr (kVectors <= 4) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load(i);
+  }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    if constexpr (kVectors > 4) load(i);
+    widen8(raw[i], p.bf16, v[i]);
+    float other[8];
+    widen8(second[i], p.bf16, other);
     if (p.swiglu) {
-      float gate[8], up[8];
-      load8(x, first * 2, first < p.k ? p.k * 2 : 0, p.vectors, p.bf16, gate);
-      load8(x, first * 2 + 8, first < p.k ? p.k * 2 : 0, p.vectors, p.bf16, up);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[i][j] = gate[j] / (1.0f + __expf(-gate[j])) * up[j];
-    } else {
-      load8(x, first, p.k, p.vectors, p.bf16, v[i]);
-    }
-    if (p.residual != nullptr) {
-      auto* h = static_cast<uint16_t*>(p.residual) + token * p.ldr;
-      float r[8];
-      load8(h, first, p.k, p.vectors, p.bf16, r);
+      for (int j = 0; j < 8; ++j) v[i][j] = v[i][j] / (1.0f + __expf(-v[i][j])) * other[j];
+    } else if (p.residual != nullptr) {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        v[i][j] = widen(narrow(v[i][j] + r[j], p.bf16), p.bf16);  // the norm sees what the residual stream holds
-      store8(h, first, p.k, p.vectors, p.bf16, v[i]);
+        v[i][j] = widen(narrow(v[i][j] + other[j], p.bf16), p.bf16);  // the norm sees what the residual stream holds
+      store8(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, p.k, p.vectors, p.bf16, v[i]);
     }
     if (p.weight != nullptr) {
       float w[8];
-      load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors, p.bf16, w);
+      widen8(weight[i], p.bf16, w);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         totals.sum += v[i][j] * v[i][j];

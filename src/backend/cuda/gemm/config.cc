@@ -110,15 +110,36 @@ int token_bucket(int64_t m) {
   return kTokenBuckets.back();
 }
 
+// The rule that the tuned choices of docs/kernels.md follow: the narrowest tile that holds all tokens (256 repeat), a
+// single block of rows per warpgroup, and k cut so far that every SM has work; stream-K where whole waves would leave
+// the last one half empty.
 Config analytic_choice(const Problem& problem, const DeviceShape& device) {
-  return candidates(problem, device).front();
+  const bool fp8 = is_fp8(problem.mode);
+  const bool narrow = problem.mode == Mode::kE4M3Promoted || (fp8 && problem.m <= 512);
+  const int widest = narrow ? 128 : problem.m > 256 && problem.m <= 384 ? 192 : 256;
+  Tile tile{static_cast<int16_t>(widest), 1, 1, 1};
+  for (const int tokens : {8, 16, 32, 64, 96, 128, 192}) {
+    if (tokens >= problem.m && tokens < widest) {
+      tile.tokens = static_cast<int16_t>(tokens);
+      break;
+    }
+  }
+  const int64_t tiles = int64_t{ceil_div(problem.m, tile.tokens)} * ceil_div(problem.n, tile.rows());
+  const int64_t iterations = ceil_div(problem.k, fp8 ? 128 : 64);
+  const int64_t splits = std::min<int64_t>({device.sms / tiles, iterations / 4, 8});
+  if (splits > 1) {
+    return {tile, static_cast<int16_t>(splits), splits <= 3 && can_exchange(tile, static_cast<int>(splits))};
+  }
+  const double waves = static_cast<double>(tiles) / device.sms;
+  const bool ragged = waves > 1 && std::ceil(waves) / waves > 1.1;
+  return {tile, static_cast<int16_t>(ragged && !fp8 ? 0 : 1), false};
 }
 
 namespace {
 
-// Seconds that a launch should take: the slowest of arithmetic on the busiest SM, its traffic from the L2, and device
-// memory, and a fixed cost for joining parts. Rates are those measured on an H200 (docs/kernels.md); only their ratios
-// decide.
+// Seconds that a launch should take, to order what the tuner tries: the slowest of arithmetic on the busiest SM, its
+// traffic from the L2, and device memory, and a fixed cost for joining parts. Rates are those measured on an H200
+// (docs/kernels.md); only their ratios decide.
 double estimate(const Problem& problem, const Config& config, const DeviceShape& device) {
   const Tile& tile = config.tile;
   const Schedule s = make_schedule(problem, config, device);
@@ -172,6 +193,9 @@ std::vector<Config> candidates(const Problem& problem, const DeviceShape& device
   std::stable_sort(all.begin(), all.end(), [&](const Config& a, const Config& b) {
     return estimate(problem, a, device) < estimate(problem, b, device);
   });
+  const Config rule = analytic_choice(problem, device);
+  std::erase(all, rule);
+  all.insert(all.begin(), rule);
   return all;
 }
 

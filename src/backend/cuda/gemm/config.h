@@ -143,9 +143,9 @@ struct Schedule {
 };
 Schedule make_schedule(const Problem& problem, const Config& config, const DeviceShape& device);
 
-// Everything worth timing for a problem, the analytic choice first.
+// Everything worth timing for a problem: the analytic choice, then in the order of a model of the machine.
 std::vector<Config> candidates(const Problem& problem, const DeviceShape& device);
-// A choice by a model of the machine, for shapes that nobody has tuned.
+// For shapes that nobody has tuned.
 Config analytic_choice(const Problem& problem, const DeviceShape& device);
 
 // Token counts are tuned at these sizes; a count in between uses the next larger one's choice.

@@ -67,6 +67,14 @@ Result<TuningTable> TuningTable::parse(std::string_view text, const std::string&
   return table;
 }
 
+const TuningTable* built_in_table(std::string_view device) {
+  static const Result<TuningTable> h200 = TuningTable::parse(built_in_choices_h200(), "built-in choices for H200");
+  if (!h200.ok()) return nullptr;
+  // An H100 has the same SMs and slower memory: its choices are near enough until somebody tunes one.
+  const bool hopper = device.find("H200") != std::string_view::npos || device.find("H100") != std::string_view::npos;
+  return hopper ? &*h200 : nullptr;
+}
+
 std::string TuningTable::dump() const {
   nlohmann::ordered_json root;
   root["format"] = kFormat;
@@ -88,7 +96,9 @@ void TuningTable::set(int64_t n, int64_t k, Mode mode, int bucket, const Config&
 }
 
 std::optional<Config> TuningTable::find(const Problem& problem) const {
-  const auto shape = choices_.find({problem.n, problem.k, problem.mode});
+  auto shape = choices_.find({problem.n, problem.k, problem.mode});
+  // BF16 kernels do the same work in the same tiles.
+  if (shape == choices_.end() && problem.mode == Mode::kBF16) shape = choices_.find({problem.n, problem.k, Mode::kF16});
   if (shape == choices_.end()) return std::nullopt;
   auto at = shape->second.lower_bound(token_bucket(problem.m));
   if (at == shape->second.end()) {

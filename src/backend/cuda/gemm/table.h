@@ -35,10 +35,14 @@ class TuningTable {
   std::map<std::tuple<int64_t, int64_t, Mode>, std::map<int, Config>> choices_;
 };
 
+// The checked-in table (choices_h200.json) for a device of that name; null if there is none.
+const TuningTable* built_in_table(std::string_view device);
+std::string_view built_in_choices_h200();
+
 // How sums over k may be cut.
 enum class Reduction : uint8_t {
   kFastest,         // per token bucket: a token's last bits may change with the number of tokens in the step
-  kBatchInvariant,  // the same cuts for every number of tokens: they never do
+  kBatchInvariant,  // the same cuts for every number of tokens up to 4096 a step: they never do
 };
 
 struct Choice {

@@ -52,12 +52,25 @@ TEST(TuningTable, RefusesWhatItDoesNotKnow) {
   }
 }
 
+TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {
+  const auto parsed = TuningTable::parse(built_in_choices_h200(), "choices_h200.json");
+  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+  EXPECT_EQ(parsed->size(), 14u * 3);
+  ASSERT_NE(built_in_table("NVIDIA H200"), nullptr);
+  EXPECT_EQ(built_in_table("NVIDIA A100-SXM4-80GB"), nullptr);
+  for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
+    const auto config = built_in_table("NVIDIA H200")->find({1000, 4096, 14336, mode, false});
+    ASSERT_TRUE(config.has_value());
+    EXPECT_TRUE(exists(config->tile, mode));
+  }
+}
+
 TEST(Choice, InvariantCutsDoNotDependOnTheNumberOfTokens) {
   for (const Mode mode : {Mode::kF16, Mode::kE4M3Promoted}) {
     for (const auto& [n, k] :
          {std::pair<int64_t, int64_t>{4096, 4096}, {28672, 4096}, {5120, 32768}, {576, 1536}, {192, 576}}) {
       int splits = 0;
-      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4096, 20000}) {
+      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4096}) {
         const Problem problem{m, n, k, mode, false};
         const Choice choice = choose(problem, kH200, nullptr, Reduction::kBatchInvariant);
         ASSERT_TRUE(exists(choice.config.tile, mode));

@@ -17,6 +17,7 @@ import time
 import httpx
 
 CLIENTS = int(sys.argv[5]) if len(sys.argv) > 5 else 24
+SERVERS = []
 TEXTS = ["The capital of France is", "Once upon a time there was a", "def quicksort(items):", "The three laws of motion are",
          "A recipe for bread:", "In the year 1969,", "The difference between cats and dogs is", "1, 1, 2, 3, 5, 8,"]
 
@@ -37,6 +38,7 @@ async def main():
         [program, "serve", model, "--port", "0", "--served-model-name", "m", "--max-model-len", "512", "--max-num-seqs", "16",
          "--kv-cache-memory", "24MB", "--precision-policy", "alternate:3", "--disable-log-requests"],
         stderr=subprocess.PIPE, text=True)
+    SERVERS.append(server)
     url = None
     for line in server.stderr:
         if line.startswith("ready"):
@@ -120,6 +122,7 @@ async def main():
                 counts["different"] += 1
     server.terminate()
     code = server.wait(60)
+    SERVERS.clear()
     third = max(1, len(memory) // 3)
     result = {"seconds": seconds, "clients": CLIENTS, **counts, **final, "exit_code": code,
               "resident_mb_first_third_max": max(memory[:third]) / 1024, "resident_mb_last_third_max": max(memory[-third:]) / 1024}
@@ -134,4 +137,8 @@ async def main():
     sys.exit(0 if good else 1)
 
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+finally:
+    for left in SERVERS:  # after a failure
+        left.kill()

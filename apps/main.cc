@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   nfp::add_inspect(app, status);
   nfp::add_perplexity(app, status);
   nfp::add_bench(app, status);
+  nfp::add_serve(app, status);
   nfp::add_evaluate(app, status);
   try {
     app.parse(argc, argv);

@@ -50,6 +50,8 @@ if(NFP_edit_LIBRARY MATCHES "\\.a$")  # the archive's own needs, which its -dev 
 endif()
 nfp_find_header_only(json nlohmann/json.hpp)
 nfp_find_header_only(cli11 CLI/CLI.hpp)
+nfp_find_header_only(boost boost/beast.hpp)
+include(NfpXgrammar)
 
 if(NFP_BUILD_TESTS)
   find_package(GTest REQUIRED)

@@ -45,6 +45,7 @@ GoldenPrecision read_precision(const nlohmann::json& json) {
     GoldenSequence sequence;
     sequence.tokens = item.at("tokens").get<std::vector<int32_t>>();
     sequence.last_logits = decode_floats(item.at("last_logits").get<std::string>());
+    sequence.bf16_error = item.value("bf16_error", 0.0);
     if (item.contains("argmax")) {
       sequence.argmax = item.at("argmax").get<std::vector<int32_t>>();
       sequence.max_logit = decode_floats(item.at("max_logit").get<std::string>());

@@ -20,6 +20,7 @@ inline constexpr const char* kTinyModels[] = {"llama-tied", "llama-headdim", "ll
 struct GoldenSequence {
   std::vector<int32_t> tokens;
   std::vector<float> last_logits;  // [vocab] after the last token
+  double bf16_error = 0;           // what rounding the inputs of nested matrices to BF16 does to them; FP8 only
   // For each position; FP16 only, else empty.
   std::vector<int32_t> argmax;
   std::vector<float> max_logit;

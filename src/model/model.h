@@ -109,7 +109,7 @@ class WeightLoader {
   const LoadOptions& options() const { return options_; }
 
  private:
-  Result<std::unique_ptr<MatrixReader>> matrix(const std::string& name, int64_t cols);
+  Result<std::unique_ptr<MatrixReader>> matrix(const std::string& name, int64_t cols, GemmType type);
   void tell(const std::string& tensor);
 
   const ModelSource& source_;

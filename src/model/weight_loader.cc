@@ -7,23 +7,6 @@
 
 namespace nfp {
 
-namespace {
-
-// `fp8`: computes in FP8 in an FP8 step. What does not needs its FP16 form, which per-channel FP8 has not got.
-std::unique_ptr<MatrixReader> as_baseline(std::unique_ptr<MatrixReader> reader, Baseline baseline, bool fp8) {
-  switch (baseline) {
-    case Baseline::kNone:
-      return reader;
-    case Baseline::kFp8Channel:
-      return fp8 ? make_fp8_channel_reader(std::move(reader)) : std::move(reader);
-    case Baseline::kDenseF16:
-      return make_dense_reader(std::move(reader));
-  }
-  return reader;
-}
-
-}  // namespace
-
 WeightLoader::WeightLoader(const ModelSource& source, Backend& backend, ThreadPool& threads, const LoadOptions& options)
     : source_(source), backend_(backend), threads_(threads), options_(options) {}
 
@@ -33,7 +16,7 @@ void WeightLoader::tell(const std::string& tensor) {
   if (options_.progress) options_.progress({"loading", std::min(done_, source_.file_bytes()), source_.file_bytes()});
 }
 
-Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& name, int64_t cols) {
+Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& name, int64_t cols, GemmType type) {
   NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, source_.matrix(name, threads_));
   if (reader->cols() != cols) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} columns, but config.json implies {}", source_.path(),
@@ -42,19 +25,27 @@ Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& na
   if (options_.filter) {
     NFP_ASSIGN_OR_RETURN(reader, options_.filter(name, std::move(reader)));
   }
+  switch (options_.baseline) {
+    case Baseline::kNone:
+      return reader;
+    case Baseline::kFp8Channel:
+      // The head and the embedding stay 16-bit, as those who ship per-channel FP8 leave them.
+      if (type == GemmType::kHead && !options_.fp8_head) return reader;
+      return make_fp8_channel_reader(std::move(reader));
+    case Baseline::kDenseF16:
+      return make_dense_reader(std::move(reader));
+  }
   return reader;
 }
 
 Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vector<std::string>& names, int64_t rows,
                                     int64_t cols, bool bias, RowOrder order) {
-  const bool fp8 = type != GemmType::kHead || options_.fp8_head;
   std::vector<std::unique_ptr<MatrixReader>> readers;
   LinearSpec spec;
   spec.order = order;
   int64_t total = 0;
   for (const std::string& name : names) {
-    NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, matrix(name + ".weight", cols));
-    reader = as_baseline(std::move(reader), options_.baseline, fp8);
+    NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, matrix(name + ".weight", cols, type));
     total += reader->rows();
     spec.parts.push_back(reader.get());
     if (bias) {
@@ -78,7 +69,7 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
   linear.type = type;
   linear.layer = layer;
   linear.names = names;
-  linear.fp8 = fp8;
+  linear.fp8 = type != GemmType::kHead || options_.fp8_head;
   for (const std::string& name : names) tell(name + ".weight");
   return linear;
 }

@@ -20,7 +20,16 @@ struct Tokenizer::Parts {
   uint64_t serial;              // never used for another tokenizer; the piece cache goes by it
   std::string output;           // what each id adds to the text, one after the other
   std::vector<size_t> offsets;  // [vocab_size + 1] into output
-  std::vector<bool> special;    // [vocab_size]
+  struct Kind {
+    bool present = false;
+    bool special = false;
+    bool fallback = false;  // output is one byte of a byte-fallback run
+  };
+  std::vector<Kind> kinds;  // [vocab_size]
+
+  Kind kind(int32_t id) const {
+    return id >= 0 && static_cast<size_t>(id) < kinds.size() ? kinds[static_cast<size_t>(id)] : Kind{};
+  }
 };
 
 namespace {
@@ -71,7 +80,7 @@ std::optional<uint8_t> parse_fallback_byte(std::string_view token) {
   return byte;
 }
 
-std::string output_bytes(const text::Decoder& decoder, std::string_view token) {
+std::string output_bytes(const text::Decoder& decoder, std::string_view token, bool& fallback) {
   if (decoder.byte_level) {
     // What is not written in the byte alphabet stands for itself.
     return text::byte_level_decode(token).value_or(std::string(token));
@@ -82,10 +91,9 @@ std::string output_bytes(const text::Decoder& decoder, std::string_view token) {
       text.replace(at, from.size(), to);
     }
   }
-  if (decoder.byte_fallback) {
-    if (const auto byte = parse_fallback_byte(text)) return std::string(1, static_cast<char>(*byte));
-  }
-  return text;
+  const auto byte = decoder.byte_fallback ? parse_fallback_byte(text) : std::nullopt;
+  fallback = byte.has_value();
+  return fallback ? std::string(1, static_cast<char>(*byte)) : text;
 }
 
 std::optional<int32_t> optional_id(int32_t id) {
@@ -154,14 +162,15 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   };
   bool first = true;
   for (const int32_t id : ids) {
-    if (!id_to_token(id) || (skip_special && is_special(id))) continue;
-    if (const auto byte = fallback_byte(id)) {
-      run += static_cast<char>(*byte);
+    const Parts::Kind kind = parts_->kind(id);
+    if (!kind.present || (skip_special && kind.special)) continue;
+    const std::string_view bytes = token_bytes(id);
+    if (kind.fallback) {
+      run += bytes;
       first = false;
       continue;
     }
-    end_run();
-    const std::string_view bytes = token_bytes(id);
+    if (!run.empty()) end_run();
     if (first && decoder.leading_space == LeadingSpace::kDropFirstToken) {
       std::copy_if(bytes.begin(), bytes.end(), std::back_inserter(out), [](char c) { return c != ' '; });
     } else {
@@ -193,11 +202,9 @@ std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
   return optional_id(parts_->spec.bpe->vocabulary().find(token));
 }
 
-int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(parts_->special.size()); }
+int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(parts_->kinds.size()); }
 
-bool Tokenizer::is_special(int32_t id) const {
-  return id >= 0 && id < vocab_size() && parts_->special[static_cast<size_t>(id)];
-}
+bool Tokenizer::is_special(int32_t id) const { return parts_->kind(id).special; }
 
 std::optional<int32_t> Tokenizer::bos_id() const { return optional_id(parts_->spec.special.bos); }
 std::optional<int32_t> Tokenizer::eos_id() const { return optional_id(parts_->spec.special.eos); }
@@ -217,9 +224,8 @@ bool Tokenizer::is_eog(int32_t id) const {
 }
 
 std::optional<uint8_t> Tokenizer::fallback_byte(int32_t id) const {
-  if (!parts_->spec.decoder.byte_fallback) return std::nullopt;
-  const auto token = id_to_token(id);
-  return token ? parse_fallback_byte(*token) : std::nullopt;
+  if (!parts_->kind(id).fallback) return std::nullopt;
+  return static_cast<uint8_t>(token_bytes(id)[0]);
 }
 
 Tokenizer::LeadingSpace Tokenizer::leading_space() const { return parts_->spec.decoder.leading_space; }
@@ -233,12 +239,20 @@ Result<std::shared_ptr<const Tokenizer>> make_tokenizer(TokenizerSpec spec) {
   for (const AddedToken& token : spec.added.tokens()) size = std::max(size, token.id + 1);
 
   parts->offsets.reserve(static_cast<size_t>(size) + 1);
-  parts->special.resize(static_cast<size_t>(size));
+  parts->kinds.resize(static_cast<size_t>(size));
+  const auto add = [&](int32_t id, std::string_view token, bool special) {
+    Tokenizer::Parts::Kind& kind = parts->kinds[static_cast<size_t>(id)];
+    kind.present = true;
+    kind.special = special;
+    parts->output += output_bytes(spec.decoder, token, kind.fallback);
+  };
   for (int32_t id = 0; id < size; ++id) {
-    const AddedToken* added = spec.added.find(id);
-    parts->special[static_cast<size_t>(id)] = added != nullptr && added->special;
     parts->offsets.push_back(parts->output.size());
-    parts->output += output_bytes(spec.decoder, added != nullptr ? added->content : spec.bpe->vocabulary().text(id));
+    if (const AddedToken* added = spec.added.find(id)) {
+      add(id, added->content, added->special);
+    } else if (spec.bpe->vocabulary().has(id)) {
+      add(id, spec.bpe->vocabulary().text(id), false);
+    }
   }
   parts->offsets.push_back(parts->output.size());
 

@@ -121,7 +121,7 @@ Result<std::unique_ptr<Bpe>> parse_model(Json root, bool byte_level, int32_t& un
   if (find_field(model, "unk_token")) {
     NFP_ASSIGN_OR_RETURN(const std::string token, string_field(model, "model", "unk_token"));
     options.unk = vocabulary.find(token);
-    if (options.unk == Vocabulary::kNone) {
+    if (options.unk == Vocabulary::kNone && !token.empty()) {
       return error(ErrorCode::kInvalidInput, "field 'model.unk_token': '{}' is not in the vocabulary", token);
     }
     unk = options.unk;

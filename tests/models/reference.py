@@ -95,13 +95,21 @@ def rope_frequencies(config, head_dim):
     return frequencies * (smooth + (1 - smooth) / factor)
 
 
-def logits(config, weights, tokens):
-    """Logits [tokens, vocabulary] in float64 of one sequence from its start."""
+def round_to_bf16(values):
+    bits = safetensors_file.f32_to_bf16(values.astype(np.float32))
+    return safetensors_file.to_f32("BF16", bits).astype(np.float64)
+
+
+def logits(config, weights, tokens, bf16_inputs=()):
+    """Logits [tokens, vocabulary] in float64 of one sequence from its start. The inputs of the matrices named in
+    `bf16_inputs` are rounded to BF16, as CPUs with BF16 dot products do in FP8 steps."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     count = len(tokens)
 
     def linear(x, name):
+        if name + ".weight" in bf16_inputs:
+            x = round_to_bf16(x)
         return x @ weights[name + ".weight"].T + weights.get(name + ".bias", 0.0)
 
     def norm(x, name):

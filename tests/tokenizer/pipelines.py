@@ -27,7 +27,7 @@ def shared_data():
 
 def wikitext():
     path = shared_data() / "wikitext2-test.txt"
-    return path.read_text(encoding="utf-8") if path.exists() else None
+    return path.read_bytes().decode() if path.exists() else None  # with its line ends as they are
 
 
 def training_text():

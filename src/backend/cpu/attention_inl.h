@@ -131,8 +131,9 @@ inline bool softmax_row(const AttentionTask& task, const QueryRow& row, int32_t 
 inline void add_values(int rows, const float* weights, Places places, const float* values, int64_t dim,
                        float* outputs) {
   if (places.begin >= places.end) return;
+  Ahead nothing;
   multiply_block<AttentionSteps>(weights + places.begin, kTileKeys, rows, values + places.begin * dim, dim,
-                                 static_cast<int>(dim / 16), places.end - places.begin, outputs, dim, false);
+                                 static_cast<int>(dim / 16), places.end - places.begin, outputs, dim, false, nothing);
 }
 
 // Rows see different keys of a tile only at its edges: the middle is done together, the rest row by row, each row's
@@ -206,8 +207,9 @@ void attention_partition(const AttentionTask& task, int32_t partition, float* st
   for (int32_t group = first; group < last; group += kTileGroups) {
     const int groups = last - group < kTileGroups ? last - group : kTileGroups;
     unpack_tile(task, group, groups, scratch.keys, scratch.values);
+    Ahead nothing;
     multiply_block<AttentionSteps>(scratch.queries, dim, rows, scratch.keys, kTileKeys, groups, task.head_dim,
-                                   scratch.scores, kTileKeys, true);
+                                   scratch.scores, kTileKeys, true, nothing);
     Places places[cpu::kMaxQueryRows];
     for (int r = 0; r < rows; ++r) {
       places[r] = visible(task.layer, task.rows[r], group, groups);

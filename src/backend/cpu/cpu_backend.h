@@ -12,8 +12,9 @@ namespace nfp {
 struct CpuOptions {
   int threads = 0;   // 0 = as many as this process may use
   bool pin = false;  // bind threads to CPUs
-  // "scalar", "avx2", "avx512", "avx512bf16" (with BF16 dot products for Precision::kFp8) or "" for the best this
-  // machine has; the environment variable NESTEDFP_CPU overrides it. Asking for one that the machine lacks is an error.
+  // "scalar", "avx2", "avx512", "avx512gfni", "avx512bf16" or "" for the best this machine has; the environment
+  // variable NESTEDFP_CPU overrides it. Asking for one that the machine lacks is an error. All give the same bits,
+  // except that avx512bf16 (the best on AMD from Zen 4) rounds activations to BF16 in Precision::kFp8.
   std::string kernels = {};
 };
 

@@ -45,7 +45,10 @@ Features detect_features() {
   const Registers seven_one = cpuid(7, 1);
   f.avx2 = saves_ymm && bit(one.c, 28) && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5);
   f.avx512 = f.avx2 && saves_zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);
-  f.avx512_bf16 = f.avx512 && bit(seven_one.a, 5) && bit(seven.c, 1) && bit(seven.c, 8);
+  f.avx512_gfni = f.avx512 && bit(seven.c, 8);
+  f.avx512_bf16 = f.avx512_gfni && bit(seven_one.a, 5) && bit(seven.c, 1);
+  const Registers zero = cpuid(0, 0);
+  f.fast_bf16 = f.avx512_bf16 && zero.b == 0x68747541u;  // "AuthenticAMD"
   return f;
 }
 
@@ -70,19 +73,22 @@ Result<const KernelTable*> choose_kernels(std::string_view name, const Features&
   struct Choice {
     std::string_view name;
     bool present;
+    bool best;  // to be taken when nothing is asked for, if no earlier one is
     const KernelTable& (*table)();
   };
 #if defined(__x86_64__)
-  const Choice choices[] = {{"avx512bf16", features.avx512_bf16, avx512_bf16_kernels},
-                            {"avx512", features.avx512, avx512_kernels},
-                            {"avx2", features.avx2, avx2_kernels},
-                            {"scalar", true, scalar_kernels}};
+  const Choice choices[] = {
+      {"avx512bf16", features.avx512_bf16, features.avx512_bf16 && features.fast_bf16, avx512_bf16_kernels},
+      {"avx512gfni", features.avx512_gfni, features.avx512_gfni, avx512_gfni_kernels},
+      {"avx512", features.avx512, features.avx512, avx512_kernels},
+      {"avx2", features.avx2, features.avx2, avx2_kernels},
+      {"scalar", true, true, scalar_kernels}};
 #else
   (void)features;
-  const Choice choices[] = {{"scalar", true, scalar_kernels}};
+  const Choice choices[] = {{"scalar", true, true, scalar_kernels}};
 #endif
   for (const Choice& choice : choices) {
-    if (name.empty() ? choice.present : name == choice.name) {
+    if (name.empty() ? choice.best : name == choice.name) {
       if (!choice.present) {
         return error(ErrorCode::kUnsupported,
                      "CPU kernels '{}' were asked for (option or NESTEDFP_CPU), but this machine lacks them", name);
@@ -91,7 +97,8 @@ Result<const KernelTable*> choose_kernels(std::string_view name, const Features&
     }
   }
   return error(ErrorCode::kUsage,
-               "CPU kernels '{}' are unknown (option or NESTEDFP_CPU): use scalar, avx2, avx512, avx512bf16 or nothing",
+               "CPU kernels '{}' are unknown (option or NESTEDFP_CPU): use scalar, avx2, avx512, avx512gfni, "
+               "avx512bf16 or nothing",
                name);
 }
 

@@ -148,6 +148,7 @@ const KernelTable& scalar_bf16_kernels();  // emulates the BF16 arithmetic; for 
 #if defined(__x86_64__)
 const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();
+const KernelTable& avx512_gfni_kernels();
 const KernelTable& avx512_bf16_kernels();
 #endif
 

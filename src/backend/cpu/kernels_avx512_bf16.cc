@@ -1,4 +1,5 @@
 #define NFP_HAVE_PAIRS 1
+#define NFP_AVX512_GFNI 1
 #define NFP_AVX512_BF16 1
 // clang-format off
 #include "backend/cpu/simd_avx512.h"

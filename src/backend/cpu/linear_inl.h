@@ -20,7 +20,15 @@ using cpu::Panel;
 using cpu::PanelKind;
 
 constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
-constexpr int kDirectRows = kTileRows;
+constexpr int kAccumulators = kTileRows * kTileVectors;
+constexpr int64_t kPrefetchGroups = 16;  // measured: 4 to 64 groups ahead on Emerald Rapids
+
+// Memory to bring to L2 while a block is multiplied: runs of kRunLines cache lines.
+constexpr int64_t kRunLines = 32;
+struct Ahead {
+  const uint8_t* runs[2 * kGroupPanels];
+  int count = 0;
+};
 
 enum class Source { kBoth, kUpper, kDense };
 
@@ -32,6 +40,21 @@ struct Fp32Steps {
   static constexpr int kUnits = 4;  // multiply-adds a group of four steps takes
   static constexpr int kStepsPerUnit = 1;
   static constexpr size_t kUpperBytes = S == Source::kDense ? 2 * kGroupBytes : kGroupBytes;
+  static void prefetch_group(const Panel& panel, int64_t group) {
+    const uint8_t* upper = panel.upper + group * static_cast<int64_t>(kUpperBytes);
+    prefetch(upper);
+    if constexpr (S == Source::kDense) prefetch(upper + kGroupBytes);
+    if constexpr (S == Source::kBoth) prefetch(panel.lower + group * static_cast<int64_t>(kGroupBytes));
+  }
+  // What a block that begins at `group` reads of the panel, in runs of kRunLines lines. Past a panel's end lies memory
+  // of the same weight or nothing: a prefetch does not mind.
+  static void list_runs(const Panel& panel, int64_t group, Ahead& ahead) {
+    const uint8_t* upper = panel.upper + group * static_cast<int64_t>(kUpperBytes);
+    ahead.runs[ahead.count++] = upper;
+    if constexpr (S == Source::kDense) ahead.runs[ahead.count++] = upper + kRunLines * 64;
+    if constexpr (S == Source::kBoth)
+      ahead.runs[ahead.count++] = panel.lower + group * static_cast<int64_t>(kGroupBytes);
+  }
   static void unpack(const Panel& panel, int64_t group, W* w) {
     const uint8_t* upper = panel.upper + static_cast<size_t>(group) * kUpperBytes;
     if constexpr (S == Source::kBoth) {
@@ -54,6 +77,12 @@ struct PairSteps {
   using W = Pairs;
   static constexpr int kUnits = 2;
   static constexpr int kStepsPerUnit = 2;
+  static void prefetch_group(const Panel& panel, int64_t group) {
+    prefetch(panel.upper + group * static_cast<int64_t>(kGroupBytes));
+  }
+  static void list_runs(const Panel& panel, int64_t group, Ahead& ahead) {
+    ahead.runs[ahead.count++] = panel.upper + group * static_cast<int64_t>(kGroupBytes);
+  }
   static void unpack(const Panel& panel, int64_t group, W* w) {
     unpack_upper_pairs(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
   }
@@ -70,8 +99,11 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
   NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = zero(); }
   const int64_t groups = units / Steps::kUnits;
   for (int64_t g = 0; g < groups; ++g) {
+    // Past a panel's end comes the next panel, which is being read too: what will be read next lies P - 1 panels on.
+    const int64_t ahead = g + kPrefetchGroups + (g + kPrefetchGroups < groups ? 0 : (P - 1) * groups);
     NFP_UNROLL for (int p = 0; p < P; ++p) {
       typename Steps::W w[Steps::kUnits];
+      Steps::prefetch_group(panels[p], ahead);
       Steps::unpack(panels[p], g, w);
       NFP_UNROLL for (int u = 0; u < Steps::kUnits; ++u) {
         NFP_UNROLL for (int m = 0; m < M; ++m) {
@@ -106,12 +138,18 @@ void direct_rows(const Panel* panels, const typename Steps::X* x, int64_t stride
       return direct<Steps, P, 3>(panels, x, stride, units, out);
     case 4:
       return direct<Steps, P, 4>(panels, x, stride, units, out);
-#define NFP_CASE(n)                                                                     \
-  case n:                                                                               \
-    if constexpr (n <= kDirectRows) direct<Steps, P, n>(panels, x, stride, units, out); \
+#define NFP_CASE(n)                                                                                               \
+  case n:                                                                                                         \
+    if constexpr (n <= kDirectRows && n * P <= kAccumulators) direct<Steps, P, n>(panels, x, stride, units, out); \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
+      NFP_CASE(7)
+      NFP_CASE(8)
+      NFP_CASE(9)
+      NFP_CASE(10)
+      NFP_CASE(11)
+      NFP_CASE(12)
 #undef NFP_CASE
     default:
       return;
@@ -122,7 +160,8 @@ template <typename Steps>
 void direct_panels(const Panel* panels, int count, const typename Steps::X* x, int64_t stride, int64_t units, int rows,
                    float* out) {
   while (count > 0) {
-    const int step = count >= kTileVectors ? kTileVectors : (count >= 2 && kTileVectors >= 2 ? 2 : 1);
+    const bool wide = count >= kTileVectors && rows * kTileVectors <= kAccumulators;
+    const int step = wide ? kTileVectors : (count >= 2 && kTileVectors >= 2 ? 2 : 1);
     if (step == kTileVectors) {
       direct_rows<Steps, kTileVectors>(panels, x, stride, units, rows, out);
     } else if (step == 2) {
@@ -136,20 +175,29 @@ void direct_panels(const Panel* panels, int count, const typename Steps::X* x, i
   }
 }
 
-// acc[m][c] (+)= sum over u of x[m][u] * block[u][c], c in vectors of sixteen columns.
+// acc[m][c] (+)= sum over u of x[m][u] * block[u][c], c in vectors of sixteen columns. One line of `ahead` is fetched
+// with each u, so that the next block's bytes arrive while this one is computed on.
 template <typename Steps, int M, int N>
 void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int64_t block_stride, int64_t units,
-          float* acc, int64_t acc_stride, bool fresh) {
+          float* acc, int64_t acc_stride, bool fresh, Ahead& ahead) {
   Vec sum[M][N];
   NFP_UNROLL for (int m = 0; m < M; ++m) {
     NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = fresh ? zero() : load(acc + m * acc_stride + n * kPanelRows);
   }
-  for (int64_t u = 0; u < units; ++u) {
-    typename Steps::W w[N];
-    NFP_UNROLL for (int n = 0; n < N; ++n) w[n] = Steps::load_block(block + u * block_stride + n * kPanelRows);
-    NFP_UNROLL for (int m = 0; m < M; ++m) {
-      const typename Steps::X value = x[m * x_stride + u];
-      NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = Steps::mac(sum[m][n], value, w[n]);
+  for (int64_t begin = 0; begin < units; begin += kRunLines) {
+    const int64_t end = units - begin < kRunLines ? units : begin + kRunLines;
+    const bool fetches = ahead.count > 0;
+    const auto* line = fetches ? ahead.runs[--ahead.count] : reinterpret_cast<const uint8_t*>(block);
+    const int64_t line_step = fetches ? 64 : 0;
+    for (int64_t u = begin; u < end; ++u) {
+      prefetch_far(line);
+      line += line_step;
+      typename Steps::W w[N];
+      NFP_UNROLL for (int n = 0; n < N; ++n) w[n] = Steps::load_block(block + u * block_stride + n * kPanelRows);
+      NFP_UNROLL for (int m = 0; m < M; ++m) {
+        const typename Steps::X value = x[m * x_stride + u];
+        NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = Steps::mac(sum[m][n], value, w[n]);
+      }
     }
   }
   NFP_UNROLL for (int m = 0; m < M; ++m) {
@@ -159,19 +207,20 @@ void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int6
 
 template <typename Steps, int N>
 void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, const float* block, int64_t block_stride,
-               int64_t units, float* acc, int64_t acc_stride, bool fresh) {
+               int64_t units, float* acc, int64_t acc_stride, bool fresh, Ahead& ahead) {
   switch (rows) {
     case 1:
-      return tile<Steps, 1, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
+      return tile<Steps, 1, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
     case 2:
-      return tile<Steps, 2, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
+      return tile<Steps, 2, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
     case 3:
-      return tile<Steps, 3, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
+      return tile<Steps, 3, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
     case 4:
-      return tile<Steps, 4, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh);
-#define NFP_CASE(n)                                                                                                   \
-  case n:                                                                                                             \
-    if constexpr (n <= kTileRows) tile<Steps, n, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh); \
+      return tile<Steps, 4, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
+#define NFP_CASE(n)                                                                              \
+  case n:                                                                                        \
+    if constexpr (n <= kTileRows)                                                                \
+      tile<Steps, n, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead); \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
@@ -184,7 +233,8 @@ void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, const flo
 // All rows and `vectors` column vectors, in tiles of nearly equal height.
 template <typename Steps>
 void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, const float* block,
-                    int64_t block_stride, int vectors, int64_t units, float* acc, int64_t acc_stride, bool fresh) {
+                    int64_t block_stride, int vectors, int64_t units, float* acc, int64_t acc_stride, bool fresh,
+                    Ahead& ahead) {
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t begin = rows * t / tiles;
@@ -194,24 +244,24 @@ void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, 
     int v = 0;
     for (; v + kTileVectors <= vectors; v += kTileVectors) {
       tile_rows<Steps, kTileVectors>(count, xt, x_stride, block + v * kPanelRows, block_stride, units,
-                                     at + v * kPanelRows, acc_stride, fresh);
+                                     at + v * kPanelRows, acc_stride, fresh, ahead);
     }
     if constexpr (kTileVectors > 2) {
       for (; v + 2 <= vectors; v += 2) {
         tile_rows<Steps, 2>(count, xt, x_stride, block + v * kPanelRows, block_stride, units, at + v * kPanelRows,
-                            acc_stride, fresh);
+                            acc_stride, fresh, ahead);
       }
     }
     for (; v < vectors; ++v) {
       tile_rows<Steps, 1>(count, xt, x_stride, block + v * kPanelRows, block_stride, units, at + v * kPanelRows,
-                          acc_stride, fresh);
+                          acc_stride, fresh, ahead);
     }
   }
 }
 
 template <typename Steps>
-void blocked_panels(const Panel* panels, int count, const typename Steps::X* x, int64_t stride, int64_t k, int64_t rows,
-                    float* block, float* acc) {
+void blocked_panels(const Panel* panels, int count, int next_count, const typename Steps::X* x, int64_t stride,
+                    int64_t k, int64_t rows, float* block, float* acc) {
   const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
   constexpr int64_t kUnitsInBlock = kBlockSteps / Steps::kStepsPerUnit;
   for (int64_t u0 = 0; u0 < units; u0 += kUnitsInBlock) {
@@ -227,18 +277,26 @@ void blocked_panels(const Panel* panels, int count, const typename Steps::X* x, 
         }
       }
     }
-    multiply_block<Steps>(x + u0, stride, rows, block, kGroupColumns, count, here, acc, kGroupColumns, u0 == 0);
+    Ahead ahead;
+    const bool last = u0 + here >= units;
+    const int64_t next_group = last ? 0 : (u0 + here) / Steps::kUnits;
+    for (int p = 0; p < (last ? next_count : count); ++p) {
+      Steps::list_runs(panels[last ? count + p : p], next_group, ahead);
+    }
+    multiply_block<Steps>(x + u0, stride, rows, block, kGroupColumns, count, here, acc, kGroupColumns, u0 == 0, ahead);
   }
 }
 
 template <typename Steps>
 void run_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
                 float* block, float* acc) {
+  const int64_t left = task.last - (panels - task.panels) - count;
+  const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
   if (task.rows <= kDirectRows) {
     const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
     direct_panels<Steps>(panels, count, x, stride, units, task.rows, acc);
   } else {
-    blocked_panels<Steps>(panels, count, x, stride, task.k, task.rows, block, acc);
+    blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows, block, acc);
   }
 }
 

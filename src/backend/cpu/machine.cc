@@ -59,7 +59,9 @@ Result<MachineCeilings> measure_machine(const MachineOptions& options) {
   ThreadPool pool(options.threads > 0 ? options.threads : ThreadPool::usable_cpus(), options.pin);
   MachineCeilings ceilings;
   ceilings.fma_gflops = rate_of(pool, options.seconds, kernels->fma_loop) * 1e-9;
-  if (kernels->bf16) ceilings.bf16_gflops = rate_of(pool, options.seconds, kernels->dot_loop) * 1e-9;
+  if (const auto bf16 = choose_kernels("avx512bf16", detect_features()); bf16.ok()) {
+    ceilings.bf16_gflops = rate_of(pool, options.seconds, (*bf16)->dot_loop) * 1e-9;
+  }
   for (const bool huge : {true, false}) {
     NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(options.megabytes << 20, !huge));
     pool.parallel_for(static_cast<int64_t>(memory.bytes()), 4096, [&](Range range) {

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 halves of weights and a broadcast fill 16 registers
 constexpr int kTileVectors = 1;
+constexpr int kDirectRows = 6;  // up to which panels are unpacked in registers
 
 struct Vec {
   __m256 lo, hi;
@@ -92,6 +93,7 @@ inline float max_lanes(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }  // to L2
 
 inline Vec widen(__m256i halves) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};

@@ -1,5 +1,5 @@
-// The kernels' vector type on AVX-512 (F, BW, DQ, VL), with BF16 dot products, VBMI and GFNI where NFP_AVX512_BF16 is
-// defined (Sapphire Rapids, Zen 4 and later have all three). Included by those translation units only.
+// The kernels' vector type on AVX-512 (F, BW, DQ, VL); with GFNI where NFP_AVX512_GFNI is defined, and with BF16 dot
+// products and VBMI too where NFP_AVX512_BF16 is. Included by those translation units only.
 #pragma once
 
 #include <immintrin.h>
@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
 constexpr int kTileVectors = 4;
+constexpr int kDirectRows = 12;  // up to which panels are unpacked in registers: 2 panels x 12 rows
 
 using Vec = __m512;
 using Pairs = __m512i;
@@ -66,17 +67,29 @@ inline float max_lanes(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }  // to L2
+
+// FP16 to FP32 straight from memory: one operation less than from the upper half of a register, which needs a shuffle
+// to extract it and another inside VCVTPH2PS. (In assembly because compilers turn the reload back into the shuffle.)
+inline Vec widen_stored(const uint16_t* p) {
+  Vec r;
+  asm("vcvtph2ps %1, %0" : "=v"(r) : "m"(*reinterpret_cast<const __m256i_u*>(p)));
+  return r;
+}
 
 inline void widen(__m512i a, __m512i b, Vec w[4]) {  // a: steps 0 and 1, b: steps 2 and 3
+  alignas(64) uint16_t stored[64];
+  _mm512_store_si512(stored, a);
+  _mm512_store_si512(stored + 32, b);
   w[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(a));
-  w[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1));
+  w[1] = widen_stored(stored + 16);
   w[2] = _mm512_cvtph_ps(_mm512_castsi512_si256(b));
-  w[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(b, 1));
+  w[3] = widen_stored(stored + 48);
 }
 
 // FP16's high byte from a truncated upper byte: sign, 0, bits 6..1.
 inline __m512i high_byte(__m512i t) {
-#ifdef NFP_AVX512_BF16
+#ifdef NFP_AVX512_GFNI
   return _mm512_gf2p8affine_epi64_epi8(t, _mm512_set1_epi64(0x0204081020400080), 0);
 #else
   const __m512i shifted = _mm512_and_si512(_mm512_srli_epi16(t, 1), _mm512_set1_epi8(0x3f));
@@ -96,10 +109,16 @@ inline void unpack_both(const uint8_t* upper, const uint8_t* lower, Vec w[4]) {
 
 inline void unpack_upper(const uint8_t* upper, Vec w[4]) {
   const __m512i u = _mm512_loadu_si512(upper);
+#ifdef NFP_AVX512_GFNI
+  const __m512i h = high_byte(u);
+  const __m512i l = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(1), 0);  // bit 0 to bit 7
+  widen(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), w);
+#else
   const __m512i keep = _mm512_set1_epi16(static_cast<short>(0xbf80));
   const __m512i none = _mm512_setzero_si512();
   widen(_mm512_and_si512(_mm512_srai_epi16(_mm512_unpacklo_epi8(none, u), 1), keep),
         _mm512_and_si512(_mm512_srai_epi16(_mm512_unpackhi_epi8(none, u), 1), keep), w);
+#endif
 }
 
 inline void unpack_dense(const uint8_t* words, Vec w[4]) {

@@ -13,6 +13,7 @@ namespace {
 // Tile of the matrix kernel (rows of x by vectors of sixteen outputs) that the registers hold.
 constexpr int kTileRows = 4;
 constexpr int kTileVectors = 1;
+constexpr int kDirectRows = 4;  // up to which panels are unpacked in registers
 
 struct Vec {
   float v[16];
@@ -114,6 +115,7 @@ inline float max_lanes(Vec a) {
   return a.v[0];
 }
 inline void prefetch(const void*) {}
+inline void prefetch_far(const void*) {}
 
 // Position of row r (0..15), step k (0..3) in a group's 64 bytes (panel.h).
 inline int group_position(int r, int k) { return ((k & 1) * 2 + (r >> 3)) * 16 + (k >> 1) * 8 + (r & 7); }

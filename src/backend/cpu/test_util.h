@@ -125,6 +125,7 @@ inline std::vector<const KernelTable*> runnable_tables() {
   const Features features = detect_features();
   if (features.avx2) tables.push_back(&avx2_kernels());
   if (features.avx512) tables.push_back(&avx512_kernels());
+  if (features.avx512_gfni) tables.push_back(&avx512_gfni_kernels());
   if (features.avx512_bf16) tables.push_back(&avx512_bf16_kernels());
 #endif
   return tables;

@@ -7,8 +7,6 @@
 namespace nfp::jinja {
 namespace {
 
-__extension__ typedef unsigned __int128 UInt;
-
 UInt magnitude(Int i) { return i < 0 ? UInt{0} - static_cast<UInt>(i) : static_cast<UInt>(i); }
 
 int bits(UInt u) {

@@ -97,7 +97,7 @@ std::vector<jinja::Value> make_context(const jinja::Template& program, const Cha
 
 }  // namespace
 
-Result<ChatTemplate> ChatTemplate::parse(std::string source, std::string name) {
+Result<ChatTemplate> ChatTemplate::parse(const std::string& source, std::string name) {
   NFP_ASSIGN_OR_RETURN(std::shared_ptr<const jinja::Template> program, jinja::parse_template(source, std::move(name)));
   return ChatTemplate(std::move(program));
 }
@@ -158,6 +158,7 @@ Result<std::string> pick_chat_template(const ordered_json& chat_template, bool h
   }
   if (chosen != nullptr) return chosen->get<std::string>();
   std::vector<std::string> names;
+  names.reserve(templates.size());
   for (const auto& [entry_name, text] : templates) names.push_back(entry_name);
   std::sort(names.begin(), names.end());
   return error(ErrorCode::kNotFound, "field 'chat_template' has no template '{}'; it has: {}",

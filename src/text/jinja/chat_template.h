@@ -48,7 +48,7 @@ struct Template;
 class ChatTemplate {
  public:
   // `name` appears in every error ("chat template 'NAME' line 3: ..."). Error: kInvalidInput for a syntax error.
-  static Result<ChatTemplate> parse(std::string source, std::string name);
+  static Result<ChatTemplate> parse(const std::string& source, std::string name);
 
   // Error kInvalidInput: the template refused the conversation (raise_exception), failed on it, or the input is not
   // UTF-8; kResource: a limit was passed. A failed render returns no text at all.

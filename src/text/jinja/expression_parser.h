@@ -32,7 +32,21 @@ class ExpressionParser {
   int all_loops = 0;  // for loops around it in all
 
  private:
-  class Nest;
+  // Expressions within expressions; Python gives up at about the same depth.
+  static constexpr int kMaxNesting = 300;
+
+  class Nest {
+   public:
+    explicit Nest(ExpressionParser& parser) : parser_(parser) {
+      if (++parser_.nesting_ > kMaxNesting) parser_.stream_.fail("expressions are nested too deeply");
+    }
+    ~Nest() { --parser_.nesting_; }
+    Nest(const Nest&) = delete;
+    Nest& operator=(const Nest&) = delete;
+
+   private:
+    ExpressionParser& parser_;
+  };
 
   Expr* condition();
   Expr* disjunction();

@@ -185,6 +185,7 @@ FilterFunction find_filter(std::string_view name) {
     if (entry.name == name) return entry.function;
   }
   if (const FilterFunction f = find_text_filter(name)) return f;
+  if (const FilterFunction f = find_order_filter(name)) return f;
   return find_sequence_filter(name);
 }
 

@@ -86,7 +86,7 @@ std::string grouped(std::string_view digits, char separator, size_t size) {
 }
 
 std::string aligned(Runtime& rt, const Spec& spec, std::string_view prefix, std::string_view body, char if_absent) {
-  const std::string whole = std::string(prefix) + std::string(body);
+  std::string whole = std::string(prefix) + std::string(body);
   const Int missing = spec.width - static_cast<Int>(unicode::count(whole));
   if (missing <= 0) return whole;
   switch (spec.align != 0 ? spec.align : if_absent) {
@@ -218,7 +218,7 @@ std::string format_string(Runtime& rt, const Spec& spec, std::string_view text) 
 }  // namespace
 
 std::string format_digits(Int i, int base, bool upper) {
-  __extension__ unsigned __int128 rest = static_cast<unsigned __int128>(i < 0 ? -i : i);
+  auto rest = static_cast<UInt>(i < 0 ? -i : i);
   std::string out;
   do {
     const auto digit = static_cast<unsigned>(rest % static_cast<unsigned>(base));

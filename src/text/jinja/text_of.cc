@@ -152,16 +152,13 @@ std::string repr_real(double d) {
   int exponent = 0;
   const char* first = scientific.data() + e + (scientific[e + 1] == '+' ? 2 : 1);
   std::from_chars(first, end, exponent);
-  const auto n = static_cast<int>(digits.size());
   if (exponent >= 16 || exponent < -4) {
-    const std::string fraction = n > 1 ? "." + digits.substr(1) : "";
+    const std::string fraction = digits.size() > 1 ? "." + digits.substr(1) : "";
     return fmt::format("{}{}{}e{}{:02}", sign, digits[0], fraction, exponent < 0 ? '-' : '+', std::abs(exponent));
   }
-  if (exponent < 0) return fmt::format("{}0.{}{}", sign, std::string(static_cast<size_t>(-exponent - 1), '0'), digits);
-  if (n <= exponent + 1) {
-    return fmt::format("{}{}{}.0", sign, digits, std::string(static_cast<size_t>(exponent + 1 - n), '0'));
-  }
-  const auto whole = static_cast<size_t>(exponent + 1);
+  if (exponent < 0) return fmt::format("{}0.{}{}", sign, std::string(static_cast<size_t>(-exponent) - 1, '0'), digits);
+  const auto whole = static_cast<size_t>(exponent) + 1;
+  if (digits.size() <= whole) return fmt::format("{}{}{}.0", sign, digits, std::string(whole - digits.size(), '0'));
   return fmt::format("{}{}.{}", sign, digits.substr(0, whole), digits.substr(whole));
 }
 

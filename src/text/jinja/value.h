@@ -14,7 +14,9 @@
 
 namespace nfp::jinja {
 
-__extension__ typedef __int128 Int;  // a Python int; |x| < kIntBound, so that unsigned 64-bit JSON numbers fit
+// A Python int; |x| < kIntBound, so that unsigned 64-bit JSON numbers fit.
+__extension__ typedef __int128 Int;            // NOLINT(modernize-use-using): __extension__ takes no alias
+__extension__ typedef unsigned __int128 UInt;  // NOLINT(modernize-use-using)
 inline constexpr Int kIntBound = Int{1} << 120;
 
 enum class Kind : uint8_t {
@@ -127,7 +129,6 @@ class Value {
   }
 
  private:
-  __extension__ typedef unsigned __int128 UInt;
   explicit Value(Kind k) : kind_(k) {}
 
   Kind kind_ = Kind::kMissing;

@@ -1,0 +1,429 @@
+// The grid of docs/kernels.md: nested FP16 and FP8 products against cuBLASLt's on the same machine in the same minute,
+// as JSON lines.
+//
+//   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--quick] [--out FILE]
+//
+// Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are
+// measured in turns, and from 128 tokens on each one alone for 100 ms as well. Weights rotate over more than 400 MB.
+#include <CLI/CLI.hpp>
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/gemm/dense.h"
+#include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/gemm/table.h"
+#include "backend/cuda/gemm/test_data.h"
+#include "backend/cuda/gemm/timing.h"
+#include "base/atomic_file.h"
+
+namespace nfp::cuda {
+namespace {
+
+struct Shape {
+  int64_t n, k;
+};
+// (n, k) of the linear layers of Llama-3.1-8B, Mistral-Nemo, Phi-4 and Mistral-Small.
+const std::vector<Shape> kShapes = {{6144, 4096},  {4096, 4096},  {28672, 4096}, {4096, 14336}, {6144, 5120},
+                                    {5120, 4096},  {28672, 5120}, {5120, 14336}, {7680, 5120},  {5120, 5120},
+                                    {35840, 5120}, {5120, 17920}, {65536, 5120}, {5120, 32768}};
+constexpr size_t kRotation = size_t{420} << 20;
+
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes) {
+    if (cudaMalloc(&data_, bytes) != cudaSuccess) {
+      fmt::print(stderr, "gemm_grid: no {} MB of device memory\n", bytes >> 20);
+      std::exit(1);
+    }
+    cudaMemset(data_, 0, bytes);
+  }
+  ~Buffer() { cudaFree(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+struct Copy {
+  std::unique_ptr<Buffer> upper, lower, dense, dense_e4m3;
+};
+
+struct Method {
+  std::string name;
+  std::string choice;
+  double tuned_us = 1e30;  // best of the tuning
+  GraphTimer::Launch launch;
+  std::vector<double> turns;
+  double sustained_us = 0;
+  Config config;  // ours
+};
+
+struct Bench {
+  Gemm gemm;
+  DenseGemm dense;
+  Buffer x{size_t{4096} * 32768 * 2}, x_e4m3{size_t{4096} * 32768}, d{size_t{4096} * 65536 * 2}, scales{4096 * 4},
+      dense_workspace{DenseGemm::kWorkspaceBytes}, workspace{Workspace::kBytes};
+  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, row_scales{64 * 4};
+  TuningTable table{};
+  FILE* out = stdout;
+  bool quick = false;
+  int candidates_tried = 24;
+};
+
+int launches_for(double us, size_t copies) {
+  return std::max<int>(static_cast<int>(std::min<size_t>(copies, 32)), std::clamp(static_cast<int>(300.0 / us), 1, 64));
+}
+
+// Tries one choice; keeps it if it is the fastest so far.
+void consider(Method& method, const std::string& choice, const GraphTimer::Launch& launch, double expected_us,
+              size_t copies) {
+  auto timer = GraphTimer::create(launches_for(expected_us, copies), launch);
+  if (!timer.ok()) {
+    fmt::print(stderr, "{} {}: {}\n", method.name, choice, timer.error().message);
+    cudaGetLastError();
+    return;
+  }
+  auto us = timer->median(1, 4);
+  if (!us.ok()) {
+    fmt::print(stderr, "{} {}: {}\n", method.name, choice, us.error().message);
+    std::exit(1);  // a kernel failed: nothing after it can be trusted
+  }
+  if (*us < method.tuned_us) {
+    method.tuned_us = *us;
+    method.choice = choice;
+    method.launch = launch;
+    if (const auto config = parse_config(choice)) method.config = *config;
+  }
+}
+
+void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t m) {
+  const double flops = 2.0 * static_cast<double>(m * shape.n * shape.k);
+  const double bytes16 = 2.0 * static_cast<double>(shape.n * shape.k);
+  const double expect16 = std::max(flops / 7e14, bytes16 / 4.4e12) * 1e6, expect8 = expect16 / 2;
+  std::vector<Method> methods;
+
+  const auto add_dense = [&](const char* name, DType input, bool fast) {
+    Method method{name, {}, 1e30, {}, {}, 0, {}};
+    const auto plans =
+        b.dense.plans({m, shape.n, shape.k, input, DType::kF16, shape.k, shape.n, fast}, b.quick ? 4 : 10);
+    if (!plans.ok()) {
+      fmt::print(stderr, "{}\n", plans.error().message);
+      return;
+    }
+    int index = 0;
+    for (const DensePlan& plan : *plans) {
+      const auto launch = [&b, &copies, plan, input](int i, CUstream_st* stream) {
+        const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
+        DenseCall call;
+        const bool fp8 = input == DType::kF8E4M3;
+        call.w = fp8 ? copy.dense_e4m3->as<void>() : copy.dense->as<void>();
+        call.x = fp8 ? b.x_e4m3.as<void>() : b.x.as<void>();
+        call.d = b.d.as<void>();
+        call.w_scale = call.x_scale = b.scales.as<float>();
+        call.workspace = b.dense_workspace.as<void>();
+        return b.dense.run(plan, call, stream);
+      };
+      consider(method, fmt::format("heuristic {}", index++), launch, input == DType::kF16 ? expect16 : expect8,
+               copies.size());
+    }
+    if (method.launch) methods.push_back(std::move(method));
+  };
+  const auto nested = [&](const Config& config, Mode mode, bool dependent, Join join) -> GraphTimer::Launch {
+    return [&b, &copies, shape, mode, m, config, dependent, join](int i, CUstream_st* stream) {
+      const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
+      GemmCall call;
+      call.w = {copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), nullptr, shape.n, shape.k, join};
+      call.mode = mode;
+      call.m = m;
+      call.x = is_fp8(mode) ? b.x_e4m3.as<void>() : b.x.as<void>();
+      call.ldx = shape.k;
+      call.token_scale = is_fp8(mode) ? b.scales.as<float>() : nullptr;
+      call.d = b.d.as<void>();
+      call.ldd = shape.n;
+      call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
+      call.dependent_launch = dependent;
+      return b.gemm.run(call, config, stream);
+    };
+  };
+  const auto add_nested = [&](const char* name, Mode mode, bool dependent) {
+    Method method{name, {}, 1e30, {}, {}, 0, {}};
+    const Problem problem{m, shape.n, shape.k, mode, false};
+    int tried = 0;
+    for (const Config& config : candidates(problem, b.gemm.device())) {
+      if (tried++ >= b.candidates_tried) break;
+      consider(method, to_string(config), nested(config, mode, dependent, Join::kBiased),
+               is_fp8(mode) ? expect8 : expect16, copies.size());
+    }
+    if (dependent) b.table.set(shape.n, shape.k, mode, token_bucket(m), method.config);
+    methods.push_back(std::move(method));
+  };
+  // Another way to run a choice that is already made.
+  const auto add_variant = [&](const char* name, const Method& of, GraphTimer::Launch launch) {
+    Method method{name, of.choice, of.tuned_us, std::move(launch), {}, 0, of.config};
+    methods.push_back(std::move(method));
+  };
+
+  add_dense("cublas_f16", DType::kF16, false);
+  add_nested("nested_f16", Mode::kF16, true);
+  add_variant("nested_f16_free_join", methods.back(), nested(methods.back().config, Mode::kF16, true, Join::kFree));
+  add_variant("nested_f16_no_pdl", methods[methods.size() - 2],
+              nested(methods[methods.size() - 2].config, Mode::kF16, false, Join::kBiased));
+  const Problem f16_problem{m, shape.n, shape.k, Mode::kF16, false};
+  for (const bool invariant : {false, true}) {
+    const Choice choice = choose(f16_problem, b.gemm.device(), invariant ? &b.table : nullptr,
+                                 invariant ? Reduction::kBatchInvariant : Reduction::kFastest);
+    Method made{"", to_string(choice.config), 0, {}, {}, 0, choice.config};
+    made.tuned_us = expect16;
+    add_variant(invariant ? "nested_f16_invariant" : "nested_f16_analytic", made,
+                nested(choice.config, Mode::kF16, true, Join::kBiased));
+  }
+  add_dense("cublas_e4m3_fast", DType::kF8E4M3, true);
+  add_dense("cublas_e4m3", DType::kF8E4M3, false);
+  add_nested("nested_e4m3", Mode::kE4M3, true);
+  if (m <= 64) {  // as a decode layer runs it: residual add, norm and quantisation in one kernel, then the GEMM
+    const auto chain = [&](const Config& config) -> GraphTimer::Launch {
+      return [&b, shape, m, config, &copies](int i, CUstream_st* stream) -> Status {
+        RowsCall rows;
+        rows.source = RowsCall::Source::kNorm;
+        rows.m = m;
+        rows.k = shape.k;
+        rows.x = b.x.as<void>();
+        rows.ldx = shape.k;
+        rows.weight = b.x.as<uint16_t>() + size_t{64} * 32768;
+        rows.residual = b.residual.as<void>();
+        rows.ldr = shape.k;
+        rows.y_e4m3 = b.quantised.as<uint8_t>();
+        rows.ldy_e4m3 = shape.k;
+        rows.scale = {ActivationScale::Kind::kPerToken, b.row_scales.as<float>(), nullptr};
+        NFP_RETURN_IF_ERROR(run_rows(rows, stream));
+        const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
+        GemmCall call;
+        call.w = {copy.upper->as<uint8_t>(), nullptr, nullptr, shape.n, shape.k, Join::kBiased};
+        call.mode = Mode::kE4M3;
+        call.m = m;
+        call.x = b.quantised.as<void>();
+        call.ldx = shape.k;
+        call.token_scale = b.row_scales.as<float>();
+        call.d = b.d.as<void>();
+        call.ldd = shape.n;
+        call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
+        return b.gemm.run(call, config, stream);
+      };
+    };
+    Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
+    int tried = 0;
+    for (const Config& config : candidates({m, shape.n, shape.k, Mode::kE4M3, false}, b.gemm.device())) {
+      if (tried++ >= b.candidates_tried) break;
+      consider(method, to_string(config), chain(config), expect8 + 3, copies.size());
+    }
+    methods.push_back(std::move(method));
+  }
+  add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
+
+  std::vector<GraphTimer> timers;
+  for (Method& method : methods) {
+    auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size()), method.launch);
+    if (!timer.ok()) {
+      fmt::print(stderr, "{}: {}\n", method.name, timer.error().message);
+      std::exit(1);
+    }
+    timers.push_back(std::move(*timer));
+  }
+  const int rounds = b.quick ? 5 : 11;
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < methods.size(); ++i) {
+      const auto us = timers[i].replay();
+      if (us.ok() && round > 0) methods[i].turns.push_back(*us);
+    }
+  }
+  if (m >= 128 && !b.quick) {
+    for (size_t i = 0; i < methods.size(); ++i) {
+      const auto us = timers[i].sustained(100);
+      if (us.ok()) methods[i].sustained_us = *us;
+    }
+  }
+  std::string line = fmt::format("{{\"n\": {}, \"k\": {}, \"m\": {}", shape.n, shape.k, m);
+  for (const Method& method : methods) {
+    line +=
+        fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"sustained_us\": {:.3f}, \"choice\": \"{}\"}}",
+                    method.name, median_of(method.turns), method.tuned_us, method.sustained_us, method.choice);
+  }
+  fmt::print(b.out, "{}}}\n", line);
+  std::fflush(b.out);
+}
+
+// Root-mean-square errors against float64, relative to the outputs'.
+void errors(Bench& b, const Shape& shape, int64_t m) {
+  const PlaneShape planes{shape.n, shape.k};
+  Copy copy{std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes()),
+            std::make_unique<Buffer>(planes.bytes() * 2), std::make_unique<Buffer>(planes.bytes())};
+  fill_weights(planes, 5, copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), copy.dense->as<uint16_t>(),
+               copy.dense_e4m3->as<uint8_t>(), nullptr);
+  Buffer sums(2 * sizeof(double)), one(64 * sizeof(float));
+  fill_f32(64, 0x1p-8f, one.as<float>(), nullptr);
+  const auto report = [&](const std::string& name, bool fp8, bool permuted) {
+    cudaMemset(sums.as<void>(), 0, 2 * sizeof(double));
+    if (fp8) {
+      compare_e4m3(m, planes, b.x_e4m3.as<uint8_t>(), permuted, copy.dense_e4m3->as<uint8_t>(), 0.01 * 0x1p-8,
+                   b.d.as<uint16_t>(), sums.as<double>(), nullptr);
+    } else {
+      compare_f16(m, planes, b.x.as<uint16_t>(), copy.dense->as<uint16_t>(), b.d.as<uint16_t>(), sums.as<double>(),
+                  nullptr);
+    }
+    double host[2] = {0, 1};
+    if (cudaMemcpy(host, sums.as<void>(), sizeof(host), cudaMemcpyDeviceToHost) != cudaSuccess) return;
+    fmt::print(b.out, "{{\"error\": \"{}\", \"n\": {}, \"k\": {}, \"m\": {}, \"relative_rms\": {:.4e}}}\n", name,
+               shape.n, shape.k, m, std::sqrt(host[0] / host[1]));
+  };
+  struct Dense {
+    const char* name;
+    DType input;
+    bool fast;
+  };
+  for (const Dense& d : {Dense{"cublas_f16", DType::kF16, false}, Dense{"cublas_e4m3_fast", DType::kF8E4M3, true},
+                         Dense{"cublas_e4m3", DType::kF8E4M3, false}}) {
+    const bool fp8 = d.input == DType::kF8E4M3;
+    const auto plans = b.dense.plans({m, shape.n, shape.k, d.input, DType::kF16, shape.k, shape.n, d.fast}, 1);
+    if (!plans.ok()) continue;
+    DenseCall call;
+    call.w = fp8 ? copy.dense_e4m3->as<void>() : copy.dense->as<void>();
+    call.x = fp8 ? b.x_e4m3.as<void>() : b.x.as<void>();
+    call.d = b.d.as<void>();
+    call.w_scale = one.as<float>();
+    call.x_scale = b.scales.as<float>();
+    call.workspace = b.dense_workspace.as<void>();
+    if (b.dense.run(plans->front(), call, nullptr).ok()) report(d.name, fp8, false);
+  }
+  struct Nested {
+    const char* name;
+    Mode mode;
+    Config config;
+  };
+  const Tile one_block{64, 1, 1, 1}, two_blocks{64, 2, 1, 1};
+  for (const Nested& v : {Nested{"nested_f16", Mode::kF16, {one_block, 1, false}},
+                          Nested{"nested_f16 split4", Mode::kF16, {one_block, 4, false}},
+                          Nested{"nested_e4m3", Mode::kE4M3, {one_block, 1, false}},
+                          Nested{"nested_e4m3 split4", Mode::kE4M3, {one_block, 4, false}},
+                          Nested{"nested_e4m3 promoted every 512", Mode::kE4M3Promoted, {one_block, 1, false}},
+                          Nested{"nested_e4m3 promoted every 128", Mode::kE4M3Promoted, {two_blocks, 1, false}}}) {
+    GemmCall call;
+    call.w = {copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), nullptr, shape.n, shape.k, Join::kBiased};
+    call.mode = v.mode;
+    call.m = m;
+    call.x = is_fp8(v.mode) ? b.x_e4m3.as<void>() : b.x.as<void>();
+    call.ldx = shape.k;
+    call.token_scale = is_fp8(v.mode) ? b.scales.as<float>() : nullptr;
+    call.d = b.d.as<void>();
+    call.ldd = shape.n;
+    call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
+    if (b.gemm.run(call, v.config, nullptr).ok()) report(v.name, is_fp8(v.mode), true);
+  }
+  std::fflush(b.out);
+}
+
+std::vector<int64_t> numbers(const std::string& text, char separator) {
+  std::vector<int64_t> out;
+  std::string item;
+  for (const char c : text + separator) {
+    if (c == separator) {
+      if (!item.empty()) out.push_back(std::atoll(item.c_str()));
+      item.clear();
+    } else {
+      item += c;
+    }
+  }
+  return out;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Nested products against cuBLASLt, as JSON lines");
+  std::string shapes_flag, tokens_flag, out_path;
+  bool quick = false;
+  int tried = 24;
+  app.add_option("--shapes", shapes_flag, "n,k;n,k;... (default: the 14 shapes of docs/kernels.md)");
+  app.add_option("--tokens", tokens_flag, "m,m,... (default: 1 to 4096)");
+  app.add_option("--candidates", tried, "of our kernels, per cell");
+  app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
+  std::string table_path;
+  app.add_option("--table", table_path, "file for the tuned choices");
+  app.add_option("--out", out_path, "file for the lines (default: standard output)");
+  CLI11_PARSE(app, argc, argv);
+
+  auto gemm = Gemm::create();
+  auto dense = DenseGemm::create();
+  if (!gemm.ok() || !dense.ok()) {
+    fmt::print(stderr, "gemm_grid: {}\n", gemm.ok() ? dense.error().message : gemm.error().message);
+    return 1;
+  }
+  Bench b{std::move(*gemm), std::move(*dense)};
+  b.quick = quick;
+  b.candidates_tried = tried;
+  if (!out_path.empty() && (b.out = std::fopen(out_path.c_str(), "w")) == nullptr) {
+    fmt::print(stderr, "gemm_grid: cannot write {}\n", out_path);
+    return 1;
+  }
+  std::vector<Shape> shapes = kShapes;
+  if (!shapes_flag.empty()) {
+    shapes.clear();
+    std::string item;
+    for (const char c : shapes_flag + ";") {
+      if (c != ';') {
+        item += c;
+        continue;
+      }
+      const auto pair = numbers(item, ',');
+      if (pair.size() == 2) shapes.push_back({pair[0], pair[1]});
+      item.clear();
+    }
+  }
+  std::vector<int64_t> tokens(kTokenBuckets.begin(), kTokenBuckets.end());
+  if (!tokens_flag.empty()) tokens = numbers(tokens_flag, ',');
+
+  fill_f16(int64_t{4096} * 32768, 1, b.x.as<uint16_t>(), nullptr);
+  fill_e4m3(int64_t{4096} * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
+  fill_f32(4096, 0.01f, b.scales.as<float>(), nullptr);
+  for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
+  for (const Shape& shape : shapes) {
+    const PlaneShape planes{shape.n, shape.k};
+    const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);  // FP8 alone exceeds the L2 as well
+    std::vector<Copy> copies;
+    for (size_t i = 0; i < count; ++i) {
+      Copy copy{std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes()),
+                std::make_unique<Buffer>(planes.bytes() * 2), std::make_unique<Buffer>(planes.bytes())};
+      fill_weights(planes, i + 10, copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), copy.dense->as<uint16_t>(),
+                   copy.dense_e4m3->as<uint8_t>(), nullptr);
+      copies.push_back(std::move(copy));
+    }
+    cudaDeviceSynchronize();
+    for (const int64_t m : tokens) cell(b, shape, copies, m);
+  }
+  if (!table_path.empty()) {
+    int id = 0;
+    cudaDeviceProp properties{};
+    if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess)
+      b.table.device = properties.name;
+    if (const Status written = write_file(table_path, b.table.dump()); !written.ok())
+      fmt::print(stderr, "{}\n", written.error().message);
+  }
+  if (b.out != stdout) std::fclose(b.out);
+  return 0;
+}
+
+}  // namespace
+}  // namespace nfp::cuda
+
+int main(int argc, char** argv) { return nfp::cuda::run(argc, argv); }

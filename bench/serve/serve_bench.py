@@ -1,0 +1,66 @@
+"""Measures the server over the model that costs nothing and writes one JSON file.
+
+    serve_bench.py BUILD_FOLDER OUT.json
+
+BUILD_FOLDER holds src/server/nestedfp-serve-fake and bench/serve_load (preset bench)."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+
+
+class Server:
+    def __init__(self, program, *flags):
+        self.process = subprocess.Popen([program, *map(str, flags)], stdout=subprocess.PIPE, text=True)
+        self.port = re.search(r":(\d+)", self.process.stdout.readline()[7:]).group(1)
+
+    def memory_kb(self, name):
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
+            return int(re.search(rf"{name}:\s+(\d+)", f.read()).group(1))
+
+    def cpu_s(self):
+        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self):
+        self.process.terminate()
+        assert self.process.wait(60) == 0
+
+
+def main():
+    build, out = sys.argv[1:3]
+    server_program = os.path.join(build, "src/server/nestedfp-serve-fake")
+    load_program = os.path.join(build, "bench/serve_load")
+
+    def load(*flags):
+        return json.loads(subprocess.run([load_program, *map(str, flags)], capture_output=True, text=True, check=True).stdout)
+
+    results = {"date": time.strftime("%Y-%m-%d %H:%M"), "cpus": len(os.sched_getaffinity(0)), "machine": platform.machine(),
+               "load_average_before": os.getloadavg()[0]}
+
+    server = Server(server_program, "--max-num-seqs", 4096, "--max-queue", 8192, "--step-us", 50000)
+    idle = server.memory_kb("VmRSS")
+    streams = load("streams", "--port", server.port, "--streams", 4000, "--tokens", 400, "--period-ms", 50)
+    streams["server_memory_above_idle_mb"] = round((server.memory_kb("VmHWM") - idle) / 1024, 1)
+    streams["server_cpu_s"] = server.cpu_s()
+    results["streams_4000"] = streams
+    server.stop()
+
+    server = Server(server_program, "--max-num-seqs", 256)
+    results["rate_64_streams"] = load("rate", "--port", server.port, "--streams", 64, "--tokens", 3000)
+    results["first_byte"] = load("first", "--port", server.port, "--requests", 5000)
+    server.stop()
+    results["load_average_after"] = os.getloadavg()[0]
+    with open(out, "w", encoding="utf-8") as f:
+        json.dump(results, f, indent=1)
+        f.write("\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Soak of the whole program on a real model: random requests, a third of the clients killed in mid-stream, a KV cache so
+small that requests are preempted, precision changing every few steps.
+
+    soak.py NESTEDFP MODEL SECONDS OUT.json [CLIENTS]
+
+Checks that nothing leaks (KV blocks back to zero, resident memory flat), nothing stalls, and that every greedy answer
+whose steps were all FP16 is, token for token, the answer of the same request run alone."""
+
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+
+import httpx
+
+CLIENTS = int(sys.argv[5]) if len(sys.argv) > 5 else 24
+TEXTS = ["The capital of France is", "Once upon a time there was a", "def quicksort(items):", "The three laws of motion are",
+         "A recipe for bread:", "In the year 1969,", "The difference between cats and dogs is", "1, 1, 2, 3, 5, 8,"]
+
+
+def resident_kb(pid):
+    with open(f"/proc/{pid}/status", encoding="ascii") as f:
+        return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1))
+
+
+def metric(text, name):
+    return sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.M))
+
+
+async def main():
+    program, model, seconds, out = sys.argv[1:5]
+    seconds = float(seconds)
+    server = subprocess.Popen(
+        [program, "serve", model, "--port", "0", "--served-model-name", "m", "--max-model-len", "512", "--max-num-seqs", "16",
+         "--kv-cache-memory", "24MB", "--precision-policy", "alternate:3", "--disable-log-requests"],
+        stderr=subprocess.PIPE, text=True)
+    url = None
+    for line in server.stderr:
+        if line.startswith("ready"):
+            url = re.search(r"http://\S+", line).group(0)
+            break
+    counts = {"complete": 0, "killed": 0, "compared": 0, "different": 0, "errors": 0, "queue_full": 0, "unhealthy": 0}
+    alone = {}
+    exact_seen = []
+    memory = []
+    stop_at = time.time() + seconds
+    source = random.Random(1)
+
+    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=200)) as client:
+        async def answer(body):
+            r = await client.post(url + "/v1/completions", json=body)
+            if r.status_code == 429:
+                counts["queue_full"] += 1
+                return None
+            if r.status_code != 200:
+                counts["errors"] += 1
+                return None
+            return r.json()
+
+        def request():
+            text = source.choice(TEXTS) * source.randint(1, 8)
+            return {"prompt": text, "max_tokens": source.randint(4, 120), "temperature": source.choice([0, 0, 0, 1]),
+                    "ignore_eos": True, "precision": source.choice(["auto", "auto", "exact", "exact", "fast"])}
+
+        async def worker():
+            while time.time() < stop_at:
+                body = request()
+                if source.random() < 1 / 3:
+                    body["stream"] = True
+                    after = source.randint(0, 20)
+                    try:
+                        async with client.stream("POST", url + "/v1/completions", json=body) as r:
+                            async for _ in r.aiter_lines():
+                                after -= 1
+                                if after < 0:
+                                    break
+                    except httpx.HTTPError:
+                        counts["errors"] += 1
+                    counts["killed"] += 1
+                    continue
+                got = await answer(body)
+                if got is None:
+                    await asyncio.sleep(0.05)
+                    continue
+                counts["complete"] += 1
+                used = got["usage"]["nestedfp"]
+                if body["temperature"] == 0 and used["prompt"]["fp8_tokens"] + used["completion"]["fp8_tokens"] == 0:
+                    exact_seen.append((body["prompt"], body["max_tokens"], got["choices"][0]["text"]))
+
+        async def watcher():
+            while time.time() < stop_at:
+                await asyncio.sleep(2)
+                if (await client.get(url + "/health")).status_code != 200:
+                    counts["unhealthy"] += 1
+                memory.append(resident_kb(server.pid))
+
+        await asyncio.gather(watcher(), *(worker() for _ in range(CLIENTS)))
+        for _ in range(100):
+            text = (await client.get(url + "/metrics")).text
+            if metric(text, "vllm:num_requests_running") + metric(text, "vllm:num_requests_waiting") == 0:
+                break
+            await asyncio.sleep(0.1)
+        final = {"kv_use": metric(text, "vllm:kv_cache_usage_perc"), "preemptions": metric(text, "vllm:num_preemptions_total"),
+                 "precision_switches": metric(text, "nestedfp:precision_switches_total"),
+                 "steps": metric(text, "nestedfp:steps_total")}
+        # The same requests alone, each prompt once: a shorter answer is the beginning of the longest.
+        longest = {}
+        for prompt, tokens, _ in exact_seen:
+            longest[prompt] = max(longest.get(prompt, 0), tokens)
+        for prompt, tokens in longest.items():
+            got = await answer({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "precision": "exact"})
+            alone[prompt] = got["choices"][0]["text"]
+        for prompt, _, text in exact_seen:
+            counts["compared"] += 1
+            # The last character may be cut differently where it ends within a character.
+            if not alone[prompt].startswith(text.rstrip("\ufffd")):
+                counts["different"] += 1
+    server.terminate()
+    code = server.wait(60)
+    third = max(1, len(memory) // 3)
+    result = {"seconds": seconds, "clients": CLIENTS, **counts, **final, "exit_code": code,
+              "resident_mb_first_third_max": max(memory[:third]) / 1024, "resident_mb_last_third_max": max(memory[-third:]) / 1024}
+    good = (counts["different"] == 0 and counts["errors"] == 0 and counts["unhealthy"] == 0 and final["kv_use"] == 0 and code == 0
+            and counts["compared"] > 0 and final["preemptions"] > 0
+            and result["resident_mb_last_third_max"] < 1.05 * result["resident_mb_first_third_max"] + 16)
+    result["passed"] = good
+    with open(out, "w", encoding="utf-8") as f:
+        json.dump(result, f, indent=1)
+        f.write("\n")
+    print(json.dumps(result, indent=1))
+    sys.exit(0 if good else 1)
+
+
+asyncio.run(main())

@@ -1,0 +1,14 @@
+#define NFP_AVX512_GFNI 1
+// clang-format off
+#include "backend/cpu/simd_avx512.h"
+#include "backend/cpu/table_inl.h"
+// clang-format on
+
+namespace nfp::cpu {
+
+const KernelTable& avx512_gfni_kernels() {
+  static constexpr KernelTable kTable = make_table("avx512gfni", false);
+  return kTable;
+}
+
+}  // namespace nfp::cpu

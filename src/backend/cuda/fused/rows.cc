@@ -1,0 +1,139 @@
+#include "backend/cuda/fused/rows.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "backend/cuda/fused/rows_kernel.h"
+#include "backend/cuda/gemm/layout.h"
+
+namespace nfp::cuda {
+namespace {
+
+bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+Status check_call(const RowsCall& c) {
+  const auto bad = [](std::string_view field, std::string_view rule) {
+    return error(ErrorCode::kUsage, "rows: {} {}", field, rule);
+  };
+  if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be positive");
+  if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 32768");
+  if (c.x == nullptr || c.ldx < (c.source == RowsCall::Source::kSwiglu ? 2 * c.k : c.k))
+    return bad("x", "is null, or ldx smaller than a row");
+  if (c.source == RowsCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
+  if (c.source == RowsCall::Source::kSwiglu && c.k % 8 != 0)
+    return bad("k", "must be a multiple of 8 with swiglu (blocks of 8 alternate)");
+  if (c.residual != nullptr && (c.source != RowsCall::Source::kNorm || c.ldr < c.k))
+    return bad("residual", "belongs to kNorm, with ldr >= k");
+  if (c.y_f16 == nullptr && c.y_e4m3 == nullptr) return bad("y_f16 and y_e4m3", "are both null");
+  if (c.y_f16 != nullptr && c.ldy < c.k) return bad("ldy", "is smaller than a row");
+  if (c.y_e4m3 != nullptr) {
+    const int64_t width = PlaneShape{0, c.k}.padded_k();
+    if (!aligned(c.y_e4m3, 16) || c.ldy_e4m3 % 16 != 0 || c.ldy_e4m3 < width) {
+      return bad("y_e4m3", "must be 16-byte aligned, ldy_e4m3 a multiple of 16 and at least padded_k()");
+    }
+    if (c.scale.scale == nullptr) return bad("scale.scale", "is null");
+    const auto kind = c.scale.kind;
+    if ((kind == ActivationScale::Kind::kPerTensor || kind == ActivationScale::Kind::kDelayed) &&
+        c.scale.amax == nullptr) {
+      return bad("scale.amax", "is null");
+    }
+  }
+  return ok_status();
+}
+
+Status launch(const void* function, int grid, int block, size_t shared, bool dependent, void** arguments,
+              CUstream_st* stream) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(static_cast<unsigned>(block));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = dependent ? 1 : 0;
+  cudaError_t status = cudaSuccess;
+  if (shared > 48 * 1024)
+    status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, function, arguments);
+  if (status == cudaSuccess) return ok_status();
+  return error(ErrorCode::kResource, "rows: launching: {}", cudaGetErrorString(status));
+}
+
+}  // namespace
+
+Status run_rows(const RowsCall& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_call(c));
+  using Kind = ActivationScale::Kind;
+  RowsParams p{};
+  p.x = c.x;
+  p.weight = c.source == RowsCall::Source::kNorm ? c.weight : nullptr;
+  p.residual = c.residual;
+  p.y_f16 = c.y_f16;
+  p.y_e4m3 = c.y_e4m3;
+  p.ldx = c.ldx;
+  p.ldr = c.ldr;
+  p.ldy = c.ldy;
+  p.ldy_e4m3 = c.ldy_e4m3;
+  p.k = c.k;
+  p.padded_k = static_cast<int>(PlaneShape{0, c.k}.padded_k());
+  p.epsilon = c.epsilon;
+  p.swiglu = c.source == RowsCall::Source::kSwiglu;
+  p.bf16 = c.bf16;
+  p.vectors = aligned(c.x, 16) && c.ldx % 8 == 0 && (c.weight == nullptr || aligned(c.weight, 16)) &&
+              (c.residual == nullptr || (aligned(c.residual, 16) && c.ldr % 8 == 0)) &&
+              (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
+  p.scale = c.scale.scale;
+  p.per_token = c.scale.kind == Kind::kPerToken;
+  p.pass = RowsPass::kOutputs;
+
+  // At most eight groups of columns a thread (kMaxColumns), in registers.
+  const int64_t groups = (c.k + 7) / 8;
+  const int threads = groups <= 256 ? 256 : 512;
+  int vectors = 1;
+  while (int64_t{vectors} * threads < groups) vectors *= 2;
+  const void* function = rows_function(vectors);
+  const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.padded_k : 0);
+  void* arguments[] = {&p};
+
+  if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kPerTensor) {
+    // The residual is added once, in the first pass, and the second normalises what that stored.
+    p.pass = RowsPass::kMagnitude;
+    p.amax_out = c.scale.amax;
+    NFP_RETURN_IF_ERROR(
+        launch(function, static_cast<int>(c.m), threads, shared, c.dependent_launch, arguments, stream));
+    p.pass = RowsPass::kOutputs;
+    p.amax_out = nullptr;
+    p.amax_in = c.scale.amax;
+    p.y_f16 = nullptr;
+    if (c.residual != nullptr) {
+      p.x = c.residual;
+      p.ldx = c.ldr;
+      p.residual = nullptr;
+    }
+  } else if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kDelayed) {
+    p.amax_out = c.scale.amax;
+  }
+  return launch(function, static_cast<int>(c.m), threads, shared, c.dependent_launch, arguments, stream);
+}
+
+Status reset_amax(float* amax, CUstream_st* stream) {
+  const cudaError_t status = cudaMemsetAsync(amax, 0, sizeof(float), stream);
+  if (status == cudaSuccess) return ok_status();
+  return error(ErrorCode::kResource, "rows: clearing a magnitude: {}", cudaGetErrorString(status));
+}
+
+Status update_delayed_scale(float* amax, float* history, int window, int64_t step, float margin, float* scale,
+                            CUstream_st* stream) {
+  if (amax == nullptr || history == nullptr || scale == nullptr || window <= 0 || step < 0) {
+    return error(ErrorCode::kUsage,
+                 "rows: delayed scaling needs amax, history and scale, a positive window and a step from 0");
+  }
+  int slot = static_cast<int>(step % window);
+  void* arguments[] = {&amax, &history, &window, &slot, &margin, &scale};
+  return launch(delayed_function(), 1, 32, 0, true, arguments, stream);
+}
+
+}  // namespace nfp::cuda

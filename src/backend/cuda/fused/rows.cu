@@ -1,0 +1,201 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "backend/cuda/fused/rows_kernel.h"
+#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/ptx/barrier.cuh"
+
+namespace nfp::cuda {
+namespace {
+
+constexpr float kLargestE4m3 = 448.0f;
+
+__device__ __forceinline__ float widen(uint16_t bits, bool bf16) {
+  return bf16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+}
+__device__ __forceinline__ uint16_t narrow(float v, bool bf16) {
+  return bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(v)) : __half_as_ushort(__float2half_rn(v));
+}
+
+// Eight neighbours; zeros from `count` on.
+__device__ __forceinline__ void load8(const uint16_t* row, int64_t first, int64_t count, bool vectors, bool bf16,
+                                      float (&v)[8]) {
+  if (vectors && first + 8 <= count) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(row + first);
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = widen(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)), bf16);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = first + i < count ? widen(row[first + i], bf16) : 0.0f;
+  }
+}
+__device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t count, bool vectors, bool bf16,
+                                       const float (&v)[8]) {
+  if (vectors && first + 8 <= count) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = narrow(v[2 * i], bf16) | static_cast<uint32_t>(narrow(v[2 * i + 1], bf16)) << 16;
+    *reinterpret_cast<uint4*>(row + first) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (first + i < count) row[first + i] = narrow(v[i], bf16);
+    }
+  }
+}
+
+struct Totals {
+  float sum;
+  float largest;  // not negative
+};
+// Of the whole block, in a fixed order; every thread gets them.
+__device__ __forceinline__ Totals reduce(Totals v, float2* scratch) {
+  const auto warp = [&] {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      v.sum += __shfl_xor_sync(0xffffffffu, v.sum, offset);
+      v.largest = fmaxf(v.largest, __shfl_xor_sync(0xffffffffu, v.largest, offset));
+    }
+  };
+  warp();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = make_float2(v.sum, v.largest);
+  __syncthreads();
+  const float2 other = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
+  v = {other.x, other.y};
+  warp();
+  return v;
+}
+
+// kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store.
+template <int kVectors>
+__global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
+  extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
+  __shared__ float2 scratch[32];
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  const int64_t token = blockIdx.x;
+  const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
+  float v[kVectors][8];
+  Totals totals{0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    if (p.swiglu) {
+      float gate[8], up[8];
+      load8(x, first * 2, first < p.k ? p.k * 2 : 0, p.vectors, p.bf16, gate);
+      load8(x, first * 2 + 8, first < p.k ? p.k * 2 : 0, p.vectors, p.bf16, up);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[i][j] = gate[j] / (1.0f + __expf(-gate[j])) * up[j];
+    } else {
+      load8(x, first, p.k, p.vectors, p.bf16, v[i]);
+    }
+    if (p.residual != nullptr) {
+      auto* h = static_cast<uint16_t*>(p.residual) + token * p.ldr;
+      float r[8];
+      load8(h, first, p.k, p.vectors, p.bf16, r);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        v[i][j] = widen(narrow(v[i][j] + r[j], p.bf16), p.bf16);  // the norm sees what the residual stream holds
+      store8(h, first, p.k, p.vectors, p.bf16, v[i]);
+    }
+    if (p.weight != nullptr) {
+      float w[8];
+      load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors, p.bf16, w);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        totals.sum += v[i][j] * v[i][j];
+        v[i][j] *= w[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
+  }
+  if (p.weight != nullptr || p.per_token || p.amax_out != nullptr) totals = reduce(totals, scratch);
+  if (p.weight != nullptr) {  // the norm's factor is the row's, so the largest magnitude needs no second reduction
+    const float factor = rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon);
+    totals.largest *= factor;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[i][j] *= factor;
+    }
+  }
+  if (p.y_f16 != nullptr) {
+    auto* y = static_cast<uint16_t*>(p.y_f16) + token * p.ldy;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+      store8(y, (int64_t{i} * blockDim.x + threadIdx.x) * 8, p.k, p.vectors, p.bf16, v[i]);
+  }
+  if (p.pass == RowsPass::kOutputs && p.y_e4m3 == nullptr) return;
+  const float largest = totals.largest;
+  if (p.amax_out != nullptr && threadIdx.x == 0) {  // magnitudes are not negative: their bits order like integers
+    atomicMax(reinterpret_cast<int*>(p.amax_out), __float_as_int(largest));
+  }
+  if (p.pass == RowsPass::kMagnitude) return;
+  float scale = 1.0f;
+  if (p.per_token) {
+    scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+    if (threadIdx.x == 0) p.scale[token] = scale;
+  } else if (p.amax_in != nullptr) {
+    scale = *p.amax_in > 0.0f ? *p.amax_in / kLargestE4m3 : 1.0f;
+    if (threadIdx.x == 0 && token == 0) *p.scale = scale;
+  } else {
+    scale = *p.scale;
+  }
+  const float inverse = 1.0f / scale;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int first = static_cast<int>((i * blockDim.x + threadIdx.x) * 8);
+    if (first >= p.padded_k) continue;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {  // even k and its neighbour stay neighbours
+      const float2 pair = make_float2(v[i][j] * inverse, v[i][j + 1] * inverse);
+      *reinterpret_cast<uint16_t*>(codes + activation_byte(first + j)) =
+          __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+    }
+  }
+  for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < p.padded_k; i += blockDim.x * 2) {
+    *reinterpret_cast<uint16_t*>(codes + i) = 0;  // padding past the last vector
+  }
+  __syncthreads();
+  uint8_t* out = p.y_e4m3 + token * p.ldy_e4m3;
+  for (int i = threadIdx.x * 16; i < p.padded_k; i += blockDim.x * 16) {
+    *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(codes + i);
+  }
+}
+
+__global__ void delayed_kernel(float* amax, float* history, int window, int slot, float margin, float* scale) {
+  ptx::dependency_wait();
+  float largest = 0.0f;
+  if (threadIdx.x == 0) history[slot] = *amax;
+  __syncwarp();
+  for (int i = threadIdx.x; i < window; i += 32) largest = fmaxf(largest, history[i]);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+  if (threadIdx.x == 0) {
+    *scale = largest > 0.0f ? largest * margin / kLargestE4m3 : 1.0f;
+    *amax = 0.0f;
+  }
+}
+
+}  // namespace
+
+const void* rows_function(int vectors) {
+  switch (vectors) {
+    case 1:
+      return reinterpret_cast<const void*>(&rows_kernel<1>);
+    case 2:
+      return reinterpret_cast<const void*>(&rows_kernel<2>);
+    case 4:
+      return reinterpret_cast<const void*>(&rows_kernel<4>);
+    default:
+      return reinterpret_cast<const void*>(&rows_kernel<8>);
+  }
+}
+const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }
+
+}  // namespace nfp::cuda

@@ -1,0 +1,71 @@
+// What stands around a GEMM, one kernel each, a thread block per token: RMSNorm (with the residual add), activation
+// quantisation, SwiGLU and their fusions. Arithmetic is FP32 from the inputs to the one rounding of each output.
+//
+// E4M3 outputs are in the byte order of FP8 mode's GEMM (gemm/layout.h, activation_byte) with zeros up to padded_k().
+#pragma once
+
+#include <cstdint>
+
+#include "base/result.h"
+
+struct CUstream_st;
+
+namespace nfp::cuda {
+
+// The four ways to get a scale for E4M3 activations: x is worth code * scale.
+struct ActivationScale {
+  enum class Kind : uint8_t {
+    kPerToken,   // each row's largest magnitude / 448, written to scale[m]
+    kPerTensor,  // the tensor's largest magnitude / 448, in two passes, written to scale[1]
+    kStatic,     // scale[1] is given (calibrated); larger values saturate
+    kDelayed,    // scale[1] is given, from earlier steps; this tensor's largest magnitude is recorded in amax[1] for
+                 // update_delayed_scale
+  };
+  Kind kind = Kind::kPerToken;
+  float* scale = nullptr;  // device, written or read as above
+  float* amax = nullptr;   // device [1]: kDelayed and kPerTensor; non-negative, zeroed by reset_amax before the tensor
+
+  // What GemmCall::token_scale_stride wants.
+  int stride() const { return kind == Kind::kPerToken ? 1 : 0; }
+};
+
+struct RowsCall {
+  enum class Source : uint8_t {
+    kPlain,   // y = x
+    kNorm,    // y = x / sqrt(mean(x^2) + epsilon) * weight, of h = x + residual (rounded to x's type and stored) if
+              // residual is given
+    kSwiglu,  // y = silu(gate) * up; x is [m, 2k] with gate and up alternating in blocks of 8, as a GEMM over rows in
+              // swiglu order leaves them
+  };
+  Source source = Source::kPlain;
+  int64_t m = 0;
+  int64_t k = 0;      // columns of y; at most kMaxColumns
+  bool bf16 = false;  // x, weight, residual and y_f16 are BF16, else FP16
+  const void* x = nullptr;
+  int64_t ldx = 0;               // elements
+  const void* weight = nullptr;  // kNorm: [k]
+  float epsilon = 1e-5f;
+  void* residual = nullptr;  // kNorm: [m, k], read and replaced by h; null = no residual
+  int64_t ldr = 0;
+  void* y_f16 = nullptr;  // [m, k]; null = not wanted
+  int64_t ldy = 0;
+  uint8_t* y_e4m3 = nullptr;  // [m, padded_k]; null = not wanted
+  int64_t ldy_e4m3 = 0;
+  ActivationScale scale;  // with y_e4m3
+  bool dependent_launch = true;
+};
+
+inline constexpr int64_t kMaxColumns = 32768;
+
+// Enqueues one kernel (two for kPerTensor). No allocation, no synchronisation. kUsage for shapes and pointers that do
+// not fit.
+Status run_rows(const RowsCall& call, CUstream_st* stream);
+
+Status reset_amax(float* amax, CUstream_st* stream);
+
+// Delayed scaling: history[window] is a ring of past magnitudes; stores *amax at history[step % window], sets
+// *scale = max(history) * margin / 448 (1 while all are zero) and *amax = 0.
+Status update_delayed_scale(float* amax, float* history, int window, int64_t step, float margin, float* scale,
+                            CUstream_st* stream);
+
+}  // namespace nfp::cuda

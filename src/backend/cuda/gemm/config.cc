@@ -1,0 +1,178 @@
+#include "backend/cuda/gemm/config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+namespace nfp::cuda {
+namespace {
+
+// Limits of the workspace (gemm.h) and of the kernel's 32-bit products.
+constexpr size_t kMaxPartialBytes = size_t{96} << 20;
+constexpr size_t kMaxCounters = 65536;
+
+int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+int slots(const Tile& tile, const DeviceShape& device) {
+  const int clusters = tile.cluster == 4 ? device.clusters_of_4 : device.sms / tile.cluster;
+  return std::max(1, clusters * tile.blocks_per_sm);
+}
+
+bool fits(const Schedule& s, const Tile& tile) {
+  return s.partial_floats(tile) * sizeof(float) <= kMaxPartialBytes && s.counters(tile) <= kMaxCounters &&
+         int64_t{s.shares + 1} * s.split_tiles * s.k_iterations < (int64_t{1} << 31);
+}
+
+void cut(Schedule& s, int tiles, int shares) {
+  s.split_tiles = tiles;
+  s.shares = shares;
+}
+
+}  // namespace
+
+std::string_view name_of(Mode mode) {
+  switch (mode) {
+    case Mode::kF16:
+      return "f16";
+    case Mode::kBF16:
+      return "bf16";
+    case Mode::kE4M3:
+      return "e4m3";
+    case Mode::kE4M3Promoted:
+      return "e4m3-promoted";
+  }
+  return "?";
+}
+
+std::string to_string(const Config& c) {
+  std::string text = fmt::format("{}x{} c{} b{}", c.tile.rows(), c.tile.tokens, c.tile.cluster, c.tile.blocks_per_sm);
+  if (c.splits == 0) text += " stream";
+  if (c.splits > 1) text += fmt::format(" {}{}", c.exchange ? "exchange" : "split", c.splits);
+  return text;
+}
+
+std::optional<Config> parse_config(std::string_view text) {
+  for (const Tile& tile : kTiles) {
+    const std::string whole = to_string({tile, 1, false});
+    if (text.substr(0, whole.size()) != whole) continue;
+    const std::string_view rest = text.substr(whole.size());
+    if (rest.empty()) return Config{tile, 1, false};
+    if (rest == " stream") return Config{tile, 0, false};
+    const bool exchange = rest.substr(0, 9) == " exchange";
+    if (!exchange && rest.substr(0, 6) != " split") continue;
+    int splits = 0;
+    const auto [end, status] = std::from_chars(rest.data() + (exchange ? 9 : 6), rest.data() + rest.size(), splits);
+    if (status != std::errc() || end != rest.data() + rest.size() || splits < 2 || splits > 64) return std::nullopt;
+    if (exchange && !can_exchange(tile, splits)) return std::nullopt;
+    return Config{tile, static_cast<int16_t>(splits), exchange};
+  }
+  return std::nullopt;
+}
+
+Schedule make_schedule(const Problem& problem, const Config& config, const DeviceShape& device) {
+  const Tile& tile = config.tile;
+  Schedule s;
+  s.k_iterations = ceil_div(problem.k, is_fp8(problem.mode) ? 128 : 64);
+  s.m_tiles = ceil_div(problem.m, tile.tokens);
+  s.n_tiles = ceil_div(problem.n, tile.rows() * tile.cluster);
+  const int room = slots(tile, device);
+  const int tiles = s.tiles();
+  if (config.splits > 1) {
+    const int splits = std::min<int>(config.splits, s.k_iterations);
+    cut(s, tiles, tiles * splits);
+    if (config.exchange && splits > 1 && can_exchange(tile, splits)) s.exchange = splits;
+  } else if (config.splits == 0 && tiles % room != 0) {
+    // Whole waves first stay whole, but for one: a share is then between one and two tiles' worth.
+    const int rest = tiles < room ? tiles : tiles % room + room;
+    const int iterations = rest * s.k_iterations;
+    cut(s, rest, std::clamp(iterations / 4, 1, room));
+  }
+  if (!fits(s, tile)) {
+    cut(s, 0, 0);
+    s.exchange = 1;
+  }
+  s.cluster = tile.cluster * s.exchange;
+  // Parts that meet in a cluster are one block's only work.
+  s.grid =
+      s.exchange > 1 ? tiles * s.cluster : std::min(room, std::max(s.shares, tiles - s.split_tiles)) * tile.cluster;
+  const double wave = std::min(room, tiles);
+  s.group_m = std::clamp(static_cast<int>(std::lround(std::sqrt(wave * tile.rows() * tile.cluster / tile.tokens))), 1,
+                         s.m_tiles);
+  return s;
+}
+
+int token_bucket(int64_t m) {
+  for (const int bucket : kTokenBuckets) {
+    if (m <= bucket) return bucket;
+  }
+  return kTokenBuckets.back();
+}
+
+Config analytic_choice(const Problem& problem, const DeviceShape& device) {
+  return candidates(problem, device).front();
+}
+
+namespace {
+
+// Seconds that a launch should take: the slowest of arithmetic on the busiest SM, its traffic from the L2, and device
+// memory, and a fixed cost for joining parts. Rates are those measured on an H200 (docs/kernels.md); only their ratios
+// decide.
+double estimate(const Problem& problem, const Config& config, const DeviceShape& device) {
+  const Tile& tile = config.tile;
+  const Schedule s = make_schedule(problem, config, device);
+  const double stage_k = is_fp8(problem.mode) ? 128 : 64;
+  const double rate = (is_fp8(problem.mode) ? 1.35e15 : 7.0e14) / device.sms;  // sustained, power limit included
+  const int room = slots(tile, device);
+  const int whole = s.tiles() - s.split_tiles;
+  double iterations = std::ceil(static_cast<double>(whole) / room) * s.k_iterations;  // of the busiest slot
+  if (s.shares > 0) {
+    iterations += std::ceil(static_cast<double>(s.shares) / room) *
+                  std::ceil(static_cast<double>(s.split_tiles) * s.k_iterations / s.shares);
+  }
+  const double arithmetic = iterations * tile.blocks_per_sm * 2.0 * tile.rows() * tile.tokens * stage_k / rate;
+  const double stage = tile.rows() * 128.0 + tile.tokens * 128.0 / tile.cluster;
+  const double ingest = iterations * tile.blocks_per_sm * stage / (5.5e12 / device.sms);
+  const double memory =
+      (static_cast<double>(problem.n) * static_cast<double>(problem.k) * (is_fp8(problem.mode) ? 1 : 2)) / 4.2e12;
+  double overhead = 1e-6 + static_cast<double>(s.tiles()) / room * tile.rows() * tile.tokens * 4e-11;
+  if (s.shares > s.split_tiles) {
+    const double parts = static_cast<double>(s.shares) / std::max(1, s.split_tiles);
+    const double part_bytes = tile.rows() * tile.tokens * 4.0;
+    overhead += s.exchange > 1 ? 1e-6 + part_bytes / 60e9 : 1.5e-6 + (parts > 2 ? parts + 1 : 1.5) * part_bytes / 55e9;
+  }
+  return std::max({arithmetic, ingest, memory}) + 0.15 * (arithmetic + ingest + memory) / 3 + overhead;
+}
+
+}  // namespace
+
+std::vector<Config> candidates(const Problem& problem, const DeviceShape& device) {
+  std::vector<Config> all;
+  const int k_iterations = ceil_div(problem.k, is_fp8(problem.mode) ? 128 : 64);
+  for (const Tile& tile : kTiles) {
+    if (!exists(tile, problem.mode)) continue;
+    // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
+    // read often.
+    const bool smallest = tile.tokens == 8;
+    if (!smallest && tile.tokens >= 4 * problem.m && tile.tokens > 16) continue;
+    if (tile.tokens * 4 < std::min<int64_t>(problem.m, 256)) continue;
+    if (problem.m <= 64 && tile.tokens < problem.m) continue;
+    if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
+    const int64_t tiles = int64_t{ceil_div(problem.m, tile.tokens)} * ceil_div(problem.n, tile.rows() * tile.cluster);
+    const int room = slots(tile, device);
+    all.push_back({tile, 1, false});
+    if (tiles % room != 0 && tiles < 16 * room) all.push_back({tile, 0, false});
+    for (const int splits : {2, 3, 4, 5, 6, 8, 12, 16}) {
+      if (tiles * splits > 2 * room || k_iterations / splits < 2) continue;
+      all.push_back({tile, static_cast<int16_t>(splits), false});
+      if (can_exchange(tile, splits)) all.push_back({tile, static_cast<int16_t>(splits), true});
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [&](const Config& a, const Config& b) {
+    return estimate(problem, a, device) < estimate(problem, b, device);
+  });
+  return all;
+}
+
+}  // namespace nfp::cuda

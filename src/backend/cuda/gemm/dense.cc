@@ -1,0 +1,146 @@
+#include "backend/cuda/gemm/dense.h"
+
+#include <cublasLt.h>
+
+#include <utility>
+
+namespace nfp::cuda {
+namespace {
+
+Status check(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return ok_status();
+  return error(ErrorCode::kResource, "cuBLASLt: {}: {}", what, cublasLtGetStatusString(status));
+}
+
+Result<cudaDataType_t> data_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return CUDA_R_16F;
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kF8E4M3:
+      return CUDA_R_8F_E4M3;
+    default:
+      return error(ErrorCode::kUnsupported, "cuBLASLt: no dense product in {}", name_of(dtype));
+  }
+}
+
+// One row-major matrix as cuBLASLt's column-major one.
+struct Layout {
+  cublasLtMatrixLayout_t handle = nullptr;
+  ~Layout() {
+    if (handle != nullptr) cublasLtMatrixLayoutDestroy(handle);
+  }
+  Status create(cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld) {
+    return check(
+        cublasLtMatrixLayoutCreate(&handle, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld),
+        "creating a layout");
+  }
+};
+
+}  // namespace
+
+// Shared by the plans of one problem: the descriptors; and each plan's algorithm.
+struct DensePlan::State {
+  struct Shared {
+    cublasLtMatmulDesc_t product = nullptr;
+    Layout w, x, d;
+    bool fp8 = false;
+    ~Shared() {
+      if (product != nullptr) cublasLtMatmulDescDestroy(product);
+    }
+  };
+  std::shared_ptr<Shared> shared;
+  cublasLtMatmulAlgo_t algorithm{};
+};
+
+Result<DenseGemm> DenseGemm::create() {
+  DenseGemm gemm;
+  NFP_RETURN_IF_ERROR(check(cublasLtCreate(reinterpret_cast<cublasLtHandle_t*>(&gemm.handle_)), "creating a handle"));
+  return gemm;
+}
+DenseGemm::~DenseGemm() {
+  if (handle_ != nullptr) cublasLtDestroy(static_cast<cublasLtHandle_t>(handle_));
+}
+DenseGemm::DenseGemm(DenseGemm&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+DenseGemm& DenseGemm::operator=(DenseGemm&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+Result<std::vector<DensePlan>> DenseGemm::plans(const DenseProblem& p, int count) const {
+  NFP_ASSIGN_OR_RETURN(const cudaDataType_t in, data_type(p.input));
+  NFP_ASSIGN_OR_RETURN(const cudaDataType_t out, data_type(p.output));
+  auto shared = std::make_shared<DensePlan::State::Shared>();
+  shared->fp8 = p.input == DType::kF8E4M3;
+  NFP_RETURN_IF_ERROR(
+      check(cublasLtMatmulDescCreate(&shared->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing the product"));
+  const cublasOperation_t transpose = CUBLAS_OP_T;
+  NFP_RETURN_IF_ERROR(
+      check(cublasLtMatmulDescSetAttribute(shared->product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)),
+            "TRANSA"));
+  if (shared->fp8) {
+    const int8_t fast = p.fast_accumulation ? 1 : 0;
+    NFP_RETURN_IF_ERROR(
+        check(cublasLtMatmulDescSetAttribute(shared->product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast)),
+              "FAST_ACCUM"));
+  }
+  // Row-major D[m, n] is column-major n x m: W is the first operand, transposed, and X the second.
+  NFP_RETURN_IF_ERROR(shared->w.create(in, p.k, p.n, p.k));
+  NFP_RETURN_IF_ERROR(shared->x.create(in, p.k, p.m, p.ldx));
+  NFP_RETURN_IF_ERROR(shared->d.create(out, p.n, p.m, p.ldd));
+
+  cublasLtMatmulPreference_t preference = nullptr;
+  NFP_RETURN_IF_ERROR(check(cublasLtMatmulPreferenceCreate(&preference), "creating a preference"));
+  const size_t workspace = kWorkspaceBytes;
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(count));
+  int returned = 0;
+  cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                               &workspace, sizeof(workspace));
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status = cublasLtMatmulAlgoGetHeuristic(static_cast<cublasLtHandle_t>(handle_), shared->product, shared->w.handle,
+                                            shared->x.handle, shared->d.handle, shared->d.handle, preference, count,
+                                            found.data(), &returned);
+  }
+  cublasLtMatmulPreferenceDestroy(preference);
+  NFP_RETURN_IF_ERROR(check(status, "choosing an algorithm"));
+  std::vector<DensePlan> plans;
+  for (int i = 0; i < returned; ++i) {
+    if (found[static_cast<size_t>(i)].state != CUBLAS_STATUS_SUCCESS) continue;
+    auto state = std::make_shared<DensePlan::State>();
+    state->shared = shared;
+    state->algorithm = found[static_cast<size_t>(i)].algo;
+    plans.emplace_back(std::move(state));
+  }
+  if (plans.empty()) {
+    return error(ErrorCode::kUnsupported, "cuBLASLt has no algorithm for m {}, n {}, k {} in {}", p.m, p.n, p.k,
+                 name_of(p.input));
+  }
+  return plans;
+}
+
+Status DenseGemm::run(const DensePlan& plan, const DenseCall& call, CUstream_st* stream) const {
+  const auto& state = plan.state();
+  auto& shared = *state.shared;
+  if (shared.fp8) {
+    const void* scale = call.w_scale;
+    NFP_RETURN_IF_ERROR(check(
+        cublasLtMatmulDescSetAttribute(shared.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale, sizeof(scale)),
+        "A_SCALE"));
+    scale = call.x_scale;
+    NFP_RETURN_IF_ERROR(check(
+        cublasLtMatmulDescSetAttribute(shared.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale, sizeof(scale)),
+        "B_SCALE"));
+  }
+  const float one = 1.0f;
+  const float beta = call.residual != nullptr ? 1.0f : 0.0f;
+  const void* c = call.residual != nullptr ? call.residual : call.d;
+  return check(cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), shared.product, &one, call.w, shared.w.handle,
+                              call.x, shared.x.handle, &beta, c, shared.d.handle, call.d, shared.d.handle,
+                              &state.algorithm, call.workspace, kWorkspaceBytes, stream),
+               "multiplying");
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,219 @@
+#include "backend/cuda/gemm/gemm.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "backend/cuda/gemm/kernel_params.h"
+#include "backend/cuda/gemm/kernels.h"
+
+namespace nfp::cuda {
+namespace {
+
+Status check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return ok_status();
+  return error(ErrorCode::kResource, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+std::span<const KernelEntry> entries(Mode mode, Join join) {
+  switch (mode) {
+    case Mode::kF16:
+      return join == Join::kBiased ? kernels_f16_biased() : kernels_f16_free();
+    case Mode::kBF16:
+      return join == Join::kBiased ? kernels_bf16_biased() : kernels_bf16_free();
+    case Mode::kE4M3:
+      return kernels_e4m3();
+    case Mode::kE4M3Promoted:
+      return kernels_e4m3_promoted();
+  }
+  return {};
+}
+
+bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+Status check_call(const GemmCall& c) {
+  const int64_t columns = c.swiglu ? c.w.n / 2 : c.w.n;
+  const auto bad = [](std::string_view field, std::string_view rule) {
+    return error(ErrorCode::kUsage, "nested gemm: {} {}", field, rule);
+  };
+  constexpr int64_t kMax = int64_t{1} << 30;
+  if (c.m <= 0 || c.m > kMax) return bad("m", "must be 1 to 2^30");
+  if (c.w.n <= 0 || c.w.n > kMax) return bad("w.n", "must be 1 to 2^30");
+  if (c.w.k <= 0 || c.w.k > kMax) return bad("w.k", "must be 1 to 2^30");
+  if (c.w.upper == nullptr || !aligned(c.w.upper, 16))
+    return bad("w.upper", "must be a 16-byte aligned device pointer");
+  if (!is_fp8(c.mode) && (c.w.lower == nullptr || !aligned(c.w.lower, 16))) {
+    return bad("w.lower", "must be a 16-byte aligned device pointer in the FP16 and BF16 modes");
+  }
+  const int64_t x_size = is_fp8(c.mode) ? 1 : 2;
+  const int64_t x_width = is_fp8(c.mode) ? PlaneShape{c.w.n, c.w.k}.padded_k() : c.w.k;
+  if (c.x == nullptr || !aligned(c.x, 16)) return bad("x", "must be a 16-byte aligned device pointer");
+  if (c.ldx < x_width) return bad("ldx", "is smaller than a row of x");
+  if (c.ldx * x_size % 16 != 0)
+    return bad("ldx", "must be a multiple of 16 bytes (the copy engine's rule); pad the rows");
+  if (c.d == nullptr || !aligned(c.d, 2)) return bad("d", "must be a 2-byte aligned device pointer");
+  if (c.ldd < columns) return bad("ldd", "is smaller than a row of d");
+  if (c.residual != nullptr && (!aligned(c.residual, 2) || c.ldr < columns))
+    return bad("residual", "is misaligned, or ldr smaller than a row");
+  if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
+  if (c.token_scale != nullptr && !is_fp8(c.mode)) return bad("token_scale", "belongs to the E4M3 modes");
+  if (c.token_scale != nullptr && c.token_scale_stride != 0 && c.token_scale_stride != 1)
+    return bad("token_scale_stride", "must be 0 or 1");
+  return ok_status();
+}
+
+}  // namespace
+
+Result<Gemm> Gemm::create() {
+  int id = 0;
+  NFP_RETURN_IF_ERROR(check(cudaGetDevice(&id), "no usable CUDA device"));
+  cudaDeviceProp properties{};
+  NFP_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, id), "reading the device's properties"));
+  if (properties.major != 9 || properties.minor != 0) {
+    return error(
+        ErrorCode::kUnsupported,
+        "{} has compute capability {}.{}; the CUDA backend runs on 9.0 (H100, H200, GH200) only: use the CPU backend",
+        properties.name, properties.major, properties.minor);
+  }
+  Gemm gemm;
+  gemm.device_.sms = properties.multiProcessorCount;
+  cudaDriverEntryPointQueryResult found{};
+  NFP_RETURN_IF_ERROR(check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &gemm.encode_tensor_map_, 12000,
+                                                             cudaEnableDefault, &found),
+                            "looking up cuTensorMapEncodeTiled"));
+  if (found != cudaDriverEntryPointSuccess) {
+    return error(ErrorCode::kUnsupported, "the CUDA driver has no cuTensorMapEncodeTiled; install driver 525 or later");
+  }
+  for (const auto& group : {kernels_f16_biased(), kernels_f16_free(), kernels_bf16_biased(), kernels_bf16_free(),
+                            kernels_e4m3(), kernels_e4m3_promoted()}) {
+    for (const KernelEntry& entry : group) {
+      NFP_RETURN_IF_ERROR(check(
+          cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(entry.tile)),
+          "sizing shared memory"));
+    }
+  }
+  for (const KernelEntry& entry : kernels_f16_biased()) {
+    if (entry.tile.cluster != 4) continue;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {4, 1, 1};
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(4);
+    launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
+    launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+    NFP_RETURN_IF_ERROR(check(cudaOccupancyMaxActiveClusters(&gemm.device_.clusters_of_4, entry.function, &launch),
+                              "counting clusters"));
+    break;
+  }
+  return gemm;
+}
+
+Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) const {
+  NFP_RETURN_IF_ERROR(check_call(call));
+  const auto group = entries(call.mode, call.w.join);
+  const auto entry =
+      std::find_if(group.begin(), group.end(), [&](const KernelEntry& e) { return e.tile == config.tile; });
+  if (entry == group.end()) {
+    return error(ErrorCode::kUsage, "nested gemm: no kernel for '{}' in mode {}", to_string(config),
+                 name_of(call.mode));
+  }
+  const Schedule schedule = make_schedule(call.problem(), config, device_);
+  const size_t needed = Workspace::kCounterBytes + schedule.partial_floats(config.tile) * sizeof(float);
+  if (schedule.partial_floats(config.tile) != 0 &&
+      (call.workspace.data == nullptr || call.workspace.bytes < needed || !aligned(call.workspace.data, 16))) {
+    return error(ErrorCode::kUsage, "nested gemm: '{}' needs {} bytes of 16-byte aligned workspace, {} given",
+                 to_string(config), needed, call.workspace.data == nullptr ? 0 : call.workspace.bytes);
+  }
+
+  KernelParams p{};
+  const bool fp8 = is_fp8(call.mode);
+  const PlaneShape shape{call.w.n, call.w.k};
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k),
+                              static_cast<cuuint64_t>(call.m)};
+  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldx * (fp8 ? 1 : 2))};
+  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(config.tile.tokens / config.tile.cluster)};
+  const cuuint32_t steps[2] = {1, 1};
+  const auto type =
+      fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+          : (call.mode == Mode::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_tensor_map_);
+  const CUresult encoded =
+      encode(&p.x, type, 2, const_cast<void*>(call.x), dims, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (encoded != CUDA_SUCCESS) {
+    return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused x (m {}, k {}, ldx {}): error {}",
+                 call.m, call.w.k, call.ldx, static_cast<int>(encoded));
+  }
+  p.upper = call.w.upper;
+  p.lower = call.w.lower;
+  p.d = call.d;
+  p.residual = call.residual;
+  p.row_scale = call.w.row_scale;
+  p.bias = call.bias;
+  p.token_scale = call.token_scale;
+  p.counters = static_cast<uint32_t*>(call.workspace.data);
+  p.partials = call.workspace.data == nullptr
+                   ? nullptr
+                   : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
+  p.ldd = call.ldd;
+  p.ldr = call.ldr;
+  p.weight_scale = fp8 ? 0x1p-8f : 1.0f;
+  p.token_scale_stride = call.token_scale_stride;
+  p.m = static_cast<int>(call.m);
+  p.n = static_cast<int>(call.w.n);
+  p.row_blocks = static_cast<int>(shape.row_blocks());
+  p.k_groups = static_cast<int>(shape.k_groups());
+  p.k_iterations = schedule.k_iterations;
+  p.m_tiles = schedule.m_tiles;
+  p.n_tiles = schedule.n_tiles;
+  p.tiles = schedule.tiles();
+  p.group_m = schedule.group_m;
+  p.split_tiles = schedule.split_tiles;
+  p.shares = schedule.shares;
+  p.exchange = schedule.exchange;
+  p.output_bf16 = call.output_bf16 ? 1 : 0;
+  p.swiglu = call.swiglu ? 1 : 0;
+  // The copy engine writes whole rows of 16-byte pieces; other shapes go element by element.
+  const int64_t columns = call.swiglu ? call.w.n / 2 : call.w.n;
+  p.bulk_stores =
+      call.ldd % 8 == 0 && aligned(call.d, 16) &&
+              (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
+          ? 1
+          : 0;
+  if (p.bulk_stores != 0) {
+    const cuuint64_t d_dims[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(call.m)};
+    const cuuint64_t d_pitch[1] = {static_cast<cuuint64_t>(call.ldd * 2)};
+    const cuuint32_t d_box[2] = {call.swiglu ? 32u : 64u, static_cast<cuuint32_t>(staging_tokens(config.tile))};
+    const CUresult status =
+        encode(&p.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.d, d_dims, d_pitch, d_box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, call.swiglu ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS) {
+      return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused d (m {}, n {}, ldd {}): error {}",
+                   call.m, columns, call.ldd, static_cast<int>(status));
+    }
+  }
+
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(schedule.grid));
+  launch.blockDim = dim3(static_cast<unsigned>(entry->threads));
+  launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(config.tile));
+  launch.stream = stream;
+  launch.attrs = attributes;
+  if (schedule.cluster > 1) {
+    attributes[launch.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[launch.numAttrs++].val.clusterDim = {static_cast<unsigned>(schedule.cluster), 1, 1};
+  }
+  if (call.dependent_launch) {
+    attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[launch.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  void* arguments[] = {&p};
+  return check(cudaLaunchKernelExC(&launch, entry->function, arguments), "launching the nested gemm");
+}
+
+}  // namespace nfp::cuda

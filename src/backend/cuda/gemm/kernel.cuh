@@ -1,0 +1,976 @@
+// D[m, n] = X[m, k] * W[n, k]^T from a nested weight, for sm_90a. Two modes share everything but the inner loop:
+//   FP16/BF16: both byte planes; the weight is rebuilt in registers and is wgmma's A operand from there.
+//   E4M3:      the upper plane is wgmma's A operand where the copy engine put it.
+// Weight rows are wgmma's M = 64 and tokens its N, so the accumulators hold D^T.
+//
+// One producer thread fills a ring of stages; two consumer warpgroups multiply. A stage of shared memory:
+//   FP16: [row block][4096 B upper] then [row block][4096 B lower], then X [tokens][128 B], 64 k
+//   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
+// Barriers: full[s] counts the copies' bytes, empty[s] the consumer warpgroups of every block in the cluster.
+//
+// All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles.
+// Parts of a cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
+// depend on who is last.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "backend/cuda/gemm/config.h"
+#include "backend/cuda/gemm/kernel_params.h"
+#include "backend/cuda/gemm/kernels.h"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace nfp::cuda {
+
+inline constexpr int kConsumers = 2;
+// Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there
+// the producer is a whole warpgroup, and hands its registers over. 2 * 232 + 40 = 3 * 168: claiming more than was
+// released would wait for ever.
+inline constexpr int kConsumerRegisters = 232;
+inline constexpr int kProducerRegisters = 40;
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 3 * 168);
+// Lean kernels (config.h) need no such exchange.
+constexpr int threads(bool lean) { return kConsumers * 128 + (lean ? 32 : 128); }
+// E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per
+// interval). With two row blocks per warpgroup registers force every stage (128).
+inline constexpr int kPromotionStages = 4;
+
+struct Work {
+  int tile;
+  int k_begin;  // iterations
+  int k_end;
+  int share;  // that this is a part of, for a cut tile
+};
+
+// Share v covers iterations [v * total / shares, (v + 1) * total / shares) of the split tiles laid end to end (the host
+// keeps the products under 2^31).
+class WorkList {
+ public:
+  __device__ WorkList(const KernelParams& p, int cluster, int clusters)
+      : p_(p), clusters_(clusters), share_(cluster), tile_(p.split_tiles + cluster) {}
+
+  __device__ static int share_begin(const KernelParams& p, int share) {
+    return static_cast<int>(static_cast<uint32_t>(share * p.split_tiles * p.k_iterations) /
+                            static_cast<uint32_t>(p.shares));
+  }
+  // The share that holds an iteration: the largest one that begins at or before it.
+  __device__ static int share_of(const KernelParams& p, int iteration) {
+    return static_cast<int>(static_cast<uint32_t>((iteration + 1) * p.shares - 1) /
+                            static_cast<uint32_t>(p.split_tiles * p.k_iterations));
+  }
+
+  __device__ bool next(Work& work) {
+    while (true) {
+      if (position_ < end_) {
+        work.tile = position_ / p_.k_iterations;
+        work.k_begin = position_ - work.tile * p_.k_iterations;
+        work.k_end = min(p_.k_iterations, work.k_begin + end_ - position_);
+        work.share = share_ - clusters_;
+        position_ += work.k_end - work.k_begin;
+        return true;
+      }
+      if (share_ >= p_.shares) break;
+      position_ = share_begin(p_, share_);
+      end_ = share_begin(p_, share_ + 1);
+      share_ += clusters_;
+    }
+    if (tile_ >= p_.tiles) return false;
+    work = {tile_, 0, p_.k_iterations, 0};
+    tile_ += clusters_;
+    return true;
+  }
+
+ private:
+  const KernelParams& p_;
+  int clusters_;
+  int share_;
+  int tile_;
+  int position_ = 0;
+  int end_ = 0;
+};
+
+struct TileOrigin {
+  int token;
+  int cluster_row;  // in units of clusters
+};
+// Neighbours in time share group_m token tiles, so that a wave of tiles is near square in bytes and stays in the L2.
+__device__ __forceinline__ TileOrigin tile_origin(const KernelParams& p, int tile) {
+  const int group = tile / (p.group_m * p.n_tiles);
+  const int inside = tile - group * p.group_m * p.n_tiles;
+  const int height = min(p.group_m, p.m_tiles - group * p.group_m);
+  return {group * p.group_m + inside % height, inside / height};
+}
+
+// Four weights (k = 2c, 2c+1, 2c+8, 2c+9 of one row) as two pairs of FP16. See layout.h and docs/format.md.
+template <Operand kOperand>
+__device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t& first, uint32_t& second) {
+  constexpr bool kBiased = kOperand == Operand::kF16Biased || kOperand == Operand::kBF16Biased;
+  const uint32_t t = kBiased ? upper : upper - ((lower >> 7) & 0x01010101u);
+  const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
+  first = __byte_perm(lower, high, 0x5140);
+  second = __byte_perm(lower, high, 0x7362);
+  if constexpr (kBiased) {
+    first -= 0x00400040u;
+    second -= 0x00400040u;
+  }
+  if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+    const auto narrow = [](uint32_t pair) {
+      const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+      const __nv_bfloat162 out = __float22bfloat162_rn(wide);
+      return *reinterpret_cast<const uint32_t*>(&out);
+    };
+    first = narrow(first);
+    second = narrow(second);
+  }
+}
+
+__device__ __forceinline__ uint32_t pack_pair(float a, float b, bool bf16) {
+  if (bf16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ float2 unpack_pair(uint32_t bits, bool bf16) {
+  return bf16 ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits))
+              : __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
+__device__ __forceinline__ float silu_times(float gate, float up) {
+  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+// One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one
+// rounding. The transpose goes through shared memory a chunk of tokens at a time, from where the copy engine takes
+// whole lines.
+template <int kTokens, int kBlocksPerSm, bool kTokenScale>
+struct Epilogue {
+  static constexpr Tile kTile{kTokens, 1, 1, kBlocksPerSm};
+  static constexpr int kChunk = staging_tokens(kTile);
+  static constexpr int kGroup = staging_group(kTile);
+  static constexpr int kHalves = staging_halves(kTile);
+  static constexpr int kChunkBytes = kChunk * 128;
+  enum class Format { kF16, kBF16, kEither };  // kEither: asked at run time
+
+  const KernelParams& p;
+  uint32_t staging;  // this warpgroup's, 1024-byte aligned
+  uint32_t scales;   // this warpgroup's, kTokens floats
+  int warpgroup;
+  int groups_stored = 0;
+
+  __device__ void barrier() const { ptx::named_barrier(1 + warpgroup, 128); }
+
+  struct RowFactors {
+    float scale0, scale1, bias0, bias1;
+  };
+  // Of rows `row` and row + 8.
+  __device__ RowFactors row_factors(int row) const {
+    RowFactors f{p.weight_scale, p.weight_scale, 0.0f, 0.0f};
+    if (p.row_scale != nullptr) {
+      f.scale0 *= row < p.n ? __ldg(p.row_scale + row) : 0.0f;
+      f.scale1 *= row + 8 < p.n ? __ldg(p.row_scale + row + 8) : 0.0f;
+    }
+    if (p.bias != nullptr) {
+      f.bias0 = row < p.n ? __ldg(p.bias + row) : 0.0f;
+      f.bias1 = row + 8 < p.n ? __ldg(p.bias + row + 8) : 0.0f;
+    }
+    return f;
+  }
+
+  // Byte of the 16-byte chunk `column16` of token row `t` in a staging buffer: the copy engine's swizzle.
+  template <bool kSwiglu>
+  static __device__ uint32_t staged(int t, int column16) {
+    return kSwiglu ? t * 64 + ((column16 ^ (t / 2 % 4)) * 16) : t * 128 + ((column16 ^ (t % 8)) * 16);
+  }
+
+  // chunk_mask: of the tile's chunks, those that this block stores.
+  template <bool kSwiglu, bool kResidual, Format kFormat>
+  __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int warp = thread / 32;
+    const bool bf16 = kFormat == Format::kEither ? p.output_bf16 != 0 : kFormat == Format::kBF16;
+    const RowFactors f = row_factors(row0 + warp * 16 + lane / 4);
+    const int column0 = kSwiglu ? row0 / 2 : row0;
+    if constexpr (kTokenScale) {
+      for (int t = thread; t < kTokens; t += 128) {
+        const float scale = p.token_scale != nullptr && token0 + t < p.m
+                                ? __ldg(p.token_scale + (token0 + t) * p.token_scale_stride)
+                                : 1.0f;
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(scale) : "memory");
+      }
+    }
+    // 16 bytes of the residual: 8 (4 with swiglu) threads a token.
+    constexpr int kLanes = kSwiglu ? 4 : 8;
+    constexpr int kTokensAtOnce = kGroup * kChunk;
+    constexpr int kLoads = (kTokensAtOnce * kLanes + 127) / 128;
+    constexpr int kGroups = kTokens / kTokensAtOnce;
+    uint4 ahead[kLoads];
+    const auto fetch = [&](int group) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int t = (thread + i * 128) / kLanes, column = column0 + thread % kLanes * 8;
+        const int token = token0 + group * kTokensAtOnce + t;
+        ahead[i] = make_uint4(0, 0, 0, 0);
+        if (group < kGroups && t < kTokensAtOnce && token < p.m && column < (kSwiglu ? p.n / 2 : p.n)) {
+          ahead[i] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.residual) + token * p.ldr + column);
+        }
+      }
+    };
+    if constexpr (kResidual) fetch(0);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int first = token0 + group * kTokensAtOnce;
+      if (first >= p.m) break;
+      const uint32_t wanted = chunk_mask >> (group * kGroup) & ((1u << kGroup) - 1);
+      if (wanted == 0) {
+        if constexpr (kResidual) fetch(group + 1);
+        continue;
+      }
+      const uint32_t half = staging + (kHalves == 2 ? groups_stored % 2 * (kGroup * kChunkBytes) : 0);
+      if (thread == 0) ptx::store_wait_read<kHalves - 1>();
+      barrier();
+      if constexpr (kResidual) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const int t = (thread + i * 128) / kLanes;
+          if (t < kTokensAtOnce) {
+            ptx::store_shared_16(half + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
+                                 ahead[i]);
+          }
+        }
+        fetch(group + 1);
+        barrier();
+      }
+#pragma unroll
+      for (int inner = 0; inner < kGroup; ++inner) {
+        const int chunk = group * kGroup + inner;
+        const uint32_t buffer = half + inner * kChunkBytes;
+        if ((wanted >> inner & 1) == 0) continue;
+#pragma unroll
+        for (int j = 0; j < kChunk / 8; ++j) {
+          const int base = (chunk * (kChunk / 8) + j) * 4;
+          float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
+          if constexpr (kTokenScale) {
+            float t0, t1;
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                         : "=f"(t0), "=f"(t1)
+                         : "r"(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4)
+                         : "memory");
+            v0 *= t0;
+            v1 *= t1;
+            v2 *= t0;
+            v3 *= t1;
+          }
+          v0 = fmaf(v0, f.scale0, f.bias0);
+          v1 = fmaf(v1, f.scale0, f.bias0);
+          v2 = fmaf(v2, f.scale1, f.bias1);
+          v3 = fmaf(v3, f.scale1, f.bias1);
+          const int t = j * 8 + lane % 8;
+          if constexpr (kSwiglu) {  // v0, v1: gate; v2, v3: up
+            v0 = silu_times(v0, v2);
+            v1 = silu_times(v1, v3);
+            const uint32_t address = buffer + staged<true>(t, warp);
+            if constexpr (kResidual) {
+              uint32_t r0;
+              ptx::load_matrix_x1_trans(address, r0);
+              const float2 r = unpack_pair(r0, bf16);
+              v0 += r.x;
+              v1 += r.y;
+            }
+            ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
+          } else {
+            const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
+            if constexpr (kResidual) {
+              uint32_t r0, r1;
+              ptx::load_matrix_x2_trans(address, r0, r1);
+              const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
+              v0 += a.x;
+              v1 += a.y;
+              v2 += b.x;
+              v3 += b.y;
+            }
+            ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
+          }
+        }
+      }
+      ptx::fence_async_shared();
+      barrier();
+      if (thread == 0) {
+#pragma unroll
+        for (int inner = 0; inner < kGroup; ++inner) {
+          const int token = first + inner * kChunk;
+          if ((wanted >> inner & 1) != 0 && token < p.m)
+            ptx::tensor_store_2d(&p.d_map, half + inner * kChunkBytes, column0, token);
+        }
+        ptx::store_commit();
+      }
+      ++groups_stored;
+    }
+  }
+
+  // Any alignment, one element at a time.
+  __device__ __noinline__ static void store_element(const KernelParams& p, int token, int column, float value) {
+    if (p.residual != nullptr) {
+      const uint32_t r = static_cast<const uint16_t*>(p.residual)[token * p.ldr + column];
+      value += unpack_pair(r, p.output_bf16 != 0).x;
+    }
+    static_cast<uint16_t*>(p.d)[token * p.ldd + column] =
+        static_cast<uint16_t>(pack_pair(value, 0.0f, p.output_bf16 != 0));
+  }
+  __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0,
+                                                  uint32_t chunk_mask) const {
+    const int lane = threadIdx.x % 32;
+    const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const RowFactors f = row_factors(row);
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 4) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int token = token0 + i * 2 + lane % 4 * 2 + side;
+        if (token >= p.m || (chunk_mask >> (i * 2 / kChunk) & 1) == 0) continue;
+        float v0 = acc[i + side], v1 = acc[i + 2 + side];
+        if constexpr (kTokenScale) {
+          const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + token * p.token_scale_stride) : 1.0f;
+          v0 *= scale;
+          v1 *= scale;
+        }
+        v0 = fmaf(v0, f.scale0, f.bias0);
+        v1 = fmaf(v1, f.scale1, f.bias1);
+        if (p.swiglu != 0) {
+          if (row + 8 < p.n) store_element(p, token, row0 / 2 + (row - row0) / 16 * 8 + lane / 4, silu_times(v0, v1));
+        } else {
+          if (row < p.n) store_element(p, token, row, v0);
+          if (row + 8 < p.n) store_element(p, token, row + 8, v1);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
+    if (row0 >= p.n) return;
+    if (p.bulk_stores == 0) {
+      store_scattered(acc, row0, token0, chunk_mask);
+    } else if (p.swiglu != 0) {
+      if (p.residual != nullptr) {
+        store_bulk<true, true, Format::kEither>(acc, row0, token0, chunk_mask);
+      } else {
+        store_bulk<true, false, Format::kEither>(acc, row0, token0, chunk_mask);
+      }
+    } else if (p.residual != nullptr) {
+      store_bulk<false, true, Format::kEither>(acc, row0, token0, chunk_mask);
+    } else if (p.output_bf16 != 0) {
+      store_bulk<false, false, Format::kBF16>(acc, row0, token0, chunk_mask);
+    } else {
+      store_bulk<false, false, Format::kF16>(acc, row0, token0, chunk_mask);
+    }
+  }
+};
+
+// Adds up the parts of a cut tile. True in the warpgroup that came last: acc then holds the whole sum.
+template <int kCount>
+__device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[kCount], const Work& work,
+                                           int slot_block, int slot_blocks, uint32_t* counter, uint32_t flag,
+                                           int warpgroup) {
+  static_assert(kCount % 4 == 0);
+  const int thread = threadIdx.x % 128;
+  const int tile_begin = work.tile * p.k_iterations;
+  const int first = WorkList::share_of(p, tile_begin);
+  const int last = WorkList::share_of(p, tile_begin + p.k_iterations - 1);
+  // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met
+  // another before.
+  const int first_slot = 2 * first + (WorkList::share_begin(p, first) < tile_begin ? 1 : 0);
+  const auto part = [&](int share) {
+    const int index = (share == first ? first_slot : 2 * share) * slot_blocks + slot_block;
+    return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(index) * (kCount / 4 * 128) + thread;
+  };
+  const auto write_part = [&] {
+    float4* out = part(work.share);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      __stcg(out + i * 128, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+  };
+  // Thread 0 adds to the tile's counter and tells the others what it held.
+  const auto count = [&](uint32_t add) {
+    if (thread == 0) {
+      __threadfence();
+      const uint32_t before = atomicAdd(counter, add);
+      __threadfence();
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+    uint32_t before;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
+    ptx::named_barrier(1 + warpgroup, 128);  // the flag may be written again
+    return before;
+  };
+  if (last - first == 1) {
+    // Two parts: whoever comes second keeps its own in registers and waits for the first, which is already running and
+    // waits for nobody. a + b = b + a, so the order is no matter.
+    if (count(1) == 0) {
+      write_part();
+      if (thread == 0) {
+        __threadfence();
+        atomicAdd(counter, 1u << 16);
+      }
+      return false;
+    }
+    if (thread == 0) {
+      while (*static_cast<volatile uint32_t*>(counter) < (1u << 16)) __nanosleep(64);
+      __threadfence();
+      *counter = 0;  // ready for the next launch
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+    const float4* in = part(work.share == first ? last : first);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const float4 v = ptx::load_global_cg(in + i * 128);
+      acc[4 * i] += v.x;
+      acc[4 * i + 1] += v.y;
+      acc[4 * i + 2] += v.z;
+      acc[4 * i + 3] += v.w;
+    }
+    return true;
+  }
+  write_part();
+  if (count(1) != static_cast<uint32_t>(last - first)) return false;
+  if (thread == 0) *counter = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
+#pragma unroll 1
+  for (int share = first; share <= last; ++share) {
+    const float4* in = part(share);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const float4 v = ptx::load_global_cg(in + i * 128);
+      acc[4 * i] += v.x;
+      acc[4 * i + 1] += v.y;
+      acc[4 * i + 2] += v.z;
+      acc[4 * i + 3] += v.w;
+    }
+  }
+  return true;
+}
+
+template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
+struct Kernel {
+  static constexpr Tile kTile{kTokens, kRowBlocks, kCluster, kBlocksPerSm};
+  static constexpr bool kFp8 = kOperand == Operand::kE4M3 || kOperand == Operand::kE4M3Promoted;
+  static constexpr bool kLean = lean(kTile);
+  static constexpr int kStages = stages(kTile);
+  static constexpr int kWeightBytes = kTile.rows() * 128;
+  static constexpr int kStageBytes = stage_bytes(kTile);
+  static constexpr int kBlocks = kConsumers * kRowBlocks;  // of 64 rows in this thread block
+  using Mma = ptx::Wgmma<kTokens>;
+  static_assert(kStages >= 3);
+
+  struct Pipe {
+    uint32_t ring, full, empty;
+    uint32_t group;  // first rank of the blocks that share X
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ uint32_t full_bar() const { return full + stage * 8; }
+    __device__ uint32_t empty_bar() const { return empty + stage * 8; }
+    __device__ uint32_t data() const { return ring + stage * kStageBytes; }
+    __device__ void advance() {
+      if (++stage == kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  };
+
+  // ---- producers: one thread, or where a whole warpgroup is there one each for upper bytes, lower bytes and tokens
+  // ----
+  static constexpr int kCopyBytes = kFp8 ? 2 * kBlockBytes : kBlockBytes;  // per row block and plane
+  struct Sources {
+    int64_t offset[kBlocks];  // in a plane
+  };
+  static __device__ __forceinline__ Sources sources(const KernelParams& p, int tile, int iteration, uint32_t rank) {
+    const int first = (tile_origin(p, tile).cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+    Sources s;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int block = min(first + b, p.row_blocks - 1);  // past the end: any rows, never stored
+      s.offset[b] =
+          static_cast<int64_t>(block) * p.k_groups * kBlockBytes + static_cast<int64_t>(iteration) * kCopyBytes;
+    }
+    return s;
+  }
+  // One stage's blocks of a plane, to `dst` and the blocks after it.
+  static __device__ __forceinline__ void load_plane(const uint8_t* plane, const Sources& s, uint32_t dst, uint32_t bar,
+                                                    uint64_t policy) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+      ptx::bulk_load(dst + b * kCopyBytes, plane + s.offset[b], kCopyBytes, bar, policy);
+  }
+  static __device__ __forceinline__ void step(Sources& s) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) s.offset[b] += kCopyBytes;
+  }
+  static __device__ __forceinline__ void load_tokens(const KernelParams& p, const Pipe& pipe, int token0, int iteration,
+                                                     uint32_t rank) {
+    constexpr int kElements = kFp8 ? 128 : 64;
+    const uint32_t dst = pipe.data() + kWeightBytes;
+    if constexpr (kCluster == 1) {
+      ptx::tensor_load_2d(dst, &p.x, iteration * kElements, token0, pipe.full_bar(), ptx::kEvictLast);
+    } else {
+      constexpr int kShare = kTokens / kCluster;
+      ptx::tensor_load_2d_multicast(dst + rank * kShare * 128, &p.x, iteration * kElements,
+                                    token0 + static_cast<int>(rank) * kShare, pipe.full_bar(),
+                                    static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group), ptx::kEvictLast);
+    }
+  }
+
+  enum class Role { kUppers, kLowers, kActivations };
+  template <Role kRole>
+  static __device__ __forceinline__ void produce_one(const KernelParams& p, Pipe pipe, int cluster, int clusters,
+                                                     uint32_t rank) {
+    const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
+    // Weights never depend on the kernel before; activations do.
+    if constexpr (kRole == Role::kActivations) ptx::dependency_wait();
+    WorkList list(p, cluster, clusters);
+    Work work;
+    pipe.parity = 1;  // a fresh barrier counts as just emptied
+    while (list.next(work)) {
+      Sources from = sources(p, work.tile, work.k_begin, rank);
+      const int token = tile_origin(p, work.tile).token * kTokens;
+#pragma unroll 1
+      for (int k = work.k_begin; k < work.k_end; ++k) {
+        ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
+        if constexpr (kRole == Role::kUppers) {
+          ptx::mbarrier_expect(pipe.full_bar(), kStageBytes);
+          load_plane(p.upper, from, pipe.data(), pipe.full_bar(), policy);
+        } else if constexpr (kRole == Role::kLowers) {
+          load_plane(p.lower, from, pipe.data() + kBlocks * kCopyBytes, pipe.full_bar(), policy);
+        } else {
+          load_tokens(p, pipe, token, k, rank);
+        }
+        step(from);
+        pipe.advance();
+      }
+    }
+  }
+
+  // The three roles in one thread: fills the ring with weights, waits for the kernel before, then goes stage by stage.
+  static __device__ __forceinline__ void produce_all(const KernelParams& p, Pipe pipe, int cluster, int clusters,
+                                                     uint32_t rank) {
+    const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
+    const auto load_weights = [&](Sources& from, const Pipe& at) {
+      ptx::mbarrier_expect(at.full_bar(), kStageBytes);
+      load_plane(p.upper, from, at.data(), at.full_bar(), policy);
+      if constexpr (!kFp8) load_plane(p.lower, from, at.data() + kBlocks * kCopyBytes, at.full_bar(), policy);
+      step(from);
+    };
+    int early = 0;
+    {
+      WorkList ahead(p, cluster, clusters);
+      Pipe fill = pipe;
+      Work work;
+      while (early < kStages && ahead.next(work)) {
+        Sources from = sources(p, work.tile, work.k_begin, rank);
+#pragma unroll 1
+        for (int k = work.k_begin; k < work.k_end && early < kStages; ++k, ++early) {
+          load_weights(from, fill);
+          fill.advance();
+        }
+      }
+    }
+    ptx::dependency_wait();
+    WorkList list(p, cluster, clusters);
+    Work work;
+    pipe.parity = 1;
+    while (list.next(work)) {
+      const int token = tile_origin(p, work.tile).token * kTokens;
+      const int skipped = min(early, work.k_end - work.k_begin);
+      early -= skipped;
+      Sources from = sources(p, work.tile, work.k_begin + skipped, rank);
+#pragma unroll 1
+      for (int k = work.k_begin; k < work.k_end; ++k) {
+        if (k >= work.k_begin + skipped) {
+          ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
+          load_weights(from, pipe);
+        }
+        load_tokens(p, pipe, token, k, rank);
+        pipe.advance();
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void produce(const KernelParams& p, const Pipe& pipe, int cluster, int clusters,
+                                                 uint32_t rank) {
+    const int warp = static_cast<int>(threadIdx.x) / 32 - kConsumers * 4;
+    if constexpr (kLean) {
+      if (ptx::elect_one()) produce_all(p, pipe, cluster, clusters, rank);
+    } else if (warp == 0) {
+      if (ptx::elect_one()) produce_one<Role::kUppers>(p, pipe, cluster, clusters, rank);
+    } else if (warp == 1) {
+      if (!kFp8 && ptx::elect_one()) produce_one<Role::kLowers>(p, pipe, cluster, clusters, rank);
+    } else if (warp == 2) {
+      if (ptx::elect_one()) produce_one<Role::kActivations>(p, pipe, cluster, clusters, rank);
+    }
+    __syncwarp();
+  }
+
+  // ---- consumers: a warpgroup each ----
+  static __device__ __forceinline__ void release(const Pipe& pipe, int stage, int thread) {
+    const uint32_t bar = pipe.empty + stage * 8;
+    if constexpr (kCluster == 1) {
+      if (thread == 0) ptx::mbarrier_arrive(bar);
+    } else {
+      if (thread < kCluster) ptx::mbarrier_arrive_remote(bar, pipe.group + thread);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_f16(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                                      int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int row = thread / 32 * 16 + lane / 4;
+    // Row row + 8 has the same swizzle, 512 bytes on.
+    const uint32_t offset =
+        row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
+    uint32_t fragment[2][2][4];
+    int accumulate = 0;
+    int previous = 0;
+    for (int i = 0; i < iterations; ++i) {
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      const uint32_t tokens = pipe.data() + kWeightBytes;
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+        const uint32_t upper = pipe.data() + offset + b * kBlockBytes;
+        const uint32_t lower = upper + kBlocks * kBlockBytes;
+        const uint4 u0 = ptx::load_shared_16(upper), u1 = ptx::load_shared_16(upper + 512);
+        const uint4 l0 = ptx::load_shared_16(lower), l1 = ptx::load_shared_16(lower + 512);
+        const uint32_t us[2][4] = {{u0.x, u0.y, u0.z, u0.w}, {u1.x, u1.y, u1.z, u1.w}};
+        const uint32_t ls[2][4] = {{l0.x, l0.y, l0.z, l0.w}, {l1.x, l1.y, l1.z, l1.w}};
+        // Two k16 steps at a time: rebuilt while the two before are multiplied.
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            uint32_t(&a)[4] = fragment[half][s];
+            rebuild<kOperand>(us[0][2 * half + s], ls[0][2 * half + s], a[0], a[2]);
+            rebuild<kOperand>(us[1][2 * half + s], ls[1][2 * half + s], a[1], a[3]);
+          }
+          ptx::wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            const uint64_t b_operand = ptx::descriptor_128b(tokens + (2 * half + s) * 32);
+            const int keep = s == 1 || half == 1 ? 1 : accumulate;
+            if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+              Mma::rs_bf16(acc[b], fragment[half][s], b_operand, keep);
+            } else {
+              Mma::rs_f16(acc[b], fragment[half][s], b_operand, keep);
+            }
+          }
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();  // the pair before this one is done, and its fragment registers are free
+          if (b == 0 && half == 0 && i > 0) release(pipe, previous, thread);
+        }
+      }
+      accumulate = 1;
+      previous = pipe.stage;
+      pipe.advance();
+    }
+    ptx::wgmma_wait<0>();
+    release(pipe, previous, thread);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+  }
+
+  static __device__ __forceinline__ void issue_e4m3(float (&acc)[kTokens / 2], uint32_t weights, uint32_t tokens,
+                                                    int accumulate) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      Mma::ss_e4m3(acc, ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32),
+                   ptx::descriptor_128b(tokens + step * 32), step == 0 ? accumulate : 1);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_e4m3(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
+                                                       int iterations, int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    int previous = 0;
+    for (int i = 0; i < iterations; ++i) {
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+        issue_e4m3(acc[b], pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes,
+                   i > 0);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (i > 0) release(pipe, previous, thread);
+      previous = pipe.stage;
+      pipe.advance();
+    }
+    ptx::wgmma_wait<0>();
+    release(pipe, previous, thread);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+  }
+
+  // The tensor core's sum is added to FP32 registers at multiples of the interval counted from k = 0, wherever a share
+  // begins.
+  static __device__ __forceinline__ void multiply_e4m3_promoted(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
+                                                                int first_iteration, int iterations, int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    float sum[kTokens / 2];
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+      for (int j = 0; j < kTokens / 2; ++j) acc[b][j] = 0.0f;
+    }
+    int i = 0;
+    while (i < iterations) {
+      const int count =
+          kRowBlocks == 1 ? min(iterations - i, kPromotionStages - (first_iteration + i) % kPromotionStages) : 1;
+      i += count;
+      const int first_stage = pipe.stage;
+      if constexpr (kRowBlocks == 1) {
+        int held = first_stage;
+        for (int c = 0; c < count; ++c) {
+          ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+          ptx::wgmma_fence();
+          issue_e4m3(sum, pipe.data() + warpgroup * 2 * kBlockBytes, pipe.data() + kWeightBytes, c > 0);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();
+          if (c > 0) release(pipe, held, thread);
+          held = pipe.stage;
+          pipe.advance();
+        }
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(sum);
+        release(pipe, held, thread);
+#pragma unroll
+        for (int j = 0; j < kTokens / 2; ++j) acc[0][j] += sum[j];
+      } else {
+        ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+#pragma unroll
+        for (int b = 0; b < kRowBlocks; ++b) {
+          ptx::wgmma_fence();
+          issue_e4m3(sum, pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, 0);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<0>();
+          ptx::pin_registers(sum);
+          if (b + 1 == kRowBlocks) release(pipe, first_stage, thread);
+#pragma unroll
+          for (int j = 0; j < kTokens / 2; ++j) acc[b][j] += sum[j];
+        }
+        pipe.advance();
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
+                                                 uint32_t flags, int cluster, int clusters, uint32_t rank) {
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    Epilogue<kTokens, kBlocksPerSm, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile),
+                                                   scales + warpgroup * kTokens * 4, warpgroup};
+    WorkList list(p, cluster, clusters);
+    Work work;
+    while (list.next(work)) {
+      float acc[kRowBlocks][kTokens / 2];
+      const int iterations = work.k_end - work.k_begin;
+      if constexpr (kOperand == Operand::kE4M3Promoted) {
+        multiply_e4m3_promoted(acc, pipe, work.k_begin, iterations, warpgroup);
+      } else if constexpr (kFp8) {
+        multiply_e4m3(acc, pipe, iterations, warpgroup);
+      } else {
+        multiply_f16(acc, pipe, iterations, warpgroup);
+      }
+      ptx::dependency_wait();  // what follows touches memory that the kernel before may own
+      const TileOrigin origin = tile_origin(p, work.tile);
+      const uint32_t chunk_mask = p.exchange > 1 ? exchange_parts(p, acc, pipe, rank) : ~0u;
+      finish(p, acc[0], work, origin, chunk_mask, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4,
+             warpgroup);
+      if constexpr (kRowBlocks == 2) {
+        finish(p, acc[1], work, origin, chunk_mask, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4,
+               warpgroup);
+      }
+    }
+    if (threadIdx.x % 128 == 0) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
+  }
+
+  // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,
+  // and add what they receive in order of k. Returns the chunks that this block stores. The ring is free: this tile was
+  // the block's only work.
+  static __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p,
+                                                            float (&acc)[kRowBlocks][kTokens / 2], const Pipe& pipe,
+                                                            uint32_t rank) {
+    constexpr int kChunks = chunks(kTile);
+    constexpr int kChunkBlocks = staging_tokens(kTile) / 8;
+    const int splits = p.exchange;
+    const int me = static_cast<int>(pipe.group) / kCluster;
+    const int most = (kChunks + splits - 1) / splits;
+    const uint32_t mine = pipe.ring + threadIdx.x * 16;
+    // [row block][part][chunk of the owner][8 tokens][256 threads] of 16 bytes
+    const auto place = [&](int b, int part, int chunk) {
+      return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * 4096);
+    };
+    ptx::cluster_sync();  // everybody's ring is free
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int owner = chunk * splits / kChunks;
+      if (owner == me) continue;
+      const uint32_t remote = ptx::map_to_rank(mine, static_cast<uint32_t>(owner) * kCluster + rank);
+      const int index = chunk - (owner * kChunks + splits - 1) / splits;
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+        for (int j = 0; j < kChunkBlocks; ++j) {
+          const float* v = &acc[b][(chunk * kChunkBlocks + j) * 4];
+          ptx::store_cluster_16(remote + place(b, me, index) + j * 4096, v[0], v[1], v[2], v[3]);
+        }
+      }
+    }
+    ptx::cluster_sync();  // everything has arrived
+    uint32_t mask = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (chunk * splits / kChunks != me) continue;
+      mask |= 1u << chunk;
+      const int index = chunk - (me * kChunks + splits - 1) / splits;
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+        for (int j = 0; j < kChunkBlocks; ++j) {
+          float* own = &acc[b][(chunk * kChunkBlocks + j) * 4];
+          float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+          for (int part = 0; part < splits; ++part) {
+            float4 v = make_float4(own[0], own[1], own[2], own[3]);
+            if (part != me) {
+              const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * 4096);
+              v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                              __uint_as_float(bits.w));
+            }
+            sum.x += v.x;
+            sum.y += v.y;
+            sum.z += v.z;
+            sum.w += v.w;
+          }
+          own[0] = sum.x;
+          own[1] = sum.y;
+          own[2] = sum.z;
+          own[3] = sum.w;
+        }
+      }
+    }
+    return mask;
+  }
+
+  static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
+                                                const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
+                                                Epilogue<kTokens, kBlocksPerSm, kFp8>& epilogue, uint32_t flag,
+                                                int warpgroup) {
+    bool complete = true;
+    if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
+      constexpr int kSlotBlocks = kCluster * kBlocks;
+      const int slot_block = static_cast<int>(rank) * kBlocks + block;
+      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, p.counters + work.tile * kSlotBlocks + slot_block,
+                            flag, warpgroup);
+    }
+    if (complete) {
+      const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
+      epilogue.store(acc, row0, origin.token * kTokens, chunk_mask);
+    }
+  }
+
+  static __device__ __forceinline__ void run(const KernelParams& p, uint8_t* memory) {
+    const uint32_t base = ptx::shared_address(memory);
+    Pipe pipe;
+    pipe.ring = base;
+    const uint32_t staging = base + kStages * kStageBytes;
+    const uint32_t scales = staging + kConsumers * staging_bytes(kTile);
+    const uint32_t bars = scales + kConsumers * kTokens * 4;
+    pipe.full = bars;
+    pipe.empty = bars + kStages * 8;
+    const uint32_t flags = bars + kStages * 16;
+    // A cluster's ranks: kCluster neighbours along n share X; with exchange, one such group for each part of k.
+    const uint32_t full_rank = ptx::cluster_rank();
+    const uint32_t rank = full_rank % kCluster;
+    pipe.group = full_rank - rank;
+    const int cluster = static_cast<int>(blockIdx.x) / kCluster;
+    const int clusters = static_cast<int>(gridDim.x) / kCluster;
+
+    if (threadIdx.x == kConsumers * 128) {
+      ptx::prefetch_tensor_map(&p.x);
+      for (int s = 0; s < kStages; ++s) {
+        ptx::mbarrier_init(pipe.full + s * 8, 1);
+        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * kCluster);
+      }
+      ptx::mbarrier_init_fence();
+    }
+    if constexpr (kCluster == 1) {
+      __syncthreads();
+    } else {
+      ptx::cluster_sync();
+    }
+    ptx::launch_dependents();
+    if (threadIdx.x >= kConsumers * 128) {
+      if constexpr (!kLean) ptx::release_registers<kProducerRegisters>();
+      produce(p, pipe, cluster, clusters, rank);
+      if (p.exchange > 1) {
+        ptx::cluster_sync();
+        ptx::cluster_sync();
+      }
+    } else {
+      if constexpr (!kLean) ptx::claim_registers<kConsumerRegisters>();
+      consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
+    }
+    // A block must not leave while another may still write into its shared memory or arrive at its barriers.
+    // (With exchange the second meeting was the last use of another block's memory.)
+    if constexpr (kCluster > 1) {
+      if (p.exchange == 1) ptx::cluster_sync();
+    }
+  }
+};
+
+template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
+__global__ __launch_bounds__(threads(lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm})),
+                             lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm})
+                                 ? 2
+                                 : 1) void nested_gemm(const __grid_constant__ KernelParams p) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Kernel<kOperand, kTokens, kRowBlocks, kCluster, kBlocksPerSm>::run(p, memory);
+}
+
+template <Operand kOperand, Mode kMode, size_t... kIndex>
+auto make_entries(std::index_sequence<kIndex...>) {
+  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode) ? 1 : 0))> out{};
+  size_t used = 0;
+  const auto add = [&]<size_t i>() {
+    constexpr Tile t = kTiles[i];
+    if constexpr (exists(t, kMode)) {
+      out[used++] = {
+          kOperand, t,
+          reinterpret_cast<const void*>(&nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm>),
+          threads(lean(t))};
+    }
+  };
+  (add.template operator()<kIndex>(), ...);
+  return out;
+}
+
+// Every tile of kTiles that exists in the mode.
+template <Operand kOperand, Mode kMode>
+std::span<const KernelEntry> all_entries() {
+  static const auto entries = make_entries<kOperand, kMode>(std::make_index_sequence<kTiles.size()>());
+  return entries;
+}
+
+}  // namespace nfp::cuda

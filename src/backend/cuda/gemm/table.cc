@@ -1,0 +1,148 @@
+#include "backend/cuda/gemm/table.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <charconv>
+
+namespace nfp::cuda {
+namespace {
+
+constexpr std::string_view kFormat = "nestedfp gemm choices 1";
+constexpr std::array kModes = {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted};
+
+std::optional<Mode> parse_mode(std::string_view name) {
+  for (const Mode mode : kModes) {
+    if (name == name_of(mode)) return mode;
+  }
+  return std::nullopt;
+}
+
+// With batch invariance every number of tokens runs the cuts of this many: decode is where cutting k pays.
+constexpr int64_t kInvariantTokens = 16;
+
+}  // namespace
+
+Result<TuningTable> TuningTable::parse(std::string_view text, const std::string& source) {
+  using Json = nlohmann::json;
+  const Json root = Json::parse(text, nullptr, false);
+  const auto bad = [&](std::string_view what) {
+    return error(ErrorCode::kInvalidInput, "{}: {}; make the file again with 'nestedfp tune'", source, what);
+  };
+  if (!root.is_object()) return bad("is not a JSON object");
+  const auto text_of = [](const Json& object, const char* key) -> std::string {
+    const auto at = object.find(key);
+    return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
+  };
+  if (text_of(root, "format") != kFormat) return bad(fmt::format("'format' is not '{}'", kFormat));
+  TuningTable table;
+  table.device = text_of(root, "device");
+  const auto choices = root.find("choices");
+  if (choices == root.end() || !choices->is_array()) return bad("'choices' is not a list");
+  for (const Json& entry : *choices) {
+    if (!entry.is_object()) return bad("an entry of 'choices' is not an object");
+    int64_t sizes[2] = {0, 0};
+    for (const int i : {0, 1}) {
+      const auto at = entry.find(i == 0 ? "n" : "k");
+      if (at == entry.end() || !at->is_number_integer()) return bad("'n' or 'k' of a choice is not a whole number");
+      sizes[i] = at->get<int64_t>();
+      if (sizes[i] <= 0 || sizes[i] > (int64_t{1} << 30)) return bad("'n' or 'k' of a choice is out of range");
+    }
+    const auto mode = parse_mode(text_of(entry, "mode"));
+    if (!mode) return bad(fmt::format("unknown mode '{}'", text_of(entry, "mode")));
+    const auto by_tokens = entry.find("by_tokens");
+    if (by_tokens == entry.end() || !by_tokens->is_object()) return bad("'by_tokens' of a choice is not an object");
+    for (const auto& [key, value] : by_tokens->items()) {
+      int tokens = 0;
+      const auto [end, status] = std::from_chars(key.data(), key.data() + key.size(), tokens);
+      const bool bucket = status == std::errc() && end == key.data() + key.size() &&
+                          std::find(kTokenBuckets.begin(), kTokenBuckets.end(), tokens) != kTokenBuckets.end();
+      if (!bucket) return bad(fmt::format("'{}' is not a token count that is tuned for", key));
+      const auto config = value.is_string() ? parse_config(value.get_ref<const std::string&>()) : std::nullopt;
+      if (!config || !exists(config->tile, *mode)) return bad(fmt::format("no such kernel: {}", value.dump()));
+      table.set(sizes[0], sizes[1], *mode, tokens, *config);
+    }
+  }
+  return table;
+}
+
+std::string TuningTable::dump() const {
+  nlohmann::ordered_json root;
+  root["format"] = kFormat;
+  root["device"] = device;
+  root["choices"] = nlohmann::ordered_json::array();
+  for (const auto& [key, buckets] : choices_) {
+    nlohmann::ordered_json entry;
+    entry["n"] = std::get<0>(key);
+    entry["k"] = std::get<1>(key);
+    entry["mode"] = name_of(std::get<2>(key));
+    for (const auto& [tokens, config] : buckets) entry["by_tokens"][std::to_string(tokens)] = to_string(config);
+    root["choices"].push_back(std::move(entry));
+  }
+  return root.dump(1) + "\n";
+}
+
+void TuningTable::set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config) {
+  choices_[{n, k, mode}][bucket] = config;
+}
+
+std::optional<Config> TuningTable::find(const Problem& problem) const {
+  const auto shape = choices_.find({problem.n, problem.k, problem.mode});
+  if (shape == choices_.end()) return std::nullopt;
+  auto at = shape->second.lower_bound(token_bucket(problem.m));
+  if (at == shape->second.end()) {
+    if (shape->second.empty()) return std::nullopt;
+    --at;  // more tokens than were tuned: the largest tuned tile repeats
+  }
+  return at->second;
+}
+
+Choice choose(const Problem& problem, const DeviceShape& device, const TuningTable* table, Reduction reduction) {
+  if (reduction == Reduction::kBatchInvariant) {
+    // Cuts are those of a decode step; the tile is free, since a result does not depend on it. One row block per
+    // warpgroup keeps promotion's interval the same everywhere.
+    Problem decode = problem;
+    decode.m = kInvariantTokens;
+    const Choice small = choose(decode, device, table, Reduction::kFastest);
+    const int splits = std::max<int>(1, small.config.splits);
+    Choice best{{kTiles[0], 1, false}, "batch-invariant"};
+    bool found = false;
+    for (Config config : candidates(problem, device)) {
+      if (problem.mode == Mode::kE4M3Promoted && config.tile.row_blocks != 1) continue;
+      config.splits = static_cast<int16_t>(splits);
+      config.exchange = can_exchange(config.tile, splits);
+      const Schedule schedule = make_schedule(problem, config, device);
+      const bool cut = splits == 1 ? schedule.shares == 0
+                                   : schedule.shares == schedule.tiles() * std::min(splits, schedule.k_iterations);
+      if (!cut) continue;  // too many parts for the workspace
+      best.config = config;
+      found = true;
+      break;
+    }
+    if (found) return best;
+    // No tile can keep all parts of so many tokens: the widest exchange holds nothing in memory.
+    for (const Tile& tile : kTiles) {
+      if (exists(tile, problem.mode) && tile.row_blocks == 1 && can_exchange(tile, splits))
+        best.config = {tile, static_cast<int16_t>(splits), true};
+    }
+    return best;
+  }
+  if (table != nullptr) {
+    if (const auto tuned = table->find(problem)) return {*tuned, "tuned"};
+  }
+  return {analytic_choice(problem, device), "analytic"};
+}
+
+std::string describe(const Problem& p, const Choice& choice, const DeviceShape& device) {
+  const Schedule s = make_schedule(p, choice.config, device);
+  std::string text =
+      fmt::format("m {}, n {}, k {}, {}: {} ({}), {} blocks for {} tiles", p.m, p.n, p.k, name_of(p.mode),
+                  to_string(choice.config), choice.reason, s.grid, s.tiles() * choice.config.tile.cluster);
+  if (s.shares > s.split_tiles)
+    text += fmt::format(", {} of them cut into {} shares of k", s.split_tiles * choice.config.tile.cluster,
+                        s.shares * choice.config.tile.cluster);
+  return text;
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,53 @@
+// Tuned choices of kernels, kept as data: JSON made by `nestedfp tune` on a device, read at start-up.
+//
+//   {"format": "nestedfp gemm choices 1", "device": "NVIDIA H200",
+//    "choices": [{"n": 4096, "k": 14336, "mode": "f16", "by_tokens": {"1": "128x8 c1 b1 split4", "8": ...}}]}
+//
+// Keys are output features, input features and mode; epilogues and output types do not move the choice enough to be
+// keys.
+#pragma once
+
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "backend/cuda/gemm/config.h"
+#include "base/result.h"
+
+namespace nfp::cuda {
+
+class TuningTable {
+ public:
+  // `source` names the text in messages. Unknown kernels in it are an error: the table belongs to another version.
+  static Result<TuningTable> parse(std::string_view json, const std::string& source);
+  std::string dump() const;
+
+  void set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config);
+  // The tuned choice for the problem's bucket of tokens; the nearest larger tuned bucket's if that one is missing.
+  std::optional<Config> find(const Problem& problem) const;
+
+  std::string device;
+  size_t size() const { return choices_.size(); }
+
+ private:
+  std::map<std::tuple<int64_t, int64_t, Mode>, std::map<int, Config>> choices_;
+};
+
+// How sums over k may be cut.
+enum class Reduction : uint8_t {
+  kFastest,         // per token bucket: a token's last bits may change with the number of tokens in the step
+  kBatchInvariant,  // the same cuts for every number of tokens: they never do
+};
+
+struct Choice {
+  Config config;
+  const char* reason = "";  // "tuned", "analytic", ...
+};
+// The one place where a launch's kernel is chosen. `table` may be null.
+Choice choose(const Problem& problem, const DeviceShape& device, const TuningTable* table, Reduction reduction);
+// "m 16, n 4096, k 14336, f16: 128x16 c1 b1 split4 (tuned), grid 128, k cut in 4"
+std::string describe(const Problem& problem, const Choice& choice, const DeviceShape& device);
+
+}  // namespace nfp::cuda

@@ -1,0 +1,117 @@
+// The bulk copy engine (PTX ISA 9.0: "cp.async.bulk", "cp.async.bulk.tensor"), 16-byte shared loads, and the matrix
+// transposing loads and stores that an epilogue needs.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace nfp::cuda::ptx {
+
+// L2 priorities for one copy (the 64-bit encodings that createpolicy.fractional yields for a fraction of 1).
+inline constexpr uint64_t kEvictFirst = 0x12f0000000000000ull;
+inline constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+inline constexpr uint64_t kEvictLast = 0x14f0000000000000ull;
+
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(dst),
+      "l"(src), "r"(bytes), "r"(bar), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
+}
+
+// Coordinates in elements, innermost first.
+__device__ __forceinline__ void tensor_load_2d(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar,
+                                               uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3}], [%4], "
+      "%5;" ::"r"(dst),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(x), "r"(y), "r"(bar), "l"(policy)
+      : "memory");
+}
+// The same box into the same place of every block in `mask`; each one's barrier at that address is credited.
+__device__ __forceinline__ void tensor_load_2d_multicast(uint32_t dst, const CUtensorMap* map, int x, int y,
+                                                         uint32_t bar, uint16_t mask, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], "
+      "[%1, {%2, %3}], [%4], %5, %6;" ::"r"(dst),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(x), "r"(y), "r"(bar), "h"(mask), "l"(policy)
+      : "memory");
+}
+
+// From shared memory to global; rows and columns outside the tensor are not written. Stores of one thread form groups.
+__device__ __forceinline__ void tensor_store_2d(const CUtensorMap* map, uint32_t src, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+                   reinterpret_cast<uint64_t>(map)),
+               "r"(x), "r"(y), "r"(src)
+               : "memory");
+}
+__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most kPending groups still read shared memory.
+template <int kPending>
+__device__ __forceinline__ void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Makes ordinary writes to shared memory visible to the copy engine.
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void store_shared_16(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// From the L2, where another SM's writes are. Volatile: never moved above the barrier that orders it.
+__device__ __forceinline__ float4 load_global_cg(const float4* p) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+// 8x8 matrices of 16-bit elements, transposed between the accumulator fragment and rows of shared memory. Lane i gives
+// the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void store_matrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r0), "r"(r1)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrix_x1_trans(uint32_t address, uint32_t r0) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r0) : "memory");
+}
+__device__ __forceinline__ void load_matrix_x2_trans(uint32_t address, uint32_t& r0, uint32_t& r1) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r0), "=r"(r1)
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_matrix_x1_trans(uint32_t address, uint32_t& r0) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r0) : "r"(address) : "memory");
+}
+
+// Descriptor of a K-major shared-memory operand of wgmma (PTX ISA, "Matrix Descriptor Format"): rows of 128 or 64 bytes
+// in the swizzle of that width, groups of eight rows one after the other. `address` may point inside the first row (a K
+// offset).
+__device__ __forceinline__ uint64_t descriptor_128b(uint32_t address) {
+  return (static_cast<uint64_t>(1) << 62) | (static_cast<uint64_t>(1024 >> 4) << 32) |
+         (static_cast<uint64_t>(1) << 16) | ((address & 0x3ffff) >> 4);
+}
+__device__ __forceinline__ uint64_t descriptor_64b(uint32_t address) {
+  return (static_cast<uint64_t>(2) << 62) | (static_cast<uint64_t>(512 >> 4) << 32) | (static_cast<uint64_t>(1) << 16) |
+         ((address & 0x3ffff) >> 4);
+}
+
+}  // namespace nfp::cuda::ptx

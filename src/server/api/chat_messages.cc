@@ -1,0 +1,159 @@
+// Messages and tools of OpenAI's shape, brought into the shape that chat templates expect.
+#include <algorithm>
+
+#include "server/api/generation_request.h"
+
+namespace nfp::server {
+namespace {
+
+// Text parts are joined; a part of any other type is an error that names it.
+MaybeError flatten_content(const Json& content, const std::string& where, std::string* out) {
+  if (content.is_string()) {
+    *out = content.get<std::string>();
+    return std::nullopt;
+  }
+  if (!content.is_array()) {
+    return bad_request(where, fmt::format("'{}' must be a string or a list of parts", where));
+  }
+  bool first = true;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const Json& part = content[i];
+    const auto field = [&](const char* name) {
+      return part.is_object() && part.contains(name) && part[name].is_string() ? part[name].get<std::string>()
+                                                                               : std::string();
+    };
+    const std::string type = field("type");
+    if (part.is_object() && (type == "text" || type == "refusal") && part.contains(type) && part[type].is_string()) {
+      if (!first) *out += '\n';
+      *out += part[type].get_ref<const std::string&>();
+      first = false;
+    } else if (!type.empty() && type != "text") {
+      return bad_request(where, fmt::format("'{}[{}]': parts of type '{}' are not supported; only text is", where, i,
+                                            type.substr(0, 32)));
+    } else {
+      return bad_request(where, fmt::format("'{}[{}]' must be {{\"type\": \"text\", \"text\": ...}}", where, i));
+    }
+  }
+  return std::nullopt;
+}
+
+// OpenAI's clients send a call's arguments as text; templates print them as JSON.
+MaybeError normalize_tool_calls(const Json& calls, const std::string& where, Json* out) {
+  if (!calls.is_array()) return bad_request(where, fmt::format("'{}' must be a list", where));
+  *out = Json::array();
+  for (const Json& call : calls) {
+    const bool shaped = call.is_object() && call.contains("function") && call["function"].is_object() &&
+                        call["function"].contains("name") && call["function"]["name"].is_string();
+    if (!shaped) {
+      return bad_request(where,
+                         fmt::format("each entry of '{}' must have 'function' with 'name' and 'arguments'", where));
+    }
+    Json copy = call;
+    Json& function = copy["function"];
+    if (function.contains("arguments") && function["arguments"].is_string()) {
+      const std::string text = function["arguments"].get<std::string>();
+      auto parsed = parse_json(text.empty() ? "{}" : text);
+      if (!parsed.ok() || !parsed->is_object()) {
+        return bad_request(where, fmt::format("'{}': the arguments of '{}' are not a JSON object", where,
+                                              function["name"].get<std::string>().substr(0, 64)));
+      }
+      function["arguments"] = std::move(*parsed);
+    } else if (!function.contains("arguments") || function["arguments"].is_null()) {
+      function["arguments"] = Json::object();
+    }
+    out->push_back(std::move(copy));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out) {
+  if (!messages.is_array() || messages.empty()) return bad_request("messages", "'messages' must be a non-empty list");
+  if (messages.size() > static_cast<size_t>(limits.max_messages)) {
+    return bad_request("messages", fmt::format("'messages' has {} entries; at most {} are allowed", messages.size(),
+                                               limits.max_messages));
+  }
+  *out = Json::array();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const Json& message = messages[i];
+    const std::string where = fmt::format("messages[{}]", i);
+    if (!message.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
+    Fields fields(message);
+    std::string role;
+    NFP_API_TRY(fields.get("role", &role));
+    constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
+    if (std::find(std::begin(kRoles), std::end(kRoles), role) == std::end(kRoles)) {
+      return bad_request(where + ".role",
+                         fmt::format("'{}.role' must be system, developer, user, assistant or tool", where));
+    }
+    Json kept = Json::object();
+    kept["role"] = role == "developer" ? "system" : role;  // the newer name; templates know the older one
+    std::string content;
+    const Json* given = fields.find("content");
+    const Json* calls = fields.find("tool_calls");
+    if (given != nullptr) {
+      NFP_API_TRY(flatten_content(*given, where + ".content", &content));
+    } else if (role != "assistant") {
+      return bad_request(where + ".content", fmt::format("'{}.content' is missing", where));
+    }
+    kept["content"] = content;
+    if (calls != nullptr) {
+      if (role != "assistant")
+        return bad_request(where, fmt::format("'{}': only an assistant has 'tool_calls'", where));
+      Json normalized;
+      NFP_API_TRY(normalize_tool_calls(*calls, where + ".tool_calls", &normalized));
+      if (!normalized.empty()) kept["tool_calls"] = std::move(normalized);
+    }
+    for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
+      std::string text;
+      NFP_API_TRY(fields.get(name, &text));
+      if (!text.empty()) kept[name] = text;
+    }
+    for (const char* name : {"refusal", "annotations", "reasoning"}) fields.without_effect(name);
+    for (const char* name : {"audio", "function_call"}) {
+      NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
+    }
+    if (auto unknown = fields.rest()) {
+      unknown->message = fmt::format("'{}': {}", where, unknown->message);
+      unknown->param = where + "." + unknown->param;
+      return unknown;
+    }
+    out->push_back(std::move(kept));
+  }
+  return std::nullopt;
+}
+
+MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out) {
+  if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
+  if (tools.size() > static_cast<size_t>(limits.max_tools)) {
+    return bad_request("tools",
+                       fmt::format("'tools' has {} entries; at most {} are allowed", tools.size(), limits.max_tools));
+  }
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& tool = tools[i];
+    const std::string where = fmt::format("tools[{}]", i);
+    const bool shaped = tool.is_object() && tool.contains("type") && tool["type"] == "function" &&
+                        tool.contains("function") && tool["function"].is_object() &&
+                        tool["function"].contains("name") && tool["function"]["name"].is_string() &&
+                        !tool["function"]["name"].get_ref<const std::string&>().empty();
+    if (!shaped) {
+      return bad_request(
+          where, fmt::format("'{}' must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", where));
+    }
+    const Json& function = tool["function"];
+    if (function.contains("parameters") && !function["parameters"].is_null()) {
+      if (!function["parameters"].is_object()) {
+        return bad_request(where, fmt::format("'{}.function.parameters' must be a JSON schema (an object)", where));
+      }
+      if (json_depth(dump(function["parameters"]), limits.max_schema_depth) > limits.max_schema_depth) {
+        return bad_request(where, fmt::format("'{}.function.parameters' is nested deeper than {} levels", where,
+                                              limits.max_schema_depth));
+      }
+    }
+  }
+  if (!tools.empty()) *out = tools;
+  return std::nullopt;
+}
+
+}  // namespace nfp::server

@@ -1,0 +1,483 @@
+#include "server/api/generation_request.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace nfp::server {
+namespace {
+
+MaybeError check_object(const Json& body) {
+  if (body.is_object()) return std::nullopt;
+  return bad_request("", "the body must be a JSON object");
+}
+
+MaybeError parse_stop(Fields& fields, const RequestLimits& limits, SamplingParams* sampling) {
+  const Json* stop = fields.find("stop");
+  if (stop == nullptr) return std::nullopt;
+  if (stop->is_string()) {
+    sampling->stop = {stop->get<std::string>()};
+  } else if (stop->is_array()) {
+    for (const Json& item : *stop) {
+      if (!item.is_string()) return bad_request("stop", "'stop' must be a string or a list of strings");
+      sampling->stop.push_back(item.get<std::string>());
+    }
+  } else {
+    return bad_request("stop", "'stop' must be a string or a list of strings");
+  }
+  if (sampling->stop.size() > static_cast<size_t>(limits.max_stop_strings)) {
+    return bad_request("stop", fmt::format("'stop' has {} strings; at most {} are allowed", sampling->stop.size(),
+                                           limits.max_stop_strings));
+  }
+  for (const std::string& text : sampling->stop) {
+    if (text.size() > static_cast<size_t>(limits.max_stop_bytes)) {
+      return bad_request("stop", fmt::format("a string of 'stop' is longer than {} bytes", limits.max_stop_bytes));
+    }
+  }
+  // An empty stop string would end everything at once; clients send "" for none.
+  std::erase(sampling->stop, std::string());
+  return std::nullopt;
+}
+
+MaybeError parse_token_list(const Json& list, std::string_view param, size_t most, std::vector<int32_t>* out) {
+  if (list.size() > most) {
+    return bad_request(std::string(param),
+                       fmt::format("'{}' has {} entries; at most {} are allowed", param, list.size(), most));
+  }
+  out->reserve(list.size());
+  for (const Json& item : list) {
+    // Negative and too large ids are named by the engine's check against the vocabulary.
+    if (!item.is_number_integer()) {
+      return bad_request(std::string(param), fmt::format("'{}' must hold token ids (integers)", param));
+    }
+    const bool fits = item.is_number_unsigned() ? item.get<uint64_t>() <= INT32_MAX : item.get<int64_t>() >= INT32_MIN;
+    if (!fits) return bad_request(std::string(param), fmt::format("'{}' holds a number that is no token id", param));
+    out->push_back(static_cast<int32_t>(item.get<int64_t>()));
+  }
+  return std::nullopt;
+}
+
+MaybeError parse_logit_bias(Fields& fields, const RequestLimits& limits, SamplingParams* sampling) {
+  const Json* bias = fields.find("logit_bias");
+  if (bias == nullptr) return std::nullopt;
+  if (!bias->is_object()) return bad_request("logit_bias", "'logit_bias' must map token ids to numbers");
+  if (bias->size() > static_cast<size_t>(limits.max_logit_bias)) {
+    return bad_request("logit_bias", fmt::format("'logit_bias' has {} entries; at most {} are allowed", bias->size(),
+                                                 limits.max_logit_bias));
+  }
+  for (const auto& [key, value] : bias->items()) {
+    int32_t token = 0;
+    const auto [end, failure] = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (failure != std::errc() || end != key.data() + key.size()) {
+      return bad_request("logit_bias", fmt::format("'logit_bias': '{}' is not a token id", key.substr(0, 32)));
+    }
+    if (!value.is_number() || !(value.get<double>() >= -100 && value.get<double>() <= 100)) {
+      return bad_request("logit_bias",
+                         fmt::format("'logit_bias' of token {} must be a number from -100 to 100", token));
+    }
+    sampling->logit_bias.emplace_back(token, value.get<float>());
+  }
+  return std::nullopt;
+}
+
+// A schema arrives as an object or as text that holds one.
+MaybeError set_schema(const Json& schema, std::string_view param, const RequestLimits& limits, GrammarSpec* out) {
+  std::string text;
+  if (schema.is_object() || schema.is_boolean()) {
+    text = dump(schema);
+  } else if (schema.is_string()) {
+    text = schema.get<std::string>();
+    auto parsed = parse_json(text);
+    if (!parsed.ok() || !(parsed->is_object() || parsed->is_boolean())) {
+      return bad_request(std::string(param), fmt::format("'{}' must be a JSON schema (an object)", param));
+    }
+  } else {
+    return bad_request(std::string(param), fmt::format("'{}' must be a JSON schema (an object)", param));
+  }
+  if (json_depth(text, limits.max_schema_depth) > limits.max_schema_depth) {
+    return bad_request(std::string(param), fmt::format("the schema in '{}' is nested deeper than {} levels", param,
+                                                       limits.max_schema_depth));
+  }
+  out->kind = GrammarSpec::Kind::kJsonSchema;
+  out->text = std::move(text);
+  return std::nullopt;
+}
+
+struct GrammarFields {
+  std::string_view json, regex, choice, grammar, json_object;
+};
+
+// One of several ways to say it; two at once are an error.
+MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, const std::string& prefix,
+                                const RequestLimits& limits, GrammarSpec* out) {
+  int given = out->kind == GrammarSpec::Kind::kNone ? 0 : 1;
+  const auto text_field = [&](std::string_view name, GrammarSpec::Kind kind) -> MaybeError {
+    const Json* value = fields.find(name);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_string() || value->get_ref<const std::string&>().empty()) {
+      return bad_request(prefix + std::string(name), fmt::format("'{}{}' must be a non-empty string", prefix, name));
+    }
+    ++given;
+    out->kind = kind;
+    out->text = value->get<std::string>();
+    out->param = prefix + std::string(name);
+    return std::nullopt;
+  };
+  if (const Json* schema = fields.find(names.json)) {
+    ++given;
+    out->param = prefix + std::string(names.json);
+    NFP_API_TRY(set_schema(*schema, out->param, limits, out));
+  }
+  NFP_API_TRY(text_field(names.regex, GrammarSpec::Kind::kRegex));
+  NFP_API_TRY(text_field(names.grammar, GrammarSpec::Kind::kEbnf));
+  if (const Json* choices = fields.find(names.choice)) {
+    ++given;
+    out->kind = GrammarSpec::Kind::kChoice;
+    out->param = prefix + std::string(names.choice);
+    if (!choices->is_array() || choices->empty()) {
+      return bad_request(out->param, fmt::format("'{}' must be a non-empty list of strings", out->param));
+    }
+    for (const Json& choice : *choices) {
+      if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) {
+        return bad_request(out->param, fmt::format("'{}' must be a non-empty list of strings", out->param));
+      }
+      out->choices.push_back(choice.get<std::string>());
+    }
+  }
+  bool any_object = false;
+  if (!names.json_object.empty()) NFP_API_TRY(fields.get(names.json_object, &any_object));
+  if (any_object) {
+    ++given;
+    out->kind = GrammarSpec::Kind::kJsonObject;
+    out->param = prefix + std::string(names.json_object);
+  }
+  if (given > 1) {
+    return bad_request(out->param,
+                       "more than one constraint on the output is given (response_format, guided_*, "
+                       "structured_outputs); choose one");
+  }
+  return std::nullopt;
+}
+
+MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, GrammarSpec* out) {
+  const Json* format = fields.find("response_format");
+  if (format == nullptr) return std::nullopt;
+  if (!format->is_object()) return bad_request("response_format", "'response_format' must be an object with a 'type'");
+  Fields inner(*format);
+  std::string type;
+  NFP_API_TRY(inner.get("type", &type));
+  out->param = "response_format";
+  if (type == "text") return std::nullopt;
+  if (type == "json_object") {
+    out->kind = GrammarSpec::Kind::kJsonObject;
+    return std::nullopt;
+  }
+  if (type != "json_schema") {
+    return bad_request("response_format", "'response_format.type' must be text, json_object or json_schema");
+  }
+  const Json* wrapper = inner.find("json_schema");
+  if (wrapper == nullptr || !wrapper->is_object() || !wrapper->contains("schema")) {
+    return bad_request("response_format", "'response_format.json_schema.schema' must be a JSON schema (an object)");
+  }
+  out->param = "response_format.json_schema.schema";
+  return set_schema((*wrapper)["schema"], out->param, limits, out);
+}
+
+MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpec* out) {
+  NFP_API_TRY(parse_response_format(fields, limits, out));
+  NFP_API_TRY(parse_grammar_fields(fields, {"guided_json", "guided_regex", "guided_choice", "guided_grammar", ""}, "",
+                                   limits, out));
+  if (const Json* structured = fields.find("structured_outputs")) {
+    if (!structured->is_object()) {
+      return bad_request("structured_outputs", "'structured_outputs' must be an object");
+    }
+    Fields inner(*structured);
+    NFP_API_TRY(parse_grammar_fields(inner, {"json", "regex", "choice", "grammar", "json_object"},
+                                     "structured_outputs.", limits, out));
+    NFP_API_TRY(inner.rest());
+  }
+  size_t bytes = out->text.size();
+  for (const std::string& choice : out->choices) bytes += choice.size();
+  if (bytes > static_cast<size_t>(limits.max_grammar_bytes)) {
+    return bad_request(out->param, fmt::format("'{}' is larger than {} bytes", out->param, limits.max_grammar_bytes));
+  }
+  return std::nullopt;
+}
+
+MaybeError parse_max_tokens(Fields& fields, bool chat, GenerationRequest* out) {
+  // The older name first: the newer one wins.
+  for (const std::string_view name : {"max_tokens", "max_completion_tokens"}) {
+    if (!chat && name == "max_completion_tokens") continue;
+    int64_t value = -1;
+    NFP_API_TRY(fields.get(name, 0, INT32_MAX, &value));
+    if (value < 0) continue;
+    out->no_output = value == 0;
+    out->sampling.max_tokens = static_cast<int32_t>(std::max<int64_t>(value, 1));
+  }
+  if (!chat && !out->sampling.max_tokens) out->sampling.max_tokens = 16;  // OpenAI's default
+  return std::nullopt;
+}
+
+MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, GenerationRequest* out) {
+  SamplingParams& s = out->sampling;
+  NFP_API_TRY(fields.get("temperature", &s.temperature));
+  NFP_API_TRY(fields.get("top_p", &s.top_p));
+  NFP_API_TRY(fields.get("min_p", &s.min_p));
+  int top_k = 0;
+  NFP_API_TRY(fields.get("top_k", -1, INT32_MAX, &top_k));
+  s.top_k = std::max(top_k, 0);  // -1 is vLLM's "off"
+  NFP_API_TRY(fields.get("presence_penalty", &s.presence_penalty));
+  NFP_API_TRY(fields.get("frequency_penalty", &s.frequency_penalty));
+  NFP_API_TRY(fields.get("repetition_penalty", &s.repetition_penalty));
+  if (fields.find("seed") != nullptr) {
+    int64_t seed = 0;
+    NFP_API_TRY(fields.get("seed", INT64_MIN, INT64_MAX, &seed));
+    s.seed = static_cast<uint64_t>(seed);
+  }
+  NFP_API_TRY(fields.get("min_tokens", 0, INT32_MAX, &s.min_tokens));
+  NFP_API_TRY(fields.get("ignore_eos", &s.ignore_eos));
+  NFP_API_TRY(fields.get("include_stop_str_in_output", &s.include_stop));
+  NFP_API_TRY(parse_stop(fields, limits, &s));
+  if (const Json* ids = fields.find("stop_token_ids")) {
+    if (!ids->is_array()) return bad_request("stop_token_ids", "'stop_token_ids' must be a list of token ids");
+    NFP_API_TRY(
+        parse_token_list(*ids, "stop_token_ids", static_cast<size_t>(limits.max_stop_token_ids), &s.stop_token_ids));
+  }
+  return parse_logit_bias(fields, limits, &s);
+}
+
+// What both endpoints share. `out->chat` is set.
+MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationRequest* out) {
+  NFP_API_TRY(fields.get("model", &out->model));
+  NFP_API_TRY(parse_max_tokens(fields, out->chat, out));
+  NFP_API_TRY(parse_sampling(fields, limits, out));
+  NFP_API_TRY(fields.get("n", 1, limits.max_n, &out->n));
+  NFP_API_TRY(fields.get("stream", &out->stream));
+  if (const Json* options = fields.find("stream_options")) {
+    if (!options->is_object()) return bad_request("stream_options", "'stream_options' must be an object");
+    if (!out->stream) return bad_request("stream_options", "'stream_options' is only allowed when 'stream' is true");
+    Fields inner(*options);
+    NFP_API_TRY(inner.get("include_usage", &out->include_usage));
+    NFP_API_TRY(inner.get("continuous_usage_stats", &out->continuous_usage));
+    inner.without_effect("include_obfuscation");
+    if (auto unknown = inner.rest()) {
+      unknown->param = "stream_options." + unknown->param;
+      unknown->message = fmt::format("unknown parameter '{}'", unknown->param);
+      return unknown;
+    }
+  }
+  if (fields.find("prompt_logprobs") != nullptr) {
+    int value = 0;
+    NFP_API_TRY(fields.get("prompt_logprobs", 0, limits.max_logprobs, &value));
+    if (out->stream) return bad_request("prompt_logprobs", "'prompt_logprobs' is not available when 'stream' is true");
+    out->prompt_logprobs = value;
+  }
+  bool flag = false;
+  if (fields.find("add_special_tokens") != nullptr) {
+    NFP_API_TRY(fields.get("add_special_tokens", &flag));
+    out->add_special_tokens = flag;
+  }
+  NFP_API_TRY(fields.get("skip_special_tokens", &out->skip_special_tokens));
+  std::string precision;
+  NFP_API_TRY(fields.get("precision", &precision));
+  if (!precision.empty()) NFP_API_TRY(parse_precision(precision, "precision", &out->precision));
+  NFP_API_TRY(parse_grammar(fields, limits, &out->grammar));
+
+  NFP_API_TRY(fields.get("user", &out->user));
+  for (const std::string_view name : {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}) {
+    fields.without_effect(name);
+  }
+  bool spaces = true;
+  NFP_API_TRY(fields.get("spaces_between_special_tokens", &spaces));
+  if (!spaces) {
+    return bad_request("spaces_between_special_tokens", "'spaces_between_special_tokens': only true is supported",
+                       "unsupported_parameter");
+  }
+  for (const std::string_view name :
+       {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "truncate_prompt_tokens", "priority",
+        "return_token_ids", "return_tokens_as_token_ids", "kv_transfer_params", "vllm_xargs", "cache_salt",
+        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
+    NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
+  }
+  return std::nullopt;
+}
+
+MaybeError parse_prompt(const Json& prompt, const RequestLimits& limits, std::vector<PromptInput>* out) {
+  const auto refuse = [] {
+    return bad_request("prompt",
+                       "'prompt' must be a string, a list of strings, a list of token ids, or a list of lists "
+                       "of token ids, and not empty");
+  };
+  constexpr size_t kMostTokens = 4u << 20;
+  if (prompt.is_string()) {
+    out->push_back({prompt.get<std::string>(), {}});
+    return std::nullopt;
+  }
+  if (!prompt.is_array() || prompt.empty()) return refuse();
+  if (prompt.front().is_number()) {
+    PromptInput& input = out->emplace_back();
+    return parse_token_list(prompt, "prompt", kMostTokens, &input.tokens);
+  }
+  if (prompt.size() > static_cast<size_t>(limits.max_prompts)) {
+    return bad_request(
+        "prompt", fmt::format("'prompt' has {} entries; at most {} are allowed", prompt.size(), limits.max_prompts));
+  }
+  for (const Json& item : prompt) {
+    PromptInput& input = out->emplace_back();
+    if (item.is_string()) {
+      input.text = item.get<std::string>();
+    } else if (item.is_array() && !item.empty()) {
+      NFP_API_TRY(parse_token_list(item, "prompt", kMostTokens, &input.tokens));
+    } else {
+      return refuse();
+    }
+  }
+  return std::nullopt;
+}
+
+MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
+  const Json* choice = fields.find("tool_choice");
+  const bool have_tools = out->tools.is_array() && !out->tools.empty();
+  if (choice == nullptr) {
+    out->tool_choice = have_tools ? ToolChoice::kAuto : ToolChoice::kNone;
+    return std::nullopt;
+  }
+  if (choice->is_string()) {
+    const auto& text = choice->get_ref<const std::string&>();
+    if (text == "none") {
+      out->tool_choice = ToolChoice::kNone;
+      return std::nullopt;
+    }
+    if (text != "auto" && text != "required") {
+      return bad_request("tool_choice", "'tool_choice' must be none, auto, required, or name a function");
+    }
+    if (!have_tools) return bad_request("tool_choice", "'tool_choice' needs 'tools'");
+    out->tool_choice = text == "auto" ? ToolChoice::kAuto : ToolChoice::kRequired;
+    return std::nullopt;
+  }
+  const Json* function = nullptr;
+  if (choice->is_object() && choice->value("type", Json("function")) == "function" && choice->contains("function")) {
+    function = &(*choice)["function"];
+  }
+  if (function == nullptr || !function->is_object() || !function->contains("name") ||
+      !(*function)["name"].is_string()) {
+    return bad_request("tool_choice", "'tool_choice' must be none, auto, required, or name a function");
+  }
+  out->tool_choice = ToolChoice::kNamed;
+  out->tool_name = (*function)["name"].get<std::string>();
+  if (have_tools) {
+    for (const Json& tool : out->tools) {
+      if (tool["function"]["name"] == out->tool_name) return std::nullopt;
+    }
+  }
+  return bad_request("tool_choice",
+                     fmt::format("'tool_choice' names the function '{}', which is not in 'tools'", out->tool_name));
+}
+
+}  // namespace
+
+MaybeError parse_precision(std::string_view text, std::string_view param, std::optional<PrecisionClass>* out) {
+  if (text == "exact") {
+    *out = PrecisionClass::kExact;
+  } else if (text == "auto") {
+    *out = PrecisionClass::kAuto;
+  } else if (text == "fast") {
+    *out = PrecisionClass::kFast;
+  } else {
+    return bad_request(std::string(param), fmt::format("'{}' must be exact, auto or fast", param));
+  }
+  return std::nullopt;
+}
+
+MaybeError parse_completion(const Json& body, const RequestLimits& limits, GenerationRequest* out) {
+  NFP_API_TRY(check_object(body));
+  Fields fields(body);
+  out->chat = false;
+  NFP_API_TRY(parse_common(fields, limits, out));
+  const Json* prompt = fields.find("prompt");
+  if (prompt == nullptr) return bad_request("prompt", "'prompt' is missing");
+  NFP_API_TRY(parse_prompt(*prompt, limits, &out->prompts));
+  NFP_API_TRY(fields.get("echo", &out->echo));
+  if (fields.find("logprobs") != nullptr) {
+    // vLLM's clients may send a truth value here as chat does; OpenAI's completions take a number.
+    NFP_API_TRY(fields.get("logprobs", 0, limits.max_logprobs, &out->top_logprobs));
+    out->wants_logprobs = true;
+  }
+  out->best_of = out->n;
+  NFP_API_TRY(fields.get("best_of", 1, limits.max_n, &out->best_of));
+  if (out->best_of < out->n) {
+    return bad_request("best_of", fmt::format("'best_of' ({}) must be at least 'n' ({})", out->best_of, out->n));
+  }
+  if (out->stream && out->best_of > out->n) {
+    return bad_request("best_of", "'best_of' above 'n' is not available when 'stream' is true");
+  }
+  if (out->prompts.size() * static_cast<size_t>(out->best_of) > static_cast<size_t>(limits.max_choices)) {
+    return bad_request("n", fmt::format("{} prompts with {} answers each are more than {} choices", out->prompts.size(),
+                                        out->best_of, limits.max_choices));
+  }
+  NFP_API_TRY(fields.unsupported("suffix", "inserting text in the middle needs a model trained for it"));
+  NFP_API_TRY(fields.unsupported("length_penalty", "there is no beam search"));
+  return fields.rest();
+}
+
+MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationRequest* out) {
+  NFP_API_TRY(check_object(body));
+  Fields fields(body);
+  out->chat = true;
+  NFP_API_TRY(parse_common(fields, limits, out));
+  const Json* messages = fields.find("messages");
+  if (messages == nullptr) return bad_request("messages", "'messages' is missing");
+  NFP_API_TRY(parse_messages(*messages, limits, &out->messages));
+  if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, limits, &out->tools));
+  NFP_API_TRY(parse_tool_choice(fields, out));
+  NFP_API_TRY(fields.get("parallel_tool_calls", &out->parallel_tool_calls));
+  NFP_API_TRY(fields.get("logprobs", &out->wants_logprobs));
+  if (fields.find("top_logprobs") != nullptr) {
+    NFP_API_TRY(fields.get("top_logprobs", 0, limits.max_logprobs, &out->top_logprobs));
+    if (!out->wants_logprobs && out->top_logprobs > 0) {
+      return bad_request("top_logprobs", "'top_logprobs' needs 'logprobs' to be true");
+    }
+  }
+  NFP_API_TRY(fields.get("add_generation_prompt", &out->add_generation_prompt));
+  NFP_API_TRY(fields.get("continue_final_message", &out->continue_final_message));
+  if (out->continue_final_message) {
+    if (body.contains("add_generation_prompt") && out->add_generation_prompt) {
+      return bad_request("continue_final_message",
+                         "'continue_final_message' and 'add_generation_prompt' cannot both be true");
+    }
+    out->add_generation_prompt = false;
+  }
+  if (const Json* variables = fields.find("chat_template_kwargs")) {
+    if (!variables->is_object()) {
+      return bad_request("chat_template_kwargs", "'chat_template_kwargs' must be an object");
+    }
+    out->template_variables = *variables;
+  }
+  out->best_of = out->n;
+  if (out->grammar.kind != GrammarSpec::Kind::kNone &&
+      (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed)) {
+    return bad_request("tool_choice", "a forced tool call and another constraint on the output exclude each other");
+  }
+
+  bool store = false;
+  NFP_API_TRY(fields.get("store", &store));
+  if (store) return bad_request("store", "'store' is not supported: answers are not kept", "unsupported_parameter");
+  std::string tier;
+  NFP_API_TRY(fields.get("service_tier", &tier));
+  if (!tier.empty() && tier != "auto" && tier != "default") {
+    return bad_request("service_tier", "'service_tier' must be auto or default", "unsupported_parameter");
+  }
+  if (const Json* modalities = fields.find("modalities"); modalities != nullptr && *modalities != Json({"text"})) {
+    return bad_request("modalities", "'modalities': only [\"text\"] is supported", "unsupported_parameter");
+  }
+  for (const std::string_view name : {"functions", "function_call"}) {
+    NFP_API_TRY(fields.unsupported(name, "use 'tools' and 'tool_choice'"));
+  }
+  for (const std::string_view name :
+       {"audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "documents", "chat_template",
+        "echo", "best_of", "include_reasoning", "media_io_kwargs"}) {
+    NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
+  }
+  return fields.rest();
+}
+
+}  // namespace nfp::server

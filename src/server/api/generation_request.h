@@ -1,0 +1,117 @@
+// What a client asks for in POST /v1/completions and POST /v1/chat/completions: OpenAI's fields, and vLLM's and our own
+// extras. Parsing checks every field; one that we do not support is an error that names it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/api/api_error.h"
+#include "server/api/json_text.h"
+
+namespace nfp::server {
+
+struct RequestLimits {
+  int max_n = 128;  // choices of one prompt
+  int max_prompts = 2048;
+  int max_choices = 2048;  // prompts x best_of
+  int max_stop_strings = 16;
+  int max_stop_bytes = 1024;  // of one stop string
+  int max_stop_token_ids = 256;
+  int max_logit_bias = 1024;
+  int max_logprobs = 20;
+  int max_messages = 4096;
+  int max_tools = 128;
+  int max_schema_depth = 32;
+  int max_grammar_bytes = 256 << 10;  // schema, regex, grammar, or all choices together
+};
+
+// A constraint on the text, to be compiled for the model's vocabulary (server/grammar).
+struct GrammarSpec {
+  enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kEbnf, kChoice };
+  Kind kind = Kind::kNone;
+  std::string text;                  // schema (JSON), regular expression or EBNF
+  std::vector<std::string> choices;  // kChoice
+  std::string param;                 // the field it came from, for errors
+};
+
+struct PromptInput {
+  std::optional<std::string> text;
+  std::vector<int32_t> tokens;  // where there is no text
+};
+
+enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
+
+struct GenerationRequest {
+  bool chat = false;
+  std::string model;  // empty = the served one
+
+  // completions
+  std::vector<PromptInput> prompts;
+  bool echo = false;
+
+  // chat
+  Json messages = Json::array();  // checked; content parts joined, tool arguments as objects
+  Json tools = nullptr;           // null or an array
+  ToolChoice tool_choice = ToolChoice::kNone;
+  std::string tool_name;  // kNamed
+  bool parallel_tool_calls = true;
+  Json template_variables = Json::object();  // chat_template_kwargs
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+
+  SamplingParams sampling;  // `logprobs`, `top_logprobs`, `prompt_logprobs` are set from the fields below
+  bool no_output = false;   // max_tokens 0: only the prompt is wanted
+  bool wants_logprobs = false;
+  int top_logprobs = 0;
+  std::optional<int> prompt_logprobs;
+  int n = 1;
+  int best_of = 1;
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;
+  std::optional<bool> add_special_tokens;  // absent = as the endpoint does it
+  bool skip_special_tokens = true;
+  std::optional<PrecisionClass> precision;
+  GrammarSpec grammar;
+  std::string user;
+};
+
+MaybeError parse_completion(const Json& body, const RequestLimits& limits, GenerationRequest* out);
+MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationRequest* out);
+
+// The chat part alone, as /tokenize takes it too. `messages` of OpenAI's shape to what templates expect.
+MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out);
+MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out);
+
+// "exact", "auto" or "fast"; `param` is the field or header named in the error.
+MaybeError parse_precision(std::string_view text, std::string_view param, std::optional<PrecisionClass>* out);
+
+// Reads the fields of a JSON object and remembers which were known.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {}
+
+  // Null counts as absent, as OpenAI's clients send it for what is not set.
+  const Json* find(std::string_view name);
+  MaybeError get(std::string_view name, bool* out);
+  MaybeError get(std::string_view name, std::string* out);
+  MaybeError get(std::string_view name, int64_t low, int64_t high, int64_t* out);
+  MaybeError get(std::string_view name, int low, int high, int* out);
+  MaybeError get(std::string_view name, float* out);
+  // Understood, but not supported: any value but an inert one (false, 0, "", [], {}) is an error.
+  MaybeError unsupported(std::string_view name, std::string_view why);
+  // Accepted and without any effect on the answer.
+  void without_effect(std::string_view name) { known_.push_back(name); }
+  // An error for the first field that no call above has named.
+  MaybeError rest() const;
+
+ private:
+  const Json& object_;
+  std::vector<std::string_view> known_;
+};
+
+}  // namespace nfp::server

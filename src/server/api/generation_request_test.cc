@@ -1,0 +1,185 @@
+#include "server/api/generation_request.h"
+
+#include <gtest/gtest.h>
+
+namespace nfp::server {
+namespace {
+
+struct Parsed {
+  MaybeError error;
+  GenerationRequest request;
+};
+
+Parsed completion(std::string_view text) {
+  Parsed p;
+  p.error = parse_completion(*parse_json(text), RequestLimits(), &p.request);
+  return p;
+}
+Parsed chat(std::string_view text) {
+  Parsed p;
+  p.error = parse_chat(*parse_json(text), RequestLimits(), &p.request);
+  return p;
+}
+
+constexpr std::string_view kHi = R"("messages":[{"role":"user","content":"hi"}])";
+
+Parsed chat_with(std::string_view more) { return chat("{" + std::string(kHi) + "," + std::string(more) + "}"); }
+
+TEST(GenerationRequest, TakesEveryFormOfPrompt) {
+  EXPECT_EQ(completion(R"({"prompt":"a"})").request.prompts.size(), 1u);
+  EXPECT_EQ(*completion(R"({"prompt":["a","b"]})").request.prompts[1].text, "b");
+  EXPECT_EQ(completion(R"({"prompt":[1,2,3]})").request.prompts[0].tokens, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(completion(R"({"prompt":[[1],[2,3]]})").request.prompts[1].tokens.size(), 2u);
+  for (const char* bad : {R"({})", R"({"prompt":null})", R"({"prompt":[]})", R"({"prompt":{}})", R"({"prompt":[1.5]})",
+                          R"({"prompt":[[]]})", R"({"prompt":[1,"a"]})", R"({"prompt":["a",1]})",
+                          R"({"prompt":[99999999999]})", R"({"prompt":true})"}) {
+    const auto p = completion(bad);
+    ASSERT_TRUE(p.error) << bad;
+    EXPECT_EQ(p.error->param, "prompt") << bad;
+  }
+}
+
+TEST(GenerationRequest, ReadsEveryField) {
+  const auto p = completion(
+      R"({"model":"m","prompt":"a","max_tokens":7,"temperature":0.5,"top_p":0.9,"top_k":-1,"min_p":0.1,"n":2,"best_of":3,
+          "presence_penalty":1,"frequency_penalty":-1,"repetition_penalty":1.1,"seed":42,"stop":["x","y"],
+          "stop_token_ids":[5],"logit_bias":{"3":-100},"min_tokens":2,"ignore_eos":true,"logprobs":3,"prompt_logprobs":1,
+          "echo":true,"add_special_tokens":false,"skip_special_tokens":false,"include_stop_str_in_output":true,
+          "precision":"exact","user":"u","suffix":null})");
+  ASSERT_FALSE(p.error) << p.error->message;
+  const GenerationRequest& r = p.request;
+  EXPECT_EQ(r.sampling.max_tokens, 7);
+  EXPECT_FLOAT_EQ(r.sampling.temperature, 0.5f);
+  EXPECT_EQ(r.sampling.top_k, 0);
+  EXPECT_EQ(r.n, 2);
+  EXPECT_EQ(r.best_of, 3);
+  EXPECT_EQ(r.sampling.seed, 42u);
+  EXPECT_EQ(r.sampling.stop.size(), 2u);
+  EXPECT_EQ(r.sampling.logit_bias.at(0), (std::pair<int32_t, float>{3, -100.0f}));
+  EXPECT_TRUE(r.wants_logprobs);
+  EXPECT_EQ(r.top_logprobs, 3);
+  EXPECT_EQ(r.prompt_logprobs, 1);
+  EXPECT_EQ(r.add_special_tokens, false);
+  EXPECT_EQ(r.precision, PrecisionClass::kExact);
+}
+
+TEST(GenerationRequest, NamesWhatItDoesNotSupport) {
+  const auto expect = [](const Parsed& p, std::string_view param) {
+    ASSERT_TRUE(p.error) << param;
+    EXPECT_EQ(p.error->param, param);
+    EXPECT_NE(p.error->message.find(param), std::string::npos) << p.error->message;
+  };
+  expect(completion(R"({"prompt":"a","suffix":"b"})"), "suffix");
+  expect(completion(R"({"prompt":"a","use_beam_search":true})"), "use_beam_search");
+  expect(completion(R"({"prompt":"a","nonsense":1})"), "nonsense");
+  expect(chat_with(R"("functions":[{}])"), "functions");
+  expect(chat_with(R"("store":true)"), "store");
+  expect(chat_with(R"("modalities":["audio"])"), "modalities");
+  expect(chat_with(R"("reasoning_effort":"low")"), "reasoning_effort");
+  expect(chat_with(R"("top_logprobs":2)"), "top_logprobs");
+  expect(chat_with(R"("stream_options":{})"), "stream_options");
+  expect(chat_with(R"("stream":true,"stream_options":{"other":1})"), "stream_options.other");
+  // Inert values ask for nothing.
+  EXPECT_FALSE(completion(R"({"prompt":"a","use_beam_search":false,"suffix":""})").error);
+  EXPECT_FALSE(chat_with(R"("store":false,"functions":null,"modalities":["text"],"service_tier":"auto")").error);
+}
+
+TEST(GenerationRequest, ChecksTypesAndBounds) {
+  for (const char* bad :
+       {R"("n":0)", R"("n":129)", R"("n":1.5)", R"("n":"2")", R"("max_tokens":-1)", R"("temperature":"hot")",
+        R"("stream":1)", R"("stop":5)", R"("stop":[1])", R"("logit_bias":{"x":1})", R"("logit_bias":{"1":101})",
+        R"("logit_bias":[])", R"("seed":1e30)", R"("precision":"half")", R"("prompt_logprobs":21)",
+        R"("top_logprobs":21,"logprobs":true)", R"("temperature":1e999)"}) {
+    const auto text = "{" + std::string(kHi) + "," + bad + "}";
+    const auto json = parse_json(text);
+    if (!json.ok()) continue;  // 1e999 is no number to the parser already
+    GenerationRequest request;
+    EXPECT_TRUE(parse_chat(*json, RequestLimits(), &request)) << bad;
+  }
+  EXPECT_FALSE(chat_with(R"("n":2.0)").error);
+}
+
+TEST(GenerationRequest, MaxTokensZeroWantsOnlyThePrompt) {
+  const auto p = completion(R"({"prompt":"a","max_tokens":0,"echo":true,"logprobs":1})");
+  ASSERT_FALSE(p.error);
+  EXPECT_TRUE(p.request.no_output);
+  EXPECT_EQ(p.request.sampling.max_tokens, 1);
+  EXPECT_EQ(completion(R"({"prompt":"a"})").request.sampling.max_tokens, 16);
+  EXPECT_FALSE(chat_with(R"("max_tokens":3,"max_completion_tokens":5)").error);
+  EXPECT_EQ(chat_with(R"("max_tokens":3,"max_completion_tokens":5)").request.sampling.max_tokens, 5);
+}
+
+TEST(GenerationRequest, NormalizesMessages) {
+  const auto p = chat(
+      R"({"messages":[{"role":"developer","content":"be brief"},
+                      {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+                      {"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function",
+                        "function":{"name":"f","arguments":"{\"x\": 1}"}}]},
+                      {"role":"tool","tool_call_id":"1","content":"2"}]})");
+  ASSERT_FALSE(p.error) << p.error->message;
+  EXPECT_EQ(p.request.messages[0]["role"], "system");
+  EXPECT_EQ(p.request.messages[1]["content"], "a\nb");
+  EXPECT_EQ(p.request.messages[2]["tool_calls"][0]["function"]["arguments"]["x"], 1);
+  EXPECT_EQ(p.request.messages[3]["tool_call_id"], "1");
+  for (const char* bad :
+       {R"({"messages":[]})", R"({"messages":{}})", R"({"messages":[1]})",
+        R"({"messages":[{"role":"robot","content":""}]})", R"({"messages":[{"role":"user"}]})",
+        R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})",
+        R"({"messages":[{"role":"user","content":5}]})",
+        R"({"messages":[{"role":"user","content":"a","tool_calls":[]}]})",
+        R"({"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"no"}}]}]})",
+        R"({"messages":[{"role":"user","content":"a","surprise":1}]})"}) {
+    EXPECT_TRUE(chat(bad).error) << bad;
+  }
+}
+
+TEST(GenerationRequest, ToolChoice) {
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
+  EXPECT_EQ(chat_with(tools).request.tool_choice, ToolChoice::kAuto);
+  EXPECT_EQ(chat_with(tools + R"(,"tool_choice":"required")").request.tool_choice, ToolChoice::kRequired);
+  const auto named = chat_with(tools + R"(,"tool_choice":{"type":"function","function":{"name":"f"}})");
+  EXPECT_EQ(named.request.tool_choice, ToolChoice::kNamed);
+  EXPECT_EQ(named.request.tool_name, "f");
+  EXPECT_TRUE(chat_with(tools + R"(,"tool_choice":{"type":"function","function":{"name":"g"}})").error);
+  EXPECT_TRUE(chat_with(tools + R"(,"tool_choice":"sometimes")").error);
+  EXPECT_TRUE(chat_with(R"("tool_choice":"auto")").error);
+  EXPECT_TRUE(chat_with(R"("tools":[{"type":"function"}])").error);
+  EXPECT_TRUE(chat_with(tools + R"(,"tool_choice":"required","guided_regex":"a")").error);
+}
+
+TEST(GenerationRequest, Grammars) {
+  using Kind = GrammarSpec::Kind;
+  EXPECT_EQ(chat_with(R"("response_format":{"type":"text"})").request.grammar.kind, Kind::kNone);
+  EXPECT_EQ(chat_with(R"("response_format":{"type":"json_object"})").request.grammar.kind, Kind::kJsonObject);
+  EXPECT_EQ(
+      chat_with(R"("response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"object"}}})")
+          .request.grammar.kind,
+      Kind::kJsonSchema);
+  EXPECT_EQ(chat_with(R"("guided_json":{"type":"object"})").request.grammar.text, R"({"type":"object"})");
+  EXPECT_EQ(chat_with(R"("guided_regex":"a+")").request.grammar.kind, Kind::kRegex);
+  EXPECT_EQ(chat_with(R"("guided_grammar":"root ::= \"a\"")").request.grammar.kind, Kind::kEbnf);
+  EXPECT_EQ(chat_with(R"("structured_outputs":{"choice":["a","b"]})").request.grammar.choices.size(), 2u);
+  EXPECT_TRUE(chat_with(R"("guided_regex":"a","guided_choice":["b"])").error);
+  EXPECT_TRUE(chat_with(R"("response_format":{"type":"xml"})").error);
+  EXPECT_TRUE(chat_with(R"("response_format":{"type":"json_schema"})").error);
+  EXPECT_TRUE(chat_with(R"("guided_choice":[])").error);
+  EXPECT_TRUE(chat_with(R"("structured_outputs":{"oracle":1})").error);
+  std::string deep = "{}";
+  for (int i = 0; i < 40; ++i) deep = R"({"properties":)" + deep + "}";
+  EXPECT_TRUE(chat_with(R"("guided_json":)" + deep).error);
+  EXPECT_TRUE(chat_with(R"("guided_regex":")" + std::string(300'000, 'a') + "\"").error);
+}
+
+TEST(GenerationRequest, BoundsLists) {
+  std::string stops, bias;
+  for (int i = 0; i < 17; ++i) stops += (i > 0 ? ",\"s" : "\"s") + std::to_string(i) + "\"";
+  EXPECT_EQ(chat_with("\"stop\":[" + stops + "]").error->param, "stop");
+  for (int i = 0; i < 1025; ++i) bias += (i > 0 ? ",\"" : "\"") + std::to_string(i) + "\":1";
+  EXPECT_EQ(chat_with("\"logit_bias\":{" + bias + "}").error->param, "logit_bias");
+  EXPECT_EQ(completion(R"({"prompt":["a","b","c"],"n":128,"best_of":128,"stop":")" + std::string(2000, 'x') + "\"}")
+                .error->param,
+            "stop");
+}
+
+}  // namespace
+}  // namespace nfp::server

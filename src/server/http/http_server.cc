@@ -1,0 +1,204 @@
+#include "server/http/http_server.h"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <sys/resource.h>
+
+#include <thread>
+
+#include "base/log.h"
+#include "server/http/http_session.h"
+
+namespace nfp::http {
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+void IoLoop::post(std::function<void()> fn) {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.push_back(std::move(fn));
+    if (scheduled_) return;
+    scheduled_ = true;
+  }
+  asio::post(context, [this] { run_posted(); });
+}
+
+void IoLoop::run_posted() {
+  {
+    const std::lock_guard lock(mutex_);
+    batch_.swap(inbox_);
+    scheduled_ = false;
+  }
+  in_batch_ = true;
+  for (auto& fn : batch_) fn();
+  batch_.clear();
+  in_batch_ = false;
+  auto dirty = std::move(dirty_);
+  dirty_.clear();
+  for (auto& session : dirty) flush_session(*session);
+}
+
+void IoLoop::flush_later(std::shared_ptr<Session> session) {
+  if (in_batch_) {
+    dirty_.push_back(std::move(session));
+  } else {
+    flush_session(*session);
+  }
+}
+
+struct Server::Impl {
+  ServerOptions options;
+  Handler* handler = nullptr;
+  Counters counters;
+  std::atomic<bool> draining{false};
+  std::vector<std::unique_ptr<IoLoop>> loops;
+  std::vector<std::thread> threads;
+  std::vector<asio::executor_work_guard<asio::io_context::executor_type>> guards;
+  std::unique_ptr<tcp::acceptor> acceptor;  // on loops[0]
+  uint16_t port = 0;
+  std::atomic<size_t> next_loop{0};
+
+  SessionContext session_context() { return {&options, handler, &counters, &draining}; }
+  asio::awaitable<void> accept_loop();
+  asio::awaitable<void> sweeper(IoLoop* loop);
+};
+
+asio::awaitable<void> Server::Impl::accept_loop() {
+  asio::steady_timer pause(loops[0]->context);
+  while (acceptor->is_open()) {
+    IoLoop* loop = loops[next_loop++ % loops.size()].get();
+    error_code ec;
+    tcp::socket socket = co_await acceptor->async_accept(loop->context, asio::redirect_error(asio::use_awaitable, ec));
+    if (ec == asio::error::operation_aborted || !acceptor->is_open()) co_return;
+    if (ec) {  // out of file descriptors, or the client was faster in leaving
+      log::warn("accept failed: {}", ec.message());
+      pause.expires_after(std::chrono::milliseconds(50));
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+      continue;
+    }
+    ++counters.accepted;
+    if (counters.connections >= options.max_connections) {
+      ++counters.refused;
+      socket.close(ec);
+      continue;
+    }
+    ++counters.connections;
+    auto shared = std::make_shared<tcp::socket>(std::move(socket));
+    asio::post(loop->context,
+               [shared, loop, context = session_context()] { start_session(std::move(*shared), loop, context); });
+  }
+}
+
+// Deadlines are checked a few times a second for all connections at once: no timer for each.
+asio::awaitable<void> Server::Impl::sweeper(IoLoop* loop) {
+  asio::steady_timer timer(loop->context);
+  for (;;) {
+    error_code ec;
+    timer.expires_after(std::chrono::milliseconds(200));
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+    if (ec) co_return;
+    sweep_sessions(loop, draining, false);
+  }
+}
+
+Result<std::unique_ptr<Server>> Server::listen(ServerOptions options, Handler* handler) {
+  if (options.threads < 1) return error(ErrorCode::kUsage, "--io-threads is {}; expected at least 1", options.threads);
+  auto impl = std::make_unique<Impl>();
+  impl->options = std::move(options);
+  impl->handler = handler;
+  for (int i = 0; i < impl->options.threads; ++i) impl->loops.push_back(std::make_unique<IoLoop>());
+  const std::string& host = impl->options.host;
+  const uint16_t port = impl->options.port;
+
+  error_code ec;
+  tcp::endpoint endpoint;
+  const auto address = asio::ip::make_address(host, ec);
+  if (!ec) {
+    endpoint = tcp::endpoint(address, port);
+  } else {
+    tcp::resolver resolver(impl->loops[0]->context);
+    auto found = resolver.resolve(host, std::to_string(port), tcp::resolver::passive, ec);
+    if (ec || found.empty()) return error(ErrorCode::kUsage, "--host {}: not an address of this machine", host);
+    endpoint = found.begin()->endpoint();
+  }
+  impl->acceptor = std::make_unique<tcp::acceptor>(impl->loops[0]->context);
+  tcp::acceptor& acceptor = *impl->acceptor;
+  acceptor.open(endpoint.protocol(), ec);
+  if (!ec) acceptor.set_option(asio::socket_base::reuse_address(true), ec);
+  if (!ec) acceptor.bind(endpoint, ec);
+  if (!ec) acceptor.listen(4096, ec);
+  if (ec) {
+    return error(ErrorCode::kIo, "cannot listen on {}:{}: {}; choose another --port or --host", host, port,
+                 ec.message());
+  }
+  impl->port = acceptor.local_endpoint(ec).port();
+
+  // A connection is a file descriptor: take as many as we are allowed to.
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Server::~Server() { stop(); }
+
+void Server::start() {
+  asio::co_spawn(impl_->loops[0]->context, impl_->accept_loop(), asio::detached);
+  for (auto& loop : impl_->loops) {
+    asio::co_spawn(loop->context, impl_->sweeper(loop.get()), asio::detached);
+    impl_->guards.push_back(asio::make_work_guard(loop->context));
+    impl_->threads.emplace_back([context = &loop->context] { context->run(); });
+  }
+}
+
+uint16_t Server::port() const { return impl_->port; }
+
+void Server::stop_accepting() {
+  impl_->draining = true;
+  asio::post(impl_->loops[0]->context, [impl = impl_.get()] {
+    error_code ec;
+    impl->acceptor->close(ec);
+  });
+}
+
+bool Server::wait_idle(std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  while (impl_->counters.exchanges > 0) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+void Server::stop() {
+  if (impl_->threads.empty()) return;
+  stop_accepting();
+  for (auto& loop : impl_->loops) {
+    asio::post(loop->context, [loop = loop.get()] { sweep_sessions(loop, true, true); });
+  }
+  // Closed connections end their coroutines; then nothing but our own guard and timer keeps a loop running.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (impl_->counters.connections > 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  for (auto& loop : impl_->loops) loop->context.stop();
+  for (auto& thread : impl_->threads) thread.join();
+  impl_->threads.clear();
+  impl_->guards.clear();
+}
+
+ServerStats Server::stats() const {
+  const Counters& c = impl_->counters;
+  return {c.connections, c.exchanges, c.accepted, c.refused, c.slow_readers_cut};
+}
+
+}  // namespace nfp::http

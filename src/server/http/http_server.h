@@ -1,0 +1,60 @@
+// The HTTP/1.1 server: a few threads, each with its own event loop; a connection stays on one of them. Connections are
+// coroutines on Boost.Beast's parser (http_session.cc).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "server/http/http.h"
+
+namespace nfp::http {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;  // 0 = any free one; see Server::port()
+  int threads = 2;
+  size_t max_connections = 16384;
+  uint32_t max_header_bytes = 16u << 10;
+  uint64_t max_body_bytes = 32u << 20;
+  size_t max_stream_buffer = 256u << 10;             // bytes that a slow reader of a stream may be behind
+  std::chrono::milliseconds header_timeout{10'000};  // from a request's first byte to the end of its headers
+  std::chrono::milliseconds body_timeout{60'000};    // from there to the end of its body
+  std::chrono::milliseconds idle_timeout{75'000};    // between requests of a connection
+  std::chrono::milliseconds write_timeout{30'000};   // without the client taking a byte
+};
+
+struct ServerStats {
+  uint64_t connections = 0;       // open now
+  uint64_t exchanges = 0;         // requests being answered now
+  uint64_t accepted = 0;          // connections so far
+  uint64_t refused = 0;           // connections beyond max_connections
+  uint64_t slow_readers_cut = 0;  // streams cut off at max_stream_buffer or write_timeout
+};
+
+class Server {
+ public:
+  // Binds and listens, so that an occupied port is an error here. `handler` must outlive the server.
+  static Result<std::unique_ptr<Server>> listen(ServerOptions options, Handler* handler);
+  ~Server();
+
+  void start();
+  uint16_t port() const;
+  // Accepts no more connections and closes idle ones; running exchanges go on, each the last of its connection.
+  void stop_accepting();
+  // Waits until no exchange runs. False when some still do after `timeout`.
+  bool wait_idle(std::chrono::milliseconds timeout);
+  // Closes everything and joins the threads.
+  void stop();
+  ServerStats stats() const;
+
+ private:
+  struct Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace nfp::http

@@ -1,0 +1,365 @@
+#include "server/http/http_server.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace nfp::http {
+namespace {
+
+using namespace std::chrono_literals;
+
+// GET /hello -> "hello"; POST /echo -> the body; GET /stream -> three pieces; GET /endless -> pieces without end;
+// GET /hang -> no answer; GET /drop -> the exchange is dropped; GET /refused is refused at its headers.
+class TestHandler final : public Handler {
+ public:
+  std::optional<Response> check_head(const Request& request) override {
+    if (request.path != "/refused") return std::nullopt;
+    Response response;
+    response.status = 401;
+    response.body = "no";
+    return response;
+  }
+  void handle(Request request, std::shared_ptr<Exchange> exchange) override {
+    Response response;
+    response.content_type = "text/plain";
+    if (request.path == "/hello") {
+      response.body = "hello";
+      response.headers.push_back({"X-Given", std::string(request.header("x-given"))});
+      exchange->respond(std::move(response));
+    } else if (request.path == "/echo") {
+      response.body = request.body;
+      exchange->respond(std::move(response));
+    } else if (request.path == "/stream") {
+      exchange->start(std::move(response));
+      // From another thread, as the engine does it.
+      std::thread([exchange] {
+        for (int i = 0; i < 3; ++i) {
+          exchange->post([exchange, i] { exchange->write("piece" + std::to_string(i)); });
+          std::this_thread::sleep_for(2ms);
+        }
+        exchange->post([exchange] { exchange->finish(); });
+      }).detach();
+    } else if (request.path == "/endless") {
+      exchange->on_abort([this] { aborted = true; });
+      exchange->start(std::move(response));
+      const std::lock_guard lock(mutex);
+      kept = exchange;
+    } else if (request.path == "/hang") {
+      exchange->on_abort([this] { aborted = true; });
+      const std::lock_guard lock(mutex);
+      kept = exchange;
+    } else if (request.path == "/inject") {
+      response.headers.push_back({"X-Bad", "a\r\nSet-Cookie: b"});
+      exchange->respond(std::move(response));
+    }
+  }
+  Response protocol_error(int status, std::string_view message) override {
+    Response response;
+    response.status = status;
+    response.body = std::string(message);
+    return response;
+  }
+  std::shared_ptr<Exchange> take() {
+    for (int i = 0; i < 500; ++i) {
+      {
+        const std::lock_guard lock(mutex);
+        if (kept) return kept;
+      }
+      std::this_thread::sleep_for(2ms);
+    }
+    return nullptr;
+  }
+
+  std::atomic<bool> aborted{false};
+  std::mutex mutex;
+  std::shared_ptr<Exchange> kept;
+};
+
+class Client {
+ public:
+  explicit Client(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval wait{5, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
+    connected = connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  }
+  ~Client() { hang_up(); }
+  void hang_up() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+  bool send(std::string_view text) {
+    return ::send(fd_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+  }
+  // Reads until `mark` has come (all of it is returned), or the connection's end.
+  std::string until(std::string_view mark) {
+    std::string got;
+    char buffer[4096];
+    while (mark.empty() || got.find(mark) == std::string::npos) {
+      const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
+      if (n <= 0) break;
+      got.append(buffer, static_cast<size_t>(n));
+    }
+    return got;
+  }
+  std::string rest() { return until(""); }
+  bool connected = false;
+
+ private:
+  int fd_;
+};
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void start(ServerOptions options = {}) {
+    options.port = 0;
+    auto made = Server::listen(options, &handler_);
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    server_ = std::move(*made);
+    server_->start();
+  }
+  void TearDown() override {
+    if (server_) server_->stop();
+    {
+      const std::lock_guard lock(handler_.mutex);
+      handler_.kept.reset();
+    }
+    server_.reset();
+  }
+  std::string ask(std::string_view text, std::string_view mark = "") {
+    Client client(server_->port());
+    client.send(text);
+    return client.until(mark);
+  }
+  bool becomes(const std::function<bool()>& condition) {
+    for (int i = 0; i < 1000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(5ms);
+    }
+    return false;
+  }
+
+  TestHandler handler_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(HttpServerTest, AnswersAndKeepsTheConnection) {
+  start();
+  Client client(server_->port());
+  for (int i = 0; i < 3; ++i) {
+    client.send("GET /hello HTTP/1.1\r\nHost: x\r\nX-Given: abc\r\n\r\n");
+    const std::string got = client.until("\r\n\r\nhello");
+    EXPECT_TRUE(got.starts_with("HTTP/1.1 200 OK\r\n")) << got;
+    EXPECT_NE(got.find("X-Given: abc\r\n"), std::string::npos);
+    EXPECT_NE(got.find("Content-Length: 5\r\n"), std::string::npos);
+  }
+}
+
+TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrder) {
+  start();
+  const std::string got =
+      ask("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nfirst"
+          "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+          "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nConnection: close\r\n\r\nthird");
+  const size_t first = got.find("first"), second = got.find("piece2"), third = got.find("third");
+  EXPECT_LT(first, second);
+  EXPECT_LT(second, third);
+  EXPECT_NE(third, std::string::npos) << got;
+}
+
+TEST_F(HttpServerTest, ReadsAChunkedBody) {
+  start();
+  const std::string got =
+      ask("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+          "3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n");
+  EXPECT_TRUE(got.ends_with("\r\n\r\nabcdefg")) << got;
+}
+
+TEST_F(HttpServerTest, ContinuesWhenAskedTo) {
+  start();
+  Client client(server_->port());
+  client.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n");
+  EXPECT_EQ(client.until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  client.send("abc");
+  EXPECT_TRUE(client.until("abc").ends_with("abc"));
+}
+
+TEST_F(HttpServerTest, StreamsInChunks) {
+  start();
+  const std::string got = ask("GET /stream HTTP/1.1\r\nHost: x\r\n\r\n", "0\r\n\r\n");
+  EXPECT_NE(got.find("Transfer-Encoding: chunked\r\n"), std::string::npos);
+  EXPECT_TRUE(got.ends_with("6\r\npiece0\r\n6\r\npiece1\r\n6\r\npiece2\r\n0\r\n\r\n")) << got;
+}
+
+TEST_F(HttpServerTest, StreamsToAnHttp10Client) {
+  start();
+  const std::string got = ask("GET /stream HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(got.find("chunked"), std::string::npos);
+  EXPECT_TRUE(got.ends_with("\r\n\r\npiece0piece1piece2")) << got;
+}
+
+TEST_F(HttpServerTest, AHeadAnswerHasNoBody) {
+  start();
+  const std::string got = ask("HEAD /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  EXPECT_NE(got.find("Content-Length: 5"), std::string::npos);
+  EXPECT_TRUE(got.ends_with("\r\n\r\n")) << got;
+}
+
+TEST_F(HttpServerTest, RefusesAtTheHeadersWithoutReadingTheBody) {
+  start();
+  const std::string got = ask("POST /refused HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n");
+  EXPECT_TRUE(got.starts_with("HTTP/1.1 401 ")) << got;
+}
+
+TEST_F(HttpServerTest, BoundsHeadersAndBodies) {
+  ServerOptions options;
+  options.max_header_bytes = 1000;
+  options.max_body_bytes = 1000;
+  start(options);
+  EXPECT_TRUE(ask("GET /hello HTTP/1.1\r\nX: " + std::string(2000, 'a') + "\r\n\r\n").starts_with("HTTP/1.1 431 "));
+  EXPECT_TRUE(ask("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n").starts_with("HTTP/1.1 413 "));
+  const std::string chunk = "3e8\r\n" + std::string(1000, 'a') + "\r\n";
+  EXPECT_TRUE(ask("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk + chunk)
+                  .starts_with("HTTP/1.1 413 "));
+  // A chunk header that never ends.
+  const std::string got =
+      ask("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;" + std::string(300'000, 'x'));
+  EXPECT_TRUE(got.starts_with("HTTP/1.1 4")) << got;
+}
+
+TEST_F(HttpServerTest, RefusesWhatIsNotHttp) {
+  start();
+  for (const char* text :
+       {"\x16\x03\x01\x02", "GET\r\n\r\n", "GET /hello HTTP/9.9\r\n\r\n", "GET /a b HTTP/1.1\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc",
+        "GET /hello HTTP/1.1\r\nBad Name: x\r\n\r\n"}) {
+    const std::string got = ask(text);
+    EXPECT_TRUE(got.starts_with("HTTP/1.1 400 ")) << text << " -> " << got;
+  }
+}
+
+TEST_F(HttpServerTest, CutsOffSlowRequests) {
+  ServerOptions options;
+  options.header_timeout = 300ms;
+  options.body_timeout = 300ms;
+  options.idle_timeout = 300ms;
+  start(options);
+  EXPECT_TRUE(ask("GET /hello HTT").starts_with("HTTP/1.1 408 "));
+  EXPECT_TRUE(ask("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc").starts_with("HTTP/1.1 408 "));
+  EXPECT_EQ(ask(""), "");  // says nothing: closed without a word
+  EXPECT_TRUE(becomes([&] { return server_->stats().connections == 0; }));
+}
+
+TEST_F(HttpServerTest, TellsWhenTheClientGoesAway) {
+  start();
+  for (const char* path : {"/hang", "/endless"}) {
+    handler_.aborted = false;
+    Client client(server_->port());
+    client.send(std::string("GET ") + path + " HTTP/1.1\r\nHost: x\r\n\r\n");
+    ASSERT_NE(handler_.take(), nullptr);
+    client.hang_up();
+    EXPECT_TRUE(becomes([&] { return handler_.aborted.load(); })) << path;
+    EXPECT_TRUE(becomes([&] { return server_->stats().exchanges == 0; }));
+    const std::lock_guard lock(handler_.mutex);
+    handler_.kept.reset();
+  }
+}
+
+TEST_F(HttpServerTest, CutsOffAStreamThatNobodyReads) {
+  ServerOptions options;
+  options.max_stream_buffer = 64 << 10;
+  start(options);
+  Client client(server_->port());
+  client.send("GET /endless HTTP/1.1\r\nHost: x\r\n\r\n");
+  const auto exchange = handler_.take();
+  ASSERT_NE(exchange, nullptr);
+  const std::string piece(16 << 10, 'x');
+  for (int i = 0; i < 4000 && !handler_.aborted; ++i) {
+    std::promise<void> done;
+    exchange->post([&] {
+      exchange->write(piece);
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+  EXPECT_TRUE(handler_.aborted);
+  EXPECT_EQ(server_->stats().slow_readers_cut, 1u);
+}
+
+TEST_F(HttpServerTest, AnswersForAHandlerThatDropsItsExchange) {
+  start();
+  EXPECT_TRUE(ask("GET /drop HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 500 "));
+}
+
+TEST_F(HttpServerTest, LetsNoLineBreakIntoAHeader) {
+  start();
+  const std::string got = ask("GET /inject HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  EXPECT_EQ(got.find("\r\nSet-Cookie"), std::string::npos) << got;
+}
+
+TEST_F(HttpServerTest, DrainsWhatRuns) {
+  start();
+  Client busy(server_->port());
+  busy.send("GET /endless HTTP/1.1\r\nHost: x\r\n\r\n");
+  const auto exchange = handler_.take();
+  ASSERT_NE(exchange, nullptr);
+  Client idle(server_->port());
+  idle.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  idle.until("hello");
+  server_->stop_accepting();
+  EXPECT_FALSE(server_->wait_idle(100ms));
+  EXPECT_EQ(idle.rest(), "");
+  EXPECT_TRUE(becomes([&] { return !Client(server_->port()).connected; }));
+  exchange->post([exchange] {
+    exchange->write("end");
+    exchange->finish();
+  });
+  EXPECT_TRUE(server_->wait_idle(2000ms));
+  EXPECT_TRUE(busy.rest().ends_with("3\r\nend\r\n0\r\n\r\n"));
+}
+
+TEST_F(HttpServerTest, BoundsConnections) {
+  ServerOptions options;
+  options.max_connections = 2;
+  start(options);
+  Client a(server_->port()), b(server_->port());
+  a.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  b.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  a.until("hello");
+  b.until("hello");
+  EXPECT_EQ(ask("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"), "");
+  EXPECT_EQ(server_->stats().refused, 1u);
+}
+
+TEST(HttpServerListen, NamesAnOccupiedPort) {
+  TestHandler handler;
+  ServerOptions options;
+  options.port = 0;
+  auto first = Server::listen(options, &handler);
+  ASSERT_TRUE(first.ok());
+  options.port = (*first)->port();
+  const auto second = Server::listen(options, &handler);
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.error().message.find(std::to_string(options.port)), std::string::npos);
+  options.host = "256.1.1.1.example.invalid";
+  EXPECT_FALSE(Server::listen(options, &handler).ok());
+}
+
+}  // namespace
+}  // namespace nfp::http

@@ -1,0 +1,499 @@
+// One connection: a coroutine that reads requests one after another, and the exchange that answers each.
+#include "server/http/http_session.h"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+
+#include <chrono>
+#include <optional>
+
+#include "base/log.h"
+
+namespace nfp::http {
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+using asio::ip::tcp;
+using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr size_t kSmallRead = 2u << 10;  // thousands of connections wait in such a read
+constexpr size_t kBodyRead = 64u << 10;
+constexpr size_t kKeptCapacity = 16u << 10;  // of a connection's emptied buffers
+constexpr size_t kMaxUnparsed = 128u << 10;  // bytes without one complete element (a chunk header, a trailer)
+
+std::string_view view(beast::string_view s) { return {s.data(), s.size()}; }
+
+void append_header(std::string& out, std::string_view name, std::string_view value) {
+  out.append(name).append(": ");
+  for (const char c : value) {
+    if (c != '\r' && c != '\n' && c != '\0') out.push_back(c);
+  }
+  out.append("\r\n");
+}
+
+void append_chunk(std::string& out, std::string_view piece) {
+  fmt::format_to(std::back_inserter(out), "{:x}\r\n", piece.size());
+  out.append(piece).append("\r\n");
+}
+
+}  // namespace
+
+class Session final : public std::enable_shared_from_this<Session> {
+ public:
+  Session(tcp::socket socket, IoLoop* loop, const SessionContext& context)
+      : socket_(std::move(socket)), wake_(loop->context), loop_(loop), context_(context) {
+    loop_->sessions.insert(this);
+    error_code ec;
+    socket_.set_option(tcp::no_delay(true), ec);
+    socket_.non_blocking(true, ec);
+    const auto remote = socket_.remote_endpoint(ec);
+    if (!ec) peer_ = remote.address().to_string() + ":" + std::to_string(remote.port());
+    wake_.expires_at(asio::steady_timer::time_point::max());
+  }
+  ~Session() {
+    loop_->sessions.erase(this);
+    --context_.counters->connections;
+  }
+
+  asio::awaitable<void> run();
+  void sweep(Clock::time_point now, bool idle_ones, bool all);
+  void flush();
+
+  // The exchange's side.
+  bool current(uint64_t serial) const { return active_ && serial == serial_ && !closed_; }
+  void respond(Response response);
+  void start(Response head);
+  void write(std::string_view piece);
+  void finish();
+  void set_abort(std::function<void()> callback) { on_abort_ = std::move(callback); }
+  IoLoop* loop() const { return loop_; }
+  void abandon(uint64_t serial);
+
+ private:
+  enum class Phase { kIdle, kHeader, kBody, kAnswering, kLingering };
+  using Parser = beast::http::request_parser<beast::http::string_body>;
+
+  asio::awaitable<bool> read_some();
+  asio::awaitable<bool> read_request();
+  asio::awaitable<void> wait_answered();
+  asio::awaitable<void> linger();
+  void dispatch(Request request);
+  void answer_early(Response response);
+  void append_head(const Response& response, bool chunked);
+  void end_answer();
+  void abort_connection();
+  void set_phase(Phase phase, std::chrono::milliseconds allowed);
+  Request take_head(const Parser& parser) const;
+
+  tcp::socket socket_;
+  asio::steady_timer wake_;  // cancelled to wake the coroutine
+  IoLoop* loop_;
+  SessionContext context_;
+  std::string peer_;
+  beast::flat_buffer buffer_;
+
+  Phase phase_ = Phase::kIdle;
+  Clock::time_point deadline_ = Clock::time_point::max();
+  Clock::time_point write_deadline_ = Clock::time_point::max();
+  uint64_t serial_ = 0;  // of the current exchange
+  bool active_ = false;  // an exchange is being answered
+  bool counted_ = false;
+  bool keep_alive_ = true;
+  bool http_1_0_ = false;
+  bool head_only_ = false;
+  bool streaming_ = false;
+  bool chunked_ = false;
+  bool closed_ = false;
+  bool close_after_ = false;  // once everything is sent
+  std::function<void()> on_abort_;
+
+  std::string out_;       // gathered
+  std::string inflight_;  // being sent
+  bool sending_ = false;
+};
+
+// Ends with the request if nobody else answers it: a handler that drops its exchange must not leave a client waiting.
+class SessionExchange final : public Exchange {
+ public:
+  SessionExchange(std::shared_ptr<Session> session, uint64_t serial) : session_(std::move(session)), serial_(serial) {}
+  ~SessionExchange() override {
+    session_->loop()->post([session = std::move(session_), serial = serial_] { session->abandon(serial); });
+  }
+  void respond(Response response) override {
+    if (session_->current(serial_)) session_->respond(std::move(response));
+  }
+  void start(Response head) override {
+    if (session_->current(serial_)) session_->start(std::move(head));
+  }
+  void write(std::string_view piece) override {
+    if (session_->current(serial_)) session_->write(piece);
+  }
+  void finish() override {
+    if (session_->current(serial_)) session_->finish();
+  }
+  void on_abort(std::function<void()> callback) override {
+    if (session_->current(serial_)) {
+      session_->set_abort(std::move(callback));
+    } else if (callback) {
+      callback();
+    }
+  }
+  bool aborted() const override { return !session_->current(serial_); }
+  void post(std::function<void()> fn) override { session_->loop()->post(std::move(fn)); }
+
+ private:
+  std::shared_ptr<Session> session_;
+  uint64_t serial_;
+};
+
+void Session::set_phase(Phase phase, std::chrono::milliseconds allowed) {
+  phase_ = phase;
+  deadline_ = allowed.count() > 0 ? Clock::now() + allowed : Clock::time_point::max();
+}
+
+// False at the connection's end.
+asio::awaitable<bool> Session::read_some() {
+  error_code ec;
+  const size_t room = phase_ == Phase::kBody ? kBodyRead : kSmallRead;
+  const size_t n =
+      co_await socket_.async_read_some(buffer_.prepare(room), asio::redirect_error(asio::use_awaitable, ec));
+  buffer_.commit(n);
+  co_return !ec && n > 0 && !closed_;
+}
+
+Request Session::take_head(const Parser& parser) const {
+  const auto& message = parser.get();
+  Request request;
+  request.method = std::string(view(message.method_string()));
+  const std::string_view target = view(message.target());
+  const size_t question = target.find('?');
+  request.path = std::string(target.substr(0, question));
+  if (question != std::string_view::npos) request.query = std::string(target.substr(question + 1));
+  for (const auto& field : message) {
+    request.headers.push_back({std::string(view(field.name_string())), std::string(view(field.value()))});
+  }
+  request.peer = peer_;
+  return request;
+}
+
+// Reads one request and hands it over. False when the connection is to be closed.
+asio::awaitable<bool> Session::read_request() {
+  const ServerOptions& options = *context_.options;
+  Parser parser;
+  parser.eager(false);
+  parser.header_limit(options.max_header_bytes);
+  parser.body_limit(options.max_body_bytes);
+  set_phase(Phase::kIdle, options.idle_timeout);
+
+  bool head_seen = false;
+  while (!parser.is_done()) {
+    error_code ec;
+    size_t used = 0;
+    if (buffer_.size() > 0) {
+      if (phase_ == Phase::kIdle) set_phase(Phase::kHeader, options.header_timeout);
+      used = parser.put(buffer_.data(), ec);
+      buffer_.consume(used);
+    }
+    if (!ec && parser.is_header_done() && !head_seen) {
+      head_seen = true;
+      keep_alive_ = parser.get().keep_alive() && !*context_.draining;
+      http_1_0_ = parser.get().version() < 11;
+      head_only_ = parser.get().method() == beast::http::verb::head;
+      if (parser.get().count("Transfer-Encoding") > 0 && parser.get().count("Content-Length") > 0) {
+        answer_early(context_.handler->protocol_error(400, "both Transfer-Encoding and Content-Length are given"));
+        co_return false;
+      }
+      if (auto refusal = context_.handler->check_head(take_head(parser))) {
+        answer_early(std::move(*refusal));
+        co_return false;
+      }
+      parser.eager(true);
+      set_phase(Phase::kBody, options.body_timeout);
+      if (!parser.is_done() && beast::iequals(parser.get()["Expect"], "100-continue")) {
+        out_.append("HTTP/1.1 100 Continue\r\n\r\n");
+        flush();
+      }
+      continue;
+    }
+    if (ec && ec != beast::http::error::need_more) {
+      int status = 400;
+      std::string message = "malformed HTTP request: " + ec.message();
+      if (ec == beast::http::error::header_limit) {
+        status = 431;
+        message = fmt::format("the headers are larger than {} bytes", options.max_header_bytes);
+      } else if (ec == beast::http::error::body_limit) {
+        status = 413;
+        message = fmt::format("the body is larger than {} bytes", options.max_body_bytes);
+      }
+      // The head may be incomplete, so its wish is unknown.
+      if (!head_seen) head_only_ = false;
+      answer_early(context_.handler->protocol_error(status, message));
+      co_return false;
+    }
+    if (parser.is_done()) break;
+    if (ec == beast::http::error::need_more || buffer_.size() == 0 || used == 0) {
+      if (buffer_.size() > kMaxUnparsed) {
+        answer_early(context_.handler->protocol_error(400, "malformed HTTP request: a chunk header has no end"));
+        co_return false;
+      }
+      if (!co_await read_some() || close_after_) co_return false;
+    }
+  }
+  if (buffer_.size() == 0) buffer_.shrink_to_fit();
+  Request request = take_head(parser);
+  request.body = std::move(parser.get().body());
+  dispatch(std::move(request));
+  co_return true;
+}
+
+void Session::dispatch(Request request) {
+  set_phase(Phase::kAnswering, std::chrono::milliseconds(0));
+  active_ = true;
+  counted_ = true;
+  streaming_ = false;
+  ++serial_;
+  ++context_.counters->exchanges;
+  auto exchange = std::make_shared<SessionExchange>(shared_from_this(), serial_);
+  context_.handler->handle(std::move(request), std::move(exchange));
+}
+
+// While an answer is under way, reading on tells when the client goes away.
+asio::awaitable<void> Session::wait_answered() {
+  while ((active_ || sending_ || !out_.empty()) && !closed_) {
+    if (active_ && buffer_.size() == 0) {
+      // What comes is the next request, early; it stays in the buffer, and a broken connection then shows when writing.
+      if (!co_await read_some()) {
+        abort_connection();
+        co_return;
+      }
+    } else {
+      error_code ec;
+      co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+    }
+  }
+}
+
+// After a refusal the client may still be sending: closing at once would reset the connection and could destroy the
+// answer on its way, so what comes is read and dropped for a moment.
+asio::awaitable<void> Session::linger() {
+  while ((sending_ || !out_.empty()) && !closed_) {
+    error_code ec;
+    co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+  }
+  if (closed_) co_return;
+  error_code ec;
+  socket_.shutdown(tcp::socket::shutdown_send, ec);
+  set_phase(Phase::kLingering, std::chrono::milliseconds(1000));
+  size_t dropped = 0;
+  while (!closed_ && dropped < (1u << 20)) {
+    dropped += buffer_.size();
+    buffer_.consume(buffer_.size());
+    if (!co_await read_some()) break;
+  }
+}
+
+asio::awaitable<void> Session::run() {
+  const auto self = shared_from_this();
+  for (;;) {
+    if (!co_await read_request()) {
+      if (!closed_ && (sending_ || !out_.empty() || close_after_)) co_await linger();
+      break;
+    }
+    co_await wait_answered();
+    if (closed_ || close_after_) {
+      if (!closed_) co_await linger();
+      break;
+    }
+  }
+  abort_connection();
+}
+
+void Session::append_head(const Response& response, bool chunked) {
+  fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
+  if (!response.content_type.empty() && response.status != 204) {
+    append_header(out_, "Content-Type", response.content_type);
+  }
+  for (const Header& header : response.headers) append_header(out_, header.name, header.value);
+  if (chunked) {
+    out_.append("Transfer-Encoding: chunked\r\n");
+  } else if (!streaming_ && response.status != 204) {
+    fmt::format_to(std::back_inserter(out_), "Content-Length: {}\r\n", response.body.size());
+  }
+  if (*context_.draining) keep_alive_ = false;
+  out_.append(keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
+}
+
+void Session::respond(Response response) {
+  if (streaming_) return finish();
+  append_head(response, false);
+  if (!head_only_ && response.status != 204) out_.append(response.body);
+  end_answer();
+}
+
+void Session::answer_early(Response response) {
+  if (closed_) return;
+  keep_alive_ = false;
+  close_after_ = true;
+  streaming_ = false;
+  append_head(response, false);
+  if (!head_only_) out_.append(response.body);
+  flush();
+}
+
+void Session::start(Response head) {
+  if (streaming_) return;
+  streaming_ = true;
+  chunked_ = !http_1_0_;
+  if (http_1_0_) keep_alive_ = false;  // the end of the connection is the end of the body
+  append_head(head, chunked_);
+  if (!head.body.empty()) return write(head.body);
+  loop_->flush_later(shared_from_this());
+}
+
+void Session::write(std::string_view piece) {
+  if (!streaming_ || piece.empty()) return;
+  if (!head_only_) {
+    if (chunked_) {
+      append_chunk(out_, piece);
+    } else {
+      out_.append(piece);
+    }
+  }
+  if (out_.size() > context_.options->max_stream_buffer) {
+    ++context_.counters->slow_readers_cut;
+    abort_connection();
+    return;
+  }
+  loop_->flush_later(shared_from_this());
+}
+
+void Session::finish() {
+  if (!streaming_) return;
+  if (chunked_ && !head_only_) out_.append("0\r\n\r\n");
+  end_answer();
+}
+
+void Session::end_answer() {
+  active_ = false;
+  streaming_ = false;
+  on_abort_ = nullptr;
+  if (!keep_alive_) close_after_ = true;
+  // The coroutine may be in a read that watches the client; that read then simply brings the next request.
+  set_phase(Phase::kIdle, context_.options->idle_timeout);
+  if (counted_) {
+    counted_ = false;
+    --context_.counters->exchanges;
+  }
+  loop_->flush_later(shared_from_this());
+}
+
+void Session::abandon(uint64_t serial) {
+  if (!current(serial)) return;
+  if (streaming_) {
+    abort_connection();  // a body cut short must not look complete
+  } else {
+    respond(context_.handler->protocol_error(500, "the request was dropped"));
+  }
+}
+
+void Session::flush() {
+  if (sending_ || closed_) return;
+  if (out_.empty()) {
+    if (close_after_ && !active_ && phase_ != Phase::kLingering) {
+      // The coroutine may be reading: end that, so that it closes the connection.
+      error_code ec;
+      socket_.shutdown(tcp::socket::shutdown_send, ec);
+      set_phase(Phase::kLingering, std::chrono::milliseconds(1000));
+    }
+    wake_.cancel();
+    return;
+  }
+  // Nearly always the kernel takes everything at once; the event loop is only for the rest.
+  error_code now;
+  const size_t sent = socket_.write_some(asio::buffer(out_), now);
+  if (now && now != asio::error::would_block && now != asio::error::try_again) return abort_connection();
+  if (sent == out_.size()) {
+    out_.clear();
+    if (out_.capacity() > kKeptCapacity) out_.shrink_to_fit();
+    return flush();
+  }
+  out_.erase(0, sent);
+  sending_ = true;
+  inflight_.swap(out_);
+  out_.clear();
+  write_deadline_ = Clock::now() + context_.options->write_timeout;
+  asio::async_write(socket_, asio::buffer(inflight_), [self = shared_from_this()](error_code ec, size_t) {
+    self->sending_ = false;
+    self->write_deadline_ = Clock::time_point::max();
+    self->inflight_.clear();
+    if (self->inflight_.capacity() > kKeptCapacity) self->inflight_.shrink_to_fit();
+    if (ec) {
+      self->abort_connection();
+    } else {
+      self->flush();
+    }
+  });
+}
+
+void Session::abort_connection() {
+  if (closed_) return;
+  closed_ = true;
+  error_code ec;
+  socket_.close(ec);
+  wake_.cancel();
+  if (counted_) {
+    counted_ = false;
+    --context_.counters->exchanges;
+  }
+  active_ = false;
+  if (auto callback = std::exchange(on_abort_, nullptr)) callback();
+}
+
+void Session::sweep(Clock::time_point now, bool idle_ones, bool all) {
+  if (closed_) return;
+  if (all || (idle_ones && phase_ == Phase::kIdle && !active_ && !sending_ && out_.empty())) return abort_connection();
+  if (now >= write_deadline_) {
+    if (active_) ++context_.counters->slow_readers_cut;
+    return abort_connection();
+  }
+  if (now < deadline_) return;
+  if (phase_ == Phase::kHeader || phase_ == Phase::kBody) {
+    head_only_ = false;
+    answer_early(context_.handler->protocol_error(408, "the request came too slowly"));
+    set_phase(Phase::kLingering, std::chrono::milliseconds(1000));
+    return;
+  }
+  abort_connection();
+}
+
+void start_session(tcp::socket socket, IoLoop* loop, const SessionContext& context) {
+  auto session = std::make_shared<Session>(std::move(socket), loop, context);
+  asio::co_spawn(
+      loop->context, [session]() { return session->run(); },
+      [session](std::exception_ptr failure) {
+        // Only memory exhaustion gets here; the connection goes with its session.
+        if (failure) log::error("a connection ended by an exception");
+      });
+}
+
+void sweep_sessions(IoLoop* loop, bool idle_ones, bool all) {
+  const auto now = Clock::now();
+  std::vector<std::shared_ptr<Session>> sessions;  // closing one changes the set
+  sessions.reserve(loop->sessions.size());
+  for (Session* session : loop->sessions) sessions.push_back(session->shared_from_this());
+  for (auto& session : sessions) session->sweep(now, idle_ones, all);
+}
+
+void flush_session(Session& session) { session.flush(); }
+
+}  // namespace nfp::http

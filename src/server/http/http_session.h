@@ -1,0 +1,63 @@
+// Between http_server.cc (threads, accepting) and http_session.cc (one connection). Includes Boost.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include "server/http/http_server.h"
+
+namespace nfp::http {
+
+class Session;
+
+struct Counters {
+  std::atomic<uint64_t> connections{0};
+  std::atomic<uint64_t> exchanges{0};
+  std::atomic<uint64_t> accepted{0};
+  std::atomic<uint64_t> refused{0};
+  std::atomic<uint64_t> slow_readers_cut{0};
+};
+
+// One event loop and what lives on it.
+class IoLoop {
+ public:
+  // From any thread. Functions that come while the loop is busy are run together, with one wake-up for all.
+  void post(std::function<void()> fn);
+  // On the loop's thread: the session has bytes to send; they go out once the current batch of functions has run.
+  void flush_later(std::shared_ptr<Session> session);
+
+  std::unordered_set<Session*> sessions;  // loop's thread only; outlives the context, whose end destroys sessions
+  boost::asio::io_context context{1};
+
+ private:
+  void run_posted();
+  std::mutex mutex_;
+  std::vector<std::function<void()>> inbox_;
+  std::vector<std::function<void()>> batch_;  // loop's thread only
+  std::vector<std::shared_ptr<Session>> dirty_;
+  bool scheduled_ = false;
+  bool in_batch_ = false;  // loop's thread only
+};
+
+struct SessionContext {
+  const ServerOptions* options = nullptr;
+  Handler* handler = nullptr;
+  Counters* counters = nullptr;
+  const std::atomic<bool>* draining = nullptr;
+};
+
+// Takes over an accepted socket whose executor is the loop's. On the loop's thread.
+void start_session(boost::asio::ip::tcp::socket socket, IoLoop* loop, const SessionContext& context);
+// Closes what is past its deadline; with `idle_ones`, all connections without an exchange; with `all`, all.
+void sweep_sessions(IoLoop* loop, bool idle_ones, bool all);
+// Sends what write() has gathered.
+void flush_session(Session& session);
+
+}  // namespace nfp::http

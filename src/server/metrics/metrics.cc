@@ -1,0 +1,192 @@
+#include "server/metrics/metrics.h"
+
+#include <fmt/format.h>
+
+namespace nfp::server {
+namespace {
+
+// vLLM's bucket bounds, so that dashboards made for it show the same shapes.
+constexpr double kTtft[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25,  0.5,   0.75,
+                            1.0,   2.5,   5.0,  7.5,  10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0};
+constexpr double kGap[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1,  0.15, 0.2,  0.3,
+                           0.4,   0.5,    0.75,  1.0,  2.5,   5.0,  7.5,   10.0, 20.0, 40.0, 80.0};
+constexpr double kRequest[] = {0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,   10.0,   15.0,  20.0,
+                               30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
+constexpr double kIteration[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+constexpr double kLength[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+constexpr double kStep[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
+                            0.1,    0.15,  0.2,   0.3,   0.5,  0.75, 1.0,  2.0,  5.0};
+
+constexpr std::string_view kReasonNames[] = {"stop", "length", "abort", "error"};
+
+class Writer {
+ public:
+  explicit Writer(std::string_view labels) : labels_(labels) {}
+
+  void head(std::string_view name, std::string_view type, std::string_view help) {
+    fmt::format_to(std::back_inserter(out), "# HELP {0} {2}\n# TYPE {0} {1}\n", name, type, help);
+  }
+  template <typename T>
+  void value(std::string_view name, T number, std::string_view more = "") {
+    fmt::format_to(std::back_inserter(out), "{}{{{}{}{}}} {}\n", name, labels_, more.empty() ? "" : ",", more, number);
+  }
+  template <typename T>
+  void gauge(std::string_view name, T number, std::string_view help) {
+    head(name, "gauge", help);
+    value(name, number);
+  }
+  void counter(std::string_view name, uint64_t number, std::string_view help) {
+    head(name, "counter", help);
+    value(name, number);
+  }
+  void histogram(std::string_view name, const Histogram& histogram, std::string_view help) {
+    head(name, "histogram", help);
+    histogram.write(out, name, labels_);
+  }
+
+  std::string out;
+
+ private:
+  std::string_view labels_;
+};
+
+std::string escape_label(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') out += '\\';
+    if (c == '\n') {
+      out += "\\n";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void Histogram::write(std::string& out, std::string_view name, std::string_view labels) const {
+  uint64_t total = 0;
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    total += counts_[i].load(std::memory_order_relaxed);
+    const std::string bound = i < bounds_.size() ? fmt::format("{}", bounds_[i]) : std::string("+Inf");
+    fmt::format_to(std::back_inserter(out), "{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bound, total);
+  }
+  fmt::format_to(std::back_inserter(out), "{0}_sum{{{1}}} {2}\n{0}_count{{{1}}} {3}\n", name, labels,
+                 sum_.load(std::memory_order_relaxed), total);
+}
+
+Metrics::Metrics()
+    : ttft_(kTtft),
+      token_gap_(kGap),
+      tpot_(kGap),
+      e2e_(kRequest),
+      queue_(kRequest),
+      prefill_(kRequest),
+      decode_(kRequest),
+      inference_(kRequest),
+      step_tokens_(kIteration),
+      prompt_length_(kLength),
+      generation_length_(kLength),
+      max_tokens_(kLength),
+      step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)} {}
+
+void Metrics::on_step(const StepRecord& step) {
+  step_tokens_.observe(step.tokens);
+  step_time_[static_cast<size_t>(step.precision)].observe(step.seconds);
+  timeline_.add_step(step);
+}
+
+void Metrics::on_token_gap(double seconds) {
+  generation_tokens_.fetch_add(1, std::memory_order_relaxed);
+  token_gap_.observe(seconds);
+}
+
+void Metrics::on_first_token(double seconds) {
+  generation_tokens_.fetch_add(1, std::memory_order_relaxed);
+  ttft_.observe(seconds);
+  timeline_.add_ttft(seconds);
+}
+
+void Metrics::on_finished(const RequestRecord& r) {
+  finished_[static_cast<size_t>(r.finish)].fetch_add(1, std::memory_order_relaxed);
+  e2e_.observe(r.e2e_s);
+  queue_.observe(r.queue_s);
+  prompt_length_.observe(r.usage.prompt_tokens);
+  generation_length_.observe(r.usage.completion_tokens);
+  max_tokens_.observe(r.max_tokens);
+  if (r.usage.completion_tokens == 0) return;
+  prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
+  prefill_.observe(r.prefill_s);
+  decode_.observe(r.decode_s);
+  inference_.observe(r.prefill_s + r.decode_s);
+  if (r.usage.completion_tokens > 1) {
+    const double tpot = r.decode_s / (r.usage.completion_tokens - 1);
+    tpot_.observe(tpot);
+    timeline_.add_tpot(tpot);
+  }
+}
+
+std::string Metrics::prometheus(const Facts& facts) const {
+  const EngineStats& e = facts.engine;
+  const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escape_label(facts.model_name));
+  const double kv_use = e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0;
+  Writer w(labels);
+  w.gauge("vllm:num_requests_running", e.running, "Requests in the running batch.");
+  w.gauge("vllm:num_requests_waiting", e.waiting, "Requests waiting to be admitted.");
+  w.gauge("vllm:num_requests_swapped", 0, "Always 0: preempted requests are recomputed, not swapped.");
+  w.gauge("vllm:kv_cache_usage_perc", kv_use, "Share of KV cache blocks in use (1 = all).");
+  w.gauge("vllm:gpu_cache_usage_perc", kv_use, "The same under its older name.");
+  w.head("vllm:cache_config_info", "gauge", "The KV cache's configuration, as labels.");
+  w.value("vllm:cache_config_info", 1,
+          fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\",num_cpu_blocks=\"0\",enable_prefix_caching=\"{}\"",
+                      e.block_size, e.kv_blocks, prefix_caching_ ? "True" : "False"));
+  w.head("vllm:lora_requests_info", "gauge", "LoRA adapters in use: none, there is no LoRA.");
+  w.value("vllm:lora_requests_info", 0, "max_lora=\"0\",waiting_lora_adapters=\"\",running_lora_adapters=\"\"");
+  w.counter("vllm:num_preemptions_total", e.preemptions, "Requests that gave their KV blocks back to older ones.");
+  w.counter("vllm:prefix_cache_queries_total", e.prefix_queries, "Prompt tokens looked up in the prefix cache.");
+  w.counter("vllm:prefix_cache_hits_total", e.prefix_hits, "Prompt tokens found there.");
+  w.counter("vllm:gpu_prefix_cache_queries_total", e.prefix_queries, "The same under its older name.");
+  w.counter("vllm:gpu_prefix_cache_hits_total", e.prefix_hits, "The same under its older name.");
+  w.counter("vllm:prompt_tokens_total", prompt_tokens_, "Prompt tokens of finished requests.");
+  w.counter("vllm:generation_tokens_total", generation_tokens_, "Tokens generated.");
+  w.head("vllm:request_success_total", "counter", "Finished requests by reason.");
+  for (size_t i = 0; i < kFinishReasons; ++i) {
+    w.value("vllm:request_success_total", finished_[i].load(std::memory_order_relaxed),
+            fmt::format("finished_reason=\"{}\"", kReasonNames[i]));
+  }
+  w.histogram("vllm:iteration_tokens_total", step_tokens_, "Tokens in a step.");
+  w.histogram("vllm:time_to_first_token_seconds", ttft_, "From a request's arrival to its first token.");
+  w.histogram("vllm:inter_token_latency_seconds", token_gap_, "Between two tokens of a request.");
+  w.histogram("vllm:time_per_output_token_seconds", token_gap_, "The same under its older name.");
+  w.histogram("vllm:request_time_per_output_token_seconds", tpot_,
+              "A request's mean time for a token after the first.");
+  w.histogram("vllm:e2e_request_latency_seconds", e2e_, "From a request's arrival to its end.");
+  w.histogram("vllm:request_queue_time_seconds", queue_, "From arrival to being scheduled.");
+  w.histogram("vllm:request_prefill_time_seconds", prefill_, "From being scheduled to the first token.");
+  w.histogram("vllm:request_decode_time_seconds", decode_, "From the first token to the last.");
+  w.histogram("vllm:request_inference_time_seconds", inference_, "From being scheduled to the last token.");
+  w.histogram("vllm:request_prompt_tokens", prompt_length_, "Prompt tokens of a request.");
+  w.histogram("vllm:request_generation_tokens", generation_length_, "Tokens generated for a request.");
+  w.histogram("vllm:request_params_max_tokens", max_tokens_, "Tokens a request was allowed.");
+
+  w.head("nestedfp:steps_total", "counter", "Engine steps by precision.");
+  for (size_t i = 0; i < kPrecisionCount; ++i) {
+    w.value("nestedfp:steps_total", e.steps_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
+  }
+  w.head("nestedfp:tokens_total", "counter", "Tokens computed (prompt and output) by precision of their step.");
+  for (size_t i = 0; i < kPrecisionCount; ++i) {
+    w.value("nestedfp:tokens_total", e.tokens_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
+  }
+  w.counter("nestedfp:precision_switches_total", e.precision_switches, "Steps whose precision differs from the last.");
+  w.head("nestedfp:step_time_seconds", "histogram", "Duration of a step by precision.");
+  for (size_t i = 0; i < kPrecisionCount; ++i) {
+    step_time_[i].write(w.out, "nestedfp:step_time_seconds",
+                        labels + fmt::format(",precision=\"{}\"", kPrecisionNames[i]));
+  }
+  w.gauge("nestedfp:http_connections", facts.connections, "Open connections.");
+  w.counter("nestedfp:slow_readers_cut_total", facts.slow_readers_cut, "Streams cut off because nobody read them.");
+  return std::move(w.out);
+}
+
+}  // namespace nfp::server

@@ -1,0 +1,50 @@
+// What the server counts, under vLLM's names (so that its dashboards, routers and autoscalers work) and our own for
+// precision. Filled by the engine's thread, written as Prometheus text by whoever asks.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "engine/engine.h"
+#include "server/metrics/histogram.h"
+#include "server/metrics/timeline.h"
+
+namespace nfp::server {
+
+class Metrics final : public EngineObserver {
+ public:
+  Metrics();
+
+  void on_step(const StepRecord& step) override;
+  void on_token_gap(double seconds) override;
+  void on_first_token(double seconds) override;
+  void on_finished(const RequestRecord& request) override;
+
+  struct Facts {
+    std::string model_name;
+    EngineStats engine;
+    uint64_t connections = 0;
+    uint64_t slow_readers_cut = 0;
+  };
+  std::string prometheus(const Facts& facts) const;
+
+  // Before the first request.
+  void set_prefix_caching(bool on) { prefix_caching_ = on; }
+  Timeline& timeline() { return timeline_; }
+
+ private:
+  static constexpr size_t kFinishReasons = 4;
+
+  Timeline timeline_;
+  bool prefix_caching_ = true;
+  std::atomic<uint64_t> prompt_tokens_{0};
+  std::atomic<uint64_t> generation_tokens_{0};
+  std::array<std::atomic<uint64_t>, kFinishReasons> finished_{};
+  Histogram ttft_, token_gap_, tpot_, e2e_, queue_, prefill_, decode_, inference_;
+  Histogram step_tokens_, prompt_length_, generation_length_, max_tokens_;
+  std::array<Histogram, kPrecisionCount> step_time_;
+};
+
+}  // namespace nfp::server

@@ -1,0 +1,480 @@
+#include "server/serve/api.h"
+
+#include <algorithm>
+#include <charconv>
+#include <random>
+
+#include "base/log.h"
+#include "server/serve/embedded.h"
+#include "server/serve/generation.h"
+#include "server/serve/version.h"
+
+namespace nfp::server {
+namespace {
+
+constexpr size_t kMaxRequestId = 128;
+constexpr size_t kInlineBody = 64u << 10;  // larger ones are read on a worker
+
+std::string random_id() {
+  thread_local std::mt19937_64 source(std::random_device{}());
+  return fmt::format("req-{:016x}", source());
+}
+
+bool harmless_id(std::string_view text) {
+  return !text.empty() && text.size() <= kMaxRequestId &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7F; });
+}
+
+bool is_json(std::string_view content_type) {
+  content_type = content_type.substr(0, content_type.find(';'));
+  while (!content_type.empty() && content_type.back() == ' ') content_type.remove_suffix(1);
+  return http::equal_ignoring_case(content_type, "application/json");
+}
+
+}  // namespace
+
+bool equal_constant_time(std::string_view a, std::string_view b) {
+  // Sizes may show; contents may not.
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference = static_cast<unsigned char>(difference | (a[i] ^ (b.empty() ? '\0' : b[i % b.size()])));
+  }
+  return difference == 0;
+}
+
+struct Api::Call {
+  http::Request request;
+  std::shared_ptr<http::Exchange> exchange;
+  std::string_view path;  // without the root path
+  std::string request_id;
+  std::vector<http::Header> headers;  // for the answer
+  bool on_worker = false;             // not on the exchange's thread
+};
+
+const Api::Route Api::kRoutes[] = {
+    {"GET", "/", true, false, &Api::page},
+    {"GET", "/health", true, false, &Api::health},
+    {"GET", "/ping", true, false, &Api::health},
+    {"POST", "/ping", true, false, &Api::health},
+    {"GET", "/version", true, false, &Api::version},
+    {"GET", "/metrics", true, true, &Api::metrics},
+    {"GET", "/openapi.json", true, false, &Api::openapi},
+    {"GET", "/load", true, false, &Api::load},
+    {"GET", "/nestedfp/timeline", true, true, &Api::timeline},
+    {"GET", "/v1/models", false, true, &Api::models},
+    {"GET", "/v1/models/", false, true, &Api::model},  // ends with '/': the rest is the id
+    {"GET", "/tokenizer_info", false, true, &Api::tokenizer_info},
+    {"POST", "/tokenize", false, true, &Api::tokenize},
+    {"POST", "/detokenize", false, true, &Api::detokenize},
+    {"POST", "/v1/completions", false, true, &Api::completions},
+    {"POST", "/v1/chat/completions", false, true, &Api::chat_completions},
+};
+
+Api::Api(ApiOptions options) : options_(std::move(options)) {
+  while (options_.root_path.ends_with('/')) options_.root_path.pop_back();
+}
+
+std::string_view Api::inner_path(std::string_view path) const {
+  if (!options_.root_path.empty() && path.starts_with(options_.root_path)) {
+    const std::string_view rest = path.substr(options_.root_path.size());
+    if (rest.empty()) return "/";
+    if (rest.front() == '/') return rest;
+  }
+  return path;
+}
+
+const Api::Route* Api::find_route(std::string_view method, std::string_view path, bool* path_known) const {
+  *path_known = false;
+  for (const Route& route : kRoutes) {
+    const bool prefix = route.path.size() > 1 && route.path.back() == '/';
+    const bool matches = prefix ? path.starts_with(route.path) && path.size() > route.path.size() : path == route.path;
+    if (!matches) continue;
+    *path_known = true;
+    if (method == route.method || (method == "HEAD" && route.method == "GET")) return &route;
+  }
+  return nullptr;
+}
+
+bool Api::authorized(const http::Request& request) const {
+  if (options_.api_keys.empty()) return true;
+  std::string_view given = request.header("Authorization");
+  constexpr std::string_view kScheme = "bearer ";
+  if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme))
+    return false;
+  given.remove_prefix(kScheme.size());
+  bool found = false;
+  for (const std::string& key : options_.api_keys) found = equal_constant_time(given, key) || found;
+  return found;
+}
+
+std::vector<http::Header> Api::common_headers(const http::Request& request, std::string* request_id) const {
+  const std::string_view given = request.header("X-Request-Id");
+  *request_id = harmless_id(given) ? std::string(given) : random_id();
+  std::vector<http::Header> headers = {{"X-Request-Id", *request_id}};
+  const std::string_view origin = request.header("Origin");
+  if (!origin.empty() && !options_.allowed_origins.empty()) {
+    const auto& allowed = options_.allowed_origins;
+    const bool all = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
+    if (all || std::find(allowed.begin(), allowed.end(), origin) != allowed.end()) {
+      headers.push_back({"Access-Control-Allow-Origin", all ? "*" : std::string(origin)});
+      headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id"});
+      if (!all) headers.push_back({"Vary", "Origin"});
+    }
+  }
+  return headers;
+}
+
+// A refusal that need not wait for the body.
+std::optional<http::Response> Api::check_head(const http::Request& request) {
+  std::string request_id;
+  const auto refuse = [&](const ApiError& error, const char* allow = nullptr) {
+    http::Response response = error_response(error);
+    auto headers = common_headers(request, &request_id);
+    response.headers.insert(response.headers.end(), headers.begin(), headers.end());
+    if (allow != nullptr) response.headers.push_back({"Allow", allow});
+    return response;
+  };
+  const std::string_view path = inner_path(request.path);
+  if (request.method == "OPTIONS") return std::nullopt;
+  bool path_known = false;
+  const Route* route = find_route(request.method, path, &path_known);
+  if (route == nullptr) {
+    if (path_known) {
+      const bool post = find_route("POST", path, &path_known) != nullptr;
+      const bool get = find_route("GET", path, &path_known) != nullptr;
+      return refuse(ApiError{405, fmt::format("{} is not allowed here", request.method), "", "method_not_allowed"},
+                    post && get ? "GET, HEAD, POST, OPTIONS"
+                    : post      ? "POST, OPTIONS"
+                                : "GET, HEAD, OPTIONS");
+    }
+    return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
+  }
+  if (!route->open && !authorized(request)) {
+    return refuse(ApiError{401, "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'", "",
+                           "invalid_api_key"});
+  }
+  if (route->needs_model && state() == nullptr) {
+    return refuse(ApiError{503, "the model is being loaded; try again later", "", "loading"});
+  }
+  if (draining_ && request.method == "POST" && !route->open) {
+    return refuse(ApiError{503, "the server is shutting down", "", "draining"});
+  }
+  if (request.method == "POST" && !route->open && !is_json(request.header("Content-Type"))) {
+    return refuse(ApiError{415, "the Content-Type must be application/json", "", "unsupported_media_type"});
+  }
+  return std::nullopt;
+}
+
+void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange) {
+  const auto shared = std::make_shared<Call>();
+  Call& call = *shared;
+  call.request = std::move(request);
+  call.exchange = std::move(exchange);
+  call.path = inner_path(call.request.path);
+  call.headers = common_headers(call.request, &call.request_id);
+  if (call.request.method == "OPTIONS") {
+    http::Response response;
+    response.status = 204;
+    response.headers.push_back({"Allow", "GET, HEAD, POST, OPTIONS"});
+    if (call.headers.size() > 1) {  // the origin is allowed
+      response.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, OPTIONS"});
+      const std::string_view wanted = call.request.header("Access-Control-Request-Headers");
+      response.headers.push_back(
+          {"Access-Control-Allow-Headers", wanted.empty() ? "Authorization, Content-Type" : std::string(wanted)});
+      response.headers.push_back({"Access-Control-Max-Age", "600"});
+    }
+    return reply(call, std::move(response));
+  }
+  bool path_known = false;
+  const Route* route = find_route(call.request.method, call.path, &path_known);
+  if (route == nullptr) return reply_error(call, ApiError{404, "there is no such path", "", "not_found"});
+  if (call.request.body.size() <= kInlineBody || !route->needs_model) return (this->*route->run)(call);
+  call.on_worker = true;
+  if (!state()->workers->submit([this, shared, route] { (this->*route->run)(*shared); })) {
+    call.on_worker = false;
+    reply_error(call, ApiError{429, "too many large requests wait to be read; try again later", "", ""});
+  }
+}
+
+http::Response Api::protocol_error(int status, std::string_view message) {
+  return error_response(ApiError{status, std::string(message), "", ""});
+}
+
+void Api::reply(Call& call, http::Response response) const {
+  response.headers.insert(response.headers.end(), call.headers.begin(), call.headers.end());
+  if (!call.on_worker) return call.exchange->respond(std::move(response));
+  call.exchange->post(
+      [exchange = call.exchange, response = std::move(response)]() mutable { exchange->respond(std::move(response)); });
+}
+
+void Api::reply_json(Call& call, std::string body) const {
+  http::Response response;
+  response.body = std::move(body);
+  reply(call, std::move(response));
+}
+
+void Api::reply_error(Call& call, const ApiError& error) const { reply(call, error_response(error)); }
+
+std::optional<Json> Api::json_body(Call& call) const {
+  auto parsed = parse_json(call.request.body);
+  if (!parsed.ok()) {
+    reply_error(call, bad_request("", "the body is " + parsed.error().message, "invalid_json"));
+    return std::nullopt;
+  }
+  if (!parsed->is_object()) {
+    reply_error(call, bad_request("", "the body must be a JSON object", "invalid_json"));
+    return std::nullopt;
+  }
+  return std::move(*parsed);
+}
+
+MaybeError Api::check_model(const std::string& name) const {
+  if (name.empty() || state()->model.knows(name)) return std::nullopt;
+  return ApiError{404,
+                  fmt::format("the model '{}' does not exist here; this server serves '{}'", name.substr(0, 200),
+                              state()->model.name()),
+                  "model", "model_not_found"};
+}
+
+void Api::page(Call& call) {
+  if (!options_.page) return reply_error(call, ApiError{404, "the page is switched off", "", "not_found"});
+  http::Response response;
+  response.content_type = "text/html; charset=utf-8";
+  response.body = kPageHtml;
+  response.headers = {{"Content-Security-Policy",
+                       "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+                       "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+                      {"X-Content-Type-Options", "nosniff"},
+                      {"Referrer-Policy", "no-referrer"},
+                      {"Cache-Control", "no-cache"}};
+  reply(call, std::move(response));
+}
+
+void Api::health(Call& call) {
+  ServerState* s = state();
+  if (s == nullptr) return reply_error(call, ApiError{503, "the model is being loaded", "", "loading"});
+  if (draining_) return reply_error(call, ApiError{503, "the server is shutting down", "", "draining"});
+  const double stalled = s->engine->seconds_since_progress();
+  if (stalled > options_.stall_timeout_s) {
+    return reply_error(call, ApiError{503, fmt::format("no step has finished for {:.1f} s", stalled), "", "stalled"});
+  }
+  reply_json(call, "{\"status\":\"ok\"}");
+}
+
+void Api::version(Call& call) { reply_json(call, fmt::format("{{\"version\":\"{}\"}}", kVersion)); }
+
+void Api::metrics(Call& call) {
+  ServerState* s = state();
+  Metrics::Facts facts;
+  facts.model_name = s->model.name();
+  facts.engine = s->engine->stats();
+  if (server_stats_) {
+    const http::ServerStats stats = server_stats_();
+    facts.connections = stats.connections;
+    facts.slow_readers_cut = stats.slow_readers_cut;
+  }
+  http::Response response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = s->metrics->prometheus(facts);
+  reply(call, std::move(response));
+}
+
+void Api::openapi(Call& call) { reply_json(call, std::string(kOpenApiJson)); }
+
+void Api::load(Call& call) {
+  ServerState* s = state();
+  reply_json(call, fmt::format("{{\"server_load\":{}}}", s == nullptr ? 0 : s->in_flight.load()));
+}
+
+void Api::timeline(Call& call) {
+  int64_t after = -1;
+  std::string_view query = call.request.query;
+  if (query.starts_with("after=")) {
+    query.remove_prefix(6);
+    std::from_chars(query.data(), query.data() + query.size(), after);
+    after = std::clamp<int64_t>(after, -1, INT64_MAX / 2);
+  }
+  ServerState* s = state();
+  const EngineStats e = s->engine->stats();
+  std::string body = s->metrics->timeline().json(after);
+  body.pop_back();  // '}'
+  fmt::format_to(std::back_inserter(body),
+                 ",\"running\":{},\"waiting\":{},\"kv_use\":{:.4f},\"kv_tokens\":{},\"precision_switches\":{}}}",
+                 e.running, e.waiting, e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0,
+                 int64_t{e.kv_blocks} * e.block_size, e.precision_switches);
+  reply_json(call, std::move(body));
+}
+
+std::string Api::model_json() const {
+  const ServedModel& m = state()->model;
+  std::string out;
+  for (const std::string& name : m.facts().names) {
+    if (!out.empty()) out += ',';
+    out += "{\"id\":";
+    append_string(out, name);
+    out += fmt::format(",\"object\":\"model\",\"created\":{},\"owned_by\":\"nestedfp\",\"root\":", m.created());
+    append_string(out, m.facts().root);
+    out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{}}}", m.facts().max_context,
+                       m.has_chat(), grammars_available());
+  }
+  return out;
+}
+
+void Api::models(Call& call) { reply_json(call, "{\"object\":\"list\",\"data\":[" + model_json() + "]}"); }
+
+void Api::model(Call& call) {
+  // Names may hold slashes, encoded or not.
+  std::string name;
+  const std::string_view raw = call.path.substr(std::string_view("/v1/models/").size());
+  for (size_t i = 0; i < raw.size(); ++i) {
+    unsigned value = 0;
+    if (raw[i] == '%' && i + 2 < raw.size() &&
+        std::from_chars(raw.data() + i + 1, raw.data() + i + 3, value, 16).ptr == raw.data() + i + 3) {
+      name += static_cast<char>(value);
+      i += 2;
+    } else {
+      name += raw[i];
+    }
+  }
+  if (auto failure = check_model(name)) return reply_error(call, *failure);
+  const Json all = Json::parse("[" + model_json() + "]");
+  for (const Json& entry : all) {
+    if (entry["id"] == name) return reply_json(call, dump(entry));
+  }
+}
+
+// vLLM's form; evaluation harnesses score through it without a tokenizer of their own.
+void Api::tokenizer_info(Call& call) {
+  const ServedModel& model = state()->model;
+  const Tokenizer& tokenizer = model.tokenizer();
+  std::string out = "{\"tokenizer_class\":\"nestedfp\"";
+  const auto token = [&](std::string_view name, std::optional<int32_t> id) {
+    const auto text = id ? tokenizer.id_to_token(*id) : std::nullopt;
+    fmt::format_to(std::back_inserter(out), ",\"{}\":", name);
+    if (text) {
+      append_string(out, *text);
+    } else {
+      out += "null";
+    }
+  };
+  token("bos_token", tokenizer.bos_id());
+  token("eos_token", tokenizer.eos_id());
+  token("pad_token", tokenizer.pad_id());
+  token("unk_token", tokenizer.unk_id());
+  fmt::format_to(std::back_inserter(out),
+                 ",\"add_bos_token\":{},\"model_max_length\":{},\"vocab_size\":{},\"chat_template\":",
+                 tokenizer.adds_bos(), model.facts().max_context, tokenizer.vocab_size());
+  if (model.facts().chat_template.empty()) {
+    out += "null";
+  } else {
+    append_string(out, model.facts().chat_template);
+  }
+  reply_json(call, out + "}");
+}
+
+void Api::tokenize(Call& call) {
+  const auto body = json_body(call);
+  if (!body) return;
+  const ServedModel& model = state()->model;
+  Fields fields(*body);
+  GenerationRequest request;
+  std::string prompt;
+  bool add_special = true;
+  bool strings = false;
+  const auto read = [&]() -> MaybeError {
+    NFP_API_TRY(fields.get("model", &request.model));
+    NFP_API_TRY(check_model(request.model));
+    NFP_API_TRY(fields.get("return_token_strs", &strings));
+    const Json* messages = fields.find("messages");
+    if (messages != nullptr) {
+      add_special = false;
+      NFP_API_TRY(parse_messages(*messages, state()->limits, &request.messages));
+      if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, state()->limits, &request.tools));
+      NFP_API_TRY(fields.get("add_generation_prompt", &request.add_generation_prompt));
+      NFP_API_TRY(fields.get("continue_final_message", &request.continue_final_message));
+      if (request.continue_final_message) request.add_generation_prompt = false;
+      if (const Json* variables = fields.find("chat_template_kwargs"); variables != nullptr && variables->is_object()) {
+        request.template_variables = *variables;
+      }
+    } else {
+      if (fields.find("prompt") == nullptr) return bad_request("prompt", "'prompt' (or 'messages') is missing");
+      NFP_API_TRY(fields.get("prompt", &prompt));
+    }
+    NFP_API_TRY(fields.get("add_special_tokens", &add_special));
+    return fields.rest();
+  };
+  if (auto failure = read()) return reply_error(call, *failure);
+  if (!request.messages.empty()) {
+    auto text = model.render_chat(request, true);
+    if (!text.ok()) return reply_error(call, from_engine(text.error()));
+    prompt = std::move(*text);
+  }
+  const auto tokens = model.encode(prompt, add_special);
+  if (!tokens.ok()) return reply_error(call, from_engine(tokens.error()));
+  std::string out =
+      fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(), model.facts().max_context);
+  for (size_t i = 0; i < tokens->size(); ++i) {
+    fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? "," : "", (*tokens)[i]);
+  }
+  out += "],\"token_strs\":";
+  if (!strings) {
+    out += "null";
+  } else {
+    out += '[';
+    for (size_t i = 0; i < tokens->size(); ++i) {
+      if (i > 0) out += ',';
+      append_string(out, model.tokenizer().id_to_token((*tokens)[i]).value_or(""));
+    }
+    out += ']';
+  }
+  reply_json(call, out + "}");
+}
+
+void Api::detokenize(Call& call) {
+  const auto body = json_body(call);
+  if (!body) return;
+  Fields fields(*body);
+  std::string model;
+  std::vector<int32_t> ids;
+  const auto read = [&]() -> MaybeError {
+    NFP_API_TRY(fields.get("model", &model));
+    NFP_API_TRY(check_model(model));
+    const Json* tokens = fields.find("tokens");
+    if (tokens == nullptr || !tokens->is_array()) return bad_request("tokens", "'tokens' must be a list of token ids");
+    const int32_t vocab = state()->model.tokenizer().vocab_size();
+    for (const Json& token : *tokens) {
+      if (!token.is_number_integer() || token < 0 || token >= vocab) {
+        return bad_request("tokens", fmt::format("'tokens' must hold token ids from 0 to {}", vocab - 1));
+      }
+      ids.push_back(token.get<int32_t>());
+    }
+    return fields.rest();
+  };
+  if (auto failure = read()) return reply_error(call, *failure);
+  std::string out = "{\"prompt\":";
+  append_string(out, state()->model.tokenizer().decode(ids, false));
+  reply_json(call, out + "}");
+}
+
+void Api::completions(Call& call) { generate(call, false); }
+void Api::chat_completions(Call& call) { generate(call, true); }
+
+void Api::generate(Call& call, bool chat) {
+  const auto body = json_body(call);
+  if (!body) return;
+  GenerationRequest request;
+  auto failure =
+      chat ? parse_chat(*body, state()->limits, &request) : parse_completion(*body, state()->limits, &request);
+  if (!failure) failure = check_model(request.model);
+  const std::string_view precision = call.request.header("X-NestedFP-Precision");
+  if (!failure && !precision.empty() && !request.precision) {
+    failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
+  }
+  if (failure) return reply_error(call, *failure);
+  auto generation =
+      std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id, call.headers);
+  if (!call.on_worker) return generation->start();
+  call.exchange->post([generation] { generation->start(); });
+}
+
+}  // namespace nfp::server

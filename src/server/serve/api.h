@@ -1,0 +1,90 @@
+// The endpoints: who may call what, and what each path does.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/http/http.h"
+#include "server/http/http_server.h"
+#include "server/serve/server_state.h"
+
+namespace nfp::server {
+
+struct ApiOptions {
+  std::vector<std::string> api_keys;         // empty = everybody may
+  std::vector<std::string> allowed_origins;  // for browsers' cross-origin calls; "*" = all; empty = none
+  std::string root_path;                     // "/prefix" that a proxy leaves in place; empty = none
+  double stall_timeout_s = 120;              // /health fails when a step takes longer
+  bool page = true;                          // the page at /
+};
+
+class Api final : public http::Handler {
+ public:
+  explicit Api(ApiOptions options);
+
+  // Until then only what needs no model is answered; the rest gets 503. `state` must outlive all requests.
+  void set_ready(ServerState* state) { state_.store(state, std::memory_order_release); }
+  void set_draining() { draining_.store(true, std::memory_order_relaxed); }
+  // Where /metrics takes connection counts from; before the first request.
+  void set_server_stats(std::function<http::ServerStats()> stats) { server_stats_ = std::move(stats); }
+
+  std::optional<http::Response> check_head(const http::Request& request) override;
+  void handle(http::Request request, std::shared_ptr<http::Exchange> exchange) override;
+  http::Response protocol_error(int status, std::string_view message) override;
+
+ private:
+  struct Call;  // one request on its way through
+  struct Route {
+    std::string_view method;
+    std::string_view path;
+    bool open;  // without an API key
+    bool needs_model;
+    void (Api::*run)(Call&);
+  };
+  static const Route kRoutes[];
+
+  std::string_view inner_path(std::string_view path) const;
+  const Route* find_route(std::string_view method, std::string_view path, bool* path_known) const;
+  bool authorized(const http::Request& request) const;
+  std::vector<http::Header> common_headers(const http::Request& request, std::string* request_id) const;
+  void reply(Call& call, http::Response response) const;
+  void reply_json(Call& call, std::string body) const;
+  void reply_error(Call& call, const ApiError& error) const;
+  // The body as a JSON object, or nothing after an error has been sent.
+  std::optional<Json> json_body(Call& call) const;
+  MaybeError check_model(const std::string& name) const;
+  std::string model_json() const;
+
+  void page(Call& call);
+  void health(Call& call);
+  void version(Call& call);
+  void metrics(Call& call);
+  void openapi(Call& call);
+  void load(Call& call);
+  void timeline(Call& call);
+  void models(Call& call);
+  void model(Call& call);
+  void tokenizer_info(Call& call);
+  void tokenize(Call& call);
+  void detokenize(Call& call);
+  void completions(Call& call);
+  void chat_completions(Call& call);
+  void generate(Call& call, bool chat);
+
+  ServerState* state() const { return state_.load(std::memory_order_acquire); }
+
+  ApiOptions options_;
+  std::atomic<ServerState*> state_{nullptr};
+  std::atomic<bool> draining_{false};
+  std::function<http::ServerStats()> server_stats_;
+};
+
+// Equal, in a time that depends only on the sizes.
+bool equal_constant_time(std::string_view a, std::string_view b);
+
+}  // namespace nfp::server

@@ -1,0 +1,395 @@
+// Endpoints over an engine with the fake model, without sockets.
+#include "server/serve/api.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "server/serve/service.h"
+#include "server/testing/byte_tokenizer.h"
+#include "server/testing/fake_runner.h"
+
+namespace nfp::server {
+namespace {
+
+// Posted functions run on the thread that waits.
+class FakeExchange final : public http::Exchange {
+ public:
+  void respond(http::Response response) override {
+    if (gone || ended) return;
+    head = std::move(response);
+    ended = true;
+  }
+  void start(http::Response response) override { head = std::move(response); }
+  void write(std::string_view piece) override { head.body += piece; }
+  void finish() override { ended = true; }
+  void on_abort(std::function<void()> callback) override { abort_callback = std::move(callback); }
+  bool aborted() const override { return gone; }
+  void post(std::function<void()> fn) override {
+    {
+      const std::lock_guard lock(mutex);
+      posted.push_back(std::move(fn));
+    }
+    wake.notify_one();
+  }
+  // Runs what is posted until the answer has ended; false after ten seconds.
+  bool wait(const std::function<bool()>& until) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!until()) {
+      std::vector<std::function<void()>> batch;
+      {
+        std::unique_lock lock(mutex);
+        if (!wake.wait_until(lock, end, [this] { return !posted.empty(); })) return false;
+        batch.swap(posted);
+      }
+      for (auto& fn : batch) fn();
+    }
+    return true;
+  }
+
+  http::Response head;
+  bool ended = false;
+  bool gone = false;
+  std::function<void()> abort_callback;
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::vector<std::function<void()>> posted;
+};
+
+class ApiTest : public ::testing::Test {
+ protected:
+  void start(ApiOptions api_options = {}, int32_t max_queue = 64, FakeRunner::Options runner_options = {},
+             int32_t kv_blocks = 512) {
+    auto tokenizer = make_byte_tokenizer();
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+    runner_ = std::make_unique<FakeRunner>(runner_options);
+    EngineOptions options;
+    options.limits.max_sequences = 4;
+    options.kv_blocks = kv_blocks;
+    options.eos_ids = {kByteEnd};
+    auto engine =
+        std::make_unique<Engine>(options, runner_.get(), *tokenizer, std::move(*parse_policy("threshold:1024")));
+    ServedModel::Facts facts;
+    facts.names = {"m", "org/m"};
+    facts.root = "m";
+    facts.tokenizer = *tokenizer;
+    facts.chat_template = kChatMlTemplate;
+    facts.vocab = kByteVocab;
+    facts.max_context = engine->max_context();
+    facts.end_ids = {kByteEnd};
+    api_ = std::make_unique<Api>(std::move(api_options));
+    auto model = ServedModel::create(std::move(facts));
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    state_ = std::make_unique<ServerState>(std::move(*model));
+    engine->set_observer(&metrics_);
+    engine_ = std::make_unique<EngineThread>(std::move(engine), max_queue);
+    state_->engine = engine_.get();
+    state_->metrics = &metrics_;
+    state_->grammars = make_grammar_compiler(*tokenizer, kByteVocab, state_->model.facts().end_ids);
+    workers_ = std::make_unique<WorkPool>(1, 16);
+    state_->workers = workers_.get();
+    state_->tool_format = ToolFormat::kHermes;
+    state_->log_requests = false;
+    api_->set_ready(state_.get());
+  }
+  void TearDown() override {
+    workers_.reset();
+    engine_.reset();
+  }
+
+  std::shared_ptr<FakeExchange> send(std::string method, std::string path, std::string body = "",
+                                     std::vector<http::Header> headers = {}) {
+    auto exchange = std::make_shared<FakeExchange>();
+    http::Request request;
+    request.method = std::move(method);
+    request.path = std::move(path);
+    request.headers = std::move(headers);
+    request.headers.push_back({"Content-Type", "application/json"});
+    if (auto refusal = api_->check_head(request)) {
+      exchange->respond(std::move(*refusal));
+      return exchange;
+    }
+    request.body = std::move(body);
+    api_->handle(std::move(request), exchange);
+    return exchange;
+  }
+  Json ask(std::string path, std::string body, int status = 200, std::vector<http::Header> headers = {}) {
+    const char* method = body.empty() ? "GET" : "POST";
+    auto exchange = send(method, std::move(path), std::move(body), std::move(headers));
+    EXPECT_TRUE(exchange->wait([&] { return exchange->ended; }));
+    EXPECT_EQ(exchange->head.status, status) << exchange->head.body;
+    auto json = parse_json(exchange->head.body);
+    EXPECT_TRUE(json.ok()) << exchange->head.body;
+    return json.ok() ? *json : Json();
+  }
+  // The data of each event of a stream, "[DONE]" left out but asserted.
+  std::vector<Json> stream(std::string path, std::string body) {
+    auto exchange = send("POST", std::move(path), std::move(body));
+    EXPECT_TRUE(exchange->wait([&] { return exchange->ended; }));
+    std::vector<Json> events;
+    std::string_view rest = exchange->head.body;
+    EXPECT_TRUE(rest.ends_with("data: [DONE]\n\n")) << rest;
+    for (size_t end; (end = rest.find("\n\n")) != std::string_view::npos; rest.remove_prefix(end + 2)) {
+      const std::string_view event = rest.substr(0, end);
+      EXPECT_TRUE(event.starts_with("data: "));
+      if (event != "data: [DONE]") events.push_back(Json::parse(event.substr(6)));
+    }
+    return events;
+  }
+
+  Metrics metrics_;
+  std::unique_ptr<FakeRunner> runner_;
+  std::unique_ptr<ServerState> state_;
+  std::unique_ptr<WorkPool> workers_;
+  std::unique_ptr<EngineThread> engine_;
+  std::unique_ptr<Api> api_;
+};
+
+TEST_F(ApiTest, CompletesText) {
+  start();
+  const Json r = ask("/v1/completions", R"({"model":"m","prompt":["SAY:one","SAY:two"],"max_tokens":10})");
+  EXPECT_EQ(r["choices"][0]["text"], "one");
+  EXPECT_EQ(r["choices"][1]["text"], "two");
+  EXPECT_EQ(r["choices"][1]["index"], 1);
+  EXPECT_EQ(r["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(r["usage"]["prompt_tokens"], 14);
+  EXPECT_EQ(r["usage"]["completion_tokens"], 8);  // three letters and the end, twice
+  EXPECT_EQ(r["usage"]["nestedfp"]["completion"]["fp16_tokens"], 8);
+}
+
+TEST_F(ApiTest, EchoAndLogprobsLineUp) {
+  start();
+  const Json r =
+      ask("/v1/completions", R"({"prompt":"SAY:hé","echo":true,"logprobs":2,"max_tokens":9,"prompt_logprobs":1})");
+  const Json& choice = r["choices"][0];
+  EXPECT_EQ(choice["text"], "SAY:héhé");
+  const Json& lists = choice["logprobs"];
+  const size_t count = lists["tokens"].size();
+  EXPECT_EQ(count, 7u + 4u);
+  for (const char* list : {"token_logprobs", "top_logprobs", "text_offset"}) EXPECT_EQ(lists[list].size(), count);
+  EXPECT_TRUE(lists["token_logprobs"][0].is_null());
+  EXPECT_EQ(lists["tokens"][5], "bytes:\\xc3");
+  EXPECT_EQ(lists["text_offset"][7], 6);  // SAY:hé are six characters
+  EXPECT_EQ(choice["prompt_logprobs"].size(), 7u);
+  EXPECT_TRUE(choice["prompt_logprobs"][0].is_null());
+}
+
+TEST_F(ApiTest, MaxTokensZeroScoresThePrompt) {
+  start();
+  const Json r = ask("/v1/completions", R"({"prompt":"abc","echo":true,"logprobs":0,"max_tokens":0})");
+  EXPECT_EQ(r["choices"][0]["text"], "abc");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["tokens"].size(), 3u);
+  EXPECT_EQ(r["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(r["usage"]["completion_tokens"], 0);
+}
+
+TEST_F(ApiTest, Chats) {
+  start();
+  const Json r = ask("/v1/chat/completions",
+                     R"({"messages":[{"role":"user","content":"SAY:hello"}],"logprobs":true,"top_logprobs":2})");
+  EXPECT_EQ(r["object"], "chat.completion");
+  EXPECT_EQ(r["choices"][0]["message"]["content"], "hello");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["content"][0]["token"], "h");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["content"][0]["bytes"], Json({104}));
+  EXPECT_EQ(r["choices"][0]["logprobs"]["content"][0]["top_logprobs"].size(), 2u);
+}
+
+TEST_F(ApiTest, StreamsAChat) {
+  start();
+  const auto events =
+      stream("/v1/chat/completions", R"({"messages":[{"role":"user","content":"SAY:hey"}],"stream":true,)"
+                                     R"("n":2,"stream_options":{"include_usage":true}})");
+  std::string text[2];
+  int finished = 0;
+  for (const Json& event : events) {
+    for (const Json& choice : event["choices"]) {
+      text[choice["index"].get<size_t>()] += choice["delta"].value("content", "");
+      if (!choice["finish_reason"].is_null()) {
+        ++finished;
+        EXPECT_EQ(event["nestedfp"]["completion"]["fp16_tokens"], 4);
+      }
+    }
+  }
+  EXPECT_EQ(text[0], "hey");
+  EXPECT_EQ(text[1], "hey");
+  EXPECT_EQ(finished, 2);
+  EXPECT_TRUE(events.back()["choices"].empty());
+  EXPECT_EQ(events.back()["usage"]["completion_tokens"], 8);
+}
+
+TEST_F(ApiTest, CallsTools) {
+  start();
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
+  const std::string messages =
+      R"("messages":[{"role":"user","content":"SAY:ok<tool_call>{\"name\":\"f\",\"arguments\":{\"x\":1}}</tool_call>"}])";
+  const Json r = ask("/v1/chat/completions", "{" + tools + "," + messages + "}");
+  EXPECT_EQ(r["choices"][0]["finish_reason"], "tool_calls");
+  EXPECT_EQ(r["choices"][0]["message"]["content"], "ok");
+  EXPECT_EQ(r["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"x\":1}");
+
+  std::string name, arguments;
+  for (const Json& event : stream("/v1/chat/completions", "{" + tools + "," + messages + R"(,"stream":true})")) {
+    for (const Json& choice : event["choices"]) {
+      if (!choice["delta"].contains("tool_calls")) continue;
+      const Json& function = choice["delta"]["tool_calls"][0]["function"];
+      name += function.value("name", "");
+      arguments += function.value("arguments", "");
+    }
+  }
+  EXPECT_EQ(name, "f");
+  EXPECT_EQ(arguments, "{\"x\":1}");
+}
+
+TEST_F(ApiTest, ForcesAToolCallThroughAGrammar) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  start();
+  const std::string tools =
+      R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"],"additionalProperties":false}}}])";
+  for (const char* choice : {R"("required")", R"({"type":"function","function":{"name":"f"}})"}) {
+    const Json r = ask(
+        "/v1/chat/completions",
+        "{" + tools + R"(,"messages":[{"role":"user","content":"hi"}],"max_tokens":99,"tool_choice":)" + choice + "}");
+    const Json& calls = r["choices"][0]["message"]["tool_calls"];
+    ASSERT_EQ(calls.size(), 1u) << dump(r);
+    EXPECT_EQ(calls[0]["function"]["name"], "f");
+    EXPECT_TRUE(Json::parse(calls[0]["function"]["arguments"].get<std::string>())["n"].is_number_integer());
+  }
+}
+
+TEST_F(ApiTest, ErrorsHaveOpenAisShape) {
+  start();
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","wrong":1})", 400)["error"]["param"], "wrong");
+  EXPECT_EQ(ask("/v1/completions", "{", 400)["error"]["type"], "invalid_request_error");
+  EXPECT_EQ(ask("/v1/completions", "[]", 400)["error"]["code"], "invalid_json");
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","model":"other"})", 404)["error"]["code"], "model_not_found");
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","temperature":-1})", 400)["error"]["param"], "temperature");
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":[300]})", 400)["error"]["param"], "prompt");
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","max_tokens":100000})", 400)["error"]["code"],
+            "context_length_exceeded");
+  EXPECT_EQ(ask("/nowhere", "", 404)["error"]["code"], "not_found");
+  EXPECT_EQ(send("DELETE", "/v1/models")->head.status, 405);
+}
+
+TEST_F(ApiTest, PrecisionIsAFieldAndAHeader) {
+  start();
+  const Json fast = ask("/v1/completions", R"({"prompt":"SAY:a"})", 200, {{"X-NestedFP-Precision", "fast"}});
+  EXPECT_EQ(fast["usage"]["nestedfp"]["completion"]["fp8_tokens"], 2);
+  const Json exact =
+      ask("/v1/completions", R"({"prompt":"SAY:a","precision":"exact"})", 200, {{"X-NestedFP-Precision", "fast"}});
+  EXPECT_EQ(exact["usage"]["nestedfp"]["completion"]["fp16_tokens"], 2);
+  ask("/v1/completions", R"({"prompt":"SAY:a"})", 400, {{"X-NestedFP-Precision", "half"}});
+}
+
+TEST_F(ApiTest, KeysOriginsAndRequestIds) {
+  ApiOptions options;
+  options.api_keys = {"one", "two"};
+  options.allowed_origins = {"https://a.example"};
+  options.root_path = "/llm/";
+  start(options);
+  ask("/v1/models", "", 401);
+  ask("/v1/models", "", 401, {{"Authorization", "Bearer onex"}});
+  ask("/v1/models", "", 401, {{"Authorization", "Basic one"}});
+  EXPECT_EQ(ask("/v1/models", "", 200, {{"Authorization", "bearer two"}})["data"][0]["id"], "m");
+  EXPECT_EQ(ask("/llm/v1/models/org/m", "", 200, {{"Authorization", "Bearer one"}})["id"], "org/m");
+  EXPECT_EQ(ask("/v1/models/org%2Fm", "", 200, {{"Authorization", "Bearer one"}})["id"], "org/m");
+  ask("/health", "");
+  const auto value = [](const http::Response& response, std::string_view name) {
+    for (const auto& header : response.headers) {
+      if (header.name == name) return header.value;
+    }
+    return std::string();
+  };
+  EXPECT_EQ(value(send("GET", "/health", "", {{"X-Request-Id", "abc-1"}})->head, "X-Request-Id"), "abc-1");
+  EXPECT_NE(value(send("GET", "/health", "", {{"X-Request-Id", "a b"}})->head, "X-Request-Id"), "a b");
+  EXPECT_EQ(value(send("GET", "/health", "", {{"Origin", "https://a.example"}})->head, "Access-Control-Allow-Origin"),
+            "https://a.example");
+  EXPECT_EQ(value(send("GET", "/health", "", {{"Origin", "https://b.example"}})->head, "Access-Control-Allow-Origin"),
+            "");
+  EXPECT_EQ(send("OPTIONS", "/v1/completions", "", {{"Origin", "https://a.example"}})->head.status, 204);
+}
+
+TEST_F(ApiTest, AFullQueueIs429) {
+  start({}, /*max_queue=*/2, {4096, std::chrono::milliseconds(20), {}});
+  std::vector<std::shared_ptr<FakeExchange>> sent;
+  int refused = 0;
+  for (int i = 0; i < 12; ++i) {
+    sent.push_back(send("POST", "/v1/completions", R"({"prompt":"a","max_tokens":5})"));
+    if (sent.back()->ended) {
+      EXPECT_EQ(sent.back()->head.status, 429) << sent.back()->head.body;
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_LT(refused, 12);
+  for (auto& exchange : sent) EXPECT_TRUE(exchange->wait([&] { return exchange->ended; }));
+}
+
+TEST_F(ApiTest, AClientThatGoesAwayFreesItsBlocks) {
+  start({}, 64, {4096, std::chrono::milliseconds(2), {}});
+  auto exchange = send("POST", "/v1/completions", R"({"prompt":"a","max_tokens":4000,"stream":true})");
+  ASSERT_TRUE(exchange->wait([&] { return !exchange->head.body.empty(); }));
+  EXPECT_GT(engine_->stats().kv_blocks_used, 0);
+  exchange->gone = true;
+  exchange->abort_callback();
+  for (int i = 0; i < 500 && engine_->stats().kv_blocks_used > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_EQ(engine_->stats().kv_blocks_used, 0);
+  EXPECT_EQ(engine_->stats().running, 0);
+}
+
+TEST_F(ApiTest, HealthFollowsTheEngine) {
+  ApiOptions options;
+  options.stall_timeout_s = 0.3;
+  start(options, 64, {4096, std::chrono::milliseconds(900), {}});
+  ask("/health", "");
+  auto exchange = send("POST", "/v1/completions", R"({"prompt":"a","max_tokens":2})");
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  EXPECT_EQ(ask("/health", "", 503)["error"]["code"], "stalled");
+  EXPECT_TRUE(exchange->wait([&] { return exchange->ended; }));
+  api_->set_draining();
+  EXPECT_EQ(ask("/health", "", 503)["error"]["code"], "draining");
+  ask("/v1/completions", R"({"prompt":"a"})", 503);
+}
+
+TEST_F(ApiTest, BeforeTheModelIsThere) {
+  api_ = std::make_unique<Api>(ApiOptions());
+  EXPECT_EQ(ask("/health", "", 503)["error"]["code"], "loading");
+  ask("/v1/completions", R"({"prompt":"a"})", 503);
+  ask("/version", "");
+  ask("/openapi.json", "");
+}
+
+TEST_F(ApiTest, TokenizesAndBack) {
+  start();
+  const Json r = ask("/tokenize", R"({"prompt":"ab","return_token_strs":true})");
+  EXPECT_EQ(r["tokens"], Json({97, 98}));
+  EXPECT_EQ(r["token_strs"], Json({"a", "b"}));
+  EXPECT_EQ(ask("/detokenize", R"({"tokens":[97,98]})")["prompt"], "ab");
+  EXPECT_GT(ask("/tokenize", R"({"messages":[{"role":"user","content":"a"}]})")["count"].get<int>(), 10);
+  EXPECT_EQ(ask("/tokenizer_info", "")["eos_token"], "<|im_end|>");
+  ask("/detokenize", R"({"tokens":[-1]})", 400);
+  ask("/detokenize", R"({"tokens":[259]})", 400);
+  ask("/tokenize", R"({})", 400);
+}
+
+TEST_F(ApiTest, BestOfKeepsTheLikeliest) {
+  start();
+  const Json r = ask("/v1/completions", R"({"prompt":"SAY:abc","best_of":3,"n":2,"logprobs":1})");
+  EXPECT_EQ(r["choices"].size(), 2u);
+  EXPECT_EQ(r["choices"][1]["index"], 1);
+  EXPECT_EQ(r["usage"]["completion_tokens"], 12);  // of all three
+}
+
+TEST(ConstantTime, Compares) {
+  EXPECT_TRUE(equal_constant_time("abc", "abc"));
+  EXPECT_FALSE(equal_constant_time("abc", "abd"));
+  EXPECT_FALSE(equal_constant_time("abc", "abcabc"));
+  EXPECT_FALSE(equal_constant_time("abcabc", "abc"));
+  EXPECT_FALSE(equal_constant_time("a", ""));
+  EXPECT_TRUE(equal_constant_time("", ""));
+}
+
+}  // namespace
+}  // namespace nfp::server

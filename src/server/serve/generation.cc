@@ -1,0 +1,446 @@
+#include "server/serve/generation.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "server/api/json_text.h"
+
+namespace nfp::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Bytes of prompt that are turned into tokens at once on the event loop (well under a millisecond).
+constexpr size_t kInlineBytes = 16u << 10;
+
+double ms_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+size_t prompt_bytes(const GenerationRequest& request) {
+  size_t bytes = 0;
+  for (const PromptInput& prompt : request.prompts) {
+    bytes += prompt.text ? prompt.text->size() : prompt.tokens.size();
+  }
+  for (const Json& message : request.messages) {
+    const auto content = message.find("content");
+    if (content != message.end() && content->is_string()) bytes += content->get_ref<const std::string&>().size();
+  }
+  if (request.tools.is_array()) bytes += 2048 * request.tools.size();
+  return bytes;
+}
+
+// A call of this function, or (no name) a list of calls of any of them.
+GrammarSpec forced_call_grammar(const GenerationRequest& request) {
+  const auto parameters = [](const Json& function) {
+    return function.contains("parameters") && function["parameters"].is_object() ? function["parameters"]
+                                                                                 : Json({{"type", "object"}});
+  };
+  GrammarSpec spec;
+  spec.kind = GrammarSpec::Kind::kJsonSchema;
+  spec.param = "tool_choice";
+  if (request.tool_choice == ToolChoice::kNamed) {
+    for (const Json& tool : request.tools) {
+      if (tool["function"]["name"] == request.tool_name) spec.text = dump(parameters(tool["function"]));
+    }
+    return spec;
+  }
+  Json calls = Json::array();
+  for (const Json& tool : request.tools) {
+    const Json& function = tool["function"];
+    calls.push_back({{"type", "object"},
+                     {"properties", {{"name", {{"const", function["name"]}}}, {"parameters", parameters(function)}}},
+                     {"required", {"name", "parameters"}},
+                     {"additionalProperties", false}});
+  }
+  Json schema = {{"type", "array"}, {"minItems", 1}, {"items", {{"anyOf", calls}}}};
+  if (!request.parallel_tool_calls) schema["maxItems"] = 1;
+  spec.text = dump(schema);
+  return spec;
+}
+
+}  // namespace
+
+Generation::Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
+                       std::string request_id, std::vector<http::Header> headers)
+    : state_(state),
+      exchange_(std::move(exchange)),
+      request_(std::move(request)),
+      request_id_(std::move(request_id)),
+      headers_(std::move(headers)),
+      writer_(&request_, &state->model,
+              fmt::format("{}-{:016x}{:08x}", request_.chat ? "chatcmpl" : "cmpl", state->instance, ++state->serial),
+              std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+                  .count()) {
+  ++state_->in_flight;
+}
+
+Generation::~Generation() { --state_->in_flight; }
+
+void Generation::start() {
+  const bool forced = request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
+  if (request_.grammar.kind == GrammarSpec::Kind::kNone && !forced && prompt_bytes(request_) <= kInlineBytes) {
+    Prepared prepared;
+    if (auto failure = prepare(&prepared)) return fail(*failure);
+    return run(std::move(prepared));
+  }
+  const bool taken = state_->workers->submit([self = shared_from_this()] {
+    auto prepared = std::make_shared<Prepared>();
+    auto failure = self->prepare(prepared.get());
+    self->exchange_->post([self, prepared, failure = std::move(failure)] {
+      if (failure) return self->fail(*failure);
+      self->run(std::move(*prepared));
+    });
+  });
+  if (!taken) fail(ApiError{429, "too many large prompts and grammars wait to be prepared; try again later", "", ""});
+}
+
+// On a worker or the exchange's thread.
+MaybeError Generation::prepare(Prepared* out) const {
+  const ServedModel& model = state_->model;
+  const bool forced = request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
+  if (request_.chat) {
+    const bool tools = request_.tool_choice != ToolChoice::kNone;
+    if (request_.tool_choice == ToolChoice::kAuto && state_->tool_format == ToolFormat::kNone) {
+      return bad_request("tools",
+                         "this model's way of calling tools is not known; start the server with "
+                         "--tool-call-parser, or send tool_choice none");
+    }
+    auto text = model.render_chat(request_, tools);
+    if (!text.ok()) {
+      ApiError failure = from_engine(text.error());
+      failure.param = "messages";
+      return failure;
+    }
+    // Templates write their own special tokens.
+    auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false));
+    if (!tokens.ok()) return from_engine(tokens.error());
+    out->prompts.push_back(std::move(*tokens));
+    out->prompt_texts.emplace_back();
+  }
+  for (const PromptInput& input : request_.prompts) {
+    if (!input.text) {
+      out->prompts.push_back(input.tokens);
+      out->prompt_texts.push_back(request_.echo ? model.tokenizer().decode(input.tokens, false) : "");
+      continue;
+    }
+    auto tokens = model.encode(*input.text, request_.add_special_tokens.value_or(true));
+    if (!tokens.ok()) return from_engine(tokens.error());
+    if (tokens->empty()) {
+      // A tokenizer without BOS makes nothing of nothing: the model then starts from its end-of-text token.
+      const auto first = model.tokenizer().bos_id() ? model.tokenizer().bos_id() : model.tokenizer().eos_id();
+      if (!first) return bad_request("prompt", "'prompt' is empty");
+      tokens->push_back(*first);
+    }
+    out->prompts.push_back(std::move(*tokens));
+    out->prompt_texts.push_back(request_.echo ? *input.text : "");
+  }
+
+  if (auto bad = validate(request_.sampling, model.facts().vocab); !bad.ok()) {
+    ApiError failure = from_engine(bad.error());
+    failure.param = failure.message.substr(0, failure.message.find_first_of(" :"));
+    return failure;
+  }
+  for (const auto& prompt : out->prompts) {
+    const int64_t room = int64_t{model.facts().max_context} - static_cast<int64_t>(prompt.size());
+    const int32_t wanted = request_.sampling.max_tokens.value_or(1);
+    if (room < wanted) {
+      return bad_request(
+          request_.chat ? "messages" : "prompt",
+          fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
+                      "{}, {} in the completion). Please reduce the length of the {} or completion.",
+                      model.facts().max_context, static_cast<int64_t>(prompt.size()) + wanted, prompt.size(),
+                      request_.chat ? "messages" : "prompt", wanted, request_.chat ? "messages" : "prompt"),
+          "context_length_exceeded");
+    }
+    for (const int32_t token : prompt) {
+      if (token < 0 || token >= model.facts().vocab) {
+        return bad_request("prompt", fmt::format("'prompt': token id {} is not in the vocabulary (0 to {})", token,
+                                                 model.facts().vocab - 1));
+      }
+    }
+  }
+
+  GrammarSpec spec = forced ? forced_call_grammar(request_) : request_.grammar;
+  if (spec.kind != GrammarSpec::Kind::kNone) {
+    auto compiled = state_->grammars->compile(spec);
+    if (!compiled.ok()) {
+      ApiError failure = from_engine(compiled.error());
+      failure.param = spec.param;
+      if (compiled.error().code == ErrorCode::kUnsupported) failure.code = "unsupported_parameter";
+      return failure;
+    }
+    out->constraint = std::move(*compiled);
+  }
+  return std::nullopt;
+}
+
+void Generation::run(Prepared prepared) {
+  if (exchange_->aborted()) return;
+  if (state_->log_prompts) {
+    for (const auto& prompt : prepared.prompts) {
+      log::info("request={} prompt={}", request_id_, dump(Json(state_->model.tokenizer().decode(prompt, false))));
+    }
+  }
+  if (auto failure = submit_all(prepared)) {
+    cancel_all();
+    return fail(*failure);
+  }
+  // Weak: the exchange must not keep alive what keeps it alive.
+  exchange_->on_abort([weak = weak_from_this()] {
+    if (const auto self = weak.lock(); self && !self->ended_) {
+      self->ended_ = true;
+      self->cancel_all();
+      self->log_end("disconnected");
+    }
+  });
+  if (!request_.stream) return;
+  http::Response head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = headers_;
+  head.headers.push_back({"Cache-Control", "no-cache"});
+  head.headers.push_back({"X-Accel-Buffering", "no"});
+  streaming_ = true;
+  exchange_->start(std::move(head));
+}
+
+MaybeError Generation::submit_all(Prepared& prepared) {
+  const auto samples = static_cast<size_t>(request_.best_of);
+  const bool tools = request_.tool_choice != ToolChoice::kNone;
+  choices_.reserve(prepared.prompts.size() * samples);
+  for (size_t p = 0; p < prepared.prompts.size(); ++p) {
+    for (size_t s = 0; s < samples; ++s) {
+      Choice& choice = choices_.emplace_back();
+      choice.prompt = p;
+      choice.sample = static_cast<int>(s);
+      choice.index = static_cast<int>(p * samples + s);
+      choice.engine_id = fmt::format("{}-{}", writer_.id(), choice.index);
+      choice.stop_reason = "null";
+      if (request_.echo) choice.prompt_text = prepared.prompt_texts[p];
+      if (tools && request_.tool_choice == ToolChoice::kAuto) {
+        choice.parser = make_tool_call_parser(state_->tool_format);
+      } else if (tools) {
+        choice.parser = make_forced_call_parser(request_.tool_name);
+      }
+    }
+  }
+  unfinished_ = choices_.size();
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& choice = choices_[i];
+    Request request;
+    request.id = choice.engine_id;
+    request.prompt = prepared.prompts[choice.prompt];
+    request.sampling = request_.sampling;
+    SamplingParams& sampling = request.sampling;
+    if (sampling.seed) *sampling.seed += static_cast<uint64_t>(choice.sample);
+    sampling.logprobs = request_.wants_logprobs || request_.best_of > request_.n;
+    sampling.top_logprobs = request_.wants_logprobs ? request_.top_logprobs : 0;
+    sampling.prompt_logprobs = request_.prompt_logprobs;
+    if (request_.echo && request_.wants_logprobs) {
+      sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
+    }
+    request.precision = request_.precision.value_or(state_->default_precision);
+    // Marks of a tool call may be special tokens.
+    request.skip_special_tokens = request_.skip_special_tokens && !choice.parser;
+    if (prepared.constraint) request.constraint = prepared.constraint->instantiate();
+    const Status status = state_->engine->submit(std::move(request), [self = shared_from_this(),
+                                                                      i](RequestOutput&& output) {
+      self->exchange_->post([self, i, piece = std::move(output)]() mutable { self->on_output(i, std::move(piece)); });
+    });
+    if (!status.ok()) return from_engine(status.error());
+  }
+  return std::nullopt;
+}
+
+void Generation::on_output(size_t index, RequestOutput output) {
+  if (ended_) return;
+  Choice& choice = choices_[index];
+  if (output.finish == FinishReason::kError || output.finish == FinishReason::kCancelled) {
+    ApiError failure = from_engine(Error{output.error_code, output.error});
+    if (output.finish == FinishReason::kCancelled) {
+      failure = ApiError{503, "the request was cancelled because the server is shutting down", "", ""};
+    }
+    cancel_all();
+    return fail(failure);
+  }
+  if (first_token_ == Clock::time_point()) first_token_ = Clock::now();
+  take(choice, output);
+  if (request_.stream) stream(choice, output);
+  if (ended_) return;  // the client was cut off
+  if (choice.finish && --unfinished_ == 0) choice_done();
+}
+
+// Bookkeeping that both forms of answer need.
+void Generation::take(Choice& choice, RequestOutput& output) {
+  choice.usage = output.usage;
+  choice.finish = output.finish;
+  if (output.stop_string) {
+    choice.stop_reason.clear();
+    append_string(choice.stop_reason, *output.stop_string);
+  } else if (output.stop_token) {
+    const auto& asked = request_.sampling.stop_token_ids;
+    if (std::find(asked.begin(), asked.end(), *output.stop_token) != asked.end()) {
+      choice.stop_reason = std::to_string(*output.stop_token);
+    }
+  }
+  for (const OutputToken& token : output.tokens) choice.score += token.logprob;
+  if (!output.prompt_logprobs.empty()) {
+    if (request_.echo && request_.wants_logprobs) {
+      writer_.add_logprobs(output.prompt_logprobs, /*first_has_none=*/true, &choice.logprobs);
+    }
+    if (request_.prompt_logprobs) choice.prompt_logprobs = std::move(output.prompt_logprobs);
+  }
+  if (request_.wants_logprobs && !request_.no_output) {
+    writer_.add_logprobs(output.tokens, /*first_has_none=*/false, &choice.logprobs);
+  }
+  if (request_.no_output) {
+    output.text.clear();
+    if (choice.finish) choice.finish = FinishReason::kLength;
+  }
+  if (request_.stream) return;
+  if (!choice.parser) {
+    choice.text += output.text;
+    return;
+  }
+  std::vector<ToolEvent> events;
+  choice.parser->feed(output.text, &events);
+  if (choice.finish) choice.parser->finish(&events);
+  for (ToolEvent& event : events) {
+    if (event.kind == ToolEvent::Kind::kText) {
+      choice.text += event.text;
+    } else if (!request_.parallel_tool_calls && event.call > 0) {
+      continue;
+    } else if (event.kind == ToolEvent::Kind::kCall) {
+      choice.calls.push_back({make_tool_call_id(state_->tool_format), std::move(event.text), ""});
+    } else {
+      choice.calls.back().arguments += event.text;
+    }
+  }
+}
+
+void Generation::stream(Choice& choice, RequestOutput& output) {
+  scratch_.clear();
+  if (!choice.started) {
+    choice.started = true;
+    if (request_.chat) writer_.role_chunk(scratch_, choice);
+    if (!choice.prompt_text.empty()) output.text.insert(0, choice.prompt_text);
+  }
+  std::string_view text = output.text;
+  std::string plain;
+  if (choice.parser) {
+    std::vector<ToolEvent> events;
+    choice.parser->feed(output.text, &events);
+    if (choice.finish) choice.parser->finish(&events);
+    for (ToolEvent& event : events) {
+      if (event.kind == ToolEvent::Kind::kText) {
+        plain += event.text;
+        continue;
+      }
+      if (!request_.parallel_tool_calls && event.call > 0) continue;
+      if (!plain.empty()) writer_.text_chunk(scratch_, choice, plain, nullptr, false, nullptr);
+      plain.clear();
+      if (event.kind == ToolEvent::Kind::kCall) {
+        choice.calls.push_back({make_tool_call_id(state_->tool_format), event.text, ""});
+      }
+      writer_.tool_chunk(scratch_, choice, event);
+    }
+    text = plain;
+  }
+  const bool final = choice.finish.has_value();
+  if (final || !text.empty() || !choice.logprobs.empty()) {
+    writer_.text_chunk(scratch_, choice, text, &choice.logprobs, final,
+                       request_.continuous_usage ? &choice.usage : nullptr);
+    choice.logprobs.clear();
+  }
+  if (!scratch_.empty()) exchange_->write(scratch_);
+}
+
+void Generation::choice_done() {
+  ended_ = true;
+  if (request_.stream) {
+    finish_stream();
+  } else {
+    respond_whole();
+  }
+  log_end("ok");
+}
+
+void Generation::finish_stream() {
+  scratch_.clear();
+  if (request_.include_usage) writer_.usage_chunk(scratch_, choices_);
+  scratch_ += "data: [DONE]\n\n";
+  exchange_->write(scratch_);
+  exchange_->finish();
+}
+
+void Generation::respond_whole() {
+  std::vector<const Choice*> shown;
+  for (const Choice& choice : choices_) shown.push_back(&choice);
+  const auto n = static_cast<size_t>(request_.n);
+  const auto samples = static_cast<size_t>(request_.best_of);
+  if (samples > n) {
+    // The n likeliest of each prompt, by mean log-probability of a token as OpenAI describes it.
+    const auto mean = [](const Choice* c) { return c->score / std::max(1, c->usage.completion_tokens); };
+    std::vector<const Choice*> best;
+    for (size_t p = 0; p * samples < choices_.size(); ++p) {
+      const auto begin = shown.begin() + static_cast<std::ptrdiff_t>(p * samples);
+      std::stable_sort(begin, begin + static_cast<std::ptrdiff_t>(samples),
+                       [&](const Choice* a, const Choice* b) { return mean(a) > mean(b); });
+      best.insert(best.end(), begin, begin + static_cast<std::ptrdiff_t>(n));
+    }
+    shown = std::move(best);
+    for (size_t i = 0; i < shown.size(); ++i) {
+      choices_[static_cast<size_t>(shown[i] - choices_.data())].index = static_cast<int>(i);
+    }
+  }
+  http::Response response;
+  response.headers = headers_;
+  response.body = writer_.whole(shown, choices_);
+  exchange_->respond(std::move(response));
+}
+
+void Generation::cancel_all() {
+  for (const Choice& choice : choices_) {
+    if (!choice.finish) state_->engine->cancel(choice.engine_id);
+  }
+}
+
+void Generation::fail(const ApiError& error) {
+  ended_ = true;
+  if (streaming_) {
+    exchange_->write("data: " + error_json(error) + "\n\ndata: [DONE]\n\n");
+    exchange_->finish();
+  } else {
+    http::Response response = error_response(error);
+    response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
+    exchange_->respond(std::move(response));
+  }
+  if (state_->log_requests) {
+    log::info("request={} endpoint={} status={} error={}", request_id_, request_.chat ? "chat" : "completions",
+              error.status, dump(Json(error.message.substr(0, 300))));
+  }
+}
+
+void Generation::log_end(std::string_view outcome) const {
+  if (!state_->log_requests) return;
+  Usage sum;
+  int32_t longest = 0;
+  for (const Choice& choice : choices_) {
+    if (choice.sample == 0) sum.prompt_tokens += choice.usage.prompt_tokens;
+    sum.completion_tokens += choice.usage.completion_tokens;
+    sum.completion.fp16 += choice.usage.completion.fp16;
+    sum.completion.fp8 += choice.usage.completion.fp8;
+    longest = std::max(longest, choice.usage.completion_tokens);
+  }
+  const auto now = Clock::now();
+  const bool any = first_token_ != Clock::time_point();
+  const double tpot = any && longest > 1 ? ms_between(first_token_, now) / (longest - 1) : 0;
+  log::info(
+      "request={} endpoint={} outcome={} choices={} prompt_tokens={} completion_tokens={} fp16_tokens={} fp8_tokens={} "
+      "ttft_ms={:.1f} tpot_ms={:.2f} e2e_ms={:.1f}",
+      request_id_, request_.chat ? "chat" : "completions", outcome, choices_.size(), sum.prompt_tokens,
+      sum.completion_tokens, sum.completion.fp16, sum.completion.fp8, any ? ms_between(arrival_, first_token_) : 0,
+      tpot, ms_between(arrival_, now));
+}
+
+}  // namespace nfp::server

@@ -1,0 +1,60 @@
+// One request for text from start to end: prompts to tokens, one engine request for each choice, outputs to JSON, in
+// one piece or as a stream of events.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/http/http.h"
+#include "server/serve/response_writer.h"
+#include "server/serve/server_state.h"
+
+namespace nfp::server {
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
+             std::string request_id, std::vector<http::Header> headers);
+  ~Generation();
+
+  // On the exchange's thread. Prepares (on a worker where that takes long), then runs.
+  void start();
+
+ private:
+  struct Prepared {
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<std::string> prompt_texts;  // for echo
+    std::shared_ptr<const CompiledConstraint> constraint;
+  };
+
+  MaybeError prepare(Prepared* out) const;
+  void run(Prepared prepared);
+  MaybeError submit_all(Prepared& prepared);
+  void on_output(size_t index, RequestOutput output);
+  void take(Choice& choice, RequestOutput& output);
+  void stream(Choice& choice, RequestOutput& output);
+  void choice_done();
+  void cancel_all();
+  void fail(const ApiError& error);
+  void finish_stream();
+  void respond_whole();
+  void log_end(std::string_view outcome) const;
+
+  ServerState* state_;
+  std::shared_ptr<http::Exchange> exchange_;
+  GenerationRequest request_;
+  std::string request_id_;
+  std::vector<http::Header> headers_;
+  ResponseWriter writer_;
+  std::vector<Choice> choices_;  // prompts x best_of
+  size_t unfinished_ = 0;
+  bool streaming_ = false;  // the head has been sent
+  bool ended_ = false;
+  std::chrono::steady_clock::time_point arrival_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point first_token_;
+  std::string scratch_;
+};
+
+}  // namespace nfp::server

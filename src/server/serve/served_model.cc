@@ -1,0 +1,73 @@
+#include "server/serve/served_model.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace nfp::server {
+
+Result<ServedModel> ServedModel::create(Facts facts) {
+  ServedModel model;
+  model.facts_ = std::move(facts);
+  const Facts& f = model.facts_;
+  model.created_ =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  if (!f.chat_template.empty()) {
+    NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(f.chat_template, "chat_template of " + f.root));
+  } else if (!f.chat_template_json.empty()) {
+    NFP_ASSIGN_OR_RETURN(const Json list, parse_json(f.chat_template_json));
+    NFP_ASSIGN_OR_RETURN(std::string plain, pick_chat_template(list, /*has_tools=*/false));
+    NFP_ASSIGN_OR_RETURN(std::string tools, pick_chat_template(list, /*has_tools=*/true));
+    NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(std::move(plain), "chat_template of " + f.root));
+    NFP_ASSIGN_OR_RETURN(model.chat_tools_, ChatTemplate::parse(std::move(tools), "chat_template of " + f.root));
+  }
+  return model;
+}
+
+bool ServedModel::knows(std::string_view model) const {
+  return std::find(facts_.names.begin(), facts_.names.end(), model) != facts_.names.end();
+}
+
+Result<std::string> ServedModel::render_chat(const GenerationRequest& request, bool with_tools) const {
+  if (!chat_) {
+    return error(ErrorCode::kUnsupported,
+                 "the model '{}' has no chat template, so it only completes text: use /v1/completions", name());
+  }
+  with_tools = with_tools && request.tools.is_array();
+  const ChatTemplate& chat = with_tools && chat_tools_ ? *chat_tools_ : *chat_;
+  if (with_tools && !chat.mentions("tools")) {
+    return error(ErrorCode::kUnsupported, "the chat template of '{}' does not know 'tools'", name());
+  }
+  ChatTemplateInput input;
+  input.messages = request.messages;
+  if (with_tools) input.tools = request.tools;
+  input.add_generation_prompt = request.add_generation_prompt;
+  const auto token_text = [&](std::optional<int32_t> id) -> std::optional<std::string> {
+    if (!id) return std::nullopt;
+    const auto text = tokenizer().id_to_token(*id);
+    return text ? std::optional<std::string>(*text) : std::nullopt;
+  };
+  input.bos_token = token_text(tokenizer().bos_id());
+  input.eos_token = token_text(tokenizer().eos_id());
+  input.extra = request.template_variables;
+  input.limits.max_output_bytes = 64u << 20;
+  NFP_ASSIGN_OR_RETURN(std::string text, chat.render(input));
+  if (!request.continue_final_message) return text;
+
+  // As transformers does it: the text ends where the last message's content ends.
+  std::string last = request.messages.back()["content"].get<std::string>();
+  const size_t end = last.find_last_not_of(" \t\r\n");
+  last.resize(end == std::string::npos ? 0 : end + 1);
+  const size_t place = last.empty() ? std::string::npos : text.rfind(last);
+  if (place == std::string::npos) {
+    return error(ErrorCode::kInvalidInput,
+                 "'continue_final_message': the chat template does not show the last message's content");
+  }
+  text.resize(place + last.size());
+  return text;
+}
+
+Result<std::vector<int32_t>> ServedModel::encode(std::string_view text, bool add_special) const {
+  return tokenizer().encode(text, EncodeOptions{.add_special_tokens = add_special, .parse_special = true});
+}
+
+}  // namespace nfp::server

@@ -1,0 +1,53 @@
+// What the server knows of its model: names, tokenizer, chat template, sizes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "server/api/generation_request.h"
+#include "text/jinja/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace nfp::server {
+
+class ServedModel {
+ public:
+  struct Facts {
+    std::vector<std::string> names;  // as clients may call it; the first is told to them. At least one
+    std::string root;                // the path it was loaded from
+    std::shared_ptr<const Tokenizer> tokenizer;
+    std::string chat_template;       // source text; empty = none
+    std::string chat_template_json;  // or a list of named templates
+    int32_t vocab = 0;               // logits
+    int32_t max_context = 0;         // tokens of prompt and answer together
+    std::vector<int32_t> end_ids;
+  };
+  // Error: the chat template does not parse.
+  static Result<ServedModel> create(Facts facts);
+
+  const std::string& name() const { return facts_.names.front(); }
+  const Facts& facts() const { return facts_; }
+  const Tokenizer& tokenizer() const { return *facts_.tokenizer; }
+  bool has_chat() const { return chat_.has_value(); }
+  bool knows(std::string_view model) const;
+  int64_t created() const { return created_; }  // seconds since 1970
+
+  // The conversation as the model's template writes it; null `tools` = none. Errors: no template, or its own complaint.
+  Result<std::string> render_chat(const GenerationRequest& request, bool with_tools) const;
+  Result<std::vector<int32_t>> encode(std::string_view text, bool add_special) const;
+
+ private:
+  ServedModel() = default;
+  Facts facts_;
+  std::optional<ChatTemplate> chat_;
+  std::optional<ChatTemplate> chat_tools_;  // where the model has another one for tools
+  int64_t created_ = 0;
+};
+
+}  // namespace nfp::server

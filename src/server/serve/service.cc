@@ -1,0 +1,105 @@
+#include "server/serve/service.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "base/log.h"
+
+namespace nfp::server {
+namespace {
+
+sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+}  // namespace
+
+void block_stop_signals() {
+  const sigset_t set = stop_signals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+void wait_for_stop_signal() {
+  const sigset_t set = stop_signals();
+  int number = 0;
+  while (sigwait(&set, &number) != 0) {
+  }
+  log::info("received {}: finishing what runs; a second signal ends at once", number == SIGINT ? "SIGINT" : "SIGTERM");
+  std::thread([set] {
+    int again = 0;
+    while (sigwait(&set, &again) != 0) {
+    }
+    _exit(130);
+  }).detach();
+}
+
+Service::Service(ServiceOptions options) : options_(std::move(options)), api_(options_.api) {}
+
+Result<std::unique_ptr<Service>> Service::listen(ServiceOptions options) {
+  std::unique_ptr<Service> service(new Service(std::move(options)));
+  NFP_ASSIGN_OR_RETURN(service->http_, http::Server::listen(service->options_.http, &service->api_));
+  service->api_.set_server_stats([http = service->http_.get()] { return http->stats(); });
+  service->http_->start();
+  return service;
+}
+
+Service::~Service() {
+  api_.set_draining();
+  if (http_) http_->stop();
+  workers_.reset();
+  engine_.reset();
+}
+
+Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) {
+  NFP_ASSIGN_OR_RETURN(const ToolFormat tools,
+                       parse_tool_format(options_.tool_call_parser, facts.chat_template + facts.chat_template_json));
+  NFP_ASSIGN_OR_RETURN(ServedModel model, ServedModel::create(std::move(facts)));
+  state_ = std::make_unique<ServerState>(std::move(model));
+  const ServedModel::Facts& kept = state_->model.facts();
+  workers_ = std::make_unique<WorkPool>(2, 256);
+  engine->set_observer(&metrics_);
+  metrics_.set_prefix_caching(engine->options().prefix_caching);
+  engine_ = std::make_unique<EngineThread>(std::move(engine), options_.max_queue);
+  state_->engine = engine_.get();
+  state_->metrics = &metrics_;
+  state_->grammars = make_grammar_compiler(kept.tokenizer, kept.vocab, kept.end_ids);
+  state_->workers = workers_.get();
+  state_->limits = options_.limits;
+  state_->tool_format = tools;
+  state_->default_precision = options_.default_precision;
+  state_->log_requests = options_.log_requests;
+  state_->log_prompts = options_.log_prompts;
+  state_->instance = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  api_.set_ready(state_.get());
+  return ok_status();
+}
+
+std::string Service::url() const {
+  const std::string& host = options_.http.host;
+  const bool any = host == "0.0.0.0" || host == "::";
+  const bool v6 = host.find(':') != std::string::npos && !any;
+  return fmt::format("http://{}:{}{}",
+                     any  ? "127.0.0.1"
+                     : v6 ? "[" + host + "]"
+                          : host,
+                     port(), options_.api.root_path);
+}
+
+bool Service::drain() {
+  api_.set_draining();
+  http_->stop_accepting();
+  const bool ended = http_->wait_idle(options_.drain_timeout);
+  if (!ended) log::warn("{} requests did not end in time and are cut off", http_->stats().exchanges);
+  return ended;
+}
+
+}  // namespace nfp::server

@@ -1,0 +1,94 @@
+#include "server/testing/fake_runner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <thread>
+
+namespace nfp::server {
+namespace {
+
+constexpr int32_t kMark[] = {'S', 'A', 'Y', ':'};
+
+float fake_logprob(int32_t token) { return -0.1f - static_cast<float>(token % 7) * 0.25f; }
+
+// Position of the answer in the prompt, or -1.
+int32_t find_mark(const std::vector<int32_t>& prompt) {
+  const auto place = std::find_end(prompt.begin(), prompt.end(), std::begin(kMark), std::end(kMark));
+  return place == prompt.end() ? -1 : static_cast<int32_t>(place - prompt.begin()) + 4;
+}
+
+int32_t first_allowed(TokenConstraint& constraint, int32_t wanted) {
+  std::vector<uint32_t> mask((kByteVocab + 31) / 32, ~0u);
+  if (!constraint.fill(mask)) return wanted;
+  const auto allowed = [&](int32_t token) {
+    return (mask[static_cast<size_t>(token) / 32] >> (static_cast<uint32_t>(token) % 32) & 1u) != 0;
+  };
+  if (allowed(wanted)) return wanted;
+  // The end first, then what is most likely to lead there.
+  if (allowed(kByteEnd)) return kByteEnd;
+  for (const char c : std::string_view("}]\",:0123456789{[")) {
+    if (allowed(static_cast<uint8_t>(c))) return static_cast<uint8_t>(c);
+  }
+  for (int32_t token = 33; token < 256; ++token) {
+    if (allowed(token)) return token;
+  }
+  for (int32_t token = 0; token < 33; ++token) {
+    if (allowed(token)) return token;
+  }
+  return wanted;
+}
+
+OutputToken scored(int32_t token, int32_t alternatives, Precision precision) {
+  OutputToken out;
+  out.token = token;
+  out.precision = precision;
+  out.logprob = fake_logprob(token);
+  out.rank = 1;
+  for (int32_t i = 0; i < alternatives; ++i) {
+    const int32_t other = (token + i) % 256;
+    out.top.push_back({other, i == 0 ? out.logprob : fake_logprob(token) - static_cast<float>(i)});
+  }
+  return out;
+}
+
+}  // namespace
+
+int32_t FakeRunner::answer(const Sequence& sequence, int32_t position) {
+  const auto& prompt = sequence.request.prompt;
+  const int32_t from = find_mark(prompt);
+  if (from < 0) return 'a' + position % 26;
+  const int32_t at = from + position;
+  if (at >= static_cast<int32_t>(prompt.size())) return kByteEnd;
+  const int32_t token = prompt[static_cast<size_t>(at)];
+  return token == '\n' || token >= 256 ? kByteEnd : token;
+}
+
+Result<StepOutput> FakeRunner::run(const StepPlan& plan, Precision precision) {
+  const auto now = std::chrono::steady_clock::now();
+  if (options_.period.count() > 0) {
+    // The next point of the grid; where we are late, the grid stays where it is.
+    if (next_ == std::chrono::steady_clock::time_point()) next_ = now;
+    while (next_ <= now) next_ += options_.period;
+    std::this_thread::sleep_until(next_);
+  }
+  if (options_.per_token.count() > 0) std::this_thread::sleep_for(options_.per_token * plan.tokens);
+  StepOutput output;
+  for (const ScheduledSequence& item : plan.items) {
+    const Sequence& sequence = *item.sequence;
+    const SamplingParams& sampling = sequence.request.sampling;
+    auto& prompt_scores = output.prompt_logprobs.emplace_back();
+    if (sampling.prompt_logprobs) {
+      for (int32_t t = item.first + 1; t < std::min(item.first + item.count + 1, sequence.prompt_size()); ++t) {
+        prompt_scores.push_back(scored(sequence.tokens[static_cast<size_t>(t)], *sampling.prompt_logprobs, precision));
+      }
+    }
+    if (!item.samples) continue;
+    int32_t token = answer(sequence, sequence.output_size());
+    if (sequence.request.constraint) token = first_allowed(*sequence.request.constraint, token);
+    output.sampled.push_back(scored(token, sampling.logprobs ? sampling.top_logprobs : 0, precision));
+  }
+  return output;
+}
+
+}  // namespace nfp::server

@@ -1,0 +1,38 @@
+// A model that costs nothing, for tests and load programs of the server. It answers with
+//   - the text after the last "SAY:" of the prompt, up to the next line break or special token, then end of text;
+//   - where there is none, the alphabet over and over: position p gives 'a' + p % 26, for ever.
+// What is not allowed by a request's grammar is replaced by the first token that is.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "engine/step_runner.h"
+#include "server/testing/byte_tokenizer.h"
+
+namespace nfp::server {
+
+class FakeRunner final : public StepRunner {
+ public:
+  struct Options {
+    int32_t max_context = 4096;
+    // Steps end on this grid, so that each sequence gets a token every period; 0 = as fast as possible.
+    std::chrono::microseconds period{0};
+    std::chrono::microseconds per_token{0};  // additional time for each token of a step
+  };
+  explicit FakeRunner(Options options) : options_(options) {}
+
+  int32_t vocab() const override { return kByteVocab; }
+  int32_t max_context() const override { return options_.max_context; }
+  Status start(const Sequence&) override { return ok_status(); }
+  Result<StepOutput> run(const StepPlan& plan, Precision precision) override;
+
+  // Token of the answer at this position.
+  static int32_t answer(const Sequence& sequence, int32_t position);
+
+ private:
+  Options options_;
+  std::chrono::steady_clock::time_point next_{};
+};
+
+}  // namespace nfp::server

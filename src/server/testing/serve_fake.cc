@@ -1,0 +1,114 @@
+// The real HTTP server and engine over a fake model (fake_runner.h): what tests and load programs talk to.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+
+#include "base/log.h"
+#include "server/serve/service.h"
+#include "server/testing/byte_tokenizer.h"
+#include "server/testing/fake_runner.h"
+
+using namespace nfp;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+struct Flags {
+  uint16_t port = 0;
+  int32_t max_num_seqs = 64;
+  int32_t kv_blocks = 65536;
+  int32_t max_context = 4096;
+  int32_t step_us = 0;
+  int32_t token_us = 0;
+  int32_t max_queue = 1024;
+  int threads = 2;
+  std::string policy = "threshold:1024";
+  std::string tool_parser = "hermes";
+  std::string root_path;
+  std::vector<std::string> api_keys, origins;
+  int32_t header_timeout_ms = 10'000;
+  int32_t body_timeout_ms = 60'000;
+  int32_t drain_timeout_ms = 30'000;
+  uint64_t max_body = 32u << 20;
+  size_t stream_buffer = 256u << 10;
+  double stall_timeout = 120;
+  bool log_requests = false;
+};
+
+Status run(const Flags& flags) {
+  server::ServiceOptions options;
+  options.http.port = flags.port;
+  options.http.threads = flags.threads;
+  options.http.header_timeout = std::chrono::milliseconds(flags.header_timeout_ms);
+  options.http.body_timeout = std::chrono::milliseconds(flags.body_timeout_ms);
+  options.http.max_body_bytes = flags.max_body;
+  options.http.max_stream_buffer = flags.stream_buffer;
+  options.api.api_keys = flags.api_keys;
+  options.api.allowed_origins = flags.origins;
+  options.api.root_path = flags.root_path;
+  options.api.stall_timeout_s = flags.stall_timeout;
+  options.max_queue = flags.max_queue;
+  options.tool_call_parser = flags.tool_parser;
+  options.log_requests = flags.log_requests;
+  options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
+  server::FakeRunner runner(
+      {flags.max_context, std::chrono::microseconds(flags.step_us), std::chrono::microseconds(flags.token_us)});
+  NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(options));
+
+  NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());
+  NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.policy));
+  EngineOptions engine;
+  engine.limits.max_sequences = flags.max_num_seqs;
+  engine.limits.max_step_tokens = std::max(8192, 2 * flags.max_num_seqs);
+  engine.limits.max_queue = flags.max_queue;
+  engine.kv_blocks = flags.kv_blocks;
+  engine.eos_ids = {server::kByteEnd};
+  server::ServedModel::Facts facts;
+  facts.names = {"fake", "fake/alias"};
+  facts.root = "fake";
+  facts.tokenizer = tokenizer;
+  facts.chat_template = server::kChatMlTemplate;
+  facts.vocab = server::kByteVocab;
+  facts.end_ids = {server::kByteEnd};
+  auto made = std::make_unique<Engine>(engine, &runner, tokenizer, std::move(policy));
+  facts.max_context = made->max_context();
+  NFP_RETURN_IF_ERROR(service->serve(std::move(facts), std::move(made)));
+  std::printf("%s\n", service->url().c_str());
+  std::fflush(stdout);
+  server::wait_for_stop_signal();
+  service->drain();
+  return ok_status();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  server::block_stop_signals();
+  Flags flags;
+  CLI::App app("the server over a model that costs nothing");
+  app.add_option("--port", flags.port);
+  app.add_option("--max-num-seqs", flags.max_num_seqs);
+  app.add_option("--kv-blocks", flags.kv_blocks);
+  app.add_option("--max-model-len", flags.max_context);
+  app.add_option("--step-us", flags.step_us, "a token each so many microseconds; 0 = at once");
+  app.add_option("--token-us", flags.token_us, "further time for each token of a step");
+  app.add_option("--max-queue", flags.max_queue);
+  app.add_option("--io-threads", flags.threads);
+  app.add_option("--precision-policy", flags.policy);
+  app.add_option("--tool-call-parser", flags.tool_parser);
+  app.add_option("--root-path", flags.root_path);
+  app.add_option("--api-key", flags.api_keys);
+  app.add_option("--allowed-origins", flags.origins);
+  app.add_option("--header-timeout-ms", flags.header_timeout_ms);
+  app.add_option("--body-timeout-ms", flags.body_timeout_ms);
+  app.add_option("--drain-timeout-ms", flags.drain_timeout_ms);
+  app.add_option("--max-body", flags.max_body);
+  app.add_option("--stream-buffer", flags.stream_buffer);
+  app.add_option("--stall-timeout", flags.stall_timeout);
+  app.add_flag("--log-requests", flags.log_requests);
+  CLI11_PARSE(app, argc, argv);
+  if (const Status status = run(flags); !status.ok()) {
+    log::error("{}", status.error().message);
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,43 @@
+// Any text of a model, cut anywhere: the calls and the text found do not depend on the cuts.
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "server/tools/tool_call_parser.h"
+
+namespace {
+
+using nfp::server::ToolEvent;
+
+std::string flat(nfp::server::ToolCallParser& parser, std::string_view text, size_t step) {
+  std::vector<ToolEvent> events;
+  for (size_t at = 0; at < text.size(); at += step) parser.feed(text.substr(at, step), &events);
+  parser.finish(&events);
+  std::string shown;
+  std::vector<std::string> calls;
+  for (const ToolEvent& event : events) {
+    if (event.kind == ToolEvent::Kind::kText) {
+      shown += event.text;
+    } else if (event.kind == ToolEvent::Kind::kCall) {
+      calls.push_back(event.text + "(");
+    } else {
+      calls.at(static_cast<size_t>(event.call)) += event.text;
+    }
+  }
+  for (const std::string& call : calls) shown += "\x01" + call;
+  return shown;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using nfp::server::ToolFormat;
+  if (size < 1) return 0;
+  const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
+  for (const ToolFormat format : {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral}) {
+    const auto whole = nfp::server::make_tool_call_parser(format);
+    const auto cut = nfp::server::make_tool_call_parser(format);
+    if (flat(*whole, text, text.size() + 1) != flat(*cut, text, data[0] % 9 + 1)) __builtin_trap();
+  }
+  return 0;
+}

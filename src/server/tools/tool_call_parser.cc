@@ -1,0 +1,404 @@
+#include "server/tools/tool_call_parser.h"
+
+#include <algorithm>
+#include <random>
+
+#include "server/tools/json_call_scanner.h"
+
+namespace nfp::server {
+namespace {
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+// Length of the longest end of `text` that begins `marker` without being all of it.
+size_t partial_marker(std::string_view text, std::string_view marker) {
+  for (size_t length = std::min(text.size(), marker.size() - 1); length > 0; --length) {
+    if (marker.starts_with(text.substr(text.size() - length))) return length;
+  }
+  return 0;
+}
+
+// Common ground: an object being read, and the calls so far.
+class CallReader {
+ public:
+  JsonCallScanner::State feed(char c, std::vector<ToolEvent>* events) {
+    const auto state = scanner_.feed(c);
+    emit(state, events);
+    return state;
+  }
+  // Whether a part of the current object has been passed on, so that it cannot become text any more.
+  bool committed() const { return announced_; }
+  const std::string& raw() const { return scanner_.raw(); }
+  void next() {
+    scanner_ = JsonCallScanner();
+    announced_ = false;
+  }
+  void announce(std::string name, std::vector<ToolEvent>* events) {
+    announced_ = true;
+    events->push_back({ToolEvent::Kind::kCall, std::move(name), ++call_});
+  }
+  void arguments(std::string text, std::vector<ToolEvent>* events) {
+    if (text.empty()) return;
+    // Pieces that come together are one event.
+    if (!events->empty() && events->back().kind == ToolEvent::Kind::kArguments && events->back().call == call_) {
+      events->back().text += text;
+    } else {
+      events->push_back({ToolEvent::Kind::kArguments, std::move(text), call_});
+    }
+  }
+
+ private:
+  void emit(JsonCallScanner::State state, std::vector<ToolEvent>* events) {
+    if (!scanner_.name()) return;
+    // A name alone may still be another object than a call: wait for the arguments, or the end.
+    if (!announced_ && (scanner_.has_arguments() || state == JsonCallScanner::State::kDone)) {
+      announce(*scanner_.name(), events);
+      if (!scanner_.has_arguments()) arguments("{}", events);
+    }
+    if (announced_) arguments(scanner_.take_arguments(), events);
+  }
+
+  JsonCallScanner scanner_;
+  bool announced_ = false;
+  int call_ = -1;
+};
+
+void add_text(std::string text, std::vector<ToolEvent>* events) {
+  if (text.empty()) return;
+  if (!events->empty() && events->back().kind == ToolEvent::Kind::kText) {
+    events->back().text += text;
+  } else {
+    events->push_back({ToolEvent::Kind::kText, std::move(text), 0});
+  }
+}
+
+class HermesParser final : public ToolCallParser {
+ public:
+  void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    for (const char c : text) take(c, events);
+    if (where_ == Where::kText) release(partial_marker(held_, kOpen), events);
+  }
+
+  void finish(std::vector<ToolEvent>* events) override {
+    if (where_ == Where::kText) release(0, events);
+    if (where_ == Where::kCall && !reader_.committed()) add_text(std::string(kOpen) + reader_.raw(), events);
+    held_.clear();
+  }
+
+ private:
+  static constexpr std::string_view kOpen = "<tool_call>";
+  static constexpr std::string_view kClose = "</tool_call>";
+  enum class Where { kText, kCall, kAfter };
+
+  // Passes on all held text but its last `keep` bytes. White space before a call is not part of the answer, so it
+  // waits too.
+  void release(size_t keep, std::vector<ToolEvent>* events) {
+    size_t end = held_.size() - keep;
+    if (keep > 0) {
+      while (end > 0 && is_space(held_[end - 1])) --end;
+    }
+    add_text(held_.substr(0, end), events);
+    held_.erase(0, end);
+  }
+
+  void take(char c, std::vector<ToolEvent>* events) {
+    switch (where_) {
+      case Where::kText:
+        held_ += c;
+        if (c == '>' && held_.ends_with(kOpen)) {
+          held_.resize(held_.size() - kOpen.size());
+          while (!held_.empty() && is_space(held_.back())) held_.pop_back();
+          release(0, events);
+          where_ = Where::kCall;
+          reader_.next();
+        }
+        return;
+      case Where::kCall: {
+        const auto state = reader_.feed(c, events);
+        if (state == JsonCallScanner::State::kDone) {
+          if (!reader_.committed()) add_text(std::string(kOpen) + reader_.raw(), events);
+          where_ = Where::kAfter;
+          held_.clear();
+        } else if (state == JsonCallScanner::State::kBroken) {
+          if (!reader_.committed()) add_text(std::string(kOpen) + reader_.raw(), events);
+          where_ = Where::kText;
+          held_.clear();
+        }
+        return;
+      }
+      case Where::kAfter:  // up to the closing mark
+        held_ += c;
+        if (held_.ends_with(kClose)) {
+          held_.clear();
+          where_ = Where::kText;
+        } else if (held_.ends_with(kOpen)) {  // the model forgot to close
+          held_.clear();
+          where_ = Where::kCall;
+          reader_.next();
+        }
+        return;
+    }
+  }
+
+  Where where_ = Where::kText;
+  std::string held_;
+  CallReader reader_;
+};
+
+class Llama3JsonParser final : public ToolCallParser {
+ public:
+  void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    for (const char c : text) take(c, events);
+  }
+  void finish(std::vector<ToolEvent>* events) override {
+    if (where_ == Where::kStart) add_text(held_, events);
+    if (where_ == Where::kCall && !reader_.committed()) add_text(held_ + reader_.raw(), events);
+  }
+
+ private:
+  static constexpr std::string_view kTag = "<|python_tag|>";
+  enum class Where { kStart, kCall, kBetween, kText };
+
+  void take(char c, std::vector<ToolEvent>* events) {
+    switch (where_) {
+      case Where::kStart: {
+        held_ += c;
+        std::string_view rest = held_;
+        while (!rest.empty() && is_space(rest.front())) rest.remove_prefix(1);
+        if (rest.empty() || (rest.size() < kTag.size() && kTag.starts_with(rest)) || rest == kTag) return;
+        if (rest.starts_with(kTag)) rest.remove_prefix(kTag.size());
+        while (!rest.empty() && is_space(rest.front())) rest.remove_prefix(1);
+        if (rest.empty()) return;
+        if (rest != "{") {
+          where_ = Where::kText;
+          add_text(std::exchange(held_, {}), events);
+          return;
+        }
+        held_.pop_back();
+        where_ = Where::kCall;
+        feed_call(c, events);
+        return;
+      }
+      case Where::kCall:
+        feed_call(c, events);
+        return;
+      case Where::kBetween:
+        if (c == '{') {
+          reader_.next();
+          held_.clear();
+          where_ = Where::kCall;
+          feed_call(c, events);
+        } else if (!is_space(c) && c != ';' && c != ',') {
+          where_ = Where::kText;
+          add_text(std::string(1, c), events);
+        }
+        return;
+      case Where::kText:
+        add_text(std::string(1, c), events);
+        return;
+    }
+  }
+
+  void feed_call(char c, std::vector<ToolEvent>* events) {
+    const auto state = reader_.feed(c, events);
+    if (state == JsonCallScanner::State::kOpen) return;
+    if (!reader_.committed()) {
+      add_text(held_ + reader_.raw(), events);
+      where_ = Where::kText;
+    } else {
+      where_ = state == JsonCallScanner::State::kDone ? Where::kBetween : Where::kText;
+    }
+    held_.clear();
+  }
+
+  Where where_ = Where::kStart;
+  std::string held_;
+  CallReader reader_;
+};
+
+class MistralParser final : public ToolCallParser {
+ public:
+  // `forced`: the answer starts inside the list.
+  explicit MistralParser(bool forced = false) : where_(forced ? Where::kOpening : Where::kText) {}
+
+  void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    for (const char c : text) take(c, events);
+    if (where_ == Where::kText) release(partial_marker(held_, kMarker), events);
+  }
+  void finish(std::vector<ToolEvent>* events) override {
+    if (where_ == Where::kText) release(0, events);
+    if (where_ == Where::kName) add_text(std::string(kMarker) + held_, events);
+    if (where_ == Where::kObject && !reader_.committed()) add_text(reader_.raw(), events);
+  }
+
+ private:
+  static constexpr std::string_view kMarker = "[TOOL_CALLS]";
+  enum class Where { kText, kOpening, kName, kNamedArguments, kObject, kBetween };
+
+  void release(size_t keep, std::vector<ToolEvent>* events) {
+    add_text(held_.substr(0, held_.size() - keep), events);
+    held_.erase(0, held_.size() - keep);
+  }
+
+  void take(char c, std::vector<ToolEvent>* events) {
+    switch (where_) {
+      case Where::kText:
+        held_ += c;
+        if (c == ']' && held_.ends_with(kMarker)) {
+          release(kMarker.size(), events);
+          held_.clear();
+          where_ = Where::kOpening;
+        }
+        return;
+      case Where::kOpening:
+        if (is_space(c)) return;
+        if (c == '[') {
+          where_ = Where::kBetween;
+        } else if (c == '{') {
+          start_object(c, events);
+        } else {
+          held_ = c;
+          where_ = Where::kName;
+        }
+        return;
+      case Where::kName:
+        held_ += c;
+        if (c == '{') {
+          std::string name = held_.substr(0, held_.size() - 1);
+          if (const size_t mark = name.find('['); mark != std::string::npos) name.resize(mark);  // [CALL_ID]..., [ARGS]
+          while (!name.empty() && is_space(name.back())) name.pop_back();
+          held_.clear();
+          reader_.next();
+          reader_.announce(std::move(name), events);
+          depth_ = 0;
+          quoted_ = escaped_ = false;
+          where_ = Where::kNamedArguments;
+          named_argument(c, events);
+        }
+        return;
+      case Where::kNamedArguments:
+        named_argument(c, events);
+        return;
+      case Where::kObject: {
+        const auto state = reader_.feed(c, events);
+        if (state == JsonCallScanner::State::kDone) {
+          where_ = Where::kBetween;
+          if (!reader_.committed()) add_text(reader_.raw(), events);
+        } else if (state == JsonCallScanner::State::kBroken) {
+          if (!reader_.committed()) add_text(reader_.raw(), events);
+          where_ = Where::kText;
+          held_.clear();
+        }
+        return;
+      }
+      case Where::kBetween:
+        if (c == '{') {
+          start_object(c, events);
+        } else if (c == ']') {
+          where_ = Where::kText;
+          held_.clear();
+        }
+        return;
+    }
+  }
+
+  void start_object(char c, std::vector<ToolEvent>* events) {
+    reader_.next();
+    where_ = Where::kObject;
+    reader_.feed(c, events);
+  }
+
+  void named_argument(char c, std::vector<ToolEvent>* events) {
+    reader_.arguments(std::string(1, c), events);
+    if (quoted_) {
+      if (escaped_) {
+        escaped_ = false;
+      } else if (c == '\\') {
+        escaped_ = true;
+      } else if (c == '"') {
+        quoted_ = false;
+      }
+    } else if (c == '"') {
+      quoted_ = true;
+    } else if (c == '{' || c == '[') {
+      ++depth_;
+    } else if ((c == '}' || c == ']') && --depth_ == 0) {
+      where_ = Where::kText;
+    }
+  }
+
+  Where where_;
+  std::string held_;
+  CallReader reader_;
+  int depth_ = 0;
+  bool quoted_ = false;
+  bool escaped_ = false;
+};
+
+class NamedCallParser final : public ToolCallParser {
+ public:
+  explicit NamedCallParser(std::string function) { reader_.announce(std::move(function), &first_); }
+  void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    start(events);
+    reader_.arguments(std::string(text), events);
+  }
+  void finish(std::vector<ToolEvent>* events) override { start(events); }
+
+ private:
+  void start(std::vector<ToolEvent>* events) {
+    for (ToolEvent& event : first_) events->push_back(std::move(event));
+    first_.clear();
+  }
+  std::vector<ToolEvent> first_;
+  CallReader reader_;
+};
+
+}  // namespace
+
+Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view chat_template) {
+  if (name == "none") return ToolFormat::kNone;
+  if (name == "hermes") return ToolFormat::kHermes;
+  if (name == "llama3_json") return ToolFormat::kLlama3Json;
+  if (name == "mistral") return ToolFormat::kMistral;
+  if (name != "auto") {
+    return error(ErrorCode::kUsage, "--tool-call-parser is '{}'; expected auto, hermes, llama3_json, mistral or none",
+                 name);
+  }
+  const auto says = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };
+  if (!says("tools")) return ToolFormat::kNone;
+  if (says("[TOOL_CALLS]")) return ToolFormat::kMistral;
+  if (says("<tool_call>")) return ToolFormat::kHermes;
+  if (says("<|python_tag|>") || says("\"parameters\"")) return ToolFormat::kLlama3Json;
+  return ToolFormat::kNone;
+}
+
+std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format) {
+  switch (format) {
+    case ToolFormat::kHermes:
+      return std::make_unique<HermesParser>();
+    case ToolFormat::kLlama3Json:
+      return std::make_unique<Llama3JsonParser>();
+    case ToolFormat::kMistral:
+      return std::make_unique<MistralParser>();
+    case ToolFormat::kNone:
+      break;
+  }
+  return nullptr;
+}
+
+std::unique_ptr<ToolCallParser> make_forced_call_parser(std::string function) {
+  if (function.empty()) return std::make_unique<MistralParser>(/*forced=*/true);
+  return std::make_unique<NamedCallParser>(std::move(function));
+}
+
+std::string make_tool_call_id(ToolFormat format) {
+  thread_local std::mt19937_64 source(std::random_device{}());
+  constexpr std::string_view kAlphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  std::string id = format == ToolFormat::kMistral ? "" : "call_";
+  const size_t length = format == ToolFormat::kMistral ? 9 : 24;
+  std::uniform_int_distribution<size_t> pick(0, kAlphabet.size() - 1);
+  for (size_t i = 0; i < length; ++i) id += kAlphabet[pick(source)];
+  return id;
+}
+
+}  // namespace nfp::server

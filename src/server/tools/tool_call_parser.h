@@ -1,0 +1,50 @@
+// Finds tool calls in what a model writes, while it writes. Three ways of writing them:
+//   Hermes, Qwen:  <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>, any number of times, after text
+//   Llama 3 JSON:  the whole answer is {"name": "f", "parameters": {...}}, several separated by ';', perhaps after
+//                  <|python_tag|>
+//   Mistral:       [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...], or the newer [TOOL_CALLS]f{...} and
+//                  [TOOL_CALLS]f[ARGS]{...}
+// What turns out not to be a call is passed on as text.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace nfp::server {
+
+enum class ToolFormat { kNone, kHermes, kLlama3Json, kMistral };
+
+// "hermes", "llama3_json", "mistral", "none" (vLLM's names); "auto" looks at the model's chat template.
+Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view chat_template);
+
+struct ToolEvent {
+  enum class Kind { kText, kCall, kArguments };
+  Kind kind = Kind::kText;
+  std::string text;  // text; a new call's name; a further piece of its arguments (JSON)
+  int call = 0;      // 0, 1, ... (kCall, kArguments)
+};
+
+class ToolCallParser {
+ public:
+  virtual ~ToolCallParser() = default;
+  // The events do not depend on how the text is cut into pieces, but for how text and arguments are cut themselves.
+  virtual void feed(std::string_view text, std::vector<ToolEvent>* events) = 0;
+  // The end: what was held back comes out.
+  virtual void finish(std::vector<ToolEvent>* events) = 0;
+};
+
+std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format);
+
+// The answer is the arguments of this one function (a forced call under a grammar), or, with an empty name, a JSON list
+// of {"name", "parameters"}.
+std::unique_ptr<ToolCallParser> make_forced_call_parser(std::string function);
+
+// A fresh id for a call, of the form that the model's template expects (Mistral: nine letters and digits).
+std::string make_tool_call_id(ToolFormat format);
+
+}  // namespace nfp::server

@@ -1,0 +1,145 @@
+#include "server/tools/tool_call_parser.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+namespace nfp::server {
+namespace {
+
+struct Seen {
+  std::string text;
+  std::vector<std::pair<std::string, std::string>> calls;
+  friend bool operator==(const Seen&, const Seen&) = default;
+};
+
+void add(Seen& seen, const std::vector<ToolEvent>& events) {
+  for (const ToolEvent& event : events) {
+    switch (event.kind) {
+      case ToolEvent::Kind::kText:
+        seen.text += event.text;
+        break;
+      case ToolEvent::Kind::kCall:
+        EXPECT_EQ(event.call, static_cast<int>(seen.calls.size()));
+        seen.calls.emplace_back(event.text, "");
+        break;
+      case ToolEvent::Kind::kArguments:
+        seen.calls.at(static_cast<size_t>(event.call)).second += event.text;
+        break;
+    }
+  }
+}
+
+// In pieces of `step` bytes; 0 = all at once.
+Seen parse(ToolCallParser& parser, std::string_view text, size_t step) {
+  Seen seen;
+  std::vector<ToolEvent> events;
+  for (size_t at = 0; at < text.size(); at += step == 0 ? text.size() : step) {
+    parser.feed(text.substr(at, step == 0 ? std::string_view::npos : step), &events);
+  }
+  parser.finish(&events);
+  add(seen, events);
+  return seen;
+}
+
+void expect(ToolFormat format, std::string_view text, const Seen& want) {
+  for (const size_t step : {0, 1, 2, 3, 7}) {
+    const Seen got = parse(*make_tool_call_parser(format), text, step);
+    EXPECT_EQ(got.text, want.text) << text << " in pieces of " << step;
+    EXPECT_EQ(got.calls, want.calls) << text << " in pieces of " << step;
+  }
+}
+
+TEST(ToolCallParser, Hermes) {
+  const auto f = ToolFormat::kHermes;
+  expect(f, "just text", {"just text", {}});
+  expect(f, "a < b and <tool", {"a < b and <tool", {}});
+  expect(f, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}}\n</tool_call>",
+         {"", {{"f", "{\"x\": \"}\"}"}}});
+  expect(f,
+         "Let me "
+         "see.\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</"
+         "tool_call>\n<tool_call>{\"arguments\":{\"a\":[1,2]},\"name\":\"g\"}</tool_call>",
+         {"Let me see.", {{"f", "{}"}, {"g", "{\"a\":[1,2]}"}}});
+  expect(f, "<tool_call>{\"name\":\"f\"}</tool_call>", {"", {{"f", "{}"}}});
+  expect(f, "<tool_call>not json</tool_call> x", {"<tool_call>not json</tool_call> x", {}});
+  expect(f, "<tool_call>{\"nam", {"<tool_call>{\"nam", {}});
+  expect(f, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"cut o", {"", {{"f", "{\"a\":\"cut o"}}});
+}
+
+TEST(ToolCallParser, Llama3Json) {
+  const auto f = ToolFormat::kLlama3Json;
+  expect(f, "Hello {there}", {"Hello {there}", {}});
+  expect(f, "{\"name\": \"f\", \"parameters\": {\"x\": 1}}", {"", {{"f", "{\"x\": 1}"}}});
+  expect(f, "<|python_tag|>{\"name\":\"f\",\"parameters\":{}}; {\"name\":\"g\",\"parameters\":{\"y\":null}}",
+         {"", {{"f", "{}"}, {"g", "{\"y\":null}"}}});
+  expect(f, "{\"answer\": 42}", {"{\"answer\": 42}", {}});
+  expect(f, "  {\"type\":\"function\",\"name\":\"f\",\"parameters\":{\"s\":\"\\\"\"}}",
+         {"", {{"f", "{\"s\":\"\\\"\"}"}}});
+}
+
+TEST(ToolCallParser, Mistral) {
+  const auto f = ToolFormat::kMistral;
+  expect(f, "plain [TOOL", {"plain [TOOL", {}});
+  expect(f, "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\":\"g\",\"arguments\":{}}]",
+         {"", {{"f", "{\"x\": 1}"}, {"g", "{}"}}});
+  expect(f, "[TOOL_CALLS]f{\"x\": \"}\"}[TOOL_CALLS]g[ARGS]{}", {"", {{"f", "{\"x\": \"}\"}"}, {"g", "{}"}}});
+}
+
+TEST(ToolCallParser, ForcedCalls) {
+  for (const size_t step : {0, 1, 3}) {
+    EXPECT_EQ(parse(*make_forced_call_parser("f"), "{\"x\": 1}", step), (Seen{"", {{"f", "{\"x\": 1}"}}}));
+    EXPECT_EQ(parse(*make_forced_call_parser(""),
+                    "[{\"name\": \"f\", \"parameters\": {\"x\": 1}}, {\"name\":\"g\",\"parameters\":{}}]", step),
+              (Seen{"", {{"f", "{\"x\": 1}"}, {"g", "{}"}}}));
+  }
+}
+
+TEST(ToolCallParser, CuttingDoesNotMatter) {
+  const std::vector<std::string> parts = {"<tool_call>",
+                                          "</tool_call>",
+                                          "{",
+                                          "}",
+                                          "\"name\"",
+                                          ":",
+                                          "\"f\"",
+                                          ",",
+                                          "\"arguments\"",
+                                          "[TOOL_CALLS]",
+                                          "[",
+                                          "]",
+                                          " ",
+                                          "x",
+                                          "\\",
+                                          "\"",
+                                          "\n",
+                                          "<|python_tag|>",
+                                          "[ARGS]",
+                                          ";",
+                                          "1"};
+  rc::check("pieces of any size give the same calls and text", [&] {
+    std::string text;
+    for (const size_t part : *rc::gen::container<std::vector<size_t>>(rc::gen::inRange<size_t>(0, parts.size()))) {
+      text += parts[part];
+    }
+    const auto step = *rc::gen::inRange<size_t>(1, 9);
+    for (const auto format : {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral}) {
+      const Seen whole = parse(*make_tool_call_parser(format), text, 0);
+      const Seen cut = parse(*make_tool_call_parser(format), text, step);
+      RC_ASSERT(whole == cut);
+    }
+  });
+}
+
+TEST(ToolCallParser, FormatFromTheTemplate) {
+  EXPECT_EQ(*parse_tool_format("auto", "no"), ToolFormat::kNone);
+  EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}<tool_call>{% endif %}"), ToolFormat::kHermes);
+  EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}[TOOL_CALLS]"), ToolFormat::kMistral);
+  EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}<|python_tag|>"), ToolFormat::kLlama3Json);
+  EXPECT_EQ(*parse_tool_format("mistral", ""), ToolFormat::kMistral);
+  EXPECT_FALSE(parse_tool_format("other", "").ok());
+  EXPECT_EQ(make_tool_call_id(ToolFormat::kMistral).size(), 9u);
+  EXPECT_NE(make_tool_call_id(ToolFormat::kHermes), make_tool_call_id(ToolFormat::kHermes));
+}
+
+}  // namespace
+}  // namespace nfp::server

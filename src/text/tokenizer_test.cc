@@ -1,0 +1,336 @@
+#include "text/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "text/tokenizer_test_data.h"
+
+namespace nfp {
+namespace {
+
+using text::byte_level_json;
+using text::sentencepiece_json;
+using text::TokenizerJson;
+using Ids = std::vector<int32_t>;
+
+std::shared_ptr<const Tokenizer> load(const TokenizerJson& json, std::string_view config = {},
+                                      std::string_view generation = {}) {
+  const std::string text = json.text();
+  auto tokenizer = Tokenizer::from_json({text, config, generation}, "test/tokenizer.json");
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  return tokenizer.ok() ? *tokenizer : nullptr;
+}
+
+Ids encode(const Tokenizer& tokenizer, std::string_view text, const EncodeOptions& options = {}) {
+  auto ids = tokenizer.encode(text, options);
+  EXPECT_TRUE(ids.ok()) << ids.error().message;
+  return ids.ok() ? *ids : Ids{};
+}
+
+int32_t byte_id(char byte) { return 4 + static_cast<unsigned char>(byte); }
+
+TEST(Tokenizer, ByteLevel) {
+  const auto tokenizer = load(byte_level_json());
+  const int32_t he = *tokenizer->token_to_id("he");
+  const int32_t hell = *tokenizer->token_to_id("hell");
+  EXPECT_EQ(encode(*tokenizer, "hello he"), (Ids{hell, byte_id('o'), he + 1}));
+  EXPECT_EQ(encode(*tokenizer, ""), Ids{});
+  EXPECT_EQ(encode(*tokenizer, "he<tool><|im_end|>he"), (Ids{he, 3, 2, he}));
+  const Ids as_text = encode(*tokenizer, "<|im_end|>", {.parse_special = false});
+  EXPECT_EQ(as_text.size(), 10u);
+  EXPECT_EQ(tokenizer->decode(as_text), "<|im_end|>");
+  EXPECT_EQ(tokenizer->decode(Ids{2, he, 3, 999999, -1}), "he<tool>");
+  EXPECT_EQ(tokenizer->decode(Ids{2, he}, false), "<|im_end|>he");
+  EXPECT_EQ(tokenizer->token_bytes(he + 1), " he");
+  EXPECT_EQ(tokenizer->token_bytes(byte_id('\xC3')), "\xC3");
+  EXPECT_EQ(tokenizer->token_bytes(-1), "");
+  EXPECT_EQ(tokenizer->id_to_token(he + 1), "\xC4\xA0he");
+  EXPECT_EQ(tokenizer->id_to_token(100000), std::nullopt);
+  EXPECT_EQ(tokenizer->vocab_size(), 264);
+  EXPECT_TRUE(tokenizer->is_special(2));
+  EXPECT_FALSE(tokenizer->is_special(3));
+  EXPECT_FALSE(tokenizer->is_special(-5));
+}
+
+TEST(Tokenizer, InvalidUtf8IsReadAsReplacements) {
+  const auto tokenizer = load(byte_level_json());
+  EXPECT_EQ(encode(*tokenizer, "a\xFF\xE4\xB8z"), encode(*tokenizer, "a\xEF\xBF\xBD\xEF\xBF\xBDz"));
+  EXPECT_EQ(tokenizer->decode(Ids{byte_id('\xE4'), byte_id('\xB8'), byte_id('z')}), "\xEF\xBF\xBDz");
+}
+
+TEST(Tokenizer, SentencePiece) {
+  const auto tokenizer = load(sentencepiece_json());
+  const int32_t mark_a = *tokenizer->token_to_id(
+      "\xE2\x96\x81"
+      "a");
+  const int32_t mark = *tokenizer->token_to_id("\xE2\x96\x81");
+  const int32_t b = *tokenizer->token_to_id("b");
+  const int32_t e_acute = *tokenizer->token_to_id("\xC3\xA9");
+  EXPECT_EQ(encode(*tokenizer, "a b"), (Ids{1, mark_a, mark, b}));
+  EXPECT_EQ(encode(*tokenizer, "\xC3\xA9\xC3\xA8", {.add_special_tokens = false}),
+            (Ids{mark, e_acute, 3 + 0xC3, 3 + 0xA8}));
+  EXPECT_EQ(encode(*tokenizer, ""), Ids{1});
+  EXPECT_EQ(tokenizer->decode(encode(*tokenizer, " a  \xC3\xA8")), " a  \xC3\xA8");
+  EXPECT_EQ(tokenizer->decode(Ids{3 + 0xC3, 3 + 0x28, b}),
+            "\xEF\xBF\xBD\xEF\xBF\xBD"
+            "b");
+  EXPECT_EQ(tokenizer->fallback_byte(3 + 0x41), 0x41);
+  EXPECT_EQ(tokenizer->fallback_byte(b), std::nullopt);
+  EXPECT_EQ(tokenizer->token_bytes(mark_a), " a");
+  EXPECT_EQ(tokenizer->token_bytes(3 + 0x0A), "\n");
+  EXPECT_TRUE(tokenizer->adds_bos());
+  EXPECT_EQ(tokenizer->unk_id(), 0);
+}
+
+TEST(Tokenizer, RolesComeFromTheConfigs) {
+  const auto alone = load(byte_level_json());
+  EXPECT_EQ(alone->bos_id(), 0);
+  EXPECT_EQ(alone->eos_id(), 1);
+  EXPECT_EQ(Ids(alone->eog_ids().begin(), alone->eog_ids().end()), (Ids{1, 2}));
+
+  const auto config = load(byte_level_json(), R"({"bos_token": null, "eos_token": {"content": "<|im_end|>"},
+      "pad_token": "</s>", "unk_token": "nowhere", "add_bos_token": true})");
+  EXPECT_EQ(config->eos_id(), 2);
+  EXPECT_EQ(config->pad_id(), 1);
+  EXPECT_EQ(config->unk_id(), std::nullopt);
+  EXPECT_FALSE(config->adds_bos());  // not a class that heeds add_bos_token
+
+  const auto generation = load(byte_level_json(), {}, R"({"eos_token_id": [3, 1]})");
+  EXPECT_EQ(Ids(generation->eog_ids().begin(), generation->eog_ids().end()), (Ids{1, 3}));
+  EXPECT_TRUE(generation->is_eog(3));
+  EXPECT_FALSE(generation->is_eog(2));
+
+  const auto llama = load(sentencepiece_json(),
+                          R"({"tokenizer_class": "LlamaTokenizer", "add_bos_token": false, "add_eos_token": true,
+                              "bos_token": "<s>", "eos_token": "</s>"})");
+  EXPECT_FALSE(llama->adds_bos());
+  EXPECT_EQ(encode(*llama, ""), Ids{2});
+}
+
+TEST(Tokenizer, TextsOfAnyLengthWorkFromManyThreads) {
+  const auto tokenizer = load(byte_level_json());
+  const auto other = load(sentencepiece_json());
+  const std::string run(1 << 20, 'a');
+  std::vector<std::thread> threads;
+  std::vector<int> good(4, 0);
+  for (size_t i = 0; i < good.size(); ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 20; ++round) {
+        const std::string text = "hello he " + std::to_string(round * 7 + static_cast<int>(i));
+        good[i] += tokenizer->decode(encode(*tokenizer, text)) == text;
+        good[i] += other->decode(encode(*other, text)) == text;
+      }
+      good[i] += encode(*tokenizer, run) == Ids(run.size(), byte_id('a'));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(good, std::vector<int>(4, 41));
+}
+
+struct BadCase {
+  const char* expected;  // in the message
+  void (*change)(TokenizerJson&);
+};
+
+TEST(Tokenizer, ErrorsNameTheFileAndTheField) {
+  const BadCase cases[] = {
+      {"'model.merges[4]': 'zz' is not in the vocabulary", [](TokenizerJson& j) { j.merges.emplace_back("zz", "a"); }},
+      {"'model.merges[4]': 'ab' is not in the vocabulary", [](TokenizerJson& j) { j.merges.emplace_back("a", "b"); }},
+      {"'model.vocab' has 'he' twice", [](TokenizerJson& j) { j.tokens.push_back("he"); }},
+      {"'pre_tokenizer' is the pre-tokenizer 'Fancy'",
+       [](TokenizerJson& j) { j.pre_tokenizer = R"({"type": "Fancy"})"; }},
+      {"'pre_tokenizer.type' is missing", [](TokenizerJson& j) { j.pre_tokenizer = "{}"; }},
+      {"'pre_tokenizer' is not an object", [](TokenizerJson& j) { j.pre_tokenizer = "[1]"; }},
+      {"'normalizer.normalizers[0]' is the normalizer 'Lowercase'",
+       [](TokenizerJson& j) { j.normalizer = R"({"type": "Sequence", "normalizers": [{"type": "Lowercase"}]})"; }},
+      {"'pre_tokenizer.pattern.Regex': regular expression is refused",
+       [](TokenizerJson& j) {
+         j.pre_tokenizer = R"({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false})";
+       }},
+      {"'decoder' is the decoder 'WordPiece'", [](TokenizerJson& j) { j.decoder = R"({"type": "WordPiece"})"; }},
+      {"'decoder' is missing", [](TokenizerJson& j) { j.decoder = "null"; }},
+      {"'model.unk_token': 'nix'", [](TokenizerJson& j) { j.model_fields = R"("unk_token": "nix")"; }},
+      {"'model.dropout'", [](TokenizerJson& j) { j.model_fields = R"("dropout": 0.1)"; }},
+      {"'model.end_of_word_suffix'", [](TokenizerJson& j) { j.model_fields = R"("end_of_word_suffix": "</w>")"; }},
+      {"'model.byte_fallback' is not true or false",
+       [](TokenizerJson& j) { j.model_fields = R"("byte_fallback": 1)"; }},
+      {"'added_tokens[0].id' is -1", [](TokenizerJson& j) { j.added = R"([{"id": -1, "content": "x"}])"; }},
+      {"'added_tokens[0].id' is 99999999", [](TokenizerJson& j) { j.added = R"([{"id": 99999999, "content": "x"}])"; }},
+      {"id 5 is 'xx' here", [](TokenizerJson& j) { j.added = R"([{"id": 5, "content": "xx"}])"; }},
+      {"'he' has id 900 here", [](TokenizerJson& j) { j.added = R"([{"id": 900, "content": "he"}])"; }},
+      {"adds id 700, which no token has",
+       [](TokenizerJson& j) {
+         j.post_processor = R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "q"}},
+             {"Sequence": {"id": "A"}}], "special_tokens": {"q": {"ids": [700]}}})";
+       }},
+      {"nested too deeply",
+       [](TokenizerJson& j) {
+         std::string deep = R"({"type": "NFC"})";
+         for (int i = 0; i < 100; ++i) deep = R"({"type": "Sequence", "normalizers": [)" + deep + "]}";
+         j.normalizer = deep;
+       }},
+  };
+  for (const BadCase& bad : cases) {
+    TokenizerJson json = byte_level_json();
+    bad.change(json);
+    const std::string text = json.text();
+    const auto tokenizer = Tokenizer::from_json({text, {}, {}}, "dir/tokenizer.json");
+    ASSERT_FALSE(tokenizer.ok()) << bad.expected;
+    const std::string& message = tokenizer.error().message;
+    EXPECT_NE(message.find(bad.expected), std::string::npos) << message;
+    EXPECT_TRUE(message.starts_with("dir/tokenizer.json: ")) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  }
+}
+
+TEST(Tokenizer, RefusesEveryTruncation) {
+  const std::string text = byte_level_json().text();
+  for (size_t size = 0; size + 1 < text.size(); ++size) {
+    const auto tokenizer = Tokenizer::from_json({std::string_view(text).substr(0, size), {}, {}}, "cut");
+    ASSERT_FALSE(tokenizer.ok()) << size;
+  }
+}
+
+TEST(Tokenizer, RefusesOtherFilesThatAreWrong) {
+  const std::string text = byte_level_json().text();
+  const auto message = [&](const TokenizerFiles& files) {
+    const auto tokenizer = Tokenizer::from_json(files, "t");
+    return tokenizer.ok() ? std::string("ok") : tokenizer.error().message;
+  };
+  EXPECT_EQ(message({text, "{", {}}).find("t: tokenizer_config.json: the file is not JSON"), 0u);
+  EXPECT_EQ(message({text, R"({"bos_token": 3})", {}}),
+            "t: tokenizer_config.json: field 'bos_token' is neither a token nor an object with its 'content'");
+  EXPECT_EQ(message({text, {}, R"({"eos_token_id": "x"})"}),
+            "t: generation_config.json: field 'eos_token_id' is not a token id or a list of them");
+  EXPECT_EQ(message({"[]", {}, {}}), "t: the tokenizer is not a JSON object");
+  EXPECT_NE(message({"\xFF\xFE{}", {}, {}}).find("not JSON"), std::string::npos);
+}
+
+TEST(Tokenizer, HostilePatternsEndInAnError) {
+  TokenizerJson json = byte_level_json();
+  json.pre_tokenizer = R"({"type": "Sequence", "pretokenizers": [
+      {"type": "Split", "pattern": {"Regex": "(a+)+b|(a|a)+c"}, "behavior": "Isolated", "invert": false},
+      {"type": "ByteLevel", "add_prefix_space": false}]})";
+  const auto tokenizer = load(json);
+  const auto ids = tokenizer->encode(std::string(300, 'a'));
+  ASSERT_FALSE(ids.ok());
+  EXPECT_EQ(ids.error().code, ErrorCode::kResource);
+  EXPECT_TRUE(tokenizer->encode("aab").ok());
+}
+
+// GGUF
+
+struct Gguf {
+  std::vector<std::string> texts;
+  std::vector<std::string_view> tokens;
+  std::vector<int32_t> types;
+  std::vector<float> scores;
+  std::vector<std::string> merge_texts;
+  std::vector<std::string_view> merges;
+  GgufVocab vocab;
+
+  Gguf(const TokenizerJson& json, std::string_view model, std::string_view pre) : texts(json.tokens) {
+    tokens.assign(texts.begin(), texts.end());
+    types.assign(texts.size(), 1);
+    for (const auto& [left, right] : json.merges) merge_texts.push_back(left + " " + right);
+    merges.assign(merge_texts.begin(), merge_texts.end());
+    vocab.model = model;
+    vocab.pre = pre;
+    refresh();
+  }
+  void refresh() {
+    vocab.tokens = tokens;
+    vocab.types = types;
+    vocab.scores = scores;
+    vocab.merges = merges;
+  }
+  std::string message() const {
+    const auto tokenizer = Tokenizer::from_gguf(vocab, "m.gguf");
+    return tokenizer.ok() ? "ok" : tokenizer.error().message;
+  }
+};
+
+TEST(TokenizerGguf, ByteLevelEqualsTheJsonFile) {
+  Gguf gguf(byte_level_json(), "gpt2", "gpt-2");
+  gguf.types[0] = gguf.types[1] = gguf.types[2] = 3;
+  gguf.types[3] = 4;
+  gguf.vocab.bos = 0;
+  gguf.vocab.eos = 1;
+  gguf.vocab.eot = 2;
+  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  const auto json = load(byte_level_json());
+  for (const char* text : {"hello he's 1234\n\n", "he<tool><|im_end|>he", "\xF0\x9F\x99\x82 he"}) {
+    EXPECT_EQ(encode(**tokenizer, text), encode(*json, text)) << text;
+    EXPECT_EQ((*tokenizer)->decode(encode(**tokenizer, text)), json->decode(encode(*json, text)));
+  }
+  EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{1, 2}));
+  EXPECT_FALSE((*tokenizer)->adds_bos());
+  gguf.vocab.add_bos = true;
+  gguf.vocab.add_eos = true;
+  const auto with_both = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(with_both.ok());
+  EXPECT_EQ(encode(**with_both, ""), (Ids{0, 1}));
+  gguf.vocab.pre = "llama-bpe";
+  gguf.vocab.add_bos = std::nullopt;
+  gguf.vocab.add_eos = std::nullopt;
+  const auto llama = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(llama.ok());
+  EXPECT_TRUE((*llama)->adds_bos());
+}
+
+TEST(TokenizerGguf, SentencePieceEqualsTheJsonFile) {
+  Gguf gguf(sentencepiece_json(), "llama", "default");
+  gguf.types[0] = 2;
+  gguf.types[1] = gguf.types[2] = 3;
+  gguf.scores.assign(gguf.texts.size(), 0);
+  gguf.refresh();
+  gguf.vocab.bos = 1;
+  gguf.vocab.eos = 2;
+  gguf.vocab.unknown = 0;
+  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  const auto json = load(sentencepiece_json());
+  for (const char* text : {"a b", " a  \xC3\xA9\xC3\xA8</s>a", ""}) {
+    EXPECT_EQ(encode(**tokenizer, text), encode(*json, text)) << text;
+    EXPECT_EQ((*tokenizer)->decode(encode(**tokenizer, text)), json->decode(encode(*json, text)));
+  }
+}
+
+TEST(TokenizerGguf, ErrorsNameTheKey) {
+  EXPECT_NE(
+      Gguf(byte_level_json(), "gpt2", "weird").message().find("m.gguf: key 'tokenizer.ggml.pre' is 'weird'; known"),
+      std::string::npos);
+  EXPECT_NE(Gguf(byte_level_json(), "bert", "").message().find("'tokenizer.ggml.model' is 'bert'"), std::string::npos);
+  EXPECT_NE(Gguf(sentencepiece_json(), "llama", "").message().find("'tokenizer.ggml.scores'"), std::string::npos);
+  Gguf gguf(byte_level_json(), "gpt2", "smollm");
+  EXPECT_EQ(gguf.message(), "ok");
+  gguf.vocab.bos = 1000;
+  EXPECT_NE(gguf.message().find("'tokenizer.ggml.bos_token_id' is 1000"), std::string::npos);
+  gguf.vocab.bos = std::nullopt;
+  gguf.merges.push_back("a");
+  gguf.refresh();
+  EXPECT_NE(gguf.message().find("'tokenizer.ggml.merges[4]' is not a pair"), std::string::npos);
+  gguf.merges.back() = "he qq";
+  EXPECT_NE(gguf.message().find("'tokenizer.ggml.merges[4]': 'qq' is not"), std::string::npos);
+  gguf.merges.clear();
+  gguf.refresh();
+  EXPECT_NE(gguf.message().find("'tokenizer.ggml.merges' is missing"), std::string::npos);
+  gguf.types.pop_back();
+  gguf.refresh();
+  EXPECT_NE(gguf.message().find("'tokenizer.ggml.token_type' has 263 entries for 264"), std::string::npos);
+  gguf.types.clear();
+  gguf.tokens[7] = "\xFF";
+  gguf.refresh();
+  EXPECT_NE(gguf.message().find("'tokenizer.ggml.tokens[7]' is not UTF-8"), std::string::npos);
+  gguf.tokens[7] = gguf.tokens[8];
+  EXPECT_NE(gguf.message().find("is also token 7"), std::string::npos);
+  EXPECT_NE(Tokenizer::from_gguf({}, "m.gguf").error().message.find("'tokenizer.ggml.tokens' is missing"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace nfp

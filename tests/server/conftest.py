@@ -1,0 +1,113 @@
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import httpx
+import pytest
+
+
+class Server:
+    """A running server; `url` without a slash at the end."""
+
+    def __init__(self, command, log, ready_s=120):
+        self.log = log
+        self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        end = time.time() + ready_s
+        self.url = None
+        while time.time() < end and self.url is None:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{command[0]} ended with {self.process.returncode}:\n{self.output()[-3000:]}")
+            found = re.search(r"http://[0-9.]+:\d+\S*", self.output())
+            if found:
+                self.url = found.group(0)
+            time.sleep(0.02)
+        if self.url is None:
+            self.stop()
+            raise RuntimeError(f"not ready after {ready_s} s:\n{self.output()[-3000:]}")
+        self.port = int(re.search(r":(\d+)", self.url[7:]).group(1))
+
+    def output(self):
+        self.log.flush()
+        with open(self.log.name, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def metric(self, name):
+        """Sum of a metric over all its label sets."""
+        text = httpx.get(self.url + "/metrics").text
+        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.M)
+        assert values, f"{name} is not in /metrics"
+        return sum(map(float, values))
+
+    def resident_kb(self):
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
+            return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1))
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def wait_idle(self, seconds=20):
+        end = time.time() + seconds
+        while time.time() < end:
+            if self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0:
+                return
+            time.sleep(0.05)
+        raise AssertionError("requests are still running")
+
+    def stop(self, number=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self.process.returncode
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory):
+    """launch("--flag", ...) starts the server over the fake model."""
+    running = []
+    folder = tmp_path_factory.mktemp("servers")
+
+    def start(*flags):
+        with open(folder / f"{len(running)}.log", "w", encoding="utf-8") as log:
+            running.append(Server([os.environ["NFP_SERVE_FAKE"], *map(str, flags)], log))
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def fake(launch):
+    return launch()
+
+
+@pytest.fixture(scope="session")
+def launch_real(tmp_path_factory):
+    """launch_real("--flag", ...) starts nestedfp serve on the demo model."""
+    model = os.environ.get("NFP_DEMO_MODEL")
+    if not model or not os.path.exists(model):
+        pytest.skip("NFP_DEMO_MODEL does not name the demo model (scripts/test fetches it)")
+    running = []
+    folder = tmp_path_factory.mktemp("real")
+
+    def start(*flags):
+        command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", "0", "--served-model-name", "demo", *map(str, flags)]
+        with open(folder / f"{len(running)}.log", "w", encoding="utf-8") as log:
+            running.append(Server(command, log))
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def real(launch_real):
+    return launch_real("--max-num-seqs", 16, "--max-model-len", 2048, "--kv-cache-memory", "512MB")

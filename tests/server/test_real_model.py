@@ -1,0 +1,117 @@
+"""nestedfp serve on the demo model."""
+
+import concurrent.futures
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import httpx
+import openai
+import pytest
+
+PROMPTS = ["The capital of France is", "Water boils at", "def fibonacci(n):", "Once upon a time", "The opposite of hot is",
+           "1, 2, 3, 4,", "My favourite colour is", "In 1969, humans"]
+
+
+@pytest.fixture(scope="module")
+def client(real):
+    return openai.OpenAI(base_url=real.url + "/v1", api_key="none", max_retries=0, timeout=300)
+
+
+def complete(client, prompt, **more):
+    return client.completions.create(model="demo", prompt=prompt, max_tokens=24, temperature=0, **more)
+
+
+def test_answers(client):
+    assert "Paris" in complete(client, "The capital of France is").choices[0].text
+    r = client.chat.completions.create(model="demo", temperature=0, max_tokens=40,
+                                       messages=[{"role": "user", "content": "What is the capital of France?"}])
+    assert "Paris" in r.choices[0].message.content
+    assert r.usage.model_extra["nestedfp"]["completion"]["fp8_tokens"] == 0
+
+
+def test_together_as_alone(client):
+    exact = {"extra_body": {"precision": "exact"}}
+    alone = [complete(client, p, **exact).choices[0].text for p in PROMPTS]
+    with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
+        together = list(pool.map(lambda p: complete(client, p, **exact).choices[0].text, PROMPTS))
+    batch = [c.text for c in complete(client, PROMPTS, **exact).choices]
+    assert together == alone and batch == alone
+
+
+def test_exact_beside_fast(client):
+    exact = complete(client, PROMPTS[0], extra_body={"precision": "exact"})
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        fast = [pool.submit(complete, client, p, extra_body={"precision": "fast"}) for p in PROMPTS]
+        again = complete(client, PROMPTS[0], extra_body={"precision": "exact"})
+        fast = [f.result() for f in fast]
+    assert again.choices[0].text == exact.choices[0].text
+    assert again.usage.model_extra["nestedfp"]["completion"]["fp8_tokens"] == 0
+    assert sum(f.usage.model_extra["nestedfp"]["completion"]["fp8_tokens"] for f in fast) > 0
+
+
+def test_seeds_repeat(client):
+    def one(seed):
+        return complete(client, "A poem:", seed=seed, extra_body={"precision": "exact"}).choices[0].text
+    sampled = [client.completions.create(model="demo", prompt="A poem:", max_tokens=24, temperature=1, seed=7,
+                                         extra_body={"precision": "exact"}).choices[0].text for _ in range(2)]
+    assert sampled[0] == sampled[1]
+    assert one(1) == one(2)  # greedy: seeds do not matter
+
+
+def test_prompt_scores_do_not_depend_on_the_batch(real):
+    def scores(prompt):
+        r = httpx.post(real.url + "/v1/completions", timeout=300, json={
+            "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, "precision": "exact"})
+        return [c["logprobs"]["token_logprobs"][:-1] for c in r.json()["choices"]]
+    assert [scores(p)[0] for p in PROMPTS] == scores(PROMPTS)
+
+
+def test_structured_output(client):
+    if not client.models.list().data[0].model_extra["grammars"]:
+        pytest.skip("built without xgrammar (scripts/build-xgrammar)")
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "population": {"type": "integer", "minimum": 0, "maximum": 99999999}},
+              "required": ["city", "population"], "additionalProperties": False}
+    for stream in (False, True):
+        r = client.chat.completions.create(model="demo", max_tokens=100, temperature=0, stream=stream, messages=[
+            {"role": "user", "content": "Name a city and its population."}],
+            response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}})
+        text = r.choices[0].message.content if not stream else "".join(c.choices[0].delta.content or "" for c in r)
+        assert set(json.loads(text)) == {"city", "population"}, text
+
+
+def test_lm_eval_in_batches_as_one_by_one(real, tmp_path):
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip("lm_eval is not installed")
+    task = tmp_path / "facts.yaml"
+    data = tmp_path / "facts.jsonl"
+    facts = [("The sky is", ["blue", "made of cheese"]), ("Fire is", ["hot", "cold as ice"]),
+             ("Paris is the capital of", ["France", "Japan"]), ("Two plus two is", ["four", "eleven"]),
+             ("Fish live in", ["water", "the oven"]), ("At night it is", ["dark", "always noon"])]
+    data.write_text("\n".join(json.dumps({"q": q, "choices": c, "gold": 0}) for q, c in facts))
+    task.write_text(f"""task: nestedfp_facts
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{q}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: gold
+metric_list: [{{metric: acc}}]
+""")
+    results = []
+    for batch, concurrent_requests in ((1, 1), (4, 3)):
+        out = tmp_path / f"out{batch}"
+        run = subprocess.run(
+            [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args",
+             f"model=demo,base_url={real.url}/v1/completions,tokenized_requests=False,tokenizer_backend=remote,"
+             f"num_concurrent={concurrent_requests},max_length=2048",
+             "--tasks", "nestedfp_facts", "--include_path", str(tmp_path), "--batch_size", str(batch),
+             "--output_path", str(out), "--log_samples"],
+            capture_output=True, text=True, timeout=600, env={**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"})
+        assert run.returncode == 0, run.stderr[-3000:]
+        samples = next(out.rglob("samples_*.jsonl")).read_text().splitlines()
+        results.append([json.loads(s)["filtered_resps"] for s in samples])
+    assert results[0] == results[1]

@@ -18,7 +18,7 @@ function(nfp_libraries_below folder out)
   set(found)
   foreach(target IN LISTS targets)
     get_target_property(type ${target} TYPE)
-    if(target MATCHES "^nfp_" AND type MATCHES "^(STATIC|INTERFACE)_LIBRARY$")
+    if(target MATCHES "^nfp_" AND NOT target MATCHES "_testing$" AND type MATCHES "^(STATIC|INTERFACE)_LIBRARY$")
       list(APPEND found ${target})
     endif()
   endforeach()
@@ -46,13 +46,17 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/nestedfpConfigVersion.cm
 install(FILES "${PROJECT_BINARY_DIR}/nestedfpConfig.cmake" "${PROJECT_BINARY_DIR}/nestedfpConfigVersion.cmake"
   DESTINATION "${package_folder}" COMPONENT development)
 
-# Public headers: all but what a backend keeps to itself, where only its maker's header is for others.
+# Public headers: all but what serves tests, what is a part of another file, and what a backend keeps to itself, where
+# only its maker's header is for others.
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/src/*.h")
 foreach(header IN LISTS headers)
   if(header MATCHES "^server/")  # wiring of the program, no API
     continue()
   endif()
   if(header MATCHES "^backend/(cpu|cuda)/" AND NOT header MATCHES "^backend/(cpu|cuda)/(cpu|cuda)_backend\\.h$")
+    continue()
+  endif()
+  if(header MATCHES "(_inl|_fuzz|_test|test_util|scripted_runner|/kernels|/version)\\.h$" OR header MATCHES "(^|/)testing/")
     continue()
   endif()
   cmake_path(GET header PARENT_PATH folder)

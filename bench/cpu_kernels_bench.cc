@@ -20,6 +20,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/machine.h"
 #include "base/float_types.h"
+#include "nested/format.h"
 
 namespace nfp {
 namespace {
@@ -45,8 +46,9 @@ class RandomMatrix final : public MatrixReader {
     for (int64_t r = 0; r < count; ++r) {
       const uint16_t* row = words_.data() + (first + r) % kDistinct * cols_;
       for (int64_t c = 0; c < cols_; ++c) {
-        upper[r * cols_ + c] = fp32_to_e4m3(fp16_to_fp32(row[c]) * 256.0f);
-        lower[r * cols_ + c] = static_cast<uint8_t>(row[c] & 0xffu);
+        const NestedWeight w = split(row[c]);
+        upper[r * cols_ + c] = w.upper;
+        lower[r * cols_ + c] = w.lower;
       }
       exponent[r] = 0;
     }

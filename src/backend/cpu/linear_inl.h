@@ -6,7 +6,12 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/math_inl.h"
 
+// Sanitizers make thousands of unrolled lines slow to compile, and have no use for them.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define NFP_UNROLL
+#else
 #define NFP_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace nfp {
 namespace {

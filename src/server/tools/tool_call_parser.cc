@@ -80,7 +80,7 @@ class HermesParser final : public ToolCallParser {
   }
 
   void finish(std::vector<ToolEvent>* events) override {
-    if (where_ == Where::kText) release(0, events);
+    if (where_ == Where::kText) add_text(held_, events);
     if (where_ == Where::kCall && !reader_.committed()) add_text(std::string(kOpen) + reader_.raw(), events);
     held_.clear();
   }
@@ -90,13 +90,11 @@ class HermesParser final : public ToolCallParser {
   static constexpr std::string_view kClose = "</tool_call>";
   enum class Where { kText, kCall, kAfter };
 
-  // Passes on all held text but its last `keep` bytes. White space before a call is not part of the answer, so it
-  // waits too.
+  // Passes on all held text but its last `keep` bytes. White space before a call is not part of the answer, so it always
+  // waits for what follows.
   void release(size_t keep, std::vector<ToolEvent>* events) {
     size_t end = held_.size() - keep;
-    if (keep > 0) {
-      while (end > 0 && is_space(held_[end - 1])) --end;
-    }
+    while (end > 0 && is_space(held_[end - 1])) --end;
     add_text(held_.substr(0, end), events);
     held_.erase(0, end);
   }

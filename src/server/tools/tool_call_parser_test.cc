@@ -116,7 +116,7 @@ TEST(ToolCallParser, CuttingDoesNotMatter) {
                                           "[ARGS]",
                                           ";",
                                           "1"};
-  rc::check("pieces of any size give the same calls and text", [&] {
+  EXPECT_TRUE(rc::check("pieces of any size give the same calls and text", [&] {
     std::string text;
     for (const size_t part : *rc::gen::container<std::vector<size_t>>(rc::gen::inRange<size_t>(0, parts.size()))) {
       text += parts[part];
@@ -127,7 +127,7 @@ TEST(ToolCallParser, CuttingDoesNotMatter) {
       const Seen cut = parse(*make_tool_call_parser(format), text, step);
       RC_ASSERT(whole == cut);
     }
-  });
+  }));
 }
 
 TEST(ToolCallParser, FormatFromTheTemplate) {

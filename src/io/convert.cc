@@ -32,6 +32,30 @@ Status copy_companions(const ModelSource& source, const std::string& directory) 
   return ok_status();
 }
 
+// Index of the first element that is NaN or infinity; -1 when all are finite.
+template <typename Bits>
+int64_t first_not_finite(const std::byte* bytes, int64_t count, Bits exponent) {
+  for (int64_t i = 0; i < count; ++i) {
+    Bits bits;
+    std::memcpy(&bits, bytes + static_cast<size_t>(i) * sizeof(Bits), sizeof(Bits));
+    if ((bits & exponent) == exponent) return i;
+  }
+  return -1;
+}
+
+// Rows of `tensor` in `dtype`, just read.
+Status check_finite(const ModelSource& source, const TensorInfo& tensor, DType dtype, int64_t first, int64_t count,
+                    const std::byte* bytes) {
+  const int64_t elements = count * tensor.row_elements();
+  int64_t bad = -1;
+  if (dtype == DType::kF16) bad = first_not_finite<uint16_t>(bytes, elements, 0x7c00);
+  if (dtype == DType::kBF16) bad = first_not_finite<uint16_t>(bytes, elements, 0x7f80);
+  if (dtype == DType::kF32) bad = first_not_finite<uint32_t>(bytes, elements, 0x7f800000);
+  if (bad < 0) return ok_status();
+  return error(ErrorCode::kInvalidInput, "{}: tensor '{}' holds NaN or infinity in row {}; the checkpoint is damaged",
+               source.path(), tensor.name, first + bad / tensor.row_elements());
+}
+
 // Counts written bytes and tells the caller.
 class Meter {
  public:
@@ -57,12 +81,14 @@ TensorSource copy_of(const ModelSource& source, const TensorInfo& tensor) {
       tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && gemm_kind(tensor.name) ? DType::kF16 : tensor.dtype;
   copy.shape = tensor.shape;
   if (copy.dtype != tensor.dtype) {
-    copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) {
-      return source.read_fp16_rows(tensor.name, first, count, reinterpret_cast<uint16_t*>(out));
+    copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) -> Status {
+      NFP_RETURN_IF_ERROR(source.read_fp16_rows(tensor.name, first, count, reinterpret_cast<uint16_t*>(out)));
+      return check_finite(source, tensor, DType::kF16, first, count, out);
     };
   } else {
-    copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) {
-      return source.read_rows(tensor, first, count, out);
+    copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) -> Status {
+      NFP_RETURN_IF_ERROR(source.read_rows(tensor, first, count, out));
+      return check_finite(source, tensor, tensor.dtype, first, count, out);
     };
   }
   copy.done = [&source, &tensor] { source.release(tensor); };
@@ -107,14 +133,26 @@ TensorSource scale_of(const std::shared_ptr<MatrixReader>& matrix, const TensorI
 
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - std::strlen(".weight")); }
 
-}  // namespace
+// What the plain tensors take, and within a few bytes a row the nested ones.
+uint64_t plain_bytes(const ModelSource& source) {
+  uint64_t bytes = 0;
+  for (const TensorInfo& tensor : source.tensors()) bytes += tensor.bytes();
+  return bytes;
+}
 
-Result<ConvertReport> convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
-                              ThreadPool& threads) {
-  if (source.kind() == SourceKind::kNested) {
-    return error(ErrorCode::kUnsupported, "{}: is a nested checkpoint already", source.path());
+Status refuse_quantised(const ModelSource& source) {
+  for (const TensorInfo& tensor : source.tensors()) {
+    if (gemm_kind(tensor.name) && size_of(tensor.dtype) == 1) {
+      return error(ErrorCode::kUnsupported,
+                   "{}: tensor '{}' is {}, quantised already; convert the FP16 or BF16 original", source.path(),
+                   tensor.name, tensor.stored);
+    }
   }
-  NFP_ASSIGN_OR_RETURN(StagedDirectory staged, StagedDirectory::create(destination, options.force));
+  return ok_status();
+}
+
+Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& source, const ConvertOptions& options,
+                                   ThreadPool& threads) {
   ConvertReport report;
   NestedInfo info;
   info.uppers = options.uppers;
@@ -181,13 +219,9 @@ Result<ConvertReport> convert(const ModelSource& source, const std::string& dest
   return report;
 }
 
-Result<RestoreReport> restore(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
-                              ThreadPool& threads) {
-  if (source.kind() != SourceKind::kNested) {
-    return error(ErrorCode::kUnsupported, "{}: is not a nested checkpoint; there is nothing to restore", source.path());
-  }
+Result<RestoreReport> restore_into(StagedDirectory& staged, const ModelSource& source, const ConvertOptions& options,
+                                   ThreadPool& threads) {
   NFP_ASSIGN_OR_RETURN(const NestedInfo info, parse_nested_info(source.config_json(), source.path() + "/config.json"));
-  NFP_ASSIGN_OR_RETURN(StagedDirectory staged, StagedDirectory::create(destination, options.force));
   RestoreReport report;
   report.inexact.assign(info.inexact.begin(), info.inexact.end());
   std::vector<TensorSource> tensors;
@@ -208,6 +242,33 @@ Result<RestoreReport> restore(const ModelSource& source, const std::string& dest
   NFP_RETURN_IF_ERROR(staged.commit());
   report.tensors = static_cast<int64_t>(tensors.size());
   report.bytes = meter.done();
+  return report;
+}
+
+}  // namespace
+
+Result<ConvertReport> convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
+                              ThreadPool& threads) {
+  if (source.kind() == SourceKind::kNested) {
+    return error(ErrorCode::kUnsupported, "{}: is a nested checkpoint already", source.path());
+  }
+  NFP_RETURN_IF_ERROR(refuse_quantised(source));
+  NFP_ASSIGN_OR_RETURN(StagedDirectory staged,
+                       StagedDirectory::create(destination, options.force, source.path(), plain_bytes(source)));
+  auto report = convert_into(staged, source, options, threads);
+  if (!report.ok()) return staged.at_place(std::move(report).error());
+  return report;
+}
+
+Result<RestoreReport> restore(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
+                              ThreadPool& threads) {
+  if (source.kind() != SourceKind::kNested) {
+    return error(ErrorCode::kUnsupported, "{}: is not a nested checkpoint; there is nothing to restore", source.path());
+  }
+  NFP_ASSIGN_OR_RETURN(StagedDirectory staged,
+                       StagedDirectory::create(destination, options.force, source.path(), plain_bytes(source)));
+  auto report = restore_into(staged, source, options, threads);
+  if (!report.ok()) return staged.at_place(std::move(report).error());
   return report;
 }
 

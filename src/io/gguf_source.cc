@@ -3,14 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
-#include "base/float_types.h"
 #include "base/mapped_file.h"
 #include "io/gguf.h"
+#include "io/gguf_rope.h"
 #include "io/gguf_tokenizer.h"
 #include "io/sources.h"
+#include "nested/narrow.h"
 
 namespace nfp {
 namespace {
@@ -23,7 +23,6 @@ constexpr Name kOuterNames[] = {
     {"token_embd.weight", "model.embed_tokens.weight"},
     {"output_norm.weight", "model.norm.weight"},
     {"output.weight", "lm_head.weight"},
-    {"rope_freqs.weight", "rope_freqs.weight"},
 };
 constexpr Name kLayerNames[] = {
     {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
@@ -50,29 +49,104 @@ std::string hf_name(const std::string& gguf) {
   return gguf;
 }
 
+// Llama 3's RoPE scaling as a divisor for each frequency; in the configuration here, so not a tensor of the model.
+constexpr std::string_view kRopeFactors = "rope_freqs.weight";
+
 struct Architecture {
   std::string_view gguf;
   std::string_view hf_class, model_type;
   bool permuted_qk;  // the converter reorders the rows of q and k (interleaved rotation)
 };
-constexpr Architecture kArchitectures[] = {{"llama", "LlamaForCausalLM", "llama", true}};
+constexpr Architecture kArchitectures[] = {
+    {"llama", "LlamaForCausalLM", "llama", true},
+    {"qwen2", "Qwen2ForCausalLM", "qwen2", false},
+    {"qwen3", "Qwen3ForCausalLM", "qwen3", false},
+};
+
+// Of a model split over several files, the others' paths: "x-00001-of-00003.gguf" -> "x-00002-of-00003.gguf", ...
+Result<std::vector<std::string>> other_parts(const std::string& path, int64_t count) {
+  const std::string suffix = fmt::format("-{:05}-of-{:05}.gguf", 1, count);
+  if (!path.ends_with(suffix)) {
+    return error(ErrorCode::kInvalidInput, "{}: is one of {} parts; open the first, whose name ends in {}", path, count,
+                 suffix);
+  }
+  std::vector<std::string> parts;
+  for (int64_t i = 2; i <= count; ++i) {
+    parts.push_back(path.substr(0, path.size() - suffix.size()) + fmt::format("-{:05}-of-{:05}.gguf", i, count));
+  }
+  return parts;
+}
 
 class GgufSource final : public ModelSource {
  public:
-  GgufSource(const std::string& path, MappedFile file) : ModelSource(SourceKind::kGguf, path), file_(std::move(file)) {}
+  GgufSource(const std::string& path, MappedFile file) : ModelSource(SourceKind::kGguf, path) {
+    files_.push_back(std::make_unique<MappedFile>(std::move(file)));
+  }
 
   Status open_file() {
-    NFP_ASSIGN_OR_RETURN(gguf_, parse_gguf(file_.bytes(), path_));
+    NFP_ASSIGN_OR_RETURN(gguf_, parse_gguf(files_[0]->bytes(), path_));
     const auto name = gguf_.text("general.architecture");
     if (!name) return error(ErrorCode::kInvalidInput, "{}: metadata 'general.architecture' is missing", path_);
+    std::string supported;
     for (const Architecture& known : kArchitectures) {
       if (known.gguf == *name) architecture_ = &known;
+      supported += fmt::format("{}{}", supported.empty() ? "" : ", ", known.gguf);
     }
     if (architecture_ == nullptr) {
-      return error(ErrorCode::kUnsupported, "{}: architecture '{}' is not supported in GGUF files; supported is llama",
-                   path_, *name);
+      return error(ErrorCode::kUnsupported, "{}: architecture '{}' is not supported in GGUF files; supported are {}",
+                   path_, *name, supported);
     }
-    for (const GgufTensor& tensor : gguf_.tensors) {
+    NFP_RETURN_IF_ERROR(add_tensors(gguf_, *files_[0]));
+    NFP_RETURN_IF_ERROR(open_other_parts());
+    NFP_RETURN_IF_ERROR(make_config());
+    gguf_tokenizer_ = gguf_tokenizer_of(gguf_);
+    return ok_status();
+  }
+
+  std::optional<std::string> tokenizer_gguf() const override {
+    if (!gguf_tokenizer_) return std::nullopt;
+    return metadata_only(files_[0]->bytes(), gguf_);
+  }
+
+  Status read_rows(const TensorInfo& tensor, int64_t first, int64_t count, std::byte* out) const override {
+    const Stored& at = stored(tensor);
+    const int64_t elements = tensor.row_elements();
+    const int64_t blocks = elements / at.type->block;
+    const auto row_bytes = static_cast<size_t>(blocks * at.type->bytes);
+    const size_t out_bytes = static_cast<size_t>(elements) * size_of(tensor.dtype);
+    const bool plain = tensor.dtype != DType::kF16 || at.type->type == GgmlType::kF16;
+    std::vector<float> values(plain ? 0 : static_cast<size_t>(elements));
+    for (int64_t r = 0; r < count; ++r, out += out_bytes) {
+      const auto row = static_cast<size_t>(stored_row(tensor, first + r));
+      const std::byte* in = at.bytes.data() + row * row_bytes;
+      if (plain) {
+        std::memcpy(out, in, row_bytes);
+        continue;
+      }
+      at.type->dequantize(in, blocks, values.data());
+      // As llama.cpp requantises to F16: FP32, then round to nearest. A NaN (a damaged scale) becomes infinity.
+      auto* halves = reinterpret_cast<uint16_t*>(out);
+      for (size_t i = 0; i < values.size(); ++i) halves[i] = narrow_to_fp16(values[i]);
+    }
+    return ok_status();
+  }
+  void release(const TensorInfo& tensor) const override { stored(tensor).file->release(stored(tensor).bytes); }
+
+ private:
+  struct Stored {
+    const GgmlTypeInfo* type = nullptr;
+    const MappedFile* file = nullptr;
+    std::span<const std::byte> bytes;
+  };
+
+  const Stored& stored(const TensorInfo& tensor) const { return stored_[&tensor - tensors().data()]; }
+
+  Status add_tensors(const GgufFile& gguf, const MappedFile& file) {
+    for (const GgufTensor& tensor : gguf.tensors) {
+      if (tensor.name == kRopeFactors) {
+        NFP_RETURN_IF_ERROR(read_rope_factors(tensor, file));
+        continue;
+      }
       TensorInfo info;
       info.name = hf_name(tensor.name);
       info.dtype = tensor.type->type == GgmlType::kF32    ? DType::kF32
@@ -81,46 +155,39 @@ class GgufSource final : public ModelSource {
       info.stored = std::string(tensor.type->name);
       info.shape = tensor.shape;
       info.file_bytes = tensor.bytes;
-      if (!by_hf_name_.emplace(info.name, &tensor).second) {
-        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' appears twice", path_, tensor.name);
+      if (has(info.name)) {
+        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' appears twice", file.path(), tensor.name);
       }
       add_tensor(std::move(info));
-    }
-    NFP_RETURN_IF_ERROR(make_config());
-    gguf_tokenizer_ = gguf_tokenizer_of(gguf_);
-    return ok_status();
-  }
-
-  Status read_rows(const TensorInfo& tensor, int64_t first, int64_t count, std::byte* out) const override {
-    const GgufTensor& stored = *by_hf_name_.at(tensor.name);
-    const int64_t elements = tensor.row_elements();
-    const int64_t blocks = elements / stored.type->block;
-    const auto row_bytes = static_cast<size_t>(blocks * stored.type->bytes);
-    const size_t out_bytes = static_cast<size_t>(elements) * size_of(tensor.dtype);
-    const bool plain = tensor.dtype != DType::kF16 || stored.type->type == GgmlType::kF16;
-    std::vector<float> values(plain ? 0 : static_cast<size_t>(elements));
-    for (int64_t r = 0; r < count; ++r, out += out_bytes) {
-      const auto row = static_cast<size_t>(stored_row(tensor, first + r));
-      const std::byte* in = file_.bytes().data() + stored.begin + row * row_bytes;
-      if (plain) {
-        std::memcpy(out, in, row_bytes);
-        continue;
-      }
-      stored.type->dequantize(in, blocks, values.data());
-      auto* halves = reinterpret_cast<uint16_t*>(out);
-      for (size_t i = 0; i < values.size(); ++i) halves[i] = fp32_to_fp16(values[i]);
+      stored_.push_back({tensor.type, &file, file.bytes().subspan(tensor.begin, tensor.bytes)});
     }
     return ok_status();
   }
-  std::optional<std::string> tokenizer_gguf() const override {
-    return gguf_tokenizer_ ? std::optional<std::string>(metadata_only(file_.bytes(), gguf_)) : std::nullopt;
-  }
-  void release(const TensorInfo& tensor) const override {
-    const GgufTensor& stored = *by_hf_name_.at(tensor.name);
-    file_.release(file_.bytes().subspan(stored.begin, stored.bytes));
+
+  Status open_other_parts() {
+    const int64_t count = gguf_.integer("split.count").value_or(1);
+    if (count <= 1) return ok_status();
+    if (count > 99999)
+      return error(ErrorCode::kInvalidInput, "{}: split.count is {}; the file is damaged", path_, count);
+    NFP_ASSIGN_OR_RETURN(const std::vector<std::string> parts, other_parts(path_, count));
+    for (const std::string& part : parts) {
+      NFP_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(part));
+      files_.push_back(std::make_unique<MappedFile>(std::move(file)));
+      NFP_ASSIGN_OR_RETURN(const GgufFile gguf, parse_gguf(files_.back()->bytes(), part));
+      NFP_RETURN_IF_ERROR(add_tensors(gguf, *files_.back()));
+    }
+    return ok_status();
   }
 
- private:
+  Status read_rope_factors(const GgufTensor& tensor, const MappedFile& file) {
+    if (tensor.type->type != GgmlType::kF32 || tensor.shape.rank() != 1 || tensor.shape[0] > 4096) {
+      return error(ErrorCode::kInvalidInput, "{}: tensor '{}' must be a vector of F32", file.path(), tensor.name);
+    }
+    rope_factors_.resize(static_cast<size_t>(tensor.shape[0]));
+    std::memcpy(rope_factors_.data(), file.bytes().data() + tensor.begin, tensor.bytes);
+    return ok_status();
+  }
+
   std::string key(std::string_view suffix) const { return fmt::format("{}.{}", architecture_->gguf, suffix); }
 
   // The row of the file that holds row `row` of the Hugging Face matrix. llama.cpp's converter stores each head's rows
@@ -164,10 +231,27 @@ class GgufSource final : public ModelSource {
     }
     config["rms_norm_eps"] = gguf_.number(key("attention.layer_norm_rms_epsilon")).value_or(1e-5);
     config["rope_theta"] = gguf_.number(key("rope.freq_base")).value_or(10000.0);
-    if (gguf_.text(key("rope.scaling.type")) == "linear") {
+    if (!rope_factors_.empty()) {
+      const int64_t head_dim = config.value(
+          "head_dim", config["hidden_size"].get<int64_t>() / std::max<int64_t>(1, config["num_attention_heads"]));
+      NFP_ASSIGN_OR_RETURN(const auto scaling,
+                           find_llama3_scaling(rope_factors_, head_dim, config["rope_theta"], path_));
+      if (scaling) {
+        config["rope_scaling"] = {{"rope_type", "llama3"},
+                                  {"factor", scaling->factor},
+                                  {"low_freq_factor", scaling->low_freq_factor},
+                                  {"high_freq_factor", scaling->high_freq_factor},
+                                  {"original_max_position_embeddings", scaling->original_context}};
+      }
+    } else if (gguf_.text(key("rope.scaling.type")) == "linear") {
       config["rope_scaling"] = {{"rope_type", "linear"},
                                 {"factor", gguf_.number(key("rope.scaling.factor")).value_or(1.0)}};
     }
+    if (gguf_.text(key("rope.scaling.type")) == "yarn") {
+      return error(ErrorCode::kUnsupported, "{}: rope scaling 'yarn' is not supported", path_);
+    }
+    config["attention_bias"] = has("model.layers.0.self_attn.q_proj.bias");
+    config["mlp_bias"] = has("model.layers.0.mlp.gate_proj.bias");
     config["tie_word_embeddings"] = !has("lm_head.weight");
     config["torch_dtype"] = "float16";
     NFP_ASSIGN_OR_RETURN(const TensorInfo* embedding, need("model.embed_tokens.weight"));
@@ -196,11 +280,12 @@ class GgufSource final : public ModelSource {
     return ok_status();
   }
 
-  MappedFile file_;
-  GgufFile gguf_;
+  std::vector<std::unique_ptr<MappedFile>> files_;  // one, or the parts
+  GgufFile gguf_;                                   // the first's
   const Architecture* architecture_ = nullptr;
   int64_t heads_ = 1, kv_heads_ = 1;
-  std::map<std::string, const GgufTensor*> by_hf_name_;
+  std::vector<Stored> stored_;  // in the order of tensors()
+  std::vector<float> rope_factors_;
 };
 
 }  // namespace

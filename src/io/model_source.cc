@@ -9,6 +9,7 @@
 
 #include "base/float_types.h"
 #include "base/mapped_file.h"
+#include "io/gguf_tokenizer.h"
 #include "io/sources.h"
 
 namespace nfp {
@@ -53,7 +54,28 @@ WeightType weight_type(DType dtype) { return dtype == DType::kBF16 ? WeightType:
 
 bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
 
+// A directory without config.json may hold a GGUF file, as GGUF repositories do.
+Result<std::string> gguf_inside(const std::string& path) {
+  std::vector<std::string> found;
+  std::error_code code;
+  fs::directory_iterator place(path, code), end;
+  for (; !code && place != end; place.increment(code)) {
+    const std::string name = place->path().filename().string();
+    const bool later_part = name.find("-of-") != std::string::npos && name.find("-00001-of-") == std::string::npos;
+    if (name.ends_with(".gguf") && name != kTokenizerGguf && !later_part) found.push_back(place->path().string());
+  }
+  if (found.size() > 1) {
+    return error(ErrorCode::kUsage, "{}: holds {} GGUF files; name one of them", path, found.size());
+  }
+  return found.empty() ? std::string() : found[0];
+}
+
 Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
+  std::error_code code;
+  if (!fs::exists(fs::path(path) / "config.json", code)) {
+    NFP_ASSIGN_OR_RETURN(const std::string gguf, gguf_inside(path));
+    if (!gguf.empty()) return open_gguf(gguf);
+  }
   NFP_ASSIGN_OR_RETURN(std::string config, read_text_file(path + "/config.json", size_t{16} << 20));
   simdjson::dom::parser parser;
   simdjson::dom::element root;
@@ -69,7 +91,10 @@ Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
 Result<std::unique_ptr<ModelSource>> ModelSource::open(const std::string& model) {
   std::error_code code;
   if (fs::is_directory(model, code)) return open_directory(model);
-  if (fs::exists(model, code)) return open_gguf(model);
+  if (fs::exists(model, code)) {
+    if (!model.ends_with(".safetensors")) return open_gguf(model);
+    return error(ErrorCode::kUsage, "{}: is one file of a model; give the directory that it lies in", model);
+  }
   if (looks_like_repository(model)) {
     NFP_ASSIGN_OR_RETURN(const std::string snapshot, cached_snapshot(model));
     return open_directory(snapshot);

@@ -10,7 +10,33 @@ namespace nfp {
 
 namespace fs = std::filesystem;
 
-Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool force) {
+namespace {
+
+bool is_inside(const fs::path& inner, const fs::path& outer) {
+  std::error_code code;
+  const fs::path relative = fs::weakly_canonical(inner, code).lexically_relative(fs::weakly_canonical(outer, code));
+  return !relative.empty() && *relative.begin() != "..";
+}
+
+// What --force must not destroy.
+Status check_replaceable(const std::string& path, const std::string& source) {
+  std::error_code code;
+  if (is_inside(source, path)) {
+    return error(ErrorCode::kIo, "{}: holds the source {}; choose another place", path, source);
+  }
+  if (!fs::is_directory(path, code)) {
+    return error(ErrorCode::kIo, "{}: is not a directory, and will not be replaced by one", path);
+  }
+  if (!fs::is_empty(path, code) && !fs::exists(fs::path(path) / "config.json", code)) {
+    return error(ErrorCode::kIo, "{}: is not a model's directory, and will not be replaced by one", path);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool force, const std::string& source,
+                                                uint64_t needed) {
   StagedDirectory staged;
   staged.path_ = path;
   while (staged.path_.size() > 1 && staged.path_.back() == '/') staged.path_.pop_back();
@@ -19,12 +45,16 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
   if (exists && !force) {
     return error(ErrorCode::kIo, "{}: is there already; --force replaces it", staged.path_);
   }
-  if (exists && !fs::is_directory(staged.path_, code)) {
-    return error(ErrorCode::kIo, "{}: is not a directory, and will not be replaced by one", staged.path_);
+  if (exists) NFP_RETURN_IF_ERROR(check_replaceable(staged.path_, source));
+  fs::path parent = fs::path(staged.path_).parent_path();
+  if (parent.empty()) parent = ".";
+  if (const auto space = fs::space(parent, code); !code && space.available < needed) {
+    return error(ErrorCode::kIo, "{}: needs {:.2f} GB, but only {:.2f} GB are free on that disk", staged.path_,
+                 static_cast<double>(needed) / 1e9, static_cast<double>(space.available) / 1e9);
   }
   std::string temporary = fmt::format("{}.tmp-{}", staged.path_, ::getpid());
   if (!fs::create_directory(temporary, code)) {
-    return error(ErrorCode::kIo, "{}: cannot be created: {}", temporary,
+    return error(ErrorCode::kIo, "{}: cannot be created: {}", staged.path_,
                  code ? code.message() : std::string("it is there already"));
   }
   staged.temporary_ = std::move(temporary);
@@ -57,6 +87,14 @@ Status StagedDirectory::commit() {
   temporary_.clear();
   if (!old.empty()) fs::remove_all(old, code);
   return ok_status();
+}
+
+Error StagedDirectory::at_place(Error error) const {
+  size_t at = temporary_.empty() ? std::string::npos : error.message.find(temporary_);
+  for (; at != std::string::npos; at = error.message.find(temporary_, at + path_.size())) {
+    error.message.replace(at, temporary_.size(), path_);
+  }
+  return error;
 }
 
 }  // namespace nfp

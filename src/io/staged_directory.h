@@ -2,6 +2,7 @@
 // object that goes away without commit() removes what it had written.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "base/result.h"
@@ -11,8 +12,10 @@ namespace nfp {
 class StagedDirectory {
  public:
   // kIo where `path` exists and `force` is not set; the message names --force. With `force`, what is there is replaced
-  // in commit().
-  static Result<StagedDirectory> create(const std::string& path, bool force);
+  // in commit(), but only an empty directory or one with a config.json, and never one that `source` lies in. `needed`:
+  // bytes that will be written, checked against what is free on the disk.
+  static Result<StagedDirectory> create(const std::string& path, bool force, const std::string& source,
+                                        uint64_t needed);
   ~StagedDirectory();
   StagedDirectory(StagedDirectory&& other) noexcept;
   StagedDirectory& operator=(StagedDirectory&&) = delete;
@@ -21,6 +24,8 @@ class StagedDirectory {
 
   const std::string& path() const { return temporary_; }  // where to write
   Status commit();
+  // Errors met while writing name the temporary; this names the place that was asked for instead.
+  Error at_place(Error error) const;
 
  private:
   StagedDirectory() = default;

@@ -1,0 +1,196 @@
+#include "io/gguf.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "io/model_source.h"
+#include "io/test_util.h"
+
+namespace nfp {
+namespace {
+
+using testing::GgufBuilder;
+using testing::random_tensor;
+
+Result<GgufFile> parse(const std::string& file) { return parse_gguf(std::as_bytes(std::span(file)), "f.gguf"); }
+
+void expect_fault(const std::string& file, const std::string& naming) {
+  auto parsed = parse(file);
+  ASSERT_FALSE(parsed.ok()) << naming;
+  EXPECT_NE(parsed.error().message.find(naming), std::string::npos) << parsed.error().message;
+  EXPECT_EQ(parsed.error().message.find("f.gguf: "), 0u) << parsed.error().message;
+}
+
+TEST(Gguf, EveryKindOfValueIsRead) {
+  GgufBuilder b;
+  b.key("u8", 0, GgufBuilder::raw<uint8_t>(250)).key("i8", 1, GgufBuilder::raw<int8_t>(-3));
+  b.key("u16", 2, GgufBuilder::raw<uint16_t>(65000)).key("i16", 3, GgufBuilder::raw<int16_t>(-300));
+  b.key("u32", 4, GgufBuilder::raw<uint32_t>(4000000000u)).key("i32", 5, GgufBuilder::raw<int32_t>(-70000));
+  b.key("f32", 6, GgufBuilder::raw(1.5f)).key("bool", 7, GgufBuilder::raw<uint8_t>(1)).string("s", "text");
+  b.key("u64", 10, GgufBuilder::raw<uint64_t>(1ull << 40)).key("i64", 11, GgufBuilder::raw<int64_t>(-5));
+  b.key("f64", 12, GgufBuilder::raw(2.25)).strings("list", {"x", "", "yz"});
+  b.key("ints", 9,
+        GgufBuilder::raw<uint32_t>(5) + GgufBuilder::raw<uint64_t>(2) + GgufBuilder::raw(7) + GgufBuilder::raw(-7));
+  b.tensor("t", {3, 2}, 0, std::string(24, 'a')).tensor("u", {4}, 1, std::string(8, 'b'));
+  const std::string file = b.build();
+  auto gguf = parse(file);
+  ASSERT_TRUE(gguf.ok()) << gguf.error().message;
+  EXPECT_EQ(gguf->integer("u8"), 250);
+  EXPECT_EQ(gguf->integer("i8"), -3);
+  EXPECT_EQ(gguf->integer("u16"), 65000);
+  EXPECT_EQ(gguf->integer("i16"), -300);
+  EXPECT_EQ(gguf->integer("u32"), 4000000000);
+  EXPECT_EQ(gguf->integer("i32"), -70000);
+  EXPECT_EQ(gguf->integer("u64"), int64_t{1} << 40);
+  EXPECT_EQ(gguf->integer("i64"), -5);
+  EXPECT_EQ(gguf->number("f32"), 1.5);
+  EXPECT_EQ(gguf->number("f64"), 2.25);
+  EXPECT_EQ(gguf->boolean("bool"), true);
+  EXPECT_EQ(gguf->text("s"), "text");
+  EXPECT_EQ(*gguf->array<std::string_view>("list"), (std::vector<std::string_view>{"x", "", "yz"}));
+  EXPECT_EQ(*gguf->array<int64_t>("ints"), (std::vector<int64_t>{7, -7}));
+  EXPECT_EQ(gguf->text("u8"), std::nullopt);
+  EXPECT_EQ(gguf->array<int64_t>("list"), nullptr);
+  ASSERT_EQ(gguf->tensors.size(), 2u);
+  EXPECT_EQ(gguf->tensors[0].shape, (Shape{2, 3}));
+  EXPECT_EQ(file.substr(gguf->tensors[1].begin, gguf->tensors[1].bytes), std::string(8, 'b'));
+}
+
+TEST(Gguf, EveryFaultIsNamed) {
+  const std::string good = testing::tiny_gguf();
+  ASSERT_TRUE(parse(good).ok());
+  for (size_t size = 0; size < good.size(); size += size < 2000 ? 1 : 997) {
+    EXPECT_FALSE(parse(good.substr(0, size)).ok()) << size;
+  }
+  expect_fault("GGML" + good.substr(4), "not a GGUF");
+  expect_fault(GgufBuilder(1).build(), "version 1");
+  expect_fault(GgufBuilder(0x03000000).build(), "little endian");
+  expect_fault(GgufBuilder().claim(~0ull, 0).build(), "claims");
+  expect_fault(GgufBuilder().claim(0, ~0ull).build(), "claims");
+  expect_fault(GgufBuilder().claim(1000, 0).build(), "truncated");
+  expect_fault(GgufBuilder().key("k", 99, "").build(), "'k' has unknown type 99");
+  expect_fault(GgufBuilder().key("k", 8, GgufBuilder::raw<uint64_t>(~0ull)).build(), "'k'");
+  expect_fault(
+      GgufBuilder().key("k", 9, GgufBuilder::raw<uint32_t>(8) + GgufBuilder::raw<uint64_t>(1ull << 60)).build(), "'k'");
+  expect_fault(GgufBuilder().key("k", 9, GgufBuilder::raw<uint32_t>(9) + GgufBuilder::raw<uint64_t>(1)).build(),
+               "'k' is an array");
+  expect_fault(GgufBuilder().integer("k", 1).integer("k", 2).build(), "'k' appears twice");
+  expect_fault(GgufBuilder().integer("general.alignment", 0).build(), "alignment");
+  expect_fault(GgufBuilder().integer("general.alignment", 24).build(), "alignment");
+  const auto tensor = [](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset, size_t bytes) {
+    return GgufBuilder().tensor_at("t", dims, type, offset).data(std::string(bytes, 'x')).build();
+  };
+  EXPECT_TRUE(parse(tensor({32}, 8, 0, 34)).ok());
+  expect_fault(tensor({32}, 8, 0, 33), "'t' (34 bytes at offset 0)");
+  expect_fault(tensor({33}, 8, 0, 100), "whole blocks of 32");
+  expect_fault(tensor({32}, 4, 0, 100), "GGUF type 4");
+  expect_fault(tensor({1, 1, 1, 1, 1, 1, 1, 1, 1}, 0, 0, 4), "9 dimensions");
+  expect_fault(tensor({1ull << 40, 1ull << 40}, 0, 0, 4), "impossible shape");
+  expect_fault(tensor({0}, 0, 0, 4), "impossible shape");
+  expect_fault(tensor({1}, 0, 4, 8), "offset 4");
+  expect_fault(tensor({1}, 0, ~0ull - 31, 8), "'t'");
+  expect_fault(GgufBuilder().tensor_at("a", {16}, 0, 0).tensor_at("b", {1}, 0, 32).data(std::string(64, 'x')).build(),
+               "'a' and 'b' overlap");
+  expect_fault(GgufBuilder().tensor_at("a", {1}, 0, 0).tensor_at("a", {1}, 0, 32).data(std::string(64, 'x')).build(),
+               "'a' appears twice");
+}
+
+class GgufModel : public testing::ScratchTest {
+ protected:
+  Result<std::unique_ptr<ModelSource>> open(const std::string& bytes) {
+    EXPECT_TRUE(write_file(path("m.gguf"), bytes).ok());
+    return ModelSource::open(path("m.gguf"));
+  }
+};
+
+TEST_F(GgufModel, LooksLikeAHuggingFaceModel) {
+  auto source = open(testing::tiny_gguf());
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  const auto config = nlohmann::json::parse((*source)->config_json());
+  EXPECT_EQ(config["architectures"][0], "LlamaForCausalLM");
+  EXPECT_EQ(config["hidden_size"], 32);
+  EXPECT_EQ(config["head_dim"], 8);
+  EXPECT_EQ(config["num_key_value_heads"], 1);
+  EXPECT_EQ(config["vocab_size"], 4);
+  EXPECT_EQ(config["tie_word_embeddings"], true);
+  EXPECT_EQ(config["bos_token_id"], 3);
+  for (const char* name : {"model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight", "model.norm.weight",
+                           "model.layers.0.mlp.gate_proj.weight", "model.layers.0.post_attention_layernorm.weight"}) {
+    EXPECT_TRUE((*source)->has(name)) << name;
+  }
+  const GgufTokenizer* tokenizer = (*source)->gguf_tokenizer();
+  ASSERT_NE(tokenizer, nullptr);
+  EXPECT_EQ(tokenizer->model, "gpt2");
+  EXPECT_EQ(tokenizer->tokens.size(), 4u);
+  EXPECT_EQ(tokenizer->chat_template, "{{ x }}");
+}
+
+// llama.cpp's converter: reshape(heads, 2, head_dim / 2, cols).swapaxes(1, 2). Rows here count, so the order shows.
+TEST_F(GgufModel, RotatedRowsAreInHuggingFaceOrderAgain) {
+  constexpr int64_t kHeads = 2, kHeadDim = 8;
+  std::vector<float> permuted(16 * 32);
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t half = 0; half < 2; ++half) {
+      for (int64_t i = 0; i < kHeadDim / 2; ++i) {
+        const int64_t original = h * kHeadDim + half * kHeadDim / 2 + i;
+        const int64_t stored = h * kHeadDim + 2 * i + half;
+        for (int64_t c = 0; c < 32; ++c) permuted[static_cast<size_t>(stored * 32 + c)] = static_cast<float>(original);
+      }
+    }
+  }
+  GgufBuilder gguf = testing::tiny_gguf_keys();
+  gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  gguf.tensor("blk.0.attn_q.weight", {32, 16}, 0,
+              std::string(reinterpret_cast<const char*>(permuted.data()), 16 * 32 * 4));
+  auto source = open(gguf.build());
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  std::vector<float> rows(16 * 32);
+  ASSERT_TRUE((*source)->read_f32("model.layers.0.self_attn.q_proj.weight", rows).ok());
+  for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(rows[i], static_cast<float>(i / 32)) << i;
+}
+
+TEST_F(GgufModel, LlamaThreeScalingBecomesRopeScaling) {
+  const auto with_factors = [](const std::vector<float>& factors) {
+    GgufBuilder gguf = testing::tiny_gguf_keys();
+    gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+    gguf.tensor("rope_freqs.weight", {factors.size()}, 0,
+                std::string(reinterpret_cast<const char*>(factors.data()), factors.size() * 4));
+    return gguf.build();
+  };
+  // head_dim 8, base 10000: wavelengths 6.28, 62.8, 628, 6283 against 8192/4 = 2048 and 8192/1: the last is between.
+  const double wavelength = 2 * 3.14159265358979 * 1000;
+  const double smooth = (8192 / wavelength - 1) / 3;
+  const auto last = static_cast<float>(1 / ((1 - smooth) / 8 + smooth));
+  auto source = open(with_factors({1, 1, 1, last}));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  const auto rope = nlohmann::json::parse((*source)->config_json())["rope_scaling"];
+  EXPECT_EQ(rope["rope_type"], "llama3");
+  EXPECT_EQ(rope["factor"], 8.0);
+  EXPECT_EQ(rope["original_max_position_embeddings"], 8192);
+  auto ones = open(with_factors({1, 1, 1, 1}));
+  ASSERT_TRUE(ones.ok()) << ones.error().message;
+  EXPECT_FALSE(nlohmann::json::parse((*ones)->config_json()).contains("rope_scaling"));
+  auto odd = open(with_factors({1, 2, 3, 4}));
+  ASSERT_FALSE(odd.ok());
+  EXPECT_NE(odd.error().message.find("rope_freqs.weight"), std::string::npos) << odd.error().message;
+  EXPECT_FALSE(open(with_factors({1, 1})).ok());
+}
+
+TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
+  const auto expect = [&](const std::string& bytes, const std::string& naming) {
+    auto source = open(bytes);
+    ASSERT_FALSE(source.ok()) << naming;
+    EXPECT_NE(source.error().message.find(naming), std::string::npos) << source.error().message;
+  };
+  expect(GgufBuilder().build(), "general.architecture");
+  expect(GgufBuilder().string("general.architecture", "mamba").build(), "'mamba' is not supported");
+  expect(GgufBuilder().string("general.architecture", "llama").build(), "llama.");
+  expect(testing::tiny_gguf_keys().build(), "model.embed_tokens.weight");
+  GgufBuilder heads = testing::tiny_gguf_keys();
+  heads.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  heads.tensor("blk.0.attn_q.weight", {32, 6}, 1, random_tensor("", DType::kF16, {6, 32}, 1).bytes);
+  expect(heads.build(), "heads");
+}
+
+}  // namespace
+}  // namespace nfp

@@ -1,0 +1,140 @@
+#include "io/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include "io/shard_set.h"
+#include "io/test_util.h"
+
+namespace nfp {
+namespace {
+
+using testing::random_tensor;
+using testing::write_tensors;
+
+std::string file_of(const std::string& header, size_t data_bytes) {
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), 8) + header + std::string(data_bytes, 'x');
+}
+
+Result<SafetensorsHeader> parse(const std::string& file) {
+  return parse_safetensors(std::as_bytes(std::span(file)), "f.safetensors");
+}
+
+std::string message(const std::string& file) {
+  auto parsed = parse(file);
+  EXPECT_FALSE(parsed.ok()) << file;
+  return parsed.ok() ? "" : parsed.error().message;
+}
+
+TEST(Safetensors, ReadsWhatTheFormatDescribes) {
+  auto header =
+      parse(file_of(R"({"__metadata__":{"format":"pt"},"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},)"
+                    R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )",
+                    16));
+  ASSERT_TRUE(header.ok()) << header.error().message;
+  ASSERT_EQ(header->tensors.size(), 2u);
+  EXPECT_EQ(header->tensors[0].name, "a");
+  EXPECT_EQ(header->tensors[0].shape.rank(), 0u);
+  EXPECT_EQ(header->tensors[1].shape, (Shape{2, 3}));
+  EXPECT_EQ(header->tensors[1].end - header->tensors[1].begin, 12u);
+  EXPECT_EQ(header->metadata.at("format"), "pt");
+}
+
+TEST(Safetensors, EveryFaultIsNamed) {
+  const auto one = [](const std::string& fields, size_t bytes = 8) {
+    return file_of("{\"t\":{" + fields + "}}", bytes);
+  };
+  const std::vector<std::pair<std::string, std::string>> faults = {
+      {"", "too few"},
+      {"1234567", "too few"},
+      {std::string(8, '\xff') + "{}", "truncated"},
+      {file_of("{}", 0).substr(0, 9), "truncated"},
+      {file_of("{", 0), "JSON"},
+      {file_of("[]", 0), "JSON object"},
+      {file_of(std::string(5000, '['), 0), "JSON"},
+      {file_of("{\"t\": 5}", 0), "'t' has no dtype"},
+      {one(R"("dtype":"F99","shape":[2],"data_offsets":[0,8])"), "'F99'"},
+      {one(R"("dtype":4,"shape":[2],"data_offsets":[0,8])"), "no dtype"},
+      {one(R"("dtype":"F32","data_offsets":[0,8])"), "no shape"},
+      {one(R"("dtype":"F32","shape":[2])"), "no data_offsets"},
+      {one(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), "impossible shape"},
+      {one(R"("dtype":"F32","shape":[2.5],"data_offsets":[0,8])"), "impossible shape"},
+      {one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8])"), "impossible shape"},
+      {one(R"("dtype":"F32","shape":[1,1,1,1,1,1,1,1,2],"data_offsets":[0,8])"), "impossible shape"},
+      {one(R"("dtype":"F32","shape":[2],"data_offsets":[0])"), "outside"},
+      {one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"), "outside"},
+      {one(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), "outside"},
+      {one(R"("dtype":"F32","shape":[2],"data_offsets":[1,9])"), "outside the file (8 bytes"},
+      {one(R"("dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615])"), "outside"},
+      {one(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), "need 12"},
+      {file_of(
+           R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
+           8),
+       "'a' and 'b' overlap"},
+      {file_of(
+           R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+           8),
+       "'a' appears twice"},
+      {file_of(R"({"__metadata__":{"a":1}})", 0), "'a' is not a string"},
+  };
+  for (const auto& [file, naming] : faults) {
+    const std::string text = message(file);
+    EXPECT_NE(text.find(naming), std::string::npos) << text << "\n" << naming;
+    EXPECT_EQ(text.find("f.safetensors: "), 0u) << text;
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  }
+}
+
+class SafetensorsFiles : public testing::ScratchTest {
+ protected:
+  std::string set_error() {
+    auto set = ShardSet::open(dir_, "m");
+    EXPECT_FALSE(set.ok());
+    return set.ok() ? "" : set.error().message;
+  }
+  void index(const std::string& weight_map) {
+    ASSERT_TRUE(write_file(path("m.safetensors.index.json"), weight_map).ok());
+  }
+};
+
+TEST_F(SafetensorsFiles, WhatIsWrittenIsRead) {
+  const auto a = random_tensor("a", DType::kF32, {3, 5}, 1);
+  const auto b = random_tensor("b", DType::kF16, {7}, 2);
+  write_tensors(path("m.safetensors"), {a, b});
+  auto set = ShardSet::open(dir_, "m");
+  ASSERT_TRUE(set.ok()) << set.error().message;
+  for (const auto& t : {a, b}) {
+    const SafetensorsEntry* found = set->find(t.name);
+    ASSERT_NE(found, nullptr);
+    EXPECT_EQ(found->shape, t.shape);
+    const auto bytes = set->bytes(*found);
+    EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), t.bytes);
+  }
+  EXPECT_EQ(set->find("c"), nullptr);
+}
+
+TEST_F(SafetensorsFiles, IndexFaultsAreNamed) {
+  write_tensors(path("m1.safetensors"), {random_tensor("a", DType::kF32, {3}, 1)});
+  write_tensors(path("m2.safetensors"),
+                {random_tensor("a", DType::kF32, {3}, 1), random_tensor("b", DType::kF32, {3}, 1)});
+  index(R"({"weight_map":{"a":"m1.safetensors","b":"m2.safetensors"}})");
+  EXPECT_TRUE(ShardSet::open(dir_, "m").ok());
+  index(R"({"weight_map":{"a":"m1.safetensors","b":"m3.safetensors"}})");
+  EXPECT_NE(set_error().find("m3.safetensors: is missing"), std::string::npos);
+  index(R"({"weight_map":{"a":"m1.safetensors","c":"m2.safetensors"}})");
+  EXPECT_NE(set_error().find("m2.safetensors: tensor 'c' is missing"), std::string::npos);
+  for (const char* file : {"../m1.safetensors", "/etc/passwd", "", ".."}) {
+    index(fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", file));
+    EXPECT_NE(set_error().find("m.safetensors.index.json: weight_map 'a'"), std::string::npos) << file;
+  }
+  for (const char* text :
+       {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})"}) {
+    index(text);
+    EXPECT_NE(set_error().find("m.safetensors.index.json"), std::string::npos) << text;
+  }
+  std::filesystem::remove(path("m.safetensors.index.json"));
+  EXPECT_NE(set_error().find("m.safetensors: is missing"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nfp

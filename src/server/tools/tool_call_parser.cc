@@ -90,8 +90,8 @@ class HermesParser final : public ToolCallParser {
   static constexpr std::string_view kClose = "</tool_call>";
   enum class Where { kText, kCall, kAfter };
 
-  // Passes on all held text but its last `keep` bytes. White space before a call is not part of the answer, so it always
-  // waits for what follows.
+  // Passes on all held text but its last `keep` bytes. White space before a call is not part of the answer, so it
+  // always waits for what follows.
   void release(size_t keep, std::vector<ToolEvent>* events) {
     size_t end = held_.size() - keep;
     while (end > 0 && is_space(held_[end - 1])) --end;

@@ -98,7 +98,11 @@ void judge(InspectReport& report) {
   });
   if (worst == report.matrices.end()) return;
   const double error = report.relative_error;
-  report.verdict = error < 0.035 ? Fp8Verdict::kGood : error < 0.08 ? Fp8Verdict::kUsable : Fp8Verdict::kPoor;
+  // One bad matrix spoils its layer however large the others are.
+  const double most = worst->fp8.relative_error;
+  report.verdict = error < 0.035 && most < 0.06  ? Fp8Verdict::kGood
+                   : error < 0.08 && most < 0.25 ? Fp8Verdict::kUsable
+                                                 : Fp8Verdict::kPoor;
   const char* text = report.verdict == Fp8Verdict::kGood ? "FP8 fits this model: rounding is close to E4M3's best"
                      : report.verdict == Fp8Verdict::kUsable
                          ? "FP8 is usable: some matrices have many weights below E4M3's "

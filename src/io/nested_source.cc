@@ -23,6 +23,23 @@ struct Planes {
   std::vector<int8_t> exponents;  // [rows]
 };
 
+// Both neighbours of a number agree with its lower byte in all but one bit; anything else is damage.
+Status check_planes(const std::string& name, int64_t first, const uint8_t* upper, const uint8_t* lower, size_t bytes) {
+  uint32_t wrong = 0;
+  for (size_t i = 0; i < bytes; ++i) {
+    const uint16_t w = join(upper[i], lower[i]);
+    const uint8_t down = static_cast<uint8_t>(((w & 0x7fffu) >> 7) | ((w >> 8) & 0x80u));
+    // A number that E4M3 holds exactly has no other neighbour (448 would have NaN).
+    const auto up = static_cast<uint8_t>(down + ((w & 0x7fu) != 0 ? 1 : 0));
+    wrong |= static_cast<uint32_t>(upper[i] != down && upper[i] != up) | static_cast<uint32_t>(!is_nestable(w));
+  }
+  if (wrong == 0) return ok_status();
+  return error(ErrorCode::kInvalidInput,
+               "{}: upper and lower bytes do not belong together near row {}; the files are damaged or of different "
+               "models",
+               name, first);
+}
+
 class NestedSource final : public ModelSource {
  public:
   explicit NestedSource(const std::string& path) : ModelSource(SourceKind::kNested, path) {}
@@ -63,8 +80,10 @@ class NestedSource final : public ModelSource {
     }
     auto* values = reinterpret_cast<uint16_t*>(out);
     for (int64_t r = first; r < first + count; ++r, values += cols) {
-      const size_t at = static_cast<size_t>(r) * cols;
-      join(upper(place->second) + at, lower(place->second) + at, cols, values);
+      const uint8_t* uppers = upper(place->second) + static_cast<size_t>(r) * cols;
+      const uint8_t* lowers = lower(place->second) + static_cast<size_t>(r) * cols;
+      NFP_RETURN_IF_ERROR(check_planes(path_ + ": " + tensor.name, r, uppers, lowers, cols));
+      join(uppers, lowers, cols, values);
       restore_row(std::span(values, cols), place->second.exponents[static_cast<size_t>(r)], tensor.dtype);
     }
     return ok_status();
@@ -160,26 +179,10 @@ class PlanesReader final : public MatrixReader {
     std::memcpy(upper, source_.upper(planes_) + at, bytes);
     std::memcpy(lower, source_.lower(planes_) + at, bytes);
     std::memcpy(exponent, planes_.exponents.data() + first, static_cast<size_t>(count));
-    return check(first, upper, lower, bytes);
+    return check_planes(name_, first, upper, lower, bytes);
   }
 
  private:
-  // Both neighbours of a number agree with its lower byte in all but one bit; anything else is damage.
-  Status check(int64_t first, const uint8_t* upper, const uint8_t* lower, size_t bytes) const {
-    uint32_t wrong = 0;
-    for (size_t i = 0; i < bytes; ++i) {
-      const uint16_t w = join(upper[i], lower[i]);
-      const uint8_t down = static_cast<uint8_t>(((w & 0x7fffu) >> 7) | ((w >> 8) & 0x80u));
-      wrong |= static_cast<uint32_t>(upper[i] != down && upper[i] != static_cast<uint8_t>(down + 1)) |
-               static_cast<uint32_t>(!is_nestable(w));
-    }
-    if (wrong == 0) return ok_status();
-    return error(ErrorCode::kInvalidInput,
-                 "{}: upper and lower bytes do not belong together near row {}; the files are "
-                 "damaged or of different models",
-                 name_, first);
-  }
-
   const NestedSource& source_;
   const Planes& planes_;
   const TensorInfo& tensor_;

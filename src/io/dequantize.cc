@@ -56,8 +56,11 @@ void from_nibbles(const std::byte* in, int64_t count, float* out) {
       const uint32_t codes = byte_at(in, kCodes + i);
       const auto low_code = static_cast<int>((codes & 15u) | (((high >> i) & 1u) << 4));
       const auto high_code = static_cast<int>((codes >> 4) | (((high >> (i + 16)) & 1u) << 4));
-      out[i] = static_cast<float>(low_code - kOffset) * d + m;
-      out[i + 16] = static_cast<float>(high_code - kOffset) * d + m;
+      out[i] = static_cast<float>(low_code - kOffset) * d;
+      out[i + 16] = static_cast<float>(high_code - kOffset) * d;
+      if (!kMinimum) continue;  // adding 0 would turn -0 into 0
+      out[i] += m;
+      out[i + 16] += m;
     }
   }
 }

@@ -20,7 +20,7 @@ std::vector<float> values(GgmlType type, const std::string& blocks) {
 
 std::string half(float value) { return testing::GgufBuilder::raw(fp32_to_fp16(value)); }
 
-// By hand from the formats' definitions; random blocks against the gguf package are tests/gguf's business.
+// By hand from the formats' definitions; tests/gguf/oracle.py compares random blocks with the gguf package.
 TEST(Dequantize, SmallBlocksByHand) {
   std::string q8 = half(0.5f);
   for (int i = 0; i < 32; ++i) q8 += static_cast<char>(i - 16);

@@ -139,6 +139,9 @@ TEST_F(Convert, OtherEnginesFindACompressedTensorsModel) {
     const float value = e4m3_to_fp32(static_cast<uint8_t>(uppers->bytes(*upper)[static_cast<size_t>(i)])) * s;
     EXPECT_NEAR(value, fp16_to_fp32(w), std::max(std::abs(fp16_to_fp32(w)) * 0.0626f, s * 0x1p-10f));
   }
+  for (const SafetensorsEntry* entry : uppers->entries()) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(uppers->bytes(*entry).data()) % size_of(entry->dtype), 0u) << entry->name;
+  }
 }
 
 TEST_F(Convert, ANestedCheckpointReadsAsItsSource) {

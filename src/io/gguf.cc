@@ -179,7 +179,13 @@ Status read_tensor(Cursor& in, GgufTensor& tensor) {
   std::string_view name;
   uint32_t rank = 0;
   if (!in.read(name) || !in.read(rank)) return in.truncated("tensor list");
-  tensor.name = std::string(name.substr(0, 200));
+  // Names go into headers and JSON as they are.
+  if (name.empty() || name.size() > 200 ||
+      !std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 0x7f; })) {
+    return error(ErrorCode::kInvalidInput,
+                 "{}: a tensor's name, before byte {}, is no printable text; the file is damaged", in.name(), in.at());
+  }
+  tensor.name = std::string(name);
   if (rank > Shape::kMaxRank) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} dimensions; the file is damaged", in.name(),
                  tensor.name, rank);

@@ -77,6 +77,9 @@ TEST(Gguf, EveryFaultIsNamed) {
   expect_fault(GgufBuilder().integer("k", 1).integer("k", 2).build(), "'k' appears twice");
   expect_fault(GgufBuilder().integer("general.alignment", 0).build(), "alignment");
   expect_fault(GgufBuilder().integer("general.alignment", 24).build(), "alignment");
+  for (const std::string& name : {std::string(), std::string("a\xff"), std::string("a\nb"), std::string(201, 'a')}) {
+    expect_fault(GgufBuilder().tensor_at(name, {1}, 0, 0).data("xxxx").build(), "printable");
+  }
   const auto tensor = [](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset, size_t bytes) {
     return GgufBuilder().tensor_at("t", dims, type, offset).data(std::string(bytes, 'x')).build();
   };

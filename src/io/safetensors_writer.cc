@@ -31,18 +31,27 @@ std::vector<std::span<const TensorSource>> into_shards(const std::vector<TensorS
   return shards;
 }
 
-std::string header_of(std::span<const TensorSource> tensors) {
+// Wider dtypes first, as the reference implementation writes them: every tensor is aligned to its elements.
+std::vector<const TensorSource*> in_file_order(std::span<const TensorSource> shard) {
+  std::vector<const TensorSource*> order;
+  for (const TensorSource& tensor : shard) order.push_back(&tensor);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const TensorSource* a, const TensorSource* b) { return size_of(a->dtype) > size_of(b->dtype); });
+  return order;
+}
+
+std::string header_of(std::span<const TensorSource* const> tensors) {
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
   uint64_t offset = 0;
-  for (const TensorSource& tensor : tensors) {
-    const uint64_t end = offset + tensor.bytes();
-    header[tensor.name] = {{"dtype", info(tensor.dtype).safetensors_name},
-                           {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
-                           {"data_offsets", {offset, end}}};
+  for (const TensorSource* tensor : tensors) {
+    const uint64_t end = offset + tensor->bytes();
+    header[tensor->name] = {{"dtype", info(tensor->dtype).safetensors_name},
+                            {"shape", std::vector<int64_t>(tensor->shape.begin(), tensor->shape.end())},
+                            {"data_offsets", {offset, end}}};
     offset = end;
   }
-  std::string text = header.dump();
+  std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the data starts aligned
   return text;
 }
@@ -86,20 +95,22 @@ Status write_safetensors(const std::string& directory, const std::vector<TensorS
                                  ? options.prefix + ".safetensors"
                                  : fmt::format("{}-{:05}-of-{:05}.safetensors", options.prefix, s + 1, shards.size());
     NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(directory + "/" + name));
-    const std::string header = header_of(shards[s]);
+    const std::vector<const TensorSource*> order = in_file_order(shards[s]);
+    const std::string header = header_of(order);
     const uint64_t length = header.size();
     NFP_RETURN_IF_ERROR(file.write(std::as_bytes(std::span(&length, 1))));
     NFP_RETURN_IF_ERROR(file.write(header));
-    for (const TensorSource& tensor : shards[s]) {
-      NFP_RETURN_IF_ERROR(write_tensor(tensor, file, options, threads, block));
-      weight_map[tensor.name] = name;
-      total += tensor.bytes();
+    for (const TensorSource* tensor : order) {
+      NFP_RETURN_IF_ERROR(write_tensor(*tensor, file, options, threads, block));
+      weight_map[tensor->name] = name;
+      total += tensor->bytes();
     }
     NFP_RETURN_IF_ERROR(file.commit());
   }
   if (single) return ok_status();
   const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-  return write_file(directory + "/" + options.prefix + ".safetensors.index.json", index.dump(2) + "\n");
+  return write_file(directory + "/" + options.prefix + ".safetensors.index.json",
+                    index.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace nfp

@@ -91,19 +91,20 @@ nfp_system_packages() {
   esac
 }
 
-# nfp_venv [REQUIREMENTS]: a private Python environment in .venv, holding exactly what REQUIREMENTS pins.
+# nfp_venv [REQUIREMENTS...]: a private Python environment in .venv, holding exactly what these files pin.
 nfp_venv() {
-  local requirements="${1:-}" stamp
+  local stamp file arguments=()
   if ! "${NFP_VENV}/bin/python" -m pip --version >/dev/null 2>&1; then
     say "Python environment in ${NFP_VENV}"
     rm -rf "$NFP_VENV"
     nfp_run "venv" python3 -m venv "$NFP_VENV"
   fi
-  if [[ -n "$requirements" ]]; then
-    stamp="${NFP_VENV}/installed-$(sha256sum "$requirements" | cut -c 1-16)"
+  for file in "$@"; do arguments+=(-r "$file"); done
+  if (($# > 0)); then
+    stamp="${NFP_VENV}/installed-$(cat "$@" | sha256sum | cut -c 1-16)"
     if [[ ! -e "$stamp" ]]; then
-      say "Python packages of ${requirements#"$NFP_ROOT"/}"
-      nfp_run "pip" "${NFP_VENV}/bin/python" -m pip install --no-deps --disable-pip-version-check -r "$requirements"
+      say "Python packages of ${*#"$NFP_ROOT"/}"
+      nfp_run "pip" "${NFP_VENV}/bin/python" -m pip install --no-deps --disable-pip-version-check "${arguments[@]}"
       rm -f "${NFP_VENV}"/installed-*
       touch "$stamp"
     fi

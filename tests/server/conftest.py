@@ -30,7 +30,6 @@ class Server:
         self.port = int(re.search(r":(\d+)", self.url[7:]).group(1))
 
     def output(self):
-        self.log.flush()
         with open(self.log.name, encoding="utf-8", errors="replace") as f:
             return f.read()
 

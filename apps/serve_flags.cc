@@ -126,7 +126,9 @@ Status ServeFlags::resolve() {
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_policy() const {
-  return parse_policy(precision == "auto" ? policy : precision, serving.fp8);
+  auto made = parse_policy(precision == "auto" ? policy : precision, serving.fp8);
+  if (!made.ok()) return error(ErrorCode::kUsage, "--precision-policy: {}", made.error().message);
+  return made;
 }
 
 }  // namespace nfp

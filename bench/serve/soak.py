@@ -52,7 +52,7 @@ async def main():
     stop_at = time.time() + seconds
     source = random.Random(1)
 
-    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=200)) as client:
+    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=200)) as client:
         async def answer(body):
             try:
                 r = await client.post(url + "/v1/completions", json=body)

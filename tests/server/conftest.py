@@ -30,7 +30,6 @@ class Server:
         self.port = int(re.search(r":(\d+)", self.url[7:]).group(1))
 
     def output(self):
-        self.log.flush()
         with open(self.log.name, encoding="utf-8", errors="replace") as f:
             return f.read()
 
@@ -67,6 +66,16 @@ class Server:
         return self.process.returncode
 
 
+def stop_all(servers):
+    """Every server ends with 0, and a sanitizer that it was built with has nothing to say."""
+    for server in servers:
+        code = server.stop()
+        output = server.output()
+        report = re.search(r"(WARNING: ThreadSanitizer|ERROR: \w+Sanitizer|runtime error:)", output)
+        assert report is None, output[report.start():][:6000]
+        assert code == 0, (code, output[-3000:])
+
+
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory):
     """launch("--flag", ...) starts the server over the fake model."""
@@ -79,8 +88,7 @@ def launch(tmp_path_factory):
         return running[-1]
 
     yield start
-    for server in running:
-        server.stop()
+    stop_all(running)
 
 
 @pytest.fixture(scope="session")
@@ -104,8 +112,7 @@ def launch_real(tmp_path_factory):
         return running[-1]
 
     yield start
-    for server in running:
-        server.stop()
+    stop_all(running)
 
 
 @pytest.fixture(scope="session")

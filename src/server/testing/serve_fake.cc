@@ -51,6 +51,7 @@ Status run(const Flags& flags) {
   options.max_queue = flags.max_queue;
   options.tool_call_parser = flags.tool_parser;
   options.log_requests = flags.log_requests;
+  if (flags.log_requests) log::set_level(log::Level::kInfo);
   options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
   server::FakeRunner runner(
       {flags.max_context, std::chrono::microseconds(flags.step_us), std::chrono::microseconds(flags.token_us)});

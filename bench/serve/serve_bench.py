@@ -32,6 +32,12 @@ class Server:
         assert self.process.wait(60) == 0
 
 
+def machine():
+    with open("/proc/cpuinfo", encoding="ascii") as f:
+        found = re.search(r"model name\s*: (.*)", f.read())
+    return found.group(1) if found else platform.machine()
+
+
 def main():
     build, out = sys.argv[1:3]
     server_program = os.path.join(build, "src/server/nestedfp-serve-fake")
@@ -40,10 +46,13 @@ def main():
     def load(*flags):
         return json.loads(subprocess.run([load_program, *map(str, flags)], capture_output=True, text=True, check=True).stdout)
 
-    results = {"date": time.strftime("%Y-%m-%d %H:%M"), "cpus": len(os.sched_getaffinity(0)), "machine": platform.machine(),
-               "load_average_before": os.getloadavg()[0]}
+    results = {"what": "nestedfp-serve-fake (real HTTP server and engine, a model that costs nothing) and bench/serve_load on one machine",
+               "command": "bench/serve/serve_bench.py BUILD OUT", "date": time.strftime("%Y-%m-%d %H:%M"),
+               "machine": machine(), "cpus": len(os.sched_getaffinity(0)),
+               "real_time_priority": os.sched_getscheduler(0) != os.SCHED_OTHER, "load_average_before": round(os.getloadavg()[0], 2)}
 
-    server = Server(server_program, "--max-num-seqs", 4096, "--max-queue", 8192, "--step-us", 50000)
+    # KV blocks for all of them at full length: a preempted stream would wait for another to end.
+    server = Server(server_program, "--max-num-seqs", 4096, "--max-queue", 8192, "--step-us", 50000, "--kv-blocks", 131072)
     idle = server.memory_kb("VmRSS")
     streams = load("streams", "--port", server.port, "--streams", 4000, "--tokens", 400, "--period-ms", 50)
     streams["server_memory_above_idle_mb"] = round((server.memory_kb("VmHWM") - idle) / 1024, 1)
@@ -55,7 +64,7 @@ def main():
     results["rate_64_streams"] = load("rate", "--port", server.port, "--streams", 64, "--tokens", 3000)
     results["first_byte"] = load("first", "--port", server.port, "--requests", 5000)
     server.stop()
-    results["load_average_after"] = os.getloadavg()[0]
+    results["load_average_after"] = round(os.getloadavg()[0], 2)
     with open(out, "w", encoding="utf-8") as f:
         json.dump(results, f, indent=1)
         f.write("\n")

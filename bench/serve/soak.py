@@ -8,6 +8,7 @@ whose steps were all FP16 is, token for token, the answer of the same request ru
 
 import asyncio
 import json
+import os
 import random
 import re
 import subprocess
@@ -53,7 +54,12 @@ async def main():
 
     async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=200)) as client:
         async def answer(body):
-            r = await client.post(url + "/v1/completions", json=body)
+            try:
+                r = await client.post(url + "/v1/completions", json=body)
+            except httpx.HTTPError as failure:
+                print("no answer:", repr(failure), file=sys.stderr)
+                counts["errors"] += 1
+                return None
             if r.status_code == 429:
                 counts["queue_full"] += 1
                 return None
@@ -114,7 +120,7 @@ async def main():
             longest[prompt] = max(longest.get(prompt, 0), tokens)
         for prompt, tokens in longest.items():
             got = await answer({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "precision": "exact"})
-            alone[prompt] = got["choices"][0]["text"]
+            alone[prompt] = got["choices"][0]["text"] if got else ""
         for prompt, _, text in exact_seen:
             counts["compared"] += 1
             # The last character may be cut differently where it ends within a character.
@@ -124,7 +130,10 @@ async def main():
     code = server.wait(60)
     SERVERS.clear()
     third = max(1, len(memory) // 3)
-    result = {"seconds": seconds, "clients": CLIENTS, **counts, **final, "exit_code": code,
+    result = {"what": "random requests with clients killed in mid-stream, preemption and precision changes on a real model",
+              "command": f"bench/serve/soak.py NESTEDFP MODEL {seconds:.0f} OUT {CLIENTS}", "date": time.strftime("%Y-%m-%d %H:%M"),
+              "model": os.path.basename(model), "cpus": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[2], 1),
+              "seconds": seconds, "clients": CLIENTS, **counts, **final, "exit_code": code,
               "resident_mb_first_third_max": max(memory[:third]) / 1024, "resident_mb_last_third_max": max(memory[-third:]) / 1024}
     good = (counts["different"] == 0 and counts["errors"] == 0 and counts["unhealthy"] == 0 and final["kv_use"] == 0 and code == 0
             and counts["compared"] > 0 and final["preemptions"] > 0

@@ -133,7 +133,10 @@ def test_chat_by_keyboard_and_timeline(browser, launch):
     assert browser.js("document.getElementById('ttft_p50').textContent") != "–"
     assert int(browser.js("document.getElementById('switches').textContent")) > 0
 
-    # Everything can be reached with Tab.
+    # Everything can be reached with Tab, also what unfolds.
+    browser.js("document.querySelector('#more summary').focus()")
+    browser.key("Enter", "\r")
+    browser.wait("document.getElementById('more').open")
     reached = set()
     for _ in range(20):
         browser.key("Tab")

@@ -1,11 +1,7 @@
 """nestedfp serve on the demo model."""
 
 import concurrent.futures
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import httpx
 import openai
@@ -80,38 +76,3 @@ def test_structured_output(client):
             response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}})
         text = r.choices[0].message.content if not stream else "".join(c.choices[0].delta.content or "" for c in r)
         assert set(json.loads(text)) == {"city", "population"}, text
-
-
-def test_lm_eval_in_batches_as_one_by_one(real, tmp_path):
-    if importlib.util.find_spec("lm_eval") is None:
-        pytest.skip("lm_eval is not installed")
-    task = tmp_path / "facts.yaml"
-    data = tmp_path / "facts.jsonl"
-    facts = [("The sky is", ["blue", "made of cheese"]), ("Fire is", ["hot", "cold as ice"]),
-             ("Paris is the capital of", ["France", "Japan"]), ("Two plus two is", ["four", "eleven"]),
-             ("Fish live in", ["water", "the oven"]), ("At night it is", ["dark", "always noon"])]
-    data.write_text("\n".join(json.dumps({"q": q, "choices": c, "gold": 0}) for q, c in facts))
-    task.write_text(f"""task: nestedfp_facts
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{q}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: gold
-metric_list: [{{metric: acc}}]
-""")
-    results = []
-    for batch, concurrent_requests in ((1, 1), (4, 3)):
-        out = tmp_path / f"out{batch}"
-        run = subprocess.run(
-            [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args",
-             f"model=demo,base_url={real.url}/v1/completions,tokenized_requests=False,tokenizer_backend=remote,"
-             f"num_concurrent={concurrent_requests},max_length=2048",
-             "--tasks", "nestedfp_facts", "--include_path", str(tmp_path), "--batch_size", str(batch),
-             "--output_path", str(out), "--log_samples"],
-            capture_output=True, text=True, timeout=600, env={**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"})
-        assert run.returncode == 0, run.stderr[-3000:]
-        samples = next(out.rglob("samples_*.jsonl")).read_text().splitlines()
-        results.append([json.loads(s)["filtered_resps"] for s in samples])
-    assert results[0] == results[1]

@@ -27,6 +27,7 @@ struct Flags {
   std::vector<std::string> api_keys, origins;
   int32_t header_timeout_ms = 10'000;
   int32_t body_timeout_ms = 60'000;
+  int32_t idle_timeout_ms = 75'000;
   int32_t drain_timeout_ms = 30'000;
   uint64_t max_body = 32u << 20;
   size_t stream_buffer = 256u << 10;
@@ -40,6 +41,7 @@ Status run(const Flags& flags) {
   options.http.threads = flags.threads;
   options.http.header_timeout = std::chrono::milliseconds(flags.header_timeout_ms);
   options.http.body_timeout = std::chrono::milliseconds(flags.body_timeout_ms);
+  options.http.idle_timeout = std::chrono::milliseconds(flags.idle_timeout_ms);
   options.http.max_body_bytes = flags.max_body;
   options.http.max_stream_buffer = flags.stream_buffer;
   options.api.api_keys = flags.api_keys;
@@ -100,6 +102,7 @@ int main(int argc, char** argv) {
   app.add_option("--allowed-origins", flags.origins);
   app.add_option("--header-timeout-ms", flags.header_timeout_ms);
   app.add_option("--body-timeout-ms", flags.body_timeout_ms);
+  app.add_option("--idle-timeout-ms", flags.idle_timeout_ms);
   app.add_option("--drain-timeout-ms", flags.drain_timeout_ms);
   app.add_option("--max-body", flags.max_body);
   app.add_option("--stream-buffer", flags.stream_buffer);

@@ -1,0 +1,132 @@
+#include "serve_flags.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+namespace nfp {
+namespace {
+
+// Keys are separated by commas in the environment and by line ends in a file.
+Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
+  if (const char* given = std::getenv("NESTEDFP_API_KEY"); given != nullptr && *given != '\0') {
+    std::istringstream list(given);
+    for (std::string key; std::getline(list, key, ',');) keys->push_back(key);
+  }
+  if (!path.empty()) {
+    std::ifstream file(path);
+    if (!file) return error(ErrorCode::kUsage, "--api-key-file {}: cannot be read", path);
+    const size_t before = keys->size();
+    for (std::string line; std::getline(file, line);) {
+      while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+      if (!line.empty() && line.front() != '#') keys->push_back(line);
+    }
+    if (keys->size() == before) return error(ErrorCode::kUsage, "--api-key-file {}: holds no key", path);
+  }
+  for (const std::string& key : *keys) {
+    if (key.empty()) return error(ErrorCode::kUsage, "an API key is empty; see --api-key and NESTEDFP_API_KEY");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+ServeFlags::ServeFlags() {
+  serving.max_sequences = 64;
+  serving.max_step_tokens = 2048;
+}
+
+void ServeFlags::add_to(CLI::App& app) {
+  http::ServerOptions& http = service.http;
+  app.add_option("MODEL", model,
+                 "Hugging Face directory, nested checkpoint, .gguf file, or org/name in the local Hugging Face cache")
+      ->required();
+  app.add_option("--host", http.host, "address to listen on; 0.0.0.0 = all")->capture_default_str();
+  app.add_option("--port", http.port, "0 = any free one")->capture_default_str();
+  app.add_option("--served-model-name", names, "names that clients may use; default: MODEL");
+  app.add_option("--api-key", service.api.api_keys,
+                 "clients must send one of these (also NESTEDFP_API_KEY, with commas)");
+  app.add_option("--api-key-file", api_key_file, "a file with one key a line");
+  app.add_option("--root-path", service.api.root_path, "path under which a proxy shows the server");
+  app.add_option("--allowed-origins", service.api.allowed_origins, "web pages that may call the API; '*' = all");
+  app.add_option("--max-model-len", serving.ctx, "tokens of prompt and answer; 0 = the model's, at most 4096")
+      ->check(CLI::Range(0, 1 << 30));
+  app.add_option("--max-num-seqs", serving.max_sequences, "requests computed at once")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--max-num-batched-tokens", serving.max_step_tokens, "tokens of a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--max-queue", service.max_queue, "waiting requests; more are answered 429")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--kv-cache-memory", kv_bytes,
+                 "bytes of KV cache, e.g. 2GB; default: a quarter of free memory at most")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--block-size", serving.block_size, "tokens of a KV block")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--dtype-kv", kv_dtype, "number format of the KV cache")
+      ->check(CLI::IsMember({"f16", "f32"}))
+      ->capture_default_str();
+  app.add_flag("--no-enable-prefix-caching", no_prefix_caching, "compute equal prefixes anew");
+  app.add_option("--precision", precision, "auto: as the policy decides; else always this")
+      ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
+      ->capture_default_str();
+  app.add_option("--precision-policy", policy,
+                 "for auto: threshold:N (FP8 in steps of more than N tokens), alternate:N")
+      ->capture_default_str();
+  app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
+      ->check(CLI::IsMember({"auto", "exact", "fast"}))
+      ->capture_default_str();
+  app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  app.add_option("--tool-call-parser", service.tool_call_parser, "auto, hermes, llama3_json, mistral or none")
+      ->capture_default_str();
+  app.add_option("--threads", load.threads, "threads to compute with; 0 = all")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app.add_option("--io-threads", http.threads, "threads for connections")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--max-connections", http.max_connections, "open at once")->capture_default_str();
+  app.add_option("--max-body-mb", max_body_mb, "size of a request")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--stall-timeout", service.api.stall_timeout_s,
+                 "seconds without a finished step after which /health fails")
+      ->capture_default_str();
+  app.add_option("--drain-timeout", drain_timeout_s, "seconds that running requests get after SIGTERM")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str();
+  app.add_flag("--no-page", no_page, "no page at /");
+  app.add_flag("--disable-log-requests", quiet, "no line for each request");
+  app.add_flag("--log-prompts", service.log_prompts, "write prompts into the log");
+}
+
+Status ServeFlags::resolve() {
+  NFP_RETURN_IF_ERROR(add_api_keys(api_key_file, &service.api.api_keys));
+  service.log_requests = !quiet;
+  service.api.page = !no_page;
+  service.drain_timeout = std::chrono::seconds(drain_timeout_s);
+  service.http.max_body_bytes = uint64_t{max_body_mb} << 20;
+  if (const std::string& path = service.api.root_path; !path.empty() && !path.starts_with('/')) {
+    return error(ErrorCode::kUsage, "--root-path {}: must begin with '/'", path);
+  }
+  std::optional<PrecisionClass> request_precision;
+  if (server::parse_precision(default_request_precision, "", &request_precision)) {
+    return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);
+  }
+  service.default_precision = *request_precision;
+  if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
+    return checked.error();
+  }
+  serving.max_queue = service.max_queue;
+  serving.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
+  serving.prefix_caching = !no_prefix_caching;
+  serving.kv_dtype = kv_dtype == "f32" ? DType::kF32 : DType::kF16;
+  return ok_status();
+}
+
+Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_policy() const {
+  return parse_policy(precision == "auto" ? policy : precision, serving.fp8);
+}
+
+}  // namespace nfp

@@ -1,0 +1,43 @@
+// The flags of `nestedfp serve`, and what they make of the service's options.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/loaded_model.h"
+#include "engine/policy.h"
+#include "server/serve/service.h"
+
+namespace nfp {
+
+struct ServeFlags {
+  std::string model;
+  server::ServiceOptions service;
+  ServingOptions serving;
+  LoadedModelOptions load;
+  std::vector<std::string> names;
+  std::string api_key_file;
+  std::string precision = "auto";
+  std::string policy = "threshold:1024";
+  std::string default_request_precision = "auto";
+  std::string kv_dtype = "f16";
+  uint64_t kv_bytes = 0;  // 0 = chosen by the model's need and the free memory
+  bool no_prefix_caching = false;
+  bool quiet = false;
+  bool no_page = false;
+  int32_t drain_timeout_s = 30;
+  uint32_t max_body_mb = 32;
+
+  ServeFlags();
+  void add_to(CLI::App& app);
+  // Carries what was parsed over into `service` and `serving`, and checks what CLI11 cannot check: API keys from the
+  // file and from NESTEDFP_API_KEY, paths, names. Once, before anything listens. Errors name the flag.
+  Status resolve();
+  // The policy of --precision and --precision-policy.
+  Result<std::unique_ptr<PrecisionPolicy>> make_policy() const;
+};
+
+}  // namespace nfp

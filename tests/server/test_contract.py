@@ -1,0 +1,197 @@
+"""What we promise clients, dashboards and operators, item by item, over the fake model."""
+
+import json
+import pathlib
+import re
+import signal
+import socket
+import time
+
+import httpx
+import pytest
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+
+# Every parameter that both endpoints take, with a value that asks for something.
+COMMON = {
+    "model": "fake", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.01, "presence_penalty": 0.1,
+    "frequency_penalty": 0.1, "repetition_penalty": 1.1, "seed": 7, "stop": ["zz", "yy"], "stop_token_ids": [200],
+    "ignore_eos": True, "min_tokens": 2, "logit_bias": {"65": -100}, "n": 2, "prompt_logprobs": 1, "add_special_tokens": False,
+    "skip_special_tokens": True, "precision": "exact", "user": "somebody", "metadata": {"a": "b"},
+}
+COMPLETION = {**COMMON, "prompt": "x", "echo": True, "logprobs": 2, "best_of": 3}
+CHAT = {**COMMON, "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
+                               {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}],
+        "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
+
+
+@pytest.mark.parametrize("path,body", [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
+def test_every_parameter_is_taken_alone_and_with_the_others(fake, path, body):
+    needed = {k: body[k] for k in ("prompt", "messages") if k in body}
+    assert httpx.post(fake.url + path, json=body).status_code == 200
+    for name, value in body.items():
+        alone = {**needed, name: value}
+        if name == "top_logprobs":
+            alone["logprobs"] = True
+        r = httpx.post(fake.url + path, json=alone)
+        assert r.status_code == 200, (name, r.text)
+    # No parameter is ignored in silence.
+    for name in ("temperatur", "suffix", "use_beam_search", "functions", "nestedfp"):
+        r = httpx.post(fake.url + path, json={**needed, name: "x"})
+        assert r.status_code == 400 and r.json()["error"]["param"] == name, (name, r.text)
+
+
+def test_the_document_names_every_path_and_parameter(fake):
+    document = httpx.get(fake.url + "/openapi.json").json()
+    assert document["openapi"].startswith("3.")
+    schemas = document["components"]["schemas"]
+    assert set(COMPLETION) <= set(schemas["CompletionRequest"]["properties"])
+    assert set(CHAT) <= set(schemas["ChatRequest"]["properties"])
+    for path, methods in document["paths"].items():
+        for method in methods:
+            r = httpx.request(method, fake.url + path.replace("{id}", "fake"), json={} if method == "post" else None)
+            assert r.status_code not in (404, 405), (method, path)
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize", "/detokenize",
+                 "/health", "/ping", "/version", "/metrics", "/openapi.json", "/load", "/"):
+        assert path in document["paths"], path
+
+
+@pytest.mark.parametrize("body,param", [
+    ({"n": 129}, "n"), ({"stop": ["x"] * 17}, "stop"), ({"stop": "x" * 2000}, "stop"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"), ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
+    ({"logprobs": 21}, "logprobs"), ({"guided_regex": "x" * (300 << 10)}, "guided_regex"),
+    ({"guided_json": json.loads('{"not":' * 33 + "{}" + "}" * 33)}, "guided_json"), ({"precision": "fp4"}, "precision"),
+])
+def test_limits(fake, body, param):
+    r = httpx.post(fake.url + "/v1/completions", json={"prompt": "x", **body})
+    assert r.status_code == 400 and r.json()["error"]["param"] == param, r.text
+
+
+def test_usage_says_in_which_precision(fake):
+    body = {"prompt": "x", "max_tokens": 4, "precision": "fast"}
+    usage = httpx.post(fake.url + "/v1/completions", json=body).json()["usage"]["nestedfp"]
+    assert usage["completion"] == {"fp16_tokens": 0, "fp8_tokens": 4} and usage["prompt"]["fp16_tokens"] == 0
+    r = httpx.post(fake.url + "/v1/completions", json={**body, "stream": True})
+    chunks = [json.loads(e[6:]) for e in r.text.split("\n\n") if e.startswith("data: {")]
+    assert chunks[-1]["nestedfp"] == usage
+    assert all("nestedfp" not in c for c in chunks[:-1])
+
+
+def test_histograms_add_up(fake):
+    httpx.post(fake.url + "/v1/completions", json={"prompt": "x", "max_tokens": 3})
+    text = httpx.get(fake.url + "/metrics").text
+    for name in re.findall(r"^# TYPE (\S+) histogram$", text, re.M):
+        series = {}
+        for labels, bound, count in re.findall(rf'^{re.escape(name)}_bucket\{{(.*),le="([^"]+)"\}} (\d+)$', text, re.M):
+            series.setdefault(labels, []).append((float(bound), int(count)))
+        assert series, name
+        for labels, buckets in series.items():
+            assert [b for b, _ in buckets] == sorted(b for b, _ in buckets) and buckets[-1][0] == float("inf")
+            assert [c for _, c in buckets] == sorted(c for _, c in buckets)
+            assert f"{name}_count{{{labels}}} {buckets[-1][1]}\n" in text
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+        assert fake.metric(f"vllm:{name}_count") > 0
+    assert 'finished_reason="length"' in text and 'precision="fp8"' in text and 'model_name="fake"' in text
+
+
+def test_the_dashboard_shows_metrics_that_there_are(fake):
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    assert dashboard["panels"] and len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
+    there = set(re.findall(r"^([a-z]+:[a-z0-9_]+)[ {]", httpx.get(fake.url + "/metrics").text, re.M))
+    used = set()
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            names = re.findall(r"(?:vllm|nestedfp):[a-z0-9_]+", target["expr"])
+            assert names, target
+            used.update(names)
+    assert used and used <= there, used - there
+    documented = set(re.findall(r"`((?:vllm|nestedfp):[a-z0-9_]+)", (DOCS / "serving.md").read_text()))
+    missing = {name for name in documented if name not in there and name + "_count" not in there}
+    assert documented and not missing, missing
+
+
+def test_health_fails_while_a_step_does_not_finish(launch):
+    server = launch("--step-us", 3_000_000, "--stall-timeout", "0.5")
+    assert httpx.get(server.url + "/health").status_code == 200
+    with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 2, "stream": True},
+                      timeout=30) as answer:
+        end = time.time() + 10
+        while (r := httpx.get(server.url + "/health")).status_code == 200 and time.time() < end:
+            time.sleep(0.05)
+        assert r.status_code == 503 and r.json()["error"]["code"] == "stalled"
+        assert httpx.get(server.url + "/ping").status_code == 503
+        assert "[DONE]" in answer.read().decode()
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+def request_bytes(method, path, body=b""):
+    return (f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            .encode() + body)
+
+
+def read_response(s):
+    got = b""
+    while b"\r\n\r\n" not in got:
+        part = s.recv(65536)
+        if not part:
+            return got
+        got += part
+    return got
+
+
+def test_a_draining_server_refuses_on_open_connections(launch):
+    server = launch("--step-us", 20000)
+    running = server.connect()
+    running.sendall(request_bytes("POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 100}).encode()))
+    other, third = server.connect(), server.connect()
+    for s in (other, third):  # half a request, so that the connection is not idle
+        s.sendall(b"GET /health HTTP/1.1\r\nHo" if s is other else b"POST /v1/completions HTTP/1.1\r\nHo")
+    end = time.time() + 10
+    while server.metric("vllm:num_requests_running") == 0 and time.time() < end:
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    other.sendall(b"st: x\r\n\r\n")
+    assert read_response(other).startswith(b"HTTP/1.1 503 ")
+    third.sendall(b"st: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+    assert read_response(third).startswith(b"HTTP/1.1 503 ")
+    answer = read_response(running)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    for s in (running, other, third):
+        s.close()
+    assert server.process.wait(20) == 0
+
+
+def test_idle_connections_are_closed(launch):
+    server = launch("--idle-timeout-ms", 300)
+    with server.connect() as s:
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_response(s).startswith(b"HTTP/1.1 200 ")
+        s.settimeout(5)
+        begin = time.time()
+        assert s.recv(100) == b""
+        assert 0.1 < time.time() - begin < 4
+
+
+def test_the_log_has_counts_and_no_text(launch):
+    server = launch("--log-requests")
+    httpx.post(server.url + "/v1/completions", headers={"X-Request-Id": "mine-7"},
+               json={"prompt": "very private", "max_tokens": 5, "precision": "fast"})
+    end = time.time() + 5
+    while "mine-7" not in server.output() and time.time() < end:
+        time.sleep(0.05)
+    line = next(one for one in server.output().splitlines() if "request=mine-7" in one)
+    for part in ("outcome=ok", "prompt_tokens=12", "completion_tokens=5", "fp16_tokens=0", "fp8_tokens=5"):
+        assert part in line, line
+    assert re.search(r"ttft_ms=[0-9.]+ tpot_ms=[0-9.]+", line)
+    assert "private" not in server.output() and "abcde" not in server.output()
+
+
+def test_the_server_listens_only_where_it_is_told(fake):
+    own = next((a[4][0] for a in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+                if not a[4][0].startswith("127.")), None)
+    if own is None:
+        pytest.skip("this machine has no address but 127.0.0.1")
+    with pytest.raises(OSError):
+        socket.create_connection((own, fake.port), timeout=2)

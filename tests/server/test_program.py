@@ -1,0 +1,74 @@
+"""The flags of nestedfp serve, and what it says at the start."""
+
+import os
+import re
+import socket
+import subprocess
+
+import httpx
+import pytest
+
+
+def refuse(*flags, env=None):
+    """Output of a start that must fail before the model is loaded."""
+    run = subprocess.run([os.environ["NFP_PROGRAM"], "serve", "no-such-model.gguf", "--port", "0", *map(str, flags)],
+                         capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})})
+    assert run.returncode != 0
+    return run.stderr + run.stdout
+
+
+def test_wrong_flags_are_named(tmp_path):
+    assert "--api-key-file" in refuse("--api-key-file", tmp_path / "none")
+    (tmp_path / "empty").write_text("# only a comment\n")
+    assert "holds no key" in refuse("--api-key-file", tmp_path / "empty")
+    assert "NESTEDFP_API_KEY" in refuse(env={"NESTEDFP_API_KEY": "a,,b"})
+    assert "--root-path" in refuse("--root-path", "llm")
+    assert "threshold" in refuse("--precision-policy", "sometimes")
+    assert "--tool-call-parser" in refuse("--tool-call-parser", "yaml") or "yaml" in refuse("--tool-call-parser", "yaml")
+    assert "--host" in refuse("--host", "no.such.host.invalid")
+    assert "--max-num-seqs" in refuse("--max-num-seqs", 0)
+    assert "no-such-model.gguf" in refuse()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert str(port) in refuse("--port", port)
+
+
+def test_help_names_every_flag():
+    text = subprocess.run([os.environ["NFP_PROGRAM"], "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    documented = set()
+    with open(os.path.join(os.path.dirname(__file__), "../../docs/serving.md"), encoding="utf-8") as f:
+        for line in f:
+            if line.startswith("| `--"):
+                documented.update(re.findall(r"`(--[a-z0-9-]+)", line))
+    offered = set(re.findall(r"^ +(?:-h,)?(--[a-z0-9-]+)", text, re.M)) - {"--help"}
+    assert documented == offered
+
+
+def test_start_keys_and_names(launch_real, tmp_path):
+    (tmp_path / "keys").write_text("# keys\nfrom-file\n\nsecond\r\n")
+    os.environ["NESTEDFP_API_KEY"] = "from-env,and-more"
+    try:
+        server = launch_real("alias", "--api-key-file", tmp_path / "keys", "--api-key", "from-flag", "--max-model-len", 256,
+                             "--max-num-seqs", 4, "--max-num-batched-tokens", 128, "--kv-cache-memory", "64MB",
+                             "--precision", "fp8", "--log-prompts")
+    finally:
+        del os.environ["NESTEDFP_API_KEY"]
+    start = server.output()
+    for line in (r"^model +demo \(.*one copy of the weights", r"^memory +.*in use", r"^KV cache +.*tokens, or .* requests of 256",
+                 r"^batches +up to 4 requests and 128 tokens", r"^precision +", r"^ready +http://127.0.0.1:"):
+        assert re.search(line, start, re.M), (line, start)
+
+    def status(key):
+        return httpx.get(server.url + "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+    for key in ("from-file", "second", "from-flag", "from-env", "and-more"):
+        assert status(key) == 200, key
+    for key in ("# keys", "wrong", "from-env,and-more", ""):
+        assert status(key) == 401, key
+    headers = {"Authorization": "Bearer second"}
+    assert [m["id"] for m in httpx.get(server.url + "/v1/models", headers=headers).json()["data"]] == ["demo", "alias"]
+    r = httpx.post(server.url + "/v1/completions", headers=headers, timeout=120,
+                   json={"model": "alias", "prompt": "Private words", "max_tokens": 4})
+    assert r.json()["usage"]["nestedfp"]["completion"]["fp8_tokens"] == 4  # --precision fp8
+    r = httpx.post(server.url + "/v1/completions", headers=headers, json={"prompt": "a " * 300, "max_tokens": 4}, timeout=120)
+    assert r.json()["error"]["code"] == "context_length_exceeded"
+    assert "Private words" in server.output()  # --log-prompts

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "backend/cpu/machine.h"
 #include "base/process_memory.h"
 #include "engine/benchmark.h"
 #include "flags.h"
@@ -15,8 +16,17 @@ struct Flags {
   ModelFlags model;
   BenchmarkOptions options;
   std::string precisions = "fp16,fp8";
+  bool machine = false;
   bool json = false;
 };
+
+using Ceilings = std::optional<cpu::MachineCeilings>;
+
+// The rate that bounds a row's arithmetic: FP8 steps run on BF16 dot products where the kernels in use have them.
+double arithmetic_ceiling(const cpu::MachineCeilings& ceilings, const LoadedModel& loaded, Precision precision) {
+  const bool dots = !is_exact(precision) && loaded.backend->info().kernels == "avx512bf16";
+  return dots ? ceilings.bf16_gflops : ceilings.fma_gflops;
+}
 
 Result<std::vector<Precision>> parse_precisions(const std::string& text) {
   std::vector<Precision> found;
@@ -33,7 +43,8 @@ Result<std::vector<Precision>> parse_precisions(const std::string& text) {
   return found;
 }
 
-void print_json(const Flags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows) {
+void print_json(const Flags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,
+                size_t peak_memory, const Ceilings& ceilings) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const BenchmarkRow& row : rows) {
     nlohmann::ordered_json stages = nlohmann::ordered_json::object();
@@ -44,35 +55,57 @@ void print_json(const Flags& flags, const LoadedModel& loaded, const std::vector
                     {"tokens_per_s", row.tokens_per_s},
                     {"step_ms", row.step_ms},
                     {"weight_gb_per_s", row.weight_gb_per_s},
+                    {"gflop_per_s", row.gflop_per_s},
                     {"stage_us", stages}});
+    if (ceilings) {
+      list.back()["share_of_read"] = row.weight_gb_per_s / ceilings->read_gbs;
+      list.back()["share_of_arithmetic"] = row.gflop_per_s / arithmetic_ceiling(*ceilings, loaded, row.precision);
+    }
   }
-  const nlohmann::ordered_json out = {{"model", flags.model.model},
-                                      {"device", loaded.backend->info().device},
-                                      {"prompt", flags.options.prompt},
-                                      {"context", flags.options.context},
-                                      {"generate", flags.options.generate},
-                                      {"repeats", flags.options.repeats},
-                                      {"load_s", loaded.load_seconds},
-                                      {"weight_bytes", loaded.model->weight_bytes()},
-                                      {"peak_memory_bytes", process_memory().peak},
-                                      {"rows", list}};
+  nlohmann::ordered_json out = {{"model", flags.model.model},         {"device", loaded.backend->info().device},
+                                {"prompt", flags.options.prompt},     {"context", flags.options.context},
+                                {"generate", flags.options.generate}, {"repeats", flags.options.repeats},
+                                {"load_s", loaded.load_seconds},      {"weight_bytes", loaded.model->weight_bytes()},
+                                {"peak_memory_bytes", peak_memory},   {"rows", list}};
+  if (ceilings) {
+    out["machine"] = {{"threads", loaded.backend->info().threads},
+                      {"read_gb_per_s", ceilings->read_gbs},
+                      {"read_4k_pages_gb_per_s", ceilings->read_small_gbs},
+                      {"fma_gflop_per_s", ceilings->fma_gflops},
+                      {"bf16_dot_gflop_per_s", ceilings->bf16_gflops}};
+  }
   fmt::print("{}\n", out.dump(2));
 }
 
-void print_table(const Flags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows) {
+// "42.9 (71%)", the share only where the ceiling is known.
+std::string with_share(double value, double ceiling) {
+  return ceiling > 0 ? fmt::format("{:.1f} ({:.0f}%)", value, 100 * value / ceiling) : fmt::format("{:.1f}", value);
+}
+
+void print_table(const Flags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,
+                 size_t peak_memory, const Ceilings& ceilings) {
   fmt::print("{}\n", loaded.backend->info().device);
   fmt::print("prefill: prompts of {} tokens; decode: {} tokens from a context of {}; medians of {}\n\n",
              flags.options.prompt, flags.options.generate, flags.options.context, flags.options.repeats);
-  fmt::print("{:<8} {:<9} {:>5} {:>11} {:>10} {:>13}   microseconds a step\n", "test", "precision", "batch", "tokens/s",
-             "step ms", "weights GB/s");
+  fmt::print("{:<8} {:<9} {:>5} {:>11} {:>10} {:>13} {:>14}   microseconds a step\n", "test", "precision", "batch",
+             "tokens/s", "step ms", "weights GB/s", "GFLOP/s");
   for (const BenchmarkRow& row : rows) {
-    fmt::print("{:<8} {:<9} {:>5} {:>11.1f} {:>10.3f} {:>13.1f}  ", row.test, name_of(row.precision), row.batch,
-               row.tokens_per_s, row.step_ms, row.weight_gb_per_s);
+    const double read = ceilings ? ceilings->read_gbs : 0;
+    const double arithmetic = ceilings ? arithmetic_ceiling(*ceilings, loaded, row.precision) : 0;
+    fmt::print("{:<8} {:<9} {:>5} {:>11.1f} {:>10.3f} {:>13} {:>14}  ", row.test, name_of(row.precision), row.batch,
+               row.tokens_per_s, row.step_ms, with_share(row.weight_gb_per_s, read),
+               with_share(row.gflop_per_s, arithmetic));
     for (const StageTime& stage : row.stages) fmt::print(" {} {:.0f}", stage.stage, stage.seconds * 1e6);
     fmt::print("\n");
   }
   fmt::print("\nweights {} (one copy); load {:.2f} s; peak memory {}\n", human_bytes(loaded.model->weight_bytes()),
-             loaded.load_seconds, human_bytes(process_memory().peak));
+             loaded.load_seconds, human_bytes(peak_memory));
+  if (!ceilings) return;
+  fmt::print(
+      "this machine on {} threads: reads {:.1f} GB/s from huge pages ({:.1f} from 4 KB pages), FP32 {:.0f} GFLOP/s",
+      loaded.backend->info().threads, ceilings->read_gbs, ceilings->read_small_gbs, ceilings->fma_gflops);
+  if (ceilings->bf16_gflops > 0) fmt::print(", BF16 dot products {:.0f} GFLOP/s", ceilings->bf16_gflops);
+  fmt::print("\n");
 }
 
 Status run(const Flags& flags) {
@@ -86,10 +119,15 @@ Status run(const Flags& flags) {
   };
   NFP_ASSIGN_OR_RETURN(const std::vector<BenchmarkRow> rows, run_benchmark(*loaded, options, progress));
   if (terminal) fmt::print(stderr, "\r\033[K");
+  const size_t peak = process_memory().peak;  // before the measurement below takes its own
+  Ceilings ceilings;
+  if (flags.machine) {
+    NFP_ASSIGN_OR_RETURN(ceilings, cpu::measure_machine({.threads = loaded->backend->info().threads}));
+  }
   if (flags.json) {
-    print_json(flags, *loaded, rows);
+    print_json(flags, *loaded, rows, peak, ceilings);
   } else {
-    print_table(flags, *loaded, rows);
+    print_table(flags, *loaded, rows, peak, ceilings);
   }
   return ok_status();
 }
@@ -121,6 +159,10 @@ void add_bench(CLI::App& app, Status& status) {
   verb->add_option("--step-tokens", options.max_step_tokens, "tokens a step at most (chunked prefill)")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  verb->add_flag(
+      "--machine", flags->machine,
+      "also measure what this machine can do at most (reading memory, arithmetic) on the same threads, and show "
+      "each result as a share of it");
   verb->add_flag("--json", flags->json, "print one JSON object");
   verb->callback([flags, &status] { status = run(*flags); });
 }

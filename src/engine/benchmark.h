@@ -28,9 +28,10 @@ struct BenchmarkRow {
   std::string test;  // "prefill" or "decode"
   Precision precision = Precision::kFp16;
   int32_t batch = 1;
-  double tokens_per_s = 0;        // of all sequences together; median over repeats
-  double step_ms = 0;             // median step
-  double weight_gb_per_s = 0;     // bytes of weights that a step reads, over the median step
+  double tokens_per_s = 0;     // of all sequences together; median over repeats
+  double step_ms = 0;          // median step
+  double weight_gb_per_s = 0;  // bytes of weights that a step reads, over the median step
+  double gflop_per_s = 0;      // arithmetic of matrices and attention in a step, over the median step; 0 without stages
   std::vector<StageTime> stages;  // of one step, on average
 };
 

@@ -159,6 +159,22 @@ TEST(CpuBackend, AStepGivesTheSameOnAnyNumberOfThreads) {
   }
 }
 
+// Up to four rows, threads prepare a product's input each for itself.
+TEST(CpuBackend, FewRowsGiveWhatManyGive) {
+  for (const char* kernels : {"scalar", ""}) {
+    for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+      auto backend = make(3, kernels);
+      Step many(*backend, 9), few(*backend, 3);
+      many.enqueue(9, precision);
+      few.enqueue(3, precision);
+      const std::vector<float> want = many.results(), got = few.results();  // in reverse order of the tokens
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), want.end() - 3 * 50)) << name_of(precision);
+      const std::vector<float> all_normed = download(*backend, many.normed), normed = download(*backend, few.normed);
+      EXPECT_TRUE(std::equal(normed.begin(), normed.end(), all_normed.begin())) << name_of(precision);
+    }
+  }
+}
+
 TEST(CpuBackend, ExactStepIsTheSameOnEveryInstructionSet) {
   auto scalar = make(2, "scalar");
   Step reference(*scalar, 9);

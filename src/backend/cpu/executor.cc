@@ -20,6 +20,18 @@ constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 const PackedWeight& packed(const LinearWeight* weight) { return static_cast<const PackedWeight&>(*weight); }
 
+// Up to so many rows every thread prepares the input of a matrix product for itself.
+constexpr int32_t kPrivateRows = 4;
+
+// Whether the norm may be computed on the way into the product that follows it.
+bool fuses(std::span<const Operation> operations, size_t i) {
+  if (i + 1 >= operations.size()) return false;
+  const auto* norm = std::get_if<RmsNormArgs>(&operations[i]);
+  const auto* linear = std::get_if<LinearArgs>(&operations[i + 1]);
+  return norm != nullptr && linear != nullptr && linear->x == norm->out && linear->rows == norm->rows &&
+         norm->rows <= kPrivateRows && linear->y != norm->x && linear->y != norm->out;
+}
+
 // What a linear operation does to its input before the panels see it.
 struct Preparation {
   bool pairs = false;  // BF16
@@ -36,14 +48,14 @@ Preparation preparation_of(const LinearArgs& args, const KernelTable& kernels) {
   return p;
 }
 
-struct SharedInput {
+struct PreparedInput {
   uint32_t* pairs;
   float* codes;
   float* token_scale;
   size_t bytes;
 };
 
-SharedInput carve(const LinearArgs& args, const Preparation& p, void* base) {
+PreparedInput carve(const LinearArgs& args, const Preparation& p, void* base) {
   auto* at = static_cast<char*>(base);
   const auto rows = static_cast<size_t>(args.rows), k = static_cast<size_t>(args.weight->k());
   size_t used = 0;
@@ -53,12 +65,25 @@ SharedInput carve(const LinearArgs& args, const Preparation& p, void* base) {
     used += round_up(bytes);
     return piece;
   };
-  SharedInput input{};
+  PreparedInput input{};
   input.pairs = reinterpret_cast<uint32_t*>(take(p.pairs, rows * ((k + 1) / 2) * 4));
   input.codes = reinterpret_cast<float*>(take(p.codes, rows * k * 4));
   input.token_scale = reinterpret_cast<float*>(take(p.codes, rows * 4));
   input.bytes = used;
   return input;
+}
+
+// Rounds rows of x into `base`, which carve lays out.
+void prepare_rows(const LinearArgs& args, const Preparation& p, const KernelTable& kernels, const float* x, Range rows,
+                  void* base) {
+  const PreparedInput input = carve(args, p, base);
+  const int64_t k = args.weight->k();
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    if (p.codes) input.token_scale[i] = kernels.quantize_e4m3(x + i * k, k, input.codes + i * k);
+    if (p.pairs) {
+      kernels.to_bf16_pairs(p.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * ((k + 1) / 2));
+    }
+  }
 }
 
 int64_t linear_output_stride(const LinearArgs& args) {
@@ -79,12 +104,68 @@ void for_each_attention_item(const AttentionArgs& args, F f) {
   }
 }
 
+// The rows of an item, whose keys and results lie where the batch says.
+void item_rows(const AttentionArgs& args, int32_t s, int32_t head, int32_t first, int32_t count, QueryRow* rows) {
+  const int64_t dim = args.head_dim;
+  const int64_t q_stride = (args.heads + 2 * args.kv_heads) * dim;
+  const int32_t group = args.heads / args.kv_heads;
+  for (int32_t r = 0; r < count; ++r) {
+    const int64_t token = args.batch.query_start[s] + (first + r) / group;
+    const int64_t q_head = head * group + (first + r) % group;
+    const int32_t position = args.batch.positions[token];
+    rows[r] = {static_cast<const float*>(args.qkv) + token * q_stride + q_head * dim,
+               static_cast<float*>(args.out) + (token * args.heads + q_head) * dim,
+               args.window > 0 ? std::max(0, position - args.window + 1) : 0, position + 1};
+  }
+}
+
+AttentionTask attention_task(const AttentionArgs& args, float* scratch) {
+  AttentionTask task;
+  task.layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
+  task.head_dim = args.head_dim;
+  task.scale = args.scale;
+  task.soft_cap = args.soft_cap;
+  task.scratch = scratch;
+  return task;
+}
+
+// Few items with long contexts keep few threads busy, so partitions of their keys become the pieces of work, and their
+// results are merged afterwards: in the same order as in one piece, hence with the same bits.
+struct AttentionSplit {
+  int32_t items = 0;
+  int32_t partitions = 0;  // of the longest context; 0 = not worth it
+  size_t state_floats = 0;
+  explicit operator bool() const { return partitions > 1; }
+  size_t bytes() const { return static_cast<size_t>(items) * static_cast<size_t>(partitions) * state_floats * 4; }
+};
+
+constexpr int32_t kMaxSplitRows = 8;  // an item's: a decode step's
+constexpr int32_t kMaxSplitPartitions = 1024;
+
+AttentionSplit split_of(const AttentionArgs& args, int threads) {
+  AttentionSplit split;
+  int32_t rows = 0, longest = 0;
+  for_each_attention_item(args, [&](int32_t s, int32_t, int32_t, int32_t count) {
+    ++split.items;
+    rows = std::max(rows, count);
+    longest = std::max(longest, args.batch.positions[args.batch.query_start[s + 1] - 1] + 1);
+  });
+  const KvLayer layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
+  const int32_t partitions = (longest + partition_keys(layer) - 1) / partition_keys(layer);
+  if (threads > 1 && rows <= kMaxSplitRows && split.items < 4 * threads && partitions <= kMaxSplitPartitions) {
+    split.partitions = partitions;
+    split.state_floats = attention_state_floats(kMaxSplitRows, layer.dim);
+  }
+  return split;
+}
+
 }  // namespace
 
 Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
     : kernels_(kernels),
       threads_(threads),
       scratch_(static_cast<size_t>(threads.size())),
+      inputs_(static_cast<size_t>(threads.size())),
       sampling_(static_cast<size_t>(threads.size())) {
   set_profiling(false);
 }
@@ -93,12 +174,18 @@ Executor::Needs Executor::needs_of(const Operation& operation) const {
   Needs needs;
   if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
     needs.per_thread = linear_scratch_bytes(std::min<int64_t>(linear->rows, kMaxLinearRows));
-    needs.shared = carve(*linear, preparation_of(*linear, kernels_), nullptr).bytes;
+    const size_t prepared = carve(*linear, preparation_of(*linear, kernels_), nullptr).bytes;
+    if (linear->rows <= kPrivateRows) {  // and the norm before it
+      needs.input = prepared + round_up(static_cast<size_t>(linear->rows * linear->weight->k()) * sizeof(float));
+    } else {
+      needs.shared = prepared;
+    }
   } else if (const auto* rope = std::get_if<RopeArgs>(&operation)) {
     needs.per_thread = round_up(static_cast<size_t>(rope->head_dim + 16) * (sizeof(float) + sizeof(uint16_t)));
   } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
     const auto& cache = static_cast<const CpuKvCache&>(*attention->cache);
     needs.per_thread = attention_scratch_floats(cache.layer(0).dim) * sizeof(float);
+    if (const AttentionSplit split = split_of(*attention, threads_.size())) needs.shared = split.bytes();
   } else if (const auto* sample = std::get_if<SampleArgs>(&operation)) {
     needs.vocab = sample->vocab;
   } else if (const auto* score = std::get_if<ScoreArgs>(&operation)) {
@@ -112,12 +199,17 @@ Status Executor::reserve(std::span<const Operation> operations) {
   for (const Operation& operation : operations) {
     const Needs needs = needs_of(operation);
     most.per_thread = std::max(most.per_thread, needs.per_thread);
+    most.input = std::max(most.input, needs.input);
     most.shared = std::max(most.shared, needs.shared);
     most.vocab = std::max(most.vocab, needs.vocab);
   }
   for (Mapping& scratch : scratch_) {
     if (scratch.bytes() >= most.per_thread) continue;
     NFP_ASSIGN_OR_RETURN(scratch, Mapping::create(most.per_thread));
+  }
+  for (Mapping& input : inputs_) {
+    if (input.bytes() >= most.input) continue;
+    NFP_ASSIGN_OR_RETURN(input, Mapping::create(most.input));
   }
   if (shared_.bytes() < most.shared) {
     NFP_ASSIGN_OR_RETURN(shared_, Mapping::create(most.shared));
@@ -138,9 +230,15 @@ Status Executor::run(std::span<const Operation> operations) {
   using Clock = std::chrono::steady_clock;
   threads_.run([&](int thread) {
     Clock::time_point start;
-    for (const Operation& operation : operations) {
+    for (size_t i = 0; i < operations.size(); ++i) {
       if (profiling_ && thread == 0) start = Clock::now();
-      std::visit([&](const auto& args) { execute(args, thread); }, operation);
+      if (fuses(operations, i)) {  // counts as the product
+        normed_linear(std::get<RmsNormArgs>(operations[i]), std::get<LinearArgs>(operations[i + 1]), thread);
+        ++i;
+      } else {
+        std::visit([&](const auto& args) { execute(args, thread); }, operations[i]);
+      }
+      const Operation& operation = operations[i];
       threads_.barrier();
       if (profiling_ && thread == 0) {
         account(operation, std::chrono::duration<double>(Clock::now() - start).count());
@@ -167,21 +265,43 @@ void Executor::execute(const RmsNormArgs& args, int thread) {
 }
 
 void Executor::execute(const LinearArgs& args, int thread) {
+  const Preparation prepare = preparation_of(args, kernels_);
+  const auto* x = static_cast<const float*>(args.x);
+  char* prepared = (args.rows <= kPrivateRows ? inputs_[static_cast<size_t>(thread)] : shared_).as<char>();
+  if (prepare.codes || prepare.pairs) {
+    const bool alone = args.rows <= kPrivateRows;
+    const Range rows = alone ? Range{0, args.rows} : partition(args.rows, thread, threads_.size());
+    prepare_rows(args, prepare, kernels_, x, rows, prepared);
+    if (!alone) threads_.barrier();
+  }
+  multiply(args, x, prepared, thread);
+}
+
+void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread) {
+  char* prepared = inputs_[static_cast<size_t>(thread)].as<char>();
+  const Preparation prepare = preparation_of(linear, kernels_);
+  auto* normed = reinterpret_cast<float*>(prepared + carve(linear, prepare, nullptr).bytes);
+  for (int64_t i = 0; i < norm.rows; ++i) {
+    kernels_.rms_norm(static_cast<const float*>(norm.x) + i * norm.hidden, norm.weight, norm.eps, norm.hidden,
+                      normed + i * norm.hidden);
+  }
+  // Whoever else reads the norm's output finds it where it was asked for.
+  const Range mine = partition(norm.rows, thread, threads_.size());
+  if (!mine.empty()) {
+    std::memcpy(static_cast<float*>(norm.out) + mine.begin * norm.hidden, normed + mine.begin * norm.hidden,
+                static_cast<size_t>(mine.size() * norm.hidden) * sizeof(float));
+  }
+  if (prepare.codes || prepare.pairs) {
+    prepare_rows(linear, prepare, kernels_, normed, Range{0, linear.rows}, prepared);
+  }
+  multiply(linear, normed, prepared, thread);
+}
+
+void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, int thread) {
   const PackedWeight& weight = packed(args.weight);
   const int64_t k = weight.k();
-  const auto* x = static_cast<const float*>(args.x);
   const Preparation prepare = preparation_of(args, kernels_);
-  const SharedInput input = carve(args, prepare, shared_.data());
-  if (prepare.codes || prepare.pairs) {
-    const Range rows = partition(args.rows, thread, threads_.size());
-    for (int64_t i = rows.begin; i < rows.end; ++i) {
-      if (prepare.codes) input.token_scale[i] = kernels_.quantize_e4m3(x + i * k, k, input.codes + i * k);
-      if (prepare.pairs) {
-        kernels_.to_bf16_pairs(prepare.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * ((k + 1) / 2));
-      }
-    }
-    threads_.barrier();
-  }
+  const PreparedInput input = carve(args, prepare, prepared);
   const int64_t align = weight.interleaved() ? 2 : 1;
   const Range panels = partition(static_cast<int64_t>(weight.panels().size()), thread, threads_.size(), align);
   if (panels.empty()) return;
@@ -251,32 +371,55 @@ void Executor::execute(const RopeArgs& args, int thread) {
 }
 
 void Executor::execute(const AttentionArgs& args, int thread) {
-  AttentionTask task;
-  task.layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
-  task.head_dim = args.head_dim;
-  task.scale = args.scale;
-  task.soft_cap = args.soft_cap;
-  task.scratch = scratch_[static_cast<size_t>(thread)].as<float>();
-  const int64_t dim = args.head_dim;
-  const int64_t q_stride = (args.heads + 2 * args.kv_heads) * dim;
-  const int32_t group = args.heads / args.kv_heads;
+  if (split_of(args, threads_.size())) return split_attention(args, thread);
+  AttentionTask task = attention_task(args, scratch_[static_cast<size_t>(thread)].as<float>());
   std::array<QueryRow, kMaxQueryRows> rows;
+  task.rows = rows.data();
   int64_t item = 0;
   for_each_attention_item(args, [&](int32_t s, int32_t head, int32_t first, int32_t count) {
     if (item++ % threads_.size() != thread) return;
-    for (int32_t r = 0; r < count; ++r) {
-      const int64_t token = args.batch.query_start[s] + (first + r) / group;
-      const int64_t q_head = head * group + (first + r) % group;
-      const int32_t position = args.batch.positions[token];
-      rows[static_cast<size_t>(r)] = {static_cast<const float*>(args.qkv) + token * q_stride + q_head * dim,
-                                      static_cast<float*>(args.out) + (token * args.heads + q_head) * dim,
-                                      args.window > 0 ? std::max(0, position - args.window + 1) : 0, position + 1};
-    }
+    item_rows(args, s, head, first, count, rows.data());
     task.blocks = args.batch.block_table + static_cast<int64_t>(s) * args.batch.table_width;
     task.kv_head = head;
-    task.rows = rows.data();
     task.row_count = count;
     kernels_.attention(task);
+  });
+}
+
+void Executor::split_attention(const AttentionArgs& args, int thread) {
+  const AttentionSplit split = split_of(args, threads_.size());
+  AttentionTask task = attention_task(args, scratch_[static_cast<size_t>(thread)].as<float>());
+  std::array<QueryRow, kMaxQueryRows> rows;
+  task.rows = rows.data();
+  const int32_t keys = partition_keys(task.layer);
+  const auto state = [&](int64_t item, int32_t partition) {
+    return shared_.as<float>() + (item * split.partitions + partition) * static_cast<int64_t>(split.state_floats);
+  };
+  // Calls f(item, its first partition, the one after its last) with `task` set to the item.
+  const auto for_each_item = [&](auto f) {
+    int64_t item = 0;
+    for_each_attention_item(args, [&](int32_t s, int32_t head, int32_t first, int32_t count) {
+      item_rows(args, s, head, first, count, rows.data());
+      task.blocks = args.batch.block_table + static_cast<int64_t>(s) * args.batch.table_width;
+      task.kv_head = head;
+      task.row_count = count;
+      const int32_t begin = rows[0].begin;  // later rows begin and end later
+      const int32_t end = rows[static_cast<size_t>(count) - 1].end;
+      f(item++, begin / keys, (end - 1) / keys + 1);
+    });
+  };
+  int64_t piece = 0;
+  for_each_item([&](int64_t item, int32_t begin, int32_t end) {
+    for (int32_t p = begin; p < end; ++p) {
+      if (piece++ % threads_.size() == thread) kernels_.attention_partition(task, p, state(item, p));
+    }
+  });
+  threads_.barrier();
+  std::array<const float*, kMaxSplitPartitions> states;
+  for_each_item([&](int64_t item, int32_t begin, int32_t end) {
+    if (item % threads_.size() != thread) return;
+    for (int32_t p = begin; p < end; ++p) states[static_cast<size_t>(p - begin)] = state(item, p);
+    kernels_.attention_merge(task, states.data(), end - begin);
   });
 }
 

@@ -1,5 +1,6 @@
 // Runs lists of recorded operations on the thread pool: one fork for the whole list, a barrier after each operation,
-// each operation split statically over the threads.
+// each operation split statically over the threads. In steps of a few rows what prepares a matrix product's input
+// (norm, rounding) is done by every thread for itself, which is cheaper than waiting for each other.
 #pragma once
 
 #include <array>
@@ -32,6 +33,7 @@ class Executor {
  private:
   struct Needs {
     size_t per_thread = 0;
+    size_t input = 0;  // per thread: its own copy of a matrix product's input
     size_t shared = 0;
     int32_t vocab = 0;
   };
@@ -42,8 +44,11 @@ class Executor {
   void execute(const EmbedArgs& args, int thread);
   void execute(const RmsNormArgs& args, int thread);
   void execute(const LinearArgs& args, int thread);
+  void normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread);
+  void multiply(const LinearArgs& args, const float* x, char* prepared, int thread);
   void execute(const RopeArgs& args, int thread);
   void execute(const AttentionArgs& args, int thread);
+  void split_attention(const AttentionArgs& args, int thread);
   void execute(const GatherRowsArgs& args, int thread);
   void execute(const SampleArgs& args, int thread);
   void execute(const ScoreArgs& args, int thread);
@@ -51,6 +56,7 @@ class Executor {
   const KernelTable& kernels_;
   ThreadPool& threads_;
   std::vector<Mapping> scratch_;  // one a thread
+  std::vector<Mapping> inputs_;   // one a thread
   Mapping shared_;
   std::vector<SampleScratch> sampling_;  // one a thread
   bool profiling_ = false;

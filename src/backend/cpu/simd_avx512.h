@@ -81,9 +81,9 @@ inline void widen(__m512i a, __m512i b, Vec w[4]) {  // a: steps 0 and 1, b: ste
   alignas(64) uint16_t stored[64];
   _mm512_store_si512(stored, a);
   _mm512_store_si512(stored + 32, b);
-  w[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(a));
+  w[0] = widen_stored(stored);
   w[1] = widen_stored(stored + 16);
-  w[2] = _mm512_cvtph_ps(_mm512_castsi512_si256(b));
+  w[2] = widen_stored(stored + 32);
   w[3] = widen_stored(stored + 48);
 }
 

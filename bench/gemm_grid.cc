@@ -6,6 +6,7 @@
 // Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are
 // measured in turns, and from 128 tokens on each one alone for 100 ms as well. Weights rotate over more than 400 MB.
 #include <CLI/CLI.hpp>
+#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -69,7 +70,8 @@ struct Method {
   GraphTimer::Launch launch;
   std::vector<double> turns;
   double sustained_us = 0;
-  Config config;  // ours
+  Config config;                                        // ours
+  std::vector<std::pair<std::string, double>> tried{};  // every choice and its time
 };
 
 struct Bench {
@@ -82,6 +84,12 @@ struct Bench {
   FILE* out = stdout;
   bool quick = false;
   int candidates_tried = 24;
+  bool log_tried = false;
+  bool profile = false;
+  std::vector<std::string> wanted;  // methods; empty = all
+  bool wants(const std::string& name) const {
+    return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+  }
 };
 
 int launches_for(double us, size_t copies) {
@@ -102,6 +110,7 @@ void consider(Method& method, const std::string& choice, const GraphTimer::Launc
     fmt::print(stderr, "{} {}: {}\n", method.name, choice, us.error().message);
     std::exit(1);  // a kernel failed: nothing after it can be trusted
   }
+  method.tried.emplace_back(choice, *us);
   if (*us < method.tuned_us) {
     method.tuned_us = *us;
     method.choice = choice;
@@ -117,6 +126,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   std::vector<Method> methods;
 
   const auto add_dense = [&](const char* name, DType input, bool fast) {
+    if (!b.wants(name)) return;
     Method method{name, {}, 1e30, {}, {}, 0, {}};
     const auto plans =
         b.dense.plans({m, shape.n, shape.k, input, DType::kF16, shape.k, shape.n, fast}, b.quick ? 4 : 10);
@@ -160,6 +170,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     };
   };
   const auto add_nested = [&](const char* name, Mode mode, bool dependent) {
+    if (!b.wants(name)) return;
     Method method{name, {}, 1e30, {}, {}, 0, {}};
     const Problem problem{m, shape.n, shape.k, mode, false};
     int tried = 0;
@@ -173,15 +184,18 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   };
   // Another way to run a choice that is already made.
   const auto add_variant = [&](const char* name, const Method& of, GraphTimer::Launch launch) {
+    if (!b.wants(name)) return;
     Method method{name, of.choice, of.tuned_us, std::move(launch), {}, 0, of.config};
     methods.push_back(std::move(method));
   };
 
   add_dense("cublas_f16", DType::kF16, false);
   add_nested("nested_f16", Mode::kF16, true);
-  add_variant("nested_f16_free_join", methods.back(), nested(methods.back().config, Mode::kF16, true, Join::kFree));
-  add_variant("nested_f16_no_pdl", methods[methods.size() - 2],
-              nested(methods[methods.size() - 2].config, Mode::kF16, false, Join::kBiased));
+  if (b.wants("nested_f16")) {
+    const Method f16 = methods.back();
+    add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
+    add_variant("nested_f16_no_pdl", f16, nested(f16.config, Mode::kF16, false, Join::kBiased));
+  }
   const Problem f16_problem{m, shape.n, shape.k, Mode::kF16, false};
   for (const bool invariant : {false, true}) {
     const Choice choice = choose(f16_problem, b.gemm.device(), invariant ? &b.table : nullptr,
@@ -194,7 +208,8 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   add_dense("cublas_e4m3_fast", DType::kF8E4M3, true);
   add_dense("cublas_e4m3", DType::kF8E4M3, false);
   add_nested("nested_e4m3", Mode::kE4M3, true);
-  if (m <= 64) {  // as a decode layer runs it: residual add, norm and quantisation in one kernel, then the GEMM
+  if (m <= 64 && b.wants("nested_e4m3_with_quant")) {  // as a decode layer runs it: residual add, norm and quantisation
+                                                       // in one kernel, then the GEMM
     const auto chain = [&](const Config& config) -> GraphTimer::Launch {
       return [&b, shape, m, config, &copies](int i, CUstream_st* stream) -> Status {
         RowsCall rows;
@@ -234,6 +249,14 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
 
+  if (b.profile) {  // for a profiler that starts at cudaProfilerStart
+    cudaProfilerStart();
+    for (const Method& method : methods) {
+      if (!method.launch(0, nullptr).ok()) std::exit(1);
+    }
+    cudaDeviceSynchronize();
+    cudaProfilerStop();
+  }
   std::vector<GraphTimer> timers;
   for (Method& method : methods) {
     auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size()), method.launch);
@@ -261,6 +284,15 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     line +=
         fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"sustained_us\": {:.3f}, \"choice\": \"{}\"}}",
                     method.name, median_of(method.turns), method.tuned_us, method.sustained_us, method.choice);
+  }
+  if (b.log_tried) {
+    for (const Method& method : methods) {
+      if (method.tried.empty()) continue;
+      std::string tried;
+      for (const auto& [choice, us] : method.tried)
+        tried += fmt::format("{}\"{}\": {:.2f}", tried.empty() ? "" : ", ", choice, us);
+      line += fmt::format(", \"{} tried\": {{{}}}", method.name, tried);
+    }
   }
   fmt::print(b.out, "{}}}\n", line);
   std::fflush(b.out);
@@ -352,7 +384,7 @@ std::vector<int64_t> numbers(const std::string& text, char separator) {
 int run(int argc, char** argv) {
   CLI::App app("Nested products against cuBLASLt, as JSON lines");
   std::string shapes_flag, tokens_flag, out_path;
-  bool quick = false;
+  bool quick = false, log_tried = false, profile = false;
   int tried = 24;
   app.add_option("--shapes", shapes_flag, "n,k;n,k;... (default: the 14 shapes of docs/kernels.md)");
   app.add_option("--tokens", tokens_flag, "m,m,... (default: 1 to 4096)");
@@ -360,6 +392,10 @@ int run(int argc, char** argv) {
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
   std::string table_path;
   app.add_option("--table", table_path, "file for the tuned choices");
+  std::string methods_flag;
+  app.add_option("--methods", methods_flag, "name,name (default: all)");
+  app.add_flag("--log-tried", log_tried, "every choice's time as well");
+  app.add_flag("--profile", profile, "run every method's choice once between cudaProfilerStart and cudaProfilerStop");
   app.add_option("--out", out_path, "file for the lines (default: standard output)");
   CLI11_PARSE(app, argc, argv);
 
@@ -372,6 +408,13 @@ int run(int argc, char** argv) {
   Bench b{std::move(*gemm), std::move(*dense)};
   b.quick = quick;
   b.candidates_tried = tried;
+  b.log_tried = log_tried;
+  b.profile = profile;
+  for (size_t at = 0; at < methods_flag.size();) {
+    const size_t comma = std::min(methods_flag.find(',', at), methods_flag.size());
+    b.wanted.push_back(methods_flag.substr(at, comma - at));
+    at = comma + 1;
+  }
   if (!out_path.empty() && (b.out = std::fopen(out_path.c_str(), "w")) == nullptr) {
     fmt::print(stderr, "gemm_grid: cannot write {}\n", out_path);
     return 1;
@@ -396,7 +439,9 @@ int run(int argc, char** argv) {
   fill_f16(int64_t{4096} * 32768, 1, b.x.as<uint16_t>(), nullptr);
   fill_e4m3(int64_t{4096} * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
   fill_f32(4096, 0.01f, b.scales.as<float>(), nullptr);
-  for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
+  if (b.wanted.empty()) {
+    for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
+  }
   for (const Shape& shape : shapes) {
     const PlaneShape planes{shape.n, shape.k};
     const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);  // FP8 alone exceeds the L2 as well

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 namespace nfp::cuda {
 namespace {
@@ -22,12 +23,18 @@ int slots(const Tile& tile, const DeviceShape& device) {
 
 bool fits(const Schedule& s, const Tile& tile) {
   return s.partial_floats(tile) * sizeof(float) <= kMaxPartialBytes && s.counters(tile) <= kMaxCounters &&
-         int64_t{s.shares + 1} * s.split_tiles * s.k_iterations < (int64_t{1} << 31);
+         int64_t{s.split_tiles} * s.k_iterations < (int64_t{1} << 31) &&
+         int64_t{s.shares + 1} * s.length.numerator < (int64_t{1} << 32) &&
+         int64_t{s.split_tiles} * s.k_iterations * s.length.denominator < (int64_t{1} << 32);
 }
 
 void cut(Schedule& s, int tiles, int shares) {
   s.split_tiles = tiles;
   s.shares = shares;
+  const int64_t iterations = int64_t{tiles} * s.k_iterations;
+  const int64_t divisor = std::max<int64_t>(1, std::gcd(iterations, int64_t{shares}));
+  s.length = {static_cast<int>(std::max<int64_t>(1, iterations / divisor)),
+              static_cast<int>(std::max<int64_t>(1, shares / divisor))};
 }
 
 }  // namespace

@@ -4,18 +4,22 @@
 //   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--quick] [--out FILE]
 //
 // Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are
-// measured in turns, and from 128 tokens on each one alone for 100 ms as well. Weights rotate over more than 400 MB.
+// measured in turns, and from 128 tokens on the four that matter most alone for 100 ms as well, with the clock and
+// power they ran at. Weights rotate over more than 400 MB.
 #include <CLI/CLI.hpp>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/cuda/fused/rows.h"
@@ -25,6 +29,7 @@
 #include "backend/cuda/gemm/test_data.h"
 #include "backend/cuda/gemm/timing.h"
 #include "base/atomic_file.h"
+#include "gpu_monitor.h"
 
 namespace nfp::cuda {
 namespace {
@@ -36,6 +41,8 @@ struct Shape {
 const std::vector<Shape> kShapes = {{6144, 4096},  {4096, 4096},  {28672, 4096}, {4096, 14336}, {6144, 5120},
                                     {5120, 4096},  {28672, 5120}, {5120, 14336}, {7680, 5120},  {5120, 5120},
                                     {35840, 5120}, {5120, 17920}, {65536, 5120}, {5120, 32768}};
+// Measured alone for 100 ms as well, with the clock and power that they ran at.
+constexpr std::array<std::string_view, 4> kSustained = {"cublas_f16", "nested_f16", "cublas_e4m3_fast", "nested_e4m3"};
 constexpr size_t kRotation = size_t{420} << 20;
 
 class Buffer {
@@ -70,8 +77,9 @@ struct Method {
   GraphTimer::Launch launch;
   std::vector<double> turns;
   double sustained_us = 0;
-  Config config;                                        // ours
+  Config config{};                                      // ours
   std::vector<std::pair<std::string, double>> tried{};  // every choice and its time
+  bench::GpuReading reading{};                          // while the sustained measurement ran
 };
 
 struct Bench {
@@ -79,14 +87,16 @@ struct Bench {
   DenseGemm dense;
   Buffer x{size_t{4096} * 32768 * 2}, x_e4m3{size_t{4096} * 32768}, d{size_t{4096} * 65536 * 2}, scales{4096 * 4},
       dense_workspace{DenseGemm::kWorkspaceBytes}, workspace{Workspace::kBytes};
-  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, row_scales{64 * 4};
+  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, zeros{size_t{64} * 32768 * 2},
+      row_scales{64 * 4};
   TuningTable table{};
   FILE* out = stdout;
   bool quick = false;
   int candidates_tried = 24;
+  bench::GpuMonitor monitor{};
   bool log_tried = false;
   bool profile = false;
-  std::vector<std::string> wanted;  // methods; empty = all
+  std::vector<std::string> wanted{};  // methods; empty = all
   bool wants(const std::string& name) const {
     return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
   }
@@ -105,7 +115,7 @@ void consider(Method& method, const std::string& choice, const GraphTimer::Launc
     cudaGetLastError();
     return;
   }
-  auto us = timer->median(1, 4);
+  auto us = timer->median(2, 5);
   if (!us.ok()) {
     fmt::print(stderr, "{} {}: {}\n", method.name, choice, us.error().message);
     std::exit(1);  // a kernel failed: nothing after it can be trusted
@@ -216,7 +226,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
         rows.source = RowsCall::Source::kNorm;
         rows.m = m;
         rows.k = shape.k;
-        rows.x = b.x.as<void>();
+        rows.x = b.zeros.as<void>();
         rows.ldx = shape.k;
         rows.weight = b.x.as<uint16_t>() + size_t{64} * 32768;
         rows.residual = b.residual.as<void>();
@@ -275,15 +285,23 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   if (m >= 128 && !b.quick) {
     for (size_t i = 0; i < methods.size(); ++i) {
-      const auto us = timers[i].sustained(100);
-      if (us.ok()) methods[i].sustained_us = *us;
+      if (std::find(kSustained.begin(), kSustained.end(), methods[i].name) == kSustained.end()) continue;
+      methods[i].reading = b.monitor.during([&] {
+        const auto us = timers[i].sustained(100);
+        if (us.ok()) methods[i].sustained_us = *us;
+      });
     }
   }
   std::string line = fmt::format("{{\"n\": {}, \"k\": {}, \"m\": {}", shape.n, shape.k, m);
   for (const Method& method : methods) {
-    line +=
-        fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"sustained_us\": {:.3f}, \"choice\": \"{}\"}}",
-                    method.name, median_of(method.turns), method.tuned_us, method.sustained_us, method.choice);
+    line += fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"choice\": \"{}\"", method.name,
+                        median_of(method.turns), method.tuned_us, method.choice);
+    if (method.sustained_us > 0) {
+      line +=
+          fmt::format(", \"sustained_us\": {:.3f}, \"sm_mhz\": {}, \"watts\": {:.0f}, \"power_limited\": {}",
+                      method.sustained_us, method.reading.sm_mhz, method.reading.watts, method.reading.power_limited);
+    }
+    line += "}";
   }
   if (b.log_tried) {
     for (const Method& method : methods) {
@@ -437,8 +455,26 @@ int run(int argc, char** argv) {
   if (!tokens_flag.empty()) tokens = numbers(tokens_flag, ',');
 
   fill_f16(int64_t{4096} * 32768, 1, b.x.as<uint16_t>(), nullptr);
+  fill_f16(int64_t{64} * 32768, 3, b.residual.as<uint16_t>(), nullptr);
   fill_e4m3(int64_t{4096} * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
   fill_f32(4096, 0.01f, b.scales.as<float>(), nullptr);
+  {
+    int id = 0, driver = 0, runtime = 0;
+    cudaDeviceProp properties{};
+    if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess &&
+        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
+      std::string command;
+      for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
+      const auto now = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
+      const std::chrono::year_month_day day(now);
+      fmt::print(
+          b.out,
+          "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
+          "\"gemm_grid{}\"}}\n",
+          properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
+          static_cast<unsigned>(day.day()), command);
+    }
+  }
   if (b.wanted.empty()) {
     for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
   }

@@ -38,16 +38,19 @@ struct Tile {
 // weights takes about 50 of them, and promotion keeps a second set of sums.
 constexpr bool exists(const Tile& t, Mode mode) {
   if (t.tokens == 64 && t.blocks_per_sm == 2) return mode == Mode::kE4M3;
-  if (mode == Mode::kE4M3Promoted) return t.tokens <= (t.warpgroups == 3 ? 96 : 128);
+  if (mode == Mode::kE4M3Promoted) {
+    return t.tokens <= (t.warpgroups == 3 ? 96 : 128) && (t.row_blocks == 1 || t.cluster == 1);
+  }
   return true;
 }
 
 inline constexpr std::array kTiles = {
-    Tile{8, 1, 1, 2},     Tile{8, 1, 1, 1},      Tile{16, 1, 1, 2},  Tile{16, 1, 1, 1},  Tile{32, 1, 1, 2},
-    Tile{32, 1, 1, 1},    Tile{64, 1, 1, 2},     Tile{64, 1, 1, 1},  Tile{64, 2, 1, 1},  Tile{96, 1, 1, 1},
-    Tile{128, 1, 1, 1},   Tile{128, 1, 2, 1},    Tile{128, 1, 4, 1}, Tile{128, 2, 1, 1}, Tile{128, 2, 2, 1},
-    Tile{192, 1, 1, 1},   Tile{192, 1, 2, 1},    Tile{256, 1, 1, 1}, Tile{256, 1, 2, 1}, Tile{256, 1, 4, 1},
-    Tile{96, 1, 1, 1, 3}, Tile{128, 1, 1, 1, 3}, Tile{160, 1, 1, 1}, Tile{176, 1, 1, 1},
+    Tile{8, 1, 1, 2},      Tile{8, 1, 1, 1},     Tile{16, 1, 1, 2},     Tile{16, 1, 1, 1},     Tile{32, 1, 1, 2},
+    Tile{32, 1, 1, 1},     Tile{64, 1, 1, 2},    Tile{64, 1, 1, 1},     Tile{64, 2, 1, 1},     Tile{96, 1, 1, 1},
+    Tile{128, 1, 1, 1},    Tile{128, 1, 2, 1},   Tile{128, 1, 4, 1},    Tile{128, 2, 1, 1},    Tile{128, 2, 2, 1},
+    Tile{192, 1, 1, 1},    Tile{192, 1, 2, 1},   Tile{256, 1, 1, 1},    Tile{256, 1, 2, 1},    Tile{256, 1, 4, 1},
+    Tile{64, 1, 1, 1, 1},  Tile{96, 1, 1, 1, 1}, Tile{128, 1, 1, 1, 1}, Tile{128, 1, 4, 1, 1}, Tile{192, 1, 1, 1, 1},
+    Tile{256, 1, 1, 1, 1}, Tile{96, 1, 1, 1, 3}, Tile{128, 1, 1, 1, 3}, Tile{160, 1, 1, 1},    Tile{176, 1, 1, 1},
 };
 
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16

@@ -6,7 +6,7 @@
 // Producer threads fill a ring of stages; two or three consumer warpgroups multiply. A stage of shared memory:
 //   FP16: [row block][4096 B upper] then [row block][4096 B lower], then X [tokens][128 B], 64 k
 //   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
-// Barriers: full[s] counts the copies' bytes, empty[s] the consumer warpgroups of every block in the cluster.
+// Barriers: full[s] counts the copies' bytes, empty[s] the consumer warps of every block in the cluster.
 //
 // All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles.
 // Parts of a cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
@@ -33,8 +33,9 @@ namespace nfp::cuda {
 // Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there
 // the producer is a whole warpgroup, and hands its registers over. Claiming more than was released would wait for ever.
 constexpr int entry_registers(int consumers) { return 65536 / ((consumers + 1) * 128) / 8 * 8; }
-constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 240; }
-constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 24; }
+// (A single consumer has 256 from the start.)
+constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 232; }
+constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 40; }
 static_assert(2 * consumer_registers(2) + producer_registers(2) <= 3 * entry_registers(2));
 static_assert(3 * consumer_registers(3) + producer_registers(3) <= 4 * entry_registers(3));
 // Lean kernels (config.h) need no such exchange.
@@ -645,10 +646,12 @@ struct Kernel {
   // ---- consumers: a warpgroup each ----
   static __device__ __forceinline__ void release(const Pipe& pipe, int stage, int thread) {
     const uint32_t bar = pipe.empty + stage * 8;
+    const int lane = thread % 32;
+    __syncwarp();  // every warp answers for its own reads
     if constexpr (kCluster == 1) {
-      if (thread == 0) ptx::mbarrier_arrive(bar);
+      if (lane == 0) ptx::mbarrier_arrive(bar);
     } else {
-      if (thread < kCluster) ptx::mbarrier_arrive_remote(bar, pipe.group + thread);
+      if (lane < kCluster) ptx::mbarrier_arrive_remote(bar, pipe.group + lane);
     }
   }
 
@@ -1029,7 +1032,7 @@ struct Kernel {
       ptx::prefetch_tensor_map(&p.x);
       for (int s = 0; s < kStages; ++s) {
         ptx::mbarrier_init(pipe.full + s * 8, 1);
-        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * kCluster);
+        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * 4 * kCluster);
       }
       ptx::mbarrier_init_fence();
     }
@@ -1040,14 +1043,14 @@ struct Kernel {
     }
     ptx::launch_dependents();
     if (threadIdx.x >= kConsumers * 128) {
-      if constexpr (!kLean) ptx::release_registers<producer_registers(kConsumers)>();
+      if constexpr (!kLean && kConsumers > 1) ptx::release_registers<producer_registers(kConsumers)>();
       produce(p, pipe, cluster, clusters, rank);
       if (p.exchange > 1) {
         ptx::cluster_sync();
         ptx::cluster_sync();
       }
     } else {
-      if constexpr (!kLean) ptx::claim_registers<consumer_registers(kConsumers)>();
+      if constexpr (!kLean && kConsumers > 1) ptx::claim_registers<consumer_registers(kConsumers)>();
       consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
     }
     // A block must not leave while another may still write into its shared memory or arrive at its barriers.

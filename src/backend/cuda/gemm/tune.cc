@@ -111,7 +111,7 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
           };
           const int launches = static_cast<int>(std::min<size_t>(copies.size(), 24));
           NFP_ASSIGN_OR_RETURN(GraphTimer timer, GraphTimer::create(launches, launch));
-          NFP_ASSIGN_OR_RETURN(const double us, timer.median(1, 4));
+          NFP_ASSIGN_OR_RETURN(const double us, timer.median(2, 5));
           if (us < best_us) {
             best_us = us;
             best = config;

@@ -644,10 +644,10 @@ struct Kernel {
   }
 
   // ---- consumers: a warpgroup each ----
+  // Every warp answers for its own reads; wgmma.wait_group.sync, which comes before, has gathered its lanes.
   static __device__ __forceinline__ void release(const Pipe& pipe, int stage, int thread) {
     const uint32_t bar = pipe.empty + stage * 8;
     const int lane = thread % 32;
-    __syncwarp();  // every warp answers for its own reads
     if constexpr (kCluster == 1) {
       if (lane == 0) ptx::mbarrier_arrive(bar);
     } else {
@@ -687,6 +687,10 @@ struct Kernel {
     }
   }
 
+  // Warpgroups take turns to hand the tensor cores a stage's products, and rebuild weights while the others' run: with
+  // their products mixed, all would wait, and then all would rebuild. Barriers kFirstTurn + warpgroup.
+  static constexpr int kFirstTurn = 4;
+  static constexpr bool kTurns = kConsumers > 1;
   // Sums, two fragments, a stage as it was loaded, and some 45 more; and a ring deep enough to keep one stage longer.
   static constexpr bool kWholeStages =
       kRowBlocks == 1 && !kLean && kTokens < 256 && kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
@@ -704,9 +708,15 @@ struct Kernel {
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
     const auto issue = [&](const Fragment& a, int stage) {
+      if constexpr (kTurns) {
+        ptx::named_barrier(kFirstTurn + warpgroup, 256);
+      }
       ptx::wgmma_fence();
       issue_f16(acc[0], a, tokens + stage * (kStageBytes / 16));
       ptx::wgmma_commit();
+      if constexpr (kTurns) {
+        ptx::named_barrier_arrive(kFirstTurn + (warpgroup + 1) % kConsumers, 256);
+      }
     };
     ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
     rebuild_all(load_weights(weights + pipe.stage * kStageBytes), one, even);
@@ -893,6 +903,9 @@ struct Kernel {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     Epilogue<kTile, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile), scales + warpgroup * kTokens * 4,
                                    warpgroup};
+    if constexpr (!kFp8 && kWholeStages && kTurns) {  // the first turn is the first warpgroup's
+      if (warpgroup == kConsumers - 1) ptx::named_barrier_arrive(kFirstTurn, 256);
+    }
     WorkList list(p, cluster, clusters);
     Work work;
     while (list.next(work)) {

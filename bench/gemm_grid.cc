@@ -94,6 +94,8 @@ struct Bench {
   bool quick = false;
   int candidates_tried = 24;
   bench::GpuMonitor monitor{};
+  // Long products differ less.
+  int candidates_for(int64_t m) const { return m >= 1024 ? (candidates_tried + 1) / 2 : candidates_tried; }
   bool log_tried = false;
   bool profile = false;
   std::vector<std::string> wanted{};  // methods; empty = all
@@ -115,7 +117,7 @@ void consider(Method& method, const std::string& choice, const GraphTimer::Launc
     cudaGetLastError();
     return;
   }
-  auto us = timer->median(2, 5);
+  auto us = expected_us > 150 ? timer->median(1, 4) : timer->median(2, 5);
   if (!us.ok()) {
     fmt::print(stderr, "{} {}: {}\n", method.name, choice, us.error().message);
     std::exit(1);  // a kernel failed: nothing after it can be trusted
@@ -185,7 +187,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     const Problem problem{m, shape.n, shape.k, mode, false};
     int tried = 0;
     for (const Config& config : candidates(problem, b.gemm.device())) {
-      if (tried++ >= b.candidates_tried) break;
+      if (tried++ >= b.candidates_for(m)) break;
       consider(method, to_string(config), nested(config, mode, dependent, Join::kBiased),
                is_fp8(mode) ? expect8 : expect16, copies.size());
     }
@@ -252,7 +254,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
     int tried = 0;
     for (const Config& config : candidates({m, shape.n, shape.k, Mode::kE4M3, false}, b.gemm.device())) {
-      if (tried++ >= b.candidates_tried) break;
+      if (tried++ >= b.candidates_for(m)) break;
       consider(method, to_string(config), chain(config), expect8 + 3, copies.size());
     }
     methods.push_back(std::move(method));

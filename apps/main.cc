@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   nfp::add_bench(app, status);
   nfp::add_serve(app, status);
   nfp::add_evaluate(app, status);
+  nfp::add_tune(app, status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

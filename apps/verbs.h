@@ -16,5 +16,6 @@ void add_perplexity(CLI::App& app, Status& status);
 void add_bench(CLI::App& app, Status& status);
 void add_serve(CLI::App& app, Status& status);
 void add_evaluate(CLI::App& app, Status& status);
+void add_tune(CLI::App& app, Status& status);
 
 }  // namespace nfp

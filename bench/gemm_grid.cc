@@ -4,17 +4,22 @@
 //   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--quick] [--out FILE]
 //
 // Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are
-// measured in turns, and from 128 tokens on each one alone for 100 ms as well. Weights rotate over more than 400 MB.
+// measured in turns, and from 128 tokens on the four that matter most alone for 100 ms as well, with the clock and
+// power they ran at. Weights rotate over more than 400 MB.
 #include <CLI/CLI.hpp>
+#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/cuda/fused/rows.h"
@@ -24,6 +29,7 @@
 #include "backend/cuda/gemm/test_data.h"
 #include "backend/cuda/gemm/timing.h"
 #include "base/atomic_file.h"
+#include "gpu_monitor.h"
 
 namespace nfp::cuda {
 namespace {
@@ -35,6 +41,8 @@ struct Shape {
 const std::vector<Shape> kShapes = {{6144, 4096},  {4096, 4096},  {28672, 4096}, {4096, 14336}, {6144, 5120},
                                     {5120, 4096},  {28672, 5120}, {5120, 14336}, {7680, 5120},  {5120, 5120},
                                     {35840, 5120}, {5120, 17920}, {65536, 5120}, {5120, 32768}};
+// Measured alone for 100 ms as well, with the clock and power that they ran at.
+constexpr std::array<std::string_view, 4> kSustained = {"cublas_f16", "nested_f16", "cublas_e4m3_fast", "nested_e4m3"};
 constexpr size_t kRotation = size_t{420} << 20;
 
 class Buffer {
@@ -69,7 +77,9 @@ struct Method {
   GraphTimer::Launch launch;
   std::vector<double> turns;
   double sustained_us = 0;
-  Config config;  // ours
+  Config config{};                                      // ours
+  std::vector<std::pair<std::string, double>> tried{};  // every choice and its time
+  bench::GpuReading reading{};                          // while the sustained measurement ran
 };
 
 struct Bench {
@@ -77,11 +87,21 @@ struct Bench {
   DenseGemm dense;
   Buffer x{size_t{4096} * 32768 * 2}, x_e4m3{size_t{4096} * 32768}, d{size_t{4096} * 65536 * 2}, scales{4096 * 4},
       dense_workspace{DenseGemm::kWorkspaceBytes}, workspace{Workspace::kBytes};
-  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, row_scales{64 * 4};
+  Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, zeros{size_t{64} * 32768 * 2},
+      row_scales{64 * 4};
   TuningTable table{};
   FILE* out = stdout;
   bool quick = false;
   int candidates_tried = 24;
+  bench::GpuMonitor monitor{};
+  // Long products differ less.
+  int candidates_for(int64_t m) const { return m >= 1024 ? (candidates_tried + 1) / 2 : candidates_tried; }
+  bool log_tried = false;
+  bool profile = false;
+  std::vector<std::string> wanted{};  // methods; empty = all
+  bool wants(const std::string& name) const {
+    return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+  }
 };
 
 int launches_for(double us, size_t copies) {
@@ -97,11 +117,12 @@ void consider(Method& method, const std::string& choice, const GraphTimer::Launc
     cudaGetLastError();
     return;
   }
-  auto us = timer->median(1, 4);
+  auto us = expected_us > 150 ? timer->median(1, 4) : timer->median(2, 5);
   if (!us.ok()) {
     fmt::print(stderr, "{} {}: {}\n", method.name, choice, us.error().message);
     std::exit(1);  // a kernel failed: nothing after it can be trusted
   }
+  method.tried.emplace_back(choice, *us);
   if (*us < method.tuned_us) {
     method.tuned_us = *us;
     method.choice = choice;
@@ -117,6 +138,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   std::vector<Method> methods;
 
   const auto add_dense = [&](const char* name, DType input, bool fast) {
+    if (!b.wants(name)) return;
     Method method{name, {}, 1e30, {}, {}, 0, {}};
     const auto plans =
         b.dense.plans({m, shape.n, shape.k, input, DType::kF16, shape.k, shape.n, fast}, b.quick ? 4 : 10);
@@ -160,11 +182,12 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     };
   };
   const auto add_nested = [&](const char* name, Mode mode, bool dependent) {
+    if (!b.wants(name)) return;
     Method method{name, {}, 1e30, {}, {}, 0, {}};
     const Problem problem{m, shape.n, shape.k, mode, false};
     int tried = 0;
     for (const Config& config : candidates(problem, b.gemm.device())) {
-      if (tried++ >= b.candidates_tried) break;
+      if (tried++ >= b.candidates_for(m)) break;
       consider(method, to_string(config), nested(config, mode, dependent, Join::kBiased),
                is_fp8(mode) ? expect8 : expect16, copies.size());
     }
@@ -173,15 +196,18 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   };
   // Another way to run a choice that is already made.
   const auto add_variant = [&](const char* name, const Method& of, GraphTimer::Launch launch) {
+    if (!b.wants(name)) return;
     Method method{name, of.choice, of.tuned_us, std::move(launch), {}, 0, of.config};
     methods.push_back(std::move(method));
   };
 
   add_dense("cublas_f16", DType::kF16, false);
   add_nested("nested_f16", Mode::kF16, true);
-  add_variant("nested_f16_free_join", methods.back(), nested(methods.back().config, Mode::kF16, true, Join::kFree));
-  add_variant("nested_f16_no_pdl", methods[methods.size() - 2],
-              nested(methods[methods.size() - 2].config, Mode::kF16, false, Join::kBiased));
+  if (b.wants("nested_f16")) {
+    const Method f16 = methods.back();
+    add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
+    add_variant("nested_f16_no_pdl", f16, nested(f16.config, Mode::kF16, false, Join::kBiased));
+  }
   const Problem f16_problem{m, shape.n, shape.k, Mode::kF16, false};
   for (const bool invariant : {false, true}) {
     const Choice choice = choose(f16_problem, b.gemm.device(), invariant ? &b.table : nullptr,
@@ -194,14 +220,15 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   add_dense("cublas_e4m3_fast", DType::kF8E4M3, true);
   add_dense("cublas_e4m3", DType::kF8E4M3, false);
   add_nested("nested_e4m3", Mode::kE4M3, true);
-  if (m <= 64) {  // as a decode layer runs it: residual add, norm and quantisation in one kernel, then the GEMM
+  if (m <= 64 && b.wants("nested_e4m3_with_quant")) {  // as a decode layer runs it: residual add, norm and quantisation
+                                                       // in one kernel, then the GEMM
     const auto chain = [&](const Config& config) -> GraphTimer::Launch {
       return [&b, shape, m, config, &copies](int i, CUstream_st* stream) -> Status {
         RowsCall rows;
         rows.source = RowsCall::Source::kNorm;
         rows.m = m;
         rows.k = shape.k;
-        rows.x = b.x.as<void>();
+        rows.x = b.zeros.as<void>();
         rows.ldx = shape.k;
         rows.weight = b.x.as<uint16_t>() + size_t{64} * 32768;
         rows.residual = b.residual.as<void>();
@@ -227,13 +254,21 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
     int tried = 0;
     for (const Config& config : candidates({m, shape.n, shape.k, Mode::kE4M3, false}, b.gemm.device())) {
-      if (tried++ >= b.candidates_tried) break;
+      if (tried++ >= b.candidates_for(m)) break;
       consider(method, to_string(config), chain(config), expect8 + 3, copies.size());
     }
     methods.push_back(std::move(method));
   }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
 
+  if (b.profile) {  // for a profiler that starts at cudaProfilerStart
+    cudaProfilerStart();
+    for (const Method& method : methods) {
+      if (!method.launch(0, nullptr).ok()) std::exit(1);
+    }
+    cudaDeviceSynchronize();
+    cudaProfilerStop();
+  }
   std::vector<GraphTimer> timers;
   for (Method& method : methods) {
     auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size()), method.launch);
@@ -252,15 +287,32 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   if (m >= 128 && !b.quick) {
     for (size_t i = 0; i < methods.size(); ++i) {
-      const auto us = timers[i].sustained(100);
-      if (us.ok()) methods[i].sustained_us = *us;
+      if (std::find(kSustained.begin(), kSustained.end(), methods[i].name) == kSustained.end()) continue;
+      methods[i].reading = b.monitor.during([&] {
+        const auto us = timers[i].sustained(100);
+        if (us.ok()) methods[i].sustained_us = *us;
+      });
     }
   }
   std::string line = fmt::format("{{\"n\": {}, \"k\": {}, \"m\": {}", shape.n, shape.k, m);
   for (const Method& method : methods) {
-    line +=
-        fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"sustained_us\": {:.3f}, \"choice\": \"{}\"}}",
-                    method.name, median_of(method.turns), method.tuned_us, method.sustained_us, method.choice);
+    line += fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"choice\": \"{}\"", method.name,
+                        median_of(method.turns), method.tuned_us, method.choice);
+    if (method.sustained_us > 0) {
+      line +=
+          fmt::format(", \"sustained_us\": {:.3f}, \"sm_mhz\": {}, \"watts\": {:.0f}, \"power_limited\": {}",
+                      method.sustained_us, method.reading.sm_mhz, method.reading.watts, method.reading.power_limited);
+    }
+    line += "}";
+  }
+  if (b.log_tried) {
+    for (const Method& method : methods) {
+      if (method.tried.empty()) continue;
+      std::string tried;
+      for (const auto& [choice, us] : method.tried)
+        tried += fmt::format("{}\"{}\": {:.2f}", tried.empty() ? "" : ", ", choice, us);
+      line += fmt::format(", \"{} tried\": {{{}}}", method.name, tried);
+    }
   }
   fmt::print(b.out, "{}}}\n", line);
   std::fflush(b.out);
@@ -352,7 +404,7 @@ std::vector<int64_t> numbers(const std::string& text, char separator) {
 int run(int argc, char** argv) {
   CLI::App app("Nested products against cuBLASLt, as JSON lines");
   std::string shapes_flag, tokens_flag, out_path;
-  bool quick = false;
+  bool quick = false, log_tried = false, profile = false;
   int tried = 24;
   app.add_option("--shapes", shapes_flag, "n,k;n,k;... (default: the 14 shapes of docs/kernels.md)");
   app.add_option("--tokens", tokens_flag, "m,m,... (default: 1 to 4096)");
@@ -360,6 +412,10 @@ int run(int argc, char** argv) {
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
   std::string table_path;
   app.add_option("--table", table_path, "file for the tuned choices");
+  std::string methods_flag;
+  app.add_option("--methods", methods_flag, "name,name (default: all)");
+  app.add_flag("--log-tried", log_tried, "every choice's time as well");
+  app.add_flag("--profile", profile, "run every method's choice once between cudaProfilerStart and cudaProfilerStop");
   app.add_option("--out", out_path, "file for the lines (default: standard output)");
   CLI11_PARSE(app, argc, argv);
 
@@ -372,6 +428,13 @@ int run(int argc, char** argv) {
   Bench b{std::move(*gemm), std::move(*dense)};
   b.quick = quick;
   b.candidates_tried = tried;
+  b.log_tried = log_tried;
+  b.profile = profile;
+  for (size_t at = 0; at < methods_flag.size();) {
+    const size_t comma = std::min(methods_flag.find(',', at), methods_flag.size());
+    b.wanted.push_back(methods_flag.substr(at, comma - at));
+    at = comma + 1;
+  }
   if (!out_path.empty() && (b.out = std::fopen(out_path.c_str(), "w")) == nullptr) {
     fmt::print(stderr, "gemm_grid: cannot write {}\n", out_path);
     return 1;
@@ -394,9 +457,29 @@ int run(int argc, char** argv) {
   if (!tokens_flag.empty()) tokens = numbers(tokens_flag, ',');
 
   fill_f16(int64_t{4096} * 32768, 1, b.x.as<uint16_t>(), nullptr);
+  fill_f16(int64_t{64} * 32768, 3, b.residual.as<uint16_t>(), nullptr);
   fill_e4m3(int64_t{4096} * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
   fill_f32(4096, 0.01f, b.scales.as<float>(), nullptr);
-  for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
+  {
+    int id = 0, driver = 0, runtime = 0;
+    cudaDeviceProp properties{};
+    if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess &&
+        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
+      std::string command;
+      for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
+      const auto now = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
+      const std::chrono::year_month_day day(now);
+      fmt::print(
+          b.out,
+          "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
+          "\"gemm_grid{}\"}}\n",
+          properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
+          static_cast<unsigned>(day.day()), command);
+    }
+  }
+  if (b.wanted.empty()) {
+    for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
+  }
   for (const Shape& shape : shapes) {
     const PlaneShape planes{shape.n, shape.k};
     const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);  // FP8 alone exceeds the L2 as well

@@ -18,6 +18,48 @@ from program import F16_MODEL, MODELS, PROGRAM, Scratch, failure, main, run
 DEMO = os.environ.get("NFP_DEMO_MODEL", "")
 
 
+class Tune(Scratch):
+    def test_print_shows_every_choice(self):
+        out, _ = run("tune", "--print", "--shape", "4096,14336", "--modes", "f16,e4m3", "--tokens", "16,4096")
+        lines = out.splitlines()
+        self.assertEqual(len(lines), 4)
+        self.assertRegex(lines[0], r"^m 16, n 4096, k 14336, f16: \d+x\d+ .*\(tuned\)")
+        out, _ = run("tune", F16_MODEL, "--print", "--tokens", "1", "--modes", "f16")
+        with open(os.path.join(F16_MODEL, "config.json")) as file:
+            config = json.load(file)
+        self.assertIn(f"n {2 * config['intermediate_size']}, k {config['hidden_size']}, f16", out)
+        self.assertIn("(analytic)", out)
+
+    def test_print_reads_a_table(self):
+        table = self.path("choices.json")
+        entry = {"n": 64, "k": 64, "mode": "f16", "by_tokens": {"1": "128x8 c1 b1 split4"}}
+        with open(table, "w") as file:
+            json.dump({"format": "nestedfp gemm choices 1", "device": "test", "choices": [entry]}, file)
+        out, _ = run("tune", "--print", "--shape", "64,64", "--modes", "f16", "--tokens", "1", "--table", table)
+        self.assertIn("128x8 c1 b1 split4 (tuned)", out)
+        with open(table, "w") as file:
+            file.write("{}")
+        self.assertIn("choices.json: 'format' is not", failure("tune", "--print", "--shape", "64,64", "--table", table))
+
+    def test_refusals(self):
+        self.assertIn("name a MODEL, or shapes with --shape", failure("tune", code=2))
+        self.assertIn("--shape '64'", failure("tune", "--shape", "64", code=2))
+        self.assertIn("--tokens: '3' is none of", failure("tune", "--shape", "64,64", "--tokens", "3", code=2))
+        self.assertIn("--modes: 'fp8' is none of", failure("tune", "--shape", "64,64", "--modes", "fp8", code=2))
+        there = self.path("there.json")
+        with open(there, "w") as file:
+            file.write("kept")
+        self.assertIn("exists; choose another --out", failure("tune", "--shape", "64,64", "--out", there, code=2))
+        with open(there) as file:
+            self.assertEqual(file.read(), "kept")
+
+    @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
+    def test_without_a_gpu(self):
+        line = failure("tune", "--shape", "64,64", "--out", self.path("new.json"))
+        self.assertRegex(line, "was built without CUDA|no usable CUDA device")
+        self.assertFalse(os.path.exists(self.path("new.json")))
+
+
 class Generate(Scratch):
     def answer(self, model, *arguments):
         out, _ = run("generate", model, "-p", "the quick brown", "-n", "12", "--ignore-eos", "--json", *arguments)

@@ -77,7 +77,6 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float2 scratch[32];
   ptx::launch_dependents();
-  ptx::dependency_wait();
   const int64_t token = blockIdx.x;
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
   float v[kVectors][8];
@@ -87,7 +86,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   uint4 raw[kVectors], second[kVectors], weight[kVectors];
   const auto load = [&](int i) {
     const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    raw[i] = second[i] = weight[i] = make_uint4(0, 0, 0, 0);
+    raw[i] = second[i] = make_uint4(0, 0, 0, 0);
     if (p.swiglu) {
       const int64_t width = first < p.k ? p.k * 2 : 0;
       raw[i] = load8(x, first * 2, width, p.vectors);
@@ -97,8 +96,18 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
       if (p.residual != nullptr)
         second[i] = load8(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, p.k, p.vectors);
     }
+  };
+  const auto load_weight = [&](int i) {
+    const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    weight[i] = make_uint4(0, 0, 0, 0);
     if (p.weight != nullptr) weight[i] = load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors);
   };
+  // The norm's weights do not depend on the kernel before; the rest may.
+  if constexpr (kVectors <= 4) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load_weight(i);
+  }
+  ptx::dependency_wait();
   if constexpr (kVectors <= 4) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) load(i);
@@ -106,7 +115,10 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    if constexpr (kVectors > 4) load(i);
+    if constexpr (kVectors > 4) {
+      load(i);
+      load_weight(i);
+    }
     widen8(raw[i], p.bf16, v[i]);
     float other[8];
     widen8(second[i], p.bf16, other);

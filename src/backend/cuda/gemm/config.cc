@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 namespace nfp::cuda {
 namespace {
@@ -22,12 +23,18 @@ int slots(const Tile& tile, const DeviceShape& device) {
 
 bool fits(const Schedule& s, const Tile& tile) {
   return s.partial_floats(tile) * sizeof(float) <= kMaxPartialBytes && s.counters(tile) <= kMaxCounters &&
-         int64_t{s.shares + 1} * s.split_tiles * s.k_iterations < (int64_t{1} << 31);
+         int64_t{s.split_tiles} * s.k_iterations < (int64_t{1} << 31) &&
+         int64_t{s.shares + 1} * s.length.numerator < (int64_t{1} << 32) &&
+         int64_t{s.split_tiles} * s.k_iterations * s.length.denominator < (int64_t{1} << 32);
 }
 
 void cut(Schedule& s, int tiles, int shares) {
   s.split_tiles = tiles;
   s.shares = shares;
+  const int64_t iterations = int64_t{tiles} * s.k_iterations;
+  const int64_t divisor = std::max<int64_t>(1, std::gcd(iterations, int64_t{shares}));
+  s.length = {static_cast<int>(std::max<int64_t>(1, iterations / divisor)),
+              static_cast<int>(std::max<int64_t>(1, shares / divisor))};
 }
 
 }  // namespace
@@ -152,16 +159,18 @@ double estimate(const Problem& problem, const Config& config, const DeviceShape&
     iterations += std::ceil(static_cast<double>(s.shares) / room) *
                   std::ceil(static_cast<double>(s.split_tiles) * s.k_iterations / s.shares);
   }
-  const double arithmetic = iterations * tile.blocks_per_sm * 2.0 * tile.rows() * tile.tokens * stage_k / rate;
-  const double stage = tile.rows() * 128.0 + tile.tokens * 128.0 / tile.cluster;
-  const double ingest = iterations * tile.blocks_per_sm * stage / (5.5e12 / device.sms);
+  // Rebuilding takes a warpgroup's share of an SM about as long as multiplying by 100 tokens.
+  const double tokens = is_fp8(problem.mode) ? tile.tokens : std::max<double>(tile.tokens, 100);
+  const double arithmetic = iterations * tile.blocks_per_sm * 2.0 * tile.rows() * tokens * stage_k / rate;
+  const double stage = tile.rows() * 128.0 + tile.tokens * (tile.cluster > 1 ? 100.0 : 128.0);
+  const double ingest = iterations * tile.blocks_per_sm * stage / (9e12 / device.sms);
   const double memory =
       (static_cast<double>(problem.n) * static_cast<double>(problem.k) * (is_fp8(problem.mode) ? 1 : 2)) / 4.2e12;
   double overhead = 1e-6 + static_cast<double>(s.tiles()) / room * tile.rows() * tile.tokens * 4e-11;
   if (s.shares > s.split_tiles) {
     const double parts = static_cast<double>(s.shares) / std::max(1, s.split_tiles);
     const double part_bytes = tile.rows() * tile.tokens * 4.0;
-    overhead += s.exchange > 1 ? 1e-6 + part_bytes / 60e9 : 1.5e-6 + (parts > 2 ? parts + 1 : 1.5) * part_bytes / 55e9;
+    overhead += s.exchange > 1 ? 1.5e-6 + part_bytes / 45e9 : 2e-6 + (parts > 2 ? parts + 1 : 1.5) * part_bytes / 55e9;
   }
   return std::max({arithmetic, ingest, memory}) + 0.15 * (arithmetic + ingest + memory) / 3 + overhead;
 }

@@ -23,43 +23,53 @@ enum class Mode : uint8_t {
 std::string_view name_of(Mode mode);
 constexpr bool is_fp8(Mode mode) { return mode == Mode::kE4M3 || mode == Mode::kE4M3Promoted; }
 
-// A thread block computes rows() x tokens of D^T with two consumer warpgroups.
+// A thread block computes rows() x tokens of D^T with its consumer warpgroups.
 struct Tile {
   int16_t tokens = 0;         // wgmma's N
   int16_t row_blocks = 1;     // blocks of 64 rows per warpgroup
   int16_t cluster = 1;        // thread blocks along n that share one load of X
   int16_t blocks_per_sm = 1;  // resident at once
-  constexpr int rows() const { return 128 * row_blocks; }
+  int16_t warpgroups = 2;     // that multiply
+  constexpr int rows() const { return 64 * warpgroups * row_blocks; }
   constexpr bool operator==(const Tile&) const = default;
 };
 
-// The 96 registers of a lean kernel (below) hold the sums of 64 tokens only where no weights are rebuilt and no second
-// set of sums is kept, as promotion does; and the 232 of the others hold two sets for 128 tokens at most.
+// Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232. Rebuilding
+// weights takes about 50 of them, and promotion keeps a second set of sums.
 constexpr bool exists(const Tile& t, Mode mode) {
   if (t.tokens == 64 && t.blocks_per_sm == 2) return mode == Mode::kE4M3;
-  return mode != Mode::kE4M3Promoted || t.tokens <= 128;
+  if (mode == Mode::kE4M3Promoted) {
+    return t.tokens <= (t.warpgroups == 3 ? 96 : 128) && (t.row_blocks == 1 || t.cluster == 1);
+  }
+  return true;
 }
 
 inline constexpr std::array kTiles = {
-    Tile{8, 1, 1, 2},   Tile{8, 1, 1, 1},   Tile{16, 1, 1, 2},  Tile{16, 1, 1, 1},  Tile{32, 1, 1, 2},
-    Tile{32, 1, 1, 1},  Tile{64, 1, 1, 2},  Tile{64, 1, 1, 1},  Tile{64, 2, 1, 1},  Tile{96, 1, 1, 1},
-    Tile{128, 1, 1, 1}, Tile{128, 1, 2, 1}, Tile{128, 1, 4, 1}, Tile{128, 2, 1, 1}, Tile{128, 2, 2, 1},
-    Tile{192, 1, 1, 1}, Tile{192, 1, 2, 1}, Tile{256, 1, 1, 1}, Tile{256, 1, 2, 1}, Tile{256, 1, 4, 1},
+    Tile{8, 1, 1, 2},      Tile{8, 1, 1, 1},     Tile{16, 1, 1, 2},     Tile{16, 1, 1, 1},     Tile{32, 1, 1, 2},
+    Tile{32, 1, 1, 1},     Tile{64, 1, 1, 2},    Tile{64, 1, 1, 1},     Tile{64, 2, 1, 1},     Tile{96, 1, 1, 1},
+    Tile{128, 1, 1, 1},    Tile{128, 1, 2, 1},   Tile{128, 1, 4, 1},    Tile{128, 2, 1, 1},    Tile{128, 2, 2, 1},
+    Tile{192, 1, 1, 1},    Tile{192, 1, 2, 1},   Tile{256, 1, 1, 1},    Tile{256, 1, 2, 1},    Tile{256, 1, 4, 1},
+    Tile{64, 1, 1, 1, 1},  Tile{96, 1, 1, 1, 1}, Tile{128, 1, 1, 1, 1}, Tile{128, 1, 4, 1, 1}, Tile{192, 1, 1, 1, 1},
+    Tile{256, 1, 1, 1, 1}, Tile{96, 1, 1, 1, 3}, Tile{128, 1, 1, 1, 3}, Tile{160, 1, 1, 1},    Tile{176, 1, 1, 1},
 };
 
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16
 // tokens, or 128 k of E4M3.
 inline constexpr int kStagingTokens = 32;
 constexpr int stage_bytes(const Tile& t) { return t.rows() * 128 + t.tokens * 128; }
-// Outputs on their way to memory, for each of two warpgroups: 64 columns of 2 bytes for chunks of this many tokens.
+// Outputs on their way to memory, for each warpgroup: 64 columns of 2 bytes for chunks of this many tokens.
 // Wide tiles stage two chunks at a time, and have room twice, so that one half is filled while the copy engine empties
 // the other.
-constexpr int staging_tokens(const Tile& t) { return t.tokens < kStagingTokens ? t.tokens : kStagingTokens; }
-constexpr int staging_group(const Tile& t) { return t.tokens % 128 == 0 && t.blocks_per_sm == 1 ? 2 : 1; }
+constexpr int staging_tokens(const Tile& t) {
+  return t.tokens < kStagingTokens ? t.tokens : t.tokens % kStagingTokens != 0 ? kStagingTokens / 2 : kStagingTokens;
+}
+constexpr int staging_group(const Tile& t) {
+  return t.tokens % 128 == 0 && t.blocks_per_sm == 1 && t.warpgroups == 2 ? 2 : 1;
+}
 constexpr int staging_halves(const Tile& t) { return t.tokens > kStagingTokens && t.blocks_per_sm == 1 ? 2 : 1; }
 constexpr int staging_bytes(const Tile& t) { return staging_halves(t) * staging_group(t) * staging_tokens(t) * 128; }
 constexpr int fixed_bytes(const Tile& t) {
-  return 512 /* barriers */ + 2 * (staging_bytes(t) + t.tokens * 4 /* token scales */);
+  return 512 /* barriers */ + t.warpgroups * (staging_bytes(t) + t.tokens * 4 /* token scales */);
 }
 // Narrow tiles get by with 96 registers a thread, so two blocks fit an SM, or one with a deep ring beside the small
 // kernels around it: those find 27 KB and half the registers free, and dependent launch can overlap them.
@@ -77,7 +87,7 @@ constexpr int chunks(const Tile& t) { return t.tokens / staging_tokens(t); }
 constexpr int chunk_owner(const Tile& t, int chunk, int splits) { return chunk * splits / chunks(t); }
 constexpr int first_chunk(const Tile& t, int owner, int splits) { return (owner * chunks(t) + splits - 1) / splits; }
 constexpr int owned_chunks(const Tile& t, int splits) { return (chunks(t) + splits - 1) / splits; }
-// Parts received by one block: for 128 * row_blocks rows and the tokens of its chunks, from every part.
+// Parts received by one block: for its rows and the tokens of its chunks, from every part.
 constexpr int exchange_bytes(const Tile& t, int splits) {
   return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4;
 }
@@ -116,6 +126,22 @@ struct DeviceShape {
   int clusters_of_4 = 32;  // resident at once: clusters do not span GPCs, whose SMs may not divide by 4
 };
 
+// Shares of the cut tiles' iterations laid end to end: share v covers [begin(v), begin(v + 1)). `length` iterations a
+// share as a fraction in lowest terms, so that products stay small whatever the number of tiles.
+struct ShareLength {
+  int numerator = 1;
+  int denominator = 1;
+  constexpr int begin(int share) const {
+    return static_cast<int>(static_cast<uint32_t>(share) * static_cast<uint32_t>(numerator) /
+                            static_cast<uint32_t>(denominator));
+  }
+  // The share that holds an iteration: the largest one that begins at or before it.
+  constexpr int of(int iteration) const {
+    return static_cast<int>((static_cast<uint32_t>(iteration + 1) * static_cast<uint32_t>(denominator) - 1) /
+                            static_cast<uint32_t>(numerator));
+  }
+};
+
 // The work of one launch, in units of clusters (a unit computes cluster * rows() rows).
 struct Schedule {
   int grid = 0;          // thread blocks, a multiple of the cluster
@@ -125,6 +151,7 @@ struct Schedule {
   int group_m = 1;      // m tiles that neighbours in time share, for the L2
   int split_tiles = 0;  // the first of them are cut ...
   int shares = 0;       // ... into so many equal shares of iterations
+  ShareLength length;   // of a share
   int exchange = 1;     // parts of a tile in one cluster
   int cluster = 1;      // thread blocks, parts included
   int tiles() const { return m_tiles * n_tiles; }

@@ -91,5 +91,34 @@ TEST(Config, TokenBuckets) {
   EXPECT_EQ(token_bucket(100000), 4096);
 }
 
+// Every iteration of a cut tile belongs to one share, whose ends the kernel finds again from the iteration.
+TEST(Schedule, SharesCoverCutTiles) {
+  const DeviceShape device;
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{8192, 4096, 14336},
+                                {512, 5120, 4096},
+                                {1024, 28672, 4096},
+                                {20000, 576, 1536},
+                                {16, 4096, 4160},
+                                {100000, 5120, 512}}) {
+    for (const char* text : {"128x256 c1 b1 stream", "128x256 c1 b1 exchange3", "128x16 c1 b1 split5",
+                             "192x128 c1 b1 exchange2", "128x8 c1 b2 split16"}) {
+      const Schedule s = make_schedule({m, n, k, Mode::kF16, false}, *parse_config(text), device);
+      if (s.shares == 0) continue;
+      const int64_t total = int64_t{s.split_tiles} * s.k_iterations;
+      ASSERT_EQ(s.length.begin(0), 0) << text;
+      ASSERT_EQ(s.length.begin(s.shares), total) << text << " m " << m;
+      for (int share = 0; share < s.shares; share += std::max(1, s.shares / 997)) {
+        const int begin = s.length.begin(share), end = s.length.begin(share + 1);
+        ASSERT_LT(begin, end);
+        ASSERT_EQ(s.length.of(begin), share);
+        ASSERT_EQ(s.length.of(end - 1), share);
+        if (s.exchange > 1) {
+          ASSERT_EQ(s.shares, s.tiles() * s.exchange);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nfp::cuda

@@ -173,7 +173,9 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.group_m = schedule.group_m;
   p.split_tiles = schedule.split_tiles;
   p.shares = schedule.shares;
+  p.length = schedule.length;
   p.exchange = schedule.exchange;
+  p.one = 1;
   p.output_bf16 = call.output_bf16 ? 1 : 0;
   p.swiglu = call.swiglu ? 1 : 0;
   // The copy engine writes whole rows of 16-byte pieces; other shapes go element by element.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/gemm/table.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {
@@ -363,6 +364,37 @@ TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
         }
       }
     }
+  }
+}
+
+// The same beyond 4096 tokens, with the kernels that batch-invariant runs choose.
+TEST_F(GemmGpu, InvariantCutsHoldForManyTokens) {
+  constexpr int64_t n = 256, k = 1024, most = 8200;
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> bits, x_bits;
+  for (int64_t i = 0; i < n * k; ++i) bits.push_back(fp32_to_fp16(std::clamp(normal(random) * 0.1f, -1.75f, 1.75f)));
+  for (int64_t i = 0; i < most * k; ++i) x_bits.push_back(fp32_to_fp16(normal(random)));
+  const HostMatrix w = nest(n, k, bits, Join::kBiased, random);
+  const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
+  const DeviceArray<uint16_t> x(x_bits);
+  std::vector<uint16_t> first;
+  for (const int64_t m : {int64_t{16}, most, int64_t{4100}}) {
+    const Choice choice = choose({m, n, k, Mode::kF16, false}, gemm_->device(), nullptr, Reduction::kBatchInvariant);
+    ASSERT_GT(choice.config.splits, 1);
+    DeviceArray<uint16_t> d(static_cast<size_t>(m * n));
+    GemmCall call;
+    call.w = {upper.get(), lower.get(), nullptr, n, k, Join::kBiased};
+    call.m = m;
+    call.x = x.get();
+    call.ldx = k;
+    call.d = d.get();
+    call.ldd = n;
+    ASSERT_NO_FATAL_FAILURE(run(call, choice.config));
+    auto out = d.host();
+    out.resize(16 * n);
+    if (first.empty()) first = out;
+    ASSERT_EQ(out, first) << to_string(choice.config) << " m " << m;
   }
 }
 

@@ -3,10 +3,10 @@
 //   E4M3:      the upper plane is wgmma's A operand where the copy engine put it.
 // Weight rows are wgmma's M = 64 and tokens its N, so the accumulators hold D^T.
 //
-// One producer thread fills a ring of stages; two consumer warpgroups multiply. A stage of shared memory:
+// Producer threads fill a ring of stages; two or three consumer warpgroups multiply. A stage of shared memory:
 //   FP16: [row block][4096 B upper] then [row block][4096 B lower], then X [tokens][128 B], 64 k
 //   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
-// Barriers: full[s] counts the copies' bytes, empty[s] the consumer warpgroups of every block in the cluster.
+// Barriers: full[s] counts the copies' bytes, empty[s] the consumer warps of every block in the cluster.
 //
 // All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles.
 // Parts of a cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
@@ -30,15 +30,16 @@
 
 namespace nfp::cuda {
 
-inline constexpr int kConsumers = 2;
 // Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there
-// the producer is a whole warpgroup, and hands its registers over. 2 * 232 + 40 = 3 * 168: claiming more than was
-// released would wait for ever.
-inline constexpr int kConsumerRegisters = 232;
-inline constexpr int kProducerRegisters = 40;
-static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 3 * 168);
+// the producer is a whole warpgroup, and hands its registers over. Claiming more than was released would wait for ever.
+constexpr int entry_registers(int consumers) { return 65536 / ((consumers + 1) * 128) / 8 * 8; }
+// (A single consumer has 256 from the start.)
+constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 232; }
+constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 40; }
+static_assert(2 * consumer_registers(2) + producer_registers(2) <= 3 * entry_registers(2));
+static_assert(3 * consumer_registers(3) + producer_registers(3) <= 4 * entry_registers(3));
 // Lean kernels (config.h) need no such exchange.
-constexpr int threads(bool lean) { return kConsumers * 128 + (lean ? 32 : 128); }
+constexpr int threads(const Tile& t) { return t.warpgroups * 128 + (lean(t) ? 32 : 128); }
 // E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per
 // interval). With two row blocks per warpgroup registers force every stage (128).
 inline constexpr int kPromotionStages = 4;
@@ -50,22 +51,11 @@ struct Work {
   int share;  // that this is a part of, for a cut tile
 };
 
-// Share v covers iterations [v * total / shares, (v + 1) * total / shares) of the split tiles laid end to end (the host
-// keeps the products under 2^31).
+// What one cluster does: its shares of the cut tiles (ShareLength), then whole tiles.
 class WorkList {
  public:
   __device__ WorkList(const KernelParams& p, int cluster, int clusters)
       : p_(p), clusters_(clusters), share_(cluster), tile_(p.split_tiles + cluster) {}
-
-  __device__ static int share_begin(const KernelParams& p, int share) {
-    return static_cast<int>(static_cast<uint32_t>(share * p.split_tiles * p.k_iterations) /
-                            static_cast<uint32_t>(p.shares));
-  }
-  // The share that holds an iteration: the largest one that begins at or before it.
-  __device__ static int share_of(const KernelParams& p, int iteration) {
-    return static_cast<int>(static_cast<uint32_t>((iteration + 1) * p.shares - 1) /
-                            static_cast<uint32_t>(p.split_tiles * p.k_iterations));
-  }
 
   __device__ bool next(Work& work) {
     while (true) {
@@ -78,8 +68,8 @@ class WorkList {
         return true;
       }
       if (share_ >= p_.shares) break;
-      position_ = share_begin(p_, share_);
-      end_ = share_begin(p_, share_ + 1);
+      position_ = p_.length.begin(share_);
+      end_ = p_.length.begin(share_ + 1);
       share_ += clusters_;
     }
     if (tile_ >= p_.tiles) return false;
@@ -111,15 +101,17 @@ __device__ __forceinline__ TileOrigin tile_origin(const KernelParams& p, int til
 
 // Four weights (k = 2c, 2c+1, 2c+8, 2c+9 of one row) as two pairs of FP16. See layout.h and docs/format.md.
 template <Operand kOperand>
-__device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t& first, uint32_t& second) {
+__device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t one, uint32_t& first,
+                                        uint32_t& second) {
   constexpr bool kBiased = kOperand == Operand::kF16Biased || kOperand == Operand::kBF16Biased;
   const uint32_t t = kBiased ? upper : upper - ((lower >> 7) & 0x01010101u);
   const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
   first = __byte_perm(lower, high, 0x5140);
   second = __byte_perm(lower, high, 0x7362);
   if constexpr (kBiased) {
-    first -= 0x00400040u;
-    second -= 0x00400040u;
+    // A product with 1 that the compiler cannot know keeps these off the integer pipe, which the rest fills.
+    first = first * one - 0x00400040u;
+    second = second * one - 0x00400040u;
   }
   if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
     const auto narrow = [](uint32_t pair) {
@@ -152,9 +144,9 @@ __device__ __forceinline__ float silu_times(float gate, float up) {
 // One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one
 // rounding. The transpose goes through shared memory a chunk of tokens at a time, from where the copy engine takes
 // whole lines.
-template <int kTokens, int kBlocksPerSm, bool kTokenScale>
+template <Tile kTile, bool kTokenScale>
 struct Epilogue {
-  static constexpr Tile kTile{kTokens, 1, 1, kBlocksPerSm};
+  static constexpr int kTokens = kTile.tokens;
   static constexpr int kChunk = staging_tokens(kTile);
   static constexpr int kGroup = staging_group(kTile);
   static constexpr int kHalves = staging_halves(kTile);
@@ -166,8 +158,27 @@ struct Epilogue {
   uint32_t scales;   // this warpgroup's, kTokens floats
   int warpgroup;
   int groups_stored = 0;
+  // Loads what store() will need of a tile's tokens, so that the main loop hides the latency.
+  __device__ __forceinline__ void prepare(int token0) {
+    if constexpr (kTokenScale) {
+#pragma unroll
+      for (int t = static_cast<int>(threadIdx.x) % 128; t < kTokens; t += 128) {
+        if (p.token_scale == nullptr) {
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(1.0f) : "memory");
+        } else if (token0 + t < p.m) {
+          ptx::copy_async_4(scales + t * 4, p.token_scale + (token0 + t) * p.token_scale_stride);
+        }
+      }
+    }
+  }
 
   __device__ void barrier() const { ptx::named_barrier(1 + warpgroup, 128); }
+  // In the warp that handed group `index` over: until the copy engine has read it. (The wait is the issuing thread's,
+  // and elect_one() names the same one every time.)
+  __device__ void wait_for_store(int index) const {
+    if (static_cast<int>(threadIdx.x) / 32 % 4 == index % 4 && ptx::elect_one()) ptx::store_wait_read<0>();
+    __syncwarp();
+  }
 
   struct RowFactors {
     float scale0, scale1, bias0, bias1;
@@ -197,17 +208,15 @@ struct Epilogue {
   __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
-    const int warp = thread / 32;
+    const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // uniform, to the compiler too
+    row0 = __shfl_sync(0xffffffffu, row0, 0);
+    token0 = __shfl_sync(0xffffffffu, token0, 0);
     const bool bf16 = kFormat == Format::kEither ? p.output_bf16 != 0 : kFormat == Format::kBF16;
     const RowFactors f = row_factors(row0 + warp * 16 + lane / 4);
     const int column0 = kSwiglu ? row0 / 2 : row0;
     if constexpr (kTokenScale) {
-      for (int t = thread; t < kTokens; t += 128) {
-        const float scale = p.token_scale != nullptr && token0 + t < p.m
-                                ? __ldg(p.token_scale + (token0 + t) * p.token_scale_stride)
-                                : 1.0f;
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(scale) : "memory");
-      }
+      ptx::copy_async_wait();  // prepare()'s
+      if constexpr (kHalves == 2) barrier();
     }
     // 16 bytes of the residual: 8 (4 with swiglu) threads a token.
     constexpr int kLanes = kSwiglu ? 4 : 8;
@@ -237,8 +246,10 @@ struct Epilogue {
         continue;
       }
       const uint32_t half = staging + (kHalves == 2 ? groups_stored % 2 * (kGroup * kChunkBytes) : 0);
-      if (thread == 0) ptx::store_wait_read<kHalves - 1>();
-      barrier();
+      if constexpr (kHalves == 1) {
+        wait_for_store(groups_stored - 1);
+        barrier();
+      }
       if constexpr (kResidual) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
@@ -256,20 +267,23 @@ struct Epilogue {
         const int chunk = group * kGroup + inner;
         const uint32_t buffer = half + inner * kChunkBytes;
         if ((wanted >> inner & 1) == 0) continue;
+        float2 token_scales[kTokenScale ? kChunk / 8 : 1];
+        if constexpr (kTokenScale && !kResidual) {  // all at once, where registers allow
+#pragma unroll
+          for (int j = 0; j < kChunk / 8; ++j)
+            token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
+        }
 #pragma unroll
         for (int j = 0; j < kChunk / 8; ++j) {
           const int base = (chunk * (kChunk / 8) + j) * 4;
           float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
           if constexpr (kTokenScale) {
-            float t0, t1;
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                         : "=f"(t0), "=f"(t1)
-                         : "r"(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4)
-                         : "memory");
-            v0 *= t0;
-            v1 *= t1;
-            v2 *= t0;
-            v3 *= t1;
+            if constexpr (kResidual)
+              token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
+            v0 *= token_scales[j].x;
+            v1 *= token_scales[j].y;
+            v2 *= token_scales[j].x;
+            v3 *= token_scales[j].y;
           }
           v0 = fmaf(v0, f.scale0, f.bias0);
           v1 = fmaf(v1, f.scale0, f.bias0);
@@ -304,8 +318,11 @@ struct Epilogue {
         }
       }
       ptx::fence_async_shared();
+      // After this barrier the group is complete, and the other half is free for the next one.
+      if constexpr (kHalves == 2) wait_for_store(groups_stored - 1);
       barrier();
-      if (thread == 0) {
+      // Warps take turns, so that the others go on while one hands its group over.
+      if (warp == groups_stored % 4 && ptx::elect_one()) {
 #pragma unroll
         for (int inner = 0; inner < kGroup; ++inner) {
           const int token = first + inner * kChunk;
@@ -384,11 +401,11 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
   static_assert(kCount % 4 == 0);
   const int thread = threadIdx.x % 128;
   const int tile_begin = work.tile * p.k_iterations;
-  const int first = WorkList::share_of(p, tile_begin);
-  const int last = WorkList::share_of(p, tile_begin + p.k_iterations - 1);
+  const int first = p.length.of(tile_begin);
+  const int last = p.length.of(tile_begin + p.k_iterations - 1);
   // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met
   // another before.
-  const int first_slot = 2 * first + (WorkList::share_begin(p, first) < tile_begin ? 1 : 0);
+  const int first_slot = 2 * first + (p.length.begin(first) < tile_begin ? 1 : 0);
   const auto part = [&](int share) {
     const int index = (share == first ? first_slot : 2 * share) * slot_blocks + slot_block;
     return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(index) * (kCount / 4 * 128) + thread;
@@ -463,9 +480,12 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
   return true;
 }
 
-template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
+template <Operand kOperand, Tile kTile>
 struct Kernel {
-  static constexpr Tile kTile{kTokens, kRowBlocks, kCluster, kBlocksPerSm};
+  static constexpr int kTokens = kTile.tokens;
+  static constexpr int kRowBlocks = kTile.row_blocks;
+  static constexpr int kCluster = kTile.cluster;
+  static constexpr int kConsumers = kTile.warpgroups;
   static constexpr bool kFp8 = kOperand == Operand::kE4M3 || kOperand == Operand::kE4M3Promoted;
   static constexpr bool kLean = lean(kTile);
   static constexpr int kStages = stages(kTile);
@@ -624,17 +644,120 @@ struct Kernel {
   }
 
   // ---- consumers: a warpgroup each ----
+  // Every warp answers for its own reads; wgmma.wait_group.sync, which comes before, has gathered its lanes.
   static __device__ __forceinline__ void release(const Pipe& pipe, int stage, int thread) {
     const uint32_t bar = pipe.empty + stage * 8;
+    const int lane = thread % 32;
     if constexpr (kCluster == 1) {
-      if (thread == 0) ptx::mbarrier_arrive(bar);
+      if (lane == 0) ptx::mbarrier_arrive(bar);
     } else {
-      if (thread < kCluster) ptx::mbarrier_arrive_remote(bar, pipe.group + thread);
+      if (lane < kCluster) ptx::mbarrier_arrive_remote(bar, pipe.group + lane);
     }
   }
 
-  static __device__ __forceinline__ void multiply_f16(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
-                                                      int warpgroup) {
+  // Weights of 64 rows by 64 k as A operands: [k16 step][register].
+  using Fragment = uint32_t[4][4];
+  struct RawWeights {  // of rows `row` and row + 8
+    uint4 upper[2], lower[2];
+  };
+  static __device__ __forceinline__ RawWeights load_weights(uint32_t upper) {
+    const uint32_t lower = upper + kBlocks * kBlockBytes;
+    // Row row + 8 has the same swizzle, 512 bytes on.
+    return {{ptx::load_shared_16(upper), ptx::load_shared_16(upper + 512)},
+            {ptx::load_shared_16(lower), ptx::load_shared_16(lower + 512)}};
+  }
+  static __device__ __forceinline__ void rebuild_all(const RawWeights& raw, uint32_t one, Fragment& a) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint32_t us[4] = {raw.upper[row].x, raw.upper[row].y, raw.upper[row].z, raw.upper[row].w};
+      const uint32_t ls[4] = {raw.lower[row].x, raw.lower[row].y, raw.lower[row].z, raw.lower[row].w};
+#pragma unroll
+      for (int step = 0; step < 4; ++step) rebuild<kOperand>(us[step], ls[step], one, a[step][row], a[step][2 + row]);
+    }
+  }
+  static __device__ __forceinline__ void issue_f16(float (&acc)[kTokens / 2], const Fragment& a, uint32_t tokens_low) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint64_t tokens = ptx::descriptor_128b_from_low(tokens_low + step * 2);
+      if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+        Mma::rs_bf16(acc, a[step], tokens, 1);
+      } else {
+        Mma::rs_f16(acc, a[step], tokens, 1);
+      }
+    }
+  }
+
+  // Warpgroups take turns to hand the tensor cores a stage's products, and rebuild weights while the others' run: with
+  // their products mixed, all would wait, and then all would rebuild. Barriers kFirstTurn + warpgroup.
+  static constexpr int kFirstTurn = 4;
+  static constexpr bool kTurns = kConsumers > 1;
+  // Sums, two fragments, a stage as it was loaded, and some 45 more; and a ring deep enough to keep one stage longer.
+  static constexpr bool kWholeStages =
+      kRowBlocks == 1 && !kLean && kTokens < 256 && kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
+
+  // One row block: a whole stage's weights are rebuilt while the stage before is multiplied; two fragments take turns.
+  static __device__ __forceinline__ void multiply_f16_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
+                                                             int iterations, int warpgroup, uint32_t one) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int row = thread / 32 * 16 + lane / 4;
+    const uint32_t weights = pipe.ring + row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) +
+                             static_cast<uint32_t>(warpgroup * kRowBlocks * kBlockBytes);
+    const uint32_t tokens = ptx::descriptor_low(pipe.ring + kWeightBytes);
+    Fragment even, odd;
+#pragma unroll
+    for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
+    const auto issue = [&](const Fragment& a, int stage) {
+      if constexpr (kTurns) {
+        ptx::named_barrier(kFirstTurn + warpgroup, 256);
+      }
+      ptx::wgmma_fence();
+      issue_f16(acc[0], a, tokens + stage * (kStageBytes / 16));
+      ptx::wgmma_commit();
+      if constexpr (kTurns) {
+        ptx::named_barrier_arrive(kFirstTurn + (warpgroup + 1) % kConsumers, 256);
+      }
+    };
+    ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+    rebuild_all(load_weights(weights + pipe.stage * kStageBytes), one, even);
+    int previous = 0;
+    for (int i = 0; i < iterations / 2; ++i) {
+      const int first = pipe.stage;
+      issue(even, first);
+      pipe.advance();
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      RawWeights raw = load_weights(weights + pipe.stage * kStageBytes);
+      ptx::wgmma_wait<1>();  // the stage before is done, and `odd` is free
+      if (i > 0) release(pipe, previous, thread);
+      rebuild_all(raw, one, odd);
+      issue(odd, pipe.stage);
+      previous = pipe.stage;
+      // Where there is no next stage, this one is loaded again for nothing: a branch would serialise the products.
+      Pipe next = pipe;
+      next.advance();
+      const bool more = 2 * i + 2 < iterations;
+      ptx::mbarrier_wait(more ? next.full_bar() : pipe.full_bar(), more ? next.parity : pipe.parity);
+      raw = load_weights(weights + (more ? next.stage : pipe.stage) * kStageBytes);
+      pipe = next;
+      ptx::wgmma_wait<1>();
+      release(pipe, first, thread);
+      rebuild_all(raw, one, even);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(acc[0]);
+    if (iterations > 1) release(pipe, previous, thread);
+    if (iterations % 2 != 0) {
+      issue(even, pipe.stage);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(acc[0]);
+      release(pipe, pipe.stage, thread);
+      pipe.advance();
+    }
+  }
+
+  // Half a stage at a time, for kernels without the registers for two stages' weights, or with two row blocks.
+  static __device__ __forceinline__ void multiply_f16_halves(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
+                                                             int iterations, int warpgroup, uint32_t one) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4;
@@ -661,8 +784,8 @@ struct Kernel {
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             uint32_t(&a)[4] = fragment[half][s];
-            rebuild<kOperand>(us[0][2 * half + s], ls[0][2 * half + s], a[0], a[2]);
-            rebuild<kOperand>(us[1][2 * half + s], ls[1][2 * half + s], a[1], a[3]);
+            rebuild<kOperand>(us[0][2 * half + s], ls[0][2 * half + s], one, a[0], a[2]);
+            rebuild<kOperand>(us[1][2 * half + s], ls[1][2 * half + s], one, a[1], a[3]);
           }
           ptx::wgmma_fence();
 #pragma unroll
@@ -778,22 +901,33 @@ struct Kernel {
   static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
                                                  uint32_t flags, int cluster, int clusters, uint32_t rank) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    Epilogue<kTokens, kBlocksPerSm, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile),
-                                                   scales + warpgroup * kTokens * 4, warpgroup};
+    Epilogue<kTile, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile), scales + warpgroup * kTokens * 4,
+                                   warpgroup};
+    if constexpr (!kFp8 && kWholeStages && kTurns) {  // the first turn is the first warpgroup's
+      if (warpgroup == kConsumers - 1) ptx::named_barrier_arrive(kFirstTurn, 256);
+    }
     WorkList list(p, cluster, clusters);
     Work work;
     while (list.next(work)) {
       float acc[kRowBlocks][kTokens / 2];
       const int iterations = work.k_end - work.k_begin;
+      const TileOrigin origin = tile_origin(p, work.tile);
+      if constexpr (kFp8) {
+        ptx::dependency_wait();  // the scales may come from the kernel before
+        epilogue.prepare(origin.token * kTokens);
+      }
       if constexpr (kOperand == Operand::kE4M3Promoted) {
         multiply_e4m3_promoted(acc, pipe, work.k_begin, iterations, warpgroup);
       } else if constexpr (kFp8) {
         multiply_e4m3(acc, pipe, iterations, warpgroup);
       } else {
-        multiply_f16(acc, pipe, iterations, warpgroup);
+        if constexpr (kWholeStages) {
+          multiply_f16_stages(acc, pipe, iterations, warpgroup, p.one);
+        } else {
+          multiply_f16_halves(acc, pipe, iterations, warpgroup, p.one);
+        }
       }
       ptx::dependency_wait();  // what follows touches memory that the kernel before may own
-      const TileOrigin origin = tile_origin(p, work.tile);
       const uint32_t chunk_mask = p.exchange > 1 ? exchange_parts(p, acc, pipe, rank) : ~0u;
       finish(p, acc[0], work, origin, chunk_mask, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4,
              warpgroup);
@@ -802,7 +936,7 @@ struct Kernel {
                warpgroup);
       }
     }
-    if (threadIdx.x % 128 == 0) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
+    if (ptx::elect_one()) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
   }
 
   // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,
@@ -817,9 +951,10 @@ struct Kernel {
     const int me = static_cast<int>(pipe.group) / kCluster;
     const int most = (kChunks + splits - 1) / splits;
     const uint32_t mine = pipe.ring + threadIdx.x * 16;
-    // [row block][part][chunk of the owner][8 tokens][256 threads] of 16 bytes
+    // [row block][part][chunk of the owner][8 tokens][thread] of 16 bytes
+    constexpr int kRow = kConsumers * 128 * 16;
     const auto place = [&](int b, int part, int chunk) {
-      return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * 4096);
+      return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * kRow);
     };
     ptx::cluster_sync();  // everybody's ring is free
 #pragma unroll
@@ -833,7 +968,7 @@ struct Kernel {
 #pragma unroll
         for (int j = 0; j < kChunkBlocks; ++j) {
           const float* v = &acc[b][(chunk * kChunkBlocks + j) * 4];
-          ptx::store_cluster_16(remote + place(b, me, index) + j * 4096, v[0], v[1], v[2], v[3]);
+          ptx::store_cluster_16(remote + place(b, me, index) + j * kRow, v[0], v[1], v[2], v[3]);
         }
       }
     }
@@ -854,7 +989,7 @@ struct Kernel {
           for (int part = 0; part < splits; ++part) {
             float4 v = make_float4(own[0], own[1], own[2], own[3]);
             if (part != me) {
-              const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * 4096);
+              const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * kRow);
               v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
                               __uint_as_float(bits.w));
             }
@@ -875,8 +1010,7 @@ struct Kernel {
 
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
                                                 const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
-                                                Epilogue<kTokens, kBlocksPerSm, kFp8>& epilogue, uint32_t flag,
-                                                int warpgroup) {
+                                                Epilogue<kTile, kFp8>& epilogue, uint32_t flag, int warpgroup) {
     bool complete = true;
     if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
       constexpr int kSlotBlocks = kCluster * kBlocks;
@@ -911,7 +1045,7 @@ struct Kernel {
       ptx::prefetch_tensor_map(&p.x);
       for (int s = 0; s < kStages; ++s) {
         ptx::mbarrier_init(pipe.full + s * 8, 1);
-        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * kCluster);
+        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * 4 * kCluster);
       }
       ptx::mbarrier_init_fence();
     }
@@ -922,14 +1056,14 @@ struct Kernel {
     }
     ptx::launch_dependents();
     if (threadIdx.x >= kConsumers * 128) {
-      if constexpr (!kLean) ptx::release_registers<kProducerRegisters>();
+      if constexpr (!kLean && kConsumers > 1) ptx::release_registers<producer_registers(kConsumers)>();
       produce(p, pipe, cluster, clusters, rank);
       if (p.exchange > 1) {
         ptx::cluster_sync();
         ptx::cluster_sync();
       }
     } else {
-      if constexpr (!kLean) ptx::claim_registers<kConsumerRegisters>();
+      if constexpr (!kLean && kConsumers > 1) ptx::claim_registers<consumer_registers(kConsumers)>();
       consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
     }
     // A block must not leave while another may still write into its shared memory or arrive at its barriers.
@@ -940,14 +1074,17 @@ struct Kernel {
   }
 };
 
-template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm>
-__global__ __launch_bounds__(threads(lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm})),
-                             lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm})
+// (nvcc's host stubs cannot name a class template argument.)
+template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm, int kWarpgroups>
+__global__ __launch_bounds__(threads(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups}),
+                             lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups})
                                  ? 2
                                  : 1) void nested_gemm(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  Kernel<kOperand, kTokens, kRowBlocks, kCluster, kBlocksPerSm>::run(p, memory);
+  Kernel<kOperand, Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups}>::run(p, memory);
 }
+template <Operand kOperand, Tile t>
+constexpr auto kFunction = &nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm, t.warpgroups>;
 
 template <Operand kOperand, Mode kMode, size_t... kIndex>
 auto make_entries(std::index_sequence<kIndex...>) {
@@ -956,10 +1093,7 @@ auto make_entries(std::index_sequence<kIndex...>) {
   const auto add = [&]<size_t i>() {
     constexpr Tile t = kTiles[i];
     if constexpr (exists(t, kMode)) {
-      out[used++] = {
-          kOperand, t,
-          reinterpret_cast<const void*>(&nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm>),
-          threads(lean(t))};
+      out[used++] = {kOperand, t, reinterpret_cast<const void*>(kFunction<kOperand, t>), threads(t)};
     }
   };
   (add.template operator()<kIndex>(), ...);

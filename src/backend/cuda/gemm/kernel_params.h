@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/gemm/config.h"
+
 namespace nfp::cuda {
 
 struct KernelParams {
@@ -34,7 +36,9 @@ struct KernelParams {
   int group_m;
   int split_tiles;
   int shares;
-  int exchange;  // parts of k that one cluster sums through shared memory; 1 = none
+  ShareLength length;  // of a share
+  int exchange;        // parts of k that one cluster sums through shared memory; 1 = none
+  uint32_t one;        // 1: see rebuild()
   int output_bf16;
   int swiglu;
   int bulk_stores;  // d_map is valid, and residual's rows are 16-byte aligned

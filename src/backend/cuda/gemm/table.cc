@@ -115,7 +115,8 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
     Problem decode = problem;
     decode.m = kInvariantTokens;
     const Choice small = choose(decode, device, table, Reduction::kFastest);
-    const int splits = std::max<int>(1, small.config.splits);
+    // A cluster holds that many parts, so that however many tokens there are some tile can keep the cut.
+    const int splits = std::clamp<int>(small.config.splits, 1, kMaxCluster);
     Choice best{{kTiles[0], 1, false}, "batch-invariant"};
     bool found = false;
     for (Config config : candidates(problem, device)) {

@@ -42,7 +42,7 @@ std::string_view built_in_choices_h200();
 // How sums over k may be cut.
 enum class Reduction : uint8_t {
   kFastest,         // per token bucket: a token's last bits may change with the number of tokens in the step
-  kBatchInvariant,  // the same cuts for every number of tokens up to 4096 a step: they never do
+  kBatchInvariant,  // the same cuts for every number of tokens in a step: they never do
 };
 
 struct Choice {

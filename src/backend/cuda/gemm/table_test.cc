@@ -70,7 +70,7 @@ TEST(Choice, InvariantCutsDoNotDependOnTheNumberOfTokens) {
     for (const auto& [n, k] :
          {std::pair<int64_t, int64_t>{4096, 4096}, {28672, 4096}, {5120, 32768}, {576, 1536}, {192, 576}}) {
       int splits = 0;
-      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4096}) {
+      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4096, 4097, 8192, 20000, 100000}) {
         const Problem problem{m, n, k, mode, false};
         const Choice choice = choose(problem, kH200, nullptr, Reduction::kBatchInvariant);
         ASSERT_TRUE(exists(choice.config.tile, mode));
@@ -80,6 +80,19 @@ TEST(Choice, InvariantCutsDoNotDependOnTheNumberOfTokens) {
         if (splits == 0) splits = cuts;
         EXPECT_EQ(cuts, splits) << describe(problem, choice, kH200);
       }
+    }
+  }
+}
+
+TEST(Choice, InvariantCutsAreKeptHoweverManyTheTableWants) {
+  TuningTable table;
+  for (const int splits : {2, 3, 4, 5, 6, 8, 12, 16}) {
+    table.set(5120, 32768, Mode::kF16, 16, {Tile{16, 1, 1, 2}, static_cast<int16_t>(splits), false});
+    for (const int64_t m : {1, 64, 4096, 8192, 65536}) {
+      const Problem problem{m, 5120, 32768, Mode::kF16, false};
+      const Choice choice = choose(problem, kH200, &table, Reduction::kBatchInvariant);
+      const Schedule s = make_schedule(problem, choice.config, kH200);
+      EXPECT_EQ(s.shares, s.tiles() * std::min(splits, kMaxCluster)) << describe(problem, choice, kH200);
     }
   }
 }

@@ -7,13 +7,9 @@
 
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/table.h"
+#include "backend/cuda/gemm/tune_plan.h"
 
 namespace nfp::cuda {
-
-struct TuneShape {
-  int64_t n = 0;
-  int64_t k = 0;
-};
 
 struct TuneOptions {
   std::span<const Mode> modes;
@@ -23,8 +19,10 @@ struct TuneOptions {
   std::function<void(const std::string& line)> progress;
 };
 
-// Operands are random; weights rotate over more than the L2 holds. Needs about 1.5 GB of device memory besides 4 * n *
-// k bytes.
-Result<TuningTable> tune(const Gemm& gemm, std::span<const TuneShape> shapes, const TuneOptions& options);
+// Operands are random; weights rotate over more than the L2 holds. E4M3 products of up to kChainTokens tokens are timed
+// as a decode layer runs them, after the norm and quantisation that they wait for. Needs about 1.5 GB of device memory
+// besides 4 * n * k bytes.
+inline constexpr int kChainTokens = 64;
+Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options);
 
 }  // namespace nfp::cuda

@@ -69,6 +69,10 @@ __device__ __forceinline__ void store_cluster_16(uint32_t remote, float a, float
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Counts this warp in without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // Programmatic dependent launch: lets the next kernel of the stream start, and waits until the previous one has
 // finished and its writes are visible. Both do nothing in a kernel launched without the attribute.

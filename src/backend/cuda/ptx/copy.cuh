@@ -68,6 +68,11 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
 }
+__device__ __forceinline__ float2 load_shared_8(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
 __device__ __forceinline__ void store_shared_16(uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
@@ -82,6 +87,11 @@ __device__ __forceinline__ float4 load_global_cg(const float4* p) {
                : "memory");
   return v;
 }
+// 4 bytes of global memory to shared memory, in the background; both 4-byte aligned.
+__device__ __forceinline__ void copy_async_4(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // 8x8 matrices of 16-bit elements, transposed between the accumulator fragment and rows of shared memory. Lane i gives
 // the address of row i % 8 of matrix i / 8.
@@ -105,9 +115,13 @@ __device__ __forceinline__ void load_matrix_x1_trans(uint32_t address, uint32_t&
 // Descriptor of a K-major shared-memory operand of wgmma (PTX ISA, "Matrix Descriptor Format"): rows of 128 or 64 bytes
 // in the swizzle of that width, groups of eight rows one after the other. `address` may point inside the first row (a K
 // offset).
+// Its low word counts addresses in units of 16 bytes, so an offset may be added to it.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
+__device__ __forceinline__ uint64_t descriptor_128b_from_low(uint32_t low) {
+  return (static_cast<uint64_t>(1) << 62) | (static_cast<uint64_t>(1024 >> 4) << 32) | low;
+}
 __device__ __forceinline__ uint64_t descriptor_128b(uint32_t address) {
-  return (static_cast<uint64_t>(1) << 62) | (static_cast<uint64_t>(1024 >> 4) << 32) |
-         (static_cast<uint64_t>(1) << 16) | ((address & 0x3ffff) >> 4);
+  return descriptor_128b_from_low(descriptor_low(address));
 }
 __device__ __forceinline__ uint64_t descriptor_64b(uint32_t address) {
   return (static_cast<uint64_t>(2) << 62) | (static_cast<uint64_t>(512 >> 4) << 32) | (static_cast<uint64_t>(1) << 16) |

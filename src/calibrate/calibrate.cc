@@ -8,6 +8,7 @@
 
 #include "base/float_types.h"
 #include "base/mapped_file.h"
+#include "calibrate/descent.h"
 #include "calibrate/store.h"
 #include "calibrate/text.h"
 #include "engine/loaded_model.h"
@@ -17,8 +18,8 @@
 namespace nfp {
 namespace {
 
-constexpr uint32_t kMethodVersion = 1;  // of the key: raised when the same options would choose otherwise
-constexpr int32_t kSelfLength = 256;
+constexpr uint32_t kMethodVersion = 2;  // of the key: raised when the same options would choose otherwise
+constexpr int32_t kSelfLength = 128;  // many short ones: more starts, and no long contexts to attend to
 constexpr int32_t kFileLength = 512;
 constexpr int64_t kSelfTokens = 12288;
 constexpr int64_t kFileTokens = 65536;
@@ -73,18 +74,19 @@ class LayerCalibrator {
  public:
   LayerCalibrator(LoadedModel& loaded, const CalibrationOptions& options) : loaded_(loaded), options_(options) {}
 
-  Result<std::vector<UpperChoice>> run(int32_t layer, const std::map<std::string, Hessian>& hessians) {
+  Result<std::vector<UpperChoice>> run(int32_t layer, std::map<std::string, Hessian> hessians) {
     std::vector<UpperChoice> choices;
     for (const Linear* linear : loaded_.model->linears()) {
       if (linear->layer != layer || linear->type == GemmType::kHead) continue;
       const auto found = hessians.find(linear->names.front());
       if (found == hessians.end()) continue;
-      NFP_ASSIGN_OR_RETURN(const GptqFactor factor,
-                           factorise(found->second, options_.damping, linear->names.front(), *loaded_.threads));
+      Hessian& hessian = found->second;
+      NFP_RETURN_IF_ERROR(hessian.finish(options_.damping, linear->names.front()));
+      NFP_ASSIGN_OR_RETURN(const GptqFactor factor, factorise(hessian, linear->names.front(), *loaded_.threads));
       for (const std::string& name : linear->names) {
         NFP_ASSIGN_OR_RETURN(const auto reader, loaded_.source->matrix(name + ".weight", *loaded_.threads));
         if (reader->storage() != Storage::kNested) continue;
-        NFP_ASSIGN_OR_RETURN(UpperChoice choice, choose(*reader, name + ".weight", factor));
+        NFP_ASSIGN_OR_RETURN(UpperChoice choice, choose(*reader, name + ".weight", hessian, factor));
         choices.push_back(std::move(choice));
       }
     }
@@ -92,7 +94,8 @@ class LayerCalibrator {
   }
 
  private:
-  Result<UpperChoice> choose(const MatrixReader& reader, std::string name, const GptqFactor& factor) {
+  Result<UpperChoice> choose(const MatrixReader& reader, std::string name, const Hessian& hessian,
+                             const GptqFactor& factor) {
     const int64_t rows = reader.rows(), cols = reader.cols();
     const auto count = static_cast<size_t>(rows * cols);
     std::vector<uint8_t> upper(count), lower(count);
@@ -103,6 +106,7 @@ class LayerCalibrator {
     UpperChoice choice{std::move(name), rows, cols, options_.rule, {}};
     choice.bits.resize(static_cast<size_t>(rows * choice_row_bytes(cols)));
     choose_uppers(factor, nested, rows, options_.rule, *loaded_.threads, choice.bits);
+    descend(hessian, nested, rows, options_.rule, *loaded_.threads, choice.bits);
     return choice;
   }
 
@@ -173,8 +177,8 @@ Status choose_all(LoadedModel& loaded, const TokenSequences& text, const Calibra
       if (options.progress) options.progress({"calibrating", done, total});
     }
     if (!missing) continue;
-    NFP_ASSIGN_OR_RETURN(const auto hessians, observer.take());
-    NFP_ASSIGN_OR_RETURN(const std::vector<UpperChoice> choices, calibrator.run(layer, hessians));
+    NFP_ASSIGN_OR_RETURN(auto hessians, observer.take());
+    NFP_ASSIGN_OR_RETURN(const std::vector<UpperChoice> choices, calibrator.run(layer, std::move(hessians)));
     NFP_RETURN_IF_ERROR(store.save_layer(layer, choices));
   }
   return ok_status();

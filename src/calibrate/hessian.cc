@@ -1,6 +1,7 @@
 #include "calibrate/hessian.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "calibrate/kernels.h"
 
@@ -48,6 +49,26 @@ void Hessian::add(const float* x, int64_t rows, ThreadPool& threads) {
       }
     });
   }
+}
+
+Status Hessian::finish(double damping, const std::string& name) {
+  double mean = 0;
+  for (int64_t i = 0; i < cols_; ++i) mean += at(i, i);
+  mean /= static_cast<double>(cols_);
+  if (!std::isfinite(mean)) {
+    return error(ErrorCode::kInvalidInput,
+                 "{}: the layer's inputs overflow over the calibration text; use --calibrate none", name);
+  }
+  const auto damp = static_cast<float>(mean > 0 ? damping * mean : 1.0);
+  for (int64_t i = 0; i < padded_; ++i) {
+    for (int64_t j = i + 1; j < padded_; ++j) {
+      sums_[static_cast<size_t>(i * padded_ + j)] = sums_[static_cast<size_t>(j * padded_ + i)];
+    }
+    if (i < cols_) sums_[static_cast<size_t>(i * padded_ + i)] += damp;
+  }
+  panels_.clear();
+  panels_.shrink_to_fit();
+  return ok_status();
 }
 
 }  // namespace nfp

@@ -21,6 +21,7 @@ struct Flags {
   server::ServiceOptions service;
   ServingOptions serving;
   LoadedModelOptions load;
+  ModelFlags calibration;  // only --calibrate, --fp8-share and what belongs to them
   std::vector<std::string> names;
   std::string api_key_file;
   std::string precision = "auto";
@@ -97,7 +98,8 @@ Status run(Flags& flags) {
   {
     ProgressBar bar;
     flags.load.progress = bar.callback();
-    NFP_ASSIGN_OR_RETURN(loaded, load(flags.model, flags.load));
+    flags.calibration.model = flags.model;
+    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy->needs_order()));
   }
   ServingOptions& serving = flags.serving;
   serving.max_queue = service_options.max_queue;
@@ -176,12 +178,15 @@ void add_flags(CLI::App* verb, Flags& f) {
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
       ->capture_default_str();
   verb->add_option("--precision-policy", f.policy,
-                   "for auto: threshold:N (FP8 in steps of more than N tokens), alternate:N")
+                   "for auto: threshold:N (FP8 in steps of more than N tokens), graded:LOW:HIGH (in a share of the "
+                   "weights that grows with a step's tokens), alternate:N")
       ->capture_default_str();
   verb->add_option("--default-request-precision", f.default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
   verb->add_flag("--fp8-head", f.load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  add_share_flag(*verb, f.calibration);
+  add_calibration_flags(*verb, f.calibration);
   verb->add_option("--tool-call-parser", f.service.tool_call_parser, "auto, hermes, llama3_json, mistral or none")
       ->capture_default_str();
   verb->add_option("--threads", f.load.threads, "threads to compute with; 0 = all")

@@ -19,24 +19,18 @@ namespace nfp {
 namespace {
 
 constexpr uint32_t kMethodVersion = 2;  // of the key: raised when the same options would choose otherwise
-constexpr int32_t kSelfLength = 128;  // many short ones: more starts, and no long contexts to attend to
+constexpr int32_t kSelfLength = 128;    // many short ones: more starts, and no long contexts to attend to
 constexpr int32_t kFileLength = 512;
 constexpr int64_t kSelfTokens = 12288;
 constexpr int64_t kFileTokens = 65536;
-constexpr size_t kOrderTokens = 128;  // of a sequence kept for the order: each is run once for every linear layer
-constexpr size_t kHeldOut = 1;        // sequences kept for the order of sensitivity
-
-int64_t wanted_tokens(const CalibrationOptions& options) {
-  if (options.tokens > 0) return options.tokens;
-  return options.text == kSelfText ? kSelfTokens : kFileTokens;
-}
+constexpr size_t kHeldOut = 1;  // sequences kept for the order of sensitivity
 
 // Sums H for the linear layers of one transformer layer, by the first matrix's name.
 class HessianObserver final : public LinearObserver {
  public:
   HessianObserver(Backend& backend, ThreadPool& threads) : backend_(backend), threads_(threads) {}
 
-  void on_linear(const Linear& linear, const void* x, int32_t rows) override {
+  void on_linear(const Linear& linear, void* x, int32_t rows) override {
     const int64_t cols = linear.weight->k();
     const auto count = static_cast<size_t>(rows) * static_cast<size_t>(cols);
     const DType dtype = backend_.activation_dtype();
@@ -119,20 +113,20 @@ Result<TokenSequences> make_text(LoadedModel& loaded, const CalibrationOptions& 
   if (options.text == kSelfText) {
     SelfTextOptions self;
     self.length = std::min(kSelfLength, most);
-    const int64_t tokens = wanted_tokens(options);
+    const int64_t tokens = calibration_tokens(options);
     self.sequences = static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, 4096) + kHeldOut);
     self.seed = options.seed;
     if (loaded.tokenizer->adds_bos()) self.bos = loaded.tokenizer->bos_id();
     return write_self_text(*loaded.model, self, options.progress);
   }
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text));
-  return cut_text(*loaded.tokenizer, text, options.text, std::min(kFileLength, most), wanted_tokens(options));
+  return cut_text(*loaded.tokenizer, text, options.text, std::min(kFileLength, most), calibration_tokens(options));
 }
 
 // The last sequence is kept for the order of sensitivity, where there are several.
 TokenSequences held_out(const TokenSequences& text) {
   TokenSequences kept(text.end() - kHeldOut, text.end());
-  for (auto& sequence : kept) sequence.resize(std::min(sequence.size(), kOrderTokens));
+  for (auto& sequence : kept) sequence.resize(std::min(sequence.size(), static_cast<size_t>(kOrderTokens)));
   return kept;
 }
 TokenSequences used(TokenSequences text) {
@@ -187,7 +181,7 @@ Status choose_all(LoadedModel& loaded, const TokenSequences& text, const Calibra
 Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(uint64_t key, content_key(source));
   std::string settings = fmt::format("{} {} {} {}", kMethodVersion, static_cast<int>(options.rule),
-                                     wanted_tokens(options), options.damping);
+                                     calibration_tokens(options), options.damping);
   if (options.text == kSelfText) {
     settings += fmt::format(" self {}", options.seed);
   } else {
@@ -224,6 +218,11 @@ LoadedModelOptions load_options(const CalibrationOptions& options) {
 }
 
 }  // namespace
+
+int64_t calibration_tokens(const CalibrationOptions& options) {
+  if (options.tokens > 0) return options.tokens;
+  return options.text == kSelfText ? kSelfTokens : kFileTokens;
+}
 
 MatrixFilter Calibration::filter() const {
   return [choices = choices](const std::string& tensor,

@@ -208,6 +208,8 @@ TEST_F(CalibrateTest, AStepRunsTheShareOfTheWeightsThatItsPolicyPicked) {
     request.id = "r";
     for (int32_t i = 0; i < prompt; ++i) request.prompt.push_back(i * 37 % 251);
     request.sampling.max_tokens = 1;
+    request.sampling.temperature = 0;
+    request.sampling.ignore_eos = true;
     request.sampling.logprobs = true;
     EXPECT_TRUE(engine->engine->submit(std::move(request)).ok());
     float logprob = 1;

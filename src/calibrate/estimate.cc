@@ -1,36 +1,12 @@
 #include "calibrate/estimate.h"
 
-#include <algorithm>
-#include <chrono>
-#include <vector>
-
-#include "calibrate/kernels.h"
+#include "calibrate/hessian.h"
 
 namespace nfp {
 namespace {
 
 // Of the rate of the short run: what the whole of a calibration reaches (2 cores with AVX-512; measured).
 constexpr double kEfficiency = 0.8;
-
-double flops_a_second(ThreadPool& threads) {
-  using calibrate::kPanel;
-  using Clock = std::chrono::steady_clock;
-  constexpr int64_t kDepth = 256;
-  constexpr int kRounds = 400;  // 0.2 GFLOP a thread
-  std::vector<float> a(kDepth * kPanel, 1.0f), b(kDepth * kPanel, 1e-3f);
-  const auto round = [&] {
-    const auto start = Clock::now();
-    threads.run([&](int) {
-      std::vector<float> sums(kPanel * kPanel);
-      for (int i = 0; i < kRounds; ++i) {
-        calibrate::kernels().add_product_f32(a.data(), b.data(), kDepth, sums.data(), kPanel);
-      }
-    });
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  };
-  const double seconds = std::min(round(), round());
-  return 2.0 * kDepth * kPanel * kPanel * kRounds * threads.size() / seconds;
-}
 
 }  // namespace
 
@@ -55,7 +31,7 @@ double calibration_flops(const ModelConfig& config, const CalibrationOptions& op
 }
 
 double estimate_calibration(const ModelConfig& config, const CalibrationOptions& options, ThreadPool& threads) {
-  return calibration_flops(config, options) / (kEfficiency * flops_a_second(threads));
+  return calibration_flops(config, options) / (kEfficiency * hessian_flops_a_second(threads));
 }
 
 }  // namespace nfp

@@ -1,6 +1,7 @@
 #include "calibrate/hessian.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "calibrate/kernels.h"
@@ -69,6 +70,25 @@ Status Hessian::finish(double damping, const std::string& name) {
   panels_.clear();
   panels_.shrink_to_fit();
   return ok_status();
+}
+
+double hessian_flops_a_second(ThreadPool& threads) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kDepth = 256;
+  constexpr int kRounds = 400;  // 0.2 GFLOP a thread
+  std::vector<float> a(kDepth * kPanel, 1.0f), b(kDepth * kPanel, 1e-3f);
+  const auto round = [&] {
+    const auto start = Clock::now();
+    threads.run([&](int) {
+      std::vector<float> sums(kPanel * kPanel);
+      for (int i = 0; i < kRounds; ++i) {
+        calibrate::kernels().add_product_f32(a.data(), b.data(), kDepth, sums.data(), kPanel);
+      }
+    });
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  const double seconds = std::min(round(), round());
+  return 2.0 * kDepth * kPanel * kPanel * kRounds * threads.size() / seconds;
 }
 
 }  // namespace nfp

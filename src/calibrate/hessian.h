@@ -37,4 +37,7 @@ class Hessian {
   std::vector<float> panels_;
 };
 
+// Floating-point operations a second that the threads reach together in a short run (about 50 ms) of add's inner loop.
+double hessian_flops_a_second(ThreadPool& threads);
+
 }  // namespace nfp

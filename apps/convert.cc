@@ -3,9 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
+#include "base/log.h"
 #include "calibrate/calibrate.h"
+#include "calibrate/estimate.h"
 #include "flags.h"
 #include "io/model_source.h"
 #include "progress_bar.h"
@@ -14,6 +18,9 @@
 namespace nfp {
 namespace {
 
+constexpr const char* kAuto = "auto";  // of --calibrate: self where that is quick
+constexpr double kQuickSeconds = 60;
+
 struct Flags {
   std::string source;
   std::string destination;
@@ -21,6 +28,8 @@ struct Flags {
   int threads = 0;
   double shard_gb = 5.0;
   ModelFlags calibration;  // only what --calibrate and its like set
+
+  Flags() { calibration.calibrate = kAuto; }
 
   void add_to(CLI::App& verb) {
     verb.add_option("DST", destination, "directory to write")->required();
@@ -41,6 +50,23 @@ struct Flags {
   int thread_count() const { return threads > 0 ? threads : ThreadPool::usable_cpus(); }
 };
 
+// What --calibrate auto means here: self where it takes under a minute, else nothing and a word about it. A checkpoint
+// that has its uppers keeps them.
+std::string decide(const Flags& flags, const ModelSource& source, ThreadPool& threads) {
+  if (flags.calibration.calibrate != kAuto) return flags.calibration.calibrate;
+  const auto config = parse_config(source.config_json(), source.path() + ": config.json");
+  const bool nested = std::any_of(source.tensors().begin(), source.tensors().end(),
+                                  [](const TensorInfo& tensor) { return tensor.stored == "nested"; });
+  if (!config.ok() || nested) return "none";
+  CalibrationOptions options = flags.calibration.calibration_options();
+  options.text = kSelfText;
+  const double seconds = estimate_calibration(*config, options, threads);
+  if (seconds <= kQuickSeconds) return kSelfText;
+  fmt::print(stderr, "--calibrate self would bring FP8 closer to FP16; here it would take about {:.0f} minutes\n",
+             std::ceil(seconds / 60));
+  return "none";
+}
+
 // Calibrates before anything is written; what was done already is in the user's cache.
 Status add_calibration(const Flags& flags, const ModelSource& source, ThreadPool& threads, ConvertOptions& options) {
   CalibrationOptions calibration = flags.calibration.calibration_options();
@@ -57,7 +83,7 @@ Status add_calibration(const Flags& flags, const ModelSource& source, ThreadPool
   return ok_status();
 }
 
-Status run_convert(const Flags& flags) {
+Status run_convert(Flags flags) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
   ThreadPool threads(flags.thread_count());
   ConvertReport report;
@@ -65,7 +91,13 @@ Status run_convert(const Flags& flags) {
     ProgressBar bar;
     ConvertOptions options = flags.options();
     options.progress = bar.callback();
-    if (flags.calibration.calibrate != "none") NFP_RETURN_IF_ERROR(add_calibration(flags, *source, threads, options));
+    const bool asked = flags.calibration.calibrate != kAuto;
+    flags.calibration.calibrate = decide(flags, *source, threads);
+    if (flags.calibration.calibrate != "none") {
+      const Status calibrated = add_calibration(flags, *source, threads, options);
+      if (asked) NFP_RETURN_IF_ERROR(calibrated);
+      if (!calibrated.ok()) log::warn("not calibrated: {}", calibrated.error().message);
+    }
     NFP_ASSIGN_OR_RETURN(report, convert(*source, flags.destination, options, threads));
   }
   fmt::print("{}: {} matrices nested, {} linear layers kept dense, {}\n", flags.destination, report.nested,
@@ -106,6 +138,11 @@ void add_convert(CLI::App& app, Status& status) {
       ->required();
   flags->add_to(*verb);
   add_calibration_flags(*verb, flags->calibration);
+  verb->get_option("--calibrate")
+      ->description(
+          "choose the FP8 neighbour of every weight so that FP8 is closest to FP16, which stays exact: self (on text "
+          "that "
+          "the model writes), a text file, none, or auto: self where that takes under a minute");
   verb->callback([flags, &status] { status = run_convert(*flags); });
 }
 

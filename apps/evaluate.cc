@@ -25,10 +25,10 @@ struct Flags {
 
 void print_table(const Evaluation& evaluation) {
   const double base = evaluation.forms.front().result.perplexity;
-  fmt::print("{:<16} {:<9} {:>6} {:>12} {:>8} {:>9} {:>8} {:>9}\n", "weights", "precision", "in FP8", "perplexity",
+  fmt::print("{:<16} {:<23} {:>6} {:>12} {:>8} {:>9} {:>8} {:>9}\n", "weights", "activations", "in FP8", "perplexity",
              "change", "KL mean", "KL 99 %", "same top");
   for (const FormResult& form : evaluation.forms) {
-    fmt::print("{:<16} {:<9} {:>4.0f} % {:>12.4f} {:>+6.2f} %", form.weights, name_of(form.precision), form.share * 100,
+    fmt::print("{:<16} {:<23} {:>4.0f} % {:>12.4f} {:>+6.2f} %", form.weights, form.activations, form.share * 100,
                form.result.perplexity, (form.result.perplexity / base - 1) * 100);
     if (form.result.kld) {
       fmt::print(" {:>9.5f} {:>8.4f} {:>7.2f} %", form.result.kld->mean, form.result.kld->p99,
@@ -89,7 +89,7 @@ void add_evaluate(CLI::App& app, Status& status) {
   verb->add_option("--shares", flags->options.shares,
                    "shares of the weights in FP8 to measure, where an order is known")
       ->check(CLI::Range(0.0, 1.0));
-  verb->add_flag("--no-activations", flags->no_activations, "leave out fp8-w8a8");
+  verb->add_flag("--no-activations", flags->no_activations, "leave out the rows with E4M3 activations");
   verb->add_option("--scratch", flags->options.scratch,
                    "folder for FP16's distributions (2 bytes a token of the vocabulary and scored position)");
   verb->add_option("--html", flags->html, "write a report with plots, one file, here");

@@ -26,15 +26,19 @@ void ModelFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"f16", "f32"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", fp8_head, "let the last matrix (lm_head) compute in FP8 too in FP8 steps");
-  app.add_option("--fp8-share", fp8_share,
-                 "share of the weights that FP8 steps run in FP8, those that it harms least; 0..1")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+  add_share_flag(app, *this);
   add_calibration_flags(app, *this);
   app.add_option(
          "--baseline", baseline,
          "for evaluation: hold the weights another way (fp8-channel: FP8 with one scale a row; f16: plain FP16)")
       ->check(CLI::IsMember({"none", "fp8-channel", "f16"}))
+      ->capture_default_str();
+}
+
+void add_share_flag(CLI::App& app, ModelFlags& flags) {
+  app.add_option("--fp8-share", flags.fp8_share,
+                 "share of the weights that FP8 steps run in FP8 at most, those that it harms least; 0..1")
+      ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
 }
 
@@ -75,21 +79,28 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
   if (baseline == "f16") options.baseline = Baseline::kDenseF16;
   ProgressBar bar;
   options.progress = bar.callback();
+  return load_calibrated(*this, std::move(options), /*needs_order=*/false);
+}
+
+Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,
+                                                     bool needs_order) {
+  needs_order = needs_order || flags.fp8_share < 1.0;
   std::vector<Sensitivity> order;
-  if (calibrate != "none") {
-    CalibrationOptions calibration = calibration_options();
+  if (flags.calibrate != "none") {
+    CalibrationOptions calibration = flags.calibration_options();
+    calibration.threads = options.threads;
     calibration.progress = options.progress;
-    calibration.order = fp8_share < 1.0;
-    NFP_ASSIGN_OR_RETURN(Calibration made, nfp::calibrate(model, calibration));
+    calibration.order = needs_order;
+    NFP_ASSIGN_OR_RETURN(Calibration made, calibrate(flags.model, calibration));
     options.filter = made.filter();
     order = std::move(made.order);
   }
-  NFP_ASSIGN_OR_RETURN(auto loaded, nfp::load(model, options));
-  if (fp8_share < 1.0) {
+  NFP_ASSIGN_OR_RETURN(auto loaded, nfp::load(flags.model, options));
+  if (needs_order) {
     if (order.empty()) {
       NFP_ASSIGN_OR_RETURN(order, stored_order(*loaded->source));
     }
-    NFP_ASSIGN_OR_RETURN([[maybe_unused]] const double reached, set_fp8_share(*loaded->model, order, fp8_share));
+    NFP_ASSIGN_OR_RETURN([[maybe_unused]] const double reached, set_fp8_share(*loaded->model, order, flags.fp8_share));
   }
   return loaded;
 }

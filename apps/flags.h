@@ -36,7 +36,13 @@ struct ModelFlags {
   DType kv_dtype_value() const { return kv_dtype == "f32" ? DType::kF32 : DType::kF16; }
 };
 
-// --calibrate and what belongs to it.
+// Loads flags.model as `options` say, with the uppers that --calibrate asks for and, where `needs_order` or --fp8-share
+// does, with the order of sensitivity set.
+Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,
+                                                     bool needs_order);
+
+// --fp8-share; --calibrate and what belongs to it.
+void add_share_flag(CLI::App& app, ModelFlags& flags);
 void add_calibration_flags(CLI::App& app, ModelFlags& flags);
 
 struct SamplingFlags {

@@ -75,7 +75,8 @@ Status run(ServeFlags& flags) {
   {
     ProgressBar bar;
     flags.load.progress = bar.callback();
-    NFP_ASSIGN_OR_RETURN(loaded, load(flags.model, flags.load));
+    flags.calibration.model = flags.model;
+    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy->needs_order()));
   }
   flags.serving.kv_bytes = static_cast<int64_t>(flags.kv_bytes > 0 ? flags.kv_bytes : default_kv_bytes(*loaded, flags));
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.serving, std::move(policy)));

@@ -74,12 +74,15 @@ void ServeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
       ->capture_default_str();
   app.add_option("--precision-policy", policy,
-                 "for auto: threshold:N (FP8 in steps of more than N tokens), alternate:N")
+                 "for auto: threshold:N (FP8 in steps of more than N tokens), graded:LOW:HIGH (in a share of the "
+                 "weights that grows with a step's tokens), alternate:N")
       ->capture_default_str();
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  add_share_flag(app, calibration);
+  add_calibration_flags(app, calibration);
   app.add_option("--tool-call-parser", service.tool_call_parser, "auto, hermes, llama3_json, mistral or none")
       ->capture_default_str();
   app.add_option("--threads", load.threads, "threads to compute with; 0 = all")

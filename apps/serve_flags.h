@@ -9,6 +9,7 @@
 
 #include "engine/loaded_model.h"
 #include "engine/policy.h"
+#include "flags.h"
 #include "server/serve/service.h"
 
 namespace nfp {
@@ -18,6 +19,7 @@ struct ServeFlags {
   server::ServiceOptions service;
   ServingOptions serving;
   LoadedModelOptions load;
+  ModelFlags calibration;  // only --calibrate, --fp8-share and what belongs to them
   std::vector<std::string> names;
   std::string api_key_file;
   std::string precision = "auto";

@@ -2,13 +2,17 @@
 #include "calibrate/calibrate.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <bit>
+#include <csignal>
 #include <filesystem>
 
 #include "base/atomic_file.h"
+#include "calibrate/activations.h"
 #include "engine/loaded_model.h"
+#include "engine/model_runner.h"
 #include "engine/sequence_runner.h"
 #include "tiny_model.h"
 
@@ -174,6 +178,111 @@ TEST_F(CalibrateTest, OrderHoldsEveryLayerAndItsPrefixesAreTheFp8Set) {
   const auto wrong = set_fp8_share(*loaded->model, other, 0.5);
   ASSERT_FALSE(wrong.ok());
   EXPECT_NE(wrong.error().message.find("model.layers.9.mlp.down_proj"), std::string::npos);
+}
+
+TEST_F(CalibrateTest, AStepRunsTheShareOfTheWeightsThatItsPolicyPicked) {
+  const auto calibration = calibrate(model_, options("cache"));
+  ASSERT_TRUE(calibration.ok()) << calibration.error().message;
+  const auto loaded = load_with(model_, calibration->filter());
+  ASSERT_TRUE(set_order(*loaded->model, calibration->order).ok());
+  double last = 0;
+  for (const Sensitivity& entry : calibration->order) {
+    for (const Linear* linear : loaded->model->linears()) {
+      if (linear->names != entry.matrices) continue;
+      EXPECT_GT(linear->fp8_from, last);
+      last = linear->fp8_from;
+    }
+  }
+  EXPECT_DOUBLE_EQ(last, 1.0);
+  // The same prompt through the engine: graded from 10 to 50 tokens, prompts of 10 (FP16), 30 (half) and 50 tokens.
+  const auto first_token_logprob = [&](const char* policy_text, int32_t prompt, double cap) {
+    EXPECT_TRUE(set_fp8_share(*loaded->model, calibration->order, cap).ok());
+    ServingOptions serving;
+    serving.ctx = 64;
+    serving.max_step_tokens = 64;
+    auto policy = parse_policy(policy_text);
+    EXPECT_TRUE(policy.ok());
+    auto engine = make_engine(*loaded, serving, std::move(*policy));
+    EXPECT_TRUE(engine.ok());
+    Request request;
+    request.id = "r";
+    for (int32_t i = 0; i < prompt; ++i) request.prompt.push_back(i * 37 % 251);
+    request.sampling.max_tokens = 1;
+    request.sampling.temperature = 0;
+    request.sampling.ignore_eos = true;
+    request.sampling.logprobs = true;
+    EXPECT_TRUE(engine->engine->submit(std::move(request)).ok());
+    float logprob = 1;
+    while (!engine->engine->idle()) {
+      for (const RequestOutput& output : engine->engine->step()) {
+        for (const OutputToken& token : output.tokens) logprob = token.logprob;
+      }
+    }
+    return logprob;
+  };
+  EXPECT_EQ(first_token_logprob("graded:10:50", 10, 1.0), first_token_logprob("fp16", 10, 1.0));
+  EXPECT_EQ(first_token_logprob("graded:10:50", 30, 1.0), first_token_logprob("fp8", 30, 0.5));
+  EXPECT_NE(first_token_logprob("graded:10:50", 30, 1.0), first_token_logprob("fp8", 30, 1.0));
+  EXPECT_NE(first_token_logprob("graded:10:50", 30, 1.0), first_token_logprob("fp16", 30, 1.0));
+  EXPECT_EQ(first_token_logprob("graded:10:50", 50, 1.0), first_token_logprob("fp8", 50, 1.0));
+}
+
+TEST_F(CalibrateTest, DelayedScalesFollowTheStepsBefore) {
+  const auto loaded = load_with(model_, {});
+  const Linear& linear = *loaded->model->linears().front();
+  const auto count = static_cast<size_t>(linear.weight->k());
+  Backend& backend = *loaded->backend;
+  auto x = backend.allocate(count * sizeof(float));
+  ASSERT_TRUE(x.ok());
+  ActivationRanges ranges;
+  std::vector<float> ones(count, 1.0f);
+  ranges[linear.names.front()].add(ones.data(), static_cast<int64_t>(count));
+  ActivationRounder delayed(backend, ActivationScaling::kDelayed, ranges, 1.0);
+  ActivationRounder fixed(backend, ActivationScaling::kStatic, ranges, 1.0);
+  const auto step = [&](ActivationRounder& rounder, float value) {
+    std::vector<float> values(count, value);
+    EXPECT_TRUE(backend.upload(x->data(), values.data(), count * sizeof(float)).ok());
+    rounder.on_linear(linear, x->data(), 1);
+    EXPECT_TRUE(rounder.status().ok());
+    EXPECT_TRUE(backend.download(values.data(), x->data(), count * sizeof(float)).ok());
+    return values.front();
+  };
+  EXPECT_FLOAT_EQ(step(delayed, 5.0f), 1.0f);  // the first step has the static scale: clipped
+  EXPECT_FLOAT_EQ(step(delayed, 5.0f), 5.0f);  // the second that of the first
+  for (int i = 0; i < kDelayedSteps; ++i) step(delayed, 2.0f);
+  EXPECT_FLOAT_EQ(step(delayed, 5.0f), 2.0f);  // the largest one is forgotten
+  EXPECT_FLOAT_EQ(step(fixed, 5.0f), 1.0f);
+  EXPECT_FLOAT_EQ(step(fixed, 5.0f), 1.0f);
+}
+
+TEST_F(CalibrateTest, AFullDiskIsAnErrorAndLeavesNothingHalfWritten) {
+  // As a full disk: no file may grow over 3 kB. The text's file and the layers' are larger.
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 3000;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto full = calibrate(model_, options("cache"));
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  ASSERT_FALSE(full.ok());
+  EXPECT_NE(full.error().message.find((folder_ / "cache").string()), std::string::npos) << full.error().message;
+  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
+    EXPECT_TRUE(entry.is_directory()) << entry.path();
+  }
+  const auto again = calibrate(model_, options("cache"));
+  EXPECT_TRUE(again.ok());
+}
+
+TEST_F(CalibrateTest, AnotherModelsChoicesAreAnErrorThatNamesTheMatrix) {
+  const auto calibration = calibrate(model_, options("cache"));
+  ASSERT_TRUE(calibration.ok());
+  LoadedModelOptions other;
+  other.filter = calibration->filter();
+  const auto loaded = load(testing::tiny_model_folder("llama-headdim"), other);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_NE(loaded.error().message.find("another model"), std::string::npos) << loaded.error().message;
 }
 
 TEST_F(CalibrateTest, TextThatCannotServeIsAnErrorThatNamesIt) {

@@ -8,6 +8,7 @@
 
 #include "base/float_types.h"
 #include "base/mapped_file.h"
+#include "calibrate/descent.h"
 #include "calibrate/store.h"
 #include "calibrate/text.h"
 #include "engine/loaded_model.h"
@@ -17,25 +18,19 @@
 namespace nfp {
 namespace {
 
-constexpr uint32_t kMethodVersion = 1;  // of the key: raised when the same options would choose otherwise
-constexpr int32_t kSelfLength = 256;
+constexpr uint32_t kMethodVersion = 2;  // of the key: raised when the same options would choose otherwise
+constexpr int32_t kSelfLength = 128;    // many short ones: more starts, and no long contexts to attend to
 constexpr int32_t kFileLength = 512;
 constexpr int64_t kSelfTokens = 12288;
 constexpr int64_t kFileTokens = 65536;
-constexpr size_t kOrderTokens = 128;  // of a sequence kept for the order: each is run once for every linear layer
-constexpr size_t kHeldOut = 1;        // sequences kept for the order of sensitivity
-
-int64_t wanted_tokens(const CalibrationOptions& options) {
-  if (options.tokens > 0) return options.tokens;
-  return options.text == kSelfText ? kSelfTokens : kFileTokens;
-}
+constexpr size_t kHeldOut = 1;  // sequences kept for the order of sensitivity
 
 // Sums H for the linear layers of one transformer layer, by the first matrix's name.
 class HessianObserver final : public LinearObserver {
  public:
   HessianObserver(Backend& backend, ThreadPool& threads) : backend_(backend), threads_(threads) {}
 
-  void on_linear(const Linear& linear, const void* x, int32_t rows) override {
+  void on_linear(const Linear& linear, void* x, int32_t rows) override {
     const int64_t cols = linear.weight->k();
     const auto count = static_cast<size_t>(rows) * static_cast<size_t>(cols);
     const DType dtype = backend_.activation_dtype();
@@ -73,18 +68,19 @@ class LayerCalibrator {
  public:
   LayerCalibrator(LoadedModel& loaded, const CalibrationOptions& options) : loaded_(loaded), options_(options) {}
 
-  Result<std::vector<UpperChoice>> run(int32_t layer, const std::map<std::string, Hessian>& hessians) {
+  Result<std::vector<UpperChoice>> run(int32_t layer, std::map<std::string, Hessian> hessians) {
     std::vector<UpperChoice> choices;
     for (const Linear* linear : loaded_.model->linears()) {
       if (linear->layer != layer || linear->type == GemmType::kHead) continue;
       const auto found = hessians.find(linear->names.front());
       if (found == hessians.end()) continue;
-      NFP_ASSIGN_OR_RETURN(const GptqFactor factor,
-                           factorise(found->second, options_.damping, linear->names.front(), *loaded_.threads));
+      Hessian& hessian = found->second;
+      NFP_RETURN_IF_ERROR(hessian.finish(options_.damping, linear->names.front()));
+      NFP_ASSIGN_OR_RETURN(const GptqFactor factor, factorise(hessian, linear->names.front(), *loaded_.threads));
       for (const std::string& name : linear->names) {
         NFP_ASSIGN_OR_RETURN(const auto reader, loaded_.source->matrix(name + ".weight", *loaded_.threads));
         if (reader->storage() != Storage::kNested) continue;
-        NFP_ASSIGN_OR_RETURN(UpperChoice choice, choose(*reader, name + ".weight", factor));
+        NFP_ASSIGN_OR_RETURN(UpperChoice choice, choose(*reader, name + ".weight", hessian, factor));
         choices.push_back(std::move(choice));
       }
     }
@@ -92,7 +88,8 @@ class LayerCalibrator {
   }
 
  private:
-  Result<UpperChoice> choose(const MatrixReader& reader, std::string name, const GptqFactor& factor) {
+  Result<UpperChoice> choose(const MatrixReader& reader, std::string name, const Hessian& hessian,
+                             const GptqFactor& factor) {
     const int64_t rows = reader.rows(), cols = reader.cols();
     const auto count = static_cast<size_t>(rows * cols);
     std::vector<uint8_t> upper(count), lower(count);
@@ -103,6 +100,7 @@ class LayerCalibrator {
     UpperChoice choice{std::move(name), rows, cols, options_.rule, {}};
     choice.bits.resize(static_cast<size_t>(rows * choice_row_bytes(cols)));
     choose_uppers(factor, nested, rows, options_.rule, *loaded_.threads, choice.bits);
+    descend(hessian, nested, rows, options_.rule, *loaded_.threads, choice.bits);
     return choice;
   }
 
@@ -115,20 +113,20 @@ Result<TokenSequences> make_text(LoadedModel& loaded, const CalibrationOptions& 
   if (options.text == kSelfText) {
     SelfTextOptions self;
     self.length = std::min(kSelfLength, most);
-    const int64_t tokens = wanted_tokens(options);
+    const int64_t tokens = calibration_tokens(options);
     self.sequences = static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, 4096) + kHeldOut);
     self.seed = options.seed;
     if (loaded.tokenizer->adds_bos()) self.bos = loaded.tokenizer->bos_id();
     return write_self_text(*loaded.model, self, options.progress);
   }
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text));
-  return cut_text(*loaded.tokenizer, text, options.text, std::min(kFileLength, most), wanted_tokens(options));
+  return cut_text(*loaded.tokenizer, text, options.text, std::min(kFileLength, most), calibration_tokens(options));
 }
 
 // The last sequence is kept for the order of sensitivity, where there are several.
 TokenSequences held_out(const TokenSequences& text) {
   TokenSequences kept(text.end() - kHeldOut, text.end());
-  for (auto& sequence : kept) sequence.resize(std::min(sequence.size(), kOrderTokens));
+  for (auto& sequence : kept) sequence.resize(std::min(sequence.size(), static_cast<size_t>(kOrderTokens)));
   return kept;
 }
 TokenSequences used(TokenSequences text) {
@@ -173,8 +171,8 @@ Status choose_all(LoadedModel& loaded, const TokenSequences& text, const Calibra
       if (options.progress) options.progress({"calibrating", done, total});
     }
     if (!missing) continue;
-    NFP_ASSIGN_OR_RETURN(const auto hessians, observer.take());
-    NFP_ASSIGN_OR_RETURN(const std::vector<UpperChoice> choices, calibrator.run(layer, hessians));
+    NFP_ASSIGN_OR_RETURN(auto hessians, observer.take());
+    NFP_ASSIGN_OR_RETURN(const std::vector<UpperChoice> choices, calibrator.run(layer, std::move(hessians)));
     NFP_RETURN_IF_ERROR(store.save_layer(layer, choices));
   }
   return ok_status();
@@ -183,7 +181,7 @@ Status choose_all(LoadedModel& loaded, const TokenSequences& text, const Calibra
 Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(uint64_t key, content_key(source));
   std::string settings = fmt::format("{} {} {} {}", kMethodVersion, static_cast<int>(options.rule),
-                                     wanted_tokens(options), options.damping);
+                                     calibration_tokens(options), options.damping);
   if (options.text == kSelfText) {
     settings += fmt::format(" self {}", options.seed);
   } else {
@@ -220,6 +218,11 @@ LoadedModelOptions load_options(const CalibrationOptions& options) {
 }
 
 }  // namespace
+
+int64_t calibration_tokens(const CalibrationOptions& options) {
+  if (options.tokens > 0) return options.tokens;
+  return options.text == kSelfText ? kSelfTokens : kFileTokens;
+}
 
 MatrixFilter Calibration::filter() const {
   return [choices = choices](const std::string& tensor,

@@ -32,6 +32,10 @@ struct CalibrationOptions {
   ProgressCallback progress;
 };
 
+// Tokens that these options calibrate on, at most.
+int64_t calibration_tokens(const CalibrationOptions& options);
+inline constexpr int64_t kOrderTokens = 128;  // of a sequence kept for the order: each is run once for every layer
+
 struct Calibration {
   std::map<std::string, std::shared_ptr<const UpperChoice>, std::less<>> choices;  // by tensor
   std::vector<Sensitivity> order;  // least harm a weight first; empty where it was not asked for

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/mapped_file.h"
+#include "calibrate/activations.h"
 #include "calibrate/baseline_filters.h"
 #include "engine/loaded_model.h"
 #include "engine/sequence_runner.h"
@@ -21,7 +22,7 @@ class ErrorObserver final : public LinearObserver {
   ErrorObserver(Backend& backend, Precision precision, std::string weights)
       : backend_(backend), precision_(precision), weights_(std::move(weights)) {}
 
-  void on_linear(const Linear& linear, const void* x, int32_t rows) override {
+  void on_linear(const Linear& linear, void* x, int32_t rows) override {
     if (status_.ok()) status_ = measure(linear, x, rows);
   }
   Result<std::vector<LayerError>> take() {
@@ -66,6 +67,9 @@ class ErrorObserver final : public LinearObserver {
   std::vector<LayerError> errors_;
 };
 
+constexpr const char* kPerToken = "E4M3, a scale a token";
+constexpr size_t kRangeChunks = 8;  // that static scales are measured on
+
 // A file that goes away with the object.
 struct ScratchFile {
   std::string path;
@@ -84,10 +88,11 @@ class Evaluator {
     {
       NFP_RETURN_IF_ERROR(open({}, calibrated ? options_.calibration->filter() : MatrixFilter()));
       const std::string weights = "calibrated";
-      NFP_RETURN_IF_ERROR(add(out, "FP16", Precision::kFp16, 0.0));
+      NFP_RETURN_IF_ERROR(add(out, "FP16", Precision::kFp16, 0.0, "16/32 bit"));
       if (calibrated || stored_) {
         NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0));
         NFP_RETURN_IF_ERROR(add_activations(out, weights));
+        NFP_RETURN_IF_ERROR(add_scalings(out, weights));
         NFP_RETURN_IF_ERROR(add_errors(out, weights));
         NFP_RETURN_IF_ERROR(add_shares(out, weights));
       }
@@ -124,25 +129,48 @@ class Evaluator {
     return ok_status();
   }
 
-  Status add(Evaluation& out, const std::string& weights, Precision precision, double share) {
+  Status add(Evaluation& out, const std::string& weights, Precision precision, double share,
+             const std::string& activations = "16/32 bit", ActivationRounder* rounder = nullptr) {
     PerplexityOptions options;
     options.ctx = options_.ctx;
     options.chunks = options_.chunks;
     options.precision = precision;
+    options.observer = rounder;
     if (loaded_->tokenizer->adds_bos()) options.bos = loaded_->tokenizer->bos_id();
     (is_exact(precision) ? options.save_base : options.kld_base) = base_.path;
-    const std::string form = fmt::format("{}, {}, {:.0f} % in FP8", weights, name_of(precision), 100 * share);
+    const std::string form = fmt::format("{}, {:.0f} % in FP8, activations {}", weights, 100 * share, activations);
     const auto progress = [&](const PerplexityResult& r, int64_t chunks) {
       if (options_.progress) options_.progress(form, r.chunks, chunks);
     };
     NFP_ASSIGN_OR_RETURN(PerplexityResult result,
                          perplexity(*loaded_->model, tokens_, options, *loaded_->threads, progress));
-    out.forms.push_back({weights, precision, share, std::move(result)});
+    if (rounder != nullptr) NFP_RETURN_IF_ERROR(rounder->status());
+    out.forms.push_back({weights, precision, activations, share, std::move(result)});
     return ok_status();
   }
 
   Status add_activations(Evaluation& out, const std::string& weights) {
-    return options_.activations ? add(out, weights, Precision::kFp8W8A8, 1.0) : ok_status();
+    return options_.activations ? add(out, weights, Precision::kFp8W8A8, 1.0, kPerToken) : ok_status();
+  }
+
+  // Scales a tensor, from ranges over the text's end: chunks that are not scored, unless all are.
+  Status add_scalings(Evaluation& out, const std::string& weights) {
+    if (!options_.activations) return ok_status();
+    const auto ctx = static_cast<size_t>(options_.ctx);
+    const size_t chunks = std::min(tokens_.size() / ctx, kRangeChunks);
+    TokenSequences text;
+    for (size_t i = 0; i < chunks; ++i) {
+      const auto end = tokens_.end() - static_cast<std::ptrdiff_t>(i * ctx);
+      text.emplace_back(end - static_cast<std::ptrdiff_t>(ctx), end);
+    }
+    NFP_ASSIGN_OR_RETURN(const ActivationRanges ranges, measure_ranges(*loaded_->model, text));
+    for (double share : {0.999, 0.9999, 0.99999, 1.0}) {
+      ActivationRounder rounder(*loaded_->backend, ActivationScaling::kStatic, ranges, share);
+      const std::string name = fmt::format("E4M3, static {} %", 100 * share);
+      NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0, name, &rounder));
+    }
+    ActivationRounder rounder(*loaded_->backend, ActivationScaling::kDelayed, ranges, 1.0);
+    return add(out, weights, Precision::kFp8, 1.0, "E4M3, delayed", &rounder);
   }
 
   Status add_shares(Evaluation& out, const std::string& weights) {
@@ -151,6 +179,7 @@ class Evaluator {
     for (double share : options_.shares) {
       NFP_ASSIGN_OR_RETURN(const double reached, set_fp8_share(*loaded_->model, order_, share));
       NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, reached));
+      if (options_.activations) NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8W8A8, reached, kPerToken));
     }
     return ok_status();
   }

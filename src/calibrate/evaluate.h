@@ -24,7 +24,7 @@ struct EvaluateOptions {
   // Made for the model, or nothing: then a calibrated checkpoint's own uppers are what is compared with the nearest.
   std::optional<Calibration> calibration;
   std::vector<double> shares = {0.25, 0.5, 0.75, 0.88};  // of the weights in FP8, where an order is known
-  bool activations = true;                               // the fp8-w8a8 rows too
+  bool activations = true;                               // the rows with E4M3 activations too
   std::string scratch;  // folder for the base's distributions (2 bytes a token of the vocabulary and scored position)
   std::function<void(const std::string& form, int64_t chunk, int64_t chunks)> progress;
 };
@@ -32,7 +32,8 @@ struct EvaluateOptions {
 struct FormResult {
   std::string weights;  // "FP16", "nearest", "calibrated", "per channel", "128x128 blocks"
   Precision precision = Precision::kFp16;
-  double share = 1.0;  // of the linear layers' weights in FP8
+  std::string activations;  // "16/32 bit", "E4M3, a scale a token", "E4M3, static 99.99 %", "E4M3, delayed"
+  double share = 1.0;       // of the linear layers' weights in FP8
   PerplexityResult result;
 };
 

@@ -78,17 +78,6 @@ bool cholesky(std::vector<double>& a, int64_t size, ThreadPool& threads) {
   return true;
 }
 
-// The two E4M3 neighbours of a weight as numbers, scaled as E4M3 is: w * 2^8.
-struct Neighbours {
-  float weight, nearest, step;
-};
-
-Neighbours neighbours(uint16_t w, UpperRule rule, const float* e4m3) {
-  const float nearest = e4m3[split(w).upper];
-  const bool free = rule == UpperRule::kFree || (w & 0x80u) == 0;
-  return {fp16_to_fp32(w) * 256.0f, nearest, free ? e4m3[other_neighbour(w)] - nearest : 0.0f};
-}
-
 struct E4m3Table {
   float value[256];
   E4m3Table() {
@@ -98,15 +87,15 @@ struct E4m3Table {
 
 }  // namespace
 
-Result<GptqFactor> factorise(const Hessian& hessian, double damping, const std::string& name, ThreadPool& threads) {
+Neighbours neighbours(uint16_t w, UpperRule rule) {
+  static const E4m3Table table;
+  const float nearest = table.value[split(w).upper];
+  const bool free = rule == UpperRule::kFree || (w & 0x80u) == 0;
+  return {fp16_to_fp32(w) * 256.0f, nearest, free ? table.value[other_neighbour(w)] - nearest : 0.0f};
+}
+
+Result<GptqFactor> factorise(const Hessian& hessian, const std::string& name, ThreadPool& threads) {
   const int64_t cols = hessian.cols();
-  double mean = 0;
-  for (int64_t i = 0; i < cols; ++i) mean += hessian.at(i, i);
-  mean /= static_cast<double>(cols);
-  if (!std::isfinite(mean)) {
-    return error(ErrorCode::kInvalidInput,
-                 "{}: the layer's inputs overflow over the calibration text; use --calibrate none", name);
-  }
   GptqFactor factor;
   factor.cols = cols;
   factor.padded = (cols + kPanel - 1) / kPanel * kPanel;
@@ -118,7 +107,6 @@ Result<GptqFactor> factorise(const Hessian& hessian, double damping, const std::
   // With the order reversed the lower factor of the one matrix is the upper factor of the other. The places past the
   // last column come first, as an identity that touches nothing.
   const int64_t size = factor.padded;
-  const double damp = mean > 0 ? damping * mean : 1.0;
   std::vector<double> a(static_cast<size_t>(size * size), 0.0);
   const auto place = [&](int64_t reversed) { return size - 1 - reversed; };
   threads.parallel_for(size, 1, [&](Range range) {
@@ -132,7 +120,6 @@ Result<GptqFactor> factorise(const Hessian& hessian, double damping, const std::
       for (int64_t s = 0; s <= r; ++s) {
         if (place(s) < cols) row[s] = hessian.at(i, factor.order[static_cast<size_t>(place(s))]);
       }
-      row[r] += damp;
     }
   });
   if (!cholesky(a, size, threads)) {
@@ -157,7 +144,6 @@ Result<GptqFactor> factorise(const Hessian& hessian, double damping, const std::
 
 void choose_uppers(const GptqFactor& factor, std::span<const uint16_t> nested, int64_t rows, UpperRule rule,
                    ThreadPool& threads, std::span<uint8_t> choice) {
-  static const E4m3Table table;
   const int64_t cols = factor.cols;
   const int lanes = kernels().lanes;
   const int64_t tiles = (rows + lanes - 1) / lanes;
@@ -173,7 +159,7 @@ void choose_uppers(const GptqFactor& factor, std::span<const uint16_t> nested, i
         const uint16_t* column = nested.data() + first * cols + factor.order[static_cast<size_t>(j)];
         for (int64_t lane = 0; lane < lanes; ++lane) {
           const auto at = static_cast<size_t>(j * lanes + lane);
-          const Neighbours n = lane < count ? neighbours(column[lane * cols], rule, table.value) : Neighbours{};
+          const Neighbours n = lane < count ? neighbours(column[lane * cols], rule) : Neighbours{};
           weight[at] = n.weight, nearest[at] = n.nearest, step[at] = n.step;
         }
       }
@@ -182,7 +168,6 @@ void choose_uppers(const GptqFactor& factor, std::span<const uint16_t> nested, i
         const int64_t c = factor.order[static_cast<size_t>(j)];
         for (int64_t lane = 0; lane < count; ++lane) {
           const auto at = static_cast<size_t>(j * lanes + lane);
-          // weight, nearest and their difference are exact: at most 11 bits, within one E4M3 step of each other.
           if (error[at] == weight[at] - nearest[at]) continue;
           choice[static_cast<size_t>((first + lane) * row_bytes + c / 8)] |= static_cast<uint8_t>(1u << (c % 8));
         }

@@ -7,7 +7,8 @@
 // is
 //     target_j = w_j + sum over i < j of (w_i - q_i) R_ij / R_jj
 // (R^-1 is the Cholesky factor of the inverse that the paper's algorithm 1 uses; this form, Babai's nearest plane,
-// needs no inverse: arXiv 2507.18553). q_j is the neighbour of w_j that is nearer to target_j.
+// needs no inverse: arXiv 2507.18553). q_j is the neighbour of w_j that is nearer to target_j. What the sweep leaves is
+// lowered further by descent.h.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +31,20 @@ struct GptqFactor {
   std::vector<float> panels;   // [padded / 4][padded][4]: R_ij / R_jj of place i and, last, place j
 };
 
-// `damping` times H's mean diagonal is added to the diagonal. Errors: H is not finite (`name` says of what).
-Result<GptqFactor> factorise(const Hessian& hessian, double damping, const std::string& name, ThreadPool& threads);
+// Of a finished H. Error: it is not positive definite (`name` says of what).
+Result<GptqFactor> factorise(const Hessian& hessian, const std::string& name, ThreadPool& threads);
 
 // Bytes a row of choices takes: one bit a weight, bit c % 8 of byte c / 8.
 constexpr int64_t choice_row_bytes(int64_t cols) { return (cols + 7) / 8; }
+
+// The two E4M3 neighbours of a nestable weight as numbers, scaled as E4M3 is: w * 2^8. Exact, and so are differences of
+// any two: at most 11 bits, within one E4M3 step of each other.
+struct Neighbours {
+  float weight = 0;
+  float nearest = 0;
+  float step = 0;  // other neighbour - nearest; 0 where the rule leaves no choice
+};
+Neighbours neighbours(uint16_t w, UpperRule rule);
 
 // nested: [rows, cols] FP16 bits of w * 2^-e (a row's exponent scales its whole error, so it changes no choice), every
 // one nestable. rule: kFree or kRestricted. choice: [rows, choice_row_bytes(cols)], out: 1 = the neighbour that

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/float_types.h"
+#include "calibrate/descent.h"
 #include "calibrate/kernels.h"
 #include "nested/format.h"
 
@@ -133,7 +134,8 @@ std::vector<uint8_t> choose(const std::vector<float>& x, int64_t tokens, const s
   ThreadPool pool(threads);
   Hessian hessian(cols);
   hessian.add(x.data(), tokens, pool);
-  auto factor = factorise(hessian, 0.01, "test", pool);
+  EXPECT_TRUE(hessian.finish(0.01, "test").ok());
+  auto factor = factorise(hessian, "test", pool);
   EXPECT_TRUE(factor.ok());
   std::vector<uint8_t> choice(static_cast<size_t>(rows * choice_row_bytes(cols)), 0xff);
   choose_uppers(*factor, w, rows, rule, pool, choice);
@@ -198,6 +200,51 @@ TEST(Gptq, LowersTheErrorOfTheOutputs) {
   EXPECT_LT(free, restricted);
 }
 
+TEST(Descent, EndsWhereNoSingleFlipLowersTheError) {
+  const int64_t rows = 37, cols = 75, tokens = 400;
+  const auto x = inputs(tokens, cols, 14);
+  const auto w = weights(rows * cols, 15);
+  ThreadPool pool(2);
+  Hessian hessian(cols);
+  hessian.add(x.data(), tokens, pool);
+  ASSERT_TRUE(hessian.finish(0.01, "test").ok());
+  std::vector<double> h(static_cast<size_t>(cols * cols));
+  for (int64_t i = 0; i < cols * cols; ++i) h[static_cast<size_t>(i)] = hessian.row(i / cols)[i % cols];
+  for (UpperRule rule : {UpperRule::kFree, UpperRule::kRestricted}) {
+    const auto factor = factorise(hessian, "test", pool);
+    ASSERT_TRUE(factor.ok());
+    std::vector<uint8_t> swept(static_cast<size_t>(rows * choice_row_bytes(cols)));
+    choose_uppers(*factor, w, rows, rule, pool, swept);
+    auto choice = swept;
+    EXPECT_GT(descend(hessian, w, rows, rule, pool, choice), 0);
+    double before = 0, after = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      const uint16_t* row = w.data() + r * cols;
+      const auto error_of = [&](const std::vector<uint8_t>& bits, int64_t flipped) {
+        return output_error(h, row, cols,
+                            [&](int64_t c) { return upper_of(row[c], chosen(bits, cols, r, c) != (c == flipped)); });
+      };
+      const double mine = error_of(choice, -1);
+      before += error_of(swept, -1);
+      after += mine;
+      for (int64_t c = 0; c < cols; ++c) {
+        const bool fixed = rule == UpperRule::kRestricted && (row[c] & 0x80) != 0;
+        if (fixed) {
+          ASSERT_FALSE(chosen(choice, cols, r, c));
+        } else {
+          ASSERT_GE(error_of(choice, c), mine * (1 - 1e-4)) << "row " << r << " column " << c;
+        }
+      }
+    }
+    EXPECT_LT(after, (rule == UpperRule::kFree ? 0.97 : 0.99) * before);
+    ThreadPool other(3);
+    auto again = swept;
+    descend(hessian, w, rows, rule, other, again);
+    EXPECT_EQ(again, choice);
+    EXPECT_EQ(descend(hessian, w, rows, rule, pool, choice), 0);  // nothing is left to do
+  }
+}
+
 TEST(Gptq, TheSameForAnyNumberOfThreads) {
   const int64_t rows = 101, cols = 131, tokens = 700;
   const auto x = inputs(tokens, cols, 5);
@@ -249,9 +296,9 @@ TEST(Gptq, OverflowingInputsAreAnErrorThatNamesTheLayer) {
   std::vector<float> x(8, 1.0f);
   x[3] = INFINITY;
   hessian.add(x.data(), 1, pool);
-  const auto factor = factorise(hessian, 0.01, "model.layers.3.mlp.down_proj", pool);
-  ASSERT_FALSE(factor.ok());
-  EXPECT_NE(factor.error().message.find("model.layers.3.mlp.down_proj"), std::string::npos);
+  const Status finished = hessian.finish(0.01, "model.layers.3.mlp.down_proj");
+  ASSERT_FALSE(finished.ok());
+  EXPECT_NE(finished.error().message.find("model.layers.3.mlp.down_proj"), std::string::npos);
 }
 
 TEST(Hessian, IsTheGramMatrixOfAllItsInputs) {
@@ -279,7 +326,7 @@ TEST(Kernels, AllInstructionSetsAgree) {
   std::vector<double> c(a.size());
   for (size_t i = 0; i < a.size(); ++i)
     a[i] = static_cast<float>(small(random)), b[i] = static_cast<float>(small(random)), c[i] = a[i];
-  std::vector<float> expected;
+  std::vector<float> expected, descended;
   for (const auto* const* k = calibrate::all_kernels(); *k != nullptr; ++k) {
     std::vector<float> out(calibrate::kPanel * calibrate::kPanel, 1.0f);
     (*k)->add_product_f32(a.data(), b.data(), depth, out.data(), calibrate::kPanel);
@@ -298,6 +345,19 @@ TEST(Kernels, AllInstructionSetsAgree) {
     std::vector<double> square(calibrate::kPanel * calibrate::kPanel, 1.0);
     (*k)->add_product_f64(c.data(), c.data(), depth, square.data(), calibrate::kPanel);
     EXPECT_EQ(square[1], square[calibrate::kPanel]) << (*k)->name;
+    // One row's descent on whole numbers: the same flips, gradients and errors from every instruction set.
+    std::vector<float> error(b.begin(), b.begin() + 30), flip(a.begin(), a.begin() + 30), gradient(calibrate::kPanel);
+    std::vector<float> h(out);
+    for (int i = 0; i < calibrate::kPanel; ++i) h[static_cast<size_t>(i * (calibrate::kPanel + 1))] += 500.0f;
+    for (int i = 0; i < 30; ++i) {
+      for (int j = 0; j < calibrate::kPanel; ++j)
+        gradient[static_cast<size_t>(j)] +=
+            error[static_cast<size_t>(i)] * h[static_cast<size_t>(i * calibrate::kPanel + j)];
+    }
+    const int64_t taken = (*k)->descend({30, h.data(), calibrate::kPanel, error.data(), flip.data(), gradient.data()});
+    EXPECT_GT(taken, 0) << (*k)->name;
+    if (descended.empty()) descended = gradient;
+    EXPECT_EQ(gradient, descended) << (*k)->name;
   }
 }
 

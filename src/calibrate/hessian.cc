@@ -1,6 +1,8 @@
 #include "calibrate/hessian.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 
 #include "calibrate/kernels.h"
 
@@ -48,6 +50,45 @@ void Hessian::add(const float* x, int64_t rows, ThreadPool& threads) {
       }
     });
   }
+}
+
+Status Hessian::finish(double damping, const std::string& name) {
+  double mean = 0;
+  for (int64_t i = 0; i < cols_; ++i) mean += at(i, i);
+  mean /= static_cast<double>(cols_);
+  if (!std::isfinite(mean)) {
+    return error(ErrorCode::kInvalidInput,
+                 "{}: the layer's inputs overflow over the calibration text; use --calibrate none", name);
+  }
+  const auto damp = static_cast<float>(mean > 0 ? damping * mean : 1.0);
+  for (int64_t i = 0; i < padded_; ++i) {
+    for (int64_t j = i + 1; j < padded_; ++j) {
+      sums_[static_cast<size_t>(i * padded_ + j)] = sums_[static_cast<size_t>(j * padded_ + i)];
+    }
+    if (i < cols_) sums_[static_cast<size_t>(i * padded_ + i)] += damp;
+  }
+  panels_.clear();
+  panels_.shrink_to_fit();
+  return ok_status();
+}
+
+double hessian_flops_a_second(ThreadPool& threads) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kDepth = 256;
+  constexpr int kRounds = 400;  // 0.2 GFLOP a thread
+  std::vector<float> a(kDepth * kPanel, 1.0f), b(kDepth * kPanel, 1e-3f);
+  const auto round = [&] {
+    const auto start = Clock::now();
+    threads.run([&](int) {
+      std::vector<float> sums(kPanel * kPanel);
+      for (int i = 0; i < kRounds; ++i) {
+        calibrate::kernels().add_product_f32(a.data(), b.data(), kDepth, sums.data(), kPanel);
+      }
+    });
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  const double seconds = std::min(round(), round());
+  return 2.0 * kDepth * kPanel * kPanel * kRounds * threads.size() / seconds;
 }
 
 }  // namespace nfp

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "base/thread_pool.h"
 
 namespace nfp {
@@ -16,17 +18,26 @@ class Hessian {
   // Adds `rows` inputs. x: [rows, cols]. The result does not depend on the number of threads.
   void add(const float* x, int64_t rows, ThreadPool& threads);
 
+  // Once all inputs are added: adds `damping` times the mean diagonal to the diagonal (all zeros become the identity),
+  // so that H can be factorised, and fills the half above it. Error: H is not finite (`name` says of what).
+  Status finish(double damping, const std::string& name);
+
   int64_t cols() const { return cols_; }
+  int64_t padded() const { return padded_; }                                // cols rounded up to whole panels
+  const float* row(int64_t i) const { return sums_.data() + i * padded_; }  // [padded], whole once finished
   int64_t tokens() const { return tokens_; }
-  float at(int64_t i, int64_t j) const;
+  float at(int64_t i, int64_t j) const;  // before finish too
   size_t bytes() const { return sums_.size() * sizeof(float); }
 
  private:
   int64_t cols_ = 0;
-  int64_t padded_ = 0;  // cols rounded up to whole panels
+  int64_t padded_ = 0;
   int64_t tokens_ = 0;
-  std::vector<float> sums_;  // [padded, padded], only tiles at and below the diagonal
+  std::vector<float> sums_;  // [padded, padded]; before finish only tiles at and below the diagonal
   std::vector<float> panels_;
 };
+
+// Floating-point operations a second that the threads reach together in a short run (about 50 ms) of add's inner loop.
+double hessian_flops_a_second(ThreadPool& threads);
 
 }  // namespace nfp

@@ -1,4 +1,4 @@
-// The arithmetic of calibration: three small loops, compiled once for each instruction set and chosen at run time.
+// The arithmetic of calibration: four small loops, compiled once for each instruction set and chosen at run time.
 //
 // A panel is [depth][kPanel], zero where a matrix ends. Every result is summed in one fixed order, so nothing depends
 // on how work is shared among threads.
@@ -23,6 +23,16 @@ struct SweepTile {
   float* error = nullptr;         // out: weight - chosen
 };
 
+// One row of a matrix, columns in their own order.
+struct DescentRow {
+  int64_t cols = 0;
+  const float* hessian = nullptr;  // [cols, stride], symmetric
+  int64_t stride = 0;              // a multiple of kPanel
+  float* error = nullptr;          // [cols] weight - chosen
+  float* flip = nullptr;           // [cols] what taking the other neighbour adds to the error; 0 = no choice
+  float* gradient = nullptr;       // [stride] sum over i of error_i H_ij
+};
+
 struct Kernels {
   std::string_view name;
   int lanes = 0;
@@ -32,6 +42,8 @@ struct Kernels {
   // Solves L y = x for the kPanel columns of x, in place. l: lower triangle [size, size] of row stride `stride`.
   void (*solve_lower_f64)(const double* l, int64_t stride, int64_t size, double* x);
   void (*sweep)(const SweepTile& tile);
+  // Column after column, takes the other neighbour where that lowers error H error^T. Returns how many it took.
+  int64_t (*descend)(const DescentRow& row);
 };
 
 // The best that this machine has.

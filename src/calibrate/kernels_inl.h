@@ -95,6 +95,23 @@ void sweep(const SweepTile& tile) {
   }
 }
 
+int64_t descend(const DescentRow& row) {
+  constexpr int64_t kWidth = sizeof(F32) / sizeof(float);
+  int64_t taken = 0;
+  for (int64_t j = 0; j < row.cols; ++j) {
+    const float flip = row.flip[j];
+    const float* h = row.hessian + j * row.stride;
+    if (!(flip * (2.0f * row.gradient[j] + flip * h[j]) < 0.0f)) continue;
+    ++taken;
+    row.error[j] += flip;
+    row.flip[j] = -flip;
+    for (int64_t i = 0; i < row.stride; i += kWidth) {
+      store(row.gradient + i, load<F32>(row.gradient + i) + flip * load<F32>(h + i));
+    }
+  }
+  return taken;
+}
+
 void add_product_f32(const float* a, const float* b, int64_t depth, float* c, int64_t stride) {
   add_product<F32>(a, b, depth, c, stride);
 }
@@ -104,7 +121,7 @@ void add_product_f64(const double* a, const double* b, int64_t depth, double* c,
 }
 
 constexpr Kernels kTable = {
-    NFP_KERNELS_NAME, 2 * NFP_VECTOR_BYTES / 4, add_product_f32, add_product_f64, solve_lower, sweep};
+    NFP_KERNELS_NAME, 2 * NFP_VECTOR_BYTES / 4, add_product_f32, add_product_f64, solve_lower, sweep, descend};
 
 }  // namespace
 }  // namespace nfp::calibrate

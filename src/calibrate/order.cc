@@ -107,6 +107,8 @@ class Prober {
 
 bool is_head(const Linear& linear) { return linear.type == GemmType::kHead; }
 
+double weights_of(const Linear& linear) { return static_cast<double>(linear.weight->n() * linear.weight->k()); }
+
 }  // namespace
 
 Result<std::vector<Sensitivity>> measure_order(Model& model, const TokenSequences& text, const OrderOptions& options,
@@ -117,7 +119,7 @@ Result<std::vector<Sensitivity>> measure_order(Model& model, const TokenSequence
   for (const auto& sequence : text) longest = std::max(longest, sequence.size());
   if (longest < 2) return error(ErrorCode::kInvalidInput, "no text to measure the layers' sensitivity on");
   std::vector<bool> before;
-  for (Linear* linear : linears) before.push_back(std::exchange(linear->fp8, false));
+  for (Linear* linear : linears) before.push_back(std::exchange(linear->fp8, false));  // a step's share stays 1
 
   const auto measure = [&]() -> Result<std::vector<Sensitivity>> {
     const auto length = static_cast<int32_t>(longest);
@@ -161,11 +163,11 @@ Result<std::vector<Sensitivity>> measure_order(Model& model, const TokenSequence
   return order;
 }
 
-Result<double> set_fp8_share(Model& model, std::span<const Sensitivity> order, double share) {
+Status set_order(Model& model, std::span<const Sensitivity> order) {
   std::vector<Linear*> linears = model.linears();
   std::erase_if(linears, [](const Linear* linear) { return is_head(*linear); });
-  int64_t total = 0;
-  for (const Linear* linear : linears) total += linear->weight->n() * linear->weight->k();
+  double total = 0;
+  for (const Linear* linear : linears) total += weights_of(*linear);
   std::vector<Linear*> sorted;
   for (const Sensitivity& entry : order) {
     const auto found = std::find_if(linears.begin(), linears.end(),
@@ -176,15 +178,25 @@ Result<double> set_fp8_share(Model& model, std::span<const Sensitivity> order, d
     }
     sorted.push_back(*found);
   }
-  for (Linear* linear : linears) linear->fp8 = false;
-  int64_t taken = 0;
+  for (Linear* linear : linears) linear->fp8_from = 1.0;
+  double taken = 0;  // whole numbers below 2^53: exact
   for (Linear* linear : sorted) {
-    const int64_t weights = linear->weight->n() * linear->weight->k();
-    if (static_cast<double>(taken + weights) > share * static_cast<double>(total) + 0.5) break;
-    linear->fp8 = true;
-    taken += weights;
+    taken += weights_of(*linear);
+    linear->fp8_from = taken / total;
   }
-  return total > 0 ? static_cast<double>(taken) / static_cast<double>(total) : 0.0;
+  return ok_status();
+}
+
+Result<double> set_fp8_share(Model& model, std::span<const Sensitivity> order, double share) {
+  NFP_RETURN_IF_ERROR(set_order(model, order));
+  double total = 0, taken = 0;
+  for (Linear* linear : model.linears()) {
+    if (is_head(*linear)) continue;
+    linear->fp8 = linear->fp8_from <= share;
+    total += weights_of(*linear);
+    if (linear->fp8) taken += weights_of(*linear);
+  }
+  return total > 0 ? taken / total : 0.0;
 }
 
 std::string order_to_json(std::span<const Sensitivity> order) {

@@ -33,8 +33,12 @@ struct OrderOptions {
 Result<std::vector<Sensitivity>> measure_order(Model& model, const TokenSequences& text, const OrderOptions& options,
                                                ThreadPool& threads, const ProgressCallback& progress);
 
-// Puts the longest prefix of `order` that has at most `share` (0..1) of the linear layers' weights in the FP8 set, and
-// all other layers but the head out of it. Returns the share reached. Error: an order for another model.
+// Sets every linear layer's fp8_from, so that a step's share (ForwardArgs::fp8_share) runs a prefix of `order` in FP8.
+// Layers that the order does not name come last. Error: an order for another model.
+Status set_order(Model& model, std::span<const Sensitivity> order);
+
+// The same, and no step has more than `share` (0..1) in FP8: the longest prefix of that share at most is the FP8 set,
+// and all other layers but the head are out of it. Returns the share reached.
 Result<double> set_fp8_share(Model& model, std::span<const Sensitivity> order, double share);
 
 // [{"matrices": [...], "weights": n, "kld": x}, ...]

@@ -103,16 +103,23 @@ std::string plot(const std::string& x_label, const std::string& y_label, double 
 
 std::string share_plot(const Evaluation& evaluation) {
   Curve calibrated{"calibrated", kColours[0], false, {{0, 0}}};
+  Curve activations{"calibrated, E4M3 activations", kColours[3], false, {}};
   Curve nearest{"nearest", kColours[1], false, {}}, channel{"per channel", kColours[2], false, {}};
   for (const FormResult& form : evaluation.forms) {
-    if (form.precision != Precision::kFp8 || !form.result.kld) continue;
+    if (is_exact(form.precision) || !form.result.kld) continue;
     const Point point = {form.share * 100, form.result.kld->mean};
+    const bool rounded = form.precision == Precision::kFp8W8A8;
+    if (rounded && form.weights == "calibrated") activations.points.push_back(point);
+    if (rounded || form.activations != "16/32 bit") continue;
     if (form.weights == "calibrated") calibrated.points.push_back(point);
     if (form.weights == "nearest") nearest.points.push_back(point);
     if (form.weights == "per channel") channel.points.push_back(point);
   }
-  std::sort(calibrated.points.begin(), calibrated.points.end(), [](Point a, Point b) { return a.x < b.x; });
+  for (Curve* curve : {&calibrated, &activations}) {
+    std::sort(curve->points.begin(), curve->points.end(), [](Point a, Point b) { return a.x < b.x; });
+  }
   std::vector<Curve> curves = {nearest, channel};
+  if (!activations.points.empty()) curves.insert(curves.begin(), activations);
   if (calibrated.points.size() > 1) curves.insert(curves.begin(), calibrated);
   return plot("weights in FP8, %", "KL divergence from FP16, nats", 100, curves);
 }
@@ -168,10 +175,16 @@ std::string evaluation_to_json(const Evaluation& evaluation) {
                                  {"calibration", evaluation.calibration}};
   const double base = evaluation.forms.front().result.perplexity;
   for (const FormResult& form : evaluation.forms) {
-    nlohmann::ordered_json row = {
-        {"weights", form.weights},      {"precision", name_of(form.precision)}, {"fp8_share", form.share},
-        {"chunks", form.result.chunks}, {"scored_tokens", form.result.scored},  {"perplexity", form.result.perplexity},
-        {"error", form.result.error},   {"change_percent", change(form, base)}, {"seconds", form.result.seconds}};
+    nlohmann::ordered_json row = {{"weights", form.weights},
+                                  {"precision", name_of(form.precision)},
+                                  {"activations", form.activations},
+                                  {"fp8_share", form.share},
+                                  {"chunks", form.result.chunks},
+                                  {"scored_tokens", form.result.scored},
+                                  {"perplexity", form.result.perplexity},
+                                  {"error", form.result.error},
+                                  {"change_percent", change(form, base)},
+                                  {"seconds", form.result.seconds}};
     if (form.result.kld) {
       row["kld_mean"] = form.result.kld->mean;
       row["kld_error"] = form.result.kld->mean_error;
@@ -203,11 +216,11 @@ std::string evaluation_to_html(const Evaluation& evaluation) {
       base.result.error);
   if (!evaluation.calibration.empty()) html += " Calibrated on " + escape(evaluation.calibration) + ".";
   html +=
-      "</p><table><tr><th>weights<th>precision<th>in FP8<th>perplexity<th>change<th>KL mean<th>KL 99 %<th>same "
+      "</p><table><tr><th>weights<th>activations<th>in FP8<th>perplexity<th>change<th>KL mean<th>KL 99 %<th>same "
       "top</tr>";
   for (const FormResult& form : evaluation.forms) {
     html += fmt::format("<tr><td>{}<td>{}<td>{:.0f} %<td>{:.4f}<td>{:+.2f} %", escape(form.weights),
-                        name_of(form.precision), form.share * 100, form.result.perplexity,
+                        escape(form.activations), form.share * 100, form.result.perplexity,
                         change(form, base.result.perplexity));
     if (form.result.kld) {
       html += fmt::format("<td>{:.5f}<td>{:.4f}<td>{:.1f} %</tr>", form.result.kld->mean, form.result.kld->p99,

@@ -17,7 +17,7 @@ using TokenSequences = std::vector<std::vector<int32_t>>;
 
 struct SelfTextOptions {
   int32_t sequences = 32;
-  int32_t length = 256;        // tokens of each, its start included
+  int32_t length = 128;        // tokens of each, its start included
   uint64_t seed = 0;           // of starts and of sampling: the same text each time
   std::optional<int32_t> bos;  // before every start, where the tokenizer adds one
 };

@@ -142,6 +142,7 @@ Precision Engine::choose_precision(StepPlan& plan) {
   load.recent_ttft_s = recent_ttft_s_;
   load.step_index = totals_.steps;
   const Precision wanted = policy_->choose(load);
+  if (!is_exact(wanted)) plan.fp8_share = policy_->fp8_share(load);
 
   const auto is_class = [](PrecisionClass kind) {
     return [kind](const ScheduledSequence& item) { return item.sequence->request.precision == kind; };

@@ -171,7 +171,7 @@ Result<BatchView> ModelRunner::upload_batch(const StepPlan& plan) {
 
 Result<StepOutput> ModelRunner::run(const StepPlan& plan, Precision precision) {
   NFP_ASSIGN_OR_RETURN(const BatchView batch, upload_batch(plan));
-  model_.forward({batch, precision, cache_.get()});
+  model_.forward({.batch = batch, .precision = precision, .cache = cache_.get(), .fp8_share = plan.fp8_share});
   StepOutput output;
   NFP_RETURN_IF_ERROR(sample_rows(plan, precision, output));
   const auto scores = [](const ScheduledSequence& item) {

@@ -153,7 +153,8 @@ Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> token
     const auto feed = static_cast<size_t>(std::max(1, options.max_feed));
     for (size_t done = 0; done < ctx; done += feed) {
       const size_t count = std::min(feed, ctx - done);
-      NFP_RETURN_IF_ERROR(runner->feed(std::span(part).subspan(done, count), options.precision));
+      NFP_RETURN_IF_ERROR(
+          runner->feed(std::span(part).subspan(done, count), options.precision, {0, -1, options.observer}));
       const size_t from = std::max(done, first);
       const size_t to = std::min(done + count, ctx - 1);
       if (from < to) {

@@ -25,8 +25,9 @@ struct PerplexityOptions {
   Precision precision = Precision::kFp16;
   int32_t max_feed = 512;  // tokens a step
   DType kv_dtype = DType::kF16;
-  std::string save_base;  // write every scored distribution here
-  std::string kld_base;   // compare with the distributions saved here
+  LinearObserver* observer = nullptr;  // of every linear layer's inputs; null = none
+  std::string save_base;               // write every scored distribution here
+  std::string kld_base;                // compare with the distributions saved here
 };
 
 struct KldResult {

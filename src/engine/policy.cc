@@ -1,5 +1,6 @@
 #include "engine/policy.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace nfp {
@@ -24,6 +25,22 @@ class ThresholdPolicy final : public PrecisionPolicy {
 
  private:
   int32_t threshold_;
+  Precision fp8_;
+};
+
+class GradedPolicy final : public PrecisionPolicy {
+ public:
+  GradedPolicy(int32_t low, int32_t high, Precision fp8) : low_(low), high_(high), fp8_(fp8) {}
+  std::string name() const override { return fmt::format("graded:{}:{}", low_, high_); }
+  Precision choose(const StepLoad& load) override { return load.step_tokens > low_ ? fp8_ : Precision::kFp16; }
+  double fp8_share(const StepLoad& load) override {
+    const double over = static_cast<double>(load.step_tokens) - low_;
+    return std::clamp(over / (static_cast<double>(high_) - low_), 0.0, 1.0);
+  }
+  bool needs_order() const override { return true; }
+
+ private:
+  int32_t low_, high_;
   Precision fp8_;
 };
 
@@ -63,8 +80,23 @@ Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Pre
     if (threshold) return Pointer(std::make_unique<ThresholdPolicy>(count, fp8));
     return Pointer(std::make_unique<AlternatePolicy>(count, fp8));
   }
+  if (colon != std::string_view::npos && kind == "graded") {
+    const std::string_view rest = text.substr(colon + 1);
+    const size_t second = rest.find(':');
+    if (second == std::string_view::npos) {
+      return error(ErrorCode::kUsage, "precision policy '{}': use graded:LOW:HIGH, tokens of a step", text);
+    }
+    NFP_ASSIGN_OR_RETURN(const int32_t low, parse_count(text, rest.substr(0, second), 0));
+    NFP_ASSIGN_OR_RETURN(const int32_t high, parse_count(text, rest.substr(second + 1), 1));
+    if (high <= low) {
+      return error(ErrorCode::kUsage, "precision policy '{}': {} must be more than {}", text, high, low);
+    }
+    return Pointer(std::make_unique<GradedPolicy>(low, high, fp8));
+  }
   return error(ErrorCode::kUsage,
-               "precision policy '{}' is unknown; use fp16, fp8, fp8-w8a8, threshold:TOKENS or alternate:STEPS", text);
+               "precision policy '{}' is unknown; use fp16, fp8, fp8-w8a8, threshold:TOKENS, graded:LOW:HIGH or "
+               "alternate:STEPS",
+               text);
 }
 
 }  // namespace nfp

@@ -23,6 +23,24 @@ TEST(Policy, ThresholdIsOverNTokens) {
   EXPECT_FALSE((*policy)->fixed());
 }
 
+TEST(Policy, GradedSharesGrowWithTheStep) {
+  auto policy = parse_policy("graded:100:300", Precision::kFp8W8A8);
+  ASSERT_TRUE(policy.ok());
+  EXPECT_EQ((*policy)->name(), "graded:100:300");
+  EXPECT_TRUE((*policy)->needs_order());
+  EXPECT_FALSE((*policy)->fixed());
+  EXPECT_EQ((*policy)->choose({.step_tokens = 100}), Precision::kFp16);
+  EXPECT_EQ((*policy)->choose({.step_tokens = 101}), Precision::kFp8W8A8);
+  EXPECT_DOUBLE_EQ((*policy)->fp8_share({.step_tokens = 150}), 0.25);
+  EXPECT_DOUBLE_EQ((*policy)->fp8_share({.step_tokens = 299}), 0.995);
+  EXPECT_DOUBLE_EQ((*policy)->fp8_share({.step_tokens = 300}), 1.0);
+  EXPECT_DOUBLE_EQ((*policy)->fp8_share({.step_tokens = 5000}), 1.0);
+  auto threshold = parse_policy("threshold:10");
+  ASSERT_TRUE(threshold.ok());
+  EXPECT_DOUBLE_EQ((*threshold)->fp8_share({.step_tokens = 11}), 1.0);
+  EXPECT_FALSE((*threshold)->needs_order());
+}
+
 TEST(Policy, AlternatesEveryN) {
   auto policy = parse_policy("alternate:2");
   std::string pattern;
@@ -31,8 +49,9 @@ TEST(Policy, AlternatesEveryN) {
 }
 
 TEST(Policy, BadNamesAreUsageErrors) {
-  for (const char* text : {"", "fp4", "threshold", "threshold:", "threshold:x", "threshold:-1", "threshold:99999999999",
-                           "alternate:0", "slo:1", "threshold:5 "}) {
+  for (const char* text :
+       {"", "fp4", "threshold", "threshold:", "threshold:x", "threshold:-1", "threshold:99999999999", "alternate:0",
+        "slo:1", "threshold:5 ", "graded:5", "graded:5:5", "graded:9:5", "graded::5", "graded:1:2:3"}) {
     auto policy = parse_policy(text);
     ASSERT_FALSE(policy.ok()) << text;
     EXPECT_EQ(policy.error().code, ErrorCode::kUsage);

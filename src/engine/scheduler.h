@@ -35,6 +35,7 @@ struct StepPlan {
   std::vector<ScheduledSequence> items;
   int32_t tokens = 0;
   int32_t prefill_tokens = 0;
+  double fp8_share = 1.0;            // of the weights in FP8, should the step run in FP8 (the policy's choice)
   std::vector<Sequence*> preempted;  // in this call; they wait again
   std::vector<Sequence*> admitted;   // in this call
 };

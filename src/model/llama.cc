@@ -51,6 +51,7 @@ class Llama final : public Model {
   Buffer cos_sin_;                   // f32 [positions, head_dim]
 
   LinearObserver* observer_ = nullptr;  // of the forward under way
+  double share_ = 1.0;                  // likewise
 
   // Activations of one step.
   Buffer x_;         // residual stream [tokens, hidden]
@@ -142,7 +143,7 @@ void Llama::multiply(const Linear& linear, const Buffer& x, int32_t rows, Precis
   backend_.linear({.weight = linear.weight.get(),
                    .x = x.data(),
                    .rows = rows,
-                   .precision = linear.at(step),
+                   .precision = linear.at(step, share_),
                    .epilogue = epilogue,
                    .activation = config_.activation,
                    .consumer = consumer,
@@ -155,12 +156,13 @@ void Llama::forward(const ForwardArgs& args) {
   const Precision step = args.precision;
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
   observer_ = args.observer;
+  share_ = args.fp8_share;
   if (args.first_layer == 0) {
     backend_.embed({embedding_.weight.get(), args.batch.token_ids, rows, 1.0f, x_.data()});
   }
   for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    norm(layer.attention_norm, x_, rows, layer.qkv.at(step), normed_);
+    norm(layer.attention_norm, x_, rows, layer.qkv.at(step, share_), normed_);
     multiply(layer.qkv, normed_, rows, step, Epilogue::kStore, qkv_);
     backend_.rope({.qkv = qkv_.data(),
                    .heads = config_.heads,
@@ -184,10 +186,10 @@ void Llama::forward(const ForwardArgs& args) {
                         .layer = i,
                         .batch = args.batch,
                         .out = attended_.data(),
-                        .consumer = layer.output.at(step)});
+                        .consumer = layer.output.at(step, share_)});
     multiply(layer.output, attended_, rows, step, Epilogue::kAdd, x_);
-    norm(layer.mlp_norm, x_, rows, layer.gate_up.at(step), normed_);
-    multiply(layer.gate_up, normed_, rows, step, Epilogue::kGatedActivation, mlp_, layer.down.at(step));
+    norm(layer.mlp_norm, x_, rows, layer.gate_up.at(step, share_), normed_);
+    multiply(layer.gate_up, normed_, rows, step, Epilogue::kGatedActivation, mlp_, layer.down.at(step, share_));
     multiply(layer.down, mlp_, rows, step, Epilogue::kAdd, x_);
   }
 }

@@ -27,22 +27,25 @@ struct Linear {
   int32_t layer = 0;
   std::vector<std::string> names;  // of the stacked matrices, in their order, without ".weight"
   bool fp8 = true;                 // member of the set that computes in FP8 in an FP8 step
+  double fp8_from = 0;  // least share of its weights that a step must compute in FP8 for this to be among them
 
-  Precision at(Precision step) const { return fp8 ? step : Precision::kFp16; }
+  // share: of the weights that the step computes in FP8, 0..1.
+  Precision at(Precision step, double share = 1.0) const { return fp8 && fp8_from <= share ? step : Precision::kFp16; }
 };
 
 // Told of each linear layer's inputs during a forward (calibration): device x is [rows, k], complete once the backend
-// is synchronized, and valid until the call returns.
+// is synchronized, and valid until the call returns. It may change x: nothing but this layer reads it.
 class LinearObserver {
  public:
   virtual ~LinearObserver() = default;
-  virtual void on_linear(const Linear& linear, const void* x, int32_t rows) = 0;
+  virtual void on_linear(const Linear& linear, void* x, int32_t rows) = 0;
 };
 
 struct ForwardArgs {
   BatchView batch;
   Precision precision = Precision::kFp16;
   KvCache* cache = nullptr;
+  double fp8_share = 1.0;  // of the linear layers' weights, in an FP8 step: Linear::fp8_from says which
   // Layers to run, first .. end-1; -1 = to the last. From 0 the tokens are embedded first (alone, where end is 0);
   // from a later layer the hidden states are those in Model::hidden().
   int32_t first_layer = 0;

@@ -16,6 +16,9 @@ if not os.path.isdir(sys.argv[2]):
     sys.exit(77)
 
 PROGRAM, TINY = sys.argv[1:3]
+# Calibrations are kept in the user's cache: not the real one's here.
+CACHE = tempfile.TemporaryDirectory(prefix="nfp-cache-")
+os.environ["XDG_CACHE_HOME"] = CACHE.name
 MODELS = [os.path.join(TINY, name) for name in sorted(os.listdir(TINY)) if os.path.isdir(os.path.join(TINY, name))]
 F16_MODEL = os.path.join(TINY, "llama-tied")
 

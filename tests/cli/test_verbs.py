@@ -144,7 +144,7 @@ class ConvertAndRestore(Scratch):
     def test_round_trip_is_bit_exact_and_runs(self):
         for model in MODELS:
             nested, back = self.path("nested-" + os.path.basename(model)), self.path("back-" + os.path.basename(model))
-            run("convert", model, nested)
+            run("convert", model, nested, "--calibrate", "none")
             config = json.load(open(os.path.join(nested, "config.json")))
             self.assertIn("nestedfp", config)
             self.assertEqual(config["quantization_config"]["quant_method"], "compressed-tensors")
@@ -156,6 +156,37 @@ class ConvertAndRestore(Scratch):
             self.assertEqual(one, two, model)
             run("restore", nested, back)
             self.assertTrue(self.weights(back), model)
+
+    def test_small_models_are_calibrated_without_being_asked(self):
+        nested = self.path("nested")
+        run("convert", F16_MODEL, nested)
+        calibration = json.load(open(os.path.join(nested, "config.json")))["nestedfp"]["calibration"]
+        self.assertEqual((calibration["text"], calibration["rule"]), ("self", "free"))
+        one = run("generate", F16_MODEL, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
+        self.assertEqual(one, run("generate", nested, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0])
+        run("generate", nested, "-p", "a b c", "-n", "2", "--precision", "fp8", "--fp8-share", "0.5")
+        self.assertIn("UTF-8", failure("convert", F16_MODEL, self.path("other"), "--calibrate", PROGRAM))
+        self.assertFalse(os.path.exists(self.path("other")))
+
+    def test_inputs_that_overflow_are_an_error_and_write_nothing(self):
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
+        import numpy
+        import safetensors_file
+
+        broken = self.path("broken")
+        shutil.copytree(F16_MODEL, broken)
+        path = os.path.join(broken, [name for name in os.listdir(broken) if name.endswith(".safetensors")][0])
+        tensors = safetensors_file.read(path)
+        for name, (_, array) in list(tensors.items()):
+            if name.endswith("layernorm.weight"):
+                tensors[name] = ("F32", numpy.full(array.shape, 1e30, "<f4"))
+        safetensors_file.write(path, tensors)
+        line = failure("convert", broken, self.path("out"), "--calibrate", "self", "--calibrate-tokens", "256")
+        self.assertIn("overflow", line)
+        self.assertIn("model.layers.0.", line)
+        self.assertFalse(os.path.exists(self.path("out")))
+        # Not asked for, it is a warning, and the model is converted as it is.
+        self.assertIn("not calibrated", run("convert", broken, self.path("out"))[1])
 
     def test_an_f16_checkpoint_comes_back_bit_for_bit(self):
         sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
@@ -308,7 +339,7 @@ class Demo(Scratch):
         self.assertLess(answer["peak_memory_bytes"], fp16_size + 60 * 2**20 + kv)
 
     def test_convert_and_restore(self):
-        run("convert", DEMO, self.path("nested"), timeout=600)
+        run("convert", DEMO, self.path("nested"), "--calibrate", "none", timeout=600)
         one = run("generate", DEMO, "-p", "Once upon a time", "-n", "16", "-q")[0]
         self.assertEqual(one, run("generate", self.path("nested"), "-p", "Once upon a time", "-n", "16", "-q")[0])
         run("restore", self.path("nested"), self.path("plain"), timeout=600)

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "base/cpu_topology.h"
 #include "calibrate/calibrate.h"
 #include "flags.h"
 #include "io/model_source.h"
@@ -38,7 +39,7 @@ struct Flags {
     options.shard_bytes = static_cast<uint64_t>(shard_gb * 1e9);
     return options;
   }
-  int thread_count() const { return threads > 0 ? threads : ThreadPool::usable_cpus(); }
+  int thread_count() const { return threads > 0 ? threads : usable_cpu_count(); }
 };
 
 // Calibrates before anything is written; what was done already is in the user's cache.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/cpu_topology.h"
 #include "base/log.h"
 #include "calibrate/calibrate.h"
 #include "calibrate/estimate.h"
@@ -47,7 +48,7 @@ struct Flags {
     options.shard_bytes = static_cast<uint64_t>(shard_gb * 1e9);
     return options;
   }
-  int thread_count() const { return threads > 0 ? threads : ThreadPool::usable_cpus(); }
+  int thread_count() const { return threads > 0 ? threads : usable_cpu_count(); }
 };
 
 // What --calibrate auto means here: self where it takes under a minute, else nothing and a word about it. A checkpoint

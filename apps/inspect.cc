@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "base/cpu_topology.h"
 #include "flags.h"
 #include "model/config.h"
 #include "progress_bar.h"
@@ -148,7 +149,7 @@ void print_text(const Flags& flags, const ModelConfig& config, const ModelSource
 Status run(const Flags& flags) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
-  ThreadPool threads(ThreadPool::usable_cpus());
+  ThreadPool threads(usable_cpu_count());
   InspectReport report;
   {
     ProgressBar bar;

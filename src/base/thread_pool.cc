@@ -4,6 +4,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cassert>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -30,19 +32,6 @@ void wait_while_equal(const std::atomic<T>& value, T old) {
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
-std::vector<int> usable_cpu_list() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
-  }
-  if (cpus.empty()) cpus.push_back(0);
-  return cpus;
-}
-
 void pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -61,15 +50,12 @@ Range partition(int64_t count, int part, int parts, int64_t align) {
   return {std::min(first * align, count), std::min(last * align, count)};
 }
 
-int ThreadPool::usable_cpus() { return static_cast<int>(usable_cpu_list().size()); }
-
-ThreadPool::ThreadPool(int threads, bool pin) : threads_(std::max(1, threads)) {
-  const std::vector<int> cpus = usable_cpu_list();
+ThreadPool::ThreadPool(int threads, std::vector<int> cpus) : threads_(std::max(1, threads)), cpus_(std::move(cpus)) {
+  assert(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_));
   workers_.reserve(static_cast<size_t>(threads_ - 1));
   for (int i = 1; i < threads_; ++i) {
-    const int cpu = pin ? cpus[static_cast<size_t>(i) % cpus.size()] : -1;
-    workers_.emplace_back([this, i, cpu] {
-      if (cpu >= 0) pin_to(cpu);
+    workers_.emplace_back([this, i] {
+      if (!cpus_.empty()) pin_to(cpus_[static_cast<size_t>(i)]);
       worker(i);
     });
   }
@@ -83,6 +69,10 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run_erased(Function function, void* context) {
+  if (!cpus_.empty()) {
+    thread_local int bound = -1;
+    if (bound != cpus_[0]) pin_to(bound = cpus_[0]);
+  }
   if (threads_ == 1) {
     function(context, 0);
     return;

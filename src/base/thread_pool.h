@@ -24,8 +24,9 @@ Range partition(int64_t count, int part, int parts, int64_t align = 1);
 
 class ThreadPool {
  public:
-  // `threads` >= 1 counts the caller of run(). With `pin`, worker i is bound to the i-th CPU that this process may use.
-  explicit ThreadPool(int threads, bool pin = false);
+  // `threads` >= 1 counts the caller of run(). Where `cpus` is given, thread i is bound to cpus[i] (the caller, thread
+  // 0, when it calls run()).
+  explicit ThreadPool(int threads, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -53,15 +54,13 @@ class ThreadPool {
   // Inside run(): waits until every thread of the pool has come here.
   void barrier();
 
-  // CPUs that this process may use (affinity mask, not the machine's count).
-  static int usable_cpus();
-
  private:
   using Function = void (*)(void*, int);
   void run_erased(Function function, void* context);
   void worker(int thread);
 
   const int threads_;
+  const std::vector<int> cpus_;
   Function function_ = nullptr;
   void* context_ = nullptr;
   std::vector<std::thread> workers_;

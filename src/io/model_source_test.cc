@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "base/cpu_topology.h"
 #include "io/inspect.h"
 #include "io/test_util.h"
 
@@ -149,7 +150,7 @@ TEST(DemoModel, RowExponentsNestEveryMatrix) {
     GTEST_SKIP() << "NFP_DEMO_MODEL does not name the demo model";
   auto source = ModelSource::open(model);
   ASSERT_TRUE(source.ok()) << source.error().message;
-  ThreadPool threads(ThreadPool::usable_cpus());
+  ThreadPool threads(usable_cpu_count());
   auto report = inspect(**source, threads, {});
   ASSERT_TRUE(report.ok()) << report.error().message;
   EXPECT_EQ(report->total.matrices, 210);

@@ -14,7 +14,9 @@
 #include "backend/cpu/huge_pages.h"
 #include "backend/cpu/kv_cache.h"
 #include "backend/cpu/packed_weight.h"
+#include "backend/cpu/thread_count.h"
 #include "backend/cpu/token_history.h"
+#include "base/cpu_topology.h"
 
 namespace nfp {
 namespace {
@@ -30,7 +32,8 @@ class CpuGraph final : public Graph {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& kernels, int threads, bool pin) : threads_(threads, pin), executor_(kernels, threads_) {
+  CpuBackend(const KernelTable& kernels, int threads, std::vector<int> cpus)
+      : threads_(threads, std::move(cpus)), executor_(kernels, threads_) {
     info_.name = "cpu";
     info_.kernels = kernels.name;
     info_.threads = threads_.size();
@@ -171,8 +174,15 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
   const std::string name =
       from_environment != nullptr && *from_environment != '\0' ? from_environment : options.kernels;
   NFP_ASSIGN_OR_RETURN(const KernelTable* kernels, cpu::choose_kernels(name, cpu::detect_features()));
-  const int threads = options.threads > 0 ? options.threads : ThreadPool::usable_cpus();
-  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(*kernels, threads, options.pin));
+  const std::vector<CpuPlace> places = usable_cpus();
+  int threads = options.threads;
+  if (threads == 0) {
+    NFP_ASSIGN_OR_RETURN(threads, cpu::choose_thread_count(places, *kernels));
+  }
+  // With several memory nodes a thread must stay where its share of the weights is.
+  const bool pin = options.pin || count_nodes(places) > 1;
+  return std::unique_ptr<Backend>(
+      std::make_unique<CpuBackend>(*kernels, threads, pin ? thread_cpus(places, threads) : std::vector<int>()));
 }
 
 }  // namespace nfp

@@ -302,8 +302,7 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   const int64_t k = weight.k();
   const Preparation prepare = preparation_of(args, kernels_);
   const PreparedInput input = carve(args, prepare, prepared);
-  const int64_t align = weight.interleaved() ? 2 : 1;
-  const Range panels = partition(static_cast<int64_t>(weight.panels().size()), thread, threads_.size(), align);
+  const Range panels = weight.share(thread, threads_.size());
   if (panels.empty()) return;
   LinearTask task;
   task.panels = weight.panels().data();

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "backend/cpu/cpu_features.h"
 #include "backend/cpu/huge_pages.h"
+#include "base/cpu_topology.h"
 #include "base/thread_pool.h"
 
 namespace nfp::cpu {
@@ -56,7 +58,7 @@ double bandwidth_of(ThreadPool& pool, double seconds, const Mapping& memory, con
 
 Result<MachineCeilings> measure_machine(const MachineOptions& options) {
   NFP_ASSIGN_OR_RETURN(const KernelTable* kernels, choose_kernels("", detect_features()));
-  ThreadPool pool(options.threads > 0 ? options.threads : ThreadPool::usable_cpus(), options.pin);
+  ThreadPool pool(options.threads > 0 ? options.threads : usable_cpu_count());
   MachineCeilings ceilings;
   ceilings.fma_gflops = rate_of(pool, options.seconds, kernels->fma_loop) * 1e-9;
   if (const auto bf16 = choose_kernels("avx512bf16", detect_features()); bf16.ok()) {
@@ -70,6 +72,28 @@ Result<MachineCeilings> measure_machine(const MachineOptions& options) {
     (huge ? ceilings.read_gbs : ceilings.read_small_gbs) = bandwidth_of(pool, options.seconds, memory, *kernels) * 1e-9;
   }
   return ceilings;
+}
+
+Result<std::vector<ThreadRate>> measure_thread_rates(std::span<const int> counts, const std::vector<CpuPlace>& places,
+                                                     const KernelTable& kernels) {
+  constexpr size_t kBytes = size_t{128} << 20;
+  constexpr double kSeconds = 0.015;
+  NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(kBytes));
+  std::vector<ThreadRate> rates;
+  for (const int count : counts) {
+    // Threads of its own, so that binding the first one leaves the caller free.
+    std::thread([&] {
+      ThreadPool pool(count, thread_cpus(places, count));
+      if (rates.empty()) {
+        pool.parallel_for(static_cast<int64_t>(kBytes), 4096, [&](Range range) {
+          std::memset(memory.as<char>() + range.begin, 1, static_cast<size_t>(range.size()));
+        });
+      }
+      rates.push_back({count, bandwidth_of(pool, kSeconds, memory, kernels) * 1e-9,
+                       rate_of(pool, kSeconds, kernels.fma_loop) * 1e-9});
+    }).join();
+  }
+  return rates;
 }
 
 }  // namespace nfp::cpu

@@ -1,13 +1,16 @@
 // What this machine can do at most, measured on the same threads as the work that is compared with it.
 #pragma once
 
+#include <span>
+#include <vector>
+
+#include "backend/cpu/thread_count.h"
 #include "base/result.h"
 
 namespace nfp::cpu {
 
 struct MachineOptions {
-  int threads = 0;  // 0 = as many as this process may use
-  bool pin = false;
+  int threads = 0;         // 0 = as many as this process may use
   double seconds = 0.2;    // a measurement
   size_t megabytes = 512;  // read by the bandwidth measurement, more than the caches hold where memory allows
 };
@@ -20,5 +23,9 @@ struct MachineCeilings {
 };
 
 Result<MachineCeilings> measure_machine(const MachineOptions& options);
+
+// Both rates with each of these numbers of threads, bound to CPUs as thread_cpus says.
+Result<std::vector<ThreadRate>> measure_thread_rates(std::span<const int> counts, const std::vector<CpuPlace>& places,
+                                                     const KernelTable& kernels);
 
 }  // namespace nfp::cpu

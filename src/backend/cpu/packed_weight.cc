@@ -189,7 +189,8 @@ Result<std::unique_ptr<LinearWeight>> pack_weight(const LinearSpec& spec, Arena&
 
   std::mutex mutex;
   std::optional<Error> failure;
-  threads.parallel_for(static_cast<int64_t>(panels.size()), 1, [&](Range range) {
+  threads.run([&](int thread) {
+    const Range range = weight->share(thread, threads.size());
     Staging staging;
     for (int64_t i = range.begin; i < range.end; ++i) {
       const auto at = static_cast<size_t>(i);

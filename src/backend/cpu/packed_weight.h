@@ -21,6 +21,11 @@ class PackedWeight final : public LinearWeight {
   // In order of columns; interleaved weights alternate between the panels of the first part and of the second.
   const std::vector<Panel>& panels() const { return panels_; }
   bool interleaved() const { return interleaved_; }
+  // The part that a thread packs when the weight is loaded and multiplies with in each step: memory is taken from the
+  // node of the thread that touches it first.
+  Range share(int thread, int threads) const {
+    return partition(static_cast<int64_t>(panels_.size()), thread, threads, interleaved_ ? 2 : 1);
+  }
   bool holds(PanelKind kind) const { return holds_[static_cast<size_t>(kind)]; }
   // Row `row` of [n, k], exactly, times `factor`.
   void read_row(int64_t row, float factor, float* out) const;

@@ -130,7 +130,8 @@ void add_tune(CLI::App& app, Status& status) {
       "  nestedfp tune ./Llama-3.1-8B --print --table llama-h200.json");
   verb->add_option("MODEL", flags->model,
                    "tune its layers: Hugging Face directory, nested checkpoint, .gguf file, or org/name");
-  verb->add_option("--shape", flags->shapes, "N,K: output and input features; may be given again");
+  verb->add_option("--shape", flags->shapes, "N,K: output and input features; may be given again")
+      ->allow_extra_args(false);
   verb->add_option("--modes", flags->modes, "of f16, bf16, e4m3, e4m3-promoted")->capture_default_str();
   verb->add_option("--tokens", flags->tokens, "token counts, with commas (default: every size that is kept)");
   verb->add_option("--candidates", flags->candidates, "kernels to time for each product, likeliest first")

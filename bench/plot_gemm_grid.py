@@ -69,7 +69,7 @@ def draw(rows, path, title):
         sys.exit("plot_gemm_grid: matplotlib is missing; pip install matplotlib (or use --table)")
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
-    plt.rcParams.update({"svg.hashsalt": "nestedfp", "font.size": 7})
+    plt.rcParams.update({"svg.hashsalt": "nestedfp", "svg.fonttype": "none", "font.size": 7})
     shapes = list(dict.fromkeys((row["n"], row["k"]) for row in rows))
     tokens = sorted({row["m"] for row in rows})
     by_place = {(row["n"], row["k"], row["m"]): row for row in rows}

@@ -16,7 +16,7 @@ Status check_call(const RowsCall& c) {
   const auto bad = [](std::string_view field, std::string_view rule) {
     return error(ErrorCode::kUsage, "rows: {} {}", field, rule);
   };
-  if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be positive");
+  if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be 1 to 2^31 - 1");
   if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 32768");
   if (c.x == nullptr || c.ldx < (c.source == RowsCall::Source::kSwiglu ? 2 * c.k : c.k))
     return bad("x", "is null, or ldx smaller than a row");
@@ -42,18 +42,23 @@ Status check_call(const RowsCall& c) {
   return ok_status();
 }
 
-Status launch(const void* function, int grid, int block, size_t shared, bool dependent, void** arguments,
+Status launch(const void* function, int grid, int cluster, int block, size_t shared, bool dependent, void** arguments,
               CUstream_st* stream) {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
   config.blockDim = dim3(static_cast<unsigned>(block));
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = dependent ? 1 : 0;
+  config.attrs = attributes;
+  if (dependent) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
   cudaError_t status = cudaSuccess;
   if (shared > 48 * 1024)
     status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -89,21 +94,26 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   p.per_token = c.scale.kind == Kind::kPerToken;
   p.pass = RowsPass::kOutputs;
 
-  // At most eight groups of columns a thread (kMaxColumns), in registers.
-  const int64_t groups = (c.k + 7) / 8;
+  // Groups of eight columns stay in registers: two a thread where several blocks can share a row (few rows leave most
+  // of the GPU idle), at most eight where they cannot.
+  constexpr int64_t kFewRows = 64;
+  p.blocks = 1;
+  while (c.m <= kFewRows && p.blocks < 4 && p.padded_k / p.blocks > 8192) p.blocks *= 2;
+  p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
+  const int groups = p.block_columns / 8;
   const int threads = groups <= 256 ? 256 : 512;
   int vectors = 1;
-  while (int64_t{vectors} * threads < groups) vectors *= 2;
+  while (vectors * threads < groups) vectors *= 2;
   const void* function = rows_function(vectors);
-  const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.padded_k : 0);
+  const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
+  const int grid = static_cast<int>(c.m) * p.blocks;
   void* arguments[] = {&p};
 
   if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kPerTensor) {
     // The residual is added once, in the first pass, and the second normalises what that stored.
     p.pass = RowsPass::kMagnitude;
     p.amax_out = c.scale.amax;
-    NFP_RETURN_IF_ERROR(
-        launch(function, static_cast<int>(c.m), threads, shared, c.dependent_launch, arguments, stream));
+    NFP_RETURN_IF_ERROR(launch(function, grid, p.blocks, threads, shared, c.dependent_launch, arguments, stream));
     p.pass = RowsPass::kOutputs;
     p.amax_out = nullptr;
     p.amax_in = c.scale.amax;
@@ -116,7 +126,7 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   } else if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kDelayed) {
     p.amax_out = c.scale.amax;
   }
-  return launch(function, static_cast<int>(c.m), threads, shared, c.dependent_launch, arguments, stream);
+  return launch(function, grid, p.blocks, threads, shared, c.dependent_launch, arguments, stream);
 }
 
 Status reset_amax(float* amax, CUstream_st* stream) {
@@ -133,7 +143,7 @@ Status update_delayed_scale(float* amax, float* history, int window, int64_t ste
   }
   int slot = static_cast<int>(step % window);
   void* arguments[] = {&amax, &history, &window, &slot, &margin, &scale};
-  return launch(delayed_function(), 1, 32, 0, true, arguments, stream);
+  return launch(delayed_function(), 1, 1, 32, 0, true, arguments, stream);
 }
 
 }  // namespace nfp::cuda

@@ -53,8 +53,9 @@ struct Totals {
   float sum;
   float largest;  // not negative
 };
-// Of the whole block, in a fixed order; every thread gets them.
-__device__ __forceinline__ Totals reduce(Totals v, float2* scratch) {
+// Of the whole row, in a fixed order; every thread gets them. Blocks of a cluster that share the row give theirs to
+// each other: `parts` has a place for each.
+__device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* parts, int blocks, uint32_t rank) {
   const auto warp = [&] {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
@@ -68,6 +69,18 @@ __device__ __forceinline__ Totals reduce(Totals v, float2* scratch) {
   const float2 other = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
   v = {other.x, other.y};
   warp();
+  if (blocks > 1) {
+    if (static_cast<int>(threadIdx.x) < blocks) {
+      const uint32_t place = ptx::shared_address(parts + rank);
+      ptx::store_cluster_8(ptx::map_to_rank(place, threadIdx.x), v.sum, v.largest);
+    }
+    ptx::cluster_sync();
+    v = {0.0f, 0.0f};
+    for (int i = 0; i < blocks; ++i) {
+      v.sum += parts[i].x;
+      v.largest = fmaxf(v.largest, parts[i].y);
+    }
+  }
   return v;
 }
 
@@ -75,9 +88,13 @@ __device__ __forceinline__ Totals reduce(Totals v, float2* scratch) {
 template <int kVectors>
 __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
-  __shared__ float2 scratch[32];
+  __shared__ float2 scratch[32], parts[kMaxRowBlocks];
   ptx::launch_dependents();
-  const int64_t token = blockIdx.x;
+  // A cluster of p.blocks blocks shares a token's row: this one has columns [begin, end) of it.
+  const int64_t token = blockIdx.x / p.blocks;
+  const uint32_t rank = blockIdx.x % p.blocks;
+  const int64_t begin = int64_t{rank} * p.block_columns;
+  const int64_t end = min(p.k, begin + p.block_columns);
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
   float v[kVectors][8];
   Totals totals{0.0f, 0.0f};
@@ -85,23 +102,24 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   // too few registers for that and go group by group.
   uint4 raw[kVectors], second[kVectors], weight[kVectors];
   const auto load = [&](int i) {
-    const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
     if (p.swiglu) {
-      const int64_t width = first < p.k ? p.k * 2 : 0;
+      const int64_t width = first < end ? end * 2 : 0;
       raw[i] = load8(x, first * 2, width, p.vectors);
       second[i] = load8(x, first * 2 + 8, width, p.vectors);
     } else {
-      raw[i] = load8(x, first, p.k, p.vectors);
+      raw[i] = load8(x, first, end, p.vectors);
       if (p.residual != nullptr)
-        second[i] = load8(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, p.k, p.vectors);
+        second[i] = load8(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, end, p.vectors);
     }
   };
   const auto load_weight = [&](int i) {
-    const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     weight[i] = make_uint4(0, 0, 0, 0);
-    if (p.weight != nullptr) weight[i] = load8(static_cast<const uint16_t*>(p.weight), first, p.k, p.vectors);
+    if (p.weight != nullptr) weight[i] = load8(static_cast<const uint16_t*>(p.weight), first, end, p.vectors);
   };
+  if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
   // The norm's weights do not depend on the kernel before; the rest may.
   if constexpr (kVectors <= 4) {
 #pragma unroll
@@ -114,7 +132,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int64_t first = (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     if constexpr (kVectors > 4) {
       load(i);
       load_weight(i);
@@ -129,7 +147,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         v[i][j] = widen(narrow(v[i][j] + other[j], p.bf16), p.bf16);  // the norm sees what the residual stream holds
-      store8(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, p.k, p.vectors, p.bf16, v[i]);
+      store8(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, end, p.vectors, p.bf16, v[i]);
     }
     if (p.weight != nullptr) {
       float w[8];
@@ -143,7 +161,9 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
   }
-  if (p.weight != nullptr || p.per_token || p.amax_out != nullptr) totals = reduce(totals, scratch);
+  if (p.weight != nullptr || p.per_token || p.amax_out != nullptr) {
+    totals = reduce(totals, scratch, parts, p.blocks, rank);
+  }
   if (p.weight != nullptr) {  // the norm's factor is the row's, so the largest magnitude needs no second reduction
     const float factor = rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon);
     totals.largest *= factor;
@@ -157,29 +177,31 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     auto* y = static_cast<uint16_t*>(p.y_f16) + token * p.ldy;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i)
-      store8(y, (int64_t{i} * blockDim.x + threadIdx.x) * 8, p.k, p.vectors, p.bf16, v[i]);
+      store8(y, begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8, end, p.vectors, p.bf16, v[i]);
   }
   if (p.pass == RowsPass::kOutputs && p.y_e4m3 == nullptr) return;
   const float largest = totals.largest;
-  if (p.amax_out != nullptr && threadIdx.x == 0) {  // magnitudes are not negative: their bits order like integers
+  if (p.amax_out != nullptr && threadIdx.x == 0 &&
+      rank == 0) {  // magnitudes are not negative: their bits order like integers
     atomicMax(reinterpret_cast<int*>(p.amax_out), __float_as_int(largest));
   }
   if (p.pass == RowsPass::kMagnitude) return;
   float scale = 1.0f;
   if (p.per_token) {
     scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
-    if (threadIdx.x == 0) p.scale[token] = scale;
+    if (threadIdx.x == 0 && rank == 0) p.scale[token] = scale;
   } else if (p.amax_in != nullptr) {
     scale = *p.amax_in > 0.0f ? *p.amax_in / kLargestE4m3 : 1.0f;
-    if (threadIdx.x == 0 && token == 0) *p.scale = scale;
+    if (threadIdx.x == 0 && token == 0 && rank == 0) *p.scale = scale;
   } else {
     scale = *p.scale;
   }
   const float inverse = 1.0f / scale;
+  const int columns = min(p.block_columns, p.padded_k - static_cast<int>(begin));  // of codes
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int first = static_cast<int>((i * blockDim.x + threadIdx.x) * 8);
-    if (first >= p.padded_k) continue;
+    if (first >= columns) continue;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {  // even k and its neighbour stay neighbours
       const float2 pair = make_float2(v[i][j] * inverse, v[i][j + 1] * inverse);
@@ -187,12 +209,12 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
           __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
   }
-  for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < p.padded_k; i += blockDim.x * 2) {
+  for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
     *reinterpret_cast<uint16_t*>(codes + i) = 0;  // padding past the last vector
   }
   __syncthreads();
-  uint8_t* out = p.y_e4m3 + token * p.ldy_e4m3;
-  for (int i = threadIdx.x * 16; i < p.padded_k; i += blockDim.x * 16) {
+  uint8_t* out = p.y_e4m3 + token * p.ldy_e4m3 + begin;
+  for (int i = threadIdx.x * 16; i < columns; i += blockDim.x * 16) {
     *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(codes + i);
   }
 }

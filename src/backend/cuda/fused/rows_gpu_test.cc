@@ -151,17 +151,16 @@ TEST_P(RowsGpu, MatchesFloat64) {
 
 using S = RowsCall::Source;
 using K = ActivationScale::Kind;
-INSTANTIATE_TEST_SUITE_P(Shapes, RowsGpu,
-                         ::testing::Values(Case{S::kPlain, false, false, K::kPerToken, 5, 4096},
-                                           Case{S::kPlain, false, true, K::kPerTensor, 70, 200},
-                                           Case{S::kNorm, false, false, K::kPerToken, 3, 5120},
-                                           Case{S::kNorm, true, false, K::kPerToken, 9, 577},
-                                           Case{S::kNorm, true, true, K::kPerTensor, 4, 14336},
-                                           Case{S::kNorm, true, true, K::kStatic, 2, 63},
-                                           Case{S::kSwiglu, false, false, K::kPerToken, 7, 14336},
-                                           Case{S::kSwiglu, false, true, K::kDelayed, 3, 1000},
-                                           Case{S::kPlain, false, false, K::kDelayed, 2, 32768},
-                                           Case{S::kPlain, false, false, K::kStatic, 1, 1}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, RowsGpu,
+    ::testing::Values(
+        Case{S::kPlain, false, false, K::kPerToken, 5, 4096}, Case{S::kPlain, false, true, K::kPerTensor, 70, 200},
+        Case{S::kNorm, false, false, K::kPerToken, 3, 5120}, Case{S::kNorm, true, false, K::kPerToken, 9, 577},
+        Case{S::kNorm, true, true, K::kPerTensor, 4, 14336}, Case{S::kNorm, true, true, K::kStatic, 2, 63},
+        Case{S::kSwiglu, false, false, K::kPerToken, 7, 14336}, Case{S::kSwiglu, false, true, K::kDelayed, 3, 1000},
+        Case{S::kPlain, false, false, K::kDelayed, 2, 32768}, Case{S::kNorm, false, true, K::kPerToken, 64, 17920},
+        Case{S::kNorm, true, true, K::kPerToken, 5, 30001}, Case{S::kSwiglu, false, true, K::kPerTensor, 3, 8328},
+        Case{S::kPlain, false, true, K::kStatic, 2, 16640}, Case{S::kPlain, false, false, K::kStatic, 1, 1}));
 
 }  // namespace
 }  // namespace nfp::cuda

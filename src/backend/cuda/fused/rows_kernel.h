@@ -10,6 +10,8 @@ enum class RowsPass : uint8_t {
   kMagnitude,  // kPerTensor's first: the largest magnitude (and y_f16), no codes
 };
 
+inline constexpr int kMaxRowBlocks = 8;
+
 struct RowsParams {
   const void* x;
   const void* weight;  // null unless a norm
@@ -22,6 +24,8 @@ struct RowsParams {
   int64_t ldx, ldr, ldy, ldy_e4m3;
   int64_t k;
   int padded_k;
+  int blocks;         // that share a row, in one cluster
+  int block_columns;  // of the row, for each of them: a multiple of 128
   float epsilon;
   bool swiglu;
   bool bf16;

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "base/mapping_guard.h"
 #include "verbs.h"
 
 namespace {
@@ -13,6 +14,7 @@ int exit_code(const nfp::Error& error) { return error.code == nfp::ErrorCode::kU
 }  // namespace
 
 int main(int argc, char** argv) {
+  nfp::install_mapping_guard();
   CLI::App app(
       "nestedfp: one 16-bit copy of a language model's weights, run in exact FP16 or in FP8, step by step.\n"
       "`nestedfp VERB --help` explains a verb and shows examples.",

@@ -46,7 +46,7 @@ function(nfp_python_test name script)
   endif()
   add_test(NAME ${name} COMMAND "${NFP_PYTHON}" "${script}" ${ARG_ARGS})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900 SKIP_RETURN_CODE 77
-    FIXTURES_REQUIRED "${ARG_FIXTURES}" ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
+    FIXTURES_REQUIRED "${ARG_FIXTURES}" ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1;NFP_SANITIZE=${NFP_SANITIZE}")
 endfunction()
 
 # A libFuzzer target: NAME.cc with LLVMFuzzerTestOneInput; SEEDS is a folder of inputs to start from. Without

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <ostream>
 
 #include "backend/cpu/cpu_backend.h"
 #include "engine/loaded_model.h"
@@ -27,6 +28,9 @@ std::vector<Case> all_cases() {
   }
   return cases;
 }
+
+// GoogleTest's and CTest's listings show this.
+void PrintTo(const Case& c, std::ostream* out) { *out << c.model << ", kernels " << (*c.kernels ? c.kernels : "best"); }
 
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   std::string name = std::string(info.param.model) + "_" + (*info.param.kernels ? info.param.kernels : "best");

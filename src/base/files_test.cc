@@ -6,6 +6,7 @@
 
 #include "base/atomic_file.h"
 #include "base/mapped_file.h"
+#include "base/mapping_guard.h"
 
 namespace nfp {
 namespace {
@@ -34,6 +35,25 @@ TEST_F(Files, WrittenIsRead) {
   EXPECT_EQ(mapped->bytes().size(), 5u);
   EXPECT_EQ(read_text_file(path).value(), "hello");
   EXPECT_FALSE(read_text_file(path, 4).ok());
+}
+
+using FilesDeathTest = Files;
+
+TEST_F(FilesDeathTest, AMappedFileThatGetsShorterEndsTheProgramWithALine) {
+  const std::string path = dir_ + "/shrinking";
+  ASSERT_TRUE(write_file(path, std::string(100'000, 'x')).ok());
+  const auto read_beyond_the_end = [&] {
+    install_mapping_guard();
+    auto other = MappedFile::open(path);
+    auto mapped = MappedFile::open(path);
+    if (!mapped.ok() || !other.ok()) std::exit(2);
+    other = MappedFile();  // frees its slot, which must not take the other's
+    auto moved = std::move(*mapped);
+    std::filesystem::resize_file(path, 10);
+    const volatile std::byte* last = &moved.bytes()[90'000];
+    std::exit(*last == std::byte{0} ? 3 : 4);
+  };
+  EXPECT_EXIT(read_beyond_the_end(), ::testing::ExitedWithCode(1), "shrinking: got shorter");
 }
 
 TEST_F(Files, UncommittedLeavesNothing) {

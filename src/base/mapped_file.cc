@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/mapping_guard.h"
+
 namespace nfp {
 namespace {
 
@@ -51,19 +53,24 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
     return error(ErrorCode::kIo, "{}: cannot be mapped: {}", path, std::strerror(code));
   }
   file.data_ = static_cast<const std::byte*>(data);
+  guard_mapping(file.data_, file.size_, path);
   return file;
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+void MappedFile::unmap() {
+  if (data_ == nullptr) return;
+  unguard_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
+
+MappedFile::~MappedFile() { unmap(); }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   if (this != &other) {
-    if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+    unmap();
     path_ = std::move(other.path_);
     data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);

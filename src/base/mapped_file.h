@@ -1,4 +1,5 @@
-// A file mapped for reading. The bytes stay valid as long as the object.
+// A file mapped for reading. The bytes stay valid as long as the object, and as the file keeps its length: see
+// mapping_guard.h.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +29,8 @@ class MappedFile {
   void release(std::span<const std::byte> part) const;
 
  private:
+  void unmap();
+
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;

@@ -119,8 +119,10 @@ inline Status ok_status() { return {}; }
   } while (false)
 
 // `decl` may be any declaration (`auto x`, `Config config`) or an assignable expression.
+// NOLINTBEGIN(bugprone-macro-parentheses): neither a declaration nor a new name may stand in parentheses.
 #define NFP_ASSIGN_OR_RETURN(decl, expr) NFP_ASSIGN_OR_RETURN_IMPL(NFP_CONCAT(nfp_result_, __LINE__), decl, expr)
 #define NFP_ASSIGN_OR_RETURN_IMPL(tmp, decl, expr) \
   auto tmp = (expr);                               \
   if (!tmp.ok()) return std::move(tmp).error();    \
   decl = std::move(tmp).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -1,5 +1,6 @@
 // The usual per-channel FP8 of a weight row: scale = max |w| / 448, code = E4M3(w / scale) rounded to nearest. What
-// others ship; here an evaluation baseline.
+// others ship; here an evaluation baseline. The scale is rounded to FP16, as in compressed-tensors checkpoints, whose
+// scales have the model's dtype; one too small for a normal FP16 number stays as it is.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 """What any HTTP client may do to the server, friendly or not."""
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -193,7 +194,8 @@ def test_ten_thousand_tiny_requests(fake):
             assert part
             got += part
     alive(fake)
-    assert fake.resident_kb() - before < 50_000
+    if not os.environ.get("NFP_SANITIZE"):  # AddressSanitizer keeps what was freed
+        assert fake.resident_kb() - before < 50_000
 
 
 def test_a_client_that_goes_away_frees_its_blocks(launch):

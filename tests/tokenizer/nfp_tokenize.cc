@@ -32,12 +32,12 @@ std::optional<std::string> read_file(const char* path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdin) == bytes; }
+bool read_exactly(void* to, size_t bytes) { return bytes == 0 || std::fread(to, 1, bytes, stdin) == bytes; }
 
 void answer(const void* data, size_t bytes) {
   const auto length = static_cast<uint32_t>(bytes);
   std::fwrite(&length, sizeof(length), 1, stdout);
-  std::fwrite(data, 1, bytes, stdout);
+  if (bytes > 0) std::fwrite(data, 1, bytes, stdout);
   std::fflush(stdout);
 }
 

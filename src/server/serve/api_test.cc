@@ -96,11 +96,13 @@ class ApiTest : public ::testing::Test {
   void TearDown() override {
     workers_.reset();
     engine_.reset();
+    // What was posted and never waited for keeps its request alive, and that the exchange.
+    for (const auto& exchange : exchanges_) exchange->posted.clear();
   }
 
   std::shared_ptr<FakeExchange> send(std::string method, std::string path, std::string body = "",
                                      std::vector<http::Header> headers = {}) {
-    auto exchange = std::make_shared<FakeExchange>();
+    auto exchange = exchanges_.emplace_back(std::make_shared<FakeExchange>());
     http::Request request;
     request.method = std::move(method);
     request.path = std::move(path);
@@ -138,6 +140,7 @@ class ApiTest : public ::testing::Test {
     return events;
   }
 
+  std::vector<std::shared_ptr<FakeExchange>> exchanges_;
   Metrics metrics_;
   std::unique_ptr<FakeRunner> runner_;
   std::unique_ptr<ServerState> state_;

@@ -247,21 +247,7 @@ std::string format_real(Runtime& rt, double d, char type, Int precision, bool al
   return out;
 }
 
-std::string ascii_repr(Runtime& rt, const Value& v) {
-  const std::string text = repr(rt, v);
-  std::string out;
-  for (size_t pos = 0; pos < text.size();) {
-    const uint32_t c = unicode::next(text, pos);
-    if (c < 0x80) {
-      out += static_cast<char>(c);
-    } else {
-      out += c < 0x100     ? fmt::format("\\x{:02x}", c)
-             : c < 0x10000 ? fmt::format("\\u{:04x}", c)
-                           : fmt::format("\\U{:08x}", c);
-    }
-  }
-  return out;
-}
+std::string ascii_repr(Runtime& rt, const Value& v) { return unicode::escape_non_ascii(repr(rt, v)); }
 
 std::string format_value(Runtime& rt, const Value& v, std::string_view spec_text) {
   if (spec_text.empty()) return to_text(rt, v);

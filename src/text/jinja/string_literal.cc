@@ -13,27 +13,12 @@ int hex_digit(char c) {
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-// What is not ASCII as \x, \u or \U escapes. jinja2 encodes a literal so before it resolves escapes, which shows in
-// one case: a backslash before such a letter turns the letter into its escape's text.
-std::string ascii_only(std::string_view literal) {
-  std::string out;
-  for (size_t pos = 0; pos < literal.size();) {
-    const uint32_t c = unicode::next(literal, pos);
-    if (c < 0x80) {
-      out += static_cast<char>(c);
-    } else {
-      out += c < 0x100     ? fmt::format("\\x{:02x}", c)
-             : c < 0x10000 ? fmt::format("\\u{:04x}", c)
-                           : fmt::format("\\U{:08x}", c);
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 bool unescape(std::string_view literal, std::string* out, std::string* error) {
-  const std::string text = ascii_only(literal);
+  // jinja2 encodes a literal so before it resolves escapes, which shows in one case: a backslash before a letter that
+  // is not ASCII turns the letter into its escape's text.
+  const std::string text = unicode::escape_non_ascii(literal);
   out->clear();
   for (size_t pos = 0; pos < text.size();) {
     const char c = text[pos++];

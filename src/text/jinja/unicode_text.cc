@@ -1,5 +1,6 @@
 #include "text/jinja/unicode_text.h"
 
+#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -193,6 +194,21 @@ size_t byte_of(std::string_view text, size_t index) {
     while (pos < text.size() && (static_cast<unsigned char>(text[pos]) & 0xC0) == 0x80) ++pos;
   }
   return pos;
+}
+
+std::string escape_non_ascii(std::string_view text) {
+  std::string out;
+  for (size_t pos = 0; pos < text.size();) {
+    const uint32_t c = next(text, pos);
+    if (c < 0x80) {
+      out += static_cast<char>(c);
+    } else {
+      out += c < 0x100     ? fmt::format("\\x{:02x}", c)
+             : c < 0x10000 ? fmt::format("\\u{:04x}", c)
+                           : fmt::format("\\U{:08x}", c);
+    }
+  }
+  return out;
 }
 
 bool is_space(uint32_t c) {

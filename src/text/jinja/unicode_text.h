@@ -16,6 +16,8 @@ uint32_t next(std::string_view text, size_t& pos);
 void append(std::string& out, uint32_t code_point);
 // The byte at which code point `index` starts; index <= count(text).
 size_t byte_of(std::string_view text, size_t index);
+// What is not ASCII as \x, \u or \U escapes, as in Python's ascii().
+std::string escape_non_ascii(std::string_view text);
 
 bool is_space(uint32_t c);       // str.isspace, str.strip, and \s of re
 bool is_line_break(uint32_t c);  // str.splitlines

@@ -89,7 +89,7 @@ def draw(rows, path, title):
         axis.imshow(grid, cmap="RdYlGn_r", vmin=0.8, vmax=1.3, aspect="auto")
         axis.set_xticks(range(len(tokens)), tokens, rotation=45)
         axis.set_yticks(range(len(shapes)), [f"{n} x {k}" for n, k in shapes])
-        axis.set_title(label + (", in turns" if field == "us" else ", each alone for 100 ms"))
+        axis.set_title(label.split(" / ")[0] + (", in turns" if field == "us" else ", each alone for 100 ms"))
         axis.set_xlabel("tokens")
     for axis, (ours, theirs) in zip(axes[2], [("nested_f16", "cublas_f16"), ("nested_e4m3", "cublas_e4m3_fast")]):
         peak, width = PEAKS[ours]
@@ -107,7 +107,7 @@ def draw(rows, path, title):
         axis.set(xscale="log", yscale="log", xlabel="operations per byte of device memory", ylabel="TFLOP/s")
         axis.legend()
     figure.suptitle(title)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes src/backend/cuda/ptx/wgmma.cuh: one wrapper per wgmma shape. Inline PTX numbers its operands, so every N needs its own text.
 
-    scripts/gen_wgmma.py > src/backend/cuda/ptx/wgmma.cuh
+    scripts/gen_wgmma.py | clang-format > src/backend/cuda/ptx/wgmma.cuh
 """
 
 TOKENS = [8, 16, 32, 64, 96, 128, 160, 176, 192, 256]

@@ -166,7 +166,7 @@ class Evaluator {
     NFP_ASSIGN_OR_RETURN(const ActivationRanges ranges, measure_ranges(*loaded_->model, text));
     for (double share : {0.999, 0.9999, 0.99999, 1.0}) {
       ActivationRounder rounder(*loaded_->backend, ActivationScaling::kStatic, ranges, share);
-      const std::string name = fmt::format("E4M3, static {} %", 100 * share);
+      const std::string name = fmt::format("E4M3, static {:g} %", 100 * share);
       NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0, name, &rounder));
     }
     ActivationRounder rounder(*loaded_->backend, ActivationScaling::kDelayed, ranges, 1.0);

@@ -236,7 +236,7 @@ TEST(Descent, EndsWhereNoSingleFlipLowersTheError) {
         }
       }
     }
-    EXPECT_LT(after, (rule == UpperRule::kFree ? 0.97 : 0.99) * before);
+    EXPECT_LT(after, 0.99 * before);
     ThreadPool other(3);
     auto again = swept;
     descend(hessian, w, rows, rule, other, again);

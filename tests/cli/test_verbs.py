@@ -165,7 +165,9 @@ class ConvertAndRestore(Scratch):
         one = run("generate", F16_MODEL, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
         self.assertEqual(one, run("generate", nested, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0])
         run("generate", nested, "-p", "a b c", "-n", "2", "--precision", "fp8", "--fp8-share", "0.5")
-        self.assertIn("UTF-8", failure("convert", F16_MODEL, self.path("other"), "--calibrate", PROGRAM))
+        with open(self.path("latin1.txt"), "wb") as file:
+            file.write(b"caf\xe9 " * 1000)
+        self.assertIn("UTF-8", failure("convert", F16_MODEL, self.path("other"), "--calibrate", self.path("latin1.txt")))
         self.assertFalse(os.path.exists(self.path("other")))
 
     def test_inputs_that_overflow_are_an_error_and_write_nothing(self):

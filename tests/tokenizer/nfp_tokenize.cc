@@ -32,6 +32,11 @@ std::optional<std::string> read_file(const char* path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
+// memcpy that may be asked for nothing, from nowhere.
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
 bool read_exactly(void* to, size_t bytes) { return bytes == 0 || std::fread(to, 1, bytes, stdin) == bytes; }
 
 void answer(const void* data, size_t bytes) {
@@ -47,7 +52,7 @@ class Dump {
   explicit Dump(const std::string& bytes) : bytes_(bytes) {}
   int32_t number() {
     int32_t value = 0;
-    std::memcpy(&value, bytes_.data() + at_, sizeof(value));
+    copy_bytes(&value, bytes_.data() + at_, sizeof(value));
     at_ += sizeof(value);
     return value;
   }
@@ -64,7 +69,7 @@ class Dump {
   template <typename T>
   std::vector<T> array() {
     std::vector<T> all(static_cast<size_t>(number()));
-    std::memcpy(all.data(), bytes_.data() + at_, all.size() * sizeof(T));
+    copy_bytes(all.data(), bytes_.data() + at_, all.size() * sizeof(T));
     at_ += all.size() * sizeof(T);
     return all;
   }
@@ -164,7 +169,7 @@ int main(int argc, char** argv) {
       continue;
     }
     ids.resize(length / sizeof(int32_t));
-    std::memcpy(ids.data(), data.data(), ids.size() * sizeof(int32_t));
+    copy_bytes(ids.data(), data.data(), ids.size() * sizeof(int32_t));
     if (op == 'i') {
       ids = info(*tokenizer);
       answer(ids.data(), ids.size() * sizeof(int32_t));

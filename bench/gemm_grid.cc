@@ -20,6 +20,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/fused/rows.h"
@@ -412,8 +413,8 @@ int run(int argc, char** argv) {
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
   std::string table_path;
   app.add_option("--table", table_path, "file for the tuned choices");
-  std::string methods_flag;
-  app.add_option("--methods", methods_flag, "name,name (default: all)");
+  std::vector<std::string> methods;
+  app.add_option("--methods", methods, "name,name (default: all)")->delimiter(',');
   app.add_flag("--log-tried", log_tried, "every choice's time as well");
   app.add_flag("--profile", profile, "run every method's choice once between cudaProfilerStart and cudaProfilerStop");
   app.add_option("--out", out_path, "file for the lines (default: standard output)");
@@ -430,11 +431,7 @@ int run(int argc, char** argv) {
   b.candidates_tried = tried;
   b.log_tried = log_tried;
   b.profile = profile;
-  for (size_t at = 0; at < methods_flag.size();) {
-    const size_t comma = std::min(methods_flag.find(',', at), methods_flag.size());
-    b.wanted.push_back(methods_flag.substr(at, comma - at));
-    at = comma + 1;
-  }
+  b.wanted = std::move(methods);
   if (!out_path.empty() && (b.out = std::fopen(out_path.c_str(), "w")) == nullptr) {
     fmt::print(stderr, "gemm_grid: cannot write {}\n", out_path);
     return 1;

@@ -31,6 +31,19 @@ std::vector<int> parse_cpu_list(const std::string& path) {
   return cpus;
 }
 
+std::vector<int> affinity_mask() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    }
+  }
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
 }  // namespace
 
 std::vector<CpuPlace> places_of(const std::vector<int>& cpus, const std::string& sysfs) {
@@ -54,18 +67,7 @@ std::vector<CpuPlace> places_of(const std::vector<int>& cpus, const std::string&
   return places;
 }
 
-std::vector<CpuPlace> usable_cpus(const std::string& sysfs) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cpus;
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
-  }
-  if (cpus.empty()) cpus.push_back(0);
-  return places_of(cpus, sysfs);
-}
+std::vector<CpuPlace> usable_cpus(const std::string& sysfs) { return places_of(affinity_mask(), sysfs); }
 
 int count_cores(const std::vector<CpuPlace>& places) {
   std::set<int> cores;
@@ -101,7 +103,7 @@ std::vector<int> thread_cpus(const std::vector<CpuPlace>& places, int threads) {
 }
 
 int usable_cpu_count() {
-  const auto cpus = static_cast<int>(usable_cpus().size());
+  const auto cpus = static_cast<int>(affinity_mask().size());
   const int quota = cpu_quota();
   return quota > 0 ? std::min(quota, cpus) : cpus;
 }

@@ -78,20 +78,20 @@ bool cholesky(std::vector<double>& a, int64_t size, ThreadPool& threads) {
   return true;
 }
 
-struct E4m3Table {
+// Of every code; at namespace scope, because a weight's neighbours are asked for in the inner loop.
+const struct E4m3Table {
   float value[256];
   E4m3Table() {
     for (int code = 0; code < 256; ++code) value[code] = e4m3_to_fp32(static_cast<uint8_t>(code));
   }
-};
+} kE4m3;
 
 }  // namespace
 
 Neighbours neighbours(uint16_t w, UpperRule rule) {
-  static const E4m3Table table;
-  const float nearest = table.value[split(w).upper];
+  const float nearest = kE4m3.value[split(w).upper];
   const bool free = rule == UpperRule::kFree || (w & 0x80u) == 0;
-  return {fp16_to_fp32(w) * 256.0f, nearest, free ? table.value[other_neighbour(w)] - nearest : 0.0f};
+  return {fp16_to_fp32(w) * 256.0f, nearest, free ? kE4m3.value[other_neighbour(w)] - nearest : 0.0f};
 }
 
 Result<GptqFactor> factorise(const Hessian& hessian, const std::string& name, ThreadPool& threads) {

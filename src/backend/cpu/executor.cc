@@ -11,6 +11,17 @@
 #include "backend/cpu/token_history.h"
 
 namespace nfp::cpu {
+
+// Few items with long contexts keep few threads busy, so partitions of their keys become the pieces of work, and their
+// results are merged afterwards: in the same order as in one piece, hence with the same bits.
+struct AttentionSplit {
+  int32_t items = 0;
+  int32_t partitions = 0;  // of the longest context; 0 = not worth it
+  size_t state_floats = 0;
+  explicit operator bool() const { return partitions > 1; }
+  size_t bytes() const { return static_cast<size_t>(items) * static_cast<size_t>(partitions) * state_floats * 4; }
+};
+
 namespace {
 
 constexpr std::array<std::string_view, kStages> kStageNames = {"embed",     "rms_norm",    "linear", "rope",
@@ -104,8 +115,9 @@ void for_each_attention_item(const AttentionArgs& args, F f) {
   }
 }
 
-// The rows of an item, whose keys and results lie where the batch says.
-void item_rows(const AttentionArgs& args, int32_t s, int32_t head, int32_t first, int32_t count, QueryRow* rows) {
+// Points `task` at an item, whose rows, keys and results lie where the batch says.
+void set_item(const AttentionArgs& args, int32_t s, int32_t head, int32_t first, int32_t count, QueryRow* rows,
+              AttentionTask& task) {
   const int64_t dim = args.head_dim;
   const int64_t q_stride = (args.heads + 2 * args.kv_heads) * dim;
   const int32_t group = args.heads / args.kv_heads;
@@ -117,6 +129,10 @@ void item_rows(const AttentionArgs& args, int32_t s, int32_t head, int32_t first
                static_cast<float*>(args.out) + (token * args.heads + q_head) * dim,
                args.window > 0 ? std::max(0, position - args.window + 1) : 0, position + 1};
   }
+  task.blocks = args.batch.block_table + static_cast<int64_t>(s) * args.batch.table_width;
+  task.kv_head = head;
+  task.rows = rows;
+  task.row_count = count;
 }
 
 AttentionTask attention_task(const AttentionArgs& args, float* scratch) {
@@ -128,16 +144,6 @@ AttentionTask attention_task(const AttentionArgs& args, float* scratch) {
   task.scratch = scratch;
   return task;
 }
-
-// Few items with long contexts keep few threads busy, so partitions of their keys become the pieces of work, and their
-// results are merged afterwards: in the same order as in one piece, hence with the same bits.
-struct AttentionSplit {
-  int32_t items = 0;
-  int32_t partitions = 0;  // of the longest context; 0 = not worth it
-  size_t state_floats = 0;
-  explicit operator bool() const { return partitions > 1; }
-  size_t bytes() const { return static_cast<size_t>(items) * static_cast<size_t>(partitions) * state_floats * 4; }
-};
 
 constexpr int32_t kMaxSplitRows = 8;  // an item's: a decode step's
 constexpr int32_t kMaxSplitPartitions = 1024;
@@ -370,26 +376,20 @@ void Executor::execute(const RopeArgs& args, int thread) {
 }
 
 void Executor::execute(const AttentionArgs& args, int thread) {
-  if (split_of(args, threads_.size())) return split_attention(args, thread);
+  if (const AttentionSplit split = split_of(args, threads_.size())) return split_attention(args, split, thread);
   AttentionTask task = attention_task(args, scratch_[static_cast<size_t>(thread)].as<float>());
   std::array<QueryRow, kMaxQueryRows> rows;
-  task.rows = rows.data();
   int64_t item = 0;
   for_each_attention_item(args, [&](int32_t s, int32_t head, int32_t first, int32_t count) {
     if (item++ % threads_.size() != thread) return;
-    item_rows(args, s, head, first, count, rows.data());
-    task.blocks = args.batch.block_table + static_cast<int64_t>(s) * args.batch.table_width;
-    task.kv_head = head;
-    task.row_count = count;
+    set_item(args, s, head, first, count, rows.data(), task);
     kernels_.attention(task);
   });
 }
 
-void Executor::split_attention(const AttentionArgs& args, int thread) {
-  const AttentionSplit split = split_of(args, threads_.size());
+void Executor::split_attention(const AttentionArgs& args, const AttentionSplit& split, int thread) {
   AttentionTask task = attention_task(args, scratch_[static_cast<size_t>(thread)].as<float>());
   std::array<QueryRow, kMaxQueryRows> rows;
-  task.rows = rows.data();
   const int32_t keys = partition_keys(task.layer);
   const auto state = [&](int64_t item, int32_t partition) {
     return shared_.as<float>() + (item * split.partitions + partition) * static_cast<int64_t>(split.state_floats);
@@ -398,10 +398,7 @@ void Executor::split_attention(const AttentionArgs& args, int thread) {
   const auto for_each_item = [&](auto f) {
     int64_t item = 0;
     for_each_attention_item(args, [&](int32_t s, int32_t head, int32_t first, int32_t count) {
-      item_rows(args, s, head, first, count, rows.data());
-      task.blocks = args.batch.block_table + static_cast<int64_t>(s) * args.batch.table_width;
-      task.kv_head = head;
-      task.row_count = count;
+      set_item(args, s, head, first, count, rows.data(), task);
       const int32_t begin = rows[0].begin;  // later rows begin and end later
       const int32_t end = rows[static_cast<size_t>(count) - 1].end;
       f(item++, begin / keys, (end - 1) / keys + 1);

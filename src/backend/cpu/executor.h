@@ -21,6 +21,8 @@ using Operation =
     std::variant<EmbedArgs, RmsNormArgs, LinearArgs, RopeArgs, AttentionArgs, GatherRowsArgs, SampleArgs, ScoreArgs>;
 inline constexpr size_t kStages = std::variant_size_v<Operation>;
 
+struct AttentionSplit;  // executor.cc
+
 class Executor {
  public:
   Executor(const KernelTable& kernels, ThreadPool& threads);
@@ -48,7 +50,7 @@ class Executor {
   void multiply(const LinearArgs& args, const float* x, char* prepared, int thread);
   void execute(const RopeArgs& args, int thread);
   void execute(const AttentionArgs& args, int thread);
-  void split_attention(const AttentionArgs& args, int thread);
+  void split_attention(const AttentionArgs& args, const AttentionSplit& split, int thread);
   void execute(const GatherRowsArgs& args, int thread);
   void execute(const SampleArgs& args, int thread);
   void execute(const ScoreArgs& args, int thread);

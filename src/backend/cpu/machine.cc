@@ -38,6 +38,13 @@ double rate_of(ThreadPool& pool, double seconds, double (*loop)(int64_t)) {
   return best;
 }
 
+// Writes all of it, so that it is there.
+void touch(ThreadPool& pool, Mapping& memory) {
+  pool.parallel_for(static_cast<int64_t>(memory.bytes()), 4096, [&](Range range) {
+    std::memset(memory.as<char>() + range.begin, 1, static_cast<size_t>(range.size()));
+  });
+}
+
 double bandwidth_of(ThreadPool& pool, double seconds, const Mapping& memory, const KernelTable& kernels) {
   constexpr int64_t kPiece = 4096;
   const auto pieces = static_cast<int64_t>(memory.bytes()) / kPiece;
@@ -66,9 +73,7 @@ Result<MachineCeilings> measure_machine(const MachineOptions& options) {
   }
   for (const bool huge : {true, false}) {
     NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(options.megabytes << 20, !huge));
-    pool.parallel_for(static_cast<int64_t>(memory.bytes()), 4096, [&](Range range) {
-      std::memset(memory.as<char>() + range.begin, 1, static_cast<size_t>(range.size()));
-    });
+    touch(pool, memory);
     (huge ? ceilings.read_gbs : ceilings.read_small_gbs) = bandwidth_of(pool, options.seconds, memory, *kernels) * 1e-9;
   }
   return ceilings;
@@ -84,11 +89,7 @@ Result<std::vector<ThreadRate>> measure_thread_rates(std::span<const int> counts
     // Threads of its own, so that binding the first one leaves the caller free.
     std::thread([&] {
       ThreadPool pool(count, thread_cpus(places, count));
-      if (rates.empty()) {
-        pool.parallel_for(static_cast<int64_t>(kBytes), 4096, [&](Range range) {
-          std::memset(memory.as<char>() + range.begin, 1, static_cast<size_t>(range.size()));
-        });
-      }
+      if (rates.empty()) touch(pool, memory);
       rates.push_back({count, bandwidth_of(pool, kSeconds, memory, kernels) * 1e-9,
                        rate_of(pool, kSeconds, kernels.fma_loop) * 1e-9});
     }).join();

@@ -9,6 +9,7 @@
 
 #include "base/cpu_topology.h"
 #include "base/log.h"
+#include "base/stop_signals.h"
 #include "calibrate/calibrate.h"
 #include "calibrate/estimate.h"
 #include "flags.h"
@@ -85,6 +86,7 @@ Status add_calibration(const Flags& flags, const ModelSource& source, ThreadPool
 }
 
 Status run_convert(Flags flags) {
+  const StopRemovesTemporaries stop;
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
   ThreadPool threads(flags.thread_count());
   ConvertReport report;
@@ -108,6 +110,7 @@ Status run_convert(Flags flags) {
 }
 
 Status run_restore(const Flags& flags) {
+  const StopRemovesTemporaries stop;
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
   ThreadPool threads(flags.thread_count());
   RestoreReport report;

@@ -6,8 +6,10 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "base/atomic_file.h"
+#include "base/stop_signals.h"
 #include "flags.h"
 #include "progress_bar.h"
 #include "verbs.h"
@@ -38,7 +40,23 @@ void print_table(const Evaluation& evaluation) {
   }
 }
 
+// A place to write to, found out before the long work.
+Result<std::optional<AtomicFile>> open_report(const std::string& path) {
+  if (path.empty()) return std::optional<AtomicFile>();
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
+  return std::optional<AtomicFile>(std::move(file));
+}
+
+Status write_report(std::optional<AtomicFile>& file, std::string_view text) {
+  if (!file) return ok_status();
+  NFP_RETURN_IF_ERROR(file->write(text));
+  return file->commit();
+}
+
 Status run(Flags flags) {
+  const StopRemovesTemporaries stop;
+  NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
+  NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> json, open_report(flags.json_file));
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;
   if (flags.model.ctx > 0) flags.options.ctx = flags.model.ctx;
@@ -55,8 +73,8 @@ Status run(Flags flags) {
   };
   NFP_ASSIGN_OR_RETURN(const Evaluation evaluation, evaluate(flags.model.model, flags.options));
   if (terminal) fmt::print(stderr, "\r\033[K");
-  if (!flags.html.empty()) NFP_RETURN_IF_ERROR(write_file(flags.html, evaluation_to_html(evaluation)));
-  if (!flags.json_file.empty()) NFP_RETURN_IF_ERROR(write_file(flags.json_file, evaluation_to_json(evaluation) + "\n"));
+  NFP_RETURN_IF_ERROR(write_report(html, evaluation_to_html(evaluation)));
+  NFP_RETURN_IF_ERROR(write_report(json, evaluation_to_json(evaluation) + "\n"));
   if (flags.json) {
     fmt::print("{}\n", evaluation_to_json(evaluation));
   } else {

@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "base/stop_signals.h"
 #include "progress_bar.h"
 
 namespace nfp {
@@ -77,6 +78,7 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
   options.fp8_head = fp8_head;
   if (baseline == "fp8-channel") options.baseline = Baseline::kFp8Channel;
   if (baseline == "f16") options.baseline = Baseline::kDenseF16;
+  const StopRemovesTemporaries stop;
   ProgressBar bar;
   options.progress = bar.callback();
   return load_calibrated(*this, std::move(options), /*needs_order=*/false);

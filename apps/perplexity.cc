@@ -47,6 +47,7 @@ void print_json(const Flags& flags, const PerplexityResult& r) {
 }
 
 Status run(const Flags& flags) {
+  const StopRemovesTemporaries stop;
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(flags.file));
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
   NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, loaded->tokenizer->encode(text, {.parse_special = false}));

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/process_memory.h"
+#include "base/stop_signals.h"
 #include "flags.h"
 #include "progress_bar.h"
 #include "serve_flags.h"
@@ -63,7 +64,7 @@ void print_start(const LoadedModel& loaded, const EngineOptions& made, const ser
 }
 
 Status run(ServeFlags& flags) {
-  server::block_stop_signals();
+  block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
   NFP_ASSIGN_OR_RETURN(auto policy, flags.make_policy());
   if (!flags.quiet) log::set_level(log::Level::kInfo);
@@ -73,6 +74,7 @@ Status run(ServeFlags& flags) {
   ServingEngine engine;
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(flags.service));
   {
+    const StopRemovesTemporaries stop(0);
     ProgressBar bar;
     flags.load.progress = bar.callback();
     flags.calibration.model = flags.model;
@@ -86,7 +88,7 @@ Status run(ServeFlags& flags) {
   const std::string policy_name = engine.engine->policy().name();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
   print_start(*loaded, made, facts, engine.runner->kv_bytes(), policy_name, service->url());
-  server::wait_for_stop_signal();
+  wait_for_stop_signal();
   service->drain();
   return ok_status();
 }

@@ -20,39 +20,27 @@ Error write_error(const std::string& path, int code) {
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
   AtomicFile file;
   file.path_ = path;
-  file.temporary_ = fmt::format("{}.tmp-{}", path, ::getpid());
-  file.fd_ = ::open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  file.temporary_ = TemporaryPath(fmt::format("{}.tmp-{}", path, ::getpid()));
+  file.fd_ = ::open(file.temporary_.name().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file.fd_ < 0) {
     const int code = errno;
-    file.temporary_.clear();
+    file.temporary_.release();
     return write_error(path, code);
   }
   return file;
 }
 
-AtomicFile::~AtomicFile() { discard(); }
-
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      temporary_(std::exchange(other.temporary_, {})),
-      fd_(std::exchange(other.fd_, -1)) {}
+    : path_(std::move(other.path_)), temporary_(std::move(other.temporary_)), fd_(std::exchange(other.fd_, -1)) {}
 
 AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
-  if (this != &other) {
-    discard();
-    path_ = std::move(other.path_);
-    temporary_ = std::exchange(other.temporary_, {});
-    fd_ = std::exchange(other.fd_, -1);
-  }
+  std::swap(path_, other.path_);
+  temporary_ = std::move(other.temporary_);
+  std::swap(fd_, other.fd_);
   return *this;
 }
 
-void AtomicFile::discard() {
-  if (fd_ >= 0) ::close(fd_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
-  fd_ = -1;
-  temporary_.clear();
-}
+bool AtomicFile::close() { return fd_ < 0 || ::close(std::exchange(fd_, -1)) == 0; }
 
 Status AtomicFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
@@ -66,10 +54,9 @@ Status AtomicFile::write(std::span<const std::byte> bytes) {
 
 Status AtomicFile::commit() {
   if (::fsync(fd_) != 0) return write_error(path_, errno);
-  const int closed = ::close(std::exchange(fd_, -1));
-  if (closed != 0) return write_error(path_, errno);
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return write_error(path_, errno);
-  temporary_.clear();
+  if (!close()) return write_error(path_, errno);
+  if (std::rename(temporary_.name().c_str(), path_.c_str()) != 0) return write_error(path_, errno);
+  temporary_.release();
   return ok_status();
 }
 

@@ -8,13 +8,14 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "base/temporary_path.h"
 
 namespace nfp {
 
 class AtomicFile {
  public:
   static Result<AtomicFile> create(const std::string& path);
-  ~AtomicFile();
+  ~AtomicFile() { close(); }
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
   AtomicFile(const AtomicFile&) = delete;
@@ -28,9 +29,9 @@ class AtomicFile {
 
  private:
   AtomicFile() = default;
-  void discard();
+  bool close();
   std::string path_;
-  std::string temporary_;
+  TemporaryPath temporary_;
   int fd_ = -1;
 };
 

@@ -1,7 +1,10 @@
 #include "io/staged_directory.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -57,42 +60,38 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
     return error(ErrorCode::kIo, "{}: cannot be created: {}", staged.path_,
                  code ? code.message() : std::string("it is there already"));
   }
-  staged.temporary_ = std::move(temporary);
+  staged.temporary_ = TemporaryPath(std::move(temporary));
   return staged;
 }
 
-StagedDirectory::~StagedDirectory() {
-  if (temporary_.empty()) return;
-  std::error_code ignored;
-  fs::remove_all(temporary_, ignored);
-}
-
-StagedDirectory::StagedDirectory(StagedDirectory&& other) noexcept
-    : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})) {}
-
 Status StagedDirectory::commit() {
+  // Where something is there already the two change places in one step, and the old one goes as temporaries go.
+  if (::renameat2(AT_FDCWD, path().c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
+    temporary_ = {};
+    return ok_status();
+  }
   std::error_code code;
   std::string old;
-  if (fs::exists(path_, code)) {
+  if (errno != ENOENT) {  // a file system that cannot exchange
     old = fmt::format("{}.old-{}", path_, ::getpid());
     fs::rename(path_, old, code);
     if (code) return error(ErrorCode::kIo, "{}: cannot be replaced: {}", path_, code.message());
   }
-  fs::rename(temporary_, path_, code);
+  fs::rename(path(), path_, code);
   if (code) {
     const std::string reason = code.message();
     if (!old.empty()) fs::rename(old, path_, code);
-    return error(ErrorCode::kIo, "{}: cannot be renamed to {}: {}", temporary_, path_, reason);
+    return error(ErrorCode::kIo, "{}: cannot be renamed to {}: {}", path(), path_, reason);
   }
-  temporary_.clear();
+  temporary_.release();
   if (!old.empty()) fs::remove_all(old, code);
   return ok_status();
 }
 
 Error StagedDirectory::at_place(Error error) const {
-  size_t at = temporary_.empty() ? std::string::npos : error.message.find(temporary_);
-  for (; at != std::string::npos; at = error.message.find(temporary_, at + path_.size())) {
-    error.message.replace(at, temporary_.size(), path_);
+  size_t at = path().empty() ? std::string::npos : error.message.find(path());
+  for (; at != std::string::npos; at = error.message.find(path(), at + path_.size())) {
+    error.message.replace(at, path().size(), path_);
   }
   return error;
 }

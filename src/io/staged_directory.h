@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "base/temporary_path.h"
 
 namespace nfp {
 
@@ -16,13 +17,7 @@ class StagedDirectory {
   // bytes that will be written, checked against what is free on the disk.
   static Result<StagedDirectory> create(const std::string& path, bool force, const std::string& source,
                                         uint64_t needed);
-  ~StagedDirectory();
-  StagedDirectory(StagedDirectory&& other) noexcept;
-  StagedDirectory& operator=(StagedDirectory&&) = delete;
-  StagedDirectory(const StagedDirectory&) = delete;
-  StagedDirectory& operator=(const StagedDirectory&) = delete;
-
-  const std::string& path() const { return temporary_; }  // where to write
+  const std::string& path() const { return temporary_.name(); }  // where to write
   Status commit();
   // Errors met while writing name the temporary; this names the place that was asked for instead.
   Error at_place(Error error) const;
@@ -30,7 +25,7 @@ class StagedDirectory {
  private:
   StagedDirectory() = default;
   std::string path_;
-  std::string temporary_;
+  TemporaryPath temporary_;
 };
 
 }  // namespace nfp

@@ -316,6 +316,17 @@ class Chat(Scratch):
 
 @unittest.skipUnless(DEMO and os.path.exists(DEMO), "NFP_DEMO_MODEL does not name the demo model; scripts/test fetches it")
 class Demo(Scratch):
+    def test_ctrl_c_leaves_nothing_half_written(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = subprocess.Popen([PROGRAM, "convert", DEMO, self.path("out"), "--calibrate", "none"],
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while not any("tmp" in name for name in os.listdir(self.path("."))):
+                self.assertIsNone(process.poll(), "it ended before it wrote")
+                time.sleep(0.001)
+            process.send_signal(number)
+            self.assertEqual(process.wait(60), -number)
+            self.assertEqual(os.listdir(self.path(".")), [])
+
     def test_inspect_shows_what_row_exponents_add(self):
         report = json.loads(run("inspect", DEMO, "--json")[0])
         text = json.dumps(report)

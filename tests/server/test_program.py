@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
+import time
 
 import httpx
 import pytest
@@ -43,6 +45,28 @@ def test_help_names_every_flag():
                 documented.update(re.findall(r"`(--[a-z0-9-]+)", line))
     offered = set(re.findall(r"^ +(?:-h,)?(--[a-z0-9-]+)", text, re.M)) - {"--help"}
     assert documented == offered
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_while_loading(tmp_path, number):
+    """Calibration takes its time, and the port answers meanwhile."""
+    model = os.environ.get("NFP_DEMO_MODEL")
+    if not model or not os.path.exists(model):
+        pytest.skip("NFP_DEMO_MODEL does not name the demo model (scripts/test fetches it)")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", str(port), "--calibrate", "self"]
+    with subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.DEVNULL) as process:
+        end, answer = time.time() + 60, None
+        while answer is None and time.time() < end:
+            try:
+                answer = httpx.get(f"http://127.0.0.1:{port}/health").status_code
+            except httpx.TransportError:
+                time.sleep(0.05)
+        assert answer == 503
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    assert not [name for _, _, names in os.walk(tmp_path) for name in names if ".tmp-" in name]
 
 
 def test_start_keys_and_names(launch_real, tmp_path):

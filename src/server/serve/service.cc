@@ -1,46 +1,11 @@
 #include "server/serve/service.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <random>
-#include <thread>
 
 #include "base/log.h"
 
 namespace nfp::server {
-namespace {
-
-sigset_t stop_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  return set;
-}
-
-}  // namespace
-
-void block_stop_signals() {
-  const sigset_t set = stop_signals();
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-}
-
-void wait_for_stop_signal() {
-  const sigset_t set = stop_signals();
-  int number = 0;
-  while (sigwait(&set, &number) != 0) {
-  }
-  log::info("received {}: finishing what runs; a second signal ends at once", number == SIGINT ? "SIGINT" : "SIGTERM");
-  std::thread([set] {
-    int again = 0;
-    while (sigwait(&set, &again) != 0) {
-    }
-    _exit(130);
-  }).detach();
-}
 
 Service::Service(ServiceOptions options) : options_(std::move(options)), api_(options_.api) {}
 

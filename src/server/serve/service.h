@@ -60,9 +60,4 @@ class Service {
   std::unique_ptr<WorkPool> workers_;
 };
 
-// Call first thing in main: SIGINT and SIGTERM then wait for the function below, in every thread.
-void block_stop_signals();
-// Returns at the first SIGINT or SIGTERM; a second one ends the process at once.
-void wait_for_stop_signal();
-
 }  // namespace nfp::server

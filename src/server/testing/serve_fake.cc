@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "base/stop_signals.h"
 #include "server/serve/service.h"
 #include "server/testing/byte_tokenizer.h"
 #include "server/testing/fake_runner.h"
@@ -77,7 +78,7 @@ Status run(const Flags& flags) {
   NFP_RETURN_IF_ERROR(service->serve(std::move(facts), std::move(made)));
   std::printf("%s\n", service->url().c_str());
   std::fflush(stdout);
-  server::wait_for_stop_signal();
+  wait_for_stop_signal();
   service->drain();
   return ok_status();
 }
@@ -85,7 +86,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  server::block_stop_signals();
+  block_stop_signals();
   Flags flags;
   CLI::App app("the server over a model that costs nothing");
   app.add_option("--port", flags.port);

@@ -1,0 +1,78 @@
+#include "base/stop_signals.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <string_view>
+
+#include "base/log.h"
+#include "base/temporary_path.h"
+
+namespace nfp {
+namespace {
+
+sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, number);
+  return set;
+}
+
+std::string_view name_of(int number) { return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGHUP"; }
+
+[[noreturn]] void end_by(int number) {
+  std::signal(number, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, number);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  std::raise(number);
+  _exit(128 + number);  // not reached
+}
+
+}  // namespace
+
+void block_stop_signals() {
+  const sigset_t set = stop_signals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+void wait_for_stop_signal() {
+  const sigset_t set = stop_signals();
+  int number = 0;
+  while (sigwait(&set, &number) != 0) {
+  }
+  log::info("received {}: finishing what runs; a second signal ends at once", name_of(number));
+  std::thread([set] {
+    int again = 0;
+    while (sigwait(&set, &again) != 0) {
+    }
+    _exit(130);
+  }).detach();
+}
+
+StopRemovesTemporaries::StopRemovesTemporaries(std::optional<int> status) {
+  const sigset_t set = stop_signals();
+  pthread_sigmask(SIG_BLOCK, &set, &before_);
+  thread_ = std::thread([this, status] { wait(status); });
+}
+
+StopRemovesTemporaries::~StopRemovesTemporaries() {
+  done_.store(true);
+  pthread_kill(thread_.native_handle(), SIGTERM);  // to that thread alone
+  thread_.join();
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void StopRemovesTemporaries::wait(std::optional<int> status) {
+  const sigset_t set = stop_signals();
+  siginfo_t info = {};
+  while (sigwaitinfo(&set, &info) < 0) {
+  }
+  if (info.si_code == SI_TKILL && done_.load()) return;
+  remove_all_temporaries();
+  if (status) _exit(*status);
+  end_by(info.si_signo);
+}
+
+}  // namespace nfp

@@ -1,0 +1,80 @@
+#include "base/stop_signals.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "base/atomic_file.h"
+
+namespace nfp {
+namespace {
+
+namespace fs = std::filesystem;
+
+class StopSignals : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    // The child of a death test runs this again: the name is the same in both.
+    dir_ = fs::path(::testing::TempDir()) / "nfp-stop-signals";
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  void be_told_to_stop(std::optional<int> status) {
+    const StopRemovesTemporaries stop(status);
+    auto file = AtomicFile::create((dir_ / "half").string());
+    const TemporaryPath folder((dir_ / "folder").string());
+    fs::create_directory(folder.name());
+    auto inside = AtomicFile::create(folder.name() + "/inside");
+    if (!file.ok() || !inside.ok() || !file->write("half").ok()) _exit(99);
+    ::kill(::getpid(), SIGTERM);
+    ::sleep(60);
+  }
+  fs::path dir_;
+};
+
+using StopSignalsDeathTest = StopSignals;
+
+TEST_F(StopSignalsDeathTest, TheProcessEndsByTheSignalAndLeavesNothing) {
+  EXPECT_EXIT(be_told_to_stop(std::nullopt), ::testing::KilledBySignal(SIGTERM), "");
+  EXPECT_TRUE(fs::is_empty(dir_));
+}
+
+TEST_F(StopSignalsDeathTest, OrWithTheStatusAskedFor) {
+  EXPECT_EXIT(be_told_to_stop(7), ::testing::ExitedWithCode(7), "");
+  EXPECT_TRUE(fs::is_empty(dir_));
+}
+
+TEST_F(StopSignals, AfterwardsSignalsAreAsBefore) {
+  sigset_t before, during, after;
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  {
+    const StopRemovesTemporaries outer;
+    const StopRemovesTemporaries inner(0);
+    pthread_sigmask(SIG_SETMASK, nullptr, &during);
+  }
+  pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    EXPECT_EQ(sigismember(&during, number), 1);
+    EXPECT_EQ(sigismember(&before, number), sigismember(&after, number));
+  }
+}
+
+TEST_F(StopSignals, ATemporaryThatMovedOnIsLeftAlone) {
+  const std::string name = (dir_ / "kept").string();
+  {
+    TemporaryPath path(name);
+    TemporaryPath moved = std::move(path);
+    fs::create_directory(name);
+    moved.release();
+  }
+  EXPECT_TRUE(fs::exists(name));
+  { const TemporaryPath path(name); }
+  EXPECT_FALSE(fs::exists(name));
+}
+
+}  // namespace
+}  // namespace nfp

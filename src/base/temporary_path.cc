@@ -1,0 +1,59 @@
+#include "base/temporary_path.h"
+
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <utility>
+
+namespace nfp {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::multiset<std::string> names;
+};
+
+// Never destroyed: objects of static storage may still hold a path at exit.
+Registry& registry() {
+  static auto* const all = new Registry;
+  return *all;
+}
+
+void remove(const std::string& name) {
+  std::error_code ignored;
+  std::filesystem::remove_all(name, ignored);
+}
+
+}  // namespace
+
+TemporaryPath::TemporaryPath(std::string path) : name_(std::move(path)) {
+  const std::lock_guard lock(registry().mutex);
+  registry().names.insert(name_);
+}
+
+TemporaryPath::~TemporaryPath() {
+  if (name_.empty()) return;
+  remove(name_);
+  release();
+}
+
+TemporaryPath::TemporaryPath(TemporaryPath&& other) noexcept : name_(std::exchange(other.name_, {})) {}
+
+TemporaryPath& TemporaryPath::operator=(TemporaryPath&& other) noexcept {
+  std::swap(name_, other.name_);
+  return *this;
+}
+
+void TemporaryPath::release() {
+  const std::lock_guard lock(registry().mutex);
+  if (const auto at = registry().names.find(name_); at != registry().names.end()) registry().names.erase(at);
+  name_.clear();
+}
+
+void remove_all_temporaries() {
+  registry().mutex.lock();
+  for (const std::string& name : registry().names) remove(name);
+}
+
+}  // namespace nfp

@@ -1,0 +1,31 @@
+// The name that a file or directory has until it is complete. All of a process's are known, so that one that is told to
+// stop can leave nothing half-written behind.
+#pragma once
+
+#include <string>
+
+namespace nfp {
+
+class TemporaryPath {
+ public:
+  TemporaryPath() = default;
+  explicit TemporaryPath(std::string path);
+  // Removes what is there, a directory with all that it holds.
+  ~TemporaryPath();
+  TemporaryPath(TemporaryPath&& other) noexcept;
+  TemporaryPath& operator=(TemporaryPath&& other) noexcept;
+  TemporaryPath(const TemporaryPath&) = delete;
+  TemporaryPath& operator=(const TemporaryPath&) = delete;
+
+  const std::string& name() const { return name_; }  // empty: none
+  // It has another name now, or was never made: there is nothing to remove.
+  void release();
+
+ private:
+  std::string name_;
+};
+
+// Removes what all of them name. From then on whoever would make or end one waits: only for the way out of the process.
+void remove_all_temporaries();
+
+}  // namespace nfp

@@ -56,6 +56,24 @@ inline void widen_row(const KvLayer& layer, const void* base, int64_t offset, in
   }
 }
 
+// What the groups of a tile hold, worked out once for all rows.
+struct TileLanes {
+  Lanes groups[kTileGroups];
+  int count;
+  bool full;  // sixteen keys in every group
+};
+
+inline TileLanes tile_lanes(const KvLayer& layer, int32_t first_group, int count) {
+  TileLanes tile{};
+  tile.count = count;
+  tile.full = true;
+  for (int j = 0; j < count; ++j) {
+    tile.groups[j] = lanes_of(layer, first_group + j);
+    tile.full = tile.full && tile.groups[j].count == 16;
+  }
+  return tile;
+}
+
 // Keys of the tile as [dim, 64 lanes] and values as [64 lanes, dim] in FP32.
 inline void unpack_tile(const AttentionTask& task, int32_t first_group, int groups, float* keys, float* values) {
   const KvLayer& layer = task.layer;
@@ -75,15 +93,15 @@ inline void unpack_tile(const AttentionTask& task, int32_t first_group, int grou
   }
 }
 
-// Places of the tile, first_place <= place < end_place, that row may see.
+// Places of the tile, begin <= place < end, that row may see.
 struct Places {
   int32_t begin, end;
 };
 
-inline Places visible(const KvLayer& layer, const QueryRow& row, int32_t first_group, int groups) {
-  Places places{groups * 16, 0};
-  for (int j = 0; j < groups; ++j) {
-    const Lanes lanes = lanes_of(layer, first_group + j);
+inline Places visible(const TileLanes& tile, const QueryRow& row) {
+  Places places{tile.count * 16, 0};
+  for (int j = 0; j < tile.count; ++j) {
+    const Lanes lanes = tile.groups[j];
     const int32_t begin = row.begin > lanes.first_key ? row.begin - lanes.first_key : 0;
     const int32_t last = row.end - lanes.first_key;
     const int32_t end = last < lanes.count ? last : lanes.count;
@@ -95,18 +113,21 @@ inline Places visible(const KvLayer& layer, const QueryRow& row, int32_t first_g
 }
 
 // Scores become weights e^(score - maximum); sums and outputs are rescaled where the maximum grew. False where the row
-// takes nothing from this tile.
-inline bool softmax_row(const AttentionTask& task, const QueryRow& row, int32_t first_group, int groups, float* scores,
+// takes nothing from this tile. `all`: the row sees every lane.
+inline bool softmax_row(const AttentionTask& task, const QueryRow& row, const TileLanes& tile, bool all, float* scores,
                         float* maximum, float* sums, float* outputs) {
   Vec s[kTileGroups];
   Vec most = splat(kMinusInfinity);
-  for (int j = 0; j < groups; ++j) {
-    const Lanes lanes = lanes_of(task.layer, first_group + j);
+  for (int j = 0; j < tile.count; ++j) {
     Vec v = mul(load(scores + j * 16), splat(task.scale));
     if (task.soft_cap > 0.0f) v = mul(tanh_of(div(v, splat(task.soft_cap))), splat(task.soft_cap));
-    const int32_t last = row.end - lanes.first_key;
-    s[j] = keep_lanes(v, row.begin - lanes.first_key, last < lanes.count ? last : lanes.count, splat(kMinusInfinity));
-    most = max(most, s[j]);
+    if (!all) {
+      const Lanes lanes = tile.groups[j];
+      const int32_t last = row.end - lanes.first_key;
+      v = keep_lanes(v, row.begin - lanes.first_key, last < lanes.count ? last : lanes.count, splat(kMinusInfinity));
+    }
+    s[j] = v;
+    most = max(most, v);
   }
   const float here = max_lanes(most);
   const float before = *maximum;
@@ -119,7 +140,7 @@ inline bool softmax_row(const AttentionTask& task, const QueryRow& row, int32_t 
     for (int64_t d = 0; d < task.layer.dim; d += 16) store(outputs + d, mul(load(outputs + d), factor));
     *maximum = now;
   }
-  for (int j = 0; j < groups; ++j) {
+  for (int j = 0; j < tile.count; ++j) {
     const Vec p = exp_of(sub(s[j], splat(now)));
     sum = add(sum, p);
     store(scores + j * 16, p);
@@ -210,11 +231,13 @@ void attention_partition(const AttentionTask& task, int32_t partition, float* st
     Ahead nothing;
     multiply_block<AttentionSteps>(scratch.queries, dim, rows, scratch.keys, kTileKeys, groups, task.head_dim,
                                    scratch.scores, kTileKeys, true, nothing);
+    const TileLanes tile = tile_lanes(task.layer, group, groups);
     Places places[cpu::kMaxQueryRows];
     for (int r = 0; r < rows; ++r) {
-      places[r] = visible(task.layer, task.rows[r], group, groups);
+      places[r] = visible(tile, task.rows[r]);
+      const bool all = tile.full && places[r].begin == 0 && places[r].end == groups * 16;
       if (places[r].begin < places[r].end &&
-          !softmax_row(task, task.rows[r], group, groups, scratch.scores + r * kTileKeys, out.maximum + r * 16,
+          !softmax_row(task, task.rows[r], tile, all, scratch.scores + r * kTileKeys, out.maximum + r * 16,
                        out.sums + r * 16, out.outputs + r * dim)) {
         places[r] = {0, 0};
       }

@@ -34,6 +34,10 @@ const PackedWeight& packed(const LinearWeight* weight) { return static_cast<cons
 // Up to so many rows every thread prepares the input of a matrix product for itself.
 constexpr int32_t kPrivateRows = 4;
 
+// From so many rows a thread on, threads share the rows of a matrix product instead of its columns: each unpacks all
+// weights, but reads and writes rows that stay in its own cache.
+constexpr int32_t kRowsToShare = 128;
+
 // Whether the norm may be computed on the way into the product that follows it.
 bool fuses(std::span<const Operation> operations, size_t i) {
   if (i + 1 >= operations.size()) return false;
@@ -308,7 +312,9 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   const int64_t k = weight.k();
   const Preparation prepare = preparation_of(args, kernels_);
   const PreparedInput input = carve(args, prepare, prepared);
-  const Range panels = weight.share(thread, threads_.size());
+  const bool by_rows = args.rows >= kRowsToShare * threads_.size();
+  const Range panels = by_rows ? weight.share(0, 1) : weight.share(thread, threads_.size());
+  const Range rows = by_rows ? partition(args.rows, thread, threads_.size()) : Range{0, args.rows};
   if (panels.empty()) return;
   LinearTask task;
   task.panels = weight.panels().data();
@@ -321,8 +327,8 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   task.activation = args.activation;
   task.y_stride = linear_output_stride(args);
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
-  for (int64_t first = 0; first < args.rows; first += kMaxLinearRows) {
-    task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, args.rows - first));
+  for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
+    task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, rows.end - first));
     task.x = x + first * k;
     task.x_codes = prepare.codes ? input.codes + first * k : nullptr;
     task.token_scale = prepare.codes ? input.token_scale + first : nullptr;

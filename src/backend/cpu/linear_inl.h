@@ -3,6 +3,8 @@
 // the choice between them (a matter of speed) cannot be seen in the result. Included after one simd_*.h.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/math_inl.h"
 
@@ -97,6 +99,14 @@ struct PairSteps {
 };
 #endif
 
+// x is to be read again, as an operand of each multiply-add: kept in registers for the next panel it would push sums
+// out to the stack.
+inline void forget_loads() { asm volatile("" ::: "memory"); }
+
+// Where that happens: x's values and sums against registers. Unpacking upper bytes alone leaves room (measured).
+template <typename Steps, int P, int M>
+constexpr bool kTooManyValues = !std::is_same_v<Steps, Fp32Steps<Source::kUpper>> && M * (P + Steps::kUnits) > 24;
+
 // acc[m][p] of `P` panels from `first` and `M` rows of x; out: [M, kGroupColumns].
 template <typename Steps, int P, int M>
 void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
@@ -108,6 +118,7 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
     const int64_t ahead = g + kPrefetchGroups + (g + kPrefetchGroups < groups ? 0 : (P - 1) * groups);
     NFP_UNROLL for (int p = 0; p < P; ++p) {
       typename Steps::W w[Steps::kUnits];
+      if constexpr (kTooManyValues<Steps, P, M>) forget_loads();
       Steps::prefetch_group(panels[p], ahead);
       Steps::unpack(panels[p], g, w);
       NFP_UNROLL for (int u = 0; u < Steps::kUnits; ++u) {
@@ -235,15 +246,83 @@ void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, const flo
   }
 }
 
+inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc, int64_t row) {
+  Vec v = mul(load(acc), load(panel.scale));
+  if (task.token_scale != nullptr && panel.kind != PanelKind::kDense) v = mul(v, splat(task.token_scale[row]));
+  if (panel.bias != nullptr) v = add(v, load(panel.bias));
+  return v;
+}
+
+inline void finish_panel(const LinearTask& task, const Panel& panel, const float* acc, int64_t first, int64_t end) {
+  for (int64_t m = first; m < end; ++m) {
+    const Vec v = finished(task, panel, acc + m * kGroupColumns, m);
+    float* y = task.y + m * task.y_stride + panel.column;
+    if (panel.stride != 1) {
+      alignas(64) float lanes[kPanelRows];
+      store(lanes, v);
+      for (int r = 0; r < panel.rows; ++r) {
+        float& out = y[r * panel.stride];
+        out = task.epilogue == Epilogue::kAdd ? out + lanes[r] : lanes[r];
+      }
+    } else if (panel.rows == kPanelRows) {
+      store(y, task.epilogue == Epilogue::kAdd ? add(load(y), v) : v);
+    } else {
+      store_some(y, task.epilogue == Epilogue::kAdd ? add(load_some(y, panel.rows), v) : v, panel.rows);
+    }
+  }
+}
+
+// Panels come in pairs: sixteen gates, then the sixteen ups that go with them.
+inline void finish_pair(const LinearTask& task, const Panel* pair, const float* acc, int64_t first, int64_t end) {
+  for (int64_t m = first; m < end; ++m) {
+    const Vec gate = finished(task, pair[0], acc + m * kGroupColumns, m);
+    const Vec up = finished(task, pair[1], acc + m * kGroupColumns + kPanelRows, m);
+    const Vec v = mul(task.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate), up);
+    store_some(task.y + m * task.y_stride + pair[0].column / 2, v, pair[0].rows);
+  }
+}
+
+// From the sums of a group of panels to y, for rows [first, end).
+inline void finish(const LinearTask& task, const Panel* panels, int count, const float* acc, int64_t first,
+                   int64_t end) {
+  if (task.epilogue == Epilogue::kGatedActivation) {
+    for (int p = 0; p + 1 < count; p += 2) finish_pair(task, panels + p, acc + p * kPanelRows, first, end);
+  } else {
+    for (int p = 0; p < count; ++p) finish_panel(task, panels[p], acc + p * kPanelRows, first, end);
+  }
+}
+
+// What becomes of a tile of rows when its sums are complete: y's lines are asked for before the last block of k, and
+// written while the next tile is computed. `task` null: nothing.
+struct Finish {
+  const LinearTask* task = nullptr;
+  const Panel* panels = nullptr;
+  int count = 0;
+  void prepare(int64_t first, int64_t end) const {
+    if (task == nullptr) return;
+    const bool pairs = task->epilogue == Epilogue::kGatedActivation;
+    for (int64_t m = first; m < end; ++m) {
+      for (int p = 0; p < count; p += pairs ? 2 : 1) {
+        prefetch_to_write(task->y + m * task->y_stride + panels[p].column / (pairs ? 2 : 1));
+      }
+    }
+  }
+  void operator()(const float* acc, int64_t first, int64_t end) const {
+    if (task != nullptr) finish(*task, panels, count, acc, first, end);
+  }
+};
+
 // All rows and `vectors` column vectors, in tiles of nearly equal height.
 template <typename Steps>
 void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, const float* block,
                     int64_t block_stride, int vectors, int64_t units, float* acc, int64_t acc_stride, bool fresh,
-                    Ahead& ahead) {
+                    Ahead& ahead, const Finish& done = {}) {
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t begin = rows * t / tiles;
-    const int count = static_cast<int>(rows * (t + 1) / tiles - begin);
+    const int64_t end = rows * (t + 1) / tiles;
+    const int count = static_cast<int>(end - begin);
+    done.prepare(begin, end);
     const typename Steps::X* xt = x + begin * x_stride;
     float* at = acc + begin * acc_stride;
     int v = 0;
@@ -261,12 +340,13 @@ void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, 
       tile_rows<Steps, 1>(count, xt, x_stride, block + v * kPanelRows, block_stride, units, at + v * kPanelRows,
                           acc_stride, fresh, ahead);
     }
+    done(acc, begin, end);
   }
 }
 
 template <typename Steps>
 void blocked_panels(const Panel* panels, int count, int next_count, const typename Steps::X* x, int64_t stride,
-                    int64_t k, int64_t rows, float* block, float* acc) {
+                    int64_t k, int64_t rows, float* block, float* acc, const Finish& done) {
   const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
   constexpr int64_t kUnitsInBlock = kBlockSteps / Steps::kStepsPerUnit;
   for (int64_t u0 = 0; u0 < units; u0 += kUnitsInBlock) {
@@ -288,20 +368,22 @@ void blocked_panels(const Panel* panels, int count, int next_count, const typena
     for (int p = 0; p < (last ? next_count : count); ++p) {
       Steps::list_runs(panels[last ? count + p : p], next_group, ahead);
     }
-    multiply_block<Steps>(x + u0, stride, rows, block, kGroupColumns, count, here, acc, kGroupColumns, u0 == 0, ahead);
+    multiply_block<Steps>(x + u0, stride, rows, block, kGroupColumns, count, here, acc, kGroupColumns, u0 == 0, ahead,
+                          last ? done : Finish{});
   }
 }
 
 template <typename Steps>
 void run_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
-                float* block, float* acc) {
+                float* block, float* acc, const Finish& done) {
   const int64_t left = task.last - (panels - task.panels) - count;
   const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
   if (task.rows <= kDirectRows) {
     const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
     direct_panels<Steps>(panels, count, x, stride, units, task.rows, acc);
+    done(acc, 0, task.rows);
   } else {
-    blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows, block, acc);
+    blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows, block, acc, done);
   }
 }
 
@@ -310,77 +392,43 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
   return panel.kind == PanelKind::kCodes || task.upper_only ? Source::kUpper : Source::kBoth;
 }
 
-inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc, int64_t row) {
-  Vec v = mul(load(acc), load(panel.scale));
-  if (task.token_scale != nullptr && panel.kind != PanelKind::kDense) v = mul(v, splat(task.token_scale[row]));
-  if (panel.bias != nullptr) v = add(v, load(panel.bias));
-  return v;
-}
-
-inline void finish_panel(const LinearTask& task, const Panel& panel, const float* acc) {
-  for (int64_t m = 0; m < task.rows; ++m) {
-    const Vec v = finished(task, panel, acc + m * kGroupColumns, m);
-    float* y = task.y + m * task.y_stride + panel.column;
-    if (panel.stride != 1) {
-      alignas(64) float lanes[kPanelRows];
-      store(lanes, v);
-      for (int r = 0; r < panel.rows; ++r) {
-        float& out = y[r * panel.stride];
-        out = task.epilogue == Epilogue::kAdd ? out + lanes[r] : lanes[r];
-      }
-    } else if (panel.rows == kPanelRows) {
-      store(y, task.epilogue == Epilogue::kAdd ? add(load(y), v) : v);
-    } else {
-      store_some(y, task.epilogue == Epilogue::kAdd ? add(load_some(y, panel.rows), v) : v, panel.rows);
-    }
-  }
-}
-
-// Panels come in pairs: sixteen gates, then the sixteen ups that go with them.
-inline void finish_pair(const LinearTask& task, const Panel* pair, const float* acc) {
-  for (int64_t m = 0; m < task.rows; ++m) {
-    const Vec gate = finished(task, pair[0], acc + m * kGroupColumns, m);
-    const Vec up = finished(task, pair[1], acc + m * kGroupColumns + kPanelRows, m);
-    const Vec v = mul(task.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate), up);
-    store_some(task.y + m * task.y_stride + pair[0].column / 2, v, pair[0].rows);
-  }
-}
-
 void linear(const LinearTask& task) {
   auto* block = static_cast<float*>(task.scratch);
   float* acc = block + kBlockSteps * kGroupColumns;
   for (int64_t first = task.first; first < task.last; first += kGroupPanels) {
     const Panel* panels = task.panels + first;
     const int count = static_cast<int>(task.last - first < kGroupPanels ? task.last - first : kGroupPanels);
+    bool mixed = false;
     for (int begin = 0, end = 0; begin < count; begin = end) {  // runs of panels that compute alike
       const Source source = source_of(task, panels[begin]);
       while (end < count && source_of(task, panels[end]) == source) ++end;
       float* out = acc + begin * kPanelRows;
+      // Panels that compute alike are finished at once; a mixed group when all of it is there.
+      mixed = end - begin < count;
+      const Finish done = mixed ? Finish{} : Finish{&task, panels, count};
       switch (source) {
         case Source::kBoth:
-          run_panels<Fp32Steps<Source::kBoth>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out);
+          run_panels<Fp32Steps<Source::kBoth>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out,
+                                               done);
           break;
         case Source::kUpper:
 #if defined(NFP_HAVE_PAIRS)
           if (task.x_pairs != nullptr) {
-            run_panels<PairSteps>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out);
+            run_panels<PairSteps>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out, done);
             break;
           }
 #endif
           run_panels<Fp32Steps<Source::kUpper>>(task, panels + begin, end - begin,
                                                 task.x_codes != nullptr ? task.x_codes : task.x,
-                                                task.x_codes != nullptr ? task.k : task.x_stride, block, out);
+                                                task.x_codes != nullptr ? task.k : task.x_stride, block, out, done);
           break;
         case Source::kDense:
-          run_panels<Fp32Steps<Source::kDense>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out);
+          run_panels<Fp32Steps<Source::kDense>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out,
+                                                done);
           break;
       }
     }
-    if (task.epilogue == Epilogue::kGatedActivation) {
-      for (int p = 0; p + 1 < count; p += 2) finish_pair(task, panels + p, acc + p * kPanelRows);
-    } else {
-      for (int p = 0; p < count; ++p) finish_panel(task, panels[p], acc + p * kPanelRows);
-    }
+    if (mixed) finish(task, panels, count, acc, 0, task.rows);
   }
 }
 

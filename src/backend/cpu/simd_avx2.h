@@ -94,6 +94,7 @@ inline float max_lanes(Vec a) {
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }  // to L2
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 inline Vec widen(__m256i halves) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};

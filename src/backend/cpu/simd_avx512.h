@@ -68,6 +68,7 @@ inline float max_lanes(Vec a) {
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }  // to L2
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 // FP16 to FP32 straight from memory: one operation less than from the upper half of a register, which needs a shuffle
 // to extract it and another inside VCVTPH2PS. (In assembly because compilers turn the reload back into the shuffle.)

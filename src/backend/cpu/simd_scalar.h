@@ -116,6 +116,7 @@ inline float max_lanes(Vec a) {
 }
 inline void prefetch(const void*) {}
 inline void prefetch_far(const void*) {}
+inline void prefetch_to_write(const void*) {}
 
 // Position of row r (0..15), step k (0..3) in a group's 64 bytes (panel.h).
 inline int group_position(int r, int k) { return ((k & 1) * 2 + (r >> 3)) * 16 + (k >> 1) * 8 + (r & 7); }

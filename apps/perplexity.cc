@@ -7,6 +7,7 @@
 
 #include "base/mapped_file.h"
 #include "base/process_memory.h"
+#include "base/stop_signals.h"
 #include "flags.h"
 #include "verbs.h"
 

@@ -69,7 +69,7 @@ void StopRemovesTemporaries::wait(std::optional<int> status) {
   siginfo_t info = {};
   while (sigwaitinfo(&set, &info) < 0) {
   }
-  if (info.si_code == SI_TKILL && done_.load()) return;
+  if (done_.load() && info.si_pid == ::getpid()) return;  // the destructor
   remove_all_temporaries();
   if (status) _exit(*status);
   end_by(info.si_signo);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/clones.h"
 #include "base/float_types.h"
 
 namespace nfp {
@@ -21,13 +22,15 @@ uint32_t word_at(const std::byte* p) {
   return word;
 }
 
-void from_f32(const std::byte* in, int64_t count, float* out) { std::memcpy(out, in, static_cast<size_t>(count) * 4); }
+NFP_CLONES void from_f32(const std::byte* in, int64_t count, float* out) {
+  std::memcpy(out, in, static_cast<size_t>(count) * 4);
+}
 
-void from_f16(const std::byte* in, int64_t count, float* out) {
+NFP_CLONES void from_f16(const std::byte* in, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) out[i] = half_at(in + 2 * i);
 }
 
-void from_bf16(const std::byte* in, int64_t count, float* out) {
+NFP_CLONES void from_bf16(const std::byte* in, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     uint16_t bits = 0;
     std::memcpy(&bits, in + 2 * i, sizeof(bits));
@@ -35,7 +38,7 @@ void from_bf16(const std::byte* in, int64_t count, float* out) {
   }
 }
 
-void from_q8_0(const std::byte* in, int64_t count, float* out) {
+NFP_CLONES void from_q8_0(const std::byte* in, int64_t count, float* out) {
   for (; count > 0; --count, in += 34, out += 32) {
     const float d = half_at(in);
     for (int64_t i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<int8_t>(byte_at(in, 2 + i)));
@@ -44,7 +47,7 @@ void from_q8_0(const std::byte* in, int64_t count, float* out) {
 
 // 32 codes of 4 bits (low nibbles first), or 5 with the fifth bits in one word; value = d * (code - offset) + m.
 template <bool kFiveBits, bool kMinimum>
-void from_nibbles(const std::byte* in, int64_t count, float* out) {
+[[gnu::always_inline]] inline void from_nibbles(const std::byte* in, int64_t count, float* out) {
   constexpr int64_t kHead = kMinimum ? 4 : 2;
   constexpr int64_t kCodes = kHead + (kFiveBits ? 4 : 0);
   constexpr int kOffset = kMinimum ? 0 : (kFiveBits ? 16 : 8);
@@ -83,7 +86,7 @@ ScaleMin scale_min(const std::byte* packed, int64_t j) {
 
 // 256 codes in 8 sub-blocks of 32; value = d * scale * code - dmin * minimum.
 template <bool kFiveBits>
-void from_k_nibbles(const std::byte* in, int64_t count, float* out) {
+[[gnu::always_inline]] inline void from_k_nibbles(const std::byte* in, int64_t count, float* out) {
   constexpr int64_t kHigh = 16;
   constexpr int64_t kCodes = kHigh + (kFiveBits ? 32 : 0);
   for (; count > 0; --count, in += kCodes + 128, out += 256) {
@@ -105,7 +108,7 @@ void from_k_nibbles(const std::byte* in, int64_t count, float* out) {
 }
 
 // 256 codes of 6 bits: 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d.
-void from_q6_k(const std::byte* in, int64_t count, float* out) {
+NFP_CLONES void from_q6_k(const std::byte* in, int64_t count, float* out) {
   for (; count > 0; --count, in += 210) {
     const float d = half_at(in + 208);
     for (int64_t half = 0; half < 2; ++half, out += 128) {
@@ -124,17 +127,22 @@ void from_q6_k(const std::byte* in, int64_t count, float* out) {
   }
 }
 
+#define NFP_DEQUANTIZER(name, ...) \
+  NFP_CLONES void name(const std::byte* in, int64_t count, float* out) { __VA_ARGS__(in, count, out); }
+NFP_DEQUANTIZER(from_q4_0, from_nibbles<false, false>)
+NFP_DEQUANTIZER(from_q4_1, from_nibbles<false, true>)
+NFP_DEQUANTIZER(from_q5_0, from_nibbles<true, false>)
+NFP_DEQUANTIZER(from_q5_1, from_nibbles<true, true>)
+NFP_DEQUANTIZER(from_q4_k, from_k_nibbles<false>)
+NFP_DEQUANTIZER(from_q5_k, from_k_nibbles<true>)
+#undef NFP_DEQUANTIZER
+
 constexpr GgmlTypeInfo kTypes[] = {
-    {GgmlType::kF32, "F32", 1, 4, from_f32},
-    {GgmlType::kF16, "F16", 1, 2, from_f16},
-    {GgmlType::kBF16, "BF16", 1, 2, from_bf16},
-    {GgmlType::kQ4_0, "Q4_0", 32, 18, from_nibbles<false, false>},
-    {GgmlType::kQ4_1, "Q4_1", 32, 20, from_nibbles<false, true>},
-    {GgmlType::kQ5_0, "Q5_0", 32, 22, from_nibbles<true, false>},
-    {GgmlType::kQ5_1, "Q5_1", 32, 24, from_nibbles<true, true>},
-    {GgmlType::kQ8_0, "Q8_0", 32, 34, from_q8_0},
-    {GgmlType::kQ4_K, "Q4_K", 256, 144, from_k_nibbles<false>},
-    {GgmlType::kQ5_K, "Q5_K", 256, 176, from_k_nibbles<true>},
+    {GgmlType::kF32, "F32", 1, 4, from_f32},        {GgmlType::kF16, "F16", 1, 2, from_f16},
+    {GgmlType::kBF16, "BF16", 1, 2, from_bf16},     {GgmlType::kQ4_0, "Q4_0", 32, 18, from_q4_0},
+    {GgmlType::kQ4_1, "Q4_1", 32, 20, from_q4_1},   {GgmlType::kQ5_0, "Q5_0", 32, 22, from_q5_0},
+    {GgmlType::kQ5_1, "Q5_1", 32, 24, from_q5_1},   {GgmlType::kQ8_0, "Q8_0", 32, 34, from_q8_0},
+    {GgmlType::kQ4_K, "Q4_K", 256, 144, from_q4_k}, {GgmlType::kQ5_K, "Q5_K", 256, 176, from_q5_k},
     {GgmlType::kQ6_K, "Q6_K", 256, 210, from_q6_k},
 };
 

@@ -125,8 +125,7 @@ class GgufSource final : public ModelSource {
       }
       at.type->dequantize(in, blocks, values.data());
       // As llama.cpp requantises to F16: FP32, then round to nearest. A NaN (a damaged scale) becomes infinity.
-      auto* halves = reinterpret_cast<uint16_t*>(out);
-      for (size_t i = 0; i < values.size(); ++i) halves[i] = narrow_to_fp16(values[i]);
+      narrow_to_fp16(values, reinterpret_cast<uint16_t*>(out));
     }
     return ok_status();
   }

@@ -1,8 +1,10 @@
 #include "nested/format.h"
 
+#include "base/clones.h"
+
 namespace nfp {
 
-void split(std::span<const uint16_t> weights, uint8_t* upper, uint8_t* lower) {
+NFP_CLONES void split(std::span<const uint16_t> weights, uint8_t* upper, uint8_t* lower) {
   for (size_t i = 0; i < weights.size(); ++i) {
     const NestedWeight nested = split(weights[i]);
     upper[i] = nested.upper;
@@ -10,7 +12,7 @@ void split(std::span<const uint16_t> weights, uint8_t* upper, uint8_t* lower) {
   }
 }
 
-void join(const uint8_t* upper, const uint8_t* lower, size_t count, uint16_t* weights) {
+NFP_CLONES void join(const uint8_t* upper, const uint8_t* lower, size_t count, uint16_t* weights) {
   for (size_t i = 0; i < count; ++i) weights[i] = join(upper[i], lower[i]);
 }
 

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <span>
 
 namespace nfp {
 
@@ -29,5 +30,7 @@ inline uint16_t narrow_to_fp16(float value) {
   const uint32_t units = std::bit_cast<uint32_t>(std::bit_cast<float>(clamped) + std::bit_cast<float>(magic)) - magic;
   return static_cast<uint16_t>(((bits >> 16) & 0x8000u) | ((((magic >> 23) - 126u) << 10) + units));
 }
+
+void narrow_to_fp16(std::span<const float> values, uint16_t* out);
 
 }  // namespace nfp

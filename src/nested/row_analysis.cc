@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/clones.h"
 #include "base/float_types.h"
 #include "nested/format.h"
 #include "nested/matrix_analysis.h"
@@ -26,13 +27,32 @@ int smallest_exponent(float largest) {
   return std::max(smallest, kMinRowExponent);
 }
 
+NFP_CLONES uint32_t largest_magnitude(std::span<const uint16_t> row) {
+  uint32_t largest = 0;
+  for (uint16_t w : row) largest = std::max<uint32_t>(largest, w & 0x7fffu);
+  return largest;
+}
+
+// Where the first weight of that magnitude is; whole pieces are passed over at once.
+NFP_CLONES int64_t first_of_magnitude(std::span<const uint16_t> row, uint32_t magnitude) {
+  constexpr size_t kPiece = 64;
+  size_t begin = 0;
+  for (; begin + kPiece <= row.size(); begin += kPiece) {
+    uint16_t found = 0;
+    for (size_t i = begin; i < begin + kPiece; ++i) found |= (row[i] & 0x7fffu) == magnitude ? 1u : 0u;
+    if (found != 0) break;
+  }
+  while ((row[begin] & 0x7fffu) != magnitude) ++begin;
+  return static_cast<int64_t>(begin);
+}
+
 struct Rounding {
   int64_t changed = 0;
   float largest_error = 0;
 };
 
 // What v * 2^e changes in a row whose weights are all within FP16's range after the shift.
-Rounding rounding_of(std::span<const uint16_t> row, int exponent) {
+NFP_CLONES Rounding rounding_of(std::span<const uint16_t> row, int exponent) {
   const float down = power_of_two(-exponent);
   int64_t changed = 0;
   uint32_t worst = 0;  // of non-negative floats the order of the bits is the order of the numbers
@@ -69,11 +89,9 @@ int64_t first_where(std::span<const uint16_t> row, Predicate&& holds) {
 
 RowAnalysis analyse_row(std::span<const uint16_t> row, WeightType type) {
   RowAnalysis out;
-  uint32_t largest = 0;
-  for (uint16_t w : row) largest = std::max<uint32_t>(largest, w & 0x7fffu);
+  const uint32_t largest = largest_magnitude(row);
   out.largest = static_cast<uint16_t>(largest);
-  const auto magnitude_is = [](uint32_t m) { return [m](uint16_t w) { return (w & 0x7fffu) == m; }; };
-  out.largest_col = std::max<int64_t>(0, first_where(row, magnitude_is(largest)));
+  out.largest_col = row.empty() ? 0 : first_of_magnitude(row, largest);
 
   const uint32_t infinity = type == WeightType::kF16 ? 0x7c00u : 0x7f80u;
   if (largest >= infinity) {
@@ -108,7 +126,7 @@ RowAnalysis analyse_row(std::span<const uint16_t> row, WeightType type) {
   return out;
 }
 
-void shift_row(std::span<const uint16_t> row, WeightType type, int exponent, uint16_t* shifted) {
+NFP_CLONES void shift_row(std::span<const uint16_t> row, WeightType type, int exponent, uint16_t* shifted) {
   const float down = power_of_two(-exponent);
   if (type == WeightType::kBF16) {
     for (size_t i = 0; i < row.size(); ++i) shifted[i] = narrow_to_fp16(bf16_to_fp32(row[i]) * down);
@@ -117,6 +135,10 @@ void shift_row(std::span<const uint16_t> row, WeightType type, int exponent, uin
   } else {
     for (size_t i = 0; i < row.size(); ++i) shifted[i] = narrow_to_fp16(fp16_to_fp32(row[i]) * down);
   }
+}
+
+NFP_CLONES void narrow_to_fp16(std::span<const float> values, uint16_t* out) {
+  for (size_t i = 0; i < values.size(); ++i) out[i] = narrow_to_fp16(values[i]);
 }
 
 }  // namespace nfp

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 
+#include "base/clones.h"
 #include "base/float_types.h"
 
 namespace nfp::cpu {
@@ -24,7 +25,7 @@ PanelKind kind_of(Storage storage) {
 }
 
 // Rows [count, k] of bytes into a panel's groups.
-void scatter_bytes(const uint8_t* rows, int64_t k, int count, uint8_t* plane) {
+NFP_CLONES void scatter_bytes(const uint8_t* rows, int64_t k, int count, uint8_t* plane) {
   const int64_t groups = (k + kGroupSteps - 1) / kGroupSteps;
   for (int r = 0; r < count; ++r) {
     const uint8_t* row = rows + r * k;

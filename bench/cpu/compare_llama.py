@@ -2,7 +2,7 @@
 """Speed of `nestedfp bench` beside llama.cpp's `llama-bench`, on the same machine, threads and model, in one run.
 
 The programs take turns, round after round, so that what else the machine does hits both; medians over the rounds are
-kept. llama.cpp's F16, BF16 and Q8_0 files are made from MODEL by its own llama-quantize.
+kept, also of the shares of what the machine can do, which each run measures for itself. llama.cpp's F16, BF16 and Q8_0 files are made from MODEL by its own llama-quantize.
 
     bench/cpu/compare_llama.py --nestedfp build/release/apps/nestedfp --llama BUILD/bin --model MODEL.gguf \
         --rounds 5 --out bench/results/cpu-llama.json
@@ -86,16 +86,21 @@ def main():
                     test = "prefill" if row["n_prompt"] else "decode"
                     theirs.setdefault((test, kind), []).append(row["avg_ts"])
 
-    def best(key):
-        return max(machine[key] for runs in ours.values() for _, machine in runs)
-
-    machine = {key: best(key) for key in first["machine"]}
+    machines = [machine for runs in ours.values() for _, machine in runs]
+    machine = {key: statistics.median(m[key] for m in machines) for key in first["machine"]}
     rows = []
     for (test, precision, batch), runs in ours.items():
-        def median(key):
-            return statistics.median(row[key] for row, _ in runs)
-        rows.append({"test": test, "precision": precision, "batch": batch, "tokens_per_s": median("tokens_per_s"),
-                     "weight_gb_per_s": median("weight_gb_per_s"), "gflop_per_s": median("gflop_per_s")})
+        def median(of):
+            return statistics.median(of(row, ceilings) for row, ceilings in runs)
+        rows.append({"test": test, "precision": precision, "batch": batch,
+                     "tokens_per_s": median(lambda row, _: row["tokens_per_s"]),
+                     "weight_gb_per_s": median(lambda row, _: row["weight_gb_per_s"]),
+                     "gflop_per_s": median(lambda row, _: row["gflop_per_s"]),
+                     # Of the ceilings that the same process measured, right after.
+                     "share_of_read": median(lambda row, m: row["weight_gb_per_s"] / m["read_gb_per_s"]),
+                     "share_of_fma": median(lambda row, m: row["gflop_per_s"] / m["fma_gflop_per_s"]),
+                     "share_of_bf16_dot": median(lambda row, m: row["gflop_per_s"] / m["bf16_dot_gflop_per_s"])
+                     if machine["bf16_dot_gflop_per_s"] else None})
     peers = [{"test": test, "file": kind, "batch": 1, "tokens_per_s": statistics.median(values)}
              for (test, kind), values in theirs.items()]
     report = {
@@ -119,7 +124,8 @@ def main():
           f"GFLOP/s, BF16 {machine['bf16_dot_gflop_per_s']:.0f} GFLOP/s")
     for row in rows:
         print(f"nestedfp  {row['test']:<8} {row['precision']:<14} {row['batch']:>3} {row['tokens_per_s']:>9.1f} tokens/s "
-              f"{row['weight_gb_per_s']:>6.1f} GB/s {row['gflop_per_s']:>7.1f} GFLOP/s")
+              f"{row['weight_gb_per_s']:>6.1f} GB/s ({row['share_of_read']:.0%}) {row['gflop_per_s']:>7.1f} GFLOP/s "
+              f"({row['share_of_fma']:.0%})")
     for row in peers:
         print(f"llama.cpp {row['test']:<8} {row['file']:<14} {row['batch']:>3} {row['tokens_per_s']:>9.1f} tokens/s")
 

@@ -183,7 +183,7 @@ Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
 Executor::Needs Executor::needs_of(const Operation& operation) const {
   Needs needs;
   if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
-    needs.per_thread = linear_scratch_bytes(std::min<int64_t>(linear->rows, kMaxLinearRows));
+    needs.per_thread = linear_scratch_bytes(std::min<int64_t>(linear->rows, kMaxLinearRows), linear->weight->k());
     const size_t prepared = carve(*linear, preparation_of(*linear, kernels_), nullptr).bytes;
     if (linear->rows <= kPrivateRows) {  // and the norm before it
       needs.input = prepared + round_up(static_cast<size_t>(linear->rows * linear->weight->k()) * sizeof(float));

@@ -29,15 +29,19 @@ struct LinearTask {
   Activation activation = Activation::kSilu;
   float* y = nullptr;  // [rows, y_stride]
   int64_t y_stride = 0;
-  void* scratch = nullptr;  // linear_scratch_bytes(rows), 64-byte aligned
+  void* scratch = nullptr;  // linear_scratch_bytes(rows, k), 64-byte aligned
 };
 
 inline constexpr int64_t kMaxLinearRows = 512;  // a task's rows; callers chunk
 inline constexpr int kGroupPanels = 4;          // panels that the kernel works on together
 inline constexpr int64_t kBlockSteps = 128;     // of k that are unpacked at a time: 64 columns of FP32 = 32 KB, in L1
 
-constexpr size_t linear_scratch_bytes(int64_t rows) {
-  return static_cast<size_t>((kBlockSteps + rows) * kGroupPanels * kPanelRows) * sizeof(float);
+inline constexpr int64_t kMaxDirectRows = 12;  // up to which a kernel may keep x in an order of its own
+
+// For tasks of up to `rows` rows.
+constexpr size_t linear_scratch_bytes(int64_t rows, int64_t k) {
+  const int64_t sums = (kBlockSteps + rows) * kGroupPanels * kPanelRows;
+  return static_cast<size_t>(sums + (rows < kMaxDirectRows ? rows : kMaxDirectRows) * k) * sizeof(float);
 }
 
 // One kv head of one sequence, and query rows that share its keys. Keys are visited in groups of 16 lanes, tiles of

@@ -28,6 +28,7 @@ using cpu::PanelKind;
 
 constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
 constexpr int kAccumulators = kTileRows * kTileVectors;
+static_assert(kDirectRows <= cpu::kMaxDirectRows);
 constexpr int64_t kPrefetchGroups = 16;  // measured: 4 to 64 groups ahead on Emerald Rapids
 
 // Memory to bring to L2 while a block is multiplied: runs of kRunLines cache lines.
@@ -107,11 +108,16 @@ inline void forget_loads() { asm volatile("" ::: "memory"); }
 template <typename Steps, int P, int M>
 constexpr bool kTooManyValues = !std::is_same_v<Steps, Fp32Steps<Source::kUpper>> && M * (P + Steps::kUnits) > 24;
 
-// acc[m][p] of `P` panels from `first` and `M` rows of x; out: [M, kGroupColumns].
+// Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.
+constexpr int kPointerRows = 8;
+
+// acc[m][p] of `P` panels from `first` and `M` rows of x: [M, stride], or [units, M] from more than kPointerRows on.
+// out: [M, kGroupColumns].
 template <typename Steps, int P, int M>
 void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
   Vec acc[P][M];
   NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = zero(); }
+  const auto at = [&](int m, int64_t u) { return M > kPointerRows ? x[u * M + m] : x[m * stride + u]; };
   const int64_t groups = units / Steps::kUnits;
   for (int64_t g = 0; g < groups; ++g) {
     // Past a panel's end comes the next panel, which is being read too: what will be read next lies P - 1 panels on.
@@ -123,7 +129,7 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
       Steps::unpack(panels[p], g, w);
       NFP_UNROLL for (int u = 0; u < Steps::kUnits; ++u) {
         NFP_UNROLL for (int m = 0; m < M; ++m) {
-          acc[p][m] = Steps::mac(acc[p][m], x[m * stride + g * Steps::kUnits + u], w[u]);
+          acc[p][m] = Steps::mac(acc[p][m], at(m, g * Steps::kUnits + u), w[u]);
         }
       }
     }
@@ -134,7 +140,7 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
       typename Steps::W w[Steps::kUnits];
       Steps::unpack(panels[p], groups, w);
       for (int64_t u = 0; u < units - done; ++u) {
-        NFP_UNROLL for (int m = 0; m < M; ++m) { acc[p][m] = Steps::mac(acc[p][m], x[m * stride + done + u], w[u]); }
+        NFP_UNROLL for (int m = 0; m < M; ++m) { acc[p][m] = Steps::mac(acc[p][m], at(m, done + u), w[u]); }
       }
     }
   }
@@ -373,14 +379,32 @@ void blocked_panels(const Panel* panels, int count, int next_count, const typena
   }
 }
 
+// Few rows of x in the order in which direct() reads them; made once for all panels that multiply the same x.
+struct DirectRows {
+  void* area;  // rows * k floats
+  const void* source = nullptr;
+
+  template <typename X>
+  const X* get(const X* x, int64_t stride, int64_t units, int rows) {
+    if (rows <= kPointerRows) return x;
+    auto* packed = static_cast<X*>(area);
+    if (source == x) return packed;
+    source = x;
+    for (int64_t u = 0; u < units; ++u) {
+      for (int m = 0; m < rows; ++m) packed[u * rows + m] = x[m * stride + u];
+    }
+    return packed;
+  }
+};
+
 template <typename Steps>
 void run_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
-                float* block, float* acc, const Finish& done) {
+                float* block, float* acc, DirectRows& few, const Finish& done) {
   const int64_t left = task.last - (panels - task.panels) - count;
   const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
   if (task.rows <= kDirectRows) {
     const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-    direct_panels<Steps>(panels, count, x, stride, units, task.rows, acc);
+    direct_panels<Steps>(panels, count, few.get(x, stride, units, task.rows), stride, units, task.rows, acc);
     done(acc, 0, task.rows);
   } else {
     blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows, block, acc, done);
@@ -395,6 +419,7 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
 void linear(const LinearTask& task) {
   auto* block = static_cast<float*>(task.scratch);
   float* acc = block + kBlockSteps * kGroupColumns;
+  DirectRows few{acc + task.rows * kGroupColumns};
   for (int64_t first = task.first; first < task.last; first += kGroupPanels) {
     const Panel* panels = task.panels + first;
     const int count = static_cast<int>(task.last - first < kGroupPanels ? task.last - first : kGroupPanels);
@@ -409,22 +434,23 @@ void linear(const LinearTask& task) {
       switch (source) {
         case Source::kBoth:
           run_panels<Fp32Steps<Source::kBoth>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out,
-                                               done);
+                                               few, done);
           break;
         case Source::kUpper:
 #if defined(NFP_HAVE_PAIRS)
           if (task.x_pairs != nullptr) {
-            run_panels<PairSteps>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out, done);
+            run_panels<PairSteps>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out, few,
+                                  done);
             break;
           }
 #endif
-          run_panels<Fp32Steps<Source::kUpper>>(task, panels + begin, end - begin,
-                                                task.x_codes != nullptr ? task.x_codes : task.x,
-                                                task.x_codes != nullptr ? task.k : task.x_stride, block, out, done);
+          run_panels<Fp32Steps<Source::kUpper>>(
+              task, panels + begin, end - begin, task.x_codes != nullptr ? task.x_codes : task.x,
+              task.x_codes != nullptr ? task.k : task.x_stride, block, out, few, done);
           break;
         case Source::kDense:
           run_panels<Fp32Steps<Source::kDense>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out,
-                                                done);
+                                                few, done);
           break;
       }
     }

@@ -262,7 +262,7 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
           list[p].scale = ones.data();
           list[p].column = static_cast<int64_t>(16 * p);
         }
-        std::vector<float> y(panels * 16), scratch(linear_scratch_bytes(1) / 4 + 16);
+        std::vector<float> y(panels * 16), scratch(linear_scratch_bytes(1, 4) / 4 + 16);
         for (const bool upper_only : {false, true}) {
           LinearTask task;
           task.panels = list.data();

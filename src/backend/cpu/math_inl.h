@@ -21,7 +21,7 @@ inline Vec exp_of(Vec x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = add(fma(p, mul(r, r), r), splat(1.0f));
-  Vec y = mul(p, exp2_int(n));
+  Vec y = times_exp2(p, n);
   y = if_less(x, low, zero(), y);
   y = if_less(high, x, splat(__builtin_inff()), y);
   return y;

@@ -58,11 +58,11 @@ inline Vec and_bits(Vec a, uint32_t mask) {
   return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
 }
 inline Vec or_bits(Vec a, Vec b) { return {_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)}; }
-inline Vec exp2_int(Vec a) {
+inline Vec times_exp2(Vec a, Vec n) {
   const auto half = [](__m256 x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23));
   };
-  return {half(a.lo), half(a.hi)};
+  return mul(a, {half(n.lo), half(n.hi)});
 }
 inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
   return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),

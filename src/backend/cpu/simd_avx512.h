@@ -41,9 +41,7 @@ inline Vec and_bits(Vec a, uint32_t mask) {
   return _mm512_and_ps(a, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(mask))));
 }
 inline Vec or_bits(Vec a, Vec b) { return _mm512_or_ps(a, b); }
-inline Vec exp2_int(Vec a) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a), _mm512_set1_epi32(127)), 23));
-}
+inline Vec times_exp2(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }

@@ -83,10 +83,11 @@ inline Vec or_bits(Vec a, Vec b) {
   return each(
       [&](int i) { return std::bit_cast<float>(std::bit_cast<uint32_t>(a.v[i]) | std::bit_cast<uint32_t>(b.v[i])); });
 }
-// 2^a for integral a in -126..127.
-inline Vec exp2_int(Vec a) {
-  return each(
-      [&](int i) { return std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(a.v[i]) + 127) << 23); });
+// a * 2^n for integral n in -126..127.
+inline Vec times_exp2(Vec a, Vec n) {
+  return each([&](int i) {
+    return a.v[i] * std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23);
+  });
 }
 inline Vec if_less(Vec a, Vec b, Vec yes, Vec no) {  // a < b ? yes : no
   return each([&](int i) { return a.v[i] < b.v[i] ? yes.v[i] : no.v[i]; });

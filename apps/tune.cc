@@ -26,6 +26,7 @@ struct Flags {
   std::string tokens;
   std::string out = "gemm-choices.json";
   std::string table;
+  std::string device = "H200";
   int candidates = 40;
   bool force = false;
   bool print = false;
@@ -63,10 +64,11 @@ Result<Plan> make_plan(const Flags& flags) {
   return plan;
 }
 
-// What an H200 would run, from --table or the table that travels inside the program. Needs no GPU.
+// What an H100 or H200 would run, from --table or the table that travels inside the program. Needs no GPU.
 Status print_choices(const Flags& flags, const Plan& plan) {
   cuda::TuningTable given;
-  const cuda::TuningTable* table = cuda::built_in_table("NVIDIA H200");
+  const cuda::DeviceShape device;
+  const cuda::TuningTable* table = cuda::built_in_table(flags.device, device.sms);
   if (!flags.table.empty()) {
     NFP_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(flags.table));
     const auto bytes = file.bytes();
@@ -74,7 +76,6 @@ Status print_choices(const Flags& flags, const Plan& plan) {
         given, cuda::TuningTable::parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, flags.table));
     table = &given;
   }
-  const cuda::DeviceShape device;
   for (const cuda::GemmShape& shape : plan.shapes) {
     for (const cuda::Mode mode : plan.modes) {
       for (const int m : plan.tokens) {
@@ -90,6 +91,7 @@ Status print_choices(const Flags& flags, const Plan& plan) {
 #ifdef NFP_HAVE_CUDA
 Status measure(const Flags& flags, const Plan& plan) {
   NFP_ASSIGN_OR_RETURN(const cuda::Gemm gemm, cuda::Gemm::create());
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(flags.out));  // before minutes of measuring
   cuda::TuneOptions options;
   options.modes = plan.modes;
   options.tokens = plan.tokens;
@@ -98,7 +100,8 @@ Status measure(const Flags& flags, const Plan& plan) {
   const size_t all = plan.shapes.size() * plan.modes.size() * plan.tokens.size();
   options.progress = [&](const std::string& line) { fmt::print(stderr, "[{}/{}] {}\n", ++done, all, line); };
   NFP_ASSIGN_OR_RETURN(const cuda::TuningTable table, cuda::tune(gemm, plan.shapes, options));
-  NFP_RETURN_IF_ERROR(write_file(flags.out, table.dump()));
+  NFP_RETURN_IF_ERROR(file.write(table.dump()));
+  NFP_RETURN_IF_ERROR(file.commit());
   fmt::print("{}: {} choices for {}\n", flags.out, all, table.device);
   return ok_status();
 }
@@ -139,8 +142,14 @@ void add_tune(CLI::App& app, Status& status) {
       ->capture_default_str();
   verb->add_option("--out", flags->out, "file to write")->capture_default_str();
   verb->add_flag("--force", flags->force, "replace the file if it is there");
-  auto* print = verb->add_flag("--print", flags->print, "measure nothing: show what an H200 would run");
-  verb->add_option("--table", flags->table, "with --print: choices to read instead of the built-in ones")->needs(print);
+  auto* print = verb->add_flag("--print", flags->print, "measure nothing: show what would run on --device");
+  auto* table = verb->add_option("--table", flags->table, "with --print: choices to read instead of the built-in ones");
+  table->needs(print);
+  verb->add_option("--device", flags->device, "with --print: whose built-in choices")
+      ->check(CLI::IsMember({"H100", "H200"}))
+      ->capture_default_str()
+      ->needs(print)
+      ->excludes(table);
   verb->callback([flags, &status] { status = run(*flags); });
 }
 

@@ -24,6 +24,10 @@ class Tune(Scratch):
         lines = out.splitlines()
         self.assertEqual(len(lines), 4)
         self.assertRegex(lines[0], r"^m 16, n 4096, k 14336, f16: \d+x\d+ .*\(tuned\)")
+        other, _ = run("tune", "--print", "--shape", "4096,14336", "--device", "H100")
+        self.assertEqual(other.count("(tuned)"), len(other.splitlines()))
+        _, err = run("tune", "--print", "--shape", "4096,14336", "--device", "H300", code=2)
+        self.assertIn("H300", err)
         out, _ = run("tune", F16_MODEL, "--print", "--tokens", "1", "--modes", "f16")
         with open(os.path.join(F16_MODEL, "config.json")) as file:
             config = json.load(file)

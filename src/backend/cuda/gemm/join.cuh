@@ -35,6 +35,17 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
     }
     ptx::named_barrier(1 + warpgroup, 128);
   };
+  const auto add_part = [&](int share) {
+    const float4* in = part(share);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const float4 v = ptx::load_global_cg(in + i * 128);
+      acc[4 * i] += v.x;
+      acc[4 * i + 1] += v.y;
+      acc[4 * i + 2] += v.z;
+      acc[4 * i + 3] += v.w;
+    }
+  };
   // Thread 0 adds to the tile's counter and tells the others what it held.
   const auto count = [&](uint32_t add) {
     if (thread == 0) {
@@ -66,15 +77,7 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
       *counter = 0;  // ready for the next launch
     }
     ptx::named_barrier(1 + warpgroup, 128);
-    const float4* in = part(work.share == first ? last : first);
-#pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      const float4 v = ptx::load_global_cg(in + i * 128);
-      acc[4 * i] += v.x;
-      acc[4 * i + 1] += v.y;
-      acc[4 * i + 2] += v.z;
-      acc[4 * i + 3] += v.w;
-    }
+    add_part(work.share == first ? last : first);
     return true;
   }
   write_part();
@@ -83,17 +86,7 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
 #pragma unroll
   for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
 #pragma unroll 1
-  for (int share = first; share <= last; ++share) {
-    const float4* in = part(share);
-#pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      const float4 v = ptx::load_global_cg(in + i * 128);
-      acc[4 * i] += v.x;
-      acc[4 * i + 1] += v.y;
-      acc[4 * i + 2] += v.z;
-      acc[4 * i + 3] += v.w;
-    }
-  }
+  for (int share = first; share <= last; ++share) add_part(share);
   return true;
 }
 

@@ -67,12 +67,14 @@ Result<TuningTable> TuningTable::parse(std::string_view text, const std::string&
   return table;
 }
 
-const TuningTable* built_in_table(std::string_view device) {
+const TuningTable* built_in_table(std::string_view device, int sms) {
+  static const Result<TuningTable> h100 = TuningTable::parse(built_in_choices_h100(), "built-in choices for H100");
   static const Result<TuningTable> h200 = TuningTable::parse(built_in_choices_h200(), "built-in choices for H200");
-  if (!h200.ok()) return nullptr;
-  // An H100 has the same SMs and slower memory: its choices are near enough until somebody tunes one.
-  const bool hopper = device.find("H200") != std::string_view::npos || device.find("H100") != std::string_view::npos;
-  return hopper ? &*h200 : nullptr;
+  if (sms != 132) return nullptr;
+  const auto named = [&](std::string_view part) { return device.find(part) != std::string_view::npos; };
+  if (named("H100")) return h100.ok() ? &*h100 : nullptr;
+  if (named("H200")) return h200.ok() ? &*h200 : nullptr;  // a GH200 too: its GPU has the same SMs
+  return nullptr;
 }
 
 std::string TuningTable::dump() const {

@@ -35,8 +35,10 @@ class TuningTable {
   std::map<std::tuple<int64_t, int64_t, Mode>, std::map<int, Config>> choices_;
 };
 
-// The checked-in table (choices_h200.json) for a device of that name; null if there is none.
-const TuningTable* built_in_table(std::string_view device);
+// The checked-in table (choices_h100.json, choices_h200.json) for a device of that name and size; null if there is
+// none. Both were made on 132 SMs. An H100 PCIe has fewer, which its name does not say in every form: it gets none.
+const TuningTable* built_in_table(std::string_view device, int sms);
+std::string_view built_in_choices_h100();
 std::string_view built_in_choices_h200();
 
 // How sums over k may be cut.

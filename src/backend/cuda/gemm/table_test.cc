@@ -53,16 +53,33 @@ TEST(TuningTable, RefusesWhatItDoesNotKnow) {
 }
 
 TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {
-  const auto parsed = TuningTable::parse(built_in_choices_h200(), "choices_h200.json");
-  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
-  EXPECT_EQ(parsed->size(), 14u * 3);
-  ASSERT_NE(built_in_table("NVIDIA H200"), nullptr);
-  EXPECT_EQ(built_in_table("NVIDIA A100-SXM4-80GB"), nullptr);
-  for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
-    const auto config = built_in_table("NVIDIA H200")->find({1000, 4096, 14336, mode, false});
-    ASSERT_TRUE(config.has_value());
-    EXPECT_TRUE(exists(config->tile, mode));
+  for (const auto& [text, device] : {std::pair{built_in_choices_h100(), "NVIDIA H100 80GB HBM3"},
+                                     std::pair{built_in_choices_h200(), "NVIDIA H200"}}) {
+    const auto parsed = TuningTable::parse(text, device);
+    ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+    EXPECT_EQ(parsed->device, device);
+    EXPECT_EQ(parsed->size(), 14u * 3);
+    const TuningTable* table = built_in_table(device, 132);
+    ASSERT_NE(table, nullptr);
+    EXPECT_EQ(table->dump(), parsed->dump());
+    for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
+      const auto config = table->find({1000, 4096, 14336, mode, false});
+      ASSERT_TRUE(config.has_value());
+      EXPECT_TRUE(exists(config->tile, mode));
+    }
   }
+}
+
+TEST(TuningTable, BuiltInChoicesGoByNameAndSize) {
+  const auto device = [](std::string_view name, int sms) {
+    const TuningTable* table = built_in_table(name, sms);
+    return table == nullptr ? std::string() : table->device;
+  };
+  EXPECT_EQ(device("NVIDIA H100 NVL", 132), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(device("NVIDIA H100 PCIe", 114), "");
+  EXPECT_EQ(device("NVIDIA H200 NVL", 132), "NVIDIA H200");
+  EXPECT_EQ(device("NVIDIA GH200 480GB", 132), "NVIDIA H200");
+  EXPECT_EQ(device("NVIDIA A100-SXM4-80GB", 108), "");
 }
 
 TEST(Choice, InvariantCutsDoNotDependOnTheNumberOfTokens) {

@@ -134,13 +134,14 @@ void EngineThread::loop() {
       for (const std::string& id : ids) engine_->cancel(id);
     }
     std::vector<RequestOutput> outputs = engine_->step();
-    deliver(outputs);
     progress_ns_.store(now_ns(), std::memory_order_relaxed);
     {
+      // Before the outputs: whoever has seen its last one finds its blocks returned.
       const std::lock_guard lock(mutex_);
       stats_ = engine_->stats();
       queued_.store(stats_.waiting + static_cast<int32_t>(incoming_.size()), std::memory_order_relaxed);
     }
+    deliver(outputs);
     if (stop && engine_->idle()) return;
   }
 }

@@ -59,10 +59,11 @@ Status Bpe::add_merge(std::string_view left, std::string_view right, uint32_t ra
   return ok_status();
 }
 
-void Bpe::derive_merges(std::span<const float> scores) {
+void Bpe::derive_merges(std::span<const float> scores, const std::vector<bool>& apart) {
   std::vector<int32_t> by_score;
   for (int32_t id = 0; id < vocabulary_.id_limit(); ++id) {
-    if (vocabulary_.has(id)) by_score.push_back(id);
+    const auto index = static_cast<size_t>(id);
+    if (vocabulary_.has(id) && !(index < apart.size() && apart[index])) by_score.push_back(id);
   }
   const auto score = [&](int32_t id) {
     const auto index = static_cast<size_t>(id);

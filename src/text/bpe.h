@@ -38,8 +38,9 @@ class Bpe {
   // Errors name the text that has no token.
   Status add_merge(std::string_view left, std::string_view right, uint32_t rank);
   // For SentencePiece vocabularies, which have scores in place of merges: every way to put a token together from two
-  // others ranks by that token's score, higher first. scores: one for each id.
-  void derive_merges(std::span<const float> scores);
+  // others ranks by that token's score, higher first. scores: one for each id. `apart`: ids that text never merges into
+  // (control tokens, bytes).
+  void derive_merges(std::span<const float> scores, const std::vector<bool>& apart = {});
 
   // Appends the tokens of `piece`.
   void encode(std::string_view piece, BpeScratch& scratch, std::vector<int32_t>& out) const;

@@ -145,6 +145,10 @@ TEST(Bpe, MergesFromScores) {
   Bpe without = build({{"a", "b", "c", "ab", "bc"}, {}});
   without.derive_merges(std::span(other).first(5));
   EXPECT_EQ(encode(without, "abc"), (Strings{"a", "bc"}));
+
+  Bpe apart = build({{"a", "b", "c", "ab", "bc", "abc"}, {}});
+  apart.derive_merges(scores, {false, false, false, false, false, true});
+  EXPECT_EQ(encode(apart, "abc"), (Strings{"a", "bc"}));
 }
 
 TEST(Bpe, KnowsWhetherATextMayBeCut) {

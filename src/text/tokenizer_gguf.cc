@@ -167,7 +167,12 @@ Status fill_sentencepiece(const GgufVocab& vocab, Vocabulary vocabulary, Tokeniz
   if (prefix) spec.normalizer.add(Normalizer::Prepend{std::string(kMark)});
   spec.normalizer.add(Normalizer::Replace{" ", {}, std::string(kMark)});
   spec.bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
-  spec.bpe->derive_merges(vocab.scores);
+  // As SentencePiece: the text "<0x41>" is no way to write the byte, nor "<s>" inside a word the control token.
+  std::vector<bool> apart(vocab.tokens.size());
+  for (size_t i = 0; i < vocab.types.size(); ++i) {
+    apart[i] = vocab.types[i] == kControl || vocab.types[i] == kUnknown || vocab.types[i] == kByte;
+  }
+  spec.bpe->derive_merges(vocab.scores, apart);
   cut_at_marks(spec.pre_tokenizer, *spec.bpe);
   spec.decoder.replaces.emplace_back(kMark, " ");
   spec.decoder.byte_fallback = true;

@@ -56,10 +56,19 @@ struct Curve {
   std::vector<Point> points;
 };
 
+// 1, 2 or 5 times a power of ten: between three and eight of it make `most`.
+double round_step(double most) {
+  const double power = std::pow(10.0, std::floor(std::log10(most / 3)));
+  for (const double factor : {5.0, 2.0}) {
+    if (factor * power * 3 <= most) return factor * power;
+  }
+  return power;
+}
+
 // A line plot from zero up, as inline SVG.
 std::string plot(const std::string& x_label, const std::string& y_label, double x_most,
                  const std::vector<Curve>& curves) {
-  constexpr double kWidth = 640, kHeight = 300, kLeft = 70, kRight = 190, kTop = 15, kBottom = 45;
+  constexpr double kWidth = 690, kHeight = 300, kLeft = 70, kRight = 240, kTop = 15, kBottom = 45;
   double y_most = 0;
   for (const Curve& curve : curves) {
     for (const Point& p : curve.points) y_most = std::max(y_most, p.y);
@@ -70,12 +79,17 @@ std::string plot(const std::string& x_label, const std::string& y_label, double 
   const auto py = [&](double y) { return kHeight - kBottom - y / y_most * (kHeight - kTop - kBottom); };
   std::string svg = fmt::format("<svg viewBox='0 0 {} {}' role='img' aria-label='{} over {}'>", kWidth, kHeight,
                                 escape(y_label), escape(x_label));
-  for (int i = 0; i <= 4; ++i) {
-    const double y = y_most * i / 4, x = x_most * i / 4;
+  const double step = round_step(y_most);
+  for (int i = 0; i * step <= y_most; ++i) {
+    const double y = i * step;
     svg +=
         fmt::format("<line class='grid' x1='{0}' x2='{1}' y1='{2:.1f}' y2='{2:.1f}'/>", kLeft, kWidth - kRight, py(y));
     svg += fmt::format("<text x='{}' y='{:.1f}' text-anchor='end'>{:.2g}</text>", kLeft - 6, py(y) + 4, y);
-    svg += fmt::format("<text x='{:.1f}' y='{}' text-anchor='middle'>{:.3g}</text>", px(x), kHeight - kBottom + 16, x);
+  }
+  const double x_step = round_step(x_most);
+  for (int i = 0; i * x_step <= x_most; ++i) {
+    svg += fmt::format("<text x='{:.1f}' y='{}' text-anchor='middle'>{:.3g}</text>", px(i * x_step),
+                       kHeight - kBottom + 16, i * x_step);
   }
   svg += fmt::format("<text x='{:.1f}' y='{}' text-anchor='middle'>{}</text>", px(x_most / 2), kHeight - 8,
                      escape(x_label));

@@ -103,7 +103,7 @@ __device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* part
 __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
-// of is known at compile time, because code that is jumped over must be fetched too, and a decode step waits for that.
+// of is known at compile time: the GEMM of a decode step waits for every instruction here.
 template <RowsSource kSource, bool kBf16, bool kAligned, int kVectors>
 __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   constexpr bool kNorm = kSource == RowsSource::kNorm;

@@ -74,7 +74,7 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   using Kind = ActivationScale::Kind;
   RowsParams p{};
   p.x = c.x;
-  p.weight = c.source == RowsCall::Source::kNorm ? c.weight : nullptr;
+  p.weight = c.weight;
   p.residual = c.residual;
   p.y_f16 = c.y_f16;
   p.y_e4m3 = c.y_e4m3;
@@ -85,11 +85,10 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   p.k = c.k;
   p.padded_k = static_cast<int>(PlaneShape{0, c.k}.padded_k());
   p.epsilon = c.epsilon;
-  p.swiglu = c.source == RowsCall::Source::kSwiglu;
-  p.bf16 = c.bf16;
-  p.vectors = aligned(c.x, 16) && c.ldx % 8 == 0 && (c.weight == nullptr || aligned(c.weight, 16)) &&
-              (c.residual == nullptr || (aligned(c.residual, 16) && c.ldr % 8 == 0)) &&
-              (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
+  const bool is_aligned = c.k % 8 == 0 && aligned(c.x, 16) && c.ldx % 8 == 0 &&
+                          (c.weight == nullptr || aligned(c.weight, 16)) &&
+                          (c.residual == nullptr || (aligned(c.residual, 16) && c.ldr % 8 == 0)) &&
+                          (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
   p.scale = c.scale.scale;
   p.per_token = c.scale.kind == Kind::kPerToken;
   p.pass = RowsPass::kOutputs;
@@ -98,13 +97,13 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   // of the GPU idle), at most eight where they cannot.
   constexpr int64_t kFewRows = 64;
   p.blocks = 1;
-  while (c.m <= kFewRows && p.blocks < 4 && p.padded_k / p.blocks > 8192) p.blocks *= 2;
+  while (c.m <= kFewRows && p.blocks < kMaxRowBlocks && p.padded_k / p.blocks > 8192) p.blocks *= 2;
   p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
   const int groups = p.block_columns / 8;
-  const int threads = groups <= 256 ? 256 : 512;
-  int vectors = 1;
-  while (vectors * threads < groups) vectors *= 2;
-  const void* function = rows_function(vectors);
+  int vectors = is_aligned ? 1 : kMaxVectors;
+  while (vectors * 512 < groups) vectors *= 2;
+  const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
+  const void* function = rows_function(static_cast<RowsSource>(c.source), c.bf16, is_aligned, vectors);
   const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
   const int grid = static_cast<int>(c.m) * p.blocks;
   void* arguments[] = {&p};

@@ -11,40 +11,52 @@ namespace {
 
 constexpr float kLargestE4m3 = 448.0f;
 
-__device__ __forceinline__ float widen(uint16_t bits, bool bf16) {
-  return bf16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+template <bool kBf16>
+__device__ __forceinline__ float widen(uint16_t bits) {
+  if constexpr (kBf16) return __bfloat162float(__ushort_as_bfloat16(bits));
+  return __half2float(__ushort_as_half(bits));
 }
-__device__ __forceinline__ uint16_t narrow(float v, bool bf16) {
-  return bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(v)) : __half_as_ushort(__float2half_rn(v));
+template <bool kBf16>
+__device__ __forceinline__ uint16_t narrow(float v) {
+  if constexpr (kBf16) return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+  return __half_as_ushort(__float2half_rn(v));
 }
 
-// Eight neighbours as they lie; zeros from `count` on.
-__device__ __forceinline__ uint4 load8(const uint16_t* row, int64_t first, int64_t count, bool vectors) {
-  if (vectors && first + 8 <= count) return *reinterpret_cast<const uint4*>(row + first);
-  uint32_t words[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (first + i < count) words[i / 2] |= static_cast<uint32_t>(row[first + i]) << (i % 2 * 16);
+// Eight neighbours as they lie; zeros from `count` on. kAligned: `row` is 16-byte aligned and `count` a multiple of 8.
+template <bool kAligned>
+__device__ __forceinline__ uint4 load8(const uint16_t* row, int64_t first, int64_t count) {
+  if constexpr (kAligned) {
+    return first < count ? *reinterpret_cast<const uint4*>(row + first) : make_uint4(0, 0, 0, 0);
   }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+  uint64_t low = 0, high = 0;
+#pragma unroll 1
+  for (int i = 7; i >= 0; --i) {
+    high = high << 16 | low >> 48;
+    low = low << 16 | (first + i < count ? row[first + i] : 0);
+  }
+  return make_uint4(static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
+                    static_cast<uint32_t>(high >> 32));
 }
-__device__ __forceinline__ void widen8(const uint4& raw, bool bf16, float (&v)[8]) {
+template <bool kBf16>
+__device__ __forceinline__ void widen8(const uint4& raw, float (&v)[8]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = widen(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)), bf16);
+  for (int i = 0; i < 8; ++i) v[i] = widen<kBf16>(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)));
 }
-__device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t count, bool vectors, bool bf16,
-                                       const float (&v)[8]) {
-  if (vectors && first + 8 <= count) {
+template <bool kBf16, bool kAligned>
+__device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t count, const float (&v)[8]) {
+  if constexpr (kAligned) {
+    if (first >= count) return;
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      words[i] = narrow(v[2 * i], bf16) | static_cast<uint32_t>(narrow(v[2 * i + 1], bf16)) << 16;
-    *reinterpret_cast<uint4*>(row + first) = make_uint4(words[0], words[1], words[2], words[3]);
+      words[i] = narrow<kBf16>(v[2 * i]) | static_cast<uint32_t>(narrow<kBf16>(v[2 * i + 1])) << 16;
+    // (Of a plain assignment the compiler makes four stores.)
+    __stwb(reinterpret_cast<uint4*>(row + first), make_uint4(words[0], words[1], words[2], words[3]));
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (first + i < count) row[first + i] = narrow(v[i], bf16);
+      if (first + i < count) row[first + i] = narrow<kBf16>(v[i]);
     }
   }
 }
@@ -76,17 +88,25 @@ __device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* part
     }
     ptx::cluster_sync();
     v = {0.0f, 0.0f};
-    for (int i = 0; i < blocks; ++i) {
-      v.sum += parts[i].x;
-      v.largest = fmaxf(v.largest, parts[i].y);
+#pragma unroll
+    for (int i = 0; i < kMaxRowBlocks; ++i) {
+      if (i < blocks) {
+        v.sum += parts[i].x;
+        v.largest = fmaxf(v.largest, parts[i].y);
+      }
     }
   }
   return v;
 }
 
-// kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store.
-template <int kVectors>
+// Computed here and not further down, where the compiler would.
+__device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
+
+// kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
+// of is known at compile time: the GEMM of a decode step waits for every instruction here.
+template <RowsSource kSource, bool kBf16, bool kAligned, int kVectors>
 __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
+  constexpr bool kNorm = kSource == RowsSource::kNorm;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float2 scratch[32], parts[kMaxRowBlocks];
   ptx::launch_dependents();
@@ -104,21 +124,30 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const auto load = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
-    if (p.swiglu) {
+    if constexpr (kSource == RowsSource::kSwiglu) {
       const int64_t width = first < end ? end * 2 : 0;
-      raw[i] = load8(x, first * 2, width, p.vectors);
-      second[i] = load8(x, first * 2 + 8, width, p.vectors);
+      raw[i] = load8<kAligned>(x, first * 2, width);
+      second[i] = load8<kAligned>(x, first * 2 + 8, width);
     } else {
-      raw[i] = load8(x, first, end, p.vectors);
-      if (p.residual != nullptr)
-        second[i] = load8(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, end, p.vectors);
+      raw[i] = load8<kAligned>(x, first, end);
+      if (kNorm && p.residual != nullptr)
+        second[i] = load8<kAligned>(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, end);
     }
   };
   const auto load_weight = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    weight[i] = make_uint4(0, 0, 0, 0);
-    if (p.weight != nullptr) weight[i] = load8(static_cast<const uint16_t*>(p.weight), first, end, p.vectors);
+    if constexpr (kNorm) weight[i] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
   };
+  // Where each pair of codes goes: even k and its neighbour stay neighbours.
+  uint32_t place[kVectors][4];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      place[i][j] = static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
+      if constexpr (kVectors <= 2) now(place[i][j]);
+    }
+  }
   if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
   // The norm's weights do not depend on the kernel before; the rest may.
   if constexpr (kVectors <= 4) {
@@ -137,21 +166,21 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
       load(i);
       load_weight(i);
     }
-    widen8(raw[i], p.bf16, v[i]);
+    widen8<kBf16>(raw[i], v[i]);
     float other[8];
-    widen8(second[i], p.bf16, other);
-    if (p.swiglu) {
+    widen8<kBf16>(second[i], other);
+    if constexpr (kSource == RowsSource::kSwiglu) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[i][j] = v[i][j] / (1.0f + __expf(-v[i][j])) * other[j];
-    } else if (p.residual != nullptr) {
+    } else if (kNorm && p.residual != nullptr) {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        v[i][j] = widen(narrow(v[i][j] + other[j], p.bf16), p.bf16);  // the norm sees what the residual stream holds
-      store8(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, end, p.vectors, p.bf16, v[i]);
+        v[i][j] = widen<kBf16>(narrow<kBf16>(v[i][j] + other[j]));  // the norm sees what the residual stream holds
+      store8<kBf16, kAligned>(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, end, v[i]);
     }
-    if (p.weight != nullptr) {
+    if constexpr (kNorm) {
       float w[8];
-      widen8(weight[i], p.bf16, w);
+      widen8<kBf16>(weight[i], w);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         totals.sum += v[i][j] * v[i][j];
@@ -161,10 +190,10 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
   }
-  if (p.weight != nullptr || p.per_token || p.amax_out != nullptr) {
+  if (kNorm || p.per_token || p.amax_out != nullptr) {
     totals = reduce(totals, scratch, parts, p.blocks, rank);
   }
-  if (p.weight != nullptr) {  // the norm's factor is the row's, so the largest magnitude needs no second reduction
+  if constexpr (kNorm) {  // the norm's factor is the row's, so the largest magnitude needs no second reduction
     const float factor = rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon);
     totals.largest *= factor;
 #pragma unroll
@@ -177,7 +206,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     auto* y = static_cast<uint16_t*>(p.y_f16) + token * p.ldy;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i)
-      store8(y, begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8, end, p.vectors, p.bf16, v[i]);
+      store8<kBf16, kAligned>(y, begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8, end, v[i]);
   }
   if (p.pass == RowsPass::kOutputs && p.y_e4m3 == nullptr) return;
   const float largest = totals.largest;
@@ -203,10 +232,9 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     const int first = static_cast<int>((i * blockDim.x + threadIdx.x) * 8);
     if (first >= columns) continue;
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {  // even k and its neighbour stay neighbours
+    for (int j = 0; j < 8; j += 2) {
       const float2 pair = make_float2(v[i][j] * inverse, v[i][j + 1] * inverse);
-      *reinterpret_cast<uint16_t*>(codes + activation_byte(first + j)) =
-          __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+      *reinterpret_cast<uint16_t*>(codes + place[i][j / 2]) = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
   }
   for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
@@ -234,18 +262,34 @@ __global__ void delayed_kernel(float* amax, float* history, int window, int slot
   }
 }
 
-}  // namespace
-
-const void* rows_function(int vectors) {
+template <RowsSource kSource, bool kBf16>
+const void* function_for(bool is_aligned, int vectors) {
+  if (!is_aligned) return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, false, kMaxVectors>);
   switch (vectors) {
     case 1:
-      return reinterpret_cast<const void*>(&rows_kernel<1>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 1>);
     case 2:
-      return reinterpret_cast<const void*>(&rows_kernel<2>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 2>);
     case 4:
-      return reinterpret_cast<const void*>(&rows_kernel<4>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 4>);
     default:
-      return reinterpret_cast<const void*>(&rows_kernel<8>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, kMaxVectors>);
+  }
+}
+
+}  // namespace
+
+const void* rows_function(RowsSource source, bool bf16, bool is_aligned, int vectors) {
+  switch (source) {
+    case RowsSource::kNorm:
+      return bf16 ? function_for<RowsSource::kNorm, true>(is_aligned, vectors)
+                  : function_for<RowsSource::kNorm, false>(is_aligned, vectors);
+    case RowsSource::kSwiglu:
+      return bf16 ? function_for<RowsSource::kSwiglu, true>(is_aligned, vectors)
+                  : function_for<RowsSource::kSwiglu, false>(is_aligned, vectors);
+    default:
+      return bf16 ? function_for<RowsSource::kPlain, true>(is_aligned, vectors)
+                  : function_for<RowsSource::kPlain, false>(is_aligned, vectors);
   }
 }
 const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }

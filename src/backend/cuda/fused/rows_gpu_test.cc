@@ -160,7 +160,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{S::kSwiglu, false, false, K::kPerToken, 7, 14336}, Case{S::kSwiglu, false, true, K::kDelayed, 3, 1000},
         Case{S::kPlain, false, false, K::kDelayed, 2, 32768}, Case{S::kNorm, false, true, K::kPerToken, 64, 17920},
         Case{S::kNorm, true, true, K::kPerToken, 5, 30001}, Case{S::kSwiglu, false, true, K::kPerTensor, 3, 8328},
-        Case{S::kPlain, false, true, K::kStatic, 2, 16640}, Case{S::kPlain, false, false, K::kStatic, 1, 1}));
+        Case{S::kPlain, false, true, K::kStatic, 2, 16640}, Case{S::kPlain, false, false, K::kStatic, 1, 1},
+        // More than 64 rows: none is shared, up to eight groups of columns a thread.
+        Case{S::kNorm, true, false, K::kPerToken, 65, 14336}, Case{S::kSwiglu, false, true, K::kPerToken, 66, 17920},
+        Case{S::kNorm, true, true, K::kPerToken, 65, 32768}, Case{S::kPlain, false, false, K::kPerToken, 67, 14336}));
 
 }  // namespace
 }  // namespace nfp::cuda

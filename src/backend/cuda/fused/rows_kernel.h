@@ -10,11 +10,14 @@ enum class RowsPass : uint8_t {
   kMagnitude,  // kPerTensor's first: the largest magnitude (and y_f16), no codes
 };
 
-inline constexpr int kMaxRowBlocks = 8;
+enum class RowsSource : uint8_t { kPlain, kNorm, kSwiglu };  // RowsCall::Source
+
+inline constexpr int kMaxRowBlocks = 4;
+inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread
 
 struct RowsParams {
   const void* x;
-  const void* weight;  // null unless a norm
+  const void* weight;  // of a norm
   void* residual;
   void* y_f16;
   uint8_t* y_e4m3;
@@ -27,14 +30,13 @@ struct RowsParams {
   int blocks;         // that share a row, in one cluster
   int block_columns;  // of the row, for each of them: a multiple of 128
   float epsilon;
-  bool swiglu;
-  bool bf16;
-  bool vectors;  // rows are 16-byte aligned
   bool per_token;
   RowsPass pass;
 };
 
-const void* rows_function(int vectors);  // 1, 2, 4 or 8 groups of eight columns a thread
+// is_aligned: all rows of 16-bit numbers are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
+// kMaxVectors, and kMaxVectors unless is_aligned.
+const void* rows_function(RowsSource source, bool bf16, bool is_aligned, int vectors);
 const void* delayed_function();
 
 }  // namespace nfp::cuda

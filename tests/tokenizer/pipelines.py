@@ -4,6 +4,7 @@ file, where it is there) and small ones trained here with the pipelines of well-
 import json
 import os
 import pathlib
+import re
 import struct
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -275,7 +276,7 @@ def gguf_parts_of_sentencepiece(tokenizer):
     spec = json.loads(tokenizer.to_str())
     vocab, added = spec["model"]["vocab"], {t["content"] for t in spec["added_tokens"]}
     tokens = sorted(vocab, key=vocab.get)
-    kinds = [3 if t in added else 6 if t.startswith("<0x") else 1 for t in tokens]
+    kinds = [3 if t in added else 6 if re.fullmatch("<0x[0-9A-F]{2}>", t) else 1 for t in tokens]
     order = {a + b: rank for rank, (a, b) in reversed(list(enumerate(spec["model"]["merges"])))}
     scores = [-float(order.get(t, 1e6)) for t in tokens]
     return {"model": "llama", "pre": "", "tokens": tokens, "token_type": kinds, "scores": scores, "merges": [],

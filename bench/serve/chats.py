@@ -7,13 +7,14 @@ run, which is what `bench` measures; `whole` also has the prompts' computation a
 
 import json
 import os
-import platform
 import re
 import selectors
 import socket
 import subprocess
 import sys
 import time
+
+import record
 
 
 def bench(program, model, chats, context, tokens):
@@ -80,12 +81,9 @@ def main():
     program, model, out = sys.argv[1:4]
     chats = int(sys.argv[4]) if len(sys.argv) > 4 else 32
     tokens = int(sys.argv[5]) if len(sys.argv) > 5 else 128
-    with open("/proc/cpuinfo", encoding="ascii") as f:
-        cpu = re.search(r"model name\s*: (.*)", f.read())
     result = {"what": f"{chats} concurrent streamed chats through nestedfp serve against nestedfp bench --batch {chats}",
-              "command": f"bench/serve/chats.py NESTEDFP MODEL OUT {chats} {tokens}", "date": time.strftime("%Y-%m-%d %H:%M"),
-              "machine": cpu.group(1) if cpu else platform.machine(), "cpus": len(os.sched_getaffinity(0)),
-              "real_time_priority": os.sched_getscheduler(0) != os.SCHED_OTHER, "model": os.path.basename(model)}
+              "command": f"bench/serve/chats.py NESTEDFP MODEL OUT {chats} {tokens}", **record.host(),
+              "model": os.path.basename(model)}
     result["bench_tokens_per_s"] = bench(program, model, chats, 48, tokens)
     result["serve"] = {}
     for precision in ("fp16", "fp8"):
@@ -93,10 +91,7 @@ def main():
         got["steady_share_of_bench"] = got["steady_tokens_per_s"] / result["bench_tokens_per_s"][precision]
         got["whole_share_of_bench"] = got["whole_tokens_per_s"] / result["bench_tokens_per_s"][precision]
         result["serve"][precision] = {k: round(v, 4) for k, v in got.items()}
-    with open(out, "w", encoding="utf-8") as f:
-        json.dump(result, f, indent=1)
-        f.write("\n")
-    print(json.dumps(result, indent=1))
+    record.save(result, out)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ BUILD_FOLDER holds src/server/nestedfp-serve-fake and bench/serve_load (preset b
 
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
-import time
+
+import record
 
 
 class Server:
@@ -32,12 +32,6 @@ class Server:
         assert self.process.wait(60) == 0
 
 
-def machine():
-    with open("/proc/cpuinfo", encoding="ascii") as f:
-        found = re.search(r"model name\s*: (.*)", f.read())
-    return found.group(1) if found else platform.machine()
-
-
 def main():
     build, out = sys.argv[1:3]
     server_program = os.path.join(build, "src/server/nestedfp-serve-fake")
@@ -47,9 +41,8 @@ def main():
         return json.loads(subprocess.run([load_program, *map(str, flags)], capture_output=True, text=True, check=True).stdout)
 
     results = {"what": "nestedfp-serve-fake (real HTTP server and engine, a model that costs nothing) and bench/serve_load on one machine",
-               "command": "bench/serve/serve_bench.py BUILD OUT", "date": time.strftime("%Y-%m-%d %H:%M"),
-               "machine": machine(), "cpus": len(os.sched_getaffinity(0)),
-               "real_time_priority": os.sched_getscheduler(0) != os.SCHED_OTHER, "load_average_before": round(os.getloadavg()[0], 2)}
+               "command": "bench/serve/serve_bench.py BUILD OUT", **record.host(),
+               "load_average_before": round(os.getloadavg()[0], 2)}
 
     # KV blocks for all of them at full length: a preempted stream would wait for another to end.
     server = Server(server_program, "--max-num-seqs", 4096, "--max-queue", 8192, "--step-us", 50000, "--kv-blocks", 131072)
@@ -65,10 +58,7 @@ def main():
     results["first_byte"] = load("first", "--port", server.port, "--requests", 5000)
     server.stop()
     results["load_average_after"] = round(os.getloadavg()[0], 2)
-    with open(out, "w", encoding="utf-8") as f:
-        json.dump(results, f, indent=1)
-        f.write("\n")
-    print(json.dumps(results, indent=1))
+    record.save(results, out)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Checks that nothing leaks (KV blocks back to zero, resident memory flat), nothin
 whose steps were all FP16 is, token for token, the answer of the same request run alone."""
 
 import asyncio
-import json
 import os
 import random
 import re
@@ -16,6 +15,8 @@ import sys
 import time
 
 import httpx
+
+import record
 
 CLIENTS = int(sys.argv[5]) if len(sys.argv) > 5 else 24
 SERVERS = []
@@ -139,10 +140,7 @@ async def main():
             and counts["compared"] > 0 and final["preemptions"] > 0
             and result["resident_mb_last_third_max"] < 1.05 * result["resident_mb_first_third_max"] + 16)
     result["passed"] = good
-    with open(out, "w", encoding="utf-8") as f:
-        json.dump(result, f, indent=1)
-        f.write("\n")
-    print(json.dumps(result, indent=1))
+    record.save(result, out)
     sys.exit(0 if good else 1)
 
 

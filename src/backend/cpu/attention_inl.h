@@ -75,16 +75,17 @@ inline TileLanes tile_lanes(const KvLayer& layer, int32_t first_group, int count
 }
 
 // Keys of the tile as [dim, 64 lanes] and values as [64 lanes, dim] in FP32.
-inline void unpack_tile(const AttentionTask& task, int32_t first_group, int groups, float* keys, float* values) {
+inline void unpack_tile(const AttentionTask& task, int32_t first_group, const TileLanes& tile, float* keys,
+                        float* values) {
   const KvLayer& layer = task.layer;
-  for (int j = 0; j < groups; ++j) {
+  for (int j = 0; j < tile.count; ++j) {
     const int32_t group = first_group + j;
     const int64_t block = task.blocks[group / layer.lane_groups];
     const int64_t part = group % layer.lane_groups;
     const int64_t head = block * layer.kv_heads + task.kv_head;
     widen_row(layer, layer.keys, (head * layer.lane_groups + part) * layer.dim * 16, layer.dim, keys + j * 16,
               kTileKeys);
-    const int count = lanes_of(layer, group).count;
+    const int count = tile.groups[j].count;
     widen_row(layer, layer.values, (head * layer.block_size + part * 16) * layer.dim, int64_t{count} * layer.dim / 16,
               values + static_cast<int64_t>(j) * 16 * layer.dim, 16);
     for (int64_t i = int64_t{count} * layer.dim; i < 16 * int64_t{layer.dim}; i += 16) {
@@ -227,11 +228,11 @@ void attention_partition(const AttentionTask& task, int32_t partition, float* st
   const int32_t last = end_group < (partition + 1) * kGroups ? end_group : (partition + 1) * kGroups;
   for (int32_t group = first; group < last; group += kTileGroups) {
     const int groups = last - group < kTileGroups ? last - group : kTileGroups;
-    unpack_tile(task, group, groups, scratch.keys, scratch.values);
+    const TileLanes tile = tile_lanes(task.layer, group, groups);
+    unpack_tile(task, group, tile, scratch.keys, scratch.values);
     Ahead nothing;
     multiply_block<AttentionSteps>(scratch.queries, dim, rows, scratch.keys, kTileKeys, groups, task.head_dim,
                                    scratch.scores, kTileKeys, true, nothing);
-    const TileLanes tile = tile_lanes(task.layer, group, groups);
     Places places[cpu::kMaxQueryRows];
     for (int r = 0; r < rows; ++r) {
       places[r] = visible(tile, task.rows[r]);

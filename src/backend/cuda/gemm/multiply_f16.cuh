@@ -46,16 +46,27 @@ struct MultiplyF16 {
       for (int step = 0; step < 4; ++step) rebuild<kOperand>(us[step], ls[step], one, a[step][row], a[step][2 + row]);
     }
   }
+  static __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], const uint32_t (&a)[4], uint64_t tokens,
+                                                  int accumulate) {
+    if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+      Mma::rs_bf16(acc, a, tokens, accumulate);
+    } else {
+      Mma::rs_f16(acc, a, tokens, accumulate);
+    }
+  }
   static __device__ __forceinline__ void issue_f16(float (&acc)[kTokens / 2], const Fragment& a, uint32_t tokens_low) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint64_t tokens = ptx::descriptor_128b_from_low(tokens_low + step * 2);
-      if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
-        Mma::rs_bf16(acc, a[step], tokens, 1);
-      } else {
-        Mma::rs_f16(acc, a[step], tokens, 1);
-      }
+      multiply(acc, a[step], ptx::descriptor_128b_from_low(tokens_low + step * 2), 1);
     }
+  }
+
+  // Where this thread's bytes of the warpgroup's first block lie in a stage.
+  static __device__ __forceinline__ uint32_t weights_offset(int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int row = thread / 32 * 16 + lane / 4;
+    return row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
   }
 
   // Warpgroups take turns to hand the tensor cores a stage's products, and rebuild weights while the others' run: with
@@ -70,10 +81,7 @@ struct MultiplyF16 {
   static __device__ __forceinline__ void whole_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
                                                       int warpgroup, uint32_t one) {
     const int thread = threadIdx.x % 128;
-    const int lane = thread % 32;
-    const int row = thread / 32 * 16 + lane / 4;
-    const uint32_t weights = pipe.ring + row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) +
-                             static_cast<uint32_t>(warpgroup * kRowBlocks * kBlockBytes);
+    const uint32_t weights = pipe.ring + weights_offset(warpgroup);
     const uint32_t tokens = ptx::descriptor_low(pipe.ring + kWeightBytes);
     Fragment even, odd;
 #pragma unroll
@@ -130,11 +138,7 @@ struct MultiplyF16 {
   static __device__ __forceinline__ void half_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
                                                      int warpgroup, uint32_t one) {
     const int thread = threadIdx.x % 128;
-    const int lane = thread % 32;
-    const int row = thread / 32 * 16 + lane / 4;
-    // Row row + 8 has the same swizzle, 512 bytes on.
-    const uint32_t offset =
-        row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
+    const uint32_t offset = weights_offset(warpgroup);
     uint32_t fragment[2][2][4];
     int accumulate = 0;
     int previous = 0;
@@ -162,12 +166,7 @@ struct MultiplyF16 {
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             const uint64_t b_operand = ptx::descriptor_128b(tokens + (2 * half + s) * 32);
-            const int keep = s == 1 || half == 1 ? 1 : accumulate;
-            if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
-              Mma::rs_bf16(acc[b], fragment[half][s], b_operand, keep);
-            } else {
-              Mma::rs_f16(acc[b], fragment[half][s], b_operand, keep);
-            }
+            multiply(acc[b], fragment[half][s], b_operand, s == 1 || half == 1 ? 1 : accumulate);
           }
           ptx::wgmma_commit();
           ptx::wgmma_wait<1>();  // the pair before this one is done, and its fragment registers are free

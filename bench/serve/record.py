@@ -1,0 +1,21 @@
+"""What the programs of this folder write down alike: the machine that they ran on, and the result as a JSON file."""
+
+import json
+import os
+import platform
+import re
+import time
+
+
+def host():
+    with open("/proc/cpuinfo", encoding="ascii") as f:
+        cpu = re.search(r"model name\s*: (.*)", f.read())
+    return {"date": time.strftime("%Y-%m-%d %H:%M"), "machine": cpu.group(1) if cpu else platform.machine(),
+            "cpus": len(os.sched_getaffinity(0)), "real_time_priority": os.sched_getscheduler(0) != os.SCHED_OTHER}
+
+
+def save(result, out):
+    text = json.dumps(result, indent=1)
+    with open(out, "w", encoding="utf-8") as f:
+        f.write(text + "\n")
+    print(text)

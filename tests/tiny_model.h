@@ -15,7 +15,8 @@
 
 namespace nfp::testing {
 
-inline constexpr const char* kTinyModels[] = {"llama-tied", "llama-headdim", "llama3-rope", "mistral", "llama-bias"};
+inline constexpr const char* kTinyModels[] = {"llama-tied", "llama-headdim", "llama3-rope", "mistral",
+                                              "llama-bias", "qwen2",         "qwen3"};
 
 struct GoldenSequence {
   std::vector<int32_t> tokens;

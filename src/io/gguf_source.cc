@@ -228,11 +228,20 @@ class GgufSource final : public ModelSource {
                      key(field.gguf));
       }
     }
+    heads_ = config["num_attention_heads"].get<int64_t>();
+    kv_heads_ = config.value("num_key_value_heads", heads_);
+    if (heads_ < 1 || kv_heads_ < 1) {
+      return error(ErrorCode::kInvalidInput, "{}: metadata '{}' must be at least 1", path_,
+                   key("attention.head_count"));
+    }
+    // llama.cpp's defaults, which are not those of every family's config.json.
+    config["num_key_value_heads"] = kv_heads_;
+    const int64_t hidden = config["hidden_size"];
+    if (!config.contains("head_dim") && hidden % heads_ == 0) config["head_dim"] = hidden / heads_;
     config["rms_norm_eps"] = gguf_.number(key("attention.layer_norm_rms_epsilon")).value_or(1e-5);
     config["rope_theta"] = gguf_.number(key("rope.freq_base")).value_or(10000.0);
     if (!rope_factors_.empty()) {
-      const int64_t head_dim = config.value(
-          "head_dim", config["hidden_size"].get<int64_t>() / std::max<int64_t>(1, config["num_attention_heads"]));
+      const int64_t head_dim = config.value("head_dim", hidden / heads_);
       NFP_ASSIGN_OR_RETURN(const auto scaling,
                            find_llama3_scaling(rope_factors_, head_dim, config["rope_theta"], path_));
       if (scaling) {
@@ -257,13 +266,7 @@ class GgufSource final : public ModelSource {
     config["vocab_size"] = embedding->rows();
     if (const auto bos = gguf_.integer("tokenizer.ggml.bos_token_id")) config["bos_token_id"] = *bos;
     if (const auto eos = gguf_.integer("tokenizer.ggml.eos_token_id")) config["eos_token_id"] = *eos;
-    heads_ = config["num_attention_heads"].get<int64_t>();
-    kv_heads_ = config.value("num_key_value_heads", heads_);
     config_json_ = config.dump(2);
-    if (heads_ < 1 || kv_heads_ < 1) {
-      return error(ErrorCode::kInvalidInput, "{}: metadata '{}' must be at least 1", path_,
-                   key("attention.head_count"));
-    }
     return check_heads();
   }
 

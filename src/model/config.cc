@@ -18,6 +18,10 @@ class Fields {
   Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
   bool has(const char* field) const { return object_.contains(field) && !object_[field].is_null(); }
+  // Of a field where null is a value too: `null` for that, `left_out` where there is no such field.
+  int32_t null_or(const char* field, int32_t null, int32_t left_out) const {
+    return object_.contains(field) ? null : left_out;
+  }
 
   int32_t integer(const char* field, std::optional<int32_t> fallback, int32_t least, int32_t most) {
     if (!has(field)) return absent(field, fallback);
@@ -71,6 +75,25 @@ class Fields {
     return found;
   }
 
+  // One name a layer; which of them are "sliding_attention". Nothing where the field is not there.
+  std::vector<bool> sliding_layers(const char* field, int32_t layers) {
+    std::vector<bool> slides;
+    if (!has(field)) return slides;
+    const Json& value = object_[field];
+    if (!value.is_array() || value.size() != static_cast<size_t>(layers)) {
+      fail(field, fmt::format("must be a list with one entry for each of the {} layers", layers));
+      return slides;
+    }
+    for (const Json& entry : value) {
+      if (entry != "full_attention" && entry != "sliding_attention") {
+        fail(field, fmt::format("has the entry {}; supported are full_attention and sliding_attention", shown(entry)));
+        return {};
+      }
+      slides.push_back(entry == "sliding_attention");
+    }
+    return slides;
+  }
+
   void fail(const char* field, std::string_view message) {
     if (!error_) error_ = nfp::error(ErrorCode::kInvalidInput, "{}: field '{}' {}", where_, field, message);
   }
@@ -83,11 +106,14 @@ class Fields {
     if (!fallback) fail(field, "is missing; this does not look like a complete model configuration");
     return fallback.value_or(T());
   }
+  static std::string shown(const Json& value) {
+    std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+    if (text.size() > 60) text = text.substr(0, 57) + "...";
+    return text;
+  }
   template <typename T>
   T wrong(const char* field, const Json& value, std::string_view expected, T fallback) {
-    std::string shown = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-    if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
-    fail(field, fmt::format("is {}; it must be {}", shown, expected));
+    fail(field, fmt::format("is {}; it must be {}", shown(value), expected));
     return fallback;
   }
 
@@ -156,19 +182,22 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
                  name, config.architecture, config.model_type, family_names());
   }
   config.architecture = family->architecture;
+  const FamilyDefaults& defaults = family->defaults;
 
   constexpr int32_t kMaxDim = 1 << 20;
   config.hidden = fields.integer("hidden_size", std::nullopt, 1, kMaxDim);
   config.layers = fields.integer("num_hidden_layers", std::nullopt, 1, 4096);
   config.heads = fields.integer("num_attention_heads", std::nullopt, 1, 4096);
-  config.kv_heads = fields.integer("num_key_value_heads", config.heads, 1, 4096);
+  const int32_t kv_heads = defaults.kv_heads > 0 ? defaults.kv_heads : config.heads;
+  config.kv_heads =
+      fields.integer("num_key_value_heads", fields.null_or("num_key_value_heads", config.heads, kv_heads), 1, 4096);
   const int32_t even_share = config.heads > 0 && config.hidden % config.heads == 0 ? config.hidden / config.heads : 0;
-  config.head_dim = fields.integer("head_dim", even_share, 1, 4096);
+  config.head_dim = fields.integer("head_dim", defaults.head_dim > 0 ? defaults.head_dim : even_share, 1, 4096);
   config.intermediate = fields.integer("intermediate_size", std::nullopt, 1, kMaxDim * 4);
   config.vocab = fields.integer("vocab_size", std::nullopt, 1, 1 << 24);
-  config.max_context = fields.integer("max_position_embeddings", 2048, 1, 1 << 30);
+  config.max_context = fields.integer("max_position_embeddings", defaults.max_context, 1, 1 << 30);
   config.norm_eps = fields.number("rms_norm_eps", 1e-6f, 0.0, 1.0);
-  config.tied_embeddings = fields.boolean("tie_word_embeddings", family->tied_by_default);
+  config.tied_embeddings = fields.boolean("tie_word_embeddings", defaults.tied_embeddings);
   if (fields.status().ok() && config.head_dim == 0) {
     fields.fail("num_attention_heads",
                 fmt::format("is {}, which does not divide hidden_size {}; give head_dim", config.heads, config.hidden));
@@ -195,10 +224,16 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   FamilyFields extra;
   extra.attention_bias = fields.boolean("attention_bias", false);
   extra.mlp_bias = fields.boolean("mlp_bias", false);
-  extra.use_sliding_window = fields.boolean("use_sliding_window", true);
-  extra.sliding_window = fields.integer("sliding_window", 0, 0, INT32_MAX);
+  extra.use_sliding_window = fields.boolean("use_sliding_window", false);
+  extra.sliding_window =
+      fields.integer("sliding_window", fields.null_or("sliding_window", 0, defaults.sliding_window), 0, INT32_MAX);
+  extra.max_window_layers = fields.integer("max_window_layers", extra.max_window_layers, 0, INT32_MAX);
+  extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
   NFP_RETURN_IF_ERROR(fields.status());
-  family->configure(extra, config);
+  config.windows.assign(static_cast<size_t>(config.layers), 0);
+  if (const Status configured = family->configure(extra, config); !configured.ok()) {
+    return error(configured.error().code, "{}: {}", name, configured.error().message);
+  }
   return config;
 }
 

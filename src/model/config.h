@@ -38,7 +38,7 @@ struct ModelConfig {
   float norm_eps = 1e-5f;
   float rope_theta = 10000.0f;
   RopeScaling rope_scaling;
-  int32_t window = 0;  // sliding-window attention: keys seen by a token; 0 = all
+  std::vector<int32_t> windows;  // [layers] sliding-window attention: keys seen by a token; 0 = all
   bool tied_embeddings = false;
   bool qkv_bias = false;
   bool output_bias = false;  // of o_proj

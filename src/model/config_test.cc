@@ -61,10 +61,145 @@ TEST(Config, MistralHasASlidingWindow) {
   Json json = good();
   json["architectures"] = {"MistralForCausalLM"};
   json["model_type"] = "mistral";
-  json["sliding_window"] = 4096;
-  EXPECT_EQ(parse(json)->window, 4096);
+  json["sliding_window"] = 1000;
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{1000, 1000}));
   json["sliding_window"] = nullptr;
-  EXPECT_EQ(parse(json)->window, 0);
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{0, 0}));
+  json.erase("sliding_window");  // MistralConfig's default
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{4096, 4096}));
+}
+
+Json qwen(int version) {
+  Json json = good();
+  json["architectures"] = {fmt::format("Qwen{}ForCausalLM", version)};
+  json["model_type"] = fmt::format("qwen{}", version);
+  return json;
+}
+
+TEST(Config, QwenHasItsOwnBiasesAndNorms) {
+  Json json = qwen(2);
+  auto two = parse(json);
+  ASSERT_TRUE(two.ok()) << two.error().message;
+  EXPECT_TRUE(two->qkv_bias);
+  EXPECT_FALSE(two->output_bias || two->mlp_bias || two->qk_norm || two->tied_embeddings);
+  EXPECT_EQ(two->head_dim, 16);
+  json["attention_bias"] = false;  // Qwen2's layers do not look at it
+  EXPECT_TRUE(parse(json)->qkv_bias);
+
+  json = qwen(3);
+  auto three = parse(json);
+  ASSERT_TRUE(three.ok()) << three.error().message;
+  EXPECT_TRUE(three->qk_norm);
+  EXPECT_FALSE(three->qkv_bias || three->output_bias || three->mlp_bias || three->tied_embeddings);
+  EXPECT_EQ(three->head_dim, 128);  // Qwen3Config's default
+  json["head_dim"] = 64;
+  json["attention_bias"] = true;
+  three = parse(json);
+  EXPECT_EQ(three->head_dim, 64);
+  EXPECT_TRUE(three->qkv_bias && three->output_bias);
+}
+
+TEST(Config, FieldsLeftOutAreThoseOfTheFamily) {
+  for (const char* field : {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta"}) {
+    Json json = good();
+    json.erase(field);
+    auto llama = parse(json);
+    ASSERT_TRUE(llama.ok()) << llama.error().message;
+    json = qwen(2);
+    json["num_attention_heads"] = 32;
+    json.erase(field);
+    auto two = parse(json);
+    ASSERT_TRUE(two.ok()) << two.error().message;
+    if (field == std::string("num_key_value_heads")) {
+      EXPECT_EQ(llama->kv_heads, 4);
+      EXPECT_EQ(two->kv_heads, 32);
+    } else if (field == std::string("max_position_embeddings")) {
+      EXPECT_EQ(llama->max_context, 2048);
+      EXPECT_EQ(two->max_context, 32768);
+    } else {
+      EXPECT_EQ(two->norm_eps, field == std::string("rms_norm_eps") ? 1e-6f : 1e-5f);
+      EXPECT_EQ(two->rope_theta, 10000.0f);
+    }
+  }
+  // A null is as many as query heads; what was left out is 32, which these 4 are not divided by.
+  Json json = qwen(2);
+  json["num_key_value_heads"] = nullptr;
+  EXPECT_EQ(parse(json)->kv_heads, 4);
+  json.erase("num_key_value_heads");
+  auto config = parse(json);
+  ASSERT_FALSE(config.ok());
+  EXPECT_NE(config.error().message.find("num_key_value_heads"), std::string::npos) << config.error().message;
+}
+
+TEST(Config, QwenHasWindowsOnSomeLayers) {
+  const auto windows = [](const Json& json) {
+    auto config = parse(json);
+    EXPECT_TRUE(config.ok()) << config.error().message;
+    return config.ok() ? config->windows : std::vector<int32_t>();
+  };
+  using List = std::vector<int32_t>;
+  for (const int version : {2, 3}) {
+    Json json = qwen(version);
+    json["num_hidden_layers"] = 30;
+    EXPECT_EQ(windows(json), List(30, 0));
+    json["sliding_window"] = 100;  // not asked for
+    EXPECT_EQ(windows(json), List(30, 0));
+    json["use_sliding_window"] = true;
+    List expected(30, 0);
+    expected[28] = expected[29] = 100;  // max_window_layers is 28 by default
+    EXPECT_EQ(windows(json), expected);
+    json["max_window_layers"] = 0;
+    EXPECT_EQ(windows(json), List(30, 100));
+    json["max_window_layers"] = 30;
+    EXPECT_EQ(windows(json), List(30, 0));
+    json["max_window_layers"] = 1;
+    json["num_hidden_layers"] = 2;
+    json.erase("sliding_window");
+    EXPECT_EQ(windows(json), (List{0, 4096}));
+    json["sliding_window"] = nullptr;
+    EXPECT_EQ(windows(json), (List{0, 0}));
+    json["sliding_window"] = 100;
+    json["layer_types"] = {"sliding_attention", "full_attention"};
+    EXPECT_EQ(windows(json), (List{100, 0}));
+  }
+}
+
+TEST(Config, WrongWindowsAreNamed) {
+  const auto expect = [](const char* field, const Json& value, const std::string& naming) {
+    Json json = qwen(3);
+    json["use_sliding_window"] = true;
+    json["sliding_window"] = 100;
+    json[field] = value;
+    auto config = parse(json);
+    ASSERT_FALSE(config.ok()) << naming;
+    EXPECT_EQ(config.error().message.find("dir/config.json: "), 0u) << config.error().message;
+    EXPECT_NE(config.error().message.find(naming), std::string::npos) << config.error().message;
+  };
+  const Json slides = {"full_attention", "sliding_attention"};
+  expect("sliding_window", -1, "'sliding_window' is -1");
+  expect("sliding_window", "wide", "'sliding_window' is \"wide\"");
+  expect("use_sliding_window", 1, "'use_sliding_window' is 1");
+  expect("max_window_layers", -1, "'max_window_layers' is -1");
+  expect("max_window_layers", 1.5, "'max_window_layers' is 1.5");
+  expect("layer_types", "full_attention", "'layer_types' must be a list with one entry for each of the 2 layers");
+  expect("layer_types", Json::array({"full_attention"}), "'layer_types' must be a list");
+  expect("layer_types", Json::array(), "'layer_types' must be a list");
+  expect("layer_types", {"full_attention", "chunked_attention"}, "'layer_types' has the entry \"chunked_attention\"");
+  expect("layer_types", {"full_attention", 7}, "'layer_types' has the entry 7");
+  for (const auto& [field, value] :
+       {std::pair<const char*, Json>{"use_sliding_window", false},
+        std::pair<const char*, Json>{"sliding_window", nullptr}, std::pair<const char*, Json>{"sliding_window", 0}}) {
+    Json json = qwen(2);
+    json["use_sliding_window"] = true;
+    json["sliding_window"] = 100;
+    json["layer_types"] = slides;
+    ASSERT_TRUE(parse(json).ok());
+    json[field] = value;
+    auto config = parse(json);
+    ASSERT_FALSE(config.ok()) << field;
+    EXPECT_EQ(config.error().message.find("dir/config.json: field 'layer_types' gives layer 1 sliding_attention"), 0u)
+        << config.error().message;
+  }
 }
 
 TEST(Config, ErrorsNameFileAndField) {
@@ -87,6 +222,11 @@ TEST(Config, ErrorsNameFileAndField) {
   Json scaling = good();
   scaling["rope_scaling"] = {{"rope_type", "yarn"}};
   EXPECT_FALSE(parse(scaling).ok());
+  scaling = qwen(2);  // as Qwen2.5's model card recommends for long texts
+  scaling["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"type", "yarn"}};
+  auto yarn = parse(scaling);
+  ASSERT_FALSE(yarn.ok());
+  EXPECT_NE(yarn.error().message.find("'rope_type' is 'yarn'"), std::string::npos) << yarn.error().message;
   Json unknown = good();
   unknown["architectures"] = {"NoSuchModel"};
   EXPECT_EQ(parse(unknown).error().code, ErrorCode::kUnsupported);

@@ -180,7 +180,7 @@ void Llama::forward(const ForwardArgs& args) {
                         .kv_heads = config_.kv_heads,
                         .head_dim = config_.head_dim,
                         .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-                        .window = config_.window,
+                        .window = config_.windows[static_cast<size_t>(i)],
                         .soft_cap = 0.0f,
                         .cache = args.cache,
                         .layer = i,

@@ -5,7 +5,8 @@ Numpy only, and the same bytes on every machine: random bits come from PCG64's r
 become weights by exact arithmetic and one rounding. Exits with 77 (a skipped test) where numpy is missing.
 
 Between them the models have: tied and separate heads, grouped, multi-query and plain attention, head_dim given and left
-out, Llama 3 and linear RoPE scaling, a sliding window, biases, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
+out, Llama 3 and linear RoPE scaling, a sliding window on all layers and on some, biases on all matrices and on q, k and v,
+normalised queries and keys, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
 nested, one matrix that cannot be nested, BF16 values too small for FP16, and the chat template in either of its places.
 """
 
@@ -82,6 +83,28 @@ MODELS = {
                    "num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True,
                    "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     },
+    "qwen2": {
+        "seed": 16,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "qwen2",
+        "large_rows": True,
+        "config": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 56,
+                   "num_attention_heads": 7, "num_key_value_heads": 1, "intermediate_size": 152, "num_hidden_layers": 3,
+                   "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+                   "use_sliding_window": True, "sliding_window": 28, "max_window_layers": 1},
+    },
+    "qwen3": {
+        "seed": 17,
+        "dtype": "BF16",
+        "shards": 2,
+        "tokenizer": "qwen2",
+        "config": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 48,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 128,
+                   "num_hidden_layers": 3, "attention_bias": True, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+                   "use_sliding_window": True, "sliding_window": 28,
+                   "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    },
 }
 
 COMMON = {
@@ -145,6 +168,12 @@ def linear_names(config):
     return shapes
 
 
+def has_bias(config, tensor):
+    if ".self_attn." in tensor:
+        return "o_proj" not in tensor if config["model_type"] == "qwen2" else config.get("attention_bias", False)
+    return ".mlp." in tensor and config.get("mlp_bias", False)
+
+
 def add_large_rows(random, matrix):
     """Gives three rows one weight of 2 to 9.25 each. Their other weights are kept multiples of 2^-20, so that the row
     divided by 8 or 16 is still exact in FP16."""
@@ -176,14 +205,18 @@ def make_weights(name):
             # Zero in FP16, whatever the row's exponent; too small to be felt in the logits.
             matrix[3, 0:4] = np.array([1.0, -1.5, 1.25, 1.0]) * 2.0**-60
         weights[tensor] = matrix
-    biased = {"self_attn": config.get("attention_bias"), "mlp": config.get("mlp_bias")}
     for tensor, (n, _) in shapes.items():
-        if any(on and f".{part}." in tensor for part, on in biased.items()):
+        if has_bias(config, tensor):
             weights[tensor.replace(".weight", ".bias")] = np.round(random.normal(n) * 16.0) / 64.0
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in ("input", "post_attention")]
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.
         weights[tensor] = 1.0 + np.round(random.normal(hidden) * 8.0) / 64.0
+    if config["model_type"] == "qwen3":
+        for i in range(layers):
+            for part in ("q", "k"):
+                values = 1.0 + np.round(random.normal(config["head_dim"]) * 8.0) / 64.0
+                weights[f"model.layers.{i}.self_attn.{part}_norm.weight"] = values
     if spec["dtype"] == "F32":
         embedding = weights["model.embed_tokens.weight"]
         weights["model.embed_tokens.weight"] = embedding.astype(np.float16).astype(np.float64)

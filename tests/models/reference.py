@@ -1,4 +1,4 @@
-"""The Llama forward pass in float64 with numpy, and the weights as each precision sees them.
+"""The forward pass of the Llama, Mistral and Qwen families in float64 with numpy, and the weights as each precision sees them.
 
 An oracle beside transformers: make_golden.py measures with it how far an FP32 forward is from the true value, and
 check_golden.py checks the committed goldens with it where there is no PyTorch.
@@ -100,6 +100,18 @@ def round_to_bf16(values):
     return safetensors_file.to_f32("BF16", bits).astype(np.float64)
 
 
+def windows(config):
+    """For each layer how many keys a token sees, itself included; None = all."""
+    layers = config["num_hidden_layers"]
+    if config["model_type"] not in ("qwen2", "qwen3"):
+        return [config.get("sliding_window")] * layers
+    window = config["sliding_window"] if config.get("use_sliding_window") else None
+    sliding = [i >= config.get("max_window_layers", 28) for i in range(layers)]
+    if config.get("layer_types"):
+        sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    return [window if slides else None for slides in sliding]
+
+
 def logits(config, weights, tokens, bf16_inputs=()):
     """Logits [tokens, vocabulary] in float64 of one sequence from its start. The inputs of the matrices named in
     `bf16_inputs` are rounded to BF16, as CPUs with BF16 dot products do in FP8 steps."""
@@ -113,7 +125,10 @@ def logits(config, weights, tokens, bf16_inputs=()):
         return x @ weights[name + ".weight"].T + weights.get(name + ".bias", 0.0)
 
     def norm(x, name):
-        return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + config["rms_norm_eps"]) * weights[name]
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + config["rms_norm_eps"]) * weights[name]
+
+    def head_norm(x, name):
+        return norm(x, name) if name in weights else x
 
     angles = np.arange(count)[:, None] * rope_frequencies(config, head_dim)[None, :]
     cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
@@ -123,13 +138,15 @@ def logits(config, weights, tokens, bf16_inputs=()):
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     distance = np.arange(count)[:, None] - np.arange(count)[None, :]
-    mask = np.where((distance < 0) | (distance >= (config.get("sliding_window") or count)), -np.inf, 0.0)
     x = weights["model.embed_tokens.weight"][tokens]
-    for layer in range(config["num_hidden_layers"]):
+    for layer, window in enumerate(windows(config)):
+        mask = np.where((distance < 0) | (distance >= (window or count)), -np.inf, 0.0)
         prefix = f"model.layers.{layer}."
         h = norm(x, prefix + "input_layernorm.weight")
-        q = rotate(linear(h, prefix + "self_attn.q_proj").reshape(count, heads, head_dim))
-        k = rotate(linear(h, prefix + "self_attn.k_proj").reshape(count, kv_heads, head_dim))
+        q = linear(h, prefix + "self_attn.q_proj").reshape(count, heads, head_dim)
+        k = linear(h, prefix + "self_attn.k_proj").reshape(count, kv_heads, head_dim)
+        q = rotate(head_norm(q, prefix + "self_attn.q_norm.weight"))
+        k = rotate(head_norm(k, prefix + "self_attn.k_norm.weight"))
         v = linear(h, prefix + "self_attn.v_proj").reshape(count, kv_heads, head_dim)
         out = np.empty((count, heads, head_dim))
         for head in range(heads):

@@ -1,6 +1,6 @@
 """A byte-level BPE tokenizer of 512 entries, trained on a page of text the same way on every machine.
 
-Ids: 3 special tokens, 256 bytes, then 253 merges. The pre-tokenizer is one of the three kinds that Llama-like models use.
+Ids: 3 special tokens, 256 bytes, then 253 merges. The pre-tokenizer is one of the four kinds that Llama-like models use.
 """
 
 import collections
@@ -22,6 +22,7 @@ CHATML = (
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 TEXT = """A language model reads a text as a row of small pieces, called tokens, and says for each place which token may
 come next. The numbers inside it, its weights, are many; reading them from memory takes most of the time of each step.
@@ -83,8 +84,8 @@ def pre_tokenizer(kind):
         return byte_level
     if kind == "smollm2":
         return {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]}
-    assert kind == "llama3"
-    split = {"type": "Split", "pattern": {"Regex": LLAMA3_SPLIT}, "behavior": "Isolated", "invert": False}
+    pattern = {"llama3": LLAMA3_SPLIT, "qwen2": QWEN2_SPLIT}[kind]
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, {**byte_level, "use_regex": False}]}
 
 
@@ -108,7 +109,7 @@ def post_processor(kind):
 
 
 def tokenizer_json(kind):
-    """kind: gpt2, smollm2 or llama3. The merges are written in the old form (strings) for gpt2, else in the new (pairs)."""
+    """kind: gpt2, smollm2, llama3 or qwen2. The merges are written in the old form (strings) for gpt2, else in the new (pairs)."""
     merges = train(VOCABULARY - 256 - len(SPECIAL))
     table = byte_to_unicode()
     pieces = SPECIAL + [table[b] for b in range(256)] + [a + b for a, b in merges]
@@ -119,7 +120,7 @@ def tokenizer_json(kind):
         "truncation": None,
         "padding": None,
         "added_tokens": [{"id": i, "content": content, **flags} for i, content in enumerate(SPECIAL)],
-        "normalizer": None,
+        "normalizer": {"type": "NFC"} if kind == "qwen2" else None,
         "pre_tokenizer": pre_tokenizer(kind),
         "post_processor": post_processor(kind),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},

@@ -152,6 +152,60 @@ TEST_F(GgufModel, RotatedRowsAreInHuggingFaceOrderAgain) {
   for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(rows[i], static_cast<float>(i / 32)) << i;
 }
 
+// The converter leaves the rows of Qwen's q and k in their order.
+TEST_F(GgufModel, QwenModelsKeepTheirRowsBiasesAndHeadNorms) {
+  for (const int version : {2, 3}) {
+    GgufBuilder gguf = testing::tiny_gguf_keys(fmt::format("qwen{}", version));
+    const auto f32 = [&](const std::string& name, const std::vector<uint64_t>& dims, const std::vector<float>& values) {
+      gguf.tensor(name, dims, 0, std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4));
+    };
+    gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+    gguf.tensor("output.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 2).bytes);
+    std::vector<float> rows(16 * 32);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i / 32);
+    f32("blk.0.attn_q.weight", {32, 16}, rows);
+    std::vector<float> ramp(16);
+    for (size_t i = 0; i < ramp.size(); ++i) ramp[i] = static_cast<float>(i);
+    if (version == 2) {
+      f32("blk.0.attn_q.bias", {16}, ramp);
+    } else {
+      f32("blk.0.attn_q_norm.weight", {8}, std::vector<float>(ramp.begin(), ramp.begin() + 8));
+      f32("blk.0.attn_k_norm.weight", {8}, std::vector<float>(8, 1.0f));
+    }
+    auto source = open(gguf.build());
+    ASSERT_TRUE(source.ok()) << source.error().message;
+    const auto config = nlohmann::json::parse((*source)->config_json());
+    EXPECT_EQ(config["architectures"][0], fmt::format("Qwen{}ForCausalLM", version));
+    EXPECT_EQ(config["model_type"], fmt::format("qwen{}", version));
+    EXPECT_EQ(config["head_dim"], 8);
+    EXPECT_EQ(config["attention_bias"], version == 2);
+    EXPECT_EQ(config["mlp_bias"], false);
+    EXPECT_EQ(config["tie_word_embeddings"], false);
+    EXPECT_TRUE((*source)->has("lm_head.weight"));
+    std::vector<float> read(16 * 32);
+    ASSERT_TRUE((*source)->read_f32("model.layers.0.self_attn.q_proj.weight", read).ok());
+    EXPECT_EQ(read, rows);
+    read.resize(version == 2 ? 16 : 8);
+    const char* vector = version == 2 ? "q_proj.bias" : "q_norm.weight";
+    ASSERT_TRUE((*source)->read_f32(std::string("model.layers.0.self_attn.") + vector, read).ok());
+    for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i], ramp[i]) << i;
+    EXPECT_EQ((*source)->has("model.layers.0.self_attn.k_norm.weight"), version == 3);
+  }
+}
+
+// What llama.cpp takes where these are left out; Qwen's config.json would have 32 heads and 128 features.
+TEST_F(GgufModel, HeadsLeftOutAreThoseOfLlamaCpp) {
+  GgufBuilder gguf;
+  gguf.string("general.architecture", "qwen3").integer("qwen3.block_count", 1).integer("qwen3.embedding_length", 32);
+  gguf.integer("qwen3.attention.head_count", 4).integer("qwen3.feed_forward_length", 64);
+  gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  auto source = open(gguf.build());
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  const auto config = nlohmann::json::parse((*source)->config_json());
+  EXPECT_EQ(config["num_key_value_heads"], 4);
+  EXPECT_EQ(config["head_dim"], 8);
+}
+
 TEST_F(GgufModel, LlamaThreeScalingBecomesRopeScaling) {
   const auto with_factors = [](const std::vector<float>& factors) {
     GgufBuilder gguf = testing::tiny_gguf_keys();
@@ -193,6 +247,14 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   heads.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
   heads.tensor("blk.0.attn_q.weight", {32, 6}, 1, random_tensor("", DType::kF16, {6, 32}, 1).bytes);
   expect(heads.build(), "heads");
+  GgufBuilder yarn = testing::tiny_gguf_keys("qwen2");
+  yarn.string("qwen2.rope.scaling.type", "yarn");
+  yarn.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  expect(yarn.build(), "rope scaling 'yarn' is not supported");
+  GgufBuilder no_heads;
+  no_heads.string("general.architecture", "qwen2").integer("qwen2.block_count", 1).integer("qwen2.embedding_length", 8);
+  no_heads.integer("qwen2.attention.head_count", 0).integer("qwen2.feed_forward_length", 64);
+  expect(no_heads.build(), "metadata 'qwen2.attention.head_count' must be at least 1");
 }
 
 }  // namespace

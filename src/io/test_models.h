@@ -97,14 +97,20 @@ class GgufBuilder {
   std::string keys_, tensors_, data_;
 };
 
-// A llama of one layer: 2 heads of 8, hidden 32, and a 4-token vocabulary. q is Q8_0, gate Q4_1, the rest F16 and F32.
-inline GgufBuilder tiny_gguf_keys() {
+// A model of one layer: 2 heads of 8, hidden 32, and a 4-token vocabulary; of tensors nothing yet.
+inline GgufBuilder tiny_gguf_keys(const std::string& architecture = "llama") {
   GgufBuilder gguf;
-  gguf.string("general.architecture", "llama").integer("llama.block_count", 1).integer("llama.embedding_length", 32);
-  gguf.integer("llama.attention.head_count", 2).integer("llama.attention.head_count_kv", 1);
-  gguf.integer("llama.attention.key_length", 8).integer("llama.feed_forward_length", 64);
-  gguf.integer("llama.context_length", 128).number("llama.rope.freq_base", 10000.0f);
-  gguf.number("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  const auto integer = [&](const std::string& key, uint32_t value) { gguf.integer(architecture + key, value); };
+  gguf.string("general.architecture", architecture);
+  integer(".block_count", 1);
+  integer(".embedding_length", 32);
+  integer(".attention.head_count", 2);
+  integer(".attention.head_count_kv", 1);
+  integer(".attention.key_length", 8);
+  integer(".feed_forward_length", 64);
+  integer(".context_length", 128);
+  gguf.number(architecture + ".rope.freq_base", 10000.0f);
+  gguf.number(architecture + ".attention.layer_norm_rms_epsilon", 1e-5f);
   gguf.string("tokenizer.ggml.model", "gpt2").string("tokenizer.ggml.pre", "smollm");
   gguf.strings("tokenizer.ggml.tokens", {"a", "b", "ab", "<s>"}).strings("tokenizer.ggml.merges", {"a b"});
   gguf.integer("tokenizer.ggml.bos_token_id", 3).string("tokenizer.chat_template", "{{ x }}");
@@ -129,6 +135,7 @@ inline std::string quantised(size_t blocks, size_t block_bytes, uint32_t seed) {
   return out;
 }
 
+// A llama: q is Q8_0, gate Q4_1, the rest F16 and F32.
 inline std::string tiny_gguf() {
   GgufBuilder gguf = tiny_gguf_keys();
   const auto f16 = [&](const std::string& name, uint64_t rows, uint64_t cols, uint32_t seed) {

@@ -176,6 +176,7 @@ def main():
         theirs = tokenizers.Tokenizer.from_file(str(path))
         good &= run(name, theirs, [path], arguments.tool, texts, arguments.count, arguments.seed)
         parts = {"smollm2": pipelines.smollm2_parts,
+                 "qwen2": lambda: pipelines.gguf_parts_of_byte_level(theirs, "qwen2"),
                  "llama2": lambda: pipelines.gguf_parts_of_sentencepiece(theirs)}.get(name)
         if parts:
             dump = arguments.folder / f"{name}.vocab"

@@ -271,6 +271,16 @@ def dump_vocab(parts, path):
     ]))
 
 
+def gguf_parts_of_byte_level(tokenizer, pre):
+    """A GGUF vocabulary of model "gpt2" equal to the given tokenizer."""
+    spec = json.loads(tokenizer.to_str())
+    vocab = spec["model"]["vocab"] | {t["content"]: t["id"] for t in spec["added_tokens"]}
+    added = {t["content"]: 3 if t["special"] else 4 for t in spec["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.get)
+    return {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": [added.get(t, 1) for t in tokens],
+            "merges": [" ".join(merge) for merge in spec["model"]["merges"]]}
+
+
 def gguf_parts_of_sentencepiece(tokenizer):
     """A GGUF vocabulary of model "llama" equal to the given tokenizer: a token's score is its id, negative."""
     spec = json.loads(tokenizer.to_str())

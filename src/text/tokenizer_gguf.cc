@@ -84,6 +84,8 @@ Result<Vocabulary> make_vocabulary(const GgufVocab& vocab) {
   vocabulary.reserve(vocab.tokens.size(), 8 * vocab.tokens.size());
   for (size_t i = 0; i < vocab.tokens.size(); ++i) {
     const auto id = static_cast<int32_t>(i);
+    // llama.cpp's converter invents "[PAD7]" for rows of a matrix that no token of a byte-level vocabulary stands for.
+    if (vocab.model == "gpt2" && !vocab.types.empty() && vocab.types[i] == kUnused) continue;
     if (vocabulary.add(id, vocab.tokens[i]) == Vocabulary::Added::kTextTaken) {
       return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.tokens[{}]': '{}' is also token {}", i,
                    vocab.tokens[i], vocabulary.find(vocab.tokens[i]));

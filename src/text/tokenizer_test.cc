@@ -282,6 +282,18 @@ TEST(TokenizerGguf, ByteLevelEqualsTheJsonFile) {
   EXPECT_TRUE((*llama)->adds_bos());
 }
 
+// As in Qwen2's files, whose matrices have more rows than the vocabulary has tokens.
+TEST(TokenizerGguf, UnusedTokensOfAByteLevelVocabularyAreNone) {
+  Gguf gguf(byte_level_json(), "gpt2", "qwen2");
+  const Ids ids = {static_cast<int32_t>(gguf.tokens.size()), static_cast<int32_t>(gguf.tokens.size()) + 1};
+  gguf.tokens.insert(gguf.tokens.end(), {"[PAD7]", "[PAD8]"});
+  gguf.types.insert(gguf.types.end(), {5, 1});
+  gguf.refresh();
+  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  EXPECT_EQ((*tokenizer)->decode(ids), "[PAD8]");
+}
+
 TEST(TokenizerGguf, SentencePieceEqualsTheJsonFile) {
   Gguf gguf(sentencepiece_json(), "llama", "default");
   gguf.types[0] = 2;

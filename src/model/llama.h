@@ -1,5 +1,5 @@
 // The Llama architecture: pre-norm decoder with RMSNorm, grouped-query attention, rotary embedding and a gated MLP.
-// Mistral is the same with a sliding window.
+// Mistral, Qwen2 and Qwen3 are the same with windows, biases and norms of heads as ModelConfig says.
 #pragma once
 
 #include <memory>

@@ -52,6 +52,12 @@ void add_calibration_flags(CLI::App& app, ModelFlags& flags) {
                  "free: any weight may take either neighbour; restricted: only those that keep the fast join")
       ->check(CLI::IsMember({"free", "restricted"}))
       ->capture_default_str();
+  app.add_option(
+         "--calibrate-compensate", flags.calibrate_compensate,
+         "let every layer make up for the errors of those before it: closer to FP16 where all layers compute in "
+         "FP8, and some 5 times slower to make; auto: with a text file")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   app.add_option("--calibrate-tokens", flags.calibrate_tokens,
                  "tokens to calibrate on; 0 = 12288 of the model's own, at most 65536 of a file")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
@@ -65,6 +71,7 @@ CalibrationOptions ModelFlags::calibration_options() const {
   options.rule = calibrate_rule == "free" ? UpperRule::kFree : UpperRule::kRestricted;
   options.tokens = calibrate_tokens;
   options.seed = calibrate_seed;
+  if (calibrate_compensate != "auto") options.compensate = calibrate_compensate == "on";
   options.threads = threads;
   return options;
 }

@@ -24,6 +24,7 @@ struct ModelFlags {
   bool fp8_head = false;
   std::string calibrate = "none";
   std::string calibrate_rule = "free";
+  std::string calibrate_compensate = "auto";
   int64_t calibrate_tokens = 0;
   uint64_t calibrate_seed = 0;
   double fp8_share = 1.0;

@@ -221,8 +221,8 @@ Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& opt
   if (options.calibration) {
     const Calibration& c = *options.calibration;
     evaluation.calibration =
-        fmt::format("{}, {} tokens, {} choice", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
-                    c.rule == UpperRule::kFree ? "free" : "restricted");
+        fmt::format("{}, {} tokens, {} choice{}", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
+                    c.rule == UpperRule::kFree ? "free" : "restricted", c.compensated ? ", compensated" : "");
   }
   const std::filesystem::path scratch =
       options.scratch.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(options.scratch);

@@ -69,15 +69,20 @@ std::string decide(const Flags& flags, const ModelSource& source, ThreadPool& th
   return "none";
 }
 
-// Calibrates before anything is written; what was done already is in the user's cache.
-Status add_calibration(const Flags& flags, const ModelSource& source, ThreadPool& threads, ConvertOptions& options) {
+// Calibrates before anything is written; what was done already is in the user's cache. Smoothing puts the smoothed
+// model in `source`'s place.
+Status add_calibration(const Flags& flags, std::unique_ptr<ModelSource>& source, ThreadPool& threads,
+                       ConvertOptions& options) {
   CalibrationOptions calibration = flags.calibration.calibration_options();
   calibration.threads = flags.threads;
   calibration.progress = options.progress;
   NFP_ASSIGN_OR_RETURN(const Calibration made, calibrate(flags.source, calibration));
   options.uppers = made.rule;
   options.calibration = made.to_json();
-  options.matrix = [&source, &threads,
+  if (made.scalings) {
+    NFP_ASSIGN_OR_RETURN(source, scale_source(std::move(source), *made.scalings));
+  }
+  options.matrix = [&source = *source, &threads,
                     filter = made.filter()](const std::string& name) -> Result<std::unique_ptr<MatrixReader>> {
     NFP_ASSIGN_OR_RETURN(auto reader, source.matrix(name, threads));
     return filter(name, std::move(reader));
@@ -87,7 +92,7 @@ Status add_calibration(const Flags& flags, const ModelSource& source, ThreadPool
 
 Status run_convert(Flags flags) {
   const StopRemovesTemporaries stop;
-  NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
+  NFP_ASSIGN_OR_RETURN(auto source, ModelSource::open(flags.source));
   ThreadPool threads(flags.thread_count());
   ConvertReport report;
   {
@@ -96,9 +101,10 @@ Status run_convert(Flags flags) {
     options.progress = bar.callback();
     const bool asked = flags.calibration.calibrate != kAuto;
     flags.calibration.calibrate = decide(flags, *source, threads);
+    if (asked || flags.calibration.calibrate_smooth) NFP_RETURN_IF_ERROR(flags.calibration.check_calibration());
     if (flags.calibration.calibrate != "none") {
-      const Status calibrated = add_calibration(flags, *source, threads, options);
-      if (asked) NFP_RETURN_IF_ERROR(calibrated);
+      const Status calibrated = add_calibration(flags, source, threads, options);
+      if (asked || flags.calibration.calibrate_smooth) NFP_RETURN_IF_ERROR(calibrated);
       if (!calibrated.ok()) log::warn("not calibrated: {}", calibrated.error().message);
     }
     NFP_ASSIGN_OR_RETURN(report, convert(*source, flags.destination, options, threads));

@@ -55,6 +55,7 @@ Status write_report(std::optional<AtomicFile>& file, std::string_view text) {
 
 Status run(Flags flags) {
   const StopRemovesTemporaries stop;
+  NFP_RETURN_IF_ERROR(flags.model.check_calibration());
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> json, open_report(flags.json_file));
   flags.options.threads = flags.model.threads;
@@ -64,7 +65,13 @@ Status run(Flags flags) {
     ProgressBar bar;
     CalibrationOptions calibration = flags.model.calibration_options();
     calibration.progress = bar.callback();
+    calibration.smooth = false;
     NFP_ASSIGN_OR_RETURN(flags.options.calibration, calibrate(flags.model.model, calibration));
+    if (flags.model.calibrate_smooth) {
+      calibration.smooth = true;
+      calibration.order = false;
+      NFP_ASSIGN_OR_RETURN(flags.options.smoothed, calibrate(flags.model.model, calibration));
+    }
   }
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   flags.options.progress = [terminal](const std::string& form, int64_t chunk, int64_t chunks) {
@@ -89,7 +96,8 @@ void add_evaluate(CLI::App& app, Status& status) {
   auto flags = std::make_shared<Flags>();
   CLI::App* verb = app.add_subcommand("evaluate", "Measure a model in each form of FP8 against its own FP16");
   verb->footer(
-      "Compares nested FP8 (rounded to nearest, calibrated, part of the weights) with per-channel and block FP8. "
+      "Compares nested FP8 (rounded to nearest, calibrated, part of the weights, with --calibrate-smooth smoothed) "
+      "with per-channel and block FP8. "
       "Example:\n"
       "  nestedfp evaluate model.gguf --file wiki.test.raw --calibrate self --html report.html");
   verb->add_option("MODEL", flags->model.model,

@@ -52,6 +52,15 @@ void add_calibration_flags(CLI::App& app, ModelFlags& flags) {
                  "free: any weight may take either neighbour; restricted: only those that keep the fast join")
       ->check(CLI::IsMember({"free", "restricted"}))
       ->capture_default_str();
+  app.add_option(
+         "--calibrate-compensate", flags.calibrate_compensate,
+         "let every layer make up for the errors of those before it: closer to FP16 where all layers compute in "
+         "FP8, and some 5 times slower to make; auto: with a text file")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
+  app.add_flag("--calibrate-smooth", flags.calibrate_smooth,
+               "first bring the channels of activations closer to each other in size, by powers of two that keep FP16 "
+               "exact: for engines with one activation scale a tensor; fp8 and fp8-w8a8 here gain nothing");
   app.add_option("--calibrate-tokens", flags.calibrate_tokens,
                  "tokens to calibrate on; 0 = 12288 of the model's own, at most 65536 of a file")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
@@ -63,10 +72,19 @@ CalibrationOptions ModelFlags::calibration_options() const {
   CalibrationOptions options;
   options.text = calibrate;
   options.rule = calibrate_rule == "free" ? UpperRule::kFree : UpperRule::kRestricted;
+  options.smooth = calibrate_smooth;
   options.tokens = calibrate_tokens;
   options.seed = calibrate_seed;
+  if (calibrate_compensate != "auto") options.compensate = calibrate_compensate == "on";
   options.threads = threads;
   return options;
+}
+
+Status ModelFlags::check_calibration() const {
+  if (calibrate_smooth && calibrate == "none") {
+    return error(ErrorCode::kUsage, "--calibrate-smooth is a part of calibrating; add --calibrate self or a text file");
+  }
+  return ok_status();
 }
 
 Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
@@ -88,6 +106,7 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
                                                      bool needs_order) {
   needs_order = needs_order || flags.fp8_share < 1.0;
   std::vector<Sensitivity> order;
+  NFP_RETURN_IF_ERROR(flags.check_calibration());
   if (flags.calibrate != "none") {
     CalibrationOptions calibration = flags.calibration_options();
     calibration.threads = options.threads;
@@ -95,6 +114,7 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
     calibration.order = needs_order;
     NFP_ASSIGN_OR_RETURN(Calibration made, calibrate(flags.model, calibration));
     options.filter = made.filter();
+    options.scalings = made.scalings;
     order = std::move(made.order);
   }
   NFP_ASSIGN_OR_RETURN(auto loaded, nfp::load(flags.model, options));

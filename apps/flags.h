@@ -24,6 +24,8 @@ struct ModelFlags {
   bool fp8_head = false;
   std::string calibrate = "none";
   std::string calibrate_rule = "free";
+  std::string calibrate_compensate = "auto";
+  bool calibrate_smooth = false;
   int64_t calibrate_tokens = 0;
   uint64_t calibrate_seed = 0;
   double fp8_share = 1.0;
@@ -32,6 +34,8 @@ struct ModelFlags {
   // Loads with a progress bar on stderr.
   Result<std::unique_ptr<LoadedModel>> load() const;
   CalibrationOptions calibration_options() const;
+  // Error: flags that need --calibrate, without it.
+  Status check_calibration() const;
   Precision precision_value() const { return *precision_from_name(precision); }
   DType kv_dtype_value() const { return kv_dtype == "f32" ? DType::kF32 : DType::kF16; }
 };

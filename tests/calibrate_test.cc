@@ -85,9 +85,22 @@ class CalibrateTest : public ::testing::Test {
   std::string model_;
 };
 
-TEST_F(CalibrateTest, Fp16StaysBitForBitAndFp8ComesCloser) {
+// The errors of the layers before left as they are, or made up for.
+class CalibrateBothWaysTest : public CalibrateTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  CalibrationOptions options(const std::string& cache, int threads = 2) const {
+    CalibrationOptions options = CalibrateTest::options(cache, threads);
+    options.compensate = GetParam();
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, CalibrateBothWaysTest, ::testing::Bool(),
+                         [](const auto& way) { return way.param ? "compensating" : "plain"; });
+
+TEST_P(CalibrateBothWaysTest, Fp16StaysBitForBitAndFp8ComesCloser) {
   const auto calibration = calibrate(model_, options("cache"));
   ASSERT_TRUE(calibration.ok()) << calibration.error().message;
+  EXPECT_EQ(calibration->compensated, GetParam());
   EXPECT_EQ(calibration->choices.size(), 14u);  // seven matrices a layer
   const auto plain = load_with(model_, {});
   const auto calibrated = load_with(model_, calibration->filter());
@@ -97,7 +110,7 @@ TEST_F(CalibrateTest, Fp16StaysBitForBitAndFp8ComesCloser) {
             distance(logits(*plain->model, Precision::kFp8), exact));
 }
 
-TEST_F(CalibrateTest, TheSameForAnyNumberOfThreads) {
+TEST_P(CalibrateBothWaysTest, TheSameForAnyNumberOfThreads) {
   auto one = options("one", 1);
   one.order = false;
   const auto expected = calibrate(model_, one);
@@ -111,7 +124,30 @@ TEST_F(CalibrateTest, TheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST_F(CalibrateTest, GoesOnAfterAnInterruption) {
+TEST_F(CalibrateTest, CompensatingChoosesAsBeforeForTheFirstLayerAlone) {
+  auto settings = options("cache");
+  settings.order = false;
+  const auto plain = calibrate(model_, settings);
+  settings.compensate = true;
+  const auto compensated = calibrate(model_, settings);
+  ASSERT_TRUE(plain.ok() && compensated.ok());
+  // Nothing comes before q, k and v of the first layer: their inputs are exact.
+  for (const auto& [name, choice] : plain->choices) {
+    const bool first = name.find("layers.0.self_attn") != std::string::npos && name.find("o_proj") == std::string::npos;
+    EXPECT_EQ(choice->bits == compensated->choices.find(name)->second->bits, first) << name;
+  }
+}
+
+TEST_F(CalibrateTest, AFileIsCompensatedForAndOwnTextIsNot) {
+  CalibrationOptions options;
+  EXPECT_FALSE(compensates(options));
+  options.text = "a.txt";
+  EXPECT_TRUE(compensates(options));
+  options.compensate = false;
+  EXPECT_FALSE(compensates(options));
+}
+
+TEST_P(CalibrateBothWaysTest, GoesOnAfterAnInterruption) {
   const auto whole = calibrate(model_, options("cache"));
   ASSERT_TRUE(whole.ok()) << whole.error().message;
   std::string torn, damaged;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "calibrate/choice.h"
 #include "calibrate/gptq.h"
 #include "calibrate/order.h"
+#include "io/scaled_source.h"
 #include "model/model.h"
 
 namespace nfp {
@@ -25,6 +27,11 @@ struct CalibrationOptions {
   int64_t tokens = 0;  // at most; 0 = 12288 of the model's own, 65536 of a file
   uint64_t seed = 0;   // of the model's own text
   double damping = 0.01;
+  // Does every layer make up for the errors of those before it (compensation.h)? Some 5 times slower; not set: where
+  // the text is a file, as the model's own is for a quick calibration.
+  std::optional<bool> compensate;
+  // Are the channels of the layers' inputs brought closer to each other first (smoothing.h)?
+  bool smooth = false;
   bool order = true;    // measure the order of sensitivity too
   std::string cache;    // folder for what is kept between runs; empty = the user's
   int32_t threads = 0;  // 0 = as many as this process may use
@@ -34,19 +41,23 @@ struct CalibrationOptions {
 
 // Tokens that these options calibrate on, at most.
 int64_t calibration_tokens(const CalibrationOptions& options);
+bool compensates(const CalibrationOptions& options);
 inline constexpr int64_t kOrderTokens = 128;  // of a sequence kept for the order: each is run once for every layer
 
 struct Calibration {
   std::map<std::string, std::shared_ptr<const UpperChoice>, std::less<>> choices;  // by tensor
+  // For LoadedModelOptions or scale_source: the choices are of the matrices so scaled. Null = not smoothed.
+  std::shared_ptr<const TensorScalings> scalings;
   std::vector<Sensitivity> order;  // least harm a weight first; empty where it was not asked for
   UpperRule rule = UpperRule::kFree;
+  bool compensated = false;
   std::string text;    // "self", or "file"
   int64_t tokens = 0;  // that it was made on
   uint64_t seed = 0;
 
   // Lays the choices over a model's matrices.
   MatrixFilter filter() const;
-  // For config.json's "nestedfp" object: {"rule", "text", "tokens", "seed", "order"}.
+  // For config.json's "nestedfp" object: {"rule", "compensated", "smoothed", "text", "tokens", "seed", "order"}.
   std::string to_json() const;
 };
 

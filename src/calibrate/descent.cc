@@ -26,7 +26,8 @@ class DescentTile {
         transposed_(error_.size()),
         sums_(static_cast<size_t>(kPanel * kPanel)) {}
 
-  int64_t run(const uint16_t* nested, int64_t rows, uint8_t* choice) {
+  // shift: null = none.
+  int64_t run(const uint16_t* nested, const float* shift, int64_t rows, uint8_t* choice) {
     const int64_t cols = hessian_.cols();
     const int64_t row_bytes = choice_row_bytes(cols);
     std::fill(error_.begin(), error_.end(), 0.0f);
@@ -36,7 +37,7 @@ class DescentTile {
         const Neighbours n = neighbours(nested[r * cols + c], rule_);
         const bool other = ((choice[r * row_bytes + c / 8] >> (c % 8)) & 1u) != 0;
         const auto at = static_cast<size_t>(r * stride_ + c);
-        error_[at] = n.weight - n.nearest - (other ? n.step : 0.0f);
+        error_[at] = n.weight + (shift != nullptr ? shift[r * cols + c] : 0.0f) - n.nearest - (other ? n.step : 0.0f);
         flip_[at] = other ? n.step : -n.step;
       }
     }
@@ -53,7 +54,7 @@ class DescentTile {
       }
       for (int64_t c = 0; c < cols; ++c) {
         const Neighbours n = neighbours(nested[r * cols + c], rule_);
-        const bool other = error_[static_cast<size_t>(at + c)] != n.weight - n.nearest;
+        const bool other = n.step != 0.0f && flip_[static_cast<size_t>(at + c)] == n.step;
         uint8_t& byte = choice[r * row_bytes + c / 8];
         const auto bit = static_cast<uint8_t>(1u << (c % 8));
         byte = static_cast<uint8_t>(other ? byte | bit : byte & ~bit);
@@ -95,7 +96,7 @@ class DescentTile {
 }  // namespace
 
 int64_t descend(const Hessian& hessian, std::span<const uint16_t> nested, int64_t rows, UpperRule rule,
-                ThreadPool& threads, std::span<uint8_t> choice) {
+                ThreadPool& threads, std::span<uint8_t> choice, std::span<const float> shift) {
   const int64_t cols = hessian.cols();
   std::vector<int64_t> taken(static_cast<size_t>(threads.size()), 0);
   threads.run([&](int thread) {
@@ -105,8 +106,8 @@ int64_t descend(const Hessian& hessian, std::span<const uint16_t> nested, int64_
     for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
       const int64_t first = tile * kPanel;
       taken[static_cast<size_t>(thread)] +=
-          work.run(nested.data() + first * cols, std::min<int64_t>(kPanel, rows - first),
-                   choice.data() + first * choice_row_bytes(cols));
+          work.run(nested.data() + first * cols, shift.empty() ? nullptr : shift.data() + first * cols,
+                   std::min<int64_t>(kPanel, rows - first), choice.data() + first * choice_row_bytes(cols));
     }
   });
   return std::accumulate(taken.begin(), taken.end(), int64_t{0});

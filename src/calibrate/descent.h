@@ -17,9 +17,9 @@ namespace nfp {
 
 inline constexpr int kDescentPasses = 8;  // at most; a row is done when a pass takes nothing
 
-// hessian: finished. nested, rows, rule as in choose_uppers; choice: [rows, choice_row_bytes(cols)], changed in place.
-// Returns how many weights took their other neighbour. The result does not depend on the number of threads.
+// hessian: finished. nested, rows, rule, shift as in choose_uppers; choice: [rows, choice_row_bytes(cols)], changed in
+// place. Returns how many weights took their other neighbour. The result does not depend on the number of threads.
 int64_t descend(const Hessian& hessian, std::span<const uint16_t> nested, int64_t rows, UpperRule rule,
-                ThreadPool& threads, std::span<uint8_t> choice);
+                ThreadPool& threads, std::span<uint8_t> choice, std::span<const float> shift = {});
 
 }  // namespace nfp

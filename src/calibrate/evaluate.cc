@@ -97,6 +97,14 @@ class Evaluator {
         NFP_RETURN_IF_ERROR(add_shares(out, weights));
       }
     }
+    if (options_.smoothed) {
+      NFP_RETURN_IF_ERROR(open({}, options_.smoothed->filter(), options_.smoothed->scalings));
+      const std::string weights = "smoothed";
+      NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0));
+      NFP_RETURN_IF_ERROR(add_activations(out, weights));
+      NFP_RETURN_IF_ERROR(add_scalings(out, weights));
+      NFP_RETURN_IF_ERROR(add_errors(out, weights));
+    }
     NFP_RETURN_IF_ERROR(open({}, nearest_filter()));
     NFP_RETURN_IF_ERROR(add(out, "nearest", Precision::kFp8, 1.0));
     NFP_RETURN_IF_ERROR(add_activations(out, "nearest"));
@@ -109,12 +117,13 @@ class Evaluator {
   }
 
  private:
-  Status open(Baseline baseline, MatrixFilter filter) {
+  Status open(Baseline baseline, MatrixFilter filter, std::shared_ptr<const TensorScalings> scalings = nullptr) {
     loaded_.reset();
     LoadedModelOptions load_options;
     load_options.threads = options_.threads;
     load_options.baseline = baseline;
     load_options.filter = std::move(filter);
+    load_options.scalings = std::move(scalings);
     NFP_ASSIGN_OR_RETURN(loaded_, load(model_, load_options));
     if (tokens_.empty()) {
       NFP_ASSIGN_OR_RETURN(tokens_, loaded_->tokenizer->encode(text_, {.parse_special = false}));
@@ -221,8 +230,8 @@ Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& opt
   if (options.calibration) {
     const Calibration& c = *options.calibration;
     evaluation.calibration =
-        fmt::format("{}, {} tokens, {} choice", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
-                    c.rule == UpperRule::kFree ? "free" : "restricted");
+        fmt::format("{}, {} tokens, {} choice{}", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
+                    c.rule == UpperRule::kFree ? "free" : "restricted", c.compensated ? ", compensated" : "");
   }
   const std::filesystem::path scratch =
       options.scratch.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(options.scratch);

@@ -23,6 +23,7 @@ struct EvaluateOptions {
   int32_t threads = 0;
   // Made for the model, or nothing: then a calibrated checkpoint's own uppers are what is compared with the nearest.
   std::optional<Calibration> calibration;
+  std::optional<Calibration> smoothed;                   // the same with smoothing, for rows of its own
   std::vector<double> shares = {0.25, 0.5, 0.75, 0.88};  // of the weights in FP8, where an order is known
   bool activations = true;                               // the rows with E4M3 activations too
   std::string scratch;  // folder for the base's distributions (2 bytes a token of the vocabulary and scored position)
@@ -30,7 +31,7 @@ struct EvaluateOptions {
 };
 
 struct FormResult {
-  std::string weights;  // "FP16", "nearest", "calibrated", "per channel", "128x128 blocks"
+  std::string weights;  // "FP16", "nearest", "calibrated", "smoothed" (and calibrated), "per channel", "128x128 blocks"
   Precision precision = Precision::kFp16;
   std::string activations;  // "16/32 bit", "E4M3, a scale a token", "E4M3, static 99.99 %", "E4M3, delayed"
   double share = 1.0;       // of the linear layers' weights in FP8

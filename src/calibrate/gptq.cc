@@ -126,6 +126,11 @@ Result<GptqFactor> factorise(const Hessian& hessian, const std::string& name, Th
     return error(ErrorCode::kInvalidInput,
                  "{}: the layer's inputs overflow over the calibration text; use --calibrate none", name);
   }
+  factor.inverse_squares.resize(static_cast<size_t>(size));
+  for (int64_t j = 0; j < size; ++j) {
+    const double pivot = a[static_cast<size_t>(place(j) * size + place(j))];
+    factor.inverse_squares[static_cast<size_t>(j)] = static_cast<float>(1.0 / (pivot * pivot));
+  }
   factor.panels.assign(static_cast<size_t>(size * size), 0.0f);
   threads.parallel_for(size / kSweepBlock, 1, [&](Range range) {
     for (int64_t block = range.begin; block < range.end; ++block) {
@@ -143,7 +148,7 @@ Result<GptqFactor> factorise(const Hessian& hessian, const std::string& name, Th
 }
 
 void choose_uppers(const GptqFactor& factor, std::span<const uint16_t> nested, int64_t rows, UpperRule rule,
-                   ThreadPool& threads, std::span<uint8_t> choice) {
+                   ThreadPool& threads, std::span<uint8_t> choice, std::span<const float> shift) {
   const int64_t cols = factor.cols;
   const int lanes = kernels().lanes;
   const int64_t tiles = (rows + lanes - 1) / lanes;
@@ -156,11 +161,12 @@ void choose_uppers(const GptqFactor& factor, std::span<const uint16_t> nested, i
       const int64_t first = tile * lanes;
       const int64_t count = std::min<int64_t>(lanes, rows - first);
       for (int64_t j = 0; j < cols; ++j) {
-        const uint16_t* column = nested.data() + first * cols + factor.order[static_cast<size_t>(j)];
+        const int64_t column = first * cols + factor.order[static_cast<size_t>(j)];
         for (int64_t lane = 0; lane < lanes; ++lane) {
-          const auto at = static_cast<size_t>(j * lanes + lane);
-          const Neighbours n = lane < count ? neighbours(column[lane * cols], rule) : Neighbours{};
+          const auto at = static_cast<size_t>(j * lanes + lane), from = static_cast<size_t>(column + lane * cols);
+          const Neighbours n = lane < count ? neighbours(nested[from], rule) : Neighbours{};
           weight[at] = n.weight, nearest[at] = n.nearest, step[at] = n.step;
+          if (lane < count && !shift.empty()) weight[at] += shift[from];
         }
       }
       kernels().sweep({factor.padded, weight.data(), nearest.data(), step.data(), factor.panels.data(), error.data()});

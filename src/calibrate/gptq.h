@@ -29,6 +29,7 @@ struct GptqFactor {
   std::vector<int32_t> order;  // [cols] column at each place of the sweep: falling diagonal, so that the costliest
                                //   columns are fixed while most others can still make up for them
   std::vector<float> panels;   // [padded / 4][padded][4]: R_ij / R_jj of place i and, last, place j
+  std::vector<float> inverse_squares;  // [padded] 1 / R_jj^2
 };
 
 // Of a finished H. Error: it is not positive definite (`name` says of what).
@@ -48,8 +49,9 @@ Neighbours neighbours(uint16_t w, UpperRule rule);
 
 // nested: [rows, cols] FP16 bits of w * 2^-e (a row's exponent scales its whole error, so it changes no choice), every
 // one nestable. rule: kFree or kRestricted. choice: [rows, choice_row_bytes(cols)], out: 1 = the neighbour that
-// rounding to nearest does not take. The result does not depend on the number of threads.
+// rounding to nearest does not take. shift: [rows, cols] to aim at w + shift / 2^8 (compensation.h); empty = at w. The
+// result does not depend on the number of threads.
 void choose_uppers(const GptqFactor& factor, std::span<const uint16_t> nested, int64_t rows, UpperRule rule,
-                   ThreadPool& threads, std::span<uint8_t> choice);
+                   ThreadPool& threads, std::span<uint8_t> choice, std::span<const float> shift = {});
 
 }  // namespace nfp

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/float_types.h"
+#include "calibrate/compensation.h"
 #include "calibrate/descent.h"
 #include "calibrate/kernels.h"
 #include "nested/format.h"
@@ -245,6 +246,152 @@ TEST(Descent, EndsWhereNoSingleFlipLowersTheError) {
   }
 }
 
+// x as the layers before leave it: part of the error goes with x, part does not.
+std::vector<float> with_errors(const std::vector<float>& x, int64_t tokens, int64_t cols, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(x);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t c = 0; c < cols; ++c) {
+      const float neighbour = x[static_cast<size_t>(t * cols + (c + 1) % cols)];
+      out[static_cast<size_t>(t * cols + c)] += 0.05f * neighbour + 0.01f * normal(random);
+    }
+  }
+  return out;
+}
+
+// Least squares written out, in double: shift H = w D + E.
+TEST(Compensation, ShiftsAreTheLeastSquaresOnes) {
+  struct Shape {
+    int64_t rows, cols, tokens;
+  };
+  for (const auto [rows, cols, tokens] : {Shape{3, 1, 9}, Shape{37, 45, 300}, Shape{70, 96, 200}}) {
+    const auto x = inputs(tokens, cols, 20), fp8 = with_errors(x, tokens, cols, 21);
+    const auto residual = inputs(tokens, rows, 22);  // r - r'
+    const auto w = weights(rows * cols, 23);
+    std::vector<int8_t> exponent(static_cast<size_t>(rows));
+    for (size_t r = 0; r < exponent.size(); ++r) exponent[r] = static_cast<int8_t>(r % 4);
+    ThreadPool pool(2);
+    Hessian hessian(cols);
+    hessian.add(fp8.data(), tokens, pool);
+    ASSERT_TRUE(hessian.finish(0.01, "test").ok());
+    const auto factor = factorise(hessian, "test", pool);
+    ASSERT_TRUE(factor.ok());
+    std::vector<float> difference(x.size());
+    for (size_t i = 0; i < x.size(); ++i) difference[i] = x[i] - fp8[i];
+    CrossSum d(cols, cols), e(rows, cols);
+    d.add(difference.data(), fp8.data(), tokens, pool);
+    e.add(residual.data(), fp8.data(), tokens, pool);
+    const auto shift = find_shifts(*factor, {&d, &e}, w, exponent, pool);
+    for (int threads : {1, 3}) {
+      ThreadPool other(threads);
+      ASSERT_EQ(find_shifts(*factor, {&d, &e}, w, exponent, other), shift);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const double unit = std::ldexp(1.0, 8 - exponent[static_cast<size_t>(r)]);
+      std::vector<double> side(static_cast<size_t>(cols)), left(side.size());
+      double size = 0, miss = 0;
+      for (int64_t c = 0; c < cols; ++c) {
+        const auto at = static_cast<size_t>(c);
+        for (int64_t t = 0; t < tokens; ++t) {
+          double sum = unit * residual[static_cast<size_t>(t * rows + r)];
+          for (int64_t i = 0; i < cols; ++i) {
+            sum += 256.0 * fp16_to_fp32(w[static_cast<size_t>(r * cols + i)]) *
+                   difference[static_cast<size_t>(t * cols + i)];
+          }
+          side[at] += sum * fp8[static_cast<size_t>(t * cols + c)];
+        }
+        for (int64_t i = 0; i < cols; ++i) {
+          left[at] += static_cast<double>(shift[static_cast<size_t>(r * cols + i)]) / kShiftTaken * hessian.row(i)[c];
+        }
+        size += side[at] * side[at];
+        miss += (left[at] - side[at]) * (left[at] - side[at]);
+      }
+      // FP32 sums of `tokens` and `cols` products, and a solution that leaves a residue of some cols * 2^-24 of H's
+      // size times its own.
+      ASSERT_LT(std::sqrt(miss), 1e-3 * std::sqrt(size)) << "row " << r << " of " << rows << " by " << cols;
+    }
+  }
+}
+
+TEST(Compensation, OutputsComeCloserToTheExactOnes) {
+  const int64_t rows = 32, cols = 160, tokens = 2000;
+  const auto x = inputs(tokens, cols, 24), fp8 = with_errors(x, tokens, cols, 25);
+  const auto w = weights(rows * cols, 26);
+  ThreadPool pool(2);
+  Hessian hessian(cols);
+  hessian.add(fp8.data(), tokens, pool);
+  ASSERT_TRUE(hessian.finish(0.01, "test").ok());
+  const auto factor = factorise(hessian, "test", pool);
+  ASSERT_TRUE(factor.ok());
+  std::vector<float> difference(x.size());
+  for (size_t i = 0; i < x.size(); ++i) difference[i] = x[i] - fp8[i];
+  CrossSum d(cols, cols);
+  d.add(difference.data(), fp8.data(), tokens, pool);
+  const std::vector<int8_t> exponent(static_cast<size_t>(rows));
+  const auto error = [&](std::span<const float> shift) {
+    std::vector<uint8_t> choice(static_cast<size_t>(rows * choice_row_bytes(cols)));
+    choose_uppers(*factor, w, rows, UpperRule::kFree, pool, choice, shift);
+    descend(hessian, w, rows, UpperRule::kFree, pool, choice, shift);
+    double sum = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t r = 0; r < rows; ++r) {
+        double y = 0;
+        for (int64_t c = 0; c < cols; ++c) {
+          const uint16_t bits = w[static_cast<size_t>(r * cols + c)];
+          const auto at = static_cast<size_t>(t * cols + c);
+          y += fp16_to_fp32(bits) * 256.0 * x[at] - e4m3_to_fp32(upper_of(bits, chosen(choice, cols, r, c))) * fp8[at];
+        }
+        sum += y * y;
+      }
+    }
+    return sum;
+  };
+  EXPECT_LT(error(find_shifts(*factor, {&d, nullptr}, w, exponent, pool)), 0.8 * error({}));
+}
+
+TEST(Compensation, WithoutErrorsNothingChanges) {
+  const int64_t rows = 40, cols = 70, tokens = 300;
+  const auto x = inputs(tokens, cols, 27);
+  const auto w = weights(rows * cols, 28);
+  ThreadPool pool(2);
+  Hessian hessian(cols);
+  hessian.add(x.data(), tokens, pool);
+  ASSERT_TRUE(hessian.finish(0.01, "test").ok());
+  const auto factor = factorise(hessian, "test", pool);
+  ASSERT_TRUE(factor.ok());
+  const CrossSum d(cols, cols), e(rows, cols);
+  const auto shift = find_shifts(*factor, {&d, &e}, w, std::vector<int8_t>(static_cast<size_t>(rows)), pool);
+  EXPECT_EQ(shift, std::vector<float>(shift.size()));
+  std::vector<uint8_t> with(static_cast<size_t>(rows * choice_row_bytes(cols))), without(with);
+  choose_uppers(*factor, w, rows, UpperRule::kFree, pool, with, shift);
+  choose_uppers(*factor, w, rows, UpperRule::kFree, pool, without);
+  descend(hessian, w, rows, UpperRule::kFree, pool, with, shift);
+  descend(hessian, w, rows, UpperRule::kFree, pool, without);
+  EXPECT_EQ(with, without);
+}
+
+TEST(CrossSum, IsTheSumOfAllOuterProducts) {
+  const int64_t tokens = 517, rows = 41, cols = 75;
+  const auto a = inputs(tokens, rows, 29), b = inputs(tokens, cols, 30);
+  ThreadPool pool(2);
+  CrossSum sum(rows, cols);
+  sum.add(a.data(), b.data(), 300, pool);
+  sum.add(a.data() + 300 * rows, b.data() + 300 * cols, tokens - 300, pool);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < cols; ++j) {
+      double expected = 0, size = 0;
+      for (int64_t t = 0; t < tokens; ++t) {
+        const double product =
+            static_cast<double>(a[static_cast<size_t>(t * rows + i)]) * b[static_cast<size_t>(t * cols + j)];
+        expected += product;
+        size += std::abs(product);
+      }
+      ASSERT_NEAR(sum.row(i)[j], expected, size * tokens * 0x1p-24);
+    }
+  }
+}
+
 TEST(Gptq, TheSameForAnyNumberOfThreads) {
   const int64_t rows = 101, cols = 131, tokens = 700;
   const auto x = inputs(tokens, cols, 5);
@@ -358,6 +505,50 @@ TEST(Kernels, AllInstructionSetsAgree) {
     EXPECT_GT(taken, 0) << (*k)->name;
     if (descended.empty()) descended = gradient;
     EXPECT_EQ(gradient, descended) << (*k)->name;
+  }
+}
+
+TEST(Kernels, AllInstructionSetsSolve) {
+  constexpr int64_t cols = 20;
+  std::mt19937 random(31);
+  std::uniform_real_distribution<float> number(-0.5f, 0.5f);
+  std::vector<float> factor(cols * cols), inverse(cols), b(cols * calibrate::kMaxLanes);
+  std::vector<double> u(cols * cols);  // U, whole
+  for (int64_t j = 0; j < cols; ++j) {
+    u[static_cast<size_t>(j * cols + j)] = 1;
+    inverse[static_cast<size_t>(j)] = 1.0f + number(random);
+    for (int64_t i = 0; i < j; ++i) {
+      const float value = number(random);
+      u[static_cast<size_t>(i * cols + j)] = value;
+      const int64_t block = j / calibrate::kSweepBlock, t = j % calibrate::kSweepBlock;
+      factor[static_cast<size_t>((block * cols + i) * calibrate::kSweepBlock + t)] = value;
+    }
+  }
+  for (float& value : b) value = number(random);
+  for (const auto* const* k = calibrate::all_kernels(); *k != nullptr; ++k) {
+    const int lanes = (*k)->lanes;
+    std::vector<float> y(b.begin(), b.begin() + cols * lanes);
+    (*k)->solve({cols, factor.data(), inverse.data(), y.data()});
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      std::vector<double> p(cols);  // P U^T y
+      for (int64_t j = 0; j < cols; ++j) {
+        for (int64_t i = 0; i <= j; ++i) {
+          p[static_cast<size_t>(j)] +=
+              u[static_cast<size_t>(i * cols + j)] * static_cast<double>(y[static_cast<size_t>(i * lanes + lane)]);
+        }
+        p[static_cast<size_t>(j)] /= static_cast<double>(inverse[static_cast<size_t>(j)]);
+      }
+      for (int64_t i = 0; i < cols; ++i) {
+        double sum = 0, size = 0;
+        for (int64_t j = i; j < cols; ++j) {
+          const double term = u[static_cast<size_t>(i * cols + j)] * p[static_cast<size_t>(j)];
+          sum += term;
+          size += std::abs(term);
+        }
+        // Substitution in FP32 is exact for a U some cols * 2^-24 away (Higham, theorem 8.5), twice.
+        ASSERT_NEAR(sum, b[static_cast<size_t>(i * lanes + lane)], 4 * cols * 0x1p-24 * (size + 1)) << (*k)->name;
+      }
+    }
   }
 }
 

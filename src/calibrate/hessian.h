@@ -37,6 +37,27 @@ class Hessian {
   std::vector<float> panels_;
 };
 
+// The sum over tokens of a b^T, for two sides of the tokens: how the errors of a layer's inputs, or of the residual
+// stream, go with the inputs themselves (compensation.h).
+class CrossSum {
+ public:
+  CrossSum(int64_t rows, int64_t cols);
+  // a: [tokens, rows], b: [tokens, cols]. The result does not depend on the number of threads.
+  void add(const float* a, const float* b, int64_t tokens, ThreadPool& threads);
+
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  int64_t padded() const { return stride_; }                                // cols rounded up to whole panels
+  const float* row(int64_t i) const { return sums_.data() + i * stride_; }  // [padded]
+
+ private:
+  int64_t rows_ = 0;
+  int64_t cols_ = 0;
+  int64_t stride_ = 0;
+  std::vector<float> sums_;          // [rows rounded up to whole panels, padded]
+  std::vector<float> left_, right_;  // packed
+};
+
 // Floating-point operations a second that the threads reach together in a short run (about 50 ms) of add's inner loop.
 double hessian_flops_a_second(ThreadPool& threads);
 

@@ -23,6 +23,15 @@ struct SweepTile {
   float* error = nullptr;         // out: weight - chosen
 };
 
+// H y = b for `lanes` right sides at once: H = U P U^T, U = the factor with ones on its diagonal, P = the squared
+// pivots.
+struct SolveTile {
+  int64_t cols = 0;                        // a multiple of kSweepBlock
+  const float* factor = nullptr;           // as SweepTile's
+  const float* inverse_squares = nullptr;  // [cols] 1 / R_jj^2
+  float* values = nullptr;                 // [cols][lanes]: b, then y
+};
+
 // One row of a matrix, columns in their own order.
 struct DescentRow {
   int64_t cols = 0;
@@ -42,6 +51,7 @@ struct Kernels {
   // Solves L y = x for the kPanel columns of x, in place. l: lower triangle [size, size] of row stride `stride`.
   void (*solve_lower_f64)(const double* l, int64_t stride, int64_t size, double* x);
   void (*sweep)(const SweepTile& tile);
+  void (*solve)(const SolveTile& tile);
   // Column after column, takes the other neighbour where that lowers error H error^T. Returns how many it took.
   int64_t (*descend)(const DescentRow& row);
 };

@@ -95,6 +95,55 @@ void sweep(const SweepTile& tile) {
   }
 }
 
+void solve(const SolveTile& tile) {
+  constexpr int kWidth = sizeof(F32) / sizeof(float);
+  constexpr int kLanes = 2 * kWidth;
+  // U v = b, the last columns first: what is known of v leaves the right side of all columns before.
+  for (int64_t block = tile.cols - kSweepBlock; block >= 0; block -= kSweepBlock) {
+    const float* factor = tile.factor + block * tile.cols;  // [cols][kSweepBlock]
+    F32 known[kSweepBlock][2];
+    for (int t = kSweepBlock - 1; t >= 0; --t) {
+      for (int half = 0; half < 2; ++half) {
+        F32 v = load<F32>(tile.values + (block + t) * kLanes + half * kWidth);
+        for (int u = t + 1; u < kSweepBlock; ++u) v -= factor[(block + t) * kSweepBlock + u] * known[u][half];
+        known[t][half] = v;
+        store(tile.values + (block + t) * kLanes + half * kWidth, v);
+      }
+    }
+    for (int64_t i = 0; i < block; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        float* place = tile.values + i * kLanes + half * kWidth;
+        F32 v = load<F32>(place);
+        for (int t = 0; t < kSweepBlock; ++t) v -= factor[i * kSweepBlock + t] * known[t][half];
+        store(place, v);
+      }
+    }
+  }
+  // U^T y = P^-1 v, in the order of the sweep.
+  for (int64_t block = 0; block < tile.cols; block += kSweepBlock) {
+    const float* factor = tile.factor + block * tile.cols;
+    F32 sum[kSweepBlock][2] = {};
+    for (int64_t i = 0; i < block; ++i) {
+      const F32 y0 = load<F32>(tile.values + i * kLanes);
+      const F32 y1 = load<F32>(tile.values + i * kLanes + kWidth);
+      for (int t = 0; t < kSweepBlock; ++t) {
+        const float x = factor[i * kSweepBlock + t];
+        sum[t][0] += x * y0;
+        sum[t][1] += x * y1;
+      }
+    }
+    for (int t = 0; t < kSweepBlock; ++t) {
+      const float inverse = tile.inverse_squares[block + t];
+      for (int half = 0; half < 2; ++half) {
+        float* place = tile.values + (block + t) * kLanes + half * kWidth;
+        const F32 y = load<F32>(place) * inverse - sum[t][half];
+        store(place, y);
+        for (int u = t + 1; u < kSweepBlock; ++u) sum[u][half] += factor[(block + t) * kSweepBlock + u] * y;
+      }
+    }
+  }
+}
+
 int64_t descend(const DescentRow& row) {
   constexpr int64_t kWidth = sizeof(F32) / sizeof(float);
   int64_t taken = 0;
@@ -121,7 +170,7 @@ void add_product_f64(const double* a, const double* b, int64_t depth, double* c,
 }
 
 constexpr Kernels kTable = {
-    NFP_KERNELS_NAME, 2 * NFP_VECTOR_BYTES / 4, add_product_f32, add_product_f64, solve_lower, sweep, descend};
+    NFP_KERNELS_NAME, 2 * NFP_VECTOR_BYTES / 4, add_product_f32, add_product_f64, solve_lower, sweep, solve, descend};
 
 }  // namespace
 }  // namespace nfp::calibrate

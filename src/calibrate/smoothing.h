@@ -7,19 +7,20 @@
 // column c of down by 2^e_c. Every product stays the same number. The values between v and o are left alone: they pass
 // through the KV cache, whose FP16 loses bits of small ones, other bits for other sizes.
 //
-// e_c is limited to what the formats hold: every value stays exactly representable in its tensor's dtype, every row that
-// nests goes on nesting with at most the row exponent that it had, and BF16 weights that FP16 rounds never get coarser.
-// Weights of FP16 with many significant bits leave almost no room downwards, and |w| <= 1.75 bounds it upwards.
+// e_c is limited to what the formats hold: every value stays exactly representable in its tensor's dtype, every row
+// that nests goes on nesting with at most the row exponent that it had, and BF16 weights that FP16 rounds never get
+// coarser. Weights of FP16 with many significant bits leave almost no room downwards, and |w| <= 1.75 bounds it
+// upwards.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/result.h"
 #include "base/thread_pool.h"
+#include "calibrate/smoothing_limits.h"
 #include "calibrate/text.h"
 #include "io/scaled_source.h"
 #include "model/model.h"
@@ -33,24 +34,9 @@ using ChannelMaxima = std::map<std::string, std::vector<float>, std::less<>>;
 inline constexpr int64_t kChannelTokens = 8192;
 Result<ChannelMaxima> measure_channels(Model& model, const TokenSequences& text);
 
-// What e may be for each channel: lowest <= 0 <= highest.
-struct ExponentLimits {
-  explicit ExponentLimits(int64_t channels)
-      : lowest(static_cast<size_t>(channels), -kMost), highest(static_cast<size_t>(channels), kMost) {}
-  void narrow(const ExponentLimits& other);
-
-  static constexpr int8_t kMost = 16;
-  std::vector<int8_t> lowest, highest;  // [channels]
-};
-
-// Of a matrix whose columns are multiplied by 2^e, e of each column.
-Result<ExponentLimits> column_limits(const ModelSource& source, std::string_view matrix, ThreadPool& threads);
-// Of a matrix or a vector whose rows are multiplied by 2^-e, e of each row. `nests`: it is a matrix that is nested.
-Result<ExponentLimits> row_limits(const ModelSource& source, std::string_view tensor, ThreadPool& threads);
-
 // e for channels of these sizes: those larger than the common size come down to it, those smaller come up, as far as
-// their limits go; channels that are zero stay. The common size is the geometric mean, or what the largest channel comes
-// down to where that is more.
+// their limits go; channels that are zero stay. The common size is the geometric mean, or what the largest channel
+// comes down to where that is more.
 std::vector<int8_t> choose_exponents(const std::vector<float>& maxima, const ExponentLimits& limits);
 
 // For every place of the model that has all its tensors; groups whose exponents are all 0 are left out.

@@ -9,6 +9,7 @@
 #include "base/atomic_file.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "calibrate/smoothing.h"
 
 namespace nfp {
 namespace {
@@ -113,6 +114,23 @@ std::optional<std::vector<Sensitivity>> CalibrationStore::order() const {
 Status CalibrationStore::save_order(std::span<const Sensitivity> order) const {
   NFP_RETURN_IF_ERROR(make_folder());
   return write_file(folder_ + "/order.json", order_to_json(order));
+}
+
+std::optional<TensorScalings> CalibrationStore::smoothing() const {
+  const std::string path = folder_ + "/smoothing.json";
+  const auto file = read_text_file(path);
+  if (!file.ok()) return std::nullopt;
+  auto scalings = scalings_from_json(*file, path);
+  if (!scalings.ok()) {
+    log::warn("{}", scalings.error().message);
+    return std::nullopt;
+  }
+  return std::move(*scalings);
+}
+
+Status CalibrationStore::save_smoothing(const TensorScalings& scalings) const {
+  NFP_RETURN_IF_ERROR(make_folder());
+  return write_file(folder_ + "/smoothing.json", scalings_to_json(scalings));
 }
 
 }  // namespace nfp

@@ -12,6 +12,7 @@
 #include "calibrate/order.h"
 #include "calibrate/text.h"
 #include "io/model_source.h"
+#include "io/scaled_source.h"
 
 namespace nfp {
 
@@ -35,6 +36,8 @@ class CalibrationStore {
   Status save_text(const TokenSequences& text) const;
   std::optional<std::vector<Sensitivity>> order() const;
   Status save_order(std::span<const Sensitivity> order) const;
+  std::optional<TensorScalings> smoothing() const;
+  Status save_smoothing(const TensorScalings& scalings) const;
 
  private:
   std::string layer_path(int32_t index) const;

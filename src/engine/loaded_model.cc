@@ -83,6 +83,9 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   auto loaded = std::make_unique<LoadedModel>();
   loaded->name = model;
   NFP_ASSIGN_OR_RETURN(loaded->source, ModelSource::open(model));
+  if (options.scalings) {
+    NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
+  }
   NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
   NFP_RETURN_IF_ERROR(read_chat_template(*loaded));
   NFP_ASSIGN_OR_RETURN(loaded->tokenizer, load_tokenizer(*loaded->source));

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "engine/model_runner.h"
 #include "io/model_source.h"
+#include "io/scaled_source.h"
 #include "model/model.h"
 #include "text/tokenizer.h"
 
@@ -23,7 +24,8 @@ struct LoadedModelOptions {
   std::string cpu_kernels;  // "" = the best this machine has
   bool fp8_head = false;
   Baseline baseline = Baseline::kNone;
-  MatrixFilter filter;  // see LoadOptions
+  MatrixFilter filter;                             // see LoadOptions
+  std::shared_ptr<const TensorScalings> scalings;  // applied to the source before anything is read; may be null
   ProgressCallback progress;
 };
 

@@ -60,6 +60,7 @@ Status SequenceRunner::feed(std::span<const int32_t> tokens, Precision precision
   args.first_layer = layers.first;
   args.end_layer = layers.end;
   args.observer = layers.observer;
+  args.until = layers.until;
   model_.forward(args);
   length_ += count;
   return model_.backend().synchronize();

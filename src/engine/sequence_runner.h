@@ -19,6 +19,7 @@ struct LayerRange {
   int32_t first = 0;
   int32_t end = -1;
   LinearObserver* observer = nullptr;
+  const Linear* until = nullptr;
 };
 
 class SequenceRunner {

@@ -19,7 +19,7 @@ bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF1
 
 class ScaledSource final : public ModelSource {
  public:
-  ScaledSource(std::unique_ptr<ModelSource> inner, TensorScalings scalings)
+  ScaledSource(std::shared_ptr<const ModelSource> inner, TensorScalings scalings)
       : ModelSource(inner->kind(), inner->path()), inner_(std::move(inner)), scalings_(std::move(scalings)) {}
 
   Status open() {
@@ -112,13 +112,13 @@ class ScaledSource final : public ModelSource {
     return exact;
   }
 
-  std::unique_ptr<ModelSource> inner_;
+  std::shared_ptr<const ModelSource> inner_;
   TensorScalings scalings_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<ModelSource>> scale_source(std::unique_ptr<ModelSource> inner, TensorScalings scalings) {
+Result<std::unique_ptr<ModelSource>> scale_source(std::shared_ptr<const ModelSource> inner, TensorScalings scalings) {
   auto source = std::make_unique<ScaledSource>(std::move(inner), std::move(scalings));
   NFP_RETURN_IF_ERROR(source->open());
   return std::unique_ptr<ModelSource>(std::move(source));

@@ -29,6 +29,9 @@ class Llama final : public Model {
   void forward(const ForwardArgs& args) override;
   void logits(const int32_t* rows, int32_t count, Precision precision, float* out) override;
   std::vector<Linear*> linears() override;
+  Status reload(int32_t layer, WeightLoader& weights) override {
+    return load_layer(weights, layer, layers_[static_cast<size_t>(layer)]);
+  }
   const Buffer& hidden() const override { return x_; }
   size_t weight_bytes() const override;
   KvCacheSpec kv_spec(int64_t blocks, int32_t block_size, DType dtype) const override {
@@ -38,8 +41,9 @@ class Llama final : public Model {
  private:
   Status load_layer(WeightLoader& weights, int32_t index, Layer& layer);
   void norm(const Buffer& weight, const Buffer& x, int32_t rows, Precision consumer, const Buffer& out);
-  void multiply(const Linear& linear, const Buffer& x, int32_t rows, Precision step, Epilogue epilogue, const Buffer& y,
-                Precision consumer = Precision::kFp16);
+  // False where the forward ends before this layer.
+  bool multiply(const Linear& linear, const Buffer& x, int32_t rows, const ForwardArgs& args, Epilogue epilogue,
+                const Buffer& y, Precision consumer = Precision::kFp16);
 
   ModelConfig config_;
   Backend& backend_;
@@ -49,9 +53,6 @@ class Llama final : public Model {
   Linear head_;                      // empty where tied
   std::vector<double> frequencies_;  // of the rotary embedding
   Buffer cos_sin_;                   // f32 [positions, head_dim]
-
-  LinearObserver* observer_ = nullptr;  // of the forward under way
-  double share_ = 1.0;                  // likewise
 
   // Activations of one step.
   Buffer x_;         // residual stream [tokens, hidden]
@@ -137,33 +138,33 @@ void Llama::norm(const Buffer& weight, const Buffer& x, int32_t rows, Precision 
                      .out = out.data()});
 }
 
-void Llama::multiply(const Linear& linear, const Buffer& x, int32_t rows, Precision step, Epilogue epilogue,
+bool Llama::multiply(const Linear& linear, const Buffer& x, int32_t rows, const ForwardArgs& args, Epilogue epilogue,
                      const Buffer& y, Precision consumer) {
-  if (observer_ != nullptr) observer_->on_linear(linear, x.data(), rows);
+  if (args.observer != nullptr) args.observer->on_linear(linear, x.data(), rows);
+  if (args.until == &linear) return false;
   backend_.linear({.weight = linear.weight.get(),
                    .x = x.data(),
                    .rows = rows,
-                   .precision = linear.at(step, share_),
+                   .precision = linear.at(args.precision, args.fp8_share),
                    .epilogue = epilogue,
                    .activation = config_.activation,
                    .consumer = consumer,
                    .y = y.data(),
                    .y_is_f32 = false});
+  return true;
 }
 
 void Llama::forward(const ForwardArgs& args) {
   const int32_t rows = args.batch.tokens;
-  const Precision step = args.precision;
+  const auto precision = [&](const Linear& linear) { return linear.at(args.precision, args.fp8_share); };
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
-  observer_ = args.observer;
-  share_ = args.fp8_share;
   if (args.first_layer == 0) {
     backend_.embed({embedding_.weight.get(), args.batch.token_ids, rows, 1.0f, x_.data()});
   }
   for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    norm(layer.attention_norm, x_, rows, layer.qkv.at(step, share_), normed_);
-    multiply(layer.qkv, normed_, rows, step, Epilogue::kStore, qkv_);
+    norm(layer.attention_norm, x_, rows, precision(layer.qkv), normed_);
+    if (!multiply(layer.qkv, normed_, rows, args, Epilogue::kStore, qkv_)) return;
     backend_.rope({.qkv = qkv_.data(),
                    .heads = config_.heads,
                    .kv_heads = config_.kv_heads,
@@ -186,11 +187,11 @@ void Llama::forward(const ForwardArgs& args) {
                         .layer = i,
                         .batch = args.batch,
                         .out = attended_.data(),
-                        .consumer = layer.output.at(step, share_)});
-    multiply(layer.output, attended_, rows, step, Epilogue::kAdd, x_);
-    norm(layer.mlp_norm, x_, rows, layer.gate_up.at(step, share_), normed_);
-    multiply(layer.gate_up, normed_, rows, step, Epilogue::kGatedActivation, mlp_, layer.down.at(step, share_));
-    multiply(layer.down, mlp_, rows, step, Epilogue::kAdd, x_);
+                        .consumer = precision(layer.output)});
+    if (!multiply(layer.output, attended_, rows, args, Epilogue::kAdd, x_)) return;
+    norm(layer.mlp_norm, x_, rows, precision(layer.gate_up), normed_);
+    if (!multiply(layer.gate_up, normed_, rows, args, Epilogue::kGatedActivation, mlp_, precision(layer.down))) return;
+    if (!multiply(layer.down, mlp_, rows, args, Epilogue::kAdd, x_)) return;
   }
 }
 

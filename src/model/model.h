@@ -51,7 +51,12 @@ struct ForwardArgs {
   int32_t first_layer = 0;
   int32_t end_layer = -1;
   LinearObserver* observer = nullptr;  // not of the head; null = none
+  // Ends the forward before this layer multiplies, once the observer was told of its inputs: Model::hidden() is then
+  // the residual stream that the layer would add to, or that its inputs are made of. null = goes on.
+  const Linear* until = nullptr;
 };
+
+class WeightLoader;
 
 class Model {
  public:
@@ -72,6 +77,9 @@ class Model {
   virtual const Buffer& hidden() const = 0;
 
   virtual std::vector<Linear*> linears() = 0;  // in order of layers; the head (the embedding, where tied) last
+  // Reads one layer's weights again, which may come through another filter (calibration goes on with what it chose).
+  // Its linears() stay where they are, and are as load_model leaves them.
+  virtual Status reload(int32_t layer, WeightLoader& weights) = 0;
   virtual KvCacheSpec kv_spec(int64_t blocks, int32_t block_size, DType dtype) const = 0;
   virtual size_t weight_bytes() const = 0;  // of all linear layers and embeddings, as held
 };

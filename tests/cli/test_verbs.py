@@ -174,6 +174,22 @@ class ConvertAndRestore(Scratch):
         self.assertIn("UTF-8", failure("convert", F16_MODEL, self.path("other"), "--calibrate", self.path("latin1.txt")))
         self.assertFalse(os.path.exists(self.path("other")))
 
+    def test_a_smoothed_checkpoint_is_the_same_model_in_fp16(self):
+        nested = self.path("nested")
+        calibrate = ("--calibrate", "self", "--calibrate-tokens", "512", "--calibrate-smooth")
+        run("convert", F16_MODEL, nested, *calibrate)
+        calibration = json.load(open(os.path.join(nested, "config.json")))["nestedfp"]["calibration"]
+        self.assertIs(calibration["smoothed"], True)
+        for precision in ("fp16", "fp8"):
+            generate = ("-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision")
+            one = run("generate", F16_MODEL, *generate, precision, *(() if precision == "fp16" else calibrate))[0]
+            self.assertEqual(one, run("generate", nested, *generate, precision)[0])
+        for line in (failure("convert", F16_MODEL, self.path("other"), "--calibrate", "none", "--calibrate-smooth"),
+                     failure("generate", F16_MODEL, "-p", "a", "--calibrate-smooth")):
+            self.assertIn("--calibrate-smooth", line)
+            self.assertIn("--calibrate self", line)
+        self.assertFalse(os.path.exists(self.path("other")))
+
     def test_inputs_that_overflow_are_an_error_and_write_nothing(self):
         sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
         import numpy

@@ -184,8 +184,8 @@ class ConvertAndRestore(Scratch):
             generate = ("-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision")
             one = run("generate", F16_MODEL, *generate, precision, *(() if precision == "fp16" else calibrate))[0]
             self.assertEqual(one, run("generate", nested, *generate, precision)[0])
-        for line in (failure("convert", F16_MODEL, self.path("other"), "--calibrate", "none", "--calibrate-smooth"),
-                     failure("generate", F16_MODEL, "-p", "a", "--calibrate-smooth")):
+        for line in (failure("convert", F16_MODEL, self.path("other"), "--calibrate", "none", "--calibrate-smooth", code=2),
+                     failure("generate", F16_MODEL, "-p", "a", "--calibrate-smooth", code=2)):
             self.assertIn("--calibrate-smooth", line)
             self.assertIn("--calibrate self", line)
         self.assertFalse(os.path.exists(self.path("other")))

@@ -138,6 +138,61 @@ TEST_F(CalibrateTest, CompensatingChoosesAsBeforeForTheFirstLayerAlone) {
   }
 }
 
+TEST_F(CalibrateTest, AForwardEndsBeforeTheLinearLayerThatIsNamed) {
+  struct Names final : LinearObserver {
+    void on_linear(const Linear& linear, void*, int32_t) override { told.push_back(&linear); }
+    std::vector<const Linear*> told;
+  };
+  const auto loaded = load_with(model_, {});
+  Model& model = *loaded->model;
+  std::vector<int32_t> tokens(20);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 251);
+  const auto runner = SequenceRunner::create(model, 20, 20);
+  ASSERT_TRUE(runner.ok());
+  const auto hidden_after = [&](const LayerRange& layers) {
+    (*runner)->restart();
+    EXPECT_TRUE((*runner)->feed(tokens, Precision::kFp16, layers).ok());
+    std::vector<float> values(tokens.size() * static_cast<size_t>(model.config().hidden));
+    EXPECT_TRUE(model.backend().download(values.data(), model.hidden().data(), values.size() * sizeof(float)).ok());
+    return values;
+  };
+  const auto embedded = hidden_after({0, 0, nullptr, nullptr}), whole = hidden_after({0, 1, nullptr, nullptr});
+  std::vector<std::vector<float>> seen;
+  for (size_t i = 0; i < 4; ++i) {
+    Names names;
+    const Linear* until = model.linears()[i];
+    seen.push_back(hidden_after({0, 1, &names, until}));
+    ASSERT_EQ(names.told.size(), i + 1);
+    EXPECT_EQ(names.told.back(), until);
+  }
+  // Only the second (o) and the fourth (down) add to the residual stream.
+  EXPECT_EQ(seen[0], embedded);
+  EXPECT_EQ(seen[1], embedded);
+  EXPECT_NE(seen[2], embedded);
+  EXPECT_EQ(seen[3], seen[2]);
+  EXPECT_NE(whole, seen[3]);
+}
+
+TEST_F(CalibrateTest, ALayerReadAgainComputesWithItsNewUppers) {
+  auto settings = options("cache");
+  settings.order = false;
+  const auto calibration = calibrate(model_, settings);
+  ASSERT_TRUE(calibration.ok()) << calibration.error().message;
+  const auto whole = load_with(model_, calibration->filter());
+  const auto loaded = load_with(model_, {});
+  const auto linears = loaded->model->linears();
+  const auto plain = logits(*loaded->model, Precision::kFp8);
+  LoadOptions options;
+  options.filter = calibration->filter();
+  WeightLoader loader(*loaded->source, *loaded->backend, *loaded->threads, options);
+  for (int32_t layer = 0; layer < loaded->config.layers; ++layer) {
+    ASSERT_TRUE(loaded->model->reload(layer, loader).ok());
+    EXPECT_NE(logits(*loaded->model, Precision::kFp8), plain);
+  }
+  EXPECT_EQ(loaded->model->linears(), linears);
+  EXPECT_EQ(logits(*loaded->model, Precision::kFp8), logits(*whole->model, Precision::kFp8));
+}
+
 TEST_F(CalibrateTest, AFileIsCompensatedForAndOwnTextIsNot) {
   CalibrationOptions options;
   EXPECT_FALSE(compensates(options));

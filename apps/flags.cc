@@ -58,9 +58,10 @@ void add_calibration_flags(CLI::App& app, ModelFlags& flags) {
          "FP8, and some 5 times slower to make; auto: with a text file")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
-  app.add_flag("--calibrate-smooth", flags.calibrate_smooth,
-               "first bring the channels of activations closer to each other in size, by powers of two that keep FP16 "
-               "as it is: for engines that clip activations to one scale a tensor; fp8 and fp8-w8a8 gain nothing by it");
+  app.add_flag(
+      "--calibrate-smooth", flags.calibrate_smooth,
+      "first bring the channels of activations closer to each other in size, by powers of two that keep FP16 "
+      "as it is: for engines that clip activations to one scale a tensor; fp8 and fp8-w8a8 gain nothing by it");
   app.add_option("--calibrate-tokens", flags.calibrate_tokens,
                  "tokens to calibrate on; 0 = 12288 of the model's own, at most 65536 of a file")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))

@@ -160,21 +160,21 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
   }
   NFP_ASSIGN_OR_RETURN(const CalibrationStore store, CalibrationStore::open(cache, key));
 
-  LoadedModelOptions plain_or_smoothed = load_options(options);
+  LoadedModelOptions model_options = load_options(options);
   if (options.smooth) {
     NFP_ASSIGN_OR_RETURN(TensorScalings scalings, smoothing_of(model, options, store));
-    plain_or_smoothed.scalings = std::make_shared<const TensorScalings>(std::move(scalings));
+    model_options.scalings = std::make_shared<const TensorScalings>(std::move(scalings));
   }
   bool missing = !store.text();
   for (int32_t layer = 0; layer < config.layers && !missing; ++layer) missing = !store.layer(layer);
   if (missing) {
-    NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, plain_or_smoothed));
+    NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, model_options));
     NFP_ASSIGN_OR_RETURN(TokenSequences text, text_of(*loaded, options, store));
     NFP_RETURN_IF_ERROR(choose_layers(*loaded, used(std::move(text)), options, store));
   }
 
   Calibration calibration;
-  calibration.scalings = plain_or_smoothed.scalings;
+  calibration.scalings = model_options.scalings;
   calibration.rule = options.rule;
   calibration.compensated = compensates(options);
   calibration.text = options.text == kSelfText ? kSelfText : "file";
@@ -196,7 +196,7 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
     calibration.order = std::move(*order);
     return calibration;
   }
-  LoadedModelOptions with_choices = std::move(plain_or_smoothed);
+  LoadedModelOptions with_choices = std::move(model_options);
   with_choices.filter = calibration.filter();
   NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, with_choices));
   NFP_ASSIGN_OR_RETURN(calibration.order,

@@ -72,7 +72,7 @@ DType matrix_dtype(const MatrixSource& matrix) { return matrix.type == WeightTyp
 
 float value_of(uint16_t bits, DType dtype) { return dtype == DType::kF16 ? fp16_to_fp32(bits) : bf16_to_fp32(bits); }
 
-// Calls visit(r, row's bits) for the rows of a range; a few at once are read.
+// Calls visit(r, row's bits) for the rows of a range.
 template <typename F>
 Status each_row(const MatrixSource& matrix, Range range, F&& visit) {
   const auto cols = static_cast<size_t>(matrix.cols);
@@ -145,6 +145,7 @@ Result<ExponentLimits> column_limits(const ModelSource& source, std::string_view
     for (size_t c = 0; c < largest.size(); ++c) largest[c] = std::max(largest[c], large[c]);
     if (!read.ok()) status = std::move(read);
   });
+  if (rows.done) rows.done();
   NFP_RETURN_IF_ERROR(status);
   for (size_t c = 0; c < largest.size(); ++c) {
     if (largest[c] > 0) raise(limits.lowest[c], kColumnFloor - span_of(largest[c]).top);
@@ -181,6 +182,7 @@ Result<ExponentLimits> row_limits(const ModelSource& source, std::string_view te
     const std::lock_guard lock(mutex);
     if (!read.ok()) status = std::move(read);
   });
+  if (rows.done) rows.done();
   NFP_RETURN_IF_ERROR(status);
   return limits;
 }

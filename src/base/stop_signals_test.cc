@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
 
 #include "base/atomic_file.h"
 
@@ -33,6 +37,18 @@ class StopSignals : public ::testing::Test {
     ::kill(::getpid(), SIGTERM);
     ::sleep(60);
   }
+  void be_told_to_stop_while_files_are_made() {
+    const StopRemovesTemporaries stop;
+    const TemporaryPath folder((dir_ / "folder").string());
+    fs::create_directory(folder.name());
+    std::atomic<int> made{0};
+    std::thread writer([&] {
+      for (int i = 0;; ++i, ++made) std::ofstream(folder.name() + "/" + std::to_string(i)) << i;
+    });
+    while (made.load() < 100) std::this_thread::yield();
+    ::kill(::getpid(), SIGTERM);
+    ::sleep(60);
+  }
   fs::path dir_;
 };
 
@@ -46,6 +62,13 @@ TEST_F(StopSignalsDeathTest, TheProcessEndsByTheSignalAndLeavesNothing) {
 TEST_F(StopSignalsDeathTest, OrWithTheStatusAskedFor) {
   EXPECT_EXIT(be_told_to_stop(7), ::testing::ExitedWithCode(7), "");
   EXPECT_TRUE(fs::is_empty(dir_));
+}
+
+TEST_F(StopSignalsDeathTest, NothingIsLeftOfAFolderThatIsBeingFilled) {
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EXIT(be_told_to_stop_while_files_are_made(), ::testing::KilledBySignal(SIGTERM), "");
+    EXPECT_TRUE(fs::is_empty(dir_));
+  }
 }
 
 TEST_F(StopSignals, AfterwardsSignalsAreAsBefore) {

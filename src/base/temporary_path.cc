@@ -53,7 +53,18 @@ void TemporaryPath::release() {
 
 void remove_all_temporaries() {
   registry().mutex.lock();
-  for (const std::string& name : registry().names) remove(name);
+  for (const std::string& name : registry().names) {
+    // Others still write: a file that is made in a directory while it is emptied keeps it. Under another name nothing
+    // more comes in than what was being made just then.
+    const std::string aside = name + "-stopped";
+    std::error_code ignored;
+    std::filesystem::rename(name, aside, ignored);
+    for (int tries = 0; tries < 100; ++tries) {
+      remove(aside);
+      if (!std::filesystem::exists(std::filesystem::symlink_status(aside, ignored))) break;
+    }
+    remove(name);  // where it could not be renamed
+  }
 }
 
 }  // namespace nfp

@@ -99,12 +99,12 @@ Status run_convert(Flags flags) {
     ProgressBar bar;
     ConvertOptions options = flags.options();
     options.progress = bar.callback();
-    const bool asked = flags.calibration.calibrate != kAuto;
+    const bool asked = flags.calibration.calibrate != kAuto || flags.calibration.calibrate_smooth;
     flags.calibration.calibrate = decide(flags, *source, threads);
-    if (asked || flags.calibration.calibrate_smooth) NFP_RETURN_IF_ERROR(flags.calibration.check_calibration());
+    NFP_RETURN_IF_ERROR(flags.calibration.check_calibration());
     if (flags.calibration.calibrate != "none") {
       const Status calibrated = add_calibration(flags, source, threads, options);
-      if (asked || flags.calibration.calibrate_smooth) NFP_RETURN_IF_ERROR(calibrated);
+      if (asked) NFP_RETURN_IF_ERROR(calibrated);
       if (!calibrated.ok()) log::warn("not calibrated: {}", calibrated.error().message);
     }
     NFP_ASSIGN_OR_RETURN(report, convert(*source, flags.destination, options, threads));

@@ -70,9 +70,7 @@ Result<ActivationRanges> measure_ranges(Model& model, const TokenSequences& text
   if (model.backend().activation_dtype() != DType::kF32) {
     return error(ErrorCode::kUnsupported, "activation ranges are measured on a backend with FP32 activations");
   }
-  size_t longest = 1;
-  for (const auto& sequence : text) longest = std::max(longest, sequence.size());
-  const auto length = static_cast<int32_t>(longest);
+  const int32_t length = longest_sequence(text);
   NFP_ASSIGN_OR_RETURN(const auto runner, SequenceRunner::create(model, length, length));
   RangeObserver observer(model.backend());
   for (const auto& sequence : text) {

@@ -49,12 +49,6 @@ TokenSequences used(TokenSequences text) {
   return text;
 }
 
-int64_t count_tokens(const TokenSequences& text) {
-  int64_t count = 0;
-  for (const auto& sequence : text) count += static_cast<int64_t>(sequence.size());
-  return count;
-}
-
 Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(uint64_t key, content_key(source));
   std::string settings = fmt::format("{} {} {} {}", kMethodVersion, static_cast<int>(options.rule),

@@ -102,12 +102,11 @@ class LayerChooser {
         text_(text),
         options_(options),
         store_(store),
+        tokens_(static_cast<uint64_t>(count_tokens(text))),
         compensate_(compensates(options)),
         exact_(*loaded.model, runner, text, Precision::kFp16),
         fp8_(*loaded.model, runner, text, Precision::kFp8),
-        loader_(*loaded.source, *loaded.backend, *loaded.threads, chosen_options()) {
-    for (const auto& sequence : text) tokens_ += sequence.size();
-  }
+        loader_(*loaded.source, *loaded.backend, *loaded.threads, chosen_options()) {}
 
   Status run() {
     int32_t last = loaded_.config.layers;  // no need to go on after the last one that is missing
@@ -127,8 +126,8 @@ class LayerChooser {
   }
 
  private:
-  static constexpr uint64_t kPassesOfALayer =
-      6;  // of both texts: up to each of four linear layers, and through it twice
+  // Of the text: up to each of four linear layers (in both precisions at once), and twice through the whole layer.
+  static constexpr uint64_t kPassesOfALayer = 6;
 
   // Exact inputs: all linear layers of the layer are told in one pass.
   Status choose(int32_t layer, std::span<Linear* const> linears, bool stored) {
@@ -258,20 +257,19 @@ class LayerChooser {
   const TokenSequences& text_;
   const CalibrationOptions& options_;
   const CalibrationStore& store_;
+  uint64_t tokens_;
   bool compensate_;
   TextPass exact_, fp8_;
   std::map<std::string, std::shared_ptr<const UpperChoice>, std::less<>> chosen_;
   WeightLoader loader_;
-  uint64_t tokens_ = 0, done_ = 0, total_ = 0;
+  uint64_t done_ = 0, total_ = 0;
 };
 
 }  // namespace
 
 Status choose_layers(LoadedModel& loaded, const TokenSequences& text, const CalibrationOptions& options,
                      const CalibrationStore& store) {
-  size_t longest = 1;
-  for (const auto& sequence : text) longest = std::max(longest, sequence.size());
-  const auto length = static_cast<int32_t>(longest);
+  const int32_t length = longest_sequence(text);
   NFP_ASSIGN_OR_RETURN(const auto runner, SequenceRunner::create(*loaded.model, length, length, DType::kF32));
   return LayerChooser(loaded, text, options, store, *runner).run();
 }

@@ -92,16 +92,11 @@ Result<ChannelMaxima> measure_channels(Model& model, const TokenSequences& text)
   if (model.backend().activation_dtype() != DType::kF32) {
     return error(ErrorCode::kUnsupported, "channels are measured on a backend with FP32 activations");
   }
-  size_t longest = 1;
-  int64_t tokens = 0;
-  for (const auto& sequence : text) {
-    longest = std::max(longest, sequence.size());
-    tokens += static_cast<int64_t>(sequence.size());
-  }
-  const auto length = static_cast<int32_t>(longest);
+  const int32_t length = longest_sequence(text);
   NFP_ASSIGN_OR_RETURN(const auto runner, SequenceRunner::create(model, length, length));
   ChannelObserver observer(model.backend());
-  const auto step = static_cast<size_t>(std::max<int64_t>(1, (tokens + kChannelTokens - 1) / kChannelTokens));
+  const auto step =
+      static_cast<size_t>(std::max<int64_t>(1, (count_tokens(text) + kChannelTokens - 1) / kChannelTokens));
   for (size_t i = 0; i < text.size(); i += step) {
     runner->restart();
     NFP_RETURN_IF_ERROR(runner->feed(text[i], Precision::kFp16, {0, -1, &observer}));

@@ -15,6 +15,18 @@ constexpr int32_t kBlockSize = 16;
 
 }  // namespace
 
+int64_t count_tokens(const TokenSequences& text) {
+  int64_t count = 0;
+  for (const auto& sequence : text) count += static_cast<int64_t>(sequence.size());
+  return count;
+}
+
+int32_t longest_sequence(const TokenSequences& text) {
+  size_t longest = 1;
+  for (const auto& sequence : text) longest = std::max(longest, sequence.size());
+  return static_cast<int32_t>(longest);
+}
+
 Result<TokenSequences> write_self_text(Model& model, const SelfTextOptions& options, const ProgressCallback& progress) {
   RunnerOptions runner_options;
   runner_options.max_context = std::min(options.length, model.config().max_context);

@@ -15,6 +15,9 @@ namespace nfp {
 
 using TokenSequences = std::vector<std::vector<int32_t>>;
 
+int64_t count_tokens(const TokenSequences& text);
+int32_t longest_sequence(const TokenSequences& text);  // tokens; at least 1
+
 struct SelfTextOptions {
   int32_t sequences = 32;
   int32_t length = 128;        // tokens of each, its start included

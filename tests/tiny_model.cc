@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <string_view>
 
 #include "backend/cpu/cpu_backend.h"
@@ -106,6 +107,12 @@ Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, cons
   options.baseline = baseline;
   NFP_ASSIGN_OR_RETURN(tiny->model_, load_model(*tiny->source_, config, *tiny->backend_, tiny->threads_, options));
   NFP_RETURN_IF_ERROR(tiny->model_->reserve(kMaxTokens, kMaxTokens, kMaxPositions));
+  StepLimits limits;
+  limits.tokens = limits.sequences = kMaxTokens;
+  limits.table_width = kMaxPositions / kBlockSize + 1;
+  limits.vocab = config.vocab;
+  limits.block_size = kBlockSize;
+  NFP_ASSIGN_OR_RETURN(tiny->input_, StepInput::create(*tiny->backend_, limits));
   return tiny;
 }
 
@@ -133,49 +140,30 @@ Status TinyModel::step(const std::vector<std::vector<int32_t>>& sequences, const
                        const std::vector<std::vector<int32_t>>& tables, Precision precision, KvCache& cache,
                        std::vector<std::vector<float>>& logits) {
   const auto vocab = static_cast<size_t>(config().vocab);
-  std::vector<int32_t> ids, positions, slots, query_start{0}, context, table, rows;
-  BatchView batch;
-  size_t width = 0;
-  for (const Piece& piece : pieces) width = std::max(width, tables[piece.sequence].size());
+  StepShape shape;
   for (const Piece& piece : pieces) {
-    const auto& tokens = sequences[piece.sequence];
-    const auto& blocks = tables[piece.sequence];
-    const size_t first = logits[piece.sequence].size() / vocab;
-    for (size_t p = first; p < first + piece.count; ++p) {
-      rows.push_back(static_cast<int32_t>(ids.size()));
-      ids.push_back(tokens.at(p));
-      positions.push_back(static_cast<int32_t>(p));
-      slots.push_back(blocks[p / kBlockSize] * kBlockSize + static_cast<int32_t>(p % kBlockSize));
-    }
-    query_start.push_back(static_cast<int32_t>(ids.size()));
-    context.push_back(static_cast<int32_t>(first + piece.count));
-    table.insert(table.end(), blocks.begin(), blocks.end());
-    table.resize(context.size() * width, 0);
-    batch.max_query = std::max(batch.max_query, static_cast<int32_t>(piece.count));
-    batch.max_context = std::max(batch.max_context, context.back());
+    if (piece.count == 1 && shape.single == shape.sequences) ++shape.single;
+    ++shape.sequences;
+    shape.tokens += static_cast<int32_t>(piece.count);
   }
-  batch.tokens = static_cast<int32_t>(ids.size());
-  batch.sequences = static_cast<int32_t>(context.size());
-  batch.table_width = static_cast<int32_t>(width);
-  NFP_ASSIGN_OR_RETURN(const Buffer d_ids, to_device(*backend_, ids));
-  NFP_ASSIGN_OR_RETURN(const Buffer d_positions, to_device(*backend_, positions));
-  NFP_ASSIGN_OR_RETURN(const Buffer d_slots, to_device(*backend_, slots));
-  NFP_ASSIGN_OR_RETURN(const Buffer d_query_start, to_device(*backend_, query_start));
-  NFP_ASSIGN_OR_RETURN(const Buffer d_context, to_device(*backend_, context));
-  NFP_ASSIGN_OR_RETURN(const Buffer d_table, to_device(*backend_, table));
+  input_->begin(0, shape);
+  for (const Piece& piece : pieces) {
+    const size_t first = logits[piece.sequence].size() / vocab;
+    input_->add({.tokens = std::span(sequences[piece.sequence]).subspan(first, piece.count),
+                 .first = static_cast<int32_t>(first),
+                 .source = -1,
+                 .blocks = tables[piece.sequence]});
+  }
+  input_->upload();
+  std::vector<int32_t> rows(static_cast<size_t>(shape.tokens));
+  std::iota(rows.begin(), rows.end(), 0);
   NFP_ASSIGN_OR_RETURN(const Buffer d_rows, to_device(*backend_, rows));
-  batch.token_ids = d_ids.as<int32_t>();
-  batch.positions = d_positions.as<int32_t>();
-  batch.slots = d_slots.as<int32_t>();
-  batch.query_start = d_query_start.as<int32_t>();
-  batch.context = d_context.as<int32_t>();
-  batch.block_table = d_table.as<int32_t>();
 
-  model_->forward({batch, precision, &cache});
-  const size_t bytes = ids.size() * vocab * sizeof(float);
+  model_->forward({input_->view(shape, nullptr), precision, &cache});
+  const size_t bytes = rows.size() * vocab * sizeof(float);
   NFP_ASSIGN_OR_RETURN(const Buffer d_logits, backend_->allocate(bytes));
-  model_->logits(d_rows.as<int32_t>(), batch.tokens, precision, d_logits.as<float>());
-  std::vector<float> values(ids.size() * vocab);
+  model_->logits(d_rows.as<int32_t>(), shape.tokens, precision, d_logits.as<float>());
+  std::vector<float> values(rows.size() * vocab);
   NFP_RETURN_IF_ERROR(backend_->download(values.data(), d_logits.data(), bytes));
   size_t begin = 0;
   for (const Piece& piece : pieces) {

@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "base/result.h"
 #include "base/thread_pool.h"
+#include "engine/batch.h"
 #include "io/model_source.h"
 #include "model/model.h"
 
@@ -85,6 +86,7 @@ class TinyModel {
   std::unique_ptr<ModelSource> source_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<StepInput> input_;
 };
 
 }  // namespace nfp::testing

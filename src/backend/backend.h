@@ -2,13 +2,13 @@
 //
 // A backend owns memory, weights and the KV cache in layouts of its own, and runs the operations of a step on them.
 // Every operation takes plain views (device pointer, counts) and only enqueues work on the backend's one stream: it
-// does not allocate, wait or read anything back, so that a whole step can be captured once and replayed. What changes
-// from step to step (tokens, positions, block tables, sampling parameters) is read from device memory; what is passed
-// by value (counts, precision) is part of a captured step's identity.
+// does not allocate, wait or read anything back, so that a whole step can be captured once and replayed, and the next
+// one enqueued while it runs. What changes from step to step (tokens, positions, block tables, sampling parameters) is
+// read from device memory; what is passed by value (counts, precision) is part of a captured step's identity.
 //
 // Pointers called "device" are in the backend's memory (on a CPU: ordinary memory). Activations are
 // [rows, features], dense, row-major, of activation_dtype(). An operation that fails records the first error;
-// synchronize() and download() return it. Shapes that disagree are the caller's bug and are asserted.
+// wait(), synchronize() and download() return it. Shapes that disagree are the caller's bug and are asserted.
 //
 // The scalar CPU backend is the reference: all others are tested against it.
 #pragma once
@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/sampling.h"
 #include "base/dtype.h"
 #include "base/result.h"
 #include "nested/matrix_reader.h"
@@ -103,15 +104,17 @@ class KvCache {
 
 // ---- one step's ragged batch ---------------------------------------------------------------------------------------
 
-// Tokens of all sequences back to back. Prefill, chunked prefill and decode differ only in the numbers. All arrays are
-// device memory.
+// Tokens of all sequences back to back. Prefill, chunked prefill and decode differ only in the numbers. Sequences with
+// one token come first (a backend may have a kernel for them). All arrays are device memory.
 struct BatchView {
-  int32_t tokens = 0;                    // T, over all sequences
-  int32_t sequences = 0;                 // S
-  int32_t max_query = 0;                 // longest query of a sequence (a bound for choosing kernels)
-  int32_t max_context = 0;               // longest context (likewise)
-  int32_t table_width = 0;               // blocks a row of block_table
-  const int32_t* token_ids = nullptr;    // [T]
+  int32_t tokens = 0;                  // T, over all sequences
+  int32_t sequences = 0;               // S
+  int32_t single = 0;                  // of these, leading ones with one token each
+  int32_t table_width = 0;             // blocks a row of block_table
+  const int32_t* token_ids = nullptr;  // [T] where token_source is below 0
+  const int32_t* token_source =
+      nullptr;  // [T] >= 0: the token is that row's of the step before; null = all from token_ids
+  const SampledRow* previous = nullptr;  // what the step before sampled, for token_source
   const int32_t* positions = nullptr;    // [T] from 0 in each sequence
   const int32_t* slots = nullptr;        // [T] KV slot that token t's key and value are written to
   const int32_t* query_start = nullptr;  // [S + 1] sequence s has tokens query_start[s] .. query_start[s+1]-1
@@ -125,20 +128,21 @@ enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 enum class Epilogue : uint8_t {
   kStore,            // y = x W^T + bias
-  kAdd,              // y = y + (x W^T + bias): the residual stream
   kGatedActivation,  // y[:, i] = act(g_i) * u_i of interleaved gate and up rows; y is [rows, n / 2]
 };
 
 struct EmbedArgs {
   const LinearWeight* table = nullptr;  // [vocabulary, hidden]; read exactly (both bytes) in every precision
-  const int32_t* token_ids = nullptr;   // device [rows]
-  int32_t rows = 0;
+  BatchView batch;
   float scale = 1.0f;   // Gemma multiplies by sqrt(hidden)
-  void* out = nullptr;  // [rows, hidden]
+  void* out = nullptr;  // [tokens, hidden]
 };
 
+// The residual stream belongs to the norm: a linear layer stores its product, and the norm after it adds that. So a
+// norm of the product, a sum over devices or a quantiser fits between the two.
 struct RmsNormArgs {
-  const void* x = nullptr;        // [rows, hidden]
+  const void* x = nullptr;        // [rows, hidden]: what is normalised, or with `residual` what is added to it before
+  void* residual = nullptr;       // [rows, hidden] becomes residual + x, and that is normalised; null = x alone
   const float* weight = nullptr;  // device [hidden]
   float eps = 1e-5f;
   int32_t rows = 0;
@@ -146,7 +150,7 @@ struct RmsNormArgs {
   // The precision of the linear that reads `out`: a backend may store out in the form that linear wants (E4M3 with
   // scales), in which case only linear can read it. out has activation_bytes(rows, hidden).
   Precision consumer = Precision::kFp16;
-  void* out = nullptr;
+  void* out = nullptr;  // null = only the sum
 };
 
 struct LinearArgs {
@@ -208,45 +212,21 @@ class TokenHistory {
   virtual int32_t slots() const = 0;
 };
 
-// Sampling parameters of R rows, device arrays of [R] unless a shape is given. A null array means the neutral value for
-// all rows.
-struct SamplingView {
-  const float* temperature = nullptr;         // 0 = greedy (lowest id wins a tie); null = greedy
-  const int32_t* top_k = nullptr;             // 0 = off
-  const float* top_p = nullptr;               // 1 = off
-  const float* min_p = nullptr;               // 0 = off
-  const float* repetition_penalty = nullptr;  // 1 = off (CTRL paper, section 4.1; prompt and output tokens)
-  const float* presence_penalty = nullptr;    // 0 = off; output tokens, as OpenAI defines it
-  const float* frequency_penalty = nullptr;   // 0 = off; output tokens
-  const int32_t* history_slot = nullptr;      // slot in `history`, -1 = none
-  const uint64_t* seed = nullptr;             // with `draw` the key and counter of Philox4x32-10: nothing else
-  const uint64_t* draw = nullptr;             //   decides a row's random number
-  const int32_t* bias_start = nullptr;        // [R + 1] into bias_token and bias_value (logit_bias; -inf forbids)
-  const int32_t* bias_token = nullptr;
-  const float* bias_value = nullptr;
-  const uint32_t* allowed =
-      nullptr;  // [R, allowed_words] bit v % 32 of word v / 32: may v be sampled (grammars); null = all
-  const int32_t* allowed_row = nullptr;  // row of `allowed` for each of R, -1 = unrestricted
-  int32_t allowed_words = 0;
-};
-
-// Order: bias and mask, penalties, temperature, top-k, top-p, min-p, draw (as vLLM orders them). Reported
-// log-probabilities are those of the raw logits, before any of it.
+// Tokens for rows of logits. What each row asks for is on the device (SamplingRow); `needs` bounds what any of them
+// does.
 struct SampleArgs {
-  const float* logits = nullptr;  // device [rows, vocab]; may be overwritten
+  const float* logits = nullptr;  // device [rows, vocab]
   int32_t rows = 0;
   int32_t vocab = 0;
-  SamplingView sampling;
+  uint32_t needs = 0;                 // bits of SamplingNeeds
+  const SamplingRow* row = nullptr;   // device [rows]
+  const LogitBias* bias = nullptr;    // device
+  const uint32_t* allowed = nullptr;  // device [*, allowed_words] bit v % 32 of word v / 32: may v be sampled
+  int32_t allowed_words = 0;
   TokenHistory* history = nullptr;  // the sampled token is appended to the row's slot
-  int32_t top_n = 0;                // alternatives to report a row, 0..kMaxTopLogprobs
-  int32_t* token = nullptr;         // device [rows]
-  float* logprob = nullptr;         // device [rows] of the sampled token, or null
-  int32_t* rank = nullptr;          // device [rows] 1 = the likeliest, or null
-  int32_t* top_token = nullptr;     // device [rows, top_n], likeliest first
-  float* top_logprob = nullptr;     // device [rows, top_n]
+  SampledRow* out = nullptr;        // device [rows]
+  TokenLogprob* top = nullptr;      // device [rows, kMaxTopLogprobs], the first `report` of a row, likeliest first
 };
-
-inline constexpr int32_t kMaxTopLogprobs = 128;
 
 // Log-probabilities of given tokens (prompt logprobs, perplexity).
 struct ScoreArgs {
@@ -254,11 +234,26 @@ struct ScoreArgs {
   const int32_t* target = nullptr;  // device [rows]
   int32_t rows = 0;
   int32_t vocab = 0;
-  int32_t top_n = 0;
-  float* logprob = nullptr;      // device [rows]
-  int32_t* rank = nullptr;       // device [rows], or null
-  int32_t* top_token = nullptr;  // device [rows, top_n]
-  float* top_logprob = nullptr;
+  int32_t top_n = 0;            // likeliest tokens to report a row, 0..kMaxTopLogprobs
+  SampledRow* out = nullptr;    // device [rows], of the target
+  TokenLogprob* top = nullptr;  // device [rows, top_n], likeliest first
+};
+
+// `rows` pieces of `bytes`, `dst_pitch` and `src_pitch` bytes apart; between host (allocate_host) and device either
+// way, or within the device.
+struct CopyArgs {
+  void* dst = nullptr;
+  const void* src = nullptr;
+  size_t bytes = 0;
+  int32_t rows = 1;
+  size_t dst_pitch = 0;
+  size_t src_pitch = 0;
+};
+
+// What was enqueued before record() is done once wait() returns.
+class Event {
+ public:
+  virtual ~Event() = default;
 };
 
 // A captured step.
@@ -290,6 +285,11 @@ class Backend {
   virtual ~Backend() = default;
   virtual const BackendInfo& info() const = 0;
 
+  // Whether linear layers can be computed in this precision. FP16 always.
+  virtual bool supports(Precision precision) const = 0;
+  // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
+  virtual bool prefers_graphs() const = 0;
+
   // Memory. Fresh memory is zero. upload may return before the copy is done but has read src by then; download waits
   // for everything enqueued before.
   virtual Result<Buffer> allocate(size_t bytes) = 0;
@@ -297,6 +297,14 @@ class Backend {
   virtual Status upload(void* dst, const void* src, size_t bytes) = 0;
   virtual Status download(void* dst, const void* src, size_t bytes) = 0;
   virtual Status synchronize() = 0;
+
+  // Copies in stream order that nobody waits for. Host memory must come from allocate_host and stay as it is until an
+  // event recorded afterwards has passed.
+  virtual Result<Buffer> allocate_host(size_t bytes) = 0;
+  virtual void copy(const CopyArgs& args) = 0;
+  virtual Result<std::unique_ptr<Event>> make_event() = 0;
+  virtual void record(Event& event) = 0;
+  virtual Status wait(Event& event) = 0;
 
   // Activations: dtype of what operations exchange, and the bytes that [rows, features] needs (scales included).
   virtual DType activation_dtype() const = 0;

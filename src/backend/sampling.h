@@ -1,5 +1,5 @@
-// Sampling as the host plans it and the device reads it: fixed-size structs in arrays at fixed addresses, one download a
-// step. Part of backend.h; plain enough for a CUDA file to include.
+// Sampling as the host plans it and the device reads it: fixed-size structs in arrays at fixed addresses, one download
+// a step. Part of backend.h; plain enough for a CUDA file to include.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ struct SamplingRow {
   float presence_penalty = 0.0f;    // 0 = off; output tokens, as OpenAI defines it
   float frequency_penalty = 0.0f;   // 0 = off; output tokens
   int32_t top_k = 0;                // 0 = off
-  int32_t history_slot = -1;        // slot in TokenHistory, which penalties read and the sampled token is added to; -1 =
-                                    //   none
-  int32_t bias_first = 0;           // entries bias_first .. bias_first + bias_count - 1 of the step's LogitBias array,
-  int32_t bias_count = 0;           //   each token at most once
-  int32_t allowed_row = -1;         // row of the step's token masks (grammars); -1 = unrestricted
-  int32_t report = -1;              // -1 = only the token; else its log-probability and rank too, and so many of the
-                                    //   likeliest tokens (0..kMaxTopLogprobs)
+  int32_t history_slot = -1;  // slot in TokenHistory, which penalties read and the sampled token is added to; -1 =
+                              //   none
+  int32_t bias_first = 0;     // entries bias_first .. bias_first + bias_count - 1 of the step's LogitBias array,
+  int32_t bias_count = 0;     //   each token at most once
+  int32_t allowed_row = -1;   // row of the step's token masks (grammars); -1 = unrestricted
+  int32_t report = -1;        // -1 = only the token; else its log-probability and rank too, and so many of the
+                              //   likeliest tokens (0..kMaxTopLogprobs)
 };
 static_assert(sizeof(SamplingRow) == 64);
 

@@ -18,6 +18,20 @@ double seconds_between(EngineClock::time_point from, EngineClock::time_point to)
 // Exponential mean over about 20 events: fast enough for a policy to see a surge, slow enough to ignore one slow step.
 void update_recent(double& mean, double value) { mean = mean == 0 ? value : mean + 0.05 * (value - mean); }
 
+// Each token once, in order of token; what one is given several times adds up.
+void merge_bias(std::vector<std::pair<int32_t, float>>& bias) {
+  std::stable_sort(bias.begin(), bias.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  size_t kept = 0;
+  for (size_t i = 0; i < bias.size(); ++i) {
+    if (kept > 0 && bias[kept - 1].first == bias[i].first) {
+      bias[kept - 1].second += bias[i].second;
+    } else {
+      bias[kept++] = bias[i];
+    }
+  }
+  bias.resize(kept);
+}
+
 uint64_t random_seed() {
   thread_local std::mt19937_64 source(std::random_device{}());
   return source();
@@ -48,6 +62,7 @@ Engine::Engine(EngineOptions options, StepRunner* runner, std::shared_ptr<const 
       blocks_(options_.kv_blocks, options_.block_size, options_.prefix_caching),
       scheduler_(options_.limits, &blocks_) {
   for (int32_t slot = options_.limits.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  options_.steps_in_flight = std::clamp(options_.steps_in_flight, 1, runner_->max_in_flight());
 }
 
 Engine::~Engine() = default;
@@ -57,7 +72,7 @@ int32_t Engine::max_context() const {
   return static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache));
 }
 
-bool Engine::idle() const { return entries_.empty() && ended_.empty(); }
+bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flight_.empty(); }
 
 void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std::move(policy); }
 
@@ -99,7 +114,13 @@ Status Engine::submit(Request request) {
   if (!request.sampling.ignore_eos) sequence->end_ids = options_.eos_ids;
   const std::vector<int32_t>& stops = request.sampling.stop_token_ids;
   sequence->end_ids.insert(sequence->end_ids.end(), stops.begin(), stops.end());
+  if (request.sampling.logit_bias.size() + sequence->end_ids.size() > kMaxRowBias) {
+    return error(ErrorCode::kInvalidInput, "logit_bias has {} entries and there are {} stop ids; together at most {}",
+                 request.sampling.logit_bias.size(), sequence->end_ids.size(), kMaxRowBias);
+  }
   sequence->request = std::move(request);
+  merge_bias(sequence->request.sampling.logit_bias);
+  sequence->limit = sequence->prompt_size() + sequence->request.sampling.max_tokens.value_or(room);
 
   auto entry = std::make_unique<Entry>();
   const Request& kept = sequence->request;
@@ -131,6 +152,12 @@ bool Engine::cancel(const std::string& id) {
   return true;
 }
 
+double Engine::share_level(double share) const {
+  const auto& levels = options_.fp8_levels;
+  const auto level = std::lower_bound(levels.begin(), levels.end(), share);
+  return level != levels.end() ? *level : 1.0;
+}
+
 Precision Engine::choose_precision(StepPlan& plan) {
   StepLoad load;
   load.step_tokens = plan.tokens;
@@ -140,9 +167,9 @@ Precision Engine::choose_precision(StepPlan& plan) {
   load.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   load.recent_tpot_s = recent_tpot_s_;
   load.recent_ttft_s = recent_ttft_s_;
-  load.step_index = totals_.steps;
+  load.step_index = totals_.steps + in_flight_.size();
   const Precision wanted = policy_->choose(load);
-  if (!is_exact(wanted)) plan.fp8_share = policy_->fp8_share(load);
+  if (!is_exact(wanted)) plan.fp8_share = share_level(policy_->fp8_share(load));
 
   const auto is_class = [](PrecisionClass kind) {
     return [kind](const ScheduledSequence& item) { return item.sequence->request.precision == kind; };
@@ -193,58 +220,98 @@ Status Engine::start_sequences(const StepPlan& plan) {
 
 std::vector<RequestOutput> Engine::step() {
   std::vector<RequestOutput> outputs = std::exchange(ended_, {});
-  StepRecord record;
-  record.start = EngineClock::now();
-  StepPlan plan = scheduler_.schedule();
-  if (plan.items.empty()) return outputs;
-  Status started = start_sequences(plan);
-  const Precision precision = choose_precision(plan);
-  Result<StepOutput> result = started.ok() ? runner_->run(plan, precision) : Result<StepOutput>(started.error());
-  if (!result.ok()) {
-    for (const ScheduledSequence& item : plan.items) {
-      RequestOutput& output = outputs.emplace_back();
-      output.id = item.sequence->request.id;
-      output.error = result.error().message;
-      output.error_code = result.error().code;
-      end(*by_sequence_.at(item.sequence), FinishReason::kError, output);
-      remove(output.id);
-    }
-    return outputs;
+  while (static_cast<int32_t>(in_flight_.size()) < options_.steps_in_flight && submit_step(outputs)) {
   }
+  if (!in_flight_.empty()) collect_step(outputs);
+  return outputs;
+}
 
-  record.index = totals_.steps++;
-  record.precision = precision;
-  record.switched = last_precision_ && *last_precision_ != precision;
-  last_precision_ = precision;
+bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
+  const auto start = EngineClock::now();
+  Step step;
+  step.plan = scheduler_.schedule();
+  StepPlan& plan = step.plan;
+  const auto preempted = static_cast<int32_t>(plan.preempted.size());
+  if (plan.items.empty()) {
+    (void)start_sequences(plan);  // some may have been preempted
+    return false;
+  }
+  const Status started = start_sequences(plan);
+  step.precision = choose_precision(plan);
+  const Result<StepTicket> ticket =
+      started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
+  if (!ticket.ok()) {
+    fail(plan, ticket.error(), outputs);
+    return false;
+  }
+  step.ticket = *ticket;
+  scheduler_.submitted(plan);
+  StepRecord& record = step.record;
+  record.start = start;
+  record.precision = step.precision;
+  record.switched = last_precision_ && *last_precision_ != step.precision;
+  last_precision_ = step.precision;
   record.tokens = plan.tokens;
   record.prefill_tokens = plan.prefill_tokens;
   record.sequences = static_cast<int32_t>(plan.items.size());
   record.waiting = scheduler_.waiting();
-  record.preempted = static_cast<int32_t>(plan.preempted.size());
+  record.preempted = preempted;
+  in_flight_.push_back(std::move(step));
+  return true;
+}
+
+void Engine::fail(const StepPlan& plan, const Error& error, std::vector<RequestOutput>& outputs) {
+  for (const ScheduledSequence& item : plan.items) {
+    if (item.sequence == nullptr) continue;
+    RequestOutput& output = outputs.emplace_back();
+    output.id = item.sequence->request.id;
+    output.error = error.message;
+    output.error_code = error.code;
+    end(*by_sequence_.at(item.sequence), FinishReason::kError, output);
+    remove(output.id);
+  }
+}
+
+void Engine::collect_step(std::vector<RequestOutput>& outputs) {
+  // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
+  Step& step = in_flight_.front();
+  Result<StepOutput> result = runner_->collect(step.ticket);
+  if (!result.ok()) {
+    fail(step.plan, result.error(), outputs);
+    in_flight_.pop_front();
+    return;
+  }
+  const Precision precision = step.precision;
+  StepRecord record = step.record;
+  record.index = totals_.steps++;
   totals_.precision_switches += record.switched ? 1 : 0;
   totals_.steps_by_precision[static_cast<size_t>(precision)] += 1;
-  totals_.tokens_by_precision[static_cast<size_t>(precision)] += static_cast<uint64_t>(plan.tokens);
+  totals_.tokens_by_precision[static_cast<size_t>(precision)] += static_cast<uint64_t>(record.tokens);
 
   size_t next_sample = 0;
-  for (size_t i = 0; i < plan.items.size(); ++i) {
-    const ScheduledSequence item = plan.items[i];
+  for (size_t i = 0; i < step.plan.items.size(); ++i) {
+    const ScheduledSequence item = step.plan.items[i];
+    const size_t sample = item.samples ? next_sample++ : 0;
+    if (item.sequence == nullptr) continue;
     Entry& entry = *by_sequence_.at(item.sequence);
     scheduler_.computed(item, is_exact(precision));
     account(entry, item, precision);
     if (!result->prompt_logprobs.empty()) take_prompt_logprobs(entry, item, std::move(result->prompt_logprobs[i]));
     if (!item.samples) continue;
-    OutputToken token = std::move(result->sampled[next_sample++]);
+    OutputToken token = std::move(result->sampled[sample]);
     token.precision = precision;
     RequestOutput& output = outputs.emplace_back();
     output.id = item.sequence->request.id;
     take_token(entry, std::move(token), output);
     if (output.finish) remove(output.id);
   }
+  in_flight_.pop_front();
 
-  record.seconds = seconds_between(record.start, EngineClock::now());
+  const auto now = EngineClock::now();
+  record.seconds = seconds_between(std::max(record.start, last_collected_), now);
+  last_collected_ = now;
   record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   if (observer_ != nullptr) observer_->on_step(record);
-  return outputs;
 }
 
 void Engine::account(Entry& entry, const ScheduledSequence& item, Precision precision) {
@@ -286,7 +353,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   entry.last_token = now;
 
   const int32_t id = token.token;
-  sequence.tokens.push_back(id);
+  sequence.tokens[static_cast<size_t>(sequence.size() - sequence.pending--)] = id;
   entry.usage.completion_tokens += 1;
   entry.usage.completion.add(token.precision, 1);
   output.tokens.push_back(std::move(token));
@@ -299,7 +366,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   const bool ends = std::find(sequence.end_ids.begin(), sequence.end_ids.end(), id) != sequence.end_ids.end();
   if (entry.detokenizer && (!ends || sampling.include_stop)) {
     const std::string text = entry.detokenizer->append(id);
-    if (sequence.output_size() >= sampling.min_tokens) {
+    if (entry.usage.completion_tokens >= sampling.min_tokens) {
       output.text += entry.stop_filter->feed(text);
     } else {
       output.text += text;  // stop strings do not count yet
@@ -310,7 +377,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     end(entry, FinishReason::kStop, output);
   } else if (entry.stop_filter && entry.stop_filter->stopped()) {
     end(entry, FinishReason::kStop, output);
-  } else if (entry.usage.completion_tokens >= entry.max_tokens || sequence.size() >= max_context()) {
+  } else if (sequence.size() - sequence.pending >= sequence.limit) {
     end(entry, FinishReason::kLength, output);
   } else {
     output.usage = entry.usage;
@@ -350,6 +417,11 @@ void Engine::remove(const std::string& id) {
   Sequence* sequence = place->second->sequence;
   free_slot(*sequence);
   by_sequence_.erase(sequence);
+  for (Step& step : in_flight_) {
+    for (ScheduledSequence& item : step.plan.items) {
+      if (item.sequence == sequence) item.sequence = nullptr;
+    }
+  }
   scheduler_.remove(sequence);
   entries_.erase(place);
 }

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +37,11 @@ struct EngineOptions {
   bool prefix_caching = true;
   Precision fp8 = Precision::kFp8;  // which FP8 arithmetic kFast requests get
   std::vector<int32_t> eos_ids;     // end of generation, from the model's files
+  // Shares of the weights that a step may compute in FP8, ascending, in (0, 1], ending in 1: a policy's share is
+  // rounded up to one of these, so that steps have few shapes.
+  std::vector<double> fp8_levels = {0.5, 0.88, 1.0};
+  // 2: a step is planned and submitted while the one before it runs. Tokens are the same; outputs come a step later.
+  int32_t steps_in_flight = 1;
 };
 
 // What one step did.
@@ -106,13 +112,13 @@ class Engine {
   bool cancel(const std::string& id);
 
   bool idle() const;
-  // Runs one step and returns what it gave. Where the backend failed, the requests of the step end with kError.
+  // Submits steps as long as another may be in flight, and returns what the oldest one gave. Where the backend failed,
+  // the requests of the step end with kError.
   std::vector<RequestOutput> step();
 
   // Between steps.
   void set_policy(std::unique_ptr<PrecisionPolicy> policy);
   void set_observer(EngineObserver* observer) { observer_ = observer; }  // null = none
-  void clear_prefix_cache() { blocks_.clear_cache(); }
   EngineStats stats() const;
   int32_t max_context() const;  // tokens a sequence may have: the model's context or all KV blocks, whichever is less
   const EngineOptions& options() const { return options_; }
@@ -120,9 +126,20 @@ class Engine {
 
  private:
   struct Entry;  // a request in flight: its sequence and its output side
+  struct Step {  // a step in flight
+    StepTicket ticket = 0;
+    StepPlan plan;  // an item's sequence is null once its request has ended
+    Precision precision = Precision::kFp16;
+    StepRecord record;
+  };
 
   Precision choose_precision(StepPlan& plan);
+  double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);
+  // False where there is nothing to submit. Requests that fail end in `outputs`.
+  bool submit_step(std::vector<RequestOutput>& outputs);
+  void collect_step(std::vector<RequestOutput>& outputs);
+  void fail(const StepPlan& plan, const Error& error, std::vector<RequestOutput>& outputs);
   void account(Entry& entry, const ScheduledSequence& item, Precision precision);
   void take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, std::vector<OutputToken>&& logprobs);
   // Appends a sampled token; the request may end by it.
@@ -142,12 +159,14 @@ class Engine {
   std::unordered_map<const Sequence*, Entry*> by_sequence_;
   std::vector<RequestOutput> ended_;  // outputs of requests that ended between steps
   std::vector<int32_t> free_slots_;   // of the runner's token history
+  std::deque<Step> in_flight_;
+  EngineClock::time_point last_collected_;
   uint64_t next_serial_ = 0;
   bool exact_turn_ = true;  // when the policy wants FP8 and both kinds are there: whose turn it is
   double recent_tpot_s_ = 0;
   double recent_ttft_s_ = 0;
   EngineStats totals_;
-  std::optional<Precision> last_precision_;
+  std::optional<Precision> last_precision_;  // of the last step submitted
 };
 
 }  // namespace nfp

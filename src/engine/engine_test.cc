@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <random>
+#include <utility>
 
 #include "engine/scripted_runner.h"
 
@@ -89,8 +91,89 @@ TEST(Engine, AnswersAreTheSameAloneAndTogetherAndUnderPreemption) {
   EXPECT_EQ(engine.stats().kv_blocks_used, 0);
 }
 
+// Requests of many kinds arrive, end by themselves, are cancelled and preempted, while the precision changes: what each
+// was answered, by the step() after which it happened only where that is decided by a count of tokens.
+std::map<std::string, Answer> busy_hour(int32_t steps_in_flight, uint32_t seed, EngineStats& stats) {
+  const auto next = [](const ScriptedState& s) {
+    uint32_t mix = static_cast<uint32_t>(s.prompt_size);
+    for (const int32_t token : s.tokens) mix = mix * 31u + static_cast<uint32_t>(token);
+    return static_cast<int32_t>(mix % 23u == 0 ? 2u : 4u + mix % 90u);  // ends now and then
+  };
+  ScriptedRunner runner(kVocab, 200, next);
+  EngineOptions o = options(24, {.max_sequences = 6, .max_step_tokens = 9});
+  o.steps_in_flight = steps_in_flight;
+  Engine engine(o, &runner, nullptr, policy("alternate:2"));
+  std::mt19937 random(seed);
+  const auto draw = [&](int32_t below) { return static_cast<int32_t>(random() % static_cast<uint32_t>(below)); };
+  std::map<std::string, Answer> answers;
+  std::map<std::string, size_t> cancel_at;  // tokens
+  for (int i = 0; i < 40; ++i) {
+    std::vector<int32_t> prompt;
+    const int32_t length = 1 + draw(30);
+    for (int32_t t = 0; t < length; ++t) prompt.push_back(4 + draw(3));
+    Request r = request("r" + std::to_string(i), std::move(prompt), 1 + draw(40), PrecisionClass::kAuto);
+    r.sampling.min_tokens = draw(4) == 0 ? std::min(3, *r.sampling.max_tokens) : 0;
+    if (draw(5) == 0) r.sampling.stop_token_ids = {4 + draw(90)};
+    if (draw(6) == 0) r.precision = PrecisionClass::kExact;
+    if (draw(6) == 0) cancel_at[r.id] = static_cast<size_t>(1 + draw(10));
+    EXPECT_TRUE(engine.submit(std::move(r)).ok());
+    for (int step = draw(6); step > 0; --step) collect(engine.step(), answers);
+    for (const auto& [id, count] : cancel_at) {
+      if (answers[id].tokens.size() >= count && !answers[id].finish) engine.cancel(id);
+    }
+  }
+  for (auto& [id, answer] : run(engine)) {
+    Answer& whole = answers[id];
+    whole.tokens.insert(whole.tokens.end(), answer.tokens.begin(), answer.tokens.end());
+    whole.finish = answer.finish;
+  }
+  stats = engine.stats();
+  return answers;
+}
+
+TEST(Engine, RunningAheadGivesTheSameTokens) {
+  uint64_t preemptions = 0, cancelled = 0, stopped = 0;
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    EngineStats one, two;
+    const auto alone = busy_hour(1, seed, one), ahead = busy_hour(2, seed, two);
+    ASSERT_EQ(alone.size(), ahead.size());
+    for (const auto& [id, answer] : alone) {
+      const Answer& other = ahead.at(id);
+      if (answer.finish == FinishReason::kCancelled || other.finish == FinishReason::kCancelled) {
+        const size_t common = std::min(answer.tokens.size(), other.tokens.size());  // it takes effect a step later
+        EXPECT_TRUE(std::equal(answer.tokens.begin(), answer.tokens.begin() + static_cast<std::ptrdiff_t>(common),
+                               other.tokens.begin()));
+        ++cancelled;
+        continue;
+      }
+      EXPECT_EQ(answer.tokens, other.tokens) << id << " seed " << seed;
+      EXPECT_EQ(answer.finish, other.finish) << id << " seed " << seed;
+      stopped += answer.finish == FinishReason::kStop ? 1 : 0;
+    }
+    EXPECT_EQ(two.kv_blocks_used, 0);
+    preemptions += two.preemptions;
+  }
+  EXPECT_GT(preemptions, 20u);
+  EXPECT_GT(cancelled, 5u);
+  EXPECT_GT(stopped, 50u);
+}
+
+// A request's last token is known to be the last, so no step is wasted on the one after it.
+TEST(Engine, RunningAheadComputesNothingBeyondTheLimit) {
+  ScriptedRunner runner(kVocab, 1000);
+  for (const int32_t in_flight : {1, 2}) {
+    EngineOptions o = options();
+    o.steps_in_flight = in_flight;
+    Engine engine(o, &runner, nullptr, policy("fp16"));
+    ASSERT_TRUE(engine.submit(request("a", {5, 6}, 7)).ok());
+    run(engine);
+    EXPECT_EQ(engine.stats().steps, 7u);
+    EXPECT_EQ(engine.stats().tokens_by_precision[0], 8u);
+  }
+}
+
 TEST(Engine, EndsAtEosStopIdsAndTheContext) {
-  const auto eos_at_5 = [](const Sequence& s) { return s.output_size() == 4 ? 2 : 50; };
+  const auto eos_at_5 = [](const ScriptedState& s) { return s.output_size() == 4 ? 2 : 50; };
   ScriptedRunner runner(kVocab, 20, eos_at_5);
   Engine engine(options(), &runner, nullptr, policy("fp16"));
   Request stop = request("stop", {9, 9}, 10);
@@ -208,9 +291,12 @@ class FailingRunner final : public StepRunner {
   int32_t vocab() const override { return kVocab; }
   int32_t max_context() const override { return 100; }
   Status start(const Sequence&) override { return ok_status(); }
-  Result<StepOutput> run(const StepPlan&, Precision) override {
-    return error(ErrorCode::kResource, "the device is gone");
-  }
+  int32_t max_in_flight() const override { return 2; }
+  Result<StepTicket> submit(const StepPlan&, Precision) override { return submitted_++; }
+  Result<StepOutput> collect(StepTicket) override { return error(ErrorCode::kResource, "the device is gone"); }
+
+ private:
+  StepTicket submitted_ = 0;
 };
 
 TEST(Engine, ABackendErrorEndsTheStepsRequests) {
@@ -233,12 +319,60 @@ class OnlyEven final : public TokenConstraint {
 };
 
 TEST(Engine, ATokenOutsideTheGrammarEndsTheRequest) {
-  ScriptedRunner runner(kVocab, 100, [](const Sequence& s) { return s.output_size() < 3 ? 10 : 11; });
+  ScriptedRunner runner(kVocab, 100, [](const ScriptedState& s) { return s.output_size() < 3 ? 10 : 11; });
   Engine engine(options(), &runner, nullptr, policy("fp16"));
   Request r = request("a", {5}, 10);
   r.constraint = std::make_unique<OnlyEven>();
   ASSERT_TRUE(engine.submit(std::move(r)).ok());
   EXPECT_EQ(run(engine)["a"].finish, FinishReason::kError);
+}
+
+// A grammar sees each token before the next mask is made; rows without one run ahead beside it.
+class InOrder final : public TokenConstraint {
+ public:
+  bool fill(std::span<uint32_t>) override {
+    EXPECT_FALSE(std::exchange(waits_, true)) << "a mask was made before the last token was known";
+    return false;
+  }
+  bool accept(int32_t) override {
+    waits_ = false;
+    return true;
+  }
+
+ private:
+  bool waits_ = false;
+};
+
+class FillingRunner final : public StepRunner {
+ public:
+  int32_t vocab() const override { return kVocab; }
+  int32_t max_context() const override { return 100; }
+  int32_t max_in_flight() const override { return 2; }
+  Status start(const Sequence&) override { return ok_status(); }
+  Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
+    for (const ScheduledSequence& item : plan.items) {
+      if (item.samples && item.sequence->request.constraint) item.sequence->request.constraint->fill({});
+    }
+    return inner_.submit(plan, precision);
+  }
+  Result<StepOutput> collect(StepTicket ticket) override { return inner_.collect(ticket); }
+
+ private:
+  ScriptedRunner inner_{kVocab, 100};
+};
+
+TEST(Engine, RowsUnderAGrammarDoNotRunAhead) {
+  FillingRunner runner;
+  EngineOptions o = options();
+  o.steps_in_flight = 2;
+  Engine engine(o, &runner, nullptr, policy("fp16"));
+  Request r = request("grammar", {5}, 10);
+  r.constraint = std::make_unique<InOrder>();
+  ASSERT_TRUE(engine.submit(std::move(r)).ok());
+  ASSERT_TRUE(engine.submit(request("free", {6}, 20)).ok());
+  auto answers = run(engine);
+  EXPECT_EQ(answers["grammar"].tokens.size(), 10u);
+  EXPECT_EQ(answers["free"].tokens.size(), 20u);
 }
 
 }  // namespace

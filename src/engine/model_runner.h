@@ -1,13 +1,17 @@
-// Runs planned steps on a model: turns a StepPlan into the device arrays of a ragged batch, runs the layers, samples on
-// the device and brings the tokens back. One upload before a step, one download after it, no round trip in between.
+// Runs planned steps on a model: turns a StepPlan into a StepInput, runs the layers, samples on the device and brings
+// the tokens back. Up to two steps are in flight: the second is planned and enqueued while the first runs, its tokens
+// read where the first one leaves them. One upload before a step, one download after it, no wait in between.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "backend/backend.h"
 #include "base/result.h"
+#include "engine/batch.h"
 #include "engine/step_runner.h"
 #include "model/model.h"
 
@@ -20,7 +24,13 @@ struct RunnerOptions {
   int32_t block_size = 16;
   int64_t kv_blocks = 0;
   DType kv_dtype = DType::kF16;
+  // Decode steps are padded to the next of these numbers of sequences (ascending), captured the second time that a
+  // shape occurs, and replayed from then on. Empty = never.
+  std::vector<int32_t> graph_sizes;
 };
+
+// 1, 2, 4, 8, then every 8 up to 256 and every 32 beyond, ending in max_sequences.
+std::vector<int32_t> default_graph_sizes(int32_t max_sequences);
 
 class ModelRunner final : public StepRunner {
  public:
@@ -29,51 +39,64 @@ class ModelRunner final : public StepRunner {
 
   int32_t vocab() const override { return model_.config().vocab; }
   int32_t max_context() const override { return options_.max_context; }
+  int32_t max_in_flight() const override { return StepInput::kSlots; }
   Status start(const Sequence& sequence) override;
-  Result<StepOutput> run(const StepPlan& plan, Precision precision) override;
+  Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
+  Result<StepOutput> collect(StepTicket ticket) override;
 
   size_t kv_bytes() const { return cache_->bytes(); }
+  size_t graphs() const { return graphs_.size(); }
 
  private:
-  // Rows of logits computed at once: bounds the logits buffer, and is wide enough for the head to run as a matrix
-  // product.
-  static constexpr int32_t kLogitRows = 32;
+  struct Sampled {  // a row, as collect() needs it
+    bool logprobs = false;
+    int32_t top_n = 0;
+  };
+  struct Scored {  // an item's prompt tokens
+    size_t item = 0;
+    int32_t count = 0;
+    int32_t top_n = 0;
+  };
+  // A step in flight, and the host memory that its results come to.
+  struct Slot {
+    Buffer sampled, top;        // as sampled_ and top_
+    Buffer scored, scored_top;  // as scored_ and scored_top_
+    std::unique_ptr<Event> done;
+    Precision precision = Precision::kFp16;
+    size_t items = 0;
+    std::vector<Sampled> rows;
+    std::vector<Scored> scores;
+    int32_t top_n = 0;  // of scored_top
+  };
 
   ModelRunner(Model& model, const RunnerOptions& options) : model_(model), options_(options) {}
   Status prepare();
-  Status sample_rows(const StepPlan& plan, Precision precision, StepOutput& output);
-  Status score_prompt(const ScheduledSequence& item, int32_t first_row, Precision precision,
-                      std::vector<OutputToken>& scores);
-  Result<BatchView> upload_batch(const StepPlan& plan);
-
-  // Packs host arrays behind each other for one upload; the address an array will have on the device is known at once.
-  class Staging {
-   public:
-    Status reserve_at_least(Backend& backend, size_t bytes);
-    void clear() { used_ = 0; }
-    // Null for an empty array.
-    template <typename T>
-    const T* add(const std::vector<T>& values) {
-      return static_cast<const T*>(add_bytes(values.data(), values.size() * sizeof(T)));
-    }
-    Status upload(Backend& backend);
-
-   private:
-    const void* add_bytes(const void* data, size_t bytes);
-    std::vector<std::byte> host_;
-    Buffer device_;
-    size_t used_ = 0;
-  };
+  StepShape shape_of(const StepPlan& plan, Precision precision) const;
+  void add_samples(const ScheduledSequence& item, int32_t token_row, Slot& slot);
+  void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
+  // Enqueues the step, or replays it.
+  Status launch(const StepShape& shape, int32_t top_n);
+  void enqueue(const StepShape& shape, int32_t top_n);
+  void enqueue_downloads(const StepShape& shape, Slot& slot);
 
   Model& model_;
   RunnerOptions options_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<TokenHistory> history_;
-  Staging batch_;
-  Staging rows_;
-  Buffer logits_;                   // f32 [kLogitRows, vocab]
-  Buffer token_, logprob_, rank_;   // [kLogitRows]
-  Buffer top_token_, top_logprob_;  // [kLogitRows, kMaxTopLogprobs]
+  std::unique_ptr<StepInput> input_;
+  Buffer logits_;      // f32 [max_sequences, vocab]
+  Buffer sampled_;     // SampledRow [max_sequences], of the last step that was enqueued
+  Buffer top_;         // TokenLogprob [max_sequences, kMaxTopLogprobs]
+  Buffer scored_;      // SampledRow [max_step_tokens]
+  Buffer scored_top_;  // TokenLogprob [max_step_tokens, top_n]
+  std::array<Slot, StepInput::kSlots> slots_;
+  StepTicket submitted_ = 0, collected_ = 0;
+  // Null: seen once, and captured when it comes again.
+  std::unordered_map<StepShape, std::unique_ptr<Graph>, StepShapeHash> graphs_;
+  // Working space of submit().
+  std::vector<size_t> order_;       // of a plan's items: those with one token first
+  std::vector<int32_t> last_rows_;  // of each item: its last token's index
+  std::vector<LogitBias> biases_;   // of a row
 };
 
 }  // namespace nfp

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/sampling.h"
 #include "base/result.h"
 #include "nested/precision.h"
 
@@ -36,6 +37,9 @@ struct SamplingParams {
   int32_t top_logprobs = 0;                // and this many likeliest alternatives
   std::optional<int32_t> prompt_logprobs;  // the same for the prompt: absent = no, 0 = the prompt's own tokens only
 };
+
+// Entries of logit_bias, and end-of-generation and stop ids, that one request may have together.
+inline constexpr int32_t kMaxRowBias = 4096;
 
 // Ranges of every field; the message names the field. `vocab` bounds token ids.
 Status validate(const SamplingParams& params, int32_t vocab);
@@ -67,11 +71,6 @@ struct Request {
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
-
-struct TokenLogprob {
-  int32_t token = 0;
-  float logprob = 0;  // natural logarithm, of the raw logits
-};
 
 struct OutputToken {
   int32_t token = 0;

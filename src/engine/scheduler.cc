@@ -25,8 +25,9 @@ void Scheduler::give_back(Sequence& sequence) {
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) blocks_->release(*block);
   sequence.blocks.clear();
   sequence.keys.clear();
-  sequence.computed = 0;
+  sequence.computed = sequence.scheduled = 0;
   sequence.exact = true;
+  ++sequence.life;
 }
 
 void Scheduler::preempt(size_t index, StepPlan& plan) {
@@ -59,7 +60,7 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
     exact_tokens += found.exact[i] ? blocks_->block_size() : 0;
   }
   sequence.blocks = std::move(found.blocks);
-  sequence.computed = static_cast<int32_t>(sequence.blocks.size() * size);
+  sequence.computed = sequence.scheduled = static_cast<int32_t>(sequence.blocks.size() * size);
   if (!sequence.admitted) {
     sequence.cached = sequence.computed;
     sequence.cached_exact = exact_tokens;
@@ -69,15 +70,21 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
 StepPlan Scheduler::schedule() {
   StepPlan plan;
   const auto add = [&](Sequence& sequence, int32_t count) {
-    plan.items.push_back({&sequence, sequence.computed, count, sequence.computed + count == sequence.size()});
+    const bool reaches_end = sequence.scheduled + count == sequence.size();
+    plan.items.push_back({&sequence, sequence.scheduled, count, reaches_end,
+                          sequence.pending > 0 && reaches_end ? sequence.last_row : -1, sequence.life});
     plan.tokens += count;
   };
 
   for (size_t i = 0; i < running_.size() && plan.tokens < limits_.max_step_tokens;) {
     Sequence& sequence = *running_[i];
-    const int32_t count = std::min(sequence.size() - sequence.computed, limits_.max_step_tokens - plan.tokens);
+    if (sequence.pending > 0 && !sequence.may_run_ahead()) {
+      ++i;
+      continue;
+    }
+    const int32_t count = std::min(sequence.size() - sequence.scheduled, limits_.max_step_tokens - plan.tokens);
     bool preempted_itself = false;
-    while (!grow(sequence, sequence.computed + count)) {
+    while (!grow(sequence, sequence.scheduled + count)) {
       const size_t youngest = running_.size() - 1;
       preempted_itself = youngest == i;
       preempt(youngest, plan);
@@ -92,9 +99,10 @@ StepPlan Scheduler::schedule() {
   while (plan.preempted.empty() && !waiting_.empty() && running() < limits_.max_sequences &&
          plan.tokens < limits_.max_step_tokens) {
     Sequence& sequence = *waiting_.front();
-    if (sequence.computed == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
-    const int32_t count = std::min(sequence.size() - sequence.computed, limits_.max_step_tokens - plan.tokens);
-    if (!grow(sequence, sequence.computed + count)) {
+    if (sequence.pending > 0) break;  // preempted a step ago: its tokens are known after the next collect
+    if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
+    const int32_t count = std::min(sequence.size() - sequence.scheduled, limits_.max_step_tokens - plan.tokens);
+    if (!grow(sequence, sequence.scheduled + count)) {
       give_back(sequence);  // its cached blocks stay findable; it will look them up again
       break;
     }
@@ -116,8 +124,21 @@ StepPlan Scheduler::schedule() {
   return plan;
 }
 
+void Scheduler::submitted(const StepPlan& plan) {
+  int32_t row = 0;
+  for (const ScheduledSequence& item : plan.items) {
+    Sequence& sequence = *item.sequence;
+    sequence.scheduled = item.first + item.count;
+    if (!item.samples) continue;
+    sequence.last_row = row++;
+    sequence.tokens.push_back(kPendingToken);
+    ++sequence.pending;
+  }
+}
+
 void Scheduler::computed(const ScheduledSequence& item, bool exact) {
   Sequence& sequence = *item.sequence;
+  if (item.life != sequence.life) return;  // preempted since
   sequence.computed = item.first + item.count;
   sequence.exact = sequence.exact && exact;
   if (!blocks_->caching()) return;

@@ -1,10 +1,11 @@
 // Decides which tokens of which sequences the next step computes. Pure: it moves sequences between two lists and blocks
 // between owners; it knows no tensor and no clock.
 //
-// A sequence is scheduled by its missing keys and values: prompt chunks, recomputed tokens after preemption and decode
-// steps are all "the next tokens up to the end, as far as the budget reaches". Running sequences come first in order of
-// arrival, then waiting ones are admitted while budget, places and blocks last. When blocks run out, the youngest
-// running sequence gives its blocks back and waits again (preemption by recomputation).
+// While a step is in flight the next one is planned from what will be when it is done (Sequence::scheduled); its tokens
+// are then read on the device. A sequence is scheduled by its missing keys and values: prompt chunks, recomputed tokens
+// after preemption and decode steps are all "the next tokens up to the end, as far as the budget reaches". Running
+// sequences come first in order of arrival, then waiting ones are admitted while budget, places and blocks last. When
+// blocks run out, the youngest running sequence gives its blocks back and waits again (preemption by recomputation).
 #pragma once
 
 #include <cstdint>
@@ -26,9 +27,11 @@ struct SchedulerLimits {
 
 struct ScheduledSequence {
   Sequence* sequence = nullptr;
-  int32_t first = 0;     // == sequence->computed
+  int32_t first = 0;     // == sequence->scheduled
   int32_t count = 0;     // tokens first .. first+count-1 are computed
   bool samples = false;  // the chunk reaches the end: a token is sampled
+  int32_t source = -1;   // >= 0: the one token is that row's of the step in flight
+  uint32_t life = 0;     // the sequence's
 };
 
 struct StepPlan {
@@ -48,6 +51,8 @@ class Scheduler {
   bool enqueue(std::unique_ptr<Sequence>& sequence);
   // Plans one step. Blocks for all its tokens are allocated on return.
   StepPlan schedule();
+  // Tells that the plan was submitted: its items are scheduled, and those that sample have a pending token more.
+  void submitted(const StepPlan& plan);
   // Tells that an item of a plan was computed: advances `computed` and publishes blocks that became full.
   void computed(const ScheduledSequence& item, bool exact);
   // Takes the sequence out of whichever list it is in and gives its blocks back.
@@ -59,12 +64,6 @@ class Scheduler {
   uint64_t preemptions() const { return preemptions_; }
   uint64_t prefix_queries() const { return prefix_queries_; }  // prompt tokens looked up
   uint64_t prefix_hits() const { return prefix_hits_; }        // and found
-
-  template <typename F>
-  void for_each(F&& fn) {
-    for (auto& sequence : running_) fn(*sequence);
-    for (auto& sequence : waiting_) fn(*sequence);
-  }
 
  private:
   bool grow(Sequence& sequence, int32_t tokens);  // blocks for `tokens` tokens in all

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <deque>
 #include <map>
 #include <numeric>
 
@@ -25,14 +26,36 @@ struct Bench {
   }
   // Pretends to run a step: every item that samples gets a token.
   StepPlan run(bool exact = true) {
-    StepPlan plan = scheduler.schedule();
-    for (const ScheduledSequence& item : plan.items) {
-      scheduler.computed(item, exact);
-      if (item.samples) item.sequence->tokens.push_back(7);
-    }
+    StepPlan plan = submit();
+    collect(exact);
     return plan;
   }
+  StepPlan submit() {
+    StepPlan plan = scheduler.schedule();
+    scheduler.submitted(plan);
+    in_flight.push_back(plan);
+    return plan;
+  }
+  // Of the oldest step in flight.
+  void collect(bool exact = true) {
+    for (const ScheduledSequence& item : in_flight.front().items) {
+      if (item.sequence == nullptr) continue;
+      scheduler.computed(item, exact);
+      if (!item.samples) continue;
+      item.sequence->tokens[static_cast<size_t>(item.sequence->size() - item.sequence->pending--)] = 7;
+    }
+    in_flight.pop_front();
+  }
+  void remove(Sequence* sequence) {
+    for (StepPlan& plan : in_flight) {
+      for (ScheduledSequence& item : plan.items) {
+        if (item.sequence == sequence) item.sequence = nullptr;
+      }
+    }
+    scheduler.remove(sequence);
+  }
 
+  std::deque<StepPlan> in_flight;
   uint64_t serial = 0;
   BlockManager blocks;
   Scheduler scheduler;
@@ -131,6 +154,7 @@ RC_GTEST_PROP(SchedulerProperty, EverythingEndsAndNothingLeaks, ()) {
   limits.max_step_tokens = *rc::gen::inRange(1, 40);
   Bench bench(kv_blocks, limits, 4, *rc::gen::arbitrary<bool>());
   const int32_t context = kv_blocks * 4;
+  const size_t most_in_flight = *rc::gen::inRange(1, 3);
   std::vector<Sequence*> live;
   std::map<Sequence*, int32_t> goal;
   int to_add = *rc::gen::inRange(1, 12);
@@ -140,10 +164,10 @@ RC_GTEST_PROP(SchedulerProperty, EverythingEndsAndNothingLeaks, ()) {
       Sequence* sequence = bench.add(prompt, *rc::gen::inRange(0, 2));
       RC_ASSERT(sequence != nullptr);
       live.push_back(sequence);
-      goal[sequence] = std::min(context, prompt + *rc::gen::inRange(1, 20));
+      sequence->limit = goal[sequence] = std::min(context, prompt + *rc::gen::inRange(1, 20));
       --to_add;
     }
-    const StepPlan plan = bench.run(*rc::gen::arbitrary<bool>());
+    const StepPlan plan = bench.submit();
     int32_t sum = 0;
     for (const ScheduledSequence& item : plan.items) {
       sum += item.count;
@@ -153,10 +177,12 @@ RC_GTEST_PROP(SchedulerProperty, EverythingEndsAndNothingLeaks, ()) {
     RC_ASSERT(sum == plan.tokens);
     RC_ASSERT(plan.tokens <= limits.max_step_tokens);
     RC_ASSERT(bench.scheduler.running() <= limits.max_sequences);
-    RC_ASSERT(live.empty() || !plan.items.empty() || !plan.preempted.empty());
+    RC_ASSERT(live.empty() || !plan.items.empty() || !plan.preempted.empty() || bench.in_flight.size() > 1);
+    if (bench.in_flight.size() < most_in_flight) continue;
+    bench.collect(*rc::gen::arbitrary<bool>());
     for (auto it = live.begin(); it != live.end();) {
-      if ((*it)->size() >= goal[*it]) {
-        bench.scheduler.remove(*it);
+      if ((*it)->size() - (*it)->pending >= goal[*it]) {
+        bench.remove(*it);
         it = live.erase(it);
       } else {
         ++it;

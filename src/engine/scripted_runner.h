@@ -3,7 +3,9 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -11,34 +13,57 @@
 
 namespace nfp {
 
+// What a sequence is when its next token is chosen.
+struct ScriptedState {
+  std::span<const int32_t> tokens;
+  int32_t prompt_size = 0;
+  int32_t output_size() const { return static_cast<int32_t>(tokens.size()) - prompt_size; }
+};
+
 class ScriptedRunner final : public StepRunner {
  public:
   // The token after these. Default: a mixture of the last token and the length, never ids 0..3.
-  using Next = std::function<int32_t(const Sequence&)>;
+  using Next = std::function<int32_t(const ScriptedState&)>;
 
   ScriptedRunner(int32_t vocab, int32_t max_context, Next next = {}, std::chrono::nanoseconds step_time = {})
       : vocab_(vocab), max_context_(max_context), next_(std::move(next)), step_time_(step_time) {}
 
   int32_t vocab() const override { return vocab_; }
   int32_t max_context() const override { return max_context_; }
+  int32_t max_in_flight() const override { return 2; }
   Status start(const Sequence&) override { return ok_status(); }
-  Result<StepOutput> run(const StepPlan& plan, Precision precision) override {
-    if (step_time_.count() > 0) std::this_thread::sleep_for(step_time_);
+  Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
     StepOutput output;
+    std::vector<int32_t> row;
     for (const ScheduledSequence& item : plan.items) {
       if (!item.samples) continue;
+      std::vector<int32_t> tokens = item.sequence->tokens;
+      if (item.source >= 0) tokens.back() = previous_.at(static_cast<size_t>(item.source));
+      const ScriptedState state = {tokens, item.sequence->prompt_size()};
       OutputToken& token = output.sampled.emplace_back();
-      token.token = next_ ? next_(*item.sequence) : default_next(*item.sequence);
+      token.token = next_ ? next_(state) : default_next(state);
       token.precision = precision;
       token.rank = 1;
+      row.push_back(token.token);
     }
+    previous_ = std::move(row);
+    in_flight_.push_back(std::move(output));
+    return next_ticket_++;
+  }
+  Result<StepOutput> collect(StepTicket ticket) override {
+    if (ticket + in_flight_.size() != next_ticket_) {
+      return error(ErrorCode::kUsage, "step {} is not the oldest in flight", ticket);
+    }
+    if (step_time_.count() > 0) std::this_thread::sleep_for(step_time_);
+    StepOutput output = std::move(in_flight_.front());
+    in_flight_.pop_front();
     return output;
   }
 
  private:
-  int32_t default_next(const Sequence& sequence) const {
-    const auto last = static_cast<uint32_t>(sequence.tokens.back());
-    const auto length = static_cast<uint32_t>(sequence.size());
+  int32_t default_next(const ScriptedState& state) const {
+    const auto last = static_cast<uint32_t>(state.tokens.back());
+    const auto length = static_cast<uint32_t>(state.tokens.size());
     return static_cast<int32_t>(4 + (last * 31u + length * 7u) % static_cast<uint32_t>(vocab_ - 4));
   }
 
@@ -46,6 +71,9 @@ class ScriptedRunner final : public StepRunner {
   int32_t max_context_;
   Next next_;
   std::chrono::nanoseconds step_time_;
+  std::vector<int32_t> previous_;  // tokens of the step submitted last
+  std::deque<StepOutput> in_flight_;
+  StepTicket next_ticket_ = 0;
 };
 
 }  // namespace nfp

@@ -1,7 +1,12 @@
 // One request inside the engine: its tokens, how many of them are in the KV cache, and which blocks hold them.
+//
+// Steps run ahead of their results, so what a plan needs is counted apart from what is certain: `scheduled` tokens have
+// been part of a submitted step, `computed` ones of a collected one. A token that a step in flight samples has its
+// place in `tokens` already, as kPendingToken.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "engine/block_manager.h"
@@ -9,11 +14,18 @@
 
 namespace nfp {
 
+inline constexpr int32_t kPendingToken = -1;
+
 struct Sequence {
   uint64_t serial = 0;  // order of arrival; a smaller one has priority
   Request request;
-  std::vector<int32_t> tokens;  // prompt, then output
-  int32_t computed = 0;         // tokens whose keys and values are in the cache
+  std::vector<int32_t> tokens;                          // prompt, then output
+  int32_t limit = std::numeric_limits<int32_t>::max();  // tokens in all at which it ends
+  int32_t computed = 0;                                 // tokens whose keys and values are in the cache
+  int32_t scheduled = 0;                                // >= computed: those of steps in flight too
+  int32_t pending = 0;                                  // trailing tokens that steps in flight are sampling
+  int32_t last_row = -1;                                // row of the last step that sampled for it
+  uint32_t life = 0;            // counts preemptions: what was in flight before one has no blocks any more
   std::vector<int32_t> blocks;  // block table: token t is in block t / block_size
   // Everything computed so far, reused blocks included, came from FP16 steps.
   bool exact = true;
@@ -29,6 +41,9 @@ struct Sequence {
   int32_t prompt_size() const { return static_cast<int32_t>(request.prompt.size()); }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t output_size() const { return size() - prompt_size(); }
+  // Whether the next step can be planned before the one in flight has told its token: not at its last token, and not
+  // where a grammar must see it first.
+  bool may_run_ahead() const { return size() < limit && !request.constraint; }
   bool wants_exact() const { return request.precision == PrecisionClass::kExact; }
 };
 

@@ -16,14 +16,18 @@ Result<std::unique_ptr<SequenceRunner>> SequenceRunner::create(Model& model, int
   runner->max_feed_ = std::clamp(max_feed, 1, context);
   Backend& backend = model.backend();
   NFP_RETURN_IF_ERROR(model.reserve(runner->max_feed_, kLogitRows, context));
-  std::vector<int32_t> table(static_cast<size_t>((context + kBlockSize - 1) / kBlockSize));
+  std::vector<int32_t>& table = runner->table_;
+  table.resize(static_cast<size_t>((context + kBlockSize - 1) / kBlockSize));
   std::iota(table.begin(), table.end(), 0);
   NFP_ASSIGN_OR_RETURN(runner->cache_,
                        backend.make_kv_cache(model.kv_spec(static_cast<int64_t>(table.size()), kBlockSize, kv_dtype)));
-  NFP_ASSIGN_OR_RETURN(runner->table_, backend.allocate(table.size() * sizeof(int32_t)));
-  NFP_RETURN_IF_ERROR(backend.upload(runner->table_.data(), table.data(), runner->table_.bytes()));
-  const auto ints = static_cast<size_t>(runner->max_feed_) * 3 + 3;
-  NFP_ASSIGN_OR_RETURN(runner->step_, backend.allocate(ints * sizeof(int32_t)));
+  StepLimits limits;
+  limits.tokens = runner->max_feed_;
+  limits.sequences = 1;
+  limits.table_width = static_cast<int32_t>(table.size());
+  limits.vocab = model.config().vocab;
+  limits.block_size = kBlockSize;
+  NFP_ASSIGN_OR_RETURN(runner->input_, StepInput::create(backend, limits));
   NFP_ASSIGN_OR_RETURN(runner->rows_, backend.allocate(kLogitRows * sizeof(int32_t)));
   const auto vocab = static_cast<size_t>(model.config().vocab);
   NFP_ASSIGN_OR_RETURN(runner->logits_, backend.allocate(kLogitRows * vocab * sizeof(float)));
@@ -36,25 +40,15 @@ Status SequenceRunner::feed(std::span<const int32_t> tokens, Precision precision
     return error(ErrorCode::kInvalidInput, "{} tokens after {} do not fit a context of {} fed {} at a time", count,
                  length_, context_, max_feed_);
   }
-  std::vector<int32_t> arrays(tokens.begin(), tokens.end());
-  for (int repeat = 0; repeat < 2; ++repeat) {  // positions, and slots: the table is the identity
-    for (int32_t i = 0; i < count; ++i) arrays.push_back(length_ + i);
-  }
-  arrays.insert(arrays.end(), {0, count, length_ + count});
-  NFP_RETURN_IF_ERROR(model_.backend().upload(step_.data(), arrays.data(), arrays.size() * sizeof(int32_t)));
-  const auto* base = step_.as<int32_t>();
+  StepShape shape;
+  shape.tokens = count;
+  shape.sequences = 1;
+  shape.single = count == 1 ? 1 : 0;
+  input_->begin(0, shape);
+  input_->add({.tokens = tokens, .first = length_, .source = -1, .blocks = table_});
+  input_->upload();
   ForwardArgs args;
-  args.batch.tokens = count;
-  args.batch.sequences = 1;
-  args.batch.max_query = count;
-  args.batch.max_context = length_ + count;
-  args.batch.table_width = static_cast<int32_t>(table_.bytes() / sizeof(int32_t));
-  args.batch.token_ids = base;
-  args.batch.positions = base + count;
-  args.batch.slots = base + 2 * count;
-  args.batch.query_start = base + 3 * count;
-  args.batch.context = base + 3 * count + 2;
-  args.batch.block_table = table_.as<int32_t>();
+  args.batch = input_->view(shape, nullptr);
   args.precision = precision;
   args.cache = cache_.get();
   args.first_layer = layers.first;

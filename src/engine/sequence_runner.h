@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "base/result.h"
+#include "engine/batch.h"
 #include "model/model.h"
 
 namespace nfp {
@@ -46,10 +47,10 @@ class SequenceRunner {
   int32_t max_feed_ = 0;
   int32_t length_ = 0;
   std::unique_ptr<KvCache> cache_;
-  Buffer step_;    // i32 token ids, positions, slots [max_feed] each, then query_start [2], context [1]
-  Buffer table_;   // i32 [blocks], the identity
-  Buffer rows_;    // i32 [kLogitRows]
-  Buffer logits_;  // f32 [kLogitRows, vocab]
+  std::unique_ptr<StepInput> input_;
+  std::vector<int32_t> table_;  // the identity
+  Buffer rows_;                 // i32 [kLogitRows]
+  Buffer logits_;               // f32 [kLogitRows, vocab]
 };
 
 }  // namespace nfp

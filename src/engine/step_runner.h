@@ -1,5 +1,5 @@
-// Computes one planned step: what stands between the engine's bookkeeping and a model on a backend. Tests and the
-// server's load tests put a scripted one in its place.
+// Computes planned steps: what stands between the engine's bookkeeping and a model on a backend. Tests and the server's
+// load tests put a scripted one in its place.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,23 @@ struct StepOutput {
   std::vector<std::vector<OutputToken>> prompt_logprobs;
 };
 
+// A step that was submitted and is to be collected.
+using StepTicket = uint64_t;
+
 class StepRunner {
  public:
   virtual ~StepRunner() = default;
   virtual int32_t vocab() const = 0;
   // Tokens that a sequence may have in all (prompt and output).
   virtual int32_t max_context() const = 0;
+  // Steps that may be submitted and not yet collected.
+  virtual int32_t max_in_flight() const { return 1; }
   // A sequence (re)starts in this slot: its penalties count from these tokens.
   virtual Status start(const Sequence& sequence) = 0;
-  virtual Result<StepOutput> run(const StepPlan& plan, Precision precision) = 0;
+  // Takes a step in; it may run at any time until it is collected. Nothing of the plan is read once this has returned.
+  virtual Result<StepTicket> submit(const StepPlan& plan, Precision precision) = 0;
+  // Waits for the oldest step in flight, which this ticket must name.
+  virtual Result<StepOutput> collect(StepTicket ticket) = 0;
 };
 
 }  // namespace nfp

@@ -40,7 +40,9 @@ class Llama final : public Model {
 
  private:
   Status load_layer(WeightLoader& weights, int32_t index, Layer& layer);
-  void norm(const Buffer& weight, const Buffer& x, int32_t rows, Precision consumer, const Buffer& out);
+  // out = norm(x), or with `residual` the norm of residual + x, which residual becomes.
+  void norm(const Buffer& weight, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
+            const Buffer& out);
   // False where the forward ends before this layer.
   bool multiply(const Linear& linear, const Buffer& x, int32_t rows, const ForwardArgs& args, Epilogue epilogue,
                 const Buffer& y, Precision consumer = Precision::kFp16);
@@ -56,6 +58,7 @@ class Llama final : public Model {
 
   // Activations of one step.
   Buffer x_;         // residual stream [tokens, hidden]
+  Buffer product_;   // [tokens, hidden] of the last linear layer, to be added to x_
   Buffer normed_;    // [tokens, hidden]
   Buffer qkv_;       // [tokens, (heads + 2 * kv_heads) * head_dim]
   Buffer attended_;  // [tokens, heads * head_dim]
@@ -120,6 +123,7 @@ Status Llama::reserve(int32_t tokens, int32_t rows, int32_t positions) {
   const int64_t q = int64_t{config_.heads} * config_.head_dim;
   const int64_t kv = int64_t{config_.kv_heads} * config_.head_dim;
   NFP_RETURN_IF_ERROR(make(x_, tokens, config_.hidden));
+  NFP_RETURN_IF_ERROR(make(product_, tokens, config_.hidden));
   NFP_RETURN_IF_ERROR(make(normed_, tokens, config_.hidden));
   NFP_RETURN_IF_ERROR(make(qkv_, tokens, q + 2 * kv));
   NFP_RETURN_IF_ERROR(make(attended_, tokens, q));
@@ -128,8 +132,10 @@ Status Llama::reserve(int32_t tokens, int32_t rows, int32_t positions) {
   return make(gathered_normed_, rows, config_.hidden);
 }
 
-void Llama::norm(const Buffer& weight, const Buffer& x, int32_t rows, Precision consumer, const Buffer& out) {
+void Llama::norm(const Buffer& weight, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
+                 const Buffer& out) {
   backend_.rms_norm({.x = x.data(),
+                     .residual = residual != nullptr ? residual->data() : nullptr,
                      .weight = weight.as<float>(),
                      .eps = config_.norm_eps,
                      .rows = rows,
@@ -159,11 +165,13 @@ void Llama::forward(const ForwardArgs& args) {
   const auto precision = [&](const Linear& linear) { return linear.at(args.precision, args.fp8_share); };
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
   if (args.first_layer == 0) {
-    backend_.embed({embedding_.weight.get(), args.batch.token_ids, rows, 1.0f, x_.data()});
+    backend_.embed({embedding_.weight.get(), args.batch, 1.0f, x_.data()});
   }
+  bool pending = false;  // product_ is still to be added to the residual stream
   for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    norm(layer.attention_norm, x_, rows, precision(layer.qkv), normed_);
+    norm(layer.attention_norm, pending ? product_ : x_, pending ? &x_ : nullptr, rows, precision(layer.qkv), normed_);
+    pending = false;
     if (!multiply(layer.qkv, normed_, rows, args, Epilogue::kStore, qkv_)) return;
     backend_.rope({.qkv = qkv_.data(),
                    .heads = config_.heads,
@@ -188,17 +196,21 @@ void Llama::forward(const ForwardArgs& args) {
                         .batch = args.batch,
                         .out = attended_.data(),
                         .consumer = precision(layer.output)});
-    if (!multiply(layer.output, attended_, rows, args, Epilogue::kAdd, x_)) return;
-    norm(layer.mlp_norm, x_, rows, precision(layer.gate_up), normed_);
+    if (!multiply(layer.output, attended_, rows, args, Epilogue::kStore, product_)) return;
+    norm(layer.mlp_norm, product_, &x_, rows, precision(layer.gate_up), normed_);
     if (!multiply(layer.gate_up, normed_, rows, args, Epilogue::kGatedActivation, mlp_, precision(layer.down))) return;
-    if (!multiply(layer.down, mlp_, rows, args, Epilogue::kAdd, x_)) return;
+    if (!multiply(layer.down, mlp_, rows, args, Epilogue::kStore, product_)) return;
+    pending = true;
+  }
+  if (pending) {
+    backend_.rms_norm({.x = product_.data(), .residual = x_.data(), .rows = rows, .hidden = config_.hidden});
   }
 }
 
 void Llama::logits(const int32_t* rows, int32_t count, Precision precision, float* out) {
   const Linear& head = config_.tied_embeddings ? embedding_ : head_;
   backend_.gather_rows({x_.data(), rows, count, config_.hidden, gathered_.data()});
-  norm(final_norm_, gathered_, count, head.at(precision), gathered_normed_);
+  norm(final_norm_, gathered_, nullptr, count, head.at(precision), gathered_normed_);
   backend_.linear({.weight = head.weight.get(),
                    .x = gathered_normed_.data(),
                    .rows = count,

@@ -30,6 +30,11 @@ class CpuGraph final : public Graph {
   std::vector<Operation> operations;
 };
 
+class CpuEvent final : public Event {
+ public:
+  uint64_t after = 0;  // operations recorded before it, since the backend was made
+};
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const KernelTable& kernels, int threads, std::vector<int> cpus)
@@ -43,6 +48,9 @@ class CpuBackend final : public Backend {
   ~CpuBackend() override { flush(); }
 
   const BackendInfo& info() const override { return info_; }
+
+  bool supports(Precision) const override { return true; }
+  bool prefers_graphs() const override { return false; }
 
   Result<Buffer> allocate(size_t bytes) override {
     NFP_ASSIGN_OR_RETURN(cpu::Mapping mapping, cpu::Mapping::create(bytes));
@@ -70,8 +78,17 @@ class CpuBackend final : public Backend {
   }
   Status synchronize() override {
     flush();
-    if (!failure_) return ok_status();
-    return *std::exchange(failure_, std::nullopt);
+    return failure();
+  }
+
+  Result<Buffer> allocate_host(size_t bytes) override { return allocate(bytes); }
+  void copy(const CopyArgs& args) override { append(args); }
+  Result<std::unique_ptr<Event>> make_event() override { return std::unique_ptr<Event>(std::make_unique<CpuEvent>()); }
+  void record(Event& event) override { static_cast<CpuEvent&>(event).after = done_ + pending_.size(); }
+  Status wait(Event& event) override {
+    const uint64_t after = static_cast<CpuEvent&>(event).after;
+    if (after > done_) flush(static_cast<size_t>(after - done_));
+    return failure();
   }
 
   DType activation_dtype() const override { return DType::kF32; }
@@ -98,23 +115,20 @@ class CpuBackend final : public Backend {
     return static_cast<cpu::CpuTokenHistory&>(history).reset(slot, prompt, output);
   }
 
-  void embed(const EmbedArgs& args) override { record(args); }
-  void rms_norm(const RmsNormArgs& args) override { record(args); }
+  void embed(const EmbedArgs& args) override { append(args); }
+  void rms_norm(const RmsNormArgs& args) override { append(args); }
   void linear(const LinearArgs& args) override {
     assert(args.epilogue != Epilogue::kGatedActivation ||
            static_cast<const cpu::PackedWeight*>(args.weight)->interleaved());
-    record(args);
+    append(args);
   }
-  void rope(const RopeArgs& args) override { record(args); }
-  void attention(const AttentionArgs& args) override { record(args); }
-  void gather_rows(const GatherRowsArgs& args) override { record(args); }
-  void sample(const SampleArgs& args) override {
-    assert(args.top_n >= 0 && args.top_n <= kMaxTopLogprobs);
-    record(args);
-  }
+  void rope(const RopeArgs& args) override { append(args); }
+  void attention(const AttentionArgs& args) override { append(args); }
+  void gather_rows(const GatherRowsArgs& args) override { append(args); }
+  void sample(const SampleArgs& args) override { append(args); }
   void score(const ScoreArgs& args) override {
     assert(args.top_n >= 0 && args.top_n <= kMaxTopLogprobs);
-    record(args);
+    append(args);
   }
 
   Status begin_capture() override {
@@ -143,15 +157,22 @@ class CpuBackend final : public Backend {
 
  private:
   template <typename Args>
-  void record(const Args& args) {
+  void append(const Args& args) {
     pending_.emplace_back(args);
   }
-  // Runs what is recorded. While capturing nothing may wait: the list is the graph's.
-  void flush() {
+  // Runs what is recorded, or the first `count` operations of it. While capturing nothing may wait: the list is the
+  // graph's.
+  void flush(size_t count = SIZE_MAX) {
     if (capturing_ || pending_.empty()) return;
-    Status status = executor_.run(pending_);
-    pending_.clear();
+    count = std::min(count, pending_.size());
+    Status status = executor_.run(std::span(pending_).first(count));
+    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
+    done_ += count;
     if (!status.ok() && !failure_) failure_ = std::move(status).error();
+  }
+  Status failure() {
+    if (!failure_) return ok_status();
+    return *std::exchange(failure_, std::nullopt);
   }
 
   BackendInfo info_;
@@ -160,6 +181,7 @@ class CpuBackend final : public Backend {
   cpu::Arena arena_;
   std::vector<cpu::Mapping> buffers_;
   std::vector<Operation> pending_;
+  uint64_t done_ = 0;  // operations run so far
   bool capturing_ = false;
   std::optional<Error> failure_;
 };

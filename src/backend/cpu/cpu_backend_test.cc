@@ -68,7 +68,7 @@ TEST(CpuBackend, FreshMemoryIsZeroAndAllocationFailureIsAnError) {
   }
 }
 
-// A small step: embed, norm, gated linear, down with residual, gather, head, greedy sample.
+// A small step: embed, norm, gated linear, down, residual and norm, gated linear, gather, head, greedy sample.
 struct Step {
   explicit Step(Backend& b, int32_t rows) : backend(b), random(31) {
     const auto linear = [&](int64_t n, int64_t k) {
@@ -92,11 +92,15 @@ struct Step {
     x = make_rows(24);
     normed = make_rows(24);
     wide = make_rows(33);
+    product = make_rows(24);
     gathered = make_rows(24);
     logits = make_rows(50);
     ids = make_rows(1);
     order = make_rows(1);
-    tokens = make_rows(1);
+    sampled = make_rows(sizeof(SampledRow) / sizeof(float));
+    const std::vector<SamplingRow> greedy(static_cast<size_t>(rows));
+    sampling = backend.allocate(greedy.size() * sizeof(SamplingRow)).value();
+    EXPECT_TRUE(backend.upload(sampling.data(), greedy.data(), sampling.bytes()).ok());
     set_ids(rows, 0);
   }
   void set_ids(int32_t rows, int shift) {
@@ -106,20 +110,28 @@ struct Step {
     ASSERT_TRUE(backend.upload(order.data(), places.data(), places.size() * 4).ok());
   }
   void enqueue(int32_t rows, Precision precision) {
-    backend.embed({head.get(), ids.as<int32_t>(), rows, 1.5f, x.data()});
-    backend.rms_norm({x.data(), norm.as<float>(), 1e-5f, rows, 24, precision, normed.data()});
-    backend.linear({.weight = gate_up.get(),
-                    .x = normed.data(),
-                    .rows = rows,
-                    .precision = precision,
-                    .epilogue = Epilogue::kGatedActivation,
-                    .y = wide.data()});
-    backend.linear({.weight = down.get(),
-                    .x = wide.data(),
-                    .rows = rows,
-                    .precision = precision,
-                    .epilogue = Epilogue::kAdd,
-                    .y = x.data()});
+    BatchView batch;
+    batch.tokens = rows;
+    batch.token_ids = ids.as<int32_t>();
+    backend.embed({head.get(), batch, 1.5f, x.data()});
+    const auto normed_product = [&](const Buffer& in, const Buffer* residual) {
+      backend.rms_norm({.x = in.data(),
+                        .residual = residual != nullptr ? residual->data() : nullptr,
+                        .weight = norm.as<float>(),
+                        .rows = rows,
+                        .hidden = 24,
+                        .consumer = precision,
+                        .out = normed.data()});
+      backend.linear({.weight = gate_up.get(),
+                      .x = normed.data(),
+                      .rows = rows,
+                      .precision = precision,
+                      .epilogue = Epilogue::kGatedActivation,
+                      .y = wide.data()});
+    };
+    normed_product(x, nullptr);
+    backend.linear({.weight = down.get(), .x = wide.data(), .rows = rows, .precision = precision, .y = product.data()});
+    normed_product(product, &x);
     backend.gather_rows({x.data(), order.as<int32_t>(), rows, 24, gathered.data()});
     backend.linear({.weight = head.get(),
                     .x = gathered.data(),
@@ -131,7 +143,8 @@ struct Step {
     sample.logits = logits.as<float>();
     sample.rows = rows;
     sample.vocab = 50;
-    sample.token = tokens.as<int32_t>();
+    sample.row = sampling.as<SamplingRow>();
+    sample.out = sampled.as<SampledRow>();
     backend.sample(sample);
   }
   std::vector<float> results() { return download(backend, logits); }
@@ -140,7 +153,7 @@ struct Step {
   Random random;
   std::vector<std::unique_ptr<TestMatrix>> matrices;
   std::unique_ptr<LinearWeight> head, down, gate_up;
-  Buffer norm, x, normed, wide, gathered, logits, ids, order, tokens;
+  Buffer norm, x, normed, wide, gathered, product, logits, ids, order, sampled, sampling;
 };
 
 TEST(CpuBackend, AStepGivesTheSameOnAnyNumberOfThreads) {
@@ -171,6 +184,8 @@ TEST(CpuBackend, FewRowsGiveWhatManyGive) {
       EXPECT_TRUE(std::equal(got.begin(), got.end(), want.end() - 3 * 50)) << name_of(precision);
       const std::vector<float> all_normed = download(*backend, many.normed), normed = download(*backend, few.normed);
       EXPECT_TRUE(std::equal(normed.begin(), normed.end(), all_normed.begin())) << name_of(precision);
+      const std::vector<float> all_sums = download(*backend, many.x), sums = download(*backend, few.x);
+      EXPECT_TRUE(std::equal(sums.begin(), sums.end(), all_sums.begin())) << name_of(precision);
     }
   }
 }
@@ -225,10 +240,10 @@ TEST(CpuBackend, ProfileCountsCallsBytesAndOperations) {
   for (const StageTime& stage : backend->profile()) {
     if (stage.stage != "linear") continue;
     found = true;
-    EXPECT_EQ(stage.calls, 3u);
-    EXPECT_EQ(stage.flops, 2u * 4 * (66 * 24 + 24 * 33 + 50 * 24));
+    EXPECT_EQ(stage.calls, 4u);
+    EXPECT_EQ(stage.flops, 2u * 4 * (2 * 66 * 24 + 24 * 33 + 50 * 24));
     EXPECT_EQ(stage.weight_bytes, step.head->bytes_read(Precision::kFp8) + step.down->bytes_read(Precision::kFp8) +
-                                      step.gate_up->bytes_read(Precision::kFp8));
+                                      2 * step.gate_up->bytes_read(Precision::kFp8));
     EXPECT_GT(stage.seconds, 0.0);
   }
   EXPECT_TRUE(found);
@@ -243,7 +258,7 @@ TEST(CpuBackend, RmsNormAgreesWithItsDefinition) {
     const std::vector<float> x = random.normals(static_cast<size_t>(hidden) * 3),
                              w = random.normals(static_cast<size_t>(hidden));
     const Buffer in = upload(*backend, x), weight = upload(*backend, w), out = upload(*backend, x);
-    backend->rms_norm({in.data(), weight.as<float>(), 1e-5f, 3, hidden, Precision::kFp16, out.data()});
+    backend->rms_norm({.x = in.data(), .weight = weight.as<float>(), .rows = 3, .hidden = hidden, .out = out.data()});
     const std::vector<float> got = download(*backend, out);
     for (size_t row = 0; row < 3; ++row) {
       double sum = 0;
@@ -261,28 +276,68 @@ TEST(CpuBackend, RmsNormAgreesWithItsDefinition) {
   }
 }
 
+TEST(CpuBackend, TokensComeFromTheHostOrFromTheStepBefore) {
+  auto backend = make();
+  Step step(*backend, 3);
+  const std::vector<SampledRow> before = {{.token = 11}, {.token = 12}};
+  const std::vector<int32_t> source = {1, -1, 0}, host = {0, 7, 0}, same = {12, 7, 11};
+  BatchView batch;
+  batch.tokens = 3;
+  batch.token_ids = host.data();
+  batch.token_source = source.data();
+  batch.previous = before.data();
+  backend->embed({step.head.get(), batch, 1.0f, step.x.data()});
+  const std::vector<float> got = download(*backend, step.x);
+  batch = {};
+  batch.tokens = 3;
+  batch.token_ids = same.data();
+  backend->embed({step.head.get(), batch, 1.0f, step.x.data()});
+  EXPECT_EQ(got, download(*backend, step.x));
+}
+
+// An event waits for what came before it and for nothing else; copies run in their place.
+TEST(CpuBackend, EventsAndCopiesKeepTheOrder) {
+  auto backend = make();
+  const Buffer from = backend->allocate_host(64).value(), device = backend->allocate(64).value(),
+               back = backend->allocate_host(64).value();
+  auto first = backend->make_event().value(), second = backend->make_event().value();
+  for (int32_t i = 0; i < 16; ++i) from.as<int32_t>()[i] = i;
+  backend->copy({.dst = device.data(), .src = from.data(), .bytes = 64});
+  backend->copy({.dst = back.data(), .src = device.data(), .bytes = 8, .rows = 4, .dst_pitch = 16, .src_pitch = 8});
+  backend->record(*first);
+  backend->copy({.dst = back.data(), .src = device.as<int32_t>() + 15, .bytes = 4});
+  backend->record(*second);
+  ASSERT_TRUE(backend->wait(*first).ok());
+  EXPECT_EQ(std::vector<int32_t>(back.as<int32_t>(), back.as<int32_t>() + 14),
+            (std::vector<int32_t>{0, 1, 0, 0, 2, 3, 0, 0, 4, 5, 0, 0, 6, 7}));
+  ASSERT_TRUE(backend->wait(*second).ok());
+  EXPECT_EQ(back.as<int32_t>()[0], 15);
+  ASSERT_TRUE(backend->wait(*first).ok());
+}
+
 TEST(CpuBackend, SamplingAppendsToTheHistory) {
   auto backend = make();
   auto history = backend->make_token_history(2, 4).value();
   ASSERT_TRUE(backend->reset_history(*history, 1, {}, {}).ok());
   const Buffer logits = upload(*backend, {3.0f, 2.9f, 2.8f, 0.0f});
-  const Buffer token = backend->allocate(4).value();
-  const float presence = 1.0f;
-  const int32_t slot = 1;
+  const Buffer out = backend->allocate(sizeof(SampledRow)).value();
+  SamplingRow row;
+  row.presence_penalty = 1.0f;
+  row.history_slot = 1;
   std::vector<int32_t> chosen;
   for (int i = 0; i < 3; ++i) {
     SampleArgs args;
     args.logits = logits.as<float>();
     args.rows = 1;
     args.vocab = 4;
-    args.sampling.presence_penalty = &presence;
-    args.sampling.history_slot = &slot;
+    args.needs = SamplingNeeds::kPenalties;
+    args.row = &row;
     args.history = history.get();
-    args.token = token.as<int32_t>();
+    args.out = out.as<SampledRow>();
     backend->sample(args);
-    int32_t t = -1;
-    ASSERT_TRUE(backend->download(&t, token.data(), 4).ok());
-    chosen.push_back(t);
+    SampledRow sampled;
+    ASSERT_TRUE(backend->download(&sampled, out.data(), sizeof(sampled)).ok());
+    chosen.push_back(sampled.token);
   }
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 1, 2}));
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "backend/cpu/kv_cache.h"
 #include "backend/cpu/packed_weight.h"
@@ -24,8 +25,8 @@ struct AttentionSplit {
 
 namespace {
 
-constexpr std::array<std::string_view, kStages> kStageNames = {"embed",     "rms_norm",    "linear", "rope",
-                                                               "attention", "gather_rows", "sample", "score"};
+constexpr std::array<std::string_view, kStages> kStageNames = {"embed",       "rms_norm", "linear", "rope", "attention",
+                                                               "gather_rows", "sample",   "score",  "copy"};
 
 constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -43,8 +44,9 @@ bool fuses(std::span<const Operation> operations, size_t i) {
   if (i + 1 >= operations.size()) return false;
   const auto* norm = std::get_if<RmsNormArgs>(&operations[i]);
   const auto* linear = std::get_if<LinearArgs>(&operations[i + 1]);
-  return norm != nullptr && linear != nullptr && linear->x == norm->out && linear->rows == norm->rows &&
-         norm->rows <= kPrivateRows && linear->y != norm->x && linear->y != norm->out;
+  return norm != nullptr && linear != nullptr && norm->out != nullptr && linear->x == norm->out &&
+         linear->rows == norm->rows && norm->rows <= kPrivateRows && linear->y != norm->x && linear->y != norm->out &&
+         linear->y != norm->residual;
 }
 
 // What a linear operation does to its input before the panels see it.
@@ -185,8 +187,8 @@ Executor::Needs Executor::needs_of(const Operation& operation) const {
   if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
     needs.per_thread = linear_scratch_bytes(std::min<int64_t>(linear->rows, kMaxLinearRows), linear->weight->k());
     const size_t prepared = carve(*linear, preparation_of(*linear, kernels_), nullptr).bytes;
-    if (linear->rows <= kPrivateRows) {  // and the norm before it
-      needs.input = prepared + round_up(static_cast<size_t>(linear->rows * linear->weight->k()) * sizeof(float));
+    if (linear->rows <= kPrivateRows) {  // and the norm before it, with the residual stream
+      needs.input = prepared + 2 * round_up(static_cast<size_t>(linear->rows * linear->weight->k()) * sizeof(float));
     } else {
       needs.shared = prepared;
     }
@@ -238,12 +240,14 @@ Status Executor::run(std::span<const Operation> operations) {
   if (operations.empty()) return ok_status();
   NFP_RETURN_IF_ERROR(reserve(operations));
   using Clock = std::chrono::steady_clock;
+  readers_done_.store(0, std::memory_order_relaxed);
   threads_.run([&](int thread) {
     Clock::time_point start;
+    int32_t readers = 0;  // that the products so far had in all
     for (size_t i = 0; i < operations.size(); ++i) {
       if (profiling_ && thread == 0) start = Clock::now();
       if (fuses(operations, i)) {  // counts as the product
-        normed_linear(std::get<RmsNormArgs>(operations[i]), std::get<LinearArgs>(operations[i + 1]), thread);
+        normed_linear(std::get<RmsNormArgs>(operations[i]), std::get<LinearArgs>(operations[i + 1]), thread, readers);
         ++i;
       } else {
         std::visit([&](const auto& args) { execute(args, thread); }, operations[i]);
@@ -260,17 +264,26 @@ Status Executor::run(std::span<const Operation> operations) {
 
 void Executor::execute(const EmbedArgs& args, int thread) {
   const PackedWeight& table = packed(args.table);
-  const Range rows = partition(args.rows, thread, threads_.size());
+  const BatchView& batch = args.batch;
+  const Range rows = partition(batch.tokens, thread, threads_.size());
   for (int64_t i = rows.begin; i < rows.end; ++i) {
-    table.read_row(args.token_ids[i], args.scale, static_cast<float*>(args.out) + i * table.k());
+    const int32_t source = batch.token_source != nullptr ? batch.token_source[i] : -1;
+    const int32_t token = source < 0 ? batch.token_ids[i] : batch.previous[source].token;
+    table.read_row(token, args.scale, static_cast<float*>(args.out) + i * table.k());
   }
 }
 
 void Executor::execute(const RmsNormArgs& args, int thread) {
   const Range rows = partition(args.rows, thread, threads_.size());
   for (int64_t i = rows.begin; i < rows.end; ++i) {
-    kernels_.rms_norm(static_cast<const float*>(args.x) + i * args.hidden, args.weight, args.eps, args.hidden,
-                      static_cast<float*>(args.out) + i * args.hidden);
+    const float* x = static_cast<const float*>(args.x) + i * args.hidden;
+    if (args.residual != nullptr) {
+      float* sum = static_cast<float*>(args.residual) + i * args.hidden;
+      kernels_.residual_add(x, sum, args.hidden, sum);
+      x = sum;
+    }
+    if (args.out == nullptr) continue;
+    kernels_.rms_norm(x, args.weight, args.eps, args.hidden, static_cast<float*>(args.out) + i * args.hidden);
   }
 }
 
@@ -287,13 +300,20 @@ void Executor::execute(const LinearArgs& args, int thread) {
   multiply(args, x, prepared, thread);
 }
 
-void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread) {
+void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, int32_t& readers) {
   char* prepared = inputs_[static_cast<size_t>(thread)].as<char>();
   const Preparation prepare = preparation_of(linear, kernels_);
   auto* normed = reinterpret_cast<float*>(prepared + carve(linear, prepare, nullptr).bytes);
+  const size_t size = static_cast<size_t>(norm.rows) * static_cast<size_t>(norm.hidden);
+  auto* sum = reinterpret_cast<float*>(reinterpret_cast<char*>(normed) + round_up(size * sizeof(float)));
+  const float* x = static_cast<const float*>(norm.x);
+  if (norm.residual != nullptr) {
+    kernels_.residual_add(x, static_cast<const float*>(norm.residual), static_cast<int64_t>(size), sum);
+    x = sum;
+    readers_done_.fetch_add(1, std::memory_order_acq_rel);
+  }
   for (int64_t i = 0; i < norm.rows; ++i) {
-    kernels_.rms_norm(static_cast<const float*>(norm.x) + i * norm.hidden, norm.weight, norm.eps, norm.hidden,
-                      normed + i * norm.hidden);
+    kernels_.rms_norm(x + i * norm.hidden, norm.weight, norm.eps, norm.hidden, normed + i * norm.hidden);
   }
   // Whoever else reads the norm's output finds it where it was asked for.
   const Range mine = partition(norm.rows, thread, threads_.size());
@@ -305,6 +325,15 @@ void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, 
     prepare_rows(linear, prepare, kernels_, normed, Range{0, linear.rows}, prepared);
   }
   multiply(linear, normed, prepared, thread);
+  if (norm.residual == nullptr) return;
+  // By now the others have long read what is written here: this hardly ever waits.
+  readers += threads_.size();
+  while (readers_done_.load(std::memory_order_acquire) < readers) std::this_thread::yield();
+  const Range share = partition(static_cast<int64_t>(size), thread, threads_.size(), 16);
+  if (!share.empty()) {
+    std::memcpy(static_cast<float*>(norm.residual) + share.begin, sum + share.begin,
+                static_cast<size_t>(share.size()) * sizeof(float));
+  }
 }
 
 void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, int thread) {
@@ -434,18 +463,26 @@ void Executor::execute(const GatherRowsArgs& args, int thread) {
   }
 }
 
+void Executor::execute(const CopyArgs& args, int thread) {
+  if (thread != 0) return;
+  for (int32_t row = 0; row < args.rows; ++row) {
+    std::memcpy(static_cast<char*>(args.dst) + static_cast<size_t>(row) * args.dst_pitch,
+                static_cast<const char*>(args.src) + static_cast<size_t>(row) * args.src_pitch, args.bytes);
+  }
+}
+
 void Executor::execute(const SampleArgs& args, int thread) {
   const Range rows = partition(args.rows, thread, threads_.size());
   for (int64_t i = rows.begin; i < rows.end; ++i) {
     sample_row(kernels_, args, static_cast<int32_t>(i), sampling_[static_cast<size_t>(thread)]);
   }
-  if (args.history == nullptr || args.sampling.history_slot == nullptr) return;
+  if (args.history == nullptr || (args.needs & SamplingNeeds::kPenalties) == 0) return;
   threads_.barrier();
   if (thread != 0) return;  // one thread writes the history, since rows may share a slot
   auto& history = static_cast<CpuTokenHistory&>(*args.history);
   for (int32_t row = 0; row < args.rows; ++row) {
-    const int32_t slot = args.sampling.history_slot[row];
-    if (slot >= 0) history.append(slot, args.token[row]);
+    const int32_t slot = args.row[row].history_slot;
+    if (slot >= 0) history.append(slot, args.out[row].token);
   }
 }
 
@@ -476,7 +513,7 @@ void Executor::account(const Operation& operation, double seconds) {
     time.flops += 2ull * static_cast<uint64_t>(linear->rows) * static_cast<uint64_t>(linear->weight->n()) *
                   static_cast<uint64_t>(linear->weight->k());
   } else if (const auto* embed = std::get_if<EmbedArgs>(&operation)) {
-    time.weight_bytes += static_cast<uint64_t>(embed->rows) * static_cast<uint64_t>(embed->table->k()) * 2;
+    time.weight_bytes += static_cast<uint64_t>(embed->batch.tokens) * static_cast<uint64_t>(embed->table->k()) * 2;
   } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
     uint64_t keys = 0;
     for (int32_t t = 0; t < attention->batch.tokens; ++t) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <variant>
@@ -17,8 +18,8 @@
 
 namespace nfp::cpu {
 
-using Operation =
-    std::variant<EmbedArgs, RmsNormArgs, LinearArgs, RopeArgs, AttentionArgs, GatherRowsArgs, SampleArgs, ScoreArgs>;
+using Operation = std::variant<EmbedArgs, RmsNormArgs, LinearArgs, RopeArgs, AttentionArgs, GatherRowsArgs, SampleArgs,
+                               ScoreArgs, CopyArgs>;
 inline constexpr size_t kStages = std::variant_size_v<Operation>;
 
 struct AttentionSplit;  // executor.cc
@@ -46,7 +47,7 @@ class Executor {
   void execute(const EmbedArgs& args, int thread);
   void execute(const RmsNormArgs& args, int thread);
   void execute(const LinearArgs& args, int thread);
-  void normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread);
+  void normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, int32_t& readers);
   void multiply(const LinearArgs& args, const float* x, char* prepared, int thread);
   void execute(const RopeArgs& args, int thread);
   void execute(const AttentionArgs& args, int thread);
@@ -54,6 +55,7 @@ class Executor {
   void execute(const GatherRowsArgs& args, int thread);
   void execute(const SampleArgs& args, int thread);
   void execute(const ScoreArgs& args, int thread);
+  void execute(const CopyArgs& args, int thread);
 
   const KernelTable& kernels_;
   ThreadPool& threads_;
@@ -61,6 +63,8 @@ class Executor {
   std::vector<Mapping> inputs_;   // one a thread
   Mapping shared_;
   std::vector<SampleScratch> sampling_;  // one a thread
+  // Counts, over one run, threads that are done with reading a product's residual stream: none may write it before.
+  alignas(64) std::atomic<int32_t> readers_done_{0};
   bool profiling_ = false;
   std::array<StageTime, kStages> times_{};
 };

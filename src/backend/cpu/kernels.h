@@ -124,6 +124,8 @@ struct KernelTable {
   void (*to_bf16_pairs)(const float* x, int64_t k, uint32_t* pairs);
   // out[i] = x[i] / scale rounded to E4M3, as FP32; returns scale = max |x| / 448.
   float (*quantize_e4m3)(const float* x, int64_t k, float* out);
+  // out = residual + x; out may be either.
+  void (*residual_add)(const float* x, const float* residual, int64_t n, float* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   void (*rope)(const RopeHead& head);
   void (*to_f16)(const float* x, int64_t n, uint16_t* out);

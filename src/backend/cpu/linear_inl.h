@@ -266,14 +266,11 @@ inline void finish_panel(const LinearTask& task, const Panel& panel, const float
     if (panel.stride != 1) {
       alignas(64) float lanes[kPanelRows];
       store(lanes, v);
-      for (int r = 0; r < panel.rows; ++r) {
-        float& out = y[r * panel.stride];
-        out = task.epilogue == Epilogue::kAdd ? out + lanes[r] : lanes[r];
-      }
+      for (int r = 0; r < panel.rows; ++r) y[r * panel.stride] = lanes[r];
     } else if (panel.rows == kPanelRows) {
-      store(y, task.epilogue == Epilogue::kAdd ? add(load(y), v) : v);
+      store(y, v);
     } else {
-      store_some(y, task.epilogue == Epilogue::kAdd ? add(load_some(y, panel.rows), v) : v, panel.rows);
+      store_some(y, v, panel.rows);
     }
   }
 }

@@ -37,6 +37,12 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
   }
 }
 
+void residual_add(const float* x, const float* residual, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += 16) {
+    store_tail(out + i, add(load_tail(residual + i, n - i), load_tail(x + i, n - i)), n - i);
+  }
+}
+
 void rope(const RopeHead& head) {
   const float* in = head.in;
   if (head.norm != nullptr) {

@@ -140,34 +140,24 @@ int32_t draw_from_all(const Logits& logits, float maximum, float factor, double 
   return chosen;
 }
 
-template <typename T>
-T value_or(const T* array, int32_t row, T neutral) {
-  return array != nullptr ? array[row] : neutral;
-}
-
 // Bias, mask and penalties, in a copy of the row where there are any.
 const float* adjusted(const SampleArgs& args, int32_t row, SampleScratch& scratch) {
-  const SamplingView& s = args.sampling;
+  const SamplingRow& s = args.row[row];
   const float* raw = args.logits + static_cast<size_t>(row) * static_cast<size_t>(args.vocab);
-  const int32_t slot = args.history != nullptr ? value_or(s.history_slot, row, -1) : -1;
-  const float repetition = value_or(s.repetition_penalty, row, 1.0f);
-  const float presence = value_or(s.presence_penalty, row, 0.0f);
-  const float frequency = value_or(s.frequency_penalty, row, 0.0f);
-  const bool penalised = slot >= 0 && (repetition != 1.0f || presence != 0.0f || frequency != 0.0f);
-  const bool biased = s.bias_start != nullptr && s.bias_start[row] < s.bias_start[row + 1];
-  const int32_t allowed_row = s.allowed != nullptr && s.allowed_row != nullptr ? s.allowed_row[row] : -1;
-  if (!penalised && !biased && allowed_row < 0) return raw;
+  const int32_t slot = args.history != nullptr ? s.history_slot : -1;
+  const bool penalised =
+      slot >= 0 && (s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f);
+  if (!penalised && s.bias_count == 0 && s.allowed_row < 0) return raw;
   float* x = scratch.logits.data();
   std::memcpy(x, raw, static_cast<size_t>(args.vocab) * sizeof(float));
-  if (biased) {
-    for (int32_t i = s.bias_start[row]; i < s.bias_start[row + 1]; ++i) {
-      if (s.bias_token[i] >= 0 && s.bias_token[i] < args.vocab) x[s.bias_token[i]] += s.bias_value[i];
-    }
+  for (int32_t i = s.bias_first; i < s.bias_first + s.bias_count; ++i) {
+    const LogitBias& bias = args.bias[i];
+    if (bias.token >= 0 && bias.token < args.vocab) x[bias.token] += bias.value;
   }
-  if (allowed_row >= 0) {
-    const uint32_t* words = s.allowed + static_cast<size_t>(allowed_row) * static_cast<size_t>(s.allowed_words);
+  if (s.allowed_row >= 0) {
+    const uint32_t* words = args.allowed + static_cast<size_t>(s.allowed_row) * static_cast<size_t>(args.allowed_words);
     for (int32_t v = 0; v < args.vocab; v += 32) {
-      const uint32_t word = v / 32 < s.allowed_words ? words[v / 32] : 0;
+      const uint32_t word = v / 32 < args.allowed_words ? words[v / 32] : 0;
       if (word == 0xffffffffu) continue;
       for (int32_t bit = 0; bit < 32 && v + bit < args.vocab; ++bit) {
         if (((word >> bit) & 1u) == 0) x[v + bit] = kMinusInfinity;
@@ -178,27 +168,27 @@ const float* adjusted(const SampleArgs& args, int32_t row, SampleScratch& scratc
     const auto& history = static_cast<const CpuTokenHistory&>(*args.history);
     for (const int32_t token : history.seen(slot)) {
       float& logit = x[token];
-      logit = logit > 0 ? logit / repetition : logit * repetition;
+      logit = logit > 0 ? logit / s.repetition_penalty : logit * s.repetition_penalty;
       const uint32_t count = history.generated(slot, token);
-      if (count > 0) logit -= presence + frequency * static_cast<float>(count);
+      if (count > 0) logit -= s.presence_penalty + s.frequency_penalty * static_cast<float>(count);
     }
   }
   return x;
 }
 
 int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, SampleScratch& scratch) {
-  const SamplingView& s = args.sampling;
+  const SamplingRow& s = args.row[row];
   const Logits logits{kernels, adjusted(args, row, scratch), args.vocab};
   const int32_t best = kernels.argmax(logits.x, logits.n);
-  const float temperature = value_or(s.temperature, row, 0.0f);
+  const float temperature = s.temperature;
   const float maximum = logits.x[best];
   if (!(temperature > 0.0f) || !std::isfinite(maximum)) return best;
   const float factor = 1.0f / temperature;
   if (!std::isfinite(factor)) return best;
-  const int32_t top_k = value_or(s.top_k, row, 0);
-  const float top_p = value_or(s.top_p, row, 1.0f);
-  const float min_p = value_or(s.min_p, row, 0.0f);
-  const double u = uniform(value_or(s.seed, row, uint64_t{0}), value_or(s.draw, row, uint64_t{0}));
+  const int32_t top_k = s.top_k;
+  const float top_p = s.top_p;
+  const float min_p = s.min_p;
+  const double u = uniform(s.seed, s.draw);
   const bool limits_k = top_k > 0 && top_k < logits.n;
   const bool limits_p = top_p < 1.0f;
   if (!limits_k && !limits_p && !(min_p > 0.0f)) return draw_from_all(logits, maximum, factor, u, scratch);
@@ -239,18 +229,9 @@ int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, 
   return draw_from(candidates, maximum, factor, u);
 }
 
-struct Report {
-  float* logprob;
-  int32_t* rank;
-  int32_t top_n;
-  int32_t* top_token;
-  float* top_logprob;
-};
-
-// Of the raw logits: log-probability and rank of `token`, and the top_n likeliest (-1 and -infinity where the
+// Of the raw logits: log-probability and rank of `out.token`, and the top_n likeliest (-1 and -infinity where the
 // vocabulary is smaller).
-void report(const Logits& logits, int32_t token, const Report& out, SampleScratch& scratch) {
-  if (out.logprob == nullptr && out.rank == nullptr && out.top_n == 0) return;
+void report(const Logits& logits, SampledRow& out, int32_t top_n, TokenLogprob* top, SampleScratch& scratch) {
   const float maximum = logits.x[logits.kernels.argmax(logits.x, logits.n)];
   double log_total = 0;
   if (std::isfinite(maximum)) log_total = std::log(logits.kernels.sum_exp(logits.x, logits.n, maximum, 1.0f));
@@ -258,32 +239,23 @@ void report(const Logits& logits, int32_t token, const Report& out, SampleScratc
     if (!std::isfinite(maximum) || !(logit > kMinusInfinity)) return kMinusInfinity;
     return static_cast<float>(static_cast<double>(logit) - maximum - log_total);
   };
-  const float own = logits.x[token];
-  if (out.logprob != nullptr) *out.logprob = logprob_of(own);
-  if (out.rank != nullptr) {
-    const float threshold = own > kMinusInfinity ? own : kMinusInfinity;
-    const int32_t count = logits.kernels.at_least(logits.x, logits.n, threshold, scratch.candidates.data(), logits.n);
-    int32_t rank = 1;
-    for (int32_t i = 0; i < count; ++i) {
-      rank += likelier(scratch.candidates[static_cast<size_t>(i)], {threshold, token});
-    }
-    *out.rank = rank;
+  const float own = logits.x[out.token];
+  out.logprob = logprob_of(own);
+  const float threshold = own > kMinusInfinity ? own : kMinusInfinity;
+  const int32_t above = logits.kernels.at_least(logits.x, logits.n, threshold, scratch.candidates.data(), logits.n);
+  out.rank = 1;
+  for (int32_t i = 0; i < above; ++i) {
+    out.rank += likelier(scratch.candidates[static_cast<size_t>(i)], {threshold, out.token});
   }
-  if (out.top_n > 0) {
-    const std::span<Candidate> found =
-        copy_of(gather(logits, std::isfinite(maximum) ? maximum : 0.0f, 4.0f, out.top_n, scratch), scratch);
-    const size_t count = std::min(found.size(), static_cast<size_t>(out.top_n));
-    std::partial_sort(found.begin(), found.begin() + static_cast<ptrdiff_t>(count), found.end(), likelier);
-    for (size_t i = 0; i < static_cast<size_t>(out.top_n); ++i) {
-      out.top_token[i] = i < count ? found[i].id : -1;
-      out.top_logprob[i] = i < count ? logprob_of(found[i].logit) : kMinusInfinity;
-    }
+  if (top_n == 0) return;
+  const std::span<Candidate> found =
+      copy_of(gather(logits, std::isfinite(maximum) ? maximum : 0.0f, 4.0f, top_n, scratch), scratch);
+  const size_t count = std::min(found.size(), static_cast<size_t>(top_n));
+  std::partial_sort(found.begin(), found.begin() + static_cast<ptrdiff_t>(count), found.end(), likelier);
+  for (size_t i = 0; i < static_cast<size_t>(top_n); ++i) {
+    top[i].token = i < count ? found[i].id : -1;
+    top[i].logprob = i < count ? logprob_of(found[i].logit) : kMinusInfinity;
   }
-}
-
-template <typename T>
-T* at_row(T* array, int32_t row, int32_t width = 1) {
-  return array != nullptr ? array + static_cast<ptrdiff_t>(row) * width : nullptr;
 }
 
 }  // namespace
@@ -298,20 +270,23 @@ void SampleScratch::reserve(int32_t vocab) {
 }
 
 void sample_row(const KernelTable& kernels, const SampleArgs& args, int32_t row, SampleScratch& scratch) {
-  const int32_t token = choose(kernels, args, row, scratch);
-  args.token[row] = token;
-  report({kernels, at_row(args.logits, row, args.vocab), args.vocab}, token,
-         {at_row(args.logprob, row), at_row(args.rank, row), args.top_n, at_row(args.top_token, row, args.top_n),
-          at_row(args.top_logprob, row, args.top_n)},
-         scratch);
+  SampledRow& out = args.out[row];
+  out.token = choose(kernels, args, row, scratch);
+  const int32_t top_n = args.row[row].report;
+  if (top_n < 0) return;
+  assert(top_n <= kMaxTopLogprobs);
+  const auto at = static_cast<size_t>(row);
+  report({kernels, args.logits + at * static_cast<size_t>(args.vocab), args.vocab}, out, top_n,
+         args.top + at * kMaxTopLogprobs, scratch);
 }
 
 void score_row(const KernelTable& kernels, const ScoreArgs& args, int32_t row, SampleScratch& scratch) {
   assert(args.target[row] >= 0 && args.target[row] < args.vocab);
-  report({kernels, at_row(args.logits, row, args.vocab), args.vocab}, args.target[row],
-         {at_row(args.logprob, row), at_row(args.rank, row), args.top_n, at_row(args.top_token, row, args.top_n),
-          at_row(args.top_logprob, row, args.top_n)},
-         scratch);
+  SampledRow& out = args.out[row];
+  out.token = args.target[row];
+  const auto at = static_cast<size_t>(row);
+  report({kernels, args.logits + at * static_cast<size_t>(args.vocab), args.vocab}, out, args.top_n,
+         args.top + at * static_cast<size_t>(args.top_n), scratch);
 }
 
 }  // namespace nfp::cpu

@@ -57,33 +57,34 @@ class Fixture {
                  TokenHistory* history = nullptr) {
     const int32_t vocab = static_cast<int32_t>(logits.size());
     scratch_.reserve(vocab);
-    const int32_t bias_start[2] = {0, static_cast<int32_t>(s.bias_token.size())};
-    const int32_t allowed_row = s.allowed.empty() ? -1 : 0;
-    int32_t token = -7;
+    std::vector<LogitBias> bias;
+    for (size_t i = 0; i < s.bias_token.size(); ++i) bias.push_back({s.bias_token[i], s.bias_value[i]});
+    SampledRow sampled{.token = -7};
+    SamplingRow row;
     SampleArgs args;
     args.logits = logits.data();
     args.rows = 1;
     args.vocab = vocab;
-    args.sampling.temperature = &s.temperature;
-    args.sampling.top_k = &s.top_k;
-    args.sampling.top_p = &s.top_p;
-    args.sampling.min_p = &s.min_p;
-    args.sampling.repetition_penalty = &s.repetition;
-    args.sampling.presence_penalty = &s.presence;
-    args.sampling.frequency_penalty = &s.frequency;
-    args.sampling.history_slot = &s.history_slot;
-    args.sampling.seed = &seed;
-    args.sampling.draw = &draw;
-    args.sampling.bias_start = bias_start;
-    args.sampling.bias_token = s.bias_token.data();
-    args.sampling.bias_value = s.bias_value.data();
-    args.sampling.allowed = s.allowed.data();
-    args.sampling.allowed_row = &allowed_row;
-    args.sampling.allowed_words = static_cast<int32_t>(s.allowed.size());
+    row.temperature = s.temperature;
+    row.top_k = s.top_k;
+    row.top_p = s.top_p;
+    row.min_p = s.min_p;
+    row.repetition_penalty = s.repetition;
+    row.presence_penalty = s.presence;
+    row.frequency_penalty = s.frequency;
+    row.history_slot = s.history_slot;
+    row.seed = seed;
+    row.draw = draw;
+    row.bias_count = static_cast<int32_t>(bias.size());
+    row.allowed_row = s.allowed.empty() ? -1 : 0;
+    args.row = &row;
+    args.bias = bias.data();
+    args.allowed = s.allowed.data();
+    args.allowed_words = static_cast<int32_t>(s.allowed.size());
     args.history = history;
-    args.token = &token;
+    args.out = &sampled;
     sample_row(table_, args, 0, scratch_);
-    return token;
+    return sampled.token;
   }
 
  private:
@@ -284,30 +285,26 @@ TEST(Score, LogprobsRanksAndAlternatives) {
       scratch.reserve(vocab);
       for (const size_t place : {size_t{0}, order.size() / 2, order.size() - 1}) {
         const int32_t target = order[place];
-        float logprob = 1;
-        int32_t rank = 0;
-        std::vector<int32_t> top(128);
-        std::vector<float> top_logprob(128);
+        SampledRow scored;
+        std::vector<TokenLogprob> top(128);
         ScoreArgs args;
         args.logits = logits.data();
         args.target = &target;
         args.rows = 1;
         args.vocab = vocab;
         args.top_n = 128;
-        args.logprob = &logprob;
-        args.rank = &rank;
-        args.top_token = top.data();
-        args.top_logprob = top_logprob.data();
+        args.out = &scored;
+        args.top = top.data();
         score_row(*table, args, 0, scratch);
         const double want = static_cast<double>(logits[static_cast<size_t>(target)]) - std::log(total);
         if (std::isinf(want)) {
-          EXPECT_EQ(logprob, -kInfinity);
+          EXPECT_EQ(scored.logprob, -kInfinity);
         } else {
-          EXPECT_NEAR(logprob, want, 1e-5 * std::max(1.0, std::fabs(want))) << table->name;
+          EXPECT_NEAR(scored.logprob, want, 1e-5 * std::max(1.0, std::fabs(want))) << table->name;
         }
-        EXPECT_EQ(rank, static_cast<int32_t>(place) + 1) << table->name << " vocab " << vocab;
-        for (size_t i = 0; i < 128; ++i) EXPECT_EQ(top[i], i < order.size() ? order[i] : -1) << table->name;
-        EXPECT_NEAR(top_logprob[0], static_cast<double>(logits[static_cast<size_t>(order[0])]) - std::log(total), 1e-5);
+        EXPECT_EQ(scored.rank, static_cast<int32_t>(place) + 1) << table->name << " vocab " << vocab;
+        for (size_t i = 0; i < 128; ++i) EXPECT_EQ(top[i].token, i < order.size() ? order[i] : -1) << table->name;
+        EXPECT_NEAR(top[0].logprob, static_cast<double>(logits[static_cast<size_t>(order[0])]) - std::log(total), 1e-5);
       }
     }
   }

@@ -19,6 +19,7 @@ constexpr cpu::KernelTable make_table(const char* name, bool bf16) {
   table.to_bf16_pairs = to_bf16_pairs;
 #endif
   table.quantize_e4m3 = quantize_e4m3;
+  table.residual_add = residual_add;
   table.rms_norm = rms_norm;
   table.rope = rope;
   table.to_f16 = to_f16;

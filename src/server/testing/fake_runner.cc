@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 namespace nfp::server {
 namespace {
@@ -64,7 +65,7 @@ int32_t FakeRunner::answer(const Sequence& sequence, int32_t position) {
   return token == '\n' || token >= 256 ? kByteEnd : token;
 }
 
-Result<StepOutput> FakeRunner::run(const StepPlan& plan, Precision precision) {
+Result<StepOutput> FakeRunner::collect(StepTicket) {
   const auto now = std::chrono::steady_clock::now();
   if (options_.period.count() > 0) {
     // The next point of the grid; where we are late, the grid stays where it is.
@@ -72,8 +73,13 @@ Result<StepOutput> FakeRunner::run(const StepPlan& plan, Precision precision) {
     while (next_ <= now) next_ += options_.period;
     std::this_thread::sleep_until(next_);
   }
-  if (options_.per_token.count() > 0) std::this_thread::sleep_for(options_.per_token * plan.tokens);
-  StepOutput output;
+  if (options_.per_token.count() > 0) std::this_thread::sleep_for(options_.per_token * tokens_);
+  return std::exchange(submitted_, {});
+}
+
+Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision) {
+  tokens_ = plan.tokens;
+  StepOutput& output = submitted_;
   for (const ScheduledSequence& item : plan.items) {
     const Sequence& sequence = *item.sequence;
     const SamplingParams& sampling = sequence.request.sampling;
@@ -88,7 +94,7 @@ Result<StepOutput> FakeRunner::run(const StepPlan& plan, Precision precision) {
     if (sequence.request.constraint) token = first_allowed(*sequence.request.constraint, token);
     output.sampled.push_back(scored(token, sampling.logprobs ? sampling.top_logprobs : 0, precision));
   }
-  return output;
+  return tickets_++;
 }
 
 }  // namespace nfp::server

@@ -25,7 +25,8 @@ class FakeRunner final : public StepRunner {
   int32_t vocab() const override { return kByteVocab; }
   int32_t max_context() const override { return options_.max_context; }
   Status start(const Sequence&) override { return ok_status(); }
-  Result<StepOutput> run(const StepPlan& plan, Precision precision) override;
+  Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
+  Result<StepOutput> collect(StepTicket ticket) override;
 
   // Token of the answer at this position.
   static int32_t answer(const Sequence& sequence, int32_t position);
@@ -33,6 +34,9 @@ class FakeRunner final : public StepRunner {
  private:
   Options options_;
   std::chrono::steady_clock::time_point next_{};
+  StepOutput submitted_;
+  int32_t tokens_ = 0;  // of the step submitted
+  StepTicket tickets_ = 0;
 };
 
 }  // namespace nfp::server

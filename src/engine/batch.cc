@@ -1,0 +1,218 @@
+#include "engine/batch.h"
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+
+namespace nfp {
+namespace {
+
+constexpr size_t kAlign = 64;
+
+size_t bytes_of(int32_t count, size_t size) {
+  return (static_cast<size_t>(count) * size + kAlign - 1) / kAlign * kAlign;
+}
+
+}  // namespace
+
+size_t StepShapeHash::operator()(const StepShape& s) const {
+  size_t hash = 0;
+  for (const size_t part :
+       {static_cast<size_t>(s.tokens), static_cast<size_t>(s.sequences), static_cast<size_t>(s.single),
+        static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.needs),
+        static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share)}) {
+    hash = (hash ^ part) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+StepInput::Layout StepInput::layout(const StepShape& s) {
+  Layout at{};
+  size_t used = 0;
+  const auto place = [&](size_t& offset, int32_t count, size_t size) {
+    offset = used;
+    used += bytes_of(count, size);
+  };
+  constexpr size_t kInt = sizeof(int32_t);
+  place(at.token_ids, s.tokens, kInt);
+  place(at.token_source, s.tokens, kInt);
+  place(at.positions, s.tokens, kInt);
+  place(at.slots, s.tokens, kInt);
+  place(at.query_start, s.sequences + 1, kInt);
+  place(at.context, s.sequences, kInt);
+  place(at.rows, s.rows, kInt);
+  place(at.scored_rows, s.scored, kInt);
+  place(at.scored_targets, s.scored, kInt);
+  place(at.sampling, s.rows, sizeof(SamplingRow));
+  at.bytes = used;
+  return at;
+}
+
+Result<std::unique_ptr<StepInput>> StepInput::create(Backend& backend, const StepLimits& limits) {
+  std::unique_ptr<StepInput> input(new StepInput(backend, limits));
+  StepShape most;
+  most.tokens = most.scored = limits.tokens;
+  most.sequences = most.rows = limits.sequences;
+  const auto sequences = static_cast<size_t>(limits.sequences);
+  const size_t arrays = layout(most).bytes;
+  const size_t table = sequences * static_cast<size_t>(limits.table_width) * sizeof(int32_t);
+  const size_t bias = sequences * static_cast<size_t>(limits.row_bias) * sizeof(LogitBias);
+  const size_t masks = limits.masks ? sequences * static_cast<size_t>(input->mask_words()) * sizeof(uint32_t) : 0;
+  const auto both = [&](std::array<Buffer, kSlots>& host, Buffer& device, size_t bytes) -> Status {
+    for (Buffer& slot : host) {
+      NFP_ASSIGN_OR_RETURN(slot, backend.allocate_host(bytes));
+    }
+    NFP_ASSIGN_OR_RETURN(device, backend.allocate(bytes));
+    return ok_status();
+  };
+  NFP_RETURN_IF_ERROR(both(input->arrays_, input->device_arrays_, arrays));
+  NFP_RETURN_IF_ERROR(both(input->tables_, input->device_table_, table));
+  NFP_RETURN_IF_ERROR(both(input->biases_, input->device_bias_, bias));
+  NFP_RETURN_IF_ERROR(both(input->masks_, input->device_masks_, masks));
+  return input;
+}
+
+void StepInput::begin(int slot, const StepShape& shape) {
+  assert(shape.tokens <= limits_.tokens && shape.sequences <= limits_.sequences && shape.rows <= limits_.sequences);
+  slot_ = slot;
+  shape_ = shape;
+  at_ = layout(shape);
+  tokens_ = sequences_ = rows_ = scored_ = biased_ = masked_ = 0;
+  widest_ = 1;
+  host<int32_t>(at_.query_start)[0] = 0;
+}
+
+int32_t StepInput::add(const BatchItem& item) {
+  const auto count = static_cast<int32_t>(item.tokens.size());
+  assert(tokens_ + count <= shape_.tokens && sequences_ < shape_.sequences);
+  assert((sequences_ < shape_.single) == (count == 1) || sequences_ >= shape_.single);
+  assert(item.source < 0 || count == 1);
+  const int32_t size = limits_.block_size;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t position = item.first + i;
+    host<int32_t>(at_.token_ids)[tokens_ + i] = item.source < 0 ? item.tokens[static_cast<size_t>(i)] : 0;
+    host<int32_t>(at_.token_source)[tokens_ + i] = item.source;
+    host<int32_t>(at_.positions)[tokens_ + i] = position;
+    host<int32_t>(at_.slots)[tokens_ + i] = item.blocks[static_cast<size_t>(position / size)] * size + position % size;
+  }
+  tokens_ += count;
+  host<int32_t>(at_.context)[sequences_] = item.first + count;
+  assert(item.blocks.size() <= static_cast<size_t>(limits_.table_width));
+  auto* table = tables_[static_cast<size_t>(slot_)].as<int32_t>();
+  std::copy(item.blocks.begin(), item.blocks.end(),
+            table + static_cast<size_t>(sequences_) * static_cast<size_t>(limits_.table_width));
+  widest_ = std::max(widest_, static_cast<int32_t>(item.blocks.size()));
+  host<int32_t>(at_.query_start)[++sequences_] = tokens_;
+  return tokens_ - 1;
+}
+
+void StepInput::add_row(int32_t token_row, SamplingRow row, std::span<const LogitBias> bias) {
+  assert(rows_ < shape_.rows && bias.size() <= static_cast<size_t>(limits_.row_bias));
+  row.bias_first = biased_;
+  row.bias_count = static_cast<int32_t>(bias.size());
+  row.allowed_row = -1;
+  std::copy(bias.begin(), bias.end(), biases_[static_cast<size_t>(slot_)].as<LogitBias>() + biased_);
+  biased_ += row.bias_count;
+  host<int32_t>(at_.rows)[rows_] = token_row;
+  host<SamplingRow>(at_.sampling)[rows_++] = row;
+}
+
+std::span<uint32_t> StepInput::add_mask() {
+  assert(limits_.masks && rows_ > 0);
+  const auto words = static_cast<size_t>(mask_words());
+  uint32_t* mask = masks_[static_cast<size_t>(slot_)].as<uint32_t>() + static_cast<size_t>(masked_) * words;
+  std::fill(mask, mask + words, 0u);
+  host<SamplingRow>(at_.sampling)[rows_ - 1].allowed_row = masked_++;
+  return {mask, words};
+}
+
+void StepInput::drop_mask() {
+  --masked_;
+  host<SamplingRow>(at_.sampling)[rows_ - 1].allowed_row = -1;
+}
+
+void StepInput::add_score(int32_t token_row, int32_t target) {
+  assert(scored_ < shape_.scored);
+  host<int32_t>(at_.scored_rows)[scored_] = token_row;
+  host<int32_t>(at_.scored_targets)[scored_++] = target;
+}
+
+void StepInput::upload() {
+  assert(scored_ == shape_.scored);
+  const auto slot = static_cast<size_t>(slot_);
+  const auto width = static_cast<size_t>(limits_.table_width);
+  auto* table = tables_[slot].as<int32_t>();
+  for (; sequences_ < shape_.sequences; ++sequences_, ++tokens_) {  // padding, of decode steps
+    assert(shape_.decode());
+    host<int32_t>(at_.token_ids)[tokens_] = 0;
+    host<int32_t>(at_.token_source)[tokens_] = -1;
+    host<int32_t>(at_.positions)[tokens_] = 0;
+    host<int32_t>(at_.slots)[tokens_] = limits_.scratch_block * limits_.block_size;
+    host<int32_t>(at_.query_start)[sequences_ + 1] = tokens_ + 1;
+    host<int32_t>(at_.context)[sequences_] = 1;
+    table[static_cast<size_t>(sequences_) * width] = limits_.scratch_block;
+  }
+  for (; rows_ < shape_.rows; ++rows_) {
+    host<int32_t>(at_.rows)[rows_] = rows_;
+    host<SamplingRow>(at_.sampling)[rows_] = {};
+  }
+  assert(tokens_ == shape_.tokens);
+  backend_.copy({.dst = device_arrays_.data(), .src = arrays_[slot].data(), .bytes = at_.bytes});
+  backend_.copy({.dst = device_table_.data(),
+                 .src = table,
+                 .bytes = static_cast<size_t>(widest_) * sizeof(int32_t),
+                 .rows = shape_.sequences,
+                 .dst_pitch = width * sizeof(int32_t),
+                 .src_pitch = width * sizeof(int32_t)});
+  if (biased_ > 0) {
+    backend_.copy({.dst = device_bias_.data(),
+                   .src = biases_[slot].data(),
+                   .bytes = static_cast<size_t>(biased_) * sizeof(LogitBias)});
+  }
+  if (masked_ > 0) {
+    backend_.copy({.dst = device_masks_.data(),
+                   .src = masks_[slot].data(),
+                   .bytes = static_cast<size_t>(masked_) * static_cast<size_t>(mask_words()) * sizeof(uint32_t)});
+  }
+}
+
+BatchView StepInput::view(const StepShape& shape, const SampledRow* previous) const {
+  const Layout at = layout(shape);
+  BatchView view;
+  view.tokens = shape.tokens;
+  view.sequences = shape.sequences;
+  view.single = shape.single;
+  view.table_width = limits_.table_width;
+  view.token_ids = device<int32_t>(at.token_ids);
+  view.token_source = previous != nullptr ? device<int32_t>(at.token_source) : nullptr;
+  view.previous = previous;
+  view.positions = device<int32_t>(at.positions);
+  view.slots = device<int32_t>(at.slots);
+  view.query_start = device<int32_t>(at.query_start);
+  view.context = device<int32_t>(at.context);
+  view.block_table = device_table_.as<int32_t>();
+  return view;
+}
+
+SampleArgs StepInput::sampling(const StepShape& shape) const {
+  SampleArgs args;
+  args.rows = shape.rows;
+  args.vocab = limits_.vocab;
+  args.needs = shape.needs;
+  args.row = device<SamplingRow>(layout(shape).sampling);
+  args.bias = device_bias_.as<LogitBias>();
+  args.allowed = device_masks_.as<uint32_t>();
+  args.allowed_words = mask_words();
+  return args;
+}
+
+const int32_t* StepInput::sampled_rows(const StepShape& shape) const { return device<int32_t>(layout(shape).rows); }
+const int32_t* StepInput::scored_rows(const StepShape& shape) const {
+  return device<int32_t>(layout(shape).scored_rows);
+}
+const int32_t* StepInput::scored_targets(const StepShape& shape) const {
+  return device<int32_t>(layout(shape).scored_targets);
+}
+
+}  // namespace nfp

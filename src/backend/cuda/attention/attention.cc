@@ -1,5 +1,6 @@
 #include "backend/cuda/attention/attention.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -44,6 +45,7 @@ Status check_call(const AttentionCall& c) {
   if (c.query_start == nullptr || c.context == nullptr || c.block_table == nullptr)
     return bad("query_start, context and block_table", "must be given");
   if (c.table_width <= 0 || c.first_sequence < 0) return bad("table_width and first_sequence", "must not be negative");
+  if (!(c.scale > 0.0f)) return bad("scale", "must be positive");
   if (c.soft_cap < 0.0f || c.window < 0) return bad("soft_cap and window", "must not be negative");
   return ok_status();
 }
@@ -110,6 +112,37 @@ AttentionParams make_params(const AttentionCall& c) {
   return p;
 }
 
+Result<void*> tensor_map_encoder() {
+  static void* encode = nullptr;
+  static const cudaError_t status = [] {
+    cudaDriverEntryPointQueryResult found{};
+    const cudaError_t looked =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+    return looked == cudaSuccess && found != cudaDriverEntryPointSuccess ? cudaErrorNotSupported : looked;
+  }();
+  if (status == cudaSuccess) return encode;
+  return error(ErrorCode::kUnsupported,
+               "the CUDA driver has no cuTensorMapEncodeTiled ({}); install driver 525 or later",
+               cudaGetErrorString(status));
+}
+
+// The cache as rows of head_dim columns; columns past them read as zeros.
+Status encode_cache(const AttentionCall& c, const void* data, CUtensorMap& map) {
+  NFP_ASSIGN_OR_RETURN(void* const function, tensor_map_encoder());
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(c.head_dim),
+                              static_cast<cuuint64_t>(c.cache.blocks) * c.kv_heads * c.cache.block_size};
+  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(c.head_dim) * 2};
+  const cuuint32_t box[2] = {64, 16};
+  const cuuint32_t steps[2] = {1, 1};
+  const CUresult encoded = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(data), dims, pitch, box,
+                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (encoded == CUDA_SUCCESS) return ok_status();
+  return error(ErrorCode::kUsage, "attention: cuTensorMapEncodeTiled refused the cache ({} blocks): error {}",
+               c.cache.blocks, static_cast<int>(encoded));
+}
+
 Status launch(const AttentionKernel& kernel, int64_t grid, bool dependent, void** arguments, CUstream_st* stream) {
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -167,13 +200,18 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
 Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
   if (c.tokens <= 0) return error(ErrorCode::kUsage, "attention: tokens must be positive");
-  AttentionParams p = make_params(c);
+  if (c.cache.blocks <= 0 || c.cache.blocks * c.kv_heads * c.cache.block_size > INT_MAX)
+    return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
+  PrefillParams p{};
+  p.a = make_params(c);
+  NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.keys, p.keys));
+  NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));
   const AttentionKernel kernel = prefill_kernel(padded_dim(c.head_dim));
-  NFP_RETURN_IF_ERROR(cached_resident_blocks(kernel));
-  const int64_t tiles = int64_t{c.tokens} * p.group / kPrefillRows + c.sequences;
-  if (tiles * c.kv_heads > INT_MAX) return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
+  NFP_ASSIGN_OR_RETURN(const int resident, cached_resident_blocks(kernel));
+  const int64_t tiles = (int64_t{c.tokens} * p.a.group / kPrefillRows + c.sequences) * c.kv_heads;
+  if (tiles > INT_MAX / 2) return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
   void* arguments[] = {&p};
-  return launch(kernel, tiles * c.kv_heads, c.dependent_launch, arguments, stream);
+  return launch(kernel, std::min<int64_t>(resident, tiles), c.dependent_launch, arguments, stream);
 }
 
 }  // namespace nfp::cuda

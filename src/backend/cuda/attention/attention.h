@@ -24,7 +24,7 @@ struct PagedKv {
   const void* keys = nullptr;  // device, 16-byte aligned
   const void* values = nullptr;
   KvType type = KvType::kF16;
-  int64_t blocks = 0;
+  int64_t blocks = 0;   // prefill's tensor maps end there
   int block_size = 16;  // 16, 32 or 64
 };
 

@@ -1,6 +1,8 @@
 // Between attention.cc (checks, launch) and the kernels.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -23,6 +25,11 @@ struct AttentionParams {
   float score_scale;  // scores are in units of log2(e), ready for exp2
   float soft_cap;     // > 0: in the same units, with score_scale = 1 / the cap
   bool early_cache_reads;
+};
+
+struct PrefillParams {
+  AttentionParams a;
+  CUtensorMap keys, values;  // [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle
 };
 
 struct DecodeParams {

@@ -1,0 +1,178 @@
+// Times of the attention kernels over data that the L2 does not hold, a JSON line each: decode with the cache bytes
+// read a second, prefill with the multiply-adds that causality leaves. Calls are replayed from a graph, each on another
+// part of the cache.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "backend/cuda/attention/attention.h"
+
+namespace nfp::cuda {
+namespace {
+
+void check(cudaError_t status) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "attention_bench: %s\n", cudaGetErrorString(status));
+  std::exit(1);
+}
+void check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "attention_bench: %s\n", status.error().message.c_str());
+  std::exit(1);
+}
+
+struct Device {
+  void* data = nullptr;
+  explicit Device(size_t bytes) { check(cudaMalloc(&data, bytes)); }
+  ~Device() { cudaFree(data); }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+};
+
+struct Case {
+  int sequences, queries, context;
+  int heads, kv_heads, head_dim;
+  bool deterministic;
+};
+
+// Microseconds a call, the median of the replays. The FP16 buffers are filled with one repeated small number pattern:
+// power, and with it the clock, is a little kinder to it than to a trained model's.
+double time_case(const Case& c) {
+  constexpr int kBlock = 16;
+  constexpr size_t kL2 = size_t{160} << 20;
+  const int width = (c.context + kBlock - 1) / kBlock;
+  const size_t cache = size_t{2} * c.sequences * width * kBlock * c.kv_heads * c.head_dim * 2;
+  const int copies = static_cast<int>(std::clamp<size_t>(kL2 / cache + 1, 1, 64));
+  const int calls = std::max(copies, c.queries == 1 ? 16 : 2);
+  const size_t tokens = static_cast<size_t>(c.sequences) * c.queries;
+  const size_t q_stride = static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim;
+  std::vector<uint16_t> pattern(1 << 20);
+  uint32_t state = 1;
+  for (uint16_t& v : pattern) {
+    state = state * 1664525u + 1013904223u;
+    v = static_cast<uint16_t>((state >> 16 & 0x83ff) | (0x3400 + (state >> 8 & 0x800)));  // magnitudes 0.25 to 2
+  }
+  const auto fill = [&](const Device& d, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += pattern.size() * 2) {
+      check(cudaMemcpy(static_cast<uint8_t*>(d.data) + at, pattern.data(), std::min(bytes - at, pattern.size() * 2),
+                       cudaMemcpyHostToDevice));
+    }
+  };
+  const Device keys(cache / 2 * copies), values(cache / 2 * copies), q(tokens * q_stride * 2),
+      out(tokens * c.heads * c.head_dim * 2), start((c.sequences + 1) * 4), context(c.sequences * 4),
+      table(static_cast<size_t>(c.sequences) * width * 4);
+  fill(keys, cache / 2 * copies);
+  fill(values, cache / 2 * copies);
+  fill(q, tokens * q_stride * 2);
+  std::vector<int32_t> starts, contexts(c.sequences, c.context), blocks(static_cast<size_t>(c.sequences) * width);
+  for (int s = 0; s <= c.sequences; ++s) starts.push_back(s * c.queries);
+  for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<int32_t>(i);
+  for (size_t i = blocks.size() - 1; i > 0; --i) {
+    state = state * 1664525u + 1013904223u;
+    std::swap(blocks[i], blocks[(uint64_t{state} * (i + 1)) >> 32]);
+  }
+  check(cudaMemcpy(start.data, starts.data(), starts.size() * 4, cudaMemcpyHostToDevice));
+  check(cudaMemcpy(context.data, contexts.data(), contexts.size() * 4, cudaMemcpyHostToDevice));
+  check(cudaMemcpy(table.data, blocks.data(), blocks.size() * 4, cudaMemcpyHostToDevice));
+
+  AttentionCall call;
+  call.heads = c.heads;
+  call.kv_heads = c.kv_heads;
+  call.head_dim = c.head_dim;
+  call.scale = 0.1f;
+  call.cache.blocks = static_cast<int64_t>(blocks.size());
+  call.cache.block_size = kBlock;
+  call.q = q.data;
+  call.q_stride = static_cast<int64_t>(q_stride);
+  call.out = out.data;
+  call.query_start = static_cast<const int32_t*>(start.data);
+  call.context = static_cast<const int32_t*>(context.data);
+  call.block_table = static_cast<const int32_t*>(table.data);
+  call.table_width = width;
+  call.sequences = c.sequences;
+  call.tokens = static_cast<int>(tokens);
+  call.deterministic = c.deterministic;
+  call.early_cache_reads = true;
+  const Result<size_t> bytes = decode_workspace_bytes(call);
+  if (!bytes.ok()) check(Status(bytes.error()));
+  const Device workspace(*bytes);
+  check(cudaMemset(workspace.data, 0, *bytes));
+  call.workspace = workspace.data;
+  call.workspace_bytes = *bytes;
+
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream));
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < calls; ++i) {
+    const size_t at = cache / 2 * (i % copies);
+    call.cache.keys = static_cast<const uint8_t*>(keys.data) + at;
+    call.cache.values = static_cast<const uint8_t*>(values.data) + at;
+    check(c.queries == 1 ? run_decode(call, stream) : run_prefill(call, stream));
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < 9; ++i) {
+    check(cudaEventRecord(begin, stream));
+    check(cudaGraphLaunch(exec, stream));
+    check(cudaEventRecord(end, stream));
+    check(cudaEventSynchronize(end));
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms * 1e3f / static_cast<float>(calls));
+  }
+  std::sort(times.begin(), times.end());
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return times[times.size() / 2];
+}
+
+void report(const Case& c) {
+  const double us = time_case(c);
+  const double bytes = 4.0 * c.sequences * c.context * c.kv_heads * c.head_dim;
+  const double flop =
+      4.0 * c.sequences * c.heads * c.head_dim * (c.queries * (c.context - c.queries + (c.queries + 1) / 2.0));
+  std::printf(
+      "{\"kernel\": \"%s\", \"sequences\": %d, \"queries\": %d, \"context\": %d, \"heads\": %d, \"kv_heads\": %d, "
+      "\"head_dim\": %d, \"deterministic\": %s, \"us\": %.2f, \"%s\": %.1f}\n",
+      c.queries == 1 ? "decode" : "prefill", c.sequences, c.queries, c.context, c.heads, c.kv_heads, c.head_dim,
+      c.deterministic ? "true" : "false", us, c.queries == 1 ? "gb_s" : "tflop_s",
+      c.queries == 1 ? bytes / us * 1e-3 : flop / us * 1e-6);
+  std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace nfp::cuda
+
+int main() {
+  using nfp::cuda::report;
+  for (const int batch : {1, 8, 64, 256}) {
+    for (const int context : {128, 1024, 8192}) {
+      if (batch * context <= 64 * 8192) report({batch, 1, context, 32, 8, 128, false});
+    }
+  }
+  report({64, 1, 8192, 32, 8, 128, true});
+  report({1, 1, 8192, 32, 8, 128, true});
+  report({64, 1, 8192, 9, 3, 64, false});
+  report({1, 1, 1024, 9, 3, 64, false});
+  report({64, 1, 4096, 16, 4, 256, false});
+  for (const int prompt : {1024, 4096, 8192}) {
+    for (const int head_dim : {64, 128, 256}) {
+      if (head_dim == 128 || prompt == 8192) report({1, prompt, prompt, 32, 8, head_dim, false});
+    }
+  }
+  report({8, 128, 4096, 32, 8, 128, false});
+  return 0;
+}

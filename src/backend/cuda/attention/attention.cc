@@ -1,0 +1,217 @@
+#include "backend/cuda/attention/attention.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+#include <mutex>
+
+#include "backend/cuda/attention/attention_kernel.h"
+
+namespace nfp::cuda {
+namespace {
+
+bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+Status check_shape(const AttentionCall& c) {
+  const auto bad = [](std::string_view field, std::string_view rule) {
+    return error(ErrorCode::kUsage, "attention: {} {}", field, rule);
+  };
+  if (c.kv_heads <= 0 || c.heads <= 0 || c.heads % c.kv_heads != 0 || c.heads / c.kv_heads > 16)
+    return bad("heads", "must be 1 to 16 times kv_heads");
+  if (c.head_dim <= 0 || c.head_dim % 16 != 0 || c.head_dim > 256)
+    return bad("head_dim", "must be a multiple of 16 up to 256");
+  if (c.sequences <= 0 || int64_t{c.sequences} * c.kv_heads > kMaxAttentionRows)
+    return bad("sequences", "must be positive, and sequences * kv_heads at most 65536");
+  return ok_status();
+}
+
+Status check_call(const AttentionCall& c) {
+  const auto bad = [](std::string_view field, std::string_view rule) {
+    return error(ErrorCode::kUsage, "attention: {} {}", field, rule);
+  };
+  NFP_RETURN_IF_ERROR(check_shape(c));
+  if (c.cache.type != KvType::kF16) return bad("cache.type", "must be kF16");
+  if (c.cache.block_size != 16 && c.cache.block_size != 32 && c.cache.block_size != 64)
+    return bad("cache.block_size", "must be 16, 32 or 64");
+  if (c.cache.keys == nullptr || c.cache.values == nullptr || !aligned(c.cache.keys, 16) ||
+      !aligned(c.cache.values, 16))
+    return bad("cache.keys and cache.values", "must be given and 16-byte aligned");
+  if (c.q == nullptr || !aligned(c.q, 16) || c.q_stride % 8 != 0 || c.q_stride < int64_t{c.heads} * c.head_dim)
+    return bad("q", "must be 16-byte aligned, with q_stride a multiple of 8 and at least heads * head_dim");
+  if (c.out == nullptr || !aligned(c.out, 4)) return bad("out", "must be given and 4-byte aligned");
+  if (c.query_start == nullptr || c.context == nullptr || c.block_table == nullptr)
+    return bad("query_start, context and block_table", "must be given");
+  if (c.table_width <= 0 || c.first_sequence < 0) return bad("table_width and first_sequence", "must not be negative");
+  if (!(c.scale > 0.0f)) return bad("scale", "must be positive");
+  if (c.soft_cap < 0.0f || c.window < 0) return bad("soft_cap and window", "must not be negative");
+  return ok_status();
+}
+
+int padded_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+int padded_rows(int group) { return group <= 8 ? 8 : 16; }
+
+// Thread blocks of this kernel that the current device holds at once; its shared memory is allowed on the way.
+Result<int> resident_blocks(const AttentionKernel& kernel) {
+  int device = 0, multiprocessors = 0, each = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(kernel.shared_bytes));
+  }
+  if (status == cudaSuccess)
+    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel.function, kernel.threads, kernel.shared_bytes);
+  if (status == cudaSuccess && each > 0) return each * multiprocessors;
+  return error(ErrorCode::kResource, "attention: looking up the device: {}", cudaGetErrorString(status));
+}
+// Looked up once a kernel (a call every layer of every step must not ask the driver again); the devices of one program
+// are taken to be alike.
+Result<int> cached_resident_blocks(const AttentionKernel& kernel) {
+  struct Entry {
+    const void* function = nullptr;
+    int blocks = 0;
+  };
+  static std::mutex mutex;
+  static Entry entries[16];
+  const std::lock_guard lock(mutex);
+  for (Entry& entry : entries) {
+    if (entry.function == kernel.function) return entry.blocks;
+    if (entry.function != nullptr) continue;
+    NFP_ASSIGN_OR_RETURN(const int blocks, resident_blocks(kernel));
+    entry = {kernel.function, blocks};
+    return blocks;
+  }
+  return resident_blocks(kernel);
+}
+
+AttentionParams make_params(const AttentionCall& c) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  AttentionParams p{};
+  p.keys = static_cast<const uint16_t*>(c.cache.keys);
+  p.values = static_cast<const uint16_t*>(c.cache.values);
+  p.q = static_cast<const uint16_t*>(c.q);
+  p.out = static_cast<uint16_t*>(c.out);
+  p.query_start = c.query_start + c.first_sequence;
+  p.context = c.context + c.first_sequence;
+  p.block_table = c.block_table + int64_t{c.first_sequence} * c.table_width;
+  p.q_stride = c.q_stride;
+  p.table_width = c.table_width;
+  p.block_shift = std::countr_zero(static_cast<unsigned>(c.cache.block_size));
+  p.sequences = c.sequences;
+  p.heads = c.heads;
+  p.kv_heads = c.kv_heads;
+  p.group = c.heads / c.kv_heads;
+  p.head_dim = c.head_dim;
+  p.window = c.window > 0 ? c.window : INT_MAX;
+  p.score_scale = c.soft_cap > 0.0f ? c.scale / c.soft_cap : c.scale * kLog2E;
+  p.soft_cap = c.soft_cap * kLog2E;
+  p.early_cache_reads = c.dependent_launch && c.early_cache_reads;
+  return p;
+}
+
+Result<void*> tensor_map_encoder() {
+  static void* encode = nullptr;
+  static const cudaError_t status = [] {
+    cudaDriverEntryPointQueryResult found{};
+    const cudaError_t looked =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+    return looked == cudaSuccess && found != cudaDriverEntryPointSuccess ? cudaErrorNotSupported : looked;
+  }();
+  if (status == cudaSuccess) return encode;
+  return error(ErrorCode::kUnsupported,
+               "the CUDA driver has no cuTensorMapEncodeTiled ({}); install driver 525 or later",
+               cudaGetErrorString(status));
+}
+
+// The cache as rows of head_dim columns; columns past them read as zeros.
+Status encode_cache(const AttentionCall& c, const void* data, CUtensorMap& map) {
+  NFP_ASSIGN_OR_RETURN(void* const function, tensor_map_encoder());
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(c.head_dim),
+                              static_cast<cuuint64_t>(c.cache.blocks) * c.kv_heads * c.cache.block_size};
+  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(c.head_dim) * 2};
+  const cuuint32_t box[2] = {64, 16};
+  const cuuint32_t steps[2] = {1, 1};
+  const CUresult encoded = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(data), dims, pitch, box,
+                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (encoded == CUDA_SUCCESS) return ok_status();
+  return error(ErrorCode::kUsage, "attention: cuTensorMapEncodeTiled refused the cache ({} blocks): error {}",
+               c.cache.blocks, static_cast<int>(encoded));
+}
+
+Status launch(const AttentionKernel& kernel, int64_t grid, bool dependent, void** arguments, CUstream_st* stream) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = kernel.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = dependent ? 1 : 0;
+  const cudaError_t status = cudaLaunchKernelExC(&config, kernel.function, arguments);
+  if (status == cudaSuccess) return ok_status();
+  return error(ErrorCode::kResource, "attention: launching: {}", cudaGetErrorString(status));
+}
+
+constexpr size_t kArrivalBytes = size_t{kMaxAttentionRows} * sizeof(uint32_t);
+
+size_t workspace_bytes(const AttentionCall& c, int resident) {
+  const int rows = padded_rows(c.heads / c.kv_heads);
+  const size_t slot = sizeof(float) * static_cast<size_t>(rows) * (padded_dim(c.head_dim) + 2);
+  const size_t slots = c.deterministic ? static_cast<size_t>(c.sequences) * c.kv_heads * kMaxDecodeChunks
+                                       : static_cast<size_t>(resident) * 2;
+  return kArrivalBytes + slots * slot;
+}
+
+}  // namespace
+
+Result<size_t> decode_workspace_bytes(const AttentionCall& c) {
+  NFP_RETURN_IF_ERROR(check_shape(c));
+  NFP_ASSIGN_OR_RETURN(const int resident, cached_resident_blocks(decode_kernel(padded_dim(c.head_dim),
+                                                                                padded_rows(c.heads / c.kv_heads))));
+  return workspace_bytes(c, resident);
+}
+
+Status run_decode(const AttentionCall& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_call(c));
+  const AttentionKernel kernel = decode_kernel(padded_dim(c.head_dim), padded_rows(c.heads / c.kv_heads));
+  NFP_ASSIGN_OR_RETURN(const int resident, cached_resident_blocks(kernel));
+  const size_t needed = workspace_bytes(c, resident);
+  if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < needed)
+    return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes", needed);
+  DecodeParams p{};
+  p.a = make_params(c);
+  p.arrivals = static_cast<uint32_t*>(c.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<uint8_t*>(c.workspace) + kArrivalBytes);
+  p.deterministic = c.deterministic;
+  // No more blocks than the table can give work to.
+  const int64_t capacity = int64_t{c.table_width} * c.cache.block_size;
+  const int64_t work = std::max<int64_t>(1, capacity / kDecodeTile / kLeastDecodeSpan) * c.sequences * c.kv_heads;
+  void* arguments[] = {&p};
+  return launch(kernel, std::min<int64_t>(resident, work), c.dependent_launch, arguments, stream);
+}
+
+Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_call(c));
+  if (c.tokens <= 0) return error(ErrorCode::kUsage, "attention: tokens must be positive");
+  if (c.cache.blocks <= 0 || c.cache.blocks * c.kv_heads * c.cache.block_size > INT_MAX)
+    return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
+  PrefillParams p{};
+  p.a = make_params(c);
+  NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.keys, p.keys));
+  NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));
+  const AttentionKernel kernel = prefill_kernel(padded_dim(c.head_dim));
+  NFP_ASSIGN_OR_RETURN(const int resident, cached_resident_blocks(kernel));
+  const int64_t tiles = (int64_t{c.tokens} * p.a.group / kPrefillRows + c.sequences) * c.kv_heads;
+  if (tiles > INT_MAX / 2) return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
+  void* arguments[] = {&p};
+  return launch(kernel, std::min<int64_t>(resident, tiles), c.dependent_launch, arguments, stream);
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,77 @@
+// Attention over a paged KV cache, for a ragged batch. Two kernels: decode, of sequences with one query token each, and
+// prefill, of sequences with any number. A batch is planned on the device from its arrays, so a captured graph replays
+// with other contents.
+//
+// Accumulation and softmax are FP32; the probabilities are rounded to FP16 for the product with the values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/result.h"
+
+struct CUstream_st;
+
+namespace nfp::cuda {
+
+enum class KvType : uint8_t {
+  kF16,
+  kE4m3,  // reserved: calls with it are refused
+};
+
+// One layer's cache. Keys and values are each [blocks, kv_heads, block_size, head_dim].
+struct PagedKv {
+  const void* keys = nullptr;  // device, 16-byte aligned
+  const void* values = nullptr;
+  KvType type = KvType::kF16;
+  int64_t blocks = 0;   // prefill's tensor maps end there
+  int block_size = 16;  // 16, 32 or 64
+};
+
+struct AttentionCall {
+  int heads = 0;
+  int kv_heads = 0;  // heads / kv_heads is 1 to 16
+  int head_dim = 0;  // a multiple of 16 up to 256; 64, 128 and 256 waste nothing
+  float scale = 0.0f;
+  float soft_cap = 0.0f;  // scores become soft_cap * tanh(score / soft_cap); 0 = as they are
+  int window = 0;         // a query at position p sees keys from p - window + 1 on; 0 = from 0
+  PagedKv cache;
+  const void* q = nullptr;  // FP16 [tokens, q_stride], query heads first; 16-byte aligned
+  int64_t q_stride = 0;     // elements, a multiple of 8
+  void* out = nullptr;      // FP16 [tokens, heads * head_dim]; 4-byte aligned
+
+  // The batch, device arrays over all its sequences. A sequence's query tokens are the last ones of its context:
+  // token query_start[s] + i stands at position context[s] - (query_start[s + 1] - query_start[s]) + i.
+  const int32_t* query_start = nullptr;  // [sequences + 1]
+  const int32_t* context = nullptr;      // tokens in the cache, this step's included
+  const int32_t* block_table = nullptr;  // [sequences, table_width]
+  int table_width = 0;
+  // This call's part of it.
+  int first_sequence = 0;
+  int sequences = 0;
+  int tokens = 0;  // prefill: query tokens of these sequences, or more (sizes the grid)
+
+  // Decode: the order of every sum depends on the sequence's context alone, not on its neighbours in the batch.
+  // (Prefill's always does.)
+  bool deterministic = false;
+  // Decode only: at least decode_workspace_bytes(), 16-byte aligned, zeroed before the first call that uses it; each
+  // call leaves it fit for the next.
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+
+  bool dependent_launch = true;
+  // With dependent_launch: the batch's arrays and all keys and values but those of each sequence's last 16-token tile
+  // were complete before the kernel ahead of this one could start, so that reading may begin before that one ends.
+  bool early_cache_reads = false;
+};
+
+inline constexpr int kMaxAttentionRows = 65536;  // sequences * kv_heads of a decode call
+
+// What a decode call like this one needs, or any with fewer sequences.
+Result<size_t> decode_workspace_bytes(const AttentionCall& call);
+
+// Each enqueues one kernel: no allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
+Status run_decode(const AttentionCall& call, CUstream_st* stream);
+Status run_prefill(const AttentionCall& call, CUstream_st* stream);
+
+}  // namespace nfp::cuda

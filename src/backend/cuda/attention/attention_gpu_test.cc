@@ -1,0 +1,415 @@
+// Attention against float64. Needs a Hopper GPU; skips elsewhere.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "backend/cuda/attention/attention.h"
+#include "base/float_types.h"
+
+namespace nfp::cuda {
+namespace {
+
+template <typename T>
+struct DeviceCopy {
+  explicit DeviceCopy(const std::vector<T>& host) : count(host.size()) {
+    EXPECT_EQ(cudaMalloc(&data, std::max<size_t>(1, count * sizeof(T))), cudaSuccess);
+    set(host);
+  }
+  ~DeviceCopy() { cudaFree(data); }
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
+  T* get() const { return static_cast<T*>(data); }
+  void set(const std::vector<T>& host) const {
+    EXPECT_EQ(cudaMemcpy(data, host.data(), count * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  std::vector<T> host() const {
+    std::vector<T> out(count);
+    EXPECT_EQ(cudaMemcpy(out.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+    return out;
+  }
+  void* data = nullptr;
+  size_t count;
+};
+
+bool have_hopper() {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
+}
+
+struct Shape {
+  int heads, kv_heads, head_dim;
+  int block_size = 16;
+  float soft_cap = 0.0f;
+  int window = 0;
+};
+struct Sequence {
+  int queries, context;
+};
+
+// A batch on host and device. What no query may read is NaN or, in the block table, no block; so are the outputs.
+class Batch {
+ public:
+  Batch(const Shape& shape, const std::vector<Sequence>& sequences, uint32_t seed)
+      : shape_(shape), sequences_(sequences), random_(seed) {
+    int blocks = 1;
+    query_start_.push_back(0);
+    for (const Sequence& s : sequences_) {
+      const int own = (s.context + shape.block_size - 1) / shape.block_size;
+      blocks += own;
+      width_ = std::max(width_, own + 1);
+      query_start_.push_back(query_start_.back() + s.queries);
+      context_.push_back(s.context);
+    }
+    std::vector<int32_t> order(static_cast<size_t>(blocks));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random_);
+    const size_t size = static_cast<size_t>(blocks) * shape.kv_heads * shape.block_size * shape.head_dim;
+    keys_.assign(size, kNan);
+    values_.assign(size, kNan);
+    table_.assign(sequences_.size() * width_, 0x3fffffff);
+    size_t used = 0;
+    for (size_t s = 0; s < sequences_.size(); ++s) {
+      for (int position = 0; position < sequences_[s].context; ++position) {
+        if (position % shape.block_size == 0) table_[s * width_ + position / shape.block_size] = order[used++];
+        for (int head = 0; head < shape.kv_heads; ++head) {
+          for (int d = 0; d < shape.head_dim; ++d) {
+            keys_[cache_index(s, head, position) + d] = number();
+            values_[cache_index(s, head, position) + d] = number();
+          }
+        }
+      }
+    }
+    q_stride_ = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+    q_.assign(static_cast<size_t>(query_start_.back()) * q_stride_, kNan);
+    for (int token = 0; token < query_start_.back(); ++token) {
+      for (int i = 0; i < shape.heads * shape.head_dim; ++i) q_[int64_t{token} * q_stride_ + i] = number();
+    }
+    const auto widen = [](const std::vector<uint16_t>& bits) {
+      std::vector<float> out(bits.size());
+      std::transform(bits.begin(), bits.end(), out.begin(), fp16_to_fp32);
+      return out;
+    };
+    wide_keys_ = widen(keys_);
+    wide_values_ = widen(values_);
+    device_keys_ = std::make_unique<DeviceCopy<uint16_t>>(keys_);
+    device_values_ = std::make_unique<DeviceCopy<uint16_t>>(values_);
+    device_q_ = std::make_unique<DeviceCopy<uint16_t>>(q_);
+    device_start_ = std::make_unique<DeviceCopy<int32_t>>(query_start_);
+    device_context_ = std::make_unique<DeviceCopy<int32_t>>(context_);
+    device_table_ = std::make_unique<DeviceCopy<int32_t>>(table_);
+    device_out_ = std::make_unique<DeviceCopy<uint16_t>>(poisoned());
+  }
+
+  AttentionCall call(int first, int sequences) const {
+    AttentionCall c;
+    c.heads = shape_.heads;
+    c.kv_heads = shape_.kv_heads;
+    c.head_dim = shape_.head_dim;
+    c.scale = scale();
+    c.soft_cap = shape_.soft_cap;
+    c.window = shape_.window;
+    c.cache.keys = device_keys_->get();
+    c.cache.values = device_values_->get();
+    c.cache.blocks = static_cast<int64_t>(keys_.size()) / shape_.kv_heads / shape_.block_size / shape_.head_dim;
+    c.cache.block_size = shape_.block_size;
+    c.q = device_q_->get();
+    c.q_stride = q_stride_;
+    c.out = device_out_->get();
+    c.query_start = device_start_->get();
+    c.context = device_context_->get();
+    c.block_table = device_table_->get();
+    c.table_width = width_;
+    c.first_sequence = first;
+    c.sequences = sequences;
+    c.tokens = query_start_[static_cast<size_t>(first + sequences)] - query_start_[static_cast<size_t>(first)];
+    return c;
+  }
+  // Only the arrays: another batch's contents at this one's addresses. Both have as many blocks and tokens.
+  void take_batch_arrays(const Batch& other) const {
+    device_start_->set(other.query_start_);
+    device_context_->set(other.context_);
+    device_table_->set(other.table_);
+    device_keys_->set(other.keys_);
+    device_values_->set(other.values_);
+    device_q_->set(other.q_);
+  }
+  void poison() const { device_out_->set(poisoned()); }
+  std::vector<uint16_t> out() const { return device_out_->host(); }
+  std::span<const uint16_t> out_of(const std::vector<uint16_t>& out, int sequence) const {
+    const size_t row = static_cast<size_t>(shape_.heads) * shape_.head_dim;
+    return std::span(out).subspan(query_start_[sequence] * row, sequences_[sequence].queries * row);
+  }
+  int sequences() const { return static_cast<int>(sequences_.size()); }
+
+  // Compares everything. Error bounds: the probabilities' and the output's rounding to FP16 (2^-11 of the mean
+  // magnitude, and half a subnormal a key), the FP32 sum of a score's products, and the soft cap's tanh.
+  void expect_close(const std::vector<uint16_t>& out) const {
+    int failures = 0;
+    double worst = 0.0;
+    std::vector<double> scores, mean(shape_.head_dim), magnitude(shape_.head_dim);
+    const int group = shape_.heads / shape_.kv_heads;
+    for (size_t s = 0; s < sequences_.size(); ++s) {
+      for (int i = 0; i < sequences_[s].queries; ++i) {
+        const int position = sequences_[s].context - sequences_[s].queries + i;
+        const int from = shape_.window > 0 ? std::max(0, position - shape_.window + 1) : 0;
+        for (int head = 0; head < shape_.heads; ++head) {
+          const uint16_t* q = &q_[int64_t{query_start_[s] + i} * q_stride_ + int64_t{head} * shape_.head_dim];
+          std::vector<double> wide_q(shape_.head_dim);
+          for (int d = 0; d < shape_.head_dim; ++d) wide_q[d] = fp16_to_fp32(q[d]);
+          scores.assign(static_cast<size_t>(position - from + 1), 0.0);
+          double top = -INFINITY, largest_sum = 0.0;
+          for (int key = from; key <= position; ++key) {
+            const float* k = &wide_keys_[cache_index(s, head / group, key)];
+            double sum = 0.0, absolute = 0.0;
+            for (int d = 0; d < shape_.head_dim; ++d) {
+              const double product = wide_q[d] * k[d];
+              sum += product;
+              absolute += std::abs(product);
+            }
+            sum *= scale();
+            if (shape_.soft_cap > 0) sum = shape_.soft_cap * std::tanh(sum / shape_.soft_cap);
+            scores[key - from] = sum;
+            top = std::max(top, sum);
+            largest_sum = std::max(largest_sum, absolute * scale());
+          }
+          double total = 0.0, largest_value = 0.0;
+          std::fill(mean.begin(), mean.end(), 0.0);
+          std::fill(magnitude.begin(), magnitude.end(), 0.0);
+          for (int key = from; key <= position; ++key) {
+            const double weight = std::exp(scores[key - from] - top);
+            total += weight;
+            const float* v = &wide_values_[cache_index(s, head / group, key)];
+            for (int d = 0; d < shape_.head_dim; ++d) {
+              const double value = v[d];
+              mean[d] += weight * value;
+              magnitude[d] += weight * std::abs(value);
+              largest_value = std::max(largest_value, std::abs(value));
+            }
+          }
+          const double score_error = (shape_.head_dim + 8) * 0x1p-24 * largest_sum + 2e-6 * shape_.soft_cap + 1e-6;
+          for (int d = 0; d < shape_.head_dim; ++d) {
+            const double want = mean[d] / total, size = magnitude[d] / total;
+            const double bound = 0x1p-11 * (size + std::abs(want)) + 2 * size * score_error +
+                                 static_cast<double>(scores.size()) * 0x1p-25 * largest_value / total + 0x1p-24;
+            const double got =
+                fp16_to_fp32(out[(int64_t{query_start_[s] + i} * shape_.heads + head) * shape_.head_dim + d]);
+            const double error = std::abs(got - want);
+            worst = std::isnan(error) ? INFINITY : std::max(worst, error / bound);
+            if (error <= bound) continue;
+            if (++failures <= 12) {
+              ADD_FAILURE() << "sequence " << s << " (" << sequences_[s].queries << " of " << sequences_[s].context
+                            << ") query " << i << " head " << head << " dim " << d << ": " << got << ", not " << want
+                            << " +- " << bound;
+            }
+          }
+        }
+      }
+    }
+    EXPECT_EQ(failures, 0) << "worst error " << worst << " of its bound";
+  }
+
+ private:
+  static constexpr uint16_t kNan = 0xffff;
+
+  uint16_t number() {  // normal, by a table: the caches have millions
+    static const std::vector<uint16_t> table = [] {
+      std::mt19937 random(1);
+      std::normal_distribution<float> normal;
+      std::vector<uint16_t> out(65536);
+      for (uint16_t& v : out) v = fp32_to_fp16(normal(random));
+      return out;
+    }();
+    return table[random_() >> 16];
+  }
+  // Scores a little wider than unit variance, so that the largest keeps changing.
+  float scale() const { return 1.5f / std::sqrt(static_cast<float>(shape_.head_dim)); }
+  size_t cache_index(size_t sequence, int head, int position) const {
+    const int64_t block = table_[sequence * width_ + position / shape_.block_size];
+    return ((block * shape_.kv_heads + head) * shape_.block_size + position % shape_.block_size) * shape_.head_dim;
+  }
+  std::vector<uint16_t> poisoned() const {
+    return std::vector<uint16_t>(static_cast<size_t>(query_start_.back()) * shape_.heads * shape_.head_dim, kNan);
+  }
+
+  Shape shape_;
+  std::vector<Sequence> sequences_;
+  std::mt19937 random_;
+  int width_ = 1;
+  int64_t q_stride_ = 0;
+  std::vector<int32_t> query_start_, context_, table_;
+  std::vector<uint16_t> keys_, values_, q_;
+  std::vector<float> wide_keys_, wide_values_;
+  std::unique_ptr<DeviceCopy<uint16_t>> device_keys_, device_values_, device_q_, device_out_;
+  std::unique_ptr<DeviceCopy<int32_t>> device_start_, device_context_, device_table_;
+};
+
+std::vector<uint8_t> zeroed_workspace(const AttentionCall& call) {
+  const Result<size_t> bytes = decode_workspace_bytes(call);
+  EXPECT_TRUE(bytes.ok()) << bytes.error().message;
+  return std::vector<uint8_t>(bytes.ok() ? *bytes : 0, 0);
+}
+void attach(AttentionCall& call, const DeviceCopy<uint8_t>& workspace) {
+  call.workspace = workspace.get();
+  call.workspace_bytes = workspace.count;
+}
+
+class AttentionGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!have_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  }
+  void TearDown() override {
+    if (have_hopper()) {
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    }
+  }
+};
+class AttentionShapesGpu : public AttentionGpu, public ::testing::WithParamInterface<Shape> {};
+
+TEST_P(AttentionShapesGpu, DecodeMatchesFloat64) {
+  // Neighbours of tile, span and chunk boundaries, rows cut between many blocks, and padding.
+  const Batch batch(GetParam(), {{1, 1}, {1, 15}, {1, 16}, {1, 17}, {1, 5000}, {1, 127}, {1, 513}, {1, 2049}, {1, 1}},
+                    1);
+  AttentionCall call = batch.call(0, batch.sequences());
+  for (const bool deterministic : {false, true}) {
+    SCOPED_TRACE(deterministic ? "deterministic" : "balanced");
+    call.deterministic = deterministic;
+    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+    attach(call, workspace);
+    for (const bool early : {false, true}) {  // the second finds what the first leaves of the workspace
+      batch.poison();
+      call.early_cache_reads = early;
+      ASSERT_TRUE(run_decode(call, nullptr).ok());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      batch.expect_close(batch.out());
+    }
+  }
+}
+
+TEST_P(AttentionShapesGpu, PrefillMatchesFloat64) {
+  // Whole prompts, later chunks, single tokens, tiles that end anywhere.
+  const Batch batch(GetParam(), {{1, 1}, {1, 700}, {5, 5}, {64, 64}, {129, 129}, {33, 1000}, {200, 457}, {2, 3000}}, 2);
+  ASSERT_TRUE(run_prefill(batch.call(0, batch.sequences()), nullptr).ok());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  batch.expect_close(batch.out());
+}
+
+TEST_P(AttentionShapesGpu, MixedBatchInTwoCalls) {
+  const Batch batch(GetParam(), {{1, 300}, {1, 40}, {1, 1}, {70, 170}, {3, 90}}, 3);
+  AttentionCall decode = batch.call(0, 3);
+  const DeviceCopy<uint8_t> workspace(zeroed_workspace(decode));
+  attach(decode, workspace);
+  ASSERT_TRUE(run_decode(decode, nullptr).ok());
+  AttentionCall prefill = batch.call(3, 2);
+  prefill.tokens += 100;  // an upper bound will do
+  ASSERT_TRUE(run_prefill(prefill, nullptr).ok());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  batch.expect_close(batch.out());
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionShapesGpu,
+                         ::testing::Values(Shape{8, 2, 128}, Shape{4, 4, 64}, Shape{6, 2, 128, 32},
+                                           Shape{14, 2, 64, 64}, Shape{8, 1, 256}, Shape{16, 1, 128},
+                                           Shape{2, 1, 256, 32, 50.0f, 300}, Shape{16, 1, 64, 16, 0.0f, 100},
+                                           Shape{12, 1, 256}, Shape{9, 3, 64, 16, 20.0f}, Shape{8, 2, 80},
+                                           Shape{4, 2, 96, 32, 0.0f, 17}, Shape{2, 2, 16}, Shape{3, 1, 176},
+                                           Shape{8, 2, 128, 64, 30.0f, 1}, Shape{32, 8, 128, 16, 0.0f, 1024}),
+                         [](const auto& tested) {
+                           const Shape& s = tested.param;
+                           return std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" +
+                                  std::to_string(s.head_dim) + "block" + std::to_string(s.block_size) + "cap" +
+                                  std::to_string(static_cast<int>(s.soft_cap)) + "window" + std::to_string(s.window);
+                         });
+
+TEST_F(AttentionGpu, ManySequences) {
+  std::vector<Sequence> sequences;
+  std::mt19937 random(4);
+  for (int i = 0; i < 300; ++i) sequences.push_back({1, static_cast<int>(random() % (i % 10 == 0 ? 2000 : 200)) + 1});
+  const Batch batch({8, 2, 64}, sequences, 4);
+  AttentionCall call = batch.call(0, batch.sequences());
+  const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+  attach(call, workspace);
+  ASSERT_TRUE(run_decode(call, nullptr).ok());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  batch.expect_close(batch.out());
+  batch.poison();
+  ASSERT_TRUE(run_prefill(call, nullptr).ok());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  batch.expect_close(batch.out());
+}
+
+TEST_F(AttentionGpu, DeterministicDecodeDoesNotSeeItsNeighbours) {
+  std::vector<Sequence> sequences;
+  for (int i = 0; i < 40; ++i) sequences.push_back({1, 1 + i * 211 % 9000});
+  const Batch batch({8, 2, 128}, sequences, 5);
+  AttentionCall call = batch.call(0, batch.sequences());
+  call.deterministic = true;
+  const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+  attach(call, workspace);
+  ASSERT_TRUE(run_decode(call, nullptr).ok());
+  const std::vector<uint16_t> together = batch.out();
+  batch.poison();
+  for (int s = 0; s < batch.sequences(); ++s) {
+    AttentionCall alone = batch.call(s, 1);
+    alone.deterministic = true;
+    attach(alone, workspace);
+    ASSERT_TRUE(run_decode(alone, nullptr).ok());
+  }
+  EXPECT_EQ(batch.out(), together);
+}
+
+TEST_F(AttentionGpu, CapturedGraphReplaysWithAnotherBatch) {
+  const Shape shape{8, 2, 128};
+  const std::vector<Sequence> first{{1, 900}, {1, 31}, {1, 1}, {70, 170}, {3, 90}};
+  const std::vector<Sequence> second{{1, 30}, {1, 898}, {1, 16}, {3, 20}, {70, 240}};
+  const Batch batch(shape, first, 6), other(shape, second, 7);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  AttentionCall decode = batch.call(0, 3);
+  const DeviceCopy<uint8_t> workspace(zeroed_workspace(decode));
+  attach(decode, workspace);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_TRUE(run_decode(decode, stream).ok());
+  EXPECT_TRUE(run_prefill(batch.call(3, 2), stream).ok());
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (const Batch* contents : {&batch, &other, &batch}) {
+    batch.take_batch_arrays(*contents);
+    batch.poison();
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    contents->expect_close(batch.out());
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(AttentionGpu, RefusesWhatDoesNotFit) {
+  const Batch batch({8, 2, 64}, {{1, 10}}, 8);
+  AttentionCall call = batch.call(0, 1);
+  EXPECT_FALSE(run_decode(call, nullptr).ok());  // no workspace
+  const auto refused = [&](auto change) {
+    AttentionCall c = call;
+    change(c);
+    return !run_prefill(c, nullptr).ok();
+  };
+  EXPECT_TRUE(refused([](AttentionCall& c) { c.head_dim = 72; }));
+  EXPECT_TRUE(refused([](AttentionCall& c) { c.kv_heads = 3; }));
+  EXPECT_TRUE(refused([](AttentionCall& c) { c.cache.block_size = 8; }));
+  EXPECT_TRUE(refused([](AttentionCall& c) { c.cache.type = KvType::kE4m3; }));
+  EXPECT_TRUE(refused([](AttentionCall& c) { c.q_stride = 500; }));
+  EXPECT_TRUE(refused([](AttentionCall& c) { c.sequences = 0; }));
+}
+
+}  // namespace
+}  // namespace nfp::cuda

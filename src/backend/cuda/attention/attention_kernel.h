@@ -1,0 +1,63 @@
+// Between attention.cc (checks, launch) and the kernels.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nfp::cuda {
+
+struct AttentionParams {
+  const uint16_t* keys;
+  const uint16_t* values;
+  const uint16_t* q;
+  uint16_t* out;
+  const int32_t* query_start;  // of this call's first sequence, like the next two
+  const int32_t* context;
+  const int32_t* block_table;
+  int64_t q_stride;
+  int table_width;
+  int block_shift;  // block_size = 1 << block_shift
+  int sequences;
+  int heads, kv_heads, group, head_dim;
+  int window;         // INT32_MAX where there is none
+  float score_scale;  // scores are in units of log2(e), ready for exp2
+  float soft_cap;     // > 0: in the same units, with score_scale = 1 / the cap
+  bool early_cache_reads;
+};
+
+struct PrefillParams {
+  AttentionParams a;
+  CUtensorMap keys, values;  // [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle
+};
+
+struct DecodeParams {
+  AttentionParams a;
+  uint32_t* arrivals;  // [sequences * kv_heads], zero between calls
+  float* partials;     // slots of (rows * (dim + 2)) floats
+  bool deterministic;
+};
+
+inline constexpr int kDecodeTile = 16;  // keys
+inline constexpr int kDecodeWarps = 4;
+inline constexpr int kLeastDecodeSpan =
+    2 * kDecodeWarps;  // tiles of a block: smaller pieces cost more to merge than they win
+// Deterministic decode cuts a row into chunks of 256 keys, longer ones where that made more than 32.
+inline constexpr int kMaxDecodeChunks = 32;
+inline constexpr int kDecodeChunkTiles = 16;
+
+struct AttentionKernel {
+  const void* function;
+  int threads;
+  size_t shared_bytes;
+};
+
+// dim: 64, 128 or 256, at least head_dim; rows: of the mma tile, 8 or 16, at least the group.
+AttentionKernel decode_kernel(int dim, int rows);
+
+// Query rows of a tile: a token's heads that share a KV head are neighbours in it.
+inline constexpr int kPrefillRows = 128;
+AttentionKernel prefill_kernel(int dim);
+
+}  // namespace nfp::cuda

@@ -1,0 +1,454 @@
+// Attention of sequences with one query token each.
+//
+// A "row" is one sequence and one KV head; its work is its 16-key tiles. The rows of the batch, laid end to end, are
+// cut into equal spans, one a thread block, so any mix of contexts keeps all SMs busy to the end (the decomposition is
+// stream-K's: Osama et al., PPoPP 2023). A block that has all of a row writes its output; the parts of a row that is
+// cut go to the workspace, and the last of its blocks to arrive adds them up in their order.
+//
+// Inside a block each warp takes every fourth tile, with its own ring of copies in flight and its own running softmax,
+// and the warps meet only at the end of a row, while the copies for the next are under way. The query heads that share
+// the KV head are the rows of one mma tile (FlashDecoding for grouped queries).
+#pragma once
+
+#include <climits>
+
+#include "backend/cuda/attention/softmax.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+
+namespace nfp::cuda {
+
+// A block's way through the rows of its span, piece by piece. A piece is the part of a row that is summed as one.
+struct DecodeWalk {
+  int sequence, head;       // KV head
+  int context, first_tile;  // of the sequence: the window may hide the tiles before
+  int tiles;                // of the row
+  int begin, end;           // the piece, in tiles of the row
+  int left;                 // work of the span behind the piece
+  int row_start;            // work before the row, in the whole batch
+  bool done;
+
+  static __device__ __forceinline__ int first_visible_tile(const DecodeParams& p, int context) {
+    return context > p.a.window ? (context - p.a.window) / kDecodeTile : 0;
+  }
+  // A sequence without keys has a tile nevertheless: its output is zeros.
+  static __device__ __forceinline__ int count_tiles(const DecodeParams& p, int context) {
+    return max(1, (context + kDecodeTile - 1) / kDecodeTile - first_visible_tile(p, context));
+  }
+  static __device__ __forceinline__ int chunk(int tiles) {
+    return kDecodeChunkTiles *
+           ((tiles + kDecodeChunkTiles * kMaxDecodeChunks - 1) / (kDecodeChunkTiles * kMaxDecodeChunks));
+  }
+  // Work is counted in tiles, or in chunks where the sum must not depend on the batch.
+  static __device__ __forceinline__ int row_work(const DecodeParams& p, int tiles) {
+    return p.deterministic ? (tiles + chunk(tiles) - 1) / chunk(tiles) : tiles;
+  }
+
+  __device__ __forceinline__ void enter(const DecodeParams& p) {
+    context = p.a.context[sequence];
+    first_tile = first_visible_tile(p, context);
+    tiles = count_tiles(p, context);
+  }
+  __device__ __forceinline__ void take(const DecodeParams& p) {
+    end = min(tiles, begin + (p.deterministic ? chunk(tiles) : left));
+    left -= p.deterministic ? 1 : end - begin;
+  }
+  __device__ __forceinline__ void next(const DecodeParams& p) {
+    done = left <= 0;
+    if (done) return;
+    begin = end;
+    if (begin == tiles) {
+      begin = 0;
+      row_start += row_work(p, tiles);
+      if (++head == p.a.kv_heads) {
+        head = 0;
+        ++sequence;
+        enter(p);
+      }
+    }
+    take(p);
+  }
+};
+
+// The span of this block, found by every warp for itself: sequences in lanes, lane i with the i-th run of them. `span`
+// is the work of each block.
+__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int least_span, int& span) {
+  const int lane = threadIdx.x % 32;
+  const int run = (p.a.sequences + 31) / 32;
+  const int first = min(lane * run, p.a.sequences), last = min(first + run, p.a.sequences);
+  int work = 0;
+#pragma unroll 4
+  for (int s = first; s < last; ++s)
+    work += DecodeWalk::row_work(p, DecodeWalk::count_tiles(p, p.a.context[s])) * p.a.kv_heads;
+  int before = work;  // inclusive scan, then exclusive
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (lane >= offset) before += other;
+  }
+  const int total = __shfl_sync(0xffffffffu, before, 31);
+  before -= work;
+  span = max(least_span, (total + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+
+  DecodeWalk walk{};
+  const int64_t wide_start = int64_t{span} * blockIdx.x;
+  walk.done = wide_start >= total;
+  if (walk.done) return walk;
+  const int start = static_cast<int>(wide_start);
+  walk.left = min(span, total - start);
+  const uint32_t holders = __ballot_sync(0xffffffffu, before <= start && start < before + work);
+  const int holder = __ffs(static_cast<int>(holders)) - 1;
+  walk.sequence = __shfl_sync(0xffffffffu, first, holder);
+  int offset = start - __shfl_sync(0xffffffffu, before, holder);
+  walk.enter(p);
+  while (offset >= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads) {
+    offset -= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads;
+    ++walk.sequence;
+    walk.enter(p);
+  }
+  const int row = DecodeWalk::row_work(p, walk.tiles);
+  walk.head = offset / row;
+  offset -= walk.head * row;
+  walk.row_start = start - offset;
+  walk.begin = p.deterministic ? offset * DecodeWalk::chunk(walk.tiles) : offset;
+  walk.take(p);
+  return walk;
+}
+
+template <int kDim, int kRows>
+struct DecodeLayout {
+  static constexpr int kTileBytes = kDecodeTile * kDim * 2;
+  static constexpr int kStages = kDim == 64 ? 6 : kDim == 128 ? 3 : 2;
+  static constexpr int kWarpBytes = kStages * 2 * kTileBytes;
+  static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
+  static constexpr int kMergeBytes = kDecodeWarps * kRows * (kDim + 2) * static_cast<int>(sizeof(float));
+  static constexpr int kSlotFloats = kRows * (kDim + 2);
+};
+
+// Tile `tile` of the walk's row, from cache block `block`, into a stage: keys, then values. Rows past the context
+// become zeros, since what is there may be no number.
+template <int kDim>
+__device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const DecodeWalk& walk, int tile, int block,
+                                                 uint32_t stage) {
+  constexpr int kChunks = kDim / 8, kRowsAtOnce = 32 / kChunks;
+  const int lane = threadIdx.x % 32;
+  const int chunk = lane % kChunks, row0 = lane / kChunks;
+  const int key = (walk.first_tile + tile) * kDecodeTile;
+  const int in_block = key & ((1 << p.a.block_shift) - 1);
+  const int64_t start =
+      (((int64_t{block} * p.a.kv_heads + walk.head) << p.a.block_shift) + in_block + row0) * p.a.head_dim + chunk * 8;
+  const uint16_t* k = p.a.keys + start;
+  const uint16_t* v = p.a.values + start;
+  if (chunk * 8 >= p.a.head_dim) return;
+  const int rows = walk.context - key;
+#pragma unroll
+  for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
+    const int row = row0 + i * kRowsAtOnce;
+    const uint32_t to = stage + tile_byte<kDim>(row, chunk);
+    ptx::copy_async_16(to, k + i * kRowsAtOnce * p.a.head_dim, row < rows);
+    ptx::copy_async_16(to + DecodeLayout<kDim, 8>::kTileBytes, v + i * kRowsAtOnce * p.a.head_dim, row < rows);
+  }
+}
+
+// One warp's running softmax over a piece. kHalves: 1 where the group is at most 8 heads (the mma's upper rows),
+// else 2.
+template <int kDim, int kHalves>
+struct DecodeState {
+  uint32_t q[kDim / 16][2 * kHalves];
+  float o[kDim / 8][2 * kHalves];
+  float largest[kHalves];
+  float sum[kHalves];  // of this lane's columns
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * kHalves; ++j) o[i][j] = 0.0f;
+    }
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      largest[h] = -INFINITY;
+      sum[h] = 0.0f;
+    }
+  }
+  // The group's heads as an mma operand. q[.][h] are columns 2t of row g + 8h, q[.][kHalves + h] columns 2t + 8.
+  __device__ __forceinline__ void load_q(const DecodeParams& p, int sequence, int head) {
+    const int lane = threadIdx.x % 32;
+    const uint16_t* token = p.a.q + p.a.query_start[sequence] * p.a.q_stride;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const int row = lane / 4 + h * 8;
+      const uint16_t* from = token + (head * p.a.group + row) * p.a.head_dim + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) {
+        const bool there = row < p.a.group && i * 16 < p.a.head_dim;
+        q[i][h] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16) : 0;
+        q[i][kHalves + h] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16 + 8) : 0;
+      }
+    }
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[2 * kHalves], const uint32_t (&a)[2 * kHalves],
+                                                  uint32_t b0, uint32_t b1) {
+    if constexpr (kHalves == 1) {
+      ptx::mma_f16_upper(d, a[0], a[1], b0, b1);
+    } else {
+      ptx::mma_f16(d, a, b0, b1);
+    }
+  }
+  // Keys of a tile in [low, high) of it count.
+  __device__ __forceinline__ void add_tile(const DecodeParams& p, uint32_t keys, int low, int high) {
+    const int lane = threadIdx.x % 32;
+    float s[2][2 * kHalves] = {};
+    const int key = lane / 16 * 8 + lane % 8;
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      uint32_t b[4];
+      ptx::load_matrix_x4(keys + tile_byte<kDim>(key, i * 2 + lane / 8 % 2), b);
+      multiply(s[0], q[i], b[0], b[1]);
+      multiply(s[1], q[i], b[2], b[3]);
+    }
+    float scale[kHalves];
+    uint32_t probabilities[2 * kHalves];
+    bool rescale = false;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      float top = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int column = j / 2 * 8 + lane % 4 * 2 + j % 2;
+        float& v = s[j / 2][h * 2 + j % 2];
+        v = column >= low && column < high ? score(p.a, v) : -INFINITY;
+        top = fmaxf(top, v);
+      }
+      top = fmaxf(largest[h], quad_max(top));
+      const float base = top == -INFINITY ? 0.0f : top;
+      scale[h] = exp2_fast(largest[h] - base);
+      rescale |= top != largest[h];
+      largest[h] = top;
+      float e[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) e[j] = exp2_fast(s[j / 2][h * 2 + j % 2] - base);
+      sum[h] = sum[h] * scale[h] + ((e[0] + e[1]) + (e[2] + e[3]));
+      probabilities[h] = pack_half2(e[0], e[1]);
+      probabilities[kHalves + h] = pack_half2(e[2], e[3]);
+    }
+    if (__any_sync(0xffffffffu, rescale)) {
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2 * kHalves; ++j) o[i][j] *= scale[j / 2];
+      }
+    }
+    const uint32_t values = keys + DecodeLayout<kDim, 8>::kTileBytes;
+    const int value = lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      uint32_t b[4];
+      ptx::load_matrix_x4_trans(values + tile_byte<kDim>(value, i * 2 + lane / 16), b);
+      multiply(o[2 * i], probabilities, b[0], b[1]);
+      multiply(o[2 * i + 1], probabilities, b[2], b[3]);
+    }
+  }
+};
+
+// Adds up what the warps have of a piece, [warp][row][kDim] sums and [warp][row] (largest, sum), and writes the output
+// or, where the row has other pieces, this one's slot. kDim columns come in pairs, a pair a thread.
+template <int kDim, int kRows>
+__device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeWalk& walk, const float* sums,
+                                            const float2* tops, float* slot) {
+  uint16_t* out =
+      p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
+  for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
+    const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
+    float2 top[kDecodeWarps];
+    float largest = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) {
+      top[w] = tops[w * kRows + row];
+      largest = fmaxf(largest, top[w].x);
+    }
+    const float base = largest == -INFINITY ? 0.0f : largest;
+    float total = 0.0f;
+    float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) {
+      const float scale = exp2_fast(top[w].x - base);
+      const float2 part = *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kDim + column);
+      total += top[w].y * scale;
+      v.x += part.x * scale;
+      v.y += part.y * scale;
+    }
+    if (slot != nullptr) {
+      __stcg(reinterpret_cast<float2*>(slot + row * kDim + column), v);
+      if (column == 0) __stcg(reinterpret_cast<float2*>(slot + kRows * kDim + row * 2), make_float2(largest, total));
+    } else if (column < p.a.head_dim) {
+      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+      *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
+    }
+  }
+}
+
+// The same over the pieces of a row, from their slots.
+template <int kDim, int kRows, typename Slot>
+__device__ __forceinline__ void merge_pieces(const DecodeParams& p, const DecodeWalk& walk, int pieces,
+                                             const Slot& slot_of) {
+  uint16_t* out =
+      p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
+  for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
+    const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
+    const auto top_of = [&](int piece) {
+      return __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + kRows * kDim + row * 2));
+    };
+    float largest = -INFINITY;
+#pragma unroll 8
+    for (int piece = 0; piece < pieces; ++piece) largest = fmaxf(largest, top_of(piece).x);
+    const float base = largest == -INFINITY ? 0.0f : largest;
+    float total = 0.0f;
+    float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll 4
+    for (int piece = 0; piece < pieces; ++piece) {
+      const float2 top = top_of(piece);
+      const float2 part = __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + row * kDim + column));
+      const float scale = exp2_fast(top.x - base);
+      total += top.y * scale;
+      v.x += part.x * scale;
+      v.y += part.y * scale;
+    }
+    if (column < p.a.head_dim) {
+      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+      *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
+    }
+  }
+}
+
+template <int kDim, int kRows>
+__global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __grid_constant__ DecodeParams p) {
+  using Layout = DecodeLayout<kDim, kRows>;
+  constexpr int kHalves = kRows / 8;
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ bool is_last;
+  auto* sums = reinterpret_cast<float*>(shared + Layout::kRingBytes);
+  auto* tops = reinterpret_cast<float2*>(sums + kDecodeWarps * kRows * kDim);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t ring = ptx::shared_address(shared) + warp * Layout::kWarpBytes;
+
+  ptx::launch_dependents();
+  if (!p.a.early_cache_reads) ptx::dependency_wait();
+  int span;
+  DecodeWalk walk = start_walk(p, p.deterministic ? 1 : kLeastDecodeSpan, span);
+  if (walk.done) {
+    if (p.a.early_cache_reads) ptx::dependency_wait();
+    return;
+  }
+  if (p.a.head_dim < kDim) {  // the columns that no copy writes
+    for (int i = lane; i < Layout::kWarpBytes / 16; i += 32) {
+      ptx::store_shared_16(ring + i * 16, make_uint4(0, 0, 0, 0));
+    }
+    __syncwarp();
+  }
+
+  // The loads' own walk runs kStages tiles ahead; what it needs of the block table is read one tile before that.
+  DecodeWalk ahead = walk;
+  int ahead_tile = walk.begin + warp;
+  const auto settle = [&] {
+    while (!ahead.done && ahead_tile >= ahead.end) {
+      ahead.next(p);
+      ahead_tile = ahead.begin + warp;
+    }
+  };
+  const auto look_up = [&] {
+    if (ahead.done) return 0;
+    const int key = (ahead.first_tile + ahead_tile) * kDecodeTile;
+    return __ldg(p.a.block_table + int64_t{ahead.sequence} * p.a.table_width + (key >> p.a.block_shift));
+  };
+  settle();
+  int block = look_up();
+  bool waited = !p.a.early_cache_reads;
+  const auto load_next = [&](int stage) {
+    if (!ahead.done) {
+      // The last tile has the key that the kernel before appended.
+      if (!waited && ahead_tile == ahead.tiles - 1) {
+        ptx::dependency_wait();
+        waited = true;
+      }
+      load_decode_tile<kDim>(p, ahead, ahead_tile, block, ring + stage * 2 * Layout::kTileBytes);
+      ahead_tile += kDecodeWarps;
+      settle();
+      block = look_up();
+    }
+    ptx::copy_async_commit();
+  };
+#pragma unroll 1
+  for (int stage = 0; stage < Layout::kStages; ++stage) load_next(stage);
+  if (!waited) ptx::dependency_wait();
+
+  DecodeState<kDim, kHalves> state;
+  int stage = 0, loaded_sequence = -1, loaded_head = -1;
+#pragma unroll 1
+  for (; !walk.done; walk.next(p)) {
+    if (walk.sequence != loaded_sequence || walk.head != loaded_head) {
+      state.load_q(p, walk.sequence, walk.head);
+      loaded_sequence = walk.sequence;
+      loaded_head = walk.head;
+    }
+    state.clear();
+#pragma unroll 1
+    for (int tile = walk.begin + warp; tile < walk.end; tile += kDecodeWarps) {
+      ptx::copy_async_wait_group<Layout::kStages - 1>();
+      __syncwarp();
+      const int key = (walk.first_tile + tile) * kDecodeTile;
+      // Exact where the window hides nothing of the tile: context - window is negative or before it.
+      state.add_tile(p, ring + stage * 2 * Layout::kTileBytes, walk.context - p.a.window - key, walk.context - key);
+      __syncwarp();
+      load_next(stage);
+      stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
+    }
+
+    __syncthreads();  // the merge before has been read
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const int row = warp * kRows + lane / 4 + h * 8;
+      const float sum = quad_sum(state.sum[h]);
+      if (lane % 4 == 0) tops[row] = make_float2(state.largest[h], sum);
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        *reinterpret_cast<float2*>(sums + row * kDim + i * 8 + lane % 4 * 2) =
+            make_float2(state.o[i][2 * h], state.o[i][2 * h + 1]);
+      }
+    }
+    __syncthreads();
+
+    const int row = walk.sequence * p.a.kv_heads + walk.head;
+    const int work = DecodeWalk::row_work(p, walk.tiles);
+    const int first_block = walk.row_start / span, last_block = (walk.row_start + work - 1) / span;
+    const int pieces = p.deterministic ? work : last_block - first_block + 1;
+    // A block has at most one piece that begins a row which others finish, and one that does not begin its row.
+    const auto slot_of = [&](int piece) {
+      const int64_t index = p.deterministic ? int64_t{row} * kMaxDecodeChunks + piece
+                                            : int64_t{first_block + piece} * 2 + (piece == 0 ? 1 : 0);
+      return p.partials + index * Layout::kSlotFloats;
+    };
+    const int piece =
+        p.deterministic ? walk.begin / DecodeWalk::chunk(walk.tiles) : static_cast<int>(blockIdx.x) - first_block;
+    merge_warps<kDim, kRows>(p, walk, sums, tops, pieces > 1 ? slot_of(piece) : nullptr);
+    if (pieces == 1) continue;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(p.arrivals + row, 1u) + 1 == static_cast<uint32_t>(pieces);
+    __syncthreads();
+    if (!is_last) continue;
+    __threadfence();
+    if (threadIdx.x == 0) p.arrivals[row] = 0;
+    merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
+  }
+}
+
+template <int kDim, int kRows>
+AttentionKernel describe_decode() {
+  using Layout = DecodeLayout<kDim, kRows>;
+  return {reinterpret_cast<const void*>(&decode_attention<kDim, kRows>), kDecodeWarps * 32,
+          static_cast<size_t>(Layout::kRingBytes + Layout::kMergeBytes)};
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,415 @@
+// Attention of sequences with any number of query tokens: a tile is 128 query rows of one sequence and one KV head, a
+// row being one token and one of the heads of the group, over all keys that its rows see.
+//
+// Blocks are persistent. One warp copies tiles of keys and values into a ring; two warpgroups have 64 rows each. As in
+// FlashAttention-3 (Shah et al., 2024, sections 3.1 and 3.2) a warpgroup's next product with the keys is under way
+// while it weighs the last one's values, and the two take turns, so that one's softmax runs under the other's products.
+//
+// Tiles are numbered from the end of the batch, since the late tiles of a sequence see the most keys, and keys are
+// taken from the last to the first.
+#pragma once
+
+#include <climits>
+
+#include "backend/cuda/attention/softmax.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/wgmma_attention.cuh"
+
+namespace nfp::cuda {
+
+template <int kDim>
+struct PrefillLayout {
+  static constexpr int kKeys = kDim <= 128 ? 128 : 64;  // of a tile
+  static constexpr int kStages = 2;
+  static constexpr int kBands = kDim / 64;  // of 64 columns, the width of the 128-byte swizzle
+  static constexpr int kGroupRows = kPrefillRows / 2;
+  static constexpr int kGroupQBytes = kGroupRows * kDim * 2;
+  static constexpr int kBandBytes = kKeys * 128;
+  static constexpr int kTileBytes = kBands * kBandBytes;
+  static constexpr int kAlignment = 1024;  // the swizzle's period
+  static constexpr int kSharedBytes = kAlignment + 2 * kGroupQBytes + 2 * kStages * kTileBytes;
+  static constexpr int kThreads = 384;
+  // Of the 168 that each thread starts with.
+  static constexpr int kProducerRegisters = kDim <= 128 ? 40 : 24;
+  static constexpr int kConsumerRegisters = kDim <= 128 ? 232 : 240;
+};
+
+// What there is to do, in every warp alike.
+struct PrefillTile {
+  int sequence;   // -1: no more
+  int head;       // KV head
+  int token0;     // the sequence's first query token
+  int first_row;  // of the sequence's query tokens * group
+  int rows;       // at most 128
+  int context;
+  int position0;  // of the sequence's first query
+  int first_key, key_tiles;
+};
+
+// Item `item` of the batch: all heads of the last tile, then of the one before. Sequences lie in lanes, in runs.
+template <int kKeys>
+__device__ __forceinline__ PrefillTile find_prefill_tile(const AttentionParams& p, int item) {
+  const int lane = threadIdx.x % 32;
+  const int run = (p.sequences + 31) / 32;
+  const int first = min(lane * run, p.sequences), last = min(first + run, p.sequences);
+  const auto tiles_of = [&](int s) {
+    return ((p.query_start[s + 1] - p.query_start[s]) * p.group + kPrefillRows - 1) / kPrefillRows;
+  };
+  int tiles = 0;
+#pragma unroll 1
+  for (int s = first; s < last; ++s) tiles += tiles_of(s);
+  int before = tiles;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (lane >= offset) before += other;
+  }
+  PrefillTile tile{};
+  int index = __shfl_sync(0xffffffffu, before, 31) - 1 - item / p.kv_heads;
+  tile.sequence = -1;
+  if (index < 0) return tile;
+  before -= tiles;
+  const uint32_t holders = __ballot_sync(0xffffffffu, before <= index && index < before + tiles);
+  const int holder = __ffs(static_cast<int>(holders)) - 1;
+  int sequence = __shfl_sync(0xffffffffu, first, holder);
+  index -= __shfl_sync(0xffffffffu, before, holder);
+#pragma unroll 1
+  for (; index >= tiles_of(sequence); ++sequence) index -= tiles_of(sequence);
+  tile.sequence = sequence;
+  tile.head = item % p.kv_heads;
+  tile.token0 = p.query_start[sequence];
+  const int tokens = p.query_start[sequence + 1] - tile.token0;
+  tile.first_row = index * kPrefillRows;
+  tile.rows = min(kPrefillRows, tokens * p.group - tile.first_row);
+  tile.context = p.context[sequence];
+  tile.position0 = tile.context - tokens;
+  const int first_position = tile.position0 + tile.first_row / p.group;
+  const int last_position = tile.position0 + (tile.first_row + tile.rows - 1) / p.group;
+  tile.first_key = max(0, first_position - p.window + 1) / kKeys * kKeys;
+  tile.key_tiles = (last_position - tile.first_key) / kKeys + 1;
+  return tile;
+}
+
+// Rounds go back and forth over the blocks, so that none always gets the longest of a round.
+__device__ __forceinline__ int prefill_item(int round) {
+  const int grid = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  return round * grid + (round % 2 == 0 ? block : grid - 1 - block);
+}
+
+// Descriptor of a tile of values as an N-major operand: 64 columns a band, bands `band_bytes` apart, groups of eight
+// keys 1024 bytes apart (PTX ISA, "Strides": leading dimension between bands, stride between groups).
+__device__ __forceinline__ uint64_t values_descriptor(uint32_t address, int band_bytes) {
+  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (static_cast<uint64_t>(band_bytes >> 4) << 16) |
+         ((address & 0x3ffff) >> 4);
+}
+
+struct PrefillBarriers {
+  uint32_t base;  // shared address of [4][kStages] 8-byte barriers
+  __device__ __forceinline__ uint32_t keys_full(int stage) const { return base + stage * 8; }
+  __device__ __forceinline__ uint32_t keys_empty(int stage) const { return base + 16 + stage * 8; }
+  __device__ __forceinline__ uint32_t values_full(int stage) const { return base + 32 + stage * 8; }
+  __device__ __forceinline__ uint32_t values_empty(int stage) const { return base + 48 + stage * 8; }
+};
+
+// The copying warp. Cache blocks behind the context are not copied, so the barrier expects fewer bytes.
+template <int kDim>
+__device__ __forceinline__ void produce_prefill(const PrefillParams& p, const PrefillBarriers& barriers,
+                                                uint32_t ring) {
+  using Layout = PrefillLayout<kDim>;
+  constexpr int kBoxes = Layout::kKeys / 16;
+  const int lane = threadIdx.x % 32;
+  int use = 0;
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    const PrefillTile tile = find_prefill_tile<Layout::kKeys>(p.a, prefill_item(round));
+    if (tile.sequence < 0) return;
+    const int32_t* table = p.a.block_table + int64_t{tile.sequence} * p.a.table_width;
+#pragma unroll 1
+    for (int index = tile.key_tiles - 1; index >= 0; --index, ++use) {
+      const int stage = use % Layout::kStages, parity = use / Layout::kStages % 2;
+      const int key0 = tile.first_key + index * Layout::kKeys;
+      const int key = key0 + lane * 16;
+      const int boxes = min(kBoxes, (tile.context - key0 + 15) / 16);
+      const bool mine = lane < boxes;
+      int row = 0;
+      if (mine) {
+        const int block = __ldg(table + (key >> p.a.block_shift));
+        row = ((block * p.a.kv_heads + tile.head) << p.a.block_shift) + (key & ((1 << p.a.block_shift) - 1));
+      }
+      const auto copy = [&](uint32_t empty, uint32_t full, const CUtensorMap* map, uint32_t to) {
+        ptx::mbarrier_wait(empty, parity ^ 1);
+        if (lane == 0) ptx::mbarrier_expect(full, static_cast<uint32_t>(boxes * 16 * kDim * 2));
+        __syncwarp();
+        if (!mine) return;
+#pragma unroll
+        for (int band = 0; band < Layout::kBands; ++band) {
+          ptx::tensor_load_2d(to + band * Layout::kBandBytes + lane * 2048, map, band * 64, row, full,
+                              ptx::kEvictNormal);
+        }
+      };
+      copy(barriers.keys_empty(stage), barriers.keys_full(stage), &p.keys, ring + stage * 2 * Layout::kTileBytes);
+      __syncwarp();
+      copy(barriers.values_empty(stage), barriers.values_full(stage), &p.values,
+           ring + stage * 2 * Layout::kTileBytes + Layout::kTileBytes);
+      __syncwarp();
+    }
+  }
+}
+
+// Weights of one tile's keys from its scores, in place. `scale` is what the sums so far must be multiplied by. limit:
+// the last visible key of rows g and g + 8, counted from the lane's first column.
+template <int kKeys>
+__device__ __forceinline__ void softmax_tile(const AttentionParams& p, float (&s)[kKeys / 2], bool masked,
+                                             const int (&limit)[2], float (&largest)[2], float (&sum)[2],
+                                             float (&scale)[2]) {
+  float factor = p.score_scale;
+  if (p.soft_cap > 0.0f) {
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] = p.soft_cap * tanh_fast(s[i] * p.score_scale);
+    factor = 1.0f;
+  }
+  if (masked) {
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) {
+      const int h = i / 2 % 2, column = i / 4 * 8 + i % 2;
+      if (column > limit[h] || column <= limit[h] - p.window) s[i] = -INFINITY;
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float top = largest[h];
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i) top = fmaxf(top, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
+    top = quad_max(top);
+    const float base = top == -INFINITY ? 0.0f : top * factor;
+    scale[h] = exp2_fast(largest[h] * factor - base);
+    largest[h] = top;
+    float total[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float& v = s[4 * i + 2 * h + j];
+        v = exp2_fast(fmaf(v, factor, -base));
+        total[j] += v;
+      }
+    }
+    sum[h] = sum[h] * scale[h] + (total[0] + total[1]);
+  }
+}
+
+// threadIdx.x, but not kept in registers from its last use to this one.
+__device__ __forceinline__ uint32_t read_thread() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+// One of the two warpgroups with 64 rows each.
+template <int kDim>
+__device__ __forceinline__ void consume_prefill(const PrefillParams& params, const PrefillBarriers& barriers,
+                                                int group_index, uint32_t q_shared, uint32_t ring) {
+  using Layout = PrefillLayout<kDim>;
+  constexpr int kKeys = Layout::kKeys, kStages = Layout::kStages, kChunks = kDim / 8;
+  constexpr int kRowsBarrier = 1;  // named barriers 1, 2: one warpgroup; 3: both; 4, 5: turns
+  const AttentionParams& p = params.a;
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = threadIdx.x % 32;
+  const auto arrive = [&](uint32_t barrier) {
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  };
+  if (group_index == 1) ptx::named_barrier_arrive(4, 256);  // the first turn is the other's
+
+  int use = 0;
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    PrefillTile tile = find_prefill_tile<kKeys>(p, prefill_item(round));
+    if (tile.sequence < 0) return;
+    const int row0 = group_index * Layout::kGroupRows;  // of the tile
+
+    // Queries, zeros where there are none, in the swizzle that copies of keys have.
+    ptx::named_barrier(kRowsBarrier + group_index, 128);  // all products with the ones before are done
+#pragma unroll 4
+    for (int i = thread; i < Layout::kGroupRows * kChunks; i += 128) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const int packed = tile.first_row + min(row0 + row, tile.rows - 1);
+      const uint16_t* from = p.q + int64_t{tile.token0 + packed / p.group} * p.q_stride +
+                             (tile.head * p.group + packed % p.group) * p.head_dim;
+      const bool wanted = row0 + row < tile.rows && chunk * 8 < p.head_dim;
+      ptx::copy_async_16(q_shared + chunk / 8 * (Layout::kGroupRows * 128) + row * 128 + ((chunk ^ row) & 7) * 16,
+                         wanted ? from + chunk * 8 : from, wanted);
+    }
+    ptx::copy_async_wait();
+    ptx::fence_async_shared();
+    ptx::named_barrier(kRowsBarrier + group_index, 128);
+
+    const auto position = [&](int row) {
+      return tile.position0 + (tile.first_row + min(row0 + row, tile.rows - 1)) / p.group;
+    };
+    const int group_first = position(0), group_last = position(Layout::kGroupRows - 1);
+    float o[kDim / 2], s[kKeys / 2];
+    uint32_t weights[kKeys / 16][4];
+    float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, scale[2];
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
+
+    const uint32_t q_low = ptx::descriptor_low(q_shared);
+    const auto multiply_keys = [&](uint32_t keys) {
+      const uint32_t low = ptx::descriptor_low(keys);
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) {
+        ptx::AttentionWgmma<kKeys>::ss(
+            s, ptx::descriptor_128b_from_low(q_low + (i / 4 * (Layout::kGroupRows * 128) + i % 4 * 32) / 16),
+            ptx::descriptor_128b_from_low(low + (i / 4 * Layout::kBandBytes + i % 4 * 32) / 16), i == 0 ? 0 : 1);
+      }
+      ptx::wgmma_commit();
+    };
+    const auto multiply_values = [&](uint32_t values) {
+      const uint64_t descriptor = values_descriptor(values, Layout::kBandBytes);
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i)
+        ptx::AttentionWgmma<kDim>::rs_n_major(o, weights[i], descriptor + i * (2048 / 16), 1);
+      ptx::wgmma_commit();
+    };
+    const auto softmax = [&](int index) {
+      const int key0 = tile.first_key + index * kKeys;
+      const bool masked = key0 + kKeys - 1 > group_first || key0 <= group_last - p.window;
+      int limit[2] = {};
+      if (masked) {
+        const int column0 = key0 + lane % 4 * 2;
+        limit[0] = position(warp * 16 + lane / 4) - column0;
+        limit[1] = position(warp * 16 + lane / 4 + 8) - column0;
+      }
+      softmax_tile<kKeys>(p, s, masked, limit, largest, sum, scale);
+    };
+    const auto pack = [&] {
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) weights[i][j] = pack_half2(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+      }
+    };
+    const auto keys_of = [&](int n) { return ring + n % kStages * 2 * Layout::kTileBytes; };
+    const auto parity_of = [&](int n) { return static_cast<uint32_t>(n / kStages % 2); };
+
+    int index = tile.key_tiles - 1;
+    ptx::mbarrier_wait(barriers.keys_full(use % kStages), parity_of(use));
+    ptx::wgmma_fence();
+    multiply_keys(keys_of(use));
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(s);
+    arrive(barriers.keys_empty(use % kStages));
+    softmax(index);
+    pack();
+    // Values behind the context are nobody's and may be no numbers: their weights are zero, but zero times that is not.
+    const int hidden_from = tile.context - (tile.first_key + index * kKeys);
+    if (hidden_from < kKeys) {
+      ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
+      const uint32_t values = keys_of(use) + Layout::kTileBytes;
+      for (int i = static_cast<int>(read_thread()) - 128; i < (kKeys - hidden_from) * kChunks; i += 256) {
+        const int row = hidden_from + i / kChunks, chunk = i % kChunks;
+        ptx::store_shared_16(values + chunk / 8 * Layout::kBandBytes + row * 128 + chunk % 8 * 16,
+                             make_uint4(0, 0, 0, 0));
+      }
+      ptx::fence_async_shared();
+      ptx::named_barrier(3, 256);
+    }
+
+#pragma unroll 1
+    for (; index > 0; --index, ++use) {
+      const int ahead = use + 1;
+      ptx::mbarrier_wait(barriers.keys_full(ahead % kStages), parity_of(ahead));
+      ptx::named_barrier(4 + group_index, 256);
+      ptx::wgmma_fence();
+      multiply_keys(keys_of(ahead));
+      ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
+      ptx::wgmma_fence();
+      multiply_values(keys_of(use) + Layout::kTileBytes);
+      ptx::named_barrier_arrive(4 + (group_index ^ 1), 256);
+      ptx::wgmma_wait<1>();
+      ptx::pin_registers(s);
+      arrive(barriers.keys_empty(ahead % kStages));
+      softmax(index - 1);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+      arrive(barriers.values_empty(use % kStages));
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) o[i] *= scale[i / 2 % 2];
+      pack();
+    }
+    ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
+    ptx::wgmma_fence();
+    multiply_values(keys_of(use) + Layout::kTileBytes);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(o);
+    arrive(barriers.values_empty(use % kStages));
+    ++use;
+
+    // Found again where registers are too few to keep it.
+    if constexpr (kDim == 256) tile = find_prefill_tile<kKeys>(p, prefill_item(round));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row0 + warp * 16 + lane / 4 + h * 8;
+      const float total = quad_sum(sum[h]);
+      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+      if (row >= tile.rows) continue;
+      const int packed = tile.first_row + row;
+      uint16_t* to =
+          p.out +
+          (int64_t{tile.token0 + packed / p.group} * p.heads + tile.head * p.group + packed % p.group) * p.head_dim;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int column = i * 8 + lane % 4 * 2;
+        if (column < p.head_dim) {
+          *reinterpret_cast<uint32_t*>(to + column) =
+              pack_half2(o[4 * i + 2 * h] * inverse, o[4 * i + 2 * h + 1] * inverse);
+        }
+      }
+    }
+  }
+}
+
+template <int kDim>
+__global__ __launch_bounds__(PrefillLayout<kDim>::kThreads,
+                             1) void prefill_attention(const __grid_constant__ PrefillParams p) {
+  using Layout = PrefillLayout<kDim>;
+  extern __shared__ uint8_t shared[];
+  __shared__ __align__(8) uint64_t barrier_words[4 * Layout::kStages];
+  static_assert(Layout::kStages == 2);
+  const PrefillBarriers barriers{ptx::shared_address(barrier_words)};
+  const uint32_t q_shared =
+      (ptx::shared_address(shared) + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
+  const uint32_t ring = q_shared + 2 * Layout::kGroupQBytes;
+
+  ptx::launch_dependents();
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Layout::kStages; ++stage) {
+      ptx::mbarrier_init(barriers.keys_full(stage), 1);
+      ptx::mbarrier_init(barriers.values_full(stage), 1);
+      ptx::mbarrier_init(barriers.keys_empty(stage), 8);  // warps
+      ptx::mbarrier_init(barriers.values_empty(stage), 8);
+    }
+    ptx::mbarrier_init_fence();
+    ptx::prefetch_tensor_map(&p.keys);
+    ptx::prefetch_tensor_map(&p.values);
+  }
+  __syncthreads();
+  ptx::dependency_wait();
+  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  if (warpgroup == 0) {
+    ptx::release_registers<Layout::kProducerRegisters>();
+    if (threadIdx.x < 32) produce_prefill<kDim>(p, barriers, ring);
+  } else {
+    ptx::claim_registers<Layout::kConsumerRegisters>();
+    consume_prefill<kDim>(p, barriers, warpgroup - 1, q_shared + (warpgroup - 1) * Layout::kGroupQBytes, ring);
+  }
+}
+
+template <int kDim>
+AttentionKernel describe_prefill() {
+  return {reinterpret_cast<const void*>(&prefill_attention<kDim>), PrefillLayout<kDim>::kThreads,
+          static_cast<size_t>(PrefillLayout<kDim>::kSharedBytes)};
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,49 @@
+// What the attention kernels share: scores from products, exponentials, the swizzle of a tile's rows.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "backend/cuda/attention/attention_kernel.h"
+
+namespace nfp::cuda {
+
+__device__ __forceinline__ float exp2_fast(float v) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
+
+// tanh by way of exp: tanh.approx is good to 11 bits only, and a cap multiplies its error by up to 50 into an exponent.
+__device__ __forceinline__ float tanh_fast(float v) {
+  const float e = exp2_fast(fabsf(v) * (2.0f * 1.44269504f));
+  return copysignf(1.0f - __fdividef(2.0f, e + 1.0f), v);
+}
+
+__device__ __forceinline__ float score(const AttentionParams& p, float product) {
+  const float v = product * p.score_scale;
+  return p.soft_cap > 0.0f ? p.soft_cap * tanh_fast(v) : v;
+}
+
+__device__ __forceinline__ uint32_t pack_half2(float low, float high) {
+  const __half2 v = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+
+// Over the four lanes that share a fragment's row.
+__device__ __forceinline__ float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+  return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+__device__ __forceinline__ float quad_sum(float v) {
+  v += __shfl_xor_sync(0xffffffffu, v, 1);
+  return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+// Byte of 16-byte chunk `chunk` of row `row` in a tile of kDim columns: the eight rows that one ldmatrix reads lie in
+// different banks.
+template <int kDim>
+__device__ __forceinline__ uint32_t tile_byte(int row, int chunk) {
+  return static_cast<uint32_t>(row * kDim * 2 + (chunk ^ (row & 7)) * 16);
+}
+
+}  // namespace nfp::cuda

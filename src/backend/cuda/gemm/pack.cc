@@ -50,48 +50,61 @@ template <bool kStream>
   store16<kStream>(out + 16 * (3 ^ swizzle), __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
 }
 
-// All whole groups of all rows. Eight rows at a time: they write 512 neighbouring bytes and read eight streams.
+// All whole groups of the rows. Eight rows at a time: they write 512 neighbouring bytes and read eight streams.
 template <bool kStream>
-[[gnu::always_inline]] inline void pack_groups(const uint8_t* rows, int64_t k, int row_count, uint8_t bias,
-                                               uint8_t* out) {
+[[gnu::always_inline]] inline void pack_groups(const uint8_t* rows, int64_t k, int first_row, int row_count,
+                                               uint8_t bias, uint8_t* slab) {
   const Bytes bias16 = Bytes{} + bias;
   for (int first = 0; first < row_count; first += 8) {
     const int last = std::min(first + 8, row_count);
     for (int64_t group = 0; group < k / kBlockK; ++group) {
-      for (int row = first; row < last; ++row) {
-        pack_group<kStream>(rows + row * k + group * kBlockK, row, bias16, out + group * kBlockBytes + row * kBlockK);
+      for (int r = first; r < last; ++r) {
+        const int row = first_row + r;
+        pack_group<kStream>(rows + r * k + group * kBlockK, row, bias16, slab + group * kBlockBytes + row * kBlockK);
       }
     }
   }
 }
-NFP_CLONES void pack_groups_streaming(const uint8_t* rows, int64_t k, int row_count, uint8_t bias, uint8_t* out) {
-  pack_groups<true>(rows, k, row_count, bias, out);
+NFP_CLONES void pack_groups_streaming(const uint8_t* rows, int64_t k, int first_row, int row_count, uint8_t bias,
+                                      uint8_t* slab) {
+  pack_groups<true>(rows, k, first_row, row_count, bias, slab);
 }
-NFP_CLONES void pack_groups_cached(const uint8_t* rows, int64_t k, int row_count, uint8_t bias, uint8_t* out) {
-  pack_groups<false>(rows, k, row_count, bias, out);
+NFP_CLONES void pack_groups_cached(const uint8_t* rows, int64_t k, int first_row, int row_count, uint8_t bias,
+                                   uint8_t* slab) {
+  pack_groups<false>(rows, k, first_row, row_count, bias, slab);
+}
+
+uint8_t bias_of(Plane plane, Join join) { return plane == Plane::kLower && join == Join::kBiased ? kLowerBias : 0; }
+
+// Zero weights (upper 0, lower 0) in the groups from `group` on.
+void fill_groups(const PlaneShape& shape, int64_t group, int first_row, int row_count, uint8_t bias, uint8_t* slab) {
+  for (; group < shape.k_groups(); ++group) {
+    std::fill_n(slab + group * kBlockBytes + first_row * kBlockK, row_count * kBlockK, bias);
+  }
 }
 
 }  // namespace
 
-void pack_slab_fast(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int row_count,
-                    uint8_t* out) {
-  const uint8_t bias = plane == Plane::kLower && join == Join::kBiased ? kLowerBias : 0;
+void pack_rows(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int first_row,
+               int row_count, uint8_t* slab) {
+  const uint8_t bias = bias_of(plane, join);
   const int64_t whole = shape.k / kBlockK;
-  if (row_count < kBlockRows) {
-    std::fill_n(out, shape.slab_bytes(), bias);
-  } else {
-    std::fill(out + static_cast<size_t>(whole) * kBlockBytes, out + shape.slab_bytes(), bias);
-  }
-  const bool aligned = reinterpret_cast<uintptr_t>(out) % 16 == 0;
-  (aligned ? pack_groups_streaming : pack_groups_cached)(rows.data(), shape.k, row_count, bias, out);
-  for (int64_t k = whole * kBlockK; k < shape.k; ++k) {
-    for (int row = 0; row < row_count; ++row) {
-      out[plane_offset(shape, row, k)] = static_cast<uint8_t>(rows[static_cast<size_t>(row * shape.k + k)] + bias);
+  fill_groups(shape, whole, first_row, row_count, bias, slab);
+  const bool aligned = reinterpret_cast<uintptr_t>(slab) % 16 == 0;
+  (aligned ? pack_groups_streaming : pack_groups_cached)(rows.data(), shape.k, first_row, row_count, bias, slab);
+  for (int r = 0; r < row_count; ++r) {
+    for (int64_t k = whole * kBlockK; k < shape.k; ++k) {
+      slab[plane_offset(shape, first_row + r, k)] =
+          static_cast<uint8_t>(rows[static_cast<size_t>(r * shape.k + k)] + bias);
     }
   }
 #if defined(__x86_64__)
   _mm_sfence();  // the bytes that went past the caches are there before anything that says so
 #endif
+}
+
+void pack_zero_rows(const PlaneShape& shape, Plane plane, Join join, int first_row, int row_count, uint8_t* slab) {
+  fill_groups(shape, 0, first_row, row_count, bias_of(plane, join), slab);
 }
 
 }  // namespace nfp::cuda

@@ -8,8 +8,13 @@
 
 namespace nfp::cuda {
 
-// What pack_slab() does, byte for byte. Fastest where `out` is 16-byte aligned: the bytes then go past the caches.
-void pack_slab_fast(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int row_count,
-                    uint8_t* out);
+// Rows first_row .. first_row + row_count - 1 of a slab, their padding of k included: what pack_slab() writes there.
+// rows: [row_count, shape.k]; slab: slab_bytes(), of which other rows stay as they are. Fastest where `slab` is 16-byte
+// aligned: the bytes then go past the caches.
+void pack_rows(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int first_row,
+               int row_count, uint8_t* slab);
+
+// The same for zero weights.
+void pack_zero_rows(const PlaneShape& shape, Plane plane, Join join, int first_row, int row_count, uint8_t* slab);
 
 }  // namespace nfp::cuda

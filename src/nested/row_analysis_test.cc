@@ -2,6 +2,7 @@
 #include <rapidcheck.h>
 
 #include <cmath>
+#include <random>
 #include <vector>
 
 #include "base/float_types.h"
@@ -137,6 +138,36 @@ TEST(RowAnalysis, EveryBf16PatternAloneInARowNestsExactly) {
     }
     ASSERT_EQ(found.inexact_fp16, fp16_to_fp32(fp32_to_fp16(value)) == value ? 0 : 1) << value;
     ASSERT_EQ(found.over_col, std::abs(value) >= 65520.0f ? 0 : -1);
+  }
+}
+
+// Rows of several pieces, in which a few weights are too small to be exact.
+TEST(RowAnalysis, LongBf16RowsCountEveryWeight) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0.0f, 0.02f);
+  for (const size_t size : {127u, 128u, 129u, 1000u, 4097u}) {
+    for (const uint32_t one_in : {1u, 50u, 2000u}) {
+      std::vector<uint16_t> row;
+      for (size_t i = 0; i < size; ++i) {
+        const float shrink = random() % one_in == 0 ? std::ldexp(1.0f, -static_cast<int>(random() % 30)) : 1.0f;
+        row.push_back(random() % 97 == 0 ? uint16_t{0x8000} : fp32_to_bf16(normal(random) * shrink));
+      }
+      const RowAnalysis found = analyse_row(row, WeightType::kBF16);
+      ASSERT_TRUE(found.nests);
+      const auto largest_error = [&](int e) {
+        double largest = 0;
+        for (const uint16_t w : row) {
+          const double value = bf16_to_fp32(w);
+          const float v = fp16_to_fp32(fp32_to_fp16(static_cast<float>(std::ldexp(value, -e))));
+          largest = std::max(largest, std::abs(std::ldexp(v, e) - value));
+        }
+        return static_cast<float>(largest);
+      };
+      EXPECT_EQ(found.inexact_fp16, inexact(row, 0));
+      EXPECT_EQ(found.inexact_nested, inexact(row, found.exponent));
+      EXPECT_EQ(found.largest_error_fp16, largest_error(0));
+      EXPECT_EQ(found.largest_error_nested, largest_error(found.exponent));
+    }
   }
 }
 

@@ -23,6 +23,9 @@ enum class Mode : uint8_t {
 std::string_view name_of(Mode mode);
 constexpr bool is_fp8(Mode mode) { return mode == Mode::kE4M3 || mode == Mode::kE4M3Promoted; }
 
+// What the FP32 sums are stored as. It does not depend on the mode, and does not move the choice of a tile.
+enum class Output : uint8_t { kF16, kBF16, kF32 };
+
 // A thread block computes rows() x tokens of D^T with its consumer warpgroups.
 struct Tile {
   int16_t tokens = 0;         // wgmma's N

@@ -48,6 +48,7 @@ struct DensePlan::State {
     cublasLtMatmulDesc_t product = nullptr;
     Layout w, x, d;
     bool fp8 = false;
+    bool bias = false;
     ~Shared() {
       if (product != nullptr) cublasLtMatmulDescDestroy(product);
     }
@@ -87,6 +88,16 @@ Result<std::vector<DensePlan>> DenseGemm::plans(const DenseProblem& p, int count
         check(cublasLtMatmulDescSetAttribute(shared->product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast)),
               "FAST_ACCUM"));
   }
+  shared->bias = p.bias;
+  if (p.bias) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    NFP_RETURN_IF_ERROR(check(
+        cublasLtMatmulDescSetAttribute(shared->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)),
+        "EPILOGUE"));
+    NFP_RETURN_IF_ERROR(
+        check(cublasLtMatmulDescSetAttribute(shared->product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out, sizeof(out)),
+              "BIAS_DATA_TYPE"));
+  }
   // Row-major D[m, n] is column-major n x m: W is the first operand, transposed, and X the second.
   NFP_RETURN_IF_ERROR(shared->w.create(in, p.k, p.n, p.k));
   NFP_RETURN_IF_ERROR(shared->x.create(in, p.k, p.m, p.ldx));
@@ -99,6 +110,14 @@ Result<std::vector<DensePlan>> DenseGemm::plans(const DenseProblem& p, int count
   int returned = 0;
   cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                                &workspace, sizeof(workspace));
+  const auto alignment = [&](cublasLtMatmulPreferenceAttributes_t attribute, int bytes) {
+    const auto value = static_cast<uint32_t>(bytes);
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
+  };
+  alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.x_alignment);
+  alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.d_alignment);
+  alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.d_alignment);
   if (status == CUBLAS_STATUS_SUCCESS) {
     status = cublasLtMatmulAlgoGetHeuristic(static_cast<cublasLtHandle_t>(handle_), shared->product, shared->w.handle,
                                             shared->x.handle, shared->d.handle, shared->d.handle, preference, count,
@@ -133,6 +152,11 @@ Status DenseGemm::run(const DensePlan& plan, const DenseCall& call, CUstream_st*
     NFP_RETURN_IF_ERROR(check(
         cublasLtMatmulDescSetAttribute(shared.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale, sizeof(scale)),
         "B_SCALE"));
+  }
+  if (shared.bias) {
+    NFP_RETURN_IF_ERROR(check(cublasLtMatmulDescSetAttribute(shared.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                             &call.bias, sizeof(call.bias)),
+                              "BIAS_POINTER"));
   }
   const float one = 1.0f;
   const float beta = call.residual != nullptr ? 1.0f : 0.0f;

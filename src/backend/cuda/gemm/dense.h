@@ -24,6 +24,10 @@ struct DenseProblem {
   int64_t ldx = 0;             // elements
   int64_t ldd = 0;
   bool fast_accumulation = false;  // E4M3 only: all of k in the tensor core's accumulator
+  bool bias = false;               // calls bring one
+  // Bytes that divide the addresses of x, and of d and the residual.
+  int x_alignment = 256;
+  int d_alignment = 256;
 };
 
 struct DenseCall {
@@ -31,6 +35,7 @@ struct DenseCall {
   const void* x = nullptr;         // device [m, k]
   void* d = nullptr;               // device [m, n]
   const void* residual = nullptr;  // device, like d: D = X W^T + residual; null = none
+  const void* bias = nullptr;      // device [n] of the output's type, with DenseProblem::bias
   const float* w_scale = nullptr;  // E4M3: one number each, on the device; null = 1
   const float* x_scale = nullptr;
   void* workspace = nullptr;  // DenseGemm::kWorkspaceBytes, 256-byte aligned

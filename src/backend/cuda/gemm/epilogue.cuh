@@ -100,7 +100,7 @@ struct Epilogue {
     const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // uniform, to the compiler too
     row0 = __shfl_sync(0xffffffffu, row0, 0);
     token0 = __shfl_sync(0xffffffffu, token0, 0);
-    const bool bf16 = kFormat == Format::kEither ? p.output_bf16 != 0 : kFormat == Format::kBF16;
+    const bool bf16 = kFormat == Format::kEither ? p.is_bf16 != 0 : kFormat == Format::kBF16;
     const RowFactors f = row_factors(row0 + warp * 16 + lane / 4);
     const int column0 = kSwiglu ? row0 / 2 : row0;
     if constexpr (kTokenScale) {
@@ -224,14 +224,21 @@ struct Epilogue {
     }
   }
 
-  // Any alignment, one element at a time.
+  // Any alignment and any type, one element at a time. A warp's eight columns of a token are 32 bytes of FP32, a whole
+  // sector of the L2, so FP32 needs no staging to write at full width.
   __device__ __noinline__ static void store_element(const KernelParams& p, int token, int column, float value) {
+    const int64_t at = token * p.ldd + column;
+    if (p.is_f32 != 0) {
+      if (p.residual != nullptr) value += static_cast<const float*>(p.residual)[token * p.ldr + column];
+      static_cast<float*>(p.d)[at] = value;
+      return;
+    }
+    const bool bf16 = p.is_bf16 != 0;
     if (p.residual != nullptr) {
       const uint32_t r = static_cast<const uint16_t*>(p.residual)[token * p.ldr + column];
-      value += unpack_pair(r, p.output_bf16 != 0).x;
+      value += unpack_pair(r, bf16).x;
     }
-    static_cast<uint16_t*>(p.d)[token * p.ldd + column] =
-        static_cast<uint16_t>(pack_pair(value, 0.0f, p.output_bf16 != 0));
+    static_cast<uint16_t*>(p.d)[at] = static_cast<uint16_t>(pack_pair(value, 0.0f, bf16));
   }
   __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0,
                                                   uint32_t chunk_mask) const {
@@ -274,7 +281,7 @@ struct Epilogue {
       }
     } else if (p.residual != nullptr) {
       store_bulk<false, true, Format::kEither>(acc, row0, token0, chunk_mask);
-    } else if (p.output_bf16 != 0) {
+    } else if (p.is_bf16 != 0) {
       store_bulk<false, false, Format::kBF16>(acc, row0, token0, chunk_mask);
     } else {
       store_bulk<false, false, Format::kF16>(acc, row0, token0, chunk_mask);

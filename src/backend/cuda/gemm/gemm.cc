@@ -52,9 +52,10 @@ Status check_call(const GemmCall& c) {
   if (c.ldx < x_width) return bad("ldx", "is smaller than a row of x");
   if (c.ldx * x_size % 16 != 0)
     return bad("ldx", "must be a multiple of 16 bytes (the copy engine's rule); pad the rows");
-  if (c.d == nullptr || !aligned(c.d, 2)) return bad("d", "must be a 2-byte aligned device pointer");
+  const size_t d_size = c.output == Output::kF32 ? 4 : 2;
+  if (c.d == nullptr || !aligned(c.d, d_size)) return bad("d", "must be a device pointer aligned to its elements");
   if (c.ldd < columns) return bad("ldd", "is smaller than a row of d");
-  if (c.residual != nullptr && (!aligned(c.residual, 2) || c.ldr < columns))
+  if (c.residual != nullptr && (!aligned(c.residual, d_size) || c.ldr < columns))
     return bad("residual", "is misaligned, or ldr smaller than a row");
   if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
   if (c.token_scale != nullptr && !is_fp8(c.mode)) return bad("token_scale", "belongs to the E4M3 modes");
@@ -176,12 +177,13 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.length = schedule.length;
   p.exchange = schedule.exchange;
   p.one = 1;
-  p.output_bf16 = call.output_bf16 ? 1 : 0;
+  p.is_bf16 = call.output == Output::kBF16 ? 1 : 0;
+  p.is_f32 = call.output == Output::kF32 ? 1 : 0;
   p.swiglu = call.swiglu ? 1 : 0;
-  // The copy engine writes whole rows of 16-byte pieces; other shapes go element by element.
+  // The copy engine writes whole rows of 16-byte pieces; other shapes, and FP32, go element by element.
   const int64_t columns = call.swiglu ? call.w.n / 2 : call.w.n;
   p.bulk_stores =
-      call.ldd % 8 == 0 && aligned(call.d, 16) &&
+      call.output != Output::kF32 && call.ldd % 8 == 0 && aligned(call.d, 16) &&
               (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
           ? 1
           : 0;

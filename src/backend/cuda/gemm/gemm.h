@@ -49,11 +49,11 @@ struct GemmCall {
   // FP8 modes: x is worth x * scale. [m] with token_scale_stride 1, [1] with 0; null = 1.
   const float* token_scale = nullptr;
   int token_scale_stride = 1;
-  // [m, n], or [m, n / 2] with swiglu; FP16, or BF16 if output_bf16. ldd in elements. Fastest when rows are 16-byte
-  // aligned.
+  // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. 16-bit outputs are fastest when rows are
+  // 16-byte aligned.
   void* d = nullptr;
   int64_t ldd = 0;
-  bool output_bf16 = false;
+  Output output = Output::kF16;
   const float* bias = nullptr;  // device [n], added before what follows; null = none
   bool swiglu = false;  // d = silu(gate) * up, rows interleaved as layout.h's swiglu_gate_row(); n a multiple of 16
   const void* residual = nullptr;  // like d (its dtype and shape), added last in FP32; may be d itself; null = none

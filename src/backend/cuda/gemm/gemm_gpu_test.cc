@@ -150,18 +150,62 @@ TEST_F(GemmGpu, IdentityRestoresEveryPattern) {
   }
 }
 
+// The same into FP32 with row exponents and bias: nothing is rounded on the way but the one multiply-add.
+TEST_F(GemmGpu, Fp32OutputsAreTheSumsThemselves) {
+  constexpr int64_t n = 136, k = 256;
+  std::mt19937 random(8);
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> bits, identity(k * k);
+  for (int64_t i = 0; i < n * k; ++i) bits.push_back(fp32_to_fp16(std::clamp(normal(random) * 0.3f, -1.75f, 1.75f)));
+  for (int64_t i = 0; i < k; ++i) identity[static_cast<size_t>(i * k + i)] = 0x3c00;
+  std::vector<float> row_scale, bias;
+  for (int64_t r = 0; r < n; ++r) {
+    row_scale.push_back(std::ldexp(1.0f, static_cast<int>(random() % 9) - 4));
+    bias.push_back(normal(random));
+  }
+  const HostMatrix w = nest(n, k, bits, Join::kBiased, random);
+  const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
+  const DeviceArray<uint16_t> x(identity);
+  const DeviceArray<float> d_row(row_scale), d_bias(bias);
+  DeviceArray<float> d(n * k);
+  for (const Config& config : all_configs(Mode::kF16)) {
+    d.poison();
+    GemmCall call;
+    call.w = {upper.get(), lower.get(), d_row.get(), n, k, Join::kBiased};
+    call.m = k;
+    call.x = x.get();
+    call.ldx = k;
+    call.d = d.get();
+    call.ldd = n;
+    call.output = Output::kF32;
+    call.bias = d_bias.get();
+    ASSERT_NO_FATAL_FAILURE(run(call, config));
+    const auto out = d.host();
+    int wrong = 0;
+    for (int64_t row = 0; row < n; ++row) {
+      for (int64_t col = 0; col < k; ++col) {
+        const auto r = static_cast<size_t>(row);
+        const float weight = fp16_to_fp32(bits[static_cast<size_t>(row * k + col)]);
+        wrong += out[static_cast<size_t>(col * n + row)] != std::fma(weight, row_scale[r], bias[r]);
+      }
+    }
+    ASSERT_EQ(wrong, 0) << to_string(config);
+  }
+}
+
 struct Case {
   int64_t m, n, k;
   Mode mode;
   Join join = Join::kBiased;
-  bool extras = false;  // bias, residual, row exponents, BF16 output
+  bool extras = false;  // bias, residual, row exponents, BF16 (or FP32) output
   bool swiglu = false;
-  int pad = 3;  // elements after a row of d, with extras: 3 forbids the copy engine
+  int pad = 3;       // elements after a row of d, with extras: 3 forbids the copy engine
+  bool f32 = false;  // FP32 output and residual
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
   *out << "m" << c.m << " n" << c.n << " k" << c.k << " " << name_of(c.mode) << (c.extras ? " extras" : "")
-       << (c.swiglu ? " swiglu" : "");
+       << (c.swiglu ? " swiglu" : "") << (c.f32 ? " f32" : "");
 }
 
 class GemmGpuRandom : public GemmGpu, public ::testing::WithParamInterface<Case> {};
@@ -209,12 +253,24 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
     bias.push_back(c.extras ? normal(random) : 0.0f);
   }
   const int64_t columns = c.swiglu ? c.n / 2 : c.n;
-  const bool out_bf16 = c.extras;
+  const Output output = c.f32 ? Output::kF32 : c.extras ? Output::kBF16 : Output::kF16;
+  const size_t d_size = c.f32 ? 4 : 2;
+  const auto value_at = [&](const std::vector<uint8_t>& bytes, size_t i) {
+    if (c.f32) {
+      float v;
+      std::memcpy(&v, &bytes[i * 4], 4);
+      return v;
+    }
+    uint16_t b;
+    std::memcpy(&b, &bytes[i * 2], 2);
+    return output == Output::kBF16 ? bf16_to_fp32(b) : fp16_to_fp32(b);
+  };
   const int64_t ldd = columns + (c.extras ? c.pad : 0);
-  std::vector<uint16_t> residual;
+  std::vector<uint8_t> residual(static_cast<size_t>(c.m * ldd) * d_size);
   for (int64_t i = 0; i < c.m * ldd; ++i) {
     const float v = normal(random);
-    residual.push_back(out_bf16 ? fp32_to_bf16(v) : fp32_to_fp16(v));
+    const uint16_t half = output == Output::kBF16 ? fp32_to_bf16(v) : fp32_to_fp16(v);
+    std::memcpy(&residual[static_cast<size_t>(i) * d_size], c.f32 ? static_cast<const void*>(&v) : &half, d_size);
   }
 
   // float64, with the sum of magnitudes that bounds rounding.
@@ -237,12 +293,12 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
 
   const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]), dx(x_bytes);
   const DeviceArray<float> d_token(token_scale), d_row(row_scale), d_bias(bias);
-  const DeviceArray<uint16_t> d_residual(residual);
-  DeviceArray<uint16_t> d(static_cast<size_t>(c.m * ldd));
+  const DeviceArray<uint8_t> d_residual(residual);
+  DeviceArray<uint8_t> d(static_cast<size_t>(c.m * ldd) * d_size);
   // FP32 sums lose 2^-24 of the running sum a step; Hopper's E4M3 sums keep 14 bits below the largest term
   // (kernels.md), a step per 32 k.
   const double loss = fp8 ? static_cast<double>(c.k / 32 + 2) * 0x1p-13 : static_cast<double>(c.k) * 0x1p-23;
-  const double round = out_bf16 ? 0x1p-8 : 0x1p-10;
+  const double round = c.f32 ? 0x1p-22 : output == Output::kBF16 ? 0x1p-8 : 0x1p-10;
   for (const Config& config : all_configs(c.mode)) {
     GemmCall call;
     call.w = {upper.get(), lower.get(), c.extras ? d_row.get() : nullptr, c.n, c.k, c.join};
@@ -253,12 +309,12 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
     call.token_scale = fp8 ? d_token.get() : nullptr;
     call.d = d.get();
     call.ldd = ldd;
-    call.output_bf16 = out_bf16;
+    call.output = output;
     call.bias = c.extras ? d_bias.get() : nullptr;
     call.swiglu = c.swiglu;
     call.residual = c.extras ? d_residual.get() : nullptr;
     call.ldr = ldd;
-    std::vector<uint16_t> first;
+    std::vector<uint8_t> first;
     for (int repeat = 0; repeat < 2; ++repeat) {
       d.poison();
       ASSERT_NO_FATAL_FAILURE(run(call, config));
@@ -270,9 +326,11 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
       first = out;
       for (int64_t t = 0; t < c.m; ++t) {
         for (int64_t col = 0; col < ldd; ++col) {
-          const uint16_t got_bits = out[static_cast<size_t>(t * ldd + col)];
+          const auto place = static_cast<size_t>(t * ldd + col);
           if (col >= columns) {
-            ASSERT_EQ(got_bits, 0xffff) << to_string(config) << ": wrote past row " << t;
+            const bool untouched = std::all_of(&out[place * d_size], &out[place * d_size] + d_size,
+                                               [](uint8_t byte) { return byte == 0xff; });
+            ASSERT_TRUE(untouched) << to_string(config) << ": wrote past row " << t;
             continue;
           }
           double value, slack;
@@ -287,11 +345,8 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
             value = want[at(col)];
             slack = magnitude[at(col)] * loss;
           }
-          if (c.extras) {
-            const uint16_t r = residual[static_cast<size_t>(t * ldd + col)];
-            value += bf16_to_fp32(r);
-          }
-          const double got = out_bf16 ? bf16_to_fp32(got_bits) : fp16_to_fp32(got_bits);
+          if (c.extras) value += value_at(residual, place);
+          const double got = value_at(out, place);
           ASSERT_LE(std::abs(got - value), slack + std::abs(value) * round + 1e-6)
               << to_string(config) << " token " << t << " column " << col << ": " << got << " for " << value;
         }
@@ -314,7 +369,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{290, 1040, 200, Mode::kF16, Join::kBiased, true, false, 8},
                       Case{201, 208, 700, Mode::kE4M3, Join::kBiased, true, true, 8},
                       Case{66, 330, 1030, Mode::kE4M3Promoted},
-                      Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, true, true}));
+                      Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, true, true},
+                      Case{1, 200, 520, Mode::kF16, Join::kBiased, false, false, 0, true},
+                      Case{67, 330, 321, Mode::kF16, Join::kFree, true, false, 3, true},
+                      Case{140, 272, 300, Mode::kBF16, Join::kBiased, true, true, 8, true},
+                      Case{66, 328, 1030, Mode::kE4M3, Join::kBiased, true, false, 0, true},
+                      Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true, 0, true}));
 
 // Fixed splits: a token's result does not depend on the other tokens, on m, or on the tile.
 TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {

@@ -14,7 +14,7 @@ struct KernelParams {
   CUtensorMap d_map;  // outputs: boxes of 64 (swiglu: 32) columns by staging_tokens() rows, swizzle as wide as the box
   const uint8_t* upper;      // planes in the layout of layout.h
   const uint8_t* lower;      // unused in FP8 mode
-  void* d;                   // [m, n] FP16 or BF16 (n / 2 columns with swiglu)
+  void* d;                   // [m, n] FP16, BF16 or FP32 (n / 2 columns with swiglu)
   const void* residual;      // like d, or null
   const float* row_scale;    // [n] or null (1)
   const float* bias;         // [n] or null (0)
@@ -39,9 +39,10 @@ struct KernelParams {
   ShareLength length;  // of a share
   int exchange;        // parts of k that one cluster sums through shared memory; 1 = none
   uint32_t one;        // 1: see rebuild()
-  int output_bf16;
+  int is_bf16;         // of the 16-bit outputs
+  int is_f32;          // only without bulk_stores
   int swiglu;
-  int bulk_stores;  // d_map is valid, and residual's rows are 16-byte aligned
+  int bulk_stores;  // 16-bit output, d_map is valid, and residual's rows are 16-byte aligned
 };
 
 }  // namespace nfp::cuda

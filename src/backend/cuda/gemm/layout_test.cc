@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "backend/cuda/gemm/pack.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {
@@ -101,6 +102,35 @@ TEST(Layout, PackedSlabsHoldEveryWeightWherePlaneOffsetSays) {
         ASSERT_EQ(plane[i], bias);  // a zero weight
       }
       EXPECT_EQ(padding, static_cast<int64_t>(plane.size()) - n * k);
+    }
+  }
+}
+
+TEST(Layout, FastPackingWritesTheSameBytes) {
+  std::mt19937 random(2);
+  for (const int64_t k : {64, 1, 63, 65, 127, 128, 200, 576, 1000}) {
+    for (const int rows : {64, 63, 1, 8, 13}) {
+      const PlaneShape shape{64, k};
+      std::vector<uint8_t> logical(static_cast<size_t>(rows * k));
+      for (auto& byte : logical) byte = static_cast<uint8_t>(random());
+      for (const Plane plane : {Plane::kUpper, Plane::kLower}) {
+        for (const Join join : {Join::kBiased, Join::kFree}) {
+          std::vector<uint8_t> want(shape.slab_bytes(), 0xaa);
+          pack_slab(shape, plane, join, logical, rows, want.data());
+          for (const size_t offset : {size_t{0}, size_t{3}}) {  // aligned and not
+            std::vector<uint8_t> memory(shape.slab_bytes() + 32, 0xbb);
+            uint8_t* out = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 15) + offset;
+            for (int first = 0, count = 0; first < rows; first += count) {  // in pieces
+              count = std::min(rows - first, 1 + static_cast<int>(random() % 40));
+              pack_rows(shape, plane, join, std::span(logical).subspan(static_cast<size_t>(first * k)), first, count,
+                        out);
+            }
+            pack_zero_rows(shape, plane, join, rows, kBlockRows - rows, out);
+            ASSERT_TRUE(std::equal(want.begin(), want.end(), out)) << "k " << k << ", rows " << rows;
+            ASSERT_EQ(out[shape.slab_bytes()], 0xbb);
+          }
+        }
+      }
     }
   }
 }

@@ -1,0 +1,223 @@
+#include "backend/cuda/linear/linear.h"
+
+#include <unordered_map>
+
+#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/gemm/dense.h"
+
+namespace nfp::cuda {
+namespace {
+
+// What a choice of kernels depends on. Weights of one shape share it.
+struct ChoiceKey {
+  int64_t m = 0;
+  int32_t n = 0;
+  int32_t k = 0;
+  Mode mode = Mode::kF16;
+  bool swiglu = false;
+  Reduction reduction = Reduction::kFastest;
+  bool operator==(const ChoiceKey&) const = default;
+};
+struct DenseKey {
+  int64_t m = 0;
+  int32_t n = 0;
+  int32_t k = 0;
+  int32_t ldd = 0;
+  int16_t x_alignment = 0;
+  int16_t d_alignment = 0;
+  bool f32 = false;
+  bool bias = false;
+  bool operator==(const DenseKey&) const = default;
+};
+
+uint64_t mix(uint64_t hash, uint64_t value) {  // boost's hash_combine, widened by a multiplication
+  return (hash ^ value) * 0x9e3779b97f4a7c15u + (hash >> 29);
+}
+struct KeyHash {
+  size_t operator()(const ChoiceKey& key) const {
+    uint64_t hash =
+        mix(static_cast<uint64_t>(key.m), static_cast<uint64_t>(key.n) << 32 | static_cast<uint32_t>(key.k));
+    return mix(hash, static_cast<uint64_t>(key.mode) << 16 | static_cast<uint64_t>(key.swiglu) << 8 |
+                         static_cast<uint64_t>(key.reduction));
+  }
+  size_t operator()(const DenseKey& key) const {
+    uint64_t hash =
+        mix(static_cast<uint64_t>(key.m), static_cast<uint64_t>(key.n) << 32 | static_cast<uint32_t>(key.k));
+    hash = mix(hash, static_cast<uint64_t>(key.ldd) << 32 | static_cast<uint64_t>(key.x_alignment) << 16 |
+                         static_cast<uint64_t>(key.d_alignment));
+    return mix(hash, static_cast<uint64_t>(key.f32) << 1 | static_cast<uint64_t>(key.bias));
+  }
+};
+
+// The largest power of two up to 256 that divides an address.
+int alignment_of(const void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p) | 256;
+  return static_cast<int>(address & (~address + 1));
+}
+
+template <typename T>
+T* offset(T* p, int64_t elements, size_t size) {
+  if (p == nullptr) return nullptr;
+  using Byte = std::conditional_t<std::is_const_v<T>, const uint8_t, uint8_t>;
+  return static_cast<Byte*>(p) + static_cast<size_t>(elements) * size;
+}
+
+Status check_call(const CudaWeight& weight, const LinearCall& call) {
+  const auto bad = [](std::string_view field, std::string_view rule) {
+    return error(ErrorCode::kUsage, "linear: {} {}", field, rule);
+  };
+  if (call.rows <= 0 || call.rows > call.reserved_rows) return bad("rows", "must be 1 to reserved_rows");
+  if (call.x == nullptr || call.y == nullptr) return bad("x and y", "must not be null");
+  if ((call.epilogue == LinearEpilogue::kSwiglu) != weight.interleaved()) {
+    return bad("epilogue", "must be kSwiglu for an interleaved weight and kStore for others");
+  }
+  if (call.epilogue == LinearEpilogue::kSwiglu && (call.y_is_f32 || call.residual != nullptr)) {
+    return bad("y_is_f32 and residual", "do not go with kSwiglu");
+  }
+  if (call.epilogue == LinearEpilogue::kStore && !is_exact(call.consumer)) {
+    return bad("consumer", "must be kFp16 with kStore: only norms and kSwiglu write E4M3");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+struct LinearRunner::State {
+  State(Gemm nested_gemm, DenseGemm dense_gemm, const TuningTable* choices)
+      : gemm(std::move(nested_gemm)), dense(std::move(dense_gemm)), table(choices) {}
+
+  const Config& config(const ChoiceKey& key) {
+    const auto [place, added] = configs.try_emplace(key);
+    if (added) {
+      const Problem problem{key.m, key.n, key.k, key.mode, key.swiglu};
+      place->second = choose(problem, gemm.device(), table, key.reduction).config;
+    }
+    return place->second;
+  }
+
+  Result<const DensePlan*> plan(const DenseKey& key) {
+    if (const auto known = plans.find(key); known != plans.end()) return &known->second;
+    DenseProblem problem;
+    problem.m = key.m;
+    problem.n = key.n;
+    problem.k = key.k;
+    problem.output = key.f32 ? DType::kF32 : DType::kF16;
+    problem.ldx = key.k;
+    problem.ldd = key.ldd;
+    problem.bias = key.bias;
+    problem.x_alignment = key.x_alignment;
+    problem.d_alignment = key.d_alignment;
+    NFP_ASSIGN_OR_RETURN(const std::vector<DensePlan> found, dense.plans(problem, 1));
+    return &plans.emplace(key, found.front()).first->second;
+  }
+
+  Gemm gemm;
+  DenseGemm dense;
+  const TuningTable* table;
+  std::unordered_map<ChoiceKey, Config, KeyHash> configs;
+  std::unordered_map<DenseKey, DensePlan, KeyHash> plans;
+};
+
+LinearRunner::LinearRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
+LinearRunner::~LinearRunner() = default;
+LinearRunner::LinearRunner(LinearRunner&&) noexcept = default;
+const Gemm& LinearRunner::gemm() const { return state_->gemm; }
+
+Result<LinearRunner> LinearRunner::create(const TuningTable* table) {
+  NFP_ASSIGN_OR_RETURN(Gemm gemm, Gemm::create());
+  NFP_ASSIGN_OR_RETURN(DenseGemm dense, DenseGemm::create());
+  return LinearRunner(std::make_unique<State>(std::move(gemm), std::move(dense), table));
+}
+
+size_t LinearRunner::scratch_bytes(const CudaWeight& weight, int64_t rows) {
+  if (!weight.interleaved()) return 0;
+  return align_activation(static_cast<size_t>(rows * weight.n()) * sizeof(uint16_t));
+}
+
+Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
+  NFP_RETURN_IF_ERROR(check_call(weight, call));
+  State& state = *state_;
+  const int64_t n = weight.n(), k = weight.k();
+  const bool swiglu = weight.interleaved();
+  const bool fp8 = !is_exact(weight.consumes(call.precision));
+  const bool quantised = swiglu && !is_exact(call.consumer);
+  const bool dense_swiglu = swiglu && !weight.segments().front().nested;  // interleaved weights are one segment
+  // A second kernel where SwiGLU is not in the product's epilogue, or its result has to be rounded to E4M3, which needs
+  // the largest magnitude of a whole row.
+  const bool two_kernels = dense_swiglu || quantised;
+  const bool fused = swiglu && !dense_swiglu;
+  if (two_kernels &&
+      (call.workspace.scratch == nullptr || call.workspace.scratch_bytes < scratch_bytes(weight, call.rows))) {
+    return error(ErrorCode::kUsage, "linear: {} rows of this weight need {} bytes of scratch, {} given", call.rows,
+                 scratch_bytes(weight, call.rows), call.workspace.scratch_bytes);
+  }
+  void* const product = two_kernels ? call.workspace.scratch : call.y;
+  const int64_t columns = fused ? n / 2 : n;  // of the product
+  const size_t element = call.y_is_f32 ? sizeof(float) : sizeof(uint16_t);
+  bool dependent = call.dependent_launch;
+  for (const WeightSegment& segment : weight.segments()) {
+    void* const d = offset(product, segment.first_column, element);
+    const void* const residual = offset(call.residual, segment.first_column, element);
+    if (!segment.nested) {
+      const DenseKey key{call.rows,
+                         static_cast<int32_t>(segment.rows),
+                         static_cast<int32_t>(k),
+                         static_cast<int32_t>(columns),
+                         static_cast<int16_t>(alignment_of(call.x)),
+                         static_cast<int16_t>(std::min(alignment_of(d), alignment_of(residual))),
+                         call.y_is_f32,
+                         segment.bias != nullptr};
+      NFP_ASSIGN_OR_RETURN(const DensePlan* plan, state.plan(key));
+      DenseCall dense;
+      dense.w = segment.dense;
+      dense.x = call.x;
+      dense.d = d;
+      dense.residual = residual;
+      dense.bias = call.y_is_f32 ? static_cast<const void*>(segment.bias) : segment.bias_f16;
+      dense.workspace = call.workspace.dense;
+      if (dense.workspace == nullptr) return error(ErrorCode::kUsage, "linear: workspace.dense is null");
+      NFP_RETURN_IF_ERROR(state.dense.run(*plan, dense, call.stream));
+      dependent = true;
+      continue;
+    }
+    GemmCall gemm;
+    gemm.w = segment.matrix;
+    gemm.mode = fp8 ? Mode::kE4M3 : Mode::kF16;
+    gemm.m = call.rows;
+    gemm.x = call.x;
+    gemm.ldx = fp8 ? e4m3_row_bytes(k) : k;
+    gemm.token_scale = fp8 ? e4m3_scales(call.x, call.reserved_rows, k) : nullptr;
+    gemm.d = d;
+    gemm.ldd = columns;
+    gemm.output = call.y_is_f32 ? Output::kF32 : Output::kF16;
+    gemm.bias = segment.bias;
+    gemm.swiglu = fused;
+    gemm.residual = residual;
+    gemm.ldr = columns;
+    gemm.workspace = call.workspace.gemm;
+    gemm.dependent_launch = dependent;
+    const ChoiceKey key{call.rows,     static_cast<int32_t>(segment.rows), static_cast<int32_t>(k), gemm.mode, fused,
+                        call.reduction};
+    NFP_RETURN_IF_ERROR(state.gemm.run(gemm, state.config(key), call.stream));
+    dependent = true;
+  }
+  if (!two_kernels) return ok_status();
+
+  RowsCall rows;
+  rows.source = dense_swiglu ? RowsCall::Source::kSwiglu : RowsCall::Source::kPlain;
+  rows.m = call.rows;
+  rows.k = n / 2;
+  rows.x = product;
+  rows.ldx = columns;
+  if (quantised) {
+    rows.y_e4m3 = static_cast<uint8_t*>(call.y);
+    rows.ldy_e4m3 = e4m3_row_bytes(n / 2);
+    rows.scale = {ActivationScale::Kind::kPerToken, e4m3_scales(call.y, call.reserved_rows, n / 2), nullptr};
+  } else {
+    rows.y_f16 = call.y;
+    rows.ldy = n / 2;
+  }
+  return run_rows(rows, call.stream);
+}
+
+}  // namespace nfp::cuda

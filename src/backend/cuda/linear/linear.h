@@ -1,0 +1,83 @@
+// y = x W^T for a CudaWeight, in the precision of the step: which kernels, in which form, with which tiles.
+//
+//   NFP_ASSIGN_OR_RETURN(LinearRunner runner, LinearRunner::create());
+//   NFP_RETURN_IF_ERROR(runner.run(weight, call));
+//
+// A run only enqueues: no allocation on the device, no synchronisation, so that a step can be captured. The choice of
+// kernels is made once for each shape, number of rows and precision, and remembered.
+//
+// Precisions. kFp16 is exact. kFp8W8A8 multiplies the upper bytes with E4M3 activations by Mode::kE4M3, whose sums stay
+// in the tensor core for all of k: their error (docs/kernels.md: 1.4e-3 relative RMS at k = 4096, 4.7e-3 at 32768) is a
+// small part of what rounding weights and activations to E4M3 costs (each about 2.6e-2), so promoted sums would gain
+// nothing that can be seen. kFp8 (upper bytes with 16-bit activations) has no kernel of its own on this backend and is
+// computed as kFp8W8A8. A weight of which some segment is FP16 runs in FP16 in every precision, since its activations
+// do (CudaWeight::consumes()).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/gemm/table.h"
+#include "backend/cuda/linear/activations.h"
+#include "backend/cuda/linear/weight.h"
+#include "base/result.h"
+
+namespace nfp::cuda {
+
+enum class LinearEpilogue : uint8_t {
+  kStore,   // y = x W^T + bias
+  kSwiglu,  // y = silu(gate) * up of an interleaved weight; y has n / 2 columns
+};
+
+// Device memory that the calls of one stream share.
+struct LinearWorkspace {
+  Workspace gemm;
+  void* dense = nullptr;    // DenseGemm::kWorkspaceBytes, 256-byte aligned; may be null if no weight has FP16 segments
+  void* scratch = nullptr;  // LinearRunner::scratch_bytes(), 256-byte aligned
+  size_t scratch_bytes = 0;
+};
+
+struct LinearCall {
+  // [rows, k] in the form that weight.consumes(precision) names (activations.h); 256-byte aligned.
+  const void* x = nullptr;
+  int64_t rows = 0;
+  int64_t reserved_rows = 0;  // for which the buffers of x and y were made: where E4M3 scales lie
+  Precision precision = Precision::kFp16;
+  LinearEpilogue epilogue = LinearEpilogue::kStore;
+  Precision consumer = Precision::kFp16;  // kSwiglu only: the form of y, as the next weight's consumes() names it
+  void* y = nullptr;                      // kStore: [rows, n] FP16, or FP32 with y_is_f32
+  bool y_is_f32 = false;                  // kStore only
+  const void* residual = nullptr;         // kStore only: [rows, n] of y's type, added last; may be y; null = none
+  // kBatchInvariant: a row's result does not depend on the other rows of the call. (Not of FP16 segments, whose
+  // kernels are cuBLASLt's.)
+  Reduction reduction = Reduction::kFastest;
+  bool dependent_launch = true;  // the first kernel may start while the one before it in the stream still runs
+  LinearWorkspace workspace;
+  Stream stream = nullptr;
+};
+
+class LinearRunner {
+ public:
+  // For the current device. `table` (tuned choices; may be null) must outlive the runner.
+  static Result<LinearRunner> create(const TuningTable* table);
+  ~LinearRunner();
+  LinearRunner(LinearRunner&&) noexcept;
+  LinearRunner& operator=(LinearRunner&&) = delete;
+
+  // kUsage for calls that do not fit the weight. Not thread-safe.
+  Status run(const CudaWeight& weight, const LinearCall& call);
+
+  // Scratch that a call of up to `rows` rows may need.
+  static size_t scratch_bytes(const CudaWeight& weight, int64_t rows);
+
+  const Gemm& gemm() const;
+
+ private:
+  struct State;
+  explicit LinearRunner(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace nfp::cuda

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/sampling.h"
 #include "base/dtype.h"
 #include "base/result.h"
 #include "nested/matrix_reader.h"
@@ -245,8 +246,6 @@ struct SampleArgs {
   int32_t* top_token = nullptr;     // device [rows, top_n], likeliest first
   float* top_logprob = nullptr;     // device [rows, top_n]
 };
-
-inline constexpr int32_t kMaxTopLogprobs = 128;
 
 // Log-probabilities of given tokens (prompt logprobs, perplexity).
 struct ScoreArgs {

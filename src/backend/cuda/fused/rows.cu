@@ -37,6 +37,24 @@ __device__ __forceinline__ uint4 load8(const uint16_t* row, int64_t first, int64
   return make_uint4(static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
                     static_cast<uint32_t>(high >> 32));
 }
+// Eight weights of a norm, zeros from `count` on.
+template <bool kAligned>
+__device__ __forceinline__ void load8_f32(const float* row, int64_t first, int64_t count, float (&v)[8]) {
+  if constexpr (kAligned) {
+    const bool is_inside = first < count;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const float4 four = is_inside ? *reinterpret_cast<const float4*>(row + first + i) : make_float4(0, 0, 0, 0);
+      v[i] = four.x;
+      v[i + 1] = four.y;
+      v[i + 2] = four.z;
+      v[i + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = first + i < count ? row[first + i] : 0.0f;
+  }
+}
 template <bool kBf16>
 __device__ __forceinline__ void widen8(const uint4& raw, float (&v)[8]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -104,7 +122,7 @@ __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
 // of is known at compile time: the GEMM of a decode step waits for every instruction here.
-template <RowsSource kSource, bool kBf16, bool kAligned, int kVectors>
+template <RowsSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
 __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   constexpr bool kNorm = kSource == RowsSource::kNorm;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
@@ -121,6 +139,9 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   // Every load before the first store, so that all are in flight together; rows of more than four groups a thread have
   // too few registers for that and go group by group.
   uint4 raw[kVectors], second[kVectors], weight[kVectors];
+  // FP32 weights take twice the registers.
+  constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
+  float weight_f32[kWeightF32 ? kVectors : 1][8];
   const auto load = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
@@ -136,7 +157,11 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   };
   const auto load_weight = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    if constexpr (kNorm) weight[i] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
+    if constexpr (kNorm && kWeightF32) {
+      load8_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[i]);
+    } else if constexpr (kNorm) {
+      weight[i] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
+    }
   };
   // Where each pair of codes goes: even k and its neighbour stay neighbours.
   uint32_t place[kVectors][4];
@@ -150,7 +175,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   }
   if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
   // The norm's weights do not depend on the kernel before; the rest may.
-  if constexpr (kVectors <= 4) {
+  if constexpr (kEarlyWeight) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) load_weight(i);
   }
@@ -162,10 +187,8 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    if constexpr (kVectors > 4) {
-      load(i);
-      load_weight(i);
-    }
+    if constexpr (kVectors > 4) load(i);
+    if constexpr (!kEarlyWeight) load_weight(i);
     widen8<kBf16>(raw[i], v[i]);
     float other[8];
     widen8<kBf16>(second[i], other);
@@ -180,11 +203,16 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     }
     if constexpr (kNorm) {
       float w[8];
-      widen8<kBf16>(weight[i], w);
+      if constexpr (kWeightF32) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) w[j] = weight_f32[i][j];
+      } else {
+        widen8<kBf16>(weight[i], w);
+      }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         totals.sum += v[i][j] * v[i][j];
-        v[i][j] *= w[j];
+        v[i][j] *= w[j] + p.weight_offset;
       }
     }
 #pragma unroll
@@ -262,34 +290,38 @@ __global__ void delayed_kernel(float* amax, float* history, int window, int slot
   }
 }
 
-template <RowsSource kSource, bool kBf16>
+template <RowsSource kSource, bool kBf16, bool kWeightF32>
 const void* function_for(bool is_aligned, int vectors) {
-  if (!is_aligned) return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, false, kMaxVectors>);
+  if (!is_aligned) return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, false, kMaxVectors>);
   switch (vectors) {
     case 1:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 1>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 1>);
     case 2:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 2>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 2>);
     case 4:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 4>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 4>);
     default:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, kMaxVectors>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, kMaxVectors>);
   }
 }
 
 }  // namespace
 
-const void* rows_function(RowsSource source, bool bf16, bool is_aligned, int vectors) {
+const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
   switch (source) {
     case RowsSource::kNorm:
-      return bf16 ? function_for<RowsSource::kNorm, true>(is_aligned, vectors)
-                  : function_for<RowsSource::kNorm, false>(is_aligned, vectors);
+      if (weight_f32) {
+        return bf16 ? function_for<RowsSource::kNorm, true, true>(is_aligned, vectors)
+                    : function_for<RowsSource::kNorm, false, true>(is_aligned, vectors);
+      }
+      return bf16 ? function_for<RowsSource::kNorm, true, false>(is_aligned, vectors)
+                  : function_for<RowsSource::kNorm, false, false>(is_aligned, vectors);
     case RowsSource::kSwiglu:
-      return bf16 ? function_for<RowsSource::kSwiglu, true>(is_aligned, vectors)
-                  : function_for<RowsSource::kSwiglu, false>(is_aligned, vectors);
+      return bf16 ? function_for<RowsSource::kSwiglu, true, false>(is_aligned, vectors)
+                  : function_for<RowsSource::kSwiglu, false, false>(is_aligned, vectors);
     default:
-      return bf16 ? function_for<RowsSource::kPlain, true>(is_aligned, vectors)
-                  : function_for<RowsSource::kPlain, false>(is_aligned, vectors);
+      return bf16 ? function_for<RowsSource::kPlain, true, false>(is_aligned, vectors)
+                  : function_for<RowsSource::kPlain, false, false>(is_aligned, vectors);
   }
 }
 const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }

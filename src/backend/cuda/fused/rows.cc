@@ -22,6 +22,7 @@ Status check_call(const RowsCall& c) {
   if (c.x == nullptr || c.ldx < (c.source == RowsCall::Source::kSwiglu ? 2 * c.k : c.k))
     return bad("x", "is null, or ldx smaller than a row");
   if (c.source == RowsCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
+  if (c.weight_offset != 0.0f && !c.weight_f32) return bad("weight_offset", "needs weight_f32");
   if (c.source == RowsCall::Source::kSwiglu && c.k % 8 != 0)
     return bad("k", "must be a multiple of 8 with swiglu (blocks of 8 alternate)");
   if (c.residual != nullptr && (c.source != RowsCall::Source::kNorm || c.ldr < c.k))

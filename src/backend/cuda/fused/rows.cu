@@ -37,22 +37,18 @@ __device__ __forceinline__ uint4 load8(const uint16_t* row, int64_t first, int64
   return make_uint4(static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
                     static_cast<uint32_t>(high >> 32));
 }
-// Eight weights of a norm, zeros from `count` on.
+// Four weights of a norm, zeros from `count` on.
 template <bool kAligned>
-__device__ __forceinline__ void load8_f32(const float* row, int64_t first, int64_t count, float (&v)[8]) {
+__device__ __forceinline__ void load4_f32(const float* row, int64_t first, int64_t count, float* v) {
   if constexpr (kAligned) {
-    const bool is_inside = first < count;
-#pragma unroll
-    for (int i = 0; i < 8; i += 4) {
-      const float4 four = is_inside ? *reinterpret_cast<const float4*>(row + first + i) : make_float4(0, 0, 0, 0);
-      v[i] = four.x;
-      v[i + 1] = four.y;
-      v[i + 2] = four.z;
-      v[i + 3] = four.w;
-    }
+    const float4 four = first < count ? *reinterpret_cast<const float4*>(row + first) : make_float4(0, 0, 0, 0);
+    v[0] = four.x;
+    v[1] = four.y;
+    v[2] = four.z;
+    v[3] = four.w;
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = first + i < count ? row[first + i] : 0.0f;
+    for (int i = 0; i < 4; ++i) v[i] = first + i < count ? row[first + i] : 0.0f;
   }
 }
 template <bool kBf16>
@@ -141,6 +137,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   uint4 raw[kVectors], second[kVectors], weight[kVectors];
   // FP32 weights take twice the registers.
   constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
+  constexpr bool kLateWeight = kNorm && kWeightF32 && kVectors > 4;  // when the row's own loads are done
   float weight_f32[kWeightF32 ? kVectors : 1][8];
   const auto load = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
@@ -158,19 +155,42 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const auto load_weight = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     if constexpr (kNorm && kWeightF32) {
-      load8_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[i]);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[i]);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first + 4, end, weight_f32[i] + 4);
     } else if constexpr (kNorm) {
       weight[i] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
     }
   };
-  // Where each pair of codes goes: even k and its neighbour stay neighbours.
-  uint32_t place[kVectors][4];
+  const auto multiply = [&](int i) {
+    float w[8];
+    if constexpr (kWeightF32) {
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
+      for (int j = 0; j < 8; ++j) w[j] = weight_f32[i][j] + p.weight_offset;
+    } else {
+      widen8<kBf16>(weight[i], w);
+    }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      place[i][j] = static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
-      if constexpr (kVectors <= 2) now(place[i][j]);
+    for (int j = 0; j < 8; ++j) v[i][j] *= w[j];
+  };
+  const auto enlarge = [&](int i) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
+  };
+  // Where each pair of codes goes: even k and its neighbour stay neighbours. Computed before the wait where registers
+  // allow.
+  const auto place_of = [&](int i, int j) {
+    return static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
+  };
+  constexpr bool kEarlyPlace = kVectors <= 2;
+  uint32_t place[kEarlyPlace ? kVectors : 1][4];
+  if constexpr (kEarlyPlace) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        place[i][j] = place_of(i, j);
+        now(place[i][j]);
+      }
     }
   }
   if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
@@ -188,7 +208,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   for (int i = 0; i < kVectors; ++i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     if constexpr (kVectors > 4) load(i);
-    if constexpr (!kEarlyWeight) load_weight(i);
+    if constexpr (!kEarlyWeight && !kLateWeight) load_weight(i);
     widen8<kBf16>(raw[i], v[i]);
     float other[8];
     widen8<kBf16>(second[i], other);
@@ -202,21 +222,26 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
       store8<kBf16, kAligned>(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, end, v[i]);
     }
     if constexpr (kNorm) {
-      float w[8];
-      if constexpr (kWeightF32) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) w[j] = weight_f32[i][j];
-      } else {
-        widen8<kBf16>(weight[i], w);
-      }
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        totals.sum += v[i][j] * v[i][j];
-        v[i][j] *= w[j] + p.weight_offset;
-      }
+      for (int j = 0; j < 8; ++j) totals.sum += v[i][j] * v[i][j];
+      if constexpr (!kLateWeight) multiply(i);
     }
+    if constexpr (!kLateWeight) enlarge(i);
+  }
+  if constexpr (kLateWeight) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+#pragma unroll
+      for (int j = 0; j < 8; j += 4) {
+        __syncwarp();  // which no load moves over: there are registers for four weights at a time
+        float w[4];
+        load4_f32<kAligned>(static_cast<const float*>(p.weight), first + j, end, w);
+#pragma unroll
+        for (int q = 0; q < 4; ++q) v[i][j + q] *= w[q] + p.weight_offset;
+      }
+      enlarge(i);
+    }
   }
   if (kNorm || p.per_token || p.amax_out != nullptr) {
     totals = reduce(totals, scratch, parts, p.blocks, rank);
@@ -262,7 +287,8 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const float2 pair = make_float2(v[i][j] * inverse, v[i][j + 1] * inverse);
-      *reinterpret_cast<uint16_t*>(codes + place[i][j / 2]) = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+      *reinterpret_cast<uint16_t*>(codes + (kEarlyPlace ? place[kEarlyPlace ? i : 0][j / 2] : place_of(i, j / 2))) =
+          __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
   }
   for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < columns; i += blockDim.x * 2) {

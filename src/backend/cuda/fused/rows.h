@@ -45,7 +45,7 @@ struct RowsCall {
   int64_t ldx = 0;               // elements
   const void* weight = nullptr;  // kNorm: [k], of x's type or, with weight_f32, FP32
   bool weight_f32 = false;
-  float weight_offset = 0.0f;  // added to each weight; Gemma's norms multiply by 1 + weight
+  float weight_offset = 0.0f;  // with weight_f32: added to each weight; Gemma's norms multiply by 1 + weight
   float epsilon = 1e-5f;
   void* residual = nullptr;  // kNorm: [m, k], read and replaced by h; null = no residual
   int64_t ldr = 0;

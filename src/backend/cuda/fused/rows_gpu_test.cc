@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{S::kNorm, false, false, K::kPerTensor, 70, 14336, true},
         Case{S::kNorm, true, false, K::kPerToken, 66, 32768, true},
         Case{S::kNorm, true, false, K::kPerToken, 9, 577, true, 1.0f},
-        Case{S::kNorm, true, false, K::kPerToken, 2, 2048, false, 1.0f},
+        Case{S::kNorm, true, false, K::kPerToken, 2, 2048, true, 1.0f},
         // More than 64 rows: none is shared, up to eight groups of columns a thread.
         Case{S::kNorm, true, false, K::kPerToken, 65, 14336}, Case{S::kSwiglu, false, true, K::kPerToken, 66, 17920},
         Case{S::kNorm, true, true, K::kPerToken, 65, 32768}, Case{S::kPlain, false, false, K::kPerToken, 67, 14336}));

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "backend/cpu/philox.h"
+#include "backend/philox.h"
 
 namespace nfp::cpu {
 namespace {

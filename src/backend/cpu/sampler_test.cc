@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "backend/cpu/philox.h"
+#include "backend/philox.h"
 #include "backend/cpu/test_util.h"
 
 namespace nfp::cpu {

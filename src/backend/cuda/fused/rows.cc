@@ -6,6 +6,7 @@
 
 #include "backend/cuda/fused/rows_kernel.h"
 #include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/launch.h"
 
 namespace nfp::cuda {
 namespace {
@@ -21,6 +22,7 @@ Status check_call(const RowsCall& c) {
   if (c.x == nullptr || c.ldx < (c.source == RowsCall::Source::kSwiglu ? 2 * c.k : c.k))
     return bad("x", "is null, or ldx smaller than a row");
   if (c.source == RowsCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
+  if (c.weight_offset != 0.0f && !c.weight_f32) return bad("weight_offset", "needs weight_f32");
   if (c.source == RowsCall::Source::kSwiglu && c.k % 8 != 0)
     return bad("k", "must be a multiple of 8 with swiglu (blocks of 8 alternate)");
   if (c.residual != nullptr && (c.source != RowsCall::Source::kNorm || c.ldr < c.k))
@@ -42,31 +44,6 @@ Status check_call(const RowsCall& c) {
   return ok_status();
 }
 
-Status launch(const void* function, int grid, int cluster, int block, size_t shared, bool dependent, void** arguments,
-              CUstream_st* stream) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(static_cast<unsigned>(block));
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (dependent) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  cudaError_t status = cudaSuccess;
-  if (shared > 48 * 1024)
-    status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-  if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, function, arguments);
-  if (status == cudaSuccess) return ok_status();
-  return error(ErrorCode::kResource, "rows: launching: {}", cudaGetErrorString(status));
-}
-
 }  // namespace
 
 Status run_rows(const RowsCall& c, CUstream_st* stream) {
@@ -85,6 +62,7 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   p.k = c.k;
   p.padded_k = static_cast<int>(PlaneShape{0, c.k}.padded_k());
   p.epsilon = c.epsilon;
+  p.weight_offset = c.weight_offset;
   const bool is_aligned = c.k % 8 == 0 && aligned(c.x, 16) && c.ldx % 8 == 0 &&
                           (c.weight == nullptr || aligned(c.weight, 16)) &&
                           (c.residual == nullptr || (aligned(c.residual, 16) && c.ldr % 8 == 0)) &&
@@ -103,16 +81,16 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   int vectors = is_aligned ? 1 : kMaxVectors;
   while (vectors * 512 < groups) vectors *= 2;
   const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
-  const void* function = rows_function(static_cast<RowsSource>(c.source), c.bf16, is_aligned, vectors);
+  const void* function = rows_function(static_cast<RowsSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
   const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
-  const int grid = static_cast<int>(c.m) * p.blocks;
+  const LaunchShape shape{static_cast<int>(c.m) * p.blocks, p.blocks, threads, shared, c.dependent_launch};
   void* arguments[] = {&p};
 
   if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kPerTensor) {
     // The residual is added once, in the first pass, and the second normalises what that stored.
     p.pass = RowsPass::kMagnitude;
     p.amax_out = c.scale.amax;
-    NFP_RETURN_IF_ERROR(launch(function, grid, p.blocks, threads, shared, c.dependent_launch, arguments, stream));
+    NFP_RETURN_IF_ERROR(launch("rows", function, shape, arguments, stream));
     p.pass = RowsPass::kOutputs;
     p.amax_out = nullptr;
     p.amax_in = c.scale.amax;
@@ -125,7 +103,7 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   } else if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kDelayed) {
     p.amax_out = c.scale.amax;
   }
-  return launch(function, grid, p.blocks, threads, shared, c.dependent_launch, arguments, stream);
+  return launch("rows", function, shape, arguments, stream);
 }
 
 Status reset_amax(float* amax, CUstream_st* stream) {
@@ -142,7 +120,7 @@ Status update_delayed_scale(float* amax, float* history, int window, int64_t ste
   }
   int slot = static_cast<int>(step % window);
   void* arguments[] = {&amax, &history, &window, &slot, &margin, &scale};
-  return launch(delayed_function(), 1, 1, 32, 0, true, arguments, stream);
+  return launch("rows", delayed_function(), {.block = 32, .dependent = true}, arguments, stream);
 }
 
 }  // namespace nfp::cuda

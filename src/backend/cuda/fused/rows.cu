@@ -37,6 +37,20 @@ __device__ __forceinline__ uint4 load8(const uint16_t* row, int64_t first, int64
   return make_uint4(static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
                     static_cast<uint32_t>(high >> 32));
 }
+// Four weights of a norm, zeros from `count` on.
+template <bool kAligned>
+__device__ __forceinline__ void load4_f32(const float* row, int64_t first, int64_t count, float* v) {
+  if constexpr (kAligned) {
+    const float4 four = first < count ? *reinterpret_cast<const float4*>(row + first) : make_float4(0, 0, 0, 0);
+    v[0] = four.x;
+    v[1] = four.y;
+    v[2] = four.z;
+    v[3] = four.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = first + i < count ? row[first + i] : 0.0f;
+  }
+}
 template <bool kBf16>
 __device__ __forceinline__ void widen8(const uint4& raw, float (&v)[8]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -104,7 +118,7 @@ __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
 // of is known at compile time: the GEMM of a decode step waits for every instruction here.
-template <RowsSource kSource, bool kBf16, bool kAligned, int kVectors>
+template <RowsSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
 __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   constexpr bool kNorm = kSource == RowsSource::kNorm;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
@@ -121,6 +135,10 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   // Every load before the first store, so that all are in flight together; rows of more than four groups a thread have
   // too few registers for that and go group by group.
   uint4 raw[kVectors], second[kVectors], weight[kVectors];
+  // FP32 weights take twice the registers.
+  constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
+  constexpr bool kLateWeight = kNorm && kWeightF32 && kVectors > 4;  // when the row's own loads are done
+  float weight_f32[kWeightF32 ? kVectors : 1][8];
   const auto load = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
@@ -136,21 +154,48 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   };
   const auto load_weight = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    if constexpr (kNorm) weight[i] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
+    if constexpr (kNorm && kWeightF32) {
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[i]);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first + 4, end, weight_f32[i] + 4);
+    } else if constexpr (kNorm) {
+      weight[i] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
+    }
   };
-  // Where each pair of codes goes: even k and its neighbour stay neighbours.
-  uint32_t place[kVectors][4];
+  const auto multiply = [&](int i) {
+    float w[8];
+    if constexpr (kWeightF32) {
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
+      for (int j = 0; j < 8; ++j) w[j] = weight_f32[i][j] + p.weight_offset;
+    } else {
+      widen8<kBf16>(weight[i], w);
+    }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      place[i][j] = static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
-      if constexpr (kVectors <= 2) now(place[i][j]);
+    for (int j = 0; j < 8; ++j) v[i][j] *= w[j];
+  };
+  const auto enlarge = [&](int i) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
+  };
+  // Where each pair of codes goes: even k and its neighbour stay neighbours. Computed before the wait where registers
+  // allow.
+  const auto place_of = [&](int i, int j) {
+    return static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
+  };
+  constexpr bool kEarlyPlace = kVectors <= 2;
+  uint32_t place[kEarlyPlace ? kVectors : 1][4];
+  if constexpr (kEarlyPlace) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        place[i][j] = place_of(i, j);
+        now(place[i][j]);
+      }
     }
   }
   if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
   // The norm's weights do not depend on the kernel before; the rest may.
-  if constexpr (kVectors <= 4) {
+  if constexpr (kEarlyWeight) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) load_weight(i);
   }
@@ -162,10 +207,8 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    if constexpr (kVectors > 4) {
-      load(i);
-      load_weight(i);
-    }
+    if constexpr (kVectors > 4) load(i);
+    if constexpr (!kEarlyWeight && !kLateWeight) load_weight(i);
     widen8<kBf16>(raw[i], v[i]);
     float other[8];
     widen8<kBf16>(second[i], other);
@@ -179,16 +222,26 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
       store8<kBf16, kAligned>(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, end, v[i]);
     }
     if constexpr (kNorm) {
-      float w[8];
-      widen8<kBf16>(weight[i], w);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        totals.sum += v[i][j] * v[i][j];
-        v[i][j] *= w[j];
-      }
+      for (int j = 0; j < 8; ++j) totals.sum += v[i][j] * v[i][j];
+      if constexpr (!kLateWeight) multiply(i);
     }
+    if constexpr (!kLateWeight) enlarge(i);
+  }
+  if constexpr (kLateWeight) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+#pragma unroll
+      for (int j = 0; j < 8; j += 4) {
+        __syncwarp();  // which no load moves over: there are registers for four weights at a time
+        float w[4];
+        load4_f32<kAligned>(static_cast<const float*>(p.weight), first + j, end, w);
+#pragma unroll
+        for (int q = 0; q < 4; ++q) v[i][j + q] *= w[q] + p.weight_offset;
+      }
+      enlarge(i);
+    }
   }
   if (kNorm || p.per_token || p.amax_out != nullptr) {
     totals = reduce(totals, scratch, parts, p.blocks, rank);
@@ -234,7 +287,8 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const float2 pair = make_float2(v[i][j] * inverse, v[i][j + 1] * inverse);
-      *reinterpret_cast<uint16_t*>(codes + place[i][j / 2]) = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+      *reinterpret_cast<uint16_t*>(codes + (kEarlyPlace ? place[kEarlyPlace ? i : 0][j / 2] : place_of(i, j / 2))) =
+          __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
   }
   for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
@@ -262,34 +316,38 @@ __global__ void delayed_kernel(float* amax, float* history, int window, int slot
   }
 }
 
-template <RowsSource kSource, bool kBf16>
+template <RowsSource kSource, bool kBf16, bool kWeightF32>
 const void* function_for(bool is_aligned, int vectors) {
-  if (!is_aligned) return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, false, kMaxVectors>);
+  if (!is_aligned) return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, false, kMaxVectors>);
   switch (vectors) {
     case 1:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 1>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 1>);
     case 2:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 2>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 2>);
     case 4:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, 4>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 4>);
     default:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, true, kMaxVectors>);
+      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, kMaxVectors>);
   }
 }
 
 }  // namespace
 
-const void* rows_function(RowsSource source, bool bf16, bool is_aligned, int vectors) {
+const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
   switch (source) {
     case RowsSource::kNorm:
-      return bf16 ? function_for<RowsSource::kNorm, true>(is_aligned, vectors)
-                  : function_for<RowsSource::kNorm, false>(is_aligned, vectors);
+      if (weight_f32) {
+        return bf16 ? function_for<RowsSource::kNorm, true, true>(is_aligned, vectors)
+                    : function_for<RowsSource::kNorm, false, true>(is_aligned, vectors);
+      }
+      return bf16 ? function_for<RowsSource::kNorm, true, false>(is_aligned, vectors)
+                  : function_for<RowsSource::kNorm, false, false>(is_aligned, vectors);
     case RowsSource::kSwiglu:
-      return bf16 ? function_for<RowsSource::kSwiglu, true>(is_aligned, vectors)
-                  : function_for<RowsSource::kSwiglu, false>(is_aligned, vectors);
+      return bf16 ? function_for<RowsSource::kSwiglu, true, false>(is_aligned, vectors)
+                  : function_for<RowsSource::kSwiglu, false, false>(is_aligned, vectors);
     default:
-      return bf16 ? function_for<RowsSource::kPlain, true>(is_aligned, vectors)
-                  : function_for<RowsSource::kPlain, false>(is_aligned, vectors);
+      return bf16 ? function_for<RowsSource::kPlain, true, false>(is_aligned, vectors)
+                  : function_for<RowsSource::kPlain, false, false>(is_aligned, vectors);
   }
 }
 const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }

@@ -40,10 +40,12 @@ struct RowsCall {
   Source source = Source::kPlain;
   int64_t m = 0;
   int64_t k = 0;      // columns of y; at most kMaxColumns
-  bool bf16 = false;  // x, weight, residual and y_f16 are BF16, else FP16
+  bool bf16 = false;  // x, weight (if 16 bits), residual and y_f16 are BF16, else FP16
   const void* x = nullptr;
   int64_t ldx = 0;               // elements
-  const void* weight = nullptr;  // kNorm: [k]
+  const void* weight = nullptr;  // kNorm: [k], of x's type or, with weight_f32, FP32
+  bool weight_f32 = false;
+  float weight_offset = 0.0f;  // with weight_f32: added to each weight; Gemma's norms multiply by 1 + weight
   float epsilon = 1e-5f;
   void* residual = nullptr;  // kNorm: [m, k], read and replaced by h; null = no residual
   int64_t ldr = 0;

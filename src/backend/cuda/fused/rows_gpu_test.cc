@@ -38,6 +38,8 @@ struct Case {
   bool bf16;
   ActivationScale::Kind kind;
   int64_t m, k;
+  bool weight_f32 = false;
+  float weight_offset = 0.0f;
 };
 
 class RowsGpu : public ::testing::TestWithParam<Case> {
@@ -62,6 +64,13 @@ TEST_P(RowsGpu, MatchesFloat64) {
   };
   const int64_t width = c.source == Source::kSwiglu ? 2 * c.k : c.k;
   const auto x = numbers(c.m * width), weight = numbers(c.k), residual = numbers(c.m * c.k);
+  std::vector<float> weight_f32;  // of all 24 bits
+  for (int64_t i = 0; i < c.k; ++i) weight_f32.push_back(normal(random));
+  const DeviceCopy<float> dw_f32(weight_f32);
+  const auto weight_at = [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    return (c.weight_f32 ? double{weight_f32[at]} : value(weight[at])) + static_cast<double>(c.weight_offset);
+  };
   const PlaneShape shape{0, c.k};
   const DeviceCopy<uint16_t> dx(x), dw(weight), dr(residual),
       dy(std::vector<uint16_t>(static_cast<size_t>(c.m * c.k), 0xffff));
@@ -74,7 +83,11 @@ TEST_P(RowsGpu, MatchesFloat64) {
   call.bf16 = c.bf16;
   call.x = dx.get();
   call.ldx = width;
-  call.weight = c.source == Source::kNorm ? dw.get() : nullptr;
+  if (c.source == Source::kNorm) {
+    call.weight = c.weight_f32 ? static_cast<const void*>(dw_f32.get()) : dw.get();
+    call.weight_f32 = c.weight_f32;
+    call.weight_offset = c.weight_offset;
+  }
   call.residual = c.residual ? dr.get() : nullptr;
   call.ldr = c.k;
   call.y_f16 = dy.get();
@@ -111,8 +124,7 @@ TEST_P(RowsGpu, MatchesFloat64) {
     }
     for (int64_t i = 0; i < c.k; ++i) {
       double& v = want[static_cast<size_t>(t * c.k + i)];
-      if (c.source == Source::kNorm)
-        v *= value(weight[static_cast<size_t>(i)]) / std::sqrt(squares / static_cast<double>(c.k) + 1e-5);
+      if (c.source == Source::kNorm) v *= weight_at(i) / std::sqrt(squares / static_cast<double>(c.k) + 1e-5);
       tensor_largest = std::max(tensor_largest, std::abs(v));
     }
   }
@@ -161,6 +173,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{S::kPlain, false, false, K::kDelayed, 2, 32768}, Case{S::kNorm, false, true, K::kPerToken, 64, 17920},
         Case{S::kNorm, true, true, K::kPerToken, 5, 30001}, Case{S::kSwiglu, false, true, K::kPerTensor, 3, 8328},
         Case{S::kPlain, false, true, K::kStatic, 2, 16640}, Case{S::kPlain, false, false, K::kStatic, 1, 1},
+        Case{S::kNorm, true, false, K::kPerToken, 1, 4096, true},
+        Case{S::kNorm, true, true, K::kStatic, 3, 5120, true, 1.0f},
+        Case{S::kNorm, false, false, K::kPerTensor, 70, 14336, true},
+        Case{S::kNorm, true, false, K::kPerToken, 66, 32768, true},
+        Case{S::kNorm, true, false, K::kPerToken, 9, 577, true, 1.0f},
+        Case{S::kNorm, true, false, K::kPerToken, 2, 2048, true, 1.0f},
         // More than 64 rows: none is shared, up to eight groups of columns a thread.
         Case{S::kNorm, true, false, K::kPerToken, 65, 14336}, Case{S::kSwiglu, false, true, K::kPerToken, 66, 17920},
         Case{S::kNorm, true, true, K::kPerToken, 65, 32768}, Case{S::kPlain, false, false, K::kPerToken, 67, 14336}));

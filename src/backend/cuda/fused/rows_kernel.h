@@ -30,13 +30,14 @@ struct RowsParams {
   int blocks;         // that share a row, in one cluster
   int block_columns;  // of the row, for each of them: a multiple of 128
   float epsilon;
+  float weight_offset;
   bool per_token;
   RowsPass pass;
 };
 
-// is_aligned: all rows of 16-bit numbers are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
-// kMaxVectors, and kMaxVectors unless is_aligned.
-const void* rows_function(RowsSource source, bool bf16, bool is_aligned, int vectors);
+// is_aligned: all rows (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
+// kMaxVectors, and kMaxVectors unless is_aligned. weight_f32: of a norm.
+const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
 const void* delayed_function();
 
 }  // namespace nfp::cuda

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace nfp::cpu {
+namespace nfp {
 
 constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
@@ -27,4 +27,4 @@ constexpr double uniform(uint64_t seed, uint64_t draw) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-}  // namespace nfp::cpu
+}  // namespace nfp

@@ -1,0 +1,151 @@
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/step/step_kernels.h"
+
+namespace nfp::cuda {
+namespace {
+
+template <int kVector>
+using Packed = std::conditional_t<kVector == 8, uint4, uint2>;
+
+template <int kVector>
+__device__ __forceinline__ void load_f16(const uint16_t* from, float (&v)[kVector]) {
+  const auto raw = *reinterpret_cast<const Packed<kVector>*>(from);
+  const auto* pairs = reinterpret_cast<const __half2*>(&raw);
+#pragma unroll
+  for (int i = 0; i < kVector / 2; ++i) {
+    const float2 pair = __half22float2(pairs[i]);
+    v[2 * i] = pair.x;
+    v[2 * i + 1] = pair.y;
+  }
+}
+template <int kVector>
+__device__ __forceinline__ void load_f32(const float* from, float (&v)[kVector]) {
+#pragma unroll
+  for (int i = 0; i < kVector; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    v[i] = four.x;
+    v[i + 1] = four.y;
+    v[i + 2] = four.z;
+    v[i + 3] = four.w;
+  }
+}
+
+// How numbers lie in the cache.
+struct F16Store {
+  using Element = uint16_t;
+  template <int kVector>
+  static __device__ __forceinline__ void store(Element* to, const float (&v)[kVector]) {
+    Packed<kVector> raw;
+    auto* pairs = reinterpret_cast<__half2*>(&raw);
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) pairs[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+    *reinterpret_cast<Packed<kVector>*>(to) = raw;
+  }
+};
+
+// kLanes neighbouring lanes share one head of one token. Lane u of them has vectors u and u + half / kVector of the
+// part that rotates, or two vectors of the rest.
+template <typename Store, int kVector, int kLanes>
+__global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) {
+  ptx::launch_dependents();
+  const RopeCall& c = p.call;
+  const auto lane = static_cast<int>(threadIdx.x % kLanes);
+  const int64_t item = int64_t{blockIdx.x} * (kRopeThreads / kLanes) + threadIdx.x / kLanes;
+  const bool is_item = item < p.items;
+  const int all_heads = c.heads + 2 * c.kv_heads;
+  const auto token = static_cast<int>(is_item ? item / all_heads : 0);
+  const auto head = static_cast<int>(is_item ? item % all_heads : 0);
+  const bool is_query = head < c.heads;
+  const bool is_value = head >= c.heads + c.kv_heads;
+  const int pairs = c.rotary_dim / 2 / kVector;
+  const int vectors = c.head_dim / kVector;
+  const bool rotates = lane < pairs;
+  const int first = rotates ? lane : 2 * pairs + 2 * (lane - pairs);
+  const int second = rotates ? lane + pairs : first + 1;
+  const bool has_first = is_item && first < vectors;
+  const bool has_second = is_item && second < vectors;
+  ptx::dependency_wait();
+  auto* x = static_cast<uint16_t*>(c.qkv) + (int64_t{token} * all_heads + head) * c.head_dim;
+  float a[kVector] = {}, b[kVector] = {};
+  if (has_first) load_f16(x + first * kVector, a);
+  if (has_second) load_f16(x + second * kVector, b);
+  const int slot = is_item && !is_query ? c.slots[token] : -1;
+  if (!is_value) {
+    const float* norm = is_query ? c.q_norm : c.k_norm;
+    float cosine[kVector], sine[kVector];
+    if (rotates && is_item) {
+      const float* table = c.cos_sin + int64_t{c.positions[token]} * c.rotary_dim + lane * kVector;
+      load_f32(table, cosine);
+      load_f32(table + c.rotary_dim / 2, sine);
+    }
+    if (norm != nullptr) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sum += a[i] * a[i] + b[i] * b[i];
+      const uint32_t head_lanes = (0xffffffffu >> (32 - kLanes)) << (threadIdx.x % 32 / kLanes * kLanes);
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(head_lanes, sum, offset);
+      const float factor = rsqrtf(sum / static_cast<float>(c.head_dim) + c.norm_eps);
+      float weight[kVector];
+      if (has_first) {
+        load_f32(norm + first * kVector, weight);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) a[i] *= factor * weight[i];
+      }
+      if (has_second) {
+        load_f32(norm + second * kVector, weight);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) b[i] *= factor * weight[i];
+      }
+    }
+    if (rotates && is_item) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float rotated = a[i] * cosine[i] - b[i] * sine[i];
+        b[i] = b[i] * cosine[i] + a[i] * sine[i];
+        a[i] = rotated;
+      }
+    }
+  }
+  if (is_query) {
+    if (has_first) F16Store::store(x + first * kVector, a);
+    if (has_second) F16Store::store(x + second * kVector, b);
+  } else if (slot >= 0) {
+    const int kv_head = head - c.heads - (is_value ? c.kv_heads : 0);
+    const int block = slot / c.block_size;
+    auto* cache = static_cast<typename Store::Element*>(is_value ? c.values : c.keys) +
+                  ((int64_t{block} * c.kv_heads + kv_head) * c.block_size + (slot - block * c.block_size)) * c.head_dim;
+    if (has_first) Store::store(cache + first * kVector, a);
+    if (has_second) Store::store(cache + second * kVector, b);
+  }
+}
+
+template <int kVector>
+const void* function_for(int lanes) {
+  switch (lanes) {
+    case 1:
+      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 1>);
+    case 2:
+      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 2>);
+    case 4:
+      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 4>);
+    case 8:
+      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 8>);
+    case 16:
+      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 16>);
+    default:
+      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 32>);
+  }
+}
+
+}  // namespace
+
+const void* rope_function(int vector, int lanes) {
+  return vector == 8 ? function_for<8>(lanes) : function_for<4>(lanes);
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,79 @@
+// What the functions of step.h take. Apart from them because nvcc does not compile result.h's fmt.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/gemm/layout.h"
+#include "backend/sampling.h"
+
+namespace nfp::cuda {
+
+// The token of row r: ids[r], or the one that the step before sampled for its row source[r] where that is not below 0.
+struct TokenSource {
+  const int32_t* ids = nullptr;          // device [rows]
+  const int32_t* source = nullptr;       // device [rows]; null = all from ids
+  const SampledRow* previous = nullptr;  // device
+};
+
+// A table [vocab, hidden]: two byte planes in the device's layout (layout.h), or dense FP16.
+struct EmbeddingTable {
+  const uint8_t* upper = nullptr;  // PlaneShape{vocab, hidden}.bytes(); both null = dense
+  const uint8_t* lower = nullptr;
+  Join join = Join::kBiased;
+  const float* row_scale = nullptr;  // device [vocab], 2^e; null = all 1
+  const uint16_t* dense = nullptr;   // row-major
+  int64_t vocab = 0;
+  int64_t hidden = 0;  // a multiple of 8
+};
+
+struct EmbedCall {
+  EmbeddingTable table;
+  TokenSource tokens;  // each in [0, vocab)
+  int64_t rows = 0;
+  float scale = 1.0f;
+  void* out = nullptr;           // [rows, hidden]: the table's numbers (both bytes, so exact) times scale
+  bool dependent_launch = true;  // programmatic: the kernel may start while the one before it still runs
+};
+
+// Rotates q and k by position (rotate-half: feature i with i + rotary_dim / 2) and writes k and v to the cache. q is
+// rotated in place, k in the cache only.
+struct RopeCall {
+  void* qkv = nullptr;  // [tokens, (heads + 2 * kv_heads) * head_dim]: q heads, k heads, v heads
+  int64_t tokens = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;                // a multiple of 8 up to 256
+  int32_t rotary_dim = 0;              // likewise, up to head_dim: leading features that rotate; 0 = all
+  const float* cos_sin = nullptr;      // device [positions, rotary_dim]: rotary_dim / 2 cosines, then as many sines
+  const int32_t* positions = nullptr;  // device [tokens]
+  const int32_t* slots = nullptr;      // device [tokens]: token slot % block_size of block slot / block_size; below 0 =
+                                       //   not written
+  const float* q_norm =
+      nullptr;  // device [head_dim] weights of an RMSNorm of each head before the rotation; null = none
+  const float* k_norm = nullptr;
+  float norm_eps = 1e-6f;
+  void* keys = nullptr;  // one layer's cache: [blocks, kv_heads, block_size, head_dim] FP16
+  void* values = nullptr;
+  int32_t block_size = 16;
+  bool dependent_launch = true;
+};
+
+// out[i] = x[rows[i]].
+struct GatherCall {
+  const void* x = nullptr;
+  const int32_t* rows = nullptr;  // device [count]
+  int64_t count = 0;
+  int64_t hidden = 0;   // a multiple of 8
+  void* out = nullptr;  // [count, hidden]
+  bool dependent_launch = true;
+};
+
+// residual += x, rounded as RowsCall's residual (fused/rows.h), for where no norm follows.
+struct AddCall {
+  const void* x = nullptr;
+  void* residual = nullptr;
+  int64_t count = 0;  // elements, a multiple of 8
+  bool dependent_launch = true;
+};
+
+}  // namespace nfp::cuda

@@ -1,0 +1,38 @@
+// Between step.cc (checks, launch) and the kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/step/step_calls.h"
+
+namespace nfp::cuda {
+
+struct EmbedParams {
+  EmbeddingTable table;
+  TokenSource tokens;
+  int64_t slab_bytes;
+  float scale;
+  void* out;
+};
+inline constexpr int kEmbedThreads = 256;
+const void* embed_function(bool nested);
+
+struct RopeParams {
+  RopeCall call;  // rotary_dim is not 0
+  int64_t items;  // tokens * (heads + 2 * kv_heads)
+};
+inline constexpr int kRopeThreads = 128;
+// Features a lane moves at a time, and the lanes that share a head: a power of two up to 32.
+const void* rope_function(int vector, int lanes);
+
+struct CopyParams {
+  const void* x;
+  const int32_t* rows;
+  void* out;
+  int64_t vectors;  // groups of eight numbers: of a row (gather), of all (add)
+};
+inline constexpr int kCopyThreads = 256;
+const void* gather_function();
+const void* add_function();
+
+}  // namespace nfp::cuda

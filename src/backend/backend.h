@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -80,6 +81,8 @@ class LinearWeight {
   // Bytes that one use reads in this precision (for GB/s in `bench`), and bytes held.
   virtual size_t bytes_read(Precision precision) const = 0;
   virtual size_t bytes_held() const = 0;
+  // The form of inputs that it wants in a step of this precision: `consumer` of the operation that writes them.
+  virtual Precision consumes(Precision step) const { return step; }
 };
 
 // ---- KV cache ------------------------------------------------------------------------------------------------------
@@ -271,6 +274,20 @@ struct BackendInfo {
   int threads = 1;
 };
 
+// What working space must be taken for.
+struct StepReserve {
+  int32_t tokens = 0;
+  int32_t sequences = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+};
+
+struct DeviceMemory {
+  uint64_t total = 0;  // bytes
+  uint64_t free = 0;
+};
+
 // Time spent in one kind of operation since set_profiling(true).
 struct StageTime {
   std::string_view stage;  // "linear", "attention", ...
@@ -289,6 +306,11 @@ class Backend {
   virtual bool supports(Precision precision) const = 0;
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
+
+  // Once weights and cache are there, before the first step: steps will have at most this.
+  virtual Status reserve(const StepReserve& most) = 0;
+  // Of the device, where it is apart from the host's.
+  virtual std::optional<DeviceMemory> memory() const { return std::nullopt; }
 
   // Memory. Fresh memory is zero. upload may return before the copy is done but has read src by then; download waits
   // for everything enqueued before.
@@ -338,6 +360,11 @@ class Backend {
   virtual void set_profiling(bool on) = 0;  // clears the times
   virtual std::vector<StageTime> profile() const = 0;
 };
+
+// How a step asked for in this precision is computed: kFp8 becomes kFp8W8A8 where the backend has only that.
+inline Precision computed_precision(const Backend& backend, Precision asked) {
+  return backend.supports(asked) || is_exact(asked) ? asked : Precision::kFp8W8A8;
+}
 
 inline Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {

@@ -237,7 +237,7 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
     return false;
   }
   const Status started = start_sequences(plan);
-  step.precision = choose_precision(plan);
+  step.precision = runner_->computed(choose_precision(plan));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {

@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "backend/cpu/cpu_backend.h"
+#include "backend/devices/devices.h"
+#include "io/dummy_source.h"
 
 namespace nfp {
 namespace {
@@ -82,18 +83,27 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   const auto started = std::chrono::steady_clock::now();
   auto loaded = std::make_unique<LoadedModel>();
   loaded->name = model;
-  NFP_ASSIGN_OR_RETURN(loaded->source, ModelSource::open(model));
+  if (options.dummy) {
+    NFP_ASSIGN_OR_RETURN(loaded->source, open_dummy(model));
+  } else {
+    NFP_ASSIGN_OR_RETURN(loaded->source, ModelSource::open(model));
+  }
   if (options.scalings) {
     NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
   }
   NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
   NFP_RETURN_IF_ERROR(read_chat_template(*loaded));
-  NFP_ASSIGN_OR_RETURN(loaded->tokenizer, load_tokenizer(*loaded->source));
+  auto tokenizer = load_tokenizer(*loaded->source);
+  if (tokenizer.ok()) {
+    loaded->tokenizer = std::move(tokenizer).value();
+  } else if (!options.dummy || tokenizer.error().code != ErrorCode::kNotFound) {
+    return tokenizer.error();
+  }
 
-  CpuOptions cpu;
-  cpu.threads = options.threads;
-  cpu.kernels = options.cpu_kernels;
-  NFP_ASSIGN_OR_RETURN(loaded->backend, make_cpu_backend(cpu));
+  NFP_ASSIGN_OR_RETURN(loaded->backend,
+                       make_backend(options.device, {.threads = options.threads,
+                                                     .cpu_kernels = options.cpu_kernels,
+                                                     .deterministic = options.deterministic}));
   loaded->threads = std::make_unique<ThreadPool>(loaded->backend->info().threads);
   LoadOptions load_options;
   load_options.fp8_head = options.fp8_head;
@@ -115,8 +125,11 @@ Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& opt
   runner.max_step_tokens = std::max(options.max_step_tokens, options.max_sequences);
   runner.block_size = options.block_size;
   runner.kv_dtype = options.kv_dtype;
+  runner.memory_share = options.memory_share;
+  const bool graphs = loaded.backend->prefers_graphs();
+  if (graphs) runner.graph_sizes = default_graph_sizes(options.max_sequences);
   const int64_t blocks_a_sequence = (runner.max_context + options.block_size - 1) / options.block_size;
-  runner.kv_blocks = blocks_a_sequence * options.max_sequences;
+  if (!loaded.backend->memory()) runner.kv_blocks = blocks_a_sequence * options.max_sequences;
   if (options.kv_bytes > 0) {
     const KvCacheSpec spec = loaded.model->kv_spec(1, options.block_size, options.kv_dtype);
     const auto block = static_cast<int64_t>(loaded.backend->kv_bytes_per_block(spec));
@@ -138,15 +151,19 @@ Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& opt
   engine.limits.max_sequences = runner.max_sequences;
   engine.limits.max_step_tokens = runner.max_step_tokens;
   engine.limits.max_queue = options.max_queue;
-  engine.kv_blocks = static_cast<int32_t>(runner.kv_blocks);
+  engine.kv_blocks = static_cast<int32_t>(serving.runner->kv_blocks());
   engine.block_size = options.block_size;
   engine.prefix_caching = options.prefix_caching;
   engine.fp8 = options.fp8;
   engine.eos_ids = config.eos_ids;
-  for (int32_t id : loaded.tokenizer->eog_ids()) {
-    if (std::find(engine.eos_ids.begin(), engine.eos_ids.end(), id) == engine.eos_ids.end())
-      engine.eos_ids.push_back(id);
+  if (loaded.tokenizer) {
+    for (int32_t id : loaded.tokenizer->eog_ids()) {
+      if (std::find(engine.eos_ids.begin(), engine.eos_ids.end(), id) == engine.eos_ids.end())
+        engine.eos_ids.push_back(id);
+    }
   }
+  engine.fp8_levels = options.fp8_levels;
+  engine.steps_in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : graphs ? 2 : 1;
   serving.engine = std::make_unique<Engine>(engine, serving.runner.get(), loaded.tokenizer, std::move(policy));
   return serving;
 }

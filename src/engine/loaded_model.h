@@ -20,6 +20,9 @@
 namespace nfp {
 
 struct LoadedModelOptions {
+  std::string device = "cpu";  // as make_backend has it
+  bool deterministic = false;  // likewise
+  bool dummy = false;          // random weights for a configuration without any
   int32_t threads = 0;      // 0 = as many as this process may use
   std::string cpu_kernels;  // "" = the best this machine has
   bool fp8_head = false;
@@ -36,7 +39,7 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> threads;  // for work beside the backend: reading files, scoring
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Model> model;  // after backend: freed before it
-  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const Tokenizer> tokenizer;  // null for dummy weights beside which there is none
   std::string chat_template;       // source text; empty = the model has none
   std::string chat_template_json;  // where it is a list of named templates: that list
   double load_seconds = 0;
@@ -52,11 +55,16 @@ struct ServingOptions {
   int32_t max_sequences = 1;
   int32_t max_step_tokens = 512;
   int32_t max_queue = 1024;
-  int64_t kv_bytes = 0;  // KV cache; 0 = enough for max_sequences full contexts
+  // KV cache. 0 = enough for max_sequences full contexts, and on a device with memory of its own as much as
+  // memory_share of it leaves room for.
+  int64_t kv_bytes = 0;
+  double memory_share = 0.9;
   int32_t block_size = 16;
   DType kv_dtype = DType::kF16;
   bool prefix_caching = true;
   Precision fp8 = Precision::kFp8;
+  std::vector<double> fp8_levels = EngineOptions{}.fp8_levels;
+  int32_t steps_in_flight = 0;  // 0 = what suits the backend
 };
 
 // A model ready to answer: the runner and the engine over it.

@@ -98,11 +98,21 @@ Status ModelRunner::prepare() {
                  config.max_context);
   }
   NFP_RETURN_IF_ERROR(model_.reserve(options_.max_step_tokens, options_.max_sequences, options_.max_context));
+  NFP_ASSIGN_OR_RETURN(history_, backend.make_token_history(options_.max_sequences, config.vocab));
+  const auto rows = static_cast<size_t>(options_.max_sequences), tokens = static_cast<size_t>(options_.max_step_tokens);
+  const size_t row_top = kMaxTopLogprobs * sizeof(TokenLogprob);
+  NFP_ASSIGN_OR_RETURN(logits_, backend.allocate(rows * static_cast<size_t>(config.vocab) * sizeof(float)));
+  NFP_ASSIGN_OR_RETURN(sampled_, backend.allocate(rows * sizeof(SampledRow)));
+  NFP_ASSIGN_OR_RETURN(top_, backend.allocate(rows * row_top));
+  NFP_ASSIGN_OR_RETURN(scored_, backend.allocate(tokens * sizeof(SampledRow)));
+  NFP_ASSIGN_OR_RETURN(scored_top_, backend.allocate(tokens * row_top));
+
+  if (options_.kv_blocks <= 0) {
+    NFP_ASSIGN_OR_RETURN(options_.kv_blocks, blocks_that_fit());
+  }
   // One block more, for padding.
   NFP_ASSIGN_OR_RETURN(
       cache_, backend.make_kv_cache(model_.kv_spec(options_.kv_blocks + 1, options_.block_size, options_.kv_dtype)));
-  NFP_ASSIGN_OR_RETURN(history_, backend.make_token_history(options_.max_sequences, config.vocab));
-
   StepLimits limits;
   limits.tokens = options_.max_step_tokens;
   limits.sequences = options_.max_sequences;
@@ -113,14 +123,6 @@ Status ModelRunner::prepare() {
   limits.row_bias = kMaxRowBias;
   limits.masks = true;
   NFP_ASSIGN_OR_RETURN(input_, StepInput::create(backend, limits));
-
-  const auto rows = static_cast<size_t>(options_.max_sequences), tokens = static_cast<size_t>(options_.max_step_tokens);
-  const size_t row_top = kMaxTopLogprobs * sizeof(TokenLogprob);
-  NFP_ASSIGN_OR_RETURN(logits_, backend.allocate(rows * static_cast<size_t>(config.vocab) * sizeof(float)));
-  NFP_ASSIGN_OR_RETURN(sampled_, backend.allocate(rows * sizeof(SampledRow)));
-  NFP_ASSIGN_OR_RETURN(top_, backend.allocate(rows * row_top));
-  NFP_ASSIGN_OR_RETURN(scored_, backend.allocate(tokens * sizeof(SampledRow)));
-  NFP_ASSIGN_OR_RETURN(scored_top_, backend.allocate(tokens * row_top));
   for (Slot& slot : slots_) {
     NFP_ASSIGN_OR_RETURN(slot.sampled, backend.allocate_host(sampled_.bytes()));
     NFP_ASSIGN_OR_RETURN(slot.top, backend.allocate_host(top_.bytes()));
@@ -131,7 +133,32 @@ Status ModelRunner::prepare() {
   return ok_status();
 }
 
+Result<int64_t> ModelRunner::blocks_that_fit() const {
+  constexpr uint64_t kOthers = uint64_t{768} << 20;  // captured steps, and what libraries take late
+  const auto memory = model_.backend().memory();
+  if (!memory) return error(ErrorCode::kUsage, "say how large the KV cache is: {} has no memory of its own",
+                            model_.backend().info().name);
+  const auto allowed = static_cast<uint64_t>(options_.memory_share * static_cast<double>(memory->total));
+  const uint64_t taken = memory->total - memory->free + kOthers;
+  const uint64_t block =
+      model_.backend().kv_bytes_per_block(model_.kv_spec(1, options_.block_size, options_.kv_dtype));
+  const uint64_t blocks = allowed > taken ? (allowed - taken) / block : 0;
+  const auto context = static_cast<uint64_t>((options_.max_context + options_.block_size - 1) / options_.block_size);
+  constexpr double kGiB = 1 << 30;
+  if (blocks <= context) {
+    return error(ErrorCode::kResource,
+                 "of {:.1f} GiB GPU memory {:.1f} may be used and {:.1f} are taken by weights and buffers: what is left "
+                 "holds {} tokens of KV cache, less than one context of {}; ask for a shorter context, fewer sequences "
+                 "or tokens a step, or a larger --gpu-memory-utilization",
+                 static_cast<double>(memory->total) / kGiB, static_cast<double>(allowed) / kGiB,
+                 static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(options_.block_size),
+                 options_.max_context);
+  }
+  return static_cast<int64_t>(std::min<uint64_t>(blocks - 1, uint64_t{1} << 26));
+}
+
 Status ModelRunner::start(const Sequence& sequence) {
+  if (sampling_row(sequence).history_slot < 0) return ok_status();  // nobody reads it
   const std::span<const int32_t> tokens(sequence.tokens);
   const auto prompt = static_cast<size_t>(sequence.prompt_size());
   return model_.backend().reset_history(*history_, sequence.history_slot, tokens.first(prompt), tokens.subspan(prompt));

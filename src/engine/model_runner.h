@@ -22,7 +22,8 @@ struct RunnerOptions {
   int32_t max_sequences = 64;
   int32_t max_context = 0;  // tokens a sequence; 0 = the model's
   int32_t block_size = 16;
-  int64_t kv_blocks = 0;
+  int64_t kv_blocks = 0;  // 0 = as many as `memory_share` of a device's memory leaves room for
+  double memory_share = 0.9;
   DType kv_dtype = DType::kF16;
   // Decode steps are padded to the next of these numbers of sequences (ascending), captured the second time that a
   // shape occurs, and replayed from then on. Empty = never.
@@ -40,11 +41,13 @@ class ModelRunner final : public StepRunner {
   int32_t vocab() const override { return model_.config().vocab; }
   int32_t max_context() const override { return options_.max_context; }
   int32_t max_in_flight() const override { return StepInput::kSlots; }
+  Precision computed(Precision asked) const override { return computed_precision(model_.backend(), asked); }
   Status start(const Sequence& sequence) override;
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
   Result<StepOutput> collect(StepTicket ticket) override;
 
   size_t kv_bytes() const { return cache_->bytes(); }
+  int64_t kv_blocks() const { return options_.kv_blocks; }
   size_t graphs() const { return graphs_.size(); }
 
  private:
@@ -71,6 +74,7 @@ class ModelRunner final : public StepRunner {
 
   ModelRunner(Model& model, const RunnerOptions& options) : model_(model), options_(options) {}
   Status prepare();
+  Result<int64_t> blocks_that_fit() const;
   StepShape shape_of(const StepPlan& plan, Precision precision) const;
   void add_samples(const ScheduledSequence& item, int32_t token_row, Slot& slot);
   void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);

@@ -49,7 +49,7 @@ Status SequenceRunner::feed(std::span<const int32_t> tokens, Precision precision
   input_->upload();
   ForwardArgs args;
   args.batch = input_->view(shape, nullptr);
-  args.precision = precision;
+  args.precision = computed_precision(model_.backend(), precision);
   args.cache = cache_.get();
   args.first_layer = layers.first;
   args.end_layer = layers.end;
@@ -67,7 +67,7 @@ Status SequenceRunner::logits(int32_t first, int32_t count, Precision precision,
     std::vector<int32_t> rows(static_cast<size_t>(part));
     std::iota(rows.begin(), rows.end(), first + done);
     NFP_RETURN_IF_ERROR(model_.backend().upload(rows_.data(), rows.data(), rows.size() * sizeof(int32_t)));
-    model_.logits(rows_.as<int32_t>(), part, precision, logits_.as<float>());
+    model_.logits(rows_.as<int32_t>(), part, computed_precision(model_.backend(), precision), logits_.as<float>());
     NFP_RETURN_IF_ERROR(model_.backend().download(out + static_cast<size_t>(done) * vocab, logits_.data(),
                                                   static_cast<size_t>(part) * vocab * sizeof(float)));
   }

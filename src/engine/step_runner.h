@@ -31,6 +31,8 @@ class StepRunner {
   virtual int32_t max_context() const = 0;
   // Steps that may be submitted and not yet collected.
   virtual int32_t max_in_flight() const { return 1; }
+  // How a step asked for in this precision is computed.
+  virtual Precision computed(Precision asked) const { return asked; }
   // A sequence (re)starts in this slot: its penalties count from these tokens.
   virtual Status start(const Sequence& sequence) = 0;
   // Takes a step in; it may run at any time until it is collected. Nothing of the plan is read once this has returned.

@@ -129,6 +129,11 @@ Status Llama::reserve(int32_t tokens, int32_t rows, int32_t positions) {
   NFP_RETURN_IF_ERROR(make(attended_, tokens, q));
   NFP_RETURN_IF_ERROR(make(mlp_, tokens, config_.intermediate));
   NFP_RETURN_IF_ERROR(make(gathered_, rows, config_.hidden));
+  NFP_RETURN_IF_ERROR(backend_.reserve({.tokens = std::max(tokens, rows),
+                                        .sequences = rows,
+                                        .heads = config_.heads,
+                                        .kv_heads = config_.kv_heads,
+                                        .head_dim = config_.head_dim}));
   return make(gathered_normed_, rows, config_.hidden);
 }
 
@@ -162,7 +167,9 @@ bool Llama::multiply(const Linear& linear, const Buffer& x, int32_t rows, const 
 
 void Llama::forward(const ForwardArgs& args) {
   const int32_t rows = args.batch.tokens;
-  const auto precision = [&](const Linear& linear) { return linear.at(args.precision, args.fp8_share); };
+  const auto consumer = [&](const Linear& linear) {
+    return linear.weight->consumes(linear.at(args.precision, args.fp8_share));
+  };
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
   if (args.first_layer == 0) {
     backend_.embed({embedding_.weight.get(), args.batch, 1.0f, x_.data()});
@@ -170,7 +177,7 @@ void Llama::forward(const ForwardArgs& args) {
   bool pending = false;  // product_ is still to be added to the residual stream
   for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    norm(layer.attention_norm, pending ? product_ : x_, pending ? &x_ : nullptr, rows, precision(layer.qkv), normed_);
+    norm(layer.attention_norm, pending ? product_ : x_, pending ? &x_ : nullptr, rows, consumer(layer.qkv), normed_);
     pending = false;
     if (!multiply(layer.qkv, normed_, rows, args, Epilogue::kStore, qkv_)) return;
     backend_.rope({.qkv = qkv_.data(),
@@ -195,10 +202,10 @@ void Llama::forward(const ForwardArgs& args) {
                         .layer = i,
                         .batch = args.batch,
                         .out = attended_.data(),
-                        .consumer = precision(layer.output)});
+                        .consumer = consumer(layer.output)});
     if (!multiply(layer.output, attended_, rows, args, Epilogue::kStore, product_)) return;
-    norm(layer.mlp_norm, product_, &x_, rows, precision(layer.gate_up), normed_);
-    if (!multiply(layer.gate_up, normed_, rows, args, Epilogue::kGatedActivation, mlp_, precision(layer.down))) return;
+    norm(layer.mlp_norm, product_, &x_, rows, consumer(layer.gate_up), normed_);
+    if (!multiply(layer.gate_up, normed_, rows, args, Epilogue::kGatedActivation, mlp_, consumer(layer.down))) return;
     if (!multiply(layer.down, mlp_, rows, args, Epilogue::kStore, product_)) return;
     pending = true;
   }
@@ -210,7 +217,7 @@ void Llama::forward(const ForwardArgs& args) {
 void Llama::logits(const int32_t* rows, int32_t count, Precision precision, float* out) {
   const Linear& head = config_.tied_embeddings ? embedding_ : head_;
   backend_.gather_rows({x_.data(), rows, count, config_.hidden, gathered_.data()});
-  norm(final_norm_, gathered_, nullptr, count, head.at(precision), gathered_normed_);
+  norm(final_norm_, gathered_, nullptr, count, head.weight->consumes(head.at(precision)), gathered_normed_);
   backend_.linear({.weight = head.weight.get(),
                    .x = gathered_normed_.data(),
                    .rows = count,

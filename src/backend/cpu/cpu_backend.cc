@@ -51,6 +51,7 @@ class CpuBackend final : public Backend {
 
   bool supports(Precision) const override { return true; }
   bool prefers_graphs() const override { return false; }
+  Status reserve(const StepReserve&) override { return ok_status(); }  // the executor takes what a step needs
 
   Result<Buffer> allocate(size_t bytes) override {
     NFP_ASSIGN_OR_RETURN(cpu::Mapping mapping, cpu::Mapping::create(bytes));

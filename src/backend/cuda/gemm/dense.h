@@ -47,6 +47,7 @@ class DenseGemm {
  public:
   static constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 
+  // Loads nothing yet: the first plans() opens cuBLASLt, and says what to do where there is none.
   static Result<DenseGemm> create();
   ~DenseGemm();
   DenseGemm(DenseGemm&&) noexcept;
@@ -58,7 +59,8 @@ class DenseGemm {
 
  private:
   DenseGemm() = default;
-  void* handle_ = nullptr;
+  Status open() const;
+  mutable void* handle_ = nullptr;  // made by the first plans()
 };
 
 class DensePlan {

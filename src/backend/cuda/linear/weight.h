@@ -44,7 +44,7 @@ class CudaWeight final : public LinearWeight {
 
   // The form that x must have in a step of this precision: E4M3 only where all of the weight can use it. To be asked
   // before the operation that writes x.
-  Precision consumes(Precision step) const {
+  Precision consumes(Precision step) const override {
     return is_exact(step) || has_dense_ ? Precision::kFp16 : Precision::kFp8W8A8;
   }
   bool interleaved() const { return interleaved_; }  // gate and up rows, as layout.h's swiglu_gate_row() orders them

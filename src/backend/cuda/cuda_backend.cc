@@ -1,0 +1,572 @@
+// Every operation is one or two kernels on one stream; nothing waits but wait(), synchronize() and download(). Kernels
+// are launched as programmatic dependents of those before them, so that one may begin, and fetch weights, while the one
+// before it ends. A step begins with a copy, which is a full stop: what earlier steps wrote is there.
+#include "backend/cuda/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <map>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "backend/cuda/attention/attention.h"
+#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/linear/linear.h"
+#include "backend/cuda/linear/uploader.h"
+#include "backend/cuda/linear/weight.h"
+#include "backend/cuda/profiler.h"
+#include "backend/cuda/sampling/sampling.h"
+#include "backend/cuda/step/step.h"
+#include "base/cpu_topology.h"
+
+namespace nfp {
+namespace {
+
+using cuda::CudaWeight;
+
+Status check(cudaError_t status, std::string_view what) {
+  if (status == cudaSuccess) return ok_status();
+  return error(ErrorCode::kResource, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+class CudaEvent final : public Event {
+ public:
+  ~CudaEvent() override { cudaEventDestroy(event); }
+  cudaEvent_t event = nullptr;
+};
+
+class CudaGraph final : public Graph {
+ public:
+  ~CudaGraph() override { cudaGraphExecDestroy(executable); }
+  cudaGraphExec_t executable = nullptr;
+};
+
+class CudaKvCache final : public KvCache {
+ public:
+  CudaKvCache(const KvCacheSpec& spec, Buffer memory) : spec_(spec), memory_(std::move(memory)) {}
+  const KvCacheSpec& spec() const override { return spec_; }
+  size_t bytes() const override { return memory_.bytes(); }
+
+  static size_t block_bytes(const KvCacheSpec& spec) {  // keys or values of one layer
+    return static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.block_size) *
+           static_cast<size_t>(spec.head_dim) * size_of(spec.dtype);
+  }
+  void* keys(int layer) const { return plane(2 * layer); }
+  void* values(int layer) const { return plane(2 * layer + 1); }
+
+ private:
+  void* plane(int index) const {
+    return memory_.as<char>() + static_cast<size_t>(index) * static_cast<size_t>(spec_.blocks) * block_bytes(spec_);
+  }
+  KvCacheSpec spec_;
+  Buffer memory_;
+};
+
+class CudaTokenHistory final : public TokenHistory {
+ public:
+  int32_t slots() const override { return counts.slots; }
+  cuda::TokenCounts counts;
+  Buffer memory;
+  Buffer staging;  // i32, for resets
+  Buffer counter;  // u32
+};
+
+class CudaBackend final : public Backend {
+ public:
+  static Result<std::unique_ptr<Backend>> create(const CudaOptions& options);
+  ~CudaBackend() override {
+    cudaStreamSynchronize(stream_);
+    uploader_.reset();
+    for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_}) buffer->reset();
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  const BackendInfo& info() const override { return info_; }
+  bool supports(Precision precision) const override { return precision != Precision::kFp8; }
+  bool prefers_graphs() const override { return true; }
+  Status reserve(const StepReserve& most) override;
+  std::optional<DeviceMemory> memory() const override {
+    size_t free = 0, total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return std::nullopt;
+    return DeviceMemory{total, free};
+  }
+
+  Result<Buffer> allocate(size_t bytes) override;
+  Result<Buffer> allocate_host(size_t bytes) override;
+  void free(void* data, size_t bytes) override;
+  Status upload(void* dst, const void* src, size_t bytes) override {
+    if (bytes == 0) return ok_status();
+    return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, stream_), "copying to the device");
+  }
+  Status download(void* dst, const void* src, size_t bytes) override {
+    if (bytes > 0) {
+      NFP_RETURN_IF_ERROR(
+          check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the device"));
+    }
+    return synchronize();
+  }
+  Status synchronize() override {
+    keep(check(cudaStreamSynchronize(stream_), "waiting for the device"));
+    return failure();
+  }
+  void copy(const CopyArgs& args) override;
+  Result<std::unique_ptr<Event>> make_event() override;
+  void record(Event& event) override {
+    keep(check(cudaEventRecord(static_cast<CudaEvent&>(event).event, stream_), "recording an event"));
+  }
+  Status wait(Event& event) override {
+    keep(check(cudaEventSynchronize(static_cast<CudaEvent&>(event).event), "waiting for the device"));
+    return failure();
+  }
+
+  DType activation_dtype() const override { return DType::kF16; }
+  size_t activation_bytes(int64_t rows, int64_t features) const override {
+    return cuda::activation_bytes(rows, features);
+  }
+
+  Result<std::unique_ptr<LinearWeight>> make_linear(const LinearSpec& spec) override;
+  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheSpec& spec) override;
+  size_t kv_bytes_per_block(const KvCacheSpec& spec) const override {
+    return 2 * static_cast<size_t>(spec.layers) * CudaKvCache::block_bytes(spec);
+  }
+  Result<std::unique_ptr<TokenHistory>> make_token_history(int32_t slots, int32_t vocab) override;
+  Status reset_history(TokenHistory& history, int32_t slot, std::span<const int32_t> prompt,
+                       std::span<const int32_t> output) override;
+
+  void embed(const EmbedArgs& args) override;
+  void rms_norm(const RmsNormArgs& args) override;
+  void linear(const LinearArgs& args) override;
+  void rope(const RopeArgs& args) override;
+  void attention(const AttentionArgs& args) override;
+  void gather_rows(const GatherRowsArgs& args) override;
+  void sample(const SampleArgs& args) override;
+  void score(const ScoreArgs& args) override;
+
+  Status begin_capture() override {
+    return check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
+  }
+  Result<std::unique_ptr<Graph>> end_capture() override;
+  Status replay(Graph& graph) override {
+    return check(cudaGraphLaunch(static_cast<CudaGraph&>(graph).executable, stream_), "replaying a step");
+  }
+
+  void set_profiling(bool on) override {
+    cudaStreamSynchronize(stream_);
+    profiler_.reset(on);
+  }
+  std::vector<StageTime> profile() const override { return profiler_.times(); }
+
+ private:
+  explicit CudaBackend(const CudaOptions& options) : options_(options) {}
+  static Result<CudaBackend*> start(const CudaOptions& options);
+  // The first failure of an operation, for whoever waits next.
+  void keep(Status status) {
+    if (!status.ok() && !failure_) failure_ = std::move(status).error();
+  }
+  Status failure() {
+    if (!failure_) return ok_status();
+    return *failure_;  // stays: a device that failed once does not come back
+  }
+  Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
+  // Rounds FP16 rows to the form that `consumer` names.
+  Status store_for(Precision consumer, const void* x, int64_t rows, int64_t features, void* out);
+
+  const CudaOptions options_;
+  BackendInfo info_;
+  cudaStream_t stream_ = nullptr;
+  std::optional<cuda::LinearRunner> linear_;
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<cuda::DeviceUploader> uploader_;  // while weights are loaded
+  std::unordered_map<void*, bool> buffers_;         // is it the host's?
+  int64_t widest_ = 0;                              // features of any weight's inputs
+  int64_t widest_gated_ = 0;                        // rows of any interleaved weight
+  Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_;
+  cuda::Profiler profiler_;
+  std::optional<Error> failure_;
+};
+
+const CudaWeight& device_weight(const LinearWeight* weight) { return static_cast<const CudaWeight&>(*weight); }
+
+Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options) {
+  std::unique_ptr<CudaBackend> backend(new CudaBackend(options));
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found == cudaErrorInsufficientDriver) {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    return error(
+        ErrorCode::kUnsupported,
+        "the NVIDIA driver is too old: it supports CUDA {}.{}, and this program needs {}.{}; update the driver "
+        "or use --device cpu",
+        driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  }
+  if (found != cudaSuccess || count == 0) {
+    return error(ErrorCode::kUnsupported, "there is no usable NVIDIA GPU ({}); use --device cpu",
+                 found == cudaSuccess ? "none is visible" : cudaGetErrorString(found));
+  }
+  cudaDeviceProp properties{};
+  NFP_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, 0), "reading the GPU's properties"));
+  const cuda::TuningTable* table = cuda::built_in_table(properties.name, properties.multiProcessorCount);
+  NFP_ASSIGN_OR_RETURN(cuda::LinearRunner runner, cuda::LinearRunner::create(table));
+  backend->linear_.emplace(std::move(runner));
+  NFP_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "making a stream"));
+  const int threads = options.threads > 0 ? options.threads : static_cast<int>(usable_cpus().size());
+  backend->threads_ = std::make_unique<ThreadPool>(std::max(1, threads));
+  NFP_ASSIGN_OR_RETURN(backend->gemm_workspace_, backend->allocate(cuda::Workspace::kBytes));
+  NFP_ASSIGN_OR_RETURN(backend->dense_workspace_, backend->allocate(cuda::DenseGemm::kWorkspaceBytes));
+  backend->info_ = {
+      "cuda",
+      fmt::format("{}, {:.0f} GiB{}", properties.name, static_cast<double>(properties.totalGlobalMem) / double{1 << 30},
+                  options.deterministic ? ", deterministic" : ""),
+      "sm_90a", std::max(1, threads)};
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+Result<Buffer> CudaBackend::adopt(cudaError_t status, void* data, size_t bytes, bool host) {
+  if (status != cudaSuccess) {
+    (void)cudaGetLastError();
+    const auto left = memory();
+    return error(
+        ErrorCode::kResource, "cannot take {:.2f} GiB of {} memory: {}{}", static_cast<double>(bytes) / double{1 << 30},
+        host ? "page-locked host" : "GPU", cudaGetErrorString(status),
+        !host && left ? fmt::format(" ({:.2f} GiB are free)", static_cast<double>(left->free) / double{1 << 30}) : "");
+  }
+  buffers_.emplace(data, host);
+  return Buffer(this, data, bytes);
+}
+
+Result<Buffer> CudaBackend::allocate(size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, std::max<size_t>(bytes, 16));
+  NFP_ASSIGN_OR_RETURN(Buffer buffer, adopt(status, data, bytes, false));
+  NFP_RETURN_IF_ERROR(check(cudaMemsetAsync(data, 0, bytes, stream_), "clearing memory"));
+  return buffer;
+}
+
+Result<Buffer> CudaBackend::allocate_host(size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t status = cudaHostAlloc(&data, std::max<size_t>(bytes, 16), cudaHostAllocDefault);
+  NFP_ASSIGN_OR_RETURN(Buffer buffer, adopt(status, data, bytes, true));
+  std::fill_n(static_cast<char*>(data), bytes, '\0');
+  return buffer;
+}
+
+void CudaBackend::free(void* data, size_t) {
+  const auto place = buffers_.find(data);
+  assert(place != buffers_.end());
+  cudaStreamSynchronize(stream_);
+  if (place->second) {
+    cudaFreeHost(data);
+  } else {
+    cudaFree(data);
+  }
+  buffers_.erase(place);
+}
+
+void CudaBackend::copy(const CopyArgs& args) {
+  if (args.bytes == 0 || args.rows == 0) return;
+  const cudaError_t status = args.rows == 1
+                                 ? cudaMemcpyAsync(args.dst, args.src, args.bytes, cudaMemcpyDefault, stream_)
+                                 : cudaMemcpy2DAsync(args.dst, args.dst_pitch, args.src, args.src_pitch, args.bytes,
+                                                     static_cast<size_t>(args.rows), cudaMemcpyDefault, stream_);
+  keep(check(status, "copying"));
+}
+
+Result<std::unique_ptr<Event>> CudaBackend::make_event() {
+  auto event = std::make_unique<CudaEvent>();
+  NFP_RETURN_IF_ERROR(check(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming), "making an event"));
+  return std::unique_ptr<Event>(std::move(event));
+}
+
+Status CudaBackend::reserve(const StepReserve& most) {
+  if (uploader_) {
+    NFP_RETURN_IF_ERROR(uploader_->finish());
+    uploader_.reset();
+  }
+  const int64_t rows = std::max(most.tokens, most.sequences);
+  const size_t width = static_cast<size_t>(std::max(widest_, widest_gated_)) * sizeof(uint16_t);
+  const size_t bytes = cuda::align_activation(static_cast<size_t>(rows) * width);
+  if (scratch_.bytes() < bytes) {
+    scratch_.reset();
+    NFP_ASSIGN_OR_RETURN(scratch_, allocate(bytes));
+  }
+  cuda::AttentionCall call;
+  call.heads = most.heads;
+  call.kv_heads = most.kv_heads;
+  call.head_dim = most.head_dim;
+  call.sequences = most.sequences;
+  NFP_ASSIGN_OR_RETURN(const size_t attention, cuda::decode_workspace_bytes(call));
+  if (attention_workspace_.bytes() < attention) {
+    attention_workspace_.reset();
+    NFP_ASSIGN_OR_RETURN(attention_workspace_, allocate(attention));
+  }
+  return synchronize();
+}
+
+// ---- weights, cache, history ---------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<LinearWeight>> CudaBackend::make_linear(const LinearSpec& spec) {
+  if (!uploader_) {
+    NFP_ASSIGN_OR_RETURN(uploader_, cuda::DeviceUploader::create());
+  }
+  NFP_ASSIGN_OR_RETURN(auto weight, CudaWeight::make(spec, *uploader_, *threads_));
+  widest_ = std::max(widest_, weight->k());
+  if (weight->interleaved()) widest_gated_ = std::max(widest_gated_, weight->n());
+  return std::unique_ptr<LinearWeight>(std::move(weight));
+}
+
+Result<std::unique_ptr<KvCache>> CudaBackend::make_kv_cache(const KvCacheSpec& spec) {
+  if (spec.dtype != DType::kF16) {
+    return error(ErrorCode::kUnsupported, "the KV cache on a GPU is FP16 (--kv-dtype f16), not {}",
+                 name_of(spec.dtype));
+  }
+  if (spec.block_size != 16 && spec.block_size != 32 && spec.block_size != 64) {
+    return error(ErrorCode::kUnsupported, "KV blocks on a GPU have 16, 32 or 64 tokens, not {}", spec.block_size);
+  }
+  NFP_ASSIGN_OR_RETURN(Buffer memory, allocate(kv_bytes_per_block(spec) * static_cast<size_t>(spec.blocks)));
+  return std::unique_ptr<KvCache>(std::make_unique<CudaKvCache>(spec, std::move(memory)));
+}
+
+Result<std::unique_ptr<TokenHistory>> CudaBackend::make_token_history(int32_t slots, int32_t vocab) {
+  auto history = std::make_unique<CudaTokenHistory>();
+  NFP_ASSIGN_OR_RETURN(history->memory,
+                       allocate(static_cast<size_t>(slots) * static_cast<size_t>(vocab) * sizeof(uint32_t)));
+  NFP_ASSIGN_OR_RETURN(history->counter, allocate(sizeof(uint32_t)));
+  history->counts = {history->memory.as<uint32_t>(), slots, vocab};
+  return std::unique_ptr<TokenHistory>(std::move(history));
+}
+
+Status CudaBackend::reset_history(TokenHistory& history, int32_t slot, std::span<const int32_t> prompt,
+                                  std::span<const int32_t> output) {
+  auto& own = static_cast<CudaTokenHistory&>(history);
+  const size_t bytes = (prompt.size() + output.size()) * sizeof(int32_t);
+  if (own.staging.bytes() < bytes) {
+    NFP_ASSIGN_OR_RETURN(own.staging, allocate(std::max<size_t>(bytes, size_t{64} << 10)));
+  }
+  return cuda::reset_history(own.counts, slot, prompt, output, own.staging.as<int32_t>(), stream_);
+}
+
+// ---- operations ----------------------------------------------------------------------------------------------------
+
+void CudaBackend::embed(const EmbedArgs& args) {
+  const auto timed = profiler_.time("embed", stream_);
+  const CudaWeight& table = device_weight(args.table);
+  const cuda::WeightSegment& segment = table.segments().front();
+  cuda::EmbedCall call;
+  call.table.vocab = table.n();
+  call.table.hidden = table.k();
+  if (segment.nested) {
+    call.table.upper = segment.matrix.upper;
+    call.table.lower = segment.matrix.lower;
+    call.table.join = segment.matrix.join;
+    call.table.row_scale = segment.matrix.row_scale;
+  } else {
+    call.table.dense = segment.dense;
+  }
+  call.tokens = {args.batch.token_ids, args.batch.token_source, args.batch.previous};
+  call.rows = args.batch.tokens;
+  call.scale = args.scale;
+  call.out = args.out;
+  keep(cuda::run_embed(call, stream_));
+}
+
+Status CudaBackend::store_for(Precision consumer, const void* x, int64_t rows, int64_t features, void* out) {
+  assert(!is_exact(consumer));
+  cuda::RowsCall call;
+  call.m = rows;
+  call.k = features;
+  call.x = x;
+  call.ldx = features;
+  call.y_e4m3 = static_cast<uint8_t*>(out);
+  call.ldy_e4m3 = cuda::e4m3_row_bytes(features);
+  call.scale.scale = cuda::e4m3_scales(out, rows, features);
+  return cuda::run_rows(call, stream_);
+}
+
+void CudaBackend::rms_norm(const RmsNormArgs& args) {
+  const auto timed = profiler_.time("rms_norm", stream_);
+  if (args.out == nullptr) {
+    cuda::AddCall call;
+    call.x = args.x;
+    call.residual = args.residual;
+    call.count = int64_t{args.rows} * args.hidden;
+    keep(cuda::run_add(call, stream_));
+    return;
+  }
+  cuda::RowsCall call;
+  call.source = cuda::RowsCall::Source::kNorm;
+  call.m = args.rows;
+  call.k = args.hidden;
+  call.x = args.x;
+  call.ldx = args.hidden;
+  call.weight = args.weight;
+  call.weight_f32 = true;
+  call.epsilon = args.eps;
+  call.residual = args.residual;
+  call.ldr = args.hidden;
+  if (is_exact(args.consumer)) {
+    call.y_f16 = args.out;
+    call.ldy = args.hidden;
+  } else {
+    call.y_e4m3 = static_cast<uint8_t*>(args.out);
+    call.ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden);
+    call.scale.scale = cuda::e4m3_scales(args.out, args.rows, args.hidden);
+  }
+  keep(cuda::run_rows(call, stream_));
+}
+
+void CudaBackend::linear(const LinearArgs& args) {
+  const CudaWeight& weight = device_weight(args.weight);
+  const auto timed =
+      profiler_.time("linear", stream_, weight.bytes_read(args.precision),
+                     2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
+  if (args.epilogue == Epilogue::kGatedActivation && args.activation != Activation::kSilu) {
+    keep(error(ErrorCode::kUnsupported, "the GPU backend computes SiLU between gate and up, and nothing else"));
+    return;
+  }
+  cuda::LinearCall call;
+  call.x = args.x;
+  call.rows = args.rows;
+  call.reserved_rows = args.rows;  // who writes E4M3 rows and who reads them agree on the number
+  call.precision = args.precision;
+  call.epilogue =
+      args.epilogue == Epilogue::kGatedActivation ? cuda::LinearEpilogue::kSwiglu : cuda::LinearEpilogue::kStore;
+  call.consumer = args.consumer;
+  call.y = args.y;
+  call.y_is_f32 = args.y_is_f32;
+  call.reduction = options_.deterministic ? cuda::Reduction::kBatchInvariant : cuda::Reduction::kFastest;
+  call.workspace.gemm = {gemm_workspace_.data(), gemm_workspace_.bytes()};
+  call.workspace.dense = dense_workspace_.data();
+  call.workspace.scratch = scratch_.data();
+  call.workspace.scratch_bytes = scratch_.bytes();
+  call.stream = stream_;
+  keep(linear_->run(weight, call));
+}
+
+void CudaBackend::rope(const RopeArgs& args) {
+  const auto timed = profiler_.time("rope", stream_);
+  const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
+  cuda::RopeCall call;
+  call.qkv = args.qkv;
+  call.tokens = args.batch.tokens;
+  call.heads = args.heads;
+  call.kv_heads = args.kv_heads;
+  call.head_dim = args.head_dim;
+  call.cos_sin = args.cos_sin;
+  call.positions = args.batch.positions;
+  call.slots = args.batch.slots;
+  call.q_norm = args.q_norm;
+  call.k_norm = args.k_norm;
+  call.norm_eps = args.norm_eps;
+  call.keys = cache.keys(args.layer);
+  call.values = cache.values(args.layer);
+  call.block_size = cache.spec().block_size;
+  keep(cuda::run_rope(call, stream_));
+}
+
+void CudaBackend::attention(const AttentionArgs& args) {
+  const auto timed = profiler_.time("attention", stream_);
+  const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
+  const BatchView& batch = args.batch;
+  const int64_t features = int64_t{args.heads} * args.head_dim;
+  const bool exact = is_exact(args.consumer);
+  cuda::AttentionCall call;
+  call.heads = args.heads;
+  call.kv_heads = args.kv_heads;
+  call.head_dim = args.head_dim;
+  call.scale = args.scale;
+  call.soft_cap = args.soft_cap;
+  call.window = args.window;
+  call.cache.keys = cache.keys(args.layer);
+  call.cache.values = cache.values(args.layer);
+  call.cache.blocks = cache.spec().blocks;
+  call.cache.block_size = cache.spec().block_size;
+  call.q = args.qkv;
+  call.q_stride = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim;
+  call.out = exact ? args.out : scratch_.data();
+  call.query_start = batch.query_start;
+  call.context = batch.context;
+  call.block_table = batch.block_table;
+  call.table_width = batch.table_width;
+  call.deterministic = options_.deterministic;
+  call.workspace = attention_workspace_.data();
+  call.workspace_bytes = attention_workspace_.bytes();
+  if (batch.single > 0) {
+    call.sequences = call.tokens = batch.single;
+    call.early_cache_reads = true;  // steps begin with a copy, so only this step's keys may still be on their way
+    keep(cuda::run_decode(call, stream_));
+  }
+  if (batch.sequences > batch.single) {
+    call.first_sequence = batch.single;
+    call.sequences = batch.sequences - batch.single;
+    call.tokens = batch.tokens - batch.single;
+    call.early_cache_reads = false;
+    keep(cuda::run_prefill(call, stream_));
+  }
+  if (!exact) keep(store_for(args.consumer, scratch_.data(), batch.tokens, features, args.out));
+}
+
+void CudaBackend::gather_rows(const GatherRowsArgs& args) {
+  const auto timed = profiler_.time("gather_rows", stream_);
+  cuda::GatherCall call;
+  call.x = args.x;
+  call.rows = args.rows;
+  call.count = args.count;
+  call.hidden = args.hidden;
+  call.out = args.out;
+  keep(cuda::run_gather(call, stream_));
+}
+
+void CudaBackend::sample(const SampleArgs& args) {
+  const auto timed = profiler_.time("sample", stream_);
+  cuda::SampleCall call;
+  call.logits = {args.logits, args.vocab, args.rows, args.vocab};
+  call.needs = args.needs;
+  call.row = args.row;
+  call.bias = args.bias;
+  call.allowed = args.allowed;
+  call.allowed_words = args.allowed_words;
+  if (args.history != nullptr) {
+    const auto& history = static_cast<const CudaTokenHistory&>(*args.history);
+    call.history = history.counts;
+    call.counter = history.counter.as<uint32_t>();
+  }
+  call.out = args.out;
+  call.top = args.top;
+  keep(cuda::run_sample(call, stream_));
+}
+
+void CudaBackend::score(const ScoreArgs& args) {
+  const auto timed = profiler_.time("score", stream_);
+  cuda::ScoreCall call;
+  call.logits = {args.logits, args.vocab, args.rows, args.vocab};
+  call.target = args.target;
+  call.top_n = args.top_n;
+  call.out = args.out;
+  call.top = args.top;
+  call.top_stride = args.top_n;
+  keep(cuda::run_score(call, stream_));
+}
+
+Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {
+  cudaGraph_t recorded = nullptr;
+  NFP_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream_, &recorded), "capturing a step"));
+  auto graph = std::make_unique<CudaGraph>();
+  const cudaError_t status = cudaGraphInstantiate(&graph->executable, recorded, 0);
+  cudaGraphDestroy(recorded);
+  NFP_RETURN_IF_ERROR(check(status, "instantiating a captured step"));
+  NFP_RETURN_IF_ERROR(failure());
+  return std::unique_ptr<Graph>(std::move(graph));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) { return CudaBackend::create(options); }
+
+}  // namespace nfp

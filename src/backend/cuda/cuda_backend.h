@@ -1,0 +1,20 @@
+// The CUDA backend: Hopper GPUs (compute capability 9.0). Activations are FP16, the KV cache is FP16; an FP8 step
+// rounds activations to E4M3 with a scale a token (Precision::kFp8W8A8), which is what kFp8 means here too.
+#pragma once
+
+#include <memory>
+
+#include "backend/backend.h"
+#include "base/result.h"
+
+namespace nfp {
+
+struct CudaOptions {
+  int threads = 0;             // of the host, for loading; 0 = all that this process may use
+  bool deterministic = false;  // a sequence's results do not depend on the others in its step (slower)
+};
+
+// Errors say what is missing: no GPU, another architecture, a driver that is too old.
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options);
+
+}  // namespace nfp

@@ -1,0 +1,30 @@
+#include "backend/devices/devices.h"
+
+#include <gtest/gtest.h>
+
+namespace nfp {
+namespace {
+
+TEST(Devices, AnUnknownNameIsRefusedWithTheNamesThatThereAre) {
+  const auto backend = make_backend("tpu", {});
+  ASSERT_FALSE(backend.ok());
+  EXPECT_EQ(backend.error().code, ErrorCode::kUsage);
+  for (const std::string& name : device_names()) EXPECT_NE(backend.error().message.find(name), std::string::npos);
+}
+
+TEST(Devices, AutoAlwaysFindsOne) {
+  const auto backend = make_backend("auto", {.threads = 1});
+  ASSERT_TRUE(backend.ok()) << backend.error().message;
+  EXPECT_EQ(computed_precision(**backend, Precision::kFp16), Precision::kFp16);
+  EXPECT_TRUE((*backend)->supports(computed_precision(**backend, Precision::kFp8)));
+}
+
+TEST(Devices, AMissingGpuIsAnErrorThatSaysWhatToDo) {
+  const auto backend = make_backend("cuda", {});
+  if (backend.ok()) GTEST_SKIP() << "there is a GPU";
+  EXPECT_EQ(backend.error().code, ErrorCode::kUnsupported);
+  EXPECT_NE(backend.error().message.find("--device cpu"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nfp

@@ -1,17 +1,21 @@
 // How fast one core turns a checkpoint's rows into the CUDA backend's planes, and where the time goes: GB/s of source
-// bytes (2 a weight), matrix larger than the caches. Needs no GPU.
+// bytes (2 a weight), matrix larger than the caches. With MODEL [THREADS], the same for all matrices of a model, from
+// its files. Needs no GPU.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "backend/cuda/gemm/pack.h"
 #include "backend/cuda/linear/weight_plan.h"
 #include "base/float_types.h"
+#include "io/model_source.h"
 #include "nested/format.h"
 #include "nested/matrix_analysis.h"
 
@@ -98,9 +102,54 @@ void bench(WeightType type, int64_t rows, int64_t cols) {
   tell("all (analyse and fill)", analyse + fill);
 }
 
+int bench_model(const std::string& model, int count) {
+  const auto source = ModelSource::open(model);
+  if (!source.ok()) {
+    fmt::print(stderr, "{}\n", source.error().message);
+    return 1;
+  }
+  ThreadPool threads(count);
+  double bytes = 0, analyse = 0, fill = 0;
+  std::vector<WeightPlan::Staging> staging(static_cast<size_t>(count));
+  for (const TensorInfo& tensor : (*source)->tensors()) {
+    if (tensor.shape.rank() != 2) continue;
+    const auto start = std::chrono::steady_clock::now();
+    const auto reader = (*source)->matrix(tensor.name, threads);
+    if (!reader.ok()) {
+      fmt::print(stderr, "{}\n", reader.error().message);
+      return 1;
+    }
+    const auto between = std::chrono::steady_clock::now();
+    LinearSpec spec;
+    spec.parts = {reader->get()};
+    const WeightPlan plan = *WeightPlan::make(spec);
+    threads.run([&](int thread) {
+      std::vector<uint8_t> out(4 * plan.piece_bytes(plan.pieces()[0]));  // as pinned memory would be, used again
+      float scales[kBlockRows];
+      const auto pieces = static_cast<int64_t>(plan.pieces().size());
+      const Range mine = partition(pieces, thread, count);
+      for (int64_t i = mine.begin; i < mine.end; ++i) {
+        const WeightPiece& piece = plan.pieces()[static_cast<size_t>(i)];
+        uint8_t* upper = out.data() + (i % 2) * 2 * plan.piece_bytes(plan.pieces()[0]);
+        (void)plan.fill(piece, upper, upper + plan.piece_bytes(piece), scales, staging[static_cast<size_t>(thread)]);
+      }
+    });
+    const auto end = std::chrono::steady_clock::now();
+    bytes += static_cast<double>(tensor.shape.elements()) * 2;
+    analyse += std::chrono::duration<double>(between - start).count();
+    fill += std::chrono::duration<double>(end - between).count();
+  }
+  fmt::print(
+      "{{\"model\": \"{}\", \"threads\": {}, \"gb\": {:.2f}, \"analyse_gb_s\": {:.2f}, \"fill_gb_s\": {:.2f}, "
+      "\"all_gb_s\": {:.2f}}}\n",
+      model, count, bytes / 1e9, bytes / 1e9 / analyse, bytes / 1e9 / fill, bytes / 1e9 / (analyse + fill));
+  return 0;
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) return bench_model(argv[1], argc > 2 ? std::atoi(argv[2]) : 1);
   for (const WeightType type : {WeightType::kF16, WeightType::kBF16}) {
     bench(type, 8192, 4096);
     bench(type, 2048, 14336);

@@ -224,8 +224,7 @@ struct Epilogue {
     }
   }
 
-  // Any alignment and any type, one element at a time. A warp's eight columns of a token are 32 bytes of FP32, a whole
-  // sector of the L2, so FP32 needs no staging to write at full width.
+  // Any alignment and any type, one element at a time.
   __device__ __noinline__ static void store_element(const KernelParams& p, int token, int column, float value) {
     const int64_t at = token * p.ldd + column;
     if (p.is_f32 != 0) {
@@ -269,10 +268,45 @@ struct Epilogue {
     }
   }
 
+  // FP32 as it is, straight from the accumulators: a warp's eight columns of a token are 32 bytes, a whole sector of
+  // the L2, so staging would gain nothing.
+  __device__ __forceinline__ void store_f32(float (&acc)[kTokens / 2], int row0, int token0,
+                                            uint32_t chunk_mask) const {
+    const int lane = threadIdx.x % 32;
+    const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const RowFactors f = row_factors(row);
+    const int first = token0 + lane % 4 * 2;
+    float* out = static_cast<float*>(p.d) + first * p.ldd + row;
+    const bool low = row < p.n, high = row + 8 < p.n;
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 4) {
+      if ((chunk_mask >> (i * 2 / kChunk) & 1) != 0) {
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          const int token = first + i * 2 + side;
+          if (token >= p.m) break;
+          float v0 = acc[i + side], v1 = acc[i + 2 + side];
+          if constexpr (kTokenScale) {
+            const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + token * p.token_scale_stride) : 1.0f;
+            v0 *= scale;
+            v1 *= scale;
+          }
+          if (low) out[side * p.ldd] = fmaf(v0, f.scale0, f.bias0);
+          if (high) out[side * p.ldd + 8] = fmaf(v1, f.scale1, f.bias1);
+        }
+      }
+      out += 8 * p.ldd;
+    }
+  }
+
   __device__ __forceinline__ void store(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
     if (row0 >= p.n) return;
     if (p.bulk_stores == 0) {
-      store_scattered(acc, row0, token0, chunk_mask);
+      if (p.is_f32 != 0 && p.swiglu == 0 && p.residual == nullptr) {
+        store_f32(acc, row0, token0, chunk_mask);
+      } else {
+        store_scattered(acc, row0, token0, chunk_mask);
+      }
     } else if (p.swiglu != 0) {
       if (p.residual != nullptr) {
         store_bulk<true, true, Format::kEither>(acc, row0, token0, chunk_mask);

@@ -78,6 +78,7 @@ Status run(const Flags& flags) {
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
   ServingOptions serving;
   serving.ctx = flags.model.ctx;
+  serving.memory_share = flags.model.device.gpu_memory_utilization;
   serving.kv_dtype = flags.model.kv_dtype_value();
   serving.fp8 = fp8;
   NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(policy)));

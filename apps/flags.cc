@@ -2,10 +2,34 @@
 
 #include <charconv>
 
+#include "backend/devices/devices.h"
 #include "base/stop_signals.h"
 #include "progress_bar.h"
 
 namespace nfp {
+
+void DeviceFlags::add_to(CLI::App& app) {
+  app.add_option("--device", device, "cuda: a Hopper GPU (H100, H200); cpu; auto: a GPU where there is a usable one")
+      ->check(CLI::IsMember(device_names()))
+      ->capture_default_str();
+  app.add_flag("--deterministic", deterministic,
+               "on a GPU: a request's numbers do not depend on what else is computed beside it (slower)");
+  app.add_option("--gpu-memory-utilization", gpu_memory_utilization,
+                 "share of the GPU's memory that weights, buffers and KV cache may take together")
+      ->check(CLI::Range(0.05, 1.0))
+      ->capture_default_str();
+  app.add_option("--load-format", load_format,
+                 "auto: the model's files; dummy: MODEL holds only a config.json and gets random weights, to measure "
+                 "the speed of models that are not at hand")
+      ->check(CLI::IsMember({"auto", "dummy"}))
+      ->capture_default_str();
+}
+
+void DeviceFlags::apply(LoadedModelOptions& options) const {
+  options.device = device;
+  options.deterministic = deterministic;
+  options.dummy = load_format == "dummy";
+}
 
 void ModelFlags::add_to(CLI::App& app) {
   app.add_option("MODEL", model,
@@ -27,6 +51,7 @@ void ModelFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"f16", "f32"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", fp8_head, "let the last matrix (lm_head) compute in FP8 too in FP8 steps");
+  device.add_to(app);
   add_share_flag(app, *this);
   add_calibration_flags(app, *this);
   app.add_option(
@@ -93,6 +118,7 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
     return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
   }
   LoadedModelOptions options;
+  device.apply(options);
   options.threads = threads;
   options.fp8_head = fp8_head;
   if (baseline == "fp8-channel") options.baseline = Baseline::kFp8Channel;

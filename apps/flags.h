@@ -14,7 +14,19 @@
 
 namespace nfp {
 
+// Where and how the engine computes: --device and what belongs to it.
+struct DeviceFlags {
+  std::string device = "auto";
+  std::string load_format = "auto";
+  bool deterministic = false;
+  double gpu_memory_utilization = 0.9;
+
+  void add_to(CLI::App& app);
+  void apply(LoadedModelOptions& options) const;
+};
+
 struct ModelFlags {
+  DeviceFlags device;
   std::string model;
   std::string precision = "fp16";
   std::string kv_dtype = "f16";

@@ -80,7 +80,10 @@ Status run(ServeFlags& flags) {
     flags.calibration.model = flags.model;
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy->needs_order()));
   }
-  flags.serving.kv_bytes = static_cast<int64_t>(flags.kv_bytes > 0 ? flags.kv_bytes : default_kv_bytes(*loaded, flags));
+  if (flags.kv_bytes > 0 || !loaded->backend->memory()) {  // else what the device leaves
+    flags.serving.kv_bytes =
+        static_cast<int64_t>(flags.kv_bytes > 0 ? flags.kv_bytes : default_kv_bytes(*loaded, flags));
+  }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.serving, std::move(policy)));
 
   const server::ServedModel::Facts facts = facts_of(*loaded, engine, flags);

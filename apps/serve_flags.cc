@@ -60,8 +60,10 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--max-queue", service.max_queue, "waiting requests; more are answered 429")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  device.add_to(app);
   app.add_option("--kv-cache-memory", kv_bytes,
-                 "bytes of KV cache, e.g. 2GB; default: a quarter of free memory at most")
+                 "bytes of KV cache, e.g. 2GB; default: what --gpu-memory-utilization leaves, or on a CPU a quarter of "
+                 "free memory at most")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--block-size", serving.block_size, "tokens of a KV block")
       ->check(CLI::Range(1, 1024))
@@ -121,6 +123,11 @@ Status ServeFlags::resolve() {
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
     return checked.error();
   }
+  device.apply(load);
+  if (load.dummy) {
+    return error(ErrorCode::kUsage, "--load-format dummy has no tokenizer to serve with; use bench, which needs none");
+  }
+  serving.memory_share = device.gpu_memory_utilization;
   serving.max_queue = service.max_queue;
   serving.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
   serving.prefix_caching = !no_prefix_caching;

@@ -19,6 +19,7 @@ struct ServeFlags {
   server::ServiceOptions service;
   ServingOptions serving;
   LoadedModelOptions load;
+  DeviceFlags device;
   ModelFlags calibration;  // only --calibrate, --fp8-share and what belongs to them
   std::vector<std::string> names;
   std::string api_key_file;

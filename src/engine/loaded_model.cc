@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "backend/devices/devices.h"
-#include "io/dummy_source.h"
+#include "model/dummy_model.h"
 
 namespace nfp {
 namespace {
@@ -84,7 +84,7 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   auto loaded = std::make_unique<LoadedModel>();
   loaded->name = model;
   if (options.dummy) {
-    NFP_ASSIGN_OR_RETURN(loaded->source, open_dummy(model));
+    NFP_ASSIGN_OR_RETURN(loaded->source, open_dummy_model(model));
   } else {
     NFP_ASSIGN_OR_RETURN(loaded->source, ModelSource::open(model));
   }
@@ -100,10 +100,9 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
     return tokenizer.error();
   }
 
-  NFP_ASSIGN_OR_RETURN(loaded->backend,
-                       make_backend(options.device, {.threads = options.threads,
-                                                     .cpu_kernels = options.cpu_kernels,
-                                                     .deterministic = options.deterministic}));
+  NFP_ASSIGN_OR_RETURN(loaded->backend, make_backend(options.device, {.threads = options.threads,
+                                                                      .cpu_kernels = options.cpu_kernels,
+                                                                      .deterministic = options.deterministic}));
   loaded->threads = std::make_unique<ThreadPool>(loaded->backend->info().threads);
   LoadOptions load_options;
   load_options.fp8_head = options.fp8_head;

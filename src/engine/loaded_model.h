@@ -23,8 +23,8 @@ struct LoadedModelOptions {
   std::string device = "cpu";  // as make_backend has it
   bool deterministic = false;  // likewise
   bool dummy = false;          // random weights for a configuration without any
-  int32_t threads = 0;      // 0 = as many as this process may use
-  std::string cpu_kernels;  // "" = the best this machine has
+  int32_t threads = 0;         // 0 = as many as this process may use
+  std::string cpu_kernels;     // "" = the best this machine has
   bool fp8_head = false;
   Baseline baseline = Baseline::kNone;
   MatrixFilter filter;                             // see LoadOptions
@@ -38,10 +38,10 @@ struct LoadedModel {
   ModelConfig config;
   std::unique_ptr<ThreadPool> threads;  // for work beside the backend: reading files, scoring
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<Model> model;  // after backend: freed before it
+  std::unique_ptr<Model> model;                // after backend: freed before it
   std::shared_ptr<const Tokenizer> tokenizer;  // null for dummy weights beside which there is none
-  std::string chat_template;       // source text; empty = the model has none
-  std::string chat_template_json;  // where it is a list of named templates: that list
+  std::string chat_template;                   // source text; empty = the model has none
+  std::string chat_template_json;              // where it is a list of named templates: that list
   double load_seconds = 0;
 };
 

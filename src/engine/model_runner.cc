@@ -136,23 +136,23 @@ Status ModelRunner::prepare() {
 Result<int64_t> ModelRunner::blocks_that_fit() const {
   constexpr uint64_t kOthers = uint64_t{768} << 20;  // captured steps, and what libraries take late
   const auto memory = model_.backend().memory();
-  if (!memory) return error(ErrorCode::kUsage, "say how large the KV cache is: {} has no memory of its own",
-                            model_.backend().info().name);
+  if (!memory)
+    return error(ErrorCode::kUsage, "say how large the KV cache is: {} has no memory of its own",
+                 model_.backend().info().name);
   const auto allowed = static_cast<uint64_t>(options_.memory_share * static_cast<double>(memory->total));
   const uint64_t taken = memory->total - memory->free + kOthers;
-  const uint64_t block =
-      model_.backend().kv_bytes_per_block(model_.kv_spec(1, options_.block_size, options_.kv_dtype));
+  const uint64_t block = model_.backend().kv_bytes_per_block(model_.kv_spec(1, options_.block_size, options_.kv_dtype));
   const uint64_t blocks = allowed > taken ? (allowed - taken) / block : 0;
   const auto context = static_cast<uint64_t>((options_.max_context + options_.block_size - 1) / options_.block_size);
   constexpr double kGiB = 1 << 30;
   if (blocks <= context) {
-    return error(ErrorCode::kResource,
-                 "of {:.1f} GiB GPU memory {:.1f} may be used and {:.1f} are taken by weights and buffers: what is left "
-                 "holds {} tokens of KV cache, less than one context of {}; ask for a shorter context, fewer sequences "
-                 "or tokens a step, or a larger --gpu-memory-utilization",
-                 static_cast<double>(memory->total) / kGiB, static_cast<double>(allowed) / kGiB,
-                 static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(options_.block_size),
-                 options_.max_context);
+    return error(
+        ErrorCode::kResource,
+        "of {:.1f} GiB GPU memory {:.1f} may be used and {:.1f} are taken by weights and buffers: what is left "
+        "holds {} tokens of KV cache, less than one context of {}; ask for a shorter context, fewer sequences "
+        "or tokens a step, or a larger --gpu-memory-utilization",
+        static_cast<double>(memory->total) / kGiB, static_cast<double>(allowed) / kGiB,
+        static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(options_.block_size), options_.max_context);
   }
   return static_cast<int64_t>(std::min<uint64_t>(blocks - 1, uint64_t{1} << 26));
 }

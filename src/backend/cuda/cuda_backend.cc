@@ -15,6 +15,7 @@
 
 #include "backend/cuda/attention/attention.h"
 #include "backend/cuda/fused/rows.h"
+#include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/linear/linear.h"
 #include "backend/cuda/linear/uploader.h"
 #include "backend/cuda/linear/weight.h"
@@ -162,7 +163,6 @@ class CudaBackend final : public Backend {
 
  private:
   explicit CudaBackend(const CudaOptions& options) : options_(options) {}
-  static Result<CudaBackend*> start(const CudaOptions& options);
   // The first failure of an operation, for whoever waits next.
   void keep(Status status) {
     if (!status.ok() && !failure_) failure_ = std::move(status).error();
@@ -172,8 +172,8 @@ class CudaBackend final : public Backend {
     return *failure_;  // stays: a device that failed once does not come back
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
-  // Rounds FP16 rows to the form that `consumer` names.
-  Status store_for(Precision consumer, const void* x, int64_t rows, int64_t features, void* out);
+  // Rounds FP16 rows to E4M3 with a scale each.
+  Status quantise(const void* x, int64_t rows, int64_t features, void* out);
 
   const CudaOptions options_;
   BackendInfo info_;
@@ -376,8 +376,7 @@ void CudaBackend::embed(const EmbedArgs& args) {
   keep(cuda::run_embed(call, stream_));
 }
 
-Status CudaBackend::store_for(Precision consumer, const void* x, int64_t rows, int64_t features, void* out) {
-  assert(!is_exact(consumer));
+Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void* out) {
   cuda::RowsCall call;
   call.m = rows;
   call.k = features;
@@ -509,7 +508,7 @@ void CudaBackend::attention(const AttentionArgs& args) {
     call.early_cache_reads = false;
     keep(cuda::run_prefill(call, stream_));
   }
-  if (!exact) keep(store_for(args.consumer, scratch_.data(), batch.tokens, features, args.out));
+  if (!exact) keep(quantise(scratch_.data(), batch.tokens, features, args.out));
 }
 
 void CudaBackend::gather_rows(const GatherRowsArgs& args) {

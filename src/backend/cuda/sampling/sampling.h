@@ -1,0 +1,31 @@
+// Sampling and scoring of rows of FP32 logits, with the meaning of the CPU's sampler (backend/cpu/sampler.cc): the same
+// seed and draw choose the same token.
+//
+// A cluster of thread blocks has a row in its shared memory and never sorts it: a search over thresholds narrows what
+// top-k or top-p keep until it fits into one block's list, which is sorted (sampler.cuh).
+//
+// The CPU's token may differ where rounding decides: weights are FP32 exponentials within 2 ulp (double in the list),
+// summed in double in another order, so u times their total may fall on the other side of a boundary between two tokens
+// that it misses by less than about 1e-7 of the total; likewise a token at top-p's or min-p's limit may be kept by one
+// and cut by the other. Results are the same from run to run and do not depend on the other rows.
+#pragma once
+
+#include <span>
+
+#include "backend/cuda/sampling/sampling_calls.h"
+#include "base/result.h"
+
+struct CUstream_st;
+
+namespace nfp::cuda {
+
+// Each enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
+Status run_sample(const SampleCall& call, CUstream_st* stream);
+Status run_score(const ScoreCall& call, CUstream_st* stream);
+
+// The slot's history becomes these tokens (host memory, which has been read on return). staging: device memory for all
+// of them, free again when the stream has come by.
+Status reset_history(const TokenCounts& history, int32_t slot, std::span<const int32_t> prompt,
+                     std::span<const int32_t> output, int32_t* staging, CUstream_st* stream);
+
+}  // namespace nfp::cuda

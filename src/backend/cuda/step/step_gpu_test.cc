@@ -1,0 +1,264 @@
+// The step's small kernels against float64. Needs a Hopper GPU; skips elsewhere.
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <span>
+
+#include "backend/cuda/step/step.h"
+#include "backend/cuda/test_device.h"
+#include "base/float_types.h"
+
+namespace nfp::cuda {
+namespace {
+
+class StepGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  }
+  std::vector<uint16_t> numbers(size_t count, float sigma = 1.0f) {
+    std::normal_distribution<float> normal(0.0f, sigma);
+    std::vector<uint16_t> out(count);
+    for (uint16_t& v : out) v = fp32_to_fp16(normal(random_));
+    return out;
+  }
+  int integer(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+  std::mt19937 random_{7};
+};
+
+void finish(const Status& status) {
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST_F(StepGpu, EmbedsExactly) {
+  struct Case {
+    int64_t vocab, hidden, rows;
+    float scale;
+    bool row_scale;
+  };
+  for (const Case& c : {Case{100, 64, 5, 1.0f, false}, Case{301, 576, 33, 1.0f, true}, Case{64, 4096, 1, 1.0f, false},
+                        Case{1000, 5120, 70, 53.5f, true}, Case{65, 72, 4, 0.5f, false}, Case{10, 8, 3, 1.0f, true}}) {
+    const auto count = static_cast<size_t>(c.vocab * c.hidden);
+    std::vector<uint16_t> table = numbers(count, 0.3f);
+    for (uint16_t& w : table) {
+      if (integer(0, 9) == 0) w = static_cast<uint16_t>(integer(0, 0x3ff) | integer(0, 1) << 15);  // subnormals
+      if ((w & 0x7fff) > 0x3f00) w = static_cast<uint16_t>((w & 0x8000) | 0x3f00);
+    }
+    std::vector<float> row_scale(static_cast<size_t>(c.vocab));
+    for (float& s : row_scale) s = std::ldexp(1.0f, integer(-2, 3));
+    std::vector<int32_t> ids, source;
+    std::vector<SampledRow> previous(5);
+    for (SampledRow& p : previous) p.token = integer(0, static_cast<int>(c.vocab) - 1);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      source.push_back(integer(-3, 4));
+      ids.push_back(source.back() < 0 ? integer(0, static_cast<int>(c.vocab) - 1) : -12345);
+    }
+    if (source[0] >= 0) source[0] = -1, ids[0] = static_cast<int32_t>(c.vocab) - 1;
+    const DeviceVector<int32_t> d_ids(ids), d_source(source);
+    const DeviceVector<SampledRow> d_previous(previous);
+    const DeviceVector<float> d_row_scale(row_scale);
+    for (const int kind : {0, 1, 2}) {  // biased planes, free planes, dense
+      const Join join = kind == 0 ? Join::kBiased : Join::kFree;
+      std::vector<uint8_t> upper(count), lower(count);
+      for (size_t i = 0; i < count; ++i) {
+        upper[i] = fp32_to_e4m3(fp16_to_fp32(table[i]) * 256.0f);
+        if (kind == 1 && (table[i] & 0x7f) != 0 && integer(0, 1) == 0) {  // the other neighbour
+          const int truncated = (table[i] >> 7) & 0x7f;
+          const int other = (upper[i] & 0x7f) == truncated ? truncated + 1 : truncated;
+          if (other < 0x7f) upper[i] = static_cast<uint8_t>((upper[i] & 0x80) | other);
+        }
+        lower[i] = static_cast<uint8_t>(table[i]);
+      }
+      const PlaneShape shape{c.vocab, c.hidden};
+      std::vector<uint8_t> planes[2];
+      for (const Plane plane : {Plane::kUpper, Plane::kLower}) {
+        auto& out = planes[static_cast<int>(plane)];
+        out.resize(shape.bytes());
+        const auto& in = plane == Plane::kUpper ? upper : lower;
+        for (int64_t block = 0; block < shape.row_blocks(); ++block) {
+          const int64_t first = block * kBlockRows;
+          pack_slab(shape, plane, join, std::span(in).subspan(static_cast<size_t>(first * c.hidden)),
+                    static_cast<int>(std::min<int64_t>(kBlockRows, c.vocab - first)),
+                    out.data() + static_cast<size_t>(block) * shape.slab_bytes());
+        }
+      }
+      const DeviceVector<uint8_t> d_upper(planes[0]), d_lower(planes[1]);
+      const DeviceVector<uint16_t> d_dense(table), out(static_cast<size_t>(c.rows * c.hidden));
+      EmbedCall call;
+      call.table.vocab = c.vocab;
+      call.table.hidden = c.hidden;
+      call.table.join = join;
+      if (kind == 2) {
+        call.table.dense = d_dense.get();
+      } else {
+        call.table.upper = d_upper.get();
+        call.table.lower = d_lower.get();
+      }
+      call.table.row_scale = c.row_scale ? d_row_scale.get() : nullptr;
+      call.tokens = {d_ids.get(), d_source.get(), d_previous.get()};
+      call.rows = c.rows;
+      call.scale = c.scale;
+      call.out = out.get();
+      finish(run_embed(call, nullptr));
+      const auto got = out.host();
+      for (int64_t r = 0; r < c.rows; ++r) {
+        const auto at = static_cast<size_t>(r);
+        const auto token =
+            static_cast<size_t>(source[at] < 0 ? ids[at] : previous[static_cast<size_t>(source[at])].token);
+        for (size_t i = 0; i < static_cast<size_t>(c.hidden); ++i) {
+          const float w = fp16_to_fp32(table[token * static_cast<size_t>(c.hidden) + i]);
+          const uint16_t want = fp32_to_fp16(w * (c.scale * (c.row_scale ? row_scale[token] : 1.0f)));
+          ASSERT_EQ(got[at * static_cast<size_t>(c.hidden) + i], want) << "kind " << kind << " row " << r << " " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(StepGpu, RopeMatchesFloat64AndFillsTheCache) {
+  struct Case {
+    int32_t tokens, heads, kv_heads, head_dim, rotary_dim, block_size;
+    bool norm;
+  };
+  for (const Case& c :
+       {Case{1, 9, 3, 64, 0, 16, false}, Case{7, 32, 8, 128, 0, 16, false}, Case{33, 4, 2, 128, 0, 32, true},
+        Case{5, 2, 1, 256, 0, 16, true}, Case{3, 3, 3, 8, 0, 4, true}, Case{4, 5, 1, 40, 0, 16, true},
+        Case{6, 4, 4, 80, 32, 16, false}, Case{9, 4, 2, 128, 96, 16, true}, Case{5, 2, 2, 72, 40, 8, true},
+        Case{2, 3, 1, 248, 0, 16, false}, Case{70, 16, 16, 96, 0, 64, false}, Case{3, 2, 1, 256, 8, 16, true}}) {
+    const auto dim = static_cast<size_t>(c.head_dim);
+    const auto rotary = static_cast<size_t>(c.rotary_dim == 0 ? c.head_dim : c.rotary_dim);
+    const auto all_heads = static_cast<size_t>(c.heads + 2 * c.kv_heads);
+    const auto tokens = static_cast<size_t>(c.tokens);
+    const auto qkv = numbers(tokens * all_heads * dim);
+    constexpr int kPositions = 300;
+    std::vector<float> table;
+    for (int p = 0; p < kPositions; ++p) {
+      for (const bool is_sine : {false, true}) {
+        for (size_t i = 0; i < rotary / 2; ++i) {
+          const double angle = p * std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(rotary));
+          table.push_back(static_cast<float>(is_sine ? std::sin(angle) : std::cos(angle)));
+        }
+      }
+    }
+    std::vector<float> q_norm, k_norm;
+    for (size_t i = 0; i < dim; ++i) {
+      q_norm.push_back(0.5f + static_cast<float>(integer(0, 1000)) * 0.001f);
+      k_norm.push_back(0.5f + static_cast<float>(integer(0, 1000)) * 0.002f);
+    }
+    const int blocks = c.tokens / c.block_size + 3;
+    std::vector<int32_t> slots(static_cast<size_t>(blocks * c.block_size)), positions;
+    for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int32_t>(i);
+    std::shuffle(slots.begin(), slots.end(), random_);
+    slots.resize(tokens);
+    if (tokens > 2) slots[1] = -1;
+    for (size_t t = 0; t < tokens; ++t) positions.push_back(integer(0, kPositions - 1));
+    const size_t cache = static_cast<size_t>(blocks * c.block_size * c.kv_heads) * dim;
+    const DeviceVector<uint16_t> d_qkv(qkv), keys(cache), values(cache);
+    const DeviceVector<float> d_table(table), d_q_norm(q_norm), d_k_norm(k_norm);
+    const DeviceVector<int32_t> d_slots(slots), d_positions(positions);
+    RopeCall call;
+    call.qkv = d_qkv.get();
+    call.tokens = c.tokens;
+    call.heads = c.heads;
+    call.kv_heads = c.kv_heads;
+    call.head_dim = c.head_dim;
+    call.rotary_dim = c.rotary_dim;
+    call.cos_sin = d_table.get();
+    call.positions = d_positions.get();
+    call.slots = d_slots.get();
+    if (c.norm) {
+      call.q_norm = d_q_norm.get();
+      call.k_norm = d_k_norm.get();
+    }
+    call.keys = keys.get();
+    call.values = values.get();
+    call.block_size = c.block_size;
+    finish(run_rope(call, nullptr));
+    const auto got = d_qkv.host();
+    std::vector<uint16_t> want_keys(cache, 0xffff), want_values(cache, 0xffff);
+    const auto got_keys = keys.host(), got_values = values.host();
+    for (size_t t = 0; t < tokens; ++t) {
+      for (size_t h = 0; h < all_heads; ++h) {
+        const bool is_query = h < static_cast<size_t>(c.heads);
+        const bool is_value = h >= static_cast<size_t>(c.heads + c.kv_heads);
+        const size_t at = (t * all_heads + h) * dim;
+        std::vector<double> x(dim), want(dim);
+        double squares = 0;
+        for (size_t i = 0; i < dim; ++i) {
+          x[i] = static_cast<double>(fp16_to_fp32(qkv[at + i]));
+          squares += x[i] * x[i];
+        }
+        if (c.norm && !is_value) {
+          for (size_t i = 0; i < dim; ++i)
+            x[i] *= static_cast<double>((is_query ? q_norm : k_norm)[i]) /
+                    std::sqrt(squares / static_cast<double>(dim) + 1e-6);
+        }
+        want = x;
+        for (size_t i = 0; i < rotary / 2 && !is_value; ++i) {
+          const size_t place = static_cast<size_t>(positions[t]) * rotary + i;
+          const double cosine = static_cast<double>(table[place]),
+                       sine = static_cast<double>(table[place + rotary / 2]);
+          want[i] = x[i] * cosine - x[i + rotary / 2] * sine;
+          want[i + rotary / 2] = x[i + rotary / 2] * cosine + x[i] * sine;
+        }
+        size_t base = 0;
+        if (!is_query) {
+          const size_t kv_head = h - static_cast<size_t>(c.heads) - (is_value ? static_cast<size_t>(c.kv_heads) : 0);
+          if (slots[t] >= 0) {
+            const auto slot = static_cast<size_t>(slots[t]), size = static_cast<size_t>(c.block_size);
+            base = ((slot / size * static_cast<size_t>(c.kv_heads) + kv_head) * size + slot % size) * dim;
+          }
+        }
+        for (size_t i = 0; i < dim; ++i) {
+          if (!is_query) {
+            ASSERT_EQ(got[at + i], qkv[at + i]);
+          }
+          if (!is_query && slots[t] < 0) continue;
+          const uint16_t bits = is_query ? got[at + i] : is_value ? got_values[base + i] : got_keys[base + i];
+          if (is_value) {
+            ASSERT_EQ(bits, qkv[at + i]);
+          } else {  // FP16's rounding, and FP32's of a difference that may cancel
+            ASSERT_LE(std::abs(static_cast<double>(fp16_to_fp32(bits)) - want[i]),
+                      std::abs(want[i]) * 0x1.01p-11 + 1e-6)
+                << "head_dim " << c.head_dim << " token " << t << " head " << h << " " << i;
+          }
+          if (!is_query) (is_value ? want_values : want_keys)[base + i] = bits;
+        }
+      }
+    }
+    ASSERT_EQ(got_keys, want_keys) << "written elsewhere, head_dim " << c.head_dim;
+    ASSERT_EQ(got_values, want_values);
+  }
+}
+
+TEST_F(StepGpu, GathersAndAdds) {
+  for (const auto& [hidden, count] : {std::pair<int, int>{8, 1}, {576, 7}, {4096, 64}, {2056, 256}}) {
+    const auto h = static_cast<size_t>(hidden), n = static_cast<size_t>(count);
+    const auto x = numbers(h * 300), residual = numbers(h * n, 100.0f);
+    std::vector<int32_t> rows;
+    for (int i = 0; i < count; ++i) rows.push_back(integer(0, 299));
+    const DeviceVector<uint16_t> d_x(x), out(h * n), d_residual(residual);
+    const DeviceVector<int32_t> d_rows(rows);
+    finish(run_gather({d_x.get(), d_rows.get(), count, hidden, out.get(), true}, nullptr));
+    const auto got = out.host();
+    for (size_t i = 0; i < n; ++i) {
+      ASSERT_EQ(std::memcmp(&got[i * h], &x[static_cast<size_t>(rows[i]) * h], h * 2), 0) << "row " << i;
+    }
+    finish(run_add({out.get(), d_residual.get(), static_cast<int64_t>(h * n), true}, nullptr));
+    const auto sum = d_residual.host();
+    for (size_t i = 0; i < h * n; ++i) {
+      ASSERT_EQ(sum[i], fp32_to_fp16(fp16_to_fp32(got[i]) + fp16_to_fp32(residual[i])));
+    }
+  }
+}
+
+TEST_F(StepGpu, RefusesWhatDoesNotFit) {
+  EXPECT_FALSE(run_embed({}, nullptr).ok());
+  EXPECT_FALSE(run_rope({}, nullptr).ok());
+  EXPECT_FALSE(run_gather({}, nullptr).ok());
+  EXPECT_FALSE(run_add({}, nullptr).ok());
+}
+
+}  // namespace
+}  // namespace nfp::cuda

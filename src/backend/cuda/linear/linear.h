@@ -53,6 +53,9 @@ struct LinearCall {
   // kBatchInvariant: a row's result does not depend on the other rows of the call. (Not of FP16 segments, whose
   // kernels are cuBLASLt's.)
   Reduction reduction = Reduction::kFastest;
+  // FP8 steps: add to FP32 registers every 512 of k (Mode::kE4M3Promoted) instead of summing all of k in the tensor
+  // core.
+  bool promoted_sums = false;
   bool dependent_launch = true;  // the first kernel may start while the one before it in the stream still runs
   LinearWorkspace workspace;
   Stream stream = nullptr;

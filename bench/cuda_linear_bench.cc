@@ -1,9 +1,10 @@
-// Linear layers on a Hopper GPU: loading from host memory, what a call costs the host, FP32 logits beside cuBLASLt, and
-// the two ways to feed an E4M3 consumer behind SwiGLU. One JSON object a line.
+// Linear layers on a Hopper GPU: loading from host memory, what a call costs the host, FP32 logits beside cuBLASLt, the
+// two ways to feed an E4M3 consumer behind SwiGLU, and what E4M3 sums lose. One JSON object a line.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -256,6 +257,72 @@ struct Bench {
   }
 };
 
+// E4M3 sums against float64: how much the tensor core's own sums lose, by how far the terms agree in sign.
+void bench_sums(const Gemm& gemm) {
+  constexpr int64_t n = 128, m = 8;
+  const DeviceMemory workspace = device_memory(Workspace::kBytes);
+  for (const int64_t k : {4096, 14336}) {
+    for (const float mean : {0.0f, 0.2f, 1.0f, 4.0f}) {  // of weights and activations, in deviations
+      std::mt19937 random(1);
+      std::normal_distribution<float> normal(mean);
+      const PlaneShape shape{n, k};
+      std::vector<uint8_t> codes(static_cast<size_t>(n * k)), plane(shape.bytes()),
+          x_bytes(static_cast<size_t>(m * e4m3_row_bytes(k)));
+      for (auto& code : codes) code = fp32_to_e4m3(normal(random) * 4);
+      for (int64_t slab = 0; slab < shape.row_blocks(); ++slab) {
+        pack_slab(shape, Plane::kUpper, Join::kBiased, std::span(codes).subspan(static_cast<size_t>(slab * 64 * k)), 64,
+                  plane.data() + static_cast<size_t>(slab) * shape.slab_bytes());
+      }
+      std::vector<float> x(static_cast<size_t>(m * k));
+      for (int64_t t = 0; t < m; ++t) {
+        for (int64_t i = 0; i < k; ++i) {
+          const uint8_t code = fp32_to_e4m3(normal(random) * 64);
+          x[static_cast<size_t>(t * k + i)] = e4m3_to_fp32(code);
+          x_bytes[static_cast<size_t>(t * e4m3_row_bytes(k) + activation_byte(i))] = code;
+        }
+      }
+      const DeviceMemory upper = device_memory(plane.size()), dx = device_memory(x_bytes.size()),
+                         d = device_memory(static_cast<size_t>(m * n) * 4);
+      cudaMemcpy(upper.get(), plane.data(), plane.size(), cudaMemcpyHostToDevice);
+      cudaMemcpy(dx.get(), x_bytes.data(), x_bytes.size(), cudaMemcpyHostToDevice);
+      double errors[2];
+      for (const bool promoted : {false, true}) {
+        GemmCall call;
+        call.w = {static_cast<const uint8_t*>(upper.get()), nullptr, nullptr, n, k, Join::kBiased};
+        call.mode = promoted ? Mode::kE4M3Promoted : Mode::kE4M3;
+        call.m = m;
+        call.x = dx.get();
+        call.ldx = e4m3_row_bytes(k);
+        call.d = d.get();
+        call.ldd = n;
+        call.output = Output::kF32;
+        call.workspace = {workspace.get(), Workspace::kBytes};
+        must(gemm.run(call, {Tile{8, 1, 1, 1}, 1, false}, nullptr));
+        std::vector<float> got(static_cast<size_t>(m * n));
+        cudaMemcpy(got.data(), d.get(), got.size() * 4, cudaMemcpyDeviceToHost);
+        double wrong = 0, all = 0;
+        for (int64_t t = 0; t < m; ++t) {
+          for (int64_t r = 0; r < n; ++r) {
+            double sum = 0;
+            for (int64_t i = 0; i < k; ++i) {
+              sum += double{e4m3_to_fp32(codes[static_cast<size_t>(r * k + i)])} * x[static_cast<size_t>(t * k + i)];
+            }
+            sum /= 256;
+            const double off = got[static_cast<size_t>(t * n + r)] - sum;
+            wrong += off * off;
+            all += sum * sum;
+          }
+        }
+        errors[promoted ? 1 : 0] = std::sqrt(wrong / all);
+      }
+      fmt::print(
+          "{{\"what\": \"sums\", \"k\": {}, \"mean_in_deviations\": {}, \"rms_error\": {:.2e}, \"rms_error_promoted\": "
+          "{:.2e}}}\n",
+          k, mean, errors[0], errors[1]);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -273,6 +340,7 @@ int main() {
   bench.host_cost();
   bench.swiglu();
   bench.head();
+  bench_sums(bench.runner.gemm());
   bench_loading(*uploader);
   return 0;
 }

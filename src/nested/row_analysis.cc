@@ -152,7 +152,7 @@ NFP_CLONES void shift_row(std::span<const uint16_t> row, WeightType type, int ex
   if (type == WeightType::kBF16) {
     for (size_t i = 0; i < row.size(); ++i) shifted[i] = narrow_to_fp16(bf16_to_fp32(row[i]) * down);
   } else if (exponent == 0) {
-    if (!row.empty()) std::memmove(shifted, row.data(), row.size_bytes());
+    if (!row.empty() && shifted != row.data()) std::memmove(shifted, row.data(), row.size_bytes());
   } else {
     for (size_t i = 0; i < row.size(); ++i) shifted[i] = narrow_to_fp16(fp16_to_fp32(row[i]) * down);
   }

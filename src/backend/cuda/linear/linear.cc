@@ -182,7 +182,7 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
     }
     GemmCall gemm;
     gemm.w = segment.matrix;
-    gemm.mode = fp8 ? Mode::kE4M3 : Mode::kF16;
+    gemm.mode = !fp8 ? Mode::kF16 : call.promoted_sums ? Mode::kE4M3Promoted : Mode::kE4M3;
     gemm.m = call.rows;
     gemm.x = call.x;
     gemm.ldx = fp8 ? e4m3_row_bytes(k) : k;

@@ -6,12 +6,12 @@
 // A run only enqueues: no allocation on the device, no synchronisation, so that a step can be captured. The choice of
 // kernels is made once for each shape, number of rows and precision, and remembered.
 //
-// Precisions. kFp16 is exact. kFp8W8A8 multiplies the upper bytes with E4M3 activations by Mode::kE4M3, whose sums stay
-// in the tensor core for all of k: their error (docs/kernels.md: 1.4e-3 relative RMS at k = 4096, 4.7e-3 at 32768) is a
-// small part of what rounding weights and activations to E4M3 costs (each about 2.6e-2), so promoted sums would gain
-// nothing that can be seen. kFp8 (upper bytes with 16-bit activations) has no kernel of its own on this backend and is
-// computed as kFp8W8A8. A weight of which some segment is FP16 runs in FP16 in every precision, since its activations
-// do (CudaWeight::consumes()).
+// Precisions. kFp16 is exact. kFp8W8A8 multiplies the upper bytes with E4M3 activations. Its sums stay in the tensor
+// core for all of k, which loses little (1e-3 to 5e-3 relative RMS) beside rounding both sides to E4M3 (about 2.6e-2
+// each) as long as products of both signs cancel; where most agree in sign it loses more, and promoted_sums helps
+// (docs/kernels.md, "Linear layers"). kFp8 (upper bytes with 16-bit activations) has no kernel of its own on this
+// backend and is computed as kFp8W8A8. A weight of which some segment is FP16 runs in FP16 in every precision, since
+// its activations do (CudaWeight::consumes()).
 #pragma once
 
 #include <cstddef>
@@ -53,6 +53,9 @@ struct LinearCall {
   // kBatchInvariant: a row's result does not depend on the other rows of the call. (Not of FP16 segments, whose
   // kernels are cuBLASLt's.)
   Reduction reduction = Reduction::kFastest;
+  // FP8 steps: add to FP32 registers every 512 of k (Mode::kE4M3Promoted) instead of summing all of k in the tensor
+  // core.
+  bool promoted_sums = false;
   bool dependent_launch = true;  // the first kernel may start while the one before it in the stream still runs
   LinearWorkspace workspace;
   Stream stream = nullptr;

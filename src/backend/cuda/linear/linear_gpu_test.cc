@@ -221,6 +221,7 @@ TEST_P(LinearGpuCase, MatchesFloat64) {
         call.consumer = out == Out::kE4M3 ? Precision::kFp8W8A8 : Precision::kFp16;
         call.y = y.get();
         call.y_is_f32 = f32;
+        call.promoted_sums = residual;  // in some of the cases
         call.residual = residual ? y.get() : nullptr;
         call.workspace = workspace(&scratch, scratch_bytes);
         const Status status = runner_->run(weight, call);

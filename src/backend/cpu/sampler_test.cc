@@ -8,8 +8,8 @@
 #include <map>
 #include <set>
 
-#include "backend/philox.h"
 #include "backend/cpu/test_util.h"
+#include "backend/philox.h"
 
 namespace nfp::cpu {
 namespace {

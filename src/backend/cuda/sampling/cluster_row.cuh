@@ -27,6 +27,7 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
 }
 
 struct alignas(16) RowShared {
+  SamplingRow row;
   uint64_t parts[kSampleWarps][kMaxValues];
   uint64_t mail[2][kSampleBlocks][kMaxValues];
   uint64_t table[2][kSampleBlocks * kSampleWarps];  // a value of each warp of the cluster
@@ -80,11 +81,11 @@ struct ClusterRow {
   __device__ bool leads() const { return rank == 0; }
 
   // f(keys of four neighbours, id of the first) for all of this warp's ids; a warp's lanes have neighbouring fours.
-  template <typename F>
+  template <int kUnroll = 1, typename F>
   __device__ __forceinline__ void for_each_four(F f) const {
     const uint4* mine = reinterpret_cast<const uint4*>(warp_keys()) + lane;
     const int32_t first = first_id() + static_cast<int32_t>(lane) * 4;
-#pragma unroll 1
+#pragma unroll kUnroll
     for (int i = 0; i < segment; i += kStretch) f(mine[i / 4], first + i);
   }
 
@@ -100,9 +101,11 @@ struct ClusterRow {
     __syncthreads();
     if (threadIdx.x < kCount * blocks) {
       const uint32_t n = threadIdx.x / blocks;
-      double sum = 0;
+      double four[4] = {};  // four short chains of additions, not a long one
 #pragma unroll
-      for (int w = 0; w < kSampleWarps; ++w) sum += __longlong_as_double(static_cast<int64_t>(shared.parts[w][n]));
+      for (int w = 0; w < kSampleWarps; ++w)
+        four[w % 4] += __longlong_as_double(static_cast<int64_t>(shared.parts[w][n]));
+      const double sum = (four[0] + four[1]) + (four[2] + four[3]);
       store_remote(&shared.mail[parity][rank][n], threadIdx.x % blocks,
                    static_cast<uint64_t>(__double_as_longlong(sum)));
     }
@@ -112,6 +115,32 @@ struct ClusterRow {
       v[n] = 0;
       for (uint32_t b = 0; b < blocks; ++b)
         v[n] += __longlong_as_double(static_cast<int64_t>(shared.mail[parity][b][n]));
+    }
+    parity ^= 1;
+  }
+
+  // The same for counts.
+  template <int kCount>
+  __device__ __forceinline__ void add_up(uint32_t (&v)[kCount]) {
+    static_assert(kCount <= kMaxValues);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      v[n] = __reduce_add_sync(0xffffffffu, v[n]);
+      if (lane == 0) shared.parts[warp][n] = v[n];
+    }
+    __syncthreads();
+    if (threadIdx.x < kCount * blocks) {
+      const uint32_t n = threadIdx.x / blocks;
+      uint32_t sum = 0;
+#pragma unroll
+      for (int w = 0; w < kSampleWarps; ++w) sum += static_cast<uint32_t>(shared.parts[w][n]);
+      store_remote(&shared.mail[parity][rank][n], threadIdx.x % blocks, uint64_t{sum});
+    }
+    ptx::cluster_sync();
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      v[n] = 0;
+      for (uint32_t b = 0; b < blocks; ++b) v[n] += static_cast<uint32_t>(shared.mail[parity][b][n]);
     }
     parity ^= 1;
   }

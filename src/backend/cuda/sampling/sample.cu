@@ -217,24 +217,33 @@ __device__ __forceinline__ int32_t draw_from_row(ClusterRow& row, const Kept& ke
     int32_t chosen = -1;
     uint32_t candidate = 0;  // the last id with a weight, plus one
     for_each_weight([&](const float(&w)[4], int32_t id) {
-      double sums[4];
-      sums[0] = w[0];
+      if (chosen >= 0) return;
+      // Which of 128 ids it is matters in one stretch only: the others are just added up.
+      const float of_lane = (w[0] + w[1]) + (w[2] + w[3]);
+      float of_all = of_lane;
 #pragma unroll
-      for (int j = 1; j < 4; ++j) sums[j] = sums[j - 1] + static_cast<double>(w[j]);
-      const double inclusive = warp_scan(sums[3], row.lane);
-      const double exclusive = inclusive - sums[3];
-      uint32_t crossed = 0xffffffffu;
-#pragma unroll
-      for (int j = 3; j >= 0; --j) {
-        if (w[j] > 0.0f && exclusive + sums[j] > left) crossed = static_cast<uint32_t>(id + j);
-      }
+      for (int offset = 16; offset > 0; offset /= 2) of_all += __shfl_xor_sync(0xffffffffu, of_all, offset);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (w[j] > 0.0f) candidate = static_cast<uint32_t>(id + j) + 1;
       }
+      if (of_all <= left) {
+        left -= of_all;
+        return;
+      }
+      double until = warp_scan(static_cast<double>(of_lane), row.lane) - of_lane;
+      uint32_t crossed = 0xffffffffu;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        until += static_cast<double>(w[j]);
+        if (crossed == 0xffffffffu && w[j] > 0.0f && until > left) crossed = static_cast<uint32_t>(id + j);
+      }
       crossed = __reduce_min_sync(0xffffffffu, crossed);
-      if (chosen < 0 && crossed != 0xffffffffu) chosen = static_cast<int32_t>(crossed);
-      left -= __shfl_sync(0xffffffffu, inclusive, 31);
+      if (crossed != 0xffffffffu) {
+        chosen = static_cast<int32_t>(crossed);
+      } else {
+        left = 0;  // rounding: the next with a weight
+      }
     });
     candidate = __reduce_max_sync(0xffffffffu, candidate);
     if (chosen < 0) chosen = candidate > 0 ? static_cast<int32_t>(candidate) - 1 : 0;
@@ -311,9 +320,7 @@ __device__ __forceinline__ int32_t draw(ClusterRow& row, const SamplingRow& s, u
     if (!limits_k && !limits_p) {
       Bracket b{kNaNKey, best + 1, static_cast<uint32_t>(row.vocab), 0};
       const uint32_t threshold[kThresholds] = {low, best, best, best};
-      double v[2 * kThresholds];
-      measure<false>(row, b, threshold, weigh, v);
-      is_list = v[0] <= kListSize;
+      is_list = measure<false>(row, b, threshold, weigh).count[0] <= kListSize;
     }
   }
   if (!is_list) return draw_from_row(row, kept, weigh, uniform(s.seed, s.draw));
@@ -418,12 +425,17 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
   ptx::cluster_sync();  // the others' shared memory is there
   ptx::dependency_wait();
   const int32_t r = static_cast<int32_t>(blockIdx.x / row.blocks);
-  const SamplingRow& s = call.row[r];
+  if (threadIdx.x < sizeof(SamplingRow) / 4)
+    reinterpret_cast<uint32_t*>(&shared.row)[threadIdx.x] =
+        reinterpret_cast<const uint32_t*>(call.row + r)[threadIdx.x];
   const float* logits = call.logits.data + r * call.logits.ld;
-  const Adjustment adjustment = adjustment_of(call, s);
+  constexpr uint32_t kAdjusts = SamplingNeeds::kBias | SamplingNeeds::kMask | SamplingNeeds::kPenalties;
+  Adjustment adjustment{};
+  if ((call.needs & kAdjusts) != 0) adjustment = adjustment_of(call, call.row[r]);
   Best mine = adjustment.is_none() ? load_row<kAligned, true, 4>(row, logits)
                                    : load_adjusted<kAligned>(row, logits, adjustment);
   uint64_t best = row.largest(mine.key, mine.id);
+  const SamplingRow& s = shared.row;  // there since that exchange
   const auto best_key = static_cast<uint32_t>(best >> 32);
   const int32_t report_n = (call.needs & SamplingNeeds::kReport) != 0 ? s.report : -1;
   int32_t token = best_key > kMinusInfinityKey ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : 0;

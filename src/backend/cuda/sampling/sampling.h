@@ -4,10 +4,10 @@
 // A cluster of thread blocks has a row in its shared memory and never sorts it: a search over thresholds narrows what
 // top-k or top-p keep until it fits into one block's list, which is sorted (sampler.cuh).
 //
-// The CPU's token may differ where rounding decides: weights are FP32 exponentials within 2 ulp (double in the list),
-// summed in double in another order, so u times their total may fall on the other side of a boundary between two tokens
-// that it misses by less than about 1e-7 of the total; likewise a token at top-p's or min-p's limit may be kept by one
-// and cut by the other. Results are the same from run to run and do not depend on the other rows.
+// The CPU's token may differ where rounding decides. Weights are FP32 exponentials (FP64 in the list), summed in FP64
+// but in another order, so u times their total may fall on the other side of a boundary between two tokens that it
+// nearly hits; likewise a token at top-p's or min-p's limit may be kept by one and cut by the other. The test allows
+// 1e-6 of the total. Results are the same from run to run and do not depend on the other rows.
 #pragma once
 
 #include <span>

@@ -39,15 +39,19 @@ struct Bracket {
   __device__ bool fits_list() const { return count_low <= kListSize; }
 };
 
+struct Measured {
+  uint32_t count[kThresholds];
+  double weight[kThresholds];
+};
+
 // Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on; all are in [low, high).
 template <bool kWeighs>
-__device__ __forceinline__ void measure(ClusterRow& row, const Bracket& b, const uint32_t (&threshold)[kThresholds],
-                                        const Weigh& weigh, double (&v)[2 * kThresholds]) {
-  uint32_t count[kThresholds] = {};
+__device__ __forceinline__ Measured measure(ClusterRow& row, const Bracket& b, const uint32_t (&threshold)[kThresholds],
+                                            const Weigh& weigh) {
+  Measured m{};
   float part[kThresholds] = {};
-  double weight[kThresholds] = {};
   const uint32_t span = b.high - threshold[0];
-  row.for_each_four([&](const uint4& four, int32_t) {
+  row.for_each_four<kWeighs ? 1 : 4>([&](const uint4& four, int32_t) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -57,30 +61,30 @@ __device__ __forceinline__ void measure(ClusterRow& row, const Bracket& b, const
 #pragma unroll
       for (int t = 0; t < kThresholds; ++t) {
         const bool is_in = key[j] >= threshold[t];
-        count[t] += is_in ? 1 : 0;
+        m.count[t] += is_in ? 1 : 0;
         if constexpr (kWeighs) part[t] += is_in ? w : 0.0f;
       }
     }
   });
-#pragma unroll
-  for (int t = 0; t < kThresholds; ++t) {
-    if constexpr (kWeighs) weight[t] = part[t];
-    v[t] = __reduce_add_sync(0xffffffffu, count[t]);
-    v[kThresholds + t] = weight[t];
-  }
   if constexpr (kWeighs) {
+    double v[2 * kThresholds];
+#pragma unroll
+    for (int t = 0; t < kThresholds; ++t) {
+      v[t] = __reduce_add_sync(0xffffffffu, m.count[t]);
+      v[kThresholds + t] = part[t];
+    }
     row.add_up<kThresholds>(v);
+#pragma unroll
+    for (int t = 0; t < kThresholds; ++t) {
+      m.count[t] = static_cast<uint32_t>(v[t]);
+      m.weight[t] = v[kThresholds + t] + b.weight_high;
+    }
   } else {
-    double counts[kThresholds] = {v[0], v[1], v[2], v[3]};
-    row.add_up<kThresholds>(counts);
-#pragma unroll
-    for (int t = 0; t < kThresholds; ++t) v[t] = counts[t];
+    row.add_up(m.count);
   }
 #pragma unroll
-  for (int t = 0; t < kThresholds; ++t) {
-    v[t] += b.count_high;
-    v[kThresholds + t] += b.weight_high;
-  }
+  for (int t = 0; t < kThresholds; ++t) m.count[t] += b.count_high;
+  return m;
 }
 
 // What has to be reached: a count, a weight, or a share of the weight of all that is in the bracket.
@@ -90,50 +94,53 @@ struct Goal {
   double wanted;
 };
 
-// Guesses for the first pass, by distance from the largest logit: what models give is peaked.
-__device__ __forceinline__ void first_thresholds(const Bracket& b, float maximum, float scale,
-                                                 uint32_t (&threshold)[kThresholds]) {
-  const float distance[kThresholds] = {20.0f, 9.0f, 4.0f, 1.25f};
+// Thresholds for a pass. First guesses go by distance from the largest logit, since what models give is peaked; then
+// the bracket is cut evenly, first between its logits and, where that settles nothing, between its keys.
+__device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, float maximum, float scale,
+                                                  uint32_t (&threshold)[kThresholds]) {
+  constexpr int kPassesByLogit = 10;
+  const float near[kThresholds] = {16.0f, 10.0f, 6.0f, 3.0f}, far[kThresholds] = {4096.0f, 512.0f, 128.0f, 40.0f};
+  const bool has_low = b.low > kMinusInfinityKey;
+  const float low = logit_of(b.low), high = logit_of(b.high - 1);
 #pragma unroll
-  for (int t = 0; t < kThresholds; ++t)
-    threshold[t] = min(max(key_of(maximum - distance[t] * scale), b.low), b.high - 1);
+  for (int t = 0; t < kThresholds; ++t) {
+    uint32_t key = 0;
+    if (pass == 0 || (pass == 1 && !has_low)) {
+      key = key_of(maximum - (pass == 0 ? near[t] : far[t]) * scale);
+    } else if (has_low && pass < kPassesByLogit) {
+      key = key_of(low + (high - low) * (static_cast<float>(t + 1) / (kThresholds + 1)));
+    } else {
+      key = b.low + static_cast<uint32_t>(uint64_t{b.high - b.low} * static_cast<uint32_t>(t + 1) / (kThresholds + 1));
+    }
+    threshold[t] = min(max(key, b.low), b.high - 1);
+  }
 }
 
 // Narrows the bracket until what it holds fits into a list or is settled. A share becomes the weight that it is.
 template <bool kWeighs>
 __device__ __forceinline__ void search(ClusterRow& row, Bracket& b, Goal& goal, const Weigh& weigh, float scale) {
-  bool is_first = true;
-  while (is_first || (!b.is_closed() && !b.fits_list())) {
+  for (int pass = 0; pass == 0 || (!b.is_closed() && !b.fits_list()); ++pass) {
     uint32_t threshold[kThresholds];
-    if (is_first) {
-      first_thresholds(b, weigh.maximum, scale, threshold);
-      if (kWeighs) threshold[0] = b.low;
-    } else {
-      const uint64_t span = b.high - b.low;
-#pragma unroll
-      for (int t = 0; t < kThresholds; ++t)
-        threshold[t] = b.low + static_cast<uint32_t>(span * static_cast<uint32_t>(t + 1) / (kThresholds + 1));
-    }
-    double v[2 * kThresholds];
-    measure<kWeighs>(row, b, threshold, weigh, v);
-    if (kWeighs && is_first) {
-      b.weight_low = v[kThresholds];
+    choose_thresholds(b, pass, weigh.maximum, scale, threshold);
+    if (kWeighs && pass == 0) threshold[0] = b.low;
+    const Measured m = measure<kWeighs>(row, b, threshold, weigh);
+    if (kWeighs && pass == 0) {
+      b.weight_low = m.weight[0];
       if (goal.kind == Goal::Kind::kShare) goal.wanted *= b.weight_low;
     }
-    is_first = false;
     bool is_enough = true;
 #pragma unroll
     for (int t = 0; t < kThresholds; ++t) {
       if (!is_enough || threshold[t] <= b.low) continue;  // known
-      is_enough = (goal.kind == Goal::Kind::kCount ? v[t] : v[kThresholds + t]) >= goal.wanted;
+      is_enough = (goal.kind == Goal::Kind::kCount ? m.count[t] : m.weight[t]) >= goal.wanted;
       if (is_enough) {
         b.low = threshold[t];
-        b.count_low = static_cast<uint32_t>(v[t]);
-        b.weight_low = v[kThresholds + t];
+        b.count_low = m.count[t];
+        b.weight_low = m.weight[t];
       } else {
         b.high = threshold[t];
-        b.count_high = static_cast<uint32_t>(v[t]);
-        b.weight_high = v[kThresholds + t];
+        b.count_high = m.count[t];
+        b.weight_high = m.weight[t];
       }
     }
   }
@@ -150,7 +157,7 @@ __device__ __forceinline__ uint32_t ties_for(const Bracket& b, double wanted, do
 // kListSize. Every block has written when it returns.
 __device__ __forceinline__ int collect(ClusterRow& row, const Kept& kept) {
   uint32_t above = 0, equal = 0;
-  row.for_each_four([&](const uint4& four, int32_t) {
+  row.for_each_four<4>([&](const uint4& four, int32_t) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -247,12 +254,10 @@ __device__ __forceinline__ PairScan scan_pairs(RowShared& shared, double a, doub
   __syncthreads();
   if (lane == 31) shared.scan[warp] = until;
   __syncthreads();
-  double before = 0, total = 0;
-#pragma unroll
-  for (uint32_t w = 0; w < kSampleWarps; ++w) {
-    if (w == warp) before = total;
-    total += shared.scan[w];
-  }
+  const double of_warps = warp_scan(lane < kSampleWarps ? shared.scan[lane] : 0.0, lane);
+  const double total = __shfl_sync(0xffffffffu, of_warps, 31);
+  double before = __shfl_sync(0xffffffffu, of_warps, (warp - 1) & 31);
+  if (warp == 0) before = 0;
   const double previous = __shfl_up_sync(0xffffffffu, until, 1);
   if (lane > 0) before += previous;
   return {before + a, before + a + b, total};

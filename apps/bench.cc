@@ -5,7 +5,7 @@
 
 #include "backend/cpu/machine.h"
 #include "base/process_memory.h"
-#include "engine/benchmark.h"
+#include "eval/benchmark.h"
 #include "flags.h"
 #include "verbs.h"
 

@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "base/process_memory.h"
-#include "engine/chat_session.h"
+#include "runtime/chat_session.h"
 #include "flags.h"
 #include "interrupt.h"
 #include "line_reader.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "calibrate/calibrate.h"
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 #include "engine/policy.h"
 #include "engine/request.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/mapped_file.h"
 #include "base/process_memory.h"
-#include "engine/generation.h"
+#include "runtime/generation.h"
 #include "flags.h"
 #include "interrupt.h"
 #include "verbs.h"

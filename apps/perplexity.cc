@@ -1,5 +1,5 @@
 // nestedfp perplexity: how well a model predicts a text, and how far it is from a saved base.
-#include "engine/perplexity.h"
+#include "eval/perplexity.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

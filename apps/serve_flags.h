@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 #include "engine/policy.h"
 #include "flags.h"
 #include "server/serve/service.h"

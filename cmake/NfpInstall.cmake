@@ -2,7 +2,7 @@
 #   program       bin/nestedfp and the documentation
 #   development   the C++ API: headers in include/nestedfp, static libraries, and a package for find_package(nestedfp):
 #                   find_package(nestedfp REQUIRED)
-#                   target_link_libraries(mine PRIVATE nestedfp::engine nestedfp::backend_cpu)
+#                   target_link_libraries(mine PRIVATE nestedfp::runtime)
 include(CMakePackageConfigHelpers)
 
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME program)

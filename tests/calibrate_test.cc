@@ -11,9 +11,9 @@
 
 #include "base/atomic_file.h"
 #include "calibrate/activations.h"
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 #include "engine/model_runner.h"
-#include "engine/sequence_runner.h"
+#include "eval/sequence_runner.h"
 #include "tiny_model.h"
 
 namespace nfp {

@@ -8,7 +8,7 @@
 #include <ostream>
 
 #include "backend/cpu/cpu_backend.h"
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 #include "tiny_model.h"
 
 namespace nfp::testing {

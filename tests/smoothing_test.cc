@@ -12,8 +12,8 @@
 
 #include "base/atomic_file.h"
 #include "calibrate/calibrate.h"
-#include "engine/loaded_model.h"
-#include "engine/sequence_runner.h"
+#include "runtime/loaded_model.h"
+#include "eval/sequence_runner.h"
 #include "io/convert.h"
 #include "tiny_model.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/float_types.h"
-#include "engine/sequence_runner.h"
+#include "eval/sequence_runner.h"
 
 namespace nfp {
 namespace {

@@ -10,7 +10,7 @@
 #include "calibrate/smoothing.h"
 #include "calibrate/store.h"
 #include "calibrate/text.h"
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 
 namespace nfp {
 namespace {

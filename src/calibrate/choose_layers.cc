@@ -8,7 +8,7 @@
 #include "base/float_types.h"
 #include "calibrate/compensation.h"
 #include "calibrate/descent.h"
-#include "engine/sequence_runner.h"
+#include "eval/sequence_runner.h"
 #include "nested/format.h"
 
 namespace nfp {

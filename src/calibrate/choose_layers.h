@@ -6,7 +6,7 @@
 #include "calibrate/calibrate.h"
 #include "calibrate/store.h"
 #include "calibrate/text.h"
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 
 namespace nfp {
 

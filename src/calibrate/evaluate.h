@@ -10,7 +10,7 @@
 
 #include "base/result.h"
 #include "calibrate/calibrate.h"
-#include "engine/perplexity.h"
+#include "eval/perplexity.h"
 #include "model/model.h"
 #include "nested/precision.h"
 

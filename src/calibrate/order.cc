@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "engine/sequence_runner.h"
+#include "eval/sequence_runner.h"
 
 namespace nfp {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "engine/sequence_runner.h"
+#include "eval/sequence_runner.h"
 
 namespace nfp {
 namespace {

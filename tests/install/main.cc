@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 
 namespace {
 

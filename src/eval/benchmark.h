@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 
 namespace nfp {
 

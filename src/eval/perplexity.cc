@@ -1,4 +1,4 @@
-#include "engine/perplexity.h"
+#include "eval/perplexity.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "engine/logprob_file.h"
+#include "eval/logprob_file.h"
 
 namespace nfp {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "base/result.h"
 #include "base/thread_pool.h"
-#include "engine/sequence_runner.h"
+#include "eval/sequence_runner.h"
 #include "nested/precision.h"
 
 namespace nfp {

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "base/result.h"
-#include "engine/generation.h"
-#include "engine/loaded_model.h"
+#include "runtime/generation.h"
+#include "runtime/loaded_model.h"
 #include "text/jinja/chat_template.h"
 
 namespace nfp {

@@ -1,4 +1,4 @@
-#include "engine/sequence_runner.h"
+#include "eval/sequence_runner.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "engine/chat_session.h"
+#include "runtime/chat_session.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "engine/generation.h"
+#include "runtime/generation.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 
 #include <nlohmann/json.hpp>
 

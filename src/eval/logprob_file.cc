@@ -1,4 +1,4 @@
-#include "engine/logprob_file.h"
+#include "eval/logprob_file.h"
 
 #include <algorithm>
 #include <cmath>

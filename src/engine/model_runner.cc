@@ -245,7 +245,7 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
 
 Status ModelRunner::launch(const StepShape& shape, int32_t top_n) {
   const auto& sizes = options_.graph_sizes;
-  if (!shape.decode() || !std::binary_search(sizes.begin(), sizes.end(), shape.rows)) {
+  if (!shape.decode() || model_.backend().profiling() || !std::binary_search(sizes.begin(), sizes.end(), shape.rows)) {
     enqueue(shape, top_n);
     return ok_status();
   }

@@ -159,6 +159,7 @@ class CudaBackend final : public Backend {
     cudaStreamSynchronize(stream_);
     profiler_.reset(on);
   }
+  bool profiling() const override { return profiler_.on(); }
   std::vector<StageTime> profile() const override { return profiler_.times(); }
 
  private:

@@ -168,6 +168,7 @@ int main() {
   report({64, 1, 8192, 9, 3, 64, false});
   report({1, 1, 1024, 9, 3, 64, false});
   report({64, 1, 4096, 16, 4, 256, false});
+  report({1, 1, 32768, 32, 8, 128, false});
   for (const int prompt : {1024, 4096, 8192}) {
     for (const int head_dim : {64, 128, 256}) {
       if (head_dim == 128 || prompt == 8192) report({1, prompt, prompt, 32, 8, head_dim, false});

@@ -345,6 +345,25 @@ TEST_F(AttentionGpu, ManySequences) {
   batch.expect_close(batch.out());
 }
 
+TEST_F(AttentionGpu, RowsCutBetweenBlocks) {
+  std::vector<Sequence> ragged;
+  for (int i = 0; i < 90; ++i) ragged.push_back({1, i % 9 == 0 ? 1500 + i : 1 + i * 37 % 400});
+  const std::vector<Sequence> long_one{{1, 9001}};
+  for (const Shape shape :
+       {Shape{4, 1, 128}, Shape{16, 1, 256}, Shape{9, 3, 64}, Shape{8, 2, 80, 32}, Shape{2, 1, 128, 64, 30.0f, 700}}) {
+    for (const std::vector<Sequence>& sequences : {ragged, long_one}) {
+      SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.head_dim << ", " << sequences.size());
+      const Batch batch(shape, sequences, 9);
+      AttentionCall call = batch.call(0, batch.sequences());
+      const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+      attach(call, workspace);
+      ASSERT_TRUE(run_decode(call, nullptr).ok());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      batch.expect_close(batch.out());
+    }
+  }
+}
+
 TEST_F(AttentionGpu, DeterministicDecodeDoesNotSeeItsNeighbours) {
   std::vector<Sequence> sequences;
   for (int i = 0; i < 40; ++i) sequences.push_back({1, 1 + i * 211 % 9000});

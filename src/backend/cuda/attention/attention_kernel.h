@@ -37,9 +37,11 @@ struct DecodeParams {
   uint32_t* arrivals;  // [sequences * kv_heads], zero between calls
   float* partials;     // slots of (rows * (dim + 2)) floats
   bool deterministic;
+  int cluster;  // blocks that share each row; 0 = balanced spans
 };
 
 inline constexpr int kDecodeTile = 16;  // keys
+inline constexpr int kMaxDecodeCluster = 16;
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kLeastDecodeSpan =
     2 * kDecodeWarps;  // tiles of a block: smaller pieces cost more to merge than they win

@@ -8,12 +8,16 @@
 // Inside a block each warp takes every fourth tile, with its own ring of copies in flight and its own running softmax,
 // and the warps meet only at the end of a row, while the copies for the next are under way. The query heads that share
 // the KV head are the rows of one mma tile (FlashDecoding for grouped queries).
+//
+// Where there are few rows, latency counts and not balance: a cluster of blocks takes each row in equal parts and adds
+// them up through its shared memory, which takes a third of the time that the workspace does.
 #pragma once
 
 #include <climits>
 
 #include "backend/cuda/attention/softmax.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
@@ -116,13 +120,29 @@ __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int leas
   return walk;
 }
 
+// The part of a row for this block of its cluster, maybe none. `blocks` have some.
+__device__ __forceinline__ DecodeWalk share_row(const DecodeParams& p, int rank, int& blocks) {
+  DecodeWalk walk{};
+  const int row = static_cast<int>(blockIdx.x) / p.cluster;
+  walk.sequence = row / p.a.kv_heads;
+  walk.head = row % p.a.kv_heads;
+  walk.enter(p);
+  const int wave = p.cluster * kDecodeWarps;
+  const int part = (walk.tiles + wave - 1) / wave * kDecodeWarps;  // the same for every warp
+  blocks = (walk.tiles + part - 1) / part;
+  walk.begin = min(rank * part, walk.tiles);
+  walk.end = min(walk.begin + part, walk.tiles);
+  return walk;
+}
+
 template <int kDim, int kRows>
 struct DecodeLayout {
   static constexpr int kTileBytes = kDecodeTile * kDim * 2;
   static constexpr int kStages = kDim == 64 ? 6 : kDim == 128 ? 3 : 2;
   static constexpr int kWarpBytes = kStages * 2 * kTileBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
-  static constexpr int kMergeBytes = kDecodeWarps * kRows * (kDim + 2) * static_cast<int>(sizeof(float));
+  // Each warp's sums, each warp's tops, the block's tops.
+  static constexpr int kMergeBytes = (kDecodeWarps * kRows * (kDim + 2) + 2 * kRows) * static_cast<int>(sizeof(float));
   static constexpr int kSlotFloats = kRows * (kDim + 2);
 };
 
@@ -252,13 +272,24 @@ struct DecodeState {
   }
 };
 
-// Adds up what the warps have of a piece, [warp][row][kDim] sums and [warp][row] (largest, sum), and writes the output
-// or, where the row has other pieces, this one's slot. kDim columns come in pairs, a pair a thread.
+__device__ __forceinline__ uint16_t* decode_output(const DecodeParams& p, const DecodeWalk& walk) {
+  return p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
+}
+__device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* out, int row, int column, float2 v,
+                                             float total) {
+  if (column >= p.a.head_dim) return;
+  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
+}
+__device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
+
+enum class MergeTo : uint8_t { kOutput, kSlot, kShared };
+
+// Adds up what the warps have of a piece, [warp][row][kDim] sums and [warp][row] (largest, sum). It becomes the output,
+// or a slot of the workspace, or the first warp's sums with block_tops [row]. kDim columns come in pairs.
 template <int kDim, int kRows>
-__device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeWalk& walk, const float* sums,
-                                            const float2* tops, float* slot) {
-  uint16_t* out =
-      p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
+__device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeWalk& walk, float* sums,
+                                            const float2* tops, float2* block_tops, float* slot, MergeTo to) {
   for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
     const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
     float2 top[kDecodeWarps];
@@ -268,7 +299,7 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
       top[w] = tops[w * kRows + row];
       largest = fmaxf(largest, top[w].x);
     }
-    const float base = largest == -INFINITY ? 0.0f : largest;
+    const float base = finite_base(largest);
     float total = 0.0f;
     float2 v = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -279,12 +310,14 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
       v.x += part.x * scale;
       v.y += part.y * scale;
     }
-    if (slot != nullptr) {
+    if (to == MergeTo::kOutput) {
+      store_output(p, decode_output(p, walk), row, column, v, total);
+    } else if (to == MergeTo::kSlot) {
       __stcg(reinterpret_cast<float2*>(slot + row * kDim + column), v);
       if (column == 0) __stcg(reinterpret_cast<float2*>(slot + kRows * kDim + row * 2), make_float2(largest, total));
-    } else if (column < p.a.head_dim) {
-      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-      *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
+    } else {
+      *reinterpret_cast<float2*>(sums + row * kDim + column) = v;
+      if (column == 0) block_tops[row] = make_float2(largest, total);
     }
   }
 }
@@ -293,32 +326,79 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
 template <int kDim, int kRows, typename Slot>
 __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const DecodeWalk& walk, int pieces,
                                              const Slot& slot_of) {
-  uint16_t* out =
-      p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
-  for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
-    const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
+  for (int i = threadIdx.x; i < p.a.group * kDim / 4; i += kDecodeWarps * 32) {
+    const int row = i / (kDim / 4), column = i % (kDim / 4) * 4;
     const auto top_of = [&](int piece) {
       return __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + kRows * kDim + row * 2));
     };
     float largest = -INFINITY;
 #pragma unroll 8
     for (int piece = 0; piece < pieces; ++piece) largest = fmaxf(largest, top_of(piece).x);
-    const float base = largest == -INFINITY ? 0.0f : largest;
+    const float base = finite_base(largest);
     float total = 0.0f;
-    float2 v = make_float2(0.0f, 0.0f);
-#pragma unroll 4
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
     for (int piece = 0; piece < pieces; ++piece) {
       const float2 top = top_of(piece);
-      const float2 part = __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + row * kDim + column));
+      const float4 part = __ldcg(reinterpret_cast<const float4*>(slot_of(piece) + row * kDim + column));
       const float scale = exp2_fast(top.x - base);
       total += top.y * scale;
       v.x += part.x * scale;
       v.y += part.y * scale;
+      v.z += part.z * scale;
+      v.w += part.w * scale;
     }
-    if (column < p.a.head_dim) {
-      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-      *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
+    uint16_t* out = decode_output(p, walk);
+    store_output(p, out, row, column, make_float2(v.x, v.y), total);
+    store_output(p, out, row, column + 2, make_float2(v.z, v.w), total);
+  }
+}
+
+// The same over the first `blocks` of the cluster, from their shared memory. Every block has a share of the columns,
+// eight lanes each pair of them.
+template <int kDim, int kRows>
+__device__ __forceinline__ void merge_cluster(const DecodeParams& p, const DecodeWalk& walk, int blocks,
+                                              const float* sums, const float2* block_tops) {
+  constexpr int kLanes = 8, kPairsAtOnce = kDecodeWarps * 32 / kLanes;
+  const int pairs = p.a.group * kDim / 2, lane = threadIdx.x % kLanes;
+  for (int base_pair = static_cast<int>(ptx::cluster_rank()) * kPairsAtOnce; base_pair < pairs;
+       base_pair += p.cluster * kPairsAtOnce) {
+    const int pair = base_pair + static_cast<int>(threadIdx.x) / kLanes;
+    const int row = min(pair, pairs - 1) / (kDim / 2), column = pair % (kDim / 2) * 2;
+    float2 top[kMaxDecodeCluster / kLanes], part[kMaxDecodeCluster / kLanes];
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeCluster / kLanes; ++i) {
+      const int from = lane + i * kLanes;
+      top[i] = make_float2(-INFINITY, 0.0f);
+      part[i] = make_float2(0.0f, 0.0f);
+      if (from < blocks) {
+        top[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(block_tops + row), from));
+        part[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(sums + row * kDim + column), from));
+      }
     }
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeCluster / kLanes; ++i) largest = fmaxf(largest, top[i].x);
+#pragma unroll
+    for (int offset = 1; offset < kLanes; offset *= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    const float base = finite_base(largest);
+    float total = 0.0f;
+    float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeCluster / kLanes; ++i) {
+      const float scale = exp2_fast(top[i].x - base);
+      total += top[i].y * scale;
+      v.x += part[i].x * scale;
+      v.y += part[i].y * scale;
+    }
+#pragma unroll
+    for (int offset = 1; offset < kLanes; offset *= 2) {
+      total += __shfl_xor_sync(0xffffffffu, total, offset);
+      v.x += __shfl_xor_sync(0xffffffffu, v.x, offset);
+      v.y += __shfl_xor_sync(0xffffffffu, v.y, offset);
+    }
+    if (lane == 0 && pair < pairs) store_output(p, decode_output(p, walk), row, column, v, total);
   }
 }
 
@@ -330,14 +410,17 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
   __shared__ bool is_last;
   auto* sums = reinterpret_cast<float*>(shared + Layout::kRingBytes);
   auto* tops = reinterpret_cast<float2*>(sums + kDecodeWarps * kRows * kDim);
+  auto* block_tops = tops + kDecodeWarps * kRows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t ring = ptx::shared_address(shared) + warp * Layout::kWarpBytes;
 
   ptx::launch_dependents();
   if (!p.a.early_cache_reads) ptx::dependency_wait();
-  int span;
-  DecodeWalk walk = start_walk(p, p.deterministic ? 1 : kLeastDecodeSpan, span);
-  if (walk.done) {
+  int span = 0, cluster_blocks = 0;
+  DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
+                                  : start_walk(p, p.deterministic ? 1 : kLeastDecodeSpan, span);
+  // A block without work leaves, unless its cluster adds up something.
+  if (p.cluster > 0 ? cluster_blocks == 1 && walk.begin == walk.end : walk.done) {
     if (p.a.early_cache_reads) ptx::dependency_wait();
     return;
   }
@@ -419,6 +502,15 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
     }
     __syncthreads();
 
+    if (p.cluster > 0) {
+      const bool alone = cluster_blocks == 1;
+      merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, nullptr, alone ? MergeTo::kOutput : MergeTo::kShared);
+      if (alone) return;
+      ptx::cluster_sync();
+      merge_cluster<kDim, kRows>(p, walk, cluster_blocks, sums, block_tops);
+      ptx::cluster_sync();  // until the others have read this block's
+      return;
+    }
     const int row = walk.sequence * p.a.kv_heads + walk.head;
     const int work = DecodeWalk::row_work(p, walk.tiles);
     const int first_block = walk.row_start / span, last_block = (walk.row_start + work - 1) / span;
@@ -431,15 +523,18 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
     };
     const int piece =
         p.deterministic ? walk.begin / DecodeWalk::chunk(walk.tiles) : static_cast<int>(blockIdx.x) - first_block;
-    merge_warps<kDim, kRows>(p, walk, sums, tops, pieces > 1 ? slot_of(piece) : nullptr);
+    merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(piece),
+                             pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
     if (pieces == 1) continue;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(p.arrivals + row, 1u) + 1 == static_cast<uint32_t>(pieces);
+    if (threadIdx.x == 0) {  // the fences count for the whole block, whose threads the barriers order
+      __threadfence();
+      is_last = atomicAdd(p.arrivals + row, 1u) + 1 == static_cast<uint32_t>(pieces);
+      if (is_last) p.arrivals[row] = 0;
+      __threadfence();
+    }
     __syncthreads();
     if (!is_last) continue;
-    __threadfence();
-    if (threadIdx.x == 0) p.arrivals[row] = 0;
     merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
   }
 }

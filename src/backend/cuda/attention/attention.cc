@@ -15,6 +15,8 @@ namespace {
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
+bool is_e4m3(const AttentionCall& c) { return c.cache.type == KvType::kE4m3; }
+
 Status check_shape(const AttentionCall& c) {
   const auto bad = [](std::string_view field, std::string_view rule) {
     return error(ErrorCode::kUsage, "attention: {} {}", field, rule);
@@ -23,6 +25,7 @@ Status check_shape(const AttentionCall& c) {
     return bad("heads", "must be 1 to 16 times kv_heads");
   if (c.head_dim <= 0 || c.head_dim % 16 != 0 || c.head_dim > 256)
     return bad("head_dim", "must be a multiple of 16 up to 256");
+  if (is_e4m3(c) && c.head_dim > 128) return bad("head_dim", "must be at most 128 with an E4M3 cache");
   if (c.sequences <= 0 || int64_t{c.sequences} * c.kv_heads > kMaxAttentionRows)
     return bad("sequences", "must be positive, and sequences * kv_heads at most 65536");
   return ok_status();
@@ -33,7 +36,6 @@ Status check_call(const AttentionCall& c) {
     return error(ErrorCode::kUsage, "attention: {} {}", field, rule);
   };
   NFP_RETURN_IF_ERROR(check_shape(c));
-  if (c.cache.type != KvType::kF16) return bad("cache.type", "must be kF16");
   if (c.cache.block_size != 16 && c.cache.block_size != 32 && c.cache.block_size != 64)
     return bad("cache.block_size", "must be 16, 32 or 64");
   if (c.cache.keys == nullptr || c.cache.values == nullptr || !aligned(c.cache.keys, 16) ||
@@ -112,29 +114,22 @@ Result<Residency> residency(const AttentionKernel& kernel) {
   return find_residency(kernel);
 }
 
-// Blocks that share each row, 0 for balanced spans: see decode.cuh. Clusters serve while all of them fit at once,
-// unless they leave most of the device idle over long contexts.
+// Blocks that share each row, 0 for balanced spans: see decode.cuh. Clusters serve up to 64 blocks in all, so that the
+// next kernel's fit beside them, unless they leave most of the device idle over long contexts.
 int choose_cluster(const AttentionCall& c, const Residency& device) {
-  if (c.deterministic) return 0;
+  constexpr int64_t kMostBlocks = 64, kFewBlocks = 32, kShortContext = 4096;
   const int64_t rows = int64_t{c.sequences} * c.kv_heads;
+  if (c.deterministic || rows > kMostBlocks / 4) return 0;
+  const int cluster = rows * 16 <= kMostBlocks && rows <= device.clusters_of_16 ? 16 : rows * 8 <= kMostBlocks ? 8 : 4;
   const int64_t capacity = int64_t{c.table_width} * c.cache.block_size;
-  constexpr int64_t kFewBlocks = 48, kShortContext = 4096;
-  int cluster = 0;
-  if (rows <= device.clusters_of_16) {
-    cluster = 16;
-  } else if (rows * 8 <= device.blocks) {
-    cluster = 8;
-  } else if (rows * 4 <= device.blocks) {
-    cluster = 4;
-  }
   return rows * cluster < kFewBlocks && capacity > kShortContext ? 0 : cluster;
 }
 
 AttentionParams make_params(const AttentionCall& c) {
   constexpr float kLog2E = 1.4426950408889634f;
   AttentionParams p{};
-  p.keys = static_cast<const uint16_t*>(c.cache.keys);
-  p.values = static_cast<const uint16_t*>(c.cache.values);
+  p.keys = static_cast<const uint8_t*>(c.cache.keys);
+  p.values = static_cast<const uint8_t*>(c.cache.values);
   p.q = static_cast<const uint16_t*>(c.q);
   p.out = static_cast<uint16_t*>(c.out);
   p.query_start = c.query_start + c.first_sequence;
@@ -149,7 +144,9 @@ AttentionParams make_params(const AttentionCall& c) {
   p.group = c.heads / c.kv_heads;
   p.head_dim = c.head_dim;
   p.window = c.window > 0 ? c.window : INT_MAX;
-  p.score_scale = c.soft_cap > 0.0f ? c.scale / c.soft_cap : c.scale * kLog2E;
+  const float scale = c.scale * (is_e4m3(c) ? c.cache.key_scale : 1.0f);
+  p.score_scale = c.soft_cap > 0.0f ? scale / c.soft_cap : scale * kLog2E;
+  p.value_scale = is_e4m3(c) ? c.cache.value_scale : 1.0f;
   p.soft_cap = c.soft_cap * kLog2E;
   p.early_cache_reads = c.dependent_launch && c.early_cache_reads;
   return p;
@@ -223,13 +220,13 @@ size_t workspace_bytes(const AttentionCall& c, int resident) {
 Result<size_t> decode_workspace_bytes(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_shape(c));
   NFP_ASSIGN_OR_RETURN(const Residency device,
-                       residency(decode_kernel(padded_dim(c.head_dim), padded_rows(c.heads / c.kv_heads))));
+                       residency(decode_kernel(padded_dim(c.head_dim), padded_rows(c.heads / c.kv_heads), is_e4m3(c))));
   return workspace_bytes(c, device.blocks);
 }
 
 Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
-  const AttentionKernel kernel = decode_kernel(padded_dim(c.head_dim), padded_rows(c.heads / c.kv_heads));
+  const AttentionKernel kernel = decode_kernel(padded_dim(c.head_dim), padded_rows(c.heads / c.kv_heads), is_e4m3(c));
   NFP_ASSIGN_OR_RETURN(const Residency device, residency(kernel));
   const size_t needed = workspace_bytes(c, device.blocks);
   if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < needed)
@@ -253,16 +250,23 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
 Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
   if (c.tokens <= 0) return error(ErrorCode::kUsage, "attention: tokens must be positive");
+  const AttentionParams a = make_params(c);
+  const int64_t tiles = (int64_t{c.tokens} * a.group / kPrefillRows + c.sequences) * c.kv_heads;
+  if (tiles > INT_MAX / 2) return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
+  if (is_e4m3(c)) {
+    const AttentionKernel kernel = prefill_e4m3_kernel(padded_dim(c.head_dim));
+    NFP_RETURN_IF_ERROR(residency(kernel));
+    void* arguments[] = {const_cast<AttentionParams*>(&a)};
+    return launch(kernel, tiles, 1, c.dependent_launch, arguments, stream);
+  }
   if (c.cache.blocks <= 0 || c.cache.blocks * c.kv_heads * c.cache.block_size > INT_MAX)
     return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
   PrefillParams p{};
-  p.a = make_params(c);
+  p.a = a;
   NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.keys, p.keys));
   NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));
   const AttentionKernel kernel = prefill_kernel(padded_dim(c.head_dim));
   NFP_ASSIGN_OR_RETURN(const Residency device, residency(kernel));
-  const int64_t tiles = (int64_t{c.tokens} * p.a.group / kPrefillRows + c.sequences) * c.kv_heads;
-  if (tiles > INT_MAX / 2) return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
   void* arguments[] = {&p};
   return launch(kernel, std::min<int64_t>(device.blocks, tiles), 1, c.dependent_launch, arguments, stream);
 }

@@ -13,13 +13,10 @@
 // them up through its shared memory, which takes a third of the time that the workspace does.
 #pragma once
 
-#include <climits>
-
-#include "backend/cuda/attention/softmax.cuh"
+#include "backend/cuda/attention/kv_tile.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
-#include "backend/cuda/ptx/mma.cuh"
 
 namespace nfp::cuda {
 
@@ -135,10 +132,11 @@ __device__ __forceinline__ DecodeWalk share_row(const DecodeParams& p, int rank,
   return walk;
 }
 
-template <int kDim, int kRows>
+template <int kDim, int kRows, bool kE4m3>
 struct DecodeLayout {
-  static constexpr int kTileBytes = kDecodeTile * kDim * 2;
-  static constexpr int kStages = kDim == 64 ? 6 : kDim == 128 ? 3 : 2;
+  using Tile = KvTile<kDim, kE4m3>;
+  static constexpr int kTileBytes = kDecodeTile * Tile::kRowBytes;
+  static constexpr int kStages = (kDim == 64 ? 6 : kDim == 128 ? 3 : 2) * (kE4m3 ? 2 : 1);
   static constexpr int kWarpBytes = kStages * 2 * kTileBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
   // Each warp's sums, each warp's tops, the block's tops.
@@ -148,33 +146,36 @@ struct DecodeLayout {
 
 // Tile `tile` of the walk's row, from cache block `block`, into a stage: keys, then values. Rows past the context
 // become zeros, since what is there may be no number.
-template <int kDim>
+template <int kDim, bool kE4m3>
 __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const DecodeWalk& walk, int tile, int block,
                                                  uint32_t stage) {
-  constexpr int kChunks = kDim / 8, kRowsAtOnce = 32 / kChunks;
+  using Tile = KvTile<kDim, kE4m3>;
+  constexpr int kRowsAtOnce = 32 / Tile::kChunks;
   const int lane = threadIdx.x % 32;
-  const int chunk = lane % kChunks, row0 = lane / kChunks;
+  const int chunk = lane % Tile::kChunks, row0 = lane / Tile::kChunks;
+  if (chunk * Tile::kChunkColumns >= p.a.head_dim) return;
   const int key = (walk.first_tile + tile) * kDecodeTile;
   const int in_block = key & ((1 << p.a.block_shift) - 1);
+  const int row_bytes = p.a.head_dim * (kE4m3 ? 1 : 2);
   const int64_t start =
-      (((int64_t{block} * p.a.kv_heads + walk.head) << p.a.block_shift) + in_block + row0) * p.a.head_dim + chunk * 8;
-  const uint16_t* k = p.a.keys + start;
-  const uint16_t* v = p.a.values + start;
-  if (chunk * 8 >= p.a.head_dim) return;
+      (((int64_t{block} * p.a.kv_heads + walk.head) << p.a.block_shift) + in_block + row0) * row_bytes + chunk * 16;
+  const uint8_t* k = p.a.keys + start;
+  const uint8_t* v = p.a.values + start;
   const int rows = walk.context - key;
 #pragma unroll
   for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
     const int row = row0 + i * kRowsAtOnce;
-    const uint32_t to = stage + tile_byte<kDim>(row, chunk);
-    ptx::copy_async_16(to, k + i * kRowsAtOnce * p.a.head_dim, row < rows);
-    ptx::copy_async_16(to + DecodeLayout<kDim, 8>::kTileBytes, v + i * kRowsAtOnce * p.a.head_dim, row < rows);
+    const uint32_t to = stage + Tile::byte(row, chunk);
+    ptx::copy_async_16(to, k + i * kRowsAtOnce * row_bytes, row < rows);
+    ptx::copy_async_16(to + kDecodeTile * Tile::kRowBytes, v + i * kRowsAtOnce * row_bytes, row < rows);
   }
 }
 
 // One warp's running softmax over a piece. kHalves: 1 where the group is at most 8 heads (the mma's upper rows),
 // else 2.
-template <int kDim, int kHalves>
+template <int kDim, int kHalves, bool kE4m3>
 struct DecodeState {
+  using Tile = KvTile<kDim, kE4m3>;
   uint32_t q[kDim / 16][2 * kHalves];
   float o[kDim / 8][2 * kHalves];
   float largest[kHalves];
@@ -192,19 +193,20 @@ struct DecodeState {
       sum[h] = 0.0f;
     }
   }
-  // The group's heads as an mma operand. q[.][h] are columns 2t of row g + 8h, q[.][kHalves + h] columns 2t + 8.
+  // The group's heads as an mma operand: q[.][h] and q[.][kHalves + h] of row g + 8h.
   __device__ __forceinline__ void load_q(const DecodeParams& p, int sequence, int head) {
-    const int lane = threadIdx.x % 32;
     const uint16_t* token = p.a.q + p.a.query_start[sequence] * p.a.q_stride;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const int row = lane / 4 + h * 8;
-      const uint16_t* from = token + (head * p.a.group + row) * p.a.head_dim + lane % 4 * 2;
+      const int row = threadIdx.x % 32 / 4 + h * 8;
+      const uint16_t* from = token + (head * p.a.group + row) * p.a.head_dim;
 #pragma unroll
       for (int i = 0; i < kDim / 16; ++i) {
         const bool there = row < p.a.group && i * 16 < p.a.head_dim;
-        q[i][h] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16) : 0;
-        q[i][kHalves + h] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16 + 8) : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          q[i][half * kHalves + h] = there ? *reinterpret_cast<const uint32_t*>(from + Tile::query_column(i, half)) : 0;
+        }
       }
     }
   }
@@ -220,13 +222,15 @@ struct DecodeState {
   __device__ __forceinline__ void add_tile(const DecodeParams& p, uint32_t keys, int low, int high) {
     const int lane = threadIdx.x % 32;
     float s[2][2 * kHalves] = {};
-    const int key = lane / 16 * 8 + lane % 8;
 #pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
-      uint32_t b[4];
-      ptx::load_matrix_x4(keys + tile_byte<kDim>(key, i * 2 + lane / 8 % 2), b);
-      multiply(s[0], q[i], b[0], b[1]);
-      multiply(s[1], q[i], b[2], b[3]);
+    for (int i = 0; i < kDim / 16; i += 2) {
+      uint32_t b[2][4];
+      Tile::load_keys(keys, i, b);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        multiply(s[0], q[i + j], b[j][0], b[j][1]);
+        multiply(s[1], q[i + j], b[j][2], b[j][3]);
+      }
     }
     float scale[kHalves];
     uint32_t probabilities[2 * kHalves];
@@ -260,14 +264,30 @@ struct DecodeState {
         for (int j = 0; j < 2 * kHalves; ++j) o[i][j] *= scale[j / 2];
       }
     }
-    const uint32_t values = keys + DecodeLayout<kDim, 8>::kTileBytes;
-    const int value = lane / 8 % 2 * 8 + lane % 8;
+    const uint32_t values = keys + kDecodeTile * Tile::kRowBytes;
 #pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
-      uint32_t b[4];
-      ptx::load_matrix_x4_trans(values + tile_byte<kDim>(value, i * 2 + lane / 16), b);
-      multiply(o[2 * i], probabilities, b[0], b[1]);
-      multiply(o[2 * i + 1], probabilities, b[2], b[3]);
+    for (int i = 0; i < kDim / 16; i += 2) {
+      uint32_t b[2][4];
+      Tile::load_values(values, i, b);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        multiply(o[2 * (i + j)], probabilities, b[j][0], b[j][1]);
+        multiply(o[2 * (i + j) + 1], probabilities, b[j][2], b[j][3]);
+      }
+    }
+  }
+  // Row g + 8h of the sums, as [kDim].
+  __device__ __forceinline__ void store_sums(float* row, int h) const {
+#pragma unroll
+    for (int i = 0; i < kDim / 8; i += 2) {
+      const float lower[2] = {o[i][2 * h], o[i][2 * h + 1]}, upper[2] = {o[i + 1][2 * h], o[i + 1][2 * h + 1]};
+      if constexpr (kE4m3) {
+        *reinterpret_cast<float4*>(row + Tile::output_column(i, 0)) =
+            make_float4(lower[0], upper[0], lower[1], upper[1]);
+      } else {
+        *reinterpret_cast<float2*>(row + Tile::output_column(i, 0)) = make_float2(lower[0], lower[1]);
+        *reinterpret_cast<float2*>(row + Tile::output_column(i + 1, 0)) = make_float2(upper[0], upper[1]);
+      }
     }
   }
 };
@@ -278,7 +298,7 @@ __device__ __forceinline__ uint16_t* decode_output(const DecodeParams& p, const 
 __device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* out, int row, int column, float2 v,
                                              float total) {
   if (column >= p.a.head_dim) return;
-  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  const float inverse = total > 0.0f ? p.a.value_scale / total : 0.0f;
   *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
 }
 __device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
@@ -402,9 +422,9 @@ __device__ __forceinline__ void merge_cluster(const DecodeParams& p, const Decod
   }
 }
 
-template <int kDim, int kRows>
+template <int kDim, int kRows, bool kE4m3>
 __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __grid_constant__ DecodeParams p) {
-  using Layout = DecodeLayout<kDim, kRows>;
+  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
   constexpr int kHalves = kRows / 8;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ bool is_last;
@@ -455,7 +475,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
         ptx::dependency_wait();
         waited = true;
       }
-      load_decode_tile<kDim>(p, ahead, ahead_tile, block, ring + stage * 2 * Layout::kTileBytes);
+      load_decode_tile<kDim, kE4m3>(p, ahead, ahead_tile, block, ring + stage * 2 * Layout::kTileBytes);
       ahead_tile += kDecodeWarps;
       settle();
       block = look_up();
@@ -466,7 +486,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
   for (int stage = 0; stage < Layout::kStages; ++stage) load_next(stage);
   if (!waited) ptx::dependency_wait();
 
-  DecodeState<kDim, kHalves> state;
+  DecodeState<kDim, kHalves, kE4m3> state;
   int stage = 0, loaded_sequence = -1, loaded_head = -1;
 #pragma unroll 1
   for (; !walk.done; walk.next(p)) {
@@ -494,11 +514,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       const int row = warp * kRows + lane / 4 + h * 8;
       const float sum = quad_sum(state.sum[h]);
       if (lane % 4 == 0) tops[row] = make_float2(state.largest[h], sum);
-#pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-        *reinterpret_cast<float2*>(sums + row * kDim + i * 8 + lane % 4 * 2) =
-            make_float2(state.o[i][2 * h], state.o[i][2 * h + 1]);
-      }
+      state.store_sums(sums + row * kDim, h);
     }
     __syncthreads();
 
@@ -539,10 +555,10 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
   }
 }
 
-template <int kDim, int kRows>
+template <int kDim, int kRows, bool kE4m3>
 AttentionKernel describe_decode() {
-  using Layout = DecodeLayout<kDim, kRows>;
-  return {reinterpret_cast<const void*>(&decode_attention<kDim, kRows>), kDecodeWarps * 32,
+  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  return {reinterpret_cast<const void*>(&decode_attention<kDim, kRows, kE4m3>), kDecodeWarps * 32,
           static_cast<size_t>(Layout::kRingBytes + Layout::kMergeBytes)};
 }
 

@@ -487,14 +487,11 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
   if (!waited) ptx::dependency_wait();
 
   DecodeState<kDim, kHalves, kE4m3> state;
-  int stage = 0, loaded_sequence = -1, loaded_head = -1;
+  state.load_q(p, walk.sequence, walk.head);
+  int stage = 0;
+  DecodeWalk following;
 #pragma unroll 1
-  for (; !walk.done; walk.next(p)) {
-    if (walk.sequence != loaded_sequence || walk.head != loaded_head) {
-      state.load_q(p, walk.sequence, walk.head);
-      loaded_sequence = walk.sequence;
-      loaded_head = walk.head;
-    }
+  for (; !walk.done; walk = following) {
     state.clear();
 #pragma unroll 1
     for (int tile = walk.begin + warp; tile < walk.end; tile += kDecodeWarps) {
@@ -508,6 +505,11 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
     }
 
+    following = walk;
+    following.next(p);
+    // On their way during the merge.
+    if (!following.done && (following.sequence != walk.sequence || following.head != walk.head))
+      state.load_q(p, following.sequence, following.head);
     __syncthreads();  // the merge before has been read
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {

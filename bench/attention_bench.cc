@@ -101,6 +101,7 @@ double time_case(const Case& c) {
   call.tokens = static_cast<int>(tokens);
   call.deterministic = c.deterministic;
   call.early_cache_reads = true;
+  call.likely_context = c.context;
   const Result<size_t> bytes = decode_workspace_bytes(call);
   if (!bytes.ok()) check(Status(bytes.error()));
   const Device workspace(*bytes);

@@ -53,6 +53,8 @@ struct AttentionCall {
   int sequences = 0;
   int tokens = 0;  // prefill: query tokens of these sequences, or more (sizes the grid)
 
+  // Decode: the context that sizes the launch of small batches, where known; longer and shorter ones work as well.
+  int likely_context = 0;
   // Decode: the order of every sum depends on the sequence's context alone, not on its neighbours in the batch.
   // (Prefill's always does.)
   bool deterministic = false;

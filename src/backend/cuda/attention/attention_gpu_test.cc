@@ -297,9 +297,30 @@ TEST_P(AttentionShapesGpu, DecodeMatchesFloat64) {
     call.deterministic = deterministic;
     const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
     attach(call, workspace);
-    for (const bool early : {false, true}) {  // the second finds what the first leaves of the workspace
+    // Those after the first find what it leaves of the workspace.
+    for (const int likely_context : {0, 100, 1000, 9000}) {
+      if (deterministic && likely_context > 100) continue;
       batch.poison();
-      call.early_cache_reads = early;
+      call.likely_context = likely_context;
+      call.early_cache_reads = likely_context != 0;
+      ASSERT_TRUE(run_decode(call, nullptr).ok());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      batch.expect_close(batch.out());
+    }
+  }
+}
+
+// Few enough rows that clusters share them.
+TEST_P(AttentionShapesGpu, SmallDecodeMatchesFloat64) {
+  for (const int context : {1, 17, 300, 5000}) {
+    const Batch batch(GetParam(), {{1, context}}, 10);
+    AttentionCall call = batch.call(0, 1);
+    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+    attach(call, workspace);
+    for (const int likely_context : {0, 100, 1000, 9000}) {
+      SCOPED_TRACE(testing::Message() << "context " << context << ", likely " << likely_context);
+      batch.poison();
+      call.likely_context = likely_context;
       ASSERT_TRUE(run_decode(call, nullptr).ok());
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       batch.expect_close(batch.out());

@@ -27,9 +27,8 @@ struct PrefillLayout {
   static constexpr int kGroupQBytes = kGroupRows * kDim * 2;
   static constexpr int kBandBytes = kKeys * 128;
   static constexpr int kTileBytes = kBands * kBandBytes;
-  static constexpr int kAlignment = 1024;                // the swizzle's period
-  static constexpr int kQBuffers = kDim <= 128 ? 2 : 1;  // the next tile's queries come during this one
-  static constexpr int kSharedBytes = kAlignment + kQBuffers * 2 * kGroupQBytes + 2 * kStages * kTileBytes;
+  static constexpr int kAlignment = 1024;  // the swizzle's period
+  static constexpr int kSharedBytes = kAlignment + 2 * kGroupQBytes + 2 * kStages * kTileBytes;
   static constexpr int kThreads = 384;
   // Of the 168 that each thread starts with.
   static constexpr int kProducerRegisters = kDim <= 128 ? 40 : 24;
@@ -165,10 +164,15 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
   };
   if (group_index == 1) ptx::named_barrier_arrive(4, 256);  // the first turn is the other's
 
-  const int row0 = group_index * Layout::kGroupRows;  // of the tile
-  const auto q_of = [&](int round) { return q_shared + round % Layout::kQBuffers * 2 * Layout::kGroupQBytes; };
-  // Queries, zeros where there are none, in the swizzle that copies of keys have.
-  const auto load_q = [&](const PrefillTile& tile, uint32_t to) {
+  int use = 0;
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    PrefillTile tile = find_prefill_tile<kKeys>(p, prefill_item(round));
+    if (tile.sequence < 0) return;
+    const int row0 = group_index * Layout::kGroupRows;  // of the tile
+
+    // Queries, zeros where there are none, in the swizzle that copies of keys have.
+    ptx::named_barrier(kRowsBarrier + group_index, 128);  // all products with the ones before are done
 #pragma unroll 4
     for (int i = thread; i < Layout::kGroupRows * kChunks; i += 128) {
       const int row = i / kChunks, chunk = i % kChunks;
@@ -176,16 +180,9 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
       const uint16_t* from = p.q + int64_t{tile.token0 + packed / p.group} * p.q_stride +
                              (tile.head * p.group + packed % p.group) * p.head_dim;
       const bool wanted = row0 + row < tile.rows && chunk * 8 < p.head_dim;
-      ptx::copy_async_16(to + chunk / 8 * (Layout::kGroupRows * 128) + row * 128 + ((chunk ^ row) & 7) * 16,
+      ptx::copy_async_16(q_shared + chunk / 8 * (Layout::kGroupRows * 128) + row * 128 + ((chunk ^ row) & 7) * 16,
                          wanted ? from + chunk * 8 : from, wanted);
     }
-  };
-
-  int use = 0;
-  PrefillTile tile = find_prefill_tile<kKeys>(p, prefill_item(0));
-  if (tile.sequence >= 0) load_q(tile, q_of(0));
-#pragma unroll 1
-  for (int round = 0; tile.sequence >= 0; ++round) {
     ptx::copy_async_wait();
     ptx::fence_async_shared();
     ptx::named_barrier(kRowsBarrier + group_index, 128);
@@ -200,7 +197,7 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
 
-    const uint32_t q_low = ptx::descriptor_low(q_of(round));
+    const uint32_t q_low = ptx::descriptor_low(q_shared);
     const auto multiply_keys = [&](uint32_t keys) {
       const uint32_t low = ptx::descriptor_low(keys);
 #pragma unroll
@@ -261,11 +258,6 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
       ptx::fence_async_shared();
       ptx::named_barrier(3, 256);
     }
-    PrefillTile next{};
-    if constexpr (Layout::kQBuffers == 2) {
-      next = find_prefill_tile<kKeys>(p, prefill_item(round + 1));
-      if (next.sequence >= 0) load_q(next, q_of(round + 1));
-    }
 
 #pragma unroll 1
     for (; index > 0; --index, ++use) {
@@ -297,13 +289,8 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
     arrive(barriers.values_empty(use % kStages));
     ++use;
 
-    // With one buffer registers are few, too: this tile is found again, and the next only now.
-    if constexpr (Layout::kQBuffers == 1) {
-      tile = find_prefill_tile<kKeys>(p, prefill_item(round));
-      next = find_prefill_tile<kKeys>(p, prefill_item(round + 1));
-      ptx::named_barrier(kRowsBarrier + group_index, 128);  // all products with the queries are done
-      if (next.sequence >= 0) load_q(next, q_of(round + 1));
-    }
+    // Found again where registers are too few to keep it.
+    if constexpr (kDim == 256) tile = find_prefill_tile<kKeys>(p, prefill_item(round));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row0 + warp * 16 + lane / 4 + h * 8;
@@ -323,7 +310,6 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
         }
       }
     }
-    tile = next;
   }
 }
 
@@ -337,7 +323,7 @@ __global__ __launch_bounds__(PrefillLayout<kDim>::kThreads,
   const PrefillBarriers barriers{ptx::shared_address(barrier_words)};
   const uint32_t q_shared =
       (ptx::shared_address(shared) + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
-  const uint32_t ring = q_shared + Layout::kQBuffers * 2 * Layout::kGroupQBytes;
+  const uint32_t ring = q_shared + 2 * Layout::kGroupQBytes;
 
   ptx::launch_dependents();
   if (threadIdx.x == 0) {

@@ -130,7 +130,7 @@ Status ModelRunner::prepare() {
     NFP_ASSIGN_OR_RETURN(slot.scored_top, backend.allocate_host(scored_top_.bytes()));
     NFP_ASSIGN_OR_RETURN(slot.done, backend.make_event());
   }
-  return ok_status();
+  return backend.synchronize();  // the first step does not wait for the cache to be cleared
 }
 
 Result<int64_t> ModelRunner::blocks_that_fit() const {

@@ -302,6 +302,7 @@ Status CudaBackend::reserve(const StepReserve& most) {
   call.kv_heads = most.kv_heads;
   call.head_dim = most.head_dim;
   call.sequences = most.sequences;
+  call.deterministic = options_.deterministic;
   NFP_ASSIGN_OR_RETURN(const size_t attention, cuda::decode_workspace_bytes(call));
   if (attention_workspace_.bytes() < attention) {
     attention_workspace_.reset();

@@ -77,6 +77,7 @@ bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flig
 void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std::move(policy); }
 
 Status Engine::submit(Request request) {
+  if (device_failure_) return *device_failure_;
   const int32_t vocab = runner_->vocab();
   NFP_RETURN_IF_ERROR(validate(request.sampling, vocab));
   if (request.prompt.empty())
@@ -260,16 +261,26 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   return true;
 }
 
+void Engine::end_with(const std::string& id, const Error& error, std::vector<RequestOutput>& outputs) {
+  RequestOutput& output = outputs.emplace_back();
+  output.id = id;
+  output.error = error.message;
+  output.error_code = error.code;
+  end(*entries_.at(id), FinishReason::kError, output);
+  remove(id);
+}
+
 void Engine::fail(const StepPlan& plan, const Error& error, std::vector<RequestOutput>& outputs) {
+  std::vector<std::string> ids;
   for (const ScheduledSequence& item : plan.items) {
-    if (item.sequence == nullptr) continue;
-    RequestOutput& output = outputs.emplace_back();
-    output.id = item.sequence->request.id;
-    output.error = error.message;
-    output.error_code = error.code;
-    end(*by_sequence_.at(item.sequence), FinishReason::kError, output);
-    remove(output.id);
+    if (item.sequence != nullptr) ids.push_back(item.sequence->request.id);
   }
+  if (error.code == ErrorCode::kDevice) {
+    device_failure_ = error;
+    ids.clear();
+    for (const auto& [id, entry] : entries_) ids.push_back(id);
+  }
+  for (const std::string& id : ids) end_with(id, error, outputs);
 }
 
 void Engine::collect_step(std::vector<RequestOutput>& outputs) {
@@ -279,6 +290,7 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
+    if (device_failure_) in_flight_.clear();
     return;
   }
   const Precision precision = step.precision;

@@ -299,6 +299,35 @@ class FailingRunner final : public StepRunner {
   StepTicket submitted_ = 0;
 };
 
+class LostDevice final : public StepRunner {
+ public:
+  int32_t vocab() const override { return kVocab; }
+  int32_t max_context() const override { return 100; }
+  int32_t max_in_flight() const override { return 2; }
+  Status start(const Sequence&) override { return ok_status(); }
+  Result<StepTicket> submit(const StepPlan&, Precision) override { return submitted_++; }
+  Result<StepOutput> collect(StepTicket) override { return error(ErrorCode::kDevice, "an illegal memory access"); }
+
+ private:
+  StepTicket submitted_ = 0;
+};
+
+TEST(Engine, ALostDeviceEndsEveryRequestAndRefusesNewOnes) {
+  LostDevice runner;
+  EngineOptions o = options(64, {.max_sequences = 1, .max_step_tokens = 64});
+  o.steps_in_flight = 2;
+  Engine engine(o, &runner, nullptr, policy("fp16"));
+  for (const char* id : {"a", "b", "c"}) ASSERT_TRUE(engine.submit(request(id, {5}, 4)).ok());
+  auto answers = run(engine);
+  for (const char* id : {"a", "b", "c"}) {
+    EXPECT_EQ(answers[id].finish, FinishReason::kError) << id;
+    EXPECT_EQ(answers[id].error, "an illegal memory access");
+  }
+  EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+  ASSERT_TRUE(engine.device_failure().has_value());
+  EXPECT_EQ(engine.submit(request("d", {5}, 4)).error().code, ErrorCode::kDevice);
+}
+
 TEST(Engine, ABackendErrorEndsTheStepsRequests) {
   FailingRunner runner;
   Engine engine(options(), &runner, nullptr, policy("fp16"));

@@ -11,8 +11,13 @@ int64_t now_ns() {
 
 }  // namespace
 
-EngineThread::EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue)
-    : engine_(std::move(engine)), max_queue_(max_queue), stats_(engine_->stats()), progress_ns_(now_ns()) {
+EngineThread::EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue,
+                           std::function<void(const Error&)> on_device_failure)
+    : engine_(std::move(engine)),
+      max_queue_(max_queue),
+      on_device_failure_(std::move(on_device_failure)),
+      stats_(engine_->stats()),
+      progress_ns_(now_ns()) {
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -140,6 +145,9 @@ void EngineThread::loop() {
       const std::lock_guard lock(mutex_);
       stats_ = engine_->stats();
       queued_.store(stats_.waiting + static_cast<int32_t>(incoming_.size()), std::memory_order_relaxed);
+    }
+    if (engine_->device_failure() && !device_failed_.exchange(true) && on_device_failure_) {
+      on_device_failure_(*engine_->device_failure());
     }
     deliver(outputs);
     if (stop && engine_->idle()) return;

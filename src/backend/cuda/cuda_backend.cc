@@ -29,9 +29,12 @@ namespace {
 
 using cuda::CudaWeight;
 
+// What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
+// unusable.
 Status check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) return ok_status();
-  return error(ErrorCode::kResource, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+  return error(status == cudaErrorMemoryAllocation ? ErrorCode::kResource : ErrorCode::kDevice, "{}: {} ({})", what,
+               cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 class CudaEvent final : public Event {

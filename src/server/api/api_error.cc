@@ -50,6 +50,7 @@ ApiError from_engine(const Error& error) {
       out.status = 429;
       break;
     case ErrorCode::kCancelled:
+    case ErrorCode::kDevice:
       out.status = 503;
       break;
     case ErrorCode::kIo:

@@ -131,6 +131,20 @@ bool Engine::cancel(const std::string& id) {
   return true;
 }
 
+void Engine::leave_out_unready(StepPlan& plan) {
+  TokenConstraint* awaited = nullptr;
+  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
+    TokenConstraint* constraint = item.sequence->request.constraint.get();
+    if (!item.samples || constraint == nullptr || constraint->ready(std::chrono::microseconds(0))) return false;
+    awaited = constraint;
+    plan.tokens -= item.count;
+    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
+    return true;
+  });
+  // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
+  if (plan.items.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
+}
+
 Precision Engine::choose_precision(StepPlan& plan) {
   StepLoad load;
   load.step_tokens = plan.tokens;
@@ -196,8 +210,9 @@ std::vector<RequestOutput> Engine::step() {
   StepRecord record;
   record.start = EngineClock::now();
   StepPlan plan = scheduler_.schedule();
-  if (plan.items.empty()) return outputs;
   Status started = start_sequences(plan);
+  leave_out_unready(plan);
+  if (plan.items.empty() && started.ok()) return outputs;
   const Precision precision = choose_precision(plan);
   Result<StepOutput> result = started.ok() ? runner_->run(plan, precision) : Result<StepOutput>(started.error());
   if (!result.ok()) {
@@ -278,6 +293,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
     if (observer_ != nullptr) observer_->on_first_token(seconds_between(entry.arrival, now));
     output.prompt_logprobs = std::move(entry.prompt_logprobs);
+    if (sampling.prompt_logprobs && output.prompt_logprobs.empty()) {
+      // A prompt of one token: the runner has nothing to score.
+      output.prompt_logprobs.emplace_back().token = sequence.tokens.front();
+    }
   } else {
     const double gap = seconds_between(*entry.last_token, now);
     update_recent(recent_tpot_s_, gap);
@@ -291,7 +310,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   entry.usage.completion.add(token.precision, 1);
   output.tokens.push_back(std::move(token));
   if (sequence.request.constraint && !sequence.request.constraint->accept(id)) {
-    output.error = fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    const std::string_view failure = sequence.request.constraint->failure();
+    output.error = !failure.empty()
+                       ? std::string(failure)
+                       : fmt::format("token {} was sampled although the request's grammar does not allow it", id);
     end(entry, FinishReason::kError, output);
     return;
   }
@@ -320,7 +342,9 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
 void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   if (entry.detokenizer) {
     // What was held back: half a UTF-8 sequence, the possible start of a stop string.
-    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish());
+    // Where the answer is cut there, the half of a character is left out.
+    const bool cut = reason == FinishReason::kLength || reason == FinishReason::kCancelled;
+    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish(cut));
     if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->finish();
     if (entry.stop_filter->stopped()) output.stop_string = entry.stop_filter->stop();
   }

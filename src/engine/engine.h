@@ -121,6 +121,8 @@ class Engine {
  private:
   struct Entry;  // a request in flight: its sequence and its output side
 
+  // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
+  void leave_out_unready(StepPlan& plan);
   Precision choose_precision(StepPlan& plan);
   Status start_sequences(const StepPlan& plan);
   void account(Entry& entry, const ScheduledSequence& item, Precision precision);

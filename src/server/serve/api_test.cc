@@ -88,13 +88,16 @@ class ApiTest : public ::testing::Test {
     state_->metrics = &metrics_;
     state_->grammars = make_grammar_compiler(*tokenizer, kByteVocab, state_->model.facts().end_ids);
     workers_ = std::make_unique<WorkPool>(1, 16);
+    grammar_workers_ = std::make_unique<WorkPool>(2, 16);
     state_->workers = workers_.get();
+    state_->grammar_workers = grammar_workers_.get();
     state_->tool_format = ToolFormat::kHermes;
     state_->log_requests = false;
     api_->set_ready(state_.get());
   }
   void TearDown() override {
     workers_.reset();
+    grammar_workers_.reset();
     engine_.reset();
     // What was posted and never waited for keeps its request alive, and that the exchange.
     for (const auto& exchange : exchanges_) exchange->posted.clear();
@@ -145,6 +148,7 @@ class ApiTest : public ::testing::Test {
   std::unique_ptr<FakeRunner> runner_;
   std::unique_ptr<ServerState> state_;
   std::unique_ptr<WorkPool> workers_;
+  std::unique_ptr<WorkPool> grammar_workers_;
   std::unique_ptr<EngineThread> engine_;
   std::unique_ptr<Api> api_;
 };

@@ -135,10 +135,10 @@ async def many_values(t):
 @case
 async def long_prompts(t):
     messages = {"messages": [{"role": "user", "content": ""}] * 4096, "max_tokens": 4}
-    kwargs = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": "y" * 20_000_000}}
-    arguments = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [
+    kwargs = {"max_tokens": 4, "messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": "y" * 20_000_000}}
+    arguments = {"max_tokens": 4, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": "y" * 10_000_000})}}]}]}
-    reasoning = {"messages": [{"role": "user", "content": "a"},
+    reasoning = {"max_tokens": 4, "messages": [{"role": "user", "content": "a"},
                               {"role": "assistant", "content": "", "reasoning_content": "r " * 5_000_000}]}
     return await statuses([t.post("/v1/chat/completions", b, 15) for b in (messages, kwargs, arguments, reasoning)] +
                           [t.post("/v1/completions", {"prompt": "word " * 4_000_000}, 15),
@@ -368,6 +368,7 @@ async def settle(t, asleep, awake):
     except OSError as failure:
         state["health"] = getattr(failure, "code", 0)
     state["settled_s"] = round(time.monotonic() - begin, 2)
+    await asyncio.sleep(1.5)  # the allocator gives memory back a second after the last large request
     state["resident_mb"] = round(t.resident_mb(), 1)
     asleep.clear()
     awake.set()

@@ -53,7 +53,7 @@ void on_tick(int) {
     _exit(0);
   }
   // What has run for long gives way to what has just begun.
-  if (cpu > 300'000) setpriority(PRIO_PROCESS, 0, 19);
+  if (cpu > 100'000) setpriority(PRIO_PROCESS, 0, 19);
 }
 
 void set_timer(int interval_us) {

@@ -15,6 +15,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -47,7 +48,10 @@ void append_header(std::string& out, std::string_view name, std::string_view val
 
 // What makes the message's length doubtful: two servers in a row might see different requests in it (RFC 9112, 6.3 and
 // 11.2). Empty = nothing.
-std::string_view framing_fault(const Request& request, bool http_1_0) {
+std::string_view framing_fault(const Request& request, beast::string_view target, bool http_1_0) {
+  if (std::any_of(target.begin(), target.end(), [](char c) { return c <= ' ' || c > '~'; })) {
+    return "the target has characters that must be written with %";
+  }
   const size_t encodings = request.count("Transfer-Encoding");
   if (encodings > 0 && request.count("Content-Length") > 0) {
     return "both Transfer-Encoding and Content-Length are given";
@@ -252,6 +256,11 @@ asio::awaitable<bool> Session::read_request() {
   parser.eager(false);
   parser.header_limit(options.max_header_bytes);
   parser.body_limit(options.max_body_bytes);
+  // Some take white space between a chunk's size and its extension, and some do not.
+  auto on_chunk = [](uint64_t, beast::string_view extensions, error_code& ec) {
+    if (!extensions.empty() && extensions.front() != ';') ec = beast::http::error::bad_chunk_extension;
+  };
+  parser.on_chunk_header(on_chunk);
   ByteLease lease(context_.budget);
   ahead_.resize(0);
   set_phase(Phase::kIdle, options.idle_timeout);
@@ -271,7 +280,7 @@ asio::awaitable<bool> Session::read_request() {
       http_1_0_ = parser.get().version() < 11;
       head_only_ = parser.get().method() == beast::http::verb::head;
       const Request head = take_head(parser);
-      if (const std::string_view fault = framing_fault(head, http_1_0_); !fault.empty()) {
+      if (const std::string_view fault = framing_fault(head, parser.get().target(), http_1_0_); !fault.empty()) {
         answer_early(context_.handler->protocol_error(400, fault));
         co_return false;
       }

@@ -1,5 +1,8 @@
 #include "server/serve/work_pool.h"
 
+#include <malloc.h>
+
+#include <chrono>
 #include <utility>
 
 namespace nfp::server {
@@ -32,18 +35,28 @@ bool WorkPool::submit(std::function<void(const std::stop_token&)> work, std::sto
 }
 
 void WorkPool::loop(size_t thread) {
+  bool worked = false;  // since the allocator last gave memory back
   for (;;) {
     Item item;
     {
       std::unique_lock lock(mutex_);
       running_[thread] = std::stop_source(std::nostopstate);
-      wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      const auto something = [this] { return stop_ || !queue_.empty(); };
+      // Large bodies leave holes that the allocator keeps; a second after the last of them they go back to the system.
+      while (worked && !wake_.wait_for(lock, std::chrono::seconds(1), something)) {
+        worked = false;
+        lock.unlock();
+        malloc_trim(0);
+        lock.lock();
+      }
+      wake_.wait(lock, something);
       if (stop_) return;
       item = std::move(queue_.front());
       queue_.pop_front();
       running_[thread] = item.stop;
     }
     item.work(item.stop.get_token());
+    worked = true;
   }
 }
 

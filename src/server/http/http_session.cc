@@ -11,6 +11,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/rfc7230.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
@@ -65,6 +66,15 @@ std::string_view framing_fault(const Request& request, beast::string_view target
   if (hosts > 1) return "Host is given more than once";
   if (hosts == 0 && !http_1_0) return "Host is missing";
   return {};
+}
+
+// Whether any Connection field says "close"; Beast's parser forgets one that follows an "upgrade".
+bool asks_to_close(const Request& request) {
+  for (const Header& header : request.headers) {
+    if (!equal_ignoring_case(header.name, "Connection")) continue;
+    if (beast::http::token_list(header.value).exists("close")) return true;
+  }
+  return false;
 }
 
 // Bytes that the kernel holds and the client has not taken. It asks us for more only when much of that is gone, which
@@ -280,6 +290,7 @@ asio::awaitable<bool> Session::read_request() {
       http_1_0_ = parser.get().version() < 11;
       head_only_ = parser.get().method() == beast::http::verb::head;
       const Request head = take_head(parser);
+      if (asks_to_close(head)) keep_alive_ = false;
       if (const std::string_view fault = framing_fault(head, parser.get().target(), http_1_0_); !fault.empty()) {
         answer_early(context_.handler->protocol_error(400, fault));
         co_return false;

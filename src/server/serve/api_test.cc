@@ -583,7 +583,7 @@ TEST_F(ApiTest, ADearGrammarHoldsNobodyUp) {
   start();
   const auto dear = send(
       "POST", "/v1/completions",
-      R"({"prompt":"x","max_tokens":2000,"guided_grammar":"root ::= e \"b\"\ne ::= e e | e e e | \"a\" | \"a\" e | e \"a\" | \"a\" e \"a\""})");
+      R"({"prompt":"x","max_tokens":2000,"guided_grammar":"root ::= e \"~\"\ne ::= e e | e e e | \"a\" | \"a\" e | e \"a\" | \"a\" e \"a\""})");
   for (int i = 0; i < 5; ++i) ask("/v1/completions", R"({"prompt":"x","max_tokens":200})");
   ASSERT_TRUE(dear->wait([&] { return dear->ended; }));
   EXPECT_EQ(dear->head.status, 400) << dear->head.body;

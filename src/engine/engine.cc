@@ -159,6 +159,20 @@ double Engine::share_level(double share) const {
   return level != levels.end() ? *level : 1.0;
 }
 
+void Engine::leave_out_unready(StepPlan& plan) {
+  TokenConstraint* awaited = nullptr;
+  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
+    TokenConstraint* constraint = item.sequence->request.constraint.get();
+    if (!item.samples || constraint == nullptr || constraint->ready(std::chrono::microseconds(0))) return false;
+    awaited = constraint;
+    plan.tokens -= item.count;
+    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
+    return true;
+  });
+  // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
+  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
+}
+
 Precision Engine::choose_precision(StepPlan& plan) {
   StepLoad load;
   load.step_tokens = plan.tokens;
@@ -233,11 +247,9 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   step.plan = scheduler_.schedule();
   StepPlan& plan = step.plan;
   const auto preempted = static_cast<int32_t>(plan.preempted.size());
-  if (plan.items.empty()) {
-    (void)start_sequences(plan);  // some may have been preempted
-    return false;
-  }
   const Status started = start_sequences(plan);
+  leave_out_unready(plan);
+  if (plan.items.empty() && started.ok()) return false;
   step.precision = runner_->computed(choose_precision(plan));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
@@ -357,6 +369,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
     if (observer_ != nullptr) observer_->on_first_token(seconds_between(entry.arrival, now));
     output.prompt_logprobs = std::move(entry.prompt_logprobs);
+    if (sampling.prompt_logprobs && output.prompt_logprobs.empty()) {
+      // A prompt of one token: the runner has nothing to score.
+      output.prompt_logprobs.emplace_back().token = sequence.tokens.front();
+    }
   } else {
     const double gap = seconds_between(*entry.last_token, now);
     update_recent(recent_tpot_s_, gap);
@@ -370,7 +386,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   entry.usage.completion.add(token.precision, 1);
   output.tokens.push_back(std::move(token));
   if (sequence.request.constraint && !sequence.request.constraint->accept(id)) {
-    output.error = fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    const std::string_view failure = sequence.request.constraint->failure();
+    output.error = !failure.empty()
+                       ? std::string(failure)
+                       : fmt::format("token {} was sampled although the request's grammar does not allow it", id);
     end(entry, FinishReason::kError, output);
     return;
   }
@@ -399,7 +418,9 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
 void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   if (entry.detokenizer) {
     // What was held back: half a UTF-8 sequence, the possible start of a stop string.
-    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish());
+    // Where the answer is cut there, the half of a character is left out.
+    const bool cut = reason == FinishReason::kLength || reason == FinishReason::kCancelled;
+    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish(cut));
     if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->finish();
     if (entry.stop_filter->stopped()) output.stop_string = entry.stop_filter->stop();
   }

@@ -135,6 +135,8 @@ class Engine {
     StepRecord record;
   };
 
+  // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
+  void leave_out_unready(StepPlan& plan);
   Precision choose_precision(StepPlan& plan);
   double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);

@@ -63,6 +63,63 @@ std::map<std::string, Answer> run(Engine& engine) {
 
 std::unique_ptr<PrecisionPolicy> policy(const char* text) { return std::move(parse_policy(text).value()); }
 
+// Allows everything, from the third time on that it is asked whether it is ready.
+class LateConstraint final : public TokenConstraint {
+ public:
+  bool ready(std::chrono::microseconds) override { return ++asked_ % 3 == 0; }
+  bool fill(std::span<uint32_t>) override { return false; }
+  bool accept(int32_t) override { return accepted_++ < 5; }
+  std::string_view failure() const override { return accepted_ > 5 ? "it took too long" : ""; }
+
+ private:
+  int asked_ = 0;
+  int accepted_ = 0;
+};
+
+TEST(Engine, SequencesWhoseGrammarIsNotReadySitOut) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  auto slow = request("slow", {5, 6, 7}, 20);
+  slow.constraint = std::make_unique<LateConstraint>();
+  ASSERT_TRUE(engine.submit(std::move(slow)).ok());
+  ASSERT_TRUE(engine.submit(request("quick", {5, 6, 7}, 9)).ok());
+  std::map<std::string, Answer> answers;
+  int steps = 0;
+  for (; !answers["quick"].finish && steps < 100; ++steps) collect(engine.step(), answers);
+  EXPECT_EQ(steps, 9);  // a token in every step
+  EXPECT_EQ(answers["slow"].tokens.size(), 3u);
+  while (!engine.idle() && ++steps < 1000) collect(engine.step(), answers);
+  EXPECT_EQ(answers["slow"].finish, FinishReason::kError);
+  EXPECT_EQ(answers["slow"].error, "it took too long");
+}
+
+TEST(Engine, APromptOfOneTokenHasItsLogprobs) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  auto one = request("one", {5}, 2);
+  one.sampling.prompt_logprobs = 0;
+  ASSERT_TRUE(engine.submit(std::move(one)).ok());
+  const auto outputs = engine.step();
+  ASSERT_EQ(outputs.size(), 1u);
+  ASSERT_EQ(outputs[0].prompt_logprobs.size(), 1u);
+  EXPECT_EQ(outputs[0].prompt_logprobs[0].token, 5);
+}
+
+TEST(Engine, CachedPrefixesStayInTheirScope) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  const auto cached = [&](const char* id, uint64_t scope) {
+    auto r = request(id, std::vector<int32_t>(17, 5), 1);
+    r.cache_scope = {scope, scope};
+    EXPECT_TRUE(engine.submit(std::move(r)).ok());
+    return run(engine)[id].usage.cached_tokens;
+  };
+  EXPECT_EQ(cached("a", 1), 0);
+  EXPECT_EQ(cached("b", 1), 16);
+  EXPECT_EQ(cached("c", 2), 0);
+  EXPECT_EQ(cached("d", 2), 16);
+}
+
 TEST(Engine, AnswersAreTheSameAloneAndTogetherAndUnderPreemption) {
   ScriptedRunner runner(kVocab, 1000);
   std::map<std::string, std::vector<int32_t>> alone;

@@ -35,6 +35,13 @@ class EngineThread {
   // From any thread. kResource at once when the queue is full; other errors of Engine::submit come as an output with
   // kError, since they are found on the engine's thread.
   Status submit(Request request, OutputSink sink);
+  struct Submission {
+    Request request;
+    OutputSink sink;
+  };
+  // The same for several: all are taken or none.
+  Status submit_all(std::vector<Submission> submissions);
+  int32_t max_queue() const { return max_queue_; }
   void cancel(std::string id);
 
   // From any thread.
@@ -47,10 +54,6 @@ class EngineThread {
   void between_steps(const std::function<void(Engine&)>& fn);
 
  private:
-  struct Incoming {
-    Request request;
-    OutputSink sink;
-  };
   void loop();
   void deliver(std::vector<RequestOutput>& outputs);
 
@@ -59,7 +62,7 @@ class EngineThread {
   const std::function<void(const Error&)> on_device_failure_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Incoming> incoming_;
+  std::deque<Submission> incoming_;
   std::vector<std::string> cancellations_;
   std::vector<std::function<void()>> tasks_;
   bool stop_ = false;

@@ -124,6 +124,8 @@ class Engine {
   // Between steps.
   void set_policy(std::unique_ptr<PrecisionPolicy> policy);
   void set_observer(EngineObserver* observer) { observer_ = observer; }  // null = none
+  // Set once the device has failed for good: all requests have ended with it, and new ones are refused.
+  const std::optional<Error>& device_failure() const { return device_failure_; }
   EngineStats stats() const;
   int32_t max_context() const;  // tokens a sequence may have: the model's context or all KV blocks, whichever is less
   const EngineOptions& options() const { return options_; }
@@ -138,13 +140,17 @@ class Engine {
     StepRecord record;
   };
 
+  // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
+  void leave_out_unready(StepPlan& plan);
   Precision choose_precision(StepPlan& plan);
   double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);
   // False where there is nothing to submit. Requests that fail end in `outputs`.
   bool submit_step(std::vector<RequestOutput>& outputs);
   void collect_step(std::vector<RequestOutput>& outputs);
+  // Ends the requests of the step, or where the device is gone all of them.
   void fail(const StepPlan& plan, const Error& error, std::vector<RequestOutput>& outputs);
+  void end_with(const std::string& id, const Error& error, std::vector<RequestOutput>& outputs);
   void account(Entry& entry, const ScheduledSequence& item, Precision precision);
   void take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, std::vector<OutputToken>&& logprobs);
   // Appends a sampled token; the request may end by it.
@@ -171,6 +177,7 @@ class Engine {
   double recent_tpot_s_ = 0;
   double recent_ttft_s_ = 0;
   EngineStats totals_;
+  std::optional<Error> device_failure_;
   std::optional<Precision> last_precision_;  // of the last step submitted
 };
 

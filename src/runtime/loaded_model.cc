@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "backend/devices/devices.h"
+#include "base/json_depth.h"
 #include "model/dummy_model.h"
 
 namespace nfp {
@@ -22,6 +23,10 @@ Status read_chat_template(LoadedModel& loaded) {
   }
   NFP_ASSIGN_OR_RETURN(const auto tokenizer_config, loaded.source->text_file("tokenizer_config.json"));
   if (tokenizer_config) {
+    if (json_too_deep(*tokenizer_config)) {
+      return error(ErrorCode::kInvalidInput, "{}: tokenizer_config.json is nested deeper than {} levels",
+                   loaded.source->path(), kMaxFileJsonDepth);
+    }
     const auto json = nlohmann::json::parse(*tokenizer_config, nullptr, /*allow_exceptions=*/false);
     if (json.is_object() && json.contains("chat_template")) {
       const auto& chat = json["chat_template"];

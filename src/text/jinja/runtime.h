@@ -36,6 +36,7 @@ class Runtime {
 
   void step() {
     if (++steps_ > limits_.max_steps) steps_exceeded();
+    if (steps_ % kStopEvery == 0 && limits_.stop.stop_requested()) stopped();
   }
   // Bytes that are looked at (a search, a comparison).
   void work(uint64_t bytes) {
@@ -98,6 +99,9 @@ class Runtime {
   std::optional<std::chrono::system_clock::time_point> now;  // for strftime_now; nullopt: the clock
 
  private:
+  static constexpr uint64_t kStopEvery = 1024;  // steps between two looks at the stop token
+
+  [[noreturn]] void stopped() const { throw Failure{ErrorCode::kCancelled, "no longer wanted", line}; }
   [[noreturn]] void exceeded(std::string message) const {
     throw Failure{ErrorCode::kResource, std::move(message), line};
   }

@@ -100,7 +100,7 @@ class Measurement {
       engine_.set_level(options_.levels[level]);
       const int32_t start = decoded_;
       NFP_ASSIGN_OR_RETURN(const std::vector<double> seconds,
-                           collect(level, {0, 0, sequences, 0}, kWarmSteps, options_.decode_steps));
+                           collect(level, {level, 0, 0, sequences, 0}, kWarmSteps, options_.decode_steps));
       const int32_t mean_context = context + start + kWarmSteps + options_.decode_steps / 2;
       add({level, 0, 0, sequences, mean_context}, seconds);
       for (const int32_t tokens : options_.mixed) {

@@ -11,6 +11,7 @@ namespace nfp {
 namespace {
 
 constexpr int32_t kDefaultContext = 4096;
+constexpr int kMaxJsonDepth = 64;  // of tokenizer_config.json; real ones have about 5
 
 // The template's place: chat_template.jinja (transformers >= 4.43), tokenizer_config.json, or a GGUF file's metadata.
 Status read_chat_template(LoadedModel& loaded) {
@@ -21,7 +22,17 @@ Status read_chat_template(LoadedModel& loaded) {
   }
   NFP_ASSIGN_OR_RETURN(const auto tokenizer_config, loaded.source->text_file("tokenizer_config.json"));
   if (tokenizer_config) {
-    const auto json = nlohmann::json::parse(*tokenizer_config, nullptr, /*allow_exceptions=*/false);
+    // Deeper values would overflow the stack where they are copied or written: nlohmann::json recurses there.
+    bool too_deep = false;
+    const auto within_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+      too_deep = too_deep || depth > kMaxJsonDepth;
+      return !too_deep;
+    };
+    const auto json = nlohmann::json::parse(*tokenizer_config, within_depth, /*allow_exceptions=*/false);
+    if (too_deep) {
+      return error(ErrorCode::kInvalidInput, "{}: tokenizer_config.json is nested deeper than {} levels",
+                   loaded.source->path(), kMaxJsonDepth);
+    }
     if (json.is_object() && json.contains("chat_template")) {
       const auto& chat = json["chat_template"];
       if (chat.is_string()) loaded.chat_template = chat.get<std::string>();

@@ -107,9 +107,10 @@ bool is_numeric(char32_t c) {
   return k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
 }
 bool is_alnum(char32_t c) { return is_alpha(c) || is_numeric(c); }
-bool is_lower(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LL; }
-bool is_upper(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LU; }
-bool is_cased(char32_t c) { return is_lower(c) || is_upper(c) || category(c) == UTF8PROC_CATEGORY_LT; }
+bool is_cased(char32_t c) {
+  const utf8proc_category_t k = category(c);
+  return k == UTF8PROC_CATEGORY_LL || k == UTF8PROC_CATEGORY_LU || k == UTF8PROC_CATEGORY_LT;
+}
 bool is_word(char32_t c) { return c == '_' || is_alnum(c); }
 
 bool is_printable(char32_t c) {

@@ -18,8 +18,6 @@ bool is_alpha(char32_t c);
 bool is_digit(char32_t c);  // decimal digits; Python's isdigit also takes superscripts and the like
 bool is_numeric(char32_t c);
 bool is_alnum(char32_t c);
-bool is_lower(char32_t c);
-bool is_upper(char32_t c);
 bool is_cased(char32_t c);
 bool is_printable(char32_t c);  // what repr leaves unescaped
 bool is_word(char32_t c);       // \w of re

@@ -46,14 +46,14 @@ PLAIN_FILTERS = TEXT_FILTERS + LIST_FILTERS + NUMBER_FILTERS + DICT_FILTERS + AN
 STRING_METHODS = ["strip()", "lstrip()", "rstrip()", "strip('H d')", "split()", "split(',')", "split(' ', 1)", "rsplit(' ', 1)", "rsplit(None, 2)",
                   "split(none, 1)", "splitlines()", "splitlines(true)", "upper()", "lower()", "title()", "capitalize()",
                   "startswith('H')", "startswith(('a', 'H'))", "endswith('d', 2)", "find('o')", "find('o', 5)", "rfind('o')", "rfind('o', 0, -4)",
-                  "index('l')", "rindex('l')", "count('l')", "count('')", "count('o', 5, -1)", "replace('l', 'L')", "replace('l', 'L', 1)",
-                  "join(ls)", "join(['x', 'y'])", "join('abc')", "isdigit()", "isalpha()", "isalnum()", "isspace()", "islower()", "isupper()",
-                  "isnumeric()", "partition(' ')", "rpartition('o')", "removeprefix('He')", "removesuffix('ld')", "nope()", "strip"]
+                  "count('l')", "count('')", "count('o', 5, -1)", "replace('l', 'L')", "replace('l', 'L', 1)",
+                  "join(ls)", "join(['x', 'y'])", "join('abc')", "isdigit()", "isalpha()", "isalnum()", "isspace()",
+                  "removeprefix('He')", "removesuffix('ld')", "nope()", "strip"]
 # What jinja2 has and chat templates do not use: refused with a message that names it.
 UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s | center(9) }}", "{{ s | escape }}", "{{ dd | groupby('v') }}",
                "{{ s | urlencode }}", "{{ s | wordcount }}", "{{ s | truncate(3) }}", "{{ '%s' | format(1) }}", "{{ s is lower }}", "{{ s is escaped }}",
                "{{ s is callable }}", "{{ '%s' % 1 }}", "{{ '{}'.format(1) }}", "{{ '{a}'.format_map(d) }}", "{{ s.center(9) }}", "{{ s.zfill(9) }}",
-               "{{ s.swapcase() }}", "{{ s.encode() }}", "{{ 2 ** 3 }}", "{{ +1 }}", "{{ cycler(1) }}", "{{ joiner() }}", "{{ m(*l) }}", "{{ m(**d) }}",
+               "{{ s.swapcase() }}", "{{ s.partition(' ') }}", "{{ s.islower() }}", "{{ s.index('l') }}", "{% for i in l %}{{ loop.changed(i) }}{% endfor %}", "{{ s.encode() }}", "{{ 2 ** 3 }}", "{{ +1 }}", "{{ cycler(1) }}", "{{ joiner() }}", "{{ m(*l) }}", "{{ m(**d) }}",
                "{% for i in l recursive %}{% endfor %}", "{% with a = 1 %}{% endwith %}", "{% print 1 %}", "{% include 'a' %}",
                "{% macro m() %}{{ varargs }}{% endmacro %}", "{{ d[1, 2] }}", "{{ l | sort(attribute='a,b') }}", "{{ 1.5 | round(-1) }}",
                "{{ 'ﬁ' | upper }}", "{{ d.keys() == d.keys() }}"]
@@ -139,7 +139,7 @@ class Programs:
             return self.tag(f"if {e()}") + body() + middle + self.tag("endif")
         if kind in (3, 4):
             inside = self.pick(["{{ loop.index }}", "{{ loop.index0 }}{{ loop.first }}{{ loop.last }}", "{{ loop.length }}{{ loop.revindex }}",
-                                "{{ loop.previtem }}|{{ loop.nextitem }}", "{{ loop.cycle('p', 'q') }}", "{{ loop.changed(i) }}", "{{ i }}", "",
+                                "{{ loop.previtem }}|{{ loop.nextitem }}", "{{ loop.cycle('p', 'q') }}", "{{ i }}", "",
                                 "{% set v = i %}{{ v }}", "{% if loop.index > 2 %}{% break %}{% endif %}", "{% if i == 1 %}{% continue %}{% endif %}", "{{ loop.depth }}"])
             condition = f" if {self.pick(['i', 'i != 1', 'i is string', 'loop is defined', e()])}" if r.random() < 0.3 else ""
             other = self.tag("else") + body() if r.random() < 0.3 else ""

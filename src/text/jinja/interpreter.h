@@ -38,7 +38,7 @@ struct Loop : Object {
   const Value* peek(Runtime& rt);
   // Number of items; of a generator or a filtered loop, by reading it to its end.
   Int length(Runtime& rt);
-  // loop.NAME; kMissing when there is no such attribute. The methods are in methods.cc.
+  // loop.NAME; kMissing when there is no such attribute. loop.cycle() is in methods.cc.
   Value attribute(Runtime& rt, std::string_view name);
 
   const Value iterable;
@@ -47,7 +47,6 @@ struct Loop : Object {
   std::deque<Value> ahead;                    // read from the cursor, not yet visited
   Int index0 = -1;
   Value previous, current;
-  Value last_changed;  // of loop.changed()
   std::optional<Int> known_length;
 
  private:

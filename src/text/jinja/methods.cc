@@ -53,7 +53,7 @@ std::optional<Window> window(Runtime& rt, const Str& self, const Args& args) {
   return Window{std::string_view(self.text).substr(begin, end - begin), begin};
 }
 
-template <bool backward, bool must_exist>
+template <bool backward>
 Value find(Runtime& rt, const Value& self, const Args& args) {
   expect_positional(rt, "find", args, 1, 3);
   const std::string_view needle = text_argument(rt, args.positional[0]);
@@ -63,7 +63,6 @@ Value find(Runtime& rt, const Value& self, const Args& args) {
     at =
         backward ? find_text_backward(rt, part->text, needle, part->text.size()) : find_text(rt, part->text, needle, 0);
   }
-  if (at == kNotFound && must_exist) rt.fail("substring not found");
   if (at == kNotFound) return Value::integer(-1);
   rt.work(part->begin + at);
   return Value::integer(static_cast<Int>(text::count_code_points(self.text().substr(0, part->begin + at))));
@@ -140,21 +139,6 @@ Value split_lines_method(Runtime& rt, const Value& self, const Args& args) {
   return list_of(rt, split_lines(rt, self.text(), truthy(rt, bound[0])));
 }
 
-template <bool backward>
-Value partition(Runtime& rt, const Value& self, const Args& args) {
-  expect_positional(rt, "partition", args, 1, 1);
-  const std::string_view text = self.text(), separator = text_argument(rt, args.positional[0]);
-  if (separator.empty()) rt.fail("empty separator");
-  const size_t at = backward ? find_text_backward(rt, text, separator, text.size()) : find_text(rt, text, separator, 0);
-  std::vector<Value> parts;
-  if (at == kNotFound) {
-    parts = {rt.string(backward ? "" : text), rt.string(""), rt.string(backward ? text : "")};
-  } else {
-    parts = {rt.string(text.substr(0, at)), rt.string(separator), rt.string(text.substr(at + separator.size()))};
-  }
-  return rt.list(std::move(parts), Kind::kTuple);
-}
-
 Value join(Runtime& rt, const Value& self, const Args& args) {
   expect_positional(rt, "join", args, 1, 1);
   std::string out;
@@ -187,69 +171,37 @@ Value all_are(Runtime& rt, const Value& self, const Args& args) {
   return Value::boolean(!self.text().empty());
 }
 
-// str.islower and str.isupper: some letter has the case, and none another one.
-template <bool (*holds)(char32_t)>
-Value is_in_case(Runtime& rt, const Value& self, const Args& args) {
-  expect_positional(rt, "method", args, 0, 0);
-  rt.work(self.text().size());
-  bool any = false;
-  for (size_t pos = 0; pos < self.text().size();) {
-    const char32_t c = text::next_code_point(self.text(), pos);
-    if (text::is_cased(c) && !holds(c)) return Value::boolean(false);
-    any = any || holds(c);
-  }
-  return Value::boolean(any);
-}
-
-constexpr auto kStringMethods = std::to_array<Callable>({
-    {"capitalize", change_case<text::Case::kCapitalize>},
-    {"casefold", nullptr},
-    {"center", nullptr},
-    {"count", count},
-    {"encode", nullptr},
-    {"endswith", has_affix<true>},
-    {"expandtabs", nullptr},
-    {"find", find<false, false>},
-    {"format", nullptr},
-    {"format_map", nullptr},
-    {"index", find<false, true>},
-    {"isalnum", all_are<text::is_alnum>},
-    {"isalpha", all_are<text::is_alpha>},
-    {"isascii", nullptr},
-    {"isdecimal", nullptr},
-    {"isdigit", all_are<text::is_digit>},
-    {"isidentifier", nullptr},
-    {"islower", is_in_case<text::is_lower>},
-    {"isnumeric", all_are<text::is_numeric>},
-    {"isprintable", nullptr},
-    {"isspace", all_are<text::is_python_space>},
-    {"istitle", nullptr},
-    {"isupper", is_in_case<text::is_upper>},
-    {"join", join},
-    {"ljust", nullptr},
-    {"lower", change_case<text::Case::kLower>},
-    {"lstrip", strip_method<true, false>},
-    {"maketrans", nullptr},
-    {"partition", partition<false>},
-    {"removeprefix", without_affix<false>},
-    {"removesuffix", without_affix<true>},
-    {"replace", replace_method},
-    {"rfind", find<true, false>},
-    {"rindex", find<true, true>},
-    {"rjust", nullptr},
-    {"rpartition", partition<true>},
-    {"rsplit", split_method<true>},
-    {"rstrip", strip_method<false, true>},
-    {"split", split_method<false>},
-    {"splitlines", split_lines_method},
-    {"startswith", has_affix<false>},
-    {"strip", strip_method<true, true>},
-    {"swapcase", nullptr},
-    {"title", change_case<text::Case::kTitle>},
-    {"translate", nullptr},
-    {"upper", change_case<text::Case::kUpper>},
-    {"zfill", nullptr},
-});
+constexpr auto kStringMethods = std::to_array<Callable>({{"capitalize", change_case<text::Case::kCapitalize>},
+                                                         {"count", count},
+                                                         {"endswith", has_affix<true>},
+                                                         {"find", find<false>},
+                                                         {"isalnum", all_are<text::is_alnum>},
+                                                         {"isalpha", all_are<text::is_alpha>},
+                                                         {"isdigit", all_are<text::is_digit>},
+                                                         {"isspace", all_are<text::is_python_space>},
+                                                         {"join", join},
+                                                         {"lower", change_case<text::Case::kLower>},
+                                                         {"lstrip", strip_method<true, false>},
+                                                         {"removeprefix", without_affix<false>},
+                                                         {"removesuffix", without_affix<true>},
+                                                         {"replace", replace_method},
+                                                         {"rfind", find<true>},
+                                                         {"rsplit", split_method<true>},
+                                                         {"rstrip", strip_method<false, true>},
+                                                         {"split", split_method<false>},
+                                                         {"splitlines", split_lines_method},
+                                                         {"startswith", has_affix<false>},
+                                                         {"strip", strip_method<true, true>},
+                                                         {"title", change_case<text::Case::kTitle>},
+                                                         {"upper", change_case<text::Case::kUpper>}});
+// Those that chat templates do not use: named in the error.
+constexpr auto kOtherStringMethods = std::to_array<Callable>(
+    {{"casefold", nullptr},    {"center", nullptr},       {"encode", nullptr},    {"expandtabs", nullptr},
+     {"format", nullptr},      {"format_map", nullptr},   {"index", nullptr},     {"isascii", nullptr},
+     {"isdecimal", nullptr},   {"isidentifier", nullptr}, {"islower", nullptr},   {"isnumeric", nullptr},
+     {"isprintable", nullptr}, {"istitle", nullptr},      {"isupper", nullptr},   {"ljust", nullptr},
+     {"maketrans", nullptr},   {"partition", nullptr},    {"rindex", nullptr},    {"rjust", nullptr},
+     {"rpartition", nullptr},  {"swapcase", nullptr},     {"translate", nullptr}, {"zfill", nullptr}});
 
 // --- list, tuple and dict
 
@@ -320,15 +272,7 @@ Value loop_cycle(Runtime& rt, const Value& self, const Args& args) {
   return args.positional[static_cast<size_t>(self.as<Loop>().index0 % count)];
 }
 
-Value loop_changed(Runtime& rt, const Value& self, const Args& args) {
-  auto& loop = self.as<Loop>();
-  const Value now = rt.list(args.positional, Kind::kTuple);
-  if (!loop.last_changed.missing() && equals(rt, loop.last_changed, now)) return Value::boolean(false);
-  loop.last_changed = now;
-  return Value::boolean(true);
-}
-
-constexpr auto kLoopMethods = std::to_array<Callable>({{"changed", loop_changed}, {"cycle", loop_cycle}});
+constexpr auto kLoopMethods = std::to_array<Callable>({{"changed", nullptr}, {"cycle", loop_cycle}});
 
 // --- Global functions
 
@@ -433,7 +377,8 @@ const Callable* find_in(std::span<const Callable> callables, std::string_view na
 const Callable* find_method(Kind kind, std::string_view name) {
   switch (kind) {
     case Kind::kString:
-      return find_in(kStringMethods, name);
+      if (const Callable* method = find_in(kStringMethods, name)) return method;
+      return find_in(kOtherStringMethods, name);
     case Kind::kList:
       return find_in(kListMethods, name);
     case Kind::kTuple:

@@ -99,7 +99,7 @@ class Runtime {
   }
   void set(Dict& dict, const Value& key, const Value& value) {
     find(dict, key);
-    charge(sizeof(Dict::Entry));
+    charge(2 * sizeof(Dict::Entry) + (key.is(Kind::kString) ? key.text().size() : 0));
     dict.set(key, value);
   }
 

@@ -1,5 +1,7 @@
 #include "text/jinja/value.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "text/unicode.h"
@@ -7,32 +9,18 @@
 namespace nfp::jinja {
 namespace {
 
-// Dicts of up to this many entries are searched one by one.
-constexpr size_t kSmallDict = 8;
-
 bool is_nan(const Value& v) { return v.is(Kind::kFloat) && std::isnan(v.as_real()); }
 
-// What is never equal to each other as keys.
-int rank(const Value& v) {
-  if (v.is_number()) return is_nan(v) ? 3 : 0;
-  if (v.is(Kind::kString)) return 1;
-  return v.none_or_missing() || v.undefined() ? 2 : 4;
-}
-
-bool equal_keys(const Value& a, const Value& b) {
-  if (rank(a) != rank(b)) return false;
-  switch (rank(a)) {
-    case 0:
-      return compare_numbers(a, b) == 0;
-    case 1:
-      return a.text() == b.text();
-    case 2:
-      return a.kind() == b.kind();
-    case 3:
-      return true;
-    default:
-      return a.pointer() == b.pointer();
-  }
+// A string stands for itself, and other keys for texts that no string has (0xFF is not UTF-8).
+std::string key_text(const Value& key) {
+  if (key.is(Kind::kString)) return std::string(key.text());
+  if (!key.is_number())
+    return fmt::format("\xFF{} {}", type_name(key),
+                       key.is(Kind::kNone) || key.undefined() ? 0 : reinterpret_cast<uintptr_t>(key.pointer()));
+  const bool whole =
+      key.is_integral() || (std::fabs(key.as_real()) < 0x1p119 && std::floor(key.as_real()) == key.as_real());
+  return whole ? fmt::format("\xFF{}", key.is(Kind::kFloat) ? static_cast<Int>(key.as_real()) : key.as_int())
+               : fmt::format("\xFF{}", key.as_real());
 }
 
 }  // namespace
@@ -67,55 +55,22 @@ int compare_numbers(const Value& a, const Value& b) {
   return whole != 0 ? whole : real > floor ? 1 : 0;
 }
 
-bool KeyLess::operator()(const Value& a, const Value& b) const {
-  if (rank(a) != rank(b)) return rank(a) < rank(b);
-  switch (rank(a)) {
-    case 0:
-      return compare_numbers(a, b) < 0;
-    case 1:
-      return a.text() < b.text();
-    case 2:
-      return a.kind() < b.kind();
-    case 3:
-      return false;
-    default:
-      return std::less<Object*>{}(a.pointer(), b.pointer());
-  }
+const Value* Dict::find(std::string_view key) const {
+  const auto it = index_.find(key);
+  return it == index_.end() ? nullptr : &entries[it->second].value;
 }
-bool KeyLess::operator()(const Value& a, std::string_view b) const { return rank(a) != 1 ? rank(a) < 1 : a.text() < b; }
-bool KeyLess::operator()(std::string_view a, const Value& b) const { return rank(b) != 1 ? 1 < rank(b) : a < b.text(); }
 
 const Value* Dict::find(const Value& key) const {
-  if (key.is(Kind::kString)) return find(key.text());
-  if (!index_.empty()) {
-    const auto it = index_.find(key);
-    return it == index_.end() ? nullptr : &entries[it->second].value;
-  }
-  for (const Entry& entry : entries) {
-    if (equal_keys(entry.key, key)) return &entry.value;
-  }
-  return nullptr;
-}
-
-const Value* Dict::find(std::string_view key) const {
-  if (!index_.empty()) {
-    const auto it = index_.find(key);
-    return it == index_.end() ? nullptr : &entries[it->second].value;
-  }
-  for (const Entry& entry : entries) {
-    if (entry.key.is(Kind::kString) && entry.key.text() == key) return &entry.value;
-  }
-  return nullptr;
+  return key.is(Kind::kString) ? find(key.text()) : find(key_text(key));
 }
 
 void Dict::set(const Value& key, const Value& value) {
-  if (const Value* present = find(key)) {
-    *const_cast<Value*>(present) = value;
-    return;
+  const auto [it, added] = index_.try_emplace(key_text(key), entries.size());
+  if (added) {
+    entries.push_back({key, value});
+  } else {
+    entries[it->second].value = value;
   }
-  entries.push_back({key, value});
-  if (entries.size() <= kSmallDict) return;
-  for (size_t i = index_.size(); i < entries.size(); ++i) index_.emplace(entries[i].key, static_cast<uint32_t>(i));
 }
 
 }  // namespace nfp::jinja

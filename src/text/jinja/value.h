@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -128,29 +129,21 @@ struct Iterator : List {
   size_t position = 0;
 };
 
-// Where keys stand in a dict's index: numbers by value (1, 1.0 and true are one key), then strings, then the rest.
-struct KeyLess {
-  using is_transparent = void;
-  bool operator()(const Value& a, const Value& b) const;
-  bool operator()(const Value& a, std::string_view b) const;
-  bool operator()(std::string_view a, const Value& b) const;
-};
-
-// Keeps the order of insertion. Keys are what is_key() says. A search takes time logarithmic in the number of entries
-// whatever the keys are (a hash can be attacked), times their length.
+// Keeps the order of insertion. As in Python, 1, 1.0 and true are one key, and what has no value is its own. The
+// index is a tree: hashes of keys from outside could be made to collide.
 struct Dict : Object {
   struct Entry {
     Value key;
     Value value;
   };
+  const Value* find(std::string_view key_text) const;
   const Value* find(const Value& key) const;
-  const Value* find(std::string_view key) const;
   void set(const Value& key, const Value& value);
 
   std::vector<Entry> entries;
 
  private:
-  std::map<Value, uint32_t, KeyLess> index_;  // key -> place in entries; empty while the dict is small
+  std::map<std::string, size_t, std::less<>> index_;  // text of a key -> place in entries
 };
 
 struct Undefined : Object {
@@ -190,8 +183,7 @@ inline const Dict& Value::as_dict() const { return as<Dict>(); }
 // Python's name of a value's type, for error messages: "str", "dict", "NoneType" ...
 const char* type_name(const Value& v);
 
-// Whether a value may be a key: None, a number, a string or an object that is compared by its identity.
-bool is_key(const Value& v);
+bool is_key(const Value& v);  // of a dict
 // The sign of a - b of two numbers by value; 2 where one is not a number.
 int compare_numbers(const Value& a, const Value& b);
 

@@ -11,8 +11,6 @@
 namespace nfp::jinja {
 namespace {
 
-constexpr auto kNotFound = std::string_view::npos;
-
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Every line break becomes \n, and one at the very end goes.
@@ -81,7 +79,7 @@ class Lexer {
     size_t tag = pos_;
     for (;; ++tag) {
       tag = source_.find('{', tag);
-      if (tag == kNotFound || tag + 1 >= source_.size()) {
+      if (tag == std::string_view::npos || tag + 1 >= source_.size()) {
         emit_text(source_.substr(pos_));
         advance(source_.size() - pos_);
         return;
@@ -95,7 +93,7 @@ class Lexer {
     emit_text(stripped(source_.substr(pos_, tag - pos_), sign, kind != '{'));
     advance(tag - pos_);
     if (kind == '%') {
-      if (const size_t end = raw_begin(); end != kNotFound) {
+      if (const size_t end = raw_begin(); end != std::string_view::npos) {
         advance(end - pos_);
         raw();
         return;
@@ -119,7 +117,7 @@ class Lexer {
     if (sign == '-') return text::strip_space(data, false, true);
     if (sign == '+' || !block) return data;
     const size_t newline = data.rfind('\n');
-    const size_t line = newline == kNotFound ? 0 : newline + 1;
+    const size_t line = newline == std::string_view::npos ? 0 : newline + 1;
     if (line == 0 && !line_starts_) return data;
     return text::strip_space(data.substr(line)).empty() ? data.substr(0, line) : data;
   }
@@ -129,20 +127,20 @@ class Lexer {
     size_t p = pos_ + 2;
     if (p < source_.size() && (source_[p] == '-' || source_[p] == '+')) ++p;
     p = skip_space(p);
-    if (source_.substr(p, 3) != "raw") return kNotFound;
+    if (source_.substr(p, 3) != "raw") return std::string_view::npos;
     p = skip_space(p + 3);
     if (source_.substr(p, 3) == "-%}") return skip_space(p + 3);
-    return source_.substr(p, 2) == "%}" ? p + 2 : kNotFound;
+    return source_.substr(p, 2) == "%}" ? p + 2 : std::string_view::npos;
   }
 
   void raw() {
-    for (size_t tag = source_.find("{%", pos_); tag != kNotFound; tag = source_.find("{%", tag + 1)) {
+    for (size_t tag = source_.find("{%", pos_); tag != std::string_view::npos; tag = source_.find("{%", tag + 1)) {
       size_t p = tag + 2;
       const char sign = p < source_.size() && (source_[p] == '-' || source_[p] == '+') ? source_[p++] : '\0';
       p = skip_space(p);
       if (source_.substr(p, 6) != "endraw") continue;
       p = skip_space(p + 6);
-      size_t end = kNotFound;
+      size_t end = std::string_view::npos;
       if (source_.substr(p, 3) == "+%}") {
         end = p + 3;
       } else if (source_.substr(p, 3) == "-%}") {
@@ -150,7 +148,7 @@ class Lexer {
       } else if (source_.substr(p, 2) == "%}") {
         end = p + 2 + (source_.substr(p + 2, 1) == "\n" ? 1 : 0);
       }
-      if (end == kNotFound) continue;
+      if (end == std::string_view::npos) continue;
       emit_text(stripped(source_.substr(pos_, tag - pos_), sign, true));
       advance(end - pos_);
       return;
@@ -160,7 +158,7 @@ class Lexer {
 
   void comment() {
     const size_t end = source_.find("#}", pos_);
-    if (end == kNotFound) fail("Missing end of comment tag");
+    if (end == std::string_view::npos) fail("Missing end of comment tag");
     const char sign = end > pos_ ? source_[end - 1] : '\0';
     size_t after = end + 2;
     if (sign == '-') {
@@ -182,14 +180,14 @@ class Lexer {
       if (source_[pos_] == '-') return skip_space(pos_ + 3);
       if (source_[pos_] == '+' && block) return pos_ + 3;
     }
-    return kNotFound;
+    return std::string_view::npos;
   }
 
   void inside(bool block) {
     open_.clear();
     while (pos_ < source_.size()) {
       if (open_.empty()) {
-        if (const size_t end = tag_end(block); end != kNotFound) {
+        if (const size_t end = tag_end(block); end != std::string_view::npos) {
           add(block ? Token::kBlockEnd : Token::kVariableEnd);
           advance(end - pos_);
           return;
@@ -279,7 +277,7 @@ class Lexer {
         continue;
       }
       const char kind = literal[pos++];
-      if (const size_t at = kLetters.find(kind); at != kNotFound) {
+      if (const size_t at = kLetters.find(kind); at != std::string_view::npos) {
         out += kMeanings[at];
       } else if (kind >= '0' && kind <= '7') {
         const size_t end = std::min(literal.find_first_not_of("01234567", pos), std::min(pos + 2, literal.size()));

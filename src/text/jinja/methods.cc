@@ -17,7 +17,6 @@ namespace {
 // jinja2's sandbox refuses larger ranges (jinja2.sandbox.MAX_RANGE).
 constexpr Int kMaxRange = 100'000;
 constexpr size_t kMaxDateFormat = 1024;  // bytes
-constexpr auto kNotFound = std::string_view::npos;
 
 std::string_view text_argument(Runtime& rt, const Value& v) {
   if (v.is(Kind::kString)) return v.text();
@@ -57,25 +56,25 @@ template <bool backward>
 Value find(Runtime& rt, const Value& self, const Args& args) {
   expect_positional(rt, "find", args, 1, 3);
   const std::string_view needle = text_argument(rt, args.positional[0]);
-  size_t at = kNotFound;
+  size_t at = std::string_view::npos;
   const auto part = window(rt, self.as_str(), args);
   if (part) {
     at =
         backward ? find_text_backward(rt, part->text, needle, part->text.size()) : find_text(rt, part->text, needle, 0);
   }
-  if (at == kNotFound) return Value::integer(-1);
+  if (at == std::string_view::npos) return Value::integer(-1);
   rt.work(part->begin + at);
   return Value::integer(static_cast<Int>(text::count_code_points(self.text().substr(0, part->begin + at))));
 }
 
-Value count(Runtime& rt, const Value& self, const Args& args) {
+Value count_text(Runtime& rt, const Value& self, const Args& args) {
   expect_positional(rt, "count", args, 1, 3);
   const std::string_view needle = text_argument(rt, args.positional[0]);
   const auto part = window(rt, self.as_str(), args);
   if (!part) return Value::integer(0);
   if (needle.empty()) return Value::integer(static_cast<Int>(text::count_code_points(part->text)) + 1);
   Int n = 0;
-  for (size_t at = 0; (at = find_text(rt, part->text, needle, at)) != kNotFound; at += needle.size()) ++n;
+  for (size_t at = 0; (at = find_text(rt, part->text, needle, at)) != std::string_view::npos; at += needle.size()) ++n;
   return Value::integer(n);
 }
 
@@ -139,7 +138,7 @@ Value split_lines_method(Runtime& rt, const Value& self, const Args& args) {
   return list_of(rt, split_lines(rt, self.text(), truthy(rt, bound[0])));
 }
 
-Value join(Runtime& rt, const Value& self, const Args& args) {
+Value join_method(Runtime& rt, const Value& self, const Args& args) {
   expect_positional(rt, "join", args, 1, 1);
   std::string out;
   size_t index = 0;
@@ -172,14 +171,14 @@ Value all_are(Runtime& rt, const Value& self, const Args& args) {
 }
 
 constexpr auto kStringMethods = std::to_array<Callable>({{"capitalize", change_case<text::Case::kCapitalize>},
-                                                         {"count", count},
+                                                         {"count", count_text},
                                                          {"endswith", has_affix<true>},
                                                          {"find", find<false>},
                                                          {"isalnum", all_are<text::is_alnum>},
                                                          {"isalpha", all_are<text::is_alpha>},
                                                          {"isdigit", all_are<text::is_digit>},
                                                          {"isspace", all_are<text::is_python_space>},
-                                                         {"join", join},
+                                                         {"join", join_method},
                                                          {"lower", change_case<text::Case::kLower>},
                                                          {"lstrip", strip_method<true, false>},
                                                          {"removeprefix", without_affix<false>},
@@ -348,7 +347,8 @@ Value strftime_now(Runtime& rt, const Value&, const Args& args) {
       out += '%';
     } else if (kind != 'z' && kind != 'Z') {
       std::string directive = {'%', kind};
-      if (std::string_view("-_0^#").find(kind) != kNotFound && i + 1 < format.size()) directive += format[++i];
+      if (std::string_view("-_0^#").find(kind) != std::string_view::npos && i + 1 < format.size())
+        directive += format[++i];
       char buffer[256];
       out.append(buffer, strftime(buffer, sizeof(buffer), directive.c_str(), &parts));
     }

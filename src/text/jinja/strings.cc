@@ -9,8 +9,6 @@
 namespace nfp::jinja {
 namespace {
 
-constexpr auto kNotFound = std::string_view::npos;
-
 void keep(Runtime& rt, std::vector<std::string_view>& parts, std::string_view part) {
   rt.step();
   rt.charge(sizeof(part));
@@ -39,18 +37,19 @@ size_t word_size(std::string_view text, bool last) {
 }  // namespace
 
 size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, size_t from) {
-  if (from > text.size()) return kNotFound;
+  if (from > text.size()) return std::string_view::npos;
   if (needle.empty()) return from;
   // memmem is linear (two-way string matching); std::string_view::find is not.
   const void* hit = memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
-  const size_t at = hit == nullptr ? kNotFound : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
+  const size_t at =
+      hit == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
   rt.step();
   rt.work(needle.size() + (hit == nullptr ? text.size() : at) - from);
   return at;
 }
 
 size_t find_text_backward(Runtime& rt, std::string_view text, std::string_view needle, size_t end) {
-  if (needle.size() > end) return kNotFound;
+  if (needle.size() > end) return std::string_view::npos;
   if (needle.empty()) return end;
   for (size_t at = end - needle.size() + 1; at-- > 0;) {
     if (text[at] == needle[0]) {
@@ -63,7 +62,7 @@ size_t find_text_backward(Runtime& rt, std::string_view text, std::string_view n
     }
   }
   rt.work(end);
-  return kNotFound;
+  return std::string_view::npos;
 }
 
 std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::string_view separator, Int limit,
@@ -72,7 +71,7 @@ std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::str
   for (Int n = 0; limit < 0 || n < limit; ++n) {
     const size_t at =
         from_right ? find_text_backward(rt, text, separator, text.size()) : find_text(rt, text, separator, 0);
-    if (at == kNotFound) break;
+    if (at == std::string_view::npos) break;
     keep(rt, parts, from_right ? text.substr(at + separator.size()) : text.substr(0, at));
     text = from_right ? text.substr(0, at) : text.substr(at + separator.size());
   }
@@ -160,7 +159,7 @@ std::string replace(Runtime& rt, std::string_view text, std::string_view from, s
   }
   for (; limit < 0 || n < limit; ++n) {
     const size_t at = find_text(rt, text, from, begin);
-    if (at == kNotFound) break;
+    if (at == std::string_view::npos) break;
     put(text.substr(begin, at - begin));
     put(to);
     begin = at + from.size();

@@ -12,7 +12,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct BenchFlags {
   ModelFlags model;
   BenchmarkOptions options;
   std::string precisions = "fp16,fp8";
@@ -43,7 +43,7 @@ Result<std::vector<Precision>> parse_precisions(const std::string& text) {
   return found;
 }
 
-void print_json(const Flags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,
+void print_json(const BenchFlags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,
                 size_t peak_memory, const Ceilings& ceilings) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const BenchmarkRow& row : rows) {
@@ -82,7 +82,7 @@ std::string with_share(double value, double ceiling) {
   return ceiling > 0 ? fmt::format("{:.1f} ({:.0f}%)", value, 100 * value / ceiling) : fmt::format("{:.1f}", value);
 }
 
-void print_table(const Flags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,
+void print_table(const BenchFlags& flags, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,
                  size_t peak_memory, const Ceilings& ceilings) {
   fmt::print("{}\n", loaded.backend->info().device);
   fmt::print("prefill: prompts of {} tokens; decode: {} tokens from a context of {}; medians of {}\n\n",
@@ -108,7 +108,7 @@ void print_table(const Flags& flags, const LoadedModel& loaded, const std::vecto
   fmt::print("\n");
 }
 
-Status run(const Flags& flags) {
+Status run(const BenchFlags& flags) {
   BenchmarkOptions options = flags.options;
   NFP_ASSIGN_OR_RETURN(options.precisions, parse_precisions(flags.precisions));
   options.kv_dtype = flags.model.kv_dtype_value();
@@ -135,7 +135,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_bench(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchFlags>();
   CLI::App* verb = app.add_subcommand("bench", "Measure prefill and decode speed");
   verb->footer("Example:\n  nestedfp bench model.gguf --batch 1 8 32 --precisions fp16,fp8,fp8-w8a8 --json");
   flags->model.add_to(*verb);

@@ -368,7 +368,7 @@ async def settle(t, asleep, awake):
     except OSError as failure:
         state["health"] = getattr(failure, "code", 0)
     state["settled_s"] = round(time.monotonic() - begin, 2)
-    await asyncio.sleep(1.5)  # the allocator gives memory back a second after the last large request
+    await asyncio.sleep(2.5)  # the allocator gives memory back within two seconds of the last large request
     state["resident_mb"] = round(t.resident_mb(), 1)
     asleep.clear()
     awake.set()

@@ -269,6 +269,8 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   record.sequences = static_cast<int32_t>(plan.items.size());
   record.waiting = scheduler_.waiting();
   record.preempted = preempted;
+  record.fp8_share = is_exact(step.precision) ? 0.0 : plan.fp8_share;
+  record.submit_s = seconds_between(start, EngineClock::now());
   in_flight_.push_back(std::move(step));
   return true;
 }
@@ -298,7 +300,9 @@ void Engine::fail(const StepPlan& plan, const Error& error, std::vector<RequestO
 void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
+  const auto waits = EngineClock::now();
   Result<StepOutput> result = runner_->collect(step.ticket);
+  const auto arrived = EngineClock::now();
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
@@ -334,6 +338,8 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   const auto now = EngineClock::now();
   record.seconds = seconds_between(std::max(record.start, last_collected_), now);
   last_collected_ = now;
+  record.wait_s = seconds_between(waits, arrived);
+  record.output_s = seconds_between(arrived, now);
   record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   if (observer_ != nullptr) observer_->on_step(record);
 }

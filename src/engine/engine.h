@@ -54,9 +54,14 @@ struct StepRecord {
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
-  double kv_use = 0;  // after the step
+  double kv_use = 0;     // after the step
+  double fp8_share = 0;  // of the weights computed in FP8
   EngineClock::time_point start;
   double seconds = 0;
+  // Of the thread that steps the engine; what other steps in flight need of it is not in these.
+  double submit_s = 0;  // choosing the step's tokens and precision, preparing and enqueueing it
+  double wait_s = 0;    // waiting until it was done: next to nothing where the device was done first
+  double output_s = 0;  // taking its tokens, ending requests
 };
 
 // What one request went through. Times in seconds; zero where it did not get that far.

@@ -130,7 +130,7 @@ Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& opt
   runner.kv_dtype = options.kv_dtype;
   runner.memory_share = options.memory_share;
   const bool graphs = loaded.backend->prefers_graphs();
-  if (graphs) runner.graph_sizes = default_graph_sizes(options.max_sequences);
+  if (graphs && options.graphs) runner.graph_sizes = default_graph_sizes(options.max_sequences);
   const int64_t blocks_a_sequence = (runner.max_context + options.block_size - 1) / options.block_size;
   if (!loaded.backend->memory()) runner.kv_blocks = blocks_a_sequence * options.max_sequences;
   if (options.kv_bytes > 0) {

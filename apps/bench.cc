@@ -10,7 +10,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct BenchVerb {
   BenchFlags common;
   BenchmarkOptions options;
   std::vector<CLI::Option*> own;  // not for the modes
@@ -20,7 +20,7 @@ struct Flags {
   StepsMode steps;
 };
 
-Status run(const Flags& flags) {
+Status run(const BenchVerb& flags) {
   BenchmarkOptions options = flags.options;
   options.repeats = flags.common.repeats;
   options.max_step_tokens = flags.step_tokens->count() > 0 ? flags.common.step_tokens : options.max_step_tokens;
@@ -39,7 +39,7 @@ Status run(const Flags& flags) {
   return ok_status();
 }
 
-Status run_mode(const Flags& flags) {
+Status run_mode(const BenchVerb& flags) {
   for (const CLI::Option* option : flags.own) {
     if (option->count() > 0) {
       return error(ErrorCode::kUsage, "{} is not for a mode; see nestedfp bench MODE --help", option->get_name());
@@ -53,7 +53,7 @@ Status run_mode(const Flags& flags) {
 }  // namespace
 
 void add_bench(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchVerb>();
   CLI::App* verb = app.add_subcommand("bench", "Measure prefill and decode speed");
   verb->footer(
       "Examples:\n"

@@ -350,8 +350,9 @@ def percentile(values, share):
     return values[min(len(values) - 1, int(share * len(values)))] if values else 0
 
 
-async def settle(t, asleep, awake):
-    """With the bystander asleep, what is left of a case."""
+async def settle(t, asleep, awake, base_mb=None):
+    """With the bystander asleep, what is left of a case. Memory has some seconds to come back: the allocator gives it back
+    up to two seconds after the last large request."""
     awake.clear()
     while not asleep.is_set():
         await asyncio.sleep(0.01)
@@ -359,7 +360,8 @@ async def settle(t, asleep, awake):
     state = {}
     while time.monotonic() - begin < 15:
         state = {"running": t.metric("vllm:num_requests_running") + t.metric("vllm:num_requests_waiting"),
-                 "kv_use": t.metric("vllm:kv_cache_usage_perc"), "compiling": t.metric("nestedfp:grammars_compiling")}
+                 "kv_use": t.metric("vllm:kv_cache_usage_perc"), "compiling": t.metric("nestedfp:grammars_compiling"),
+                 "request_bytes": t.metric("nestedfp:request_bytes")}
         if not any(state.values()):
             break
         await asyncio.sleep(0.05)
@@ -368,8 +370,11 @@ async def settle(t, asleep, awake):
     except OSError as failure:
         state["health"] = getattr(failure, "code", 0)
     state["settled_s"] = round(time.monotonic() - begin, 2)
-    await asyncio.sleep(1.5)  # the allocator gives memory back a second after the last large request
-    state["resident_mb"] = round(t.resident_mb(), 1)
+    for _ in range(80):
+        state["resident_mb"] = round(t.resident_mb(), 1)
+        if base_mb is not None and state["resident_mb"] <= base_mb + 20:
+            break
+        await asyncio.sleep(0.1)
     asleep.clear()
     awake.set()
     return state
@@ -423,7 +428,7 @@ async def main():
                 results[name] = {"outcome": {"timed_out": True}}
             windows[name] = (begin, time.monotonic())
             results[name]["seconds"] = round(windows[name][1] - begin, 2)
-            results[name].update(await settle(t, asleep, awake))
+            results[name].update(await settle(t, asleep, awake, base["resident_mb"]))
             results[name]["memory_mb"] = round(results[name]["resident_mb"] - base["resident_mb"], 1)
             print(name, results[name], flush=True)
         awake.clear()

@@ -13,7 +13,6 @@ namespace nfp {
 namespace {
 
 constexpr int32_t kDefaultContext = 4096;
-
 // The template's place: chat_template.jinja (transformers >= 4.43), tokenizer_config.json, or a GGUF file's metadata.
 Status read_chat_template(LoadedModel& loaded) {
   NFP_ASSIGN_OR_RETURN(const auto file, loaded.source->text_file("chat_template.jinja"));

@@ -151,10 +151,10 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
           spec.pre_tokenizer.run(normalized.substr(piece.begin, piece.end - piece.begin), first, work.search, sink));
     }
   }
-  if (sink.stopped()) return error(ErrorCode::kCancelled, "the tokens are no longer wanted");
   if (options.add_special_tokens) ids.insert(ids.end(), spec.suffix.begin(), spec.suffix.end());
   if (work.bpe.symbols.capacity() > kKeepElements) work.bpe = {};
   if (work.normalized.capacity() > kKeepElements) work.normalized = {};
+  if (sink.stopped()) return error(ErrorCode::kCancelled, "the tokens are no longer wanted");
   return ids;
 }
 

@@ -501,15 +501,17 @@ void CudaBackend::attention(const AttentionArgs& args) {
   call.deterministic = options_.deterministic;
   call.workspace = attention_workspace_.data();
   call.workspace_bytes = attention_workspace_.bytes();
-  if (batch.single > 0) {
-    call.sequences = call.tokens = batch.single;
+  // Where results must not depend on how a sequence was cut into steps, one kernel computes all of them.
+  const int32_t single = options_.deterministic ? 0 : batch.single;
+  if (single > 0) {
+    call.sequences = call.tokens = single;
     call.early_cache_reads = true;  // steps begin with a copy, so only this step's keys may still be on their way
     keep(cuda::run_decode(call, stream_));
   }
-  if (batch.sequences > batch.single) {
-    call.first_sequence = batch.single;
-    call.sequences = batch.sequences - batch.single;
-    call.tokens = batch.tokens - batch.single;
+  if (batch.sequences > single) {
+    call.first_sequence = single;
+    call.sequences = batch.sequences - single;
+    call.tokens = batch.tokens - single;
     call.early_cache_reads = false;
     keep(cuda::run_prefill(call, stream_));
   }

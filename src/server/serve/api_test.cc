@@ -86,7 +86,8 @@ class ApiTest : public ::testing::Test {
     engine_ = std::make_unique<EngineThread>(std::move(engine), max_queue);
     state_->engine = engine_.get();
     state_->metrics = &metrics_;
-    state_->grammars = make_grammar_compiler(*tokenizer, kByteVocab, state_->model.facts().end_ids);
+    state_->grammars =
+        make_grammar_compiler(*tokenizer, kByteVocab, state_->model.facts().end_ids, nullptr, grammar_limits_);
     workers_ = std::make_unique<WorkPool>(1, 16);
     grammar_workers_ = std::make_unique<WorkPool>(2, 16);
     state_->workers = workers_.get();
@@ -143,6 +144,7 @@ class ApiTest : public ::testing::Test {
     return events;
   }
 
+  GrammarLimits grammar_limits_;
   std::vector<std::shared_ptr<FakeExchange>> exchanges_;
   Metrics metrics_;
   std::unique_ptr<FakeRunner> runner_;
@@ -580,6 +582,8 @@ TEST_F(ApiTest, StrictSchemasAreEnforcedOrRefused) {
 // tokens.
 TEST_F(ApiTest, ADearGrammarHoldsNobodyUp) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  grammar_limits_.token_burst = std::chrono::milliseconds(50);
+  grammar_limits_.token_mean = std::chrono::microseconds(100);
   start();
   const auto dear = send(
       "POST", "/v1/completions",

@@ -35,16 +35,17 @@ bool WorkPool::submit(std::function<void(const std::stop_token&)> work, std::sto
 }
 
 void WorkPool::loop(size_t thread) {
-  bool worked = false;  // since the allocator last gave memory back
+  int trims = 0;
   for (;;) {
     Item item;
     {
       std::unique_lock lock(mutex_);
       running_[thread] = std::stop_source(std::nostopstate);
       const auto something = [this] { return stop_ || !queue_.empty(); };
-      // Large bodies leave holes that the allocator keeps; a second after the last of them they go back to the system.
-      while (worked && !wake_.wait_for(lock, std::chrono::seconds(1), something)) {
-        worked = false;
+      // Large bodies leave holes that the allocator keeps; one and two seconds after the last of them, when also its
+      // connection and its answer have gone, they go back to the system.
+      while (trims > 0 && !wake_.wait_for(lock, std::chrono::seconds(1), something)) {
+        --trims;
         lock.unlock();
         malloc_trim(0);
         lock.lock();
@@ -56,7 +57,7 @@ void WorkPool::loop(size_t thread) {
       running_[thread] = item.stop;
     }
     item.work(item.stop.get_token());
-    worked = true;
+    trims = 2;
   }
 }
 

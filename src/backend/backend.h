@@ -93,7 +93,7 @@ struct KvCacheSpec {
   int head_dim = 0;
   int block_size = 16;  // tokens a block
   int64_t blocks = 0;
-  DType dtype = DType::kF16;  // kF16 or kF32
+  DType dtype = DType::kF16;  // kF16, kF8E4M3 (scale 1, magnitudes over 448 become 448), kF32 (CPU only)
 };
 
 // Keys and values of all layers, in blocks of block_size tokens. Slot s is token s % block_size of block s /

@@ -43,7 +43,7 @@ nlohmann::ordered_json summary_json(std::string_view name, const KindSummary& s)
 
 void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
   nlohmann::ordered_json kinds = nlohmann::ordered_json::array();
-  for (size_t k = 0; k < kGemmKinds; ++k) kinds.push_back(summary_json(kGemmKindNames[k], r.kinds[k]));
+  for (size_t k = 0; k < kGemmTypes; ++k) kinds.push_back(summary_json(kGemmTypeNames[k], r.kinds[k]));
   nlohmann::ordered_json exponents = nlohmann::ordered_json::object();
   for (const auto& [e, rows] : r.exponents) exponents[std::to_string(e)] = rows;
   nlohmann::ordered_json matrices = nlohmann::ordered_json::array();
@@ -51,7 +51,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
     for (const auto& [e, count] : m.exponents) rows[std::to_string(e)] = count;
     matrices.push_back({{"name", m.name},
-                        {"type", name_of(m.kind)},
+                        {"type", name_of(m.type)},
                         {"shape", {m.rows, m.cols}},
                         {"nested", m.nests},
                         {"nested_by_paper_rule", m.nests_by_paper},
@@ -113,7 +113,7 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
     if (s.matrices > 0)
       fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", name, s.matrices, s.by_paper, s.by_exponents, s.dense);
   };
-  for (size_t k = 0; k < kGemmKinds; ++k) line(kGemmKindNames[k], r.kinds[k]);
+  for (size_t k = 0; k < kGemmTypes; ++k) line(kGemmTypeNames[k], r.kinds[k]);
   line("all*", r.total);
   fmt::print("(* without lm_head)\n{} of {} rows carry an exponent", r.shifted_rows, r.rows);
   if (r.shifted_rows > 0) fmt::print(" ({})", exponents_text(r.exponents));

@@ -368,6 +368,7 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   task.upper_only = !is_exact(args.precision);
   task.epilogue = args.epilogue;
   task.activation = args.activation;
+  task.soft_cap = args.soft_cap;
   task.y_stride = linear_output_stride(args);
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
   for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
@@ -395,9 +396,9 @@ void Executor::execute(const RopeArgs& args, int thread) {
     const bool is_query = head < args.heads;
     const bool is_value = head >= args.heads + args.kv_heads;
     if (!is_value) {
-      const float* cos = args.cos_sin + args.batch.positions[token] * dim;
-      kernels_.rope({x, cos, cos + dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps, args.head_dim,
-                     is_query ? x : rotated});
+      const float* cos = args.cos_sin + int64_t{args.batch.positions[token]} * args.rotary_dim;
+      kernels_.rope({x, cos, cos + args.rotary_dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps,
+                     args.head_dim, args.rotary_dim, is_query ? x : rotated});
       if (is_query) continue;
     }
     const int64_t slot = args.batch.slots[token];

@@ -431,7 +431,12 @@ void CudaBackend::linear(const LinearArgs& args) {
       profiler_.time("linear", stream_, weight.bytes_read(args.precision),
                      2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
   if (args.epilogue == Epilogue::kGatedActivation && args.activation != Activation::kSilu) {
-    keep(error(ErrorCode::kUnsupported, "the GPU backend computes SiLU between gate and up, and nothing else"));
+    keep(error(ErrorCode::kUnsupported,
+               "the GPU backend computes SiLU between gate and up, and nothing else; use --device cpu"));
+    return;
+  }
+  if (args.soft_cap > 0) {
+    keep(error(ErrorCode::kUnsupported, "the GPU backend computes no soft cap of logits; use --device cpu"));
     return;
   }
   cuda::LinearCall call;
@@ -462,6 +467,7 @@ void CudaBackend::rope(const RopeArgs& args) {
   call.heads = args.heads;
   call.kv_heads = args.kv_heads;
   call.head_dim = args.head_dim;
+  call.rotary_dim = args.rotary_dim;
   call.cos_sin = args.cos_sin;
   call.positions = args.batch.positions;
   call.slots = args.batch.slots;

@@ -6,9 +6,9 @@
 // --random-m measures what an engine would run, whatever the number of tokens: COUNT counts a shape, log-uniform in 1
 // to 8192 (each shape its own), with the choice that the built-in table makes.
 //
-// Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are
-// measured in turns, and from 128 tokens on the four that matter most alone for 100 ms as well, with the clock and
-// power they ran at. Weights rotate over more than 400 MB.
+// Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates(); choices take turns in
+// random order), then the winners are measured in turns, also in random order, and from 128 tokens on the four that
+// matter most alone for 100 ms as well, with the clock and power they ran at. Weights rotate over more than 400 MB.
 #include <CLI/CLI.hpp>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
@@ -21,6 +21,8 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -116,38 +118,64 @@ struct Bench {
   }
 };
 
-int launches_for(double us, size_t copies) {
-  // Products this long leave nothing of each other in the L2.
-  const size_t turn = us > 400 ? std::min<size_t>(copies, 2) : std::min<size_t>(copies, 32);
+// One replay: 300 us or more, and so many weights that none is still in the L2 when its turn comes again.
+int launches_for(double us, size_t copies, size_t bytes) {
+  constexpr size_t kNoLongerCached = size_t{200} << 20;
+  const size_t turn = std::min<size_t>({copies, kNoLongerCached / bytes + 1, us > 400 ? size_t{2} : size_t{32}});
   return std::max<int>(static_cast<int>(turn), std::clamp(static_cast<int>(300.0 / us), 1, 64));
 }
 
-// Tries one choice; keeps it if it is the fastest so far.
-void consider(Method& method, const std::string& choice, const GraphTimer::Launch& launch, double expected_us,
-              size_t copies) {
-  auto timer = GraphTimer::create(launches_for(expected_us, copies), launch);
-  if (!timer.ok()) {
-    fmt::print(stderr, "{} {}: {}\n", method.name, choice, timer.error().message);
-    cudaGetLastError();
-    return;
+struct Candidate {
+  std::string choice;
+  GraphTimer::Launch launch;
+};
+// Times choices and keeps the fastest. They take turns in a new order every round: where power is the limit, the clock
+// depends on what ran before, by up to a quarter.
+void consider(Method& method, const std::vector<Candidate>& choices, double expected_us, size_t copies, size_t bytes) {
+  std::vector<GraphTimer> timers;
+  std::vector<size_t> order;
+  for (const Candidate& c : choices) {
+    auto timer = GraphTimer::create(launches_for(expected_us, copies, bytes), c.launch);
+    if (!timer.ok()) {
+      fmt::print(stderr, "{} {}: {}\n", method.name, c.choice, timer.error().message);
+      cudaGetLastError();
+      continue;
+    }
+    order.push_back(static_cast<size_t>(&c - choices.data()));
+    timers.push_back(std::move(*timer));
   }
-  auto us = expected_us > 150 ? timer->median(1, 4) : timer->median(2, 5);
-  if (!us.ok()) {
-    fmt::print(stderr, "{} {}: {}\n", method.name, choice, us.error().message);
-    std::exit(1);  // a kernel failed: nothing after it can be trusted
+  std::vector<std::vector<double>> times(timers.size());
+  std::vector<size_t> turns(timers.size());
+  std::iota(turns.begin(), turns.end(), size_t{0});
+  std::minstd_rand random(1);
+  for (int round = 0; round < (expected_us > 150 ? 5 : 6); ++round) {
+    std::shuffle(turns.begin(), turns.end(), random);
+    for (const size_t i : turns) {
+      const auto us = timers[i].replay();
+      if (!us.ok()) {
+        fmt::print(stderr, "{} {}: {}\n", method.name, choices[order[i]].choice, us.error().message);
+        std::exit(1);  // a kernel failed: nothing after it can be trusted
+      }
+      if (round > 0) times[i].push_back(*us);
+    }
   }
-  method.tried.emplace_back(choice, *us);
-  if (*us < method.tuned_us) {
-    method.tuned_us = *us;
-    method.choice = choice;
-    method.launch = launch;
-    if (const auto config = parse_config(choice)) method.config = *config;
+  for (size_t i = 0; i < timers.size(); ++i) {
+    const Candidate& c = choices[order[i]];
+    const double us = median_of(times[i]);
+    method.tried.emplace_back(c.choice, us);
+    if (us < method.tuned_us) {
+      method.tuned_us = us;
+      method.choice = c.choice;
+      method.launch = c.launch;
+      if (const auto config = parse_config(c.choice)) method.config = *config;
+    }
   }
 }
 
 void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t m) {
   const double flops = 2.0 * static_cast<double>(m * shape.n * shape.k);
   const double bytes16 = 2.0 * static_cast<double>(shape.n * shape.k);
+  const auto plane_bytes = static_cast<size_t>(shape.n * shape.k);
   const double expect16 = std::max(flops / 7e14, bytes16 / 4.4e12) * 1e6, expect8 = expect16 / 2;
   std::vector<Method> methods;
 
@@ -160,7 +188,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
       fmt::print(stderr, "{}\n", plans.error().message);
       return;
     }
-    int index = 0;
+    std::vector<Candidate> choices;
     for (const DensePlan& plan : *plans) {
       const auto launch = [&b, &copies, plan, input](int i, CUstream_st* stream) {
         const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
@@ -173,9 +201,10 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
         call.workspace = b.dense_workspace.as<void>();
         return b.dense.run(plan, call, stream);
       };
-      consider(method, fmt::format("heuristic {}", index++), launch, input == DType::kF16 ? expect16 : expect8,
-               copies.size());
+      choices.push_back({fmt::format("heuristic {}", choices.size()), launch});
     }
+    const bool fp8 = input != DType::kF16;
+    consider(method, choices, fp8 ? expect8 : expect16, copies.size(), plane_bytes * (fp8 ? 1 : 2));
     if (method.launch) methods.push_back(std::move(method));
   };
   const auto nested = [&](const Config& config, Mode mode, bool dependent, Join join) -> GraphTimer::Launch {
@@ -199,12 +228,12 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     if (!b.wants(name)) return;
     Method method{name, {}, 1e30, {}, {}, 0, {}};
     const Problem problem{m, shape.n, shape.k, mode, false};
-    int tried = 0;
+    std::vector<Candidate> choices;
     for (const Config& config : candidates(problem, b.gemm.device())) {
-      if (tried++ >= b.candidates_for(m)) break;
-      consider(method, to_string(config), nested(config, mode, dependent, Join::kBiased),
-               is_fp8(mode) ? expect8 : expect16, copies.size());
+      if (static_cast<int>(choices.size()) >= b.candidates_for(m)) break;
+      choices.push_back({to_string(config), nested(config, mode, dependent, Join::kBiased)});
     }
+    consider(method, choices, is_fp8(mode) ? expect8 : expect16, copies.size(), plane_bytes * (is_fp8(mode) ? 1 : 2));
     if (dependent && !b.random_tokens) b.table.set(shape.n, shape.k, mode, token_bucket(m), method.config);
     methods.push_back(std::move(method));
   };
@@ -277,11 +306,12 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
       };
     };
     Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
-    int tried = 0;
+    std::vector<Candidate> choices;
     for (const Config& config : candidates({m, shape.n, shape.k, Mode::kE4M3, false}, b.gemm.device())) {
-      if (tried++ >= b.candidates_for(m)) break;
-      consider(method, to_string(config), chain(config), expect8 + 3, copies.size());
+      if (static_cast<int>(choices.size()) >= b.candidates_for(m)) break;
+      choices.push_back({to_string(config), chain(config)});
     }
+    consider(method, choices, expect8 + 3, copies.size(), plane_bytes);
     methods.push_back(std::move(method));
   }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
@@ -297,16 +327,20 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   std::vector<GraphTimer> timers;
   for (Method& method : methods) {
-    auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size()), method.launch);
+    auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size(), plane_bytes), method.launch);
     if (!timer.ok()) {
       fmt::print(stderr, "{}: {}\n", method.name, timer.error().message);
       std::exit(1);
     }
     timers.push_back(std::move(*timer));
   }
-  const int rounds = b.quick ? 5 : 11;
+  const int rounds = b.quick ? 6 : 11;
+  std::vector<size_t> order(methods.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::minstd_rand random(2);
   for (int round = 0; round < rounds; ++round) {
-    for (size_t i = 0; i < methods.size(); ++i) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t i : order) {
       const auto us = timers[i].replay();
       if (us.ok() && round > 0) methods[i].turns.push_back(*us);
     }

@@ -15,7 +15,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct InspectFlags {
   std::string model;
   bool json = false;
   bool all = false;
@@ -95,7 +95,8 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
   fmt::print("{}\n", out.dump(2));
 }
 
-void print_text(const Flags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
+void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source,
+                const InspectReport& r) {
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
@@ -146,7 +147,7 @@ void print_text(const Flags& flags, const ModelConfig& config, const ModelSource
       outlier, range, narrow);
 }
 
-Status run(const Flags& flags) {
+Status run(const InspectFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   ThreadPool threads(usable_cpu_count());
@@ -166,7 +167,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectFlags>();
   CLI::App* verb = app.add_subcommand("inspect", "Show what a model is and how its weights nest");
   verb->footer("Examples:\n  nestedfp inspect model.gguf\n  nestedfp inspect ./Llama-3.2-1B --json");
   verb->add_option("MODEL", flags->model, "Hugging Face directory, nested checkpoint, .gguf file, or org/name")

@@ -12,9 +12,9 @@
 
 #include "base/atomic_file.h"
 #include "calibrate/calibrate.h"
-#include "runtime/loaded_model.h"
 #include "eval/sequence_runner.h"
 #include "io/convert.h"
+#include "runtime/loaded_model.h"
 #include "tiny_model.h"
 
 namespace nfp {

@@ -358,6 +358,7 @@ class Backend {
   virtual Status replay(Graph& graph) = 0;
 
   virtual void set_profiling(bool on) = 0;  // clears the times
+  virtual bool profiling() const = 0;       // operations of a replayed step are not told apart: run it eagerly
   virtual std::vector<StageTime> profile() const = 0;
 };
 

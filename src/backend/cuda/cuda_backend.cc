@@ -29,9 +29,12 @@ namespace {
 
 using cuda::CudaWeight;
 
+// What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
+// unusable.
 Status check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) return ok_status();
-  return error(ErrorCode::kResource, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+  return error(status == cudaErrorMemoryAllocation ? ErrorCode::kResource : ErrorCode::kDevice, "{}: {} ({})", what,
+               cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 class CudaEvent final : public Event {
@@ -159,6 +162,7 @@ class CudaBackend final : public Backend {
     cudaStreamSynchronize(stream_);
     profiler_.reset(on);
   }
+  bool profiling() const override { return profiler_.on(); }
   std::vector<StageTime> profile() const override { return profiler_.times(); }
 
  private:
@@ -301,6 +305,7 @@ Status CudaBackend::reserve(const StepReserve& most) {
   call.kv_heads = most.kv_heads;
   call.head_dim = most.head_dim;
   call.sequences = most.sequences;
+  call.deterministic = options_.deterministic;
   NFP_ASSIGN_OR_RETURN(const size_t attention, cuda::decode_workspace_bytes(call));
   if (attention_workspace_.bytes() < attention) {
     attention_workspace_.reset();
@@ -496,15 +501,17 @@ void CudaBackend::attention(const AttentionArgs& args) {
   call.deterministic = options_.deterministic;
   call.workspace = attention_workspace_.data();
   call.workspace_bytes = attention_workspace_.bytes();
-  if (batch.single > 0) {
-    call.sequences = call.tokens = batch.single;
+  // Where results must not depend on how a sequence was cut into steps, one kernel computes all of them.
+  const int32_t single = options_.deterministic ? 0 : batch.single;
+  if (single > 0) {
+    call.sequences = call.tokens = single;
     call.early_cache_reads = true;  // steps begin with a copy, so only this step's keys may still be on their way
     keep(cuda::run_decode(call, stream_));
   }
-  if (batch.sequences > batch.single) {
-    call.first_sequence = batch.single;
-    call.sequences = batch.sequences - batch.single;
-    call.tokens = batch.tokens - batch.single;
+  if (batch.sequences > single) {
+    call.first_sequence = single;
+    call.sequences = batch.sequences - single;
+    call.tokens = batch.tokens - single;
     call.early_cache_reads = false;
     keep(cuda::run_prefill(call, stream_));
   }

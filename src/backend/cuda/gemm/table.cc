@@ -8,6 +8,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/json_depth.h"
+
 namespace nfp::cuda {
 namespace {
 
@@ -67,10 +69,11 @@ std::string parse_model(const nlohmann::json& entry, TimeModel& model) {
 
 Result<TuningTable> TuningTable::parse(std::string_view text, const std::string& source) {
   using Json = nlohmann::json;
-  const Json root = Json::parse(text, nullptr, false);
   const auto bad = [&](std::string_view what) {
     return error(ErrorCode::kInvalidInput, "{}: {}; make the file again with 'nestedfp tune'", source, what);
   };
+  if (json_too_deep(text)) return bad("is nested too deeply");
+  const Json root = Json::parse(text, nullptr, false);
   if (!root.is_object()) return bad("is not a JSON object");
   const auto text_of = [](const Json& object, const char* key) -> std::string {
     const auto at = object.find(key);

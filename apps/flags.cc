@@ -124,7 +124,7 @@ Status ModelFlags::check_calibration() const {
   return ok_status();
 }
 
-Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
+Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_order) const {
   if (baseline == "fp8-channel" && is_exact(precision_value())) {
     return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
   }
@@ -137,7 +137,7 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load() const {
   const StopRemovesTemporaries stop;
   ProgressBar bar;
   options.progress = bar.callback();
-  return load_calibrated(*this, std::move(options), /*needs_order=*/false);
+  return load_calibrated(*this, std::move(options), needs_order);
 }
 
 Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,

@@ -48,7 +48,7 @@ struct ModelFlags {
 
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr.
-  Result<std::unique_ptr<LoadedModel>> load() const;
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_order = false) const;
   CalibrationOptions calibration_options() const;
   // Error: flags that need --calibrate, without it.
   Status check_calibration() const;

@@ -15,7 +15,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct InspectFlags {
   std::string model;
   bool json = false;
   bool all = false;
@@ -49,7 +49,7 @@ uint64_t kv_bytes_per_token(const ModelConfig& config, DType dtype) {
 
 void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
   nlohmann::ordered_json kinds = nlohmann::ordered_json::array();
-  for (size_t k = 0; k < kGemmKinds; ++k) kinds.push_back(summary_json(kGemmKindNames[k], r.kinds[k]));
+  for (size_t k = 0; k < kGemmTypes; ++k) kinds.push_back(summary_json(kGemmTypeNames[k], r.kinds[k]));
   nlohmann::ordered_json exponents = nlohmann::ordered_json::object();
   for (const auto& [e, rows] : r.exponents) exponents[std::to_string(e)] = rows;
   nlohmann::ordered_json matrices = nlohmann::ordered_json::array();
@@ -57,7 +57,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
     for (const auto& [e, count] : m.exponents) rows[std::to_string(e)] = count;
     matrices.push_back({{"name", m.name},
-                        {"type", name_of(m.kind)},
+                        {"type", name_of(m.type)},
                         {"shape", {m.rows, m.cols}},
                         {"nested", m.nests},
                         {"nested_by_paper_rule", m.nests_by_paper},
@@ -101,7 +101,8 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
   fmt::print("{}\n", out.dump(2));
 }
 
-void print_text(const Flags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
+void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source,
+                const InspectReport& r) {
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
@@ -117,7 +118,7 @@ void print_text(const Flags& flags, const ModelConfig& config, const ModelSource
     if (s.matrices > 0)
       fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", name, s.matrices, s.by_paper, s.by_exponents, s.dense);
   };
-  for (size_t k = 0; k < kGemmKinds; ++k) line(kGemmKindNames[k], r.kinds[k]);
+  for (size_t k = 0; k < kGemmTypes; ++k) line(kGemmTypeNames[k], r.kinds[k]);
   line("all*", r.total);
   fmt::print("(* without lm_head)\n{} of {} rows carry an exponent", r.shifted_rows, r.rows);
   if (r.shifted_rows > 0) fmt::print(" ({})", exponents_text(r.exponents));
@@ -151,7 +152,7 @@ void print_text(const Flags& flags, const ModelConfig& config, const ModelSource
       outlier, range, narrow);
 }
 
-Status run(const Flags& flags) {
+Status run(const InspectFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   ThreadPool threads(usable_cpu_count());
@@ -171,7 +172,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectFlags>();
   CLI::App* verb = app.add_subcommand("inspect", "Show what a model is and how its weights nest");
   verb->footer("Examples:\n  nestedfp inspect model.gguf\n  nestedfp inspect ./Llama-3.2-1B --json");
   verb->add_option("MODEL", flags->model, "Hugging Face directory, nested checkpoint, .gguf file, or org/name")

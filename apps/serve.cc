@@ -95,6 +95,9 @@ Status run(ServeFlags& flags) {
   print_start(*loaded, made, facts, engine.runner->kv_bytes(), flags.serving.kv_dtype, policy_name, service->url());
   wait_for_stop_signal();
   service->drain();
+  if (service->engine().device_failed()) {
+    return error(ErrorCode::kDevice, "the device failed while serving; the log says how. Start the server again");
+  }
   return ok_status();
 }
 

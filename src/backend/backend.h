@@ -166,6 +166,7 @@ struct LinearArgs {
   Precision consumer = Precision::kFp16;      // as in RmsNormArgs, for kGatedActivation's y
   void* y = nullptr;                          // [rows, n] (or n / 2)
   bool y_is_f32 = false;                      // logits: FP32 whatever activation_dtype() is
+  float soft_cap = 0.0f;                      // for kStore: y = cap * tanh(y / cap) where > 0
 };
 
 // Rotates q and k by position, rotate-half convention (Hugging Face), and writes k and v to the cache.
@@ -174,7 +175,8 @@ struct RopeArgs {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  const float* cos_sin = nullptr;  // device [max positions, head_dim]: head_dim/2 cosines, then head_dim/2 sines
+  int32_t rotary_dim = 0;          // leading features of a head that rotate; the others stay
+  const float* cos_sin = nullptr;  // device [max positions, rotary_dim]: rotary_dim/2 cosines, then as many sines
   const float* q_norm = nullptr;   // device [head_dim] RMSNorm weights a head before rotation (Qwen 3), or null
   const float* k_norm = nullptr;
   float norm_eps = 1e-6f;

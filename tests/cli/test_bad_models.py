@@ -135,14 +135,23 @@ class Configuration(Damaged):
             ("num_hidden_layers", 10**12, "num_hidden_layers"),
             ("vocab_size", -1, "vocab_size"),
             ("rms_norm_eps", "small", "rms_norm_eps"),
-            ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "rope_type", "yarn"),
+            ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "rope_type", "dynamic"),
             ("architectures", ["BertModel"], "BertModel"),
+            ("architectures", ["DeepseekV3ForCausalLM"], "DeepseekV3ForCausalLM", "kv_lora_rank"),
+            ("architectures", ["Qwen3MoeForCausalLM"], "Qwen3MoeForCausalLM", "num_experts"),
         ):
             model = self.copy()
             self.edit(os.path.join(model, "config.json"), **{field: value})
             line = failure("generate", model, "-p", "x")
             for part in ("config.json", *naming):
                 self.assertIn(part, line)
+
+    def test_a_chat_template_nested_a_million_deep(self):
+        for opening, closing in (("[", "]"), ('{"a":', "}")):
+            model = self.copy()
+            with open(os.path.join(model, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+                file.write('{"chat_template": [' + opening * 10**6 + "1" + closing * 10**6 + "]}")
+            self.assertIn("tokenizer_config.json", failure("generate", model, "-p", "x"))
 
     def test_no_json(self):
         for text in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000):

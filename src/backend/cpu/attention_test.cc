@@ -19,6 +19,7 @@ struct Shape {
   int window = 0;
   float soft_cap = 0;
   bool qk_norm = false;
+  int rotary_dim = 0;  // 0 = all of head_dim
 };
 
 // Sequences whose tokens are fed in chunks of the caller's choice; attention outputs are collected by token.
@@ -36,8 +37,8 @@ class Model {
     norm_ = random.normals(static_cast<size_t>(shape.head_dim));
     for (int p = 0; p < longest_; ++p) {
       for (const bool sine : {false, true}) {
-        for (int i = 0; i < shape.head_dim / 2; ++i) {
-          const double angle = p * std::pow(10000.0, -2.0 * i / shape.head_dim);
+        for (int i = 0; i < rotary_dim() / 2; ++i) {
+          const double angle = p * std::pow(10000.0, -2.0 * i / rotary_dim());
           cos_sin_.push_back(static_cast<float>(sine ? std::sin(angle) : std::cos(angle)));
         }
       }
@@ -91,6 +92,7 @@ class Model {
     rope.heads = shape_.heads;
     rope.kv_heads = shape_.kv_heads;
     rope.head_dim = shape_.head_dim;
+    rope.rotary_dim = rotary_dim();
     rope.cos_sin = cos_sin_.data();
     rope.q_norm = rope.k_norm = shape_.qk_norm ? norm_.data() : nullptr;
     rope.cache = cache_.get();
@@ -133,10 +135,11 @@ class Model {
           x[static_cast<size_t>(i)] *= norm_[static_cast<size_t>(i)] / std::sqrt(sum / d + 1e-6);
         }
       }
-      std::vector<double> y(x.size());
-      const size_t half = x.size() / 2;
+      std::vector<double> y = x;
+      const auto half = static_cast<size_t>(rotary_dim() / 2);
       for (size_t i = 0; i < half; ++i) {
-        const double c = cos_sin_[static_cast<size_t>(t * d) + i], s = cos_sin_[static_cast<size_t>(t * d) + half + i];
+        const size_t at = static_cast<size_t>(t * rotary_dim()) + i;
+        const double c = cos_sin_[at], s = cos_sin_[at + half];
         y[i] = x[i] * c - x[i + half] * s;
         y[i + half] = x[i + half] * c + x[i] * s;
       }
@@ -188,6 +191,8 @@ class Model {
   std::vector<std::vector<float>> inputs, outputs;
 
  private:
+  int rotary_dim() const { return shape_.rotary_dim > 0 ? shape_.rotary_dim : shape_.head_dim; }
+
   Shape shape_;
   const KernelTable& table_;
   ThreadPool threads_;
@@ -216,6 +221,8 @@ const std::vector<Shape> kShapes = {
      .dtype = DType::kF8E4M3,
      .soft_cap = 3.0f,
      .qk_norm = true},
+    {.heads = 2, .kv_heads = 1, .head_dim = 32, .rotary_dim = 12},
+    {.heads = 2, .kv_heads = 1, .head_dim = 48, .qk_norm = true, .rotary_dim = 40},
 };
 
 TEST(Attention, AgreesWithItsDefinition) {

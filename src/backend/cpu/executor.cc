@@ -171,6 +171,20 @@ AttentionSplit split_of(const AttentionArgs& args, int threads) {
   return split;
 }
 
+// What any split of these arguments may need. It is asked before the operations run, so the batch's arrays may still be
+// those of another step: a copy among the operations fills them.
+size_t most_split_bytes(const AttentionArgs& args, int threads) {
+  if (threads <= 1) return 0;
+  const KvLayer layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
+  const int64_t keys = int64_t{args.batch.table_width} * layer.block_size;
+  const int64_t partitions = (keys + partition_keys(layer) - 1) / partition_keys(layer);
+  AttentionSplit split;
+  split.items = 4 * threads - 1;
+  split.partitions = static_cast<int32_t>(std::min<int64_t>(partitions, kMaxSplitPartitions));
+  split.state_floats = attention_state_floats(kMaxSplitRows, layer.dim);
+  return split.bytes();
+}
+
 }  // namespace
 
 Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
@@ -197,7 +211,7 @@ Executor::Needs Executor::needs_of(const Operation& operation) const {
   } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
     const auto& cache = static_cast<const CpuKvCache&>(*attention->cache);
     needs.per_thread = attention_scratch_floats(cache.layer(0).dim) * sizeof(float);
-    if (const AttentionSplit split = split_of(*attention, threads_.size())) needs.shared = split.bytes();
+    needs.shared = most_split_bytes(*attention, threads_.size());
   } else if (const auto* sample = std::get_if<SampleArgs>(&operation)) {
     needs.vocab = sample->vocab;
   } else if (const auto* score = std::get_if<ScoreArgs>(&operation)) {
@@ -354,6 +368,7 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   task.upper_only = !is_exact(args.precision);
   task.epilogue = args.epilogue;
   task.activation = args.activation;
+  task.soft_cap = args.soft_cap;
   task.y_stride = linear_output_stride(args);
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
   for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
@@ -381,9 +396,9 @@ void Executor::execute(const RopeArgs& args, int thread) {
     const bool is_query = head < args.heads;
     const bool is_value = head >= args.heads + args.kv_heads;
     if (!is_value) {
-      const float* cos = args.cos_sin + args.batch.positions[token] * dim;
-      kernels_.rope({x, cos, cos + dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps, args.head_dim,
-                     is_query ? x : rotated});
+      const float* cos = args.cos_sin + int64_t{args.batch.positions[token]} * args.rotary_dim;
+      kernels_.rope({x, cos, cos + args.rotary_dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps,
+                     args.head_dim, args.rotary_dim, is_query ? x : rotated});
       if (is_query) continue;
     }
     const int64_t slot = args.batch.slots[token];

@@ -27,7 +27,8 @@ struct LinearTask {
   int32_t rows = 0;
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;
-  float* y = nullptr;  // [rows, y_stride]
+  float soft_cap = 0.0f;  // as in LinearArgs
+  float* y = nullptr;     // [rows, y_stride]
   int64_t y_stride = 0;
   void* scratch = nullptr;  // linear_scratch_bytes(rows, k), 64-byte aligned
 };
@@ -99,12 +100,13 @@ constexpr int32_t partition_keys(const KvLayer& layer) {
 
 struct RopeHead {
   const float* in = nullptr;    // [head_dim]
-  const float* cos = nullptr;   // [head_dim / 2]
-  const float* sin = nullptr;   // [head_dim / 2]
+  const float* cos = nullptr;   // [rotary_dim / 2]
+  const float* sin = nullptr;   // [rotary_dim / 2]
   const float* norm = nullptr;  // [head_dim] or null
   float norm_eps = 0;
   int32_t head_dim = 0;
-  float* out = nullptr;  // [head_dim], may be `in`
+  int32_t rotary_dim = 0;  // leading features that rotate
+  float* out = nullptr;    // [head_dim], may be `in`
 };
 
 struct Candidate {

@@ -49,7 +49,10 @@ void rope(const RopeHead& head) {
     rms_norm(in, head.norm, head.norm_eps, head.head_dim, head.out);
     in = head.out;
   }
-  const int64_t half = head.head_dim / 2;
+  const int64_t half = head.rotary_dim / 2;
+  if (in != head.out) {
+    for (int64_t i = head.rotary_dim; i < head.head_dim; ++i) head.out[i] = in[i];
+  }
   for (int64_t i = 0; i < half; i += 16) {
     const int64_t left = half - i;
     const Vec a = load_tail(in + i, left), b = load_tail(in + half + i, left);

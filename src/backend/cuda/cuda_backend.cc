@@ -31,9 +31,12 @@ using cuda::CudaWeight;
 
 constexpr int kMaxE4m3HeadDim = 128;  // of the attention kernels
 
+// What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
+// unusable.
 Status check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) return ok_status();
-  return error(ErrorCode::kResource, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+  return error(status == cudaErrorMemoryAllocation ? ErrorCode::kResource : ErrorCode::kDevice, "{}: {} ({})", what,
+               cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 class CudaEvent final : public Event {
@@ -440,7 +443,12 @@ void CudaBackend::linear(const LinearArgs& args) {
       profiler_.time("linear", stream_, weight.bytes_read(args.precision),
                      2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
   if (args.epilogue == Epilogue::kGatedActivation && args.activation != Activation::kSilu) {
-    keep(error(ErrorCode::kUnsupported, "the GPU backend computes SiLU between gate and up, and nothing else"));
+    keep(error(ErrorCode::kUnsupported,
+               "the GPU backend computes SiLU between gate and up, and nothing else; use --device cpu"));
+    return;
+  }
+  if (args.soft_cap > 0) {
+    keep(error(ErrorCode::kUnsupported, "the GPU backend computes no soft cap of logits; use --device cpu"));
     return;
   }
   cuda::LinearCall call;
@@ -471,6 +479,7 @@ void CudaBackend::rope(const RopeArgs& args) {
   call.heads = args.heads;
   call.kv_heads = args.kv_heads;
   call.head_dim = args.head_dim;
+  call.rotary_dim = args.rotary_dim;
   call.cos_sin = args.cos_sin;
   call.positions = args.batch.positions;
   call.slots = args.batch.slots;
@@ -512,15 +521,17 @@ void CudaBackend::attention(const AttentionArgs& args) {
   call.deterministic = options_.deterministic;
   call.workspace = attention_workspace_.data();
   call.workspace_bytes = attention_workspace_.bytes();
-  if (batch.single > 0) {
-    call.sequences = call.tokens = batch.single;
+  // Where results must not depend on how a sequence was cut into steps, one kernel computes all of them.
+  const int32_t single = options_.deterministic ? 0 : batch.single;
+  if (single > 0) {
+    call.sequences = call.tokens = single;
     call.early_cache_reads = true;  // steps begin with a copy, so only this step's keys may still be on their way
     keep(cuda::run_decode(call, stream_));
   }
-  if (batch.sequences > batch.single) {
-    call.first_sequence = batch.single;
-    call.sequences = batch.sequences - batch.single;
-    call.tokens = batch.tokens - batch.single;
+  if (batch.sequences > single) {
+    call.first_sequence = single;
+    call.sequences = batch.sequences - single;
+    call.tokens = batch.tokens - single;
     call.early_cache_reads = false;
     keep(cuda::run_prefill(call, stream_));
   }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/json_depth.h"
+
 namespace nfp::cuda {
 namespace {
 
@@ -26,10 +28,11 @@ constexpr int64_t kInvariantTokens = 16;
 
 Result<TuningTable> TuningTable::parse(std::string_view text, const std::string& source) {
   using Json = nlohmann::json;
-  const Json root = Json::parse(text, nullptr, false);
   const auto bad = [&](std::string_view what) {
     return error(ErrorCode::kInvalidInput, "{}: {}; make the file again with 'nestedfp tune'", source, what);
   };
+  if (json_too_deep(text)) return bad("is nested too deeply");
+  const Json root = Json::parse(text, nullptr, false);
   if (!root.is_object()) return bad("is not a JSON object");
   const auto text_of = [](const Json& object, const char* key) -> std::string {
     const auto at = object.find(key);

@@ -21,7 +21,7 @@ constexpr const char* kHelp =
     "/help             this list\n"
     "/quit             leave (so does Ctrl-D); Ctrl-C stops an answer\n";
 
-struct Flags {
+struct ChatFlags {
   ModelFlags model;
   SamplingFlags sampling;
   std::string system;
@@ -70,7 +70,7 @@ bool command(const std::string& line, ChatSession& session, Engine& engine, cons
   return true;
 }
 
-Status run(const Flags& flags) {
+Status run(const ChatFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const SamplingParams sampling, flags.sampling.value());
   const Precision precision = flags.model.precision_value();
   const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
@@ -118,7 +118,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_chat(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ChatFlags>();
   CLI::App* verb = app.add_subcommand("chat", "Talk with a model");
   verb->footer(std::string("In the conversation:\n") + kHelp +
                "\nExample:\n  nestedfp chat model.gguf --system 'Answer in one sentence.'");

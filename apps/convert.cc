@@ -23,7 +23,7 @@ namespace {
 constexpr const char* kAuto = "auto";  // of --calibrate: self where that is quick
 constexpr double kQuickSeconds = 60;
 
-struct Flags {
+struct ConvertFlags {
   std::string source;
   std::string destination;
   bool force = false;
@@ -31,7 +31,7 @@ struct Flags {
   double shard_gb = 5.0;
   ModelFlags calibration;  // only what --calibrate and its like set
 
-  Flags() { calibration.calibrate = kAuto; }
+  ConvertFlags() { calibration.calibrate = kAuto; }
 
   void add_to(CLI::App& verb) {
     verb.add_option("DST", destination, "directory to write")->required();
@@ -54,7 +54,7 @@ struct Flags {
 
 // What --calibrate auto means here: self where it takes under a minute, else nothing and a word about it. A checkpoint
 // that has its uppers keeps them.
-std::string decide(const Flags& flags, const ModelSource& source, ThreadPool& threads) {
+std::string decide(const ConvertFlags& flags, const ModelSource& source, ThreadPool& threads) {
   if (flags.calibration.calibrate != kAuto) return flags.calibration.calibrate;
   const auto config = parse_config(source.config_json(), source.path() + ": config.json");
   const bool nested = std::any_of(source.tensors().begin(), source.tensors().end(),
@@ -71,7 +71,7 @@ std::string decide(const Flags& flags, const ModelSource& source, ThreadPool& th
 
 // Calibrates before anything is written; what was done already is in the user's cache. Smoothing puts the smoothed
 // model in `source`'s place.
-Status add_calibration(const Flags& flags, std::unique_ptr<ModelSource>& source, ThreadPool& threads,
+Status add_calibration(const ConvertFlags& flags, std::unique_ptr<ModelSource>& source, ThreadPool& threads,
                        ConvertOptions& options) {
   CalibrationOptions calibration = flags.calibration.calibration_options();
   calibration.threads = flags.threads;
@@ -90,7 +90,7 @@ Status add_calibration(const Flags& flags, std::unique_ptr<ModelSource>& source,
   return ok_status();
 }
 
-Status run_convert(Flags flags) {
+Status run_convert(ConvertFlags flags) {
   const StopRemovesTemporaries stop;
   NFP_ASSIGN_OR_RETURN(auto source, ModelSource::open(flags.source));
   ThreadPool threads(flags.thread_count());
@@ -115,7 +115,7 @@ Status run_convert(Flags flags) {
   return ok_status();
 }
 
-Status run_restore(const Flags& flags) {
+Status run_restore(const ConvertFlags& flags) {
   const StopRemovesTemporaries stop;
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.source));
   ThreadPool threads(flags.thread_count());
@@ -136,7 +136,7 @@ Status run_restore(const Flags& flags) {
 }  // namespace
 
 void add_convert(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ConvertFlags>();
   CLI::App* verb = app.add_subcommand("convert", "Write a nested checkpoint");
   verb->footer(
       "The directory that is written loads in engines that know compressed-tensors as a plain FP8 model, and here in "
@@ -157,7 +157,7 @@ void add_convert(CLI::App& app, Status& status) {
 }
 
 void add_restore(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ConvertFlags>();
   CLI::App* verb = app.add_subcommand("restore", "Write a nested checkpoint's original FP16 or BF16 weights back");
   verb->footer("Example:\n  nestedfp restore ./Llama-3.2-1B-nested ./Llama-3.2-1B-again");
   verb->add_option("SRC", flags->source, "nested checkpoint, as convert wrote it")->required();

@@ -17,7 +17,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct EvaluateFlags {
   ModelFlags model;
   EvaluateOptions options;
   bool no_activations = false;
@@ -53,7 +53,7 @@ Status write_report(std::optional<AtomicFile>& file, std::string_view text) {
   return file->commit();
 }
 
-Status run(Flags flags) {
+Status run(EvaluateFlags flags) {
   const StopRemovesTemporaries stop;
   NFP_RETURN_IF_ERROR(flags.model.check_calibration());
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
@@ -93,7 +93,7 @@ Status run(Flags flags) {
 }  // namespace
 
 void add_evaluate(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<EvaluateFlags>();
   CLI::App* verb = app.add_subcommand("evaluate", "Measure a model in each form of FP8 against its own FP16");
   verb->footer(
       "Compares nested FP8 (rounded to nearest, calibrated, part of the weights, with --calibrate-smooth smoothed) "

@@ -19,7 +19,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct GenerateFlags {
   ModelFlags model;
   SamplingFlags sampling;
   std::string prompt;
@@ -29,7 +29,7 @@ struct Flags {
   bool quiet = false;
 };
 
-Result<std::string> read_prompt(const Flags& flags) {
+Result<std::string> read_prompt(const GenerateFlags& flags) {
   if (!flags.prompt.empty()) return flags.prompt;
   if (!flags.file.empty()) return read_text_file(flags.file);
   if (::isatty(STDIN_FILENO) != 0) {
@@ -75,7 +75,7 @@ std::string_view finish_name(FinishReason reason) {
   return "";
 }
 
-void print_json(const Flags& flags, const LoadedModel& loaded, const Generation& g, uint64_t seed) {
+void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Generation& g, uint64_t seed) {
   nlohmann::ordered_json tokens = nlohmann::ordered_json::array();
   for (const OutputToken& token : g.tokens)
     tokens.push_back({{"id", token.token}, {"precision", name_of(token.precision)}});
@@ -100,7 +100,7 @@ void print_json(const Flags& flags, const LoadedModel& loaded, const Generation&
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
-Status run(const Flags& flags) {
+Status run(const GenerateFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const std::string prompt, read_prompt(flags));
   NFP_ASSIGN_OR_RETURN(SamplingParams sampling, flags.sampling.value());
   if (!sampling.seed) sampling.seed = std::random_device{}();
@@ -148,7 +148,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_generate(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<GenerateFlags>();
   CLI::App* verb = app.add_subcommand("generate", "Continue a prompt");
   verb->footer(
       "Examples:\n"

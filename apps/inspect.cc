@@ -15,7 +15,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct InspectFlags {
   std::string model;
   bool json = false;
   bool all = false;
@@ -39,6 +39,12 @@ nlohmann::ordered_json summary_json(std::string_view name, const KindSummary& s)
           {"nested_by_row_exponents", s.by_exponents},
           {"dense", s.dense},
           {"exceptions_by_paper_rule", s.matrices - s.by_paper}};
+}
+
+// Keys and values of all layers.
+uint64_t kv_bytes_per_token(const ModelConfig& config, DType dtype) {
+  return uint64_t{2} * static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(config.kv_heads) *
+         static_cast<uint64_t>(config.head_dim) * size_of(dtype);
 }
 
 void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
@@ -81,8 +87,8 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
       {"linear_parameters", r.linear_parameters},
       {"file_bytes", r.file_bytes},
       {"fp16_bytes", r.fp16_bytes},
-      {"kv_bytes_per_token_f16", uint64_t{4} * static_cast<uint64_t>(config.layers) *
-                                     static_cast<uint64_t>(config.kv_heads) * static_cast<uint64_t>(config.head_dim)},
+      {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
+      {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
       {"linear", summary_json("all", r.total)},
       {"by_type", kinds},
       {"rows", r.rows},
@@ -95,17 +101,17 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
   fmt::print("{}\n", out.dump(2));
 }
 
-void print_text(const Flags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
+void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source,
+                const InspectReport& r) {
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
-  const uint64_t kv = uint64_t{4} * static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(config.kv_heads) *
-                      static_cast<uint64_t>(config.head_dim);
   fmt::print(
       "{:.1f} M parameters ({:.1f} M in linear layers); {} in its files, {} in memory in both precisions;\n"
-      "KV cache {} a token (FP16)\n\n",
+      "KV cache {} a token in FP16, {} in FP8\n\n",
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
-      human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv));
+      human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
+      human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)));
   fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", "linear", "matrices", "nest by |w|<=1.75", "by row exponents",
              "dense");
   const auto line = [](std::string_view name, const KindSummary& s) {
@@ -146,7 +152,7 @@ void print_text(const Flags& flags, const ModelConfig& config, const ModelSource
       outlier, range, narrow);
 }
 
-Status run(const Flags& flags) {
+Status run(const InspectFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   ThreadPool threads(usable_cpu_count());
@@ -166,7 +172,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectFlags>();
   CLI::App* verb = app.add_subcommand("inspect", "Show what a model is and how its weights nest");
   verb->footer("Examples:\n  nestedfp inspect model.gguf\n  nestedfp inspect ./Llama-3.2-1B --json");
   verb->add_option("MODEL", flags->model, "Hugging Face directory, nested checkpoint, .gguf file, or org/name")

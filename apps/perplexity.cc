@@ -14,14 +14,14 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct PerplexityFlags {
   ModelFlags model;
   std::string file;
   PerplexityOptions options;
   bool json = false;
 };
 
-void print_json(const Flags& flags, const PerplexityResult& r) {
+void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
   nlohmann::ordered_json out = {{"model", flags.model.model},
                                 {"file", flags.file},
                                 {"precision", flags.model.precision},
@@ -47,7 +47,7 @@ void print_json(const Flags& flags, const PerplexityResult& r) {
   fmt::print("{}\n", out.dump(2));
 }
 
-Status run(const Flags& flags) {
+Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(flags.file));
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
@@ -70,7 +70,7 @@ Status run(const Flags& flags) {
   };
   NFP_ASSIGN_OR_RETURN(const PerplexityResult r,
                        perplexity(*loaded->model, tokens, options, *loaded->threads, progress));
-  Flags shown = flags;
+  PerplexityFlags shown = flags;
   shown.options = options;
   if (flags.json) {
     print_json(shown, r);
@@ -91,7 +91,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_perplexity(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PerplexityFlags>();
   CLI::App* verb = app.add_subcommand("perplexity", "Measure how well a model predicts a text");
   verb->footer(
       "The text is cut into chunks of --ctx tokens (512 unless given), of which the second half is scored, as "

@@ -7,18 +7,26 @@
 namespace nfp {
 namespace {
 
+// Spaces around a key are never meant: no client could send them in its header.
+std::string trimmed(const std::string& text) {
+  constexpr const char* kSpace = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kSpace);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+}
+
 // Keys are separated by commas in the environment and by line ends in a file.
 Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
+  for (std::string& key : *keys) key = trimmed(key);
   if (const char* given = std::getenv("NESTEDFP_API_KEY"); given != nullptr && *given != '\0') {
     std::istringstream list(given);
-    for (std::string key; std::getline(list, key, ',');) keys->push_back(key);
+    for (std::string key; std::getline(list, key, ',');) keys->push_back(trimmed(key));
   }
   if (!path.empty()) {
     std::ifstream file(path);
     if (!file) return error(ErrorCode::kUsage, "--api-key-file {}: cannot be read", path);
     const size_t before = keys->size();
     for (std::string line; std::getline(file, line);) {
-      while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+      line = trimmed(line);
       if (!line.empty() && line.front() != '#') keys->push_back(line);
     }
     if (keys->size() == before) return error(ErrorCode::kUsage, "--api-key-file {}: holds no key", path);
@@ -49,6 +57,9 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--api-key-file", api_key_file, "a file with one key a line");
   app.add_option("--root-path", service.api.root_path, "path under which a proxy shows the server");
   app.add_option("--allowed-origins", service.api.allowed_origins, "web pages that may call the API; '*' = all");
+  app.add_option("--allowed-hosts", service.api.allowed_hosts,
+                 "names in the Host header; '*' = all. Default: loopback names where only these reach the server and "
+                 "there are no keys");
   app.add_option("--max-model-len", serving.ctx, "tokens of prompt and answer; 0 = the model's, at most 4096")
       ->check(CLI::Range(0, 1 << 30));
   app.add_option("--max-num-seqs", serving.max_sequences, "requests computed at once")
@@ -68,9 +79,7 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--block-size", serving.block_size, "tokens of a KV block")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--dtype-kv", kv_dtype, "number format of the KV cache")
-      ->check(CLI::IsMember({"f16", "f32"}))
-      ->capture_default_str();
+  add_kv_dtype_flag(app, kv_dtype);
   app.add_flag("--no-enable-prefix-caching", no_prefix_caching, "compute equal prefixes anew");
   app.add_option("--precision", precision, "auto: as the policy decides; else always this")
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
@@ -95,6 +104,20 @@ void ServeFlags::add_to(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--max-connections", http.max_connections, "open at once")->capture_default_str();
   app.add_option("--max-body-mb", max_body_mb, "size of a request")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--max-request-memory", service.http.max_request_bytes,
+                 "bytes of all requests together: read, parsed and waiting, e.g. 1GB")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  app.add_option("--grammar-compile-timeout", grammar_compile_s, "seconds that compiling a grammar may take")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  app.add_option("--grammar-token-ms", grammar_token_ms,
+                 "milliseconds of CPU that a grammar may take for each token in the long run")
+      ->check(CLI::Range(0.1, 10000.0))
+      ->capture_default_str();
+  app.add_option("--grammar-cache-memory", service.grammars.cache_bytes, "bytes of compiled grammars that are kept")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
   app.add_option("--stall-timeout", service.api.stall_timeout_s,
                  "seconds without a finished step after which /health fails")
       ->capture_default_str();
@@ -111,6 +134,8 @@ Status ServeFlags::resolve() {
   service.log_requests = !quiet;
   service.api.page = !no_page;
   service.drain_timeout = std::chrono::seconds(drain_timeout_s);
+  service.grammars.compile_time = std::chrono::milliseconds(static_cast<int64_t>(grammar_compile_s * 1e3));
+  service.grammars.token_mean = std::chrono::microseconds(static_cast<int64_t>(grammar_token_ms * 1e3));
   service.http.max_body_bytes = uint64_t{max_body_mb} << 20;
   if (const std::string& path = service.api.root_path; !path.empty() && !path.starts_with('/')) {
     return error(ErrorCode::kUsage, "--root-path {}: must begin with '/'", path);
@@ -131,7 +156,7 @@ Status ServeFlags::resolve() {
   serving.max_queue = service.max_queue;
   serving.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
   serving.prefix_caching = !no_prefix_caching;
-  serving.kv_dtype = kv_dtype == "f32" ? DType::kF32 : DType::kF16;
+  serving.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
 }
 

@@ -33,6 +33,8 @@ struct ServeFlags {
   bool no_page = false;
   int32_t drain_timeout_s = 30;
   uint32_t max_body_mb = 32;
+  double grammar_compile_s = 10;
+  double grammar_token_ms = 10;
 
   ServeFlags();
   void add_to(CLI::App& app);

@@ -19,7 +19,7 @@
 namespace nfp {
 namespace {
 
-struct Flags {
+struct TuneFlags {
   std::string model;
   std::vector<std::string> shapes;
   std::string modes = "f16,e4m3";
@@ -38,7 +38,7 @@ struct Plan {
   std::vector<int> tokens;
 };
 
-Result<Plan> make_plan(const Flags& flags) {
+Result<Plan> make_plan(const TuneFlags& flags) {
   Plan plan;
   if (flags.model.empty() && flags.shapes.empty())
     return error(ErrorCode::kUsage, "tune: name a MODEL, or shapes with --shape N,K");
@@ -65,7 +65,7 @@ Result<Plan> make_plan(const Flags& flags) {
 }
 
 // What an H100 or H200 would run, from --table or the table that travels inside the program. Needs no GPU.
-Status print_choices(const Flags& flags, const Plan& plan) {
+Status print_choices(const TuneFlags& flags, const Plan& plan) {
   cuda::TuningTable given;
   const cuda::DeviceShape device;
   const cuda::TuningTable* table = cuda::built_in_table(flags.device, device.sms);
@@ -89,7 +89,7 @@ Status print_choices(const Flags& flags, const Plan& plan) {
 }
 
 #ifdef NFP_HAVE_CUDA
-Status measure(const Flags& flags, const Plan& plan) {
+Status measure(const TuneFlags& flags, const Plan& plan) {
   NFP_ASSIGN_OR_RETURN(const cuda::Gemm gemm, cuda::Gemm::create());
   NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(flags.out));  // before minutes of measuring
   cuda::TuneOptions options;
@@ -106,14 +106,14 @@ Status measure(const Flags& flags, const Plan& plan) {
   return ok_status();
 }
 #else
-Status measure(const Flags&, const Plan&) {
+Status measure(const TuneFlags&, const Plan&) {
   return error(ErrorCode::kUnsupported,
                "tune: this nestedfp was built without CUDA; build it where nvcc 13 is installed (-DNFP_CUDA=ON), or "
                "show the choices that travel with it with --print");
 }
 #endif
 
-Status run(const Flags& flags) {
+Status run(const TuneFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const Plan plan, make_plan(flags));
   if (flags.print) return print_choices(flags, plan);
   if (!flags.force && std::filesystem::exists(flags.out))
@@ -124,7 +124,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 void add_tune(CLI::App& app, Status& status) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TuneFlags>();
   CLI::App* verb = app.add_subcommand("tune", "Time GPU kernels for a model's shapes and keep the fastest");
   verb->footer(
       "Tuning needs an H100 or H200 and takes seconds a shape; --print needs no GPU. Examples:\n"

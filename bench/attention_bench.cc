@@ -37,6 +37,7 @@ struct Case {
   int sequences, queries, context;
   int heads, kv_heads, head_dim;
   bool deterministic;
+  bool e4m3 = false;
 };
 
 // Microseconds a call, the median of the replays. The FP16 buffers are filled with one repeated small number pattern:
@@ -45,7 +46,7 @@ double time_case(const Case& c) {
   constexpr int kBlock = 16;
   constexpr size_t kL2 = size_t{160} << 20;
   const int width = (c.context + kBlock - 1) / kBlock;
-  const size_t cache = size_t{2} * c.sequences * width * kBlock * c.kv_heads * c.head_dim * 2;
+  const size_t cache = size_t{2} * c.sequences * width * kBlock * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);
   const int copies = static_cast<int>(std::clamp<size_t>(kL2 / cache + 1, 1, 64));
   const int calls = std::max(copies, c.queries == 1 ? 16 : 2);
   const size_t tokens = static_cast<size_t>(c.sequences) * c.queries;
@@ -55,6 +56,7 @@ double time_case(const Case& c) {
   for (uint16_t& v : pattern) {
     state = state * 1664525u + 1013904223u;
     v = static_cast<uint16_t>((state >> 16 & 0x83ff) | (0x3400 + (state >> 8 & 0x800)));  // magnitudes 0.25 to 2
+    if (c.e4m3) v &= 0xbfbf;                                                              // no code of it is NaN
   }
   const auto fill = [&](const Device& d, size_t bytes) {
     for (size_t at = 0; at < bytes; at += pattern.size() * 2) {
@@ -86,6 +88,8 @@ double time_case(const Case& c) {
   call.scale = 0.1f;
   call.cache.blocks = static_cast<int64_t>(blocks.size());
   call.cache.block_size = kBlock;
+  call.cache.type = c.e4m3 ? KvType::kE4m3 : KvType::kF16;
+  if (c.e4m3) call.cache.key_scale = call.cache.value_scale = 1.0f / 256;
   call.q = q.data;
   call.q_stride = static_cast<int64_t>(q_stride);
   call.out = out.data;
@@ -97,6 +101,7 @@ double time_case(const Case& c) {
   call.tokens = static_cast<int>(tokens);
   call.deterministic = c.deterministic;
   call.early_cache_reads = true;
+  call.likely_context = c.context;
   const Result<size_t> bytes = decode_workspace_bytes(call);
   if (!bytes.ok()) check(Status(bytes.error()));
   const Device workspace(*bytes);
@@ -141,14 +146,14 @@ double time_case(const Case& c) {
 
 void report(const Case& c) {
   const double us = time_case(c);
-  const double bytes = 4.0 * c.sequences * c.context * c.kv_heads * c.head_dim;
+  const double bytes = (c.e4m3 ? 2.0 : 4.0) * c.sequences * c.context * c.kv_heads * c.head_dim;
   const double flop =
       4.0 * c.sequences * c.heads * c.head_dim * (c.queries * (c.context - c.queries + (c.queries + 1) / 2.0));
   std::printf(
       "{\"kernel\": \"%s\", \"sequences\": %d, \"queries\": %d, \"context\": %d, \"heads\": %d, \"kv_heads\": %d, "
-      "\"head_dim\": %d, \"deterministic\": %s, \"us\": %.2f, \"%s\": %.1f}\n",
+      "\"head_dim\": %d, \"cache\": \"%s\", \"deterministic\": %s, \"us\": %.2f, \"%s\": %.1f}\n",
       c.queries == 1 ? "decode" : "prefill", c.sequences, c.queries, c.context, c.heads, c.kv_heads, c.head_dim,
-      c.deterministic ? "true" : "false", us, c.queries == 1 ? "gb_s" : "tflop_s",
+      c.e4m3 ? "e4m3" : "f16", c.deterministic ? "true" : "false", us, c.queries == 1 ? "gb_s" : "tflop_s",
       c.queries == 1 ? bytes / us * 1e-3 : flop / us * 1e-6);
   std::fflush(stdout);
 }
@@ -158,7 +163,7 @@ void report(const Case& c) {
 
 int main() {
   using nfp::cuda::report;
-  for (const int batch : {1, 8, 64, 256}) {
+  for (const int batch : {1, 2, 8, 64, 256}) {
     for (const int context : {128, 1024, 8192}) {
       if (batch * context <= 64 * 8192) report({batch, 1, context, 32, 8, 128, false});
     }
@@ -168,11 +173,16 @@ int main() {
   report({64, 1, 8192, 9, 3, 64, false});
   report({1, 1, 1024, 9, 3, 64, false});
   report({64, 1, 4096, 16, 4, 256, false});
+  report({1, 1, 32768, 32, 8, 128, false});
+  report({64, 1, 8192, 32, 8, 128, false, true});
+  report({64, 1, 1024, 32, 8, 128, false, true});
+  report({1, 1, 1024, 32, 8, 128, false, true});
   for (const int prompt : {1024, 4096, 8192}) {
     for (const int head_dim : {64, 128, 256}) {
       if (head_dim == 128 || prompt == 8192) report({1, prompt, prompt, 32, 8, head_dim, false});
     }
   }
   report({8, 128, 4096, 32, 8, 128, false});
+  report({1, 8192, 8192, 32, 8, 128, false, true});
   return 0;
 }

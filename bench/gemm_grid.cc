@@ -1,11 +1,14 @@
 // The grid of docs/kernels.md: nested FP16 and FP8 products against cuBLASLt's on the same machine in the same minute,
 // as JSON lines.
 //
-//   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--quick] [--out FILE]
+//   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--random-m SEED,COUNT[,LEAST]] [--quick] [--out FILE]
 //
-// Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates()), then the winners are
-// measured in turns, and from 128 tokens on the four that matter most alone for 100 ms as well, with the clock and
-// power they ran at. Weights rotate over more than 400 MB.
+// --random-m measures what an engine would run, whatever the number of tokens: COUNT counts a shape, log-uniform in 1
+// to 8192 (each shape its own), with the choice that the built-in table makes.
+//
+// Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates(); choices take turns in
+// random order), then the winners are measured in turns, also in random order, and from 128 tokens on the four that
+// matter most alone for 100 ms as well, with the clock and power they ran at. Weights rotate over more than 400 MB.
 #include <CLI/CLI.hpp>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
@@ -18,6 +21,8 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,7 +49,12 @@ const std::vector<Shape> kShapes = {{6144, 4096},  {4096, 4096},  {28672, 4096},
                                     {35840, 5120}, {5120, 17920}, {65536, 5120}, {5120, 32768}};
 // Measured alone for 100 ms as well, with the clock and power that they ran at.
 constexpr std::array<std::string_view, 4> kSustained = {"cublas_f16", "nested_f16", "cublas_e4m3_fast", "nested_e4m3"};
+// What random numbers of tokens are measured with: no search of ours, only what an engine would choose.
+constexpr std::array<std::string_view, 6> kRandom = {"cublas_f16",           "nested_f16_chosen",
+                                                     "nested_f16_invariant", "cublas_e4m3_fast",
+                                                     "nested_e4m3_chosen",   "nested_e4m3_promoted_chosen"};
 constexpr size_t kRotation = size_t{420} << 20;
+constexpr int64_t kMostTokens = 8192;
 
 class Buffer {
  public:
@@ -86,12 +96,14 @@ struct Method {
 struct Bench {
   Gemm gemm;
   DenseGemm dense;
-  Buffer x{size_t{4096} * 32768 * 2}, x_e4m3{size_t{4096} * 32768}, d{size_t{4096} * 65536 * 2}, scales{4096 * 4},
-      dense_workspace{DenseGemm::kWorkspaceBytes}, workspace{Workspace::kBytes};
+  Buffer x{size_t{kMostTokens} * 32768 * 2}, x_e4m3{size_t{kMostTokens} * 32768}, d{size_t{kMostTokens} * 65536 * 2},
+      scales{kMostTokens * 4}, dense_workspace{DenseGemm::kWorkspaceBytes}, workspace{Workspace::kBytes};
   Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, zeros{size_t{64} * 32768 * 2},
       row_scales{64 * 4};
   TuningTable table{};
+  const TuningTable* built_in = nullptr;  // of this device
   FILE* out = stdout;
+  bool random_tokens = false;
   bool quick = false;
   int candidates_tried = 24;
   bench::GpuMonitor monitor{};
@@ -101,40 +113,69 @@ struct Bench {
   bool profile = false;
   std::vector<std::string> wanted{};  // methods; empty = all
   bool wants(const std::string& name) const {
+    if (wanted.empty() && random_tokens) return std::find(kRandom.begin(), kRandom.end(), name) != kRandom.end();
     return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
   }
 };
 
-int launches_for(double us, size_t copies) {
-  return std::max<int>(static_cast<int>(std::min<size_t>(copies, 32)), std::clamp(static_cast<int>(300.0 / us), 1, 64));
+// One replay: 300 us or more, and so many weights that none is still in the L2 when its turn comes again.
+int launches_for(double us, size_t copies, size_t bytes) {
+  constexpr size_t kNoLongerCached = size_t{200} << 20;
+  const size_t turn = std::min<size_t>({copies, kNoLongerCached / bytes + 1, us > 400 ? size_t{2} : size_t{32}});
+  return std::max<int>(static_cast<int>(turn), std::clamp(static_cast<int>(300.0 / us), 1, 64));
 }
 
-// Tries one choice; keeps it if it is the fastest so far.
-void consider(Method& method, const std::string& choice, const GraphTimer::Launch& launch, double expected_us,
-              size_t copies) {
-  auto timer = GraphTimer::create(launches_for(expected_us, copies), launch);
-  if (!timer.ok()) {
-    fmt::print(stderr, "{} {}: {}\n", method.name, choice, timer.error().message);
-    cudaGetLastError();
-    return;
+struct Candidate {
+  std::string choice;
+  GraphTimer::Launch launch;
+};
+// Times choices and keeps the fastest. They take turns in a new order every round: where power is the limit, the clock
+// depends on what ran before, by up to a quarter.
+void consider(Method& method, const std::vector<Candidate>& choices, double expected_us, size_t copies, size_t bytes) {
+  std::vector<GraphTimer> timers;
+  std::vector<size_t> order;
+  for (const Candidate& c : choices) {
+    auto timer = GraphTimer::create(launches_for(expected_us, copies, bytes), c.launch);
+    if (!timer.ok()) {
+      fmt::print(stderr, "{} {}: {}\n", method.name, c.choice, timer.error().message);
+      cudaGetLastError();
+      continue;
+    }
+    order.push_back(static_cast<size_t>(&c - choices.data()));
+    timers.push_back(std::move(*timer));
   }
-  auto us = expected_us > 150 ? timer->median(1, 4) : timer->median(2, 5);
-  if (!us.ok()) {
-    fmt::print(stderr, "{} {}: {}\n", method.name, choice, us.error().message);
-    std::exit(1);  // a kernel failed: nothing after it can be trusted
+  std::vector<std::vector<double>> times(timers.size());
+  std::vector<size_t> turns(timers.size());
+  std::iota(turns.begin(), turns.end(), size_t{0});
+  std::minstd_rand random(1);
+  for (int round = 0; round < (expected_us > 150 ? 5 : 6); ++round) {
+    std::shuffle(turns.begin(), turns.end(), random);
+    for (const size_t i : turns) {
+      const auto us = timers[i].replay();
+      if (!us.ok()) {
+        fmt::print(stderr, "{} {}: {}\n", method.name, choices[order[i]].choice, us.error().message);
+        std::exit(1);  // a kernel failed: nothing after it can be trusted
+      }
+      if (round > 0) times[i].push_back(*us);
+    }
   }
-  method.tried.emplace_back(choice, *us);
-  if (*us < method.tuned_us) {
-    method.tuned_us = *us;
-    method.choice = choice;
-    method.launch = launch;
-    if (const auto config = parse_config(choice)) method.config = *config;
+  for (size_t i = 0; i < timers.size(); ++i) {
+    const Candidate& c = choices[order[i]];
+    const double us = median_of(times[i]);
+    method.tried.emplace_back(c.choice, us);
+    if (us < method.tuned_us) {
+      method.tuned_us = us;
+      method.choice = c.choice;
+      method.launch = c.launch;
+      if (const auto config = parse_config(c.choice)) method.config = *config;
+    }
   }
 }
 
 void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t m) {
   const double flops = 2.0 * static_cast<double>(m * shape.n * shape.k);
   const double bytes16 = 2.0 * static_cast<double>(shape.n * shape.k);
+  const auto plane_bytes = static_cast<size_t>(shape.n * shape.k);
   const double expect16 = std::max(flops / 7e14, bytes16 / 4.4e12) * 1e6, expect8 = expect16 / 2;
   std::vector<Method> methods;
 
@@ -147,7 +188,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
       fmt::print(stderr, "{}\n", plans.error().message);
       return;
     }
-    int index = 0;
+    std::vector<Candidate> choices;
     for (const DensePlan& plan : *plans) {
       const auto launch = [&b, &copies, plan, input](int i, CUstream_st* stream) {
         const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
@@ -160,9 +201,10 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
         call.workspace = b.dense_workspace.as<void>();
         return b.dense.run(plan, call, stream);
       };
-      consider(method, fmt::format("heuristic {}", index++), launch, input == DType::kF16 ? expect16 : expect8,
-               copies.size());
+      choices.push_back({fmt::format("heuristic {}", choices.size()), launch});
     }
+    const bool fp8 = input != DType::kF16;
+    consider(method, choices, fp8 ? expect8 : expect16, copies.size(), plane_bytes * (fp8 ? 1 : 2));
     if (method.launch) methods.push_back(std::move(method));
   };
   const auto nested = [&](const Config& config, Mode mode, bool dependent, Join join) -> GraphTimer::Launch {
@@ -186,13 +228,13 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     if (!b.wants(name)) return;
     Method method{name, {}, 1e30, {}, {}, 0, {}};
     const Problem problem{m, shape.n, shape.k, mode, false};
-    int tried = 0;
+    std::vector<Candidate> choices;
     for (const Config& config : candidates(problem, b.gemm.device())) {
-      if (tried++ >= b.candidates_for(m)) break;
-      consider(method, to_string(config), nested(config, mode, dependent, Join::kBiased),
-               is_fp8(mode) ? expect8 : expect16, copies.size());
+      if (static_cast<int>(choices.size()) >= b.candidates_for(m)) break;
+      choices.push_back({to_string(config), nested(config, mode, dependent, Join::kBiased)});
     }
-    if (dependent) b.table.set(shape.n, shape.k, mode, token_bucket(m), method.config);
+    consider(method, choices, is_fp8(mode) ? expect8 : expect16, copies.size(), plane_bytes * (is_fp8(mode) ? 1 : 2));
+    if (dependent && !b.random_tokens) b.table.set(shape.n, shape.k, mode, token_bucket(m), method.config);
     methods.push_back(std::move(method));
   };
   // Another way to run a choice that is already made.
@@ -210,9 +252,19 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     add_variant("nested_f16_no_pdl", f16, nested(f16.config, Mode::kF16, false, Join::kBiased));
   }
   const Problem f16_problem{m, shape.n, shape.k, Mode::kF16, false};
+  // What an engine runs.
+  const auto add_chosen = [&](const char* name, Mode mode) {
+    if (!b.wants(name)) return;
+    const Choice choice = choose({m, shape.n, shape.k, mode, false}, b.gemm.device(), b.built_in, Reduction::kFastest);
+    Method made{name, to_string(choice.config), is_fp8(mode) ? expect8 : expect16, {}, {}, 0, choice.config};
+    made.launch = nested(choice.config, mode, true, Join::kBiased);
+    methods.push_back(std::move(made));
+  };
+  add_chosen("nested_f16_chosen", Mode::kF16);
   for (const bool invariant : {false, true}) {
-    const Choice choice = choose(f16_problem, b.gemm.device(), invariant ? &b.table : nullptr,
-                                 invariant ? Reduction::kBatchInvariant : Reduction::kFastest);
+    const TuningTable* table = !invariant ? nullptr : b.random_tokens ? b.built_in : &b.table;
+    const Choice choice =
+        choose(f16_problem, b.gemm.device(), table, invariant ? Reduction::kBatchInvariant : Reduction::kFastest);
     Method made{"", to_string(choice.config), 0, {}, {}, 0, choice.config};
     made.tuned_us = expect16;
     add_variant(invariant ? "nested_f16_invariant" : "nested_f16_analytic", made,
@@ -221,6 +273,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   add_dense("cublas_e4m3_fast", DType::kF8E4M3, true);
   add_dense("cublas_e4m3", DType::kF8E4M3, false);
   add_nested("nested_e4m3", Mode::kE4M3, true);
+  add_chosen("nested_e4m3_chosen", Mode::kE4M3);
   if (m <= 64 && b.wants("nested_e4m3_with_quant")) {  // as a decode layer runs it: residual add, norm and quantisation
                                                        // in one kernel, then the GEMM
     const auto chain = [&](const Config& config) -> GraphTimer::Launch {
@@ -253,14 +306,16 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
       };
     };
     Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
-    int tried = 0;
+    std::vector<Candidate> choices;
     for (const Config& config : candidates({m, shape.n, shape.k, Mode::kE4M3, false}, b.gemm.device())) {
-      if (tried++ >= b.candidates_for(m)) break;
-      consider(method, to_string(config), chain(config), expect8 + 3, copies.size());
+      if (static_cast<int>(choices.size()) >= b.candidates_for(m)) break;
+      choices.push_back({to_string(config), chain(config)});
     }
+    consider(method, choices, expect8 + 3, copies.size(), plane_bytes);
     methods.push_back(std::move(method));
   }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
+  add_chosen("nested_e4m3_promoted_chosen", Mode::kE4M3Promoted);
 
   if (b.profile) {  // for a profiler that starts at cudaProfilerStart
     cudaProfilerStart();
@@ -272,21 +327,25 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   std::vector<GraphTimer> timers;
   for (Method& method : methods) {
-    auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size()), method.launch);
+    auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size(), plane_bytes), method.launch);
     if (!timer.ok()) {
       fmt::print(stderr, "{}: {}\n", method.name, timer.error().message);
       std::exit(1);
     }
     timers.push_back(std::move(*timer));
   }
-  const int rounds = b.quick ? 5 : 11;
+  const int rounds = b.quick ? 6 : 11;
+  std::vector<size_t> order(methods.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::minstd_rand random(2);
   for (int round = 0; round < rounds; ++round) {
-    for (size_t i = 0; i < methods.size(); ++i) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t i : order) {
       const auto us = timers[i].replay();
       if (us.ok() && round > 0) methods[i].turns.push_back(*us);
     }
   }
-  if (m >= 128 && !b.quick) {
+  if (m >= 128 && !b.quick && !b.random_tokens) {
     for (size_t i = 0; i < methods.size(); ++i) {
       if (std::find(kSustained.begin(), kSustained.end(), methods[i].name) == kSustained.end()) continue;
       methods[i].reading = b.monitor.during([&] {
@@ -296,6 +355,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     }
   }
   std::string line = fmt::format("{{\"n\": {}, \"k\": {}, \"m\": {}", shape.n, shape.k, m);
+  if (b.random_tokens) line += ", \"random\": true";
   for (const Method& method : methods) {
     line += fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"choice\": \"{}\"", method.name,
                         median_of(method.turns), method.tuned_us, method.choice);
@@ -402,13 +462,35 @@ std::vector<int64_t> numbers(const std::string& text, char separator) {
   return out;
 }
 
+// `count` numbers of tokens, log-uniform in `least` to kMostTokens. (splitmix64: the same everywhere, unlike the
+// standard library's distributions.)
+std::vector<int64_t> random_tokens(uint64_t seed, int64_t count, int64_t least) {
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t z = (seed += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    const double unit = static_cast<double>(z >> 11) * 0x1p-53;
+    out.push_back(std::clamp<int64_t>(
+        std::llround(static_cast<double>(least) *
+                     std::exp(unit * std::log(static_cast<double>(kMostTokens) / static_cast<double>(least)))),
+        least, kMostTokens));
+  }
+  return out;
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Nested products against cuBLASLt, as JSON lines");
-  std::string shapes_flag, tokens_flag, out_path;
+  std::string shapes_flag, tokens_flag, random_flag, out_path;
+  double seconds = 0;
   bool quick = false, log_tried = false, profile = false;
   int tried = 24;
   app.add_option("--shapes", shapes_flag, "n,k;n,k;... (default: the 14 shapes of docs/kernels.md)");
   app.add_option("--tokens", tokens_flag, "m,m,... (default: 1 to 4096)");
+  app.add_option("--random-m", random_flag,
+                 "SEED,COUNT[,LEAST]: so many random numbers of tokens a shape, 1 (or LEAST) to 8192");
+  app.add_option("--seconds", seconds, "for all shapes: each has its share, and goes on to the next when it is spent");
   app.add_option("--candidates", tried, "of our kernels, per cell");
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
   std::string table_path;
@@ -452,16 +534,23 @@ int run(int argc, char** argv) {
   }
   std::vector<int64_t> tokens(kTokenBuckets.begin(), kTokenBuckets.end());
   if (!tokens_flag.empty()) tokens = numbers(tokens_flag, ',');
+  const std::vector<int64_t> random = numbers(random_flag, ',');
+  if (!random_flag.empty() && random.size() != 2 && random.size() != 3) {
+    fmt::print(stderr, "gemm_grid: --random-m '{}' is not SEED,COUNT[,LEAST]\n", random_flag);
+    return 1;
+  }
+  b.random_tokens = !random.empty();
 
-  fill_f16(int64_t{4096} * 32768, 1, b.x.as<uint16_t>(), nullptr);
+  fill_f16(kMostTokens * 32768, 1, b.x.as<uint16_t>(), nullptr);
   fill_f16(int64_t{64} * 32768, 3, b.residual.as<uint16_t>(), nullptr);
-  fill_e4m3(int64_t{4096} * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
-  fill_f32(4096, 0.01f, b.scales.as<float>(), nullptr);
+  fill_e4m3(kMostTokens * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
+  fill_f32(kMostTokens, 0.01f, b.scales.as<float>(), nullptr);
   {
     int id = 0, driver = 0, runtime = 0;
     cudaDeviceProp properties{};
     if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess &&
         cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
+      b.built_in = built_in_table(properties.name, properties.multiProcessorCount);
       std::string command;
       for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
       const auto now = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
@@ -474,10 +563,13 @@ int run(int argc, char** argv) {
           static_cast<unsigned>(day.day()), command);
     }
   }
-  if (b.wanted.empty()) {
+  if (b.wanted.empty() && !b.random_tokens) {
     for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
   }
-  for (const Shape& shape : shapes) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  for (size_t index = 0; index < shapes.size(); ++index) {
+    const Shape& shape = shapes[index];
     const PlaneShape planes{shape.n, shape.k};
     const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);  // FP8 alone exceeds the L2 as well
     std::vector<Copy> copies;
@@ -489,7 +581,14 @@ int run(int argc, char** argv) {
       copies.push_back(std::move(copy));
     }
     cudaDeviceSynchronize();
-    for (const int64_t m : tokens) cell(b, shape, copies, m);
+    if (b.random_tokens)
+      tokens =
+          random_tokens(static_cast<uint64_t>(random[0]) * 1000 + index, random[1], random.size() == 3 ? random[2] : 1);
+    const double end = seconds * static_cast<double>(index + 1) / static_cast<double>(shapes.size());
+    for (const int64_t m : tokens) {
+      if (seconds > 0 && std::chrono::duration<double>(Clock::now() - begin).count() > end) break;
+      cell(b, shape, copies, m);
+    }
   }
   if (!table_path.empty()) {
     int id = 0;

@@ -3,12 +3,23 @@
 #   nfp_library(text SOURCES a.cc b.cc TESTS a_test.cc b_test.cc DEPS base PRIVATE_DEPS nfp::pcre2)
 #
 # makes nfp_text (static) and, with tests on, one test program nfp_text_test whose cases ctest lists one by one.
-# DEPS names other folders; they may only be lower ones.
+# DEPS names other folders; they may only be lower ones. With UNITY, up to eight files are compiled as one (unless
+# NFP_UNITY is OFF), which reads and instantiates the headers that they share once: what they declare in unnamed
+# namespaces must then have different names.
 include(GoogleTest)
 
+function(nfp_unity target)
+  if(NFP_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  endif()
+endfunction()
+
 function(nfp_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;TESTS;DEPS;PUBLIC_DEPS;PRIVATE_DEPS;TEST_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "" "SOURCES;TESTS;DEPS;PUBLIC_DEPS;PRIVATE_DEPS;TEST_DEPS" ${ARGN})
   add_library(nfp_${name} STATIC ${ARG_SOURCES})
+  if(ARG_UNITY)
+    nfp_unity(nfp_${name})
+  endif()
   list(TRANSFORM ARG_DEPS PREPEND nfp_)
   target_link_libraries(nfp_${name} PUBLIC nfp_options ${ARG_DEPS} ${ARG_PUBLIC_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
   if(NFP_BUILD_TESTS AND ARG_TESTS)

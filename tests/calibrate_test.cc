@@ -11,9 +11,9 @@
 
 #include "base/atomic_file.h"
 #include "calibrate/activations.h"
-#include "runtime/loaded_model.h"
 #include "engine/model_runner.h"
 #include "eval/sequence_runner.h"
+#include "runtime/loaded_model.h"
 #include "tiny_model.h"
 
 namespace nfp {

@@ -9,9 +9,9 @@
 #include <filesystem>
 
 #include "base/mapped_file.h"
+#include "eval/sequence_runner.h"
 #include "runtime/generation.h"
 #include "runtime/loaded_model.h"
-#include "eval/sequence_runner.h"
 
 namespace nfp {
 namespace {

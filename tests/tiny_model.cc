@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/devices/devices.h"
 #include "base/mapped_file.h"
 
 namespace nfp::testing {
@@ -102,7 +103,11 @@ Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, cons
   std::unique_ptr<TinyModel> tiny(new TinyModel(threads));
   NFP_ASSIGN_OR_RETURN(tiny->source_, ModelSource::open(tiny_model_folder(name)));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(tiny->source_->config_json(), name + "/config.json"));
-  NFP_ASSIGN_OR_RETURN(tiny->backend_, make_cpu_backend({.threads = threads, .pin = false, .kernels = kernels}));
+  if (kernels == "cuda") {
+    NFP_ASSIGN_OR_RETURN(tiny->backend_, make_backend("cuda", {.threads = threads, .deterministic = true}));
+  } else {
+    NFP_ASSIGN_OR_RETURN(tiny->backend_, make_cpu_backend({.threads = threads, .pin = false, .kernels = kernels}));
+  }
   LoadOptions options;
   options.baseline = baseline;
   NFP_ASSIGN_OR_RETURN(tiny->model_, load_model(*tiny->source_, config, *tiny->backend_, tiny->threads_, options));

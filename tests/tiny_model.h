@@ -61,10 +61,10 @@ using Schedule = std::vector<std::vector<Piece>>;
 // Every sequence whole, each in a step of its own.
 Schedule one_by_one(const std::vector<std::vector<int32_t>>& sequences);
 
-// A model on the CPU backend.
+// A model on a backend.
 class TinyModel {
  public:
-  // kernels: as CpuOptions has it.
+  // kernels: as CpuOptions has it, or "cuda" for the GPU, with results that do not depend on the batch.
   static Result<std::unique_ptr<TinyModel>> load(const std::string& name, const std::string& kernels, int threads,
                                                  Baseline baseline = Baseline::kNone);
 

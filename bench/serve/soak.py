@@ -1,7 +1,7 @@
 """Soak of the whole program on a real model: random requests, a third of the clients killed in mid-stream, a KV cache so
 small that requests are preempted, precision changing every few steps.
 
-    soak.py NESTEDFP MODEL SECONDS OUT.json [CLIENTS]
+    soak.py NESTEDFP MODEL SECONDS OUT.json [CLIENTS [FLAGS OF serve ...]]
 
 Checks that nothing leaks (KV blocks back to zero, resident memory flat), nothing stalls, and that every greedy answer
 whose steps were all FP16 is, token for token, the answer of the same request run alone."""
@@ -19,6 +19,7 @@ import httpx
 import record
 
 CLIENTS = int(sys.argv[5]) if len(sys.argv) > 5 else 24
+FLAGS = sys.argv[6:]
 SERVERS = []
 TEXTS = ["The capital of France is", "Once upon a time there was a", "def quicksort(items):", "The three laws of motion are",
          "A recipe for bread:", "In the year 1969,", "The difference between cats and dogs is", "1, 1, 2, 3, 5, 8,"]
@@ -38,7 +39,8 @@ async def main():
     seconds = float(seconds)
     server = subprocess.Popen(
         [program, "serve", model, "--port", "0", "--served-model-name", "m", "--max-model-len", "512", "--max-num-seqs", "16",
-         "--kv-cache-memory", "24MB", "--precision-policy", "alternate:3", "--disable-log-requests"],
+         "--kv-cache-memory", "24MB", "--disable-log-requests"]
+        + ([] if "--precision-policy" in FLAGS else ["--precision-policy", "alternate:3"]) + FLAGS,
         stderr=subprocess.PIPE, text=True)
     SERVERS.append(server)
     url = None
@@ -132,7 +134,7 @@ async def main():
     SERVERS.clear()
     third = max(1, len(memory) // 3)
     result = {"what": "random requests with clients killed in mid-stream, preemption and precision changes on a real model",
-              "command": f"bench/serve/soak.py NESTEDFP MODEL {seconds:.0f} OUT {CLIENTS}", "date": time.strftime("%Y-%m-%d %H:%M"),
+              "command": f"bench/serve/soak.py NESTEDFP MODEL {seconds:.0f} OUT {CLIENTS} {' '.join(FLAGS)}".strip(), "date": time.strftime("%Y-%m-%d %H:%M"),
               "model": os.path.basename(model), "cpus": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[2], 1),
               "seconds": seconds, "clients": CLIENTS, **counts, **final, "exit_code": code,
               "resident_mb_first_third_max": max(memory[:third]) / 1024, "resident_mb_last_third_max": max(memory[-third:]) / 1024}

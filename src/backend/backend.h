@@ -93,7 +93,7 @@ struct KvCacheSpec {
   int head_dim = 0;
   int block_size = 16;  // tokens a block
   int64_t blocks = 0;
-  DType dtype = DType::kF16;  // kF16 or kF32
+  DType dtype = DType::kF16;  // kF16, kF8E4M3 (scale 1, magnitudes over 448 become 448), kF32 (CPU only)
 };
 
 // Keys and values of all layers, in blocks of block_size tokens. Slot s is token s % block_size of block s /
@@ -283,6 +283,8 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
+  Activation activation = Activation::kSilu;  // between gate and up
+  float logit_cap = 0.0f;                     // as LinearArgs::soft_cap
 };
 
 struct DeviceMemory {
@@ -309,7 +311,8 @@ class Backend {
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
 
-  // Once weights and cache are there, before the first step: steps will have at most this.
+  // Once weights are there, before the first step: steps will have at most this. kUnsupported for what the backend
+  // cannot compute.
   virtual Status reserve(const StepReserve& most) = 0;
   // Of the device, where it is apart from the host's.
   virtual std::optional<DeviceMemory> memory() const { return std::nullopt; }
@@ -360,6 +363,7 @@ class Backend {
   virtual Status replay(Graph& graph) = 0;
 
   virtual void set_profiling(bool on) = 0;  // clears the times
+  virtual bool profiling() const = 0;       // operations of a replayed step are not told apart: run it eagerly
   virtual std::vector<StageTime> profile() const = 0;
 };
 

@@ -17,16 +17,19 @@ Error write_error(const std::string& path, int code) {
 
 }  // namespace
 
-Result<AtomicFile> AtomicFile::create(const std::string& path) {
+Result<AtomicFile> AtomicFile::create(const std::string& path, mode_t mode) {
   AtomicFile file;
   file.path_ = path;
-  file.temporary_ = TemporaryPath(fmt::format("{}.tmp-{}", path, ::getpid()));
-  file.fd_ = ::open(file.temporary_.name().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file.fd_ < 0) {
+  // A name that nobody can have prepared a file or a link under (O_EXCL takes neither).
+  for (int tries = 0; tries < 16 && file.fd_ < 0; ++tries) {
+    file.temporary_ = TemporaryPath(path + temporary_suffix());
+    file.fd_ = ::open(file.temporary_.name().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (file.fd_ >= 0) break;
     const int code = errno;
     file.temporary_.release();
-    return write_error(path, code);
+    if (code != EEXIST) return write_error(path, code);
   }
+  if (file.fd_ < 0) return write_error(path, EEXIST);
   return file;
 }
 
@@ -60,8 +63,8 @@ Status AtomicFile::commit() {
   return ok_status();
 }
 
-Status write_file(const std::string& path, std::string_view text) {
-  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
+Status write_file(const std::string& path, std::string_view text, mode_t mode) {
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path, mode));
   NFP_RETURN_IF_ERROR(file.write(text));
   return file.commit();
 }

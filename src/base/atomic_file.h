@@ -2,6 +2,8 @@
 // a half-written one. An object that goes away without commit() removes the temporary.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -14,7 +16,8 @@ namespace nfp {
 
 class AtomicFile {
  public:
-  static Result<AtomicFile> create(const std::string& path);
+  // `mode`: who may read the file, less what the umask takes away.
+  static Result<AtomicFile> create(const std::string& path, mode_t mode = 0644);
   ~AtomicFile() { close(); }
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
@@ -35,6 +38,6 @@ class AtomicFile {
   int fd_ = -1;
 };
 
-Status write_file(const std::string& path, std::string_view text);
+Status write_file(const std::string& path, std::string_view text, mode_t mode = 0644);
 
 }  // namespace nfp

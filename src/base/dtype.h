@@ -53,6 +53,10 @@ inline constexpr DTypeInfo kDTypes[] = {
 
 constexpr const DTypeInfo& info(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
 constexpr size_t size_of(DType dtype) { return info(dtype).size; }
+// What weights are converted from.
+constexpr bool is_weight_float(DType dtype) {
+  return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32;
+}
 constexpr std::string_view name_of(DType dtype) { return info(dtype).name; }
 
 constexpr std::optional<DType> dtype_from_safetensors(std::string_view name) {

@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
 #include "base/atomic_file.h"
+#include "base/json_depth.h"
 #include "base/mapped_file.h"
 #include "base/mapping_guard.h"
 
@@ -76,13 +79,42 @@ TEST_F(Files, ErrorsNameThePath) {
 }
 
 TEST_F(Files, AFullDiskIsAnError) {
-  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full on this machine";
-  std::filesystem::create_symlink("/dev/full", dir_ + "/c.tmp-" + std::to_string(getpid()));
+  // A limit on the size of files stands in for the disk's end.
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   auto file = AtomicFile::create(dir_ + "/c");
   ASSERT_TRUE(file.ok());
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
   Status status = file->write("x");
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
   ASSERT_FALSE(status.ok());
-  EXPECT_NE(status.error().message.find("No space left"), std::string::npos);
+  EXPECT_NE(status.error().message.find(dir_ + "/c: cannot be written"), std::string::npos);
+}
+
+TEST_F(Files, NobodyCanPrepareATemporarysName) {
+  // A link under the name that another program could guess, to a file of ours.
+  ASSERT_TRUE(write_file(dir_ + "/precious", "kept").ok());
+  std::filesystem::create_symlink(dir_ + "/precious", dir_ + "/d.tmp-" + std::to_string(getpid()));
+  ASSERT_TRUE(write_file(dir_ + "/d", "new").ok());
+  EXPECT_EQ(std::filesystem::file_size(dir_ + "/precious"), 4u);
+  EXPECT_NE(temporary_suffix(), temporary_suffix());
+}
+
+TEST_F(Files, APrivateFileIsReadByItsOwnerOnly) {
+  ASSERT_TRUE(write_file(dir_ + "/e", "secret", 0600).ok());
+  using Perms = std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(dir_ + "/e").permissions() & (Perms::group_all | Perms::others_all), Perms::none);
+}
+
+TEST(JsonDepth, CountsLevelsOutsideOfStrings) {
+  EXPECT_EQ(json_depth("", 9), 0);
+  EXPECT_EQ(json_depth(R"({"a":[1,{"b":"[[[\"[["}]})", 9), 3);
+  EXPECT_EQ(json_depth(std::string(1'000'000, '['), 9), 10);
+  EXPECT_TRUE(json_too_deep(std::string(201, '{')));
+  EXPECT_FALSE(json_too_deep(std::string(200, '{')));
 }
 
 }  // namespace

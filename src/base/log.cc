@@ -1,43 +1,37 @@
 #include "base/log.h"
 
-#include <spdlog/sinks/stdout_color_sinks.h>
-#include <spdlog/spdlog.h>
+#include <unistd.h>
 
-#include <memory>
+#include <atomic>
+#include <cstdio>
+#include <ctime>
+#include <string>
 
 namespace nfp::log {
 namespace {
 
-spdlog::level::level_enum to_spdlog(Level level) {
-  switch (level) {
-    case Level::kDebug:
-      return spdlog::level::debug;
-    case Level::kInfo:
-      return spdlog::level::info;
-    case Level::kWarn:
-      return spdlog::level::warn;
-    case Level::kError:
-      return spdlog::level::err;
-    case Level::kOff:
-      return spdlog::level::off;
-  }
-  return spdlog::level::info;
-}
+std::atomic<Level> least_level{Level::kWarn};
 
-spdlog::logger& logger() {
-  static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>("nestedfp", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-    made->set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%l%$ %v");
-    made->set_level(spdlog::level::warn);
-    return made;
-  }();
-  return *instance;
-}
+constexpr std::string_view kNames[] = {"debug", "info", "warning", "error"};
+constexpr std::string_view kColors[] = {"\x1b[36m", "\x1b[32m", "\x1b[33m\x1b[1m", "\x1b[31m\x1b[1m"};
 
 }  // namespace
 
-void set_level(Level level) { logger().set_level(to_spdlog(level)); }
+void set_level(Level level) { least_level = level; }
 
-void write(Level level, std::string_view message) { logger().log(to_spdlog(level), "{}", message); }
+void write(Level level, std::string_view message) {
+  if (level < least_level || level == Level::kOff) return;
+  static const bool colored = isatty(STDERR_FILENO) != 0;
+  const auto index = static_cast<size_t>(level);
+  std::timespec now{};
+  std::tm parts{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  localtime_r(&now.tv_sec, &parts);
+  char time[32];
+  const size_t size = std::strftime(time, sizeof(time), "%Y-%m-%dT%H:%M:%S", &parts);
+  const std::string line = fmt::format("{}.{:03} {}{}{} {}\n", std::string_view(time, size), now.tv_nsec / 1'000'000,
+                                       colored ? kColors[index] : "", kNames[index], colored ? "\x1b[m" : "", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);  // one call, so that lines of several threads do not mix
+}
 
 }  // namespace nfp::log

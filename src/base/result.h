@@ -27,6 +27,7 @@ enum class ErrorCode {
   kResource,      // memory, KV blocks or queue places are used up
   kUsage,         // wrong flags; programs exit with 2 instead of 1
   kCancelled,     // somebody asked for it to stop
+  kDevice,        // a device failed (or hangs) and does not come back: the process must be started again
 };
 
 // One line for a person: names the file, tensor, field or flag and says what to do.

@@ -1,7 +1,11 @@
 #include "base/temporary_path.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <mutex>
+#include <random>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -49,6 +53,11 @@ void TemporaryPath::release() {
   const std::lock_guard lock(registry().mutex);
   if (const auto at = registry().names.find(name_); at != registry().names.end()) registry().names.erase(at);
   name_.clear();
+}
+
+std::string temporary_suffix() {
+  std::random_device source;
+  return fmt::format(".tmp-{}-{:08x}{:08x}", ::getpid(), source(), source());
 }
 
 void remove_all_temporaries() {

@@ -25,6 +25,9 @@ class TemporaryPath {
   std::string name_;
 };
 
+// What distinguishes a temporary's name from that of its place: ".tmp-", the process and 16 random hexadecimal digits.
+std::string temporary_suffix();
+
 // Removes what all of them name. From then on whoever would make or end one waits: only for the way out of the process.
 void remove_all_temporaries();
 

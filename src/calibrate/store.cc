@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/atomic_file.h"
+#include "base/json_depth.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "calibrate/smoothing.h"
@@ -83,6 +84,7 @@ Status CalibrationStore::save_layer(int32_t index, std::span<const UpperChoice> 
 std::optional<TokenSequences> CalibrationStore::text() const {
   const auto file = read_text_file(folder_ + "/text.json");
   if (!file.ok()) return std::nullopt;
+  if (json_too_deep(*file)) return std::nullopt;
   const auto json = nlohmann::json::parse(*file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_array()) return std::nullopt;
   TokenSequences text;
@@ -99,7 +101,8 @@ std::optional<TokenSequences> CalibrationStore::text() const {
 
 Status CalibrationStore::save_text(const TokenSequences& text) const {
   NFP_RETURN_IF_ERROR(make_folder());
-  return write_file(folder_ + "/text.json", nlohmann::json(text).dump());
+  // It may be the text of a file that only this user may read.
+  return write_file(folder_ + "/text.json", nlohmann::json(text).dump(), 0600);
 }
 
 std::optional<std::vector<Sensitivity>> CalibrationStore::order() const {

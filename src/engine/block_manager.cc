@@ -65,10 +65,11 @@ void BlockManager::unpublish(int32_t block) {
   b.tokens.clear();
 }
 
-PrefixMatch BlockManager::match(std::span<const int32_t> tokens, int64_t max_tokens, bool exact_only) {
+PrefixMatch BlockManager::match(std::span<const int32_t> tokens, int64_t max_tokens, bool exact_only,
+                                const PrefixKey& scope) {
   PrefixMatch found;
   if (!caching_) return found;
-  PrefixKey key;
+  PrefixKey key = scope;
   const auto size = static_cast<size_t>(block_size_);
   const size_t limit = std::min(tokens.size(), static_cast<size_t>(std::max<int64_t>(0, max_tokens)));
   for (size_t first = 0; first + size <= limit; first += size) {

@@ -14,17 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/prefix_key.h"
+
 namespace nfp {
-
-// Identifies a run of tokens from the start of a sequence to a block's end.
-struct PrefixKey {
-  uint64_t high = 0;
-  uint64_t low = 0;
-  friend bool operator==(const PrefixKey&, const PrefixKey&) = default;
-};
-
-// Key of `tokens` (one block) after `parent` (default: the start of a sequence).
-PrefixKey extend(const PrefixKey& parent, std::span<const int32_t> tokens);
 
 struct PrefixMatch {
   std::vector<int32_t> blocks;  // each acquired for the caller
@@ -48,7 +40,8 @@ class BlockManager {
   void release(int32_t block);
 
   // The longest published prefix of `tokens` in whole blocks, at most `max_tokens` long; its blocks get one owner more.
-  PrefixMatch match(std::span<const int32_t> tokens, int64_t max_tokens, bool exact_only);
+  // `scope` is the key of nothing: what was published under another one is not found.
+  PrefixMatch match(std::span<const int32_t> tokens, int64_t max_tokens, bool exact_only, const PrefixKey& scope = {});
   // Makes an owned, full block findable. `tokens` are the block's own; `exact` as above. Where an equal block is
   // published already, that one stays (unless this one is exact and that one is not).
   void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact);

@@ -77,6 +77,7 @@ bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flig
 void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std::move(policy); }
 
 Status Engine::submit(Request request) {
+  if (device_failure_) return *device_failure_;
   const int32_t vocab = runner_->vocab();
   NFP_RETURN_IF_ERROR(validate(request.sampling, vocab));
   if (request.prompt.empty())
@@ -158,6 +159,20 @@ double Engine::share_level(double share) const {
   return level != levels.end() ? *level : 1.0;
 }
 
+void Engine::leave_out_unready(StepPlan& plan) {
+  TokenConstraint* awaited = nullptr;
+  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
+    TokenConstraint* constraint = item.sequence->request.constraint.get();
+    if (!item.samples || constraint == nullptr || constraint->ready(std::chrono::microseconds(0))) return false;
+    awaited = constraint;
+    plan.tokens -= item.count;
+    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
+    return true;
+  });
+  // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
+  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
+}
+
 Precision Engine::choose_precision(StepPlan& plan) {
   StepLoad load;
   load.step_tokens = plan.tokens;
@@ -232,11 +247,9 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   step.plan = scheduler_.schedule();
   StepPlan& plan = step.plan;
   const auto preempted = static_cast<int32_t>(plan.preempted.size());
-  if (plan.items.empty()) {
-    (void)start_sequences(plan);  // some may have been preempted
-    return false;
-  }
   const Status started = start_sequences(plan);
+  leave_out_unready(plan);
+  if (plan.items.empty() && started.ok()) return false;
   step.precision = runner_->computed(choose_precision(plan));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
@@ -256,29 +269,44 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   record.sequences = static_cast<int32_t>(plan.items.size());
   record.waiting = scheduler_.waiting();
   record.preempted = preempted;
+  record.fp8_share = is_exact(step.precision) ? 0.0 : plan.fp8_share;
+  record.submit_s = seconds_between(start, EngineClock::now());
   in_flight_.push_back(std::move(step));
   return true;
 }
 
+void Engine::end_with(const std::string& id, const Error& error, std::vector<RequestOutput>& outputs) {
+  RequestOutput& output = outputs.emplace_back();
+  output.id = id;
+  output.error = error.message;
+  output.error_code = error.code;
+  end(*entries_.at(id), FinishReason::kError, output);
+  remove(id);
+}
+
 void Engine::fail(const StepPlan& plan, const Error& error, std::vector<RequestOutput>& outputs) {
+  std::vector<std::string> ids;
   for (const ScheduledSequence& item : plan.items) {
-    if (item.sequence == nullptr) continue;
-    RequestOutput& output = outputs.emplace_back();
-    output.id = item.sequence->request.id;
-    output.error = error.message;
-    output.error_code = error.code;
-    end(*by_sequence_.at(item.sequence), FinishReason::kError, output);
-    remove(output.id);
+    if (item.sequence != nullptr) ids.push_back(item.sequence->request.id);
   }
+  if (error.code == ErrorCode::kDevice) {
+    device_failure_ = error;
+    ids.clear();
+    for (const auto& [id, entry] : entries_) ids.push_back(id);
+  }
+  for (const std::string& id : ids) end_with(id, error, outputs);
 }
 
 void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
+  const auto waits = EngineClock::now();
   Result<StepOutput> result = runner_->collect(step.ticket);
+  const auto arrived = EngineClock::now();
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
+    if (device_failure_) in_flight_.clear();
     return;
   }
   const Precision precision = step.precision;
@@ -310,6 +338,8 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   const auto now = EngineClock::now();
   record.seconds = seconds_between(std::max(record.start, last_collected_), now);
   last_collected_ = now;
+  record.wait_s = seconds_between(waits, arrived);
+  record.output_s = seconds_between(arrived, now);
   record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   if (observer_ != nullptr) observer_->on_step(record);
 }
@@ -345,6 +375,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
     if (observer_ != nullptr) observer_->on_first_token(seconds_between(entry.arrival, now));
     output.prompt_logprobs = std::move(entry.prompt_logprobs);
+    if (sampling.prompt_logprobs && output.prompt_logprobs.empty()) {
+      // A prompt of one token: the runner has nothing to score.
+      output.prompt_logprobs.emplace_back().token = sequence.tokens.front();
+    }
   } else {
     const double gap = seconds_between(*entry.last_token, now);
     update_recent(recent_tpot_s_, gap);
@@ -358,7 +392,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   entry.usage.completion.add(token.precision, 1);
   output.tokens.push_back(std::move(token));
   if (sequence.request.constraint && !sequence.request.constraint->accept(id)) {
-    output.error = fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    const std::string_view failure = sequence.request.constraint->failure();
+    output.error = !failure.empty()
+                       ? std::string(failure)
+                       : fmt::format("token {} was sampled although the request's grammar does not allow it", id);
     end(entry, FinishReason::kError, output);
     return;
   }
@@ -387,7 +424,9 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
 void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   if (entry.detokenizer) {
     // What was held back: half a UTF-8 sequence, the possible start of a stop string.
-    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish());
+    // Where the answer is cut there, the half of a character is left out.
+    const bool cut = reason == FinishReason::kLength || reason == FinishReason::kCancelled;
+    if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->feed(entry.detokenizer->finish(cut));
     if (!entry.stop_filter->stopped()) output.text += entry.stop_filter->finish();
     if (entry.stop_filter->stopped()) output.stop_string = entry.stop_filter->stop();
   }

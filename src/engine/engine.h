@@ -54,9 +54,14 @@ struct StepRecord {
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
-  double kv_use = 0;  // after the step
+  double kv_use = 0;     // after the step
+  double fp8_share = 0;  // of the weights computed in FP8
   EngineClock::time_point start;
   double seconds = 0;
+  // Of the thread that steps the engine; what other steps in flight need of it is not in these.
+  double submit_s = 0;  // choosing the step's tokens and precision, preparing and enqueueing it
+  double wait_s = 0;    // waiting until it was done: next to nothing where the device was done first
+  double output_s = 0;  // taking its tokens, ending requests
 };
 
 // What one request went through. Times in seconds; zero where it did not get that far.
@@ -119,6 +124,8 @@ class Engine {
   // Between steps.
   void set_policy(std::unique_ptr<PrecisionPolicy> policy);
   void set_observer(EngineObserver* observer) { observer_ = observer; }  // null = none
+  // Set once the device has failed for good: all requests have ended with it, and new ones are refused.
+  const std::optional<Error>& device_failure() const { return device_failure_; }
   EngineStats stats() const;
   int32_t max_context() const;  // tokens a sequence may have: the model's context or all KV blocks, whichever is less
   const EngineOptions& options() const { return options_; }
@@ -133,13 +140,17 @@ class Engine {
     StepRecord record;
   };
 
+  // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
+  void leave_out_unready(StepPlan& plan);
   Precision choose_precision(StepPlan& plan);
   double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);
   // False where there is nothing to submit. Requests that fail end in `outputs`.
   bool submit_step(std::vector<RequestOutput>& outputs);
   void collect_step(std::vector<RequestOutput>& outputs);
+  // Ends the requests of the step, or where the device is gone all of them.
   void fail(const StepPlan& plan, const Error& error, std::vector<RequestOutput>& outputs);
+  void end_with(const std::string& id, const Error& error, std::vector<RequestOutput>& outputs);
   void account(Entry& entry, const ScheduledSequence& item, Precision precision);
   void take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, std::vector<OutputToken>&& logprobs);
   // Appends a sampled token; the request may end by it.
@@ -166,6 +177,7 @@ class Engine {
   double recent_tpot_s_ = 0;
   double recent_ttft_s_ = 0;
   EngineStats totals_;
+  std::optional<Error> device_failure_;
   std::optional<Precision> last_precision_;  // of the last step submitted
 };
 

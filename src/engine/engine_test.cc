@@ -63,6 +63,63 @@ std::map<std::string, Answer> run(Engine& engine) {
 
 std::unique_ptr<PrecisionPolicy> policy(const char* text) { return std::move(parse_policy(text).value()); }
 
+// Allows everything, from the third time on that it is asked whether it is ready.
+class LateConstraint final : public TokenConstraint {
+ public:
+  bool ready(std::chrono::microseconds) override { return ++asked_ % 3 == 0; }
+  bool fill(std::span<uint32_t>) override { return false; }
+  bool accept(int32_t) override { return accepted_++ < 5; }
+  std::string_view failure() const override { return accepted_ > 5 ? "it took too long" : ""; }
+
+ private:
+  int asked_ = 0;
+  int accepted_ = 0;
+};
+
+TEST(Engine, SequencesWhoseGrammarIsNotReadySitOut) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  auto slow = request("slow", {5, 6, 7}, 20);
+  slow.constraint = std::make_unique<LateConstraint>();
+  ASSERT_TRUE(engine.submit(std::move(slow)).ok());
+  ASSERT_TRUE(engine.submit(request("quick", {5, 6, 7}, 9)).ok());
+  std::map<std::string, Answer> answers;
+  int steps = 0;
+  for (; !answers["quick"].finish && steps < 100; ++steps) collect(engine.step(), answers);
+  EXPECT_EQ(steps, 9);  // a token in every step
+  EXPECT_EQ(answers["slow"].tokens.size(), 3u);
+  while (!engine.idle() && ++steps < 1000) collect(engine.step(), answers);
+  EXPECT_EQ(answers["slow"].finish, FinishReason::kError);
+  EXPECT_EQ(answers["slow"].error, "it took too long");
+}
+
+TEST(Engine, APromptOfOneTokenHasItsLogprobs) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  auto one = request("one", {5}, 2);
+  one.sampling.prompt_logprobs = 0;
+  ASSERT_TRUE(engine.submit(std::move(one)).ok());
+  const auto outputs = engine.step();
+  ASSERT_EQ(outputs.size(), 1u);
+  ASSERT_EQ(outputs[0].prompt_logprobs.size(), 1u);
+  EXPECT_EQ(outputs[0].prompt_logprobs[0].token, 5);
+}
+
+TEST(Engine, CachedPrefixesStayInTheirScope) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  const auto cached = [&](const char* id, uint64_t scope) {
+    auto r = request(id, std::vector<int32_t>(17, 5), 1);
+    r.cache_scope = {scope, scope};
+    EXPECT_TRUE(engine.submit(std::move(r)).ok());
+    return run(engine)[id].usage.cached_tokens;
+  };
+  EXPECT_EQ(cached("a", 1), 0);
+  EXPECT_EQ(cached("b", 1), 16);
+  EXPECT_EQ(cached("c", 2), 0);
+  EXPECT_EQ(cached("d", 2), 16);
+}
+
 TEST(Engine, AnswersAreTheSameAloneAndTogetherAndUnderPreemption) {
   ScriptedRunner runner(kVocab, 1000);
   std::map<std::string, std::vector<int32_t>> alone;
@@ -298,6 +355,35 @@ class FailingRunner final : public StepRunner {
  private:
   StepTicket submitted_ = 0;
 };
+
+class LostDevice final : public StepRunner {
+ public:
+  int32_t vocab() const override { return kVocab; }
+  int32_t max_context() const override { return 100; }
+  int32_t max_in_flight() const override { return 2; }
+  Status start(const Sequence&) override { return ok_status(); }
+  Result<StepTicket> submit(const StepPlan&, Precision) override { return submitted_++; }
+  Result<StepOutput> collect(StepTicket) override { return error(ErrorCode::kDevice, "an illegal memory access"); }
+
+ private:
+  StepTicket submitted_ = 0;
+};
+
+TEST(Engine, ALostDeviceEndsEveryRequestAndRefusesNewOnes) {
+  LostDevice runner;
+  EngineOptions o = options(64, {.max_sequences = 1, .max_step_tokens = 64});
+  o.steps_in_flight = 2;
+  Engine engine(o, &runner, nullptr, policy("fp16"));
+  for (const char* id : {"a", "b", "c"}) ASSERT_TRUE(engine.submit(request(id, {5}, 4)).ok());
+  auto answers = run(engine);
+  for (const char* id : {"a", "b", "c"}) {
+    EXPECT_EQ(answers[id].finish, FinishReason::kError) << id;
+    EXPECT_EQ(answers[id].error, "an illegal memory access");
+  }
+  EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+  ASSERT_TRUE(engine.device_failure().has_value());
+  EXPECT_EQ(engine.submit(request("d", {5}, 4)).error().code, ErrorCode::kDevice);
+}
 
 TEST(Engine, ABackendErrorEndsTheStepsRequests) {
   FailingRunner runner;

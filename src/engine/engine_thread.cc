@@ -1,5 +1,6 @@
 #include "engine/engine_thread.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace nfp {
@@ -11,8 +12,13 @@ int64_t now_ns() {
 
 }  // namespace
 
-EngineThread::EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue)
-    : engine_(std::move(engine)), max_queue_(max_queue), stats_(engine_->stats()), progress_ns_(now_ns()) {
+EngineThread::EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue,
+                           std::function<void(const Error&)> on_device_failure)
+    : engine_(std::move(engine)),
+      max_queue_(max_queue),
+      on_device_failure_(std::move(on_device_failure)),
+      stats_(engine_->stats()),
+      progress_ns_(now_ns()) {
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -26,14 +32,22 @@ EngineThread::~EngineThread() {
 }
 
 Status EngineThread::submit(Request request, OutputSink sink) {
+  std::vector<Submission> one;
+  one.push_back({std::move(request), std::move(sink)});
+  return submit_all(std::move(one));
+}
+
+Status EngineThread::submit_all(std::vector<Submission> submissions) {
   {
     const std::lock_guard lock(mutex_);
     const int32_t queued = static_cast<int32_t>(incoming_.size()) + stats_.waiting;
-    if (queued >= max_queue_) {
-      return error(ErrorCode::kResource, "the queue is full ({} requests wait); try again later", queued);
+    const auto more = static_cast<int32_t>(std::min<size_t>(submissions.size(), INT32_MAX / 2));
+    if (queued > max_queue_ - more) {
+      return error(ErrorCode::kResource, "the queue is full ({} requests wait, and this one is {}); try again later",
+                   queued, more);
     }
-    incoming_.push_back({std::move(request), std::move(sink)});
-    queued_.store(queued + 1, std::memory_order_relaxed);
+    for (Submission& submission : submissions) incoming_.push_back(std::move(submission));
+    queued_.store(queued + more, std::memory_order_relaxed);
   }
   wake_.notify_one();
   return ok_status();
@@ -92,7 +106,7 @@ void EngineThread::deliver(std::vector<RequestOutput>& outputs) {
 
 void EngineThread::loop() {
   while (true) {
-    std::deque<Incoming> incoming;
+    std::deque<Submission> incoming;
     std::vector<std::string> cancellations;
     std::vector<std::function<void()>> tasks;
     bool stop = false;
@@ -110,7 +124,7 @@ void EngineThread::loop() {
       // Until the next copy of stats_, the drained requests still count as waiting.
       stats_.waiting += static_cast<int32_t>(incoming.size());
     }
-    for (Incoming& item : incoming) {
+    for (Submission& item : incoming) {
       const std::string id = item.request.id;
       const bool known = sinks_.contains(id);
       Status status = engine_->submit(std::move(item.request));
@@ -140,6 +154,9 @@ void EngineThread::loop() {
       const std::lock_guard lock(mutex_);
       stats_ = engine_->stats();
       queued_.store(stats_.waiting + static_cast<int32_t>(incoming_.size()), std::memory_order_relaxed);
+    }
+    if (engine_->device_failure() && !device_failed_.exchange(true) && on_device_failure_) {
+      on_device_failure_(*engine_->device_failure());
     }
     deliver(outputs);
     if (stop && engine_->idle()) return;

@@ -23,8 +23,10 @@ using OutputSink = std::function<void(RequestOutput&&)>;
 
 class EngineThread {
  public:
-  // `max_queue` bounds the requests submitted and not yet admitted to a step.
-  EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue);
+  // `max_queue` bounds the requests submitted and not yet admitted to a step. `on_device_failure` is called once, on
+  // the engine's thread, when the device is lost (Engine::device_failure).
+  EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue,
+               std::function<void(const Error&)> on_device_failure = {});
   // Cancels what is left, and joins.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
@@ -33,6 +35,13 @@ class EngineThread {
   // From any thread. kResource at once when the queue is full; other errors of Engine::submit come as an output with
   // kError, since they are found on the engine's thread.
   Status submit(Request request, OutputSink sink);
+  struct Submission {
+    Request request;
+    OutputSink sink;
+  };
+  // The same for several: all are taken or none.
+  Status submit_all(std::vector<Submission> submissions);
+  int32_t max_queue() const { return max_queue_; }
   void cancel(std::string id);
 
   // From any thread.
@@ -40,27 +49,26 @@ class EngineThread {
   int32_t queued() const { return queued_.load(std::memory_order_relaxed); }
   // Since the engine last finished a step or was idle; for health checks.
   double seconds_since_progress() const;
+  bool device_failed() const { return device_failed_.load(std::memory_order_relaxed); }
   // Runs `fn` on the engine's thread between two steps and waits for it.
   void between_steps(const std::function<void(Engine&)>& fn);
 
  private:
-  struct Incoming {
-    Request request;
-    OutputSink sink;
-  };
   void loop();
   void deliver(std::vector<RequestOutput>& outputs);
 
   std::unique_ptr<Engine> engine_;
   const int32_t max_queue_;
+  const std::function<void(const Error&)> on_device_failure_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Incoming> incoming_;
+  std::deque<Submission> incoming_;
   std::vector<std::string> cancellations_;
   std::vector<std::function<void()>> tasks_;
   bool stop_ = false;
   EngineStats stats_;  // a copy after each step, under mutex_
   std::atomic<int32_t> queued_{0};
+  std::atomic<bool> device_failed_{false};
   std::atomic<int64_t> progress_ns_{0};
   std::unordered_map<std::string, OutputSink> sinks_;  // engine thread only
   std::thread thread_;

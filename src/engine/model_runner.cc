@@ -130,7 +130,7 @@ Status ModelRunner::prepare() {
     NFP_ASSIGN_OR_RETURN(slot.scored_top, backend.allocate_host(scored_top_.bytes()));
     NFP_ASSIGN_OR_RETURN(slot.done, backend.make_event());
   }
-  return ok_status();
+  return backend.synchronize();  // the first step does not wait for the cache to be cleared
 }
 
 Result<int64_t> ModelRunner::blocks_that_fit() const {
@@ -245,7 +245,7 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
 
 Status ModelRunner::launch(const StepShape& shape, int32_t top_n) {
   const auto& sizes = options_.graph_sizes;
-  if (!shape.decode() || !std::binary_search(sizes.begin(), sizes.end(), shape.rows)) {
+  if (!shape.decode() || model_.backend().profiling() || !std::binary_search(sizes.begin(), sizes.end(), shape.rows)) {
     enqueue(shape, top_n);
     return ok_status();
   }

@@ -1,16 +1,19 @@
 // What a caller asks of the engine and what it gets back.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "backend/sampling.h"
 #include "base/result.h"
+#include "engine/prefix_key.h"
 #include "nested/precision.h"
 
 namespace nfp {
@@ -55,10 +58,19 @@ enum class PrecisionClass : uint8_t {
 class TokenConstraint {
  public:
   virtual ~TokenConstraint() = default;
+  // Whether fill() would return at once, after waiting for that at most so long. A sequence that is not ready sits out
+  // steps until it is.
+  virtual bool ready(std::chrono::microseconds wait) {
+    (void)wait;
+    return true;
+  }
   // Writes the allowed tokens: bit v % 32 of mask[v / 32]. False = everything is allowed now (mask untouched).
   virtual bool fill(std::span<uint32_t> mask) = 0;
   // Takes the token that was chosen. False = it was not allowed (the request ends with an error).
   virtual bool accept(int32_t token) = 0;
+  // Why this constraint can no longer be followed; empty = it can. From then on fill() allows everything and accept()
+  // nothing.
+  virtual std::string_view failure() const { return {}; }
 };
 
 struct Request {
@@ -67,6 +79,7 @@ struct Request {
   SamplingParams sampling;
   PrecisionClass precision = PrecisionClass::kAuto;
   bool skip_special_tokens = true;  // in the text
+  PrefixKey cache_scope;            // cached prefixes are reused only within one scope
   std::unique_ptr<TokenConstraint> constraint;
 };
 

@@ -49,9 +49,10 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
   if (!blocks_->caching() || sequence.request.sampling.prompt_logprobs) return;
   // The last token is always computed: its logits are what the step is for.
   const int64_t most = sequence.size() - 1;
-  PrefixMatch found = blocks_->match(sequence.tokens, most, sequence.wants_exact());
+  const PrefixKey& scope = sequence.request.cache_scope;
+  PrefixMatch found = blocks_->match(sequence.tokens, most, sequence.wants_exact(), scope);
   const auto size = static_cast<size_t>(blocks_->block_size());
-  PrefixKey key;
+  PrefixKey key = scope;
   int32_t exact_tokens = 0;
   for (size_t i = 0; i < found.blocks.size(); ++i) {
     key = extend(key, std::span(sequence.tokens).subspan(i * size, size));
@@ -147,7 +148,7 @@ void Scheduler::computed(const ScheduledSequence& item, bool exact) {
   while (sequence.keys.size() < full) {
     const size_t index = sequence.keys.size();
     const auto part = std::span(sequence.tokens).subspan(index * size, size);
-    const PrefixKey key = extend(index == 0 ? PrefixKey{} : sequence.keys.back(), part);
+    const PrefixKey key = extend(index == 0 ? sequence.request.cache_scope : sequence.keys.back(), part);
     sequence.keys.push_back(key);
     blocks_->publish(sequence.blocks[index], key, part, sequence.exact);
   }

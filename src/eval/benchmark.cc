@@ -60,6 +60,10 @@ Result<Measured> measure(LoadedModel& loaded, const BenchmarkOptions& options, c
   serving.max_step_tokens = options.max_step_tokens;
   serving.kv_dtype = options.kv_dtype;
   serving.prefix_caching = false;
+  if (profile) {  // each operation by itself, and no step begun when the times start anew
+    serving.graphs = false;
+    serving.steps_in_flight = 1;
+  }
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(name_of(c.precision)));
   NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(loaded, serving, std::move(policy)));
   Recorder recorder(c.batch, profile && !c.prefill ? loaded.backend.get() : nullptr);

@@ -52,8 +52,6 @@ Result<std::string> cached_snapshot(const std::string& model) {
 
 WeightType weight_type(DType dtype) { return dtype == DType::kBF16 ? WeightType::kBF16 : WeightType::kF16; }
 
-bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
-
 // A directory without config.json may hold a GGUF file, as GGUF repositories do.
 Result<std::string> gguf_inside(const std::string& path) {
   std::vector<std::string> found;
@@ -120,7 +118,7 @@ Result<const TensorInfo*> ModelSource::need(std::string_view name) const {
   if (tensor == nullptr) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is missing; the checkpoint is incomplete", path_, name);
   }
-  if (!is_float(tensor->dtype)) {
+  if (!is_weight_float(tensor->dtype)) {
     return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype {}; weights must be F16, BF16 or F32", path_, name,
                  name_of(tensor->dtype));
   }

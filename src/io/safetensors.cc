@@ -10,7 +10,7 @@ namespace nfp {
 namespace {
 
 constexpr uint64_t kMostHeader = 100u << 20;  // what the reference implementation accepts
-constexpr size_t kMostTensors = 1u << 20;
+constexpr size_t kMostEntries = 1u << 20;
 
 class HeaderParser {
  public:
@@ -31,7 +31,7 @@ class HeaderParser {
         NFP_RETURN_IF_ERROR(metadata(value, header));
         continue;
       }
-      if (header.tensors.size() >= kMostTensors) return bad("the header lists too many tensors");
+      if (header.tensors.size() >= kMostEntries) return bad("the header lists too many tensors");
       SafetensorsEntry entry;
       entry.name = std::string(key);
       NFP_RETURN_IF_ERROR(tensor(value, entry));

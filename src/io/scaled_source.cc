@@ -15,8 +15,6 @@ constexpr int kMostExponent = 60;  // of a row or a column: 2^e of both is a nor
 
 float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
-bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
-
 class ScaledSource final : public ModelSource {
  public:
   ScaledSource(std::shared_ptr<const ModelSource> inner, TensorScalings scalings)
@@ -82,7 +80,7 @@ class ScaledSource final : public ModelSource {
  private:
   Result<const TensorInfo*> inner_need(const std::string& name) const {
     const TensorInfo* tensor = inner_->find(name);
-    if (tensor != nullptr && is_float(tensor->dtype)) return tensor;
+    if (tensor != nullptr && is_weight_float(tensor->dtype)) return tensor;
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}', which was smoothed, is {}", path_, name,
                  tensor == nullptr ? "missing" : "no float tensor");
   }

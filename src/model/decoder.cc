@@ -107,7 +107,9 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
                            .sequences = rows,
                            .heads = config_.heads,
                            .kv_heads = config_.kv_heads,
-                           .head_dim = config_.head_dim});
+                           .head_dim = config_.head_dim,
+                           .activation = config_.activation,
+                           .logit_cap = config_.logit_cap});
 }
 
 void Decoder::forward(const ForwardArgs& args) {

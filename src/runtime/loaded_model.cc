@@ -6,13 +6,13 @@
 #include <chrono>
 
 #include "backend/devices/devices.h"
+#include "base/json_depth.h"
 #include "model/dummy_model.h"
 
 namespace nfp {
 namespace {
 
 constexpr int32_t kDefaultContext = 4096;
-
 // The template's place: chat_template.jinja (transformers >= 4.43), tokenizer_config.json, or a GGUF file's metadata.
 Status read_chat_template(LoadedModel& loaded) {
   NFP_ASSIGN_OR_RETURN(const auto file, loaded.source->text_file("chat_template.jinja"));
@@ -22,6 +22,10 @@ Status read_chat_template(LoadedModel& loaded) {
   }
   NFP_ASSIGN_OR_RETURN(const auto tokenizer_config, loaded.source->text_file("tokenizer_config.json"));
   if (tokenizer_config) {
+    if (json_too_deep(*tokenizer_config)) {
+      return error(ErrorCode::kInvalidInput, "{}: tokenizer_config.json is nested deeper than {} levels",
+                   loaded.source->path(), kMaxFileJsonDepth);
+    }
     const auto json = nlohmann::json::parse(*tokenizer_config, nullptr, /*allow_exceptions=*/false);
     if (json.is_object() && json.contains("chat_template")) {
       const auto& chat = json["chat_template"];
@@ -126,7 +130,7 @@ Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& opt
   runner.kv_dtype = options.kv_dtype;
   runner.memory_share = options.memory_share;
   const bool graphs = loaded.backend->prefers_graphs();
-  if (graphs) runner.graph_sizes = default_graph_sizes(options.max_sequences);
+  if (graphs && options.graphs) runner.graph_sizes = default_graph_sizes(options.max_sequences);
   const int64_t blocks_a_sequence = (runner.max_context + options.block_size - 1) / options.block_size;
   if (!loaded.backend->memory()) runner.kv_blocks = blocks_a_sequence * options.max_sequences;
   if (options.kv_bytes > 0) {

@@ -34,8 +34,12 @@ std::string StreamingDetokenizer::append(int32_t id) {
   return out;
 }
 
-std::string StreamingDetokenizer::finish() {
+std::string StreamingDetokenizer::finish(bool drop_unfinished) {
   std::string out;
+  if (drop_unfinished) {
+    flush_complete(out);
+    pending_.clear();
+  }
   flush_rest(out);
   pending_fallback_ = false;
   at_start_ = !options_.continues;

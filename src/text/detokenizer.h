@@ -30,8 +30,8 @@ class StreamingDetokenizer {
   // (SentencePiece) decode gives one U+FFFD for each byte of a run that is not UTF-8 as a whole; a stream, which cannot
   // take back what it has shown, gives them for the ill-formed bytes of the run alone.
   std::string append(int32_t id);
-  // Ends the text: an unfinished sequence becomes U+FFFD. The object then starts anew.
-  std::string finish();
+  // Ends the text: an unfinished sequence becomes U+FFFD, or is left out. The object then starts anew.
+  std::string finish(bool drop_unfinished = false);
 
  private:
   void flush_complete(std::string& out);

@@ -49,9 +49,14 @@ constexpr size_t kKeepElements = 1 << 16;
 
 class EncodeSink : public text::PieceSink {
  public:
-  EncodeSink(const text::Bpe& bpe, Workspace& work, std::vector<int32_t>& out) : bpe_(bpe), work_(work), out_(out) {}
+  EncodeSink(const text::Bpe& bpe, Workspace& work, const std::stop_token& stop, std::vector<int32_t>& out)
+      : bpe_(bpe), work_(work), stop_(stop), out_(out) {}
+  bool stopped() const { return stopped_; }
 
   void piece(std::string_view piece) override {
+    // What is no longer wanted is still cut into pieces, which is the quick part.
+    if (++pieces_ % kStopEvery == 0 && stop_.stop_requested()) stopped_ = true;
+    if (stopped_) return;
     if (piece.size() > text::PieceCache::kMaxBytes) {
       bpe_.encode(piece, work_.bpe, out_);
       return;
@@ -67,8 +72,12 @@ class EncodeSink : public text::PieceSink {
   }
 
  private:
+  static constexpr size_t kStopEvery = 1024;
   const text::Bpe& bpe_;
   Workspace& work_;
+  const std::stop_token& stop_;
+  size_t pieces_ = 0;
+  bool stopped_ = false;
   std::vector<int32_t>& out_;
 };
 
@@ -118,7 +127,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
   std::vector<int32_t> ids;
   ids.reserve(spec.prefix.size() + spec.suffix.size() + text.size() / 3);
   if (options.add_special_tokens) ids = spec.prefix;
-  EncodeSink sink(*spec.bpe, work, ids);
+  EncodeSink sink(*spec.bpe, work, options.stop, ids);
 
   work.parts.clear();
   NFP_RETURN_IF_ERROR(spec.added.split(text, false, options.parse_special, work.search, work.parts));
@@ -145,6 +154,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
   if (options.add_special_tokens) ids.insert(ids.end(), spec.suffix.begin(), spec.suffix.end());
   if (work.bpe.symbols.capacity() > kKeepElements) work.bpe = {};
   if (work.normalized.capacity() > kKeepElements) work.normalized = {};
+  if (sink.stopped()) return error(ErrorCode::kCancelled, "the tokens are no longer wanted");
   return ids;
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,7 @@ struct GgufVocab {
 struct EncodeOptions {
   bool add_special_tokens = true;  // BOS and EOS as the model's post-processor adds them
   bool parse_special = true;       // "<|im_end|>" in the text is that token; false: it is ordinary text
+  std::stop_token stop = {};       // ends the call early, with kCancelled
 };
 
 class Tokenizer {

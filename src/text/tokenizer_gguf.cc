@@ -135,7 +135,7 @@ Status add_merges(const GgufVocab& vocab, Bpe& bpe) {
   return ok_status();
 }
 
-Status add_split(std::string_view pattern, PreTokenizer& pre_tokenizer) {
+Status add_gguf_split(std::string_view pattern, PreTokenizer& pre_tokenizer) {
   if (pattern.empty()) return ok_status();
   NFP_ASSIGN_OR_RETURN(Regex regex, Regex::compile(pattern));
   pre_tokenizer.add(PreTokenizer::Split{std::move(regex), SplitBehavior::kIsolated, false});
@@ -149,8 +149,8 @@ Status fill_byte_level(const GgufVocab& vocab, Vocabulary vocabulary, TokenizerS
   options.byte_level = true;
   options.ignore_merges = pre->ignore_merges;
   if (pre->nfc) spec.normalizer.add(UnicodeForm::kNfc);
-  NFP_RETURN_IF_ERROR(add_split(pre->first, spec.pre_tokenizer));
-  NFP_RETURN_IF_ERROR(add_split(pre->pattern, spec.pre_tokenizer));
+  NFP_RETURN_IF_ERROR(add_gguf_split(pre->first, spec.pre_tokenizer));
+  NFP_RETURN_IF_ERROR(add_gguf_split(pre->pattern, spec.pre_tokenizer));
   spec.bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
   spec.decoder.byte_level = true;
   add_bos = pre->add_bos;

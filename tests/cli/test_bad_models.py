@@ -146,6 +146,13 @@ class Configuration(Damaged):
             for part in ("config.json", *naming):
                 self.assertIn(part, line)
 
+    def test_a_chat_template_nested_a_million_deep(self):
+        for opening, closing in (("[", "]"), ('{"a":', "}")):
+            model = self.copy()
+            with open(os.path.join(model, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+                file.write('{"chat_template": [' + opening * 10**6 + "1" + closing * 10**6 + "]}")
+            self.assertIn("tokenizer_config.json", failure("generate", model, "-p", "x"))
+
     def test_no_json(self):
         for text in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000):
             model = self.copy()

@@ -254,7 +254,9 @@ class Inspect(Scratch):
         for model in MODELS:
             out, _ = run("inspect", model)
             self.assertIn("gate", out)
-            json.loads(run("inspect", model, "--json")[0])
+            facts = json.loads(run("inspect", model, "--json")[0])
+            self.assertEqual(facts["kv_bytes_per_token_fp8"], 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"])
+            self.assertEqual(facts["kv_bytes_per_token_f16"], 2 * facts["kv_bytes_per_token_fp8"])
 
 
 class Perplexity(Scratch):
@@ -273,6 +275,18 @@ class Perplexity(Scratch):
         self.assertEqual(whole["perplexity"], self.measure("--chunk-tokens", "7")["perplexity"])
         self.assertEqual(whole["perplexity"], self.measure("--threads", "1")["perplexity"])
         self.assertEqual(whole["perplexity"], self.measure("--baseline", "f16")["perplexity"])
+
+    def test_an_fp8_kv_cache_is_close_and_not_the_same(self):
+        base = self.path("base")
+        self.measure("--dtype-kv", "f32", "--save-base", base)
+        of = {kv: self.measure("--dtype-kv", kv, "--kld-base", base)["kld"]["mean"] for kv in ["f16", "fp8"]}
+        self.assertLess(of["f16"], 1e-5)
+        # Seven bits of mantissa fewer: errors 2^7 times as large, and the divergence grows with their square.
+        self.assertGreater(of["fp8"], of["f16"] * 2**14 / 4)
+        self.assertLess(of["fp8"], of["f16"] * 2**14 * 4)
+        rounded = self.measure("--dtype-kv", "fp8")
+        self.assertEqual(rounded["perplexity"], self.measure("--dtype-kv", "fp8", "--chunk-tokens", "7")["perplexity"])
+        self.assertIn("--dtype-kv", run("perplexity", F16_MODEL, "--dtype-kv", "fp4", code=2)[1])
 
     def test_divergence_from_a_base(self):
         base = self.path("base")
@@ -309,6 +323,81 @@ class Bench(Scratch):
         for row in rows:
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertIn("linear", row["stage_us"])
+
+    def test_latency(self):
+        out, err = run("bench", F16_MODEL, "latency", "--batch", "1", "3", "--input", "20", "--output", "8", "--repeats",
+                       "2", "--precisions", "fp16,fp8-w8a8", "--breakdown", "--json")
+        found = json.loads(out)
+        self.assertEqual([(r["batch"], r["precision"]) for r in found["rows"]],
+                         [(1, "fp16"), (1, "fp8-w8a8"), (3, "fp16"), (3, "fp8-w8a8")])
+        for row in found["rows"]:
+            self.assertEqual((row["input"], row["output"], len(row["step_ms_repeats"])), (20, 8, 2))
+            self.assertGreater(row["ttft_ms"], 0)
+            self.assertGreaterEqual(row["ttft_last_ms"], row["ttft_ms"])
+            self.assertGreaterEqual(row["step_p99_ms"], row["step_ms"])
+            self.assertGreater(row["step_ms"], 0)
+        self.assertEqual(len(err.splitlines()), 4 + 8)
+        # Both precisions multiply the same matrices; 16 or 8 bits a weight are read.
+        linear = {(b["step"], b["batch"], b["precision"]): next(s for s in b["stages"] if s["stage"] == "linear")
+                  for b in found["breakdown"]}
+        self.assertEqual(len(linear), 8)
+        for batch in (1, 3):
+            exact, fast = linear["decode", batch, "fp16"], linear["decode", batch, "fp8-w8a8"]
+            self.assertEqual(exact["flops"], fast["flops"])
+            self.assertEqual(exact["flops"], batch * linear["decode", 1, "fp16"]["flops"])
+            self.assertGreater(exact["weight_bytes"], fast["weight_bytes"])
+
+    def test_latency_of_the_first_token_alone(self):
+        row, = json.loads(run("bench", F16_MODEL, "latency", "--batch", "1", "--input", "40", "--output", "1",
+                              "--step-tokens", "16", "--precisions", "fp16", "--json")[0])["rows"]
+        self.assertGreater(row["ttft_ms"], 0)
+        self.assertNotIn("step_ms", row)
+
+    def test_throughput(self):
+        out, _ = run("bench", F16_MODEL, "throughput", "--requests", "2", "5", "--input", "9", "--output", "6",
+                     "--max-sequences", "3", "--repeats", "1", "--json")
+        rows = json.loads(out)["rows"]
+        self.assertEqual([r["requests"] for r in rows], [2, 2, 5, 5])
+        for row in rows:
+            self.assertEqual((row["input_tokens"], row["output_tokens"]), (9 * row["requests"], 6 * row["requests"]))
+            self.assertAlmostEqual(row["output_tokens_per_s"], row["output_tokens"] / row["seconds"])
+            self.assertGreaterEqual(row["ttft_p99_ms"], row["ttft_mean_ms"])
+            self.assertEqual(row["max_sequences"], 3)
+        self.assertGreaterEqual(rows[2]["steps"], 12)  # two rounds: three sequences at once
+
+    def test_throughput_of_a_trace(self):
+        trace = self.path("trace.csv")
+        with open(trace, "w") as file:
+            file.write("TIMESTAMP,ContextTokens,GeneratedTokens\nx,5,3\nx,9999,3\nx,7,4\n")
+        arguments = ["bench", F16_MODEL, "throughput", "--trace", trace, "--ctx", "64", "--repeats", "1", "--precisions",
+                     "fp16", "--json"]
+        row, = json.loads(run(*arguments, "--requests", "2")[0])["rows"]
+        self.assertEqual((row["input_tokens"], row["output_tokens"]), (12, 7))
+        self.assertIn("2 requests fit", failure(*arguments, "--requests", "3"))
+        self.assertIn("--input excludes --trace", run(*arguments, "--input", "4", code=2)[1])
+
+    def test_steps(self):
+        out, _ = run("bench", F16_MODEL, "steps", "--prefill", "8", "40", "--sequences", "1", "3", "--contexts", "12",
+                     "--mixed", "10", "--step-tokens", "32", "--decode-steps", "4", "--repeats", "2", "--precisions",
+                     "fp16,fp8")
+        table = json.loads(out)
+        self.assertEqual((table["format"], table["version"]), ("nestedfp-step-times", 1))
+        self.assertEqual([level["precision"] for level in table["levels"]], ["fp16", "fp8"])
+        for level in range(2):
+            kinds = [(s["prefill_tokens"], s["prefill_context"], s["decode_sequences"]) for s in table["steps"]
+                     if s["level"] == level]
+            # 40 tokens come as 32 and 8 more.
+            self.assertEqual(sorted(kinds), sorted([(8, 0, 0), (32, 0, 0), (8, 32, 0), (0, 0, 1), (10, 0, 1), (0, 0, 3),
+                                                    (10, 0, 3)]))
+        for step in table["steps"]:
+            self.assertGreater(step["ms"], 0)
+            self.assertEqual(step["decode_context"] > 12, step["decode_sequences"] > 0)
+
+    def test_flags_of_no_mode(self):
+        self.assertIn("--prompt", failure("bench", F16_MODEL, "--prompt", "8", "latency", code=2))
+        self.assertIn("context has", failure("bench", F16_MODEL, "latency", "--input", "100000", code=2))
+        for mode in ("latency", "throughput", "steps"):
+            self.assertIn("xample", run("bench", F16_MODEL, mode, "--help")[0])
 
 
 class Chat(Scratch):

@@ -154,6 +154,7 @@ class CpuBackend final : public Backend {
     flush();
     executor_.set_profiling(on);
   }
+  bool profiling() const override { return false; }  // a replayed step is a list of operations like any other
   std::vector<StageTime> profile() const override { return executor_.profile(); }
 
  private:

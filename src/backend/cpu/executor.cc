@@ -171,6 +171,20 @@ AttentionSplit split_of(const AttentionArgs& args, int threads) {
   return split;
 }
 
+// What any split of these arguments may need. It is asked before the operations run, so the batch's arrays may still be
+// those of another step: a copy among the operations fills them.
+size_t most_split_bytes(const AttentionArgs& args, int threads) {
+  if (threads <= 1) return 0;
+  const KvLayer layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
+  const int64_t keys = int64_t{args.batch.table_width} * layer.block_size;
+  const int64_t partitions = (keys + partition_keys(layer) - 1) / partition_keys(layer);
+  AttentionSplit split;
+  split.items = 4 * threads - 1;
+  split.partitions = static_cast<int32_t>(std::min<int64_t>(partitions, kMaxSplitPartitions));
+  split.state_floats = attention_state_floats(kMaxSplitRows, layer.dim);
+  return split.bytes();
+}
+
 }  // namespace
 
 Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
@@ -197,7 +211,7 @@ Executor::Needs Executor::needs_of(const Operation& operation) const {
   } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
     const auto& cache = static_cast<const CpuKvCache&>(*attention->cache);
     needs.per_thread = attention_scratch_floats(cache.layer(0).dim) * sizeof(float);
-    if (const AttentionSplit split = split_of(*attention, threads_.size())) needs.shared = split.bytes();
+    needs.shared = most_split_bytes(*attention, threads_.size());
   } else if (const auto* sample = std::get_if<SampleArgs>(&operation)) {
     needs.vocab = sample->vocab;
   } else if (const auto* score = std::get_if<ScoreArgs>(&operation)) {
@@ -373,7 +387,7 @@ void Executor::execute(const RopeArgs& args, int thread) {
   const int64_t all_heads = args.heads + 2 * args.kv_heads;
   const int64_t dim = args.head_dim;
   auto* rotated = scratch_[static_cast<size_t>(thread)].as<float>();
-  auto* halves = reinterpret_cast<uint16_t*>(rotated + dim + 16);
+  auto* narrow = reinterpret_cast<uint8_t*>(rotated + dim + 16);  // the head as the cache holds it
   const Range items = partition(args.batch.tokens * all_heads, thread, threads_.size());
   for (int64_t item = items.begin; item < items.end; ++item) {
     const int64_t token = item / all_heads;
@@ -392,7 +406,6 @@ void Executor::execute(const RopeArgs& args, int thread) {
     const int64_t kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
     const int64_t base = block * layer.kv_heads + kv_head;
     const float* source = is_value ? x : rotated;
-    if (layer.f16) kernels_.to_f16(source, dim, halves);
     const auto write = [&](auto* cache, const auto* row) {
       if (is_value) {
         std::memcpy(cache + (base * layer.block_size + place) * layer.dim, row,
@@ -403,8 +416,13 @@ void Executor::execute(const RopeArgs& args, int thread) {
       }
     };
     void* cache = const_cast<void*>(is_value ? layer.values : layer.keys);
-    if (layer.f16) {
+    if (layer.dtype == DType::kF16) {
+      auto* halves = reinterpret_cast<uint16_t*>(narrow);
+      kernels_.to_f16(source, dim, halves);
       write(static_cast<uint16_t*>(cache), halves);
+    } else if (layer.dtype == DType::kF8E4M3) {
+      kernels_.to_e4m3(source, dim, narrow);
+      write(static_cast<uint8_t*>(cache), narrow);
     } else {
       write(static_cast<float*>(cache), source);
     }

@@ -56,7 +56,7 @@ inline constexpr int kMaxQueryRows = 48;
 struct KvLayer {
   const void* keys = nullptr;    // [blocks, kv_heads, lane_groups, dim, 16]
   const void* values = nullptr;  // [blocks, kv_heads, block_size, dim]
-  bool f16 = true;
+  DType dtype = DType::kF16;     // kF16, kF8E4M3 or kF32
   int32_t kv_heads = 0;
   int32_t block_size = 0;
   int32_t lane_groups = 0;  // a block: block_size / 16 rounded up
@@ -131,6 +131,7 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   void (*rope)(const RopeHead& head);
   void (*to_f16)(const float* x, int64_t n, uint16_t* out);
+  void (*to_e4m3)(const float* x, int64_t n, uint8_t* out);  // magnitudes over 448 become 448
   // Whole attention of the rows.
   void (*attention)(const AttentionTask& task);
   // Partition `partition` of it into `state`; merging partitions 0.. in order and finishing gives what attention gives.

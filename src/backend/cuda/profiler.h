@@ -25,6 +25,8 @@ class Profiler {
     on_ = on;
   }
 
+  bool on() const { return on_; }
+
   // Lasts for one operation.
   class Timed {
    public:

@@ -5,6 +5,8 @@
 namespace nfp::server {
 namespace {
 
+constexpr size_t kMaxMessage = 1000;  // bytes
+
 std::string_view type_of(int status) {
   switch (status) {
     case 401:
@@ -50,6 +52,7 @@ ApiError from_engine(const Error& error) {
       out.status = 429;
       break;
     case ErrorCode::kCancelled:
+    case ErrorCode::kDevice:
       out.status = 503;
       break;
     case ErrorCode::kIo:
@@ -61,11 +64,12 @@ ApiError from_engine(const Error& error) {
 
 std::string error_json(const ApiError& error) {
   std::string out = "{\"error\":{\"message\":";
-  append_string(out, error.message);
+  // Parts of the request that it shows may be of any length.
+  append_string(out, std::string_view(error.message).substr(0, kMaxMessage));
   out += ",\"type\":";
   append_string(out, type_of(error.status));
   out += ",\"param\":";
-  append_or_null(out, error.param);
+  append_or_null(out, std::string_view(error.param).substr(0, kMaxMessage));
   out += ",\"code\":";
   append_or_null(out, error.code);
   out += "}}";

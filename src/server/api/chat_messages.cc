@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "server/api/generation_request.h"
+#include "server/api/json_schema.h"
 
 namespace nfp::server {
 namespace {
@@ -124,12 +125,40 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
   return std::nullopt;
 }
 
-MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out) {
+MaybeError parse_template_variables(Fields& fields, Json* out) {
+  const Json* variables = fields.find("chat_template_kwargs");
+  if (variables == nullptr) return std::nullopt;
+  if (!variables->is_object()) return bad_request("chat_template_kwargs", "'chat_template_kwargs' must be an object");
+  // Names with a meaning: a variable of such a name would put another conversation in place of the one that was
+  // checked.
+  for (const char* name : {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception",
+                           "strftime_now", "namespace", "range", "dict"}) {
+    if (variables->contains(name)) {
+      return bad_request("chat_template_kwargs",
+                         fmt::format("'chat_template_kwargs' may not set '{}'; use the request's own fields", name));
+    }
+  }
+  *out = *variables;
+  return std::nullopt;
+}
+
+ApiError unenforced_error(const std::vector<std::string>& keywords, std::string_view param) {
+  return bad_request(
+      std::string(param),
+      fmt::format("'{}' asks for strict, and these of its keywords are not enforced here: {}; leave them "
+                  "out, or strict",
+                  param, fmt::join(keywords, ", ")),
+      "unsupported_parameter");
+}
+
+MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out,
+                       std::vector<std::string>* unenforced) {
   if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
   if (tools.size() > static_cast<size_t>(limits.max_tools)) {
     return bad_request("tools",
                        fmt::format("'tools' has {} entries; at most {} are allowed", tools.size(), limits.max_tools));
   }
+  size_t bytes = 0;
   for (size_t i = 0; i < tools.size(); ++i) {
     const Json& tool = tools[i];
     const std::string where = fmt::format("tools[{}]", i);
@@ -146,7 +175,25 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
       if (!function["parameters"].is_object()) {
         return bad_request(where, fmt::format("'{}.function.parameters' must be a JSON schema (an object)", where));
       }
-      if (json_depth(dump(function["parameters"]), limits.max_schema_depth) > limits.max_schema_depth) {
+      const std::string text = dump(function["parameters"]);
+      bytes += text.size();
+      if (bytes > static_cast<size_t>(limits.max_schema_bytes)) {
+        return bad_request("tools", fmt::format("the 'parameters' of all 'tools' together are larger than {} bytes",
+                                                limits.max_schema_bytes));
+      }
+      const auto keywords = unenforced_keywords(function["parameters"]);
+      const auto strict = function.find("strict");
+      if (!keywords.empty() && strict != function.end() && strict->is_boolean() && strict->get<bool>()) {
+        return unenforced_error(keywords, where + ".function.parameters");
+      }
+      if (unenforced != nullptr) {
+        for (const std::string& keyword : keywords) {
+          if (std::find(unenforced->begin(), unenforced->end(), keyword) == unenforced->end()) {
+            unenforced->push_back(keyword);
+          }
+        }
+      }
+      if (json_depth(text, limits.max_schema_depth) > limits.max_schema_depth) {
         return bad_request(where, fmt::format("'{}.function.parameters' is nested deeper than {} levels", where,
                                               limits.max_schema_depth));
       }

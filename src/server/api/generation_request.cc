@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "server/api/json_schema.h"
+
 namespace nfp::server {
 namespace {
 
@@ -80,16 +82,19 @@ MaybeError parse_logit_bias(Fields& fields, const RequestLimits& limits, Samplin
 }
 
 // A schema arrives as an object or as text that holds one.
-MaybeError set_schema(const Json& schema, std::string_view param, const RequestLimits& limits, GrammarSpec* out) {
+MaybeError set_schema(const Json& schema, std::string_view param, const RequestLimits& limits, bool strict,
+                      GrammarSpec* out) {
   std::string text;
   if (schema.is_object() || schema.is_boolean()) {
     text = dump(schema);
+    out->unenforced = unenforced_keywords(schema);
   } else if (schema.is_string()) {
     text = schema.get<std::string>();
     auto parsed = parse_json(text);
     if (!parsed.ok() || !(parsed->is_object() || parsed->is_boolean())) {
       return bad_request(std::string(param), fmt::format("'{}' must be a JSON schema (an object)", param));
     }
+    out->unenforced = unenforced_keywords(*parsed);
   } else {
     return bad_request(std::string(param), fmt::format("'{}' must be a JSON schema (an object)", param));
   }
@@ -97,6 +102,7 @@ MaybeError set_schema(const Json& schema, std::string_view param, const RequestL
     return bad_request(std::string(param), fmt::format("the schema in '{}' is nested deeper than {} levels", param,
                                                        limits.max_schema_depth));
   }
+  if (strict && !out->unenforced.empty()) return unenforced_error(out->unenforced, param);
   out->kind = GrammarSpec::Kind::kJsonSchema;
   out->text = std::move(text);
   return std::nullopt;
@@ -125,7 +131,7 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
   if (const Json* schema = fields.find(names.json)) {
     ++given;
     out->param = prefix + std::string(names.json);
-    NFP_API_TRY(set_schema(*schema, out->param, limits, out));
+    NFP_API_TRY(set_schema(*schema, out->param, limits, false, out));
   }
   NFP_API_TRY(text_field(names.regex, GrammarSpec::Kind::kRegex));
   NFP_API_TRY(text_field(names.grammar, GrammarSpec::Kind::kEbnf));
@@ -179,7 +185,10 @@ MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, Gr
     return bad_request("response_format", "'response_format.json_schema.schema' must be a JSON schema (an object)");
   }
   out->param = "response_format.json_schema.schema";
-  return set_schema((*wrapper)["schema"], out->param, limits, out);
+  bool strict = false;
+  Fields described(*wrapper);
+  NFP_API_TRY(described.get("strict", &strict));
+  return set_schema((*wrapper)["schema"], out->param, limits, strict, out);
 }
 
 MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpec* out) {
@@ -283,6 +292,8 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   NFP_API_TRY(parse_grammar(fields, limits, &out->grammar));
 
   NFP_API_TRY(fields.get("user", &out->user));
+  NFP_API_TRY(fields.get("cache_salt", &out->cache_salt));
+  if (out->cache_salt.size() > 256) return bad_request("cache_salt", "'cache_salt' is longer than 256 bytes");
   for (const std::string_view name : {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}) {
     fields.without_effect(name);
   }
@@ -294,8 +305,8 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   }
   for (const std::string_view name :
        {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "truncate_prompt_tokens", "priority",
-        "return_token_ids", "return_tokens_as_token_ids", "kv_transfer_params", "vllm_xargs", "cache_salt",
-        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
+        "return_token_ids", "return_tokens_as_token_ids", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend",
+        "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return std::nullopt;
@@ -369,8 +380,8 @@ MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
       if (tool["function"]["name"] == out->tool_name) return std::nullopt;
     }
   }
-  return bad_request("tool_choice",
-                     fmt::format("'tool_choice' names the function '{}', which is not in 'tools'", out->tool_name));
+  return bad_request("tool_choice", fmt::format("'tool_choice' names the function '{}', which is not in 'tools'",
+                                                out->tool_name.substr(0, 64)));
 }
 
 }  // namespace
@@ -427,7 +438,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   const Json* messages = fields.find("messages");
   if (messages == nullptr) return bad_request("messages", "'messages' is missing");
   NFP_API_TRY(parse_messages(*messages, limits, &out->messages));
-  if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, limits, &out->tools));
+  if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, limits, &out->tools, &out->unenforced));
   NFP_API_TRY(parse_tool_choice(fields, out));
   NFP_API_TRY(fields.get("parallel_tool_calls", &out->parallel_tool_calls));
   NFP_API_TRY(fields.get("logprobs", &out->wants_logprobs));
@@ -446,12 +457,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
     }
     out->add_generation_prompt = false;
   }
-  if (const Json* variables = fields.find("chat_template_kwargs")) {
-    if (!variables->is_object()) {
-      return bad_request("chat_template_kwargs", "'chat_template_kwargs' must be an object");
-    }
-    out->template_variables = *variables;
-  }
+  NFP_API_TRY(parse_template_variables(fields, &out->template_variables));
   out->best_of = out->n;
   if (out->grammar.kind != GrammarSpec::Kind::kNone &&
       (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed)) {

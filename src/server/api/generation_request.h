@@ -26,6 +26,7 @@ struct RequestLimits {
   int max_messages = 4096;
   int max_tools = 128;
   int max_schema_depth = 32;
+  int max_schema_bytes = 64 << 10;    // of all tools' parameters together, as JSON
   int max_grammar_bytes = 256 << 10;  // schema, regex, grammar, or all choices together
 };
 
@@ -33,9 +34,10 @@ struct RequestLimits {
 struct GrammarSpec {
   enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kEbnf, kChoice };
   Kind kind = Kind::kNone;
-  std::string text;                  // schema (JSON), regular expression or EBNF
-  std::vector<std::string> choices;  // kChoice
-  std::string param;                 // the field it came from, for errors
+  std::string text;                     // schema (JSON), regular expression or EBNF
+  std::vector<std::string> choices;     // kChoice
+  std::string param;                    // the field it came from, for errors
+  std::vector<std::string> unenforced;  // keywords of a schema that the grammar does not follow
 };
 
 struct PromptInput {
@@ -57,7 +59,8 @@ struct GenerationRequest {
   Json messages = Json::array();  // checked; content parts joined, tool arguments as objects
   Json tools = nullptr;           // null or an array
   ToolChoice tool_choice = ToolChoice::kNone;
-  std::string tool_name;  // kNamed
+  std::string tool_name;                // kNamed
+  std::vector<std::string> unenforced;  // keywords of tools' schemas
   bool parallel_tool_calls = true;
   Json template_variables = Json::object();  // chat_template_kwargs
   bool add_generation_prompt = true;
@@ -78,14 +81,23 @@ struct GenerationRequest {
   std::optional<PrecisionClass> precision;
   GrammarSpec grammar;
   std::string user;
+  std::string cache_salt;  // cached prefixes are shared only among requests of the same
+  int key = 0;             // which API key sent it; 0 = there are none
 };
+
+class Fields;
 
 MaybeError parse_completion(const Json& body, const RequestLimits& limits, GenerationRequest* out);
 MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationRequest* out);
 
 // The chat part alone, as /tokenize takes it too. `messages` of OpenAI's shape to what templates expect.
 MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out);
-MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out);
+MaybeError parse_template_variables(Fields& fields, Json* out);
+// `unenforced`: keywords of the tools' schemas that a forced call would not follow; null = not wanted.
+MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out,
+                       std::vector<std::string>* unenforced = nullptr);
+// The answer to a schema that asks for `strict` and cannot have it.
+ApiError unenforced_error(const std::vector<std::string>& keywords, std::string_view param);
 
 // "exact", "auto" or "fast"; `param` is the field or header named in the error.
 MaybeError parse_precision(std::string_view text, std::string_view param, std::optional<PrecisionClass>* out);

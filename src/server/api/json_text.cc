@@ -29,44 +29,6 @@ size_t utf8_length(std::string_view text, size_t at) {
 
 }  // namespace
 
-int json_depth(std::string_view text, int limit) {
-  int depth = 0;
-  int deepest = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        quoted = false;
-      }
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-      if (deepest > limit) return deepest;
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return deepest;
-}
-
-Result<Json> parse_json(std::string_view text, int max_depth) {
-  if (json_depth(text, max_depth) > max_depth) {
-    return error(ErrorCode::kInvalidInput, "the JSON is nested deeper than {} levels", max_depth);
-  }
-  try {
-    return Json::parse(text);
-  } catch (const nlohmann::json::exception& failure) {
-    // Without the library's "[json.exception.parse_error.101] ".
-    std::string_view what = failure.what();
-    if (const size_t end = what.find("] "); end != std::string_view::npos) what.remove_prefix(end + 2);
-    return error(ErrorCode::kInvalidInput, "not valid JSON: {}", what.substr(0, 300));
-  }
-}
-
 void append_escaped(std::string& out, std::string_view text) {
   size_t plain = 0;  // start of what needs no escape
   for (size_t i = 0; i < text.size();) {

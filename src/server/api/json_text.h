@@ -1,26 +1,31 @@
-// JSON in and out: a parser that refuses what could hurt (deep nesting, invalid UTF-8, huge numbers of values), and
-// writing strings without building a tree.
+// JSON in and out: a parser that refuses what could hurt (deep nesting, invalid UTF-8, huge numbers of values or keys),
+// and writing strings without building a tree.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
+#include "base/json_depth.h"
 #include "base/result.h"
 
 namespace nfp::server {
 
 using Json = nlohmann::ordered_json;
 
-inline constexpr int kMaxJsonDepth = 64;
+struct JsonLimits {
+  int max_depth = 64;
+  size_t max_keys = 4096;        // of one object
+  size_t max_values = 1u << 20;  // of the whole
+};
 
-// Error kInvalidInput: not JSON, not UTF-8, or nested deeper than `max_depth`.
-Result<Json> parse_json(std::string_view text, int max_depth = kMaxJsonDepth);
-
-// Levels of [ and { outside of strings; at most `limit` + 1 is reported.
-int json_depth(std::string_view text, int limit);
+// In time linear in the text. Errors: kInvalidInput (not JSON, not UTF-8, beyond a limit), kCancelled (`stop`); the
+// message continues "the body is ...". `bytes`: about what the tree takes in memory.
+Result<Json> parse_json(std::string_view text, const JsonLimits& limits = {}, const std::stop_token& stop = {},
+                        size_t* bytes = nullptr);
 
 // Appends `text` as the inside of a JSON string. Bytes that are not UTF-8 become U+FFFD.
 void append_escaped(std::string& out, std::string_view text);

@@ -34,7 +34,7 @@ TEST(JsonText, RefusesDeepNestingAndBadText) {
   EXPECT_TRUE(parse_json(std::string(64, '[') + std::string(64, ']')).ok());
   EXPECT_FALSE(parse_json(std::string(65, '[') + std::string(65, ']')).ok());
   EXPECT_FALSE(parse_json(std::string(1'000'000, '[')).ok());
-  EXPECT_TRUE(parse_json("\"[[[[\\\"[[[\"", 1).ok());  // brackets in strings are text
+  EXPECT_TRUE(parse_json("\"[[[[\\\"[[[\"", {.max_depth = 1}).ok());  // brackets in strings are text
   EXPECT_FALSE(parse_json("\"\xff\"").ok());
   EXPECT_FALSE(parse_json("").ok());
   EXPECT_FALSE(parse_json("{} x").ok());
@@ -42,6 +42,61 @@ TEST(JsonText, RefusesDeepNestingAndBadText) {
   const auto failure = parse_json("{\"a\": }");
   ASSERT_FALSE(failure.ok());
   EXPECT_EQ(failure.error().message.find("json.exception"), std::string::npos) << failure.error().message;
+}
+
+// An object that the library's reader would take minutes for, in a few milliseconds here; the test's own time limit is
+// what fails without that. Beyond the limits: an error that says which.
+TEST(JsonText, ReadsInLinearTime) {
+  std::string text = "{";
+  constexpr int kKeys = 300'000;
+  for (int i = 0; i < kKeys; ++i) text += fmt::format("{}\"{}\":0", i > 0 ? "," : "", i);
+  text += "}";
+  const auto wide = parse_json(text, {.max_keys = kKeys});
+  ASSERT_TRUE(wide.ok()) << wide.error().message;
+  EXPECT_EQ(wide->size(), static_cast<size_t>(kKeys));
+  EXPECT_EQ((*wide)["0"], 0);
+  const auto refused = parse_json(text);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("4096 keys"), std::string::npos) << refused.error().message;
+  std::string flat = "[";
+  for (int i = 0; i < (1 << 20); ++i) flat += "[],";
+  const auto many = parse_json(flat + "[]]");
+  ASSERT_FALSE(many.ok());
+  EXPECT_NE(many.error().message.find("1048576 values"), std::string::npos) << many.error().message;
+  // Deep and wide at once.
+  EXPECT_FALSE(parse_json(std::string(10'000'000, '[')).ok());
+}
+
+TEST(JsonText, OfARepeatedKeyTheLastValueCounts) {
+  const auto parsed = parse_json(R"({"a":1,"b":{"x":1,"x":2,"x":3},"a":[2],"c":3,"b":4})");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(dump(*parsed), R"({"a":[2],"b":4,"c":3})");
+}
+
+TEST(JsonText, AgreesWithTheLibrarysReader) {
+  EXPECT_TRUE(rc::check("whatever the library reads, we read alike", [] {
+    const auto text = *rc::gen::container<std::string>(rc::gen::elementOf(std::string("{}[],:\"ab01.-e \\tnu")));
+    const Json expected = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const auto parsed = parse_json(text);
+    RC_ASSERT(parsed.ok() == !expected.is_discarded());
+    if (parsed.ok()) RC_ASSERT(*parsed == expected);
+  }));
+}
+
+TEST(JsonText, EndsWhenItIsNoLongerWanted) {
+  std::stop_source source;
+  source.request_stop();
+  std::string flat = "[";
+  for (int i = 0; i < 10'000; ++i) flat += "0,";
+  const auto parsed = parse_json(flat + "0]", {}, source.get_token());
+  ASSERT_FALSE(parsed.ok());
+  EXPECT_EQ(parsed.error().code, ErrorCode::kCancelled);
+}
+
+TEST(JsonText, SaysWhatATreeTakes) {
+  size_t bytes = 0;
+  ASSERT_TRUE(parse_json("[[],[],[],[]]", {}, {}, &bytes).ok());
+  EXPECT_GE(bytes, 5 * sizeof(Json) + 4 * sizeof(Json::array_t));
 }
 
 TEST(JsonText, NumbersThatJsonLacksAreNull) {

@@ -6,19 +6,27 @@ namespace {
 
 class NoGrammars final : public GrammarCompiler {
  public:
-  Result<std::shared_ptr<const CompiledConstraint>> compile(const GrammarSpec& spec) override {
+  Compiled find(const GrammarSpec&) override { return nullptr; }
+  Result<Compiled> compile(const GrammarSpec& spec, const std::stop_token&) override {
     return error(ErrorCode::kUnsupported,
                  "'{}' needs xgrammar, which this program was built without (see docs/serving.md, \"Grammars\")",
                  spec.param);
   }
+  const GrammarStats& stats() const override { return stats_; }
+
+ private:
+  GrammarStats stats_;
 };
 
 }  // namespace
 
 bool grammars_available() { return false; }
 
+Result<std::unique_ptr<GrammarHost>> start_grammar_host() { return std::unique_ptr<GrammarHost>(); }
+
 std::unique_ptr<GrammarCompiler> make_grammar_compiler(std::shared_ptr<const Tokenizer>, int32_t,
-                                                       std::span<const int32_t>) {
+                                                       std::span<const int32_t>, std::unique_ptr<GrammarHost>,
+                                                       GrammarLimits) {
   return std::make_unique<NoGrammars>();
 }
 

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <thread>
+
+#include "server/api/json_schema.h"
 #include "server/testing/byte_tokenizer.h"
 
 namespace nfp::server {
@@ -21,7 +25,12 @@ class GrammarTest : public ::testing::Test {
     auto tokenizer = make_byte_tokenizer();
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
     const int32_t end[] = {kByteEnd};
+    tokenizer_ = *tokenizer;
     compiler_ = make_grammar_compiler(*tokenizer, kByteVocab, end);
+  }
+  void limit(GrammarLimits limits) {
+    const int32_t end[] = {kByteEnd};
+    compiler_ = make_grammar_compiler(tokenizer_, kByteVocab, end, nullptr, limits);
   }
   // Whether the whole text is allowed byte by byte, and may end there.
   bool allows(const GrammarSpec& s, std::string_view text) {
@@ -40,8 +49,20 @@ class GrammarTest : public ::testing::Test {
     }
     return true;
   }
+  std::shared_ptr<const Tokenizer> tokenizer_;
   std::unique_ptr<GrammarCompiler> compiler_;
 };
+
+// An object of 6000 optional properties: several seconds to compile. `name` makes others of it.
+GrammarSpec slow_to_compile(const std::string& name = "p") {
+  std::string text = R"({"type":"object","properties":{)";
+  for (int i = 0; i < 6000; ++i) text += fmt::format("{}\"{}{}\":{{\"type\":\"integer\"}}", i > 0 ? "," : "", name, i);
+  return spec(GrammarSpec::Kind::kJsonSchema, text + "}}");
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
 using Kind = GrammarSpec::Kind;
 
@@ -72,6 +93,180 @@ TEST_F(GrammarTest, NamesTheFieldOfABadGrammar) {
     ASSERT_FALSE(compiled.ok()) << bad.text;
     EXPECT_NE(compiled.error().message.find("'guided'"), std::string::npos);
     EXPECT_EQ(compiled.error().message.find(".cc"), std::string::npos) << compiled.error().message;
+  }
+}
+
+TEST_F(GrammarTest, CompilingEndsAtItsTime) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  limit({.compile_time = std::chrono::milliseconds(300)});
+  const auto begin = std::chrono::steady_clock::now();
+  const auto compiled = compiler_->compile(slow_to_compile());
+  ASSERT_FALSE(compiled.ok());
+  EXPECT_EQ(compiled.error().code, ErrorCode::kInvalidInput);
+  EXPECT_NE(compiled.error().message.find("longer than 0.3 s"), std::string::npos) << compiled.error().message;
+  EXPECT_LT(seconds_since(begin), 3);
+  EXPECT_EQ(compiler_->stats().refused_time, 1u);
+  EXPECT_EQ(compiler_->stats().compiling, 0);
+  EXPECT_TRUE(allows(spec(Kind::kRegex, "[a-c]+"), "abc"));
+}
+
+TEST_F(GrammarTest, CompilingEndsWhenNobodyWantsItAnyMore) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  limit({.compile_time = std::chrono::minutes(10)});
+  std::stop_source stop;
+  std::optional<Result<Compiled>> result;
+  std::thread asks([&] { result = compiler_->compile(slow_to_compile(), stop.get_token()); });
+  while (compiler_->stats().compiling == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  stop.request_stop();
+  asks.join();
+  ASSERT_FALSE(result->ok());
+  EXPECT_EQ(result->error().code, ErrorCode::kCancelled);
+  EXPECT_EQ(compiler_->stats().cancelled, 1u);
+}
+
+TEST_F(GrammarTest, NobodyKeepsOthersFromCompiling) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  limit({.compile_time = std::chrono::minutes(10), .compile_share = std::chrono::milliseconds(200)});
+  std::vector<std::thread> hogs;
+  std::stop_source stop;
+  std::atomic<int> stopped{0};
+  for (int i = 0; i < 16; ++i) {  // all places
+    hogs.emplace_back([&, i] {
+      const auto compiled = compiler_->compile(slow_to_compile(fmt::format("p{}_", i)), stop.get_token());
+      if (!compiled.ok() && compiled.error().code == ErrorCode::kResource) ++stopped;
+    });
+  }
+  while (compiler_->stats().compiling < 16) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  EXPECT_TRUE(allows(spec(Kind::kRegex, "[a-c]+"), "abc"));
+  EXPECT_GE(stopped, 1);
+  stop.request_stop();
+  for (std::thread& hog : hogs) hog.join();
+}
+
+TEST_F(GrammarTest, AMaskThatTakesTooLongEndsTheAnswerOnly) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  limit({.token_burst = std::chrono::milliseconds(50), .token_mean = std::chrono::microseconds(100)});
+  // Ambiguous: every way to cut the text into sums is followed at once.
+  const auto ambiguous = compiler_->compile(
+      spec(Kind::kEbnf, "root ::= e\ne ::= e e | e e e | \"a\" | \"a\" e | e \"a\" | \"a\" e \"a\""));
+  const auto cheap = compiler_->compile(spec(Kind::kRegex, "a*"));
+  ASSERT_TRUE(ambiguous.ok()) << ambiguous.error().message;
+  ASSERT_TRUE(cheap.ok());
+  const auto dear = (*ambiguous)->instantiate();
+  const auto other = (*cheap)->instantiate();
+  std::vector<uint32_t> mask((kByteVocab + 31) / 32, 0);
+  bool ended = false;
+  for (int i = 0; i < 5000 && !ended; ++i) {
+    dear->fill(mask);
+    ended = !dear->accept('a');
+    ASSERT_TRUE(other->fill(mask));
+    ASSERT_TRUE(other->accept('a'));
+  }
+  EXPECT_TRUE(ended);
+  EXPECT_NE(dear->failure().find("'guided' takes too long"), std::string::npos) << dear->failure();
+  EXPECT_TRUE(dear->ready(std::chrono::microseconds(0)));
+  EXPECT_EQ(compiler_->stats().answers_stopped, 1u);
+}
+
+TEST_F(GrammarTest, KeepsCompiledGrammarsWithinTheirBytes) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  limit({.cache_bytes = 20u << 20});  // about ten, by their processes alone
+  for (int i = 0; i < 30; ++i)
+    ASSERT_TRUE(compiler_->compile(spec(Kind::kRegex, "a{" + std::to_string(i + 1) + "}")).ok());
+  EXPECT_LE(compiler_->stats().cached_bytes, 20u << 20);
+  EXPECT_NE(compiler_->find(spec(Kind::kRegex, "a{30}")), nullptr);
+  EXPECT_EQ(compiler_->find(spec(Kind::kRegex, "a{1}")), nullptr);
+  // One that is in use stays, whether it is kept or not.
+  const auto first = compiler_->compile(spec(Kind::kRegex, "b"));
+  ASSERT_TRUE(first.ok());
+  const auto constraint = (*first)->instantiate();
+  for (int i = 0; i < 30; ++i)
+    ASSERT_TRUE(compiler_->compile(spec(Kind::kRegex, "c{" + std::to_string(i + 1) + "}")).ok());
+  std::vector<uint32_t> mask((kByteVocab + 31) / 32, 0);
+  EXPECT_TRUE(constraint->fill(mask));
+  EXPECT_TRUE(constraint->accept('b'));
+}
+
+TEST_F(GrammarTest, WhatNothingSatisfiesIsRefused) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  for (const char* schema : {R"({"$ref":"#"})", R"({"anyOf":[{"$ref":"#"},{"$ref":"#"}]})",
+                             R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}})"}) {
+    const auto compiled = compiler_->compile(spec(Kind::kJsonSchema, schema));
+    ASSERT_FALSE(compiled.ok()) << schema;
+    EXPECT_NE(compiled.error().message.find("no text satisfies it"), std::string::npos) << compiled.error().message;
+  }
+}
+
+TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const auto compiled = compiler_->compile(spec(Kind::kRegex, "a{1,3}"));
+  ASSERT_TRUE(compiled.ok());
+  const auto constraint = with_min_tokens((*compiled)->instantiate(), 10, {kByteEnd});
+  std::vector<bool> may_end;
+  for (int i = 0; i < 4; ++i) {
+    std::vector<uint32_t> mask((kByteVocab + 31) / 32, 0);
+    ASSERT_TRUE(constraint->fill(mask));
+    may_end.push_back((mask[kByteEnd / 32] >> (kByteEnd % 32) & 1u) != 0);
+    ASSERT_TRUE(constraint->accept(i < 3 ? 'a' : kByteEnd));
+  }
+  EXPECT_EQ(may_end, (std::vector<bool>{false, false, false, true}));  // after three there is nothing but the end
+}
+
+// For each keyword a value that it forbids: either the grammar does not allow it, or the keyword is named.
+TEST_F(GrammarTest, KnowsWhichKeywordsAreNotEnforced) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})", "[1, 1]"},
+      {R"({"type":"array","items":{"type":"integer"},"contains":{"const":5}})", "[1, 1]"},
+      {R"({"allOf":[{"type":"integer"},{"minimum":5}]})", "3"},
+      {R"({"allOf":[{"type":"integer"}]})", "\"a\""},
+      {R"({"type":"object","required":["a"],"properties":{"a":{"type":"integer"}},"allOf":[{"type":"object"}]})", "{}"},
+      {R"({"type":"string","not":{"const":"a"}})", "\"a\""},
+      {R"({"not":{"type":"string"}})", "\"a\""},
+      {R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"if":{"required":["a"]},"then":{"required":["b"]}})",
+       "{\"a\": 1}"},
+      {R"({"type":"integer","multipleOf":5})", "3"},
+      {R"({"type":"integer","multipleOf":5,"minimum":7})", "11"},
+      {R"({"type":"integer","multipleOf":1000003})", "3"},
+      {R"({"type":"number","multipleOf":0.5})", "0.3"},
+      {R"({"type":"integer","minimum":5,"maximum":7})", "8"},
+      {R"({"type":"number","exclusiveMaximum":5})", "5"},
+      {R"({"minimum":5})", "3"},
+      {R"({"type":"string","minLength":3})", "\"a\""},
+      {R"({"type":"string","pattern":"^a+$"})", "\"b\""},
+      {R"({"type":"string","pattern":"^a+$","maxLength":1})", "\"aa\""},
+      {R"({"type":"string","pattern":"^(?!a)[ab]$"})", "\"a\""},
+      {R"({"pattern":"^a$"})", "\"b\""},
+      {R"({"type":"string","format":"date"})", "\"b\""},
+      {R"({"type":"string","format":"date","minLength":40})", "\"2020-01-01\""},
+      {R"({"type":"string","format":"iri"})", "\"b\""},
+      {R"({"type":"array","maxItems":1})", "[1, 1]"},
+      {R"({"type":"array","prefixItems":[{"type":"integer"}],"items":false})", "[1, 2]"},
+      {R"({"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]})", "{}"},
+      {R"({"properties":{"a":{"type":"integer"}},"required":["a"]})", "{}"},
+      {R"({"type":"object","required":["a"]})", "{}"},
+      {R"({"required":["a"]})", "{}"},
+      {R"({"type":"object","patternProperties":{"^a":{"type":"integer"}},"additionalProperties":false})",
+       "{\"a\": \"x\"}"},
+      {R"({"type":"object","propertyNames":{"pattern":"^a$"}})", "{\"b\": 1}"},
+      {R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"maxProperties":1})",
+       "{\"a\": 1, \"b\": 1}"},
+      {R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"dependentRequired":{"a":["b"]}})",
+       "{\"a\": 1}"},
+      {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "3"},
+      {R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"anyOf":[{"required":["a"]},{"required":["b"]}]})",
+       "{}"},
+      {R"({"type":"integer","enum":["a",1]})", "\"a\""},
+      {R"({"type":"string","enum":["a","b"]})", "\"c\""},
+      {R"({"type":"string","const":"a"})", "\"b\""},
+      {R"({"$ref":"https://a.example/x"})", "1"},
+      {R"({"$ref":"#/$defs/a","minimum":5,"$defs":{"a":{"type":"integer"}}})", "3"},
+      {R"({"$ref":"#/$defs/a","$defs":{"a":{"type":"integer"}}})", "\"3\""},
+      {R"({"$dynamicRef":"#b","$defs":{"a":{"$dynamicAnchor":"b","type":"integer"}}})", "\"x\""},
+  };
+  for (const auto& [schema, bad] : cases) {
+    const bool named = !unenforced_keywords(Json::parse(schema)).empty();
+    EXPECT_EQ(allows(spec(Kind::kJsonSchema, schema), bad), named) << schema;
   }
 }
 

@@ -17,6 +17,11 @@ std::string_view Request::header(std::string_view name) const {
   return {};
 }
 
+size_t Request::count(std::string_view name) const {
+  return static_cast<size_t>(std::count_if(headers.begin(), headers.end(),
+                                           [&](const Header& h) { return equal_ignoring_case(h.name, name); }));
+}
+
 std::string_view reason_phrase(int status) {
   switch (status) {
     case 200:

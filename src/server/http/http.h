@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "server/http/byte_budget.h"
+
 namespace nfp::http {
 
 struct Header {
@@ -24,9 +26,11 @@ struct Request {
   std::vector<Header> headers;
   std::string body;
   std::string peer;  // address of the client, "127.0.0.1:51234"
+  ByteLease lease;   // of the server's ByteBudget, as large as the body; whoever keeps what it held keeps this too
 
   // Value of the first header of this name (case does not matter); empty when there is none.
   std::string_view header(std::string_view name) const;
+  size_t count(std::string_view name) const;
 };
 
 struct Response {

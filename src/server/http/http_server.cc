@@ -19,9 +19,22 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+IoLoop::~IoLoop() {
+  std::vector<std::function<void()>> left;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    left.swap(inbox_);
+  }
+  left.clear();
+  batch_.clear();
+  dirty_.clear();
+}
+
 void IoLoop::post(std::function<void()> fn) {
   {
     const std::lock_guard lock(mutex_);
+    if (closed_) return;  // `fn` ends after the lock, as its own end may post
     inbox_.push_back(std::move(fn));
     if (scheduled_) return;
     scheduled_ = true;
@@ -56,6 +69,7 @@ struct Server::Impl {
   ServerOptions options;
   Handler* handler = nullptr;
   Counters counters;
+  std::shared_ptr<ByteBudget> budget;
   std::atomic<bool> draining{false};
   std::vector<std::unique_ptr<IoLoop>> loops;
   std::vector<std::thread> threads;
@@ -64,7 +78,7 @@ struct Server::Impl {
   uint16_t port = 0;
   std::atomic<size_t> next_loop{0};
 
-  SessionContext session_context() { return {&options, handler, &counters, &draining}; }
+  SessionContext session_context() { return {&options, handler, &counters, &draining, budget}; }
   asio::awaitable<void> accept_loop();
   asio::awaitable<void> sweeper(IoLoop* loop);
 };
@@ -103,7 +117,7 @@ asio::awaitable<void> Server::Impl::sweeper(IoLoop* loop) {
     timer.expires_after(std::chrono::milliseconds(200));
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ec));
     if (ec) co_return;
-    sweep_sessions(loop, draining, false);
+    sweep_sessions(loop, false);
   }
 }
 
@@ -112,6 +126,7 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options, Handler* h
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   impl->handler = handler;
+  impl->budget = std::make_shared<ByteBudget>(impl->options.max_request_bytes);
   for (int i = 0; i < impl->options.threads; ++i) impl->loops.push_back(std::make_unique<IoLoop>());
   const std::string& host = impl->options.host;
   const uint16_t port = impl->options.port;
@@ -183,7 +198,7 @@ void Server::stop() {
   if (impl_->threads.empty()) return;
   stop_accepting();
   for (auto& loop : impl_->loops) {
-    asio::post(loop->context, [loop = loop.get()] { sweep_sessions(loop, true, true); });
+    asio::post(loop->context, [loop = loop.get()] { sweep_sessions(loop, true); });
   }
   // Closed connections end their coroutines; then nothing but our own guard and timer keeps a loop running.
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
@@ -198,7 +213,7 @@ void Server::stop() {
 
 ServerStats Server::stats() const {
   const Counters& c = impl_->counters;
-  return {c.connections, c.exchanges, c.accepted, c.refused, c.slow_readers_cut};
+  return {c.connections, c.exchanges, c.accepted, c.refused, c.slow_readers_cut, impl_->budget->used()};
 }
 
 }  // namespace nfp::http

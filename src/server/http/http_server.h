@@ -20,6 +20,7 @@ struct ServerOptions {
   size_t max_connections = 16384;
   uint32_t max_header_bytes = 16u << 10;
   uint64_t max_body_bytes = 32u << 20;
+  uint64_t max_request_bytes = 1u << 30;             // of all requests together: see ByteBudget
   size_t max_stream_buffer = 256u << 10;             // bytes that a slow reader of a stream may be behind
   std::chrono::milliseconds header_timeout{10'000};  // from a request's first byte to the end of its headers
   std::chrono::milliseconds body_timeout{60'000};    // from there to the end of its body
@@ -33,6 +34,7 @@ struct ServerStats {
   uint64_t accepted = 0;          // connections so far
   uint64_t refused = 0;           // connections beyond max_connections
   uint64_t slow_readers_cut = 0;  // streams cut off at max_stream_buffer or write_timeout
+  uint64_t request_bytes = 0;     // held now, of max_request_bytes
 };
 
 class Server {
@@ -43,7 +45,7 @@ class Server {
 
   void start();
   uint16_t port() const;
-  // Accepts no more connections and closes idle ones; running exchanges go on, each the last of its connection.
+  // Accepts no more connections. Open ones get one more answer each, so that a health check learns what is happening.
   void stop_accepting();
   // Waits until no exchange runs. False when some still do after `timeout`.
   bool wait_idle(std::chrono::milliseconds timeout);

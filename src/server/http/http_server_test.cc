@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace nfp::http {
 namespace {
@@ -88,7 +89,8 @@ class TestHandler final : public Handler {
 
 class Client {
  public:
-  explicit Client(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit Client(uint16_t port, int receive_buffer = 0) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    if (receive_buffer > 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof(receive_buffer));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
@@ -117,6 +119,31 @@ class Client {
     return got;
   }
   std::string rest() { return until(""); }
+  // Reads about so many bytes; returns how many.
+  size_t some(size_t bytes) {
+    std::vector<char> buffer(64 << 10);
+    size_t got = 0;
+    while (got < bytes) {
+      const ssize_t n = recv(fd_, buffer.data(), std::min(buffer.size(), bytes - got), 0);
+      if (n <= 0) break;
+      got += static_cast<size_t>(n);
+    }
+    return got;
+  }
+  // Bytes up to the mark at the end of what comes.
+  size_t rest_size(std::string_view mark) {
+    std::vector<char> buffer(64 << 10);
+    std::string tail;
+    size_t got = 0;
+    while (!tail.ends_with(mark)) {
+      const ssize_t n = recv(fd_, buffer.data(), buffer.size(), 0);
+      if (n <= 0) break;
+      got += static_cast<size_t>(n);
+      tail = (tail + std::string(buffer.data(), static_cast<size_t>(n)));
+      tail = tail.substr(tail.size() - std::min(tail.size(), mark.size()));
+    }
+    return got;
+  }
   bool connected = false;
 
  private:
@@ -324,14 +351,18 @@ TEST_F(HttpServerTest, DrainsWhatRuns) {
   idle.until("hello");
   server_->stop_accepting();
   EXPECT_FALSE(server_->wait_idle(100ms));
-  EXPECT_EQ(idle.rest(), "");
   EXPECT_TRUE(becomes([&] { return !Client(server_->port()).connected; }));
+  // A connection of a health checker's pool gets one more answer.
+  idle.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string last = idle.rest();
+  EXPECT_TRUE(last.starts_with("HTTP/1.1 200 ")) << last;
+  EXPECT_NE(last.find("Connection: close\r\n"), std::string::npos) << last;
   exchange->post([exchange] {
     exchange->write("end");
     exchange->finish();
   });
   EXPECT_TRUE(server_->wait_idle(2000ms));
-  EXPECT_TRUE(busy.rest().ends_with("3\r\nend\r\n0\r\n\r\n"));
+  EXPECT_TRUE(busy.until("0\r\n\r\n").ends_with("3\r\nend\r\n0\r\n\r\n"));
 }
 
 TEST_F(HttpServerTest, BoundsConnections) {
@@ -345,6 +376,139 @@ TEST_F(HttpServerTest, BoundsConnections) {
   b.until("hello");
   EXPECT_EQ(ask("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"), "");
   EXPECT_EQ(server_->stats().refused, 1u);
+}
+
+// Two servers in a row must see the same requests in the same bytes.
+TEST_F(HttpServerTest, RefusesDoubtfulFraming) {
+  start();
+  const std::string smuggled = "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
+  const std::string chunks = "20\r\n" + smuggled + "\r\n0\r\n\r\n";
+  for (const char* encoding : {"xchunked", "gzip", "chunked, identity", "chunked, chunked", "gzip, chunked", "identity",
+                               "chunked;a=b", "\"chunked\"", "", ",chunked"}) {
+    for (const std::string& body : {smuggled, chunks}) {
+      const std::string got =
+          ask("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: " + std::string(encoding) + "\r\n\r\n" + body);
+      EXPECT_TRUE(got.starts_with("HTTP/1.1 400 ")) << encoding << " -> " << got;
+      EXPECT_EQ(got.find("HTTP/1.1", 1), std::string::npos) << encoding << " -> " << got;
+    }
+  }
+  for (const char* head :
+       {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /echo HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nHost: y\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n"}) {
+    const std::string got = ask(head + chunks);
+    EXPECT_TRUE(got.starts_with("HTTP/1.1 400 ")) << head << " -> " << got;
+    EXPECT_EQ(got.find("HTTP/1.1", 1), std::string::npos) << got;
+  }
+  EXPECT_TRUE(ask("GET /hello HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 200 "));
+  const std::string got =
+      ask("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\nConnection: close\r\n\r\n" + chunks);
+  EXPECT_TRUE(got.ends_with(smuggled)) << got;
+}
+
+TEST_F(HttpServerTest, TakesTheAbsoluteFormOfAUri) {
+  start();
+  for (const char* target : {"http://x/hello", "HTTP://x:80/hello", "https://x/hello?a=b"}) {
+    const std::string got = ask("GET " + std::string(target) + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    EXPECT_TRUE(got.ends_with("\r\n\r\nhello")) << target << " -> " << got;
+  }
+}
+
+// A byte, or a lot, behind the request does not hide that the client has gone.
+TEST_F(HttpServerTest, SeesTheEndBehindBytesThatCameEarly) {
+  start();
+  for (const size_t extra : {size_t{1}, size_t{300'000}}) {
+    handler_.aborted = false;
+    Client client(server_->port());
+    client.send("GET /hang HTTP/1.1\r\nHost: x\r\n\r\n" + std::string(extra, 'x'));
+    ASSERT_NE(handler_.take(), nullptr);
+    client.hang_up();
+    EXPECT_TRUE(becomes([&] { return handler_.aborted.load(); })) << extra;
+    const std::lock_guard lock(handler_.mutex);
+    handler_.kept.reset();
+  }
+}
+
+TEST_F(HttpServerTest, ALargePieceDoesNotMakeAReaderSlow) {
+  ServerOptions options;
+  options.max_stream_buffer = 64 << 10;
+  start(options);
+  Client client(server_->port());
+  client.send("GET /endless HTTP/1.1\r\nHost: x\r\n\r\n");
+  const auto exchange = handler_.take();
+  ASSERT_NE(exchange, nullptr);
+  // More than the buffer and more than the kernel takes at once.
+  exchange->post([exchange] {
+    exchange->write(std::string(20'000'000, 'x'));
+    exchange->finish();
+  });
+  EXPECT_GT(client.rest_size("\r\n0\r\n\r\n"), 20'000'000u);
+  EXPECT_EQ(server_->stats().slow_readers_cut, 0u);
+}
+
+TEST_F(HttpServerTest, AReaderThatGoesOnTakingBytesIsNotCutOff) {
+  ServerOptions options;
+  options.write_timeout = 700ms;
+  start(options);
+  Client client(server_->port(), /*receive_buffer=*/16 << 10);
+  client.send("GET /endless HTTP/1.1\r\nHost: x\r\n\r\n");
+  const auto exchange = handler_.take();
+  ASSERT_NE(exchange, nullptr);
+  exchange->post([exchange] {
+    exchange->write(std::string(12'000'000, 'x'));
+    exchange->finish();
+  });
+  size_t got = 0;
+  for (int i = 0; i < 12; ++i) {  // 2.4 s in all, several times the timeout
+    got += client.some(400'000);
+    std::this_thread::sleep_for(200ms);
+  }
+  got += client.rest_size("\r\n0\r\n\r\n");
+  EXPECT_GT(got, 12'000'000u);
+  EXPECT_EQ(server_->stats().slow_readers_cut, 0u);
+}
+
+TEST_F(HttpServerTest, BoundsTheBytesOfAllRequestsTogether) {
+  ServerOptions options;
+  options.max_request_bytes = 100'000;
+  start(options);
+  const auto post = [](size_t size, size_t sent) {
+    return "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(size) +
+           "\r\nConnection: close\r\n\r\n" + std::string(sent, 'a');
+  };
+  EXPECT_TRUE(ask(post(90'000, 90'000)).starts_with("HTTP/1.1 200 "));
+  Client half(server_->port());
+  half.send(post(90'000, 60'000));
+  EXPECT_TRUE(becomes([&] { return server_->stats().request_bytes == 60'000; }));
+  EXPECT_TRUE(ask(post(60'000, 60'000)).starts_with("HTTP/1.1 429 "));
+  half.hang_up();
+  EXPECT_TRUE(becomes([&] { return server_->stats().request_bytes == 0; }));
+  EXPECT_TRUE(ask(post(60'000, 60'000)).starts_with("HTTP/1.1 200 "));
+}
+
+// The engine may hold an exchange, and post to it, until after the server has stopped.
+TEST_F(HttpServerTest, WhatIsPostedAfterTheEndDoesNoHarm) {
+  start();
+  std::vector<std::unique_ptr<Client>> clients;
+  std::vector<std::shared_ptr<Exchange>> exchanges;
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(std::make_unique<Client>(server_->port()));
+    clients.back()->send("GET /hang HTTP/1.1\r\nHost: x\r\n\r\n");
+    exchanges.push_back(handler_.take());
+    const std::lock_guard lock(handler_.mutex);
+    handler_.kept.reset();
+  }
+  server_->stop();
+  for (auto& exchange : exchanges) {
+    ASSERT_NE(exchange, nullptr);
+    // What is posted is the last to hold the exchange, whose end posts in turn.
+    exchange->post([exchange] { exchange->finish(); });
+    exchange->post([exchange] { exchange->finish(); });
+  }
+  exchanges.clear();
+  server_.reset();
 }
 
 TEST(HttpServerListen, NamesAnOccupiedPort) {

@@ -1,17 +1,22 @@
 // One connection: a coroutine that reads requests one after another, and the exchange that answers each.
 #include "server/http/http_session.h"
 
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/rfc7230.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -30,6 +35,7 @@ constexpr size_t kSmallRead = 2u << 10;  // thousands of connections wait in suc
 constexpr size_t kBodyRead = 64u << 10;
 constexpr size_t kKeptCapacity = 16u << 10;  // of a connection's emptied buffers
 constexpr size_t kMaxUnparsed = 128u << 10;  // bytes without one complete element (a chunk header, a trailer)
+constexpr size_t kMaxAhead = 1u << 20;       // of later requests that are read while one is answered
 
 std::string_view view(beast::string_view s) { return {s.data(), s.size()}; }
 
@@ -39,6 +45,43 @@ void append_header(std::string& out, std::string_view name, std::string_view val
     if (c != '\r' && c != '\n' && c != '\0') out.push_back(c);
   }
   out.append("\r\n");
+}
+
+// What makes the message's length doubtful: two servers in a row might see different requests in it (RFC 9112, 6.3 and
+// 11.2). Empty = nothing.
+std::string_view framing_fault(const Request& request, beast::string_view target, bool http_1_0) {
+  if (std::any_of(target.begin(), target.end(), [](char c) { return c <= ' ' || c > '~'; })) {
+    return "the target has characters that must be written with %";
+  }
+  const size_t encodings = request.count("Transfer-Encoding");
+  if (encodings > 0 && request.count("Content-Length") > 0) {
+    return "both Transfer-Encoding and Content-Length are given";
+  }
+  if (encodings > 0 && http_1_0) return "Transfer-Encoding is not of HTTP/1.0";
+  if (encodings > 0 && (encodings > 1 || !equal_ignoring_case(request.header("Transfer-Encoding"), "chunked"))) {
+    return "the Transfer-Encoding must be 'chunked' and nothing else";
+  }
+  if (request.count("Content-Length") > 1) return "Content-Length is given more than once";
+  const size_t hosts = request.count("Host");
+  if (hosts > 1) return "Host is given more than once";
+  if (hosts == 0 && !http_1_0) return "Host is missing";
+  return {};
+}
+
+// Whether any Connection field says "close"; Beast's parser forgets one that follows an "upgrade".
+bool asks_to_close(const Request& request) {
+  for (const Header& header : request.headers) {
+    if (!equal_ignoring_case(header.name, "Connection")) continue;
+    if (beast::http::token_list(header.value).exists("close")) return true;
+  }
+  return false;
+}
+
+// Bytes that the kernel holds and the client has not taken. It asks us for more only when much of that is gone, which
+// a slow client may take longer for than any timeout.
+int unsent_bytes(tcp::socket& socket) {
+  int bytes = 0;
+  return ioctl(socket.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
 void append_chunk(std::string& out, std::string_view piece) {
@@ -51,7 +94,7 @@ void append_chunk(std::string& out, std::string_view piece) {
 class Session final : public std::enable_shared_from_this<Session> {
  public:
   Session(tcp::socket socket, IoLoop* loop, const SessionContext& context)
-      : socket_(std::move(socket)), wake_(loop->context), loop_(loop), context_(context) {
+      : socket_(std::move(socket)), wake_(loop->context), loop_(loop), context_(context), ahead_(context.budget) {
     loop_->sessions.insert(this);
     error_code ec;
     socket_.set_option(tcp::no_delay(true), ec);
@@ -66,7 +109,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   }
 
   asio::awaitable<void> run();
-  void sweep(Clock::time_point now, bool idle_ones, bool all);
+  void sweep(Clock::time_point now, bool all);
   void flush();
 
   // The exchange's side.
@@ -84,9 +127,11 @@ class Session final : public std::enable_shared_from_this<Session> {
   using Parser = beast::http::request_parser<beast::http::string_body>;
 
   asio::awaitable<bool> read_some();
+  asio::awaitable<bool> read_ahead();
   asio::awaitable<bool> read_request();
   asio::awaitable<void> wait_answered();
   asio::awaitable<void> linger();
+  void send_more();
   void dispatch(Request request);
   void answer_early(Response response);
   void append_head(const Response& response, bool chunked);
@@ -96,11 +141,13 @@ class Session final : public std::enable_shared_from_this<Session> {
   Request take_head(const Parser& parser) const;
 
   tcp::socket socket_;
-  asio::steady_timer wake_;  // cancelled to wake the coroutine
+  asio::steady_timer wake_;             // cancelled to wake the coroutine
+  asio::cancellation_signal answered_;  // ends a read_ahead()
   IoLoop* loop_;
   SessionContext context_;
   std::string peer_;
   beast::flat_buffer buffer_;
+  ByteLease ahead_;  // for what the buffer holds of later requests
 
   Phase phase_ = Phase::kIdle;
   Clock::time_point deadline_ = Clock::time_point::max();
@@ -119,6 +166,8 @@ class Session final : public std::enable_shared_from_this<Session> {
 
   std::string out_;       // gathered
   std::string inflight_;  // being sent
+  size_t sent_ = 0;       // of inflight_
+  int unsent_ = 0;        // in the kernel, when write_deadline_ was set
   bool sending_ = false;
 };
 
@@ -171,17 +220,41 @@ asio::awaitable<bool> Session::read_some() {
   co_return !ec && n > 0 && !closed_;
 }
 
+// What comes while an answer is under way is the next request, early; it stays in the buffer. False at the connection's
+// end, and where more comes than any client has reason to send.
+asio::awaitable<bool> Session::read_ahead() {
+  error_code ec;
+  const size_t n = co_await socket_.async_read_some(
+      buffer_.prepare(kSmallRead),
+      asio::redirect_error(asio::bind_cancellation_slot(answered_.slot(), asio::use_awaitable), ec));
+  buffer_.commit(n);
+  if (ec == asio::error::operation_aborted) co_return !closed_;
+  co_return !ec && n > 0 && !closed_ && buffer_.size() <= kMaxAhead && ahead_.resize(buffer_.size());
+}
+
 Request Session::take_head(const Parser& parser) const {
   const auto& message = parser.get();
   Request request;
   request.method = std::string(view(message.method_string()));
-  const std::string_view target = view(message.target());
+  std::string_view target = view(message.target());
+  // The absolute form, as clients write it to proxies (RFC 9112, 3.2.2): its authority counts, not Host's.
+  std::string_view authority;
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!equal_ignoring_case(target.substr(0, scheme.size()), scheme)) continue;
+    authority = target.substr(scheme.size());
+    const size_t end = authority.find_first_of("/?");
+    target = end == std::string_view::npos ? "/" : authority.substr(end);
+    authority = authority.substr(0, end);
+    break;
+  }
   const size_t question = target.find('?');
   request.path = std::string(target.substr(0, question));
   if (question != std::string_view::npos) request.query = std::string(target.substr(question + 1));
   for (const auto& field : message) {
     request.headers.push_back({std::string(view(field.name_string())), std::string(view(field.value()))});
+    if (!authority.empty() && field.name() == beast::http::field::host) request.headers.back().value = authority;
   }
+  if (request.path.empty()) request.path = "/";
   request.peer = peer_;
   return request;
 }
@@ -193,6 +266,13 @@ asio::awaitable<bool> Session::read_request() {
   parser.eager(false);
   parser.header_limit(options.max_header_bytes);
   parser.body_limit(options.max_body_bytes);
+  // Some take white space between a chunk's size and its extension, and some do not.
+  auto on_chunk = [](uint64_t, beast::string_view extensions, error_code& ec) {
+    if (!extensions.empty() && extensions.front() != ';') ec = beast::http::error::bad_chunk_extension;
+  };
+  parser.on_chunk_header(on_chunk);
+  ByteLease lease(context_.budget);
+  ahead_.resize(0);
   set_phase(Phase::kIdle, options.idle_timeout);
 
   bool head_seen = false;
@@ -209,11 +289,13 @@ asio::awaitable<bool> Session::read_request() {
       keep_alive_ = parser.get().keep_alive() && !*context_.draining;
       http_1_0_ = parser.get().version() < 11;
       head_only_ = parser.get().method() == beast::http::verb::head;
-      if (parser.get().count("Transfer-Encoding") > 0 && parser.get().count("Content-Length") > 0) {
-        answer_early(context_.handler->protocol_error(400, "both Transfer-Encoding and Content-Length are given"));
+      const Request head = take_head(parser);
+      if (asks_to_close(head)) keep_alive_ = false;
+      if (const std::string_view fault = framing_fault(head, parser.get().target(), http_1_0_); !fault.empty()) {
+        answer_early(context_.handler->protocol_error(400, fault));
         co_return false;
       }
-      if (auto refusal = context_.handler->check_head(take_head(parser))) {
+      if (auto refusal = context_.handler->check_head(head)) {
         answer_early(std::move(*refusal));
         co_return false;
       }
@@ -240,6 +322,10 @@ asio::awaitable<bool> Session::read_request() {
       answer_early(context_.handler->protocol_error(status, message));
       co_return false;
     }
+    if (head_seen && !lease.resize(parser.get().body().size())) {
+      answer_early(context_.handler->protocol_error(429, "the server holds as many bytes of requests as it may"));
+      co_return false;
+    }
     if (parser.is_done()) break;
     if (ec == beast::http::error::need_more || buffer_.size() == 0 || used == 0) {
       if (buffer_.size() > kMaxUnparsed) {
@@ -252,6 +338,7 @@ asio::awaitable<bool> Session::read_request() {
   if (buffer_.size() == 0) buffer_.shrink_to_fit();
   Request request = take_head(parser);
   request.body = std::move(parser.get().body());
+  request.lease = std::move(lease);
   dispatch(std::move(request));
   co_return true;
 }
@@ -270,9 +357,8 @@ void Session::dispatch(Request request) {
 // While an answer is under way, reading on tells when the client goes away.
 asio::awaitable<void> Session::wait_answered() {
   while ((active_ || sending_ || !out_.empty()) && !closed_) {
-    if (active_ && buffer_.size() == 0) {
-      // What comes is the next request, early; it stays in the buffer, and a broken connection then shows when writing.
-      if (!co_await read_some()) {
+    if (active_) {
+      if (!co_await read_ahead()) {
         abort_connection();
         co_return;
       }
@@ -362,17 +448,23 @@ void Session::start(Response head) {
 
 void Session::write(std::string_view piece) {
   if (!streaming_ || piece.empty()) return;
+  // What the client could have taken by now it is given first; what counts is what it then left before this piece,
+  // so that no piece, however large, makes a reader slow.
+  const size_t most = context_.options->max_stream_buffer;
+  if (out_.size() + inflight_.size() - sent_ > most) {
+    flush();
+    if (closed_) return;
+    if (out_.size() + inflight_.size() - sent_ > most) {
+      ++context_.counters->slow_readers_cut;
+      return abort_connection();
+    }
+  }
   if (!head_only_) {
     if (chunked_) {
       append_chunk(out_, piece);
     } else {
       out_.append(piece);
     }
-  }
-  if (out_.size() > context_.options->max_stream_buffer) {
-    ++context_.counters->slow_readers_cut;
-    abort_connection();
-    return;
   }
   loop_->flush_later(shared_from_this());
 }
@@ -416,6 +508,8 @@ void Session::flush() {
       set_phase(Phase::kLingering, std::chrono::milliseconds(1000));
     }
     wake_.cancel();
+    // The next request may be there already; else the read that goes on brings it.
+    if (!active_ && buffer_.size() > 0) answered_.emit(asio::cancellation_type::all);
     return;
   }
   // Nearly always the kernel takes everything at once; the event loop is only for the rest.
@@ -431,17 +525,24 @@ void Session::flush() {
   sending_ = true;
   inflight_.swap(out_);
   out_.clear();
+  sent_ = 0;
+  send_more();
+}
+
+// Each piece that the client takes gives it the whole time again for the next.
+void Session::send_more() {
   write_deadline_ = Clock::now() + context_.options->write_timeout;
-  asio::async_write(socket_, asio::buffer(inflight_), [self = shared_from_this()](error_code ec, size_t) {
+  unsent_ = unsent_bytes(socket_);
+  socket_.async_write_some(asio::buffer(inflight_) + sent_, [self = shared_from_this()](error_code ec, size_t n) {
+    if (ec) return self->abort_connection();
+    self->sent_ += n;
+    if (self->sent_ < self->inflight_.size()) return self->send_more();
     self->sending_ = false;
     self->write_deadline_ = Clock::time_point::max();
     self->inflight_.clear();
+    self->sent_ = 0;
     if (self->inflight_.capacity() > kKeptCapacity) self->inflight_.shrink_to_fit();
-    if (ec) {
-      self->abort_connection();
-    } else {
-      self->flush();
-    }
+    self->flush();
   });
 }
 
@@ -459,10 +560,15 @@ void Session::abort_connection() {
   if (auto callback = std::exchange(on_abort_, nullptr)) callback();
 }
 
-void Session::sweep(Clock::time_point now, bool idle_ones, bool all) {
+void Session::sweep(Clock::time_point now, bool all) {
   if (closed_) return;
-  if (all || (idle_ones && phase_ == Phase::kIdle && !active_ && !sending_ && out_.empty())) return abort_connection();
+  if (all) return abort_connection();
   if (now >= write_deadline_) {
+    if (const int unsent = unsent_bytes(socket_); unsent < unsent_) {
+      unsent_ = unsent;
+      write_deadline_ = now + context_.options->write_timeout;
+      return;
+    }
     if (active_) ++context_.counters->slow_readers_cut;
     return abort_connection();
   }
@@ -486,12 +592,12 @@ void start_session(tcp::socket socket, IoLoop* loop, const SessionContext& conte
       });
 }
 
-void sweep_sessions(IoLoop* loop, bool idle_ones, bool all) {
+void sweep_sessions(IoLoop* loop, bool all) {
   const auto now = Clock::now();
   std::vector<std::shared_ptr<Session>> sessions;  // closing one changes the set
   sessions.reserve(loop->sessions.size());
   for (Session* session : loop->sessions) sessions.push_back(session->shared_from_this());
-  for (auto& session : sessions) session->sweep(now, idle_ones, all);
+  for (auto& session : sessions) session->sweep(now, all);
 }
 
 void flush_session(Session& session) { session.flush(); }

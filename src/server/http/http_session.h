@@ -28,13 +28,17 @@ struct Counters {
 // One event loop and what lives on it.
 class IoLoop {
  public:
+  IoLoop() = default;
+  // What is still posted goes, and what that posts in turn; nothing runs. The threads have ended.
+  ~IoLoop();
+  IoLoop(const IoLoop&) = delete;
+  IoLoop& operator=(const IoLoop&) = delete;
   // From any thread. Functions that come while the loop is busy are run together, with one wake-up for all.
   void post(std::function<void()> fn);
   // On the loop's thread: the session has bytes to send; they go out once the current batch of functions has run.
   void flush_later(std::shared_ptr<Session> session);
 
-  std::unordered_set<Session*> sessions;  // loop's thread only; outlives the context, whose end destroys sessions
-  boost::asio::io_context context{1};
+  std::unordered_set<Session*> sessions;  // loop's thread only
 
  private:
   void run_posted();
@@ -43,7 +47,12 @@ class IoLoop {
   std::vector<std::function<void()>> batch_;  // loop's thread only
   std::vector<std::shared_ptr<Session>> dirty_;
   bool scheduled_ = false;
+  bool closed_ = false;    // post() drops what it is given
   bool in_batch_ = false;  // loop's thread only
+
+ public:
+  // Destroyed first: its end destroys coroutines, sessions and exchanges, which call post() and change `sessions`.
+  boost::asio::io_context context{1};
 };
 
 struct SessionContext {
@@ -51,12 +60,13 @@ struct SessionContext {
   Handler* handler = nullptr;
   Counters* counters = nullptr;
   const std::atomic<bool>* draining = nullptr;
+  std::shared_ptr<ByteBudget> budget;
 };
 
 // Takes over an accepted socket whose executor is the loop's. On the loop's thread.
 void start_session(boost::asio::ip::tcp::socket socket, IoLoop* loop, const SessionContext& context);
-// Closes what is past its deadline; with `idle_ones`, all connections without an exchange; with `all`, all.
-void sweep_sessions(IoLoop* loop, bool idle_ones, bool all);
+// Closes what is past its deadline, or whose client is gone; with `all`, all.
+void sweep_sessions(IoLoop* loop, bool all);
 // Sends what write() has gathered.
 void flush_session(Session& session);
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "server/grammar/grammar.h"
+
 namespace nfp::server {
 namespace {
 
@@ -186,6 +188,23 @@ std::string Metrics::prometheus(const Facts& facts) const {
   }
   w.gauge("nestedfp:http_connections", facts.connections, "Open connections.");
   w.counter("nestedfp:slow_readers_cut_total", facts.slow_readers_cut, "Streams cut off because nobody read them.");
+  w.gauge("nestedfp:request_bytes", facts.request_bytes, "Bytes of requests held: read, parsed, waiting.");
+  if (facts.grammars == nullptr) return std::move(w.out);
+  const GrammarStats& g = *facts.grammars;
+  w.gauge("nestedfp:grammars_compiling", g.compiling.load(), "Grammars being compiled.");
+  w.histogram("nestedfp:grammar_compile_seconds", g.compile_seconds, "Duration of compiling a grammar, well or not.");
+  w.counter("nestedfp:grammar_cache_hits_total", g.hits, "Requests whose grammar was compiled already.");
+  w.gauge("nestedfp:grammar_cache_bytes", g.cached_bytes.load(), "Memory of the compiled grammars that are kept.");
+  w.head("nestedfp:grammars_refused_total", "counter", "Grammars that were not compiled, by reason.");
+  const std::pair<std::string_view, uint64_t> refused[] = {{"time", g.refused_time},
+                                                           {"busy", g.refused_busy},
+                                                           {"invalid", g.refused_invalid},
+                                                           {"failed", g.refused_failed},
+                                                           {"cancelled", g.cancelled}};
+  for (const auto& [reason, count] : refused) {
+    w.value("nestedfp:grammars_refused_total", count, fmt::format("reason=\"{}\"", reason));
+  }
+  w.counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped, "Answers ended as their masks took too long.");
   return std::move(w.out);
 }
 

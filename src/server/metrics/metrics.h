@@ -13,6 +13,8 @@
 
 namespace nfp::server {
 
+struct GrammarStats;
+
 class Metrics final : public EngineObserver {
  public:
   Metrics();
@@ -27,6 +29,8 @@ class Metrics final : public EngineObserver {
     EngineStats engine;
     uint64_t connections = 0;
     uint64_t slow_readers_cut = 0;
+    uint64_t request_bytes = 0;
+    const GrammarStats* grammars = nullptr;  // null = none
   };
   std::string prometheus(const Facts& facts) const;
 

@@ -13,7 +13,7 @@ namespace nfp::server {
 namespace {
 
 constexpr size_t kMaxRequestId = 128;
-constexpr size_t kInlineBody = 64u << 10;  // larger ones are read on a worker
+constexpr size_t kInlineBody = 16u << 10;  // larger ones are read on a worker
 
 std::string random_id() {
   thread_local std::mt19937_64 source(std::random_device{}());
@@ -23,6 +23,27 @@ std::string random_id() {
 bool harmless_id(std::string_view text) {
   return !text.empty() && text.size() <= kMaxRequestId &&
          std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7F; });
+}
+
+// Without port and brackets.
+std::string_view host_name(std::string_view host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.rfind(':'));
+}
+
+bool is_loopback(std::string_view name) {
+  constexpr std::string_view kLocal = "localhost";
+  if (name.ends_with('.')) name.remove_suffix(1);
+  if (name.size() > kLocal.size() && name[name.size() - kLocal.size() - 1] == '.') {
+    name.remove_prefix(name.size() - kLocal.size());  // RFC 6761: all names below it too
+  }
+  const bool v4 = name.starts_with("127.") && name.find_first_not_of("0123456789.") == std::string_view::npos;
+  return v4 || name == "::1" || http::equal_ignoring_case(name, kLocal);
+}
+
+bool has_body(const http::Request& request) {
+  const std::string_view length = request.header("Content-Length");
+  return request.count("Transfer-Encoding") > 0 || length.find_first_not_of('0') != std::string_view::npos;
 }
 
 bool is_json(std::string_view content_type) {
@@ -48,7 +69,9 @@ struct Api::Call {
   std::string_view path;  // without the root path
   std::string request_id;
   std::vector<http::Header> headers;  // for the answer
+  int key = 0;                        // which API key; 0 = there are none
   bool on_worker = false;             // not on the exchange's thread
+  std::stop_source stop;              // the client has gone
 };
 
 const Api::Route Api::kRoutes[] = {
@@ -95,16 +118,27 @@ const Api::Route* Api::find_route(std::string_view method, std::string_view path
   return nullptr;
 }
 
-bool Api::authorized(const http::Request& request) const {
-  if (options_.api_keys.empty()) return true;
+int Api::key_of(const http::Request& request) const {
+  if (options_.api_keys.empty()) return 0;
   std::string_view given = request.header("Authorization");
   constexpr std::string_view kScheme = "bearer ";
-  if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme))
-    return false;
+  if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme)) return -1;
   given.remove_prefix(kScheme.size());
-  bool found = false;
-  for (const std::string& key : options_.api_keys) found = equal_constant_time(given, key) || found;
+  int found = -1;
+  for (size_t i = 0; i < options_.api_keys.size(); ++i) {
+    if (equal_constant_time(given, options_.api_keys[i])) found = static_cast<int>(i) + 1;
+  }
   return found;
+}
+
+bool Api::host_allowed(std::string_view host) const {
+  const auto& allowed = options_.allowed_hosts;
+  const bool local_only = options_.loopback && options_.api_keys.empty();
+  if (host.empty() || (allowed.empty() && !local_only)) return true;
+  const std::string_view name = host_name(host);
+  return (options_.loopback && is_loopback(name)) || std::any_of(allowed.begin(), allowed.end(), [&](const auto& one) {
+           return one == "*" || http::equal_ignoring_case(one, name) || http::equal_ignoring_case(one, host);
+         });
 }
 
 std::vector<http::Header> Api::common_headers(const http::Request& request, std::string* request_id) const {
@@ -134,8 +168,15 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
     if (allow != nullptr) response.headers.push_back({"Allow", allow});
     return response;
   };
+  if (!host_allowed(request.header("Host"))) {
+    return refuse(ApiError{403, "the name in Host is none of this server's; see --allowed-hosts", "", "unknown_host"});
+  }
   const std::string_view path = inner_path(request.path);
-  if (request.method == "OPTIONS") return std::nullopt;
+  const auto no_body = [&]() -> std::optional<http::Response> {
+    if (!has_body(request)) return std::nullopt;
+    return refuse(ApiError{413, "a request to this path has no body", "", ""});
+  };
+  if (request.method == "OPTIONS") return no_body();
   bool path_known = false;
   const Route* route = find_route(request.method, path, &path_known);
   if (route == nullptr) {
@@ -149,7 +190,7 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
     }
     return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
   }
-  if (!route->open && !authorized(request)) {
+  if (!route->open && key_of(request) < 0) {
     return refuse(ApiError{401, "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'", "",
                            "invalid_api_key"});
   }
@@ -159,7 +200,8 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
   if (draining_ && request.method == "POST" && !route->open) {
     return refuse(ApiError{503, "the server is shutting down", "", "draining"});
   }
-  if (request.method == "POST" && !route->open && !is_json(request.header("Content-Type"))) {
+  if (request.method != "POST" || route->open) return no_body();
+  if (!is_json(request.header("Content-Type"))) {
     return refuse(ApiError{415, "the Content-Type must be application/json", "", "unsupported_media_type"});
   }
   return std::nullopt;
@@ -188,9 +230,12 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
   bool path_known = false;
   const Route* route = find_route(call.request.method, call.path, &path_known);
   if (route == nullptr) return reply_error(call, ApiError{404, "there is no such path", "", "not_found"});
+  call.key = key_of(call.request);
   if (call.request.body.size() <= kInlineBody || !route->needs_model) return (this->*route->run)(call);
   call.on_worker = true;
-  if (!state()->workers->submit([this, shared, route] { (this->*route->run)(*shared); })) {
+  call.exchange->on_abort([stop = call.stop]() mutable { stop.request_stop(); });
+  if (!state()->workers->submit([this, shared, route](const std::stop_token&) { (this->*route->run)(*shared); },
+                                call.stop)) {
     call.on_worker = false;
     reply_error(call, ApiError{429, "too many large requests wait to be read; try again later", "", ""});
   }
@@ -216,11 +261,22 @@ void Api::reply_json(Call& call, std::string body) const {
 void Api::reply_error(Call& call, const ApiError& error) const { reply(call, error_response(error)); }
 
 std::optional<Json> Api::json_body(Call& call) const {
-  auto parsed = parse_json(call.request.body);
+  size_t bytes = 0;
+  auto parsed = parse_json(call.request.body, {}, call.stop.get_token(), &bytes);
   if (!parsed.ok()) {
-    reply_error(call, bad_request("", "the body is " + parsed.error().message, "invalid_json"));
+    if (parsed.error().code != ErrorCode::kInvalidInput) {
+      reply_error(call, from_engine(parsed.error()));
+    } else {
+      reply_error(call, bad_request("", "the body is " + parsed.error().message, "invalid_json"));
+    }
     return std::nullopt;
   }
+  if (!call.request.lease.resize(call.request.body.size() + bytes)) {
+    reply_error(call, ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""});
+    return std::nullopt;
+  }
+  call.request.body = std::string();
+  call.request.lease.resize(bytes);
   if (!parsed->is_object()) {
     reply_error(call, bad_request("", "the body must be a JSON object", "invalid_json"));
     return std::nullopt;
@@ -253,6 +309,10 @@ void Api::page(Call& call) {
 void Api::health(Call& call) {
   ServerState* s = state();
   if (s == nullptr) return reply_error(call, ApiError{503, "the model is being loaded", "", "loading"});
+  if (s->engine->device_failed()) {
+    return reply_error(call,
+                       ApiError{503, "the device has failed; the server is to be started again", "", "device_failed"});
+  }
   if (draining_) return reply_error(call, ApiError{503, "the server is shutting down", "", "draining"});
   const double stalled = s->engine->seconds_since_progress();
   if (stalled > options_.stall_timeout_s) {
@@ -272,7 +332,9 @@ void Api::metrics(Call& call) {
     const http::ServerStats stats = server_stats_();
     facts.connections = stats.connections;
     facts.slow_readers_cut = stats.slow_readers_cut;
+    facts.request_bytes = stats.request_bytes;
   }
+  facts.grammars = &s->grammars->stats();
   http::Response response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   response.body = s->metrics->prometheus(facts);
@@ -393,9 +455,7 @@ void Api::tokenize(Call& call) {
       NFP_API_TRY(fields.get("add_generation_prompt", &request.add_generation_prompt));
       NFP_API_TRY(fields.get("continue_final_message", &request.continue_final_message));
       if (request.continue_final_message) request.add_generation_prompt = false;
-      if (const Json* variables = fields.find("chat_template_kwargs"); variables != nullptr && variables->is_object()) {
-        request.template_variables = *variables;
-      }
+      NFP_API_TRY(parse_template_variables(fields, &request.template_variables));
     } else {
       if (fields.find("prompt") == nullptr) return bad_request("prompt", "'prompt' (or 'messages') is missing");
       NFP_API_TRY(fields.get("prompt", &prompt));
@@ -405,11 +465,12 @@ void Api::tokenize(Call& call) {
   };
   if (auto failure = read()) return reply_error(call, *failure);
   if (!request.messages.empty()) {
-    auto text = model.render_chat(request, true);
+    auto text = model.render_chat(request, true, call.stop.get_token());
     if (!text.ok()) return reply_error(call, from_engine(text.error()));
     prompt = std::move(*text);
   }
-  const auto tokens = model.encode(prompt, add_special);
+  const auto tokens = model.tokenizer().encode(
+      prompt, {.add_special_tokens = add_special, .parse_special = true, .stop = call.stop.get_token()});
   if (!tokens.ok()) return reply_error(call, from_engine(tokens.error()));
   std::string out =
       fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(), model.facts().max_context);
@@ -471,10 +532,10 @@ void Api::generate(Call& call, bool chat) {
     failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
   }
   if (failure) return reply_error(call, *failure);
-  auto generation =
-      std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id, call.headers);
-  if (!call.on_worker) return generation->start();
-  call.exchange->post([generation] { generation->start(); });
+  request.key = call.key;
+  auto generation = std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id,
+                                                 call.headers, call.stop, std::move(call.request.lease));
+  generation->start(call.on_worker);
 }
 
 }  // namespace nfp::server

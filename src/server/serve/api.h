@@ -18,9 +18,13 @@ namespace nfp::server {
 struct ApiOptions {
   std::vector<std::string> api_keys;         // empty = everybody may
   std::vector<std::string> allowed_origins;  // for browsers' cross-origin calls; "*" = all; empty = none
-  std::string root_path;                     // "/prefix" that a proxy leaves in place; empty = none
-  double stall_timeout_s = 120;              // /health fails when a step takes longer
-  bool page = true;                          // the page at /
+  // Names in Host; "*" = all. Without any, on a loopback address and without keys, only loopback's names are accepted:
+  // a web page that lets its own name point to 127.0.0.1 must not get through to us (DNS rebinding).
+  std::vector<std::string> allowed_hosts;
+  bool loopback = false;         // we listen on a loopback address
+  std::string root_path;         // "/prefix" that a proxy leaves in place; empty = none
+  double stall_timeout_s = 120;  // /health fails when a step takes longer
+  bool page = true;              // the page at /
 };
 
 class Api final : public http::Handler {
@@ -50,7 +54,9 @@ class Api final : public http::Handler {
 
   std::string_view inner_path(std::string_view path) const;
   const Route* find_route(std::string_view method, std::string_view path, bool* path_known) const;
-  bool authorized(const http::Request& request) const;
+  // The number of the request's key, 0 where there are no keys; -1 = not authorized.
+  int key_of(const http::Request& request) const;
+  bool host_allowed(std::string_view host) const;
   std::vector<http::Header> common_headers(const http::Request& request, std::string* request_id) const;
   void reply(Call& call, http::Response response) const;
   void reply_json(Call& call, std::string body) const;

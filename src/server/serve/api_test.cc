@@ -86,15 +86,19 @@ class ApiTest : public ::testing::Test {
     engine_ = std::make_unique<EngineThread>(std::move(engine), max_queue);
     state_->engine = engine_.get();
     state_->metrics = &metrics_;
-    state_->grammars = make_grammar_compiler(*tokenizer, kByteVocab, state_->model.facts().end_ids);
+    state_->grammars =
+        make_grammar_compiler(*tokenizer, kByteVocab, state_->model.facts().end_ids, nullptr, grammar_limits_);
     workers_ = std::make_unique<WorkPool>(1, 16);
+    grammar_workers_ = std::make_unique<WorkPool>(2, 16);
     state_->workers = workers_.get();
+    state_->grammar_workers = grammar_workers_.get();
     state_->tool_format = ToolFormat::kHermes;
     state_->log_requests = false;
     api_->set_ready(state_.get());
   }
   void TearDown() override {
     workers_.reset();
+    grammar_workers_.reset();
     engine_.reset();
     // What was posted and never waited for keeps its request alive, and that the exchange.
     for (const auto& exchange : exchanges_) exchange->posted.clear();
@@ -140,11 +144,13 @@ class ApiTest : public ::testing::Test {
     return events;
   }
 
+  GrammarLimits grammar_limits_;
   std::vector<std::shared_ptr<FakeExchange>> exchanges_;
   Metrics metrics_;
   std::unique_ptr<FakeRunner> runner_;
   std::unique_ptr<ServerState> state_;
   std::unique_ptr<WorkPool> workers_;
+  std::unique_ptr<WorkPool> grammar_workers_;
   std::unique_ptr<EngineThread> engine_;
   std::unique_ptr<Api> api_;
 };
@@ -383,6 +389,209 @@ TEST_F(ApiTest, BestOfKeepsTheLikeliest) {
   EXPECT_EQ(r["choices"].size(), 2u);
   EXPECT_EQ(r["choices"][1]["index"], 1);
   EXPECT_EQ(r["usage"]["completion_tokens"], 12);  // of all three
+}
+
+// Wide and large bodies, which once took minutes, are read on a worker; what is too much for anybody is 400.
+TEST_F(ApiTest, WideBodiesAreReadOrRefusedAtOnce) {
+  start();
+  const auto wide = [](int keys) {
+    std::string metadata;
+    for (int i = 0; i < keys; ++i) metadata += fmt::format("{}\"{}\":0", i > 0 ? "," : "", i);
+    return R"({"prompt":"SAY:a","metadata":{)" + metadata + "}}";
+  };
+  EXPECT_EQ(ask("/v1/completions", wide(4000))["choices"][0]["text"], "a");
+  EXPECT_NE(ask("/v1/completions", wide(200'000), 400)["error"]["message"].get<std::string>().find("4096 keys"),
+            std::string::npos);
+  EXPECT_NE(ask("/v1/completions", std::string(70, '['), 400)["error"]["message"].get<std::string>().find(
+                "the body is nested deeper than 64 levels"),
+            std::string::npos);
+}
+
+// Ends with the client, or the pool: none of these is waited for.
+TEST_F(ApiTest, LargeWorkEndsWithItsClient) {
+  start();
+  std::string messages = R"({"messages":[)";
+  for (int i = 0; i < 4096; ++i) messages += fmt::format(R"({}{{"role":"user","content":""}})", i > 0 ? "," : "");
+  const auto left = send("POST", "/v1/chat/completions", messages + "]}");
+  EXPECT_FALSE(left->ended);  // not on this thread
+  ASSERT_TRUE(left->abort_callback);
+  left->gone = true;
+  left->abort_callback();
+  // The worker is free again.
+  EXPECT_EQ(
+      ask("/v1/completions", R"({"prompt":"SAY:b","user":")" + std::string(20'000, 'u') + "\"}")["choices"][0]["text"],
+      "b");
+}
+
+TEST_F(ApiTest, APromptThatCannotFitIsNotTokenized) {
+  start();
+  const Json r = ask("/v1/completions", R"({"prompt":")" + std::string(2'000'000, 'a') + "\"}", 400);
+  EXPECT_EQ(r["error"]["code"], "context_length_exceeded");
+  EXPECT_NE(r["error"]["message"].get<std::string>().find("2000000 bytes"), std::string::npos);
+}
+
+TEST_F(ApiTest, TemplateVariablesHaveNoReservedNames) {
+  start();
+  const std::string messages = R"({"messages":[{"role":"user","content":"SAY:a"}],"chat_template_kwargs":)";
+  ask("/v1/chat/completions", messages + R"({"enable_thinking":true}})");
+  for (const char* path : {"/v1/chat/completions", "/tokenize"}) {
+    EXPECT_EQ(ask(path, messages + R"({"messages":[]}})", 400)["error"]["param"], "chat_template_kwargs");
+    EXPECT_EQ(ask(path, messages + R"({"tools":[]}})", 400)["error"]["param"], "chat_template_kwargs");
+    EXPECT_EQ(ask(path, messages + "[]}", 400)["error"]["param"], "chat_template_kwargs");
+  }
+}
+
+TEST_F(ApiTest, NoBodyWhereNobodyReadsIt) {
+  ApiOptions options;
+  options.api_keys = {"one"};
+  start(options);
+  for (const auto& header : {http::Header{"Content-Length", "1"}, http::Header{"Transfer-Encoding", "chunked"}}) {
+    EXPECT_EQ(send("OPTIONS", "/v1/completions", "", {header})->head.status, 413);
+    EXPECT_EQ(send("POST", "/ping", "", {header})->head.status, 413);
+    EXPECT_EQ(send("GET", "/health", "", {header})->head.status, 413);
+    EXPECT_EQ(send("POST", "/v1/completions", "", {header})->head.status, 401);
+  }
+  EXPECT_EQ(send("POST", "/ping", "", {{"Content-Length", "0"}})->head.status, 200);
+}
+
+TEST_F(ApiTest, APrefixIsCachedForItsKeyAndSaltOnly) {
+  ApiOptions options;
+  options.api_keys = {"one", "two"};
+  start(options);
+  const std::string prompt(100, 'p');
+  const auto cached = [&](const char* key, const char* more = "") {
+    const Json r = ask("/v1/completions", R"({"max_tokens":2,"prompt":")" + prompt + "\"" + more + "}", 200,
+                       {{"Authorization", std::string("Bearer ") + key}});
+    return r["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  EXPECT_EQ(cached("one"), 0);
+  EXPECT_EQ(cached("one"), 96);
+  EXPECT_EQ(cached("two"), 0);
+  EXPECT_EQ(cached("two"), 96);
+  EXPECT_EQ(cached("one", R"(,"cache_salt":"s")"), 0);
+  EXPECT_EQ(cached("one", R"(,"cache_salt":"t")"), 0);
+  EXPECT_EQ(cached("one", R"(,"cache_salt":"s")"), 96);
+}
+
+TEST_F(ApiTest, OnlyOurNamesInHost) {
+  ApiOptions options;
+  options.loopback = true;
+  start(options);
+  for (const char* host :
+       {"localhost", "localhost:8000", "127.0.0.1:8000", "127.3.2.1", "[::1]:8000", "a.localhost:1"}) {
+    EXPECT_EQ(send("GET", "/health", "", {{"Host", host}})->head.status, 200) << host;
+  }
+  for (const char* host : {"evil.example", "evil.example:8000", "127.0.0.1.evil.example", "notlocalhost", "[::2]:1",
+                           "localhost.evil.example:8000"}) {
+    EXPECT_EQ(send("GET", "/health", "", {{"Host", host}})->head.status, 403) << host;
+  }
+  options.allowed_hosts = {"a.example"};
+  api_ = std::make_unique<Api>(options);
+  api_->set_ready(state_.get());
+  EXPECT_EQ(send("GET", "/health", "", {{"Host", "a.example:8000"}})->head.status, 200);
+  EXPECT_EQ(send("GET", "/health", "", {{"Host", "b.example"}})->head.status, 403);
+  // With keys, or reachable from elsewhere, the name says nothing.
+  options.allowed_hosts.clear();
+  options.api_keys = {"one"};
+  api_ = std::make_unique<Api>(options);
+  api_->set_ready(state_.get());
+  EXPECT_EQ(send("GET", "/health", "", {{"Host", "b.example"}})->head.status, 200);
+}
+
+TEST_F(ApiTest, ChoicesAreAdmittedAllOrNone) {
+  start({}, /*max_queue=*/16, {4096, std::chrono::milliseconds(20), {}});
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","n":17})", 400)["error"]["param"], "n");
+  const auto first = send("POST", "/v1/completions", R"({"prompt":"a","n":12,"max_tokens":3})");
+  const auto second = send("POST", "/v1/completions", R"({"prompt":"a","n":12,"max_tokens":3})");
+  ASSERT_TRUE(second->ended);
+  EXPECT_EQ(second->head.status, 429);
+  ASSERT_TRUE(first->wait([&] { return first->ended; }));
+  EXPECT_EQ(first->head.status, 200);
+}
+
+TEST_F(ApiTest, ErrorsDoNotEchoWithoutEnd) {
+  start();
+  const std::string name(1'000'000, 'm');
+  const std::string message = R"({"messages":[{"role":"user","content":"a"}],)";
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f"}}],)";
+  EXPECT_LT(dump(ask("/v1/completions", R"({"prompt":"a","model":")" + name + "\"}", 404)).size(), 2000u);
+  EXPECT_LT(
+      dump(ask("/v1/chat/completions",
+               message + tools + R"("tool_choice":{"type":"function","function":{"name":")" + name + "\"}}}", 400))
+          .size(),
+      2000u);
+}
+
+TEST_F(ApiTest, ACallThatIsCutIsNoText) {
+  start();
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
+  const std::string messages =
+      R"("messages":[{"role":"user","content":"SAY:ok<tool_call>{\"name\":\"f\",\"arguments\":{\"x\":1}}</tool_call>"}])";
+  const Json r = ask("/v1/chat/completions", "{" + tools + "," + messages + R"(,"max_tokens":20})");
+  EXPECT_EQ(r["choices"][0]["message"]["content"], "ok");
+  EXPECT_EQ(r["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(ApiTest, ACharacterThatIsCutIsLeftOut) {
+  start();
+  const std::string body = R"({"prompt":"SAY:a😀","max_tokens":3)";
+  EXPECT_EQ(ask("/v1/completions", body + "}")["choices"][0]["text"], "a");
+  std::string text;
+  for (const Json& event : stream("/v1/completions", body + R"(,"stream":true})")) text += event["choices"][0]["text"];
+  EXPECT_EQ(text, "a");
+}
+
+TEST_F(ApiTest, MinTokensAndAGrammar) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  start();
+  const Json r = ask("/v1/completions", R"({"prompt":"x","guided_regex":"a{1,3}","min_tokens":10,"max_tokens":20})");
+  EXPECT_EQ(r["choices"][0]["text"], "aaa");
+  EXPECT_EQ(r["choices"][0]["finish_reason"], "stop");
+}
+
+TEST_F(ApiTest, StrictSchemasAreEnforcedOrRefused) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  start();
+  const auto body = [](const char* strict) {
+    return fmt::format(
+        R"({{"messages":[{{"role":"user","content":"a"}}],"max_tokens":9,"response_format":{{"type":"json_schema","json_schema":)"
+        R"({{"name":"s","strict":{},"schema":{{"type":"array","uniqueItems":true,"items":{{"type":"integer"}}}}}}}}}})",
+        strict);
+  };
+  const Json refused = ask("/v1/chat/completions", body("true"), 400);
+  EXPECT_NE(refused["error"]["message"].get<std::string>().find("uniqueItems"), std::string::npos);
+  const auto warned = send("POST", "/v1/chat/completions", body("false"));
+  ASSERT_TRUE(warned->wait([&] { return warned->ended; }));
+  EXPECT_EQ(warned->head.status, 200) << warned->head.body;
+  EXPECT_TRUE(std::any_of(warned->head.headers.begin(), warned->head.headers.end(), [](const http::Header& h) {
+    return h.name == "X-NestedFP-Unenforced" && h.value == "uniqueItems";
+  }));
+  ask("/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object","not":{}}}}]})",
+      400);
+  const std::string large = R"({"type":"object","description":")" + std::string(70'000, 'd') + "\"}";
+  EXPECT_EQ(
+      ask("/v1/chat/completions",
+          R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","parameters":)" +
+              large + "}}]}",
+          400)["error"]["param"],
+      "tools");
+}
+
+// A grammar whose masks take a second each: its own answer ends with an error that says so, and others get their
+// tokens.
+TEST_F(ApiTest, ADearGrammarHoldsNobodyUp) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  grammar_limits_.token_burst = std::chrono::milliseconds(50);
+  grammar_limits_.token_mean = std::chrono::microseconds(100);
+  start();
+  const auto dear = send(
+      "POST", "/v1/completions",
+      R"({"prompt":"x","max_tokens":2000,"guided_grammar":"root ::= e \"~\"\ne ::= e e | e e e | \"a\" | \"a\" e | e \"a\" | \"a\" e \"a\""})");
+  for (int i = 0; i < 5; ++i) ask("/v1/completions", R"({"prompt":"x","max_tokens":200})");
+  ASSERT_TRUE(dear->wait([&] { return dear->ended; }));
+  EXPECT_EQ(dear->head.status, 400) << dear->head.body;
+  EXPECT_NE(dear->head.body.find("takes too long"), std::string::npos) << dear->head.body;
 }
 
 TEST(ConstantTime, Compares) {

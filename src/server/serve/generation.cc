@@ -10,24 +10,22 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Bytes of prompt that are turned into tokens at once on the event loop (well under a millisecond).
-constexpr size_t kInlineBytes = 16u << 10;
+// The root of all keys under which this client's prefixes are found. Neither half of it can be known from outside.
+PrefixKey cache_scope(uint64_t instance, int key, std::string_view salt) {
+  std::vector<int32_t> parts = {static_cast<int32_t>(instance >> 32), static_cast<int32_t>(instance), key};
+  parts.insert(parts.end(), salt.begin(), salt.end());
+  return extend(PrefixKey{}, parts);
+}
 
 double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-size_t prompt_bytes(const GenerationRequest& request) {
-  size_t bytes = 0;
-  for (const PromptInput& prompt : request.prompts) {
-    bytes += prompt.text ? prompt.text->size() : prompt.tokens.size();
-  }
-  for (const Json& message : request.messages) {
-    const auto content = message.find("content");
-    if (content != message.end() && content->is_string()) bytes += content->get_ref<const std::string&>().size();
-  }
-  if (request.tools.is_array()) bytes += 2048 * request.tools.size();
-  return bytes;
+ApiError prompt_error(const Error& error, const char* param) {
+  ApiError failure = from_engine(error);
+  failure.param = param;
+  if (error.code == ErrorCode::kInvalidInput) failure.code = "context_length_exceeded";
+  return failure;
 }
 
 // A call of this function, or (no name) a list of calls of any of them.
@@ -39,6 +37,7 @@ GrammarSpec forced_call_grammar(const GenerationRequest& request) {
   GrammarSpec spec;
   spec.kind = GrammarSpec::Kind::kJsonSchema;
   spec.param = "tool_choice";
+  spec.unenforced = request.unenforced;
   if (request.tool_choice == ToolChoice::kNamed) {
     for (const Json& tool : request.tools) {
       if (tool["function"]["name"] == request.tool_name) spec.text = dump(parameters(tool["function"]));
@@ -62,12 +61,15 @@ GrammarSpec forced_call_grammar(const GenerationRequest& request) {
 }  // namespace
 
 Generation::Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
-                       std::string request_id, std::vector<http::Header> headers)
+                       std::string request_id, std::vector<http::Header> headers, std::stop_source stop,
+                       http::ByteLease lease)
     : state_(state),
       exchange_(std::move(exchange)),
       request_(std::move(request)),
       request_id_(std::move(request_id)),
       headers_(std::move(headers)),
+      stop_(std::move(stop)),
+      lease_(std::move(lease)),
       writer_(&request_, &state->model,
               fmt::format("{}-{:016x}{:08x}", request_.chat ? "chatcmpl" : "cmpl", state->instance, ++state->serial),
               std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -75,30 +77,78 @@ Generation::Generation(ServerState* state, std::shared_ptr<http::Exchange> excha
   ++state_->in_flight;
 }
 
-Generation::~Generation() { --state_->in_flight; }
+Generation::~Generation() {
+  state_->live.remove(this);
+  --state_->in_flight;
+}
 
-void Generation::start() {
-  const bool forced = request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
-  if (request_.grammar.kind == GrammarSpec::Kind::kNone && !forced && prompt_bytes(request_) <= kInlineBytes) {
-    Prepared prepared;
-    if (auto failure = prepare(&prepared)) return fail(*failure);
-    return run(std::move(prepared));
+bool Generation::forced_call() const {
+  return request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
+}
+
+void Generation::start(bool on_worker) {
+  state_->live.add(shared_from_this());
+  if (!on_worker) exchange_->on_abort([stop = stop_]() mutable { stop.request_stop(); });
+  grammar_ = forced_call() ? forced_call_grammar(request_) : std::move(request_.grammar);
+  if (!grammar_.unenforced.empty()) {
+    headers_.push_back({"X-NestedFP-Unenforced", fmt::format("{}", fmt::join(grammar_.unenforced, ", "))});
+    log::warn("request={} '{}' has keywords that are not enforced: {}", request_id_, grammar_.param,
+              fmt::join(grammar_.unenforced, ", "));
   }
-  const bool taken = state_->workers->submit([self = shared_from_this()] {
-    auto prepared = std::make_shared<Prepared>();
-    auto failure = self->prepare(prepared.get());
-    self->exchange_->post([self, prepared, failure = std::move(failure)] {
-      if (failure) return self->fail(*failure);
-      self->run(std::move(*prepared));
-    });
+  auto what = std::make_shared<Prepared>();
+  prepared(what, prepare(what.get()), on_worker);
+}
+
+// With prompts as tokens, or a reason why not.
+void Generation::prepared(std::shared_ptr<Prepared> what, MaybeError failure, bool on_worker) {
+  if (!failure && grammar_.kind != GrammarSpec::Kind::kNone) {
+    what->constraint = state_->grammars->find(grammar_);
+    if (!what->constraint) return compile(std::move(what), on_worker);
+  }
+  if (!on_worker) return failure ? fail(*failure) : run(std::move(*what));
+  exchange_->post([self = shared_from_this(), what, failure = std::move(failure)] {
+    if (failure) return self->fail(*failure);
+    self->run(std::move(*what));
   });
-  if (!taken) fail(ApiError{429, "too many large prompts and grammars wait to be prepared; try again later", "", ""});
+}
+
+void Generation::compile(std::shared_ptr<Prepared> what, bool on_worker) {
+  const bool taken = state_->grammar_workers->submit(
+      [self = shared_from_this(), what](const std::stop_token& stop) {
+        auto compiled = self->state_->grammars->compile(self->grammar_, stop);
+        MaybeError failure;
+        if (compiled.ok()) {
+          what->constraint = std::move(*compiled);
+        } else {
+          failure = from_engine(compiled.error());
+          failure->param = self->grammar_.param;
+          if (compiled.error().code == ErrorCode::kUnsupported) failure->code = "unsupported_parameter";
+        }
+        self->exchange_->post([self, what, failure = std::move(failure)] {
+          if (failure) return self->fail(*failure);
+          self->run(std::move(*what));
+        });
+      },
+      stop_);
+  if (taken) return;
+  const ApiError failure{429, "too many grammars wait to be compiled; try again later", "", ""};
+  if (!on_worker) return fail(failure);
+  exchange_->post([self = shared_from_this(), failure] { self->fail(failure); });
+}
+
+void Generation::cut_off() {
+  stop_.request_stop();
+  exchange_->post([self = shared_from_this()] {
+    if (self->ended_) return;
+    self->cancel_all();
+    self->fail(ApiError{503, "the request was cut off because the server is shutting down", "", ""});
+  });
 }
 
 // On a worker or the exchange's thread.
 MaybeError Generation::prepare(Prepared* out) const {
   const ServedModel& model = state_->model;
-  const bool forced = request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
+  const std::stop_token stop = stop_.get_token();
   if (request_.chat) {
     const bool tools = request_.tool_choice != ToolChoice::kNone;
     if (request_.tool_choice == ToolChoice::kAuto && state_->tool_format == ToolFormat::kNone) {
@@ -106,15 +156,15 @@ MaybeError Generation::prepare(Prepared* out) const {
                          "this model's way of calling tools is not known; start the server with "
                          "--tool-call-parser, or send tool_choice none");
     }
-    auto text = model.render_chat(request_, tools);
+    auto text = model.render_chat(request_, tools, stop);
     if (!text.ok()) {
       ApiError failure = from_engine(text.error());
       failure.param = "messages";
       return failure;
     }
     // Templates write their own special tokens.
-    auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false));
-    if (!tokens.ok()) return from_engine(tokens.error());
+    auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false), stop);
+    if (!tokens.ok()) return prompt_error(tokens.error(), "messages");
     out->prompts.push_back(std::move(*tokens));
     out->prompt_texts.emplace_back();
   }
@@ -124,8 +174,8 @@ MaybeError Generation::prepare(Prepared* out) const {
       out->prompt_texts.push_back(request_.echo ? model.tokenizer().decode(input.tokens, false) : "");
       continue;
     }
-    auto tokens = model.encode(*input.text, request_.add_special_tokens.value_or(true));
-    if (!tokens.ok()) return from_engine(tokens.error());
+    auto tokens = model.encode(*input.text, request_.add_special_tokens.value_or(true), stop);
+    if (!tokens.ok()) return prompt_error(tokens.error(), "prompt");
     if (tokens->empty()) {
       // A tokenizer without BOS makes nothing of nothing: the model then starts from its end-of-text token.
       const auto first = model.tokenizer().bos_id() ? model.tokenizer().bos_id() : model.tokenizer().eos_id();
@@ -161,22 +211,11 @@ MaybeError Generation::prepare(Prepared* out) const {
     }
   }
 
-  GrammarSpec spec = forced ? forced_call_grammar(request_) : request_.grammar;
-  if (spec.kind != GrammarSpec::Kind::kNone) {
-    auto compiled = state_->grammars->compile(spec);
-    if (!compiled.ok()) {
-      ApiError failure = from_engine(compiled.error());
-      failure.param = spec.param;
-      if (compiled.error().code == ErrorCode::kUnsupported) failure.code = "unsupported_parameter";
-      return failure;
-    }
-    out->constraint = std::move(*compiled);
-  }
   return std::nullopt;
 }
 
 void Generation::run(Prepared prepared) {
-  if (exchange_->aborted()) return;
+  if (ended_ || exchange_->aborted()) return;
   if (state_->log_prompts) {
     for (const auto& prompt : prepared.prompts) {
       log::info("request={} prompt={}", request_id_, dump(Json(state_->model.tokenizer().decode(prompt, false))));
@@ -225,6 +264,15 @@ MaybeError Generation::submit_all(Prepared& prepared) {
     }
   }
   unfinished_ = choices_.size();
+  const auto most = static_cast<size_t>(state_->engine->max_queue());
+  if (choices_.size() > most) {
+    return bad_request(
+        "n", fmt::format("the request wants {} answers, and the queue of this server holds {}", choices_.size(), most));
+  }
+  // What one key's requests computed is no other's: whether a prompt is cached tells that it has been sent.
+  const PrefixKey scope = cache_scope(state_->instance, request_.key, request_.cache_salt);
+  std::vector<EngineThread::Submission> submissions;
+  submissions.reserve(choices_.size());
   for (size_t i = 0; i < choices_.size(); ++i) {
     const Choice& choice = choices_[i];
     Request request;
@@ -242,13 +290,25 @@ MaybeError Generation::submit_all(Prepared& prepared) {
     request.precision = request_.precision.value_or(state_->default_precision);
     // Marks of a tool call may be special tokens.
     request.skip_special_tokens = request_.skip_special_tokens && !choice.parser;
-    if (prepared.constraint) request.constraint = prepared.constraint->instantiate();
-    const Status status = state_->engine->submit(std::move(request), [self = shared_from_this(),
-                                                                      i](RequestOutput&& output) {
-      self->exchange_->post([self, i, piece = std::move(output)]() mutable { self->on_output(i, std::move(piece)); });
-    });
-    if (!status.ok()) return from_engine(status.error());
+    request.cache_scope = scope;
+    if (prepared.constraint) {
+      request.constraint = prepared.constraint->instantiate();
+      if (sampling.min_tokens > 0) {
+        // The grammar knows whether the text may go on; the engine would forbid the end whatever it says.
+        std::vector<int32_t> ends = state_->model.facts().end_ids;
+        ends.insert(ends.end(), sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());
+        request.constraint = with_min_tokens(std::move(request.constraint), sampling.min_tokens, std::move(ends));
+        sampling.min_tokens = 0;
+      }
+    }
+    submissions.push_back({std::move(request), [self = shared_from_this(), i](RequestOutput&& output) {
+                             self->exchange_->post([self, i, piece = std::move(output)]() mutable {
+                               self->on_output(i, std::move(piece));
+                             });
+                           }});
   }
+  const Status status = state_->engine->submit_all(std::move(submissions));
+  if (!status.ok()) return from_engine(status.error());
   return std::nullopt;
 }
 
@@ -304,7 +364,7 @@ void Generation::take(Choice& choice, RequestOutput& output) {
   }
   std::vector<ToolEvent> events;
   choice.parser->feed(output.text, &events);
-  if (choice.finish) choice.parser->finish(&events);
+  if (choice.finish) choice.parser->finish(&events, choice.finish == FinishReason::kLength);
   for (ToolEvent& event : events) {
     if (event.kind == ToolEvent::Kind::kText) {
       choice.text += event.text;
@@ -330,7 +390,7 @@ void Generation::stream(Choice& choice, RequestOutput& output) {
   if (choice.parser) {
     std::vector<ToolEvent> events;
     choice.parser->feed(output.text, &events);
-    if (choice.finish) choice.parser->finish(&events);
+    if (choice.finish) choice.parser->finish(&events, choice.finish == FinishReason::kLength);
     for (ToolEvent& event : events) {
       if (event.kind == ToolEvent::Kind::kText) {
         plain += event.text;
@@ -406,7 +466,7 @@ void Generation::cancel_all() {
 }
 
 void Generation::fail(const ApiError& error) {
-  ended_ = true;
+  if (std::exchange(ended_, true)) return;
   if (streaming_) {
     exchange_->write("data: " + error_json(error) + "\n\ndata: [DONE]\n\n");
     exchange_->finish();

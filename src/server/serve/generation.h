@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -15,21 +16,28 @@ namespace nfp::server {
 
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
+  // `stop` ends the preparation when the client goes away; `lease` is for what `request` holds.
   Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
-             std::string request_id, std::vector<http::Header> headers);
+             std::string request_id, std::vector<http::Header> headers, std::stop_source stop, http::ByteLease lease);
   ~Generation();
 
-  // On the exchange's thread. Prepares (on a worker where that takes long), then runs.
-  void start();
+  // Prepares here, `on_worker` or on the exchange's thread; compiles the grammar elsewhere; then runs on the exchange's
+  // thread.
+  void start(bool on_worker);
+  // From any thread: the server does not wait any longer.
+  void cut_off();
 
  private:
   struct Prepared {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<std::string> prompt_texts;  // for echo
-    std::shared_ptr<const CompiledConstraint> constraint;
+    Compiled constraint;
   };
 
+  bool forced_call() const;
   MaybeError prepare(Prepared* out) const;
+  void prepared(std::shared_ptr<Prepared> what, MaybeError failure, bool on_worker);
+  void compile(std::shared_ptr<Prepared> what, bool on_worker);
   void run(Prepared prepared);
   MaybeError submit_all(Prepared& prepared);
   void on_output(size_t index, RequestOutput output);
@@ -47,6 +55,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   GenerationRequest request_;
   std::string request_id_;
   std::vector<http::Header> headers_;
+  std::stop_source stop_;
+  http::ByteLease lease_;
+  GrammarSpec grammar_;  // what the answer must follow, a forced tool call included
   ResponseWriter writer_;
   std::vector<Choice> choices_;  // prompts x best_of
   size_t unfinished_ = 0;

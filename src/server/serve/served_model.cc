@@ -11,6 +11,10 @@ Result<ServedModel> ServedModel::create(Facts facts) {
   const Facts& f = model.facts_;
   model.created_ =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  for (int32_t id = 0; id < f.tokenizer->vocab_size(); ++id) {
+    const std::string_view text = f.tokenizer->id_to_token(id).value_or(std::string_view());
+    model.longest_token_ = std::max({model.longest_token_, text.size(), f.tokenizer->token_bytes(id).size()});
+  }
   if (!f.chat_template.empty()) {
     NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(f.chat_template, "chat_template of " + f.root));
   } else if (!f.chat_template_json.empty()) {
@@ -27,7 +31,8 @@ bool ServedModel::knows(std::string_view model) const {
   return std::find(facts_.names.begin(), facts_.names.end(), model) != facts_.names.end();
 }
 
-Result<std::string> ServedModel::render_chat(const GenerationRequest& request, bool with_tools) const {
+Result<std::string> ServedModel::render_chat(const GenerationRequest& request, bool with_tools,
+                                             std::stop_token stop) const {
   if (!chat_) {
     return error(ErrorCode::kUnsupported,
                  "the model '{}' has no chat template, so it only completes text: use /v1/completions", name());
@@ -50,6 +55,7 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   input.eos_token = token_text(tokenizer().eos_id());
   input.extra = request.template_variables;
   input.limits.max_output_bytes = 64u << 20;
+  input.limits.stop = std::move(stop);
   NFP_ASSIGN_OR_RETURN(std::string text, chat.render(input));
   if (!request.continue_final_message) return text;
 
@@ -66,8 +72,17 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   return text;
 }
 
-Result<std::vector<int32_t>> ServedModel::encode(std::string_view text, bool add_special) const {
-  return tokenizer().encode(text, EncodeOptions{.add_special_tokens = add_special, .parse_special = true});
+Result<std::vector<int32_t>> ServedModel::encode(std::string_view text, bool add_special, std::stop_token stop) const {
+  // A normalizer may shorten a text; four times is more than any does to what is not made of spaces.
+  const uint64_t most = 4 * uint64_t{longest_token_} * static_cast<uint64_t>(std::max(1, facts_.max_context));
+  if (text.size() > most) {
+    return error(ErrorCode::kInvalidInput,
+                 "This model's maximum context length is {} tokens. However, the prompt has {} bytes, which are more "
+                 "tokens in any case. Please reduce its length.",
+                 facts_.max_context, text.size());
+  }
+  return tokenizer().encode(
+      text, EncodeOptions{.add_special_tokens = add_special, .parse_special = true, .stop = std::move(stop)});
 }
 
 }  // namespace nfp::server

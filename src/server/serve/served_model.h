@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,12 +40,14 @@ class ServedModel {
   int64_t created() const { return created_; }  // seconds since 1970
 
   // The conversation as the model's template writes it; null `tools` = none. Errors: no template, or its own complaint.
-  Result<std::string> render_chat(const GenerationRequest& request, bool with_tools) const;
-  Result<std::vector<int32_t>> encode(std::string_view text, bool add_special) const;
+  Result<std::string> render_chat(const GenerationRequest& request, bool with_tools, std::stop_token stop = {}) const;
+  // kInvalidInput: so long that no tokens of this model could fit it into the context; it is not tokenized then.
+  Result<std::vector<int32_t>> encode(std::string_view text, bool add_special, std::stop_token stop = {}) const;
 
  private:
   ServedModel() = default;
   Facts facts_;
+  size_t longest_token_ = 1;  // bytes
   std::optional<ChatTemplate> chat_;
   std::optional<ChatTemplate> chat_tools_;  // where the model has another one for tools
   int64_t created_ = 0;

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/engine_thread.h"
@@ -17,6 +19,33 @@
 
 namespace nfp::server {
 
+class Generation;
+
+// The requests for text that are being answered, so that all can be ended at once.
+class LiveGenerations {
+ public:
+  void add(const std::shared_ptr<Generation>& one) {
+    const std::lock_guard lock(mutex_);
+    live_[one.get()] = one;
+  }
+  void remove(const Generation* one) {
+    const std::lock_guard lock(mutex_);
+    live_.erase(one);
+  }
+  std::vector<std::shared_ptr<Generation>> all() const {
+    std::vector<std::shared_ptr<Generation>> out;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, weak] : live_) {
+      if (auto one = weak.lock()) out.push_back(std::move(one));
+    }
+    return out;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<const Generation*, std::weak_ptr<Generation>> live_;
+};
+
 struct ServerState {
   explicit ServerState(ServedModel served) : model(std::move(served)) {}
 
@@ -25,6 +54,8 @@ struct ServerState {
   Metrics* metrics = nullptr;
   std::unique_ptr<GrammarCompiler> grammars;
   WorkPool* workers = nullptr;
+  WorkPool* grammar_workers = nullptr;  // each waits for one grammar to be compiled
+  LiveGenerations live;
   RequestLimits limits;
   ToolFormat tool_format = ToolFormat::kNone;
   PrecisionClass default_precision = PrecisionClass::kAuto;

@@ -1,16 +1,33 @@
 #include "server/serve/service.h"
 
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdlib>
 #include <random>
 
 #include "base/log.h"
+#include "server/serve/generation.h"
 
 namespace nfp::server {
 
-Service::Service(ServiceOptions options) : options_(std::move(options)), api_(options_.api) {}
+namespace {
+
+ServiceOptions resolved(ServiceOptions options) {
+  const std::string& host = options.http.host;
+  options.api.loopback = host == "localhost" || host == "::1" || host.starts_with("127.");
+  return options;
+}
+
+}  // namespace
+
+Service::Service(ServiceOptions options) : options_(resolved(std::move(options))), api_(options_.api) {}
 
 Result<std::unique_ptr<Service>> Service::listen(ServiceOptions options) {
+  // A log that nobody reads any more must not end the server.
+  std::signal(SIGPIPE, SIG_IGN);
   std::unique_ptr<Service> service(new Service(std::move(options)));
+  NFP_ASSIGN_OR_RETURN(service->grammar_host_, start_grammar_host());
   NFP_ASSIGN_OR_RETURN(service->http_, http::Server::listen(service->options_.http, &service->api_));
   service->api_.set_server_stats([http = service->http_.get()] { return http->stats(); });
   service->http_->start();
@@ -21,6 +38,7 @@ Service::~Service() {
   api_.set_draining();
   if (http_) http_->stop();
   workers_.reset();
+  grammar_workers_.reset();
   engine_.reset();
 }
 
@@ -31,13 +49,19 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   state_ = std::make_unique<ServerState>(std::move(model));
   const ServedModel::Facts& kept = state_->model.facts();
   workers_ = std::make_unique<WorkPool>(2, 256);
+  grammar_workers_ = std::make_unique<WorkPool>(32, 256);
   engine->set_observer(&metrics_);
   metrics_.set_prefix_caching(engine->options().prefix_caching);
-  engine_ = std::make_unique<EngineThread>(std::move(engine), options_.max_queue);
+  engine_ = std::make_unique<EngineThread>(std::move(engine), options_.max_queue, [](const Error& lost) {
+    log::error("the device is lost, and this process with it: {}", lost.message);
+    ::kill(::getpid(), SIGTERM);  // the program drains, and exits with an error
+  });
   state_->engine = engine_.get();
   state_->metrics = &metrics_;
-  state_->grammars = make_grammar_compiler(kept.tokenizer, kept.vocab, kept.end_ids);
+  state_->grammars =
+      make_grammar_compiler(kept.tokenizer, kept.vocab, kept.end_ids, std::move(grammar_host_), options_.grammars);
   state_->workers = workers_.get();
+  state_->grammar_workers = grammar_workers_.get();
   state_->limits = options_.limits;
   state_->tool_format = tools;
   state_->default_precision = options_.default_precision;
@@ -63,7 +87,14 @@ bool Service::drain() {
   api_.set_draining();
   http_->stop_accepting();
   const bool ended = http_->wait_idle(options_.drain_timeout);
-  if (!ended) log::warn("{} requests did not end in time and are cut off", http_->stats().exchanges);
+  if (!ended) {
+    log::warn("{} requests did not end in time and are cut off", http_->stats().exchanges);
+    // Their streams end with an event that says so, where the client still reads.
+    if (state_) {
+      for (const auto& generation : state_->live.all()) generation->cut_off();
+    }
+    http_->wait_idle(std::chrono::milliseconds(500));
+  }
   return ended;
 }
 

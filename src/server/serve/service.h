@@ -28,6 +28,7 @@ struct ServiceOptions {
   PrecisionClass default_precision = PrecisionClass::kAuto;
   bool log_requests = true;
   bool log_prompts = false;
+  GrammarLimits grammars;
   std::chrono::milliseconds drain_timeout{30'000};
 };
 
@@ -53,11 +54,13 @@ class Service {
   ServiceOptions options_;
   Api api_;
   Metrics metrics_;
+  std::unique_ptr<GrammarHost> grammar_host_;  // until serve()
   std::unique_ptr<ServerState> state_;
   // Freed from the last to the first. Sinks in the engine hold exchanges, so the engine goes before the server.
   std::unique_ptr<http::Server> http_;
   std::unique_ptr<EngineThread> engine_;
   std::unique_ptr<WorkPool> workers_;
+  std::unique_ptr<WorkPool> grammar_workers_;
 };
 
 }  // namespace nfp::server

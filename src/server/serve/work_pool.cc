@@ -1,43 +1,63 @@
 #include "server/serve/work_pool.h"
 
+#include <malloc.h>
+
+#include <chrono>
 #include <utility>
 
 namespace nfp::server {
 
-WorkPool::WorkPool(int threads, size_t max_queue) : max_queue_(max_queue) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { loop(); });
+WorkPool::WorkPool(int threads, size_t max_queue)
+    : max_queue_(max_queue), running_(static_cast<size_t>(threads), std::stop_source(std::nostopstate)) {
+  for (size_t i = 0; i < running_.size(); ++i) threads_.emplace_back([this, i] { loop(i); });
 }
 
 WorkPool::~WorkPool() {
+  std::vector<std::stop_source> running;
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
+    running = running_;
   }
+  for (auto& source : running) source.request_stop();
   wake_.notify_all();
   for (auto& thread : threads_) thread.join();
 }
 
-bool WorkPool::submit(std::function<void()> work) {
+bool WorkPool::submit(std::function<void(const std::stop_token&)> work, std::stop_source stop) {
   {
     const std::lock_guard lock(mutex_);
     if (queue_.size() >= max_queue_) return false;
-    queue_.push_back(std::move(work));
+    queue_.push_back({std::move(work), std::move(stop)});
   }
   wake_.notify_one();
   return true;
 }
 
-void WorkPool::loop() {
+void WorkPool::loop(size_t thread) {
+  int trims = 0;
   for (;;) {
-    std::function<void()> work;
+    Item item;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      running_[thread] = std::stop_source(std::nostopstate);
+      const auto something = [this] { return stop_ || !queue_.empty(); };
+      // Large bodies leave holes that the allocator keeps; one and two seconds after the last of them, when also its
+      // connection and its answer have gone, they go back to the system.
+      while (trims > 0 && !wake_.wait_for(lock, std::chrono::seconds(1), something)) {
+        --trims;
+        lock.unlock();
+        malloc_trim(0);
+        lock.lock();
+      }
+      wake_.wait(lock, something);
       if (stop_) return;
-      work = std::move(queue_.front());
+      item = std::move(queue_.front());
       queue_.pop_front();
+      running_[thread] = item.stop;
     }
-    work();
+    item.work(item.stop.get_token());
+    trims = 2;
   }
 }
 

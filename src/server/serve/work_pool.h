@@ -1,4 +1,4 @@
-// Threads for work that would hold up an event loop: long prompts, grammars to compile.
+// Threads for work that would hold up an event loop: large bodies, long prompts, grammars to compile.
 #pragma once
 
 #include <condition_variable>
@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -14,17 +15,23 @@ namespace nfp::server {
 class WorkPool {
  public:
   WorkPool(int threads, size_t max_queue);
-  // Drops what has not begun, and joins.
+  // Drops what has not begun, asks what runs to stop, and joins.
   ~WorkPool();
-  // False when the queue is full.
-  bool submit(std::function<void()> work);
+  // False when the queue is full. `work` must look at its stop token often and return soon once it is set; `stop` lets
+  // the caller set it.
+  bool submit(std::function<void(const std::stop_token&)> work, std::stop_source stop = {});
 
  private:
-  void loop();
+  struct Item {
+    std::function<void(const std::stop_token&)> work;
+    std::stop_source stop;
+  };
+  void loop(size_t thread);
   const size_t max_queue_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::function<void()>> queue_;
+  std::deque<Item> queue_;
+  std::vector<std::stop_source> running_;  // of each thread
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

@@ -26,6 +26,9 @@ struct Flags {
   std::string tool_parser = "hermes";
   std::string root_path;
   std::vector<std::string> api_keys, origins;
+  std::vector<std::string> hosts = {"*"};
+  int32_t grammar_compile_ms = 10'000;
+  uint64_t request_memory = 1u << 30;
   int32_t header_timeout_ms = 10'000;
   int32_t body_timeout_ms = 60'000;
   int32_t idle_timeout_ms = 75'000;
@@ -48,6 +51,10 @@ Status run(const Flags& flags) {
   options.api.api_keys = flags.api_keys;
   options.api.allowed_origins = flags.origins;
   options.api.root_path = flags.root_path;
+  options.api.allowed_hosts = flags.hosts;
+  if (flags.hosts == std::vector<std::string>{"loopback"}) options.api.allowed_hosts.clear();
+  options.http.max_request_bytes = flags.request_memory;
+  options.grammars.compile_time = std::chrono::milliseconds(flags.grammar_compile_ms);
   options.api.stall_timeout_s = flags.stall_timeout;
   options.max_queue = flags.max_queue;
   options.tool_call_parser = flags.tool_parser;
@@ -102,6 +109,9 @@ int main(int argc, char** argv) {
   app.add_option("--root-path", flags.root_path);
   app.add_option("--api-key", flags.api_keys);
   app.add_option("--allowed-origins", flags.origins);
+  app.add_option("--allowed-hosts", flags.hosts, "'loopback' = as without the flag in the program");
+  app.add_option("--grammar-compile-timeout-ms", flags.grammar_compile_ms);
+  app.add_option("--max-request-memory", flags.request_memory);
   app.add_option("--header-timeout-ms", flags.header_timeout_ms);
   app.add_option("--body-timeout-ms", flags.body_timeout_ms);
   app.add_option("--idle-timeout-ms", flags.idle_timeout_ms);

@@ -7,7 +7,7 @@
 namespace nfp::server {
 namespace {
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+bool is_json_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 std::optional<std::string> unquote(std::string_view text) {
   auto value = parse_json(text);
@@ -47,12 +47,12 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
   raw_ += c;
   switch (where_) {
     case Where::kStart:
-      if (is_space(c)) return state_;
+      if (is_json_space(c)) return state_;
       if (c != '{') return broken();
       where_ = Where::kKeyOrEnd;
       return state_;
     case Where::kKeyOrEnd:
-      if (is_space(c)) return state_;
+      if (is_json_space(c)) return state_;
       if (c == '}') return state_ = State::kDone;
       if (c != '"') return broken();
       token_ = c;
@@ -71,12 +71,12 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
       }
       return state_;
     case Where::kColon:
-      if (is_space(c)) return state_;
+      if (is_json_space(c)) return state_;
       if (c != ':') return broken();
       where_ = Where::kValue;
       return state_;
     case Where::kValue:
-      if (is_space(c)) return state_;
+      if (is_json_space(c)) return state_;
       if (c == ',' || c == '}' || c == ']' || c == ':') return broken();
       // Names are strings; arguments are objects.
       if (field_ == Field::kName && c != '"') return broken();
@@ -90,7 +90,7 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
     case Where::kInValue: {
       if (scalar_) {
         if (c == '"' || c == '{' || c == '[') return broken();
-        if (c != ',' && c != '}' && !is_space(c)) return state_;
+        if (c != ',' && c != '}' && !is_json_space(c)) return state_;
         where_ = Where::kCommaOrEnd;
         break;  // this byte is already what follows
       }
@@ -111,7 +111,7 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
     case Where::kCommaOrEnd:
       break;
   }
-  if (is_space(c)) return state_;
+  if (is_json_space(c)) return state_;
   if (c == '}') return state_ = State::kDone;
   if (c != ',') return broken();
   where_ = Where::kKeyOrEnd;

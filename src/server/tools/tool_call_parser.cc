@@ -28,6 +28,7 @@ class CallReader {
   }
   // Whether a part of the current object has been passed on, so that it cannot become text any more.
   bool committed() const { return announced_; }
+  bool named() const { return scanner_.name().has_value(); }
   const std::string& raw() const { return scanner_.raw(); }
   void next() {
     scanner_ = JsonCallScanner();
@@ -79,9 +80,11 @@ class HermesParser final : public ToolCallParser {
     if (where_ == Where::kText) release(partial_marker(held_, kOpen), events);
   }
 
-  void finish(std::vector<ToolEvent>* events) override {
+  void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) add_text(held_, events);
-    if (where_ == Where::kCall && !reader_.committed()) add_text(std::string(kOpen) + reader_.raw(), events);
+    if (where_ == Where::kCall && !reader_.committed() && !cut) {
+      add_text(std::string(kOpen) + reader_.raw(), events);
+    }
     held_.clear();
   }
 
@@ -148,9 +151,12 @@ class Llama3JsonParser final : public ToolCallParser {
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
     for (const char c : text) take(c, events);
   }
-  void finish(std::vector<ToolEvent>* events) override {
+  void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kStart) add_text(held_, events);
-    if (where_ == Where::kCall && !reader_.committed()) add_text(held_ + reader_.raw(), events);
+    // Without a name it may be any JSON object that the model answers with.
+    if (where_ == Where::kCall && !reader_.committed() && !(cut && reader_.named())) {
+      add_text(held_ + reader_.raw(), events);
+    }
   }
 
  private:
@@ -223,8 +229,9 @@ class MistralParser final : public ToolCallParser {
     for (const char c : text) take(c, events);
     if (where_ == Where::kText) release(partial_marker(held_, kMarker), events);
   }
-  void finish(std::vector<ToolEvent>* events) override {
+  void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) release(0, events);
+    if (cut) return;
     if (where_ == Where::kName) add_text(std::string(kMarker) + held_, events);
     if (where_ == Where::kObject && !reader_.committed()) add_text(reader_.raw(), events);
   }
@@ -340,7 +347,10 @@ class NamedCallParser final : public ToolCallParser {
     start(events);
     reader_.arguments(std::string(text), events);
   }
-  void finish(std::vector<ToolEvent>* events) override { start(events); }
+  void finish(std::vector<ToolEvent>* events, bool cut) override {
+    (void)cut;
+    start(events);
+  }
 
  private:
   void start(std::vector<ToolEvent>* events) {

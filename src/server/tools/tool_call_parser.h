@@ -35,7 +35,8 @@ class ToolCallParser {
   // The events do not depend on how the text is cut into pieces, but for how text and arguments are cut themselves.
   virtual void feed(std::string_view text, std::vector<ToolEvent>* events) = 0;
   // The end: what was held back comes out.
-  virtual void finish(std::vector<ToolEvent>* events) = 0;
+  // `cut`: by a limit, not by the model; the beginning of a call is then no text of the answer.
+  virtual void finish(std::vector<ToolEvent>* events, bool cut = false) = 0;
 };
 
 std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format);

@@ -2,14 +2,16 @@
 #pragma once
 
 #include <deque>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "text/jinja/callables.h"
+#include "base/result.h"
 #include "text/jinja/filters.h"
+#include "text/jinja/operators.h"
 #include "text/jinja/value.h"
 
 namespace nfp::jinja {
@@ -26,12 +28,11 @@ enum class ExprKind : uint8_t {
   kAttribute,  // items[0].name
   kItem,       // items[0][items[1]]
   kSlice,      // items[0][items[1]:items[2]:items[3]], each of the three may be null
-  kCall,       // items[0](items[1..], named, *star, **double_star)
-  kFilter,     // items[0]|filter(items[1..], ...); items[0] is null in a filter block: the block's text
-  kTest,       // items[0] is test(items[1..], ...)
+  kCall,       // items[0](items[1..], named)
+  kFilter,     // items[0]|filter(items[1..], named); items[0] is null in a filter block: the block's text
+  kTest,       // items[0] is test(items[1..])
   kNot,
   kNegate,
-  kPlus,
   kBinary,
   kAnd,
   kOr,
@@ -39,9 +40,6 @@ enum class ExprKind : uint8_t {
   kConcat,
   kCondition,  // items[0] if items[1] else items[2], which may be null
 };
-
-enum class Binary : uint8_t { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower };
-enum class Compare : uint8_t { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
 
 struct Expr {
   ExprKind kind = ExprKind::kConstant;
@@ -51,13 +49,11 @@ struct Expr {
   Symbol symbol = 0;
   std::string_view name;  // of an attribute, filter or test
   Value constant;
-  FilterFunction filter = nullptr;  // null: no such filter, which is an error once it runs, as in jinja2's ifs
-  TestFunction test = nullptr;
+  const Callable* filter = nullptr;  // null: no such filter, which is an error once it runs, as in jinja2's ifs
+  const Test* test = nullptr;
   std::vector<Expr*> items;
   std::vector<Compare> compares;
   std::vector<std::pair<std::string_view, Expr*>> named;
-  Expr* star = nullptr;
-  Expr* double_star = nullptr;
 };
 
 enum class StmtKind : uint8_t {
@@ -70,7 +66,6 @@ enum class StmtKind : uint8_t {
   kMacro,       // symbol(parameters): body
   kCall,        // a call block: expr is the call, body what caller(parameters) prints
   kFilter,      // body through the filters of expr
-  kWith,        // targets = values: body
   kGeneration,  // transformers' {% generation %}: body in a scope of its own
   kBreak,
   kContinue,
@@ -89,8 +84,7 @@ struct Stmt {
 
   StmtKind kind = StmtKind::kText;
   int line = 0;
-  bool recursive = false;                                               // of a for
-  bool uses_caller = false, uses_kwargs = false, uses_varargs = false;  // of a macro or call block
+  bool uses_caller = false;  // of a macro or call block
   Symbol symbol = 0;
   std::string_view name;
   std::string text;
@@ -101,20 +95,19 @@ struct Stmt {
   std::vector<Stmt*> other;
   std::vector<Branch> branches;
   std::vector<Parameter> parameters;
-  std::vector<std::pair<Expr*, Expr*>> bindings;  // of a with
-  std::vector<Symbol> hidden, other_hidden;       // names that body and other hide from the start (see scoping.h)
+  std::vector<Symbol> hidden, other_hidden;  // names that body and other hide from the start (see find_hidden_names)
 };
 
 struct Template {
   std::string name;
   std::vector<Stmt*> body;
-  std::vector<Symbol> hidden;  // names that the body hides from the start (see scoping.h)
+  std::vector<Symbol> hidden;  // names that the body hides from the start
 
   std::deque<Expr> exprs;
   std::deque<Stmt> stmts;
   std::deque<std::string> symbol_names;
-  std::unordered_map<std::string_view, Symbol> symbols;
-  std::vector<bool> read;  // by symbol: whether any expression reads the variable
+  std::map<std::string_view, Symbol> symbols;  // a tree: hashes of names from outside could be made to collide
+  std::vector<bool> read;                      // by symbol: whether any expression reads the variable
   Heap constants;
 
   Symbol intern(std::string_view text) {
@@ -125,6 +118,17 @@ struct Template {
     read.push_back(false);
     return symbol;
   }
+  std::string_view name_of(std::string_view text) { return symbol_names[intern(text)]; }
 };
+
+// `name` appears in errors, as the template's.
+Result<std::shared_ptr<const Template>> parse_template(const std::string& source, std::string name);
+
+// Part of parse_template (scoping.cc). jinja2 decides when it compiles a template what each name in a block stands for.
+// Mostly that is what reading through the blocks around it finds; but a name that a block sets, and that neither this
+// block mentions before nor any block around it mentions at all, is the block's own from its first line on: until it is
+// set it is Undefined, also for the blocks inside, even when the template was given a variable of that name. This fills
+// in Template::hidden, Stmt::hidden and Stmt::other_hidden with such names.
+void find_hidden_names(Template& program);
 
 }  // namespace nfp::jinja

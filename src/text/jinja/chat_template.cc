@@ -6,7 +6,8 @@
 
 #include "text/jinja/interpreter.h"
 #include "text/jinja/parser.h"
-#include "text/jinja/unicode_text.h"
+#include "text/unicode.h"
+#include "text/utf8.h"
 
 namespace nfp {
 namespace {
@@ -37,21 +38,21 @@ class InputConverter {
         auto* list = heap_.make<jinja::List>();
         list->items.reserve(json.size());
         for (const ordered_json& item : json) list->items.push_back(convert(item, depth + 1));
-        return jinja::Value::list(list);
+        return jinja::Value::object(jinja::Kind::kList, list);
       }
       case ordered_json::value_t::object: {
         auto* dict = heap_.make<jinja::Dict>();
         for (auto it = json.begin(); it != json.end(); ++it) dict->set(string(it.key()), convert(*it, depth + 1));
-        return jinja::Value::dict(dict);
+        return jinja::Value::object(jinja::Kind::kDict, dict);
       }
       default:
         return jinja::Value::none();
     }
   }
 
-  jinja::Value string(const std::string& text) {
-    if (!jinja::unicode::is_valid(text)) fail("a string of the input is not valid UTF-8");
-    return jinja::Value::string(heap_.string(text));
+  jinja::Value string(const std::string& s) {
+    if (!text::is_utf8(s)) fail("a string of the input is not valid UTF-8");
+    return heap_.string(s);
   }
 
  private:
@@ -65,8 +66,7 @@ class InputConverter {
 // raise_exception's text is the template's, so it may be of any length and have line breaks.
 std::string one_line(std::string_view message) {
   constexpr size_t kMaxMessage = 1000;
-  std::string out(
-      message.substr(0, message.size() <= kMaxMessage ? message.size() : jinja::unicode::byte_of(message, 250)));
+  std::string out(message.substr(0, message.size() <= kMaxMessage ? message.size() : text::byte_of(message, 250)));
   std::replace_if(
       out.begin(), out.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
   return out;

@@ -58,9 +58,8 @@ TEST(ChatTemplate, PrintsAsPythonDoes) {
             R"([1, 1.0, 1e+16, 1e-05, 0.1, True, None, "a'b", 'q"\'', 'é\n\x01', (1,), ()])");
   EXPECT_EQ(text_of("{{ big }} {{ big + 1 }}", {{"big", 18446744073709551615u}}),
             "18446744073709551615 18446744073709551616");
-  EXPECT_EQ(
-      text_of("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 3 }} {{ 2.5 | round }} {{ 7.0 // 2 }}"),
-      "3 -4 2 3.5 8 2.0 3.0");
+  EXPECT_EQ(text_of("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 * 3 }} {{ 2.5 | round }} {{ 7.0 // 2 }}"),
+            "3 -4 2 3.5 6 2.0 3.0");
 }
 
 TEST(ChatTemplate, UndefinedPrintsNothingButCannotBeUsed) {
@@ -93,7 +92,9 @@ TEST(ChatTemplate, LoopsKnowWhereTheyStand) {
   EXPECT_EQ(text_of("{% for x in range(9) %}{% if x == 1 %}{% continue %}{% elif x > 2 %}{% break %}{% endif %}{{ x }}"
                     "{% endfor %}"),
             "02");
-  EXPECT_EQ(text_of("{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}"), "123");
+  EXPECT_EQ(text_of("{% set ns = namespace(go=true) %}{% for x in 'abc' if ns.go %}{{ x }}{% set ns.go = x != 'b' %}"
+                    "{% endfor %}"),
+            "ab");
 }
 
 TEST(ChatTemplate, ToJsonIsPythonsJsonDumps) {
@@ -129,7 +130,35 @@ TEST(ChatTemplate, ErrorsNameTemplateAndLine) {
             "chat template 't' line 1: syntax error: unexpected char ''': a string without its end");
   EXPECT_EQ(error_of("{% include 'x' %}"),
             "chat template 't' line 1: syntax error: the tag 'include' is not supported in chat templates");
-  EXPECT_EQ(error_of("{{ 1 | nosuch }}"), "chat template 't' line 1: No filter named 'nosuch'.");
+  EXPECT_EQ(error_of("{{ 1 | nosuch }}"),
+            "chat template 't' line 1: the filter nosuch is not supported in chat templates");
+}
+
+TEST(ChatTemplate, SafeIsTheTextItself) {
+  EXPECT_EQ(text_of("{{ {'a': '<b>'} | tojson | safe }}{{ '<' ~ (1 | safe) + '&' }}"), "{\"a\": \"<b>\"}<1&");
+}
+
+// What jinja2 has and no chat template uses is refused by its name, where it is parsed or where it runs.
+TEST(ChatTemplate, NamesWhatIsNotSupported) {
+  for (const auto& [source, name] : std::vector<std::pair<std::string, std::string>>{
+           {"{{ 1 | filesizeformat }}", "the filter filesizeformat is"},
+           {"{{ [1] | map('escape') }}", "the filter escape is"},
+           {"{{ 'a' is lower }}", "the test lower is"},
+           {"{{ [1] | select('escaped') }}", "the test escaped is"},
+           {"{{ '%s' % 1 }}", "formatting with % is"},
+           {"{{ '{}'.format(1) }}", "the method format of str is"},
+           {"{{ 'a'.center(9) }}", "the method center of str is"},
+           {"{{ joiner() }}", "the function joiner is"},
+           {"{{ 2 ** 3 }}", "syntax error: the operator ** is"},
+           {"{{ f(*x) }}", "syntax error: arguments with * or ** are"},
+           {"{% for x in y recursive %}{% endfor %}", "syntax error: recursive loops are"},
+           {"{% with a = 1 %}{% endwith %}", "syntax error: the tag 'with' is"},
+           {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs and kwargs of macros are"},
+           {"{{ '\xEF\xAC\x81' | upper }}", "a capital of several letters (SpecialCasing of Unicode) is"}}) {
+    EXPECT_EQ(error_of(source).find("chat template 't' line 1: " + name + " not supported in chat templates"), 0u)
+        << source << ": " << error_of(source);
+  }
+  EXPECT_EQ(text_of("{% if false %}{{ 1 | filesizeformat }}{% endif %}ok"), "ok");
 }
 
 TEST(ChatTemplate, RefusesTextThatIsNotUtf8) {
@@ -166,22 +195,14 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
         "{% for a in range(100000) %}{% for b in range(100000) %}0123456789{% endfor %}{% endfor %}",
-        "{{ 'x' * 100000000000 }}",
-        "{{ ('x' * 1000000) * 1000000 }}",
-        "{{ [0] * 100000000000 }}",
+        "{{ 'x' * 100000000000 }}", "{{ ('x' * 1000000) * 1000000 }}", "{{ [0] * 100000000000 }}",
         "{% set ns = namespace(x='x') %}{% for a in range(100000) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x=[1]) %}{% for a in range(100000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
-        "{{ 'x'.center(99999999999) }}",
-        "{{ '%999999999d' % 1 }}",
-        "{{ '{:>999999999}'.format(1) }}",
-        "{{ [1, 2] | tojson(indent=99999999999) }}",
-        "{{ ('a' * 1000000).replace('', 'b' * 1000) }}",
+        "{% macro f() %}{{ caller is defined }}{% call f() %}{% endcall %}{% endmacro %}{{ f() }}",
+        "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('', 'b' * 1000) }}",
         "{{ 'a' | indent(99999999999, true) }}",
-        "{{ [1] | batch(99999999999, 0) | list }}",
-        "{{ [1] | slice(99999999999) | list }}",
-        "{% for i in [[]] recursive %}{{ loop([i]) }}{% endfor %}",
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
         "{% set a = 'a' * 300000 %}{{ (a ~ a).rfind('b' ~ a) }}{{ ('b' ~ a ~ a).rsplit('b' ~ a ~ 'c') | length }}"
         "{% for i in range(100000) %}{{ (a ~ a).rfind('ab' ~ a) }}{% endfor %}"}) {
@@ -195,8 +216,6 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
   }
   EXPECT_EQ(error_of("{{ range(100001) }}"),
             "chat template 't' line 1: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
-  EXPECT_EQ(error_of("{{ 9 ** 200 }}"), "chat template 't' line 1: the power of two integers is too large");
-  EXPECT_EQ(error_of("{{ 9 ** 9 ** 9 }}"), "chat template 't' line 1: the product of two integers is too large");
   EXPECT_EQ(error_of("{{ 999999999999999999999 * 9999999999999999999999999 }}"),
             "chat template 't' line 1: the product of two integers is too large");
 }

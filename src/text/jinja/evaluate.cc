@@ -1,6 +1,5 @@
-#include "text/jinja/callables.h"
 #include "text/jinja/interpreter.h"
-#include "text/jinja/operators.h"
+#include "text/jinja/text.h"
 
 namespace nfp::jinja {
 
@@ -42,10 +41,12 @@ Value Interpreter::evaluate(const Expr& e) {
       return Value::boolean(!truthy(rt_, evaluate(*e.items[0])));
     case ExprKind::kNegate:
       return negate(rt_, evaluate(*e.items[0]));
-    case ExprKind::kPlus:
-      return plus(rt_, evaluate(*e.items[0]));
-    case ExprKind::kBinary:
-      return evaluate_binary(e);
+    case ExprKind::kBinary: {
+      const Value a = evaluate(*e.items[0]);
+      const Value b = evaluate(*e.items[1]);
+      rt_.line = e.line;
+      return arithmetic(rt_, e.binary, a, b);
+    }
     case ExprKind::kAnd: {
       const Value left = evaluate(*e.items[0]);
       return truthy(rt_, left) ? evaluate(*e.items[1]) : left;
@@ -64,57 +65,12 @@ Value Interpreter::evaluate(const Expr& e) {
   rt_.fail("an expression that cannot be evaluated");
 }
 
-Value Interpreter::evaluate_binary(const Expr& e) {
-  const Value a = evaluate(*e.items[0]);
-  const Value b = evaluate(*e.items[1]);
-  rt_.line = e.line;
-  switch (e.binary) {
-    case Binary::kAdd:
-      return add(rt_, a, b);
-    case Binary::kSubtract:
-      return subtract(rt_, a, b);
-    case Binary::kMultiply:
-      return multiply(rt_, a, b);
-    case Binary::kDivide:
-      return divide(rt_, a, b);
-    case Binary::kFloorDivide:
-      return floor_divide(rt_, a, b);
-    case Binary::kModulo:
-      return modulo(rt_, a, b);
-    case Binary::kPower:
-      return power(rt_, a, b);
-  }
-  return {};
-}
-
-bool Interpreter::compare(Compare op, const Value& a, const Value& b) {
-  switch (op) {
-    case Compare::kEqual:
-      return equals(rt_, a, b);
-    case Compare::kNotEqual:
-      return !equals(rt_, a, b);
-    case Compare::kLess:
-      return ordered(rt_, Order::kLess, a, b);
-    case Compare::kLessEqual:
-      return ordered(rt_, Order::kLessEqual, a, b);
-    case Compare::kGreater:
-      return ordered(rt_, Order::kGreater, a, b);
-    case Compare::kGreaterEqual:
-      return ordered(rt_, Order::kGreaterEqual, a, b);
-    case Compare::kIn:
-      return contains(rt_, b, a);
-    case Compare::kNotIn:
-      return !contains(rt_, b, a);
-  }
-  return false;
-}
-
 Value Interpreter::evaluate_compare(const Expr& e) {
   Value left = evaluate(*e.items[0]);
   for (size_t i = 0; i < e.compares.size(); ++i) {
     const Value right = evaluate(*e.items[i + 1]);
     rt_.line = e.line;
-    if (!compare(e.compares[i], left, right)) return Value::boolean(false);
+    if (!compare(rt_, e.compares[i], left, right)) return Value::boolean(false);
     left = right;
   }
   return Value::boolean(true);
@@ -127,11 +83,11 @@ Value Interpreter::evaluate_collection(const Expr& e) {
       const Value key = evaluate(*e.items[i]);
       rt_.set(*dict, key, evaluate(*e.items[i + 1]));
     }
-    return Value::dict(dict);
+    return Value::object(Kind::kDict, dict);
   }
-  auto* list = rt_.make<List>();
-  for (const Expr* item : e.items) rt_.push(*list, evaluate(*item));
-  return e.kind == ExprKind::kList ? Value::list(list) : Value::tuple(list);
+  std::vector<Value> items;
+  for (const Expr* item : e.items) items.push_back(evaluate(*item));
+  return rt_.list(std::move(items), e.kind == ExprKind::kList ? Kind::kList : Kind::kTuple);
 }
 
 Value Interpreter::evaluate_concat(const Expr& e) {
@@ -153,43 +109,28 @@ Value Interpreter::evaluate_slice(const Expr& e) {
   return slice(rt_, object, bounds[0], bounds[1], bounds[2]);
 }
 
-void Interpreter::evaluate_arguments(const Expr& e, Args* args) {
-  for (size_t i = 1; i < e.items.size(); ++i) args->positional.push_back(evaluate(*e.items[i]));
-  for (const auto& [name, expr] : e.named) args->named.emplace_back(name, evaluate(*expr));
-  if (e.star != nullptr) {
-    const std::vector<Value> more = items_of(rt_, evaluate(*e.star));
-    args->positional.insert(args->positional.end(), more.begin(), more.end());
-  }
-  if (e.double_star != nullptr) {
-    const Value more = evaluate(*e.double_star);
-    if (!more.is(Kind::kDict)) rt_.fail("argument after ** must be a mapping, not {}", type_name(more));
-    for (const Dict::Entry& entry : more.as_dict().entries) {
-      if (!entry.key.is(Kind::kString)) rt_.fail("keywords must be strings");
-      for (const auto& [name, ignored] : args->named) {
-        if (name == entry.key.text()) rt_.fail("got multiple values for keyword argument '{}'", name);
-      }
-      rt_.charge(sizeof(args->named[0]));
-      args->named.emplace_back(entry.key.text(), entry.value);
-    }
-  }
+Args Interpreter::evaluate_arguments(const Expr& e) {
+  Args args;
+  for (size_t i = 1; i < e.items.size(); ++i) args.positional.push_back(evaluate(*e.items[i]));
+  for (const auto& [name, expr] : e.named) args.named.emplace_back(name, evaluate(*expr));
+  return args;
 }
 
 Value Interpreter::evaluate_filter(const Expr& e) {
   const Value value = e.items[0] == nullptr ? block_text_ : evaluate(*e.items[0]);
-  Args args;
-  evaluate_arguments(e, &args);
+  const Args args = evaluate_arguments(e);
   rt_.line = e.line;
-  if (e.filter == nullptr) rt_.fail("No filter named '{}'.", e.name);
-  return e.filter(rt_, value, args);
+  if (e.filter == nullptr) rt_.fail("the filter {} is not supported in chat templates", e.name);
+  return e.filter->call(rt_, value, args);
 }
 
 Value Interpreter::evaluate_test(const Expr& e) {
   const Value value = evaluate(*e.items[0]);
-  Args args;
-  evaluate_arguments(e, &args);
+  const Args args = evaluate_arguments(e);
   rt_.line = e.line;
-  if (e.test == nullptr) rt_.fail("No test named '{}'.", e.name);
-  return Value::boolean(e.test(rt_, value, args));
+  if (e.test == nullptr) rt_.fail("the test {} is not supported in chat templates", e.name);
+  expect_positional(rt_, e.name, args, e.test->has_argument, e.test->has_argument);
+  return Value::boolean(e.test->holds(rt_, value, e.test->has_argument ? args.positional[0] : Value()));
 }
 
 Value Interpreter::evaluate_condition(const Expr& e) {
@@ -201,8 +142,7 @@ Value Interpreter::evaluate_condition(const Expr& e) {
 
 Value Interpreter::evaluate_call(const Expr& e, const Value& caller) {
   const Value callee = evaluate(*e.items[0]);
-  Args args;
-  evaluate_arguments(e, &args);
+  Args args = evaluate_arguments(e);
   if (!caller.missing()) args.named.emplace_back("caller", caller);
   rt_.line = e.line;
   const Value result = call(callee, args);
@@ -210,28 +150,16 @@ Value Interpreter::evaluate_call(const Expr& e, const Value& caller) {
   return result;
 }
 
-Value Interpreter::call(const Value& callee, Args& args) {
-  switch (callee.kind()) {
-    case Kind::kMacro:
-      return call_macro(callee.as<Macro>(), args);
-    case Kind::kFunction:
-      return call_function(rt_, callee.as_function(), args);
-    case Kind::kMethod:
-      return call_method(rt_, callee.self(), callee.as_method(), args);
-    case Kind::kLoop:
-      return call_loop(callee.as<Loop>(), args);
-    case Kind::kJoiner: {
-      expect_positional(rt_, "joiner", args, 0, 0);
-      Joiner& joiner = callee.as<Joiner>();
-      if (joiner.used) return joiner.separator;
-      joiner.used = true;
-      return rt_.string("");
-    }
-    case Kind::kUndefined:
-      fail_undefined(rt_, callee);
-    default:
-      rt_.fail("'{}' object is not callable", type_name(callee));
+Value Interpreter::call(const Value& callee, const Args& args) {
+  if (callee.undefined()) rt_.fail_undefined(callee);
+  if (callee.is(Kind::kMacro)) return call_macro(callee.as<Macro>(), args);
+  if (!callee.is(Kind::kFunction)) rt_.fail("'{}' object is not callable", type_name(callee));
+  const auto& function = callee.as<Function>();
+  if (function.callable->call != nullptr) return function.callable->call(rt_, function.self, args);
+  if (function.self.missing()) {
+    rt_.fail("the function {} is not supported in chat templates", function.callable->name);
   }
+  rt_.fail("the method {} of {} is not supported in chat templates", function.callable->name, type_name(function.self));
 }
 
 }  // namespace nfp::jinja

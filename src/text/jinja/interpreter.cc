@@ -1,6 +1,7 @@
 #include "text/jinja/interpreter.h"
 
-#include "text/jinja/operators.h"
+#include "text/jinja/filters.h"
+#include "text/jinja/text.h"
 
 namespace nfp::jinja {
 namespace {
@@ -28,23 +29,65 @@ class Restore {
 
 }  // namespace
 
-// `for x in items if condition`: the condition is asked only when the loop gets there.
-struct FilteredIterator : Iterator {
-  FilteredIterator(Interpreter& i, const Stmt& s, Iterator* from, Scope* around)
-      : interpreter(i), statement(s), source(from), scope(around) {}
-  bool next(Runtime& rt, Value* item) override {
-    while (source->next(rt, item)) {
-      const Restore<Scope*> restore(interpreter.scope_, rt.make<Scope>(scope));
-      interpreter.assign(*statement.target, *item);
-      if (truthy(rt, interpreter.evaluate(*statement.condition))) return true;
-    }
+bool Loop::pull(Value* item) {
+  while (cursor.next(item)) {
+    if (!accepts || accepts(*item)) return true;
+  }
+  return false;
+}
+
+bool Loop::advance(Value* item) {
+  if (!ahead.empty()) {
+    *item = ahead.front();
+    ahead.pop_front();
+  } else if (!pull(item)) {
     return false;
   }
-  Interpreter& interpreter;
-  const Stmt& statement;
-  Iterator* source;
-  Scope* scope;
-};
+  ++index0;
+  previous = current;
+  current = *item;
+  return true;
+}
+
+const Value* Loop::peek(Runtime& rt) {
+  if (ahead.empty()) {
+    Value item;
+    if (!pull(&item)) return nullptr;
+    rt.charge(sizeof(Value));
+    ahead.push_back(item);
+  }
+  return &ahead.front();
+}
+
+Int Loop::length(Runtime& rt) {
+  if (known_length) return *known_length;
+  if (!accepts) known_length = try_length(rt, iterable);
+  if (!known_length) {
+    for (Value item; pull(&item);) {
+      rt.charge(sizeof(Value));
+      ahead.push_back(item);
+    }
+    known_length = static_cast<Int>(ahead.size()) + index0 + 1;
+  }
+  return *known_length;
+}
+
+Value Loop::attribute(Runtime& rt, std::string_view name) {
+  if (name == "index") return Value::integer(index0 + 1);
+  if (name == "index0") return Value::integer(index0);
+  if (name == "first") return Value::boolean(index0 == 0);
+  if (name == "last") return Value::boolean(peek(rt) == nullptr);
+  if (name == "length") return Value::integer(length(rt));
+  if (name == "revindex") return Value::integer(length(rt) - index0);
+  if (name == "revindex0") return Value::integer(length(rt) - index0 - 1);
+  if (name == "depth" || name == "depth0") return Value::integer(name == "depth" ? 1 : 0);
+  if (name == "previtem") return index0 == 0 ? rt.undefined("there is no previous item") : previous;
+  if (name == "nextitem") {
+    const Value* next = peek(rt);
+    return next == nullptr ? rt.undefined("there is no next item") : *next;
+  }
+  return {};
+}
 
 Interpreter::Interpreter(const Template& program, Runtime& rt, std::vector<Value> context)
     : program_(program),
@@ -52,11 +95,13 @@ Interpreter::Interpreter(const Template& program, Runtime& rt, std::vector<Value
       context_(std::move(context)),
       globals_(program.symbol_names.size()),
       loop_symbol_(symbol_of(program, "loop")),
-      caller_symbol_(symbol_of(program, "caller")),
-      kwargs_symbol_(symbol_of(program, "kwargs")),
-      varargs_symbol_(symbol_of(program, "varargs")) {
+      caller_symbol_(symbol_of(program, "caller")) {
   for (size_t i = 0; i < globals_.size(); ++i) {
-    if (const auto function = find_function(program.symbol_names[i])) globals_[i] = Value::function(*function);
+    if (const Callable* callable = find_function(program.symbol_names[i])) {
+      auto* function = rt.make<Function>();
+      function->callable = callable;
+      globals_[i] = Value::object(Kind::kFunction, function);
+    }
   }
 }
 
@@ -89,7 +134,11 @@ void Interpreter::print_string(const Value& value) {
   print(value.text());
 }
 
+// What a search through a scope costs, so that thousands of variables do not come for free.
+void Interpreter::pay_for(const Scope& scope) { rt_.work(scope.variables.size() * sizeof(Symbol)); }
+
 void Interpreter::store(Symbol symbol, const Value& value) {
+  pay_for(*scope_);
   for (auto& [name, slot] : scope_->variables) {
     if (name == symbol) {
       slot = value;
@@ -103,6 +152,7 @@ void Interpreter::store(Symbol symbol, const Value& value) {
 Value Interpreter::load(Symbol symbol, std::string_view name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
     rt_.step();
+    pay_for(*scope);
     for (const auto& [variable, value] : scope->variables) {
       if (variable != symbol) continue;
       return value.missing() ? rt_.undefined(fmt::format("'{}' is undefined", name)) : value;
@@ -121,7 +171,7 @@ void Interpreter::assign(const Expr& target, const Value& value) {
     case ExprKind::kNamespaceName: {
       const Value space = load(target.symbol, program_.symbol_names[target.symbol]);
       if (!space.is(Kind::kNamespace)) rt_.fail("cannot assign attribute on non-namespace object");
-      rt_.set(space.as<Namespace>().attributes, rt_.string(std::string(target.name)), value);
+      rt_.set(space.as<Namespace>().attributes, rt_.string(target.name), value);
       return;
     }
     default: {  // a tuple
@@ -162,10 +212,8 @@ Interpreter::Flow Interpreter::run_statement(const Stmt& s) {
     }
     case StmtKind::kIf:
       return run_if(s);
-    case StmtKind::kFor: {
-      const Value iterable = evaluate(*s.expr);
-      return run_for(s, iterable, 0);
-    }
+    case StmtKind::kFor:
+      return run_for(s, evaluate(*s.expr));
     case StmtKind::kSet:
       assign(*s.target, evaluate(*s.expr));
       break;
@@ -179,8 +227,6 @@ Interpreter::Flow Interpreter::run_statement(const Stmt& s) {
       break;
     case StmtKind::kFilter:
       return run_filter_block(s);
-    case StmtKind::kWith:
-      return run_with(s);
     case StmtKind::kGeneration:
       run_generation(s);
       break;
@@ -199,23 +245,23 @@ Interpreter::Flow Interpreter::run_if(const Stmt& s) {
   return run_body(s.other);
 }
 
-Interpreter::Flow Interpreter::run_for(const Stmt& s, const Value& iterable, Int depth0) {
-  auto* loop = rt_.make<Loop>();
-  loop->source = iterate(rt_, iterable);
+Interpreter::Flow Interpreter::run_for(const Stmt& s, const Value& iterable) {
+  auto* loop = rt_.make<Loop>(rt_, iterable);
+  Scope* const around = scope_;
   if (s.condition != nullptr) {
-    loop->source = rt_.make<FilteredIterator>(*this, s, loop->source, scope_);
-  } else {
-    loop->iterable = iterable;
+    // Asked only when the loop gets there: the condition may depend on what the loop does.
+    loop->accepts = [this, &s, around](const Value& item) {
+      const Restore<Scope*> restore(scope_, rt_.make<Scope>(around));
+      assign(*s.target, item);
+      return truthy(rt_, evaluate(*s.condition));
+    };
   }
-  loop->depth0 = depth0;
-  loop->scope = scope_;
-  if (s.recursive) loop->recursive = &s;
   const Value loop_value = Value::object(Kind::kLoop, loop);
   // In jinja2 the else of a loop runs unless some iteration reached the end of the body: a break or continue in each
   // of them lets it run.
   bool completed = false;
-  for (Value item; loop->advance(rt_, &item);) {
-    const Restore<Scope*> restore(scope_, make_scope(loop->scope, s.hidden));
+  for (Value item; loop->advance(&item);) {
+    const Restore<Scope*> restore(scope_, make_scope(around, s.hidden));
     if (loop_symbol_ != kNoSymbol) store(loop_symbol_, loop_value);
     assign(*s.target, item);
     const Flow flow = run_body(s.body);
@@ -223,7 +269,7 @@ Interpreter::Flow Interpreter::run_for(const Stmt& s, const Value& iterable, Int
     completed = completed || flow == Flow::kNormal;
   }
   if (!completed && !s.other.empty()) {
-    const Restore<Scope*> restore(scope_, make_scope(loop->scope, s.other_hidden));
+    const Restore<Scope*> restore(scope_, make_scope(around, s.other_hidden));
     return run_body(s.other);  // a break in here ends the loop around
   }
   return Flow::kNormal;
@@ -257,17 +303,6 @@ Interpreter::Flow Interpreter::run_filter_block(const Stmt& s) {
   return Flow::kNormal;
 }
 
-Interpreter::Flow Interpreter::run_with(const Stmt& s) {
-  Scope* scope = make_scope(scope_, s.hidden);
-  for (const auto& [target, expr] : s.bindings) {
-    const Value value = evaluate(*expr);  // in the scope around the block
-    const Restore<Scope*> restore(scope_, scope);
-    assign(*target, value);
-  }
-  const Restore<Scope*> restore(scope_, scope);
-  return run_body(s.body);
-}
-
 void Interpreter::run_generation(const Stmt& s) {
   const Restore<Scope*> restore(scope_, make_scope(scope_, s.hidden));
   run_body(s.body);
@@ -286,18 +321,6 @@ void Interpreter::run_call_block(const Stmt& s) {
   caller->node = &s;
   caller->scope = scope_;
   print_string(evaluate_call(*s.expr, Value::object(Kind::kMacro, caller)));
-}
-
-Value Interpreter::call_loop(Loop& loop, const Args& args) {
-  expect_positional(rt_, "loop", args, 1, 1);
-  if (loop.recursive == nullptr) {
-    rt_.fail("The loop must have the 'recursive' marker to be called recursively.");
-  }
-  std::string text;
-  const Restore<std::string*> restore_out(out_, &text);
-  const Restore<Scope*> restore_scope(scope_, loop.scope);
-  run_for(*loop.recursive, args.positional[0], loop.depth0 + 1);
-  return rt_.string(std::move(text));
 }
 
 Value Interpreter::call_macro(const Macro& macro, const Args& args) {
@@ -326,18 +349,8 @@ Value Interpreter::call_macro(const Macro& macro, const Args& args) {
     if (caller.none_or_missing()) caller = rt_.undefined("No caller defined");
     store(caller_symbol_, caller);
   }
-  if (s.uses_kwargs) {
-    auto* kwargs = rt_.make<Dict>();
-    for (const auto& [name, value] : named) rt_.set(*kwargs, rt_.string(std::string(name)), value);
-    store(kwargs_symbol_, Value::dict(kwargs));
-  } else if (!named.empty()) {
-    rt_.fail("macro '{}' takes no keyword argument '{}'", macro.name, named[0].first);
-  }
-  if (s.uses_varargs) {
-    auto* varargs = rt_.make<List>();
-    for (size_t i = s.parameters.size(); i < args.positional.size(); ++i) rt_.push(*varargs, args.positional[i]);
-    store(varargs_symbol_, Value::tuple(varargs));
-  } else if (args.positional.size() > s.parameters.size()) {
+  if (!named.empty()) rt_.fail("macro '{}' takes no keyword argument '{}'", macro.name, named[0].first);
+  if (args.positional.size() > s.parameters.size()) {
     rt_.fail("macro '{}' takes not more than {} argument(s)", macro.name, s.parameters.size());
   }
   for (size_t i = 0; i < s.parameters.size(); ++i) {

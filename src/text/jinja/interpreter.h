@@ -1,12 +1,16 @@
-// Runs a parsed template.
+// Runs a parsed template: statements in interpreter.cc, expressions in evaluate.cc.
 #pragma once
 
+#include <deque>
+#include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "text/jinja/ast.h"
-#include "text/jinja/loop.h"
+#include "text/jinja/operators.h"
 #include "text/jinja/runtime.h"
 
 namespace nfp::jinja {
@@ -19,6 +23,36 @@ struct Scope : Object {
   std::vector<std::pair<Symbol, Value>> variables;
 };
 
+struct Macro : Object {
+  const Stmt* node = nullptr;  // a macro or call block
+  Scope* scope = nullptr;      // where it was defined
+  std::string_view name;
+};
+
+// jinja2's `loop` variable: where a for loop stands in what it iterates over.
+struct Loop : Object {
+  Loop(Runtime& rt, const Value& items) : iterable(items), cursor(rt, items) {}
+  // The next item, or false at the end; moves index0, previous and current along.
+  bool advance(Value* item);
+  // Looks one item ahead; nullptr at the end.
+  const Value* peek(Runtime& rt);
+  // Number of items; of a generator or a filtered loop, by reading it to its end.
+  Int length(Runtime& rt);
+  // loop.NAME; kMissing when there is no such attribute. loop.cycle() is in methods.cc.
+  Value attribute(Runtime& rt, std::string_view name);
+
+  const Value iterable;
+  Cursor cursor;                              // what is left of it
+  std::function<bool(const Value&)> accepts;  // `for x in y if condition`; none: all
+  std::deque<Value> ahead;                    // read from the cursor, not yet visited
+  Int index0 = -1;
+  Value previous, current;
+  std::optional<Int> known_length;
+
+ private:
+  bool pull(Value* item);
+};
+
 class Interpreter {
  public:
   // `context` holds the variables passed to the template, by symbol; kMissing for those not passed.
@@ -27,20 +61,17 @@ class Interpreter {
   std::string run();
 
  private:
-  friend struct FilteredIterator;
-
   enum class Flow { kNormal, kBreak, kContinue };
 
   // Statements (interpreter.cc)
   Flow run_body(const std::vector<Stmt*>& body);
   Flow run_statement(const Stmt& s);
   Flow run_if(const Stmt& s);
-  Flow run_for(const Stmt& s, const Value& iterable, Int depth0);
+  Flow run_for(const Stmt& s, const Value& iterable);
   void run_macro_definition(const Stmt& s);
   void run_call_block(const Stmt& s);
   Flow run_filter_block(const Stmt& s);
   Flow run_set_block(const Stmt& s);
-  Flow run_with(const Stmt& s);
   void run_generation(const Stmt& s);
   Scope* make_scope(Scope* around, const std::vector<Symbol>& hidden);
   // Runs a body in `scope` with its output kept apart.
@@ -48,14 +79,13 @@ class Interpreter {
   void print(std::string_view text);
   void print_string(const Value& value);  // of a filter or call block, which fail for anything but a string
   void assign(const Expr& target, const Value& value);
+  void pay_for(const Scope& scope);
   void store(Symbol symbol, const Value& value);
   Value load(Symbol symbol, std::string_view name);
 
   // Expressions (evaluate.cc)
   Value evaluate(const Expr& e);
-  Value evaluate_binary(const Expr& e);
   Value evaluate_compare(const Expr& e);
-  bool compare(Compare op, const Value& a, const Value& b);
   Value evaluate_collection(const Expr& e);
   Value evaluate_concat(const Expr& e);
   Value evaluate_slice(const Expr& e);
@@ -63,10 +93,9 @@ class Interpreter {
   Value evaluate_test(const Expr& e);
   Value evaluate_condition(const Expr& e);
   Value evaluate_call(const Expr& e, const Value& caller);
-  void evaluate_arguments(const Expr& e, Args* args);
-  Value call(const Value& callee, Args& args);
+  Args evaluate_arguments(const Expr& e);
+  Value call(const Value& callee, const Args& args);
   Value call_macro(const Macro& macro, const Args& args);
-  Value call_loop(Loop& loop, const Args& args);
 
   const Template& program_;
   Runtime& rt_;
@@ -74,7 +103,7 @@ class Interpreter {
   std::vector<Value> globals_;  // by symbol
   Scope* scope_ = nullptr;
   std::string* out_ = nullptr;
-  const Symbol loop_symbol_, caller_symbol_, kwargs_symbol_, varargs_symbol_;
+  const Symbol loop_symbol_, caller_symbol_;
   Value block_text_;  // what the filters of a filter block or set block are applied to
 };
 

@@ -4,13 +4,12 @@
 #include <charconv>
 
 #include "text/jinja/runtime.h"
-#include "text/jinja/string_literal.h"
-#include "text/jinja/unicode_text.h"
+#include "text/jinja/text.h"
+#include "text/unicode.h"
+#include "text/utf8.h"
 
 namespace nfp::jinja {
 namespace {
-
-constexpr auto kNotFound = std::string_view::npos;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -30,18 +29,9 @@ std::string normalized(std::string_view source) {
   return out;
 }
 
-struct Operator {
-  std::string_view text;
-  Token kind;
-};
-constexpr Operator kOperators[] = {  // longer ones first
-    {"//", Token::kFloorDiv}, {"**", Token::kPow},     {"==", Token::kEq},    {"!=", Token::kNe},
-    {">=", Token::kGe},       {"<=", Token::kLe},      {"+", Token::kAdd},    {"-", Token::kSub},
-    {"/", Token::kDiv},       {"*", Token::kMul},      {"%", Token::kMod},    {"~", Token::kTilde},
-    {"[", Token::kLBracket},  {"]", Token::kRBracket}, {"(", Token::kLParen}, {")", Token::kRParen},
-    {"{", Token::kLBrace},    {"}", Token::kRBrace},   {">", Token::kGt},     {"<", Token::kLt},
-    {"=", Token::kAssign},    {".", Token::kDot},      {":", Token::kColon},  {"|", Token::kPipe},
-    {",", Token::kComma}};
+constexpr std::string_view kOperators[] = {  // longer ones first
+    "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
+    "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ","};
 
 class Lexer {
  public:
@@ -78,7 +68,7 @@ class Lexer {
   size_t skip_space(size_t pos) const {
     while (pos < source_.size()) {
       size_t after = pos;
-      if (!unicode::is_space(unicode::next(source_, after))) break;
+      if (!text::is_python_space(text::next_code_point(source_, after))) break;
       pos = after;
     }
     return pos;
@@ -89,7 +79,7 @@ class Lexer {
     size_t tag = pos_;
     for (;; ++tag) {
       tag = source_.find('{', tag);
-      if (tag == kNotFound || tag + 1 >= source_.size()) {
+      if (tag == std::string_view::npos || tag + 1 >= source_.size()) {
         emit_text(source_.substr(pos_));
         advance(source_.size() - pos_);
         return;
@@ -103,7 +93,7 @@ class Lexer {
     emit_text(stripped(source_.substr(pos_, tag - pos_), sign, kind != '{'));
     advance(tag - pos_);
     if (kind == '%') {
-      if (const size_t end = raw_begin(); end != kNotFound) {
+      if (const size_t end = raw_begin(); end != std::string_view::npos) {
         advance(end - pos_);
         raw();
         return;
@@ -124,12 +114,12 @@ class Lexer {
 
   // What is left of the text before a tag that opens with `sign`.
   std::string_view stripped(std::string_view data, char sign, bool block) const {
-    if (sign == '-') return unicode::strip_right(data);
+    if (sign == '-') return text::strip_space(data, false, true);
     if (sign == '+' || !block) return data;
     const size_t newline = data.rfind('\n');
-    const size_t line = newline == kNotFound ? 0 : newline + 1;
+    const size_t line = newline == std::string_view::npos ? 0 : newline + 1;
     if (line == 0 && !line_starts_) return data;
-    return unicode::strip_left(data.substr(line)).empty() ? data.substr(0, line) : data;
+    return text::strip_space(data.substr(line)).empty() ? data.substr(0, line) : data;
   }
 
   // The end of "{% raw %}" if one begins here.
@@ -137,20 +127,20 @@ class Lexer {
     size_t p = pos_ + 2;
     if (p < source_.size() && (source_[p] == '-' || source_[p] == '+')) ++p;
     p = skip_space(p);
-    if (source_.substr(p, 3) != "raw") return kNotFound;
+    if (source_.substr(p, 3) != "raw") return std::string_view::npos;
     p = skip_space(p + 3);
     if (source_.substr(p, 3) == "-%}") return skip_space(p + 3);
-    return source_.substr(p, 2) == "%}" ? p + 2 : kNotFound;
+    return source_.substr(p, 2) == "%}" ? p + 2 : std::string_view::npos;
   }
 
   void raw() {
-    for (size_t tag = source_.find("{%", pos_); tag != kNotFound; tag = source_.find("{%", tag + 1)) {
+    for (size_t tag = source_.find("{%", pos_); tag != std::string_view::npos; tag = source_.find("{%", tag + 1)) {
       size_t p = tag + 2;
       const char sign = p < source_.size() && (source_[p] == '-' || source_[p] == '+') ? source_[p++] : '\0';
       p = skip_space(p);
       if (source_.substr(p, 6) != "endraw") continue;
       p = skip_space(p + 6);
-      size_t end = kNotFound;
+      size_t end = std::string_view::npos;
       if (source_.substr(p, 3) == "+%}") {
         end = p + 3;
       } else if (source_.substr(p, 3) == "-%}") {
@@ -158,7 +148,7 @@ class Lexer {
       } else if (source_.substr(p, 2) == "%}") {
         end = p + 2 + (source_.substr(p + 2, 1) == "\n" ? 1 : 0);
       }
-      if (end == kNotFound) continue;
+      if (end == std::string_view::npos) continue;
       emit_text(stripped(source_.substr(pos_, tag - pos_), sign, true));
       advance(end - pos_);
       return;
@@ -168,7 +158,7 @@ class Lexer {
 
   void comment() {
     const size_t end = source_.find("#}", pos_);
-    if (end == kNotFound) fail("Missing end of comment tag");
+    if (end == std::string_view::npos) fail("Missing end of comment tag");
     const char sign = end > pos_ ? source_[end - 1] : '\0';
     size_t after = end + 2;
     if (sign == '-') {
@@ -190,14 +180,14 @@ class Lexer {
       if (source_[pos_] == '-') return skip_space(pos_ + 3);
       if (source_[pos_] == '+' && block) return pos_ + 3;
     }
-    return kNotFound;
+    return std::string_view::npos;
   }
 
   void inside(bool block) {
     open_.clear();
     while (pos_ < source_.size()) {
       if (open_.empty()) {
-        if (const size_t end = tag_end(block); end != kNotFound) {
+        if (const size_t end = tag_end(block); end != std::string_view::npos) {
           add(block ? Token::kBlockEnd : Token::kVariableEnd);
           advance(end - pos_);
           return;
@@ -205,14 +195,14 @@ class Lexer {
       }
       const char c = source_[pos_];
       size_t after = pos_;
-      const uint32_t code_point = unicode::next(source_, after);
-      if (unicode::is_space(code_point)) {
+      const char32_t code_point = text::next_code_point(source_, after);
+      if (text::is_python_space(code_point)) {
         advance(skip_space(pos_) - pos_);
       } else if (is_digit(c)) {
         number();
       } else if (c == '\'' || c == '"') {
         string(c);
-      } else if (unicode::is_word(code_point)) {
+      } else if (text::is_word(code_point)) {
         name();
       } else {
         punctuation();
@@ -220,95 +210,48 @@ class Lexer {
     }
   }
 
-  // The end of digits that may have single underscores between them, or `p` when there are none.
-  template <typename IsDigit>
-  size_t digits(size_t p, const IsDigit& accepts, bool underscore_first) const {
-    size_t end = p;
-    for (;;) {
-      const bool underscore = end < source_.size() && source_[end] == '_' && (end > p || underscore_first);
-      const size_t digit = underscore ? end + 1 : end;
-      if (digit >= source_.size() || !accepts(source_[digit])) return end;
-      end = digit + 1;
-    }
+  // The end of decimal digits, which may have underscores between them.
+  size_t digits(size_t p) const {
+    while (p < source_.size() && (is_digit(source_[p]) || source_[p] == '_')) ++p;
+    return p;
   }
 
   void number() {
-    const auto decimal = [](char c) { return is_digit(c); };
     const size_t begin = pos_;
-    // A float needs a fraction or an exponent, and no dot before it (as in x.0.1).
-    const size_t whole = digits(begin, decimal, false);
-    size_t end = whole;
+    size_t end = digits(begin);
     bool real = false;
+    // A float needs a fraction or an exponent, and no dot before it (as in x.0.1).
     if (begin == 0 || source_[begin - 1] != '.') {
       if (source_.substr(end, 1) == "." && end + 1 < source_.size() && is_digit(source_[end + 1])) {
-        end = digits(end + 1, decimal, false);
+        end = digits(end + 1);
         real = true;
       }
       if (source_.substr(end, 1) == "e" || source_.substr(end, 1) == "E") {
-        size_t p = end + 1;
-        if (p < source_.size() && (source_[p] == '+' || source_[p] == '-')) ++p;
-        if (p < source_.size() && is_digit(source_[p])) {
-          end = digits(p, decimal, false);
+        const size_t sign = source_.find_first_of("+-", end + 1) == end + 1 ? 1 : 0;
+        const size_t exponent = end + 1 + sign;
+        if (exponent < source_.size() && is_digit(source_[exponent])) {
+          end = digits(exponent);
           real = true;
         }
       }
     }
+    std::string text(source_.substr(begin, end - begin));
+    std::erase(text, '_');
     if (real) {
-      const std::string text = without_underscores(begin, end);
-      double value = 0;
-      const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
-      // Too large is infinity in Python and too small zero; from_chars leaves the value alone then.
-      if (parsed.ec == std::errc::result_out_of_range) value = std::strtod(text.c_str(), nullptr);
-      add(Token::kFloat).real = value;
+      add(Token::kFloat).real = parse_real(text).value_or(0);
     } else {
-      end = integer(begin, whole);
+      const std::optional<Int> value = parse_int(text);
+      if (!value) fail("an integer is too large");
+      add(Token::kInteger).integer = *value;
     }
     advance(end - pos_);
-  }
-
-  size_t integer(size_t begin, size_t whole) {
-    int base = 10;
-    size_t end = whole;
-    if (source_[begin] == '0') {
-      const char marker = begin + 1 < source_.size() ? static_cast<char>(source_[begin + 1] | 0x20) : '\0';
-      const int marked = marker == 'b' ? 2 : marker == 'o' ? 8 : marker == 'x' ? 16 : 10;
-      const auto accepts = [marked](char c) {
-        const char lower = static_cast<char>(c | 0x20);
-        return marked == 16 ? is_digit(c) || (lower >= 'a' && lower <= 'f') : is_digit(c) && c - '0' < marked;
-      };
-      end = begin + 1;
-      if (marked != 10) {
-        const size_t after = digits(begin + 2, accepts, true);
-        if (after > begin + 2) {
-          base = marked;
-          end = after;
-        }
-      } else {
-        end = digits(
-            begin, [](char c) { return c == '0'; }, false);
-      }
-    }
-    Int value = 0;
-    for (const char c : without_underscores(begin + (base == 10 ? 0 : 2), end)) {
-      const int digit = is_digit(c) ? c - '0' : (c | 0x20) - 'a' + 10;
-      value = value * base + digit;
-      if (value >= kIntBound) fail("an integer is too large");
-    }
-    add(Token::kInteger).integer = value;
-    return end;
-  }
-
-  std::string without_underscores(size_t begin, size_t end) const {
-    std::string out(source_.substr(begin, end - begin));
-    std::erase(out, '_');
-    return out;
   }
 
   void name() {
     size_t end = pos_;
     while (end < source_.size()) {
       size_t after = end;
-      if (!unicode::is_word(unicode::next(source_, after))) break;
+      if (!text::is_word(text::next_code_point(source_, after))) break;
       end = after;
     }
     add(Token::kName).text = source_.substr(pos_, end - pos_);
@@ -319,23 +262,64 @@ class Lexer {
     size_t end = pos_ + 1;
     while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
     if (end >= source_.size()) fail(fmt::format("unexpected char '{}': a string without its end", quote));
-    std::string error_text;
-    std::string value;
-    if (!unescape(source_.substr(pos_ + 1, end - pos_ - 1), &value, &error_text)) fail(error_text);
-    add(Token::kString).text = std::move(value);
+    add(Token::kString).text = unescaped(source_.substr(pos_ + 1, end - pos_ - 1));
     advance(end + 1 - pos_);
   }
 
+  // A literal's escapes resolved, as Python does.
+  std::string unescaped(std::string_view literal) const {
+    constexpr std::string_view kLetters = "abfnrtv\\'\"", kMeanings = "\a\b\f\n\r\t\v\\'\"";
+    std::string out;
+    for (size_t pos = 0; pos < literal.size();) {
+      const char c = literal[pos++];
+      if (c != '\\' || pos == literal.size()) {
+        out += c;
+        continue;
+      }
+      const char kind = literal[pos++];
+      if (const size_t at = kLetters.find(kind); at != std::string_view::npos) {
+        out += kMeanings[at];
+      } else if (kind >= '0' && kind <= '7') {
+        const size_t end = std::min(literal.find_first_not_of("01234567", pos), std::min(pos + 2, literal.size()));
+        text::append_utf8(out, number_escape(literal.substr(pos - 1, end - pos + 1), 8, kind));
+        pos = end;
+      } else if (kind == 'x' || kind == 'u' || kind == 'U') {
+        const size_t digits = kind == 'x' ? 2 : kind == 'u' ? 4 : 8;
+        if (literal.size() - pos < digits) fail(fmt::format("truncated \\{} escape in a string", kind));
+        text::append_utf8(out, number_escape(literal.substr(pos, digits), 16, kind));
+        pos += digits;
+      } else if (kind == 'N') {
+        fail("\\N{...} escapes are not supported in chat templates; write the character itself");
+      } else if (kind != '\n') {
+        out += '\\';
+        out += kind;
+      }
+    }
+    return out;
+  }
+
+  char32_t number_escape(std::string_view digits, int base, char kind) const {
+    uint32_t value = 0;
+    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
+    if (end != digits.data() + digits.size() || code != std::errc()) {
+      fail(fmt::format("truncated \\{} escape in a string", kind));
+    }
+    if (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000)) {
+      fail(fmt::format("illegal Unicode character in a \\{} escape", kind));
+    }
+    return value;
+  }
+
   void punctuation() {
-    for (const Operator& op : kOperators) {
-      if (!at(op.text)) continue;
-      balance(op.text[0]);
-      add(op.kind);
-      advance(op.text.size());
+    for (const std::string_view op : kOperators) {
+      if (!at(op)) continue;
+      balance(op[0]);
+      add(Token::kOperator).text = op;
+      advance(op.size());
       return;
     }
     size_t after = pos_;
-    unicode::next(source_, after);
+    text::next_code_point(source_, after);
     fail(fmt::format("unexpected char '{}'", source_.substr(pos_, after - pos_)));
   }
 
@@ -375,8 +359,6 @@ std::string describe(const TokenData& token) {
       return "{%";
     case Token::kBlockEnd:
       return "%}";
-    case Token::kName:
-      return token.text.substr(0, 50);
     case Token::kString:
       return "a string";
     case Token::kInteger:
@@ -385,10 +367,7 @@ std::string describe(const TokenData& token) {
     case Token::kEnd:
       return "the end of the template";
     default:
-      for (const Operator& op : kOperators) {
-        if (op.kind == token.kind) return std::string(op.text);
-      }
-      return "?";
+      return token.text.substr(0, 50);
   }
 }
 

@@ -21,38 +21,14 @@ enum class Token : uint8_t {
   kString,
   kInteger,
   kFloat,
-  kAdd,
-  kAssign,
-  kColon,
-  kComma,
-  kDiv,
-  kDot,
-  kEq,
-  kFloorDiv,
-  kGt,
-  kGe,
-  kLBrace,
-  kLBracket,
-  kLParen,
-  kLt,
-  kLe,
-  kMod,
-  kMul,
-  kNe,
-  kPipe,
-  kPow,
-  kRBrace,
-  kRBracket,
-  kRParen,
-  kSub,
-  kTilde,
+  kOperator,  // also brackets and punctuation
   kEnd,
 };
 
 struct TokenData {
   Token kind = Token::kEnd;
   int line = 1;
-  std::string text;  // of kText, kName and kString (without quotes and escapes)
+  std::string text;  // of kText, kName, kOperator and kString (without quotes and escapes)
   Int integer = 0;
   double real = 0;
 };

@@ -3,71 +3,150 @@
 #include <algorithm>
 #include <cmath>
 
-#include "text/jinja/search.h"
+#include "text/jinja/text.h"
 
 namespace nfp::jinja {
 namespace {
 
-const char* symbol(Order order) {
-  switch (order) {
-    case Order::kLess:
-      return "<";
-    case Order::kLessEqual:
-      return "<=";
-    case Order::kGreater:
-      return ">";
-    case Order::kGreaterEqual:
-      return ">=";
-  }
-  return "?";
+const char* symbol(Compare op) {
+  return op == Compare::kLess ? "<" : op == Compare::kLessEqual ? "<=" : op == Compare::kGreater ? ">" : ">=";
+}
+const char* symbol(Binary op) {
+  constexpr const char* kSymbols[] = {"+", "-", "*", "/", "//", "%"};
+  return kSymbols[static_cast<size_t>(op)];
 }
 
-template <typename T>
-bool holds(Order order, const T& a, const T& b) {
-  switch (order) {
-    case Order::kLess:
-      return a < b;
-    case Order::kLessEqual:
-      return a <= b;
-    case Order::kGreater:
-      return a > b;
-    case Order::kGreaterEqual:
-      return a >= b;
+// Of an order's sign.
+bool holds(Compare op, int sign) {
+  switch (op) {
+    case Compare::kLess:
+      return sign < 0;
+    case Compare::kLessEqual:
+      return sign <= 0;
+    case Compare::kGreater:
+      return sign > 0;
+    default:
+      return sign >= 0;
   }
-  return false;
 }
 
-bool ordered_numbers(Order order, const Value& a, const Value& b) {
-  if (a.is_integral() && b.is_integral()) return holds(order, a.as_int(), b.as_int());
-  if (a.is(Kind::kFloat) && b.is(Kind::kFloat)) return holds(order, a.as_real(), b.as_real());
-  // An int and a float compare by value; only floats beyond the range of Int need not be turned into one.
-  const bool a_real = a.is(Kind::kFloat);
-  const double real = a_real ? a.as_real() : b.as_real();
-  const Int whole = a_real ? b.as_int() : a.as_int();
-  if (std::isnan(real)) return false;
-  int sign = 0;  // of real - whole
-  if (std::fabs(real) >= 0x1p121) {
-    sign = real > 0 ? 1 : -1;
-  } else {
-    const double floor = std::floor(real);
-    const Int floored = static_cast<Int>(floor);
-    sign = floored > whole ? 1 : floored < whole ? -1 : real > floor ? 1 : 0;
+bool same(Runtime& rt, const Value& a, const Value& b) { return identical(a, b) || equals(rt, a, b); }
+
+bool ordered(Runtime& rt, Compare op, const Value& a, const Value& b) {
+  const Runtime::Nest nest(rt);
+  if (a.is_number() && b.is_number()) {
+    const int sign = compare_numbers(a, b);
+    return sign != 2 && holds(op, sign);
   }
-  return a_real ? holds(order, sign, 0) : holds(order, 0, sign);
+  if (a.undefined()) rt.fail_undefined(a);
+  if (b.undefined()) rt.fail_undefined(b);
+  if (a.is(Kind::kString) && b.is(Kind::kString)) {
+    rt.work(std::min(a.text().size(), b.text().size()));
+    return holds(op, a.text().compare(b.text()));  // UTF-8 bytes sort as code points do
+  }
+  if (a.is_sequence() && a.kind() == b.kind()) {
+    const auto& left = a.items();
+    const auto& right = b.items();
+    for (size_t i = 0; i < left.size() && i < right.size(); ++i) {
+      rt.step();
+      if (!same(rt, left[i], right[i])) return ordered(rt, op, left[i], right[i]);
+    }
+    return holds(op, left.size() < right.size() ? -1 : left.size() > right.size() ? 1 : 0);
+  }
+  rt.fail("'{}' not supported between instances of '{}' and '{}'", symbol(op), type_name(a), type_name(b));
 }
 
-bool equal_items(Runtime& rt, const std::vector<Value>& a, const std::vector<Value>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    rt.step();
-    if (!identical(a[i], b[i]) && !equals(rt, a[i], b[i])) return false;
-  }
-  return true;
+Value checked(Runtime& rt, Int i) {
+  if (i >= kIntBound || i <= -kIntBound) rt.fail("an integer is too large");
+  return Value::integer(i);
 }
 
-bool equal_ranges(const Range& a, const Range& b) {
-  const Int n = a.size();
-  return n == b.size() && (n == 0 || (a.start == b.start && (n == 1 || a.step == b.step)));
+Value multiply_ints(Runtime& rt, Int a, Int b) {
+  constexpr Int kHalf = Int{1} << 60;
+  const bool fits = a > -kHalf && a < kHalf && b > -kHalf && b < kHalf;
+  if (!fits && a != 0 && b != 0 && a != 1 && b != 1) rt.fail("the product of two integers is too large");
+  return checked(rt, a * b);
+}
+
+Int floor_div_ints(Int a, Int b) {
+  const Int quotient = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+
+// Python's divmod of floats: the remainder has the divisor's sign.
+double divide_reals(double a, double b, double* remainder) {
+  double rest = std::fmod(a, b);
+  double quotient = (a - rest) / b;
+  if (rest == 0) {
+    rest = std::copysign(0.0, b);
+  } else if ((b < 0) != (rest < 0)) {
+    rest += b;
+    quotient -= 1;
+  }
+  *remainder = rest;
+  if (quotient == 0) return std::copysign(0.0, a / b);
+  const double floor = std::floor(quotient);
+  return quotient - floor > 0.5 ? floor + 1 : floor;
+}
+
+Value divide_floored(Runtime& rt, Binary op, const Value& a, const Value& b) {
+  if (a.is_integral() && b.is_integral()) {
+    if (b.as_int() == 0) rt.fail("integer division or modulo by zero");
+    const Int quotient = floor_div_ints(a.as_int(), b.as_int());
+    return Value::integer(op == Binary::kFloorDivide ? quotient : a.as_int() - quotient * b.as_int());
+  }
+  if (real_of(b) == 0) rt.fail("float division by zero");
+  double remainder = 0;
+  const double quotient = divide_reals(real_of(a), real_of(b), &remainder);
+  return Value::real(op == Binary::kFloorDivide ? quotient : remainder);
+}
+
+Value number_arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) {
+  const bool whole = a.is_integral() && b.is_integral();
+  switch (op) {
+    case Binary::kAdd:
+      return whole ? checked(rt, a.as_int() + b.as_int()) : Value::real(real_of(a) + real_of(b));
+    case Binary::kSubtract:
+      return whole ? checked(rt, a.as_int() - b.as_int()) : Value::real(real_of(a) - real_of(b));
+    case Binary::kMultiply:
+      return whole ? multiply_ints(rt, a.as_int(), b.as_int()) : Value::real(real_of(a) * real_of(b));
+    case Binary::kDivide:
+      if (real_of(b) == 0) rt.fail("division by zero");
+      return Value::real(real_of(a) / real_of(b));
+    default:
+      return divide_floored(rt, op, a, b);
+  }
+}
+
+Value repeat(Runtime& rt, const Value& sequence, Int count) {
+  if (sequence.is(Kind::kString)) {
+    const std::string_view text = sequence.text();
+    rt.charge(text.size(), count);
+    std::string out;
+    for (Int i = 0; i < count && !text.empty(); ++i) out += text;
+    return rt.string(std::move(out));
+  }
+  const auto& items = sequence.items();
+  rt.charge(items.size() * sizeof(Value), count);
+  std::vector<Value> out;
+  for (Int i = 0; i < count && !items.empty(); ++i) out.insert(out.end(), items.begin(), items.end());
+  return rt.list(std::move(out), sequence.kind());
+}
+
+Value concatenate(Runtime& rt, const Value& a, const Value& b) {
+  if (a.is(Kind::kString)) {
+    std::string out;
+    out.reserve(a.text().size() + b.text().size());
+    out += a.text();
+    out += b.text();
+    return rt.string(std::move(out));
+  }
+  std::vector<Value> items;
+  rt.charge(sizeof(Value), static_cast<Int>(a.items().size() + b.items().size()));
+  items.reserve(a.items().size() + b.items().size());
+  items = a.items();
+  items.insert(items.end(), b.items().begin(), b.items().end());
+  return rt.list(std::move(items), a.kind());
 }
 
 }  // namespace
@@ -85,13 +164,10 @@ bool truthy(Runtime& rt, const Value& v) {
     case Kind::kFloat:
       return v.as_real() != 0;
     case Kind::kString:
-      return !v.text().empty();
     case Kind::kList:
     case Kind::kTuple:
-      return !v.as_list().items.empty();
-    case Kind::kDict:
-      return !v.as_dict().entries.empty();
     case Kind::kView:
+    case Kind::kDict:
     case Kind::kRange:
     case Kind::kLoop:
       return length(rt, v) != 0;
@@ -111,10 +187,6 @@ bool identical(const Value& a, const Value& b) {
       return a.as_int() == b.as_int();
     case Kind::kFloat:
       return a.as_real() == b.as_real();
-    case Kind::kFunction:
-      return a.as_function() == b.as_function();
-    case Kind::kMethod:
-      return false;  // Python binds a method anew at each access
     default:
       return a.pointer() == b.pointer();
   }
@@ -122,7 +194,7 @@ bool identical(const Value& a, const Value& b) {
 
 bool equals(Runtime& rt, const Value& a, const Value& b) {
   const Runtime::Nest nest(rt);
-  if (a.is_number() && b.is_number()) return equal_numbers(a, b);
+  if (a.is_number() && b.is_number()) return compare_numbers(a, b) == 0;
   if (a.kind() != b.kind()) return false;
   switch (a.kind()) {
     case Kind::kMissing:
@@ -130,101 +202,131 @@ bool equals(Runtime& rt, const Value& a, const Value& b) {
     case Kind::kNone:
       return true;
     case Kind::kString:
-      rt.work(a.text().size());
+      rt.work(std::min(a.text().size(), b.text().size()));
       return a.text() == b.text();
     case Kind::kList:
-    case Kind::kTuple:
-      return equal_items(rt, a.as_list().items, b.as_list().items);
-    case Kind::kDict: {
-      const Dict& left = a.as_dict();
-      const Dict& right = b.as_dict();
-      if (left.entries.size() != right.entries.size()) return false;
-      for (const Dict::Entry& entry : left.entries) {
+    case Kind::kTuple: {
+      const auto& left = a.items();
+      const auto& right = b.items();
+      if (left.size() != right.size()) return false;
+      for (size_t i = 0; i < left.size(); ++i) {
         rt.step();
-        const Value* other = right.find(entry.key);
-        if (other == nullptr || (!identical(entry.value, *other) && !equals(rt, entry.value, *other))) return false;
+        if (!same(rt, left[i], right[i])) return false;
       }
       return true;
     }
+    case Kind::kDict: {
+      const Dict& right = b.as_dict();
+      if (a.as_dict().entries.size() != right.entries.size()) return false;
+      for (const Dict::Entry& entry : a.as_dict().entries) {
+        const Value* other = rt.find(right, entry.key);
+        if (other == nullptr || !same(rt, entry.value, *other)) return false;
+      }
+      return true;
+    }
+    case Kind::kView:
     case Kind::kRange:
-      return equal_ranges(a.as<Range>(), b.as<Range>());
-    case Kind::kFunction:
-      return a.as_function() == b.as_function();
-    case Kind::kMethod:
-      return a.as_method() == b.as_method() && identical(a.self(), b.self());
-    case Kind::kView: {
-      const View& left = a.as<View>();
-      const View& right = b.as<View>();
-      if (left.part == View::kValues || right.part == View::kValues) return a.pointer() == b.pointer();
-      if (left.dict->entries.size() != right.dict->entries.size()) return false;
-      for (const Value& item : items_of(rt, a)) {
-        if (!contains(rt, b, item)) return false;
-      }
-      return true;
-    }
+      if (a.pointer() == b.pointer()) return true;
+      rt.fail("comparing two values of type '{}' is not supported in chat templates", type_name(a));
     default:
       return a.pointer() == b.pointer();
   }
 }
 
-bool ordered(Runtime& rt, Order order, const Value& a, const Value& b) {
-  const Runtime::Nest nest(rt);
-  if (a.is_number() && b.is_number()) return ordered_numbers(order, a, b);
-  if (a.undefined()) fail_undefined(rt, a);
-  if (b.undefined()) fail_undefined(rt, b);
-  if (a.is(Kind::kString) && b.is(Kind::kString)) {
-    rt.work(std::min(a.text().size(), b.text().size()));
-    return holds(order, a.text(), b.text());  // UTF-8 bytes sort as code points do
+bool compare(Runtime& rt, Compare op, const Value& a, const Value& b) {
+  switch (op) {
+    case Compare::kEqual:
+      return equals(rt, a, b);
+    case Compare::kNotEqual:
+      return !equals(rt, a, b);
+    case Compare::kIn:
+      return contains(rt, b, a);
+    case Compare::kNotIn:
+      return !contains(rt, b, a);
+    default:
+      return ordered(rt, op, a, b);
   }
-  if (a.is_list_like() && a.kind() == b.kind()) {
-    const auto& left = a.as_list().items;
-    const auto& right = b.as_list().items;
-    for (size_t i = 0; i < left.size() && i < right.size(); ++i) {
-      rt.step();
-      if (!identical(left[i], right[i]) && !equals(rt, left[i], right[i])) {
-        return ordered(rt, order, left[i], right[i]);
-      }
-    }
-    return holds(order, left.size(), right.size());
-  }
-  rt.fail("'{}' not supported between instances of '{}' and '{}'", symbol(order), type_name(a), type_name(b));
 }
 
 bool contains(Runtime& rt, const Value& container, const Value& item) {
-  switch (container.kind()) {
-    case Kind::kString:
-      if (!item.is(Kind::kString)) {
-        rt.fail("'in <string>' requires string as left operand, not {}", type_name(item));
-      }
-      return find_text(rt, container.text(), item.text(), 0) != std::string_view::npos;
-    case Kind::kDict:
-      if (!is_hashable(item)) rt.fail("unhashable type: '{}'", type_name(item));
-      return container.as_dict().find(item) != nullptr;
-    case Kind::kRange: {
-      const Range& range = container.as<Range>();
-      if (item.is_integral()) {
-        const Int offset = item.as_int() - range.start;
-        const Int index = offset / range.step;
-        return offset % range.step == 0 && index >= 0 && index < range.size();
-      }
-      break;
-    }
-    case Kind::kView: {
-      const View& view = container.as<View>();
-      if (view.part == View::kKeys) {
-        if (!is_hashable(item)) rt.fail("unhashable type: '{}'", type_name(item));
-        return view.dict->find(item) != nullptr;
-      }
-      break;
-    }
-    default:
-      break;
+  if (container.is(Kind::kString)) {
+    if (!item.is(Kind::kString)) rt.fail("'in <string>' requires string as left operand, not {}", type_name(item));
+    return find_text(rt, container.text(), item.text(), 0) != std::string_view::npos;
   }
-  Iterator* iterator = iterate(rt, container);
-  for (Value candidate; iterator->next(rt, &candidate);) {
-    if (identical(candidate, item) || equals(rt, candidate, item)) return true;
+  if (container.is(Kind::kDict)) return rt.find(container.as_dict(), item) != nullptr;
+  if (container.is(Kind::kView) && std::string_view(type_name(container)) == "dict_keys") rt.check_key(item);
+  Cursor cursor(rt, container);
+  for (Value candidate; cursor.next(&candidate);) {
+    if (same(rt, candidate, item)) return true;
   }
   return false;
+}
+
+std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const std::vector<Value>& keys, bool reverse) {
+  const size_t n = items.size();
+  rt.charge(n * (2 * sizeof(size_t) + sizeof(Value)));
+  std::vector<size_t> order(n), merged(n);
+  for (size_t i = 0; i < n; ++i) order[i] = reverse ? n - 1 - i : i;
+  const auto less = [&](size_t a, size_t b) {
+    rt.step();
+    return !same(rt, keys[a], keys[b]) && ordered(rt, Compare::kLess, keys[a], keys[b]);
+  };
+  // Merge sort: the standard library's sorts promise nothing for an inconsistent order or a comparison that throws.
+  for (size_t width = 1; width < n; width *= 2) {
+    for (size_t begin = 0; begin < n; begin += 2 * width) {
+      const size_t middle = std::min(begin + width, n), end = std::min(begin + 2 * width, n);
+      for (size_t left = begin, right = middle, out = begin; out < end; ++out) {
+        const bool take_right = left == middle || (right < end && less(order[right], order[left]));
+        merged[out] = take_right ? order[right++] : order[left++];
+      }
+    }
+    order.swap(merged);
+  }
+  if (reverse) std::reverse(order.begin(), order.end());
+  std::vector<Value> out;
+  out.reserve(n);
+  for (const size_t i : order) out.push_back(items[i]);
+  return out;
+}
+
+Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number()) return number_arithmetic(rt, op, a, b);
+  if (op == Binary::kModulo && a.is(Kind::kString)) {
+    rt.fail("formatting with % is not supported in chat templates; use ~ or join");
+  }
+  const auto repeatable = [](const Value& v) { return v.is(Kind::kString) || v.is_sequence(); };
+  if (op == Binary::kAdd && a.kind() == b.kind() && repeatable(a)) return concatenate(rt, a, b);
+  if (op == Binary::kMultiply && repeatable(a) && b.is_integral()) return repeat(rt, a, b.as_int());
+  if (op == Binary::kMultiply && repeatable(b) && a.is_integral()) return repeat(rt, b, a.as_int());
+  if (a.undefined()) rt.fail_undefined(a);
+  if (b.undefined()) rt.fail_undefined(b);
+  if (op == Binary::kAdd && a.is(Kind::kString)) {
+    rt.fail("can only concatenate str (not \"{}\") to str", type_name(b));
+  }
+  rt.fail("unsupported operand type(s) for {}: '{}' and '{}'", symbol(op), type_name(a), type_name(b));
+}
+
+Value negate(Runtime& rt, const Value& a) {
+  if (a.is_integral()) return Value::integer(-a.as_int());
+  if (a.is(Kind::kFloat)) return Value::real(-a.as_real());
+  if (a.undefined()) rt.fail_undefined(a);
+  rt.fail("bad operand type for unary -: '{}'", type_name(a));
+}
+
+Value int_of(Runtime& rt, double d) {
+  if (!std::isfinite(d)) rt.fail("cannot convert float {} to integer", std::isnan(d) ? "NaN" : "infinity");
+  if (std::fabs(d) >= 0x1p120) rt.fail("an integer is too large");
+  return Value::integer(static_cast<Int>(d));
+}
+
+double real_of(const Value& number) {
+  return number.is(Kind::kFloat) ? number.as_real() : static_cast<double>(number.as_int());
+}
+
+Int int_argument(Runtime& rt, const Value& v, const char* what) {
+  if (v.is_integral()) return v.as_int();
+  if (v.undefined()) rt.fail_undefined(v);
+  rt.fail("{} must be an integer, not '{}'", what, type_name(v));
 }
 
 }  // namespace nfp::jinja

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,50 +11,46 @@
 namespace nfp::jinja {
 
 // --- Truth, equality, order (operators.cc)
+enum class Compare : uint8_t { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
 bool truthy(Runtime& rt, const Value& v);
 bool equals(Runtime& rt, const Value& a, const Value& b);
-enum class Order { kLess, kLessEqual, kGreater, kGreaterEqual };
-bool ordered(Runtime& rt, Order order, const Value& a, const Value& b);
-inline bool less(Runtime& rt, const Value& a, const Value& b) { return ordered(rt, Order::kLess, a, b); }
+bool compare(Runtime& rt, Compare op, const Value& a, const Value& b);
 bool contains(Runtime& rt, const Value& container, const Value& item);  // item in container
 bool identical(const Value& a, const Value& b);                         // `is` of Python
+// `items` in the order of their `keys`; equal ones keep their order, also backwards. Equal keys are never asked which
+// is less, so None and None sort. A template's values may be ordered inconsistently (NaN): the order is then any.
+std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const std::vector<Value>& keys, bool reverse);
 
-// --- Arithmetic (arithmetic.cc)
-Value add(Runtime& rt, const Value& a, const Value& b);
-Value subtract(Runtime& rt, const Value& a, const Value& b);
-Value multiply(Runtime& rt, const Value& a, const Value& b);
-Value divide(Runtime& rt, const Value& a, const Value& b);
-Value floor_divide(Runtime& rt, const Value& a, const Value& b);
-Value modulo(Runtime& rt, const Value& a, const Value& b);  // also "%s" % x
-Value power(Runtime& rt, const Value& a, const Value& b);
+// --- Arithmetic (operators.cc)
+enum class Binary : uint8_t { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo };
+Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b);
 Value negate(Runtime& rt, const Value& a);
-Value plus(Runtime& rt, const Value& a);
-Value checked_int(Runtime& rt, Int i);                            // fails outside of kIntBound
-Value int_of(Runtime& rt, double d);                              // int(d); fails for inf and nan
-double real_of(Runtime& rt, const Value& number);                 // float(n) of any number
+Value int_of(Runtime& rt, double d);  // int(d); fails for inf and nan
+double real_of(const Value& number);
 Int int_argument(Runtime& rt, const Value& v, const char* what);  // what range, slices and widths take
 
-// --- Lookup (lookup.cc)
+// --- Attributes, items and slices (lookup.cc)
 Value get_item(Runtime& rt, const Value& object, const Value& key);            // object[key] of jinja2's environment
 Value get_attribute(Runtime& rt, const Value& object, std::string_view name);  // object.name
-bool has_attribute(const Value& object, std::string_view name);
 Value slice(Runtime& rt, const Value& object, const Value& start, const Value& stop, const Value& step);
-Value path_item(Runtime& rt, const Value& object, std::string_view dotted);  // "a.b.0", as map(attribute=...) takes it
+// What jinja2's make_attrgetter looks up: "a.b.0", an index, or (none) the item itself. An undefined step on the way
+// becomes `otherwise` (unless that is missing or None), and the way goes on from there.
+Value path_item(Runtime& rt, const Value& object, const Value& path, const Value& otherwise = {});
 
-// --- Iteration (iteration.cc)
+// --- Iteration (lookup.cc)
 std::optional<Int> try_length(Runtime& rt, const Value& v);  // nullopt: the type has no len()
 Int length(Runtime& rt, const Value& v);
 bool is_iterable(const Value& v);
-Iterator* iterate(Runtime& rt, const Value& v);
-std::vector<Value> items_of(Runtime& rt, const Value& v);  // list(v)
-Value reversed(Runtime& rt, const Value& v);               // Python's reversed(v); not of a string or generator
+class Cursor {
+ public:
+  Cursor(Runtime& rt, const Value& v);  // fails where v is not iterable
+  bool next(Value* item);               // false at the end
 
-// --- Text (text_of.cc)
-std::string to_text(Runtime& rt, const Value& v);  // str(v)
-std::string repr(Runtime& rt, const Value& v);
-void append_text(Runtime& rt, std::string& out, const Value& v);
-std::string repr_real(double d);
-std::string repr_int(Int i);
-[[noreturn]] void fail_undefined(Runtime& rt, const Value& undefined);
+ private:
+  Runtime& rt_;
+  Value v_;
+  size_t at_ = 0;  // an index, or a byte of a string
+};
+std::vector<Value> items_of(Runtime& rt, const Value& v);  // list(v)
 
 }  // namespace nfp::jinja

@@ -3,10 +3,13 @@
 // of any expression.
 #pragma once
 
+#include <bit>
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/result.h"
 #include "text/jinja/limits.h"
@@ -33,51 +36,72 @@ class Runtime {
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const requires(sizeof...(Args) > 0) {
     fail(fmt::format(format, std::forward<Args>(args)...));
   }
+  [[noreturn]] void fail_undefined(const Value& undefined) const { fail(undefined.as<Undefined>().message); }
 
   void step() {
     if (++steps_ > limits_.max_steps) steps_exceeded();
+    if (steps_ % kStopEvery == 0 && limits_.stop.stop_requested()) stopped();
   }
   // Bytes that are looked at (a search, a comparison).
   void work(uint64_t bytes) {
     steps_ += bytes / 64;
     if (steps_ > limits_.max_steps) steps_exceeded();
   }
-  // Bytes about to be made. Called before the memory is taken.
-  void charge(uint64_t bytes) {
-    if (bytes > limits_.max_memory_bytes - memory_) memory_exceeded();
-    memory_ += bytes;
-    work(bytes);
+  // Bytes about to be made, `count` times; called before the memory is taken.
+  void charge(uint64_t bytes, Int count = 1) {
+    if (count > 0 && bytes > 0 && count > static_cast<Int>((limits_.max_memory_bytes - memory_) / bytes)) {
+      memory_exceeded();
+    }
+    const uint64_t total = count > 0 ? bytes * static_cast<uint64_t>(count) : 0;
+    memory_ += total;
+    work(total);
   }
   void check_output(uint64_t bytes) const {
     if (bytes > limits_.max_output_bytes) output_exceeded();
   }
-  // How much of a string may still be made; a formatter that pads checks it first.
-  uint64_t memory_left() const { return limits_.max_memory_bytes - memory_; }
 
-  Value string(std::string text, bool safe = false) {
-    charge(text.size() + sizeof(Str));
-    return Value::string(heap_.string(std::move(text), safe));
-  }
   template <typename T, typename... Args>
   T* make(Args&&... args) {
     charge(sizeof(T));
     return heap_.make<T>(std::forward<Args>(args)...);
   }
-  void push(List& list, const Value& item) {
-    step();
-    charge(sizeof(Value));
-    list.items.push_back(item);
+  Value string(std::string text) {
+    charge(text.size() + sizeof(Str));
+    return heap_.string(std::move(text));
   }
-  void set(Dict& dict, const Value& key, const Value& value) {
-    step();
-    if (!is_hashable(key)) fail("unhashable type: '{}'", type_name(key));
-    charge(sizeof(Dict::Entry));
-    dict.set(key, value);
+  Value string(std::string_view text) { return string(std::string(text)); }
+  Value string(const char* text) { return string(std::string(text)); }
+  Value list(std::vector<Value> items, Kind kind = Kind::kList) {
+    charge(sizeof(Value), static_cast<Int>(items.size()));
+    List* list = kind == Kind::kIterator ? make<Iterator>() : kind == Kind::kView ? make<View>() : make<List>();
+    list->items = std::move(items);
+    return Value::object(kind, list);
   }
+  Value tuple(const Value& a, const Value& b) { return list({a, b}, Kind::kTuple); }
   Value undefined(std::string message) {
     auto* undefined = make<Undefined>();
     undefined->message = std::move(message);
     return Value::object(Kind::kUndefined, undefined);
+  }
+
+  void check_key(const Value& key) const {
+    if (!is_key(key)) fail("a value of type '{}' cannot be a key", type_name(key));
+  }
+  const Value* find(const Dict& dict, std::string_view key) {
+    step();
+    work(key.size() * std::bit_width(dict.entries.size()));
+    return dict.find(key);
+  }
+  const Value* find(const Dict& dict, const Value& key) {
+    check_key(key);
+    if (key.is(Kind::kString)) return find(dict, key.text());
+    step();
+    return dict.find(key);
+  }
+  void set(Dict& dict, const Value& key, const Value& value) {
+    find(dict, key);
+    charge(2 * sizeof(Dict::Entry) + (key.is(Kind::kString) ? key.text().size() : 0));
+    dict.set(key, value);
   }
 
   // Counts one level of nested evaluation while it lives.
@@ -98,6 +122,9 @@ class Runtime {
   std::optional<std::chrono::system_clock::time_point> now;  // for strftime_now; nullopt: the clock
 
  private:
+  static constexpr uint64_t kStopEvery = 1024;  // steps between two looks at the stop token
+
+  [[noreturn]] void stopped() const { throw Failure{ErrorCode::kCancelled, "no longer wanted", line}; }
   [[noreturn]] void exceeded(std::string message) const {
     throw Failure{ErrorCode::kResource, std::move(message), line};
   }
@@ -122,5 +149,41 @@ class Runtime {
   int depth_ = 0;
   Heap heap_;
 };
+
+// --- What a template can call
+
+struct Args {
+  std::vector<Value> positional;
+  std::vector<std::pair<std::string_view, Value>> named;
+};
+
+// A filter of `subject`, a method of it, or a global function (which has none).
+struct Callable {
+  std::string_view name;
+  Value (*call)(Runtime& rt, const Value& subject, const Args& args);  // null: Python has it, chat templates do not
+};
+struct Function : Object {
+  const Callable* callable = nullptr;
+  Value self;
+};
+
+// Puts arguments into places as a Python function with these parameter names does: parameters not given stay
+// kMissing; those before `required` must be given. `function` is for the error message.
+void bind_arguments(Runtime& rt, std::string_view function, const Args& args, const std::string_view* names,
+                    size_t count, size_t required, Value* out);
+template <size_t N>
+struct Bound {
+  Value at[N];
+  const Value& operator[](size_t i) const { return at[i]; }
+};
+template <size_t N>
+Bound<N> bind(Runtime& rt, std::string_view function, const Args& args, const std::string_view (&names)[N],
+              size_t required = 0) {
+  Bound<N> bound;
+  bind_arguments(rt, function, args, names, N, required, bound.at);
+  return bound;
+}
+// Between `least` and `most` arguments, none of them by name.
+void expect_positional(Runtime& rt, std::string_view function, const Args& args, size_t least, size_t most);
 
 }  // namespace nfp::jinja

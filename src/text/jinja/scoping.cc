@@ -1,6 +1,7 @@
-#include "text/jinja/scoping.h"
-
+// Which variables a block hides although it has not set them yet; see find_hidden_names in ast.h.
 #include <unordered_set>
+
+#include "text/jinja/ast.h"
 
 namespace nfp::jinja {
 namespace {
@@ -36,8 +37,6 @@ void read_names(const Expr* e, Frame& frame) {
   if (e->kind == ExprKind::kName || e->kind == ExprKind::kNamespaceName) frame.read(e->symbol);
   for (const Expr* item : e->items) read_names(item, frame);
   for (const auto& [name, value] : e->named) read_names(value, frame);
-  read_names(e->star, frame);
-  read_names(e->double_star, frame);
 }
 
 void set_names(const Expr& target, Frame& frame, bool in_branch) {
@@ -90,10 +89,6 @@ void visit_body(const std::vector<Stmt*>& body, Frame& frame, bool in_branch) {
         read_names(s->expr, frame);
         frame.inner.push_back(s);
         break;
-      case StmtKind::kWith:
-        for (const auto& [target, value] : s->bindings) read_names(value, frame);
-        frame.inner.push_back(s);
-        break;
       case StmtKind::kGeneration:
         frame.inner.push_back(s);
         break;
@@ -125,9 +120,6 @@ class Scoping {
     for (const Stmt::Parameter& parameter : s.parameters) frame.declare(parameter.symbol);
     for (const Stmt::Parameter& parameter : s.parameters) read_names(parameter.default_value, frame);
     if (s.uses_caller) frame.declare(program_.intern("caller"));
-    if (s.uses_kwargs) frame.declare(program_.intern("kwargs"));
-    if (s.uses_varargs) frame.declare(program_.intern("varargs"));
-    for (const auto& [target, value] : s.bindings) declare_names(*target, frame);
     s.hidden = finish(s.body, std::move(frame));
   }
 

@@ -1,14 +1,13 @@
-#include "text/jinja/strings.h"
-
+// Searching, splitting, stripping and replacing; see text.h.
 #include <algorithm>
+#include <cstring>
 
-#include "text/jinja/search.h"
-#include "text/jinja/unicode_text.h"
+#include "text/jinja/text.h"
+#include "text/unicode.h"
+#include "text/utf8.h"
 
 namespace nfp::jinja {
 namespace {
-
-constexpr auto kNotFound = std::string_view::npos;
 
 void keep(Runtime& rt, std::vector<std::string_view>& parts, std::string_view part) {
   rt.step();
@@ -16,84 +15,83 @@ void keep(Runtime& rt, std::vector<std::string_view>& parts, std::string_view pa
   parts.push_back(part);
 }
 
-// The byte where the code point that ends at byte `end` begins.
-size_t before(std::string_view text, size_t end) {
-  --end;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return end;
-}
-
-bool in_set(std::string_view set, uint32_t c) {
+bool in_set(std::string_view set, char32_t c) {
   for (size_t pos = 0; pos < set.size();) {
-    if (unicode::next(set, pos) == c) return true;
+    if (text::next_code_point(set, pos) == c) return true;
   }
   return false;
 }
 
+// Bytes of the first, or last, word of a text that begins, or ends, with one.
+size_t word_size(std::string_view text, bool last) {
+  size_t size = 0;
+  while (size < text.size()) {
+    const size_t at = last ? text::last_character(text.substr(0, text.size() - size)) : size;
+    size_t next = at;
+    if (text::is_python_space(text::next_code_point(text, next))) break;
+    size = last ? text.size() - at : next;
+  }
+  return size;
+}
+
 }  // namespace
+
+size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, size_t from) {
+  if (from > text.size()) return std::string_view::npos;
+  if (needle.empty()) return from;
+  // memmem is linear (two-way string matching); std::string_view::find is not.
+  const void* hit = memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
+  const size_t at =
+      hit == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
+  rt.step();
+  rt.work(needle.size() + (hit == nullptr ? text.size() : at) - from);
+  return at;
+}
+
+size_t find_text_backward(Runtime& rt, std::string_view text, std::string_view needle, size_t end) {
+  if (needle.size() > end) return std::string_view::npos;
+  if (needle.empty()) return end;
+  for (size_t at = end - needle.size() + 1; at-- > 0;) {
+    if (text[at] == needle[0]) {
+      // What memcmp may read is paid for, so that a hostile pair of strings ends at the limit.
+      rt.work(needle.size());
+      if (std::memcmp(text.data() + at, needle.data(), needle.size()) == 0) {
+        rt.work(end - at);
+        return at;
+      }
+    }
+  }
+  rt.work(end);
+  return std::string_view::npos;
+}
 
 std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::string_view separator, Int limit,
                                     bool from_right) {
   std::vector<std::string_view> parts;
-  if (from_right) {
-    size_t end = text.size();
-    for (Int n = 0; limit < 0 || n < limit; ++n) {
-      const size_t at = find_text_backward(rt, text, separator, end);
-      if (at == kNotFound) break;
-      keep(rt, parts, text.substr(at + separator.size(), end - at - separator.size()));
-      end = at;
-    }
-    keep(rt, parts, text.substr(0, end));
-    std::reverse(parts.begin(), parts.end());
-    return parts;
-  }
-  size_t begin = 0;
   for (Int n = 0; limit < 0 || n < limit; ++n) {
-    const size_t at = find_text(rt, text, separator, begin);
-    if (at == kNotFound) break;
-    keep(rt, parts, text.substr(begin, at - begin));
-    begin = at + separator.size();
+    const size_t at =
+        from_right ? find_text_backward(rt, text, separator, text.size()) : find_text(rt, text, separator, 0);
+    if (at == std::string_view::npos) break;
+    keep(rt, parts, from_right ? text.substr(at + separator.size()) : text.substr(0, at));
+    text = from_right ? text.substr(0, at) : text.substr(at + separator.size());
   }
-  keep(rt, parts, text.substr(begin));
+  keep(rt, parts, text);
+  if (from_right) std::reverse(parts.begin(), parts.end());
   return parts;
 }
 
 std::vector<std::string_view> split_space(Runtime& rt, std::string_view text, Int limit, bool from_right) {
   std::vector<std::string_view> parts;
   rt.work(text.size());
-  if (from_right) {
-    text = unicode::strip_right(text);
-    for (Int n = 0; !text.empty(); ++n) {
-      if (limit >= 0 && n >= limit) {
-        keep(rt, parts, text);
-        break;
-      }
-      size_t begin = text.size();
-      for (size_t end = begin; end > 0; end = begin) {
-        size_t pos = before(text, end);
-        const size_t start = pos;
-        if (unicode::is_space(unicode::next(text, pos))) break;
-        begin = start;
-      }
-      keep(rt, parts, text.substr(begin));
-      text = unicode::strip_right(text.substr(0, begin));
-    }
-    std::reverse(parts.begin(), parts.end());
-    return parts;
-  }
-  text = unicode::strip_left(text);
+  text = text::strip_space(text, !from_right, from_right);
   for (Int n = 0; !text.empty(); ++n) {
-    if (limit >= 0 && n >= limit) {
-      keep(rt, parts, text);
-      break;
-    }
-    size_t end = 0;
-    for (size_t pos = 0; pos < text.size(); end = pos) {
-      if (unicode::is_space(unicode::next(text, pos))) break;
-    }
-    keep(rt, parts, text.substr(0, end));
-    text = unicode::strip_left(text.substr(end));
+    const size_t size = limit >= 0 && n >= limit ? text.size() : word_size(text, from_right);
+    const size_t at = from_right ? text.size() - size : 0;
+    keep(rt, parts, text.substr(at, size));
+    text = from_right ? text.substr(0, at) : text.substr(size);
+    text = text::strip_space(text, !from_right, from_right);
   }
+  if (from_right) std::reverse(parts.begin(), parts.end());
   return parts;
 }
 
@@ -103,8 +101,8 @@ std::vector<std::string_view> split_lines(Runtime& rt, std::string_view text, bo
   size_t begin = 0;
   for (size_t pos = 0; pos < text.size();) {
     const size_t end = pos;
-    const uint32_t c = unicode::next(text, pos);
-    if (!unicode::is_line_break(c)) continue;
+    const char32_t c = text::next_code_point(text, pos);
+    if (!text::is_line_break(c)) continue;
     if (c == '\r' && pos < text.size() && text[pos] == '\n') ++pos;
     keep(rt, lines, text.substr(begin, (keep_ends ? pos : end) - begin));
     begin = pos;
@@ -113,25 +111,31 @@ std::vector<std::string_view> split_lines(Runtime& rt, std::string_view text, bo
   return lines;
 }
 
-std::string_view strip(Runtime& rt, std::string_view text, const std::string_view* set, bool left, bool right) {
-  if (set == nullptr) {
-    if (left) text = unicode::strip_left(text);
-    return right ? unicode::strip_right(text) : text;
-  }
+std::string_view strip(Runtime& rt, std::string_view text, const Value& set, bool left, bool right) {
+  rt.work(text.size());
+  if (set.none_or_missing()) return text::strip_space(text, left, right);
+  if (!set.is(Kind::kString)) rt.fail("strip arg must be None or str");
   while (left && !text.empty()) {
     size_t pos = 0;
-    rt.work(set->size());
-    if (!in_set(*set, unicode::next(text, pos))) break;
+    rt.work(set.text().size());
+    if (!in_set(set.text(), text::next_code_point(text, pos))) break;
     text.remove_prefix(pos);
   }
   while (right && !text.empty()) {
-    const size_t begin = before(text, text.size());
+    const size_t begin = text::last_character(text);
     size_t pos = begin;
-    rt.work(set->size());
-    if (!in_set(*set, unicode::next(text, pos))) break;
+    rt.work(set.text().size());
+    if (!in_set(set.text(), text::next_code_point(text, pos))) break;
     text = text.substr(0, begin);
   }
   return text;
+}
+
+std::string with_case(Runtime& rt, std::string_view text, text::Case to) {
+  rt.work(text.size());
+  std::optional<std::string> out = text::change_case(text, to);
+  if (!out) rt.fail("a capital of several letters (SpecialCasing of Unicode) is not supported in chat templates");
+  return *std::move(out);
 }
 
 std::string replace(Runtime& rt, std::string_view text, std::string_view from, std::string_view to, Int limit) {
@@ -140,59 +144,28 @@ std::string replace(Runtime& rt, std::string_view text, std::string_view from, s
     rt.charge(part.size());
     out += part;
   };
+  size_t begin = 0;
+  Int n = 0;
   if (from.empty()) {  // before each code point, and at the end
-    Int n = 0;
-    for (size_t pos = 0; pos < text.size();) {
-      const size_t begin = pos;
-      unicode::next(text, pos);
-      if (limit < 0 || n++ < limit) put(to);
-      put(text.substr(begin, pos - begin));
+    for (; begin < text.size() && (limit < 0 || n < limit); ++n) {
+      const size_t size = text::utf8_length(text[begin]);
+      put(to);
+      put(text.substr(begin, size));
+      begin += size;
     }
+    put(text.substr(begin));
     if (limit < 0 || n < limit) put(to);
     return out;
   }
-  size_t begin = 0;
-  for (Int n = 0; limit < 0 || n < limit; ++n) {
+  for (; limit < 0 || n < limit; ++n) {
     const size_t at = find_text(rt, text, from, begin);
-    if (at == kNotFound) break;
+    if (at == std::string_view::npos) break;
     put(text.substr(begin, at - begin));
     put(to);
     begin = at + from.size();
   }
   put(text.substr(begin));
   return out;
-}
-
-std::string pad(Runtime& rt, std::string_view text, Int left, Int right, std::string_view fill) {
-  const auto room = static_cast<Int>(rt.memory_left());
-  if (left > room || right > room) rt.charge(UINT64_MAX / 2);  // fails with the message of the memory limit
-  rt.charge(static_cast<uint64_t>(left + right) * fill.size() + text.size());
-  std::string out;
-  out.reserve(static_cast<size_t>(left + right) * fill.size() + text.size());
-  for (Int i = 0; i < left; ++i) out += fill;
-  out += text;
-  for (Int i = 0; i < right; ++i) out += fill;
-  return out;
-}
-
-bool is_lower_text(std::string_view text) {
-  bool any = false;
-  for (size_t pos = 0; pos < text.size();) {
-    const uint32_t c = unicode::next(text, pos);
-    if (unicode::is_upper(c) || unicode::is_title(c)) return false;
-    any = any || unicode::is_lower(c);
-  }
-  return any;
-}
-
-bool is_upper_text(std::string_view text) {
-  bool any = false;
-  for (size_t pos = 0; pos < text.size();) {
-    const uint32_t c = unicode::next(text, pos);
-    if (unicode::is_lower(c) || unicode::is_title(c)) return false;
-    any = any || unicode::is_upper(c);
-  }
-  return any;
 }
 
 }  // namespace nfp::jinja

@@ -16,7 +16,7 @@ namespace nfp::cuda {
 
 enum class KvType : uint8_t {
   kF16,
-  kE4m3,  // reserved: calls with it are refused
+  kE4m3,  // a number is worth code * scale; head_dim up to 128
 };
 
 // One layer's cache. Keys and values are each [blocks, kv_heads, block_size, head_dim].
@@ -24,6 +24,8 @@ struct PagedKv {
   const void* keys = nullptr;  // device, 16-byte aligned
   const void* values = nullptr;
   KvType type = KvType::kF16;
+  float key_scale = 1.0f;  // kE4m3
+  float value_scale = 1.0f;
   int64_t blocks = 0;   // prefill's tensor maps end there
   int block_size = 16;  // 16, 32 or 64
 };
@@ -51,6 +53,8 @@ struct AttentionCall {
   int sequences = 0;
   int tokens = 0;  // prefill: query tokens of these sequences, or more (sizes the grid)
 
+  // Decode: the context that sizes the launch of small batches, where known; longer and shorter ones work as well.
+  int likely_context = 0;
   // Decode: the order of every sum depends on the sequence's context alone, not on its neighbours in the batch.
   // (Prefill's always does.)
   bool deterministic = false;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -48,6 +49,7 @@ struct Shape {
   int block_size = 16;
   float soft_cap = 0.0f;
   int window = 0;
+  bool e4m3 = false;
 };
 struct Sequence {
   int queries, context;
@@ -71,8 +73,11 @@ class Batch {
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random_);
     const size_t size = static_cast<size_t>(blocks) * shape.kv_heads * shape.block_size * shape.head_dim;
-    keys_.assign(size, kNan);
-    values_.assign(size, kNan);
+    const size_t element = shape.e4m3 ? 1 : 2;
+    keys_.assign(size * element, 0xff);  // no number in either type
+    values_.assign(size * element, 0xff);
+    wide_keys_.assign(size, NAN);
+    wide_values_.assign(size, NAN);
     table_.assign(sequences_.size() * width_, 0x3fffffff);
     size_t used = 0;
     for (size_t s = 0; s < sequences_.size(); ++s) {
@@ -80,8 +85,9 @@ class Batch {
         if (position % shape.block_size == 0) table_[s * width_ + position / shape.block_size] = order[used++];
         for (int head = 0; head < shape.kv_heads; ++head) {
           for (int d = 0; d < shape.head_dim; ++d) {
-            keys_[cache_index(s, head, position) + d] = number();
-            values_[cache_index(s, head, position) + d] = number();
+            const size_t at = cache_index(s, head, position) + d;
+            wide_keys_[at] = store_number(keys_, at, kKeyScale);
+            wide_values_[at] = store_number(values_, at, kValueScale);
           }
         }
       }
@@ -91,15 +97,8 @@ class Batch {
     for (int token = 0; token < query_start_.back(); ++token) {
       for (int i = 0; i < shape.heads * shape.head_dim; ++i) q_[int64_t{token} * q_stride_ + i] = number();
     }
-    const auto widen = [](const std::vector<uint16_t>& bits) {
-      std::vector<float> out(bits.size());
-      std::transform(bits.begin(), bits.end(), out.begin(), fp16_to_fp32);
-      return out;
-    };
-    wide_keys_ = widen(keys_);
-    wide_values_ = widen(values_);
-    device_keys_ = std::make_unique<DeviceCopy<uint16_t>>(keys_);
-    device_values_ = std::make_unique<DeviceCopy<uint16_t>>(values_);
+    device_keys_ = std::make_unique<DeviceCopy<uint8_t>>(keys_);
+    device_values_ = std::make_unique<DeviceCopy<uint8_t>>(values_);
     device_q_ = std::make_unique<DeviceCopy<uint16_t>>(q_);
     device_start_ = std::make_unique<DeviceCopy<int32_t>>(query_start_);
     device_context_ = std::make_unique<DeviceCopy<int32_t>>(context_);
@@ -117,7 +116,10 @@ class Batch {
     c.window = shape_.window;
     c.cache.keys = device_keys_->get();
     c.cache.values = device_values_->get();
-    c.cache.blocks = static_cast<int64_t>(keys_.size()) / shape_.kv_heads / shape_.block_size / shape_.head_dim;
+    c.cache.type = shape_.e4m3 ? KvType::kE4m3 : KvType::kF16;
+    c.cache.key_scale = kKeyScale;  // (of no meaning for FP16)
+    c.cache.value_scale = kValueScale;
+    c.cache.blocks = static_cast<int64_t>(wide_keys_.size()) / shape_.kv_heads / shape_.block_size / shape_.head_dim;
     c.cache.block_size = shape_.block_size;
     c.q = device_q_->get();
     c.q_stride = q_stride_;
@@ -217,6 +219,7 @@ class Batch {
 
  private:
   static constexpr uint16_t kNan = 0xffff;
+  static constexpr float kKeyScale = 0.03f, kValueScale = 0.07f;
 
   uint16_t number() {  // normal, by a table: the caches have millions
     static const std::vector<uint16_t> table = [] {
@@ -227,6 +230,15 @@ class Batch {
       return out;
     }();
     return table[random_() >> 16];
+  }
+  float store_number(std::vector<uint8_t>& cache, size_t at, float scale) {
+    const uint16_t half = number();
+    if (shape_.e4m3) {
+      cache[at] = fp32_to_e4m3(fp16_to_fp32(half) / scale);
+      return e4m3_to_fp32(cache[at]) * scale;
+    }
+    std::memcpy(&cache[at * 2], &half, 2);
+    return fp16_to_fp32(half);
   }
   // Scores a little wider than unit variance, so that the largest keeps changing.
   float scale() const { return 1.5f / std::sqrt(static_cast<float>(shape_.head_dim)); }
@@ -244,9 +256,11 @@ class Batch {
   int width_ = 1;
   int64_t q_stride_ = 0;
   std::vector<int32_t> query_start_, context_, table_;
-  std::vector<uint16_t> keys_, values_, q_;
-  std::vector<float> wide_keys_, wide_values_;
-  std::unique_ptr<DeviceCopy<uint16_t>> device_keys_, device_values_, device_q_, device_out_;
+  std::vector<uint8_t> keys_, values_;
+  std::vector<float> wide_keys_, wide_values_;  // what they are worth
+  std::vector<uint16_t> q_;
+  std::unique_ptr<DeviceCopy<uint8_t>> device_keys_, device_values_;
+  std::unique_ptr<DeviceCopy<uint16_t>> device_q_, device_out_;
   std::unique_ptr<DeviceCopy<int32_t>> device_start_, device_context_, device_table_;
 };
 
@@ -283,9 +297,30 @@ TEST_P(AttentionShapesGpu, DecodeMatchesFloat64) {
     call.deterministic = deterministic;
     const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
     attach(call, workspace);
-    for (const bool early : {false, true}) {  // the second finds what the first leaves of the workspace
+    // Those after the first find what it leaves of the workspace.
+    for (const int likely_context : {0, 100, 1000, 9000}) {
+      if (deterministic && likely_context > 100) continue;
       batch.poison();
-      call.early_cache_reads = early;
+      call.likely_context = likely_context;
+      call.early_cache_reads = likely_context != 0;
+      ASSERT_TRUE(run_decode(call, nullptr).ok());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      batch.expect_close(batch.out());
+    }
+  }
+}
+
+// Few enough rows that clusters share them.
+TEST_P(AttentionShapesGpu, SmallDecodeMatchesFloat64) {
+  for (const int context : {1, 17, 300, 5000}) {
+    const Batch batch(GetParam(), {{1, context}}, 10);
+    AttentionCall call = batch.call(0, 1);
+    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+    attach(call, workspace);
+    for (const int likely_context : {0, 100, 1000, 9000}) {
+      SCOPED_TRACE(testing::Message() << "context " << context << ", likely " << likely_context);
+      batch.poison();
+      call.likely_context = likely_context;
       ASSERT_TRUE(run_decode(call, nullptr).ok());
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       batch.expect_close(batch.out());
@@ -320,12 +355,16 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionShapesGpu,
                                            Shape{2, 1, 256, 32, 50.0f, 300}, Shape{16, 1, 64, 16, 0.0f, 100},
                                            Shape{12, 1, 256}, Shape{9, 3, 64, 16, 20.0f}, Shape{8, 2, 80},
                                            Shape{4, 2, 96, 32, 0.0f, 17}, Shape{2, 2, 16}, Shape{3, 1, 176},
-                                           Shape{8, 2, 128, 64, 30.0f, 1}, Shape{32, 8, 128, 16, 0.0f, 1024}),
+                                           Shape{8, 2, 128, 64, 30.0f, 1}, Shape{32, 8, 128, 16, 0.0f, 1024},
+                                           Shape{8, 2, 128, 16, 0.0f, 0, true}, Shape{4, 4, 64, 32, 20.0f, 0, true},
+                                           Shape{16, 1, 128, 64, 0.0f, 200, true}, Shape{14, 2, 80, 16, 0.0f, 0, true},
+                                           Shape{12, 1, 64, 16, 0.0f, 0, true}),
                          [](const auto& tested) {
                            const Shape& s = tested.param;
                            return std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" +
                                   std::to_string(s.head_dim) + "block" + std::to_string(s.block_size) + "cap" +
-                                  std::to_string(static_cast<int>(s.soft_cap)) + "window" + std::to_string(s.window);
+                                  std::to_string(static_cast<int>(s.soft_cap)) + "window" + std::to_string(s.window) +
+                                  (s.e4m3 ? "e4m3" : "");
                          });
 
 TEST_F(AttentionGpu, ManySequences) {
@@ -343,6 +382,25 @@ TEST_F(AttentionGpu, ManySequences) {
   ASSERT_TRUE(run_prefill(call, nullptr).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   batch.expect_close(batch.out());
+}
+
+TEST_F(AttentionGpu, RowsCutBetweenBlocks) {
+  std::vector<Sequence> ragged;
+  for (int i = 0; i < 90; ++i) ragged.push_back({1, i % 9 == 0 ? 1500 + i : 1 + i * 37 % 400});
+  const std::vector<Sequence> long_one{{1, 9001}};
+  for (const Shape shape : {Shape{4, 1, 128}, Shape{16, 1, 256}, Shape{9, 3, 64}, Shape{8, 2, 80, 32},
+                            Shape{2, 1, 128, 64, 30.0f, 700}, Shape{8, 2, 128, 16, 0.0f, 0, true}}) {
+    for (const std::vector<Sequence>& sequences : {ragged, long_one}) {
+      SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.head_dim << ", " << sequences.size());
+      const Batch batch(shape, sequences, 9);
+      AttentionCall call = batch.call(0, batch.sequences());
+      const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+      attach(call, workspace);
+      ASSERT_TRUE(run_decode(call, nullptr).ok());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      batch.expect_close(batch.out());
+    }
+  }
 }
 
 TEST_F(AttentionGpu, DeterministicDecodeDoesNotSeeItsNeighbours) {
@@ -406,7 +464,7 @@ TEST_F(AttentionGpu, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused([](AttentionCall& c) { c.head_dim = 72; }));
   EXPECT_TRUE(refused([](AttentionCall& c) { c.kv_heads = 3; }));
   EXPECT_TRUE(refused([](AttentionCall& c) { c.cache.block_size = 8; }));
-  EXPECT_TRUE(refused([](AttentionCall& c) { c.cache.type = KvType::kE4m3; }));
+  EXPECT_TRUE(refused([](AttentionCall& c) { c.scale = 0.0f; }));
   EXPECT_TRUE(refused([](AttentionCall& c) { c.q_stride = 500; }));
   EXPECT_TRUE(refused([](AttentionCall& c) { c.sequences = 0; }));
 }

@@ -9,8 +9,8 @@
 namespace nfp::cuda {
 
 struct AttentionParams {
-  const uint16_t* keys;
-  const uint16_t* values;
+  const uint8_t* keys;  // bytes
+  const uint8_t* values;
   const uint16_t* q;
   uint16_t* out;
   const int32_t* query_start;  // of this call's first sequence, like the next two
@@ -24,6 +24,7 @@ struct AttentionParams {
   int window;         // INT32_MAX where there is none
   float score_scale;  // scores are in units of log2(e), ready for exp2
   float soft_cap;     // > 0: in the same units, with score_scale = 1 / the cap
+  float value_scale;
   bool early_cache_reads;
 };
 
@@ -37,9 +38,11 @@ struct DecodeParams {
   uint32_t* arrivals;  // [sequences * kv_heads], zero between calls
   float* partials;     // slots of (rows * (dim + 2)) floats
   bool deterministic;
+  int cluster;  // blocks that share each row; 0 = balanced spans
 };
 
 inline constexpr int kDecodeTile = 16;  // keys
+inline constexpr int kMaxDecodeCluster = 16;
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kLeastDecodeSpan =
     2 * kDecodeWarps;  // tiles of a block: smaller pieces cost more to merge than they win
@@ -54,10 +57,11 @@ struct AttentionKernel {
 };
 
 // dim: 64, 128 or 256, at least head_dim; rows: of the mma tile, 8 or 16, at least the group.
-AttentionKernel decode_kernel(int dim, int rows);
+AttentionKernel decode_kernel(int dim, int rows, bool e4m3);
 
 // Query rows of a tile: a token's heads that share a KV head are neighbours in it.
 inline constexpr int kPrefillRows = 128;
-AttentionKernel prefill_kernel(int dim);
+AttentionKernel prefill_kernel(int dim);       // takes PrefillParams; the cache is FP16
+AttentionKernel prefill_e4m3_kernel(int dim);  // takes AttentionParams
 
 }  // namespace nfp::cuda

@@ -1,17 +1,24 @@
 #include "backend/cuda/attention/decode.cuh"
 
 namespace nfp::cuda {
+namespace {
 
-AttentionKernel decode_kernel(int dim, int rows) {
-  const bool wide = rows == 16;
-  switch (dim) {
-    case 64:
-      return wide ? describe_decode<64, 16>() : describe_decode<64, 8>();
-    case 128:
-      return wide ? describe_decode<128, 16>() : describe_decode<128, 8>();
-    default:
-      return wide ? describe_decode<256, 16>() : describe_decode<256, 8>();
+template <int kRows, bool kE4m3>
+AttentionKernel choose(int dim) {
+  if (dim == 64) return describe_decode<64, kRows, kE4m3>();
+  if (dim == 128) return describe_decode<128, kRows, kE4m3>();
+  if constexpr (kE4m3) {
+    return {};
+  } else {
+    return describe_decode<256, kRows, false>();
   }
+}
+
+}  // namespace
+
+AttentionKernel decode_kernel(int dim, int rows, bool e4m3) {
+  if (e4m3) return rows == 16 ? choose<16, true>(dim) : choose<8, true>(dim);
+  return rows == 16 ? choose<16, false>(dim) : choose<8, false>(dim);
 }
 
 }  // namespace nfp::cuda

@@ -8,153 +8,65 @@
 // Inside a block each warp takes every fourth tile, with its own ring of copies in flight and its own running softmax,
 // and the warps meet only at the end of a row, while the copies for the next are under way. The query heads that share
 // the KV head are the rows of one mma tile (FlashDecoding for grouped queries).
+//
+// Where there are few rows, latency counts and not balance: a cluster of blocks takes each row in equal parts and adds
+// them up through its shared memory, without the workspace.
 #pragma once
 
-#include <climits>
-
+#include "backend/cuda/attention/decode_merge.cuh"
+#include "backend/cuda/attention/decode_walk.cuh"
+#include "backend/cuda/attention/kv_tile.cuh"
 #include "backend/cuda/attention/softmax.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
-#include "backend/cuda/ptx/mma.cuh"
 
 namespace nfp::cuda {
 
-// A block's way through the rows of its span, piece by piece. A piece is the part of a row that is summed as one.
-struct DecodeWalk {
-  int sequence, head;       // KV head
-  int context, first_tile;  // of the sequence: the window may hide the tiles before
-  int tiles;                // of the row
-  int begin, end;           // the piece, in tiles of the row
-  int left;                 // work of the span behind the piece
-  int row_start;            // work before the row, in the whole batch
-  bool done;
-
-  static __device__ __forceinline__ int first_visible_tile(const DecodeParams& p, int context) {
-    return context > p.a.window ? (context - p.a.window) / kDecodeTile : 0;
-  }
-  // A sequence without keys has a tile nevertheless: its output is zeros.
-  static __device__ __forceinline__ int count_tiles(const DecodeParams& p, int context) {
-    return max(1, (context + kDecodeTile - 1) / kDecodeTile - first_visible_tile(p, context));
-  }
-  static __device__ __forceinline__ int chunk(int tiles) {
-    return kDecodeChunkTiles *
-           ((tiles + kDecodeChunkTiles * kMaxDecodeChunks - 1) / (kDecodeChunkTiles * kMaxDecodeChunks));
-  }
-  // Work is counted in tiles, or in chunks where the sum must not depend on the batch.
-  static __device__ __forceinline__ int row_work(const DecodeParams& p, int tiles) {
-    return p.deterministic ? (tiles + chunk(tiles) - 1) / chunk(tiles) : tiles;
-  }
-
-  __device__ __forceinline__ void enter(const DecodeParams& p) {
-    context = p.a.context[sequence];
-    first_tile = first_visible_tile(p, context);
-    tiles = count_tiles(p, context);
-  }
-  __device__ __forceinline__ void take(const DecodeParams& p) {
-    end = min(tiles, begin + (p.deterministic ? chunk(tiles) : left));
-    left -= p.deterministic ? 1 : end - begin;
-  }
-  __device__ __forceinline__ void next(const DecodeParams& p) {
-    done = left <= 0;
-    if (done) return;
-    begin = end;
-    if (begin == tiles) {
-      begin = 0;
-      row_start += row_work(p, tiles);
-      if (++head == p.a.kv_heads) {
-        head = 0;
-        ++sequence;
-        enter(p);
-      }
-    }
-    take(p);
-  }
-};
-
-// The span of this block, found by every warp for itself: sequences in lanes, lane i with the i-th run of them. `span`
-// is the work of each block.
-__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int least_span, int& span) {
-  const int lane = threadIdx.x % 32;
-  const int run = (p.a.sequences + 31) / 32;
-  const int first = min(lane * run, p.a.sequences), last = min(first + run, p.a.sequences);
-  int work = 0;
-#pragma unroll 4
-  for (int s = first; s < last; ++s)
-    work += DecodeWalk::row_work(p, DecodeWalk::count_tiles(p, p.a.context[s])) * p.a.kv_heads;
-  int before = work;  // inclusive scan, then exclusive
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (lane >= offset) before += other;
-  }
-  const int total = __shfl_sync(0xffffffffu, before, 31);
-  before -= work;
-  span = max(least_span, (total + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
-
-  DecodeWalk walk{};
-  const int64_t wide_start = int64_t{span} * blockIdx.x;
-  walk.done = wide_start >= total;
-  if (walk.done) return walk;
-  const int start = static_cast<int>(wide_start);
-  walk.left = min(span, total - start);
-  const uint32_t holders = __ballot_sync(0xffffffffu, before <= start && start < before + work);
-  const int holder = __ffs(static_cast<int>(holders)) - 1;
-  walk.sequence = __shfl_sync(0xffffffffu, first, holder);
-  int offset = start - __shfl_sync(0xffffffffu, before, holder);
-  walk.enter(p);
-  while (offset >= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads) {
-    offset -= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads;
-    ++walk.sequence;
-    walk.enter(p);
-  }
-  const int row = DecodeWalk::row_work(p, walk.tiles);
-  walk.head = offset / row;
-  offset -= walk.head * row;
-  walk.row_start = start - offset;
-  walk.begin = p.deterministic ? offset * DecodeWalk::chunk(walk.tiles) : offset;
-  walk.take(p);
-  return walk;
-}
-
-template <int kDim, int kRows>
+template <int kDim, int kRows, bool kE4m3>
 struct DecodeLayout {
-  static constexpr int kTileBytes = kDecodeTile * kDim * 2;
-  static constexpr int kStages = kDim == 64 ? 6 : kDim == 128 ? 3 : 2;
+  using Tile = KvTile<kDim, kE4m3>;
+  static constexpr int kTileBytes = kDecodeTile * Tile::kRowBytes;
+  static constexpr int kStages = (kDim == 64 ? 6 : kDim == 128 ? 3 : 2) * (kE4m3 ? 2 : 1);
   static constexpr int kWarpBytes = kStages * 2 * kTileBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
-  static constexpr int kMergeBytes = kDecodeWarps * kRows * (kDim + 2) * static_cast<int>(sizeof(float));
+  // Each warp's sums, each warp's tops, the block's tops.
+  static constexpr int kMergeBytes = (kDecodeWarps * kRows * (kDim + 2) + 2 * kRows) * static_cast<int>(sizeof(float));
   static constexpr int kSlotFloats = kRows * (kDim + 2);
 };
 
 // Tile `tile` of the walk's row, from cache block `block`, into a stage: keys, then values. Rows past the context
 // become zeros, since what is there may be no number.
-template <int kDim>
+template <int kDim, bool kE4m3>
 __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const DecodeWalk& walk, int tile, int block,
                                                  uint32_t stage) {
-  constexpr int kChunks = kDim / 8, kRowsAtOnce = 32 / kChunks;
+  using Tile = KvTile<kDim, kE4m3>;
+  constexpr int kRowsAtOnce = 32 / Tile::kChunks;
   const int lane = threadIdx.x % 32;
-  const int chunk = lane % kChunks, row0 = lane / kChunks;
+  const int chunk = lane % Tile::kChunks, row0 = lane / Tile::kChunks;
+  if (chunk * Tile::kChunkColumns >= p.a.head_dim) return;
   const int key = (walk.first_tile + tile) * kDecodeTile;
   const int in_block = key & ((1 << p.a.block_shift) - 1);
+  const int row_bytes = p.a.head_dim * (kE4m3 ? 1 : 2);
   const int64_t start =
-      (((int64_t{block} * p.a.kv_heads + walk.head) << p.a.block_shift) + in_block + row0) * p.a.head_dim + chunk * 8;
-  const uint16_t* k = p.a.keys + start;
-  const uint16_t* v = p.a.values + start;
-  if (chunk * 8 >= p.a.head_dim) return;
+      (((int64_t{block} * p.a.kv_heads + walk.head) << p.a.block_shift) + in_block + row0) * row_bytes + chunk * 16;
+  const uint8_t* k = p.a.keys + start;
+  const uint8_t* v = p.a.values + start;
   const int rows = walk.context - key;
 #pragma unroll
   for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
     const int row = row0 + i * kRowsAtOnce;
-    const uint32_t to = stage + tile_byte<kDim>(row, chunk);
-    ptx::copy_async_16(to, k + i * kRowsAtOnce * p.a.head_dim, row < rows);
-    ptx::copy_async_16(to + DecodeLayout<kDim, 8>::kTileBytes, v + i * kRowsAtOnce * p.a.head_dim, row < rows);
+    const uint32_t to = stage + Tile::byte(row, chunk);
+    ptx::copy_async_16(to, k + i * kRowsAtOnce * row_bytes, row < rows);
+    ptx::copy_async_16(to + kDecodeTile * Tile::kRowBytes, v + i * kRowsAtOnce * row_bytes, row < rows);
   }
 }
 
 // One warp's running softmax over a piece. kHalves: 1 where the group is at most 8 heads (the mma's upper rows),
 // else 2.
-template <int kDim, int kHalves>
+template <int kDim, int kHalves, bool kE4m3>
 struct DecodeState {
+  using Tile = KvTile<kDim, kE4m3>;
   uint32_t q[kDim / 16][2 * kHalves];
   float o[kDim / 8][2 * kHalves];
   float largest[kHalves];
@@ -172,19 +84,20 @@ struct DecodeState {
       sum[h] = 0.0f;
     }
   }
-  // The group's heads as an mma operand. q[.][h] are columns 2t of row g + 8h, q[.][kHalves + h] columns 2t + 8.
+  // The group's heads as an mma operand: q[.][h] and q[.][kHalves + h] of row g + 8h.
   __device__ __forceinline__ void load_q(const DecodeParams& p, int sequence, int head) {
-    const int lane = threadIdx.x % 32;
     const uint16_t* token = p.a.q + p.a.query_start[sequence] * p.a.q_stride;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const int row = lane / 4 + h * 8;
-      const uint16_t* from = token + (head * p.a.group + row) * p.a.head_dim + lane % 4 * 2;
+      const int row = threadIdx.x % 32 / 4 + h * 8;
+      const uint16_t* from = token + (head * p.a.group + row) * p.a.head_dim;
 #pragma unroll
       for (int i = 0; i < kDim / 16; ++i) {
         const bool there = row < p.a.group && i * 16 < p.a.head_dim;
-        q[i][h] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16) : 0;
-        q[i][kHalves + h] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16 + 8) : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          q[i][half * kHalves + h] = there ? *reinterpret_cast<const uint32_t*>(from + Tile::query_column(i, half)) : 0;
+        }
       }
     }
   }
@@ -200,13 +113,15 @@ struct DecodeState {
   __device__ __forceinline__ void add_tile(const DecodeParams& p, uint32_t keys, int low, int high) {
     const int lane = threadIdx.x % 32;
     float s[2][2 * kHalves] = {};
-    const int key = lane / 16 * 8 + lane % 8;
 #pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
-      uint32_t b[4];
-      ptx::load_matrix_x4(keys + tile_byte<kDim>(key, i * 2 + lane / 8 % 2), b);
-      multiply(s[0], q[i], b[0], b[1]);
-      multiply(s[1], q[i], b[2], b[3]);
+    for (int i = 0; i < kDim / 16; i += 2) {
+      uint32_t b[2][4];
+      Tile::load_keys(keys, i, b);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        multiply(s[0], q[i + j], b[j][0], b[j][1]);
+        multiply(s[1], q[i + j], b[j][2], b[j][3]);
+      }
     }
     float scale[kHalves];
     uint32_t probabilities[2 * kHalves];
@@ -240,104 +155,53 @@ struct DecodeState {
         for (int j = 0; j < 2 * kHalves; ++j) o[i][j] *= scale[j / 2];
       }
     }
-    const uint32_t values = keys + DecodeLayout<kDim, 8>::kTileBytes;
-    const int value = lane / 8 % 2 * 8 + lane % 8;
+    const uint32_t values = keys + kDecodeTile * Tile::kRowBytes;
 #pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
-      uint32_t b[4];
-      ptx::load_matrix_x4_trans(values + tile_byte<kDim>(value, i * 2 + lane / 16), b);
-      multiply(o[2 * i], probabilities, b[0], b[1]);
-      multiply(o[2 * i + 1], probabilities, b[2], b[3]);
+    for (int i = 0; i < kDim / 16; i += 2) {
+      uint32_t b[2][4];
+      Tile::load_values(values, i, b);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        multiply(o[2 * (i + j)], probabilities, b[j][0], b[j][1]);
+        multiply(o[2 * (i + j) + 1], probabilities, b[j][2], b[j][3]);
+      }
+    }
+  }
+  // Row g + 8h of the sums, as [kDim].
+  __device__ __forceinline__ void store_sums(float* row, int h) const {
+#pragma unroll
+    for (int i = 0; i < kDim / 8; i += 2) {
+      const float lower[2] = {o[i][2 * h], o[i][2 * h + 1]}, upper[2] = {o[i + 1][2 * h], o[i + 1][2 * h + 1]};
+      if constexpr (kE4m3) {
+        *reinterpret_cast<float4*>(row + Tile::output_column(i, 0)) =
+            make_float4(lower[0], upper[0], lower[1], upper[1]);
+      } else {
+        *reinterpret_cast<float2*>(row + Tile::output_column(i, 0)) = make_float2(lower[0], lower[1]);
+        *reinterpret_cast<float2*>(row + Tile::output_column(i + 1, 0)) = make_float2(upper[0], upper[1]);
+      }
     }
   }
 };
 
-// Adds up what the warps have of a piece, [warp][row][kDim] sums and [warp][row] (largest, sum), and writes the output
-// or, where the row has other pieces, this one's slot. kDim columns come in pairs, a pair a thread.
-template <int kDim, int kRows>
-__device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeWalk& walk, const float* sums,
-                                            const float2* tops, float* slot) {
-  uint16_t* out =
-      p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
-  for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
-    const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
-    float2 top[kDecodeWarps];
-    float largest = -INFINITY;
-#pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      top[w] = tops[w * kRows + row];
-      largest = fmaxf(largest, top[w].x);
-    }
-    const float base = largest == -INFINITY ? 0.0f : largest;
-    float total = 0.0f;
-    float2 v = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      const float scale = exp2_fast(top[w].x - base);
-      const float2 part = *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kDim + column);
-      total += top[w].y * scale;
-      v.x += part.x * scale;
-      v.y += part.y * scale;
-    }
-    if (slot != nullptr) {
-      __stcg(reinterpret_cast<float2*>(slot + row * kDim + column), v);
-      if (column == 0) __stcg(reinterpret_cast<float2*>(slot + kRows * kDim + row * 2), make_float2(largest, total));
-    } else if (column < p.a.head_dim) {
-      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-      *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
-    }
-  }
-}
-
-// The same over the pieces of a row, from their slots.
-template <int kDim, int kRows, typename Slot>
-__device__ __forceinline__ void merge_pieces(const DecodeParams& p, const DecodeWalk& walk, int pieces,
-                                             const Slot& slot_of) {
-  uint16_t* out =
-      p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
-  for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
-    const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
-    const auto top_of = [&](int piece) {
-      return __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + kRows * kDim + row * 2));
-    };
-    float largest = -INFINITY;
-#pragma unroll 8
-    for (int piece = 0; piece < pieces; ++piece) largest = fmaxf(largest, top_of(piece).x);
-    const float base = largest == -INFINITY ? 0.0f : largest;
-    float total = 0.0f;
-    float2 v = make_float2(0.0f, 0.0f);
-#pragma unroll 4
-    for (int piece = 0; piece < pieces; ++piece) {
-      const float2 top = top_of(piece);
-      const float2 part = __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + row * kDim + column));
-      const float scale = exp2_fast(top.x - base);
-      total += top.y * scale;
-      v.x += part.x * scale;
-      v.y += part.y * scale;
-    }
-    if (column < p.a.head_dim) {
-      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-      *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
-    }
-  }
-}
-
-template <int kDim, int kRows>
+template <int kDim, int kRows, bool kE4m3>
 __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __grid_constant__ DecodeParams p) {
-  using Layout = DecodeLayout<kDim, kRows>;
+  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
   constexpr int kHalves = kRows / 8;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ bool is_last;
   auto* sums = reinterpret_cast<float*>(shared + Layout::kRingBytes);
   auto* tops = reinterpret_cast<float2*>(sums + kDecodeWarps * kRows * kDim);
+  auto* block_tops = tops + kDecodeWarps * kRows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t ring = ptx::shared_address(shared) + warp * Layout::kWarpBytes;
 
   ptx::launch_dependents();
   if (!p.a.early_cache_reads) ptx::dependency_wait();
-  int span;
-  DecodeWalk walk = start_walk(p, p.deterministic ? 1 : kLeastDecodeSpan, span);
-  if (walk.done) {
+  int span = 0, cluster_blocks = 0;
+  DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
+                                  : start_walk(p, p.deterministic ? 1 : kLeastDecodeSpan, span);
+  // A block without work leaves, unless its cluster adds up something.
+  if (p.cluster > 0 ? cluster_blocks == 1 && walk.begin == walk.end : walk.done) {
     if (p.a.early_cache_reads) ptx::dependency_wait();
     return;
   }
@@ -372,7 +236,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
         ptx::dependency_wait();
         waited = true;
       }
-      load_decode_tile<kDim>(p, ahead, ahead_tile, block, ring + stage * 2 * Layout::kTileBytes);
+      load_decode_tile<kDim, kE4m3>(p, ahead, ahead_tile, block, ring + stage * 2 * Layout::kTileBytes);
       ahead_tile += kDecodeWarps;
       settle();
       block = look_up();
@@ -383,15 +247,12 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
   for (int stage = 0; stage < Layout::kStages; ++stage) load_next(stage);
   if (!waited) ptx::dependency_wait();
 
-  DecodeState<kDim, kHalves> state;
-  int stage = 0, loaded_sequence = -1, loaded_head = -1;
+  DecodeState<kDim, kHalves, kE4m3> state;
+  state.load_q(p, walk.sequence, walk.head);
+  int stage = 0;
+  DecodeWalk following;
 #pragma unroll 1
-  for (; !walk.done; walk.next(p)) {
-    if (walk.sequence != loaded_sequence || walk.head != loaded_head) {
-      state.load_q(p, walk.sequence, walk.head);
-      loaded_sequence = walk.sequence;
-      loaded_head = walk.head;
-    }
+  for (; !walk.done; walk = following) {
     state.clear();
 #pragma unroll 1
     for (int tile = walk.begin + warp; tile < walk.end; tile += kDecodeWarps) {
@@ -405,20 +266,30 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
     }
 
+    following = walk;
+    following.next(p);
+    // On their way during the merge.
+    if (!following.done && (following.sequence != walk.sequence || following.head != walk.head))
+      state.load_q(p, following.sequence, following.head);
     __syncthreads();  // the merge before has been read
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       const int row = warp * kRows + lane / 4 + h * 8;
       const float sum = quad_sum(state.sum[h]);
       if (lane % 4 == 0) tops[row] = make_float2(state.largest[h], sum);
-#pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-        *reinterpret_cast<float2*>(sums + row * kDim + i * 8 + lane % 4 * 2) =
-            make_float2(state.o[i][2 * h], state.o[i][2 * h + 1]);
-      }
+      state.store_sums(sums + row * kDim, h);
     }
     __syncthreads();
 
+    if (p.cluster > 0) {
+      const bool alone = cluster_blocks == 1;
+      merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, nullptr, alone ? MergeTo::kOutput : MergeTo::kShared);
+      if (alone) return;
+      ptx::cluster_sync();
+      merge_cluster<kDim, kRows>(p, walk, cluster_blocks, sums, block_tops);
+      ptx::cluster_sync();  // until the others have read this block's
+      return;
+    }
     const int row = walk.sequence * p.a.kv_heads + walk.head;
     const int work = DecodeWalk::row_work(p, walk.tiles);
     const int first_block = walk.row_start / span, last_block = (walk.row_start + work - 1) / span;
@@ -431,23 +302,26 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
     };
     const int piece =
         p.deterministic ? walk.begin / DecodeWalk::chunk(walk.tiles) : static_cast<int>(blockIdx.x) - first_block;
-    merge_warps<kDim, kRows>(p, walk, sums, tops, pieces > 1 ? slot_of(piece) : nullptr);
+    merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(piece),
+                             pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
     if (pieces == 1) continue;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(p.arrivals + row, 1u) + 1 == static_cast<uint32_t>(pieces);
+    if (threadIdx.x == 0) {  // the fences count for the whole block, whose threads the barriers order
+      __threadfence();
+      is_last = atomicAdd(p.arrivals + row, 1u) + 1 == static_cast<uint32_t>(pieces);
+      if (is_last) p.arrivals[row] = 0;
+      __threadfence();
+    }
     __syncthreads();
     if (!is_last) continue;
-    __threadfence();
-    if (threadIdx.x == 0) p.arrivals[row] = 0;
     merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
   }
 }
 
-template <int kDim, int kRows>
+template <int kDim, int kRows, bool kE4m3>
 AttentionKernel describe_decode() {
-  using Layout = DecodeLayout<kDim, kRows>;
-  return {reinterpret_cast<const void*>(&decode_attention<kDim, kRows>), kDecodeWarps * 32,
+  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  return {reinterpret_cast<const void*>(&decode_attention<kDim, kRows, kE4m3>), kDecodeWarps * 32,
           static_cast<size_t>(Layout::kRingBytes + Layout::kMergeBytes)};
 }
 

@@ -1,4 +1,4 @@
-// What the attention kernels share: scores from products, exponentials, the swizzle of a tile's rows.
+// What the attention kernels share: scores from products, exponentials, sums over a row.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -37,13 +37,6 @@ __device__ __forceinline__ float quad_max(float v) {
 __device__ __forceinline__ float quad_sum(float v) {
   v += __shfl_xor_sync(0xffffffffu, v, 1);
   return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
-
-// Byte of 16-byte chunk `chunk` of row `row` in a tile of kDim columns: the eight rows that one ldmatrix reads lie in
-// different banks.
-template <int kDim>
-__device__ __forceinline__ uint32_t tile_byte(int row, int chunk) {
-  return static_cast<uint32_t>(row * kDim * 2 + (chunk ^ (row & 7)) * 16);
 }
 
 }  // namespace nfp::cuda

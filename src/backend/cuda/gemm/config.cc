@@ -7,6 +7,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "backend/cuda/gemm/predict.h"
+
 namespace nfp::cuda {
 namespace {
 
@@ -15,11 +17,6 @@ constexpr size_t kMaxPartialBytes = size_t{96} << 20;
 constexpr size_t kMaxCounters = 65536;
 
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-
-int slots(const Tile& tile, const DeviceShape& device) {
-  const int clusters = tile.cluster == 4 ? device.clusters_of_4 : device.sms / tile.cluster;
-  return std::max(1, clusters * tile.blocks_per_sm);
-}
 
 bool fits(const Schedule& s, const Tile& tile) {
   return s.partial_floats(tile) * sizeof(float) <= kMaxPartialBytes && s.counters(tile) <= kMaxCounters &&
@@ -38,6 +35,11 @@ void cut(Schedule& s, int tiles, int shares) {
 }
 
 }  // namespace
+
+int slots(const Tile& tile, const DeviceShape& device) {
+  const int clusters = tile.cluster == 4 ? device.clusters_of_4 : device.sms / tile.cluster;
+  return std::max(1, clusters * tile.blocks_per_sm);
+}
 
 std::string_view name_of(Mode mode) {
   switch (mode) {
@@ -179,26 +181,7 @@ double estimate(const Problem& problem, const Config& config, const DeviceShape&
 
 std::vector<Config> candidates(const Problem& problem, const DeviceShape& device) {
   std::vector<Config> all;
-  const int k_iterations = ceil_div(problem.k, is_fp8(problem.mode) ? 128 : 64);
-  for (const Tile& tile : kTiles) {
-    if (!exists(tile, problem.mode)) continue;
-    // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
-    // read often.
-    const bool smallest = tile.tokens == 8;
-    if (!smallest && tile.tokens >= 4 * problem.m && tile.tokens > 16) continue;
-    if (tile.tokens * 4 < std::min<int64_t>(problem.m, 256)) continue;
-    if (problem.m <= 64 && tile.tokens < problem.m) continue;
-    if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
-    const int64_t tiles = int64_t{ceil_div(problem.m, tile.tokens)} * ceil_div(problem.n, tile.rows() * tile.cluster);
-    const int room = slots(tile, device);
-    all.push_back({tile, 1, false});
-    if (tiles % room != 0 && tiles < 16 * room) all.push_back({tile, 0, false});
-    for (const int splits : {2, 3, 4, 5, 6, 8, 12, 16}) {
-      if (tiles * splits > 2 * room || k_iterations / splits < 2) continue;
-      all.push_back({tile, static_cast<int16_t>(splits), false});
-      if (can_exchange(tile, splits)) all.push_back({tile, static_cast<int16_t>(splits), true});
-    }
-  }
+  for_each_candidate(problem, device, [&](const Config& config) { all.push_back(config); });
   std::stable_sort(all.begin(), all.end(), [&](const Config& a, const Config& b) {
     return estimate(problem, a, device) < estimate(problem, b, device);
   });

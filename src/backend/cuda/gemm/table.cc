@@ -5,11 +5,16 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "base/json_depth.h"
 
 namespace nfp::cuda {
 namespace {
 
-constexpr std::string_view kFormat = "nestedfp gemm choices 1";
+constexpr std::string_view kFormat = "nestedfp gemm choices 2";
+constexpr std::string_view kFormatWithoutModels = "nestedfp gemm choices 1";
 constexpr std::array kModes = {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted};
 
 std::optional<Mode> parse_mode(std::string_view name) {
@@ -22,22 +27,74 @@ std::optional<Mode> parse_mode(std::string_view name) {
 // With batch invariance every number of tokens runs the cuts of this many: decode is where cutting k pays.
 constexpr int64_t kInvariantTokens = 16;
 
+struct Quantity {
+  const char* name;
+  double TimeModel::*value;
+};
+constexpr std::array kQuantities = {
+    Quantity{"launch_us", &TimeModel::launch_us},     Quantity{"memory_tb_s", &TimeModel::memory_tb_s},
+    Quantity{"l2_tb_s", &TimeModel::l2_tb_s},         Quantity{"tflops", &TimeModel::tflops},
+    Quantity{"exchange_us", &TimeModel::exchange_us}, Quantity{"exchange_us_kb", &TimeModel::exchange_us_kb},
+    Quantity{"split_us", &TimeModel::split_us},       Quantity{"split_us_kb", &TimeModel::split_us_kb},
+    Quantity{"stream_us", &TimeModel::stream_us},     Quantity{"stream_us_kb", &TimeModel::stream_us_kb},
+    Quantity{"reread", &TimeModel::reread},
+};
+
+bool is_time(const nlohmann::json& value) {
+  return value.is_number() && value.get<double>() >= 0 && value.get<double>() < 1e9;
+}
+
+// Empty, or what is wrong with it.
+std::string parse_model(const nlohmann::json& entry, TimeModel& model) {
+  for (const Quantity& quantity : kQuantities) {
+    const auto at = entry.find(quantity.name);
+    if (at == entry.end() || !is_time(*at)) return fmt::format("'{}' of a model is not a number from 0", quantity.name);
+    model.*quantity.value = at->get<double>();
+  }
+  if (model.memory_tb_s <= 0 || model.l2_tb_s <= 0 || model.tflops <= 0) return "a rate of a model is 0";
+  const auto tiles = entry.find("tiles");
+  if (tiles == entry.end() || !tiles->is_object()) return "'tiles' of a model is not an object";
+  for (const auto& [name, cost] : tiles->items()) {
+    const auto config = parse_config(name);
+    if (!config || config->splits != 1) return fmt::format("no such tile: '{}'", name);
+    if (!cost.is_array() || cost.size() != 2 || !is_time(cost[0]) || !is_time(cost[1]))
+      return fmt::format("the costs of '{}' are not two numbers", name);
+    const auto index = std::find(kTiles.begin(), kTiles.end(), config->tile) - kTiles.begin();
+    model.tiles[static_cast<size_t>(index)] = {cost[0].get<double>(), cost[1].get<double>()};
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<TuningTable> TuningTable::parse(std::string_view text, const std::string& source) {
   using Json = nlohmann::json;
-  const Json root = Json::parse(text, nullptr, false);
   const auto bad = [&](std::string_view what) {
     return error(ErrorCode::kInvalidInput, "{}: {}; make the file again with 'nestedfp tune'", source, what);
   };
+  if (json_too_deep(text)) return bad("is nested too deeply");
+  const Json root = Json::parse(text, nullptr, false);
   if (!root.is_object()) return bad("is not a JSON object");
   const auto text_of = [](const Json& object, const char* key) -> std::string {
     const auto at = object.find(key);
     return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
   };
-  if (text_of(root, "format") != kFormat) return bad(fmt::format("'format' is not '{}'", kFormat));
+  const std::string format = text_of(root, "format");
+  if (format != kFormat && format != kFormatWithoutModels)
+    return bad(fmt::format("'format' is neither '{}' nor '{}'", kFormat, kFormatWithoutModels));
   TuningTable table;
   table.device = text_of(root, "device");
+  if (format == kFormat) {
+    const auto models = root.find("models");
+    if (models == root.end() || !models->is_object()) return bad("'models' is not an object");
+    for (const auto& [name, entry] : models->items()) {
+      const auto mode = parse_mode(name);
+      if (!mode || !entry.is_object()) return bad(fmt::format("no model of a mode: '{}'", name));
+      TimeModel model;
+      if (const std::string wrong = parse_model(entry, model); !wrong.empty()) return bad(wrong);
+      table.set_model(*mode, model);
+    }
+  }
   const auto choices = root.find("choices");
   if (choices == root.end() || !choices->is_array()) return bad("'choices' is not a list");
   for (const Json& entry : *choices) {
@@ -79,8 +136,18 @@ const TuningTable* built_in_table(std::string_view device, int sms) {
 
 std::string TuningTable::dump() const {
   nlohmann::ordered_json root;
-  root["format"] = kFormat;
+  root["format"] = has_models() ? kFormat : kFormatWithoutModels;
   root["device"] = device;
+  for (const auto& [mode, model] : models_) {
+    nlohmann::ordered_json entry;
+    for (const Quantity& quantity : kQuantities) entry[quantity.name] = model.*quantity.value;
+    entry["tiles"] = nlohmann::ordered_json::object();
+    for (size_t i = 0; i < kTiles.size(); ++i) {
+      if (model.tiles[i].step_us > 0)
+        entry["tiles"][to_string({kTiles[i], 1, false})] = {model.tiles[i].step_us, model.tiles[i].tile_us};
+    }
+    root["models"][std::string(name_of(mode))] = std::move(entry);
+  }
   root["choices"] = nlohmann::ordered_json::array();
   for (const auto& [key, buckets] : choices_) {
     nlohmann::ordered_json entry;
@@ -109,6 +176,50 @@ std::optional<Config> TuningTable::find(const Problem& problem) const {
   }
   return at->second;
 }
+
+const TimeModel* TuningTable::model(Mode mode) const {
+  const auto at = models_.find(mode == Mode::kBF16 ? Mode::kF16 : mode);
+  return at == models_.end() ? nullptr : &at->second;
+}
+
+namespace {
+
+// Up to here tuned numbers of tokens are as close as the widths of tiles, and what was measured is within 1 % of the
+// best.
+constexpr int64_t kFineBuckets = 64;
+
+// The fastest candidate by prediction. Choices that were measured to be the fastest at the numbers of tokens on either
+// side are taken unless another should be so much faster.
+constexpr double kMeasuredNearby = 0.97;
+// Stream-K's time depends most on what the L2 still holds, which is not modelled well.
+constexpr double kStreamMargin = 1.06;
+Config predicted(const Problem& problem, const DeviceShape& device, const TimeModel& model, const TuningTable& table) {
+  std::array<std::optional<Config>, 2> nearby;
+  Problem neighbour = problem;
+  neighbour.m = token_bucket(problem.m);
+  nearby[0] = table.find(neighbour);
+  const auto above = std::find(kTokenBuckets.begin(), kTokenBuckets.end(), neighbour.m);
+  if (problem.m < neighbour.m && above != kTokenBuckets.begin()) {
+    neighbour.m = *(above - 1);
+    nearby[1] = table.find(neighbour);
+  }
+  Config best;
+  double best_us = std::numeric_limits<double>::infinity();
+  const auto consider = [&](const Config& config) {
+    double us = predict_us(model, problem, config, device);
+    if (config == nearby[0] || config == nearby[1]) us *= kMeasuredNearby;
+    if (config.splits == 0) us *= kStreamMargin;
+    if (us < best_us) {
+      best_us = us;
+      best = config;
+    }
+  };
+  for_each_candidate(problem, device, consider);
+  if (std::isinf(best_us)) return analytic_choice(problem, device);  // a model that knows none of the tiles
+  return best;
+}
+
+}  // namespace
 
 Choice choose(const Problem& problem, const DeviceShape& device, const TuningTable* table, Reduction reduction) {
   if (reduction == Reduction::kBatchInvariant) {
@@ -142,7 +253,11 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
     return best;
   }
   if (table != nullptr) {
-    if (const auto tuned = table->find(problem)) return {*tuned, "tuned"};
+    const auto tuned = table->find(problem);
+    const TimeModel* model = table->model(problem.mode);
+    const bool measured = tuned && (problem.m <= kFineBuckets || problem.m == token_bucket(problem.m));
+    if (model != nullptr && !measured) return {predicted(problem, device, *model, *table), "predicted"};
+    if (tuned) return {*tuned, "tuned"};
   }
   return {analytic_choice(problem, device), "analytic"};
 }

@@ -1,10 +1,12 @@
 // Tuned choices of kernels, kept as data: JSON made by `nestedfp tune` on a device, read at start-up.
 //
-//   {"format": "nestedfp gemm choices 1", "device": "NVIDIA H200",
+//   {"format": "nestedfp gemm choices 2", "device": "NVIDIA H200",
+//    "models": {"f16": {"launch_us": 1.2, ..., "tiles": {"128x256 c1 b1": [0.6, 2.5], ...}}},
 //    "choices": [{"n": 4096, "k": 14336, "mode": "f16", "by_tokens": {"1": "128x8 c1 b1 split4", "8": ...}}]}
 //
-// Keys are output features, input features and mode; epilogues and output types do not move the choice enough to be
-// keys.
+// Keys of choices are output features, input features and mode; epilogues and output types do not move the choice
+// enough to be keys. "models" (TimeModel) is what any number of tokens is chosen by; format 1 has none, and a number of
+// tokens between two tuned ones then takes the larger one's choice.
 #pragma once
 
 #include <array>
@@ -14,6 +16,7 @@
 #include <tuple>
 
 #include "backend/cuda/gemm/config.h"
+#include "backend/cuda/gemm/predict.h"
 #include "base/result.h"
 
 namespace nfp::cuda {
@@ -28,10 +31,16 @@ class TuningTable {
   // The tuned choice for the problem's bucket of tokens; the nearest larger tuned bucket's if that one is missing.
   std::optional<Config> find(const Problem& problem) const;
 
+  // Null if the table has none. BF16 kernels do the same work as FP16's.
+  const TimeModel* model(Mode mode) const;
+  void set_model(Mode mode, const TimeModel& model) { models_[mode] = model; }
+  bool has_models() const { return !models_.empty(); }
+
   std::string device;
   size_t size() const { return choices_.size(); }
 
  private:
+  std::map<Mode, TimeModel> models_;
   std::map<std::tuple<int64_t, int64_t, Mode>, std::map<int, Config>> choices_;
 };
 
@@ -49,7 +58,7 @@ enum class Reduction : uint8_t {
 
 struct Choice {
   Config config;
-  const char* reason = "";  // "tuned", "analytic", ...
+  const char* reason = "";  // "tuned", "predicted", "analytic", ...
 };
 // The one place where a launch's kernel is chosen. `table` may be null.
 Choice choose(const Problem& problem, const DeviceShape& device, const TuningTable* table, Reduction reduction);

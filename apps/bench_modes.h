@@ -1,0 +1,64 @@
+// The modes of `nestedfp bench`: the three shapes of use. Flags and wiring.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <vector>
+
+#include "bench_report.h"
+#include "eval/latency.h"
+#include "eval/step_times.h"
+#include "eval/throughput.h"
+#include "flags.h"
+
+namespace nfp {
+
+// Of the verb and of all its modes.
+struct BenchFlags {
+  ModelFlags model;
+  std::string precisions = "fp16,fp8";
+  int32_t repeats = 3;
+  int32_t step_tokens = 2048;
+  bool machine = false;
+  bool json = false;
+
+  Result<std::vector<Precision>> precision_list() const;
+  // With --machine, for the CPU.
+  Result<Ceilings> measure(const LoadedModel& loaded) const;
+  // Without its tokenizer: tokens are made up and stay tokens.
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_order) const;
+  BenchEngineOptions engine(int32_t ctx, int32_t max_sequences) const;
+};
+
+struct LatencyMode {
+  CLI::App* verb = nullptr;
+  LatencyOptions options;
+  bool breakdown = false;
+
+  void add_to(CLI::App& bench);
+  Status run(const BenchFlags& common) const;
+};
+
+struct ThroughputMode {
+  CLI::App* verb = nullptr;
+  std::vector<int32_t> requests = {32};
+  int32_t input = 1024;
+  int32_t output = 512;
+  std::string trace;
+  int32_t max_sequences = 512;
+
+  void add_to(CLI::App& bench);
+  Status run(const BenchFlags& common) const;
+};
+
+struct StepsMode {
+  CLI::App* verb = nullptr;
+  StepTimesOptions options;
+  std::vector<double> fp8_shares = {1.0};
+
+  void add_to(CLI::App& bench);
+  Status run(const BenchFlags& common) const;
+};
+
+}  // namespace nfp

@@ -1,0 +1,142 @@
+// Adding up the parts of a row (decode.cuh): those of a block's warps, of a cluster's blocks, and the pieces of a row
+// that is cut between blocks. Always in one order.
+#pragma once
+
+#include "backend/cuda/attention/decode_walk.cuh"
+#include "backend/cuda/attention/softmax.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
+
+namespace nfp::cuda {
+
+__device__ __forceinline__ uint16_t* decode_output(const DecodeParams& p, const DecodeWalk& walk) {
+  return p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
+}
+__device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* out, int row, int column, float2 v,
+                                             float total) {
+  if (column >= p.a.head_dim) return;
+  const float inverse = total > 0.0f ? p.a.value_scale / total : 0.0f;
+  *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
+}
+__device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
+
+enum class MergeTo : uint8_t { kOutput, kSlot, kShared };
+
+// Adds up what the warps have of a piece, [warp][row][kDim] sums and [warp][row] (largest, sum). It becomes the output,
+// or a slot of the workspace, or the first warp's sums with block_tops [row]. kDim columns come in pairs.
+template <int kDim, int kRows>
+__device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeWalk& walk, float* sums,
+                                            const float2* tops, float2* block_tops, float* slot, MergeTo to) {
+  for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
+    const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
+    float2 top[kDecodeWarps];
+    float largest = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) {
+      top[w] = tops[w * kRows + row];
+      largest = fmaxf(largest, top[w].x);
+    }
+    const float base = finite_base(largest);
+    float total = 0.0f;
+    float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) {
+      const float scale = exp2_fast(top[w].x - base);
+      const float2 part = *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kDim + column);
+      total += top[w].y * scale;
+      v.x += part.x * scale;
+      v.y += part.y * scale;
+    }
+    if (to == MergeTo::kOutput) {
+      store_output(p, decode_output(p, walk), row, column, v, total);
+    } else if (to == MergeTo::kSlot) {
+      __stcg(reinterpret_cast<float2*>(slot + row * kDim + column), v);
+      if (column == 0) __stcg(reinterpret_cast<float2*>(slot + kRows * kDim + row * 2), make_float2(largest, total));
+    } else {
+      *reinterpret_cast<float2*>(sums + row * kDim + column) = v;
+      if (column == 0) block_tops[row] = make_float2(largest, total);
+    }
+  }
+}
+
+// The same over the pieces of a row, from their slots.
+template <int kDim, int kRows, typename Slot>
+__device__ __forceinline__ void merge_pieces(const DecodeParams& p, const DecodeWalk& walk, int pieces,
+                                             const Slot& slot_of) {
+  for (int i = threadIdx.x; i < p.a.group * kDim / 4; i += kDecodeWarps * 32) {
+    const int row = i / (kDim / 4), column = i % (kDim / 4) * 4;
+    const auto top_of = [&](int piece) {
+      return __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + kRows * kDim + row * 2));
+    };
+    float largest = -INFINITY;
+#pragma unroll 8
+    for (int piece = 0; piece < pieces; ++piece) largest = fmaxf(largest, top_of(piece).x);
+    const float base = finite_base(largest);
+    float total = 0.0f;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+    for (int piece = 0; piece < pieces; ++piece) {
+      const float2 top = top_of(piece);
+      const float4 part = __ldcg(reinterpret_cast<const float4*>(slot_of(piece) + row * kDim + column));
+      const float scale = exp2_fast(top.x - base);
+      total += top.y * scale;
+      v.x += part.x * scale;
+      v.y += part.y * scale;
+      v.z += part.z * scale;
+      v.w += part.w * scale;
+    }
+    uint16_t* out = decode_output(p, walk);
+    store_output(p, out, row, column, make_float2(v.x, v.y), total);
+    store_output(p, out, row, column + 2, make_float2(v.z, v.w), total);
+  }
+}
+
+// The same over the first `blocks` of the cluster, from their shared memory. Every block has a share of the columns,
+// eight lanes each pair of them.
+template <int kDim, int kRows>
+__device__ __forceinline__ void merge_cluster(const DecodeParams& p, const DecodeWalk& walk, int blocks,
+                                              const float* sums, const float2* block_tops) {
+  constexpr int kLanes = 8, kPairsAtOnce = kDecodeWarps * 32 / kLanes;
+  const int pairs = p.a.group * kDim / 2, lane = threadIdx.x % kLanes;
+  for (int base_pair = static_cast<int>(ptx::cluster_rank()) * kPairsAtOnce; base_pair < pairs;
+       base_pair += p.cluster * kPairsAtOnce) {
+    const int pair = base_pair + static_cast<int>(threadIdx.x) / kLanes;
+    const int row = min(pair, pairs - 1) / (kDim / 2), column = pair % (kDim / 2) * 2;
+    float2 top[kMaxDecodeCluster / kLanes], part[kMaxDecodeCluster / kLanes];
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeCluster / kLanes; ++i) {
+      const int from = lane + i * kLanes;
+      top[i] = make_float2(-INFINITY, 0.0f);
+      part[i] = make_float2(0.0f, 0.0f);
+      if (from < blocks) {
+        top[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(block_tops + row), from));
+        part[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(sums + row * kDim + column), from));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeCluster / kLanes; ++i) largest = fmaxf(largest, top[i].x);
+#pragma unroll
+    for (int offset = 1; offset < kLanes; offset *= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    const float base = finite_base(largest);
+    float total = 0.0f;
+    float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeCluster / kLanes; ++i) {
+      const float scale = exp2_fast(top[i].x - base);
+      total += top[i].y * scale;
+      v.x += part[i].x * scale;
+      v.y += part[i].y * scale;
+    }
+#pragma unroll
+    for (int offset = 1; offset < kLanes; offset *= 2) {
+      total += __shfl_xor_sync(0xffffffffu, total, offset);
+      v.x += __shfl_xor_sync(0xffffffffu, v.x, offset);
+      v.y += __shfl_xor_sync(0xffffffffu, v.y, offset);
+    }
+    if (lane == 0 && pair < pairs) store_output(p, decode_output(p, walk), row, column, v, total);
+  }
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,122 @@
+// The division of a batch's rows (decode.cuh) among thread blocks, found on the device.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/attention/attention_kernel.h"
+
+namespace nfp::cuda {
+
+// A block's way through the rows of its span, piece by piece. A piece is the part of a row that is summed as one.
+struct DecodeWalk {
+  int sequence, head;       // KV head
+  int context, first_tile;  // of the sequence: the window may hide the tiles before
+  int tiles;                // of the row
+  int begin, end;           // the piece, in tiles of the row
+  int left;                 // work of the span behind the piece
+  int row_start;            // work before the row, in the whole batch
+  bool done;
+
+  static __device__ __forceinline__ int first_visible_tile(const DecodeParams& p, int context) {
+    return context > p.a.window ? (context - p.a.window) / kDecodeTile : 0;
+  }
+  // A sequence without keys has a tile nevertheless: its output is zeros.
+  static __device__ __forceinline__ int count_tiles(const DecodeParams& p, int context) {
+    return max(1, (context + kDecodeTile - 1) / kDecodeTile - first_visible_tile(p, context));
+  }
+  static __device__ __forceinline__ int chunk(int tiles) {
+    return kDecodeChunkTiles *
+           ((tiles + kDecodeChunkTiles * kMaxDecodeChunks - 1) / (kDecodeChunkTiles * kMaxDecodeChunks));
+  }
+  // Work is counted in tiles, or in chunks where the sum must not depend on the batch.
+  static __device__ __forceinline__ int row_work(const DecodeParams& p, int tiles) {
+    return p.deterministic ? (tiles + chunk(tiles) - 1) / chunk(tiles) : tiles;
+  }
+
+  __device__ __forceinline__ void enter(const DecodeParams& p) {
+    context = p.a.context[sequence];
+    first_tile = first_visible_tile(p, context);
+    tiles = count_tiles(p, context);
+  }
+  __device__ __forceinline__ void take(const DecodeParams& p) {
+    end = min(tiles, begin + (p.deterministic ? chunk(tiles) : left));
+    left -= p.deterministic ? 1 : end - begin;
+  }
+  __device__ __forceinline__ void next(const DecodeParams& p) {
+    done = left <= 0;
+    if (done) return;
+    begin = end;
+    if (begin == tiles) {
+      begin = 0;
+      row_start += row_work(p, tiles);
+      if (++head == p.a.kv_heads) {
+        head = 0;
+        ++sequence;
+        enter(p);
+      }
+    }
+    take(p);
+  }
+};
+
+// The span of this block, found by every warp for itself: sequences in lanes, lane i with the i-th run of them. `span`
+// is the work of each block.
+__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int least_span, int& span) {
+  const int lane = threadIdx.x % 32;
+  const int run = (p.a.sequences + 31) / 32;
+  const int first = min(lane * run, p.a.sequences), last = min(first + run, p.a.sequences);
+  int work = 0;
+#pragma unroll 4
+  for (int s = first; s < last; ++s)
+    work += DecodeWalk::row_work(p, DecodeWalk::count_tiles(p, p.a.context[s])) * p.a.kv_heads;
+  int before = work;  // inclusive scan, then exclusive
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (lane >= offset) before += other;
+  }
+  const int total = __shfl_sync(0xffffffffu, before, 31);
+  before -= work;
+  span = max(least_span, (total + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+
+  DecodeWalk walk{};
+  const int64_t wide_start = int64_t{span} * blockIdx.x;
+  walk.done = wide_start >= total;
+  if (walk.done) return walk;
+  const int start = static_cast<int>(wide_start);
+  walk.left = min(span, total - start);
+  const uint32_t holders = __ballot_sync(0xffffffffu, before <= start && start < before + work);
+  const int holder = __ffs(static_cast<int>(holders)) - 1;
+  walk.sequence = __shfl_sync(0xffffffffu, first, holder);
+  int offset = start - __shfl_sync(0xffffffffu, before, holder);
+  walk.enter(p);
+  while (offset >= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads) {
+    offset -= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads;
+    ++walk.sequence;
+    walk.enter(p);
+  }
+  const int row = DecodeWalk::row_work(p, walk.tiles);
+  walk.head = offset / row;
+  offset -= walk.head * row;
+  walk.row_start = start - offset;
+  walk.begin = p.deterministic ? offset * DecodeWalk::chunk(walk.tiles) : offset;
+  walk.take(p);
+  return walk;
+}
+
+// The part of a row for this block of its cluster, maybe none. `blocks` have some.
+__device__ __forceinline__ DecodeWalk share_row(const DecodeParams& p, int rank, int& blocks) {
+  DecodeWalk walk{};
+  const int row = static_cast<int>(blockIdx.x) / p.cluster;
+  walk.sequence = row / p.a.kv_heads;
+  walk.head = row % p.a.kv_heads;
+  walk.enter(p);
+  const int wave = p.cluster * kDecodeWarps;
+  const int part = (walk.tiles + wave - 1) / wave * kDecodeWarps;  // the same for every warp
+  blocks = (walk.tiles + part - 1) / part;
+  walk.begin = min(rank * part, walk.tiles);
+  walk.end = min(walk.begin + part, walk.tiles);
+  return walk;
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,17 @@
+// How deep a JSON text is nested, before anything is made of it: readers of JSON build trees whose end, copying and
+// writing recurse, so a text of a million '[' would take the stack.
+#pragma once
+
+#include <string_view>
+
+namespace nfp {
+
+// Deeper than any file of a model is nested, and shallow enough for any stack.
+inline constexpr int kMaxFileJsonDepth = 200;
+
+// Levels of [ and { outside of strings; at most `limit` + 1 is reported.
+int json_depth(std::string_view text, int limit);
+
+inline bool json_too_deep(std::string_view text) { return json_depth(text, kMaxFileJsonDepth) > kMaxFileJsonDepth; }
+
+}  // namespace nfp

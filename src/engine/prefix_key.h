@@ -1,0 +1,18 @@
+// Identifies a run of tokens from the start of a sequence to a block's end.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace nfp {
+
+struct PrefixKey {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  friend bool operator==(const PrefixKey&, const PrefixKey&) = default;
+};
+
+// Key of `tokens` (one block) after `parent` (at the start of a sequence: its request's scope).
+PrefixKey extend(const PrefixKey& parent, std::span<const int32_t> tokens);
+
+}  // namespace nfp

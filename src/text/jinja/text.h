@@ -1,0 +1,53 @@
+// Values as text (str, repr, JSON), numbers from text, and what string methods and filters share. Texts are valid
+// UTF-8. Every search and comparison is on the account of a Runtime.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/jinja/runtime.h"
+#include "text/unicode.h"
+
+namespace nfp::jinja {
+
+std::string to_text(Runtime& rt, const Value& v);  // str(v)
+std::string repr(Runtime& rt, const Value& v);
+void append_text(Runtime& rt, std::string& out, const Value& v);
+
+// transformers' tojson filter: Python's json.dumps.
+struct JsonStyle {
+  bool ascii = false;   // escape all but ASCII
+  bool pretty = false;  // one item a line, indented by `indent` per level
+  bool sort_keys = false;
+  std::string indent;
+  std::string item_separator = ", ";
+  std::string key_separator = ": ";
+};
+std::string to_json(Runtime& rt, const Value& v, const JsonStyle& style);
+
+// What Python's int() and float() make of a text in ASCII digits; nullopt where they raise ValueError, and beyond
+// kIntBound.
+std::optional<Int> parse_int(std::string_view text);
+std::optional<double> parse_real(std::string_view text);
+
+// First occurrence at or after byte `from`, in linear time; npos when there is none. An empty needle is found at
+// `from`.
+size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, size_t from);
+// Last occurrence that ends at or before byte `end`.
+size_t find_text_backward(Runtime& rt, std::string_view text, std::string_view needle, size_t end);
+
+// str.split(separator, limit), from the right for rsplit; limit < 0 means all. Precondition: separator not empty.
+std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::string_view separator, Int limit,
+                                    bool from_right);
+std::vector<std::string_view> split_space(Runtime& rt, std::string_view text, Int limit, bool from_right);
+std::vector<std::string_view> split_lines(Runtime& rt, std::string_view text, bool keep_ends);
+
+// str.strip: the code points of `set`, or white space when it is None or missing.
+std::string_view strip(Runtime& rt, std::string_view text, const Value& set, bool left, bool right);
+// str.lower and the like; fails for a letter that they are not supported for.
+std::string with_case(Runtime& rt, std::string_view text, text::Case to);
+std::string replace(Runtime& rt, std::string_view text, std::string_view from, std::string_view to, Int limit);
+
+}  // namespace nfp::jinja

@@ -76,9 +76,11 @@ BenchEngineOptions BenchFlags::engine(int32_t ctx, int32_t max_sequences) const 
 void LatencyMode::add_to(CLI::App& bench) {
   verb = bench.add_subcommand("latency", "One batch at a time: time to first token and time of a decode step");
   verb->fallthrough();
-  verb->footer(std::string(kMethod) +
-               "\nThe decode step is the median time between two results, over steps that decode the whole batch.\n"
-               "Example:\n  nestedfp bench MODEL latency --input 128 --output 128 --batch 1 8 32 --breakdown --json");
+  verb->footer(
+      std::string(kMethod) +
+      "\nThe decode step is the median time between two results, over steps that decode the whole batch; there are "
+      "none where --output is smaller than the number of steps that compute the prompts.\n"
+      "Example:\n  nestedfp bench MODEL latency --input 128 --output 128 --batch 1 8 32 --breakdown --json");
   add_counts(*verb, "--batch", options.batches, "requests submitted together (several may be given)");
   add_counts(*verb, "--input", options.inputs, "tokens of a prompt (several may be given)");
   verb->add_option("--output", options.output, "tokens sampled a request; 1 measures the time to first token alone")
@@ -95,8 +97,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
   wanted.repeats = common.repeats;
   NFP_ASSIGN_OR_RETURN(wanted.precisions, common.precision_list());
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
-  BenchEngineOptions served =
-      common.engine(largest(wanted.inputs) + std::max(wanted.output, 16), largest(wanted.batches));
+  BenchEngineOptions served = common.engine(largest(wanted.inputs) + wanted.output, largest(wanted.batches));
   nlohmann::ordered_json breakdowns = nlohmann::ordered_json::array();
   std::vector<LatencyRow> rows;
   {
@@ -108,6 +109,10 @@ Status LatencyMode::run(const BenchFlags& common) const {
   const std::optional<DeviceLimits> limits = device_limits(*loaded, ceilings);
   if (breakdown) {
     served.as_served = false;
+    for (const LatencyRow& row : rows) {
+      const BreakdownCase c = {row.batch, row.input};
+      served.ctx = std::max(served.ctx, row.input + c.output(std::max(served.max_step_tokens, served.max_sequences)));
+    }
     NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
     for (const LatencyRow& row : rows) {
       NFP_ASSIGN_OR_RETURN(const auto parts, break_down(*engine, {row.batch, row.input}, row.precision, limits));

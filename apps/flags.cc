@@ -31,6 +31,19 @@ void DeviceFlags::apply(LoadedModelOptions& options) const {
   options.dummy = load_format == "dummy";
 }
 
+void add_kv_dtype_flag(CLI::App& app, std::string& name) {
+  app.add_option("--dtype-kv", name,
+                 "number format of the KV cache; fp8: E4M3, half the memory, rounds keys and values in every precision "
+                 "(beyond 448 to 448); f32: CPU only")
+      ->check(CLI::IsMember({"f16", "fp8", "f32"}))
+      ->capture_default_str();
+}
+
+DType kv_dtype_from_name(const std::string& name) {
+  if (name == "fp8") return DType::kF8E4M3;
+  return name == "f32" ? DType::kF32 : DType::kF16;
+}
+
 void ModelFlags::add_to(CLI::App& app) {
   app.add_option("MODEL", model,
                  "Hugging Face directory, nested checkpoint, .gguf file, or org/name in the local Hugging Face cache")
@@ -47,9 +60,7 @@ void ModelFlags::add_to(CLI::App& app) {
   app.add_option("--ctx", ctx, "tokens of context; 0 = the model's own, at most 4096")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
-  app.add_option("--dtype-kv", kv_dtype, "number format of the KV cache")
-      ->check(CLI::IsMember({"f16", "f32"}))
-      ->capture_default_str();
+  add_kv_dtype_flag(app, kv_dtype);
   app.add_flag("--fp8-head", fp8_head, "let the last matrix (lm_head) compute in FP8 too in FP8 steps");
   device.add_to(app);
   add_share_flag(app, *this);

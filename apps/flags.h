@@ -8,9 +8,9 @@
 #include <string>
 
 #include "calibrate/calibrate.h"
-#include "runtime/loaded_model.h"
 #include "engine/policy.h"
 #include "engine/request.h"
+#include "runtime/loaded_model.h"
 
 namespace nfp {
 
@@ -24,6 +24,10 @@ struct DeviceFlags {
   void add_to(CLI::App& app);
   void apply(LoadedModelOptions& options) const;
 };
+
+// --dtype-kv
+void add_kv_dtype_flag(CLI::App& app, std::string& name);
+DType kv_dtype_from_name(const std::string& name);
 
 struct ModelFlags {
   DeviceFlags device;
@@ -49,7 +53,7 @@ struct ModelFlags {
   // Error: flags that need --calibrate, without it.
   Status check_calibration() const;
   Precision precision_value() const { return *precision_from_name(precision); }
-  DType kv_dtype_value() const { return kv_dtype == "f32" ? DType::kF32 : DType::kF16; }
+  DType kv_dtype_value() const { return kv_dtype_from_name(kv_dtype); }
 };
 
 // Loads flags.model as `options` say, with the uppers that --calibrate asks for and, where `needs_order` or --fp8-share

@@ -41,9 +41,15 @@ nlohmann::ordered_json summary_json(std::string_view name, const KindSummary& s)
           {"exceptions_by_paper_rule", s.matrices - s.by_paper}};
 }
 
+// Keys and values of all layers.
+uint64_t kv_bytes_per_token(const ModelConfig& config, DType dtype) {
+  return uint64_t{2} * static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(config.kv_heads) *
+         static_cast<uint64_t>(config.head_dim) * size_of(dtype);
+}
+
 void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
   nlohmann::ordered_json kinds = nlohmann::ordered_json::array();
-  for (size_t k = 0; k < kGemmKinds; ++k) kinds.push_back(summary_json(kGemmKindNames[k], r.kinds[k]));
+  for (size_t k = 0; k < kGemmTypes; ++k) kinds.push_back(summary_json(kGemmTypeNames[k], r.kinds[k]));
   nlohmann::ordered_json exponents = nlohmann::ordered_json::object();
   for (const auto& [e, rows] : r.exponents) exponents[std::to_string(e)] = rows;
   nlohmann::ordered_json matrices = nlohmann::ordered_json::array();
@@ -51,7 +57,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
     for (const auto& [e, count] : m.exponents) rows[std::to_string(e)] = count;
     matrices.push_back({{"name", m.name},
-                        {"type", name_of(m.kind)},
+                        {"type", name_of(m.type)},
                         {"shape", {m.rows, m.cols}},
                         {"nested", m.nests},
                         {"nested_by_paper_rule", m.nests_by_paper},
@@ -81,8 +87,8 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
       {"linear_parameters", r.linear_parameters},
       {"file_bytes", r.file_bytes},
       {"fp16_bytes", r.fp16_bytes},
-      {"kv_bytes_per_token_f16", uint64_t{4} * static_cast<uint64_t>(config.layers) *
-                                     static_cast<uint64_t>(config.kv_heads) * static_cast<uint64_t>(config.head_dim)},
+      {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
+      {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
       {"linear", summary_json("all", r.total)},
       {"by_type", kinds},
       {"rows", r.rows},
@@ -100,20 +106,19 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
-  const uint64_t kv = uint64_t{4} * static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(config.kv_heads) *
-                      static_cast<uint64_t>(config.head_dim);
   fmt::print(
       "{:.1f} M parameters ({:.1f} M in linear layers); {} in its files, {} in memory in both precisions;\n"
-      "KV cache {} a token (FP16)\n\n",
+      "KV cache {} a token in FP16, {} in FP8\n\n",
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
-      human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv));
+      human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
+      human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)));
   fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", "linear", "matrices", "nest by |w|<=1.75", "by row exponents",
              "dense");
   const auto line = [](std::string_view name, const KindSummary& s) {
     if (s.matrices > 0)
       fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", name, s.matrices, s.by_paper, s.by_exponents, s.dense);
   };
-  for (size_t k = 0; k < kGemmKinds; ++k) line(kGemmKindNames[k], r.kinds[k]);
+  for (size_t k = 0; k < kGemmTypes; ++k) line(kGemmTypeNames[k], r.kinds[k]);
   line("all*", r.total);
   fmt::print("(* without lm_head)\n{} of {} rows carry an exponent", r.shifted_rows, r.rows);
   if (r.shifted_rows > 0) fmt::print(" ({})", exponents_text(r.exponents));

@@ -47,20 +47,22 @@ server::ServedModel::Facts facts_of(const LoadedModel& loaded, const ServingEngi
 
 // What a person needs to know at the start.
 void print_start(const LoadedModel& loaded, const EngineOptions& made, const server::ServedModel::Facts& facts,
-                 uint64_t kv_bytes, const std::string& policy, const std::string& url) {
+                 uint64_t kv_bytes, DType kv_dtype, const std::string& policy, const std::string& url) {
   const int64_t kv_tokens = int64_t{made.kv_blocks} * made.block_size;
   fmt::print(stderr,
              "model      {} ({}; one copy of the weights, {}; loaded in {:.1f} s)\n"
              "memory     {} in use\n"
-             "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens\n"
+             "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
              "precision  {}\n"
              "grammars   {}\n"
              "ready      {}  (API at {}/v1)\n",
              facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
              loaded.load_seconds, human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
-             static_cast<double>(kv_tokens) / facts.max_context, facts.max_context, made.limits.max_sequences,
-             made.limits.max_step_tokens, policy, server::grammars_available() ? "xgrammar" : "not built", url, url);
+             static_cast<double>(kv_tokens) / facts.max_context, facts.max_context,
+             kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
+             made.limits.max_sequences, made.limits.max_step_tokens, policy,
+             server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
 
 Status run(ServeFlags& flags) {
@@ -90,7 +92,7 @@ Status run(ServeFlags& flags) {
   const EngineOptions made = engine.engine->options();
   const std::string policy_name = engine.engine->policy().name();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
-  print_start(*loaded, made, facts, engine.runner->kv_bytes(), policy_name, service->url());
+  print_start(*loaded, made, facts, engine.runner->kv_bytes(), flags.serving.kv_dtype, policy_name, service->url());
   wait_for_stop_signal();
   service->drain();
   if (service->engine().device_failed()) {

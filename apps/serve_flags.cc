@@ -79,9 +79,7 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--block-size", serving.block_size, "tokens of a KV block")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--dtype-kv", kv_dtype, "number format of the KV cache")
-      ->check(CLI::IsMember({"f16", "f32"}))
-      ->capture_default_str();
+  add_kv_dtype_flag(app, kv_dtype);
   app.add_flag("--no-enable-prefix-caching", no_prefix_caching, "compute equal prefixes anew");
   app.add_option("--precision", precision, "auto: as the policy decides; else always this")
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
@@ -158,7 +156,7 @@ Status ServeFlags::resolve() {
   serving.max_queue = service.max_queue;
   serving.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
   serving.prefix_caching = !no_prefix_caching;
-  serving.kv_dtype = kv_dtype == "f32" ? DType::kF32 : DType::kF16;
+  serving.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
 }
 

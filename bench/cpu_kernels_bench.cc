@@ -224,7 +224,7 @@ class Model {
       rope.qkv = qkv_out_.data();
       rope.heads = kHeads;
       rope.kv_heads = kKvHeads;
-      rope.head_dim = kHeadDim;
+      rope.head_dim = rope.rotary_dim = kHeadDim;
       rope.cos_sin = cos_sin_.as<float>();
       rope.cache = cache_.get();
       rope.layer = i;

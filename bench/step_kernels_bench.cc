@@ -94,7 +94,7 @@ void embed(int64_t rows) {
       static_cast<double>(rows * kHidden * 4));
 }
 
-void rope(int64_t tokens, bool norm) {
+void rope(int64_t tokens, bool norm, bool e4m3_cache) {
   constexpr int kHeads = 32, kKvHeads = 8, kDim = 128;
   const auto row = static_cast<size_t>((kHeads + 2 * kKvHeads) * kDim);
   const double bytes = static_cast<double>(tokens) * static_cast<double>(row) * 2;
@@ -109,7 +109,9 @@ void rope(int64_t tokens, bool norm) {
   for (size_t i = 0; i < n; ++i) places_host[i] = static_cast<int32_t>(i);
   places.upload(places_host);
   print(
-      norm ? "rope_norm" : "rope",
+      e4m3_cache ? "rope_e4m3"
+      : norm     ? "rope_norm"
+                 : "rope",
       fmt::format("\"rows\":{},\"heads\":{},\"kv_heads\":{},\"head_dim\":{}", tokens, kHeads, kKvHeads, kDim), copies,
       [&](int i, CUstream_st* stream) {
         RopeCall call;
@@ -124,10 +126,11 @@ void rope(int64_t tokens, bool norm) {
         call.q_norm = call.k_norm = norm ? weight.as<float>() : nullptr;
         call.keys = cache.as<uint16_t>();
         call.values = cache.as<uint16_t>(n * kKvHeads * kDim);
+        call.e4m3_cache = e4m3_cache;
         call.block_size = 1;
         return run_rope(call, stream);
       },
-      2 * bytes);
+      2 * bytes - (e4m3_cache ? static_cast<double>(n * kKvHeads * kDim * 2) : 0));
 }
 
 void gather(int64_t rows) {
@@ -236,8 +239,9 @@ int main(int argc, char** argv) {
   const auto wants = [&](std::string_view name) { return name.find(filter) != std::string_view::npos; };
   for (const int rows : {1, 8, 64, 256}) {
     if (wants("embed")) embed(rows);
-    if (wants("rope")) rope(rows, false);
-    if (wants("rope_norm")) rope(rows, true);
+    if (wants("rope")) rope(rows, false, false);
+    if (wants("rope_norm")) rope(rows, true, false);
+    if (wants("rope_e4m3")) rope(rows, false, true);
     if (wants("gather")) gather(rows);
   }
   for (const int vocab : {49152, 128256}) {

@@ -12,12 +12,13 @@
 #include "base/thread_pool.h"
 #include "engine/batch.h"
 #include "io/model_source.h"
-#include "model/model.h"
+#include "model/weight_loader.h"
 
 namespace nfp::testing {
 
 inline constexpr const char* kTinyModels[] = {"llama-tied", "llama-headdim", "llama3-rope", "mistral",
-                                              "llama-bias", "qwen2",         "qwen3"};
+                                              "llama-bias", "qwen2",         "qwen3",       "qwen2-heads16",
+                                              "qwen3-yarn", "phi3",          "gemma2",      "gemma3"};
 
 struct GoldenSequence {
   std::vector<int32_t> tokens;

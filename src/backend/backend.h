@@ -93,7 +93,7 @@ struct KvCacheSpec {
   int head_dim = 0;
   int block_size = 16;  // tokens a block
   int64_t blocks = 0;
-  DType dtype = DType::kF16;  // kF16 or kF32
+  DType dtype = DType::kF16;  // kF16, kF8E4M3 (scale 1, magnitudes over 448 become 448), kF32 (CPU only)
 };
 
 // Keys and values of all layers, in blocks of block_size tokens. Slot s is token s % block_size of block s /
@@ -166,6 +166,7 @@ struct LinearArgs {
   Precision consumer = Precision::kFp16;      // as in RmsNormArgs, for kGatedActivation's y
   void* y = nullptr;                          // [rows, n] (or n / 2)
   bool y_is_f32 = false;                      // logits: FP32 whatever activation_dtype() is
+  float soft_cap = 0.0f;                      // for kStore: y = cap * tanh(y / cap) where > 0
 };
 
 // Rotates q and k by position, rotate-half convention (Hugging Face), and writes k and v to the cache.
@@ -174,7 +175,8 @@ struct RopeArgs {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  const float* cos_sin = nullptr;  // device [max positions, head_dim]: head_dim/2 cosines, then head_dim/2 sines
+  int32_t rotary_dim = 0;          // leading features of a head that rotate; the others stay
+  const float* cos_sin = nullptr;  // device [max positions, rotary_dim]: rotary_dim/2 cosines, then as many sines
   const float* q_norm = nullptr;   // device [head_dim] RMSNorm weights a head before rotation (Qwen 3), or null
   const float* k_norm = nullptr;
   float norm_eps = 1e-6f;
@@ -281,6 +283,8 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
+  Activation activation = Activation::kSilu;  // between gate and up
+  float logit_cap = 0.0f;                     // as LinearArgs::soft_cap
 };
 
 struct DeviceMemory {
@@ -307,7 +311,8 @@ class Backend {
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
 
-  // Once weights and cache are there, before the first step: steps will have at most this.
+  // Once weights are there, before the first step: steps will have at most this. kUnsupported for what the backend
+  // cannot compute.
   virtual Status reserve(const StepReserve& most) = 0;
   // Of the device, where it is apart from the host's.
   virtual std::optional<DeviceMemory> memory() const { return std::nullopt; }

@@ -1,7 +1,7 @@
 // Other FP8 forms of a matrix, for comparison with the nested one.
 #pragma once
 
-#include "model/model.h"
+#include "model/weight_loader.h"
 
 namespace nfp {
 

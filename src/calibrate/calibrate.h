@@ -15,7 +15,7 @@
 #include "calibrate/gptq.h"
 #include "calibrate/order.h"
 #include "io/scaled_source.h"
-#include "model/model.h"
+#include "model/weight_loader.h"
 
 namespace nfp {
 

@@ -177,7 +177,11 @@ class LayerChooser {
     const int64_t cols = linear.weight->k(), hidden = loaded_.config.hidden;
     InputSums sums(cols);
     sums.inputs.emplace(cols, cols);
-    if (linear.type == GemmType::kOutput || linear.type == GemmType::kDown) sums.residual.emplace(hidden, cols);
+    // Where a norm follows, what the layer computes is not what is added to the residual stream.
+    const bool added = !loaded_.config.family->has(TensorRole::kAttentionPostNorm);
+    if (added && (linear.type == GemmType::kOutput || linear.type == GemmType::kDown)) {
+      sums.residual.emplace(hidden, cols);
+    }
     std::vector<float> x, r, fp8_x, fp8_r;
     const auto subtract = [](std::vector<float>& from, const std::vector<float>& what) {
       std::transform(from.begin(), from.end(), what.begin(), from.begin(), std::minus<>());

@@ -61,7 +61,6 @@ Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& opt
 Result<std::vector<LayerError>> layer_errors(Model& model, std::span<const int32_t> tokens, Precision precision,
                                              const std::string& weights);
 
-std::string_view name_of(GemmType type);
 std::string evaluation_to_json(const Evaluation& evaluation);
 // One page with tables and plots, nothing loaded from outside.
 std::string evaluation_to_html(const Evaluation& evaluation);

@@ -166,22 +166,6 @@ svg text{fill:currentColor}.grid{stroke:#8884}</style>
 
 }  // namespace
 
-std::string_view name_of(GemmType type) {
-  switch (type) {
-    case GemmType::kQkv:
-      return "q/k/v";
-    case GemmType::kOutput:
-      return "o";
-    case GemmType::kGateUp:
-      return "gate/up";
-    case GemmType::kDown:
-      return "down";
-    case GemmType::kHead:
-      return "lm_head";
-  }
-  return "";
-}
-
 std::string evaluation_to_json(const Evaluation& evaluation) {
   nlohmann::ordered_json json = {{"model", evaluation.model},
                                  {"file", evaluation.file},

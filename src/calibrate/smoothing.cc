@@ -44,19 +44,23 @@ struct Place {
   std::string inputs;                // whose maxima count
 };
 
-std::vector<Place> places_of(const ModelSource& source, int32_t index) {
-  const std::string layer = fmt::format("model.layers.{}.", index);
-  const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
+std::vector<Place> places_of(const ModelSource& source, const Family& family, int32_t layer) {
+  const auto weight = [](const std::string& name) { return name + ".weight"; };
   std::vector<Place> places;
-  places.push_back({{layer + "input_layernorm.weight"},
-                    {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
-                    attention + "q_proj"});
-  places.push_back({{layer + "post_attention_layernorm.weight"},
-                    {mlp + "gate_proj.weight", mlp + "up_proj.weight"},
-                    mlp + "gate_proj"});
-  Place wide{{mlp + "up_proj.weight"}, {mlp + "down_proj.weight"}, mlp + "down_proj"};
-  if (source.has(mlp + "up_proj.bias")) wide.rows.push_back(mlp + "up_proj.bias");
-  places.push_back(std::move(wide));
+  for (const auto& [norm, type] :
+       {std::pair{TensorRole::kAttentionNorm, GemmType::kQkv}, {TensorRole::kMlpNorm, GemmType::kGateUp}}) {
+    // (offset + w) 2^-e is not offset + another weight that the file's dtype holds.
+    if (family.norm_offset != 0 || !family.has(norm)) continue;
+    Place place{{weight(family.name(norm, layer))}, {}, family.names(type, layer).front()};
+    for (const std::string& reader : family.names(type, layer)) place.columns.push_back(weight(reader));
+    places.push_back(std::move(place));
+  }
+  const std::string up = family.name(TensorRole::kUp, layer), down = family.name(TensorRole::kDown, layer);
+  if (!up.empty()) {
+    Place wide{{weight(up)}, {weight(down)}, down};
+    if (source.has(up + ".bias")) wide.rows.push_back(up + ".bias");
+    places.push_back(std::move(wide));
+  }
   return places;
 }
 
@@ -135,7 +139,7 @@ Result<TensorScalings> choose_smoothing(const ModelSource& source, const ModelCo
                                         const ChannelMaxima& maxima, ThreadPool& threads) {
   TensorScalings scalings;
   for (int32_t layer = 0; layer < config.layers; ++layer) {
-    for (const Place& place : places_of(source, layer)) {
+    for (const Place& place : places_of(source, *config.family, layer)) {
       const auto found = maxima.find(place.inputs);
       if (found == maxima.end() || !complete(place, source, found->second.size())) continue;
       // up is scaled twice: its columns with the norm, then its rows as the scaled matrix allows.

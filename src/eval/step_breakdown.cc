@@ -37,48 +37,69 @@ void fill(StepBreakdown& breakdown, const std::vector<StageTime>& times, double 
 
 }  // namespace
 
+int32_t BreakdownCase::output(int32_t step_tokens) const {
+  // The first sequence decodes in all steps that compute the other prompts, in what room it and others leave there.
+  return static_cast<int32_t>(int64_t{batch} * input / std::max(1, step_tokens - batch)) + 2 + decode_steps;
+}
+
 Result<std::vector<StepBreakdown>> break_down(BenchEngine& engine, const BreakdownCase& c, Precision precision,
                                               const std::optional<DeviceLimits>& limits) {
   LoadedModel& loaded = engine.loaded();
   Backend& backend = *loaded.backend;
-  const std::vector<BenchRequest> requests(static_cast<size_t>(c.batch), {c.input, c.decode_steps + 1});
-  NFP_ASSIGN_OR_RETURN([[maybe_unused]] const BenchRun warm, engine.run(requests, {precision}, 0));
-
-  const int64_t prompts = int64_t{c.batch} * c.input;
-  int64_t prefilled = 0;
-  double prefill_steps = 0;
-  std::vector<StageTime> prefill;
-  engine.on_recorded = [&](const StepRecord& step) {
-    if (prefilled == prompts) return;
-    prefilled += step.prefill_tokens;
-    ++prefill_steps;
-    if (prefilled < prompts) return;
-    prefill = backend.profile();
-    backend.set_profiling(true);  // anew: decode's alone from here
-  };
-  backend.set_profiling(true);
-  const Result<BenchRun> run = engine.run(requests, {precision}, 1);
-  engine.on_recorded = {};
-  const std::vector<StageTime> decode = backend.profile();
-  backend.set_profiling(false);
-  if (!run.ok()) return run.error();
-
-  const double batch = c.batch, input = c.input;
-  const auto steps = static_cast<double>(run->steps.size()) - prefill_steps;
+  const auto count = static_cast<size_t>(c.batch);
+  const DType kv_dtype = engine.options().kv_dtype;
   std::vector<StepBreakdown> found(2);
   for (StepBreakdown& breakdown : found) {
     breakdown.precision = engine.computed(precision);
     breakdown.batch = c.batch;
     breakdown.input = c.input;
   }
-  found[0].step = "prefill";
-  found[0].context = input;
+
+  StepBreakdown& prefill = found[0];
+  prefill.step = "prefill";
+  prefill.context = c.input;
+  const std::vector<BenchRequest> prompts(count, {c.input, 1});
+  NFP_ASSIGN_OR_RETURN([[maybe_unused]] const BenchRun warm, engine.run(prompts, {precision}, 0));
+  backend.set_profiling(true);
+  const Result<BenchRun> run = engine.run(prompts, {precision}, 1);
+  const std::vector<StageTime> prefill_times = backend.profile();
+  backend.set_profiling(false);
+  if (!run.ok()) return run.error();
   // Causal: a query meets half of the keys on average. Each key is read once at least.
-  fill(found[0], prefill, 1, batch * input, batch * input * (input + 1) / 2, loaded, engine.options().kv_dtype, limits);
-  found[1].step = "decode";
-  found[1].context = input + (c.decode_steps + 1) / 2.0;
-  const double keys = batch * found[1].context * steps;
-  if (steps > 0) fill(found[1], decode, steps, keys, keys, loaded, engine.options().kv_dtype, limits);
+  const double keys = static_cast<double>(c.batch) * c.input;
+  fill(prefill, prefill_times, 1, keys, keys * (c.input + 1) / 2, loaded, kv_dtype, limits);
+
+  StepBreakdown& decode = found[1];
+  decode.step = "decode";
+  engine.begin(2);
+  engine.set_level({precision});
+  for (int32_t i = 0; i < c.batch; ++i) {
+    NFP_RETURN_IF_ERROR(engine.submit({c.input, c.output(engine.options().max_step_tokens)}));
+  }
+  double cached = 0, decode_keys = 0;
+  int32_t steps = 0;
+  while (steps < c.decode_steps && !engine.idle()) {
+    NFP_RETURN_IF_ERROR(engine.step());
+    if (engine.steps().empty()) continue;
+    const StepRecord& step = engine.steps().back();
+    cached += step.tokens;
+    if (step.prefill_tokens > 0 || step.sequences != c.batch) {
+      backend.set_profiling(true);  // anew: the times end up being those of steps that decode the batch
+      continue;
+    }
+    decode_keys += cached;
+    ++steps;
+  }
+  const std::vector<StageTime> decode_times = backend.profile();
+  backend.set_profiling(false);
+  engine.cancel_all();
+  while (!engine.idle()) NFP_RETURN_IF_ERROR(engine.step());
+  if (steps < c.decode_steps) {
+    return error(ErrorCode::kResource, "{} sequences of {} tokens never decode together: the KV cache has no room",
+                 c.batch, c.input);
+  }
+  decode.context = decode_keys / steps / c.batch;
+  fill(decode, decode_times, steps, decode_keys, decode_keys, loaded, kv_dtype, limits);
   return found;
 }
 

@@ -38,6 +38,8 @@ struct BreakdownCase {
   int32_t batch = 1;
   int32_t input = 1;
   int32_t decode_steps = 8;
+  // Tokens sampled a sequence, so that all of them decode together for so many steps.
+  int32_t output(int32_t step_tokens) const;
 };
 
 // `engine` must not be as_served. Gives prefill and decode.

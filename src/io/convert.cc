@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/atomic_file.h"
-#include "io/gemm_kind.h"
+#include "io/family.h"
 #include "io/gguf_tokenizer.h"
 #include "io/nested_checkpoint.h"
 #include "io/safetensors_writer.h"
@@ -78,7 +78,7 @@ TensorSource copy_of(const ModelSource& source, const TensorInfo& tensor) {
   TensorSource copy;
   copy.name = tensor.name;
   copy.dtype =
-      tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && gemm_kind(tensor.name) ? DType::kF16 : tensor.dtype;
+      tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && gemm_type(tensor.name) ? DType::kF16 : tensor.dtype;
   copy.shape = tensor.shape;
   if (copy.dtype != tensor.dtype) {
     copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) -> Status {
@@ -142,7 +142,7 @@ uint64_t plain_bytes(const ModelSource& source) {
 
 Status refuse_quantised(const ModelSource& source) {
   for (const TensorInfo& tensor : source.tensors()) {
-    if (gemm_kind(tensor.name) && size_of(tensor.dtype) == 1) {
+    if (gemm_type(tensor.name) && size_of(tensor.dtype) == 1) {
       return error(ErrorCode::kUnsupported,
                    "{}: tensor '{}' is {}, quantised already; convert the FP16 or BF16 original", source.path(),
                    tensor.name, tensor.stored);
@@ -160,10 +160,10 @@ Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& s
   bool first_matrix = true;
   std::vector<TensorSource> main, lower;
   for (const TensorInfo& tensor : source.tensors()) {
-    const auto kind = gemm_kind(tensor.name);
+    const auto type = gemm_type(tensor.name);
     // lm_head stays as it is on disk: other engines read it so. It is nested when it is loaded.
-    if (!kind || *kind == GemmKind::kHead) {
-      if (kind) report.dense.push_back(tensor.name);
+    if (!type || *type == GemmType::kHead) {
+      if (type) report.dense.push_back(tensor.name);
       main.push_back(copy_of(source, tensor));
       continue;
     }

@@ -186,7 +186,8 @@ TEST_F(Convert, RandomLayoutsRoundTrip) {
   const auto below = [&](uint32_t limit) { return static_cast<int64_t>(random() % limit); };
   for (int round = 0; round < 12; ++round) {
     std::vector<TestTensor> tensors;
-    for (const char* name : {"q_proj", "o_proj", "norm", "up_proj", "down_proj", "embed"}) {
+    for (const char* name : {"layers.0.self_attn.q_proj", "layers.0.self_attn.o_proj", "norm", "layers.0.mlp.up_proj",
+                             "layers.0.mlp.down_proj", "embed_tokens"}) {
       const DType dtype = below(2) == 0 ? DType::kF16 : DType::kBF16;
       const float sigmas[] = {0.02f, 0.5f, 4.0f};
       tensors.push_back(random_tensor(fmt::format("model.{}.weight", name), dtype, {1 + below(20), 1 + below(40)},

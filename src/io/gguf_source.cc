@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/mapped_file.h"
+#include "io/family.h"
 #include "io/gguf.h"
 #include "io/gguf_rope.h"
 #include "io/gguf_tokenizer.h"
@@ -15,53 +16,8 @@
 namespace nfp {
 namespace {
 
-struct Name {
-  std::string_view gguf, hf;
-};
-
-constexpr Name kOuterNames[] = {
-    {"token_embd.weight", "model.embed_tokens.weight"},
-    {"output_norm.weight", "model.norm.weight"},
-    {"output.weight", "lm_head.weight"},
-};
-constexpr Name kLayerNames[] = {
-    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"}, {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},           {"ffn_down", "mlp.down_proj"},
-    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
-};
-
-// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; other names stay as they are.
-std::string hf_name(const std::string& gguf) {
-  for (const Name& name : kOuterNames) {
-    if (gguf == name.gguf) return std::string(name.hf);
-  }
-  if (gguf.rfind("blk.", 0) != 0) return gguf;
-  const size_t layer_end = gguf.find('.', 4);
-  const size_t suffix = gguf.rfind('.');
-  if (layer_end == std::string::npos || suffix <= layer_end) return gguf;
-  const std::string_view part = std::string_view(gguf).substr(layer_end + 1, suffix - layer_end - 1);
-  for (const Name& name : kLayerNames) {
-    if (part == name.gguf) {
-      return fmt::format("model.layers.{}.{}{}", gguf.substr(4, layer_end - 4), name.hf, gguf.substr(suffix));
-    }
-  }
-  return gguf;
-}
-
 // Llama 3's RoPE scaling as a divisor for each frequency; in the configuration here, so not a tensor of the model.
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
-
-struct Architecture {
-  std::string_view gguf;
-  std::string_view hf_class, model_type;
-  bool permuted_qk;  // the converter reorders the rows of q and k (interleaved rotation)
-};
-constexpr Architecture kArchitectures[] = {
-    {"llama", "LlamaForCausalLM", "llama", true},
-    {"qwen2", "Qwen2ForCausalLM", "qwen2", false},
-    {"qwen3", "Qwen3ForCausalLM", "qwen3", false},
-};
 
 // Of a model split over several files, the others' paths: "x-00001-of-00003.gguf" -> "x-00002-of-00003.gguf", ...
 Result<std::vector<std::string>> other_parts(const std::string& path, int64_t count) {
@@ -88,11 +44,12 @@ class GgufSource final : public ModelSource {
     const auto name = gguf_.text("general.architecture");
     if (!name) return error(ErrorCode::kInvalidInput, "{}: metadata 'general.architecture' is missing", path_);
     std::string supported;
-    for (const Architecture& known : kArchitectures) {
-      if (known.gguf == *name) architecture_ = &known;
+    for (const Family& known : families()) {
+      if (known.gguf.empty()) continue;
+      if (known.gguf == *name) family_ = &known;
       supported += fmt::format("{}{}", supported.empty() ? "" : ", ", known.gguf);
     }
-    if (architecture_ == nullptr) {
+    if (family_ == nullptr) {
       return error(ErrorCode::kUnsupported, "{}: architecture '{}' is not supported in GGUF files; supported are {}",
                    path_, *name, supported);
     }
@@ -113,11 +70,12 @@ class GgufSource final : public ModelSource {
     const int64_t elements = tensor.row_elements();
     const int64_t blocks = elements / at.type->block;
     const auto row_bytes = static_cast<size_t>(blocks * at.type->bytes);
+    const int64_t permuted = permuted_head_rows(tensor);
     const size_t out_bytes = static_cast<size_t>(elements) * size_of(tensor.dtype);
     const bool plain = tensor.dtype != DType::kF16 || at.type->type == GgmlType::kF16;
     std::vector<float> values(plain ? 0 : static_cast<size_t>(elements));
     for (int64_t r = 0; r < count; ++r, out += out_bytes) {
-      const auto row = static_cast<size_t>(stored_row(tensor, first + r));
+      const auto row = static_cast<size_t>(stored_row(permuted, first + r));
       const std::byte* in = at.bytes.data() + row * row_bytes;
       if (plain) {
         std::memcpy(out, in, row_bytes);
@@ -147,7 +105,7 @@ class GgufSource final : public ModelSource {
         continue;
       }
       TensorInfo info;
-      info.name = hf_name(tensor.name);
+      info.name = hf_name(*family_, tensor.name);
       info.dtype = tensor.type->type == GgmlType::kF32    ? DType::kF32
                    : tensor.type->type == GgmlType::kBF16 ? DType::kBF16
                                                           : DType::kF16;
@@ -187,25 +145,31 @@ class GgufSource final : public ModelSource {
     return ok_status();
   }
 
-  std::string key(std::string_view suffix) const { return fmt::format("{}.{}", architecture_->gguf, suffix); }
+  std::string key(std::string_view suffix) const { return fmt::format("{}.{}", family_->gguf, suffix); }
 
+  // Heads of a tensor of queries or keys; 0 for other tensors.
+  int64_t heads_of(const TensorInfo& tensor) const {
+    const auto role = role_of(*family_, tensor.name);
+    return role == TensorRole::kQuery ? heads_ : role == TensorRole::kKey ? kv_heads_ : 0;
+  }
+  // Rows of each head of a tensor whose rows are permuted; 0 for other tensors.
+  int64_t permuted_head_rows(const TensorInfo& tensor) const {
+    const int64_t heads = family_->gguf_permutes_qk ? heads_of(tensor) : 0;
+    return heads == 0 ? 0 : tensor.rows() / heads;
+  }
   // The row of the file that holds row `row` of the Hugging Face matrix. llama.cpp's converter stores each head's rows
   // so that rotation pairs neighbours: file row 2i + h of a head is row i + h * head_dim / 2.
-  int64_t stored_row(const TensorInfo& tensor, int64_t row) const {
-    if (!architecture_->permuted_qk) return row;
-    const bool q = tensor.name.find("self_attn.q_proj.") != std::string::npos;
-    const bool k = tensor.name.find("self_attn.k_proj.") != std::string::npos;
-    if (!q && !k) return row;
-    const int64_t head_dim = tensor.rows() / (q ? heads_ : kv_heads_);
-    const int64_t half = head_dim / 2;
-    const int64_t inside = row % head_dim;
+  static int64_t stored_row(int64_t head_rows, int64_t row) {
+    if (head_rows == 0) return row;
+    const int64_t half = head_rows / 2;
+    const int64_t inside = row % head_rows;
     return row - inside + (inside < half ? 2 * inside : 2 * (inside - half) + 1);
   }
 
   Status make_config() {
     nlohmann::ordered_json config;
-    config["architectures"] = {architecture_->hf_class};
-    config["model_type"] = architecture_->model_type;
+    config["architectures"] = {family_->architecture};
+    config["model_type"] = family_->model_type;
     struct Field {
       const char* hf;
       const char* gguf;
@@ -258,8 +222,8 @@ class GgufSource final : public ModelSource {
     if (gguf_.text(key("rope.scaling.type")) == "yarn") {
       return error(ErrorCode::kUnsupported, "{}: rope scaling 'yarn' is not supported", path_);
     }
-    config["attention_bias"] = has("model.layers.0.self_attn.q_proj.bias");
-    config["mlp_bias"] = has("model.layers.0.mlp.gate_proj.bias");
+    config["attention_bias"] = has(family_->names(GemmType::kQkv, 0).front() + ".bias");
+    config["mlp_bias"] = has(family_->names(GemmType::kGateUp, 0).front() + ".bias");
     config["tie_word_embeddings"] = !has("lm_head.weight");
     config["torch_dtype"] = "float16";
     NFP_ASSIGN_OR_RETURN(const TensorInfo* embedding, need("model.embed_tokens.weight"));
@@ -272,11 +236,10 @@ class GgufSource final : public ModelSource {
 
   Status check_heads() const {
     for (const TensorInfo& tensor : tensors()) {
-      const bool q = tensor.name.find("self_attn.q_proj.") != std::string::npos;
-      const bool k = tensor.name.find("self_attn.k_proj.") != std::string::npos;
-      if ((q || k) && (tensor.rows() % (2 * (q ? heads_ : kv_heads_)) != 0)) {
+      const int64_t heads = heads_of(tensor);
+      if (heads > 0 && tensor.rows() % (2 * heads) != 0) {
         return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} rows, which its {} heads do not divide evenly",
-                     path_, tensor.name, tensor.rows(), q ? heads_ : kv_heads_);
+                     path_, tensor.name, tensor.rows(), heads);
       }
     }
     return ok_status();
@@ -284,7 +247,7 @@ class GgufSource final : public ModelSource {
 
   std::vector<std::unique_ptr<MappedFile>> files_;  // one, or the parts
   GgufFile gguf_;                                   // the first's
-  const Architecture* architecture_ = nullptr;
+  const Family* family_ = nullptr;
   int64_t heads_ = 1, kv_heads_ = 1;
   std::vector<Stored> stored_;  // in the order of tensors()
   std::vector<float> rope_factors_;

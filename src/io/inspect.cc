@@ -119,20 +119,20 @@ Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, co
   InspectReport report;
   uint64_t total = 0, done = 0;
   for (const TensorInfo& tensor : source.tensors()) {
-    if (gemm_kind(tensor.name)) total += tensor.file_bytes;
+    if (gemm_type(tensor.name)) total += tensor.file_bytes;
   }
   double squares = 0, errors = 0;
   for (const TensorInfo& tensor : source.tensors()) {
     const auto elements = static_cast<uint64_t>(tensor.shape.elements());
     report.parameters += elements;
-    const auto kind = gemm_kind(tensor.name);
-    if (!kind) continue;
+    const auto type = gemm_type(tensor.name);
+    if (!type) continue;
     report.linear_parameters += elements;
     MatrixAnalysis analysis;
     NFP_ASSIGN_OR_RETURN(const std::unique_ptr<MatrixReader> matrix, source.matrix(tensor.name, threads, &analysis));
     MatrixReport& m = report.matrices.emplace_back();
     m.name = tensor.name;
-    m.kind = *kind;
+    m.type = *type;
     m.rows = matrix->rows();
     m.cols = matrix->cols();
     m.nests = matrix->storage() == Storage::kNested;
@@ -161,8 +161,8 @@ Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, co
       summary.by_exponents += !m.nests_by_paper && m.nests ? 1 : 0;
       summary.dense += m.nests ? 0 : 1;
     };
-    count(report.kinds[static_cast<size_t>(*kind)]);
-    if (*kind != GemmKind::kHead) {
+    count(report.kinds[static_cast<size_t>(*type)]);
+    if (*type != GemmType::kHead) {
       count(report.total);
       report.rows += m.rows;
       for (const auto& [e, rows] : m.exponents) {

@@ -11,7 +11,7 @@
 #include "base/progress.h"
 #include "base/result.h"
 #include "base/thread_pool.h"
-#include "io/gemm_kind.h"
+#include "io/family.h"
 #include "io/model_source.h"
 
 namespace nfp {
@@ -27,7 +27,7 @@ struct Fp8Check {
 
 struct MatrixReport {
   std::string name;
-  GemmKind kind = GemmKind::kQkv;
+  GemmType type = GemmType::kQkv;
   int64_t rows = 0, cols = 0;
   bool nests_by_paper = false;       // every |w| <= 1.75 (NestedFP, section 4.1)
   bool nests = false;                // with row exponents (docs/format.md)
@@ -51,7 +51,7 @@ enum class Fp8Verdict : uint8_t { kGood, kUsable, kPoor };
 
 struct InspectReport {
   std::vector<MatrixReport> matrices;
-  std::array<KindSummary, kGemmKinds> kinds;
+  std::array<KindSummary, kGemmTypes> kinds;
   KindSummary total;  // without lm_head, as the paper counts
   uint64_t parameters = 0;
   uint64_t linear_parameters = 0;

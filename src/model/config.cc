@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/families.h"
+#include "model/families/families.h"
 
 namespace nfp {
 namespace {
@@ -43,6 +43,24 @@ class Fields {
       return wrong(field, value, fmt::format("a number from {} to {}", least, most), static_cast<float>(least));
     }
     return static_cast<float>(number);
+  }
+
+  // 0 for null.
+  float number_or_null(const char* field, float left_out, double least, double most) {
+    return object_.contains(field) && object_[field].is_null() ? 0.0f : number(field, left_out, least, most);
+  }
+
+  std::vector<float> numbers(const char* field, int32_t count, double least, double most) {
+    std::vector<float> found;
+    const bool is_list = has(field) && object_[field].is_array() && object_[field].size() == static_cast<size_t>(count);
+    for (const Json& entry : is_list ? object_[field] : Json::array()) {
+      const double value = entry.is_number() ? entry.get<double>() : NAN;
+      if (value >= least && value <= most) found.push_back(static_cast<float>(value));
+    }
+    if (!is_list || found.size() != static_cast<size_t>(count)) {
+      fail(field, fmt::format("must be a list of {} numbers from {} to {}", count, least, most));
+    }
+    return found;
   }
 
   bool boolean(const char* field, bool fallback) {
@@ -136,31 +154,89 @@ Result<Json> parse_object(std::string_view text, const std::string& name) {
   return json;
 }
 
-// "rope_scaling" up to transformers 4, "rope_parameters" (which also holds rope_theta) from 5 on.
-Status read_rope(const Json& root, Fields& fields, ModelConfig& config) {
+void read_llama3(Fields& fields, RopeScaling& rope) {
+  rope.low_freq_factor = fields.number("low_freq_factor", std::nullopt, 1e-3, 1e6);
+  rope.high_freq_factor = fields.number("high_freq_factor", std::nullopt, 1e-3, 1e6);
+  rope.original_context = fields.integer("original_max_position_embeddings", std::nullopt, 1, 1 << 30);
+  if (rope.high_freq_factor <= rope.low_freq_factor) fields.fail("high_freq_factor", "must be above low_freq_factor");
+}
+
+void read_yarn(Fields& fields, RopeScaling& rope, int32_t max_context) {
+  rope.original_context = fields.integer("original_max_position_embeddings", max_context, 1, 1 << 30);
+  rope.beta_fast = fields.number("beta_fast", 32.0f, 1e-3, 1e6);
+  rope.beta_slow = fields.number("beta_slow", 1.0f, 1e-3, 1e6);
+  rope.truncate = fields.boolean("truncate", true);
+  // YaRN's temperature of attention, as a factor of cosines and sines.
+  const auto temperature = [&](float scale) {
+    return rope.factor <= 1.0f ? 1.0f : 0.1f * scale * std::log(rope.factor) + 1.0f;
+  };
+  const float mscale = fields.number("mscale", 0.0f, 0.0, 1e3), all = fields.number("mscale_all_dim", 0.0f, 0.0, 1e3);
+  const float implied = mscale > 0 && all > 0 ? temperature(mscale) / temperature(all) : temperature(1.0f);
+  rope.attention_factor = fields.number("attention_factor", implied, 1e-3, 1e3);
+}
+
+void read_longrope(Fields& fields, RopeScaling& rope, const ModelConfig& config, int32_t original_context) {
+  rope.original_context = fields.integer("original_max_position_embeddings", original_context, 2, 1 << 30);
+  rope.short_factors = fields.numbers("short_factor", config.rope.dim / 2, 1e-3, 1e6);
+  rope.long_factors = fields.numbers("long_factor", config.rope.dim / 2, 1e-3, 1e6);
+  const double extension = static_cast<double>(config.max_context) / rope.original_context;
+  const double implied = extension <= 1 ? 1 : std::sqrt(1 + std::log(extension) / std::log(rope.original_context));
+  rope.attention_factor = fields.number("attention_factor", static_cast<float>(implied), 1e-3, 1e3);
+}
+
+// "rope_scaling" up to transformers 4, "rope_parameters" (which also holds rope_theta, and partial_rotary_factor) from
+// 5 on; there, where layers with a window have their own, under "full_attention" and "sliding_attention".
+Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& defaults, ModelConfig& config,
+                 float& local_theta) {
   const char* key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  config.rope_theta = fields.number("rope_theta", 10000.0f, 1.0, 1e12);
-  if (!fields.has(key)) return ok_status();
-  if (!root[key].is_object()) {
+  Rope& rope = config.rope;
+  rope.theta = fields.number("rope_theta", defaults.rope_theta, 1.0, 1e12);
+  float part = fields.number("partial_rotary_factor", 1.0f, 1e-3, 1.0);
+  const Json none = Json::object();
+  const Json* object = fields.has(key) ? &root[key] : &none;
+  if (!object->is_object()) {
     return error(ErrorCode::kInvalidInput, "{}: field '{}' must be an object or null", fields.where(), key);
   }
-  Fields scaling(root[key], fmt::format("{}: {}", fields.where(), key));
-  config.rope_theta = scaling.number("rope_theta", config.rope_theta, 1.0, 1e12);
+  if (object->contains("full_attention")) {
+    if (object->contains("sliding_attention") && (*object)["sliding_attention"].is_object()) {
+      Fields local((*object)["sliding_attention"], fmt::format("{}: {}: sliding_attention", fields.where(), key));
+      local_theta = local.number("rope_theta", std::nullopt, 1.0, 1e12);
+      if (local.text("rope_type", "default") != "default") local.fail("rope_type", "must be default");
+      NFP_RETURN_IF_ERROR(local.status());
+    }
+    object = &(*object)["full_attention"];
+    if (!object->is_object()) {
+      return error(ErrorCode::kInvalidInput, "{}: {}: field 'full_attention' must be an object", fields.where(), key);
+    }
+  }
+  Fields scaling(*object, fmt::format("{}: {}", fields.where(), key));
+  rope.theta = scaling.number("rope_theta", rope.theta, 1.0, 1e12);
+  part = scaling.number("partial_rotary_factor", part, 1e-3, 1.0);
+  if (part != 1.0f && !defaults.partial_rotary) {
+    scaling.fail("partial_rotary_factor", fmt::format("is {}; heads of {} rotate as a whole", part, config.model_type));
+  }
+  rope.dim = static_cast<int32_t>(static_cast<double>(part) * config.head_dim + 1e-4);
+  if (rope.dim % 2 != 0 || rope.dim < 2) {
+    scaling.fail("partial_rotary_factor", fmt::format("makes {} features of a head rotate; it must be even", rope.dim));
+  }
   const std::string kind = scaling.text("rope_type", scaling.text("type", "default"));
-  RopeScaling& rope = config.rope_scaling;
+  if (kind == "linear" || kind == "llama3" || kind == "yarn") {
+    rope.scaling.factor = scaling.number("factor", std::nullopt, 1e-3, 1e6);
+  }
   if (kind == "linear") {
-    rope.kind = RopeScaling::Kind::kLinear;
-    rope.factor = scaling.number("factor", std::nullopt, 1e-3, 1e6);
+    rope.scaling.kind = RopeScaling::Kind::kLinear;
   } else if (kind == "llama3") {
-    rope.kind = RopeScaling::Kind::kLlama3;
-    rope.factor = scaling.number("factor", std::nullopt, 1e-3, 1e6);
-    rope.low_freq_factor = scaling.number("low_freq_factor", std::nullopt, 1e-3, 1e6);
-    rope.high_freq_factor = scaling.number("high_freq_factor", std::nullopt, 1e-3, 1e6);
-    rope.original_context = scaling.integer("original_max_position_embeddings", std::nullopt, 1, 1 << 30);
-    if (rope.high_freq_factor <= rope.low_freq_factor)
-      scaling.fail("high_freq_factor", "must be above low_freq_factor");
+    rope.scaling.kind = RopeScaling::Kind::kLlama3;
+    read_llama3(scaling, rope.scaling);
+  } else if (kind == "yarn") {
+    rope.scaling.kind = RopeScaling::Kind::kYarn;
+    read_yarn(scaling, rope.scaling, config.max_context);
+  } else if (kind == "longrope") {
+    rope.scaling.kind = RopeScaling::Kind::kLongrope;
+    const int32_t original = fields.integer("original_max_position_embeddings", config.max_context, 2, 1 << 30);
+    read_longrope(scaling, rope.scaling, config, original);
   } else if (kind != "default") {
-    scaling.fail("rope_type", fmt::format("is '{}'; supported are default, linear and llama3", kind));
+    scaling.fail("rope_type", fmt::format("is '{}'; supported are default, linear, llama3, yarn and longrope", kind));
   }
   return scaling.status();
 }
@@ -176,13 +252,13 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
       root["architectures"][0].is_string()) {
     config.architecture = root["architectures"][0].get<std::string>();
   }
-  const Family* family = find_family(config.architecture, config.model_type);
-  if (family == nullptr) {
-    return error(ErrorCode::kUnsupported, "{}: architecture '{}' (model_type '{}') is not supported; supported are {}",
-                 name, config.architecture, config.model_type, family_names());
-  }
-  config.architecture = family->architecture;
-  const FamilyDefaults& defaults = family->defaults;
+  const auto family = find_family(config.architecture, config.model_type);
+  if (!family.ok()) return error(family.error().code, "{}: {}", name, family.error().message);
+  config.family = *family;
+  config.architecture = config.family->architecture;
+  config.norm_offset = config.family->norm_offset;
+  const FamilyRules& rules = rules_of(config.family->id);
+  const FamilyDefaults& defaults = rules.defaults;
 
   constexpr int32_t kMaxDim = 1 << 20;
   config.hidden = fields.integer("hidden_size", std::nullopt, 1, kMaxDim);
@@ -196,7 +272,7 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   config.intermediate = fields.integer("intermediate_size", std::nullopt, 1, kMaxDim * 4);
   config.vocab = fields.integer("vocab_size", std::nullopt, 1, 1 << 24);
   config.max_context = fields.integer("max_position_embeddings", defaults.max_context, 1, 1 << 30);
-  config.norm_eps = fields.number("rms_norm_eps", 1e-6f, 0.0, 1.0);
+  config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps, 0.0, 1.0);
   config.tied_embeddings = fields.boolean("tie_word_embeddings", defaults.tied_embeddings);
   if (fields.status().ok() && config.head_dim == 0) {
     fields.fail("num_attention_heads",
@@ -209,29 +285,39 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   if (fields.status().ok() && config.head_dim % 2 != 0) {
     fields.fail("head_dim", fmt::format("is {}; it must be even", config.head_dim));
   }
-  if (const std::string act = fields.text("hidden_act", fields.text("hidden_activation", "silu")); act == "silu") {
+  if (const std::string act =
+          fields.text("hidden_activation", fields.text("hidden_act", std::string(defaults.activation)));
+      act == "silu") {
     config.activation = Activation::kSilu;
   } else if (act == "gelu_pytorch_tanh") {
     config.activation = Activation::kGeluTanh;
   } else {
     fields.fail("hidden_act", fmt::format("is '{}'; supported are silu and gelu_pytorch_tanh", act));
   }
-  NFP_RETURN_IF_ERROR(read_rope(root, fields, config));
+  NFP_RETURN_IF_ERROR(fields.status());
+  FamilyFields extra;
+  extra.local_rope_theta = fields.number("rope_local_base_freq", 0.0f, 0.0, 1e12);
+  NFP_RETURN_IF_ERROR(read_rope(root, fields, defaults, config, extra.local_rope_theta));
+  config.attention_scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   const auto bos = fields.ids("bos_token_id");
   if (!bos.empty()) config.bos_id = bos.front();
   config.eos_ids = fields.ids("eos_token_id");
 
-  FamilyFields extra;
   extra.attention_bias = fields.boolean("attention_bias", false);
   extra.mlp_bias = fields.boolean("mlp_bias", false);
   extra.use_sliding_window = fields.boolean("use_sliding_window", false);
   extra.sliding_window =
       fields.integer("sliding_window", fields.null_or("sliding_window", 0, defaults.sliding_window), 0, INT32_MAX);
   extra.max_window_layers = fields.integer("max_window_layers", extra.max_window_layers, 0, INT32_MAX);
+  extra.sliding_window_pattern = fields.integer("sliding_window_pattern", 6, 1, 4096);
+  const float query_scalar = defaults.query_scalar > 0 ? defaults.query_scalar : static_cast<float>(config.head_dim);
+  extra.query_scalar = fields.number("query_pre_attn_scalar", query_scalar, 1e-3, 1e6);
+  extra.attention_cap = fields.number_or_null("attn_logit_softcapping", defaults.attention_cap, 0.0, 1e6);
+  extra.logit_cap = fields.number_or_null("final_logit_softcapping", defaults.logit_cap, 0.0, 1e6);
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
   NFP_RETURN_IF_ERROR(fields.status());
   config.windows.assign(static_cast<size_t>(config.layers), 0);
-  if (const Status configured = family->configure(extra, config); !configured.ok()) {
+  if (const Status configured = rules.configure(extra, config); !configured.ok()) {
     return error(configured.error().code, "{}: {}", name, configured.error().message);
   }
   return config;

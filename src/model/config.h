@@ -1,5 +1,5 @@
 // What a model's config.json says, checked and with defaults filled in. One struct for all families of decoder-only
-// transformers; families.h says which are known.
+// transformers; io/family.h says which are known.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,37 @@
 
 #include "backend/backend.h"
 #include "base/result.h"
+#include "io/family.h"
 
 namespace nfp {
 
 struct RopeScaling {
-  enum class Kind : uint8_t { kNone, kLinear, kLlama3 };
+  enum class Kind : uint8_t { kNone, kLinear, kLlama3, kYarn, kLongrope };
   Kind kind = Kind::kNone;
   float factor = 1.0f;
   // kLlama3 (Llama 3.1 model card): wavelengths beyond original_context / low_freq_factor are stretched by `factor`,
   // those under original_context / high_freq_factor are kept, and between them it is interpolated.
   float low_freq_factor = 1.0f;
   float high_freq_factor = 4.0f;
-  int32_t original_context = 8192;
+  int32_t original_context = 8192;  // also of kYarn and kLongrope
+  // kYarn (arXiv 2309.00071): pairs that turn more often than beta_fast over the original context are kept, those that
+  // turn less often than beta_slow are stretched by `factor`, and between them it is interpolated.
+  float beta_fast = 32.0f;
+  float beta_slow = 1.0f;
+  bool truncate = true;  // the borders are rounded to whole pairs
+  // kLongrope (LongRoPE, arXiv 2402.13753): divisors of each pair's frequency, within and beyond the original context.
+  std::vector<float> short_factors, long_factors;
+  float attention_factor = 1.0f;  // of cosines and sines (kYarn, kLongrope)
+};
+
+struct Rope {
+  int32_t dim = 0;  // features of a head that rotate
+  float theta = 10000.0f;
+  RopeScaling scaling;
 };
 
 struct ModelConfig {
+  const Family* family = nullptr;
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;    // "llama"
   int32_t hidden = 0;        // features of the residual stream
@@ -36,8 +52,13 @@ struct ModelConfig {
   int32_t vocab = 0;
   int32_t max_context = 0;  // tokens
   float norm_eps = 1e-5f;
-  float rope_theta = 10000.0f;
-  RopeScaling rope_scaling;
+  float norm_offset = 0.0f;  // norms multiply by weight + offset
+  Rope rope;
+  float local_rope_theta = 0.0f;  // of layers with a window, whose rope is not scaled; 0 = they have the others' rope
+  float embedding_scale = 1.0f;
+  float attention_scale = 0.0f;  // of q k^T
+  float attention_cap = 0.0f;    // soft cap of q k^T; 0 = none
+  float logit_cap = 0.0f;        // of logits; 0 = none
   std::vector<int32_t> windows;  // [layers] sliding-window attention: keys seen by a token; 0 = all
   bool tied_embeddings = false;
   bool qkv_bias = false;
@@ -47,6 +68,9 @@ struct ModelConfig {
   Activation activation = Activation::kSilu;
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends generation
+
+  int64_t query_features() const { return int64_t{heads} * head_dim; }
+  int64_t kv_features() const { return int64_t{kv_heads} * head_dim; }
 };
 
 // `name` is the file, for messages. Every number is checked: an absurd or missing field is an error that names it.

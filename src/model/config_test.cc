@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <cmath>
+
 namespace nfp {
 namespace {
 
@@ -32,7 +34,7 @@ TEST(Config, ReadsLlamaAndFillsDefaults) {
   EXPECT_EQ(config->kv_heads, 2);
   EXPECT_FALSE(config->tied_embeddings);
   EXPECT_EQ(config->eos_ids, std::vector<int32_t>{2});
-  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kNone);
+  EXPECT_EQ(config->rope.scaling.kind, RopeScaling::Kind::kNone);
 }
 
 TEST(Config, ReadsHeadDimScalingBiasAndIds) {
@@ -51,7 +53,7 @@ TEST(Config, ReadsHeadDimScalingBiasAndIds) {
   EXPECT_EQ(config->head_dim, 32);
   EXPECT_TRUE(config->qkv_bias);
   EXPECT_TRUE(config->tied_embeddings);
-  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(config->rope.scaling.kind, RopeScaling::Kind::kLlama3);
   EXPECT_EQ(config->eos_ids.size(), 2u);
   ASSERT_TRUE(apply_generation_config(R"({"eos_token_id": [7, 9]})", "g", *config).ok());
   EXPECT_EQ(config->eos_ids, (std::vector<int32_t>{2, 7, 9}));
@@ -118,7 +120,7 @@ TEST(Config, FieldsLeftOutAreThoseOfTheFamily) {
       EXPECT_EQ(two->max_context, 32768);
     } else {
       EXPECT_EQ(two->norm_eps, field == std::string("rms_norm_eps") ? 1e-6f : 1e-5f);
-      EXPECT_EQ(two->rope_theta, 10000.0f);
+      EXPECT_EQ(two->rope.theta, 10000.0f);
     }
   }
   // A null is as many as query heads; what was left out is 32, which these 4 are not divided by.
@@ -220,19 +222,126 @@ TEST(Config, ErrorsNameFileAndField) {
     EXPECT_NE(config.error().message.find(field), std::string::npos) << config.error().message;
   }
   Json scaling = good();
-  scaling["rope_scaling"] = {{"rope_type", "yarn"}};
+  scaling["rope_scaling"] = {{"rope_type", "dynamic"}};
   EXPECT_FALSE(parse(scaling).ok());
-  scaling = qwen(2);  // as Qwen2.5's model card recommends for long texts
-  scaling["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"type", "yarn"}};
-  auto yarn = parse(scaling);
-  ASSERT_FALSE(yarn.ok());
-  EXPECT_NE(yarn.error().message.find("'rope_type' is 'yarn'"), std::string::npos) << yarn.error().message;
+  scaling = qwen(2);
+  scaling["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"type", "dynamic"}};
+  auto dynamic = parse(scaling);
+  ASSERT_FALSE(dynamic.ok());
+  EXPECT_NE(dynamic.error().message.find("'rope_type' is 'dynamic'"), std::string::npos) << dynamic.error().message;
   Json unknown = good();
   unknown["architectures"] = {"NoSuchModel"};
   EXPECT_EQ(parse(unknown).error().code, ErrorCode::kUnsupported);
   EXPECT_FALSE(parse_config("{", "c").ok());
   EXPECT_FALSE(parse_config("[1]", "c").ok());
   EXPECT_FALSE(parse_config(std::string(100000, '['), "c").ok());
+}
+
+TEST(Config, Yarn) {
+  Json json = qwen(2);  // as Qwen2.5's model card recommends for long texts
+  json["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"type", "yarn"}};
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  const RopeScaling& rope = config->rope.scaling;
+  EXPECT_EQ(rope.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(rope.original_context, 32768);
+  EXPECT_FLOAT_EQ(rope.attention_factor, 0.1f * std::log(4.0f) + 1.0f);
+  json["rope_scaling"]["mscale"] = 2.0;
+  json["rope_scaling"]["mscale_all_dim"] = 1.0;
+  EXPECT_FLOAT_EQ(parse(json)->rope.scaling.attention_factor,
+                  (0.2f * std::log(4.0f) + 1.0f) / (0.1f * std::log(4.0f) + 1.0f));
+  json["rope_scaling"]["attention_factor"] = 1.25;
+  EXPECT_EQ(parse(json)->rope.scaling.attention_factor, 1.25f);
+}
+
+TEST(Config, Phi3RotatesAPartAndHasLongrope) {
+  Json json = good();
+  json["architectures"] = {"Phi3ForCausalLM"};
+  json["model_type"] = "phi3";
+  json["partial_rotary_factor"] = 0.75;
+  json["max_position_embeddings"] = 131072;
+  json["original_max_position_embeddings"] = 4096;
+  json["rope_scaling"] = {{"type", "longrope"}, {"short_factor", Json::array()}, {"long_factor", Json::array()}};
+  EXPECT_NE(parse(json).error().message.find("short_factor"), std::string::npos);
+  for (const char* field : {"short_factor", "long_factor"}) json["rope_scaling"][field] = {1.0, 2, 3.5, 4, 5, 6};
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->rope.dim, 12);
+  EXPECT_EQ(config->rope.scaling.original_context, 4096);
+  EXPECT_EQ(config->rope.scaling.long_factors[2], 3.5f);
+  // Phi-3-mini-128k: sqrt(1 + log(32) / log(4096)).
+  EXPECT_FLOAT_EQ(config->rope.scaling.attention_factor, 1.1902380714f);
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{0, 0}));
+  json["partial_rotary_factor"] = 0.7;  // 11 features
+  EXPECT_NE(parse(json).error().message.find("partial_rotary_factor"), std::string::npos);
+  Json llama = good();
+  llama["partial_rotary_factor"] = 0.5;
+  EXPECT_NE(parse(llama).error().message.find("partial_rotary_factor"), std::string::npos);
+}
+
+Json gemma(const char* architecture, const char* type) {
+  Json json = good();
+  json["architectures"] = {architecture};
+  json["model_type"] = type;
+  json["num_hidden_layers"] = 7;
+  json["sliding_window"] = 100;
+  json.erase("rope_theta");
+  return json;
+}
+
+TEST(Config, Gemma2) {
+  Json json = gemma("Gemma2ForCausalLM", "gemma2");
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->norm_offset, 1.0f);
+  EXPECT_EQ(config->embedding_scale, 8.0f);
+  EXPECT_EQ(config->attention_scale, 1.0f / 16);
+  EXPECT_EQ(config->attention_cap, 50.0f);
+  EXPECT_EQ(config->logit_cap, 30.0f);
+  EXPECT_EQ(config->head_dim, 256);
+  EXPECT_EQ(config->activation, Activation::kGeluTanh);
+  EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_EQ(config->local_rope_theta, 0.0f);
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{100, 0, 100, 0, 100, 0, 100}));
+  json["attn_logit_softcapping"] = nullptr;
+  json["query_pre_attn_scalar"] = 64;
+  EXPECT_EQ(parse(json)->attention_cap, 0.0f);
+  EXPECT_EQ(parse(json)->attention_scale, 0.125f);
+}
+
+TEST(Config, Gemma3HasTwoRopes) {
+  Json json = gemma("Gemma3ForCausalLM", "gemma3_text");
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->rope.theta, 1e6f);
+  EXPECT_EQ(config->local_rope_theta, 1e4f);
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{100, 100, 100, 100, 100, 0, 100}));
+  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->attention_cap + config->logit_cap, 0.0f);
+  // As transformers 5 writes it.
+  json["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}}},
+                             {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->rope.theta, 2e6f);
+  EXPECT_EQ(config->rope.scaling.factor, 8.0f);
+  EXPECT_EQ(config->local_rope_theta, 3e4f);
+}
+
+TEST(Config, WhatIsKnownAndNotSupportedIsNamedWithItsField) {
+  for (const auto& [architecture, field] : {std::pair{"GptOssForCausalLM", "num_local_experts"},
+                                            {"Llama4ForConditionalGeneration", "num_local_experts"},
+                                            {"DeepseekV3ForCausalLM", "kv_lora_rank"},
+                                            {"MixtralForCausalLM", "num_local_experts"},
+                                            {"Qwen3MoeForCausalLM", "num_experts"}}) {
+    Json json = good();
+    json["architectures"] = {architecture};
+    const auto config = parse(json);
+    ASSERT_FALSE(config.ok());
+    EXPECT_EQ(config.error().code, ErrorCode::kUnsupported);
+    EXPECT_NE(config.error().message.find(architecture), std::string::npos) << config.error().message;
+    EXPECT_NE(config.error().message.find(field), std::string::npos) << config.error().message;
+  }
 }
 
 }  // namespace

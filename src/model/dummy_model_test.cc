@@ -9,7 +9,8 @@
 #include "backend/cpu/cpu_backend.h"
 #include "base/atomic_file.h"
 #include "base/float_types.h"
-#include "model/model.h"
+#include "io/dummy_source.h"
+#include "model/weight_loader.h"
 #include "nested/format.h"
 
 namespace nfp {
@@ -26,6 +27,7 @@ class DummyModel : public ::testing::Test {
   void write_config(const std::string& family, const std::string& more = "") {
     std::string type = family;
     for (char& c : type) c = static_cast<char>(std::tolower(c));
+    if (type == "gemma3") type += "_text";
     const std::string json = fmt::format(
         R"({{"architectures": ["{}ForCausalLM"], "model_type": "{}", "hidden_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
@@ -44,7 +46,7 @@ class DummyModel : public ::testing::Test {
     NFP_ASSIGN_OR_RETURN(const auto cache, backend->make_kv_cache(model->kv_spec(1, 16, DType::kF32)));
     const std::vector<int32_t> ids{3, 1, 4, 1, 5}, places{0, 1, 2, 3, 4}, starts{0, 5}, context{5}, table{0};
     BatchView batch;
-    batch.tokens = batch.max_query = batch.max_context = 5;
+    batch.tokens = 5;
     batch.sequences = batch.table_width = 1;
     batch.token_ids = ids.data();
     batch.positions = batch.slots = places.data();
@@ -65,7 +67,10 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
   for (const auto& [family, more] : {std::pair{"Llama", R"(, "attention_bias": true, "mlp_bias": true)"},
                                      {"Mistral", ""},
                                      {"Qwen2", R"(, "tie_word_embeddings": true)"},
-                                     {"Qwen3", ""}}) {
+                                     {"Qwen3", ""},
+                                     {"Phi3", R"(, "partial_rotary_factor": 0.5)"},
+                                     {"Gemma2", ""},
+                                     {"Gemma3", R"(, "sliding_window": 3)"}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

@@ -2,17 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "model/config.h"
 
 namespace nfp {
 
-// The angle a position adds for each of the head_dim / 2 pairs. `factors` (may be empty) divide them one by one.
-std::vector<double> rope_frequencies(const ModelConfig& config, std::span<const float> factors);
+// The angle a position adds for each of the dim / 2 pairs, where positions stay below `positions`: beyond the original
+// context LongRoPE has other frequencies, for all positions alike.
+std::vector<double> rope_frequencies(const Rope& rope, int32_t positions);
 
-// [positions, head_dim]: head_dim / 2 cosines, then as many sines.
-std::vector<float> rope_table(const std::vector<double>& frequencies, int32_t positions);
+// [positions, rope.dim]: dim / 2 cosines, then as many sines.
+std::vector<float> rope_table(const Rope& rope, int32_t positions);
 
 }  // namespace nfp

@@ -1,11 +1,39 @@
+#include "model/weight_loader.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "model/baseline.h"
-#include "model/families.h"
-#include "model/model.h"
+#include "model/decoder.h"
 
 namespace nfp {
+namespace {
+
+// Some rows of a matrix.
+class RowSlice final : public MatrixReader {
+ public:
+  RowSlice(const MatrixReader& whole, int64_t begin, int64_t rows) : whole_(whole), begin_(begin), rows_(rows) {}
+  int64_t rows() const override { return rows_; }
+  int64_t cols() const override { return whole_.cols(); }
+  Storage storage() const override { return whole_.storage(); }
+  const std::string& name() const override { return whole_.name(); }
+  bool uppers_restricted() const override { return whole_.uppers_restricted(); }
+  Status read_fp16(int64_t first, int64_t count, uint16_t* out) const override {
+    return whole_.read_fp16(begin_ + first, count, out);
+  }
+  Status read_nested(int64_t first, int64_t count, uint8_t* upper, uint8_t* lower, int8_t* exponent) const override {
+    return whole_.read_nested(begin_ + first, count, upper, lower, exponent);
+  }
+  Status read_fp8_channel(int64_t first, int64_t count, uint8_t* codes, float* scale) const override {
+    return whole_.read_fp8_channel(begin_ + first, count, codes, scale);
+  }
+
+ private:
+  const MatrixReader& whole_;
+  int64_t begin_, rows_;
+};
+
+}  // namespace
 
 WeightLoader::WeightLoader(const ModelSource& source, Backend& backend, ThreadPool& threads, const LoadOptions& options)
     : source_(source), backend_(backend), threads_(threads), options_(options) {}
@@ -59,7 +87,13 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}.weight'{} has {} rows, but config.json implies {}",
                  source_.path(), names.front(), names.size() > 1 ? " and those stacked with it" : "", total, rows);
   }
-  if (order == RowOrder::kInterleave && 2 * readers.front()->rows() != rows) {
+  if (order == RowOrder::kInterleave && names.size() == 1 && rows % 2 == 0) {
+    const MatrixReader& both = *readers.front();
+    readers.push_back(std::make_unique<RowSlice>(both, 0, rows / 2));
+    readers.push_back(std::make_unique<RowSlice>(both, rows / 2, rows / 2));
+    spec.parts = {readers[1].get(), readers[2].get()};
+  }
+  if (order == RowOrder::kInterleave && 2 * spec.parts.front()->rows() != rows) {
     return error(ErrorCode::kInvalidInput,
                  "{}: tensors '{}.weight' and '{}.weight' must have as many rows as each other", source_.path(),
                  names.front(), names.back());
@@ -74,56 +108,30 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
   return linear;
 }
 
-Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size) {
-  const TensorInfo* tensor = source_.find(name);
+Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float offset) {
+  const std::string full = name + ".weight";
+  const TensorInfo* tensor = source_.find(full);
   if (tensor == nullptr) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is missing; the checkpoint is incomplete", source_.path(),
-                 name);
+                 full);
   }
   if (tensor->shape.elements() != size) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} elements, but config.json implies {}",
-                 source_.path(), name, tensor->shape.elements(), size);
+                 source_.path(), full, tensor->shape.elements(), size);
   }
   std::vector<float> values(static_cast<size_t>(size));
-  NFP_RETURN_IF_ERROR(source_.read_f32(name, values));
-  tell(name);
-  return upload(values);
-}
-
-Result<Buffer> WeightLoader::upload(const std::vector<float>& values) {
+  NFP_RETURN_IF_ERROR(source_.read_f32(full, values));
+  if (offset != 0) std::for_each(values.begin(), values.end(), [&](float& value) { value += offset; });
+  tell(full);
   NFP_ASSIGN_OR_RETURN(Buffer buffer, backend_.allocate(values.size() * sizeof(float)));
   NFP_RETURN_IF_ERROR(backend_.upload(buffer.data(), values.data(), buffer.bytes()));
   return buffer;
 }
 
-Result<std::vector<float>> WeightLoader::rope_factors(int32_t size) const {
-  std::vector<float> factors;
-  const TensorInfo* tensor = source_.find("rope_freqs.weight");
-  if (tensor == nullptr) return factors;
-  if (tensor->shape.elements() != size) {
-    return error(ErrorCode::kInvalidInput, "{}: tensor 'rope_freqs.weight' has {} elements; half the head size is {}",
-                 source_.path(), tensor->shape.elements(), size);
-  }
-  factors.resize(static_cast<size_t>(size));
-  NFP_RETURN_IF_ERROR(source_.read_f32("rope_freqs.weight", factors));
-  for (float factor : factors) {
-    if (!(factor > 0.0f)) {
-      return error(ErrorCode::kInvalidInput, "{}: tensor 'rope_freqs.weight' holds {}; factors must be above 0",
-                   source_.path(), factor);
-    }
-  }
-  return factors;
-}
-
 Result<std::unique_ptr<Model>> load_model(const ModelSource& source, const ModelConfig& config, Backend& backend,
                                           ThreadPool& threads, const LoadOptions& options) {
-  const Family* family = find_family(config.architecture, config.model_type);
-  if (family == nullptr) {
-    return error(ErrorCode::kUnsupported, "{}: architecture '{}' is not supported; supported are {}", source.path(),
-                 config.architecture, family_names());
-  }
   WeightLoader weights(source, backend, threads, options);
-  return family->load(config, weights);
+  return load_decoder(config, weights);
 }
 
 }  // namespace nfp

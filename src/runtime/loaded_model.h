@@ -14,7 +14,7 @@
 #include "engine/model_runner.h"
 #include "io/model_source.h"
 #include "io/scaled_source.h"
-#include "model/model.h"
+#include "model/weight_loader.h"
 #include "text/tokenizer.h"
 
 namespace nfp {

@@ -135,8 +135,10 @@ class Configuration(Damaged):
             ("num_hidden_layers", 10**12, "num_hidden_layers"),
             ("vocab_size", -1, "vocab_size"),
             ("rms_norm_eps", "small", "rms_norm_eps"),
-            ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "rope_type", "yarn"),
+            ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "rope_type", "dynamic"),
             ("architectures", ["BertModel"], "BertModel"),
+            ("architectures", ["DeepseekV3ForCausalLM"], "DeepseekV3ForCausalLM", "kv_lora_rank"),
+            ("architectures", ["Qwen3MoeForCausalLM"], "Qwen3MoeForCausalLM", "num_experts"),
         ):
             model = self.copy()
             self.edit(os.path.join(model, "config.json"), **{field: value})

@@ -254,7 +254,9 @@ class Inspect(Scratch):
         for model in MODELS:
             out, _ = run("inspect", model)
             self.assertIn("gate", out)
-            json.loads(run("inspect", model, "--json")[0])
+            facts = json.loads(run("inspect", model, "--json")[0])
+            self.assertEqual(facts["kv_bytes_per_token_fp8"], 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"])
+            self.assertEqual(facts["kv_bytes_per_token_f16"], 2 * facts["kv_bytes_per_token_fp8"])
 
 
 class Perplexity(Scratch):
@@ -273,6 +275,18 @@ class Perplexity(Scratch):
         self.assertEqual(whole["perplexity"], self.measure("--chunk-tokens", "7")["perplexity"])
         self.assertEqual(whole["perplexity"], self.measure("--threads", "1")["perplexity"])
         self.assertEqual(whole["perplexity"], self.measure("--baseline", "f16")["perplexity"])
+
+    def test_an_fp8_kv_cache_is_close_and_not_the_same(self):
+        base = self.path("base")
+        self.measure("--dtype-kv", "f32", "--save-base", base)
+        of = {kv: self.measure("--dtype-kv", kv, "--kld-base", base)["kld"]["mean"] for kv in ["f16", "fp8"]}
+        self.assertLess(of["f16"], 1e-5)
+        # Seven bits of mantissa fewer: errors 2^7 times as large, and the divergence grows with their square.
+        self.assertGreater(of["fp8"], of["f16"] * 2**14 / 4)
+        self.assertLess(of["fp8"], of["f16"] * 2**14 * 4)
+        rounded = self.measure("--dtype-kv", "fp8")
+        self.assertEqual(rounded["perplexity"], self.measure("--dtype-kv", "fp8", "--chunk-tokens", "7")["perplexity"])
+        self.assertIn("--dtype-kv", run("perplexity", F16_MODEL, "--dtype-kv", "fp4", code=2)[1])
 
     def test_divergence_from_a_base(self):
         base = self.path("base")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes tests/golden/NAME.json: what Hugging Face transformers computes for the tiny models: make_golden.py OUT [NAME...]
 
-Needs torch and transformers (tests/golden/README.md names the versions); tests only read the files. OUT is usually
+Needs torch and transformers (tests/golden/README.md names the versions), or with --numpy only numpy: then reference.py in
+float32 takes their place. Tests only read the files. OUT is usually
 tests/golden. The models are made in a temporary folder by make_tiny_models.py.
 """
 
@@ -14,8 +15,6 @@ import re
 import tempfile
 
 import numpy as np
-import torch
-import transformers
 
 import make_tiny_models
 import reference
@@ -41,7 +40,10 @@ def files_sha256(folder):
 
 
 def load(folder, weights):
-    """The model in float32 with these weights instead of the file's."""
+    """The model in float32 with these weights instead of the file's: tokens -> logits."""
+    if transformers is None:
+        config = reference.Model(folder).config
+        return lambda tokens: reference.logits(config, weights, tokens, dtype=np.float32)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.eval()
     with torch.no_grad():
@@ -49,20 +51,19 @@ def load(folder, weights):
             values = weights[name].astype(np.float32)
             assert (values.astype(np.float64) == weights[name]).all(), name
             parameter.copy_(torch.from_numpy(values))
-    return model
+
+    def run(tokens):
+        with torch.no_grad():
+            return model(torch.tensor([tokens])).logits[0].numpy()
+
+    return run
 
 
-@torch.no_grad()
-def run(model, tokens):
-    return model(torch.tensor([tokens])).logits[0].numpy()
-
-
-@torch.no_grad()
 def continuation(model, tokens):
     """Greedy tokens without a cache, and the smallest lead of a chosen token over the next one."""
     chosen, margin = [], np.inf
     for _ in range(CONTINUATION):
-        last = run(model, tokens + chosen)[-1]
+        last = model(tokens + chosen)[-1]
         second, first = np.sort(last)[-2:]
         margin = min(margin, float(first - second))
         chosen.append(int(last.argmax()))
@@ -74,13 +75,17 @@ def log_sum_exp(values):
     return (peak + np.log(np.exp(values.astype(np.float64) - peak).sum(axis=1, keepdims=True)))[:, 0]
 
 
+def libraries():
+    return {} if transformers is None else {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+
+
 def golden(folder, name):
     source = reference.Model(folder)
     config = source.config
     result = {
         "model": name,
         "weights_sha256": files_sha256(folder),
-        "made_with": {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__, "numpy": np.__version__},
+        "made_with": {**libraries(), "numpy": np.__version__},
     }
     random = make_tiny_models.Random(make_tiny_models.MODELS[name]["seed"] + 1000)
     prompts = [random.integers(3, config["vocab_size"], length) for length in LENGTHS]
@@ -90,7 +95,7 @@ def golden(folder, name):
         result["nesting"] = stats
         entry = {"fp32_error": 0.0, "sequences": []}
         for tokens in prompts:
-            values = run(model, tokens)
+            values = model(tokens)
             exact = reference.logits(config, weights, tokens)
             entry["fp32_error"] = max(entry["fp32_error"], float(np.abs(values - exact).max()))
             sequence = {"tokens": tokens, "last_logits": encoded(values[-1])}
@@ -121,8 +126,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--numpy", action="store_true", help="without transformers")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    global torch, transformers
+    if arguments.numpy:
+        torch = transformers = None
+    else:
+        import torch
+        import transformers
+
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.names or make_tiny_models.MODELS:
             result = golden(make_tiny_models.make_model(folder, name), name)

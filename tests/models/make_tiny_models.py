@@ -7,7 +7,10 @@ become weights by exact arithmetic and one rounding. Exits with 77 (a skipped te
 Between them the models have: tied and separate heads, grouped, multi-query and plain attention, head_dim given and left
 out, Llama 3 and linear RoPE scaling, a sliding window on all layers and on some, biases on all matrices and on q, k and v,
 normalised queries and keys, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
-nested, one matrix that cannot be nested, BF16 values too small for FP16, and the chat template in either of its places.
+nested, one matrix that cannot be nested, BF16 values too small for FP16, the chat template in either of its places, one
+matrix for q, k and v and one for gate and up, heads of which a part rotates, LongRoPE and YaRN, norms of (1 + weight)
+before and after attention and MLP, GeGLU, scaled embeddings, soft caps, and a rotary base of their own for layers with a
+window.
 """
 
 import argparse
@@ -105,6 +108,71 @@ MODELS = {
                    "use_sliding_window": True, "sliding_window": 28,
                    "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     },
+    # With a head_dim that is a multiple of 16, which attention on a GPU needs.
+    "qwen2-heads16": {
+        "seed": 18,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "qwen2",
+        "large_rows": True,
+        "config": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160, "num_hidden_layers": 2,
+                   "rms_norm_eps": 1e-6, "rope_theta": 1000000.0},
+    },
+    "qwen3-yarn": {
+        "seed": 19,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "qwen2",
+        "config": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 128,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
+    # Positions of the golden tests stay within the original context: beyond it transformers has other frequencies for
+    # long sequences than for short ones, and a server whose context reaches beyond has one set.
+    "phi3": {
+        "seed": 20,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 64,
+                   "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 112, "num_hidden_layers": 2,
+                   "partial_rotary_factor": 0.5, "sliding_window": 40, "max_position_embeddings": 1024,
+                   "original_max_position_embeddings": 256, "pad_token_id": 2,
+                   "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5],
+                                    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0]}},
+    },
+    "gemma2": {
+        "seed": 21,
+        "embedding": 0.125,  # times sqrt(hidden), as large as what the layers add
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+                   "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+                   "query_pre_attn_scalar": 24, "sliding_window": 24, "attn_logit_softcapping": 3.0,
+                   "final_logit_softcapping": 6.0},
+    },
+    "gemma3": {
+        "seed": 22,
+        "embedding": 0.125,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "config": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 112,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+                   "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 40, "sliding_window": 24,
+                   "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                   "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+                   "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                   "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    },
 }
 
 COMMON = {
@@ -156,12 +224,18 @@ def linear_names(config):
     shapes = {}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        shapes[prefix + "self_attn.q_proj.weight"] = (q, hidden)
-        shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
-        shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
+        if config["model_type"] == "phi3":
+            shapes[prefix + "self_attn.qkv_proj.weight"] = (q + 2 * kv, hidden)
+        else:
+            shapes[prefix + "self_attn.q_proj.weight"] = (q, hidden)
+            shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
+            shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
         shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q)
-        shapes[prefix + "mlp.gate_proj.weight"] = (inter, hidden)
-        shapes[prefix + "mlp.up_proj.weight"] = (inter, hidden)
+        if config["model_type"] == "phi3":
+            shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * inter, hidden)
+        else:
+            shapes[prefix + "mlp.gate_proj.weight"] = (inter, hidden)
+            shapes[prefix + "mlp.up_proj.weight"] = (inter, hidden)
         shapes[prefix + "mlp.down_proj.weight"] = (hidden, inter)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -189,7 +263,7 @@ def make_weights(name):
     spec, config = MODELS[name], full_config(name)
     random = Random(spec["seed"])
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    weights = {"model.embed_tokens.weight": random.normal(config["vocab_size"], hidden) * 0.25}
+    weights = {"model.embed_tokens.weight": random.normal(config["vocab_size"], hidden) * spec.get("embedding", 0.25)}
     shapes = linear_names(config)
     for i, (tensor, (n, k)) in enumerate(shapes.items()):
         matrix = random.normal(n, k) * (1.2 / np.sqrt(k))
@@ -208,14 +282,17 @@ def make_weights(name):
     for tensor, (n, _) in shapes.items():
         if has_bias(config, tensor):
             weights[tensor.replace(".weight", ".bias")] = np.round(random.normal(n) * 16.0) / 64.0
-    norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in ("input", "post_attention")]
+    gemma = config["model_type"].startswith("gemma")
+    places = ("input", "post_attention", "pre_feedforward", "post_feedforward") if gemma else ("input", "post_attention")
+    norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
+    one = 0.0 if gemma else 1.0
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.
-        weights[tensor] = 1.0 + np.round(random.normal(hidden) * 8.0) / 64.0
-    if config["model_type"] == "qwen3":
+        weights[tensor] = one + np.round(random.normal(hidden) * 8.0) / 64.0
+    if config["model_type"] in ("qwen3", "gemma3_text"):
         for i in range(layers):
             for part in ("q", "k"):
-                values = 1.0 + np.round(random.normal(config["head_dim"]) * 8.0) / 64.0
+                values = one + np.round(random.normal(config["head_dim"]) * 8.0) / 64.0
                 weights[f"model.layers.{i}.self_attn.{part}_norm.weight"] = values
     if spec["dtype"] == "F32":
         embedding = weights["model.embed_tokens.weight"]

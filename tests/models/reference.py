@@ -1,4 +1,4 @@
-"""The forward pass of the Llama, Mistral and Qwen families in float64 with numpy, and the weights as each precision sees them.
+"""The forward pass of the Llama, Mistral, Qwen, Phi-3 and Gemma families in float64 with numpy, and the weights as each precision sees them.
 
 An oracle beside transformers: make_golden.py measures with it how far an FP32 forward is from the true value, and
 check_golden.py checks the committed goldens with it where there is no PyTorch.
@@ -81,18 +81,32 @@ def weights_in(model, precision):
     return weights, stats
 
 
-def rope_frequencies(config, head_dim):
-    frequencies = config["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
+def rope(config, dim):
+    """The angle that a position adds for each pair of a head's first `dim` features, and a factor of cosines and sines."""
+    base = config["rope_theta"]
+    frequencies = base ** (-np.arange(0, dim, 2) / dim)
     scaling = config.get("rope_scaling")
     if not scaling:
-        return frequencies
-    if scaling["rope_type"] == "linear":
-        return frequencies / scaling["factor"]
-    assert scaling["rope_type"] == "llama3"
-    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+        return frequencies, 1.0
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "linear":
+        return frequencies / scaling["factor"], 1.0
+    if kind == "longrope":
+        original = config["original_max_position_embeddings"]
+        extension = config["max_position_embeddings"] / original
+        # Within the original context.
+        return frequencies / np.array(scaling["short_factor"]), np.sqrt(1 + np.log(extension) / np.log(original))
+    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
+    if kind == "yarn":
+        low, high = (dim * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32, 1))
+        low, high = max(np.floor(low), 0), min(np.ceil(high), dim - 1)
+        stretched = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+        return frequencies * (1 - stretched + stretched / factor), 0.1 * np.log(factor) + 1.0
+    assert kind == "llama3"
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = original * frequencies / (2 * np.pi)
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequencies * (smooth + (1 - smooth) / factor)
+    return frequencies * (smooth + (1 - smooth) / factor), 1.0
 
 
 def round_to_bf16(values):
@@ -103,6 +117,10 @@ def round_to_bf16(values):
 def windows(config):
     """For each layer how many keys a token sees, itself included; None = all."""
     layers = config["num_hidden_layers"]
+    if config["model_type"] == "gemma2":
+        return [None if i % 2 else config["sliding_window"] for i in range(layers)]
+    if config["model_type"] == "gemma3_text":
+        return [config["sliding_window"] if kind == "sliding_attention" else None for kind in config["layer_types"]]
     if config["model_type"] not in ("qwen2", "qwen3"):
         return [config.get("sliding_window")] * layers
     window = config["sliding_window"] if config.get("use_sliding_window") else None
@@ -112,52 +130,82 @@ def windows(config):
     return [window if slides else None for slides in sliding]
 
 
-def logits(config, weights, tokens, bf16_inputs=()):
-    """Logits [tokens, vocabulary] in float64 of one sequence from its start. The inputs of the matrices named in
+def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
+    """Logits [tokens, vocabulary], in `dtype`, of one sequence from its start. The inputs of the matrices named in
     `bf16_inputs` are rounded to BF16, as CPUs with BF16 dot products do in FP8 steps."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     count = len(tokens)
+    weights = {name: values.astype(dtype) for name, values in weights.items()}
+    gemma = config["model_type"].startswith("gemma")
+    cap, logit_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
 
     def linear(x, name):
         if name + ".weight" in bf16_inputs:
-            x = round_to_bf16(x)
+            x = round_to_bf16(x).astype(dtype)
         return x @ weights[name + ".weight"].T + weights.get(name + ".bias", 0.0)
 
     def norm(x, name):
-        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + config["rms_norm_eps"]) * weights[name]
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + config["rms_norm_eps"]) * (weights[name] + gemma)
 
     def head_norm(x, name):
         return norm(x, name) if name in weights else x
 
-    angles = np.arange(count)[:, None] * rope_frequencies(config, head_dim)[None, :]
-    cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
+    def post_norm(x, name):
+        return norm(x, name) if gemma else x
 
-    def rotate(x):  # [tokens, heads, head_dim]; the two halves of a head are the pairs' parts
-        a, b = x[..., : head_dim // 2], x[..., head_dim // 2 :]
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    def activation(x):
+        if gemma:
+            return 0.5 * x * (1 + np.tanh(float(np.sqrt(2 / np.pi)) * (x + 0.044715 * x**3)))
+        return x / (1 + np.exp(-x))
+
+    half = int(head_dim * config.get("partial_rotary_factor", 1.0)) // 2
+
+    def rotate(x, window):  # [tokens, heads, head_dim]; the two halves of what rotates are the pairs' parts
+        local = window and "rope_local_base_freq" in config
+        own = {"rope_theta": config["rope_local_base_freq"]} if local else config
+        frequencies, factor = rope(own, 2 * half)
+        angles = np.arange(count)[:, None, None] * frequencies
+        cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
+        a, b = x[..., :half], x[..., half : 2 * half]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
+
+    def split(x, name, *parts):
+        """Of a matrix that holds several: their results."""
+        whole = linear(x, name)
+        assert whole.shape[1] == sum(parts)
+        return np.split(whole, np.cumsum(parts)[:-1], axis=1)
 
     distance = np.arange(count)[:, None] - np.arange(count)[None, :]
     x = weights["model.embed_tokens.weight"][tokens]
+    if gemma:
+        x = x * float(np.float32(np.sqrt(config["hidden_size"])))
     for layer, window in enumerate(windows(config)):
-        mask = np.where((distance < 0) | (distance >= (window or count)), -np.inf, 0.0)
+        mask = np.where((distance < 0) | (distance >= (window or count)), -np.inf, 0.0).astype(dtype)
         prefix = f"model.layers.{layer}."
         h = norm(x, prefix + "input_layernorm.weight")
-        q = linear(h, prefix + "self_attn.q_proj").reshape(count, heads, head_dim)
-        k = linear(h, prefix + "self_attn.k_proj").reshape(count, kv_heads, head_dim)
-        q = rotate(head_norm(q, prefix + "self_attn.q_norm.weight"))
-        k = rotate(head_norm(k, prefix + "self_attn.k_norm.weight"))
-        v = linear(h, prefix + "self_attn.v_proj").reshape(count, kv_heads, head_dim)
-        out = np.empty((count, heads, head_dim))
+        if prefix + "self_attn.qkv_proj.weight" in weights:
+            q, k, v = split(h, prefix + "self_attn.qkv_proj", *(n * head_dim for n in (heads, kv_heads, kv_heads)))
+        else:
+            q, k, v = (linear(h, f"{prefix}self_attn.{part}_proj") for part in "qkv")
+        q, k, v = q.reshape(count, heads, head_dim), *(m.reshape(count, kv_heads, head_dim) for m in (k, v))
+        q = rotate(head_norm(q, prefix + "self_attn.q_norm.weight"), window)
+        k = rotate(head_norm(k, prefix + "self_attn.k_norm.weight"), window)
+        out = np.empty((count, heads, head_dim), dtype)
         for head in range(heads):
             kv = head * kv_heads // heads
-            scores = q[:, head] @ k[:, kv].T / np.sqrt(head_dim) + mask
+            scores = q[:, head] @ k[:, kv].T / float(np.sqrt(config.get("query_pre_attn_scalar", head_dim)))
+            scores = (cap * np.tanh(scores / cap) if cap else scores) + mask
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, kv]
-        x = x + linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
-        h = norm(x, prefix + "post_attention_layernorm.weight")
-        gate = linear(h, prefix + "mlp.gate_proj")
-        h = gate / (1 + np.exp(-gate)) * linear(h, prefix + "mlp.up_proj")
-        x = x + linear(h, prefix + "mlp.down_proj")
+        attended = linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
+        x = x + post_norm(attended, prefix + "post_attention_layernorm.weight")
+        h = norm(x, prefix + ("pre_feedforward_layernorm.weight" if gemma else "post_attention_layernorm.weight"))
+        if prefix + "mlp.gate_up_proj.weight" in weights:
+            gate, up = split(h, prefix + "mlp.gate_up_proj", *[config["intermediate_size"]] * 2)
+        else:
+            gate, up = linear(h, prefix + "mlp.gate_proj"), linear(h, prefix + "mlp.up_proj")
+        x = x + post_norm(linear(activation(gate) * up, prefix + "mlp.down_proj"), prefix + "post_feedforward_layernorm.weight")
     head_name = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
-    return norm(x, "model.norm.weight") @ weights[head_name].T
+    result = norm(x, "model.norm.weight") @ weights[head_name].T
+    return logit_cap * np.tanh(result / logit_cap) if logit_cap else result

@@ -47,9 +47,12 @@ inline int32_t group_of(const KvLayer& layer, int32_t key) {
 
 inline void widen_row(const KvLayer& layer, const void* base, int64_t offset, int64_t count, float* out, int64_t step) {
   // `count` vectors of sixteen; out moves by `step` floats a vector.
-  if (layer.f16) {
+  if (layer.dtype == DType::kF16) {
     const auto* p = static_cast<const uint16_t*>(base) + offset;
     for (int64_t i = 0; i < count; ++i) store(out + i * step, load_f16(p + 16 * i));
+  } else if (layer.dtype == DType::kF8E4M3) {
+    const auto* p = static_cast<const uint8_t*>(base) + offset;
+    for (int64_t i = 0; i < count; ++i) store(out + i * step, load_e4m3(p + 16 * i));
   } else {
     const auto* p = static_cast<const float*>(base) + offset;
     for (int64_t i = 0; i < count; ++i) store(out + i * step, load(p + 16 * i));

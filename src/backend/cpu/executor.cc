@@ -368,6 +368,7 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   task.upper_only = !is_exact(args.precision);
   task.epilogue = args.epilogue;
   task.activation = args.activation;
+  task.soft_cap = args.soft_cap;
   task.y_stride = linear_output_stride(args);
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
   for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
@@ -386,7 +387,7 @@ void Executor::execute(const RopeArgs& args, int thread) {
   const int64_t all_heads = args.heads + 2 * args.kv_heads;
   const int64_t dim = args.head_dim;
   auto* rotated = scratch_[static_cast<size_t>(thread)].as<float>();
-  auto* halves = reinterpret_cast<uint16_t*>(rotated + dim + 16);
+  auto* narrow = reinterpret_cast<uint8_t*>(rotated + dim + 16);  // the head as the cache holds it
   const Range items = partition(args.batch.tokens * all_heads, thread, threads_.size());
   for (int64_t item = items.begin; item < items.end; ++item) {
     const int64_t token = item / all_heads;
@@ -395,9 +396,9 @@ void Executor::execute(const RopeArgs& args, int thread) {
     const bool is_query = head < args.heads;
     const bool is_value = head >= args.heads + args.kv_heads;
     if (!is_value) {
-      const float* cos = args.cos_sin + args.batch.positions[token] * dim;
-      kernels_.rope({x, cos, cos + dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps, args.head_dim,
-                     is_query ? x : rotated});
+      const float* cos = args.cos_sin + int64_t{args.batch.positions[token]} * args.rotary_dim;
+      kernels_.rope({x, cos, cos + args.rotary_dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps,
+                     args.head_dim, args.rotary_dim, is_query ? x : rotated});
       if (is_query) continue;
     }
     const int64_t slot = args.batch.slots[token];
@@ -405,7 +406,6 @@ void Executor::execute(const RopeArgs& args, int thread) {
     const int64_t kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
     const int64_t base = block * layer.kv_heads + kv_head;
     const float* source = is_value ? x : rotated;
-    if (layer.f16) kernels_.to_f16(source, dim, halves);
     const auto write = [&](auto* cache, const auto* row) {
       if (is_value) {
         std::memcpy(cache + (base * layer.block_size + place) * layer.dim, row,
@@ -416,8 +416,13 @@ void Executor::execute(const RopeArgs& args, int thread) {
       }
     };
     void* cache = const_cast<void*>(is_value ? layer.values : layer.keys);
-    if (layer.f16) {
+    if (layer.dtype == DType::kF16) {
+      auto* halves = reinterpret_cast<uint16_t*>(narrow);
+      kernels_.to_f16(source, dim, halves);
       write(static_cast<uint16_t*>(cache), halves);
+    } else if (layer.dtype == DType::kF8E4M3) {
+      kernels_.to_e4m3(source, dim, narrow);
+      write(static_cast<uint8_t*>(cache), narrow);
     } else {
       write(static_cast<float*>(cache), source);
     }

@@ -27,7 +27,8 @@ struct LinearTask {
   int32_t rows = 0;
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;
-  float* y = nullptr;  // [rows, y_stride]
+  float soft_cap = 0.0f;  // as in LinearArgs
+  float* y = nullptr;     // [rows, y_stride]
   int64_t y_stride = 0;
   void* scratch = nullptr;  // linear_scratch_bytes(rows, k), 64-byte aligned
 };
@@ -55,7 +56,7 @@ inline constexpr int kMaxQueryRows = 48;
 struct KvLayer {
   const void* keys = nullptr;    // [blocks, kv_heads, lane_groups, dim, 16]
   const void* values = nullptr;  // [blocks, kv_heads, block_size, dim]
-  bool f16 = true;
+  DType dtype = DType::kF16;     // kF16, kF8E4M3 or kF32
   int32_t kv_heads = 0;
   int32_t block_size = 0;
   int32_t lane_groups = 0;  // a block: block_size / 16 rounded up
@@ -99,12 +100,13 @@ constexpr int32_t partition_keys(const KvLayer& layer) {
 
 struct RopeHead {
   const float* in = nullptr;    // [head_dim]
-  const float* cos = nullptr;   // [head_dim / 2]
-  const float* sin = nullptr;   // [head_dim / 2]
+  const float* cos = nullptr;   // [rotary_dim / 2]
+  const float* sin = nullptr;   // [rotary_dim / 2]
   const float* norm = nullptr;  // [head_dim] or null
   float norm_eps = 0;
   int32_t head_dim = 0;
-  float* out = nullptr;  // [head_dim], may be `in`
+  int32_t rotary_dim = 0;  // leading features that rotate
+  float* out = nullptr;    // [head_dim], may be `in`
 };
 
 struct Candidate {
@@ -129,6 +131,7 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   void (*rope)(const RopeHead& head);
   void (*to_f16)(const float* x, int64_t n, uint16_t* out);
+  void (*to_e4m3)(const float* x, int64_t n, uint8_t* out);  // magnitudes over 448 become 448
   // Whole attention of the rows.
   void (*attention)(const AttentionTask& task);
   // Partition `partition` of it into `state`; merging partitions 0.. in order and finishing gives what attention gives.

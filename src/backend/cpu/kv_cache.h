@@ -14,7 +14,7 @@ namespace nfp::cpu {
 class CpuKvCache final : public KvCache {
  public:
   static Result<std::unique_ptr<CpuKvCache>> create(const KvCacheSpec& spec) {
-    assert(spec.dtype == DType::kF16 || spec.dtype == DType::kF32);
+    assert(spec.dtype == DType::kF16 || spec.dtype == DType::kF8E4M3 || spec.dtype == DType::kF32);
     assert(spec.block_size > 0 && spec.kv_heads > 0 && spec.head_dim > 0);
     std::unique_ptr<CpuKvCache> cache(new CpuKvCache(spec));
     NFP_ASSIGN_OR_RETURN(cache->memory_, Mapping::create(bytes_per_block(spec) * static_cast<size_t>(spec.blocks)));
@@ -35,7 +35,7 @@ class CpuKvCache final : public KvCache {
     KvLayer layer;
     layer.keys = base;
     layer.values = base + blocks * key_floats(spec_) * size_of(spec_.dtype);
-    layer.f16 = spec_.dtype == DType::kF16;
+    layer.dtype = spec_.dtype;
     layer.kv_heads = spec_.kv_heads;
     layer.block_size = spec_.block_size;
     layer.lane_groups = (spec_.block_size + 15) / 16;

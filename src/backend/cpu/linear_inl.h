@@ -261,7 +261,8 @@ inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc
 
 inline void finish_panel(const LinearTask& task, const Panel& panel, const float* acc, int64_t first, int64_t end) {
   for (int64_t m = first; m < end; ++m) {
-    const Vec v = finished(task, panel, acc + m * kGroupColumns, m);
+    Vec v = finished(task, panel, acc + m * kGroupColumns, m);
+    if (task.soft_cap > 0.0f) v = mul(tanh_of(div(v, splat(task.soft_cap))), splat(task.soft_cap));
     float* y = task.y + m * task.y_stride + panel.column;
     if (panel.stride != 1) {
       alignas(64) float lanes[kPanelRows];

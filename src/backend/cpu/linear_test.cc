@@ -39,7 +39,7 @@ std::unique_ptr<LinearWeight> pack(const Parts& parts) {
 
 std::vector<float> run_linear(const KernelTable& table, const LinearWeight& weight, const std::vector<float>& x,
                               int32_t rows, Precision precision, Epilogue epilogue = Epilogue::kStore,
-                              Activation activation = Activation::kSilu, int threads = 2) {
+                              Activation activation = Activation::kSilu, int threads = 2, float soft_cap = 0.0f) {
   ThreadPool pool(threads);
   Executor executor(table, pool);
   const size_t width = static_cast<size_t>(epilogue == Epilogue::kGatedActivation ? weight.n() / 2 : weight.n());
@@ -51,6 +51,7 @@ std::vector<float> run_linear(const KernelTable& table, const LinearWeight& weig
   args.precision = precision;
   args.epilogue = epilogue;
   args.activation = activation;
+  args.soft_cap = soft_cap;
   args.y = y.data();
   const Operation operation = args;
   EXPECT_TRUE(executor.run({&operation, 1}).ok());
@@ -205,6 +206,11 @@ TEST(Linear, EpiloguesAndMixedStorages) {
         }
         expect_same(run_linear(*table, *qkv_weight, x, rows, precision), stored, table->name);
         expect_same(run_linear(*table, *mlp_weight, x, rows, precision), interleaved, table->name);
+        const auto capped =
+            run_linear(*table, *qkv_weight, x, rows, precision, Epilogue::kStore, Activation::kSilu, 2, 1.5f);
+        for (size_t i = 0; i < stored.size(); ++i) {
+          EXPECT_NEAR(capped[i], 1.5 * std::tanh(static_cast<double>(stored[i]) / 1.5), 4e-6) << table->name;
+        }
         const auto silu = run_linear(*table, *mlp_weight, x, rows, precision, Epilogue::kGatedActivation);
         expect_same(silu, run_linear(reference_of(*table), *mlp_weight, x, rows, precision, Epilogue::kGatedActivation),
                     table->name);

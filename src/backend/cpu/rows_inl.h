@@ -49,7 +49,10 @@ void rope(const RopeHead& head) {
     rms_norm(in, head.norm, head.norm_eps, head.head_dim, head.out);
     in = head.out;
   }
-  const int64_t half = head.head_dim / 2;
+  const int64_t half = head.rotary_dim / 2;
+  if (in != head.out) {
+    for (int64_t i = head.rotary_dim; i < head.head_dim; ++i) head.out[i] = in[i];
+  }
   for (int64_t i = 0; i < half; i += 16) {
     const int64_t left = half - i;
     const Vec a = load_tail(in + i, left), b = load_tail(in + half + i, left);
@@ -71,6 +74,31 @@ void to_f16(const float* x, int64_t n, uint16_t* out) {
   }
 }
 
+// Rounding to E4M3 is adding and taking away a number whose unit in the last place is E4M3's there: 2^20 times the
+// power of two below the magnitude (at most 448), with exponents under -6 (subnormals) treated as -6.
+inline Vec round_e4m3(Vec magnitude) {
+  const Vec shift = mul(max(and_bits(magnitude, 0x7f800000u), splat(0x1p-6f)), splat(0x1p20f));
+  return sub(add(magnitude, shift), shift);
+}
+
+// Codes. Magnitudes over 448 become 448; NaN stays (min keeps its second operand).
+void to_e4m3(const float* x, int64_t n, uint8_t* out) {
+  for (int64_t i = 0; i < n; i += 16) {
+    const int64_t left = n - i < 16 ? n - i : 16;
+    const Vec v = load_tail(x + i, left);
+    const Vec rounded = round_e4m3(min(splat(448.0f), and_bits(v, 0x7fffffffu)));
+    uint16_t halves[16];  // 2^-8 of it is exact in FP16, whose bits are the code's with one more of exponent
+    uint8_t codes[16];
+    store_f16(halves, mul(or_bits(rounded, and_bits(v, 0x80000000u)), splat(0x1p-8f)));
+    for (int j = 0; j < 16; ++j) {
+      const uint32_t h = halves[j];
+      const uint32_t nan = (h & 0x7fffu) > 0x7c00u ? 0x7fu : 0u;
+      codes[j] = static_cast<uint8_t>((h >> 8 & 0x80u) | (h >> 7 & 0x7fu) | nan);
+    }
+    __builtin_memcpy(out + i, codes, static_cast<size_t>(left));
+  }
+}
+
 #if defined(NFP_HAVE_PAIRS)
 void to_bf16_pairs(const float* x, int64_t k, uint32_t* pairs) {
   for (int64_t i = 0; i < k; i += 16) {
@@ -85,8 +113,6 @@ void to_bf16_pairs(const float* x, int64_t k, uint32_t* pairs) {
 }
 #endif
 
-// Rounding to E4M3 is adding and taking away a number whose unit in the last place is E4M3's there: 2^20 times the
-// power of two below |v|, with exponents under -6 (subnormals) treated as -6.
 float quantize_e4m3(const float* x, int64_t k, float* out) {
   Vec most = zero();
   for (int64_t i = 0; i < k; i += 16) most = max(and_bits(load_tail(x + i, k - i), 0x7fffffffu), most);
@@ -95,8 +121,7 @@ float quantize_e4m3(const float* x, int64_t k, float* out) {
   for (int64_t i = 0; i < k; i += 16) {
     const Vec v = mul(load_tail(x + i, k - i), inverse);
     const Vec magnitude = min(and_bits(v, 0x7fffffffu), splat(448.0f));
-    const Vec shift = mul(max(and_bits(magnitude, 0x7f800000u), splat(0x1p-6f)), splat(0x1p20f));
-    store_tail(out + i, or_bits(sub(add(magnitude, shift), shift), and_bits(v, 0x80000000u)), k - i);
+    store_tail(out + i, or_bits(round_e4m3(magnitude), and_bits(v, 0x80000000u)), k - i);
   }
   return largest / 448.0f;
 }

@@ -100,6 +100,15 @@ inline Vec widen(__m256i halves) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
 
+inline Vec load_e4m3(const uint8_t* p) {  // by way of FP16 * 2^8: sign, then exponent and mantissa one bit lower
+  const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 1),
+                                          _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_or_si256(codes, _mm256_set1_epi16(0x80)), _mm256_set1_epi16(0xff));
+  const Vec v = widen(_mm256_or_si256(halves, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00))));
+  return mul(v, splat(256.0f));
+}
+
 // The first 32 bytes of a group are steps 0 and 2, the others 1 and 3 (panel.h).
 inline void unpack_both(const uint8_t* upper, const uint8_t* lower, Vec w[4]) {
   for (int half = 0; half < 2; ++half) {

@@ -29,6 +29,14 @@ inline Vec load_f16(const uint16_t* p) {
 inline void store_f16(uint16_t* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline Vec load_e4m3(const uint8_t* p) {  // by way of FP16 * 2^8: sign, then exponent and mantissa one bit lower
+  const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 1),
+                                          _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_or_si256(codes, _mm256_set1_epi16(0x80)), _mm256_set1_epi16(0xff));
+  const __m256i with_nan = _mm256_or_si256(halves, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00)));
+  return _mm512_mul_ps(_mm512_cvtph_ps(with_nan), _mm512_set1_ps(256.0f));
+}
 inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }

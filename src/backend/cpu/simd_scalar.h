@@ -52,6 +52,9 @@ inline Vec load_f16(const uint16_t* p) {
 inline void store_f16(uint16_t* p, Vec a) {
   for (int i = 0; i < 16; ++i) p[i] = fp32_to_fp16(a.v[i]);
 }
+inline Vec load_e4m3(const uint8_t* p) {
+  return each([&](int i) { return e4m3_to_fp32(p[i]); });
+}
 inline Vec add(Vec a, Vec b) {
   return each([&](int i) { return a.v[i] + b.v[i]; });
 }

@@ -23,6 +23,7 @@ constexpr cpu::KernelTable make_table(const char* name, bool bf16) {
   table.rms_norm = rms_norm;
   table.rope = rope;
   table.to_f16 = to_f16;
+  table.to_e4m3 = to_e4m3;
   table.attention = attention;
   table.attention_partition = attention_partition;
   table.attention_merge = attention_merge;

@@ -29,6 +29,8 @@ namespace {
 
 using cuda::CudaWeight;
 
+constexpr int kMaxE4m3HeadDim = 128;  // of the attention kernels
+
 // What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
 // unusable.
 Status check(cudaError_t status, std::string_view what) {
@@ -289,6 +291,14 @@ Result<std::unique_ptr<Event>> CudaBackend::make_event() {
 }
 
 Status CudaBackend::reserve(const StepReserve& most) {
+  if (most.activation != Activation::kSilu) {
+    return error(ErrorCode::kUnsupported,
+                 "the GPU backend computes SiLU between gate and up, and this model wants GELU; use --device cpu");
+  }
+  if (most.logit_cap > 0) {
+    return error(ErrorCode::kUnsupported,
+                 "the GPU backend computes no soft cap of logits (final_logit_softcapping); use --device cpu");
+  }
   if (uploader_) {
     NFP_RETURN_IF_ERROR(uploader_->finish());
     uploader_.reset();
@@ -306,7 +316,12 @@ Status CudaBackend::reserve(const StepReserve& most) {
   call.head_dim = most.head_dim;
   call.sequences = most.sequences;
   call.deterministic = options_.deterministic;
-  NFP_ASSIGN_OR_RETURN(const size_t attention, cuda::decode_workspace_bytes(call));
+  NFP_ASSIGN_OR_RETURN(size_t attention, cuda::decode_workspace_bytes(call));
+  if (most.head_dim <= kMaxE4m3HeadDim) {  // the cache, of either type, comes later
+    call.cache.type = cuda::KvType::kE4m3;
+    NFP_ASSIGN_OR_RETURN(const size_t e4m3, cuda::decode_workspace_bytes(call));
+    attention = std::max(attention, e4m3);
+  }
   if (attention_workspace_.bytes() < attention) {
     attention_workspace_.reset();
     NFP_ASSIGN_OR_RETURN(attention_workspace_, allocate(attention));
@@ -327,9 +342,14 @@ Result<std::unique_ptr<LinearWeight>> CudaBackend::make_linear(const LinearSpec&
 }
 
 Result<std::unique_ptr<KvCache>> CudaBackend::make_kv_cache(const KvCacheSpec& spec) {
-  if (spec.dtype != DType::kF16) {
-    return error(ErrorCode::kUnsupported, "the KV cache on a GPU is FP16 (--kv-dtype f16), not {}",
+  if (spec.dtype != DType::kF16 && spec.dtype != DType::kF8E4M3) {
+    return error(ErrorCode::kUnsupported, "the KV cache on a GPU is FP16 or E4M3 (--dtype-kv f16 or fp8), not {}",
                  name_of(spec.dtype));
+  }
+  if (spec.dtype == DType::kF8E4M3 && spec.head_dim > kMaxE4m3HeadDim) {
+    return error(ErrorCode::kUnsupported,
+                 "an E4M3 KV cache on a GPU takes heads of up to {} dimensions, this model has {}; use --dtype-kv f16",
+                 kMaxE4m3HeadDim, spec.head_dim);
   }
   if (spec.block_size != 16 && spec.block_size != 32 && spec.block_size != 64) {
     return error(ErrorCode::kUnsupported, "KV blocks on a GPU have 16, 32 or 64 tokens, not {}", spec.block_size);
@@ -431,7 +451,12 @@ void CudaBackend::linear(const LinearArgs& args) {
       profiler_.time("linear", stream_, weight.bytes_read(args.precision),
                      2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
   if (args.epilogue == Epilogue::kGatedActivation && args.activation != Activation::kSilu) {
-    keep(error(ErrorCode::kUnsupported, "the GPU backend computes SiLU between gate and up, and nothing else"));
+    keep(error(ErrorCode::kUnsupported,
+               "the GPU backend computes SiLU between gate and up, and nothing else; use --device cpu"));
+    return;
+  }
+  if (args.soft_cap > 0) {
+    keep(error(ErrorCode::kUnsupported, "the GPU backend computes no soft cap of logits; use --device cpu"));
     return;
   }
   cuda::LinearCall call;
@@ -462,6 +487,7 @@ void CudaBackend::rope(const RopeArgs& args) {
   call.heads = args.heads;
   call.kv_heads = args.kv_heads;
   call.head_dim = args.head_dim;
+  call.rotary_dim = args.rotary_dim;
   call.cos_sin = args.cos_sin;
   call.positions = args.batch.positions;
   call.slots = args.batch.slots;
@@ -470,6 +496,7 @@ void CudaBackend::rope(const RopeArgs& args) {
   call.norm_eps = args.norm_eps;
   call.keys = cache.keys(args.layer);
   call.values = cache.values(args.layer);
+  call.e4m3_cache = cache.spec().dtype == DType::kF8E4M3;
   call.block_size = cache.spec().block_size;
   keep(cuda::run_rope(call, stream_));
 }
@@ -489,6 +516,7 @@ void CudaBackend::attention(const AttentionArgs& args) {
   call.window = args.window;
   call.cache.keys = cache.keys(args.layer);
   call.cache.values = cache.values(args.layer);
+  call.cache.type = cache.spec().dtype == DType::kF8E4M3 ? cuda::KvType::kE4m3 : cuda::KvType::kF16;
   call.cache.blocks = cache.spec().blocks;
   call.cache.block_size = cache.spec().block_size;
   call.q = args.qkv;

@@ -1,4 +1,5 @@
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <type_traits>
 
@@ -44,6 +45,18 @@ struct F16Store {
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i) pairs[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
     *reinterpret_cast<Packed<kVector>*>(to) = raw;
+  }
+};
+struct E4m3Store {  // nearest even; beyond 448 becomes 448, NaN stays
+  using Element = uint8_t;
+  template <int kVector>
+  static __device__ __forceinline__ void store(Element* to, const float (&v)[kVector]) {
+    std::conditional_t<kVector == 8, uint2, uint32_t> raw;
+    auto* pairs = reinterpret_cast<uint16_t*>(&raw);
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i)
+      pairs[i] = __nv_cvt_float2_to_fp8x2(float2{v[2 * i], v[2 * i + 1]}, __NV_SATFINITE, __NV_E4M3);
+    *reinterpret_cast<decltype(raw)*>(to) = raw;
   }
 };
 
@@ -124,28 +137,29 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
   }
 }
 
-template <int kVector>
+template <typename Store, int kVector>
 const void* function_for(int lanes) {
   switch (lanes) {
     case 1:
-      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 1>);
+      return reinterpret_cast<const void*>(&rope_kernel<Store, kVector, 1>);
     case 2:
-      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 2>);
+      return reinterpret_cast<const void*>(&rope_kernel<Store, kVector, 2>);
     case 4:
-      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 4>);
+      return reinterpret_cast<const void*>(&rope_kernel<Store, kVector, 4>);
     case 8:
-      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 8>);
+      return reinterpret_cast<const void*>(&rope_kernel<Store, kVector, 8>);
     case 16:
-      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 16>);
+      return reinterpret_cast<const void*>(&rope_kernel<Store, kVector, 16>);
     default:
-      return reinterpret_cast<const void*>(&rope_kernel<F16Store, kVector, 32>);
+      return reinterpret_cast<const void*>(&rope_kernel<Store, kVector, 32>);
   }
 }
 
 }  // namespace
 
-const void* rope_function(int vector, int lanes) {
-  return vector == 8 ? function_for<8>(lanes) : function_for<4>(lanes);
+const void* rope_function(bool e4m3_cache, int vector, int lanes) {
+  if (e4m3_cache) return vector == 8 ? function_for<E4m3Store, 8>(lanes) : function_for<E4m3Store, 4>(lanes);
+  return vector == 8 ? function_for<F16Store, 8>(lanes) : function_for<F16Store, 4>(lanes);
 }
 
 }  // namespace nfp::cuda

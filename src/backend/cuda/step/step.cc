@@ -67,7 +67,7 @@ Status run_rope(const RopeCall& c, CUstream_st* stream) {
   shape.block = kRopeThreads;
   shape.dependent = c.dependent_launch;
   void* arguments[] = {&p};
-  return launch("rope", rope_function(vector, lanes), shape, arguments, stream);
+  return launch("rope", rope_function(c.e4m3_cache, vector, lanes), shape, arguments, stream);
 }
 
 Status run_gather(const GatherCall& c, CUstream_st* stream) {

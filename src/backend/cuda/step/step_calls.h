@@ -52,8 +52,9 @@ struct RopeCall {
       nullptr;  // device [head_dim] weights of an RMSNorm of each head before the rotation; null = none
   const float* k_norm = nullptr;
   float norm_eps = 1e-6f;
-  void* keys = nullptr;  // one layer's cache: [blocks, kv_heads, block_size, head_dim] FP16
+  void* keys = nullptr;  // one layer's cache: [blocks, kv_heads, block_size, head_dim] FP16 or E4M3
   void* values = nullptr;
+  bool e4m3_cache = false;  // codes of the numbers themselves (scale 1); magnitudes over 448 become 448
   int32_t block_size = 16;
   bool dependent_launch = true;
 };

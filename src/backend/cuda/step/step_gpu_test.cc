@@ -116,21 +116,40 @@ TEST_F(StepGpu, EmbedsExactly) {
   }
 }
 
-TEST_F(StepGpu, RopeMatchesFloat64AndFillsTheCache) {
-  struct Case {
-    int32_t tokens, heads, kv_heads, head_dim, rotary_dim, block_size;
-    bool norm;
-  };
-  for (const Case& c :
-       {Case{1, 9, 3, 64, 0, 16, false}, Case{7, 32, 8, 128, 0, 16, false}, Case{33, 4, 2, 128, 0, 32, true},
-        Case{5, 2, 1, 256, 0, 16, true}, Case{3, 3, 3, 8, 0, 4, true}, Case{4, 5, 1, 40, 0, 16, true},
-        Case{6, 4, 4, 80, 32, 16, false}, Case{9, 4, 2, 128, 96, 16, true}, Case{5, 2, 2, 72, 40, 8, true},
-        Case{2, 3, 1, 248, 0, 16, false}, Case{70, 16, 16, 96, 0, 64, false}, Case{3, 2, 1, 256, 8, 16, true}}) {
+struct RopeCase {
+  int32_t tokens, heads, kv_heads, head_dim, rotary_dim, block_size;
+  bool norm;
+};
+
+// One number of the cache, for either format.
+float from_cache(bool e4m3, const std::vector<uint8_t>& cache, size_t at) {
+  if (e4m3) return e4m3_to_fp32(cache[at]);
+  return fp16_to_fp32(static_cast<uint16_t>(cache[2 * at] | cache[2 * at + 1] << 8));
+}
+float round_to_cache(bool e4m3, float value) {
+  return e4m3 ? e4m3_to_fp32(fp32_to_e4m3(value)) : fp16_to_fp32(fp32_to_fp16(value));
+}
+
+class RopeGpu : public StepGpu, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Cache, RopeGpu, ::testing::Bool(),
+                         [](const auto& e4m3) { return e4m3.param ? "E4m3" : "F16"; });
+
+TEST_P(RopeGpu, MatchesFloat64AndFillsTheCache) {
+  const bool e4m3 = GetParam();
+  for (const RopeCase& c :
+       {RopeCase{1, 9, 3, 64, 0, 16, false}, RopeCase{7, 32, 8, 128, 0, 16, false},
+        RopeCase{33, 4, 2, 128, 0, 32, true}, RopeCase{5, 2, 1, 256, 0, 16, true}, RopeCase{3, 3, 3, 8, 0, 4, true},
+        RopeCase{4, 5, 1, 40, 0, 16, true}, RopeCase{6, 4, 4, 80, 32, 16, false}, RopeCase{9, 4, 2, 128, 96, 16, true},
+        RopeCase{5, 2, 2, 72, 40, 8, true}, RopeCase{2, 3, 1, 248, 0, 16, false},
+        RopeCase{70, 16, 16, 96, 0, 64, false}, RopeCase{3, 2, 1, 256, 8, 16, true}}) {
     const auto dim = static_cast<size_t>(c.head_dim);
     const auto rotary = static_cast<size_t>(c.rotary_dim == 0 ? c.head_dim : c.rotary_dim);
     const auto all_heads = static_cast<size_t>(c.heads + 2 * c.kv_heads);
     const auto tokens = static_cast<size_t>(c.tokens);
-    const auto qkv = numbers(tokens * all_heads * dim);
+    auto qkv = numbers(tokens * all_heads * dim);
+    for (size_t i = 0; i < qkv.size(); i += 7) {  // what E4M3 saturates, and rounds to its subnormals and to zero
+      qkv[i] = fp32_to_fp16(fp16_to_fp32(qkv[i]) * std::ldexp(1.0f, integer(-12, 10)));
+    }
     constexpr int kPositions = 300;
     std::vector<float> table;
     for (int p = 0; p < kPositions; ++p) {
@@ -154,7 +173,9 @@ TEST_F(StepGpu, RopeMatchesFloat64AndFillsTheCache) {
     if (tokens > 2) slots[1] = -1;
     for (size_t t = 0; t < tokens; ++t) positions.push_back(integer(0, kPositions - 1));
     const size_t cache = static_cast<size_t>(blocks * c.block_size * c.kv_heads) * dim;
-    const DeviceVector<uint16_t> d_qkv(qkv), keys(cache), values(cache);
+    const size_t cache_bytes = cache * (e4m3 ? 1 : 2);
+    const DeviceVector<uint16_t> d_qkv(qkv);
+    const DeviceVector<uint8_t> keys(cache_bytes), values(cache_bytes);
     const DeviceVector<float> d_table(table), d_q_norm(q_norm), d_k_norm(k_norm);
     const DeviceVector<int32_t> d_slots(slots), d_positions(positions);
     RopeCall call;
@@ -173,10 +194,11 @@ TEST_F(StepGpu, RopeMatchesFloat64AndFillsTheCache) {
     }
     call.keys = keys.get();
     call.values = values.get();
+    call.e4m3_cache = e4m3;
     call.block_size = c.block_size;
     finish(run_rope(call, nullptr));
     const auto got = d_qkv.host();
-    std::vector<uint16_t> want_keys(cache, 0xffff), want_values(cache, 0xffff);
+    std::vector<uint8_t> want_keys(cache_bytes, 0xff), want_values(cache_bytes, 0xff);
     const auto got_keys = keys.host(), got_values = values.host();
     for (size_t t = 0; t < tokens; ++t) {
       for (size_t h = 0; h < all_heads; ++h) {
@@ -215,20 +237,65 @@ TEST_F(StepGpu, RopeMatchesFloat64AndFillsTheCache) {
             ASSERT_EQ(got[at + i], qkv[at + i]);
           }
           if (!is_query && slots[t] < 0) continue;
-          const uint16_t bits = is_query ? got[at + i] : is_value ? got_values[base + i] : got_keys[base + i];
+          const std::vector<uint8_t>& stored = is_value ? got_values : got_keys;
+          const float number = is_query ? fp16_to_fp32(got[at + i]) : from_cache(e4m3, stored, base + i);
           if (is_value) {
-            ASSERT_EQ(bits, qkv[at + i]);
-          } else {  // FP16's rounding, and FP32's of a difference that may cancel
-            ASSERT_LE(std::abs(static_cast<double>(fp16_to_fp32(bits)) - want[i]),
-                      std::abs(want[i]) * 0x1.01p-11 + 1e-6)
-                << "head_dim " << c.head_dim << " token " << t << " head " << h << " " << i;
+            ASSERT_EQ(number, round_to_cache(e4m3, fp16_to_fp32(qkv[at + i])));
+          } else {
+            // FP32's error of the rotation, whose terms may cancel, and of the norm before it; rounding keeps order.
+            const size_t pair = i < rotary / 2 ? i + rotary / 2 : i < rotary ? i - rotary / 2 : i;
+            const double slack = 2e-6 * (std::abs(x[i]) + std::abs(x[pair])) + 1e-9;
+            const bool narrow = !is_query && e4m3;
+            ASSERT_GE(number, round_to_cache(narrow, static_cast<float>(want[i] - slack)))
+                << "head_dim " << c.head_dim << " token " << t << " head " << h << " " << i << " of " << want[i];
+            ASSERT_LE(number, round_to_cache(narrow, static_cast<float>(want[i] + slack)))
+                << "head_dim " << c.head_dim << " token " << t << " head " << h << " " << i << " of " << want[i];
           }
-          if (!is_query) (is_value ? want_values : want_keys)[base + i] = bits;
+          if (is_query) continue;
+          std::vector<uint8_t>& wanted = is_value ? want_values : want_keys;
+          const size_t size = e4m3 ? 1 : 2;
+          std::copy_n(stored.begin() + static_cast<ptrdiff_t>((base + i) * size), size,
+                      wanted.begin() + static_cast<ptrdiff_t>((base + i) * size));
         }
       }
     }
     ASSERT_EQ(got_keys, want_keys) << "written elsewhere, head_dim " << c.head_dim;
     ASSERT_EQ(got_values, want_values);
+  }
+}
+
+// Values go to the cache as they are: all FP16 numbers, against the scalar conversion.
+TEST_F(StepGpu, EveryFp16NumberIsRoundedToE4m3) {
+  constexpr int kDim = 64, kTokens = 65536 / kDim;
+  std::vector<uint16_t> qkv(size_t{3} * kDim * kTokens);
+  for (size_t i = 0; i < 65536; ++i) qkv[i / kDim * 3 * kDim + 2 * kDim + i % kDim] = static_cast<uint16_t>(i);
+  std::vector<int32_t> slots(kTokens);
+  for (int t = 0; t < kTokens; ++t) slots[static_cast<size_t>(t)] = t;
+  const std::vector<float> table(kDim, 1.0f);
+  const DeviceVector<uint16_t> d_qkv(qkv);
+  const DeviceVector<float> d_table(table);
+  const DeviceVector<int32_t> d_slots(slots), d_positions(std::vector<int32_t>(kTokens, 0));
+  const DeviceVector<uint8_t> keys(65536), values(65536);
+  RopeCall call;
+  call.qkv = d_qkv.get();
+  call.tokens = kTokens;
+  call.heads = call.kv_heads = 1;
+  call.head_dim = kDim;
+  call.cos_sin = d_table.get();
+  call.positions = d_positions.get();
+  call.slots = d_slots.get();
+  call.keys = keys.get();
+  call.values = values.get();
+  call.e4m3_cache = true;
+  finish(run_rope(call, nullptr));
+  const auto got = values.host();
+  for (size_t i = 0; i < 65536; ++i) {
+    const float number = fp16_to_fp32(static_cast<uint16_t>(i));
+    if (std::isnan(number)) {
+      ASSERT_EQ(got[i] & 0x7f, 0x7f) << i;
+    } else {
+      ASSERT_EQ(got[i], fp32_to_e4m3(number)) << i;
+    }
   }
 }
 

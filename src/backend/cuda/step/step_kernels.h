@@ -23,7 +23,7 @@ struct RopeParams {
 };
 inline constexpr int kRopeThreads = 128;
 // Features a lane moves at a time, and the lanes that share a head: a power of two up to 32.
-const void* rope_function(int vector, int lanes);
+const void* rope_function(bool e4m3_cache, int vector, int lanes);
 
 struct CopyParams {
   const void* x;

@@ -1,13 +1,11 @@
-// The table of model families. A family joins by one file (see docs/adding-a-model.md) and one row in families.cc.
+// What a family's config.json means, where that is the family's own: one file a family, and one row in families.cc.
 #pragma once
 
-#include <memory>
-#include <string>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
 #include "model/config.h"
-#include "model/model.h"
 
 namespace nfp {
 
@@ -17,7 +15,14 @@ struct FamilyDefaults {
   int32_t kv_heads = 0;  // 0 = as many as query heads
   int32_t head_dim = 0;  // 0 = hidden_size / num_attention_heads
   int32_t max_context = 2048;
-  int32_t sliding_window = 0;  // 0 = none
+  int32_t sliding_window = 0;   // 0 = none
+  bool partial_rotary = false;  // partial_rotary_factor says how much of a head rotates
+  float norm_eps = 1e-6f;
+  float rope_theta = 10000.0f;
+  std::string_view activation = "silu";
+  float query_scalar = 0;   // query_pre_attn_scalar; 0 = head_dim
+  float attention_cap = 0;  // attn_logit_softcapping; 0 = none
+  float logit_cap = 0;      // final_logit_softcapping; 0 = none
 };
 
 // Optional fields of config.json whose meaning is a family's own.
@@ -28,18 +33,21 @@ struct FamilyFields {
   int32_t sliding_window = 0;      // 0 = none
   int32_t max_window_layers = 28;  // layers from this one on have the window, unless layer_types says which
   std::vector<bool> layer_slides;  // layer_types: one entry a layer, or none at all
+  int32_t sliding_window_pattern = 6;
+  float local_rope_theta = 0;  // rope_local_base_freq, or rope_parameters' sliding_attention; 0 = not given
+  float query_scalar = 0;
+  float attention_cap = 0;
+  float logit_cap = 0;
 };
 
-struct Family {
-  const char* architecture;  // as config.json spells it
-  const char* model_type;
+struct FamilyRules {
   FamilyDefaults defaults;
   // Fills in what the fields mean. An error's message begins with the field's name.
   Status (*configure)(const FamilyFields& fields, ModelConfig& config);
-  Result<std::unique_ptr<Model>> (*load)(const ModelConfig& config, WeightLoader& weights);
 };
 
-const Family* find_family(std::string_view architecture, std::string_view model_type);  // null = unknown
-std::string family_names();
+extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kPhi3Rules, kGemma2Rules, kGemma3Rules;
+
+const FamilyRules& rules_of(FamilyId family);
 
 }  // namespace nfp

@@ -1,0 +1,160 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+
+#include "model/layers/attention.h"
+#include "model/layers/embedding.h"
+#include "model/layers/gated_mlp.h"
+#include "model/layers/head.h"
+#include "model/layers/norm.h"
+#include "model/rope.h"
+
+namespace nfp {
+namespace {
+
+struct Layer {
+  Status load(WeightLoader& weights, const ModelConfig& config, int32_t index) {
+    const Family& family = *config.family;
+    NFP_RETURN_IF_ERROR(attention_norm.load(weights, config, family.name(TensorRole::kAttentionNorm, index)));
+    NFP_RETURN_IF_ERROR(attention.load(weights, config, index));
+    for (const auto& [norm, role] : {std::pair{&attention_post_norm, TensorRole::kAttentionPostNorm},
+                                     {&mlp_post_norm, TensorRole::kMlpPostNorm}}) {
+      if (family.has(role)) NFP_RETURN_IF_ERROR(norm->load(weights, config, family.name(role, index)));
+    }
+    NFP_RETURN_IF_ERROR(mlp_norm.load(weights, config, family.name(TensorRole::kMlpNorm, index)));
+    return mlp.load(weights, config, index);
+  }
+  template <typename F>
+  void for_each_linear(F&& visit) {
+    for (Linear* linear : {&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down}) visit(linear);
+  }
+
+  Norm attention_norm;
+  Attention attention;
+  Norm attention_post_norm;  // of what is added to the residual stream; empty in most families
+  Norm mlp_norm;
+  GatedMlp mlp;
+  Norm mlp_post_norm;
+};
+
+class Decoder final : public Model {
+ public:
+  Decoder(const ModelConfig& config, Backend& backend) : config_(config), backend_(backend) {}
+
+  Status load(WeightLoader& weights);
+  const ModelConfig& config() const override { return config_; }
+  Backend& backend() const override { return backend_; }
+  Status reserve(int32_t tokens, int32_t rows, int32_t positions) override;
+  void forward(const ForwardArgs& args) override;
+  void logits(const int32_t* rows, int32_t count, Precision precision, float* out) override {
+    head_.run(backend_, head_matrix(), work_.residual, rows, count, precision, out);
+  }
+  std::vector<Linear*> linears() override;
+  Status reload(int32_t layer, WeightLoader& weights) override {
+    NFP_RETURN_IF_ERROR(layers_[static_cast<size_t>(layer)].load(weights, config_, layer));
+    count_bytes();
+    return ok_status();
+  }
+  const Buffer& hidden() const override { return work_.residual; }
+  size_t weight_bytes() const override { return weight_bytes_; }
+  KvCacheSpec kv_spec(int64_t blocks, int32_t block_size, DType dtype) const override {
+    return {config_.layers, config_.kv_heads, config_.head_dim, block_size, blocks, dtype};
+  }
+
+ private:
+  void count_bytes();
+  Linear& head_matrix() { return config_.tied_embeddings ? embedding_.table : head_.own; }
+
+  ModelConfig config_;
+  Backend& backend_;
+  Embedding embedding_;
+  std::vector<Layer> layers_;
+  Head head_;
+  size_t weight_bytes_ = 0;
+  Buffer cos_sin_, local_cos_sin_;  // f32 [positions, rotary dim]
+  Workspace work_;
+};
+
+Status Decoder::load(WeightLoader& weights) {
+  NFP_RETURN_IF_ERROR(embedding_.load(weights, config_));
+  layers_.resize(static_cast<size_t>(config_.layers));
+  for (int32_t i = 0; i < config_.layers; ++i) {
+    NFP_RETURN_IF_ERROR(layers_[static_cast<size_t>(i)].load(weights, config_, i));
+  }
+  NFP_RETURN_IF_ERROR(head_.load(weights, config_));
+  count_bytes();
+  return ok_status();
+}
+
+void Decoder::count_bytes() {
+  weight_bytes_ = config_.tied_embeddings ? 0 : embedding_.table.weight->bytes_held();
+  for (const Linear* linear : linears()) weight_bytes_ += linear->weight->bytes_held();
+}
+
+Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
+  const auto make_table = [&](Buffer& buffer, const Rope& rope) -> Status {
+    const std::vector<float> table = rope_table(rope, std::min(positions, config_.max_context));
+    NFP_ASSIGN_OR_RETURN(buffer, backend_.allocate(table.size() * sizeof(float)));
+    return backend_.upload(buffer.data(), table.data(), buffer.bytes());
+  };
+  NFP_RETURN_IF_ERROR(make_table(cos_sin_, config_.rope));
+  if (config_.local_rope_theta > 0) {
+    NFP_RETURN_IF_ERROR(make_table(local_cos_sin_, {config_.rope.dim, config_.local_rope_theta, {}}));
+  }
+  NFP_RETURN_IF_ERROR(work_.reserve(backend_, config_, tokens));
+  NFP_RETURN_IF_ERROR(head_.reserve(backend_, rows));
+  return backend_.reserve({.tokens = std::max(tokens, rows),
+                           .sequences = rows,
+                           .heads = config_.heads,
+                           .kv_heads = config_.kv_heads,
+                           .head_dim = config_.head_dim,
+                           .activation = config_.activation,
+                           .logit_cap = config_.logit_cap});
+}
+
+void Decoder::forward(const ForwardArgs& args) {
+  const Pass pass{backend_, args, work_, cos_sin_.as<float>(), local_cos_sin_.as<float>()};
+  const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
+  if (args.first_layer == 0) embedding_.run(pass);
+  const Buffer* pending = nullptr;  // still to be added to the residual stream
+  const auto norm = [&](const Norm& by, const Linear& reader) {
+    by.run(backend_, pending != nullptr ? *pending : work_.residual, pending != nullptr ? &work_.residual : nullptr,
+           pass.rows(), pass.consumer(reader), work_.normed);
+    pending = nullptr;
+  };
+  const auto add = [&](const Norm& by) {
+    pending = &work_.product;
+    if (by.weight.data() == nullptr) return;
+    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added);
+    pending = &work_.added;
+  };
+  for (int32_t i = args.first_layer; i < end; ++i) {
+    const Layer& layer = layers_[static_cast<size_t>(i)];
+    norm(layer.attention_norm, layer.attention.qkv);
+    if (!layer.attention.run(pass)) return;
+    add(layer.attention_post_norm);
+    norm(layer.mlp_norm, layer.mlp.gate_up);
+    if (!layer.mlp.run(pass)) return;
+    add(layer.mlp_post_norm);
+  }
+  if (pending == nullptr) return;
+  backend_.rms_norm(
+      {.x = pending->data(), .residual = work_.residual.data(), .rows = pass.rows(), .hidden = config_.hidden});
+}
+
+std::vector<Linear*> Decoder::linears() {
+  std::vector<Linear*> all;
+  for (Layer& layer : layers_) layer.for_each_linear([&](Linear* linear) { all.push_back(linear); });
+  all.push_back(&head_matrix());
+  return all;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> load_decoder(const ModelConfig& config, WeightLoader& weights) {
+  auto model = std::make_unique<Decoder>(config, weights.backend());
+  NFP_RETURN_IF_ERROR(model->load(weights));
+  return std::unique_ptr<Model>(std::move(model));
+}
+
+}  // namespace nfp

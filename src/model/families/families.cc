@@ -1,0 +1,25 @@
+#include "model/families/families.h"
+
+namespace nfp {
+
+const FamilyRules& rules_of(FamilyId family) {
+  switch (family) {
+    case FamilyId::kLlama:
+      break;
+    case FamilyId::kMistral:
+      return kMistralRules;
+    case FamilyId::kQwen2:
+      return kQwen2Rules;
+    case FamilyId::kQwen3:
+      return kQwen3Rules;
+    case FamilyId::kPhi3:
+      return kPhi3Rules;
+    case FamilyId::kGemma2:
+      return kGemma2Rules;
+    case FamilyId::kGemma3:
+      return kGemma3Rules;
+  }
+  return kLlamaRules;
+}
+
+}  // namespace nfp

@@ -1,0 +1,60 @@
+// Gemma 2 and the text model of Gemma 3: norms of (1 + weight) before and after attention and MLP, GeGLU, scaled
+// embeddings, windows on some layers. Gemma 2 has soft caps; Gemma 3 norms of heads and two rotary bases.
+#include <cmath>
+
+#include "model/families/families.h"
+
+namespace nfp {
+namespace {
+
+Status configure(const FamilyFields& fields, ModelConfig& config, int32_t pattern) {
+  config.qkv_bias = fields.attention_bias;
+  config.output_bias = fields.attention_bias;
+  config.embedding_scale = std::sqrt(static_cast<float>(config.hidden));
+  config.attention_scale = 1.0f / std::sqrt(fields.query_scalar);
+  config.attention_cap = fields.attention_cap;
+  config.logit_cap = fields.logit_cap;
+  for (size_t i = 0; i < config.windows.size(); ++i) {
+    // One in `pattern` layers sees everything.
+    const bool slides =
+        fields.layer_slides.empty() ? (static_cast<int32_t>(i) + 1) % pattern != 0 : fields.layer_slides[i];
+    if (slides && fields.sliding_window == 0) {
+      return error(ErrorCode::kInvalidInput, "field 'sliding_window' is null, but layer {} slides", i);
+    }
+    config.windows[i] = slides ? fields.sliding_window : 0;
+  }
+  return ok_status();
+}
+
+Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) { return configure(fields, config, 2); }
+
+Status configure_gemma3(const FamilyFields& fields, ModelConfig& config) {
+  config.qk_norm = true;
+  config.local_rope_theta = fields.local_rope_theta > 0 ? fields.local_rope_theta : 10000.0f;
+  return configure(fields, config, fields.sliding_window_pattern);
+}
+
+}  // namespace
+
+// As transformers' Gemma2Config and Gemma3TextConfig have them.
+const FamilyRules kGemma2Rules = {{.tied_embeddings = true,
+                                   .kv_heads = 4,
+                                   .head_dim = 256,
+                                   .max_context = 8192,
+                                   .sliding_window = 4096,
+                                   .activation = "gelu_pytorch_tanh",
+                                   .query_scalar = 256,
+                                   .attention_cap = 50,
+                                   .logit_cap = 30},
+                                  configure_gemma2};
+const FamilyRules kGemma3Rules = {{.tied_embeddings = true,
+                                   .kv_heads = 4,
+                                   .head_dim = 256,
+                                   .max_context = 131072,
+                                   .sliding_window = 4096,
+                                   .rope_theta = 1000000.0f,
+                                   .activation = "gelu_pytorch_tanh",
+                                   .query_scalar = 256},
+                                  configure_gemma3};
+
+}  // namespace nfp

@@ -1,0 +1,54 @@
+#include "model/layers/attention.h"
+
+namespace nfp {
+
+Status Attention::load(WeightLoader& weights, const ModelConfig& config, int32_t layer) {
+  const Family& family = *config.family;
+  const int64_t q = config.query_features(), kv = config.kv_features();
+  NFP_ASSIGN_OR_RETURN(qkv, weights.linear(GemmType::kQkv, layer, family.names(GemmType::kQkv, layer), q + 2 * kv,
+                                           config.hidden, config.qkv_bias));
+  if (config.qk_norm) {
+    const auto load_norm = [&](Buffer& norm, TensorRole role) -> Status {
+      NFP_ASSIGN_OR_RETURN(norm, weights.vector(family.name(role, layer), config.head_dim, config.norm_offset));
+      return ok_status();
+    };
+    NFP_RETURN_IF_ERROR(load_norm(q_norm, TensorRole::kQueryNorm));
+    NFP_RETURN_IF_ERROR(load_norm(k_norm, TensorRole::kKeyNorm));
+  }
+  NFP_ASSIGN_OR_RETURN(output, weights.linear(GemmType::kOutput, layer, family.names(GemmType::kOutput, layer),
+                                              config.hidden, q, config.output_bias));
+  rope.heads = attend.heads = config.heads;
+  rope.kv_heads = attend.kv_heads = config.kv_heads;
+  rope.head_dim = attend.head_dim = config.head_dim;
+  rope.layer = attend.layer = layer;
+  rope.q_norm = q_norm.as<float>();
+  rope.k_norm = k_norm.as<float>();
+  rope.norm_eps = config.norm_eps;
+  rope.rotary_dim = config.rope.dim;
+  attend.scale = config.attention_scale;
+  attend.soft_cap = config.attention_cap;
+  attend.window = config.windows[static_cast<size_t>(layer)];
+  local_rope = config.local_rope_theta > 0 && attend.window > 0;
+  return ok_status();
+}
+
+bool Attention::run(const Pass& pass) const {
+  const Workspace& work = pass.work;
+  if (!pass.multiply(qkv, work.normed, work.qkv)) return false;
+  RopeArgs rotate = rope;
+  rotate.qkv = work.qkv.data();
+  rotate.cos_sin = local_rope ? pass.local_cos_sin : pass.cos_sin;
+  rotate.cache = pass.args.cache;
+  rotate.batch = pass.args.batch;
+  pass.backend.rope(rotate);
+  AttentionArgs call = attend;
+  call.qkv = work.qkv.data();
+  call.cache = pass.args.cache;
+  call.batch = pass.args.batch;
+  call.out = work.attended.data();
+  call.consumer = pass.consumer(output);
+  pass.backend.attention(call);
+  return pass.multiply(output, work.attended, work.product);
+}
+
+}  // namespace nfp

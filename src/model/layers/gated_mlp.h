@@ -1,0 +1,19 @@
+#pragma once
+
+#include "model/layers/pass.h"
+#include "model/weight_loader.h"
+
+namespace nfp {
+
+// down(act(gate(x)) * up(x)).
+struct GatedMlp {
+  Status load(WeightLoader& weights, const ModelConfig& config, int32_t layer);
+  // work.normed -> work.product. False where the forward ended inside.
+  bool run(const Pass& pass) const;
+
+  Linear gate_up;  // [2 * intermediate, hidden], rows interleaved
+  Linear down;     // [hidden, intermediate]
+  Activation activation = Activation::kSilu;
+};
+
+}  // namespace nfp

@@ -1,0 +1,37 @@
+#include "model/layers/head.h"
+
+namespace nfp {
+
+Status Head::load(WeightLoader& weights, const ModelConfig& config) {
+  NFP_RETURN_IF_ERROR(norm.load(weights, config, std::string(kFinalNormName)));
+  soft_cap = config.logit_cap;
+  if (config.tied_embeddings) return ok_status();
+  NFP_ASSIGN_OR_RETURN(own, weights.linear(GemmType::kHead, config.layers, {std::string(kHeadName)}, config.vocab,
+                                           config.hidden, false));
+  return ok_status();
+}
+
+Status Head::reserve(Backend& backend, int32_t rows) {
+  for (Buffer* buffer : {&gathered, &normed}) {
+    buffer->reset();
+    NFP_ASSIGN_OR_RETURN(*buffer, backend.allocate(backend.activation_bytes(rows, norm.hidden)));
+  }
+  return ok_status();
+}
+
+void Head::run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
+               Precision precision, float* out) const {
+  backend.gather_rows({hidden.data(), rows, count, norm.hidden, gathered.data()});
+  norm.run(backend, gathered, nullptr, count, matrix.weight->consumes(matrix.at(precision)), normed);
+  LinearArgs call;
+  call.weight = matrix.weight.get();
+  call.x = normed.data();
+  call.rows = count;
+  call.precision = matrix.at(precision);
+  call.y = out;
+  call.y_is_f32 = true;
+  call.soft_cap = soft_cap;
+  backend.linear(call);
+}
+
+}  // namespace nfp

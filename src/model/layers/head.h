@@ -1,0 +1,22 @@
+#pragma once
+
+#include "model/layers/norm.h"
+#include "model/weight_loader.h"
+
+namespace nfp {
+
+// The last norm and the matrix that makes logits.
+struct Head {
+  Status load(WeightLoader& weights, const ModelConfig& config);  // no matrix where it is tied
+  Status reserve(Backend& backend, int32_t rows);
+  // Logits of rows[0..count) of `hidden`. `matrix`: own, or the embedding where they are tied.
+  void run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
+           Precision precision, float* out) const;
+
+  Norm norm;
+  Linear own;  // [vocab, hidden]; empty where tied
+  float soft_cap = 0.0f;
+  Buffer gathered, normed;  // [rows, hidden]
+};
+
+}  // namespace nfp

@@ -1,0 +1,24 @@
+#include "model/layers/norm.h"
+
+namespace nfp {
+
+Status Norm::load(WeightLoader& weights, const ModelConfig& config, const std::string& name) {
+  NFP_ASSIGN_OR_RETURN(weight, weights.vector(name, config.hidden, config.norm_offset));
+  eps = config.norm_eps;
+  hidden = config.hidden;
+  return ok_status();
+}
+
+void Norm::run(Backend& backend, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
+               const Buffer& out) const {
+  backend.rms_norm({.x = x.data(),
+                    .residual = residual != nullptr ? residual->data() : nullptr,
+                    .weight = weight.as<float>(),
+                    .eps = eps,
+                    .rows = rows,
+                    .hidden = hidden,
+                    .consumer = consumer,
+                    .out = out.data()});
+}
+
+}  // namespace nfp

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "model/weight_loader.h"
+
+namespace nfp {
+
+// RMSNorm.
+struct Norm {
+  Status load(WeightLoader& weights, const ModelConfig& config, const std::string& name);
+  // out = norm(x), or with `residual` the norm of residual + x, which residual becomes.
+  void run(Backend& backend, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
+           const Buffer& out) const;
+
+  Buffer weight;  // f32 [hidden]
+  float eps = 0;
+  int32_t hidden = 0;
+};
+
+}  // namespace nfp

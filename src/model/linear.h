@@ -1,0 +1,36 @@
+// One linear layer of a model.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "io/family.h"
+#include "nested/precision.h"
+
+namespace nfp {
+
+// Which precision it computes in is decided for each step: the step's, where `fp8` allows it.
+struct Linear {
+  std::unique_ptr<LinearWeight> weight;
+  GemmType type = GemmType::kQkv;
+  int32_t layer = 0;
+  std::vector<std::string> names;  // of the stacked matrices, in their order, without ".weight"
+  bool fp8 = true;                 // member of the set that computes in FP8 in an FP8 step
+  double fp8_from = 0;  // least share of its weights that a step must compute in FP8 for this to be among them
+
+  // share: of the weights that the step computes in FP8, 0..1.
+  Precision at(Precision step, double share = 1.0) const { return fp8 && fp8_from <= share ? step : Precision::kFp16; }
+};
+
+// Told of each linear layer's inputs during a forward (calibration): device x is [rows, k], complete once the backend
+// is synchronized, and valid until the call returns. It may change x: nothing but this layer reads it.
+class LinearObserver {
+ public:
+  virtual ~LinearObserver() = default;
+  virtual void on_linear(const Linear& linear, void* x, int32_t rows) = 0;
+};
+
+}  // namespace nfp

@@ -1,0 +1,64 @@
+// From the tensors of a checkpoint to a model in a backend.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/progress.h"
+#include "base/result.h"
+#include "base/thread_pool.h"
+#include "io/model_source.h"
+#include "model/model.h"
+
+namespace nfp {
+
+enum class Baseline : uint8_t {
+  kNone,
+  kFp8Channel,  // FP8 with one absmax scale a row instead of nested uppers: what others ship; evaluation only
+  kDenseF16,    // plain FP16 matrices instead of nested ones; evaluation only
+};
+
+// Another reading of a matrix, such as one with calibrated upper bytes. Given the tensor's name and its reader.
+using MatrixFilter =
+    std::function<Result<std::unique_ptr<MatrixReader>>(const std::string&, std::unique_ptr<MatrixReader>)>;
+
+struct LoadOptions {
+  bool fp8_head = false;  // does lm_head compute in FP8 in an FP8 step
+  Baseline baseline = Baseline::kNone;
+  MatrixFilter filter;  // applied before the baseline; may be empty
+  ProgressCallback progress;
+};
+
+// Reads tensors into a backend: what layers load themselves with.
+class WeightLoader {
+ public:
+  WeightLoader(const ModelSource& source, Backend& backend, ThreadPool& threads, const LoadOptions& options);
+
+  // Stacks the matrices NAME.weight (and NAME.bias, if `bias`) of `names` into one weight of [rows, cols] in all.
+  // kInterleave takes two matrices, or one that holds all rows of the first and then of the second.
+  Result<Linear> linear(GemmType type, int32_t layer, const std::vector<std::string>& names, int64_t rows, int64_t cols,
+                        bool bias, RowOrder order = RowOrder::kConcat);
+  // NAME.weight + offset in device memory as FP32.
+  Result<Buffer> vector(const std::string& name, int64_t size, float offset = 0.0f);
+
+  Backend& backend() { return backend_; }
+
+ private:
+  Result<std::unique_ptr<MatrixReader>> matrix(const std::string& name, int64_t cols, GemmType type);
+  void tell(const std::string& tensor);
+
+  const ModelSource& source_;
+  Backend& backend_;
+  ThreadPool& threads_;
+  LoadOptions options_;
+  uint64_t done_ = 0;
+};
+
+// `threads` reads the checkpoint; it may be the one the backend uses, as loading does not run beside steps.
+Result<std::unique_ptr<Model>> load_model(const ModelSource& source, const ModelConfig& config, Backend& backend,
+                                          ThreadPool& threads, const LoadOptions& options);
+
+}  // namespace nfp

@@ -595,6 +595,7 @@ int run(int argc, char** argv) {
     cudaDeviceProp properties{};
     if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess)
       b.table.device = properties.name;
+    if (b.built_in != nullptr) b.table.copy_models(*b.built_in);
     if (const Status written = write_file(table_path, b.table.dump()); !written.ok())
       fmt::print(stderr, "{}\n", written.error().message);
   }

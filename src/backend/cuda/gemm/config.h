@@ -178,7 +178,7 @@ std::vector<Config> candidates(const Problem& problem, const DeviceShape& device
 // For shapes that nobody has tuned.
 Config analytic_choice(const Problem& problem, const DeviceShape& device);
 
-// Token counts are tuned at these sizes; a count in between uses the next larger one's choice.
+// Token counts are tuned at these sizes; choose() in table.h says what a count in between takes.
 inline constexpr std::array kTokenBuckets = {1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096};
 int token_bucket(int64_t m);
 

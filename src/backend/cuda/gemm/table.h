@@ -34,6 +34,8 @@ class TuningTable {
   // Null if the table has none. BF16 kernels do the same work as FP16's.
   const TimeModel* model(Mode mode) const;
   void set_model(Mode mode, const TimeModel& model) { models_[mode] = model; }
+  // Of another table for the same device, where this one only has choices.
+  void copy_models(const TuningTable& other) { models_ = other.models_; }
   bool has_models() const { return !models_.empty(); }
 
   std::string device;

@@ -36,8 +36,11 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
   TuningTable table;
   int id = 0;
   cudaDeviceProp properties{};
-  if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess)
+  if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess) {
     table.device = properties.name;
+    if (const TuningTable* known = built_in_table(properties.name, properties.multiProcessorCount); known != nullptr)
+      table.copy_models(*known);
+  }
   NFP_ASSIGN_OR_RETURN(const DeviceMemory workspace, allocate(Workspace::kBytes));
   const int most = options.tokens.empty() ? 1 : *std::max_element(options.tokens.begin(), options.tokens.end());
   for (const GemmShape& shape : shapes) {

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Fits the model of src/backend/cuda/gemm/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
+
+    bench/fit_gemm_model.py src/backend/cuda/gemm/choices_h200.json bench/results/gemm-h200-fit.jsonl
+
+Replaces "models" in the first file, and prints how well each mode is fitted. The quantities are positive, so their
+logarithms are fitted (Levenberg-Marquardt, Huber weights) to the logarithms of the times. Every cell (n, k, m) has an
+offset of its own, drawn towards 0: a clock that all its candidates shared. Needs numpy.
+"""
+import collections
+import json
+import math
+import re
+import sys
+
+import numpy as np
+
+SMS, CLUSTERS_OF_4 = 132, 31  # of the H200 that was measured
+FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0.0, "exchange_us": 1.0, "exchange_us_kb": 0.02,
+               "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 0.1}
+QUANTITIES = list(FIRST_GUESS)
+MODES = {"nested_f16 tried": "f16", "nested_e4m3 tried": "e4m3", "nested_e4m3_promoted tried": "e4m3-promoted"}
+LEAST_SAMPLES = 6  # of a tile that enters the file
+
+
+def ceil_div(a, b):
+    return -(-a // b)
+
+
+def parse(config):
+    size, cluster, blocks, *cut = config.split()
+    rows, tokens = map(int, size.split("x"))
+    kind, splits = re.match(r"([a-z]*)(\d*)", cut[0] if cut else "").groups()
+    return rows, tokens, int(cluster[1:]), int(blocks[1:]), 0 if kind == "stream" else int(splits or 1), kind == "exchange"
+
+
+def resident_clusters(blocks):  # as in predict.cc
+    if blocks <= 2:
+        return SMS // blocks
+    return CLUSTERS_OF_4 // (blocks // 4) if blocks % 4 == 0 else CLUSTERS_OF_4 * 4 * 7 // 8 // blocks
+
+
+def features(n, k, m, config, fp8):
+    """What make_schedule() and predict_us() count."""
+    rows, tokens, cluster, blocks, splits, exchange = parse(config)
+    steps_of_tile, m_tiles = ceil_div(k, 128 if fp8 else 64), ceil_div(m, tokens)
+    tiles = m_tiles * ceil_div(n, rows * cluster)
+    room = (CLUSTERS_OF_4 if cluster == 4 else SMS // cluster) * blocks
+    cut_tiles = shares = 0
+    parts_in_cluster = 1
+    if splits > 1:
+        splits = min(splits, steps_of_tile)
+        cut_tiles, shares = tiles, tiles * splits
+        parts_in_cluster = splits if exchange and splits > 1 else 1
+    elif splits == 0 and tiles % room:
+        cut_tiles = tiles if tiles < room else tiles % room + room
+        shares = min(max(cut_tiles * steps_of_tile // 4, 1), room)
+    if shares > cut_tiles and parts_in_cluster == 1 and 8 * shares * cluster * rows * tokens > 96 << 20:
+        cut_tiles = shares = 0  # more than the workspace holds
+    stream = splits == 0 and shares > 0
+    fragments = 1 + cut_tiles / shares if shares else 1
+    if parts_in_cluster > 1:
+        ends = ceil_div(tiles, resident_clusters(cluster * parts_in_cluster) * blocks)
+        steps = ends * ceil_div(steps_of_tile, parts_in_cluster)
+    else:
+        ends = ceil_div(tiles - cut_tiles, room)
+        steps = ends * steps_of_tile
+        if shares:
+            rounds = ceil_div(shares, room)
+            steps += rounds * ceil_div(cut_tiles * steps_of_tile, shares)
+            ends += rounds * (fragments if stream else 1)
+    parts = shares / cut_tiles if shares > cut_tiles else 1
+    weights, kilobytes = n * k * (1 if fp8 else 2) * 1e-6, rows * tokens * 4e-3
+    return dict(steps=steps * blocks, ends=ends * blocks, weights=weights,
+                reread=stream * min(m_tiles - 1, 4) * weights / (weights + 50),
+                moved=m * k * (1 if fp8 else 2) * 1e-6 + m * n * 2e-6,
+                l2=tiles * cluster * steps_of_tile * (rows * 128 + tokens * 128 / cluster) * 1e-6,
+                products=tiles * cluster * rows * tokens * steps_of_tile * (256 if fp8 else 128) * 1e-6,
+                exchange=float(parts_in_cluster > 1), exchange_kb=(parts_in_cluster > 1) * kilobytes * ends,
+                split=float(parts > 1 and parts_in_cluster == 1 and not stream),
+                split_kb=(parts > 1 and parts_in_cluster == 1 and not stream) * kilobytes * (parts + 1 if parts > 2 else 1.5),
+                stream=float(stream), stream_kb=stream * kilobytes * fragments)
+
+
+class Fit:
+    def __init__(self, mode, samples):
+        self.fp8, self.samples = mode != "f16", samples
+        rows = [features(n, k, m, config, self.fp8) for n, k, m, config, _ in samples]
+        self.f = {key: np.array([row[key] for row in rows], float) for key in rows[0]}
+        names = [" ".join(config.split()[:3]) for _, _, _, config, _ in samples]
+        self.tiles = sorted(set(names))
+        self.tile = np.array([self.tiles.index(name) for name in names])
+        cells = {}
+        self.cell = np.array([cells.setdefault(s[:3], len(cells)) for s in samples])
+        self.cells = len(cells)
+        self.us = np.array([s[4] for s in samples])
+        self.best = np.full(self.cells, np.inf)
+        np.minimum.at(self.best, self.cell, self.us)
+
+    def first_guess(self):
+        guess = dict(FIRST_GUESS, tflops=1400.0 if self.fp8 else 700.0)
+        steps, ends = [], []
+        for name in self.tiles:
+            rows, tokens = parse(name)[:2]
+            steps.append(2 * rows * max(tokens, 32 if self.fp8 else 100) * (128 if self.fp8 else 64) * SMS / (1.6e9 if self.fp8 else 8e8))
+            ends.append(0.5e-4 * rows * tokens + 0.3)
+        return np.log(np.array(list(guess.values()) + steps + ends))
+
+    def predict(self, p):
+        q, f, count = dict(zip(QUANTITIES, np.exp(p))), self.f, len(QUANTITIES)
+        step, end = np.exp(p[count:count + len(self.tiles)]), np.exp(p[count + len(self.tiles):])
+        busy = f["steps"] * step[self.tile] + f["ends"] * end[self.tile]
+        memory = (f["weights"] * (1 + q["reread"] * f["reread"]) + f["moved"]) / q["memory_tb_s"]
+        overlapped = (busy**3 + memory**3 + (f["l2"] / q["l2_tb_s"])**3 + (f["products"] / q["tflops"])**3)**(1 / 3)
+        return q["launch_us"] + overlapped + sum(
+            q[f"{way}_us"] * f[way] + q[f"{way}_us_kb"] * f[f"{way}_kb"] for way in ("exchange", "split", "stream"))
+
+    def run(self, rounds=30, shrink=4.0):
+        p = first = self.first_guess()
+        y, damping = np.log(self.us), 1.0
+        prior = 0.02 * len(y) / 1000
+        by_cell = lambda v: np.bincount(self.cell, v, self.cells)
+        centred = lambda v, w: v - (by_cell(w * v) / (by_cell(w) + shrink))[self.cell]
+        close = np.clip((self.us / self.best[self.cell])**-2, 0.1, 1)  # the cell's fast candidates matter most
+        for _ in range(rounds):
+            raw = np.log(self.predict(p)) - y
+            robust = 1 / np.maximum(1, np.abs(centred(raw, np.ones_like(raw))) / 0.06)
+            rest, w = centred(raw, robust), robust * close
+            jacobian = np.empty((len(y), len(p)))
+            for j in range(len(p)):
+                moved = p.copy()
+                moved[j] += 1e-4
+                jacobian[:, j] = centred((np.log(self.predict(moved)) - y - raw) / 1e-4, w)
+            normal = jacobian.T @ (jacobian * w[:, None]) + prior * np.eye(len(p))
+            gradient = jacobian.T @ (rest * w) + prior * (p - first)
+            cost = (w * rest**2).sum() + prior * ((p - first)**2).sum()
+            for _ in range(8):
+                step = np.clip(np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient), -0.5, 0.5)
+                after = centred(np.log(self.predict(p + step)) - y, w)
+                if (w * after**2).sum() + prior * ((p + step - first)**2).sum() < cost * 1.00001:
+                    p, damping = p + step, max(damping / 4, 1e-5)
+                    break
+                damping *= 4
+        return p
+
+    def report(self, mode, p):
+        us = self.predict(p)
+        chosen = [np.flatnonzero(self.cell == c)[np.argmin(us[self.cell == c])] for c in range(self.cells)]
+        ratio = self.us[chosen] / self.best
+        print(f"{mode}: {self.cells} cells, {len(us)} times; predicted choice / fastest {math.exp(np.log(ratio).mean()):.3f}, worst {ratio.max():.2f}")
+
+    def entry(self, p):
+        rounded = [float(f"{v:.4g}") for v in np.exp(p)]
+        count = len(QUANTITIES)
+        out = dict(zip(QUANTITIES, rounded))
+        out["tiles"] = {name: [rounded[count + i], rounded[count + len(self.tiles) + i]]
+                        for i, name in enumerate(self.tiles) if (self.tile == i).sum() >= LEAST_SAMPLES}
+        return out
+
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    samples = collections.defaultdict(list)
+    for path in sys.argv[2:]:
+        with open(path) as file:
+            for row in map(json.loads, file):
+                for key, mode in MODES.items():
+                    samples[mode] += [(row["n"], row["k"], row["m"], config, us) for config, us in row.get(key, {}).items()]
+    with open(sys.argv[1]) as file:
+        table = json.load(file)
+    models = {}
+    for mode in MODES.values():
+        fit = Fit(mode, samples[mode])
+        p = fit.run()
+        fit.report(mode, p)
+        models[mode] = fit.entry(p)
+    table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models, "choices": table["choices"]}
+    text = re.sub(r"\[\s+([\d.e-]+),\s+([\d.e-]+)\s+\]", r"[\1, \2]", json.dumps(table, indent=1))
+    with open(sys.argv[1], "w") as file:
+        file.write(text + "\n")
+
+
+main()

@@ -23,13 +23,24 @@ class GpuTest : public ::testing::Test {
   }
 };
 
-// Tiny models whose heads the GPU's attention takes (a multiple of 16 features).
+// Tiny models that the GPU computes: heads of a multiple of 16 features, SiLU, no soft cap of logits.
 std::vector<std::string> models() {
   std::vector<std::string> names;
   for (const char* name : kTinyModels) {
     if (tiny_model_folder(name).empty()) continue;
     auto model = TinyModel::load(name, "scalar", 1);
-    if (model.ok() && (*model)->config().head_dim % 16 == 0) names.emplace_back(name);
+    if (!model.ok()) continue;
+    const ModelConfig& config = (*model)->config();
+    if (config.head_dim % 16 != 0) continue;
+    if (config.activation != Activation::kSilu || config.logit_cap > 0) {
+      const auto refused = TinyModel::load(name, "cuda", 1);
+      EXPECT_FALSE(refused.ok()) << name;
+      if (!refused.ok()) {
+        EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported) << refused.error().message;
+      }
+      continue;
+    }
+    names.emplace_back(name);
   }
   return names;
 }

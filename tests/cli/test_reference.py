@@ -41,8 +41,9 @@ class Generate(unittest.TestCase):
             for precision in ("fp16", "fp8"):
                 weights, _ = reference.weights_in(source, precision)
                 ids = tokenizer_of(model).encode("A river runs").ids
+                # Within the context that LongRoPE's short factors are for: that is what the reference computes.
                 answer = run_json("generate", model, "-p", "A river runs", "-n", "6", "--precision", precision,
-                                  "--ignore-eos", "--dtype-kv", "f32", env=SCALAR)
+                                  "--ignore-eos", "--dtype-kv", "f32", "--ctx", "128", env=SCALAR)
                 self.assertEqual(answer["usage"]["prompt_tokens"], len(ids))
                 self.assertEqual(len(answer["tokens"]), 6)
                 for token in answer["tokens"]:

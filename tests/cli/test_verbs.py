@@ -32,7 +32,7 @@ class Tune(Scratch):
         with open(os.path.join(F16_MODEL, "config.json")) as file:
             config = json.load(file)
         self.assertIn(f"n {2 * config['intermediate_size']}, k {config['hidden_size']}, f16", out)
-        self.assertIn("(analytic)", out)
+        self.assertIn("(predicted)", out)
 
     def test_print_reads_a_table(self):
         table = self.path("choices.json")
@@ -43,7 +43,7 @@ class Tune(Scratch):
         self.assertIn("128x8 c1 b1 split4 (tuned)", out)
         with open(table, "w") as file:
             file.write("{}")
-        self.assertIn("choices.json: 'format' is not", failure("tune", "--print", "--shape", "64,64", "--table", table))
+        self.assertIn("choices.json: 'format' is neither", failure("tune", "--print", "--shape", "64,64", "--table", table))
 
     def test_refusals(self):
         self.assertIn("name a MODEL, or shapes with --shape", failure("tune", code=2))

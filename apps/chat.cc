@@ -5,10 +5,10 @@
 #include <cstdio>
 
 #include "base/process_memory.h"
-#include "runtime/chat_session.h"
 #include "flags.h"
 #include "interrupt.h"
 #include "line_reader.h"
+#include "runtime/chat_session.h"
 #include "verbs.h"
 
 namespace nfp {

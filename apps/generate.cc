@@ -11,9 +11,9 @@
 
 #include "base/mapped_file.h"
 #include "base/process_memory.h"
-#include "runtime/generation.h"
 #include "flags.h"
 #include "interrupt.h"
+#include "runtime/generation.h"
 #include "verbs.h"
 
 namespace nfp {

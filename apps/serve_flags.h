@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/loaded_model.h"
 #include "engine/policy.h"
 #include "flags.h"
+#include "runtime/loaded_model.h"
 #include "server/serve/service.h"
 
 namespace nfp {

@@ -10,8 +10,8 @@
 #include "base/mapped_file.h"
 #include "calibrate/activations.h"
 #include "calibrate/baseline_filters.h"
-#include "runtime/loaded_model.h"
 #include "eval/sequence_runner.h"
+#include "runtime/loaded_model.h"
 
 namespace nfp {
 namespace {

@@ -172,7 +172,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!parse_json(escaped).ok()) __builtin_trap();
   const auto json = parse_json(text);
   // Whatever the library reads within our limits we read alike.
-  const Json expected = nfp::json_depth(text, 64) > 64 ? Json(Json::value_t::discarded) : Json::parse(text, nullptr, false);
+  const Json expected =
+      nfp::json_depth(text, 64) > 64 ? Json(Json::value_t::discarded) : Json::parse(text, nullptr, false);
   if (json.ok() != !expected.is_discarded() && size < 4096) __builtin_trap();
   if (!json.ok()) return 0;
   if (size < 4096 && *json != expected) __builtin_trap();

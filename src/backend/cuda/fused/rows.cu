@@ -321,6 +321,5 @@ const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is
                   : function_for<RowsSource::kPlain, false, false>(is_aligned, vectors);
   }
 }
-const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }
 
 }  // namespace nfp::cuda

@@ -49,8 +49,8 @@ struct GemmCall {
   // FP8 modes: x is worth x * scale. [m] with token_scale_stride 1, [1] with 0; null = 1.
   const float* token_scale = nullptr;
   int token_scale_stride = 1;
-  // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. 16-bit outputs are fastest when rows are
-  // 16-byte aligned.
+  // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. Fastest are outputs of bulk_store_type(mode)
+  // with rows that are 16-byte aligned, and swiglu without a residual.
   void* d = nullptr;
   int64_t ldd = 0;
   Output output = Output::kF16;

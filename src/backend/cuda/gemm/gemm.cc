@@ -177,10 +177,11 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.is_bf16 = call.output == Output::kBF16 ? 1 : 0;
   p.is_f32 = call.output == Output::kF32 ? 1 : 0;
   p.swiglu = call.swiglu ? 1 : 0;
-  // The copy engine writes whole rows of 16-byte pieces; other shapes, and FP32, go element by element.
+  // The copy engine writes whole rows of 16-byte pieces; other shapes and types go element by element.
   const int64_t columns = call.swiglu ? call.w.n / 2 : call.w.n;
   p.bulk_stores =
-      call.output != Output::kF32 && call.ldd % 8 == 0 && aligned(call.d, 16) &&
+      call.output == bulk_store_type(call.mode) && !(call.swiglu && call.residual != nullptr) && call.ldd % 8 == 0 &&
+              aligned(call.d, 16) &&
               (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
           ? 1
           : 0;

@@ -48,8 +48,8 @@ struct GemmCall {
   int64_t ldx = 0;
   // FP8 modes: [m], x is worth x * scale; null = 1.
   const float* token_scale = nullptr;
-  // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. 16-bit outputs are fastest when rows are
-  // 16-byte aligned.
+  // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. Fastest are outputs of bulk_store_type(mode)
+  // with rows that are 16-byte aligned, and swiglu without a residual.
   void* d = nullptr;
   int64_t ldd = 0;
   Output output = Output::kF16;

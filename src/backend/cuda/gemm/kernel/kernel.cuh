@@ -39,6 +39,7 @@ struct Kernel {
   static constexpr auto kCluster = Ring::kCluster;
   static constexpr auto kConsumers = Ring::kConsumers;
   static constexpr auto kFp8 = Ring::kFp8;
+  static constexpr bool kBf16 = kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free;
   static constexpr auto kLean = Ring::kLean;
   static constexpr auto kStages = Ring::kStages;
   static constexpr auto kStageBytes = Ring::kStageBytes;
@@ -47,8 +48,8 @@ struct Kernel {
   static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
                                                  uint32_t flags, int cluster, int clusters, uint32_t rank) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    Epilogue<kTile, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile), scales + warpgroup * kTokens * 4,
-                                   warpgroup};
+    Epilogue<kTile, kFp8, kBf16> epilogue{p, staging + warpgroup * staging_bytes(kTile),
+                                          scales + warpgroup * kTokens * 4, warpgroup};
     if constexpr (!kFp8) MultiplyF16<kOperand, kTile>::begin(warpgroup);
     WorkList list(p, cluster, clusters);
     Work work;
@@ -81,7 +82,7 @@ struct Kernel {
 
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
                                                 const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
-                                                Epilogue<kTile, kFp8>& epilogue, uint32_t flag, int warpgroup) {
+                                                Epilogue<kTile, kFp8, kBf16>& epilogue, uint32_t flag, int warpgroup) {
     bool complete = true;
     if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
       constexpr int kSlotBlocks = kCluster * kBlocks;

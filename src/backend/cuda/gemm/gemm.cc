@@ -26,6 +26,8 @@ std::span<const KernelEntry> entries(Mode mode, Join join) {
       return kernels_e4m3();
     case Mode::kE4M3Promoted:
       return kernels_e4m3_promoted();
+    case Mode::kW8A16:
+      return kernels_w8a16();
   }
   return {};
 }
@@ -43,7 +45,7 @@ Status check_call(const GemmCall& c) {
   if (c.w.k <= 0 || c.w.k > kMax) return bad("w.k", "must be 1 to 2^30");
   if (c.w.upper == nullptr || !aligned(c.w.upper, 16))
     return bad("w.upper", "must be a 16-byte aligned device pointer");
-  if (!is_fp8(c.mode) && (c.w.lower == nullptr || !aligned(c.w.lower, 16))) {
+  if (reads_lower(c.mode) && (c.w.lower == nullptr || !aligned(c.w.lower, 16))) {
     return bad("w.lower", "must be a 16-byte aligned device pointer in the FP16 and BF16 modes");
   }
   const int64_t x_size = is_fp8(c.mode) ? 1 : 2;
@@ -85,7 +87,7 @@ Result<Gemm> Gemm::create() {
     return error(ErrorCode::kUnsupported, "the CUDA driver has no cuTensorMapEncodeTiled; install driver 525 or later");
   }
   for (const auto& group : {kernels_f16_biased(), kernels_f16_free(), kernels_bf16_biased(), kernels_bf16_free(),
-                            kernels_e4m3(), kernels_e4m3_promoted()}) {
+                            kernels_e4m3(), kernels_e4m3_promoted(), kernels_w8a16()}) {
     for (const KernelEntry& entry : group) {
       NFP_RETURN_IF_ERROR(check(
           cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(entry.tile)),
@@ -93,7 +95,7 @@ Result<Gemm> Gemm::create() {
     }
   }
   for (const KernelEntry& entry : kernels_f16_biased()) {
-    if (entry.tile.cluster != 4) continue;
+    if (entry.tile.tokens != 128 || entry.tile.cluster != 1) continue;  // one block an SM: the parts of an exchange
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {4, 1, 1};
@@ -133,7 +135,7 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k),
                               static_cast<cuuint64_t>(call.m)};
   const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldx * (fp8 ? 1 : 2))};
-  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(config.tile.tokens / config.tile.cluster)};
+  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(box_tokens(config.tile))};
   const cuuint32_t steps[2] = {1, 1};
   const auto type =
       fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8

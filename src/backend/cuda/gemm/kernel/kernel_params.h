@@ -10,10 +10,10 @@
 namespace nfp::cuda {
 
 struct KernelParams {
-  CUtensorMap x;      // activations [m, k]: boxes of 128 bytes of k by tokens / cluster rows, 128-byte swizzle
+  CUtensorMap x;      // activations [m, k]: boxes of 128 bytes of k by box_tokens() rows, 128-byte swizzle
   CUtensorMap d_map;  // outputs: boxes of 64 (swiglu: 32) columns by staging_tokens() rows, swizzle as wide as the box
   const uint8_t* upper;      // planes in the layout of layout.h
-  const uint8_t* lower;      // unused in FP8 mode
+  const uint8_t* lower;      // unused in the modes of upper bytes alone
   void* d;                   // [m, n] FP16, BF16 or FP32 (n / 2 columns with swiglu)
   const void* residual;      // like d, or null
   const float* row_scale;    // [n] or null (1)

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
@@ -18,6 +18,14 @@ namespace nfp::cuda {
 template <Operand kOperand>
 __device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t one, uint32_t& first,
                                         uint32_t& second) {
+  if constexpr (kOperand == Operand::kW8A16) {
+    // E4M3's fields seven bits up are the FP16 of a 256th: subnormals too.
+    const uint32_t high = ((upper >> 1) & 0x3f3f3f3fu) | (upper & 0x80808080u);
+    const uint32_t low = (upper << 7) & 0x80808080u;
+    first = __byte_perm(low, high, 0x5140);
+    second = __byte_perm(low, high, 0x7362);
+    return;
+  }
   constexpr bool kBiased = kOperand == Operand::kF16Biased || kOperand == Operand::kBF16Biased;
   const uint32_t t = kBiased ? upper : upper - ((lower >> 7) & 0x01010101u);
   const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
@@ -60,8 +68,12 @@ struct MultiplyF16 {
   static __device__ __forceinline__ RawWeights load_weights(uint32_t upper) {
     const uint32_t lower = upper + kBlocks * kBlockBytes;
     // Row row + 8 has the same swizzle, 512 bytes on.
-    return {{ptx::load_shared_16(upper), ptx::load_shared_16(upper + 512)},
-            {ptx::load_shared_16(lower), ptx::load_shared_16(lower + 512)}};
+    RawWeights raw{{ptx::load_shared_16(upper), ptx::load_shared_16(upper + 512)}, {}};
+    if constexpr (Ring::kLowers) {
+      raw.lower[0] = ptx::load_shared_16(lower);
+      raw.lower[1] = ptx::load_shared_16(lower + 512);
+    }
+    return raw;
   }
   static __device__ __forceinline__ void rebuild_all(const RawWeights& raw, uint32_t one, Fragment& a) {
 #pragma unroll
@@ -100,8 +112,8 @@ struct MultiplyF16 {
   static constexpr int kFirstTurn = 4;
   static constexpr bool kTurns = kConsumers > 1;
   // Sums, two fragments, a stage as it was loaded, and some 45 more; and a ring deep enough to keep one stage longer.
-  static constexpr bool kWholeStages =
-      kRowBlocks == 1 && !kLean && kTokens < 256 && kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
+  static constexpr bool kWholeStages = kRowBlocks == 1 && !kLean && kTokens < 256 && Ring::kStages > 4 &&
+                                       kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
 
   // One row block: a whole stage's weights are rebuilt while the stage before is multiplied; two fragments take turns.
   static __device__ __forceinline__ void whole_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
@@ -173,10 +185,8 @@ struct MultiplyF16 {
       const uint32_t tokens = pipe.data() + kWeightBytes;
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
-        const uint32_t upper = pipe.data() + offset + b * kBlockBytes;
-        const uint32_t lower = upper + kBlocks * kBlockBytes;
-        const uint4 u0 = ptx::load_shared_16(upper), u1 = ptx::load_shared_16(upper + 512);
-        const uint4 l0 = ptx::load_shared_16(lower), l1 = ptx::load_shared_16(lower + 512);
+        const RawWeights raw = load_weights(pipe.data() + offset + b * kBlockBytes);
+        const uint4 u0 = raw.upper[0], u1 = raw.upper[1], l0 = raw.lower[0], l1 = raw.lower[1];
         const uint32_t us[2][4] = {{u0.x, u0.y, u0.z, u0.w}, {u1.x, u1.y, u1.z, u1.w}};
         const uint32_t ls[2][4] = {{l0.x, l0.y, l0.z, l0.w}, {l1.x, l1.y, l1.z, l1.w}};
         // Two k16 steps at a time: rebuilt while the two before are multiplied.

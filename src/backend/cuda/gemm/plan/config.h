@@ -19,9 +19,15 @@ enum class Mode : uint8_t {
   kE4M3,          // E4M3 activations, upper bytes; wgmma accumulates all of k (22 bits on Hopper)
   kE4M3Promoted,  // the same, added to FP32 registers every 512 of k (128 in the tiles
                   // with two row blocks)
+  kW8A16,         // FP16 activations, upper bytes: what FP8 means without rounding activations
 };
+inline constexpr std::array kModes = {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted, Mode::kW8A16};
 std::string_view name_of(Mode mode);
+// E4M3 activations too.
 constexpr bool is_fp8(Mode mode) { return mode == Mode::kE4M3 || mode == Mode::kE4M3Promoted; }
+constexpr bool reads_lower(Mode mode) { return mode == Mode::kF16 || mode == Mode::kBF16; }
+// Of k, that one step of the kernel takes: 128 bytes of an activation row.
+constexpr int step_k(Mode mode) { return is_fp8(mode) ? 128 : 64; }
 
 // What the FP32 sums are stored as. It does not depend on the mode, and does not move the choice of a tile.
 enum class Output : uint8_t { kF16, kBF16, kF32 };
@@ -32,10 +38,13 @@ constexpr Output bulk_store_type(Mode mode) { return mode == Mode::kBF16 ? Outpu
 struct Tile {
   int16_t tokens = 0;         // wgmma's N
   int16_t row_blocks = 1;     // blocks of 64 rows per warpgroup
-  int16_t cluster = 1;        // thread blocks along n that share one load of X
+  int16_t cluster = 1;        // thread blocks along n that share one load of X,
   int16_t blocks_per_sm = 1;  // resident at once
   int16_t warpgroups = 2;     // that multiply
+  bool along_tokens = false;  // or along m, sharing one load of W
   constexpr int rows() const { return 64 * warpgroups * row_blocks; }
+  constexpr int cluster_rows() const { return along_tokens ? rows() : rows() * cluster; }
+  constexpr int cluster_tokens() const { return along_tokens ? tokens * cluster : tokens; }
   constexpr bool operator==(const Tile&) const = default;
 };
 
@@ -44,20 +53,64 @@ struct Tile {
 constexpr bool exists(const Tile& t, Mode mode) {
   // Nothing here runs BF16 activations but tests: one tile of each width.
   if (mode == Mode::kBF16) return t.cluster == 1 && t.blocks_per_sm == 1 && t.warpgroups == 2 && t.row_blocks == 1;
+  // Reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair.
+  if (mode == Mode::kW8A16) {
+    return t.warpgroups == 2 && t.row_blocks == 1 && !t.along_tokens &&
+           ((t.cluster == 1 && (t.tokens <= 64 || t.tokens == 128)) || (t.cluster == 2 && t.tokens == 256));
+  }
   if (mode == Mode::kE4M3Promoted) {
     return t.tokens <= (t.warpgroups == 3 ? 96 : 128) && (t.row_blocks == 1 || t.cluster == 1);
   }
   return true;
 }
 
-inline constexpr std::array kTiles = {
-    Tile{8, 1, 1, 2},      Tile{8, 1, 1, 1},      Tile{16, 1, 1, 2},     Tile{16, 1, 1, 1},    Tile{32, 1, 1, 2},
-    Tile{32, 1, 1, 1},     Tile{64, 1, 1, 1},     Tile{96, 1, 1, 1},     Tile{112, 1, 1, 1},   Tile{128, 1, 1, 1},
-    Tile{128, 1, 2, 1},    Tile{128, 2, 1, 1},    Tile{128, 2, 2, 1},    Tile{144, 1, 1, 1},   Tile{160, 1, 1, 1},
-    Tile{176, 1, 1, 1},    Tile{192, 1, 1, 1},    Tile{192, 1, 2, 1},    Tile{208, 1, 1, 1},   Tile{224, 1, 1, 1},
-    Tile{240, 1, 1, 1},    Tile{256, 1, 1, 1},    Tile{256, 1, 2, 1},    Tile{64, 1, 1, 1, 1}, Tile{96, 1, 1, 1, 1},
-    Tile{128, 1, 1, 1, 1}, Tile{192, 1, 1, 1, 1}, Tile{256, 1, 1, 1, 1}, Tile{96, 1, 1, 1, 3}, Tile{128, 1, 1, 1, 3},
-};
+inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
+                                      Tile{8, 1, 1, 1},
+                                      Tile{16, 1, 1, 2},
+                                      Tile{16, 1, 1, 1},
+                                      Tile{32, 1, 1, 2},
+                                      Tile{32, 1, 1, 1},
+                                      Tile{64, 1, 1, 1},
+                                      Tile{96, 1, 1, 1},
+                                      Tile{112, 1, 1, 1},
+                                      Tile{128, 1, 1, 1},
+                                      Tile{128, 1, 2, 1},
+                                      Tile{128, 2, 1, 1},
+                                      Tile{128, 2, 2, 1},
+                                      Tile{144, 1, 1, 1},
+                                      Tile{144, 1, 2, 1},
+                                      Tile{144, 1, 2, 1, 2, true},
+                                      Tile{160, 1, 1, 1},
+                                      Tile{160, 1, 2, 1},
+                                      Tile{160, 1, 2, 1, 2, true},
+                                      Tile{176, 1, 1, 1},
+                                      Tile{176, 1, 2, 1},
+                                      Tile{176, 1, 2, 1, 2, true},
+                                      Tile{192, 1, 1, 1},
+                                      Tile{192, 1, 2, 1},
+                                      Tile{192, 1, 2, 1, 2, true},
+                                      Tile{208, 1, 1, 1},
+                                      Tile{208, 1, 2, 1},
+                                      Tile{208, 1, 2, 1, 2, true},
+                                      Tile{224, 1, 1, 1},
+                                      Tile{224, 1, 2, 1},
+                                      Tile{224, 1, 2, 1, 2, true},
+                                      Tile{240, 1, 1, 1},
+                                      Tile{240, 1, 2, 1},
+                                      Tile{240, 1, 2, 1, 2, true},
+                                      Tile{256, 1, 1, 1},
+                                      Tile{256, 1, 2, 1},
+                                      Tile{256, 1, 2, 1, 2, true},
+                                      Tile{64, 1, 1, 1, 1},
+                                      Tile{96, 1, 1, 1, 1},
+                                      Tile{128, 1, 1, 1, 1},
+                                      Tile{192, 1, 1, 1, 1},
+                                      Tile{256, 1, 1, 1, 1},
+                                      Tile{96, 1, 1, 1, 3},
+                                      Tile{128, 1, 1, 1, 3}};
+
+// Tokens that one block of a cluster loads for a stage.
+constexpr int box_tokens(const Tile& t) { return t.along_tokens ? t.tokens : t.tokens / t.cluster; }
 
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16
 // tokens, or 128 k of E4M3.
@@ -115,7 +168,7 @@ struct Config {
   bool exchange = false;
   constexpr bool operator==(const Config&) const = default;
 };
-// "128x64 c1 b1 split4" ("exchange4" with exchange); parse_config() reads the same.
+// "128x64 c1 b1 split4" ("exchange4" with exchange, "w2" for a cluster along tokens); parse_config() reads the same.
 std::string to_string(const Config& config);
 std::optional<Config> parse_config(std::string_view text);
 

@@ -56,15 +56,19 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
   const double busy = (steps * cost.step_us + ends * cost.tile_us) * tile.blocks_per_sm;
 
   const bool fp8 = is_fp8(problem.mode);
+  const double weight_bytes = reads_lower(problem.mode) ? 2 : 1;
   const double tiles = static_cast<double>(s.tiles()) * tile.cluster;
   const double m = static_cast<double>(problem.m), n = static_cast<double>(problem.n),
                k = static_cast<double>(problem.k);
-  const double weights = n * k * (fp8 ? 1 : 2) * 1e-6;  // megabytes, which are microseconds of a TB/s
+  const double weights = n * k * weight_bytes * 1e-6;  // megabytes, which are microseconds of a TB/s
   // Tiles of the same weights but different tokens run side by side and share what is read. Under stream-K they are at
   // different k, and weights that the L2 cannot hold are read again.
   const double again = stream ? model.reread * std::min(s.m_tiles - 1, 4) * weights / (weights + kL2Megabytes) : 0;
   const double memory = (weights * (1 + again) + m * k * (fp8 ? 1 : 2) * 1e-6 + m * n * 2e-6) / model.memory_tb_s;
-  const double l2 = tiles * k_steps * (tile.rows() * 128.0 + tile.tokens * 128.0 / tile.cluster) * 1e-6 / model.l2_tb_s;
+  const double shared = 128.0 / tile.cluster;
+  const double stage_reads =
+      tile.along_tokens ? tile.rows() * shared + tile.tokens * 128.0 : tile.rows() * 128.0 + tile.tokens * shared;
+  const double l2 = tiles * k_steps * stage_reads * 1e-6 / model.l2_tb_s;
   const double power = tiles * tile.rows() * tile.tokens * k_steps * (fp8 ? 256 : 128) * 1e-6 / model.tflops;
   // What overlaps is about as long as its longest part, but not quite: the part's neighbours add when they are close.
   const double overlapped = std::cbrt(cubed(busy) + cubed(memory) + cubed(l2) + cubed(power));

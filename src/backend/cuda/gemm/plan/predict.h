@@ -37,7 +37,7 @@ int slots(const Tile& tile, const DeviceShape& device);
 // Every configuration worth considering for a problem, in no order.
 template <typename Visit>
 void for_each_candidate(const Problem& problem, const DeviceShape& device, const Visit& visit) {
-  const int64_t k_iterations = (problem.k + (is_fp8(problem.mode) ? 127 : 63)) / (is_fp8(problem.mode) ? 128 : 64);
+  const int64_t k_iterations = (problem.k + step_k(problem.mode) - 1) / step_k(problem.mode);
   for (const Tile& tile : kTiles) {
     if (!exists(tile, problem.mode)) continue;
     // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
@@ -47,8 +47,9 @@ void for_each_candidate(const Problem& problem, const DeviceShape& device, const
     if (tile.tokens * 4 < std::min<int64_t>(problem.m, 256)) continue;
     if (problem.m <= 64 && tile.tokens < problem.m) continue;
     if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
-    const int64_t columns = int64_t{tile.rows()} * tile.cluster;
-    const int64_t tiles = ((problem.m + tile.tokens - 1) / tile.tokens) * ((problem.n + columns - 1) / columns);
+    if (tile.along_tokens && problem.m <= tile.tokens) continue;  // half of each cluster would be idle
+    const int64_t columns = tile.cluster_rows(), rows = tile.cluster_tokens();
+    const int64_t tiles = ((problem.m + rows - 1) / rows) * ((problem.n + columns - 1) / columns);
     const int room = slots(tile, device);
     visit(Config{tile, 1, false});
     if (tiles % room != 0 && tiles < 16 * room) visit(Config{tile, 0, false});

@@ -65,7 +65,7 @@ TEST(Predict, ChoosesForAnyNumberOfTokens) {
   TuningTable table;
   const TimeModel model = arithmetic_only();
   for (const Mode mode : {Mode::kF16, Mode::kE4M3, Mode::kE4M3Promoted}) table.set_model(mode, model);
-  for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
+  for (const Mode mode : kModes) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096}, {192, 72}, {28672, 4096}, {5120, 32768}}) {
       for (int64_t m = 1; m < 20000; m = m * 5 / 4 + 1) {
         const Problem problem{m, n, k, mode, false};

@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::string_view kFormat = "nestedfp gemm choices 2";
 constexpr std::string_view kFormatWithoutModels = "nestedfp gemm choices 1";
-constexpr std::array kModes = {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted};
 
 std::optional<Mode> parse_mode(std::string_view name) {
   for (const Mode mode : kModes) {
@@ -164,10 +163,20 @@ void TuningTable::set(int64_t n, int64_t k, Mode mode, int bucket, const Config&
   choices_[{n, k, mode}][bucket] = config;
 }
 
+namespace {
+
+// The mode whose measured choices serve a mode without its own: BF16 does the same work as FP16 in the same tiles, and
+// W8A16 reads what E4M3 reads, which is what counts for few tokens.
+Mode measured_as(const Problem& problem) {
+  if (problem.mode == Mode::kBF16) return Mode::kF16;
+  return problem.mode == Mode::kW8A16 && problem.m <= 64 ? Mode::kE4M3 : problem.mode;
+}
+
+}  // namespace
+
 std::optional<Config> TuningTable::find(const Problem& problem) const {
   auto shape = choices_.find({problem.n, problem.k, problem.mode});
-  // BF16 kernels do the same work in the same tiles.
-  if (shape == choices_.end() && problem.mode == Mode::kBF16) shape = choices_.find({problem.n, problem.k, Mode::kF16});
+  if (shape == choices_.end()) shape = choices_.find({problem.n, problem.k, measured_as(problem)});
   if (shape == choices_.end()) return std::nullopt;
   auto at = shape->second.lower_bound(token_bucket(problem.m));
   if (at == shape->second.end()) {
@@ -178,7 +187,7 @@ std::optional<Config> TuningTable::find(const Problem& problem) const {
 }
 
 const TimeModel* TuningTable::model(Mode mode) const {
-  const auto at = models_.find(mode == Mode::kBF16 ? Mode::kF16 : mode);
+  const auto at = models_.find(mode == Mode::kBF16 || mode == Mode::kW8A16 ? Mode::kF16 : mode);
   return at == models_.end() ? nullptr : &at->second;
 }
 
@@ -253,7 +262,8 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
     return best;
   }
   if (table != nullptr) {
-    const auto tuned = table->find(problem);
+    auto tuned = table->find(problem);
+    if (tuned && !exists(tuned->tile, problem.mode)) tuned.reset();  // of another mode (measured_as)
     const TimeModel* model = table->model(problem.mode);
     const bool measured = tuned && (problem.m <= kFineBuckets || problem.m == token_bucket(problem.m));
     if (model != nullptr && !measured) return {predicted(problem, device, *model, *table), "predicted"};

@@ -54,7 +54,7 @@ void print_start(const LoadedModel& loaded, const EngineOptions& made, const ser
              "memory     {} in use\n"
              "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
-             "precision  {}\n"
+             "precision  {}; FP8 steps compute as {}\n"
              "grammars   {}\n"
              "ready      {}  (API at {}/v1)\n",
              facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
@@ -62,6 +62,7 @@ void print_start(const LoadedModel& loaded, const EngineOptions& made, const ser
              static_cast<double>(kv_tokens) / facts.max_context, facts.max_context,
              kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
              made.limits.max_sequences, made.limits.max_step_tokens, policy,
+             name_of(computed_precision(*loaded.backend, made.fp8)),
              server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
 
@@ -81,6 +82,10 @@ Status run(ServeFlags& flags) {
     flags.load.progress = bar.callback();
     flags.calibration.model = flags.model;
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy->needs_order()));
+  }
+  if (flags.precision == "auto" && loaded->backend->fastest_fp8() != flags.serving.fp8) {
+    flags.serving.fp8 = loaded->backend->fastest_fp8();
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());
   }
   if (flags.kv_bytes > 0 || !loaded->backend->memory()) {  // else what the device leaves
     flags.serving.kv_bytes =

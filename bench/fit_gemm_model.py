@@ -31,7 +31,7 @@ def parse(config):
     size, cluster, blocks, *cut = config.split()
     rows, tokens = map(int, size.split("x"))
     kind, splits = re.match(r"([a-z]*)(\d*)", cut[0] if cut else "").groups()
-    return rows, tokens, int(cluster[1:]), int(blocks[1:]), 0 if kind == "stream" else int(splits or 1), kind == "exchange"
+    return rows, tokens, int(cluster[1:]), cluster[0] == "w", int(blocks[1:]), 0 if kind == "stream" else int(splits or 1), kind == "exchange"
 
 
 def resident_clusters(blocks):  # as in predict.cc
@@ -42,9 +42,9 @@ def resident_clusters(blocks):  # as in predict.cc
 
 def features(n, k, m, config, fp8):
     """What make_schedule() and predict_us() count."""
-    rows, tokens, cluster, blocks, splits, exchange = parse(config)
-    steps_of_tile, m_tiles = ceil_div(k, 128 if fp8 else 64), ceil_div(m, tokens)
-    tiles = m_tiles * ceil_div(n, rows * cluster)
+    rows, tokens, cluster, along, blocks, splits, exchange = parse(config)
+    steps_of_tile, m_tiles = ceil_div(k, 128 if fp8 else 64), ceil_div(m, tokens * (cluster if along else 1))
+    tiles = m_tiles * ceil_div(n, rows * (1 if along else cluster))
     room = (CLUSTERS_OF_4 if cluster == 4 else SMS // cluster) * blocks
     cut_tiles = shares = 0
     parts_in_cluster = 1
@@ -74,7 +74,7 @@ def features(n, k, m, config, fp8):
     return dict(steps=steps * blocks, ends=ends * blocks, weights=weights,
                 reread=stream * min(m_tiles - 1, 4) * weights / (weights + 50),
                 moved=m * k * (1 if fp8 else 2) * 1e-6 + m * n * 2e-6,
-                l2=tiles * cluster * steps_of_tile * (rows * 128 + tokens * 128 / cluster) * 1e-6,
+                l2=tiles * cluster * steps_of_tile * 128 * (rows / cluster + tokens if along else rows + tokens / cluster) * 1e-6,
                 products=tiles * cluster * rows * tokens * steps_of_tile * (256 if fp8 else 128) * 1e-6,
                 exchange=float(parts_in_cluster > 1), exchange_kb=(parts_in_cluster > 1) * kilobytes * ends,
                 split=float(parts > 1 and parts_in_cluster == 1 and not stream),

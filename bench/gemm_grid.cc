@@ -328,7 +328,10 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
   add_chosen("nested_e4m3_promoted_chosen", Mode::kE4M3Promoted);
-  if (m <= 64) add_chosen("nested_w8a16_chosen", Mode::kW8A16);
+  if (m <= 64) {
+    add_nested("nested_w8a16", Mode::kW8A16, true);
+    add_chosen("nested_w8a16_chosen", Mode::kW8A16);
+  }
 
   if (b.profile) {  // for a profiler that starts at cudaProfilerStart
     cudaProfilerStart();

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
@@ -175,6 +176,10 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.shares = schedule.shares;
   p.length = schedule.length;
   p.exchange = schedule.exchange;
+  static const int prefetch_flag = std::getenv("NFP_PREFETCH") ? std::atoi(std::getenv("NFP_PREFETCH")) : 8;
+  static const int sliced_flag = std::getenv("NFP_SLICED") ? std::atoi(std::getenv("NFP_SLICED")) : 1;
+  p.prefetch = prefetch_flag;
+  p.sliced = sliced_flag != 0 && config.splits > 1 && schedule.shares * config.tile.cluster <= schedule.grid;
   p.one = 1;
   p.is_bf16 = call.output == Output::kBF16 ? 1 : 0;
   p.is_f32 = call.output == Output::kF32 ? 1 : 0;

@@ -422,7 +422,7 @@ TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
   constexpr int64_t n = 320, k = 2048, most = 300;
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  for (const Mode mode : {Mode::kF16, Mode::kE4M3, Mode::kE4M3Promoted, Mode::kW8A16}) {
+  for (const Mode mode : {Mode::kF16, Mode::kE4M3, Mode::kW8A16, Mode::kE4M3Promoted}) {
     std::vector<uint16_t> bits;
     for (int64_t i = 0; i < n * k; ++i) bits.push_back(fp32_to_fp16(std::clamp(normal(random) * 0.1f, -1.75f, 1.75f)));
     const HostMatrix w = nest(n, k, bits, Join::kBiased, random);

@@ -84,14 +84,17 @@ struct Kernel {
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
                                                 const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
                                                 Epilogue<kTile, kFp8, kBf16>& epilogue, uint32_t flag, int warpgroup) {
-    bool complete = true;
     if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
       constexpr int kSlotBlocks = kCluster * kBlocks;
       const int slot_block = static_cast<int>(rank) * kBlocks + block;
-      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, p.counters + work.tile * kSlotBlocks + slot_block,
-                            flag, warpgroup);
+      uint32_t* const counter = p.counters + work.tile * kSlotBlocks + slot_block;
+      if (chunks(kTile) > 1 && p.sliced) {
+        chunk_mask = slice_parts<kTile>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
+      } else if (!join_parts(p, acc, work, slot_block, kSlotBlocks, counter, flag, warpgroup)) {
+        chunk_mask = 0;
+      }
     }
-    if (complete) {
+    if (chunk_mask != 0) {
       const int row0 = (Ring::first_row_block(origin.cluster_row, rank) + block) * kBlockRows;
       epilogue.store(acc, row0, Ring::first_token(origin.token, rank), chunk_mask);
     }

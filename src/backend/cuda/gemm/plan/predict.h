@@ -34,10 +34,9 @@ struct TimeModel {
 // Thread blocks, in clusters of the tile's, that are resident at once.
 int slots(const Tile& tile, const DeviceShape& device);
 
-// Every configuration worth considering for a problem, in no order.
+// The tiles of a width that suits a problem's number of tokens, in no order.
 template <typename Visit>
-void for_each_candidate(const Problem& problem, const DeviceShape& device, const Visit& visit) {
-  const int64_t k_iterations = (problem.k + step_k(problem.mode) - 1) / step_k(problem.mode);
+void for_each_tile(const Problem& problem, const Visit& visit) {
   for (const Tile& tile : kTiles) {
     if (!exists(tile, problem.mode)) continue;
     // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
@@ -48,6 +47,15 @@ void for_each_candidate(const Problem& problem, const DeviceShape& device, const
     if (problem.m <= 64 && tile.tokens < problem.m) continue;
     if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
     if (tile.along_tokens && problem.m <= tile.tokens) continue;  // half of each cluster would be idle
+    visit(tile);
+  }
+}
+
+// Every configuration worth considering for a problem, in no order.
+template <typename Visit>
+void for_each_candidate(const Problem& problem, const DeviceShape& device, const Visit& visit) {
+  const int64_t k_iterations = (problem.k + step_k(problem.mode) - 1) / step_k(problem.mode);
+  for_each_tile(problem, [&](const Tile& tile) {
     const int64_t columns = tile.cluster_rows(), rows = tile.cluster_tokens();
     const int64_t tiles = ((problem.m + rows - 1) / rows) * ((problem.n + columns - 1) / columns);
     const int room = slots(tile, device);
@@ -58,7 +66,7 @@ void for_each_candidate(const Problem& problem, const DeviceShape& device, const
       visit(Config{tile, static_cast<int16_t>(splits), false});
       if (can_exchange(tile, splits)) visit(Config{tile, static_cast<int16_t>(splits), true});
     }
-  }
+  });
 }
 
 // Microseconds. Infinite for a tile that the model does not know.

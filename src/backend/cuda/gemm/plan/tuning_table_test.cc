@@ -114,6 +114,27 @@ TEST(Choice, InvariantCutsAreKeptHoweverManyTheTableWants) {
   }
 }
 
+// The same where a model of time chooses the cut.
+TEST(Choice, InvariantCutsOfAModelAreKept) {
+  const TuningTable* table = built_in_table("NVIDIA H200", 132);
+  ASSERT_NE(table, nullptr);
+  for (const Mode mode : kModes) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096}, {65536, 5120}, {5120, 32768}, {192, 72}}) {
+      int splits = 0;
+      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4097, 20000, 100000}) {
+        const Problem problem{m, n, k, mode, false};
+        const Choice choice = choose(problem, kH200, table, Reduction::kBatchInvariant);
+        ASSERT_TRUE(exists(choice.config.tile, mode));
+        const Schedule s = make_schedule(problem, choice.config, kH200);
+        ASSERT_NE(choice.config.splits, 0);
+        const int cuts = s.shares == 0 ? 1 : s.shares / s.tiles();
+        if (splits == 0) splits = cuts;
+        EXPECT_EQ(cuts, splits) << describe(problem, choice, kH200);
+      }
+    }
+  }
+}
+
 TEST(Choice, SaysWhyAndWhat) {
   const Problem problem{16, 4096, 14336, Mode::kF16, false};
   TuningTable table;

@@ -70,6 +70,11 @@ def features(n, k, m, config, fp8):
             steps += rounds * ceil_div(cut_tiles * steps_of_tile, shares)
             ends += rounds * (fragments if stream else 1)
     parts = shares / cut_tiles if shares > cut_tiles else 1
+    staged = tokens if tokens < 32 else 16 if tokens % 32 else 32
+    if splits > 1 and shares <= room and tokens > staged and rows in (64, 128):
+        passed = 2 * (parts - 1) / parts  # each part adds up a slice
+    else:
+        passed = parts + 1 if parts > 2 else 1.5
     weights, kilobytes = n * k * (1 if fp8 else 2) * 1e-6, rows * tokens * 4e-3
     return dict(steps=steps * blocks, ends=ends * blocks, weights=weights,
                 reread=stream * min(m_tiles - 1, 4) * weights / (weights + 50),
@@ -78,7 +83,7 @@ def features(n, k, m, config, fp8):
                 products=tiles * cluster * rows * tokens * steps_of_tile * (256 if fp8 else 128) * 1e-6,
                 exchange=float(parts_in_cluster > 1), exchange_kb=(parts_in_cluster > 1) * kilobytes * ends,
                 split=float(parts > 1 and parts_in_cluster == 1 and not stream),
-                split_kb=(parts > 1 and parts_in_cluster == 1 and not stream) * kilobytes * (parts + 1 if parts > 2 else 1.5),
+                split_kb=(parts > 1 and parts_in_cluster == 1 and not stream) * kilobytes * passed,
                 stream=float(stream), stream_kb=stream * kilobytes * fragments)
 
 

@@ -117,8 +117,8 @@ struct Bench {
     std::vector<Config> all = candidates(problem, gemm.device());
     const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(problem.mode);
     if (model == nullptr || !random_tokens) return all;
-    std::stable_sort(all.begin(), all.end(), [&](const Config& x, const Config& y) {
-      return predict_us(*model, problem, x, gemm.device()) < predict_us(*model, problem, y, gemm.device());
+    std::stable_sort(all.begin(), all.end(), [&](const Config& one, const Config& other) {
+      return predict_us(*model, problem, one, gemm.device()) < predict_us(*model, problem, other, gemm.device());
     });
     std::minstd_rand random(static_cast<unsigned>(problem.m));
     for (size_t i = 4; i < all.size(); i += 5) std::swap(all[i], all[i + random() % (all.size() - i)]);

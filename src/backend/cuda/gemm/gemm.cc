@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <utility>
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
@@ -96,18 +96,20 @@ Result<Gemm> Gemm::create() {
     }
   }
   for (const KernelEntry& entry : kernels_f16_biased()) {
-    if (entry.tile.tokens != 128 || entry.tile.cluster != 1) continue;  // one block an SM: the parts of an exchange
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {4, 1, 1};
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(4);
-    launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
-    launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
-    launch.attrs = &attribute;
-    launch.numAttrs = 1;
-    NFP_RETURN_IF_ERROR(check(cudaOccupancyMaxActiveClusters(&gemm.device_.clusters_of_4, entry.function, &launch),
-                              "counting clusters"));
+    if (entry.tile.tokens != 128 || entry.tile.cluster != 1) continue;  // any that fills an SM
+    for (auto [blocks, clusters] : {std::pair{2u, &gemm.device_.clusters_of_2}, {4u, &gemm.device_.clusters_of_4}}) {
+      cudaLaunchAttribute attribute;
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {blocks, 1, 1};
+      cudaLaunchConfig_t launch{};
+      launch.gridDim = dim3(blocks);
+      launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
+      launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
+      launch.attrs = &attribute;
+      launch.numAttrs = 1;
+      NFP_RETURN_IF_ERROR(
+          check(cudaOccupancyMaxActiveClusters(clusters, entry.function, &launch), "counting clusters"));
+    }
     break;
   }
   return gemm;
@@ -176,10 +178,7 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.shares = schedule.shares;
   p.length = schedule.length;
   p.exchange = schedule.exchange;
-  static const int prefetch_flag = std::getenv("NFP_PREFETCH") ? std::atoi(std::getenv("NFP_PREFETCH")) : 8;
-  static const int sliced_flag = std::getenv("NFP_SLICED") ? std::atoi(std::getenv("NFP_SLICED")) : 1;
-  p.prefetch = prefetch_flag;
-  p.sliced = sliced_flag != 0 && config.splits > 1 && schedule.shares * config.tile.cluster <= schedule.grid;
+  p.sliced = schedule.sliced;
   p.one = 1;
   p.is_bf16 = call.output == Output::kBF16 ? 1 : 0;
   p.is_f32 = call.output == Output::kF32 ? 1 : 0;

@@ -32,12 +32,6 @@ __device__ __forceinline__ void bulk_load_multicast(uint32_t dst, const void* sr
       : "memory");
 }
 
-// To the L2, for a load that comes later.
-__device__ __forceinline__ void bulk_prefetch(const void* src, uint32_t bytes, uint64_t policy) {
-  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(src), "r"(bytes), "l"(policy)
-               : "memory");
-}
-
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }

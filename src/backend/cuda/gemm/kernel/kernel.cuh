@@ -88,11 +88,14 @@ struct Kernel {
       constexpr int kSlotBlocks = kCluster * kBlocks;
       const int slot_block = static_cast<int>(rank) * kBlocks + block;
       uint32_t* const counter = p.counters + work.tile * kSlotBlocks + slot_block;
-      if (chunks(kTile) > 1 && p.sliced) {
-        chunk_mask = slice_parts<kTile>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
-      } else if (!join_parts(p, acc, work, slot_block, kSlotBlocks, counter, flag, warpgroup)) {
-        chunk_mask = 0;
+      bool joined = false;
+      if constexpr (can_slice(kTile)) {
+        if (p.sliced) {
+          chunk_mask = slice_parts<kTile>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
+          joined = true;
+        }
       }
+      if (!joined && !join_parts(p, acc, work, slot_block, kSlotBlocks, counter, flag, warpgroup)) chunk_mask = 0;
     }
     if (chunk_mask != 0) {
       const int row0 = (Ring::first_row_block(origin.cluster_row, rank) + block) * kBlockRows;

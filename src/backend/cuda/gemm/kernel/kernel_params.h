@@ -37,7 +37,6 @@ struct KernelParams {
   int shares;
   ShareLength length;  // of a share
   bool sliced;         // all parts of a cut tile run at once, and each adds up its slice of the tile's tokens
-  int prefetch;        // steps of k that weights are fetched to the L2 ahead of the ring
   int exchange;        // parts of k that one cluster sums through shared memory; 1 = none
   uint32_t one;        // 1: see rebuild()
   int is_bf16;         // of the 16-bit outputs

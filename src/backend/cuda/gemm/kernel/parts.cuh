@@ -186,7 +186,7 @@ __device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&a
     mask |= 1u << chunk;
     // Before those of this part, this part's and those after it: loads in flight, a few registers.
     float* const own = &acc[4 * chunk * kPieces];
-    const auto add = [&](int index, float (&sum)[4 * kPieces]) {
+    const auto add = [&](int index, float(&sum)[4 * kPieces]) {
       const float4* in = part(index) + chunk * kPieces * 128;
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/parts.cuh"
@@ -79,56 +78,6 @@ struct Producer {
     return static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group);
   }
 
-  // Walks the steps of k ahead of the ring, and asks for their weights: device memory then works on more than the ring
-  // has room for. Of the tiles that read the same weights side by side only the first asks.
-  class Prefetch {
-   public:
-    __device__ Prefetch(const KernelParams& p, const uint8_t* plane, int cluster, int clusters, uint32_t rank,
-                        uint64_t policy)
-        : p_(p), plane_(plane), rank_(rank), policy_(policy), list_(p, cluster, clusters) {
-      if (p.prefetch == 0) return;
-      for (int i = 0; i < kStages; ++i) step(false);  // which the ring takes at once
-      for (int i = 0; i < p.prefetch; ++i) step(true);
-    }
-    __device__ __forceinline__ void step(bool ask = true) {
-      if (p_.prefetch == 0 || done_) return;
-      if (k_ == work_.k_end) {
-        done_ = !list_.next(work_);
-        if (done_) return;
-        k_ = work_.k_begin;
-        from_ = sources(p_, work_.tile, k_, rank_);
-        first_ = tile_origin(p_, work_.tile).token % p_.group_m == 0;
-      }
-      if (ask && first_) {
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          constexpr int kPart = kAlongTokens ? kCopyBytes / kCluster : kCopyBytes;
-          ptx::bulk_prefetch(plane_ + from_.offset[b] + (kAlongTokens ? rank_ * kPart : 0), kPart, policy_);
-        }
-      }
-      Producer::step(from_);
-      ++k_;
-    }
-
-   private:
-    const KernelParams& p_;
-    const uint8_t* plane_;
-    uint32_t rank_;
-    uint64_t policy_;
-    WorkList list_;
-    Work work_{0, 0, 0, 0};
-    Sources from_{};
-    int k_ = 0;
-    bool first_ = false;
-    bool done_ = false;
-  };
-
-  struct NoPrefetch {
-    template <typename... Args>
-    __device__ explicit NoPrefetch(const Args&...) {}
-    __device__ void step() {}
-  };
-
   enum class Role { kUppers, kLowers, kActivations };
   template <Role kRole>
   static __device__ __forceinline__ void produce_one(const KernelParams& p, Pipe pipe, int cluster, int clusters,
@@ -138,8 +87,6 @@ struct Producer {
     if constexpr (kRole == Role::kActivations) ptx::dependency_wait();
     WorkList list(p, cluster, clusters);
     Work work;
-    std::conditional_t<kRole == Role::kActivations, NoPrefetch, Prefetch> prefetch(
-        p, kRole == Role::kLowers ? p.lower : p.upper, cluster, clusters, rank, policy);
     pipe.parity = 1;  // a fresh barrier counts as just emptied
     while (list.next(work)) {
       Sources from = sources(p, work.tile, work.k_begin, rank);
@@ -156,7 +103,6 @@ struct Producer {
           load_tokens(p, pipe, token, k, rank);
         }
         step(from);
-        prefetch.step();
         pipe.advance();
       }
     }

@@ -37,7 +37,9 @@ void cut(Schedule& s, int tiles, int shares) {
 }  // namespace
 
 int slots(const Tile& tile, const DeviceShape& device) {
-  const int clusters = tile.cluster == 4 ? device.clusters_of_4 : device.sms / tile.cluster;
+  const int clusters = tile.cluster == 4   ? device.clusters_of_4
+                       : tile.cluster == 2 ? device.clusters_of_2
+                                           : device.sms / tile.cluster;
   return std::max(1, clusters * tile.blocks_per_sm);
 }
 
@@ -106,6 +108,7 @@ Schedule make_schedule(const Problem& problem, const Config& config, const Devic
     s.exchange = 1;
   }
   s.cluster = tile.cluster * s.exchange;
+  s.sliced = config.splits > 1 && s.exchange == 1 && s.shares > s.split_tiles && s.shares <= room && can_slice(tile);
   // Parts that meet in a cluster are one block's only work.
   s.grid =
       s.exchange > 1 ? tiles * s.cluster : std::min(room, std::max(s.shares, tiles - s.split_tiles)) * tile.cluster;

@@ -14,7 +14,8 @@ double cubed(double x) { return x * x * x; }
 // no power of two a GPC holds fewer than its SMs would let it: on an H200 with 31 clusters of 4, 40 of 3, 24 of 5 and
 // 20 of 6 were measured to take two turns.
 int resident_clusters(int blocks, const DeviceShape& device) {
-  if (blocks <= 2) return device.sms / blocks;
+  if (blocks == 1) return device.sms;
+  if (blocks == 2) return device.clusters_of_2;
   if (blocks % 4 == 0) return device.clusters_of_4 / (blocks / 4);
   return device.clusters_of_4 * 4 * 7 / 8 / blocks;
 }
@@ -81,7 +82,9 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
     joining = model.exchange_us + model.exchange_us_kb * kilobytes * ends;
   } else if (cut) {
     const double parts = static_cast<double>(s.shares) / s.split_tiles;
-    joining = model.split_us + model.split_us_kb * kilobytes * (parts > 2 ? parts + 1 : 1.5);
+    // Of its sums a part writes all but a slice, and reads as much; or one block reads all parts.
+    const double passed = s.sliced ? 2 * (parts - 1) / parts : parts > 2 ? parts + 1 : 1.5;
+    joining = model.split_us + model.split_us_kb * kilobytes * passed;
   }
   return model.launch_us + overlapped + joining;
 }

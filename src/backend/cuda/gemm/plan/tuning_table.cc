@@ -178,11 +178,8 @@ std::optional<Config> TuningTable::find(const Problem& problem) const {
   auto shape = choices_.find({problem.n, problem.k, problem.mode});
   if (shape == choices_.end()) shape = choices_.find({problem.n, problem.k, measured_as(problem)});
   if (shape == choices_.end()) return std::nullopt;
-  auto at = shape->second.lower_bound(token_bucket(problem.m));
-  if (at == shape->second.end()) {
-    if (shape->second.empty()) return std::nullopt;
-    --at;  // more tokens than were tuned: the largest tuned tile repeats
-  }
+  const auto at = shape->second.lower_bound(token_bucket(problem.m));
+  if (at == shape->second.end() || !exists(at->second.tile, problem.mode)) return std::nullopt;
   return at->second;
 }
 
@@ -313,8 +310,7 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
     return best;
   }
   if (table != nullptr) {
-    auto tuned = table->find(problem);
-    if (tuned && !exists(tuned->tile, problem.mode)) tuned.reset();  // of another mode (measured_as)
+    const auto tuned = table->find(problem);
     const TimeModel* model = table->model(problem.mode);
     const bool measured = tuned && (problem.m <= kFineBuckets || problem.m == token_bucket(problem.m));
     if (model != nullptr && !measured) return {predicted(problem, device, *model, *table), "predicted"};

@@ -62,10 +62,12 @@ TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {
     const TuningTable* table = built_in_table(device, 132);
     ASSERT_NE(table, nullptr);
     EXPECT_EQ(table->dump(), parsed->dump());
-    for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
-      const auto config = table->find({1000, 4096, 14336, mode, false});
-      ASSERT_TRUE(config.has_value());
-      EXPECT_TRUE(exists(config->tile, mode));
+    for (const Mode mode : kModes) {
+      for (const int64_t m : {1, 16, 50, 64, 65, 96, 1000, 4096, 10000}) {
+        const Choice choice = choose({m, 4096, 14336, mode, false}, kH200, table, Reduction::kFastest);
+        EXPECT_TRUE(exists(choice.config.tile, mode)) << name_of(mode) << " " << m;
+        EXPECT_GE(choice.config.tile.tokens, std::min<int64_t>(m, 96)) << name_of(mode) << " " << m;
+      }
     }
   }
 }

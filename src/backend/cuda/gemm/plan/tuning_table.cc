@@ -198,7 +198,7 @@ constexpr int64_t kFineBuckets = 64;
 // side are taken unless another should be so much faster.
 constexpr double kMeasuredNearby = 0.97;
 // Stream-K's time depends most on what the L2 still holds, which is not modelled well.
-constexpr double kStreamMargin = 1.06;
+constexpr double kStreamMargin = 1.02;
 Config predicted(const Problem& problem, const DeviceShape& device, const TimeModel& model, const TuningTable& table) {
   std::array<std::optional<Config>, 2> nearby;
   Problem neighbour = problem;

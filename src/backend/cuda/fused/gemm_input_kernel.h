@@ -5,17 +5,17 @@
 
 namespace nfp::cuda {
 
-enum class RowsPass : uint8_t {
+enum class GemmInputPass : uint8_t {
   kOutputs,
   kMagnitude,  // kPerTensor's first: the largest magnitude (and y_f16), no codes
 };
 
-enum class RowsSource : uint8_t { kPlain, kNorm, kSwiglu };  // RowsCall::Source
+enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu };  // GemmInputCall::Source
 
 inline constexpr int kMaxRowBlocks = 4;
 inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread
 
-struct RowsParams {
+struct GemmInputParams {
   const void* x;
   const void* weight;  // of a norm
   void* residual;
@@ -32,12 +32,12 @@ struct RowsParams {
   float epsilon;
   float weight_offset;
   bool per_token;
-  RowsPass pass;
+  GemmInputPass pass;
 };
 
 // is_aligned: all rows (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
 // kMaxVectors, and kMaxVectors unless is_aligned. weight_f32: of a norm.
-const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
+const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
 const void* delayed_function();
 
 }  // namespace nfp::cuda

@@ -29,7 +29,7 @@ struct ActivationScale {
   int stride() const { return kind == Kind::kPerToken ? 1 : 0; }
 };
 
-struct RowsCall {
+struct GemmInputCall {
   enum class Source : uint8_t {
     kPlain,   // y = x
     kNorm,    // y = x / sqrt(mean(x^2) + epsilon) * weight, of h = x + residual (rounded to x's type and stored) if
@@ -61,7 +61,7 @@ inline constexpr int64_t kMaxColumns = 32768;
 
 // Enqueues one kernel (two for kPerTensor). No allocation, no synchronisation. kUsage for shapes and pointers that do
 // not fit.
-Status run_rows(const RowsCall& call, CUstream_st* stream);
+Status prepare_gemm_input(const GemmInputCall& call, CUstream_st* stream);
 
 Status reset_amax(float* amax, CUstream_st* stream);
 

@@ -2,7 +2,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "backend/cuda/fused/rows_kernel.h"
+#include "backend/cuda/fused/gemm_input_kernel.h"
 #include "backend/cuda/gemm/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 
@@ -118,9 +118,9 @@ __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
 // of is known at compile time: the GEMM of a decode step waits for every instruction here.
-template <RowsSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
-__global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
-  constexpr bool kNorm = kSource == RowsSource::kNorm;
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
+__global__ __launch_bounds__(512) void rows_kernel(const GemmInputParams p) {
+  constexpr bool kNorm = kSource == GemmInputSource::kNorm;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float2 scratch[32], parts[kMaxRowBlocks];
   ptx::launch_dependents();
@@ -142,7 +142,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const auto load = [&](int i) {
     const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
-    if constexpr (kSource == RowsSource::kSwiglu) {
+    if constexpr (kSource == GemmInputSource::kSwiglu) {
       const int64_t width = first < end ? end * 2 : 0;
       raw[i] = load8<kAligned>(x, first * 2, width);
       second[i] = load8<kAligned>(x, first * 2 + 8, width);
@@ -212,7 +212,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     widen8<kBf16>(raw[i], v[i]);
     float other[8];
     widen8<kBf16>(second[i], other);
-    if constexpr (kSource == RowsSource::kSwiglu) {
+    if constexpr (kSource == GemmInputSource::kSwiglu) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[i][j] = v[i][j] / (1.0f + __expf(-v[i][j])) * other[j];
     } else if (kNorm && p.residual != nullptr) {
@@ -261,13 +261,13 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     for (int i = 0; i < kVectors; ++i)
       store8<kBf16, kAligned>(y, begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8, end, v[i]);
   }
-  if (p.pass == RowsPass::kOutputs && p.y_e4m3 == nullptr) return;
+  if (p.pass == GemmInputPass::kOutputs && p.y_e4m3 == nullptr) return;
   const float largest = totals.largest;
   if (p.amax_out != nullptr && threadIdx.x == 0 &&
       rank == 0) {  // magnitudes are not negative: their bits order like integers
     atomicMax(reinterpret_cast<int*>(p.amax_out), __float_as_int(largest));
   }
-  if (p.pass == RowsPass::kMagnitude) return;
+  if (p.pass == GemmInputPass::kMagnitude) return;
   float scale = 1.0f;
   if (p.per_token) {
     scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
@@ -316,7 +316,7 @@ __global__ void delayed_kernel(float* amax, float* history, int window, int slot
   }
 }
 
-template <RowsSource kSource, bool kBf16, bool kWeightF32>
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32>
 const void* function_for(bool is_aligned, int vectors) {
   if (!is_aligned) return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, false, kMaxVectors>);
   switch (vectors) {
@@ -333,21 +333,21 @@ const void* function_for(bool is_aligned, int vectors) {
 
 }  // namespace
 
-const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
+const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
   switch (source) {
-    case RowsSource::kNorm:
+    case GemmInputSource::kNorm:
       if (weight_f32) {
-        return bf16 ? function_for<RowsSource::kNorm, true, true>(is_aligned, vectors)
-                    : function_for<RowsSource::kNorm, false, true>(is_aligned, vectors);
+        return bf16 ? function_for<GemmInputSource::kNorm, true, true>(is_aligned, vectors)
+                    : function_for<GemmInputSource::kNorm, false, true>(is_aligned, vectors);
       }
-      return bf16 ? function_for<RowsSource::kNorm, true, false>(is_aligned, vectors)
-                  : function_for<RowsSource::kNorm, false, false>(is_aligned, vectors);
-    case RowsSource::kSwiglu:
-      return bf16 ? function_for<RowsSource::kSwiglu, true, false>(is_aligned, vectors)
-                  : function_for<RowsSource::kSwiglu, false, false>(is_aligned, vectors);
+      return bf16 ? function_for<GemmInputSource::kNorm, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kNorm, false, false>(is_aligned, vectors);
+    case GemmInputSource::kSwiglu:
+      return bf16 ? function_for<GemmInputSource::kSwiglu, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kSwiglu, false, false>(is_aligned, vectors);
     default:
-      return bf16 ? function_for<RowsSource::kPlain, true, false>(is_aligned, vectors)
-                  : function_for<RowsSource::kPlain, false, false>(is_aligned, vectors);
+      return bf16 ? function_for<GemmInputSource::kPlain, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kPlain, false, false>(is_aligned, vectors);
   }
 }
 const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }

@@ -183,6 +183,66 @@ struct DecodeState {
   }
 };
 
+// One warp's copies into its ring. Their walk runs kStages tiles ahead of the sums'; what it needs of the block table
+// is read one tile before that. The warp takes every kStep-th tile of a piece, from `first`.
+template <int kDim, bool kE4m3, int kStages, int kStep>
+struct DecodeLoader {
+  static constexpr int kStageBytes = 2 * kDecodeTile * KvTile<kDim, kE4m3>::kRowBytes;
+  DecodeWalk walk;
+  uint32_t ring;
+  int first, tile, block;
+  bool waited;  // for the kernel before
+
+  __device__ __forceinline__ DecodeLoader(const DecodeParams& p, const DecodeWalk& start, int first_tile,
+                                          uint32_t ring_address)
+      : walk(start), ring(ring_address), first(first_tile), tile(start.begin + first_tile) {
+    waited = !p.a.early_cache_reads;
+    settle(p);
+    block = look_up(p);
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) load_next(p, stage);
+    if (!waited) ptx::dependency_wait();
+    waited = true;
+  }
+  __device__ __forceinline__ void load_next(const DecodeParams& p, int stage) {
+    if (!walk.done) {
+      // The last tile has the key that the kernel before appended.
+      if (!waited && tile == walk.tiles - 1) {
+        ptx::dependency_wait();
+        waited = true;
+      }
+      load_decode_tile<kDim, kE4m3>(p, walk, tile, block, ring + stage * kStageBytes);
+      tile += kStep;
+      settle(p);
+      block = look_up(p);
+    }
+    ptx::copy_async_commit();
+  }
+
+ private:
+  __device__ __forceinline__ void settle(const DecodeParams& p) {
+    while (!walk.done && tile >= walk.end) {
+      walk.next(p);
+      tile = walk.begin + first;
+    }
+  }
+  __device__ __forceinline__ int look_up(const DecodeParams& p) const {
+    if (walk.done) return 0;
+    const int key = (walk.first_tile + tile) * kDecodeTile;
+    return __ldg(p.a.block_table + int64_t{walk.sequence} * p.a.table_width + (key >> p.a.block_shift));
+  }
+};
+
+// Where copies of fewer than kDim columns never write, the ring has zeros.
+template <int kDim, int kWarpBytes>
+__device__ __forceinline__ void clear_unwritten(const DecodeParams& p, uint32_t ring) {
+  if (p.a.head_dim == kDim) return;
+  for (int i = threadIdx.x % 32; i < kWarpBytes / 16; i += 32) {
+    ptx::store_shared_16(ring + i * 16, make_uint4(0, 0, 0, 0));
+  }
+  __syncwarp();
+}
+
 template <int kDim, int kRows, bool kE4m3>
 __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __grid_constant__ DecodeParams p) {
   using Layout = DecodeLayout<kDim, kRows, kE4m3>;
@@ -199,53 +259,15 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
   if (!p.a.early_cache_reads) ptx::dependency_wait();
   int span = 0, cluster_blocks = 0;
   DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
-                                  : start_walk(p, p.deterministic ? 1 : kLeastDecodeSpan, span);
+                                  : start_walk(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+                                               p.deterministic ? 1 : kLeastDecodeSpan, span);
   // A block without work leaves, unless its cluster adds up something.
   if (p.cluster > 0 ? cluster_blocks == 1 && walk.begin == walk.end : walk.done) {
     if (p.a.early_cache_reads) ptx::dependency_wait();
     return;
   }
-  if (p.a.head_dim < kDim) {  // the columns that no copy writes
-    for (int i = lane; i < Layout::kWarpBytes / 16; i += 32) {
-      ptx::store_shared_16(ring + i * 16, make_uint4(0, 0, 0, 0));
-    }
-    __syncwarp();
-  }
-
-  // The loads' own walk runs kStages tiles ahead; what it needs of the block table is read one tile before that.
-  DecodeWalk ahead = walk;
-  int ahead_tile = walk.begin + warp;
-  const auto settle = [&] {
-    while (!ahead.done && ahead_tile >= ahead.end) {
-      ahead.next(p);
-      ahead_tile = ahead.begin + warp;
-    }
-  };
-  const auto look_up = [&] {
-    if (ahead.done) return 0;
-    const int key = (ahead.first_tile + ahead_tile) * kDecodeTile;
-    return __ldg(p.a.block_table + int64_t{ahead.sequence} * p.a.table_width + (key >> p.a.block_shift));
-  };
-  settle();
-  int block = look_up();
-  bool waited = !p.a.early_cache_reads;
-  const auto load_next = [&](int stage) {
-    if (!ahead.done) {
-      // The last tile has the key that the kernel before appended.
-      if (!waited && ahead_tile == ahead.tiles - 1) {
-        ptx::dependency_wait();
-        waited = true;
-      }
-      load_decode_tile<kDim, kE4m3>(p, ahead, ahead_tile, block, ring + stage * 2 * Layout::kTileBytes);
-      ahead_tile += kDecodeWarps;
-      settle();
-      block = look_up();
-    }
-    ptx::copy_async_commit();
-  };
-#pragma unroll 1
-  for (int stage = 0; stage < Layout::kStages; ++stage) load_next(stage);
-  if (!waited) ptx::dependency_wait();
+  clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
+  DecodeLoader<kDim, kE4m3, Layout::kStages, kDecodeWarps> loader(p, walk, warp, ring);
 
   DecodeState<kDim, kHalves, kE4m3> state;
   state.load_q(p, walk.sequence, walk.head);
@@ -262,7 +284,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       // Exact where the window hides nothing of the tile: context - window is negative or before it.
       state.add_tile(p, ring + stage * 2 * Layout::kTileBytes, walk.context - p.a.window - key, walk.context - key);
       __syncwarp();
-      load_next(stage);
+      loader.load_next(p, stage);
       stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
     }
 
@@ -314,7 +336,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
     }
     __syncthreads();
     if (!is_last) continue;
-    merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
+    merge_pieces<kDim, kRows>(p, walk, pieces, slot_of, static_cast<int>(threadIdx.x), kDecodeWarps * 32);
   }
 }
 

@@ -59,11 +59,11 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
   }
 }
 
-// The same over the pieces of a row, from their slots.
+// The same over the pieces of a row, from their slots, by `threads` threads.
 template <int kDim, int kRows, typename Slot>
 __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const DecodeWalk& walk, int pieces,
-                                             const Slot& slot_of) {
-  for (int i = threadIdx.x; i < p.a.group * kDim / 4; i += kDecodeWarps * 32) {
+                                             const Slot& slot_of, int thread, int threads) {
+  for (int i = thread; i < p.a.group * kDim / 4; i += threads) {
     const int row = i / (kDim / 4), column = i % (kDim / 4) * 4;
     const auto top_of = [&](int piece) {
       return __ldcg(reinterpret_cast<const float2*>(slot_of(piece) + kRows * kDim + row * 2));

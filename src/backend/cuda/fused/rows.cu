@@ -3,7 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "backend/cuda/fused/rows_kernel.h"
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 
 namespace nfp::cuda {
@@ -243,7 +243,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
       enlarge(i);
     }
   }
-  if (kNorm || p.per_token || p.amax_out != nullptr) {
+  if (kNorm || p.y_e4m3 != nullptr) {
     totals = reduce(totals, scratch, parts, p.blocks, rank);
   }
   if constexpr (kNorm) {  // the norm's factor is the row's, so the largest magnitude needs no second reduction
@@ -261,23 +261,9 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     for (int i = 0; i < kVectors; ++i)
       store8<kBf16, kAligned>(y, begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8, end, v[i]);
   }
-  if (p.pass == RowsPass::kOutputs && p.y_e4m3 == nullptr) return;
-  const float largest = totals.largest;
-  if (p.amax_out != nullptr && threadIdx.x == 0 &&
-      rank == 0) {  // magnitudes are not negative: their bits order like integers
-    atomicMax(reinterpret_cast<int*>(p.amax_out), __float_as_int(largest));
-  }
-  if (p.pass == RowsPass::kMagnitude) return;
-  float scale = 1.0f;
-  if (p.per_token) {
-    scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
-    if (threadIdx.x == 0 && rank == 0) p.scale[token] = scale;
-  } else if (p.amax_in != nullptr) {
-    scale = *p.amax_in > 0.0f ? *p.amax_in / kLargestE4m3 : 1.0f;
-    if (threadIdx.x == 0 && token == 0 && rank == 0) *p.scale = scale;
-  } else {
-    scale = *p.scale;
-  }
+  if (p.y_e4m3 == nullptr) return;
+  const float scale = totals.largest > 0.0f ? totals.largest / kLargestE4m3 : 1.0f;
+  if (threadIdx.x == 0 && rank == 0) p.scales[token] = scale;
   const float inverse = 1.0f / scale;
   const int columns = min(p.block_columns, p.padded_k - static_cast<int>(begin));  // of codes
 #pragma unroll
@@ -298,21 +284,6 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   uint8_t* out = p.y_e4m3 + token * p.ldy_e4m3 + begin;
   for (int i = threadIdx.x * 16; i < columns; i += blockDim.x * 16) {
     *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(codes + i);
-  }
-}
-
-__global__ void delayed_kernel(float* amax, float* history, int window, int slot, float margin, float* scale) {
-  ptx::dependency_wait();
-  float largest = 0.0f;
-  if (threadIdx.x == 0) history[slot] = *amax;
-  __syncwarp();
-  for (int i = threadIdx.x; i < window; i += 32) largest = fmaxf(largest, history[i]);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-  if (threadIdx.x == 0) {
-    *scale = largest > 0.0f ? largest * margin / kLargestE4m3 : 1.0f;
-    *amax = 0.0f;
   }
 }
 
@@ -350,6 +321,5 @@ const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is
                   : function_for<RowsSource::kPlain, false, false>(is_aligned, vectors);
   }
 }
-const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }
 
 }  // namespace nfp::cuda

@@ -129,11 +129,11 @@ int choose_cluster(const AttentionCall& c, const Residency& device) {
   return rows <= device.clusters_of_16 ? 16 : 0;
 }
 
-// Warps with spans of their own, measured on an H200: see docs/attention.md.
+// Warps with spans of their own: measured on an H200 with 16 to 256 sequences of 3, 4 and 8 KV heads.
 bool cut_for_warps(const AttentionCall& c, const Residency& device) {
   if (c.deterministic || c.cut == DecodeCut::kBlocks) return false;
   if (c.cut == DecodeCut::kWarps) return true;
-  return int64_t{c.sequences} * c.kv_heads >= device.blocks * 2;
+  return int64_t{c.sequences} * c.kv_heads * 5 >= int64_t{device.blocks} * 7;
 }
 
 AttentionParams make_params(const AttentionCall& c) {
@@ -218,22 +218,23 @@ Status launch(const AttentionKernel& kernel, int64_t grid, int cluster, bool dep
 
 constexpr size_t kArrivalBytes = size_t{kMaxAttentionRows} * sizeof(uint32_t);
 
-// resident: thread blocks of either decode kernel at most.
-size_t workspace_bytes(const AttentionCall& c, int resident) {
-  const int rows = padded_rows(c.heads / c.kv_heads);
-  const size_t slot = sizeof(float) * static_cast<size_t>(rows) * (padded_dim(c.head_dim) + 2);
-  const size_t slots = c.deterministic ? static_cast<size_t>(c.sequences) * c.kv_heads * kMaxDecodeChunks
-                                       : static_cast<size_t>(resident) * kDecodeWarps * 2;
-  return kArrivalBytes + slots * slot;
+constexpr size_t kSlotAlignment = 256;
+size_t slot_bytes(const AttentionCall& c) {
+  return sizeof(float) * static_cast<size_t>(padded_rows(c.heads / c.kv_heads)) * (padded_dim(c.head_dim) + 2);
 }
-
-}  // namespace
-
-namespace {
+// Arrivals, the exchange (a slot each for `spans`, at most), and what deterministic calls have.
+size_t exchange_bytes(const AttentionCall& c, int spans) {
+  return (slot_bytes(c) * spans + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+}
+size_t workspace_bytes(const AttentionCall& c, int spans) {
+  const size_t chunks = c.deterministic ? static_cast<size_t>(c.sequences) * c.kv_heads * kMaxDecodeChunks : 0;
+  return kArrivalBytes + exchange_bytes(c, spans) + chunks * slot_bytes(c);
+}
 
 struct DecodeKernels {
   AttentionKernel blocks, warps;
   Residency device, warps_device;
+  int spans() const { return std::max(device.blocks, warps_device.blocks * kDecodeWarps); }
 };
 
 Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
@@ -249,19 +250,21 @@ Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
 Result<size_t> decode_workspace_bytes(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_shape(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));
-  return workspace_bytes(c, std::max(k.device.blocks, k.warps_device.blocks));
+  return workspace_bytes(c, k.spans());
 }
 
 Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));
-  const size_t needed = workspace_bytes(c, std::max(k.device.blocks, k.warps_device.blocks));
+  const size_t needed = workspace_bytes(c, k.spans());
   if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < needed)
     return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes", needed);
   DecodeParams p{};
   p.a = make_params(c);
   p.arrivals = static_cast<uint32_t*>(c.workspace);
-  p.partials = reinterpret_cast<float*>(static_cast<uint8_t*>(c.workspace) + kArrivalBytes);
+  uint8_t* const exchange = static_cast<uint8_t*>(c.workspace) + kArrivalBytes;
+  p.exchange = reinterpret_cast<float*>(exchange);
+  p.partials = reinterpret_cast<float*>(exchange + exchange_bytes(c, k.spans()));
   p.deterministic = c.deterministic;
   void* arguments[] = {&p};
   if (cut_for_warps(c, k.warps_device))

@@ -35,8 +35,9 @@ struct PrefillParams {
 
 struct DecodeParams {
   AttentionParams a;
-  uint32_t* arrivals;  // [sequences * kv_heads], zero between calls
-  float* partials;     // slots of (rows * (dim + 2)) floats
+  uint32_t* arrivals;  // deterministic: [sequences * kv_heads], zero between calls
+  float* partials;     // deterministic: slots of (rows * (dim + 2)) floats
+  float* exchange;     // otherwise: such slots, zero between calls (decode_exchange.cuh)
   bool deterministic;
   int cluster;  // blocks that share each row; 0 = balanced spans
 };

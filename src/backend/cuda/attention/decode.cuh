@@ -2,8 +2,9 @@
 //
 // A "row" is one sequence and one KV head; its work is its 16-key tiles. The rows of the batch, laid end to end, are
 // cut into equal spans, one a thread block, so any mix of contexts keeps all SMs busy to the end (the decomposition is
-// stream-K's: Osama et al., PPoPP 2023). A block that has all of a row writes its output; the parts of a row that is
-// cut go to the workspace, and the last of its blocks to arrive adds them up in their order.
+// stream-K's: Osama et al., PPoPP 2023). A block that has all of a row writes its output; for the others see
+// decode_exchange.cuh. Where sums must not depend on the batch, a row is cut into chunks by its context alone, and the
+// last block to arrive adds them up in their order.
 //
 // Inside a block each warp takes every fourth tile, with its own ring of copies in flight and its own running softmax,
 // and the warps meet only at the end of a row, while the copies for the next are under way. The query heads that share
@@ -312,19 +313,22 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       ptx::cluster_sync();  // until the others have read this block's
       return;
     }
+    if (!p.deterministic) {
+      const auto exchange_of = [&](int unit) { return p.exchange + int64_t{unit} * Layout::kSlotFloats; };
+      const int unit = static_cast<int>(blockIdx.x), last = (walk.row_start + walk.tiles - 1) / span;
+      const MergeTo to = walk.begin > 0 ? MergeTo::kExchange : last > unit ? MergeTo::kShared : MergeTo::kOutput;
+      merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, exchange_of(unit), to);
+      if (to != MergeTo::kShared) continue;
+      __syncthreads();
+      merge_exchange<kDim, kRows>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
+      continue;
+    }
     const int row = walk.sequence * p.a.kv_heads + walk.head;
-    const int work = DecodeWalk::row_work(p, walk.tiles);
-    const int first_block = walk.row_start / span, last_block = (walk.row_start + work - 1) / span;
-    const int pieces = p.deterministic ? work : last_block - first_block + 1;
-    // A block has at most one piece that begins a row which others finish, and one that does not begin its row.
+    const int pieces = DecodeWalk::row_work(p, walk.tiles);
     const auto slot_of = [&](int piece) {
-      const int64_t index = p.deterministic ? int64_t{row} * kMaxDecodeChunks + piece
-                                            : int64_t{first_block + piece} * 2 + (piece == 0 ? 1 : 0);
-      return p.partials + index * Layout::kSlotFloats;
+      return p.partials + (int64_t{row} * kMaxDecodeChunks + piece) * Layout::kSlotFloats;
     };
-    const int piece =
-        p.deterministic ? walk.begin / DecodeWalk::chunk(walk.tiles) : static_cast<int>(blockIdx.x) - first_block;
-    merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(piece),
+    merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(walk.begin / DecodeWalk::chunk(walk.tiles)),
                              pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
     if (pieces == 1) continue;
     __syncthreads();
@@ -336,7 +340,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
     }
     __syncthreads();
     if (!is_last) continue;
-    merge_pieces<kDim, kRows>(p, walk, pieces, slot_of, static_cast<int>(threadIdx.x), kDecodeWarps * 32);
+    merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
   }
 }
 

@@ -1,12 +1,67 @@
 // Attention of many sequences with one query token each: the same walk as in decode.cuh, but every warp has a span of
 // its own and sums its rows alone, so that no row of a short context waits for a block's barriers.
 //
-// A row that two or more warps' spans share goes through the workspace, and the last of those warps adds it up.
+// Spans meet in registers: every lane fetches of another's piece what it has itself of its own.
 #pragma once
 
 #include "backend/cuda/attention/decode.cuh"
+#include "backend/cuda/attention/decode_exchange.cuh"
 
 namespace nfp::cuda {
+
+// One warp's piece of a row in the exchange: sums [row][kDim] in the order of the warp's registers, then (largest, sum)
+// of each row.
+template <int kDim, int kHalves, bool kE4m3>
+struct PieceExchange {
+  using State = DecodeState<kDim, kHalves, kE4m3>;
+  float* slot;
+  int group;
+
+  static __device__ __forceinline__ int row(int h) { return static_cast<int>(threadIdx.x) % 32 / 4 + h * 8; }
+  // Neighbouring lanes have neighbouring pairs.
+  __device__ __forceinline__ float* sums(int h, int i) const {
+    return slot + row(h) * kDim + i * 8 + threadIdx.x % 4 * 2;
+  }
+  __device__ __forceinline__ float* top(int h) const { return slot + kHalves * 8 * kDim + row(h) * 2; }
+
+  __device__ __forceinline__ void give(const State& state, const float (&total)[kHalves]) const {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      if (row(h) >= group) continue;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) send(sums(h, i), make_float2(state.o[i][2 * h], state.o[i][2 * h + 1]));
+      if (threadIdx.x % 4 == 0) send(top(h), make_float2(state.largest[h], total[h]));
+    }
+  }
+  __device__ __forceinline__ void add_to(State& state, float (&total)[kHalves]) const {
+    constexpr int kAtOnce = 8;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      if (row(h) >= group) continue;
+      const float2 tops = wait_for<1>([&](int) { return top(h); })[0];
+      const float largest = fmaxf(state.largest[h], tops.x), base = finite_base(largest);
+      const float mine = exp2_fast(state.largest[h] - base), other = exp2_fast(tops.x - base);
+      state.largest[h] = largest;
+      total[h] = total[h] * mine + tops.y * other;
+#pragma unroll
+      for (int first = 0; first < kDim / 8; first += kAtOnce) {
+        const Numbers<kAtOnce> v = wait_for<kAtOnce>([&](int i) { return sums(h, first + i); });
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          take_back(sums(h, first + i));
+          float* const o = &state.o[first + i][2 * h];
+          o[0] = o[0] * mine + v[i].x * other;
+          o[1] = o[1] * mine + v[i].y * other;
+        }
+      }
+    }
+    __syncwarp();  // the quad has read the top
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      if (row(h) < group && threadIdx.x % 4 == 0) take_back(top(h));
+    }
+  }
+};
 
 // The sums of a row, divided, as output.
 template <int kDim, int kHalves, bool kE4m3>
@@ -39,7 +94,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_rows(const __grid_co
   using Layout = DecodeLayout<kDim, kRows, kE4m3>;
   constexpr int kHalves = kRows / 8;
   extern __shared__ __align__(128) uint8_t shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const uint32_t ring = ptx::shared_address(shared) + warp * Layout::kWarpBytes;
   // Neighbouring spans lie in different blocks: what ends late is spread over the SMs.
   const int unit = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
@@ -79,36 +134,15 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_rows(const __grid_co
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) total[h] = quad_sum(state.sum[h]);
 
-    const int first_unit = walk.row_start / span, last_unit = (walk.row_start + walk.tiles - 1) / span;
-    if (first_unit == last_unit) {
-      store_row(p, walk, state, total);
+    using Exchange = PieceExchange<kDim, kHalves, kE4m3>;
+    if (walk.begin > 0) {
+      Exchange{p.exchange + int64_t{unit} * Layout::kSlotFloats, p.a.group}.give(state, total);
       continue;
     }
-    // A warp has at most one piece that begins a row which others finish, and one that does not begin its row.
-    const auto slot_of = [&](int piece) {
-      return p.partials + (int64_t{first_unit + piece} * 2 + (piece == 0 ? 1 : 0)) * Layout::kSlotFloats;
-    };
-    float* const slot = slot_of(unit - first_unit);
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const int row = lane / 4 + h * 8;
-      if (row >= p.a.group) continue;
-      state.store_sums(slot + row * kDim, h);
-      if (lane % 4 == 0)
-        *reinterpret_cast<float2*>(slot + kRows * kDim + row * 2) = make_float2(state.largest[h], total[h]);
-    }
-    __threadfence();
-    __syncwarp();
-    bool is_last = false;
-    const int row = walk.sequence * p.a.kv_heads + walk.head;
-    if (lane == 0) {
-      is_last = atomicAdd(p.arrivals + row, 1u) == static_cast<uint32_t>(last_unit - first_unit);
-      if (is_last) p.arrivals[row] = 0;
-    }
-    is_last = __shfl_sync(0xffffffffu, is_last, 0);
-    if (!is_last) continue;
-    __threadfence();
-    merge_pieces<kDim, kRows>(p, walk, last_unit - first_unit + 1, slot_of, lane, 32);
+    const int last_unit = (walk.row_start + walk.tiles - 1) / span;
+    for (int other = unit + 1; other <= last_unit; ++other)
+      Exchange{p.exchange + int64_t{other} * Layout::kSlotFloats, p.a.group}.add_to(state, total);
+    store_row(p, walk, state, total);
   }
 }
 

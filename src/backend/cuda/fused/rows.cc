@@ -71,7 +71,10 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
   const int groups = p.block_columns / 8;
   int vectors = is_aligned ? 1 : kMaxVectors;
-  while (vectors * 512 < groups) vectors *= 2;
+  // Many plain rows go faster in small blocks, with more of them on an SM (a norm has no registers for that).
+  constexpr int64_t kManyRows = 2048;
+  const bool small_blocks = c.source == RowsCall::Source::kPlain && c.m >= kManyRows;
+  while (vectors * 512 < groups || (small_blocks && vectors < kMaxVectors && vectors * 128 < groups)) vectors *= 2;
   const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
   const void* function = rows_function(static_cast<RowsSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
   const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);

@@ -164,7 +164,7 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
                    : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
   p.ldd = call.ldd;
   p.ldr = call.ldr;
-  p.weight_scale = fp8 ? 0x1p-8f : 1.0f;
+  p.weight_scale = reads_lower(call.mode) ? 1.0f : 0x1p-8f;
   p.m = static_cast<int>(call.m);
   p.n = static_cast<int>(call.w.n);
   p.row_blocks = static_cast<int>(shape.row_blocks());

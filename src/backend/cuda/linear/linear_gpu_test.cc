@@ -149,22 +149,22 @@ Input make_input(int64_t m, int64_t reserved, int64_t k) {
 struct Expected {
   std::vector<double> value, slack;
 };
-Expected expect(const Layer& layer, const Input& in, int64_t m, bool upper_only, bool fp8) {
+Expected expect(const Layer& layer, const CudaWeight& weight, const Input& in, int64_t m, bool upper_only, bool fp8) {
   Expected out;
+  const std::span<const WeightSegment> segments = weight.segments();
+  const bool interleaved = weight.interleaved();  // then it is one segment
   const int64_t k = layer.parts.front()->cols();
   const std::vector<float>& x = fp8 ? in.e4m3 : in.f16;
-  // Gate and up are one segment, which is FP16 if either is.
-  const bool interleaved = layer.spec.order == RowOrder::kInterleave;
-  const bool any_dense = std::any_of(layer.parts.begin(), layer.parts.end(), [](const auto& part) {
-    return part->storage() != Storage::kNested;
-  });
   // As in gemm_gpu_test.cc: FP32 sums, and Hopper's shorter ones of E4M3 products.
   const double loss = fp8 ? static_cast<double>(k / 32 + 2) * 0x1p-13 : static_cast<double>(k) * 0x1p-23;
   for (int64_t t = 0; t < m; ++t) {
     size_t row = 0;
     for (const auto& part : layer.parts) {
-      const bool nested = part->storage() == Storage::kNested && !(interleaved && any_dense);
       for (int64_t r = 0; r < part->rows(); ++r, ++row) {
+        const bool nested = std::any_of(segments.begin(), segments.end(), [row, interleaved](const WeightSegment& s) {
+          const auto at = static_cast<int64_t>(row);
+          return s.nested && (interleaved || (at >= s.first_column && at < s.first_column + s.rows));
+        });
         double sum = layer.spec.bias.empty() ? 0.0 : layer.spec.bias[row], total = std::abs(sum);
         for (int64_t i = 0; i < k; ++i) {
           const double product =
@@ -200,7 +200,7 @@ TEST_P(LinearGpuCase, MatchesFloat64) {
     for (const Precision step : {Precision::kFp16, Precision::kFp8W8A8, Precision::kFp8}) {
       const bool fp8 = !is_exact(weight.consumes(step));
       x.set(fp8 ? in.e4m3_bytes : in.f16_bytes);
-      const Expected want = expect(layer, in, m, !is_exact(step), fp8);
+      const Expected want = expect(layer, weight, in, m, !is_exact(step), fp8);
       enum class Out { kF16, kF32, kF16Residual, kF32Residual, kE4M3 };
       for (const Out out : {Out::kF16, Out::kF32, Out::kF16Residual, Out::kF32Residual, Out::kE4M3}) {
         const bool f32 = out == Out::kF32 || out == Out::kF32Residual;

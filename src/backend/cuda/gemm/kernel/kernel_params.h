@@ -23,7 +23,7 @@ struct KernelParams {
   uint32_t* counters;  // zero between launches
   int64_t ldd;
   int64_t ldr;
-  float weight_scale;  // on every output: 2^-8 in FP8 mode
+  float weight_scale;  // on every output: 2^-8 where upper bytes stand alone
   int m;
   int n;
   int row_blocks;  // of the weight, in blocks of 64

@@ -20,11 +20,11 @@ template <Operand kOperand, bool kWide>
 __device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t one, uint32_t& first,
                                         uint32_t& second) {
   if constexpr (kOperand == Operand::kW8A16) {
-    // E4M3's fields seven bits up are the FP16 of a 256th: subnormals too.
-    const uint32_t high = ((upper >> 1) & 0x3f3f3f3fu) | (upper & 0x80808080u);
-    const uint32_t low = (upper << 7) & 0x80808080u;
-    first = __byte_perm(low, high, 0x5140);
-    second = __byte_perm(low, high, 0x7362);
+    // The code's value, 256 times the weight (KernelParams::weight_scale).
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(first), "=r"(second)
+        : "r"(upper));
     return;
   }
   constexpr bool kBiased = kOperand == Operand::kF16Biased || kOperand == Operand::kBF16Biased;

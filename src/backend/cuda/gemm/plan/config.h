@@ -61,7 +61,7 @@ constexpr bool exists(const Tile& t, Mode mode) {
     case Mode::kE4M3:
       return true;
     case Mode::kE4M3Promoted:
-      return (plain || t.warpgroups == 1) && t.tokens <= 128;
+      return t.tokens <= 128 && !t.along_tokens && t.warpgroups != 3;
     case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair
       return (plain && (t.tokens <= 64 || t.tokens == 128)) || (t.tokens == 256 && t.cluster == 2);
   }

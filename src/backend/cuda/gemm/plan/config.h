@@ -63,7 +63,7 @@ constexpr bool exists(const Tile& t, Mode mode) {
     case Mode::kE4M3Promoted:
       return t.tokens <= 128 && !t.along_tokens && t.warpgroups != 3;
     case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair
-      return (plain && (t.tokens <= 64 || t.tokens == 128)) || (t.tokens == 256 && t.cluster == 2);
+      return (plain && (t.tokens <= 64 || t.tokens == 128)) || (t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
   }
   return false;
 }
@@ -86,13 +86,16 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{160, 1, 2, 1},
                                       Tile{160, 1, 2, 1, 2, true},
                                       Tile{176, 1, 1, 1},
+                                      Tile{176, 1, 2, 1, 2, true},
                                       Tile{192, 1, 1, 1},
                                       Tile{192, 1, 2, 1},
                                       Tile{208, 1, 1, 1},
+                                      Tile{208, 1, 2, 1, 2, true},
                                       Tile{224, 1, 1, 1},
                                       Tile{240, 1, 1, 1},
                                       Tile{256, 1, 1, 1},
                                       Tile{256, 1, 2, 1},
+                                      Tile{256, 1, 2, 1, 2, true},
                                       Tile{64, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 1},
                                       Tile{128, 1, 1, 1, 1},

@@ -20,6 +20,7 @@ FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0
                "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 0.1}
 QUANTITIES = list(FIRST_GUESS)
 MODES = {"nested_f16 tried": "f16", "nested_e4m3 tried": "e4m3", "nested_e4m3_promoted tried": "e4m3-promoted"}
+TURN_US_KB = 0.087  # kTurnMicroseconds of predict.cc
 LEAST_SAMPLES = 6  # of a tile that enters the file
 
 
@@ -82,6 +83,7 @@ def features(n, k, m, config, fp8):
                 l2=tiles * cluster * steps_of_tile * 128 * (rows / cluster + tokens if along else rows + tokens / cluster) * 1e-6,
                 products=tiles * cluster * rows * tokens * steps_of_tile * (256 if fp8 else 128) * 1e-6,
                 exchange=float(parts_in_cluster > 1), exchange_kb=(parts_in_cluster > 1) * kilobytes * ends,
+                turns=(parts_in_cluster > 1) * (ends - 1.0) * kilobytes,
                 split=float(parts > 1 and parts_in_cluster == 1 and not stream),
                 split_kb=(parts > 1 and parts_in_cluster == 1 and not stream) * kilobytes * passed,
                 stream=float(stream), stream_kb=stream * kilobytes * fragments)
@@ -117,7 +119,7 @@ class Fit:
         busy = f["steps"] * step[self.tile] + f["ends"] * end[self.tile]
         memory = (f["weights"] * (1 + q["reread"] * f["reread"]) + f["moved"]) / q["memory_tb_s"]
         overlapped = (busy**3 + memory**3 + (f["l2"] / q["l2_tb_s"])**3 + (f["products"] / q["tflops"])**3)**(1 / 3)
-        return q["launch_us"] + overlapped + sum(
+        return q["launch_us"] + overlapped + TURN_US_KB * f["turns"] + sum(
             q[f"{way}_us"] * f[way] + q[f"{way}_us_kb"] * f[f"{way}_kb"] for way in ("exchange", "split", "stream"))
 
     def run(self, rounds=30, shrink=4.0):

@@ -42,7 +42,9 @@ TEST(Predict, ClustersThatDoNotFitTakeAnotherTurn) {
   ASSERT_TRUE(can_exchange(parts.tile, 4));
   const double step = 128 * 128 * 1e-4;
   EXPECT_NEAR(predict_us(model, {128, 31 * 128, 4096, Mode::kF16, false}, parts, device), 16 * step, 1e-6);
-  EXPECT_NEAR(predict_us(model, {128, 32 * 128, 4096, Mode::kF16, false}, parts, device), 32 * step, 1e-6);
+  // (A second turn begins with an empty ring: 0.087 us for each 1000 bytes of sums.)
+  EXPECT_NEAR(predict_us(model, {128, 32 * 128, 4096, Mode::kF16, false}, parts, device),
+              32 * step + 0.087 * 128 * 128 * 4e-3, 1e-6);
 }
 
 TEST(Predict, MemoryIsALowerBound) {

@@ -55,6 +55,7 @@ void print_start(const LoadedModel& loaded, const EngineOptions& made, const ser
              "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
              "precision  {}\n"
+             "sampling   {}\n"
              "grammars   {}\n"
              "ready      {}  (API at {}/v1)\n",
              facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
@@ -62,6 +63,7 @@ void print_start(const LoadedModel& loaded, const EngineOptions& made, const ser
              static_cast<double>(kv_tokens) / facts.max_context, facts.max_context,
              kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
              made.limits.max_sequences, made.limits.max_step_tokens, policy,
+             facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
              server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
 
@@ -88,7 +90,8 @@ Status run(ServeFlags& flags) {
   }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.serving, std::move(policy)));
 
-  const server::ServedModel::Facts facts = facts_of(*loaded, engine, flags);
+  server::ServedModel::Facts facts = facts_of(*loaded, engine, flags);
+  NFP_ASSIGN_OR_RETURN(facts.sampling, load_sampling_defaults(*loaded->source, flags.generation_config));
   const EngineOptions made = engine.engine->options();
   const std::string policy_name = engine.engine->policy().name();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));

@@ -27,6 +27,7 @@ struct ServeFlags {
   std::string policy = "threshold:1024";
   std::string default_request_precision = "auto";
   std::string kv_dtype = "f16";
+  std::string generation_config = "auto";
   uint64_t kv_bytes = 0;  // 0 = chosen by the model's need and the free memory
   bool no_prefix_caching = false;
   bool quiet = false;

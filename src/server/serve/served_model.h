@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "runtime/sampling_defaults.h"
 #include "server/api/generation_request.h"
 #include "text/jinja/chat_template.h"
 #include "text/tokenizer.h"
@@ -28,6 +29,7 @@ class ServedModel {
     int32_t vocab = 0;               // logits
     int32_t max_context = 0;         // tokens of prompt and answer together
     std::vector<int32_t> end_ids;
+    SamplingDefaults sampling;  // for requests that do not say
   };
   // Error: the chat template does not parse.
   static Result<ServedModel> create(Facts facts);
@@ -36,6 +38,8 @@ class ServedModel {
   const Facts& facts() const { return facts_; }
   const Tokenizer& tokenizer() const { return *facts_.tokenizer; }
   bool has_chat() const { return chat_.has_value(); }
+  // Whether the chat template reads a variable of this name.
+  bool template_reads(std::string_view variable) const { return chat_ && chat_->mentions(variable); }
   bool knows(std::string_view model) const;
   int64_t created() const { return created_; }  // seconds since 1970
 

@@ -17,7 +17,7 @@ import numpy as np
 
 SMS, CLUSTERS_OF_4 = 132, 31  # of the H200 that was measured
 FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0.0, "exchange_us": 1.0, "exchange_us_kb": 0.02,
-               "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 0.1}
+               "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 1.0}
 QUANTITIES = list(FIRST_GUESS)
 MODES = {"nested_f16 tried": "f16", "nested_e4m3 tried": "e4m3", "nested_e4m3_promoted tried": "e4m3-promoted"}
 TURN_US_KB = 0.087  # kTurnMicroseconds of predict.cc
@@ -77,8 +77,10 @@ def features(n, k, m, config, fp8):
     else:
         passed = parts + 1 if parts > 2 else 1.5
     weights, kilobytes = n * k * (1 if fp8 else 2) * 1e-6, rows * tokens * 4e-3
+    columns = rows * (1 if along else cluster)
+    at_once = min(room / m_tiles, ceil_div(n, columns)) * columns * k * (1 if fp8 else 2) * 1e-6
     return dict(steps=steps * blocks, ends=ends * blocks, weights=weights,
-                reread=stream * min(m_tiles - 1, 4) * weights / (weights + 50),
+                reread=stream * (m_tiles - 1) * cut_tiles / tiles * at_once / (at_once + 50),
                 moved=m * k * (1 if fp8 else 2) * 1e-6 + m * n * 2e-6,
                 l2=tiles * cluster * steps_of_tile * 128 * (rows / cluster + tokens if along else rows + tokens / cluster) * 1e-6,
                 products=tiles * cluster * rows * tokens * steps_of_tile * (256 if fp8 else 128) * 1e-6,
@@ -132,7 +134,8 @@ class Fit:
         for _ in range(rounds):
             raw = np.log(self.predict(p)) - y
             robust = 1 / np.maximum(1, np.abs(centred(raw, np.ones_like(raw))) / 0.06)
-            rest, w = centred(raw, robust), robust * close
+            w = robust * close
+            rest = centred(raw, w)
             jacobian = np.empty((len(y), len(p)))
             for j in range(len(p)):
                 moved = p.copy()

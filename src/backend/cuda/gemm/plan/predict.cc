@@ -68,8 +68,11 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
                k = static_cast<double>(problem.k);
   const double weights = n * k * weight_bytes * 1e-6;  // megabytes, which are microseconds of a TB/s
   // Tiles of the same weights but different tokens run side by side and share what is read. Under stream-K they are at
-  // different k, and weights that the L2 cannot hold are read again.
-  const double again = stream ? model.reread * std::min(s.m_tiles - 1, 4) * weights / (weights + kL2Megabytes) : 0;
+  // different k, and weights are read again as far as the L2 cannot hold those of the rows that are worked at.
+  const double at_once = std::min<double>(static_cast<double>(slots(tile, device)) / s.m_tiles, s.n_tiles) *
+                         tile.cluster_rows() * k * weight_bytes * 1e-6;
+  const double again =
+      stream ? model.reread * (s.m_tiles - 1) * s.split_tiles / s.tiles() * at_once / (at_once + kL2Megabytes) : 0;
   const double memory = (weights * (1 + again) + m * k * (fp8 ? 1 : 2) * 1e-6 + m * n * 2e-6) / model.memory_tb_s;
   const double shared = 128.0 / tile.cluster;
   const double stage_reads =

@@ -27,7 +27,7 @@ struct TimeModel {
   double split_us_kb = 0;
   double stream_us = 0;  // the same for stream-K
   double stream_us_kb = 0;
-  double reread = 0;  // how much of the weights stream-K reads again for each further tile of tokens
+  double reread = 0;  // how often stream-K reads weights again for each further tile of tokens, where the L2 is full
   std::array<TileCost, kTiles.size()> tiles{};
 };
 

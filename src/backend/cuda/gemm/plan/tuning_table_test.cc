@@ -58,7 +58,8 @@ TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {
     const auto parsed = TuningTable::parse(text, device);
     ASSERT_TRUE(parsed.ok()) << parsed.error().message;
     EXPECT_EQ(parsed->device, device);
-    EXPECT_EQ(parsed->size(), 14u * 3);
+    EXPECT_EQ(parsed->size() % 14, 0u);  // 14 shapes, in all modes that were tuned
+    EXPECT_GE(parsed->size(), 14u * 3);
     const TuningTable* table = built_in_table(device, 132);
     ASSERT_NE(table, nullptr);
     EXPECT_EQ(table->dump(), parsed->dump());

@@ -26,6 +26,7 @@ struct ServiceOptions {
   int32_t max_queue = 1024;  // requests waiting for a place in a step; more get 429
   std::string tool_call_parser = "auto";
   PrecisionClass default_precision = PrecisionClass::kAuto;
+  uint64_t response_store_bytes = ServerState::kDefaultResponseBytes;  // of the Responses API; 0 = keep none
   bool log_requests = true;
   bool log_prompts = false;
   GrammarLimits grammars;

@@ -114,12 +114,9 @@ Status run(const GenerateFlags& flags) {
                        load_sampling_defaults(*loaded->source, flags.sampling.generation_config));
   NFP_ASSIGN_OR_RETURN(SamplingParams sampling, flags.sampling.value(defaults));
   if (!sampling.seed) sampling.seed = std::random_device{}();
-  ServingOptions serving;
-  serving.ctx = flags.model.ctx;
-  serving.memory_share = flags.model.device.gpu_memory_utilization;
-  serving.kv_dtype = flags.model.kv_dtype_value();
-  serving.fp8 = fp8;
-  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(chosen)));
+  EngineConfig config = flags.model.engine_config();
+  config.fp8 = fp8;
+  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(chosen)));
   Request request;
   request.id = "generate";
   NFP_ASSIGN_OR_RETURN(request.prompt, loaded->tokenizer->encode(prompt));

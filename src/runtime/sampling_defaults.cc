@@ -71,9 +71,9 @@ Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const st
   // The engine's own ranges: what it refuses must not wait for the first request.
   SamplingParams params;
   out.apply(params);
-  if (const Status valid = validate(params, INT32_MAX); !valid.ok()) {
-    return error(ErrorCode::kInvalidInput, "{}: {}; --generation-config none ignores the file", name,
-                 valid.error().message);
+  const int32_t any_token = 0;
+  if (const auto bad = validate({&any_token, 1}, params, {INT32_MAX, INT32_MAX})) {
+    return error(ErrorCode::kInvalidInput, "{}: {}; --generation-config none ignores the file", name, bad->message);
   }
   return out;
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     LinearBase,
@@ -213,10 +214,11 @@ class NestedFPConfig(QuantizationConfig):
         op.register()
         wanted = settings.current()
         threshold = wanted.threshold()
-        if threshold is None:
-            raise ValueError(f"precision policy '{wanted.policy}': only fp16, fp8-w8a8 and threshold:TOKENS work "
-                             "without a scheduler of nestedfp's")
-        op.set_threshold(threshold)
+        if get_current_vllm_config().parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
+            if threshold is None:
+                raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
+                                 "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
+            op.set_threshold(threshold)
         if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
             raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
                              "multiplied with exactly: add --dtype float16")

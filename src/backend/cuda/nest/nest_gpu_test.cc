@@ -116,7 +116,9 @@ TEST_P(Nest, IsTheHostsRowByRow) {
     const DeviceVector<uint16_t> back(weights.size());
     ASSERT_TRUE(
         unnest_matrix(shape, join, upper.get(), lower.get(), scale.get(), c.type, back.get(), c.k, nullptr).ok());
-    if (got.inexact == 0) EXPECT_TRUE(back.host() == weights);
+    if (got.inexact == 0) {
+      EXPECT_TRUE(back.host() == weights);
+    }
   }
 }
 

@@ -31,7 +31,7 @@ def main() -> None:
     begin = time.time()
     llm = LLM(model=arguments.model, quantization=arguments.quantization, dtype=arguments.dtype,
               skip_tokenizer_init=True, max_model_len=256, max_num_seqs=16, max_num_batched_tokens=512,
-              kv_cache_memory_bytes=1 << 30, enable_prefix_caching=False, generation_config="vllm", seed=0,
+              kv_cache_memory_bytes=1 << 30, gpu_memory_utilization=0.05, enable_prefix_caching=False, generation_config="vllm", seed=0,
               tensor_parallel_size=arguments.tensor_parallel,
               compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 64]}, **extra)
     started = time.time() - begin

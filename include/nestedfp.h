@@ -114,8 +114,8 @@ typedef struct nfp_gpu_report {
   int32_t first_bad_row;   /* n if none */
   int32_t not_finite_rows; /* of bad_rows */
   int32_t rows_shifted;
-  int32_t inexact;      /* BF16 weights that nesting changes; saturates */
-  int32_t inexact_bf16; /* nested weights that are no BF16 numbers: NFP_BF16 products need 0; saturates */
+  int64_t inexact;      /* BF16 weights that nesting changes */
+  int64_t inexact_bf16; /* nested weights that are no BF16 numbers: NFP_BF16 products need 0 */
 } nfp_gpu_report;
 
 /* W[n, k] on the device (FP16 or BF16, ldw elements from row to row) -> both planes in the device's layout,

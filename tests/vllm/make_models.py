@@ -21,7 +21,7 @@ def tensors(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     def draw(*shape: int, sigma: float = 0.06) -> np.ndarray:
         return (rng.standard_normal(shape) * sigma).astype(np.float16)
 
-    out = {"model.embed_tokens.weight": draw(VOCAB, HIDDEN, sigma=1.0), "lm_head.weight": draw(VOCAB, HIDDEN, sigma=0.3),
+    out = {"model.embed_tokens.weight": draw(VOCAB, HIDDEN, sigma=1.0), "lm_head.weight": draw(VOCAB, HIDDEN, sigma=0.15),
            "model.norm.weight": np.ones(HIDDEN, np.float16)}
     for i in range(LAYERS):
         layer = f"model.layers.{i}."
@@ -34,9 +34,11 @@ def tensors(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
                 out[f"{layer}{name}.bias"] = draw(shape[0], sigma=0.2)
         for name in ("input_layernorm", "post_attention_layernorm"):
             out[f"{layer}{name}.weight"] = (1 + rng.standard_normal(HIDDEN) * 0.1).astype(np.float16)
-    # Weights beyond 1.75, which take row exponents.
-    out["model.layers.0.mlp.down_proj.weight"][5] *= np.float16(64)
-    out["model.layers.1.self_attn.q_proj.weight"][::17] *= np.float16(32)
+    # Weights beyond 1.75, which take row exponents (the others of such a row have bits to spare).
+    for name, rows, column, value in (("model.layers.0.mlp.down_proj.weight", slice(5, 6), 7, 2.5),
+                                      ("model.layers.1.self_attn.q_proj.weight", slice(0, None, 17), 3, -3.0)):
+        out[name][rows] = np.round(out[name][rows].astype(np.float32) * 4096) / 4096
+        out[name][rows, column] = value
     if family == "mistral":  # a matrix that no exponents nest: its group stays dense
         out["model.layers.1.mlp.up_proj.weight"][3, :2] = [6.0, 2.0**-24]
     return out

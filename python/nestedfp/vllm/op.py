@@ -158,14 +158,16 @@ def nest(weight: torch.Tensor) -> Planes:
     planes = Planes(n, k, weight.device)
     if weight.stride(1) != 1:
         weight = weight.contiguous()
-    report = torch.empty(6, dtype=torch.int32, device=weight.device)
+    report = torch.empty(4, dtype=torch.int64, device=weight.device)  # nfp_gpu_report
     bf16 = weight.dtype is torch.bfloat16
     with torch.cuda.device(weight.device):
         _library.check(on.library.nfp_gpu_nest(
             on.handle, weight.data_ptr(), weight.stride(0), n, k, int(bf16), planes.join, planes.upper.data_ptr(),
             planes.lower.data_ptr(), planes.scale.data_ptr(), report.data_ptr(),
             torch.cuda.current_stream().cuda_stream))
-    bad, first_bad, not_finite, _, _, inexact_bf16 = report.tolist()
+    found = report.cpu()
+    bad, first_bad, not_finite, _ = found[:2].view(torch.int32).tolist()
+    inexact_bf16 = int(found[3])
     if not_finite:
         raise ValueError(f"row {first_bad} holds NaN or infinity ({not_finite} rows do); the checkpoint is damaged")
     if bad:

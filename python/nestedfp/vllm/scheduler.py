@@ -12,7 +12,6 @@ no cached prefix of others' (whose keys and values an FP8 step may have computed
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from vllm.logger import init_logger
@@ -20,54 +19,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as SyncScheduler
 
-from .. import _library
 from .._library import FP8, FP16
 from . import settings
+from .policy import ATTRIBUTE, TIERS, Policy, precision_of_step, tier_of
 
 logger = init_logger("vllm.nestedfp")
 
-ATTRIBUTE = "nestedfp_precision"  # of a SchedulerOutput, and of a request's extra_args
-TIERS = ("auto", "exact", "fast")
 _EXACT_SALT = "nestedfp-exact"
-
-
-class Policy:
-    """libnestedfp's policy of that name."""
-
-    def __init__(self, text: str):
-        self.handle = ctypes.c_void_p()
-        self.load = _library.StepLoad(ctypes.sizeof(_library.StepLoad))
-        self.chosen = ctypes.c_int32()
-        self.library = _library.library()
-        _library.check(self.library.nfp_policy_create(text.encode(), ctypes.byref(self.handle)))
-
-    def __del__(self) -> None:
-        if self.handle:
-            self.library.nfp_policy_destroy(self.handle)
-
-    def choose(self, step_tokens: int, prefill_tokens: int = 0, running: int = 0, waiting: int = 0, kv_use: float = 0.0,
-               step_index: int = 0) -> int:
-        load = self.load
-        load.step_tokens, load.prefill_tokens, load.running, load.waiting = step_tokens, prefill_tokens, running, waiting
-        load.kv_use, load.step_index = kv_use, step_index
-        _library.check(self.library.nfp_policy_choose(self.handle, ctypes.byref(load), ctypes.byref(self.chosen)))
-        return self.chosen.value
-
-
-def tier_of(request: Any) -> str:
-    """What the request's sampling parameters allow."""
-    parameters = getattr(request, "sampling_params", None)
-    extra = getattr(parameters, "extra_args", None) or {}
-    return extra.get(ATTRIBUTE, "auto")
-
-
-def precision_of_step(wanted: int, tiers: list[str]) -> int:
-    """The policy's wish, and what the requests of the step allow."""
-    if "exact" in tiers:
-        return FP16
-    if tiers and all(tier == "fast" for tier in tiers):
-        return FP8
-    return wanted
 
 
 class _ChoosesPrecision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 
 from .._library import FP8, FP16
 from .op import Step
-from .scheduler import ATTRIBUTE
+from .policy import ATTRIBUTE
 
 logger = init_logger("vllm.nestedfp")
 
@@ -42,41 +42,51 @@ class ByPrecision(dict):
         return super().get((Step.forced, key), default)
 
 
-def _tables_by_precision() -> None:
-    """Every table of graphs that vLLM makes from now on is one. Idempotent."""
+def _graphs_by_precision() -> None:
+    """Every table of graphs that vLLM makes from now on is one, and its second runner captures each graph in both
+    precisions. Idempotent."""
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-    original = CUDAGraphWrapper.__init__
-    if getattr(original, "nestedfp", False):
+    def wrap(kind: type, table: str) -> None:
+        original = kind.__init__
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            setattr(self, table, ByPrecision())
+
+        kind.__init__ = init
+
+    if getattr(CudaGraphManager, "nestedfp", False):
         return
+    CudaGraphManager.nestedfp = True
+    wrap(CUDAGraphWrapper, "concrete_cudagraph_entries")
+    wrap(CudaGraphManager, "graphs")
+    CudaGraphManager.capture = _in_both(CudaGraphManager.capture)
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.concrete_cudagraph_entries = ByPrecision()
 
-    init.nestedfp = True  # type: ignore[attr-defined]
-    CUDAGraphWrapper.__init__ = init
+def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
+    def capture_both(*args: Any, **kwargs: Any) -> Any:
+        result = None
+        for precision in (FP8, FP16):
+            with forced(precision):
+                result = capture(*args, **kwargs)
+        return result
+
+    return capture_both
 
 
 class Worker(GpuWorker):
+    nestedfp_serving = False  # warm-up runs come without a scheduler's decision
+
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
-        _tables_by_precision()
-        result = super().init_device(*args, **kwargs)
-        runner = self.model_runner
-        if not hasattr(runner, "_warmup_and_capture"):
-            raise RuntimeError("nestedfp's worker captures graphs through vLLM's first model runner: set "
-                               "VLLM_USE_V2_MODEL_RUNNER=0")
         if self.vllm_config.model_config.quantization != "nestedfp":
             raise RuntimeError("nestedfp's worker is for models of --quantization nestedfp")
-        capture = runner._warmup_and_capture
-
-        def capture_both(*args: Any, **kwargs: Any) -> None:
-            for precision in (FP8, FP16):
-                with forced(precision):
-                    capture(*args, **kwargs)
-
-        runner._warmup_and_capture = capture_both
-        # Warm-up and profiling runs; execute_model sets each step's own.
+        _graphs_by_precision()
+        result = super().init_device(*args, **kwargs)
+        if hasattr(self.model_runner, "_warmup_and_capture"):  # vLLM's first runner
+            self.model_runner._warmup_and_capture = _in_both(self.model_runner._warmup_and_capture)
+        # Of warm-up and profiling runs; execute_model sets each step's own.
         Step.forced = FP16
         return result
 
@@ -85,12 +95,16 @@ class Worker(GpuWorker):
         with forced(FP8):
             return super().determine_available_memory()
 
+    def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().compile_or_warm_up_model(*args, **kwargs)
+        self.nestedfp_serving = True
+        return result
+
     def execute_model(self, scheduler_output: Any) -> Any:
         precision = getattr(scheduler_output, ATTRIBUTE, None)
-        if precision is None:
-            if scheduler_output.total_num_scheduled_tokens > 0:
-                raise RuntimeError("nestedfp: a step came without a precision; add --scheduler-cls "
-                                   "nestedfp.vllm.scheduler.Scheduler")
-        else:
+        if precision is not None:
             Step.forced = precision
+        elif self.nestedfp_serving and scheduler_output.total_num_scheduled_tokens > 0:
+            raise RuntimeError("nestedfp: a step came without a precision; add --scheduler-cls "
+                               "nestedfp.vllm.scheduler.Scheduler")
         return super().execute_model(scheduler_output)

@@ -25,14 +25,8 @@ __device__ __forceinline__ uint32_t block_max(uint32_t v, uint32_t* scratch) {
   return __reduce_max_sync(0xffffffffu, threadIdx.x % 32 < kThreads / 32 ? scratch[threadIdx.x % 32] : 0);
 }
 
-__device__ void add_saturating(int32_t* sum, int32_t more) {
-  int32_t seen = *reinterpret_cast<volatile int32_t*>(sum);
-  while (seen != INT32_MAX) {
-    const int32_t wanted = seen > INT32_MAX - more ? INT32_MAX : seen + more;
-    const int32_t before = atomicCAS(sum, seen, wanted);
-    if (before == seen) return;
-    seen = before;
-  }
+__device__ __forceinline__ void add(int64_t* sum, int64_t more) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(more));
 }
 
 __global__ void clear_report(NestReport* report, int32_t n) {
@@ -86,13 +80,20 @@ __global__ __launch_bounds__(kThreads) void find_exponents(const NestKernelParam
     inexact_bf16 += (__float_as_uint(v) & 0xffffu) != 0 ? 1 : 0;
   }
   const bool bad = block_max(broken ? 1 : 0, scratch) != 0;
+  // One addition a row in global memory: all rows add to the same two numbers.
+  __shared__ int32_t row_inexact, row_inexact_bf16;
+  if (threadIdx.x == 0) row_inexact = row_inexact_bf16 = 0;
+  __syncthreads();
   inexact = __reduce_add_sync(0xffffffffu, inexact);
   inexact_bf16 = __reduce_add_sync(0xffffffffu, inexact_bf16);
-  if (threadIdx.x % 32 == 0 && !bad) {
-    if (inexact != 0) add_saturating(&p.report->inexact, inexact);
-    if (inexact_bf16 != 0) add_saturating(&p.report->inexact_bf16, inexact_bf16);
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(&row_inexact, inexact);
+    atomicAdd(&row_inexact_bf16, inexact_bf16);
   }
+  __syncthreads();
   if (threadIdx.x != 0) return;
+  if (!bad && row_inexact != 0) add(&p.report->inexact, row_inexact);
+  if (!bad && row_inexact_bf16 != 0) add(&p.report->inexact_bf16, row_inexact_bf16);
   p.row_scale[r] = bad ? 1.0f : up;
   if (bad) {
     atomicAdd(&p.report->bad_rows, 1);

@@ -89,7 +89,7 @@ TEST_P(Nest, IsTheHostsRowByRow) {
       }
       EXPECT_EQ(scales[static_cast<size_t>(r)], std::ldexp(1.0f, found.exponent)) << "row " << r;
       expected.rows_shifted += found.exponent != 0 ? 1 : 0;
-      expected.inexact += static_cast<int32_t>(found.inexact_nested);
+      expected.inexact += found.inexact_nested;
       std::vector<uint16_t> shifted(static_cast<size_t>(c.k));
       shift_row(row(r), c.type, found.exponent, shifted.data());
       for (const uint16_t bits : shifted) expected.inexact_bf16 += exact_in_bf16(std::span(&bits, 1)) ? 0 : 1;

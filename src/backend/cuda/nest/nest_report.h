@@ -11,8 +11,8 @@ struct NestReport {
   int32_t first_bad_row = 0;    // n if none
   int32_t not_finite_rows = 0;  // of bad_rows
   int32_t rows_shifted = 0;     // exponent other than 0
-  int32_t inexact = 0;          // BF16 weights that nesting changes; at most INT32_MAX
-  int32_t inexact_bf16 = 0;     // nested weights that are no BF16 numbers; at most INT32_MAX
+  int64_t inexact = 0;          // BF16 weights that nesting changes
+  int64_t inexact_bf16 = 0;     // nested weights that are no BF16 numbers
 };
 
 }  // namespace nfp::cuda

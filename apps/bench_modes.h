@@ -9,6 +9,7 @@
 #include "bench_report.h"
 #include "eval/latency.h"
 #include "eval/step_times.h"
+#include "eval/switching.h"
 #include "eval/throughput.h"
 #include "flags.h"
 
@@ -27,14 +28,15 @@ struct BenchFlags {
   // With --machine, for the CPU.
   Result<Ceilings> measure(const LoadedModel& loaded) const;
   // Without its tokenizer: tokens are made up and stay tokens.
-  Result<std::unique_ptr<LoadedModel>> load(bool needs_order) const;
-  BenchEngineOptions engine(int32_t ctx, int32_t max_sequences) const;
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity) const;
+  EngineConfig engine(int32_t ctx, int32_t max_sequences) const;
 };
 
 struct LatencyMode {
   CLI::App* verb = nullptr;
   LatencyOptions options;
   bool breakdown = false;
+  bool switching = false;
 
   void add_to(CLI::App& bench);
   Status run(const BenchFlags& common) const;

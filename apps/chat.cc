@@ -38,7 +38,7 @@ void print_stats(const Engine& engine, const LoadedModel& loaded, const std::opt
         last->times.decode_tokens_per_s);
   }
   fmt::print("policy {}; {} steps, {} precision switches; context {} tokens\n", engine.policy().name(), stats.steps,
-             stats.precision_switches, engine.max_context());
+             stats.precision_switches, engine.bounds().max_context);
   fmt::print("weights {} (one copy), memory {} now, {} at most\n", human_bytes(loaded.model->weight_bytes()),
              human_bytes(process_memory().resident), human_bytes(process_memory().peak));
 }
@@ -76,12 +76,9 @@ Status run(const ChatFlags& flags) {
   const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.model.precision, fp8));
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
-  ServingOptions serving;
-  serving.ctx = flags.model.ctx;
-  serving.memory_share = flags.model.device.gpu_memory_utilization;
-  serving.kv_dtype = flags.model.kv_dtype_value();
-  serving.fp8 = fp8;
-  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(policy)));
+  EngineConfig config = flags.model.engine_config();
+  config.fp8 = fp8;
+  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(policy)));
   NFP_ASSIGN_OR_RETURN(ChatSession session, ChatSession::create(*loaded, *engine.engine, flags.system));
 
   const bool terminal = ::isatty(STDIN_FILENO) != 0;

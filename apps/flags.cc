@@ -117,6 +117,15 @@ CalibrationOptions ModelFlags::calibration_options() const {
   return options;
 }
 
+EngineConfig ModelFlags::engine_config() const {
+  EngineConfig config;
+  config.limits.max_sequences = 1;
+  config.max_context = ctx;
+  config.memory_share = device.gpu_memory_utilization;
+  config.kv_dtype = kv_dtype_value();
+  return config;
+}
+
 Status ModelFlags::check_calibration() const {
   if (calibrate_smooth && calibrate == "none") {
     return error(ErrorCode::kUsage, "--calibrate-smooth is a part of calibrating; add --calibrate self or a text file");
@@ -124,7 +133,7 @@ Status ModelFlags::check_calibration() const {
   return ok_status();
 }
 
-Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_order) const {
+Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity) const {
   if (baseline == "fp8-channel" && is_exact(precision_value())) {
     return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
   }
@@ -137,28 +146,28 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_order) const {
   const StopRemovesTemporaries stop;
   ProgressBar bar;
   options.progress = bar.callback();
-  return load_calibrated(*this, std::move(options), needs_order);
+  return load_calibrated(*this, std::move(options), needs_sensitivity);
 }
 
 Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,
-                                                     bool needs_order) {
-  needs_order = needs_order || flags.fp8_share < 1.0;
+                                                     bool needs_sensitivity) {
+  needs_sensitivity = needs_sensitivity || flags.fp8_share < 1.0;
   std::vector<Sensitivity> order;
   NFP_RETURN_IF_ERROR(flags.check_calibration());
   if (flags.calibrate != "none") {
     CalibrationOptions calibration = flags.calibration_options();
     calibration.threads = options.threads;
     calibration.progress = options.progress;
-    calibration.order = needs_order;
+    calibration.measure_sensitivity = needs_sensitivity;
     NFP_ASSIGN_OR_RETURN(Calibration made, calibrate(flags.model, calibration));
     options.filter = made.filter();
     options.scalings = made.scalings;
-    order = std::move(made.order);
+    order = std::move(made.sensitivities);
   }
   NFP_ASSIGN_OR_RETURN(auto loaded, nfp::load(flags.model, options));
-  if (needs_order) {
+  if (needs_sensitivity) {
     if (order.empty()) {
-      NFP_ASSIGN_OR_RETURN(order, stored_order(*loaded->source));
+      NFP_ASSIGN_OR_RETURN(order, stored_sensitivity(*loaded->source));
     }
     NFP_ASSIGN_OR_RETURN([[maybe_unused]] const double reached, set_fp8_share(*loaded->model, order, flags.fp8_share));
   }

@@ -48,18 +48,20 @@ struct ModelFlags {
 
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr.
-  Result<std::unique_ptr<LoadedModel>> load(bool needs_order = false) const;
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false) const;
   CalibrationOptions calibration_options() const;
   // Error: flags that need --calibrate, without it.
   Status check_calibration() const;
   Precision precision_value() const { return *precision_from_name(precision); }
   DType kv_dtype_value() const { return kv_dtype_from_name(kv_dtype); }
+  // For one sequence at a time.
+  EngineConfig engine_config() const;
 };
 
-// Loads flags.model as `options` say, with the uppers that --calibrate asks for and, where `needs_order` or --fp8-share
-// does, with the order of sensitivity set.
+// Loads flags.model as `options` say, with the uppers that --calibrate asks for and, where `needs_sensitivity` or
+// --fp8-share does, with the order of sensitivity set.
 Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,
-                                                     bool needs_order);
+                                                     bool needs_sensitivity);
 
 // --fp8-share; --calibrate and what belongs to it.
 void add_share_flag(CLI::App& app, ModelFlags& flags);

@@ -111,12 +111,9 @@ Status run(const GenerateFlags& flags) {
   NFP_ASSIGN_OR_RETURN(auto chosen, parse_policy(policy, fp8));
 
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
-  ServingOptions serving;
-  serving.ctx = flags.model.ctx;
-  serving.memory_share = flags.model.device.gpu_memory_utilization;
-  serving.kv_dtype = flags.model.kv_dtype_value();
-  serving.fp8 = fp8;
-  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(chosen)));
+  EngineConfig config = flags.model.engine_config();
+  config.fp8 = fp8;
+  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(chosen)));
   Request request;
   request.id = "generate";
   NFP_ASSIGN_OR_RETURN(request.prompt, loaded->tokenizer->encode(prompt));

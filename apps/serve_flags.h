@@ -17,7 +17,7 @@ namespace nfp {
 struct ServeFlags {
   std::string model;
   server::ServiceOptions service;
-  ServingOptions serving;
+  EngineConfig engine;
   LoadedModelOptions load;
   DeviceFlags device;
   ModelFlags calibration;  // only --calibrate, --fp8-share and what belongs to them
@@ -27,7 +27,6 @@ struct ServeFlags {
   std::string policy = "threshold:1024";
   std::string default_request_precision = "auto";
   std::string kv_dtype = "f16";
-  uint64_t kv_bytes = 0;  // 0 = chosen by the model's need and the free memory
   bool no_prefix_caching = false;
   bool quiet = false;
   bool no_page = false;
@@ -36,9 +35,8 @@ struct ServeFlags {
   double grammar_compile_s = 10;
   double grammar_token_ms = 10;
 
-  ServeFlags();
   void add_to(CLI::App& app);
-  // Carries what was parsed over into `service` and `serving`, and checks what CLI11 cannot check: API keys from the
+  // Carries what was parsed over into `service` and `engine`, and checks what CLI11 cannot check: API keys from the
   // file and from NESTEDFP_API_KEY, paths, names. Once, before anything listens. Errors name the flag.
   Status resolve();
   // The policy of --precision and --precision-policy.

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/ceilings.h"
 #include "backend/cpu/cpu_backend.h"
-#include "backend/cpu/machine.h"
 #include "base/float_types.h"
 #include "nested/format.h"
 

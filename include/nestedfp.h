@@ -179,8 +179,7 @@ typedef struct nfp_gemm_call {
   int64_t m;
   const void* x; /* [m, k]; E4M3: rows of nfp_e4m3_row_bytes(k) in the order that nfp_rows writes */
   int64_t ldx;
-  const float* token_scale; /* E4M3 modes: [m] or, with token_scale_stride 0, [1]; NULL = 1 */
-  int32_t token_scale_stride;
+  const float* token_scale;  /* E4M3 modes: [m], x is worth code * scale; NULL = 1 */
   int32_t swiglu;            /* d[m, n/2] = silu(gate) * up; blocks of 8 gate rows and 8 up rows alternate in W */
   int32_t batch_invariant;   /* the same cuts of every sum whatever m is */
   int32_t independent_start; /* 1: no programmatic dependent launch */

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/cuda/gemm/pack.h"
+#include "backend/cuda/gemm/plan/pack.h"
 #include "base/float_types.h"
 #include "base/thread_pool.h"
 #include "capi/status.h"
@@ -203,7 +203,7 @@ nfp_status nfp_policy_create(const char* text, nfp_policy** policy) {
     NFP_CAPI_REQUIRE(text != nullptr && policy != nullptr, "nfp_policy_create: a pointer is null");
     auto made = nfp::parse_policy(text, nfp::Precision::kFp8W8A8);
     if (!made.ok()) return fail(made.error());
-    if (made.value()->needs_order()) {
+    if (made.value()->needs_sensitivity()) {
       return fail(NFP_UNSUPPORTED, fmt::format("precision policy '{}': a share of the layers is not to be had through "
                                                "this interface; use threshold:TOKENS",
                                                text));

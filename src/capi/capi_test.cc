@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "base/float_types.h"
 #include "nested/format.h"
 #include "nested/matrix_analysis.h"

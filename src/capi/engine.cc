@@ -61,7 +61,7 @@ Result<std::unique_ptr<nfp_engine>> open(const char* model, const char* options_
   auto engine = std::make_unique<nfp_engine>();
   NFP_ASSIGN_OR_RETURN(engine->loaded, load(model, settings.model));
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(settings.policy, settings.serving.fp8));
-  if (policy->needs_order()) {
+  if (policy->needs_sensitivity()) {
     return error(ErrorCode::kUnsupported, "policy '{}': graded policies are the program's (nestedfp serve)",
                  settings.policy);
   }
@@ -105,7 +105,7 @@ nfp_status nfp_engine_info(nfp_engine* engine, char** info) {
     return give(Json{{"model", loaded.name},
                      {"device", loaded.backend->info().device},
                      {"vocab_size", loaded.config.vocab},
-                     {"max_model_len", engine->serving.engine->max_context()},
+                     {"max_model_len", engine->serving.engine->config().max_context},
                      {"weight_bytes", loaded.model->weight_bytes()},
                      {"load_s", loaded.load_seconds},
                      {"policy", engine->serving.engine->policy().name()}},

@@ -119,7 +119,7 @@ Result<Json> parse_object(std::string_view text, std::string_view what) {
 Result<EngineSettings> parse_settings(const Json& json) {
   EngineSettings settings;
   settings.model.device = "auto";
-  settings.serving.max_sequences = 8;
+  settings.serving.limits.max_sequences = 8;
   Fields fields;
   fields.text("device", settings.model.device);
   fields.boolean("deterministic", settings.model.deterministic);
@@ -129,15 +129,15 @@ Result<EngineSettings> parse_settings(const Json& json) {
   fields.text("policy", settings.policy);
   fields.other("fp8", one_of<Precision>("fp8", settings.serving.fp8,
                                         {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
-  fields.integer("max_model_len", settings.serving.ctx, 0, kMost);
-  fields.integer("max_num_seqs", settings.serving.max_sequences, 1, 65536);
-  fields.integer("max_num_batched_tokens", settings.serving.max_step_tokens, 1, kMost);
+  fields.integer("max_model_len", settings.serving.max_context, 0, kMost);
+  fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
+  fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 1, kMost);
   fields.number("gpu_memory_utilization", settings.serving.memory_share);
   fields.boolean("enable_prefix_caching", settings.serving.prefix_caching);
   fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,
                                                {{"f16", DType::kF16}, {"fp8", DType::kF8E4M3}, {"f32", DType::kF32}}));
   NFP_RETURN_IF_ERROR(fields.read(json));
-  settings.serving.max_queue = kMost;  // the caller's list is the queue
+  settings.serving.limits.max_queue = kMost;  // the caller's list is the queue
   return settings;
 }
 

@@ -15,7 +15,7 @@ namespace nfp::capi {
 
 struct EngineSettings {
   LoadedModelOptions model;
-  ServingOptions serving;
+  EngineConfig serving;
   std::string policy = "fp16";
 };
 

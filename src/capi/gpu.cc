@@ -8,9 +8,9 @@
 #include <string>
 #include <unordered_map>
 
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/gemm.h"
-#include "backend/cuda/gemm/table.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
 #include "backend/cuda/linear/activations.h"
 #include "backend/cuda/nest/nest.h"
 #include "capi/status.h"
@@ -178,7 +178,7 @@ nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type 
     call.m = m;
     if (call.mode == Mode::kE4M3) {
       NFP_CAPI_REQUIRE(scratch != nullptr, "nfp_linear_run: FP8 needs scratch of nfp_linear_scratch_bytes()");
-      RowsCall rows;
+      GemmInputCall rows;
       rows.m = m;
       rows.k = k;
       rows.bf16 = bf16;
@@ -186,11 +186,11 @@ nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type 
       rows.ldx = ldx;
       rows.y_e4m3 = static_cast<uint8_t*>(scratch);
       rows.ldy_e4m3 = e4m3_row_bytes(k);
-      rows.scale = {ActivationScale::Kind::kPerToken, e4m3_scales(scratch, m, k), nullptr};
-      if (const auto status = run_rows(rows, stream); !status.ok()) return fail(status.error());
+      rows.scales = e4m3_scales(scratch, m, k);
+      if (const auto status = prepare_gemm_input(rows, stream); !status.ok()) return fail(status.error());
       call.x = scratch;
       call.ldx = rows.ldy_e4m3;
-      call.token_scale = rows.scale.scale;
+      call.token_scale = rows.scales;
     } else {
       call.x = x;
       call.ldx = ldx;
@@ -232,7 +232,6 @@ nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
     call.x = c->x;
     call.ldx = c->ldx;
     call.token_scale = c->token_scale;
-    call.token_scale_stride = c->token_scale_stride;
     call.d = c->d;
     call.ldd = c->ldd;
     call.output = static_cast<Output>(c->output);
@@ -252,8 +251,8 @@ nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* c, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr && complete(c), "nfp_rows: a pointer is null, or call->size is not set");
     NFP_CAPI_REQUIRE(c->source >= NFP_ROWS_PLAIN && c->source <= NFP_ROWS_SWIGLU, "nfp_rows: source is unknown");
-    RowsCall call;
-    call.source = static_cast<RowsCall::Source>(c->source);
+    GemmInputCall call;
+    call.source = static_cast<GemmInputCall::Source>(c->source);
     call.m = c->m;
     call.k = c->k;
     call.bf16 = c->type == NFP_BF16;
@@ -267,9 +266,9 @@ nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* c, nfp_stream stream) {
     call.ldy = c->ldy;
     call.y_e4m3 = c->y_e4m3;
     call.ldy_e4m3 = c->ldy_e4m3;
-    call.scale = {ActivationScale::Kind::kPerToken, c->token_scale, nullptr};
+    call.scales = c->token_scale;
     call.dependent_launch = c->independent_start == 0;
-    return done(run_rows(call, stream));
+    return done(prepare_gemm_input(call, stream));
   });
 }
 

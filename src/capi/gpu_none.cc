@@ -1,5 +1,5 @@
 // A library without the Hopper kernels: every device function says so.
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "capi/status.h"
 
 namespace {

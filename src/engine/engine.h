@@ -4,7 +4,7 @@
 // Engine is single-threaded: whoever owns it calls step() until idle(). EngineThread (engine_thread.h) runs one on a
 // thread of its own behind bounded queues, for servers.
 //
-//   Engine engine(options, runner, tokenizer, policy);
+//   Engine engine(config, runner, tokenizer, policy);
 //   engine.submit(std::move(request));
 //   while (!engine.idle()) for (RequestOutput& out : engine.step()) ...
 #pragma once
@@ -20,6 +20,7 @@
 
 #include "base/result.h"
 #include "engine/block_manager.h"
+#include "engine/engine_config.h"
 #include "engine/policy.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -29,20 +30,6 @@
 namespace nfp {
 
 using EngineClock = std::chrono::steady_clock;
-
-struct EngineOptions {
-  SchedulerLimits limits;
-  int32_t kv_blocks = 0;
-  int32_t block_size = 16;
-  bool prefix_caching = true;
-  Precision fp8 = Precision::kFp8;  // which FP8 arithmetic kFast requests get
-  std::vector<int32_t> eos_ids;     // end of generation, from the model's files
-  // Shares of the weights that a step may compute in FP8, ascending, in (0, 1], ending in 1: a policy's share is
-  // rounded up to one of these, so that steps have few shapes.
-  std::vector<double> fp8_levels = {0.5, 0.88, 1.0};
-  // 2: a step is planned and submitted while the one before it runs. Tokens are the same; outputs come a step later.
-  int32_t steps_in_flight = 1;
-};
 
 // What one step did.
 struct StepRecord {
@@ -105,8 +92,9 @@ struct EngineStats {
 
 class Engine {
  public:
-  // `tokenizer` may be null: outputs then carry tokens without text and stop strings are refused.
-  Engine(EngineOptions options, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
+  // `config` needs its kv_blocks (ModelRunner::config() has them). `tokenizer` may be null: outputs then carry tokens
+  // without text and stop strings are refused.
+  Engine(EngineConfig config, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
          std::unique_ptr<PrecisionPolicy> policy);
   ~Engine();
 
@@ -127,8 +115,9 @@ class Engine {
   // Set once the device has failed for good: all requests have ended with it, and new ones are refused.
   const std::optional<Error>& device_failure() const { return device_failure_; }
   EngineStats stats() const;
-  int32_t max_context() const;  // tokens a sequence may have: the model's context or all KV blocks, whichever is less
-  const EngineOptions& options() const { return options_; }
+  // What the model and the KV cache allow a request.
+  RequestBounds bounds() const;
+  const EngineConfig& config() const { return config_; }
   const PrecisionPolicy& policy() const { return *policy_; }
 
  private:
@@ -159,7 +148,7 @@ class Engine {
   void remove(const std::string& id);
   void free_slot(Sequence& sequence);
 
-  EngineOptions options_;
+  EngineConfig config_;
   StepRunner* runner_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::unique_ptr<PrecisionPolicy> policy_;

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/model_source.h"
-#include "io/test_util.h"
+#include "io/testing/model_files.h"
 
 namespace nfp {
 namespace {

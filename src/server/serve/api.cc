@@ -376,7 +376,7 @@ std::string Api::model_json() const {
     append_string(out, name);
     out += fmt::format(",\"object\":\"model\",\"created\":{},\"owned_by\":\"nestedfp\",\"root\":", m.created());
     append_string(out, m.facts().root);
-    out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{}}}", m.facts().max_context,
+    out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{}}}", m.bounds().max_context,
                        m.has_chat(), grammars_available());
   }
   return out;
@@ -425,7 +425,7 @@ void Api::tokenizer_info(Call& call) {
   token("unk_token", tokenizer.unk_id());
   fmt::format_to(std::back_inserter(out),
                  ",\"add_bos_token\":{},\"model_max_length\":{},\"vocab_size\":{},\"chat_template\":",
-                 tokenizer.adds_bos(), model.facts().max_context, tokenizer.vocab_size());
+                 tokenizer.adds_bos(), model.bounds().max_context, tokenizer.vocab_size());
   if (model.facts().chat_template.empty()) {
     out += "null";
   } else {
@@ -473,7 +473,7 @@ void Api::tokenize(Call& call) {
       prompt, {.add_special_tokens = add_special, .parse_special = true, .stop = call.stop.get_token()});
   if (!tokens.ok()) return reply_error(call, from_engine(tokens.error()));
   std::string out =
-      fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(), model.facts().max_context);
+      fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(), model.bounds().max_context);
   for (size_t i = 0; i < tokens->size(); ++i) {
     fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? "," : "", (*tokens)[i]);
   }

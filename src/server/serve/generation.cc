@@ -186,31 +186,21 @@ MaybeError Generation::prepare(Prepared* out) const {
     out->prompt_texts.push_back(request_.echo ? *input.text : "");
   }
 
-  if (auto bad = validate(request_.sampling, model.facts().vocab); !bad.ok()) {
-    ApiError failure = from_engine(bad.error());
-    failure.param = failure.message.substr(0, failure.message.find_first_of(" :"));
-    return failure;
-  }
   for (const auto& prompt : out->prompts) {
-    const int64_t room = int64_t{model.facts().max_context} - static_cast<int64_t>(prompt.size());
+    auto bad = validate(prompt, request_.sampling, model.bounds());
+    if (!bad) continue;
+    if (!bad->too_long) return bad_request(std::move(bad->field), std::move(bad->message));
+    // As OpenAI says it.
+    const char* field = request_.chat ? "messages" : "prompt";
     const int32_t wanted = request_.sampling.max_tokens.value_or(1);
-    if (room < wanted) {
-      return bad_request(
-          request_.chat ? "messages" : "prompt",
-          fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
-                      "{}, {} in the completion). Please reduce the length of the {} or completion.",
-                      model.facts().max_context, static_cast<int64_t>(prompt.size()) + wanted, prompt.size(),
-                      request_.chat ? "messages" : "prompt", wanted, request_.chat ? "messages" : "prompt"),
-          "context_length_exceeded");
-    }
-    for (const int32_t token : prompt) {
-      if (token < 0 || token >= model.facts().vocab) {
-        return bad_request("prompt", fmt::format("'prompt': token id {} is not in the vocabulary (0 to {})", token,
-                                                 model.facts().vocab - 1));
-      }
-    }
+    return bad_request(
+        field,
+        fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the {}, "
+                    "{} in the completion). Please reduce the length of the {} or completion.",
+                    model.bounds().max_context, static_cast<int64_t>(prompt.size()) + wanted, prompt.size(), field,
+                    wanted, field),
+        "context_length_exceeded");
   }
-
   return std::nullopt;
 }
 
@@ -295,7 +285,7 @@ MaybeError Generation::submit_all(Prepared& prepared) {
       request.constraint = prepared.constraint->instantiate();
       if (sampling.min_tokens > 0) {
         // The grammar knows whether the text may go on; the engine would forbid the end whatever it says.
-        std::vector<int32_t> ends = state_->model.facts().end_ids;
+        std::vector<int32_t> ends = state_->model.end_ids();
         ends.insert(ends.end(), sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());
         request.constraint = with_min_tokens(std::move(request.constraint), sampling.min_tokens, std::move(ends));
         sampling.min_tokens = 0;

@@ -56,7 +56,6 @@ Status run(const Flags& flags) {
   options.http.max_request_bytes = flags.request_memory;
   options.grammars.compile_time = std::chrono::milliseconds(flags.grammar_compile_ms);
   options.api.stall_timeout_s = flags.stall_timeout;
-  options.max_queue = flags.max_queue;
   options.tool_call_parser = flags.tool_parser;
   options.log_requests = flags.log_requests;
   if (flags.log_requests) log::set_level(log::Level::kInfo);
@@ -67,21 +66,18 @@ Status run(const Flags& flags) {
 
   NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.policy));
-  EngineOptions engine;
+  EngineConfig engine;
   engine.limits.max_sequences = flags.max_num_seqs;
   engine.limits.max_step_tokens = std::max(8192, 2 * flags.max_num_seqs);
   engine.limits.max_queue = flags.max_queue;
   engine.kv_blocks = flags.kv_blocks;
-  engine.eos_ids = {server::kByteEnd};
+  engine.end_ids = {server::kByteEnd};
   server::ServedModel::Facts facts;
   facts.names = {"fake", "fake/alias"};
   facts.root = "fake";
   facts.tokenizer = tokenizer;
   facts.chat_template = server::kChatMlTemplate;
-  facts.vocab = server::kByteVocab;
-  facts.end_ids = {server::kByteEnd};
   auto made = std::make_unique<Engine>(engine, &runner, tokenizer, std::move(policy));
-  facts.max_context = made->max_context();
   NFP_RETURN_IF_ERROR(service->serve(std::move(facts), std::move(made)));
   std::printf("%s\n", service->url().c_str());
   std::fflush(stdout);

@@ -1,10 +1,11 @@
 // Nesting and packing on the device, for weights that are there already: the device's counterpart of
-// nested/matrix_analysis.h (row exponents), nested/format.h (split) and gemm/pack.h (layout), with the same results.
+// nested/matrix_analysis.h (row exponents), nested/format.h (split) and gemm/plan/pack.h (layout), with the same
+// results.
 #pragma once
 
 #include <cstdint>
 
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/nest/nest_report.h"
 #include "base/result.h"
 #include "nested/matrix_analysis.h"

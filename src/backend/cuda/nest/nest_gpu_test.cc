@@ -4,9 +4,9 @@
 #include <cmath>
 #include <random>
 
-#include "backend/cuda/gemm/pack.h"
+#include "backend/cuda/gemm/plan/pack.h"
 #include "backend/cuda/nest/nest.h"
-#include "backend/cuda/test_device.h"
+#include "backend/cuda/testing/device.h"
 #include "base/float_types.h"
 #include "base/thread_pool.h"
 #include "nested/format.h"

@@ -1,0 +1,100 @@
+#include "backend/cpu/ceilings.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "backend/cpu/cpu_features.h"
+#include "backend/cpu/huge_pages.h"
+#include "base/cpu_topology.h"
+#include "base/thread_pool.h"
+
+namespace nfp::cpu {
+namespace {
+
+double seconds_of(auto&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Operations a second of `loop`, the best of several runs: a ceiling is what the machine can do, not what it does while
+// others use it.
+double rate_of(ThreadPool& pool, double seconds, double (*loop)(int64_t)) {
+  int64_t iterations = 20000;
+  double best = 0;
+  for (double spent = 0; spent < seconds;) {
+    std::vector<double> done(static_cast<size_t>(pool.size()));
+    const double time =
+        seconds_of([&] { pool.run([&](int thread) { done[static_cast<size_t>(thread)] = loop(iterations); }); });
+    double total = 0;
+    for (const double d : done) total += d;
+    best = std::max(best, total / time);
+    spent += time;
+    if (time < seconds / 20) iterations *= 2;
+  }
+  return best;
+}
+
+// Writes all of it, so that it is there.
+void touch(ThreadPool& pool, Mapping& memory) {
+  pool.parallel_for(static_cast<int64_t>(memory.bytes()), 4096, [&](Range range) {
+    std::memset(memory.as<char>() + range.begin, 1, static_cast<size_t>(range.size()));
+  });
+}
+
+double bandwidth_of(ThreadPool& pool, double seconds, const Mapping& memory, const KernelTable& kernels) {
+  constexpr int64_t kPiece = 4096;
+  const auto pieces = static_cast<int64_t>(memory.bytes()) / kPiece;
+  double best = 0;
+  for (double spent = 0; spent < seconds;) {
+    const double time = seconds_of([&] {
+      pool.parallel_for(pieces, 1, [&](Range range) {
+        kernels.read_loop(memory.as<char>() + range.begin * kPiece, static_cast<size_t>(range.size() * kPiece));
+      });
+    });
+    best = std::max(best, static_cast<double>(memory.bytes()) / time);
+    spent += time;
+  }
+  return best;
+}
+
+}  // namespace
+
+Result<MachineCeilings> measure_machine(const MachineOptions& options) {
+  NFP_ASSIGN_OR_RETURN(const KernelTable* kernels, choose_kernels("", detect_features()));
+  ThreadPool pool(options.threads > 0 ? options.threads : usable_cpu_count());
+  MachineCeilings ceilings;
+  ceilings.fma_gflops = rate_of(pool, options.seconds, kernels->fma_loop) * 1e-9;
+  if (const auto bf16 = choose_kernels("avx512bf16", detect_features()); bf16.ok()) {
+    ceilings.bf16_gflops = rate_of(pool, options.seconds, (*bf16)->dot_loop) * 1e-9;
+  }
+  for (const bool huge : {true, false}) {
+    NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(options.megabytes << 20, !huge));
+    touch(pool, memory);
+    (huge ? ceilings.read_gbs : ceilings.read_small_gbs) = bandwidth_of(pool, options.seconds, memory, *kernels) * 1e-9;
+  }
+  return ceilings;
+}
+
+Result<std::vector<ThreadRate>> measure_thread_rates(std::span<const int> counts, const std::vector<CpuPlace>& places,
+                                                     const KernelTable& kernels) {
+  constexpr size_t kBytes = size_t{128} << 20;
+  constexpr double kSeconds = 0.015;
+  NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(kBytes));
+  std::vector<ThreadRate> rates;
+  for (const int count : counts) {
+    // Threads of its own, so that binding the first one leaves the caller free.
+    std::thread([&] {
+      ThreadPool pool(count, thread_cpus(places, count));
+      if (rates.empty()) touch(pool, memory);
+      rates.push_back({count, bandwidth_of(pool, kSeconds, memory, kernels) * 1e-9,
+                       rate_of(pool, kSeconds, kernels.fma_loop) * 1e-9});
+    }).join();
+  }
+  return rates;
+}
+
+}  // namespace nfp::cpu

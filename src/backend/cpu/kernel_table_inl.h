@@ -1,0 +1,43 @@
+// The kernel table of the instruction set whose simd_*.h was included before.
+#pragma once
+
+#include "backend/cpu/attention_inl.h"
+#include "backend/cpu/ceilings_inl.h"
+#include "backend/cpu/linear_inl.h"
+#include "backend/cpu/math_inl.h"
+#include "backend/cpu/vector_ops_inl.h"
+
+namespace nfp {
+namespace {
+
+constexpr cpu::KernelTable make_table(const char* name, bool bf16) {
+  cpu::KernelTable table{};
+  table.name = name;
+  table.bf16 = bf16;
+  table.linear = linear;
+#if defined(NFP_HAVE_PAIRS)
+  table.to_bf16_pairs = to_bf16_pairs;
+#endif
+  table.quantize_e4m3 = quantize_e4m3;
+  table.residual_add = residual_add;
+  table.rms_norm = rms_norm;
+  table.rope = rope;
+  table.to_f16 = to_f16;
+  table.to_e4m3 = to_e4m3;
+  table.attention = attention;
+  table.attention_partition = attention_partition;
+  table.attention_merge = attention_merge;
+  table.argmax = argmax;
+  table.sum_exp = sum_exp;
+  table.at_least = at_least;
+  table.exps = exps;
+  table.fma_loop = fma_loop;
+#if defined(NFP_HAVE_PAIRS)
+  table.dot_loop = dot_loop;
+#endif
+  table.read_loop = read_loop;
+  return table;
+}
+
+}  // namespace
+}  // namespace nfp

@@ -1,0 +1,210 @@
+// Kernels on one row: norms, rotary embedding, conversions, and the passes over logits that sampling needs.
+#pragma once
+
+#include "backend/cpu/kernel_table.h"
+#include "backend/cpu/math_inl.h"
+
+namespace nfp {
+namespace {
+
+using cpu::Candidate;
+using cpu::RopeHead;
+
+inline Vec load_tail(const float* p, int64_t left) {
+  return left >= 16 ? load(p) : load_some(p, static_cast<int>(left));
+}
+inline void store_tail(float* p, Vec v, int64_t left) {
+  if (left >= 16) {
+    store(p, v);
+  } else {
+    store_some(p, v, static_cast<int>(left));
+  }
+}
+
+inline float inverse_rms(const float* x, float eps, int64_t n) {
+  Vec sum = zero();
+  for (int64_t i = 0; i < n; i += 16) {
+    const Vec v = load_tail(x + i, n - i);
+    sum = fma(v, v, sum);
+  }
+  return 1.0f / __builtin_sqrtf(sum_lanes(sum) / static_cast<float>(n) + eps);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  const Vec factor = splat(inverse_rms(x, eps, n));
+  for (int64_t i = 0; i < n; i += 16) {
+    store_tail(out + i, mul(mul(load_tail(x + i, n - i), factor), load_tail(weight + i, n - i)), n - i);
+  }
+}
+
+void residual_add(const float* x, const float* residual, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += 16) {
+    store_tail(out + i, add(load_tail(residual + i, n - i), load_tail(x + i, n - i)), n - i);
+  }
+}
+
+void rope(const RopeHead& head) {
+  const float* in = head.in;
+  if (head.norm != nullptr) {
+    rms_norm(in, head.norm, head.norm_eps, head.head_dim, head.out);
+    in = head.out;
+  }
+  const int64_t half = head.rotary_dim / 2;
+  if (in != head.out) {
+    for (int64_t i = head.rotary_dim; i < head.head_dim; ++i) head.out[i] = in[i];
+  }
+  for (int64_t i = 0; i < half; i += 16) {
+    const int64_t left = half - i;
+    const Vec a = load_tail(in + i, left), b = load_tail(in + half + i, left);
+    const Vec c = load_tail(head.cos + i, left), s = load_tail(head.sin + i, left);
+    store_tail(head.out + i, fma(a, c, sub(zero(), mul(b, s))), left);
+    store_tail(head.out + half + i, fma(b, c, mul(a, s)), left);
+  }
+}
+
+void to_f16(const float* x, int64_t n, uint16_t* out) {
+  for (int64_t i = 0; i < n; i += 16) {
+    if (n - i >= 16) {
+      store_f16(out + i, load(x + i));
+    } else {
+      uint16_t lanes[16];
+      store_f16(lanes, load_some(x + i, static_cast<int>(n - i)));
+      for (int64_t j = i; j < n; ++j) out[j] = lanes[j - i];
+    }
+  }
+}
+
+// Rounding to E4M3 is adding and taking away a number whose unit in the last place is E4M3's there: 2^20 times the
+// power of two below the magnitude (at most 448), with exponents under -6 (subnormals) treated as -6.
+inline Vec round_e4m3(Vec magnitude) {
+  const Vec shift = mul(max(and_bits(magnitude, 0x7f800000u), splat(0x1p-6f)), splat(0x1p20f));
+  return sub(add(magnitude, shift), shift);
+}
+
+// Codes. Magnitudes over 448 become 448; NaN stays (min keeps its second operand).
+void to_e4m3(const float* x, int64_t n, uint8_t* out) {
+  for (int64_t i = 0; i < n; i += 16) {
+    const int64_t left = n - i < 16 ? n - i : 16;
+    const Vec v = load_tail(x + i, left);
+    const Vec rounded = round_e4m3(min(splat(448.0f), and_bits(v, 0x7fffffffu)));
+    uint16_t halves[16];  // 2^-8 of it is exact in FP16, whose bits are the code's with one more of exponent
+    uint8_t codes[16];
+    store_f16(halves, mul(or_bits(rounded, and_bits(v, 0x80000000u)), splat(0x1p-8f)));
+    for (int j = 0; j < 16; ++j) {
+      const uint32_t h = halves[j];
+      const uint32_t nan = (h & 0x7fffu) > 0x7c00u ? 0x7fu : 0u;
+      codes[j] = static_cast<uint8_t>((h >> 8 & 0x80u) | (h >> 7 & 0x7fu) | nan);
+    }
+    __builtin_memcpy(out + i, codes, static_cast<size_t>(left));
+  }
+}
+
+#if defined(NFP_HAVE_PAIRS)
+void to_bf16_pairs(const float* x, int64_t k, uint32_t* pairs) {
+  for (int64_t i = 0; i < k; i += 16) {
+    if (k - i >= 16) {
+      store_bf16_pairs(pairs + i / 2, load(x + i));
+    } else {
+      uint32_t lanes[8];
+      store_bf16_pairs(lanes, load_some(x + i, static_cast<int>(k - i)));
+      for (int64_t j = i / 2; j < (k + 1) / 2; ++j) pairs[j] = lanes[j - i / 2];
+    }
+  }
+}
+#endif
+
+float quantize_e4m3(const float* x, int64_t k, float* out) {
+  Vec most = zero();
+  for (int64_t i = 0; i < k; i += 16) most = max(and_bits(load_tail(x + i, k - i), 0x7fffffffu), most);
+  const float largest = max_lanes(most);
+  const Vec inverse = splat(largest > 0.0f ? 448.0f / largest : 0.0f);
+  for (int64_t i = 0; i < k; i += 16) {
+    const Vec v = mul(load_tail(x + i, k - i), inverse);
+    const Vec magnitude = min(and_bits(v, 0x7fffffffu), splat(448.0f));
+    store_tail(out + i, or_bits(round_e4m3(magnitude), and_bits(v, 0x80000000u)), k - i);
+  }
+  return largest / 448.0f;
+}
+
+// ---- logits --------------------------------------------------------------------------------------------------------
+
+int32_t argmax(const float* x, int32_t n) {
+  // The largest value by vectors (NaN never is: max keeps its second operand), then its first place.
+  Vec most = splat(kMinusInfinity);
+  int32_t i = 0;
+  Vec other = most;
+  for (; i + 32 <= n; i += 32) {
+    most = max(load(x + i), most);
+    other = max(load(x + i + 16), other);
+  }
+  most = max(most, other);
+  float largest = max_lanes(most);
+  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  if (!(largest > kMinusInfinity)) return 0;
+  const Vec wanted = splat(largest);
+  for (i = 0; i + 16 <= n; i += 16) {
+    const Vec v = load(x + i);
+    const uint32_t less = greater_mask(wanted, v);
+    if (less == 0xffffu) continue;
+    for (int32_t j = i; j < i + 16; ++j) {
+      if (x[j] == largest) return j;
+    }
+  }
+  for (; i < n; ++i) {
+    if (x[i] == largest) return i;
+  }
+  return 0;
+}
+
+inline Vec or_minus_infinity(Vec x) { return max(x, splat(kMinusInfinity)); }  // max gives its second operand for NaN
+
+double sum_exp(const float* x, int32_t n, float maximum, float factor) {
+  const Vec m = splat(maximum), f = splat(factor);
+  double total = 0;
+  for (int32_t block = 0; block < n; block += 4096) {  // FP32 inside a block, FP64 across
+    const int32_t end = n - block < 4096 ? n : block + 4096;
+    Vec even = zero(), odd = zero();
+    int32_t i = block;
+    for (; i + 32 <= end; i += 32) {
+      even = add(even, exp_of(mul(sub(or_minus_infinity(load(x + i)), m), f)));
+      odd = add(odd, exp_of(mul(sub(or_minus_infinity(load(x + i + 16)), m), f)));
+    }
+    for (; i < end; i += 16) {
+      const int left = end - i < 16 ? end - i : 16;
+      Vec v = left == 16 ? load(x + i) : load_some(x + i, left);
+      v = keep_lanes(or_minus_infinity(v), 0, left, splat(kMinusInfinity));
+      even = add(even, exp_of(mul(sub(v, m), f)));
+    }
+    total += static_cast<double>(sum_lanes(add(even, odd)));
+  }
+  return total;
+}
+
+void exps(const float* x, int32_t n, float maximum, float factor, float* out) {
+  const Vec m = splat(maximum), f = splat(factor);
+  for (int32_t i = 0; i < n; i += 16) {
+    store_tail(out + i, exp_of(mul(sub(or_minus_infinity(load_tail(x + i, n - i)), m), f)), n - i);
+  }
+}
+
+int32_t at_least(const float* x, int32_t n, float threshold, Candidate* out, int32_t capacity) {
+  int32_t count = 0;
+  const auto take = [&](int32_t i) {
+    if (x[i] >= threshold) {
+      if (count < capacity) out[count] = {x[i], i};
+      ++count;
+    }
+  };
+  const Vec t = splat(threshold);
+  int32_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const Vec v = load(x + i);
+    if (greater_mask(t, v) == 0xffffu) continue;
+    for (int32_t j = i; j < i + 16; ++j) take(j);
+  }
+  for (; i < n; ++i) take(i);
+  return count;
+}
+
+}  // namespace
+}  // namespace nfp

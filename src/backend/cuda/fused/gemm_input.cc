@@ -1,0 +1,88 @@
+#include "backend/cuda/fused/gemm_input.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "backend/cuda/fused/gemm_input_kernel.h"
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/launch.h"
+
+namespace nfp::cuda {
+namespace {
+
+bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+Status check_call(const GemmInputCall& c) {
+  const auto bad = [](std::string_view field, std::string_view rule) {
+    return error(ErrorCode::kUsage, "gemm_input: {} {}", field, rule);
+  };
+  if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be 1 to 2^31 - 1");
+  if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 32768");
+  if (c.x == nullptr || c.ldx < (c.source == GemmInputCall::Source::kSwiglu ? 2 * c.k : c.k))
+    return bad("x", "is null, or ldx smaller than a row");
+  if (c.source == GemmInputCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
+  if (c.weight_offset != 0.0f && !c.weight_f32) return bad("weight_offset", "needs weight_f32");
+  if (c.source == GemmInputCall::Source::kSwiglu && c.k % 8 != 0)
+    return bad("k", "must be a multiple of 8 with swiglu (blocks of 8 alternate)");
+  if (c.residual != nullptr && (c.source != GemmInputCall::Source::kNorm || c.ldr < c.k))
+    return bad("residual", "belongs to kNorm, with ldr >= k");
+  if (c.y_f16 == nullptr && c.y_e4m3 == nullptr) return bad("y_f16 and y_e4m3", "are both null");
+  if (c.y_f16 != nullptr && c.ldy < c.k) return bad("ldy", "is smaller than a row");
+  if (c.y_e4m3 != nullptr) {
+    const int64_t width = PlaneShape{0, c.k}.padded_k();
+    if (!aligned(c.y_e4m3, 16) || c.ldy_e4m3 % 16 != 0 || c.ldy_e4m3 < width) {
+      return bad("y_e4m3", "must be 16-byte aligned, ldy_e4m3 a multiple of 16 and at least padded_k()");
+    }
+    if (c.scales == nullptr) return bad("scales", "is null");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_call(c));
+  GemmInputParams p{};
+  p.x = c.x;
+  p.weight = c.weight;
+  p.residual = c.residual;
+  p.y_f16 = c.y_f16;
+  p.y_e4m3 = c.y_e4m3;
+  p.ldx = c.ldx;
+  p.ldr = c.ldr;
+  p.ldy = c.ldy;
+  p.ldy_e4m3 = c.ldy_e4m3;
+  p.k = c.k;
+  p.padded_k = static_cast<int>(PlaneShape{0, c.k}.padded_k());
+  p.epsilon = c.epsilon;
+  p.weight_offset = c.weight_offset;
+  const bool is_aligned = c.k % 8 == 0 && aligned(c.x, 16) && c.ldx % 8 == 0 &&
+                          (c.weight == nullptr || aligned(c.weight, 16)) &&
+                          (c.residual == nullptr || (aligned(c.residual, 16) && c.ldr % 8 == 0)) &&
+                          (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
+  p.scales = c.scales;
+
+  // Groups of eight columns stay in registers: two a thread where several blocks can share a row (few rows leave most
+  // of the GPU idle), at most eight where they cannot.
+  constexpr int64_t kFewRows = 64;
+  p.blocks = 1;
+  while (c.m <= kFewRows && p.blocks < kMaxRowBlocks && p.padded_k / p.blocks > 8192) p.blocks *= 2;
+  p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
+  const int groups = p.block_columns / 8;
+  int vectors = is_aligned ? 1 : kMaxVectors;
+  // Many plain rows go faster in small blocks, with more of them on an SM (a norm has no registers for that).
+  constexpr int64_t kManyRows = 2048;
+  const bool small_blocks = c.source == GemmInputCall::Source::kPlain && c.m >= kManyRows;
+  while (vectors * 512 < groups || (small_blocks && vectors < kMaxVectors && vectors * 128 < groups)) vectors *= 2;
+  const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
+  const void* function =
+      gemm_input_function(static_cast<GemmInputSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
+  const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
+  const LaunchShape shape{static_cast<int>(c.m) * p.blocks, p.blocks, threads, shared, c.dependent_launch};
+  void* arguments[] = {&p};
+
+  return launch("gemm_input", function, shape, arguments, stream);
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,319 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "backend/cuda/fused/gemm_input_kernel.h"
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/ptx/barrier.cuh"
+
+namespace nfp::cuda {
+namespace {
+
+constexpr float kLargestE4m3 = 448.0f;
+
+template <bool kBf16>
+__device__ __forceinline__ float widen(uint16_t bits) {
+  if constexpr (kBf16) return __bfloat162float(__ushort_as_bfloat16(bits));
+  return __half2float(__ushort_as_half(bits));
+}
+template <bool kBf16>
+__device__ __forceinline__ uint16_t narrow(float v) {
+  if constexpr (kBf16) return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+  return __half_as_ushort(__float2half_rn(v));
+}
+
+// Eight neighbours as they lie; zeros from `count` on. kAligned: `row` is 16-byte aligned and `count` a multiple of 8.
+template <bool kAligned>
+__device__ __forceinline__ uint4 load8(const uint16_t* row, int64_t first, int64_t count) {
+  if constexpr (kAligned) {
+    return first < count ? *reinterpret_cast<const uint4*>(row + first) : make_uint4(0, 0, 0, 0);
+  }
+  uint64_t low = 0, high = 0;
+#pragma unroll 1
+  for (int i = 7; i >= 0; --i) {
+    high = high << 16 | low >> 48;
+    low = low << 16 | (first + i < count ? row[first + i] : 0);
+  }
+  return make_uint4(static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
+                    static_cast<uint32_t>(high >> 32));
+}
+// Four weights of a norm, zeros from `count` on.
+template <bool kAligned>
+__device__ __forceinline__ void load4_f32(const float* row, int64_t first, int64_t count, float* v) {
+  if constexpr (kAligned) {
+    const float4 four = first < count ? *reinterpret_cast<const float4*>(row + first) : make_float4(0, 0, 0, 0);
+    v[0] = four.x;
+    v[1] = four.y;
+    v[2] = four.z;
+    v[3] = four.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = first + i < count ? row[first + i] : 0.0f;
+  }
+}
+template <bool kBf16>
+__device__ __forceinline__ void widen8(const uint4& raw, float (&v)[8]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = widen<kBf16>(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)));
+}
+template <bool kBf16>
+__device__ __forceinline__ uint4 narrow8(const float (&v)[8]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    words[i] = narrow<kBf16>(v[2 * i]) | static_cast<uint32_t>(narrow<kBf16>(v[2 * i + 1])) << 16;
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+template <bool kAligned>
+__device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t count, const uint4& v) {
+  if constexpr (kAligned) {
+    // (Of a plain assignment the compiler makes four stores.)
+    if (first < count) __stwb(reinterpret_cast<uint4*>(row + first), v);
+  } else {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (first + i < count) row[first + i] = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+    }
+  }
+}
+
+struct Totals {
+  float sum;
+  float largest;  // not negative
+};
+// Of the whole row, in a fixed order; every thread gets them. Blocks of a cluster that share the row give theirs to
+// each other: `parts` has a place for each.
+__device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* parts, int blocks, uint32_t rank) {
+  const auto warp = [&] {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      v.sum += __shfl_xor_sync(0xffffffffu, v.sum, offset);
+      v.largest = fmaxf(v.largest, __shfl_xor_sync(0xffffffffu, v.largest, offset));
+    }
+  };
+  warp();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = make_float2(v.sum, v.largest);
+  __syncthreads();
+  const float2 other = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
+  v = {other.x, other.y};
+  warp();
+  if (blocks > 1) {
+    if (static_cast<int>(threadIdx.x) < blocks) {
+      const uint32_t place = ptx::shared_address(parts + rank);
+      ptx::store_cluster_8(ptx::map_to_rank(place, threadIdx.x), v.sum, v.largest);
+    }
+    ptx::cluster_sync();
+    v = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kMaxRowBlocks; ++i) {
+      if (i < blocks) {
+        v.sum += parts[i].x;
+        v.largest = fmaxf(v.largest, parts[i].y);
+      }
+    }
+  }
+  return v;
+}
+
+// Computed here and not further down, where the compiler would.
+__device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
+
+// kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
+// of is known at compile time: the GEMM of a decode step waits for every instruction here.
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
+__global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p) {
+  constexpr bool kNorm = kSource == GemmInputSource::kNorm;
+  extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
+  __shared__ float2 scratch[32], parts[kMaxRowBlocks];
+  ptx::launch_dependents();
+  // A cluster of p.blocks blocks shares a token's row: this one has columns [begin, end) of it.
+  const int64_t token = blockIdx.x / p.blocks;
+  const uint32_t rank = blockIdx.x % p.blocks;
+  const int64_t begin = int64_t{rank} * p.block_columns;
+  const int64_t end = min(p.k, begin + p.block_columns);
+  const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
+  // What a row is made of stays in registers as 16-bit numbers, which leave room for more rows on an SM; what SwiGLU
+  // makes has none until the end.
+  constexpr bool kPacked = kSource != GemmInputSource::kSwiglu;
+  float v[kPacked ? 1 : kVectors][8];
+  Totals totals{0.0f, 0.0f};
+  // Every load before the first store, so that all are in flight together; a norm of more than four groups a thread has
+  // too few registers for that and goes group by group.
+  constexpr bool kEarlyLoads = kVectors <= 4 || kSource == GemmInputSource::kPlain;
+  uint4 raw[kVectors], second[kVectors];
+  // FP32 weights take twice the registers.
+  constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
+  constexpr int kWeights = kEarlyWeight ? kVectors : 1;
+  uint4 weight[kWeights];
+  float weight_f32[kWeightF32 ? kWeights : 1][8];
+  const auto column_of = [&](int i) { return begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8; };
+  const auto load = [&](int i) {
+    const int64_t first = column_of(i);
+    raw[i] = second[i] = make_uint4(0, 0, 0, 0);
+    if constexpr (kSource == GemmInputSource::kSwiglu) {
+      const int64_t width = first < end ? end * 2 : 0;
+      raw[i] = load8<kAligned>(x, first * 2, width);
+      second[i] = load8<kAligned>(x, first * 2 + 8, width);
+    } else {
+      raw[i] = load8<kAligned>(x, first, end);
+      if (kNorm && p.residual != nullptr)
+        second[i] = load8<kAligned>(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, end);
+    }
+  };
+  const auto load_weight = [&](int i) {
+    const int64_t first = column_of(i);
+    const int place = kEarlyWeight ? i : 0;
+    if constexpr (kNorm && kWeightF32) {
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[place]);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first + 4, end, weight_f32[place] + 4);
+    } else if constexpr (kNorm) {
+      weight[place] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
+    }
+  };
+  const auto multiply = [&](int i, float(&to)[8]) {
+    if constexpr (!kEarlyWeight) load_weight(i);
+    const int place = kEarlyWeight ? i : 0;
+    float w[8];
+    if constexpr (kWeightF32) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) w[j] = weight_f32[place][j] + p.weight_offset;
+    } else {
+      widen8<kBf16>(weight[place], w);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) to[j] *= w[j];
+  };
+  // Where each pair of codes goes: even k and its neighbour stay neighbours. Computed before the wait where registers
+  // allow.
+  const auto place_of = [&](int i, int j) {
+    return static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
+  };
+  constexpr bool kEarlyPlace = kVectors <= 2;
+  uint32_t place[kEarlyPlace ? kVectors : 1][4];
+  if constexpr (kEarlyPlace) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        place[i][j] = place_of(i, j);
+        now(place[i][j]);
+      }
+    }
+  }
+  if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
+  // The norm's weights do not depend on the kernel before; the rest may.
+  if constexpr (kEarlyWeight) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load_weight(i);
+  }
+  ptx::dependency_wait();
+  if constexpr (kEarlyLoads) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load(i);
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    if constexpr (!kEarlyLoads) load(i);
+    float element[8], other[8];
+    widen8<kBf16>(raw[i], element);
+    widen8<kBf16>(second[i], other);
+    if constexpr (kSource == GemmInputSource::kSwiglu) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[i][j] = element[j] = element[j] / (1.0f + __expf(-element[j])) * other[j];
+    } else if (kNorm && p.residual != nullptr) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) element[j] += other[j];
+      raw[i] = narrow8<kBf16>(element);  // the norm sees what the residual stream holds
+      widen8<kBf16>(raw[i], element);
+      store8<kAligned>(static_cast<uint16_t*>(p.residual) + token * p.ldr, column_of(i), end, raw[i]);
+    }
+    if constexpr (kNorm) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) totals.sum += element[j] * element[j];
+      multiply(i, element);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(element[j]));
+  }
+  if (kNorm || p.y_e4m3 != nullptr) totals = reduce(totals, scratch, parts, p.blocks, rank);
+  // The norm's factor is the row's, so the largest magnitude needs no second reduction.
+  const float factor = kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
+  const bool has_codes = p.y_e4m3 != nullptr;
+  const float largest = totals.largest * factor;
+  const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+  if (has_codes && threadIdx.x == 0 && rank == 0) p.scales[token] = scale;
+  const float inverse = 1.0f / scale;
+  const int columns = has_codes ? min(p.block_columns, p.padded_k - static_cast<int>(begin)) : 0;  // of codes
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    float element[8];
+    if constexpr (kPacked) {
+      widen8<kBf16>(raw[i], element);
+      if constexpr (kNorm) multiply(i, element);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) element[j] = v[i][j];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) element[j] *= factor;
+    if (p.y_f16 != nullptr) {
+      store8<kAligned>(static_cast<uint16_t*>(p.y_f16) + token * p.ldy, column_of(i), end, narrow8<kBf16>(element));
+    }
+    if (static_cast<int>((i * blockDim.x + threadIdx.x) * 8) >= columns) continue;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float2 pair = make_float2(element[j] * inverse, element[j + 1] * inverse);
+      *reinterpret_cast<uint16_t*>(codes + (kEarlyPlace ? place[kEarlyPlace ? i : 0][j / 2] : place_of(i, j / 2))) =
+          __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+    }
+  }
+  if (!has_codes) return;
+  for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
+    *reinterpret_cast<uint16_t*>(codes + i) = 0;  // padding past the last vector
+  }
+  __syncthreads();
+  uint8_t* out = p.y_e4m3 + token * p.ldy_e4m3 + begin;
+  for (int i = threadIdx.x * 16; i < columns; i += blockDim.x * 16) {
+    *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(codes + i);
+  }
+}
+
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32>
+const void* function_for(bool is_aligned, int vectors) {
+  if (!is_aligned)
+    return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, false, kMaxVectors>);
+  switch (vectors) {
+    case 1:
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, 1>);
+    case 2:
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, 2>);
+    case 4:
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, 4>);
+    default:
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, kMaxVectors>);
+  }
+}
+
+}  // namespace
+
+const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
+  switch (source) {
+    case GemmInputSource::kNorm:
+      if (weight_f32) {
+        return bf16 ? function_for<GemmInputSource::kNorm, true, true>(is_aligned, vectors)
+                    : function_for<GemmInputSource::kNorm, false, true>(is_aligned, vectors);
+      }
+      return bf16 ? function_for<GemmInputSource::kNorm, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kNorm, false, false>(is_aligned, vectors);
+    case GemmInputSource::kSwiglu:
+      return bf16 ? function_for<GemmInputSource::kSwiglu, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kSwiglu, false, false>(is_aligned, vectors);
+    default:
+      return bf16 ? function_for<GemmInputSource::kPlain, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kPlain, false, false>(is_aligned, vectors);
+  }
+}
+
+}  // namespace nfp::cuda

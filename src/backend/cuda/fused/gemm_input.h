@@ -1,0 +1,49 @@
+// What stands around a GEMM, one kernel each, a thread block per token: RMSNorm (with the residual add), activation
+// quantisation, SwiGLU and their fusions. Arithmetic is FP32 from the inputs to the one rounding of each output.
+//
+// E4M3 outputs are in the byte order of FP8 mode's GEMM (gemm/plan/layout.h, activation_byte) with zeros up to
+// padded_k().
+#pragma once
+
+#include <cstdint>
+
+#include "base/result.h"
+
+struct CUstream_st;
+
+namespace nfp::cuda {
+
+struct GemmInputCall {
+  enum class Source : uint8_t {
+    kPlain,   // y = x
+    kNorm,    // y = x / sqrt(mean(x^2) + epsilon) * weight, of h = x + residual (rounded to x's type and stored) if
+              // residual is given
+    kSwiglu,  // y = silu(gate) * up; x is [m, 2k] with gate and up alternating in blocks of 8, as a GEMM over rows in
+              // swiglu order leaves them
+  };
+  Source source = Source::kPlain;
+  int64_t m = 0;
+  int64_t k = 0;      // columns of y; at most kMaxColumns
+  bool bf16 = false;  // x, weight (if 16 bits), residual and y_f16 are BF16, else FP16
+  const void* x = nullptr;
+  int64_t ldx = 0;               // elements
+  const void* weight = nullptr;  // kNorm: [k], of x's type or, with weight_f32, FP32
+  bool weight_f32 = false;
+  float weight_offset = 0.0f;  // with weight_f32: added to each weight; Gemma's norms multiply by 1 + weight
+  float epsilon = 1e-5f;
+  void* residual = nullptr;  // kNorm: [m, k], read and replaced by h; null = no residual
+  int64_t ldr = 0;
+  void* y_f16 = nullptr;  // [m, k]; null = not wanted
+  int64_t ldy = 0;
+  uint8_t* y_e4m3 = nullptr;  // [m, padded_k]; null = not wanted
+  int64_t ldy_e4m3 = 0;
+  float* scales = nullptr;  // [m], with y_e4m3: each row's largest magnitude / 448; x is worth code * scale
+  bool dependent_launch = true;
+};
+
+inline constexpr int64_t kMaxColumns = 32768;
+
+// Enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
+Status prepare_gemm_input(const GemmInputCall& call, CUstream_st* stream);
+
+}  // namespace nfp::cuda

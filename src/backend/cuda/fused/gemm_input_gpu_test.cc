@@ -1,0 +1,168 @@
+// The row kernels against float64. Needs a Hopper GPU; skips elsewhere.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/fused/gemm_input.h"
+#include "backend/cuda/gemm/gemm.h"
+#include "base/float_types.h"
+
+namespace nfp::cuda {
+namespace {
+
+template <typename T>
+struct DeviceCopy {
+  explicit DeviceCopy(const std::vector<T>& host) : count(host.size()) {
+    EXPECT_EQ(cudaMalloc(&data, std::max<size_t>(1, count * sizeof(T))), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(data, host.data(), count * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  ~DeviceCopy() { cudaFree(data); }
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
+  T* get() const { return static_cast<T*>(data); }
+  std::vector<T> host() const {
+    std::vector<T> out(count);
+    EXPECT_EQ(cudaMemcpy(out.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+    return out;
+  }
+  void* data = nullptr;
+  size_t count;
+};
+
+struct Case {
+  GemmInputCall::Source source;
+  bool residual;
+  bool bf16;
+  int64_t m, k;
+  bool weight_f32 = false;
+  float weight_offset = 0.0f;
+};
+
+class RowsGpu : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (auto gemm = Gemm::create(); !gemm.ok()) GTEST_SKIP() << gemm.error().message;
+  }
+};
+
+TEST_P(RowsGpu, MatchesFloat64) {
+  const Case c = GetParam();
+  using Source = GemmInputCall::Source;
+  std::mt19937 random(static_cast<uint32_t>(c.m * 100 + c.k));
+  std::normal_distribution<float> normal;
+  const auto bits = [&](float v) { return c.bf16 ? fp32_to_bf16(v) : fp32_to_fp16(v); };
+  const auto value = [&](uint16_t b) { return double{c.bf16 ? bf16_to_fp32(b) : fp16_to_fp32(b)}; };
+  const auto numbers = [&](int64_t count) {
+    std::vector<uint16_t> out;
+    for (int64_t i = 0; i < count; ++i) out.push_back(bits(normal(random)));
+    return out;
+  };
+  const int64_t width = c.source == Source::kSwiglu ? 2 * c.k : c.k;
+  const auto x = numbers(c.m * width), weight = numbers(c.k), residual = numbers(c.m * c.k);
+  std::vector<float> weight_f32;  // of all 24 bits
+  for (int64_t i = 0; i < c.k; ++i) weight_f32.push_back(normal(random));
+  const DeviceCopy<float> dw_f32(weight_f32);
+  const auto weight_at = [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    return (c.weight_f32 ? double{weight_f32[at]} : value(weight[at])) + static_cast<double>(c.weight_offset);
+  };
+  const PlaneShape shape{0, c.k};
+  const DeviceCopy<uint16_t> dx(x), dw(weight), dr(residual),
+      dy(std::vector<uint16_t>(static_cast<size_t>(c.m * c.k), 0xffff));
+  const DeviceCopy<uint8_t> d8(std::vector<uint8_t>(static_cast<size_t>(c.m * shape.padded_k()), 0xff));
+  const DeviceCopy<float> scale(std::vector<float>(static_cast<size_t>(c.m), 0.02f));
+  GemmInputCall call;
+  call.source = c.source;
+  call.m = c.m;
+  call.k = c.k;
+  call.bf16 = c.bf16;
+  call.x = dx.get();
+  call.ldx = width;
+  if (c.source == Source::kNorm) {
+    call.weight = c.weight_f32 ? static_cast<const void*>(dw_f32.get()) : dw.get();
+    call.weight_f32 = c.weight_f32;
+    call.weight_offset = c.weight_offset;
+  }
+  call.residual = c.residual ? dr.get() : nullptr;
+  call.ldr = c.k;
+  call.y_f16 = dy.get();
+  call.ldy = c.k;
+  call.y_e4m3 = d8.get();
+  call.ldy_e4m3 = shape.padded_k();
+  call.scales = scale.get();
+  const Status status = prepare_gemm_input(call, nullptr);
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+
+  const auto y = dy.host(), h = dr.host();
+  const auto codes = d8.host();
+  const auto scales = scale.host();
+  std::vector<double> want(static_cast<size_t>(c.m * c.k));
+  for (int64_t t = 0; t < c.m; ++t) {
+    double squares = 0;
+    for (int64_t i = 0; i < c.k; ++i) {
+      double& v = want[static_cast<size_t>(t * c.k + i)];
+      const auto at = [&](int64_t column) { return value(x[static_cast<size_t>(t * width + column)]); };
+      if (c.source == Source::kSwiglu) {
+        const double gate = at(swiglu_gate_row(i)), up = at(swiglu_up_row(i));
+        v = gate / (1 + std::exp(-gate)) * up;
+      } else {
+        v = at(i);
+      }
+      if (c.residual) {
+        const uint16_t sum = bits(static_cast<float>(v + value(residual[static_cast<size_t>(t * c.k + i)])));
+        ASSERT_EQ(h[static_cast<size_t>(t * c.k + i)], sum);
+        v = value(sum);
+      }
+      squares += v * v;
+    }
+    for (int64_t i = 0; i < c.k; ++i) {
+      double& v = want[static_cast<size_t>(t * c.k + i)];
+      if (c.source == Source::kNorm) v *= weight_at(i) / std::sqrt(squares / static_cast<double>(c.k) + 1e-5);
+    }
+  }
+  for (int64_t t = 0; t < c.m; ++t) {
+    double largest = 0;
+    for (int64_t i = 0; i < c.k; ++i) largest = std::max(largest, std::abs(want[static_cast<size_t>(t * c.k + i)]));
+    const double s = scales[static_cast<size_t>(t)];
+    const double expected = largest / 448;
+    ASSERT_NEAR(s, expected, expected * 1e-5);
+    for (int64_t i = 0; i < shape.padded_k(); ++i) {
+      const uint8_t code = codes[static_cast<size_t>(t * shape.padded_k() + activation_byte(i))];
+      if (i >= c.k) {
+        ASSERT_EQ(code & 0x7f, 0);
+        continue;
+      }
+      const double v = want[static_cast<size_t>(t * c.k + i)];
+      const double clipped = std::clamp(v, -448 * s, 448 * s);
+      // Half a step of E4M3: 2^-4 of the value, or half its smallest subnormal.
+      ASSERT_LE(std::abs(e4m3_to_fp32(code) * s - clipped), std::max(std::abs(clipped) * 0x1p-4, s * 0x1p-10) * 1.001)
+          << t << " " << i;
+      const double got = value(y[static_cast<size_t>(t * c.k + i)]);
+      ASSERT_LE(std::abs(got - v), std::abs(v) * (c.bf16 ? 0x1p-8 : 0x1p-10) + 1e-6) << t << " " << i;
+    }
+  }
+}
+
+using S = GemmInputCall::Source;
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, RowsGpu,
+    ::testing::Values(Case{S::kPlain, false, false, 5, 4096}, Case{S::kPlain, false, true, 70, 200},
+                      Case{S::kNorm, false, false, 3, 5120}, Case{S::kNorm, true, false, 9, 577},
+                      Case{S::kNorm, true, true, 4, 14336}, Case{S::kNorm, true, true, 2, 63},
+                      Case{S::kSwiglu, false, false, 7, 14336}, Case{S::kSwiglu, false, true, 3, 1000},
+                      Case{S::kPlain, false, false, 2, 32768}, Case{S::kNorm, false, true, 64, 17920},
+                      Case{S::kNorm, true, true, 5, 30001}, Case{S::kSwiglu, false, true, 3, 8328},
+                      Case{S::kPlain, false, true, 2, 16640}, Case{S::kPlain, false, false, 1, 1},
+                      Case{S::kNorm, true, false, 1, 4096, true}, Case{S::kNorm, true, true, 3, 5120, true, 1.0f},
+                      Case{S::kNorm, false, false, 70, 14336, true}, Case{S::kNorm, true, false, 66, 32768, true},
+                      Case{S::kNorm, true, false, 9, 577, true, 1.0f}, Case{S::kNorm, true, false, 2, 2048, true, 1.0f},
+                      // More than 64 rows: none is shared, up to eight groups of columns a thread.
+                      Case{S::kNorm, true, false, 65, 14336}, Case{S::kSwiglu, false, true, 66, 17920},
+                      Case{S::kNorm, true, true, 65, 32768}, Case{S::kPlain, false, false, 67, 14336}));
+
+}  // namespace
+}  // namespace nfp::cuda

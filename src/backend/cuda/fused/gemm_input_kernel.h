@@ -1,0 +1,33 @@
+// Between gemm_input.cc (checks, launch) and gemm_input.cu (kernels).
+#pragma once
+
+#include <cstdint>
+
+namespace nfp::cuda {
+
+enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu };  // GemmInputCall::Source
+
+inline constexpr int kMaxRowBlocks = 4;
+inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread
+
+struct GemmInputParams {
+  const void* x;
+  const void* weight;  // of a norm
+  void* residual;
+  void* y_f16;
+  uint8_t* y_e4m3;
+  float* scales;  // written with y_e4m3
+  int64_t ldx, ldr, ldy, ldy_e4m3;
+  int64_t k;
+  int padded_k;
+  int blocks;         // that share a row, in one cluster
+  int block_columns;  // of the row, for each of them: a multiple of 128
+  float epsilon;
+  float weight_offset;
+};
+
+// is_aligned: all rows (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
+// kMaxVectors, and kMaxVectors unless is_aligned. weight_f32: of a norm.
+const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
+
+}  // namespace nfp::cuda

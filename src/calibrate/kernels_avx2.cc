@@ -1,8 +1,0 @@
-#define NFP_VECTOR_BYTES 32
-#define NFP_KERNELS_NAME "avx2"
-#include "calibrate/kernels_inl.h"
-
-namespace nfp::calibrate {
-extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels = kTable;
-}  // namespace nfp::calibrate

@@ -1,8 +1,0 @@
-#define NFP_VECTOR_BYTES 16
-#define NFP_KERNELS_NAME "baseline"
-#include "calibrate/kernels_inl.h"
-
-namespace nfp::calibrate {
-extern const Kernels kBaselineKernels;
-const Kernels kBaselineKernels = kTable;
-}  // namespace nfp::calibrate

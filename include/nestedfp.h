@@ -153,6 +153,9 @@ typedef struct nfp_linear nfp_linear;
 NFP_API nfp_status nfp_linear_create(nfp_gpu* gpu, const nfp_weight* weight, void* workspace, size_t workspace_bytes,
                                      nfp_linear** linear);
 NFP_API void nfp_linear_destroy(nfp_linear* linear);
+/* By default the first kernel of a product may start while the kernel before it in the stream still runs (programmatic
+ * dependent launch: it fetches weights meanwhile). 1: it starts when that one is done. */
+NFP_API void nfp_linear_set_independent_start(nfp_linear* linear, int32_t independent);
 /* Bytes of `scratch` (device, 256-byte aligned) that m rows need in FP8: their E4M3 codes and scales. */
 NFP_API size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m);
 /* y[m, n] = x[m, k] W^T + bias. x and y of `type`, ldx and ldy elements from row to row, x 16-byte aligned with rows of

@@ -19,9 +19,13 @@ ENGINES = {
                  "worker_cls": "nestedfp.vllm.worker.Worker",
                  "additional_config": {"nestedfp": {"policy": "alternate:1"}}},
 }
+# The same with NESTEDFP_INDEPENDENT_START=1, where --independent asks for it.
+INDEPENDENT = "nestedfp independent"
+ENGINES[INDEPENDENT] = ENGINES["nestedfp"]
 # name: engine, what its requests ask for
 MODES = {"vllm fp16": ("stock fp16", None), "vllm fp8": ("stock fp8", None), "nestedfp fp16": ("nestedfp", "exact"),
-         "nestedfp fp8": ("nestedfp", "fast"), "nestedfp alternating": ("nestedfp", "auto")}
+         "nestedfp fp8": ("nestedfp", "fast"), "nestedfp alternating": ("nestedfp", "auto"),
+         "independent fp16": (INDEPENDENT, "exact"), "independent fp8": (INDEPENDENT, "fast")}
 
 
 def engine_main(arguments) -> None:
@@ -78,7 +82,8 @@ class Engine:
     def __init__(self, name: str, arguments):
         command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib)]
         self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        environment = {**os.environ, **({"NESTEDFP_INDEPENDENT_START": "1"} if name == INDEPENDENT else {})}
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
 
     def line(self) -> dict:
         text = self.process.stdout.readline()
@@ -102,6 +107,7 @@ def main() -> None:
     parser.add_argument("--ttft", default="1024,4000")
     parser.add_argument("--throughput", default="", help="BATCH:PROMPT:ANSWER, ...")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--independent", action="store_true", help="one engine more: without dependent launch")
     parser.add_argument("--wait-for", help="a file: measure once it is there")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds from the start")
     arguments = parser.parse_args()
@@ -116,7 +122,7 @@ def main() -> None:
         sink.write(text + "\n")
         sink.flush()
 
-    engines = {name: Engine(name, arguments) for name in ENGINES}
+    engines = {name: Engine(name, arguments) for name in ENGINES if arguments.independent or name != INDEPENDENT}
     alive = {}
     for name, engine in engines.items():
         try:

@@ -68,6 +68,7 @@ _FUNCTIONS = {
                                  c_int64, c_void_p]),
     "nfp_linear_create": (c_int32, [c_void_p, POINTER(Weight), c_void_p, c_size_t, POINTER(c_void_p)]),
     "nfp_linear_destroy": (None, [c_void_p]),
+    "nfp_linear_set_independent_start": (None, [c_void_p, c_int32]),
     "nfp_linear_scratch_bytes": (c_size_t, [c_void_p, c_int64]),
     "nfp_linear_run": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p,
                                  c_void_p, c_void_p]),

@@ -58,7 +58,8 @@ struct nfp_linear {
   NestedMatrix matrix;
   Workspace workspace;
   bool quantisable = false;  // rows of k columns have an FP8 form
-  std::shared_mutex mutex;   // of what follows
+  bool dependent_launch = true;
+  std::shared_mutex mutex;  // of what follows
   std::unordered_map<Key, Config, KeyHash> configs;
 
   Mode mode(nfp_precision precision, nfp_type type) const {
@@ -160,6 +161,10 @@ nfp_status nfp_linear_create(nfp_gpu* gpu, const nfp_weight* weight, void* works
 
 void nfp_linear_destroy(nfp_linear* linear) { delete linear; }
 
+void nfp_linear_set_independent_start(nfp_linear* linear, int32_t independent) {
+  if (linear != nullptr) linear->dependent_launch = independent == 0;
+}
+
 size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m) {
   if (linear == nullptr || m <= 0 || !linear->quantisable) return 0;
   return e4m3_scale_offset(m, linear->matrix.k) + static_cast<size_t>(m) * sizeof(float);
@@ -182,6 +187,7 @@ nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type 
       rows.m = m;
       rows.k = k;
       rows.bf16 = bf16;
+      rows.dependent_launch = linear->dependent_launch;
       rows.x = x;
       rows.ldx = ldx;
       rows.y_e4m3 = static_cast<uint8_t*>(scratch);
@@ -194,6 +200,7 @@ nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type 
     } else {
       call.x = x;
       call.ldx = ldx;
+      call.dependent_launch = linear->dependent_launch;
     }
     call.d = y;
     call.ldd = ldy;

@@ -30,6 +30,7 @@ nfp_status nfp_gpu_unnest(nfp_gpu*, const uint8_t*, const uint8_t*, const float*
 }
 nfp_status nfp_linear_create(nfp_gpu*, const nfp_weight*, void*, size_t, nfp_linear**) { return none(); }
 void nfp_linear_destroy(nfp_linear*) {}
+void nfp_linear_set_independent_start(nfp_linear*, int32_t) {}
 size_t nfp_linear_scratch_bytes(const nfp_linear*, int64_t) { return 0; }
 nfp_status nfp_linear_run(nfp_linear*, nfp_precision, nfp_type, int64_t, const void*, int64_t, void*, int64_t,
                           const float*, void*, nfp_stream) {

@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--policy")
     parser.add_argument("--per-step", action="store_true", help="nestedfp's scheduler and worker")
     parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile, no graphs: starts sooner")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     arguments = parser.parse_args()
 
@@ -31,8 +32,8 @@ def main() -> None:
     begin = time.time()
     llm = LLM(model=arguments.model, quantization=arguments.quantization, dtype=arguments.dtype,
               skip_tokenizer_init=True, max_model_len=256, max_num_seqs=16, max_num_batched_tokens=512,
-              kv_cache_memory_bytes=1 << 30, gpu_memory_utilization=0.05, enable_prefix_caching=False, generation_config="vllm", seed=0,
-              tensor_parallel_size=arguments.tensor_parallel,
+              kv_cache_memory_bytes=1 << 28, gpu_memory_utilization=0.05, enable_prefix_caching=False, generation_config="vllm", seed=0,
+              tensor_parallel_size=arguments.tensor_parallel, enforce_eager=arguments.eager,
               compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 64]}, **extra)
     started = time.time() - begin
     config = llm.llm_engine.vllm_config

@@ -34,7 +34,7 @@ class Op(unittest.TestCase):
 
     def nested(self, n, k, dtype, outliers=True):
         weight = normal(n, k, sigma=0.05, dtype=dtype)
-        if outliers:
+        if outliers and dtype is torch.float16:  # rows with an exponent (BF16's small weights would not survive one)
             weight[::7] *= 64
         return weight, op.nest(weight)
 

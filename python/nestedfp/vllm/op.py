@@ -8,11 +8,16 @@ was captured.
 from __future__ import annotations
 
 import ctypes
+import os
 
 import torch
 
 from .. import _library
 from .._library import FP8, FP16, JOIN_BIASED, JOIN_FREE
+
+
+# 1: our kernels wait for vLLM's before them to end. NESTEDFP_INDEPENDENT_START=1, for comparisons.
+INDEPENDENT_START = int(os.environ.get("NESTEDFP_INDEPENDENT_START") == "1")
 
 
 class Step:
@@ -37,29 +42,32 @@ class _Device:
         with torch.cuda.device(index):
             _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
             self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
-        self.linears: dict[tuple[int, int], tuple[ctypes.c_void_p, object]] = {}
-        self.biases: dict[int, torch.Tensor] = {}
+        # By where the planes lie, and their shape. What is kept stays allocated, so an address means one tensor.
+        self.linears: dict[tuple[int, int, int, int, int], tuple[ctypes.c_void_p, tuple[torch.Tensor, ...]]] = {}
+        self.biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def linear(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
                join: int) -> ctypes.c_void_p:
-        """Made once for a weight. A weight is known by where its planes lie."""
+        """Made once for a weight."""
         row_scale = scale.data_ptr() if scale.numel() else None
         weight = _library.Weight(ctypes.sizeof(_library.Weight), upper.data_ptr(), lower.data_ptr(), row_scale, n, k,
                                  join)
         made = ctypes.c_void_p()
         _library.check(self.library.nfp_linear_create(self.handle, ctypes.byref(weight), self.workspace.data_ptr(),
                                                       self.workspace.numel(), ctypes.byref(made)))
-        self.linears[upper.data_ptr(), scale.data_ptr()] = (made, (n, k, join, lower.data_ptr()))
+        self.library.nfp_linear_set_independent_start(made, INDEPENDENT_START)
+        key = (upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k)
+        self.linears[key] = (made, (upper, lower, scale))
         return made
 
     def bias(self, bias: torch.Tensor) -> torch.Tensor:
         """FP32, which the epilogue adds. Made in the warm-up, outside of any capture."""
         made = bias.float().contiguous()
-        self.biases[bias.data_ptr()] = made
+        self.biases[bias.data_ptr()] = (bias, made)
         return made
 
     def forget(self) -> None:
-        """After weights were loaded: other tensors may lie where old ones did."""
+        """Lets go of all tensors: weights are being loaded."""
         for handle, _ in self.linears.values():
             self.library.nfp_linear_destroy(handle)
         self.linears.clear()
@@ -84,7 +92,7 @@ def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: to
         return y
     index = x.get_device()
     on = _devices.get(index) or device(index)
-    known = on.linears.get((upper.data_ptr(), scale.data_ptr()))
+    known = on.linears.get((upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k))
     linear = known[0] if known is not None else on.linear(upper, lower, scale, n, k, join)
     ldx = x.stride(0)
     if x.stride(1) != 1 or ldx % 8 or x.data_ptr() % 16:
@@ -93,7 +101,7 @@ def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: to
     bias_pointer = None
     if bias is not None:
         kept = on.biases.get(bias.data_ptr())
-        bias_pointer = (kept if kept is not None else on.bias(bias)).data_ptr()
+        bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
     precision = Step.forced
     if precision is None:
         precision = FP8 if m > Step.threshold else FP16

@@ -12,6 +12,7 @@ no cached prefix of others' (whose keys and values an FP8 step may have computed
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from vllm.logger import init_logger
@@ -26,6 +27,7 @@ from .policy import ATTRIBUTE, TIERS, Policy, precision_of_step, tier_of
 logger = init_logger("vllm.nestedfp")
 
 _EXACT_SALT = "nestedfp-exact"
+_LOG_SECONDS = 10.0
 
 
 class _ChoosesPrecision:
@@ -39,6 +41,7 @@ class _ChoosesPrecision:
         self.nestedfp_tiers: dict[str, str] = {}
         self.nestedfp_steps = {FP16: 0, FP8: 0}
         self.nestedfp_tokens = {FP16: 0, FP8: 0}
+        self.nestedfp_next_log = time.monotonic() + _LOG_SECONDS
 
     def add_request(self, request: Any) -> None:
         tier = tier_of(request)
@@ -60,25 +63,25 @@ class _ChoosesPrecision:
         if tokens == 0:
             return output
         scheduled = output.num_scheduled_tokens
-        wanted = self.nestedfp_policy.choose(
-            tokens, sum(count for count in scheduled.values() if count > 1), len(scheduled), len(self.waiting),
-            self.kv_cache_manager.usage, sum(self.nestedfp_steps.values()))
+        cached = output.scheduled_cached_reqs
+        prefill = sum(scheduled[request.req_id] for request in output.scheduled_new_reqs)
+        prefill += sum(scheduled[name] for name, answered in zip(cached.req_ids, cached.num_output_tokens) if not answered)
+        wanted = self.nestedfp_policy.choose(tokens, prefill, len(scheduled), len(self.waiting),
+                                             self.kv_cache_manager.usage, sum(self.nestedfp_steps.values()))
         tiers = [self.nestedfp_tiers.get(name, "auto") for name in scheduled] if self.nestedfp_tiers else []
         precision = precision_of_step(wanted, tiers)
         setattr(output, ATTRIBUTE, precision)
         self.nestedfp_steps[precision] += 1
         self.nestedfp_tokens[precision] += tokens
+        if time.monotonic() >= self.nestedfp_next_log:
+            self.nestedfp_next_log = time.monotonic() + _LOG_SECONDS
+            logger.info("nestedfp: %d steps (%d tokens) in FP16, %d (%d) in FP8", self.nestedfp_steps[FP16],
+                        self.nestedfp_tokens[FP16], self.nestedfp_steps[FP8], self.nestedfp_tokens[FP8])
         return output
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.nestedfp_tiers.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
-
-    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        stats = super().make_stats(*args, **kwargs)
-        if stats is not None:
-            stats.nestedfp = {"steps": dict(self.nestedfp_steps), "tokens": dict(self.nestedfp_tokens)}
-        return stats
 
 
 class NestedScheduler(_ChoosesPrecision, SyncScheduler):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,6 +114,10 @@ class LLM:
             options.setdefault("fp8", precision)
         self._engine = Engine(str(model), {"policy": precision, **options})
         self._names = itertools.count()
+        self._lock = threading.Lock()  # of what follows
+        self._open: dict[str, RequestOutput] = {}
+        self._changed: set[str] = set()  # results with news that nobody has seen
+        self._failed: dict[str, str] = {}
 
     def close(self) -> None:
         """Frees the weights. Also what leaving a ``with`` block does."""
@@ -153,8 +158,6 @@ class LLM:
 
     @staticmethod
     def _add(result: RequestOutput, piece: dict[str, Any]) -> None:
-        if piece.get("finish_reason") == "error":
-            raise NestedFPError(9, f"request {result.request_id}: {piece.get('error', 'failed')}")
         answer = result.outputs[0]
         answer.text += piece["text"]
         for token in piece["tokens"]:
@@ -171,26 +174,48 @@ class LLM:
         result.usage = piece["usage"]
 
     def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Iterator[RequestOutput]:
-        """Each result as often as something was added to it."""
-        results: dict[str, RequestOutput] = {}
+        """Each result as often as something was added to it. Calls that run at the same time, in threads or as
+        generators of which none has ended, share the engine's steps."""
+        mine: dict[str, RequestOutput] = {}
         try:
             for prompt, parameters in zip(prompts, sampling, strict=True):
-                result = self._submit(prompt, parameters)
-                results[result.request_id] = result
-            left = len(results)
-            while left:
-                step = self._engine.step()
-                for piece in step["outputs"]:
-                    result = results.get(piece["id"])
-                    if result is None:
-                        continue  # of a call that was given up
-                    self._add(result, piece)
-                    left -= result.finished
-                    yield result
+                with self._lock:
+                    result = self._submit(prompt, parameters)
+                    mine[result.request_id] = self._open[result.request_id] = result
+            waiting = set(mine)
+            while waiting:
+                with self._lock:
+                    if not any(name in self._changed for name in waiting):
+                        self._step()
+                    changed = [name for name in mine if name in self._changed]
+                    self._changed.difference_update(changed)
+                for name in changed:
+                    if name in self._failed:
+                        raise NestedFPError(9, f"request {name}: {self._failed[name]}")
+                    if mine[name].finished:
+                        waiting.discard(name)
+                    yield mine[name]
         finally:
-            for result in results.values():
-                if not result.finished:
-                    self._engine.cancel(result.request_id)
+            with self._lock:
+                for name, result in mine.items():
+                    self._open.pop(name, None)
+                    self._failed.pop(name, None)
+                    self._changed.discard(name)
+                    if not result.finished:
+                        self._engine.cancel(name)
+
+    def _step(self) -> None:
+        step = self._engine.step()
+        if step["idle"] and not step["outputs"]:
+            raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
+        for piece in step["outputs"]:
+            result = self._open.get(piece["id"])
+            if result is None:
+                continue  # of a call that was given up
+            if piece.get("finish_reason") == "error":
+                self._failed[piece["id"]] = piece.get("error", "failed")
+            self._add(result, piece)
+            self._changed.add(piece["id"])
 
     @staticmethod
     def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
@@ -19,7 +20,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 class TinyModel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.llm = LLM(TINY, device="cpu", threads=2, max_model_len=128)
+        cls.llm = LLM(TINY, device="cpu", threads=1, max_model_len=128)
 
     @classmethod
     def tearDownClass(cls):
@@ -63,6 +64,22 @@ class TinyModel(unittest.TestCase):
         # The request that was left is gone, and the next one is not disturbed.
         self.assertEqual(self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids[:3],
                          output.outputs[0].token_ids[:3])
+
+    def test_calls_at_the_same_time(self):
+        alone = [self.llm.generate([[5 + i, 6]], GREEDY)[0].outputs[0].token_ids for i in range(4)]
+        both = [list(pair) for pair in zip(self.llm.stream([5, 6], GREEDY), self.llm.stream([6, 6], GREEDY))]
+        self.assertEqual([both[-1][i].outputs[0].token_ids for i in range(2)], alone[:2])
+        found = {}
+
+        def ask(i):
+            found[i] = [self.llm.generate([[5 + i, 6]], GREEDY)[0].outputs[0].token_ids for _ in range(5)]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(found, {i: [alone[i]] * 5 for i in range(4)})
 
     def test_logprobs(self):
         output = self.llm.generate([[5, 6, 7, 8]], SamplingParams(temperature=0, max_tokens=4, logprobs=2,

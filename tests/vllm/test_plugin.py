@@ -179,6 +179,66 @@ class InsideVllm(unittest.TestCase):
         setattr(output, ATTRIBUTE, _library.FP8)
         self.assertEqual(getattr(pickle.loads(pickle.dumps(output)), ATTRIBUTE), _library.FP8)
 
+    def test_the_scheduler_decides(self):
+        """Over a scheduler of ours in vLLM's place: its real SchedulerOutputs in, decisions out."""
+        from nestedfp.vllm import scheduler
+        from nestedfp.vllm.policy import ATTRIBUTE
+        from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+        class Base:
+            def __init__(self, worker):
+                self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker),
+                                                   additional_config={"nestedfp": {"policy": "threshold:10"}})
+                self.waiting, self.kv_cache_manager = [], SimpleNamespace(usage=0.1)
+
+            def add_request(self, request):
+                pass
+
+            def schedule(self):
+                return self.next
+
+            def _free_request(self, request):
+                pass
+
+        class Scheduler(scheduler._ChoosesPrecision, Base):
+            pass
+
+        with self.assertRaisesRegex(ValueError, "--worker-cls nestedfp.vllm.worker.Worker"):
+            Scheduler("auto")
+        made = Scheduler("nestedfp.vllm.worker.Worker")
+
+        class Request:
+            def __init__(self, name, tier):
+                self.request_id, self.cache_salt, self.block_hashes, self.hashed = name, None, [1], 0
+                self.sampling_params = SimpleNamespace(extra_args={"nestedfp_precision": tier} if tier else None)
+
+            def update_block_hashes(self):
+                self.hashed += 1
+
+        requests = {name: Request(name, tier) for name, tier in (("a", None), ("b", "exact"), ("c", "fast"), ("d", "best"))}
+        for request in requests.values():
+            made.add_request(request)
+        self.assertEqual([(r.cache_salt is not None, r.hashed) for r in requests.values()],
+                         [(False, 0), (True, 1), (False, 0), (False, 0)])
+
+        def decide(new, cached=None):
+            made.next = output = SchedulerOutput.make_empty()
+            output.scheduled_new_reqs = [SimpleNamespace(req_id=name) for name in new]
+            output.num_scheduled_tokens = {**new, **{name: count for name, (count, _) in (cached or {}).items()}}
+            output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+            output.scheduled_cached_reqs = CachedRequestData.make_empty()
+            output.scheduled_cached_reqs.req_ids = list(cached or {})
+            output.scheduled_cached_reqs.num_output_tokens = [answered for _, answered in (cached or {}).values()]
+            return getattr(made.schedule(), ATTRIBUTE, None)
+
+        fp16, fp8 = _library.FP16, _library.FP8
+        self.assertEqual([decide({"a": 10}), decide({"a": 11}), decide({"d": 11})], [fp16, fp8, fp8])
+        self.assertEqual([decide({"a": 20, "b": 3}), decide({"c": 2}), decide({"c": 2}, {"a": (1, 3)})], [fp16, fp8, fp16])
+        self.assertIsNone(decide({}))
+        made._free_request(requests["b"])
+        self.assertEqual(decide({"a": 20, "b": 3}), fp8)
+        self.assertEqual(sum(made.nestedfp_steps.values()), 7)
+
     def test_graphs_are_kept_apart_by_precision(self):
         from nestedfp.vllm.op import Step
         from nestedfp.vllm.worker import ByPrecision, forced

@@ -87,6 +87,9 @@ void ServeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  add_generation_config_flag(app, generation_config);
+  app.add_flag("--strict-requests", service.limits.strict,
+               "refuse requests with unknown fields instead of ignoring these");
   add_share_flag(app, calibration);
   add_calibration_flags(app, calibration);
   app.add_option("--tool-call-parser", service.tool_call_parser, "auto, hermes, llama3_json, mistral or none")
@@ -101,6 +104,10 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--max-body-mb", max_body_mb, "size of a request")->check(CLI::Range(1, 1024))->capture_default_str();
   app.add_option("--max-request-memory", service.http.max_request_bytes,
                  "bytes of all requests together: read, parsed and waiting, e.g. 1GB")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  app.add_option("--response-store-memory", service.response_store_bytes,
+                 "bytes of answers that /v1/responses keeps for previous_response_id, e.g. 64MB; 0 = none")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
   app.add_option("--grammar-compile-timeout", grammar_compile_s, "seconds that compiling a grammar may take")

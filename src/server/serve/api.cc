@@ -5,15 +5,15 @@
 #include <random>
 
 #include "base/log.h"
+#include "server/serve/api_call.h"
 #include "server/serve/embedded.h"
-#include "server/serve/generation.h"
+#include "server/serve/messages_writer.h"
 #include "server/serve/version.h"
 
 namespace nfp::server {
 namespace {
 
 constexpr size_t kMaxRequestId = 128;
-constexpr size_t kInlineBody = 16u << 10;  // larger ones are read on a worker
 
 std::string random_id() {
   thread_local std::mt19937_64 source(std::random_device{}());
@@ -52,6 +52,24 @@ bool is_json(std::string_view content_type) {
   return http::equal_ignoring_case(content_type, "application/json");
 }
 
+void append_sampling(std::string& out, const SamplingDefaults& sampling) {
+  const auto field = [&](std::string_view name, const auto& value) {
+    if (value) fmt::format_to(std::back_inserter(out), "{}\"{}\":{}", out.back() == '{' ? "" : ",", name, *value);
+  };
+  out += '{';
+  field("temperature", sampling.temperature);
+  field("top_k", sampling.top_k);
+  field("top_p", sampling.top_p);
+  field("min_p", sampling.min_p);
+  field("repetition_penalty", sampling.repetition_penalty);
+  out += '}';
+}
+
+// As the clients of this path know errors.
+http::Response shaped_error(std::string_view path, const ApiError& error) {
+  return path.starts_with("/v1/messages") ? anthropic_error_response(error) : error_response(error);
+}
+
 }  // namespace
 
 bool equal_constant_time(std::string_view a, std::string_view b) {
@@ -62,17 +80,6 @@ bool equal_constant_time(std::string_view a, std::string_view b) {
   }
   return difference == 0;
 }
-
-struct Api::Call {
-  http::Request request;
-  std::shared_ptr<http::Exchange> exchange;
-  std::string_view path;  // without the root path
-  std::string request_id;
-  std::vector<http::Header> headers;  // for the answer
-  int key = 0;                        // which API key; 0 = there are none
-  bool on_worker = false;             // not on the exchange's thread
-  std::stop_source stop;              // the client has gone
-};
 
 const Api::Route Api::kRoutes[] = {
     {"GET", "/", true, false, &Api::page},
@@ -91,6 +98,11 @@ const Api::Route Api::kRoutes[] = {
     {"POST", "/detokenize", false, true, &Api::detokenize},
     {"POST", "/v1/completions", false, true, &Api::completions},
     {"POST", "/v1/chat/completions", false, true, &Api::chat_completions},
+    {"POST", "/v1/responses", false, true, &Api::responses},
+    {"GET", "/v1/responses/", false, true, &Api::stored_response},
+    {"DELETE", "/v1/responses/", false, true, &Api::delete_response},
+    {"POST", "/v1/messages", false, true, &Api::messages},
+    {"POST", "/v1/messages/count_tokens", false, true, &Api::count_tokens},
 };
 
 Api::Api(ApiOptions options) : options_(std::move(options)) {
@@ -122,8 +134,14 @@ int Api::key_of(const http::Request& request) const {
   if (options_.api_keys.empty()) return 0;
   std::string_view given = request.header("Authorization");
   constexpr std::string_view kScheme = "bearer ";
-  if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme)) return -1;
-  given.remove_prefix(kScheme.size());
+  if (given.empty()) {
+    given = request.header("X-Api-Key");  // as Anthropic's clients send it
+    if (given.empty()) return -1;
+  } else if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme)) {
+    return -1;
+  } else {
+    given.remove_prefix(kScheme.size());
+  }
   int found = -1;
   for (size_t i = 0; i < options_.api_keys.size(); ++i) {
     if (equal_constant_time(given, options_.api_keys[i])) found = static_cast<int>(i) + 1;
@@ -151,7 +169,7 @@ std::vector<http::Header> Api::common_headers(const http::Request& request, std:
     const bool all = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
     if (all || std::find(allowed.begin(), allowed.end(), origin) != allowed.end()) {
       headers.push_back({"Access-Control-Allow-Origin", all ? "*" : std::string(origin)});
-      headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id"});
+      headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id, X-NestedFP-Ignored, X-NestedFP-Unenforced"});
       if (!all) headers.push_back({"Vary", "Origin"});
     }
   }
@@ -162,7 +180,7 @@ std::vector<http::Header> Api::common_headers(const http::Request& request, std:
 std::optional<http::Response> Api::check_head(const http::Request& request) {
   std::string request_id;
   const auto refuse = [&](const ApiError& error, const char* allow = nullptr) {
-    http::Response response = error_response(error);
+    http::Response response = shaped_error(inner_path(request.path), error);
     auto headers = common_headers(request, &request_id);
     response.headers.insert(response.headers.end(), headers.begin(), headers.end());
     if (allow != nullptr) response.headers.push_back({"Allow", allow});
@@ -181,12 +199,13 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
   const Route* route = find_route(request.method, path, &path_known);
   if (route == nullptr) {
     if (path_known) {
-      const bool post = find_route("POST", path, &path_known) != nullptr;
-      const bool get = find_route("GET", path, &path_known) != nullptr;
+      std::string allow;
+      for (const char* method : {"GET", "HEAD", "POST", "DELETE"}) {
+        if (find_route(method, path, &path_known) != nullptr) allow += fmt::format("{}, ", method);
+      }
+      allow += "OPTIONS";
       return refuse(ApiError{405, fmt::format("{} is not allowed here", request.method), "", "method_not_allowed"},
-                    post && get ? "GET, HEAD, POST, OPTIONS"
-                    : post      ? "POST, OPTIONS"
-                                : "GET, HEAD, OPTIONS");
+                    allow.c_str());
     }
     return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
   }
@@ -217,9 +236,9 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
   if (call.request.method == "OPTIONS") {
     http::Response response;
     response.status = 204;
-    response.headers.push_back({"Allow", "GET, HEAD, POST, OPTIONS"});
+    response.headers.push_back({"Allow", "GET, HEAD, POST, DELETE, OPTIONS"});
     if (call.headers.size() > 1) {  // the origin is allowed
-      response.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, OPTIONS"});
+      response.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS"});
       const std::string_view wanted = call.request.header("Access-Control-Request-Headers");
       response.headers.push_back(
           {"Access-Control-Allow-Headers", wanted.empty() ? "Authorization, Content-Type" : std::string(wanted)});
@@ -232,10 +251,15 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
   if (route == nullptr) return reply_error(call, ApiError{404, "there is no such path", "", "not_found"});
   call.key = key_of(call.request);
   if (call.request.body.size() <= kInlineBody || !route->needs_model) return (this->*route->run)(call);
+  on_worker(call, [this, route](Call& there) { (this->*route->run)(there); });
+}
+
+void Api::on_worker(Call& call, std::function<void(Call&)> work) {
   call.on_worker = true;
   call.exchange->on_abort([stop = call.stop]() mutable { stop.request_stop(); });
-  if (!state()->workers->submit([this, shared, route](const std::stop_token&) { (this->*route->run)(*shared); },
-                                call.stop)) {
+  if (!state()->workers->submit(
+          [shared = call.shared_from_this(), work = std::move(work)](const std::stop_token&) { work(*shared); },
+          call.stop)) {
     call.on_worker = false;
     reply_error(call, ApiError{429, "too many large requests wait to be read; try again later", "", ""});
   }
@@ -258,7 +282,7 @@ void Api::reply_json(Call& call, std::string body) const {
   reply(call, std::move(response));
 }
 
-void Api::reply_error(Call& call, const ApiError& error) const { reply(call, error_response(error)); }
+void Api::reply_error(Call& call, const ApiError& error) const { reply(call, shaped_error(call.path, error)); }
 
 std::optional<Json> Api::json_body(Call& call) const {
   size_t bytes = 0;
@@ -282,6 +306,11 @@ std::optional<Json> Api::json_body(Call& call) const {
     return std::nullopt;
   }
   return std::move(*parsed);
+}
+
+void Api::tell_ignored(Call& call, const std::vector<std::string>& names) const {
+  if (names.empty()) return;
+  call.headers.push_back({"X-NestedFP-Ignored", fmt::format("{}", fmt::join(names, ", "))});
 }
 
 MaybeError Api::check_model(const std::string& name) const {
@@ -376,8 +405,10 @@ std::string Api::model_json() const {
     append_string(out, name);
     out += fmt::format(",\"object\":\"model\",\"created\":{},\"owned_by\":\"nestedfp\",\"root\":", m.created());
     append_string(out, m.facts().root);
-    out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{}}}", m.bounds().max_context,
-                       m.has_chat(), grammars_available());
+    out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{},\"default_sampling_params\":",
+                       m.bounds().max_context, m.has_chat(), grammars_available());
+    append_sampling(out, m.facts().sampling);
+    out += '}';
   }
   return out;
 }
@@ -450,7 +481,7 @@ void Api::tokenize(Call& call) {
     const Json* messages = fields.find("messages");
     if (messages != nullptr) {
       add_special = false;
-      NFP_API_TRY(parse_messages(*messages, state()->limits, &request.messages));
+      NFP_API_TRY(parse_messages(*messages, state()->limits, &request.messages, &request.ignored));
       if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, state()->limits, &request.tools));
       NFP_API_TRY(fields.get("add_generation_prompt", &request.add_generation_prompt));
       NFP_API_TRY(fields.get("continue_final_message", &request.continue_final_message));
@@ -461,9 +492,10 @@ void Api::tokenize(Call& call) {
       NFP_API_TRY(fields.get("prompt", &prompt));
     }
     NFP_API_TRY(fields.get("add_special_tokens", &add_special));
-    return fields.rest();
+    return fields.rest(state()->limits, &request.ignored);
   };
   if (auto failure = read()) return reply_error(call, *failure);
+  tell_ignored(call, request.ignored);
   if (!request.messages.empty()) {
     auto text = model.render_chat(request, true, call.stop.get_token());
     if (!text.ok()) return reply_error(call, from_engine(text.error()));
@@ -497,6 +529,7 @@ void Api::detokenize(Call& call) {
   Fields fields(*body);
   std::string model;
   std::vector<int32_t> ids;
+  std::vector<std::string> ignored;
   const auto read = [&]() -> MaybeError {
     NFP_API_TRY(fields.get("model", &model));
     NFP_API_TRY(check_model(model));
@@ -509,33 +542,13 @@ void Api::detokenize(Call& call) {
       }
       ids.push_back(token.get<int32_t>());
     }
-    return fields.rest();
+    return fields.rest(state()->limits, &ignored);
   };
   if (auto failure = read()) return reply_error(call, *failure);
+  tell_ignored(call, ignored);
   std::string out = "{\"prompt\":";
   append_string(out, state()->model.tokenizer().decode(ids, false));
   reply_json(call, out + "}");
-}
-
-void Api::completions(Call& call) { generate(call, false); }
-void Api::chat_completions(Call& call) { generate(call, true); }
-
-void Api::generate(Call& call, bool chat) {
-  const auto body = json_body(call);
-  if (!body) return;
-  GenerationRequest request;
-  auto failure =
-      chat ? parse_chat(*body, state()->limits, &request) : parse_completion(*body, state()->limits, &request);
-  if (!failure) failure = check_model(request.model);
-  const std::string_view precision = call.request.header("X-NestedFP-Precision");
-  if (!failure && !precision.empty() && !request.precision) {
-    failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
-  }
-  if (failure) return reply_error(call, *failure);
-  request.key = call.key;
-  auto generation = std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id,
-                                                 call.headers, call.stop, std::move(call.request.lease));
-  generation->start(call.on_worker);
 }
 
 }  // namespace nfp::server

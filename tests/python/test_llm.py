@@ -136,7 +136,7 @@ class TinyModel(unittest.TestCase):
 @unittest.skipUnless(DEMO and os.path.exists(DEMO), "NFP_DEMO_MODEL does not name the demo model")
 class DemoModel(unittest.TestCase):
     def test_the_lines_of_the_readme(self):
-        with LLM(DEMO, "threshold:512", device="cpu", max_model_len=256) as llm:
+        with LLM(DEMO, "threshold:512", device="cpu", threads=1, max_model_len=256) as llm:
             text = llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text
             self.assertIn("Paris", text)
             answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}],

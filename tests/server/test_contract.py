@@ -23,7 +23,7 @@ COMMON = {
 COMPLETION = {**COMMON, "prompt": "x", "echo": True, "logprobs": 2, "best_of": 3}
 CHAT = {**COMMON, "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
                                {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}],
-        "max_completion_tokens": 5, "reasoning_effort": "low", "verbosity": "low", "documents": [{"text": "x"}], "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
+        "max_completion_tokens": 5, "include_reasoning": False, "reasoning_effort": "low", "verbosity": "low", "documents": [{"text": "x"}], "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
 
 

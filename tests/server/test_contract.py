@@ -66,6 +66,12 @@ def test_unknown_fields(fake, launch):
     assert r.status_code == 400 and r.json()["error"]["param"] == "messages[0].y"
 
 
+def test_what_there_is_not_is_said(fake):
+    for path in ("/v1/embeddings", "/v1/rerank", "/rerank", "/score"):
+        r = httpx.post(fake.url + path, json={})
+        assert r.status_code == 404 and "generates text only; it has no " + path.rsplit("/", 1)[1] in r.json()["error"]["message"]
+
+
 def test_token_ids(fake):
     body = {"prompt": "SAY:hé", "max_tokens": 9, "return_token_ids": True, "logprobs": 0, "return_tokens_as_token_ids": True}
     choice = httpx.post(fake.url + "/v1/completions", json=body).json()["choices"][0]

@@ -71,11 +71,14 @@ bool command(const std::string& line, ChatSession& session, Engine& engine, cons
 }
 
 Status run(const ChatFlags& flags) {
-  NFP_ASSIGN_OR_RETURN(const SamplingParams sampling, flags.sampling.value());
+  NFP_RETURN_IF_ERROR(flags.sampling.check());
   const Precision precision = flags.model.precision_value();
   const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.model.precision, fp8));
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
+  NFP_ASSIGN_OR_RETURN(const SamplingDefaults defaults,
+                       load_sampling_defaults(*loaded->source, flags.sampling.generation_config));
+  NFP_ASSIGN_OR_RETURN(const SamplingParams sampling, flags.sampling.value(defaults));
   EngineConfig config = flags.model.engine_config();
   config.fp8 = fp8;
   NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(policy)));
@@ -121,7 +124,12 @@ void add_chat(CLI::App& app, Status& status) {
                "\nExample:\n  nestedfp chat model.gguf --system 'Answer in one sentence.'");
   flags->model.add_to(*verb);
   verb->add_option("--system", flags->system, "the system message");
-  flags->sampling.add_to(*verb, 0.7f);
+  SamplingParams fallback;
+  fallback.temperature = 0.7f;
+  fallback.top_k = 40;
+  fallback.top_p = 0.95f;
+  fallback.min_p = 0.05f;
+  flags->sampling.add_to(*verb, fallback);
   verb->callback([flags, &status] { status = run(*flags); });
 }
 

@@ -175,20 +175,32 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
   return loaded;
 }
 
-void SamplingFlags::add_to(CLI::App& app, float default_temperature) {
-  params.temperature = default_temperature;
+void add_generation_config_flag(CLI::App& app, std::string& where) {
+  app.add_option(
+         "--generation-config", where,
+         "defaults of temperature, top-k, top-p, min-p and repetition penalty: auto (the model's own), none, or "
+         "a directory with a generation_config.json")
+      ->capture_default_str();
+}
+
+void SamplingFlags::add_to(CLI::App& app, const SamplingParams& fallback) {
+  params = fallback;
   app.add_option("-n,--max-tokens", max_tokens, "tokens to generate at most; 0 = until the context is full")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   app.add_option("--min-tokens", params.min_tokens, "tokens to generate at least")->capture_default_str();
-  app.add_option("--temperature", params.temperature, "0 = greedy: always the likeliest token")->capture_default_str();
-  app.add_option("--top-k", params.top_k, "sample from the K likeliest tokens; 0 = off")->capture_default_str();
-  app.add_option("--top-p", params.top_p, "sample from the likeliest tokens that hold this probability; 1 = off")
-      ->capture_default_str();
-  app.add_option("--min-p", params.min_p, "leave out tokens less likely than this share of the likeliest; 0 = off")
-      ->capture_default_str();
-  app.add_option("--repetition-penalty", params.repetition_penalty, "divide logits of tokens seen before; 1 = off")
-      ->capture_default_str();
+  add_generation_config_flag(app, generation_config);
+  temperature_ = app.add_option("--temperature", params.temperature, "0 = greedy: always the likeliest token");
+  top_k_ = app.add_option("--top-k", params.top_k, "sample from the K likeliest tokens; 0 = off");
+  top_p_ =
+      app.add_option("--top-p", params.top_p, "sample from the likeliest tokens that hold this probability; 1 = off");
+  min_p_ =
+      app.add_option("--min-p", params.min_p, "leave out tokens less likely than this share of the likeliest; 0 = off");
+  repetition_penalty_ =
+      app.add_option("--repetition-penalty", params.repetition_penalty, "divide logits of tokens seen before; 1 = off");
+  for (CLI::Option* option : {temperature_, top_k_, top_p_, min_p_, repetition_penalty_}) {
+    option->capture_default_str();
+  }
   app.add_option("--presence-penalty", params.presence_penalty,
                  "subtract from logits of tokens generated before; 0 = off")
       ->capture_default_str();
@@ -201,8 +213,22 @@ void SamplingFlags::add_to(CLI::App& app, float default_temperature) {
   app.add_flag("--ignore-eos", params.ignore_eos, "go on after the model's end-of-generation token");
 }
 
-Result<SamplingParams> SamplingFlags::value() const {
+Status SamplingFlags::check() const {
+  const auto made = value({});
+  return made.ok() ? ok_status() : Status(made.error());
+}
+
+Result<SamplingParams> SamplingFlags::value(const SamplingDefaults& model) const {
   SamplingParams result = params;
+  if (!model.empty()) {
+    SamplingParams theirs;
+    model.apply(theirs);
+    if (temperature_->count() == 0) result.temperature = theirs.temperature;
+    if (top_k_->count() == 0) result.top_k = theirs.top_k;
+    if (top_p_->count() == 0) result.top_p = theirs.top_p;
+    if (min_p_->count() == 0) result.min_p = theirs.min_p;
+    if (repetition_penalty_->count() == 0) result.repetition_penalty = theirs.repetition_penalty;
+  }
   if (max_tokens > 0) result.max_tokens = max_tokens;
   if (!seed.empty()) {
     uint64_t number = 0;

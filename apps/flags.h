@@ -11,6 +11,7 @@
 #include "engine/policy.h"
 #include "engine/request.h"
 #include "runtime/loaded_model.h"
+#include "runtime/sampling_defaults.h"
 
 namespace nfp {
 
@@ -67,13 +68,28 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
 void add_share_flag(CLI::App& app, ModelFlags& flags);
 void add_calibration_flags(CLI::App& app, ModelFlags& flags);
 
+// --generation-config
+void add_generation_config_flag(CLI::App& app, std::string& where);
+
 struct SamplingFlags {
   SamplingParams params;
   int32_t max_tokens = 0;  // 0 = until the context is full
   std::string seed;        // empty = random
+  std::string generation_config = "auto";
 
-  void add_to(CLI::App& app, float default_temperature);
-  Result<SamplingParams> value() const;
+  // `fallback`: for models that say nothing of how they are to be sampled.
+  void add_to(CLI::App& app, const SamplingParams& fallback);
+  // What can be wrong before the model is there.
+  Status check() const;
+  // What was given; else what the model says; else, where it says nothing at all, the fallback.
+  Result<SamplingParams> value(const SamplingDefaults& model) const;
+
+ private:
+  CLI::Option* temperature_ = nullptr;
+  CLI::Option* top_k_ = nullptr;
+  CLI::Option* top_p_ = nullptr;
+  CLI::Option* min_p_ = nullptr;
+  CLI::Option* repetition_penalty_ = nullptr;
 };
 
 // "1.23 GiB"

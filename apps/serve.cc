@@ -23,8 +23,9 @@ server::ServedModel::Facts facts_of(const LoadedModel& loaded, const ServeFlags&
 }
 
 // What a person needs to know at the start.
-void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t max_context, const std::string& name,
-                 uint64_t kv_bytes, const std::string& policy, const std::string& url) {
+void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t max_context,
+                 const server::ServedModel::Facts& facts, uint64_t kv_bytes, const std::string& policy,
+                 const std::string& url) {
   const int64_t kv_tokens = int64_t{made.kv_blocks} * made.block_size;
   fmt::print(stderr,
              "model      {} ({}; one copy of the weights, {}; loaded in {:.1f} s)\n"
@@ -32,13 +33,15 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
              "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
              "precision  {}\n"
+             "sampling   {}\n"
              "grammars   {}\n"
              "ready      {}  (API at {}/v1)\n",
-             name, loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()), loaded.load_seconds,
-             human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
+             facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
+             loaded.load_seconds, human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
              static_cast<double>(kv_tokens) / max_context, max_context,
              made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
              made.limits.max_sequences, made.limits.max_step_tokens, policy,
+             facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
              server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
 
@@ -61,12 +64,13 @@ Status run(ServeFlags& flags) {
   }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
 
-  const server::ServedModel::Facts facts = facts_of(*loaded, flags);
+  server::ServedModel::Facts facts = facts_of(*loaded, flags);
+  NFP_ASSIGN_OR_RETURN(facts.sampling, load_sampling_defaults(*loaded->source, flags.generation_config));
   const EngineConfig made = engine.engine->config();
   const int32_t max_context = engine.engine->bounds().max_context;
   const std::string policy_name = engine.engine->policy().name();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
-  print_start(*loaded, made, max_context, facts.names.front(), engine.runner->kv_bytes(), policy_name, service->url());
+  print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, service->url());
   wait_for_stop_signal();
   service->drain();
   if (service->engine().device_failed()) {

@@ -87,6 +87,9 @@ void ServeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  add_generation_config_flag(app, generation_config);
+  app.add_flag("--strict-requests", service.limits.strict,
+               "refuse requests with unknown fields instead of ignoring these");
   add_share_flag(app, calibration);
   add_calibration_flags(app, calibration);
   app.add_option("--tool-call-parser", service.tool_call_parser, "auto, hermes, llama3_json, mistral or none")

@@ -27,6 +27,7 @@ struct ServeFlags {
   std::string policy = "threshold:1024";
   std::string default_request_precision = "auto";
   std::string kv_dtype = "f16";
+  std::string generation_config = "auto";
   bool no_prefix_caching = false;
   bool quiet = false;
   bool no_page = false;

@@ -265,7 +265,7 @@ TEST_F(ApiTest, ForcesAToolCallThroughAGrammar) {
 
 TEST_F(ApiTest, ErrorsHaveOpenAisShape) {
   start();
-  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","wrong":1})", 400)["error"]["param"], "wrong");
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","suffix":"b"})", 400)["error"]["param"], "suffix");
   EXPECT_EQ(ask("/v1/completions", "{", 400)["error"]["type"], "invalid_request_error");
   EXPECT_EQ(ask("/v1/completions", "[]", 400)["error"]["code"], "invalid_json");
   EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","model":"other"})", 404)["error"]["code"], "model_not_found");

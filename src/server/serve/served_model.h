@@ -12,6 +12,7 @@
 
 #include "base/result.h"
 #include "engine/engine.h"
+#include "runtime/sampling_defaults.h"
 #include "server/api/generation_request.h"
 #include "text/jinja/chat_template.h"
 #include "text/tokenizer.h"
@@ -26,6 +27,7 @@ class ServedModel {
     std::shared_ptr<const Tokenizer> tokenizer;
     std::string chat_template;       // source text; empty = none
     std::string chat_template_json;  // or a list of named templates
+    SamplingDefaults sampling;  // for requests that do not say
   };
   // `engine` says what requests may ask for. Error: the chat template does not parse.
   static Result<ServedModel> create(Facts facts, const Engine& engine);
@@ -36,6 +38,8 @@ class ServedModel {
   const std::vector<int32_t>& end_ids() const { return end_ids_; }  // tokens that end an answer
   const Tokenizer& tokenizer() const { return *facts_.tokenizer; }
   bool has_chat() const { return chat_.has_value(); }
+  // Whether the chat template reads a variable of this name.
+  bool template_reads(std::string_view variable) const { return chat_ && chat_->mentions(variable); }
   bool knows(std::string_view model) const;
   int64_t created() const { return created_; }  // seconds since 1970
 

@@ -1,5 +1,6 @@
 // nestedfp serve: an OpenAI-compatible server whose precision follows the load.
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include "base/log.h"
 #include "base/process_memory.h"
@@ -32,7 +33,7 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
              "memory     {} in use\n"
              "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
-             "precision  {}\n"
+             "precision  {}; FP8 steps compute as {}\n"
              "sampling   {}\n"
              "grammars   {}\n"
              "ready      {}  (API at {}/v1)\n",
@@ -41,11 +42,21 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
              static_cast<double>(kv_tokens) / max_context, max_context,
              made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
              made.limits.max_sequences, made.limits.max_step_tokens, policy,
+             name_of(computed_precision(*loaded.backend, made.fp8)),
              facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
              server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
 
+// glibc keeps large freed blocks in one heap a thread, for good. A server's memory has to come back after large
+// requests: blocks of a megabyte are mapped each by itself, and threads share two heaps.
+void return_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  mallopt(M_ARENA_MAX, 2);
+}
+
 Status run(ServeFlags& flags) {
+  return_freed_memory();
   block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
   NFP_ASSIGN_OR_RETURN(auto policy, flags.make_policy());
@@ -61,6 +72,10 @@ Status run(ServeFlags& flags) {
     flags.load.progress = bar.callback();
     flags.calibration.model = flags.model;
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy->needs_sensitivity()));
+  }
+  if (flags.precision == "auto" && loaded->backend->fastest_fp8() != flags.engine.fp8) {
+    flags.engine.fp8 = loaded->backend->fastest_fp8();
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());
   }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/policy.h"
+#include "policy/policy.h"
 #include "flags.h"
 #include "runtime/loaded_model.h"
 #include "server/serve/service.h"

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,7 +21,7 @@
 
 #include "base/result.h"
 #include "engine/block_manager.h"
-#include "engine/policy.h"
+#include "policy/policy.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
@@ -29,6 +30,18 @@
 namespace nfp {
 
 using EngineClock = std::chrono::steady_clock;
+
+// What a request's latency should be. Without a target of its own a request gets these; `least_ttft` and `least_itl`
+// raise them to so many times what the machine needs for it alone, by the policy's model (0 = never).
+struct LatencyTargets {
+  double ttft_s = 0.5;
+  double itl_s = 0.05;
+  double least_ttft = 0;
+  double least_itl = 0;
+  // Whether token k (from 0) is due k * itl after the first one was due, or after the first one came. Of the former the
+  // verdict is on the whole answer's time; of the latter on first token and mean gap, each.
+  bool whole_answer = false;
+};
 
 struct EngineOptions {
   SchedulerLimits limits;
@@ -40,6 +53,9 @@ struct EngineOptions {
   // Shares of the weights that a step may compute in FP8, ascending, in (0, 1], ending in 1: a policy's share is
   // rounded up to one of these, so that steps have few shapes.
   std::vector<double> fp8_levels = {0.5, 0.88, 1.0};
+  LatencyTargets targets;  // of requests that name none
+  // The clock; empty = EngineClock::now. A simulation has its own.
+  std::function<EngineClock::time_point()> now;
   // 2: a step is planned and submitted while the one before it runs. Tokens are the same; outputs come a step later.
   int32_t steps_in_flight = 1;
 };
@@ -56,6 +72,8 @@ struct StepRecord {
   int32_t preempted = 0;
   double kv_use = 0;     // after the step
   double fp8_share = 0;  // of the weights computed in FP8
+  double predicted_s = 0;  // by the policy, before it ran; 0 = it did not
+  int32_t lost = 0;        // requests whose deadline could not be kept when it was planned
   EngineClock::time_point start;
   double seconds = 0;
   // Of the thread that steps the engine; what other steps in flight need of it is not in these.
@@ -76,6 +94,10 @@ struct RequestRecord {
   double ttft_s = 0;       // arrival to first token
   double e2e_s = 0;        // arrival to end
   int32_t preemptions = 0;
+  double ttft_target_s = 0;
+  double itl_target_s = 0;   // mean time between tokens
+  double longest_gap_s = 0;  // between two tokens
+  bool attained = false;     // both targets were met, to the last token
 };
 
 // Told of what happens, on the engine's thread; must return quickly and not call the engine.
@@ -137,8 +159,14 @@ class Engine {
     StepTicket ticket = 0;
     StepPlan plan;  // an item's sequence is null once its request has ended
     Precision precision = Precision::kFp16;
+    StepWork work;
     StepRecord record;
   };
+
+  EngineClock::time_point now() const { return options_.now ? options_.now() : EngineClock::now(); }
+  void set_targets(Entry& entry) const;
+  // Tokens and precision of the next step as a planning policy wants them.
+  StepPlan plan_step(StepRecord& record);
 
   // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
   void leave_out_unready(StepPlan& plan);

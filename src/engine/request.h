@@ -79,6 +79,11 @@ struct Request {
   SamplingParams sampling;
   PrecisionClass precision = PrecisionClass::kAuto;
   bool skip_special_tokens = true;  // in the text
+  // What the client wants of latency, seconds; absent = the engine's targets.
+  std::optional<double> slo_ttft_s, slo_itl_s;
+  int32_t priority = 0;  // lower goes first, under a policy that plans
+  // When it came, on the engine's clock; absent = when it is submitted.
+  std::optional<std::chrono::steady_clock::time_point> arrival;
   PrefixKey cache_scope;            // cached prefixes are reused only within one scope
   std::unique_ptr<TokenConstraint> constraint;
 };
@@ -121,6 +126,7 @@ struct RequestOutput {
   std::string error;                                // for kError: what happened,
   ErrorCode error_code = ErrorCode::kInvalidInput;  // and whose fault it was
   Usage usage;                                      // so far
+  bool attained = false;                            // with `finish`: its latency targets were met
 };
 
 }  // namespace nfp

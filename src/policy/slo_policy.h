@@ -1,0 +1,34 @@
+// Keeps as many deadlines as it can with as much FP16 as it can: chooses tokens, their order and the precision of a
+// step together, from predicted step times. docs/slo.md explains the method and where its parts come from.
+#pragma once
+
+#include <memory>
+
+#include "policy/policy.h"
+
+namespace nfp {
+
+struct SloOptions {
+  enum class Levels : uint8_t { kAll, kFp16Only, kFp8Only };  // the last two are for comparison
+  Levels levels = Levels::kAll;
+  // A prefill's precision is lowered where FP16 would leave less than this share of its target as a reserve for
+  // requests that have not come yet.
+  double reserve = 0.3;
+  // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens.
+  double longest_gap = 1.6;
+  // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait
+  // for its end.
+  double step_share = 0.5;
+  // Steps need never be shorter than this share of the target gap for a decoding sequence's sake: shorter ones cost more
+  // for each prompt token, and late sequences catch up at this pace already.
+  double catch_up = 0.8;
+  int32_t least_chunk = 128;  // prompt tokens of a step at least, where there are any
+  // A request whose deadline is lost gets this many times the target as its next one.
+  double grace = 2;
+  // One that lost that too goes before all others once it has waited this long for its first token.
+  double longest_wait_s = 10;
+};
+
+std::unique_ptr<PrecisionPolicy> make_slo_policy(StepModel model, const SloOptions& options);
+
+}  // namespace nfp

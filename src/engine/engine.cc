@@ -513,9 +513,8 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
     record.prefill_s = seconds_between(*entry.scheduled, *entry.first_token);
     record.decode_s = seconds_between(*entry.first_token, *entry.last_token);
     const double gaps = (entry.usage.completion_tokens - 1) * entry.itl_target_s;
-    record.attained = options_.targets.whole_answer
-                          ? record.e2e_s <= entry.ttft_target_s + gaps
-                          : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
+    record.attained = options_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
+                                                    : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
   }
   record.ttft_target_s = entry.ttft_target_s;
   record.itl_target_s = entry.itl_target_s;

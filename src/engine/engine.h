@@ -21,10 +21,10 @@
 
 #include "base/result.h"
 #include "engine/block_manager.h"
-#include "policy/policy.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
+#include "policy/policy.h"
 #include "text/tokenizer.h"
 
 namespace nfp {
@@ -70,8 +70,8 @@ struct StepRecord {
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
-  double kv_use = 0;     // after the step
-  double fp8_share = 0;  // of the weights computed in FP8
+  double kv_use = 0;       // after the step
+  double fp8_share = 0;    // of the weights computed in FP8
   double predicted_s = 0;  // by the policy, before it ran; 0 = it did not
   int32_t lost = 0;        // requests whose deadline could not be kept when it was planned
   EngineClock::time_point start;

@@ -84,7 +84,7 @@ struct Request {
   int32_t priority = 0;  // lower goes first, under a policy that plans
   // When it came, on the engine's clock; absent = when it is submitted.
   std::optional<std::chrono::steady_clock::time_point> arrival;
-  PrefixKey cache_scope;            // cached prefixes are reused only within one scope
+  PrefixKey cache_scope;  // cached prefixes are reused only within one scope
   std::unique_ptr<TokenConstraint> constraint;
 };
 

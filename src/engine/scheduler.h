@@ -52,8 +52,8 @@ class Scheduler {
   bool enqueue(std::unique_ptr<Sequence>& sequence);
   // Plans one step, first come, first served. Blocks for all its tokens are allocated on return.
   StepPlan schedule();
-  // The same as a policy wants it: what state() showed, in the decision's order. Where blocks run out, running sequences
-  // that the decision did not name give theirs back, then the least urgent ones.
+  // The same as a policy wants it: what state() showed, in the decision's order. Where blocks run out, running
+  // sequences that the decision did not name give theirs back, then the least urgent ones.
   StepPlan schedule(const StepDecision& decision);
   // What a policy sees: running sequences in order of admission, then waiting ones in order of arrival. Times are the
   // engine's to fill in; sequences()[i] is what states()[i] describes. Both are valid until the next call of anything.

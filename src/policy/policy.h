@@ -43,11 +43,11 @@ struct SequenceState {
 };
 
 struct StepState {
-  double now_s = 0;                           // when the step will start
-  std::span<const SequenceState> sequences;   // running ones first, each kind in order of arrival
+  double now_s = 0;                          // when the step will start
+  std::span<const SequenceState> sequences;  // running ones first, each kind in order of arrival
   int32_t max_step_tokens = 0;
-  int32_t max_sequences = 0;                  // running at once
-  int64_t free_tokens = 0;                    // room in the KV cache
+  int32_t max_sequences = 0;  // running at once
+  int64_t free_tokens = 0;    // room in the KV cache
 };
 
 struct StepChunk {

@@ -19,16 +19,17 @@ struct Prefill {
   double due = 0;
   double target = 0;
   double arrival = 0;
+  int32_t priority = 0;
   int rank = 0;  // which of its deadlines can be kept: the target, the second one, the longest wait; 3: none
 };
 
 // How fast a level gets through prompts beside the sequences that decode.
 struct Pace {
   size_t level = 0;
-  double limit_s = 0;    // of a step
-  double decode_s = 0;   // a step without prompts
-  int32_t chunk = 0;     // prompt tokens of a step
-  double chunk_s = 0;    // the time of that step
+  double limit_s = 0;   // of a step
+  double decode_s = 0;  // a step without prompts
+  int32_t chunk = 0;    // prompt tokens of a step
+  double chunk_s = 0;   // the time of that step
 };
 
 class SloPolicy final : public PrecisionPolicy {
@@ -41,9 +42,8 @@ class SloPolicy final : public PrecisionPolicy {
       levels_.push_back(level);
     }
     // Least harmful first: FP16, then growing shares of the weights in FP8.
-    std::stable_sort(levels_.begin(), levels_.end(), [&](size_t a, size_t b) {
-      return model_.levels()[a].fp8_share < model_.levels()[b].fp8_share;
-    });
+    std::stable_sort(levels_.begin(), levels_.end(),
+                     [&](size_t a, size_t b) { return model_.levels()[a].fp8_share < model_.levels()[b].fp8_share; });
   }
 
   std::string name() const override {
@@ -57,6 +57,7 @@ class SloPolicy final : public PrecisionPolicy {
     }
     return "slo";
   }
+  size_t levels() const { return levels_.size(); }
   bool plans() const override { return true; }
   bool fixed() const override { return options_.levels == SloOptions::Levels::kFp16Only; }
   bool needs_order() const override {
@@ -87,7 +88,7 @@ class SloPolicy final : public PrecisionPolicy {
   double done_after(const Pace& pace, const StepWork& decodes, double tokens) const;
   void rank(std::vector<Prefill>& prefills, const Pace& fastest, const StepWork& decodes, double now) const;
   bool keeps(const std::vector<Prefill>& prefills, const Pace& pace, const StepWork& decodes, double now,
-             bool careful) const;
+             double reserve) const;
 
   StepModel model_;
   SloOptions options_;
@@ -148,7 +149,9 @@ void SloPolicy::rank(std::vector<Prefill>& prefills, const Pace& fastest, const 
     std::sort(open.begin(), open.end(), [&](const Prefill* a, const Prefill* b) { return by_due(*a, *b); });
     std::vector<Prefill*> kept;
     double tokens = before;
-    const auto shorter = [](const Prefill* a, const Prefill* b) { return a->tokens < b->tokens; };
+    const auto shorter = [](const Prefill* a, const Prefill* b) {
+      return a->priority != b->priority ? a->priority < b->priority : a->tokens < b->tokens;
+    };
     for (Prefill* prefill : open) {
       kept.push_back(prefill);
       std::push_heap(kept.begin(), kept.end(), shorter);
@@ -165,13 +168,13 @@ void SloPolicy::rank(std::vector<Prefill>& prefills, const Pace& fastest, const 
 }
 
 bool SloPolicy::keeps(const std::vector<Prefill>& prefills, const Pace& pace, const StepWork& decodes, double now,
-                      bool careful) const {
+                      double reserve) const {
   double tokens = 0;
   for (const Prefill& prefill : prefills) {  // in order of urgency
-    if (prefill.rank == kLost) return getenv("X") != nullptr;
+    if (prefill.rank == kLost) return false;
     tokens += prefill.tokens;
-    const double reserve = careful && prefill.rank == 0 ? options_.reserve * prefill.target : 0.0;
-    if (now + done_after(pace, decodes, tokens) + reserve > prefill.due) return false;
+    const double spare = prefill.rank == 0 ? reserve * prefill.target : 0.0;
+    if (now + done_after(pace, decodes, tokens) + spare > prefill.due) return false;
   }
   return true;
 }
@@ -204,7 +207,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
       limit = std::min(limit, std::max(sequence.due_s - state.now_s, options_.catch_up * sequence.itl_s));
       continue;
     }
-    prefills.push_back({i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, 0});
+    prefills.push_back({i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});
   }
   // Candidates, the most wanted first: less FP8, then shorter steps; where nothing else keeps the deadlines, steps as
   // long as the decoding sequences' slack allows.
@@ -220,8 +223,8 @@ StepDecision SloPolicy::decide(const StepState& state) {
   const auto speed = [&](const Pace& pace) { return pace.chunk > 0 ? pace.chunk / pace.chunk_s : 0.0; };
   size_t fastest = 0;
   for (size_t i = 1; i < paces.size(); ++i) {
-    const bool faster = prefills.empty() ? paces[i].decode_s < paces[fastest].decode_s
-                                         : speed(paces[i]) > speed(paces[fastest]);
+    const bool faster =
+        prefills.empty() ? paces[i].decode_s < paces[fastest].decode_s : speed(paces[i]) > speed(paces[fastest]);
     if (faster) fastest = i;
   }
 
@@ -230,13 +233,21 @@ StepDecision SloPolicy::decide(const StepState& state) {
     rank(prefills, paces[fastest], decodes, state.now_s);
     std::sort(prefills.begin(), prefills.end(), [&](const Prefill& a, const Prefill& b) {
       if (a.rank != b.rank) return a.rank < b.rank;
+      if (a.priority != b.priority) return a.priority < b.priority;
       if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
       return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
     });
     for (const Prefill& prefill : prefills) {
       if (prefill.rank > 0) decision.lost.push_back(prefill.sequence);
     }
-    while (chosen < paces.size() && !keeps(prefills, paces[chosen], decodes, state.now_s, true)) ++chosen;
+    // A level below the last step's stays until there is more room than was missing when it was left.
+    const double last = last_.fp8_share;
+    while (chosen < paces.size()) {
+      const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
+      const double reserve = back ? options_.reserve_to_return : options_.reserve;
+      if (keeps(prefills, paces[chosen], decodes, state.now_s, reserve)) break;
+      ++chosen;
+    }
     if (chosen == paces.size()) chosen = fastest;
   }
   // Decoding sequences: their next token must not be late for precision's sake either.
@@ -283,8 +294,19 @@ StepDecision SloPolicy::decide(const StepState& state) {
 
 }  // namespace
 
-std::unique_ptr<PrecisionPolicy> make_slo_policy(StepModel model, const SloOptions& options) {
-  return std::make_unique<SloPolicy>(std::move(model), options);
+std::optional<SloOptions::Levels> parse_slo_levels(std::string_view text) {
+  if (text == "slo") return SloOptions::Levels::kAll;
+  if (text == "slo-fp16") return SloOptions::Levels::kFp16Only;
+  if (text == "slo-fp8") return SloOptions::Levels::kFp8Only;
+  return std::nullopt;
+}
+
+Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options) {
+  auto policy = std::make_unique<SloPolicy>(std::move(model), options);
+  if (policy->levels() == 0) {
+    return error(ErrorCode::kUsage, "the step times have no level that the policy '{}' could choose", policy->name());
+  }
+  return std::unique_ptr<PrecisionPolicy>(std::move(policy));
 }
 
 }  // namespace nfp

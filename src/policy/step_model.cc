@@ -107,13 +107,15 @@ Result<StepModel> StepModel::fit(const StepTable& table) {
       wanted.push_back(0.0);
     }
   }
-  // And one for cheap pairs: where every prompt was measured from its start, pairs and tokens grow together and the data
-  // cannot tell one from the other.
+  // And one for cheap pairs: where every prompt was measured from its start, pairs and tokens grow together and the
+  // data cannot tell one from the other.
   double most_pairs = 0, most_ms = 1;
+  bool told_apart = false;
   for (const StepTime& step : table.steps) {
+    told_apart = told_apart || step.prefill_context > 0;
     if (work_of(step).prefill_pairs > most_pairs) most_pairs = work_of(step).prefill_pairs, most_ms = step.ms;
   }
-  rows.emplace_back(columns, 0.0)[shared] = 0.02 * most_pairs / most_ms;
+  rows.emplace_back(columns, 0.0)[shared] = (told_apart ? 0.02 : 0.5) * most_pairs / most_ms;
   wanted.push_back(0.0);
   for (size_t c = 0; c < columns; ++c) {  // columns of one size, so that coordinate descent converges
     double square = 0;

@@ -86,7 +86,7 @@ class StepModel {
   double per_pair_ = 0;                      // seconds
   double per_key_ = 0;
   double per_sequence_ = 0;
-  double drift_ = 1;                        // of the machine, all levels
+  double drift_ = 1;                         // of the machine, all levels
   std::vector<std::vector<double>> factor_;  // [level][size], beside drift_
   Error error_;
 };

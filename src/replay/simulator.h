@@ -17,12 +17,12 @@ namespace nfp {
 // What became of one request of a trace, simulated or real. Seconds.
 struct ReplayedRequest {
   TraceRequest asked;
-  bool done = false;     // false: refused or failed
-  double ttft_s = 0;     // arrival to first token
-  double e2e_s = 0;      // arrival to last token
-  double tpot_s = 0;     // mean time between tokens; 0 for one token
+  bool done = false;  // false: refused or failed
+  double ttft_s = 0;  // arrival to first token
+  double e2e_s = 0;   // arrival to last token
+  double tpot_s = 0;  // mean time between tokens; 0 for one token
   double longest_gap_s = 0;
-  int32_t output = 0;    // tokens that came
+  int32_t output = 0;                       // tokens that came
   int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
 };
 
@@ -42,8 +42,8 @@ struct SimulationOptions {
   int64_t kv_tokens = 1 << 20;  // of each replica
   int32_t steps_in_flight = 1;
   Precision fp8 = Precision::kFp8W8A8;
-  double slo_factor = 5;        // targets, in times of the request alone in FP16
-  bool whole_answer = true;     // as LatencyTargets has it
+  double slo_factor = 5;      // targets, in times of the request alone in FP16
+  bool whole_answer = false;  // as LatencyTargets has it
   // Step times differ by up to this share from the table's, so that a policy that predicts from the table is not told
   // the truth; the same seed gives the same run.
   double noise = 0;

@@ -56,7 +56,8 @@ std::optional<double> seconds_of_date(std::string_view text) {
   if (text.starts_with('.')) {
     size_t end = 1;
     double unit = 0.1;
-    for (; end < text.size() && text[end] >= '0' && text[end] <= '9'; ++end, unit /= 10) fraction += unit * (text[end] - '0');
+    for (; end < text.size() && text[end] >= '0' && text[end] <= '9'; ++end, unit /= 10)
+      fraction += unit * (text[end] - '0');
     if (end == 1) return std::nullopt;
     text.remove_prefix(end);
   }
@@ -167,8 +168,7 @@ class Reader {
     const std::vector<std::string_view> fields = split(line);
     if (fields.size() != columns_) return fail("has {} columns, and the header {}", fields.size(), columns_);
     const std::string_view time = fields[time_];
-    const std::optional<double> seconds =
-        trace_.format == "azure" ? seconds_of_date(time) : number_in<double>(time);
+    const std::optional<double> seconds = trace_.format == "azure" ? seconds_of_date(time) : number_in<double>(time);
     if (!seconds || !std::isfinite(*seconds)) return fail("'{}' is not a time", time);
     const auto input = number_in<int64_t>(fields[input_]), output = number_in<int64_t>(fields[output_]);
     if (!input || !output) {

@@ -32,9 +32,9 @@ struct Trace {
 };
 
 struct TraceLimits {
-  int64_t most_rows = 20'000'000;       // beyond that the file is refused
-  size_t most_line_bytes = 1 << 20;     // Mooncake's lines carry hashes of their blocks
-  int32_t most_tokens = 1 << 24;        // of one prompt or answer
+  int64_t most_rows = 20'000'000;    // beyond that the file is refused
+  size_t most_line_bytes = 1 << 20;  // Mooncake's lines carry hashes of their blocks
+  int32_t most_tokens = 1 << 24;     // of one prompt or answer
 };
 
 // Reads row by row. Errors name the line and the column.
@@ -42,9 +42,9 @@ Result<Trace> read_trace(std::istream& in, std::string_view where, const TraceLi
 Result<Trace> read_trace_file(const std::string& path);
 
 struct TraceSelection {
-  double rate = 0;        // requests a second; 0 = as in the trace
-  double speed = 1;       // the trace's clock runs so many times as fast, before `rate` is looked at
-  int64_t requests = 0;   // the first so many of what is left; 0 = all
+  double rate = 0;          // requests a second; 0 = as in the trace
+  double speed = 1;         // the trace's clock runs so many times as fast, before `rate` is looked at
+  int64_t requests = 0;     // the first so many of what is left; 0 = all
   int32_t most_tokens = 0;  // prompt and answer together; longer ones are left out. 0 = any
   uint64_t seed = 1;        // of which requests a lower rate keeps
 };

@@ -90,6 +90,9 @@ void LatencyMode::add_to(CLI::App& bench) {
       "--breakdown", breakdown,
       "also time each kind of operation by itself, in runs of their own without graphs: microseconds, bytes, "
       "FLOPs and share of the device's limits (a known GPU's data sheet; --machine measures a CPU)");
+  verb->add_flag("--switching", switching,
+                 "also decode with the precision changing at every step, FP16 and each of --precisions in turn, and "
+                 "compare with the mean of the two");
 }
 
 Status LatencyMode::run(const BenchFlags& common) const {
@@ -100,10 +103,17 @@ Status LatencyMode::run(const BenchFlags& common) const {
   BenchEngineOptions served = common.engine(largest(wanted.inputs) + wanted.output, largest(wanted.batches));
   nlohmann::ordered_json breakdowns = nlohmann::ordered_json::array();
   std::vector<LatencyRow> rows;
+  std::vector<SwitchingRow> switches;
   {
     NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
     NFP_ASSIGN_OR_RETURN(rows,
                          measure_latency(*engine, wanted, [](const LatencyRow& row) { print_line(to_text(row)); }));
+    for (const LatencyRow& row : rows) {
+      if (!switching || is_exact(row.precision)) continue;
+      NFP_ASSIGN_OR_RETURN(switches.emplace_back(), measure_switching(*engine, row.batch, {row.input, row.output},
+                                                                      row.precision, wanted.repeats));
+      print_line(to_text(switches.back()));
+    }
   }
   NFP_ASSIGN_OR_RETURN(const Ceilings ceilings, common.measure(*loaded));
   const std::optional<DeviceLimits> limits = device_limits(*loaded, ceilings);
@@ -129,6 +139,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
   out["repeats"] = common.repeats;
   out["rows"] = to_list(rows);
   if (breakdown) out["breakdown"] = breakdowns;
+  if (switching) out["switching"] = to_list(switches);
   fmt::print("{}\n", out.dump(1));
   return ok_status();
 }

@@ -9,6 +9,7 @@
 #include "bench_report.h"
 #include "eval/latency.h"
 #include "eval/step_times.h"
+#include "eval/switching.h"
 #include "eval/throughput.h"
 #include "flags.h"
 
@@ -35,6 +36,7 @@ struct LatencyMode {
   CLI::App* verb = nullptr;
   LatencyOptions options;
   bool breakdown = false;
+  bool switching = false;
 
   void add_to(CLI::App& bench);
   Status run(const BenchFlags& common) const;

@@ -111,7 +111,13 @@ Status run_convert(ConvertFlags flags) {
   }
   fmt::print("{}: {} matrices nested, {} linear layers kept dense, {}\n", flags.destination, report.nested,
              report.dense.size(), human_bytes(report.bytes));
-  for (const std::string& name : report.dense) fmt::print("  dense: {}\n", name);
+  for (const std::string& name : report.dense) {
+    const auto with = report.dense_with.find(name);
+    fmt::print("  dense: {}{}\n", name,
+               with == report.dense_with.end()
+                   ? ""
+                   : fmt::format(" (engines multiply it together with {}, which does not nest)", with->second));
+  }
   return ok_status();
 }
 

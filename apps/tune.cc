@@ -5,15 +5,15 @@
 #include <filesystem>
 #include <memory>
 
-#include "backend/cuda/gemm/table.h"
-#include "backend/cuda/gemm/tune_plan.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/tune/tune_plan.h"
 #include "base/atomic_file.h"
 #include "base/mapped_file.h"
 #include "io/model_source.h"
 #include "model/config.h"
 #include "verbs.h"
 #ifdef NFP_HAVE_CUDA
-#include "backend/cuda/gemm/tune.h"
+#include "backend/cuda/gemm/tune/tune.h"
 #endif
 
 namespace nfp {

@@ -38,7 +38,17 @@ struct Case {
   int heads, kv_heads, head_dim;
   bool deterministic;
   bool e4m3 = false;
+  DecodeCut cut = DecodeCut::kAuto;
+  bool ragged = false;  // contexts from a quarter of `context` to all of it
 };
+
+std::vector<int32_t> contexts_of(const Case& c) {
+  std::vector<int32_t> contexts(c.sequences, c.context);
+  for (int s = 0; c.ragged && s < c.sequences; ++s)
+    contexts[s] =
+        c.context / 4 + static_cast<int>(int64_t{s} * 7919 % c.sequences * (c.context - c.context / 4) / c.sequences);
+  return contexts;
+}
 
 // Microseconds a call, the median of the replays. The FP16 buffers are filled with one repeated small number pattern:
 // power, and with it the clock, is a little kinder to it than to a trained model's.
@@ -70,7 +80,8 @@ double time_case(const Case& c) {
   fill(keys, cache / 2 * copies);
   fill(values, cache / 2 * copies);
   fill(q, tokens * q_stride * 2);
-  std::vector<int32_t> starts, contexts(c.sequences, c.context), blocks(static_cast<size_t>(c.sequences) * width);
+  const std::vector<int32_t> contexts = contexts_of(c);
+  std::vector<int32_t> starts, blocks(static_cast<size_t>(c.sequences) * width);
   for (int s = 0; s <= c.sequences; ++s) starts.push_back(s * c.queries);
   for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<int32_t>(i);
   for (size_t i = blocks.size() - 1; i > 0; --i) {
@@ -102,6 +113,7 @@ double time_case(const Case& c) {
   call.deterministic = c.deterministic;
   call.early_cache_reads = true;
   call.likely_context = c.context;
+  call.cut = c.cut;
   const Result<size_t> bytes = decode_workspace_bytes(call);
   if (!bytes.ok()) check(Status(bytes.error()));
   const Device workspace(*bytes);
@@ -146,23 +158,46 @@ double time_case(const Case& c) {
 
 void report(const Case& c) {
   const double us = time_case(c);
-  const double bytes = (c.e4m3 ? 2.0 : 4.0) * c.sequences * c.context * c.kv_heads * c.head_dim;
+  double keys = 0;
+  for (const int32_t context : contexts_of(c)) keys += context;
+  const double bytes = (c.e4m3 ? 2.0 : 4.0) * keys * c.kv_heads * c.head_dim;
   const double flop =
       4.0 * c.sequences * c.heads * c.head_dim * (c.queries * (c.context - c.queries + (c.queries + 1) / 2.0));
   std::printf(
       "{\"kernel\": \"%s\", \"sequences\": %d, \"queries\": %d, \"context\": %d, \"heads\": %d, \"kv_heads\": %d, "
-      "\"head_dim\": %d, \"cache\": \"%s\", \"deterministic\": %s, \"us\": %.2f, \"%s\": %.1f}\n",
+      "\"head_dim\": %d, \"cache\": \"%s\", \"deterministic\": %s, \"ragged\": %s, \"cut\": \"%s\", \"us\": %.2f, "
+      "\"%s\": %.1f}\n",
       c.queries == 1 ? "decode" : "prefill", c.sequences, c.queries, c.context, c.heads, c.kv_heads, c.head_dim,
-      c.e4m3 ? "e4m3" : "f16", c.deterministic ? "true" : "false", us, c.queries == 1 ? "gb_s" : "tflop_s",
-      c.queries == 1 ? bytes / us * 1e-3 : flop / us * 1e-6);
+      c.e4m3 ? "e4m3" : "f16", c.deterministic ? "true" : "false", c.ragged ? "true" : "false",
+      c.cut == DecodeCut::kAuto    ? "auto"
+      : c.cut == DecodeCut::kWarps ? "warps"
+                                   : "blocks",
+      us, c.queries == 1 ? "gb_s" : "tflop_s", c.queries == 1 ? bytes / us * 1e-3 : flop / us * 1e-6);
   std::fflush(stdout);
 }
 
 }  // namespace
 }  // namespace nfp::cuda
 
-int main() {
+int main(int argc, char** argv) {
   using nfp::cuda::report;
+  if (argc == 2 && std::strcmp(argv[1], "cuts") == 0) {  // where spans of warps beat spans of blocks
+    using nfp::cuda::DecodeCut;
+    for (const int batch : {16, 32, 48, 64, 96, 128, 192, 256}) {
+      for (const int context : {64, 176, 512, 1536, 4096}) {
+        if (batch * context > 256 * 1536) continue;
+        for (const DecodeCut cut : {DecodeCut::kBlocks, DecodeCut::kWarps}) {
+          report({batch, 1, context, 32, 8, 128, false, false, cut, context > 64});
+          if (context == 512) {
+            report({batch, 1, context, 32, 8, 128, false, true, cut, true});
+            report({batch, 1, context, 9, 3, 64, false, false, cut, true});
+            report({batch, 1, context, 16, 4, 256, false, false, cut, true});
+          }
+        }
+      }
+    }
+    return 0;
+  }
   for (const int batch : {1, 2, 8, 64, 256}) {
     for (const int context : {128, 1024, 8192}) {
       if (batch * context <= 64 * 8192) report({batch, 1, context, 32, 8, 128, false});

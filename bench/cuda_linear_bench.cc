@@ -13,7 +13,7 @@
 
 #include "backend/cuda/fused/rows.h"
 #include "backend/cuda/gemm/dense.h"
-#include "backend/cuda/gemm/timing.h"
+#include "backend/cuda/gemm/tune/timing.h"
 #include "backend/cuda/linear/linear.h"
 #include "base/float_types.h"
 #include "nested/matrix_analysis.h"
@@ -243,7 +243,7 @@ struct Bench {
         rows.ldx = product.ldd;
         rows.y_e4m3 = static_cast<uint8_t*>(y.get());
         rows.ldy_e4m3 = e4m3_row_bytes(n / 2);
-        rows.scale = {ActivationScale::Kind::kPerToken, e4m3_scales(y.get(), m, n / 2), nullptr};
+        rows.scales = e4m3_scales(y.get(), m, n / 2);
         GraphTimer timer = must(GraphTimer::create(6, [&](int index, CUstream_st* stream) -> Status {
           product.w = copies[static_cast<size_t>(index) % 3]->segments()[0].matrix;
           NFP_RETURN_IF_ERROR(runner.gemm().run(product, choice.config, stream));

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fits the model of src/backend/cuda/gemm/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
+"""Fits the model of src/backend/cuda/gemm/plan/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
 
     bench/fit_gemm_model.py src/backend/cuda/gemm/choices_h200.json bench/results/gemm-h200-fit.jsonl
 

@@ -31,9 +31,9 @@
 #include "backend/cuda/fused/rows.h"
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/gemm/gemm.h"
-#include "backend/cuda/gemm/table.h"
-#include "backend/cuda/gemm/test_data.h"
-#include "backend/cuda/gemm/timing.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/tune/test_data.h"
+#include "backend/cuda/gemm/tune/timing.h"
 #include "base/atomic_file.h"
 #include "gpu_monitor.h"
 
@@ -289,7 +289,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
         rows.ldr = shape.k;
         rows.y_e4m3 = b.quantised.as<uint8_t>();
         rows.ldy_e4m3 = shape.k;
-        rows.scale = {ActivationScale::Kind::kPerToken, b.row_scales.as<float>(), nullptr};
+        rows.scales = b.row_scales.as<float>();
         NFP_RETURN_IF_ERROR(run_rows(rows, stream));
         const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
         GemmCall call;

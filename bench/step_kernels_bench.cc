@@ -14,8 +14,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "backend/cuda/gemm/test_data.h"
-#include "backend/cuda/gemm/timing.h"
+#include "backend/cuda/gemm/tune/test_data.h"
+#include "backend/cuda/gemm/tune/timing.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
 

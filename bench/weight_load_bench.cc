@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/gemm/pack.h"
+#include "backend/cuda/gemm/plan/pack.h"
 #include "backend/cuda/linear/weight_plan.h"
 #include "base/float_types.h"
 #include "io/model_source.h"

@@ -14,7 +14,9 @@ class LevelPolicy final : public PrecisionPolicy {
  public:
   explicit LevelPolicy(const BenchLevel& level) : level_(level) {}
   std::string name() const override { return std::string(name_of(level_.precision)); }
-  Precision choose(const StepLoad&) override { return level_.precision; }
+  Precision choose(const StepLoad& load) override {
+    return level_.alternating && load.step_index % 2 == 0 ? Precision::kFp16 : level_.precision;
+  }
   double fp8_share(const StepLoad&) override { return level_.fp8_share; }
   bool fixed() const override { return true; }
 

@@ -37,7 +37,8 @@ struct BenchRequest {
 // What a step is computed in.
 struct BenchLevel {
   Precision precision = Precision::kFp16;
-  double fp8_share = 1.0;  // of the weights, in a precision that is not exact
+  double fp8_share = 1.0;    // of the weights, in a precision that is not exact
+  bool alternating = false;  // with FP16: every other step is that
 };
 
 struct BenchRun {

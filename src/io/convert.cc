@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <utility>
 
 #include "base/atomic_file.h"
@@ -151,6 +152,46 @@ Status refuse_quantised(const ModelSource& source) {
   return ok_status();
 }
 
+// A linear layer's matrix on its way into the checkpoint.
+struct Candidate {
+  std::shared_ptr<MatrixReader> matrix;
+  MatrixAnalysis analysis;
+  std::string group;
+};
+
+// Engines multiply q, k and v of a layer as one matrix, and gate and up likewise, and take such a matrix in one storage
+// only. "model.layers.3 q/k/v".
+std::string group_of(const std::string& tensor, GemmType type) {
+  constexpr std::string_view kLayers = "layers.";
+  const size_t layers = tensor.find(kLayers);
+  const size_t number_end = layers == std::string::npos ? layers : tensor.find('.', layers + kLayers.size());
+  return fmt::format("{} {}", std::string_view(tensor).substr(0, number_end), name_of(type));
+}
+
+// Every linear layer but the head, by tensor. All are read once here, since one that does not nest decides for its
+// group; `dense_groups` maps such a group to the first matrix of it that does not.
+Result<std::map<std::string, Candidate>> find_candidates(const ModelSource& source, const ConvertOptions& options,
+                                                         ThreadPool& threads,
+                                                         std::map<std::string, std::string>& dense_groups) {
+  std::map<std::string, Candidate> found;
+  for (const TensorInfo& tensor : source.tensors()) {
+    const auto type = gemm_type(tensor.name);
+    if (!type || *type == GemmType::kHead) continue;
+    Candidate candidate;
+    candidate.group = group_of(tensor.name, *type);
+    NFP_ASSIGN_OR_RETURN(candidate.matrix, source.matrix(tensor.name, threads, &candidate.analysis));
+    if (candidate.matrix->storage() == Storage::kNested && options.matrix) {
+      NFP_ASSIGN_OR_RETURN(candidate.matrix, options.matrix(tensor.name));
+    }
+    if (candidate.matrix->storage() != Storage::kNested) {
+      dense_groups.try_emplace(candidate.group, tensor.name);
+      candidate.matrix = nullptr;
+    }
+    found.emplace(tensor.name, std::move(candidate));
+  }
+  return found;
+}
+
 Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& source, const ConvertOptions& options,
                                    ThreadPool& threads) {
   ConvertReport report;
@@ -159,24 +200,19 @@ Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& s
   info.calibration = options.calibration;
   bool first_matrix = true;
   std::vector<TensorSource> main, lower;
+  std::map<std::string, std::string> dense_groups;
+  NFP_ASSIGN_OR_RETURN(const auto candidates, find_candidates(source, options, threads, dense_groups));
   for (const TensorInfo& tensor : source.tensors()) {
-    const auto type = gemm_type(tensor.name);
     // lm_head stays as it is on disk: other engines read it so. It is nested when it is loaded.
-    if (!type || *type == GemmType::kHead) {
-      if (type) report.dense.push_back(tensor.name);
+    const auto place = candidates.find(tensor.name);
+    const auto dense_group = place == candidates.end() ? dense_groups.end() : dense_groups.find(place->second.group);
+    if (place == candidates.end() || dense_group != dense_groups.end()) {
+      if (gemm_type(tensor.name)) report.dense.push_back(tensor.name);
+      if (place != candidates.end() && place->second.matrix) report.dense_with[tensor.name] = dense_group->second;
       main.push_back(copy_of(source, tensor));
       continue;
     }
-    MatrixAnalysis analysis;
-    NFP_ASSIGN_OR_RETURN(std::shared_ptr<MatrixReader> matrix, source.matrix(tensor.name, threads, &analysis));
-    if (matrix->storage() == Storage::kNested && options.matrix) {
-      NFP_ASSIGN_OR_RETURN(matrix, options.matrix(tensor.name));
-    }
-    if (matrix->storage() != Storage::kNested) {
-      report.dense.push_back(tensor.name);
-      main.push_back(copy_of(source, tensor));
-      continue;
-    }
+    const auto& [matrix, analysis, group] = place->second;
     const DType dtype = tensor.dtype == DType::kBF16 ? DType::kBF16 : DType::kF16;
     if (std::exchange(first_matrix, false)) info.source_dtype = dtype;
     if (dtype != info.source_dtype) info.dtypes[tensor.name] = dtype;

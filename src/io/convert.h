@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,7 +30,10 @@ struct ConvertOptions {
 struct ConvertReport {
   int64_t nested = 0;              // matrices
   std::vector<std::string> dense;  // names of linear layers that stayed dense
-  uint64_t bytes = 0;              // written, tensors only
+  // Of these, those that would nest, and the matrix of the same group (q/k/v, gate/up) that does not: other engines
+  // multiply a group as one matrix and refuse one that is part FP8.
+  std::map<std::string, std::string> dense_with;
+  uint64_t bytes = 0;  // written, tensors only
 };
 
 // Errors leave nothing behind at `destination`. kUnsupported: the source is a nested checkpoint already.

@@ -144,6 +144,36 @@ TEST_F(Convert, OtherEnginesFindACompressedTensorsModel) {
   }
 }
 
+TEST_F(Convert, AGroupThatEnginesFuseIsNestedOrDenseAsAWhole) {
+  const std::string layer = "model.layers.0.";
+  const std::vector<std::string> group = {layer + "self_attn.q_proj.weight", layer + "self_attn.k_proj.weight",
+                                          layer + "self_attn.v_proj.weight"};
+  auto tensors = tiny_model(DType::kF16);
+  set_weight(tensors[4], 1, 0, 0x4500);  // k_proj: 5, and
+  set_weight(tensors[4], 1, 1, 0x0001);  // a weight that no exponent keeps
+  set_weight(tensors[8], 2, 0, 0x4500);  // up_proj
+  set_weight(tensors[8], 2, 1, 0x0001);
+  write_model(path("src"), tensors);
+  auto done = convert_dir("src", "nested");
+  ASSERT_TRUE(done.ok()) << done.error().message;
+  EXPECT_EQ(done->nested, 2);  // o_proj and down_proj
+  EXPECT_EQ(std::set<std::string>(done->dense.begin(), done->dense.end()),
+            (std::set<std::string>{group[0], group[1], group[2], layer + "mlp.gate_proj.weight",
+                                   layer + "mlp.up_proj.weight"}));
+  EXPECT_EQ(
+      done->dense_with,
+      (std::map<std::string, std::string>{
+          {group[0], group[1]}, {group[2], group[1]}, {layer + "mlp.gate_proj.weight", layer + "mlp.up_proj.weight"}}));
+  for (const std::string& name : group) {
+    const auto source = open("nested");
+    ASSERT_NE(source->find(name), nullptr);
+    EXPECT_EQ(source->find(name)->dtype, DType::kF16) << name;
+  }
+  auto back = restore_dir("nested", "back");
+  ASSERT_TRUE(back.ok()) << back.error().message;
+  EXPECT_TRUE(tensors_of(*open("src")) == tensors_of(*open("back")));
+}
+
 TEST_F(Convert, ANestedCheckpointReadsAsItsSource) {
   for (DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
     write_model(path("src"), tiny_model(dtype));

@@ -409,7 +409,7 @@ Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void
   call.ldx = features;
   call.y_e4m3 = static_cast<uint8_t*>(out);
   call.ldy_e4m3 = cuda::e4m3_row_bytes(features);
-  call.scale.scale = cuda::e4m3_scales(out, rows, features);
+  call.scales = cuda::e4m3_scales(out, rows, features);
   return cuda::run_rows(call, stream_);
 }
 
@@ -440,7 +440,7 @@ void CudaBackend::rms_norm(const RmsNormArgs& args) {
   } else {
     call.y_e4m3 = static_cast<uint8_t*>(args.out);
     call.ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden);
-    call.scale.scale = cuda::e4m3_scales(args.out, args.rows, args.hidden);
+    call.scales = cuda::e4m3_scales(args.out, args.rows, args.hidden);
   }
   keep(cuda::run_rows(call, stream_));
 }

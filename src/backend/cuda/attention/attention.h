@@ -30,6 +30,9 @@ struct PagedKv {
   int block_size = 16;  // 16, 32 or 64
 };
 
+// What decode cuts its work into spans for: thread blocks, whose warps share a row, or single warps. kAuto: the faster.
+enum class DecodeCut : uint8_t { kAuto, kBlocks, kWarps };
+
 struct AttentionCall {
   int heads = 0;
   int kv_heads = 0;  // heads / kv_heads is 1 to 16
@@ -58,6 +61,7 @@ struct AttentionCall {
   // Decode: the order of every sum depends on the sequence's context alone, not on its neighbours in the batch.
   // (Prefill's always does.)
   bool deterministic = false;
+  DecodeCut cut = DecodeCut::kAuto;  // not deterministic; for tests and measurements
   // Decode only: at least decode_workspace_bytes(), 16-byte aligned, zeroed before the first call that uses it; each
   // call leaves it fit for the next.
   void* workspace = nullptr;

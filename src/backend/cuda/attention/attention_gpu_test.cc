@@ -300,6 +300,7 @@ TEST_P(AttentionShapesGpu, DecodeMatchesFloat64) {
     // Those after the first find what it leaves of the workspace.
     for (const int likely_context : {0, 100, 1000, 9000}) {
       if (deterministic && likely_context > 100) continue;
+      call.cut = likely_context == 100 ? DecodeCut::kWarps : DecodeCut::kBlocks;
       batch.poison();
       call.likely_context = likely_context;
       call.early_cache_reads = likely_context != 0;
@@ -375,9 +376,13 @@ TEST_F(AttentionGpu, ManySequences) {
   AttentionCall call = batch.call(0, batch.sequences());
   const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
   attach(call, workspace);
-  ASSERT_TRUE(run_decode(call, nullptr).ok());
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  batch.expect_close(batch.out());
+  for (const DecodeCut cut : {DecodeCut::kAuto, DecodeCut::kBlocks, DecodeCut::kWarps, DecodeCut::kWarps}) {
+    batch.poison();
+    call.cut = cut;
+    ASSERT_TRUE(run_decode(call, nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    batch.expect_close(batch.out());
+  }
   batch.poison();
   ASSERT_TRUE(run_prefill(call, nullptr).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -396,9 +401,13 @@ TEST_F(AttentionGpu, RowsCutBetweenBlocks) {
       AttentionCall call = batch.call(0, batch.sequences());
       const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
       attach(call, workspace);
-      ASSERT_TRUE(run_decode(call, nullptr).ok());
-      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      batch.expect_close(batch.out());
+      for (const DecodeCut cut : {DecodeCut::kBlocks, DecodeCut::kWarps, DecodeCut::kWarps}) {
+        batch.poison();
+        call.cut = cut;
+        ASSERT_TRUE(run_decode(call, nullptr).ok());
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        batch.expect_close(batch.out());
+      }
     }
   }
 }

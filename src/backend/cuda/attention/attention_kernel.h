@@ -35,8 +35,9 @@ struct PrefillParams {
 
 struct DecodeParams {
   AttentionParams a;
-  uint32_t* arrivals;  // [sequences * kv_heads], zero between calls
-  float* partials;     // slots of (rows * (dim + 2)) floats
+  uint32_t* arrivals;  // deterministic: [sequences * kv_heads], zero between calls
+  float* partials;     // deterministic: slots of (rows * (dim + 2)) floats
+  float* exchange;     // otherwise: such slots, zero between calls (decode_exchange.cuh)
   bool deterministic;
   int cluster;  // blocks that share each row; 0 = balanced spans
 };
@@ -45,7 +46,8 @@ inline constexpr int kDecodeTile = 16;  // keys
 inline constexpr int kMaxDecodeCluster = 16;
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kLeastDecodeSpan =
-    2 * kDecodeWarps;  // tiles of a block: smaller pieces cost more to merge than they win
+    2 * kDecodeWarps;                     // tiles of a block: smaller pieces cost more to merge than they win
+inline constexpr int kLeastRowsSpan = 4;  // tiles of a warp, where each has its own
 // Deterministic decode cuts a row into chunks of 256 keys, longer ones where that made more than 32.
 inline constexpr int kMaxDecodeChunks = 32;
 inline constexpr int kDecodeChunkTiles = 16;
@@ -58,6 +60,7 @@ struct AttentionKernel {
 
 // dim: 64, 128 or 256, at least head_dim; rows: of the mma tile, 8 or 16, at least the group.
 AttentionKernel decode_kernel(int dim, int rows, bool e4m3);
+AttentionKernel decode_rows_kernel(int dim, int rows, bool e4m3);  // for many rows: see decode_rows.cuh
 
 // Query rows of a tile: a token's heads that share a KV head are neighbours in it.
 inline constexpr int kPrefillRows = 128;

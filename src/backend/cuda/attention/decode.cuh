@@ -2,8 +2,9 @@
 //
 // A "row" is one sequence and one KV head; its work is its 16-key tiles. The rows of the batch, laid end to end, are
 // cut into equal spans, one a thread block, so any mix of contexts keeps all SMs busy to the end (the decomposition is
-// stream-K's: Osama et al., PPoPP 2023). A block that has all of a row writes its output; the parts of a row that is
-// cut go to the workspace, and the last of its blocks to arrive adds them up in their order.
+// stream-K's: Osama et al., PPoPP 2023). A block that has all of a row writes its output; for the others see
+// decode_exchange.cuh. Where sums must not depend on the batch, a row is cut into chunks by its context alone, and the
+// last block to arrive adds them up in their order.
 //
 // Inside a block each warp takes every fourth tile, with its own ring of copies in flight and its own running softmax,
 // and the warps meet only at the end of a row, while the copies for the next are under way. The query heads that share
@@ -183,6 +184,66 @@ struct DecodeState {
   }
 };
 
+// One warp's copies into its ring. Their walk runs kStages tiles ahead of the sums'; what it needs of the block table
+// is read one tile before that. The warp takes every kStep-th tile of a piece, from `first`.
+template <int kDim, bool kE4m3, int kStages, int kStep>
+struct DecodeLoader {
+  static constexpr int kStageBytes = 2 * kDecodeTile * KvTile<kDim, kE4m3>::kRowBytes;
+  DecodeWalk walk;
+  uint32_t ring;
+  int first, tile, block;
+  bool waited;  // for the kernel before
+
+  __device__ __forceinline__ DecodeLoader(const DecodeParams& p, const DecodeWalk& start, int first_tile,
+                                          uint32_t ring_address)
+      : walk(start), ring(ring_address), first(first_tile), tile(start.begin + first_tile) {
+    waited = !p.a.early_cache_reads;
+    settle(p);
+    block = look_up(p);
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) load_next(p, stage);
+    if (!waited) ptx::dependency_wait();
+    waited = true;
+  }
+  __device__ __forceinline__ void load_next(const DecodeParams& p, int stage) {
+    if (!walk.done) {
+      // The last tile has the key that the kernel before appended.
+      if (!waited && tile == walk.tiles - 1) {
+        ptx::dependency_wait();
+        waited = true;
+      }
+      load_decode_tile<kDim, kE4m3>(p, walk, tile, block, ring + stage * kStageBytes);
+      tile += kStep;
+      settle(p);
+      block = look_up(p);
+    }
+    ptx::copy_async_commit();
+  }
+
+ private:
+  __device__ __forceinline__ void settle(const DecodeParams& p) {
+    while (!walk.done && tile >= walk.end) {
+      walk.next(p);
+      tile = walk.begin + first;
+    }
+  }
+  __device__ __forceinline__ int look_up(const DecodeParams& p) const {
+    if (walk.done) return 0;
+    const int key = (walk.first_tile + tile) * kDecodeTile;
+    return __ldg(p.a.block_table + int64_t{walk.sequence} * p.a.table_width + (key >> p.a.block_shift));
+  }
+};
+
+// Where copies of fewer than kDim columns never write, the ring has zeros.
+template <int kDim, int kWarpBytes>
+__device__ __forceinline__ void clear_unwritten(const DecodeParams& p, uint32_t ring) {
+  if (p.a.head_dim == kDim) return;
+  for (int i = threadIdx.x % 32; i < kWarpBytes / 16; i += 32) {
+    ptx::store_shared_16(ring + i * 16, make_uint4(0, 0, 0, 0));
+  }
+  __syncwarp();
+}
+
 template <int kDim, int kRows, bool kE4m3>
 __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __grid_constant__ DecodeParams p) {
   using Layout = DecodeLayout<kDim, kRows, kE4m3>;
@@ -199,53 +260,15 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
   if (!p.a.early_cache_reads) ptx::dependency_wait();
   int span = 0, cluster_blocks = 0;
   DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
-                                  : start_walk(p, p.deterministic ? 1 : kLeastDecodeSpan, span);
+                                  : start_walk(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+                                               p.deterministic ? 1 : kLeastDecodeSpan, span);
   // A block without work leaves, unless its cluster adds up something.
   if (p.cluster > 0 ? cluster_blocks == 1 && walk.begin == walk.end : walk.done) {
     if (p.a.early_cache_reads) ptx::dependency_wait();
     return;
   }
-  if (p.a.head_dim < kDim) {  // the columns that no copy writes
-    for (int i = lane; i < Layout::kWarpBytes / 16; i += 32) {
-      ptx::store_shared_16(ring + i * 16, make_uint4(0, 0, 0, 0));
-    }
-    __syncwarp();
-  }
-
-  // The loads' own walk runs kStages tiles ahead; what it needs of the block table is read one tile before that.
-  DecodeWalk ahead = walk;
-  int ahead_tile = walk.begin + warp;
-  const auto settle = [&] {
-    while (!ahead.done && ahead_tile >= ahead.end) {
-      ahead.next(p);
-      ahead_tile = ahead.begin + warp;
-    }
-  };
-  const auto look_up = [&] {
-    if (ahead.done) return 0;
-    const int key = (ahead.first_tile + ahead_tile) * kDecodeTile;
-    return __ldg(p.a.block_table + int64_t{ahead.sequence} * p.a.table_width + (key >> p.a.block_shift));
-  };
-  settle();
-  int block = look_up();
-  bool waited = !p.a.early_cache_reads;
-  const auto load_next = [&](int stage) {
-    if (!ahead.done) {
-      // The last tile has the key that the kernel before appended.
-      if (!waited && ahead_tile == ahead.tiles - 1) {
-        ptx::dependency_wait();
-        waited = true;
-      }
-      load_decode_tile<kDim, kE4m3>(p, ahead, ahead_tile, block, ring + stage * 2 * Layout::kTileBytes);
-      ahead_tile += kDecodeWarps;
-      settle();
-      block = look_up();
-    }
-    ptx::copy_async_commit();
-  };
-#pragma unroll 1
-  for (int stage = 0; stage < Layout::kStages; ++stage) load_next(stage);
-  if (!waited) ptx::dependency_wait();
+  clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
+  DecodeLoader<kDim, kE4m3, Layout::kStages, kDecodeWarps> loader(p, walk, warp, ring);
 
   DecodeState<kDim, kHalves, kE4m3> state;
   state.load_q(p, walk.sequence, walk.head);
@@ -262,7 +285,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       // Exact where the window hides nothing of the tile: context - window is negative or before it.
       state.add_tile(p, ring + stage * 2 * Layout::kTileBytes, walk.context - p.a.window - key, walk.context - key);
       __syncwarp();
-      load_next(stage);
+      loader.load_next(p, stage);
       stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
     }
 
@@ -290,19 +313,22 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       ptx::cluster_sync();  // until the others have read this block's
       return;
     }
+    if (!p.deterministic) {
+      const auto exchange_of = [&](int unit) { return p.exchange + int64_t{unit} * Layout::kSlotFloats; };
+      const int unit = static_cast<int>(blockIdx.x), last = (walk.row_start + walk.tiles - 1) / span;
+      const MergeTo to = walk.begin > 0 ? MergeTo::kExchange : last > unit ? MergeTo::kShared : MergeTo::kOutput;
+      merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, exchange_of(unit), to);
+      if (to != MergeTo::kShared) continue;
+      __syncthreads();
+      merge_exchange<kDim, kRows>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
+      continue;
+    }
     const int row = walk.sequence * p.a.kv_heads + walk.head;
-    const int work = DecodeWalk::row_work(p, walk.tiles);
-    const int first_block = walk.row_start / span, last_block = (walk.row_start + work - 1) / span;
-    const int pieces = p.deterministic ? work : last_block - first_block + 1;
-    // A block has at most one piece that begins a row which others finish, and one that does not begin its row.
+    const int pieces = DecodeWalk::row_work(p, walk.tiles);
     const auto slot_of = [&](int piece) {
-      const int64_t index = p.deterministic ? int64_t{row} * kMaxDecodeChunks + piece
-                                            : int64_t{first_block + piece} * 2 + (piece == 0 ? 1 : 0);
-      return p.partials + index * Layout::kSlotFloats;
+      return p.partials + (int64_t{row} * kMaxDecodeChunks + piece) * Layout::kSlotFloats;
     };
-    const int piece =
-        p.deterministic ? walk.begin / DecodeWalk::chunk(walk.tiles) : static_cast<int>(blockIdx.x) - first_block;
-    merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(piece),
+    merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(walk.begin / DecodeWalk::chunk(walk.tiles)),
                              pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
     if (pieces == 1) continue;
     __syncthreads();

@@ -2,6 +2,7 @@
 // that is cut between blocks. Always in one order.
 #pragma once
 
+#include "backend/cuda/attention/decode_exchange.cuh"
 #include "backend/cuda/attention/decode_walk.cuh"
 #include "backend/cuda/attention/softmax.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
@@ -20,10 +21,11 @@ __device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* ou
 }
 __device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
-enum class MergeTo : uint8_t { kOutput, kSlot, kShared };
+enum class MergeTo : uint8_t { kOutput, kSlot, kExchange, kShared };
 
 // Adds up what the warps have of a piece, [warp][row][kDim] sums and [warp][row] (largest, sum). It becomes the output,
-// or a slot of the workspace, or the first warp's sums with block_tops [row]. kDim columns come in pairs.
+// or a slot of the workspace or of the exchange, or the first warp's sums with block_tops [row]. kDim columns come in
+// pairs.
 template <int kDim, int kRows>
 __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeWalk& walk, float* sums,
                                             const float2* tops, float2* block_tops, float* slot, MergeTo to) {
@@ -52,6 +54,9 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
     } else if (to == MergeTo::kSlot) {
       __stcg(reinterpret_cast<float2*>(slot + row * kDim + column), v);
       if (column == 0) __stcg(reinterpret_cast<float2*>(slot + kRows * kDim + row * 2), make_float2(largest, total));
+    } else if (to == MergeTo::kExchange) {
+      send(slot + row * kDim + column, v);
+      if (column == 0) send(slot + kRows * kDim + row * 2, make_float2(largest, total));
     } else {
       *reinterpret_cast<float2*>(sums + row * kDim + column) = v;
       if (column == 0) block_tops[row] = make_float2(largest, total);
@@ -88,6 +93,44 @@ __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const Decode
     uint16_t* out = decode_output(p, walk);
     store_output(p, out, row, column, make_float2(v.x, v.y), total);
     store_output(p, out, row, column + 2, make_float2(v.z, v.w), total);
+  }
+}
+
+// Adds the slots of the exchange, `pieces` from `slot` on, to what merge_warps left in shared memory, as output.
+template <int kDim, int kRows>
+__device__ __forceinline__ void merge_exchange(const DecodeParams& p, const DecodeWalk& walk, int pieces, float* slot,
+                                               const float* sums, const float2* block_tops) {
+  constexpr int kAtOnce = kDim == 128 ? 4 : 2;
+  constexpr int kSlotFloats = kRows * (kDim + 2);
+  for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
+    const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
+    float largest = block_tops[row].x, total = block_tops[row].y;
+    float2 v = *reinterpret_cast<const float2*>(sums + row * kDim + column);
+    const auto add = [&](const Numbers<2>& other) {
+      const float top = fmaxf(largest, other[0].x), base = finite_base(top);
+      const float mine = exp2_fast(largest - base), theirs = exp2_fast(other[0].x - base);
+      largest = top;
+      total = total * mine + other[0].y * theirs;
+      v = make_float2(v.x * mine + other[1].x * theirs, v.y * mine + other[1].y * theirs);
+    };
+    const auto place = [&](int j) {  // of piece j / 2: its top, or its sums
+      const float* from = slot + int64_t{j / 2} * kSlotFloats;
+      return j % 2 == 0 ? from + kRows * kDim + row * 2 : from + row * kDim + column;
+    };
+    int piece = 0;
+    for (; piece + kAtOnce <= pieces; piece += kAtOnce) {
+      const Numbers<2 * kAtOnce> n = wait_for<2 * kAtOnce>([&](int j) { return place(piece * 2 + j); });
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) add({n[2 * j], n[2 * j + 1]});
+    }
+    for (; piece < pieces; ++piece) add(wait_for<2>([&](int j) { return place(piece * 2 + j); }));
+    store_output(p, decode_output(p, walk), row, column, v, total);
+  }
+  __syncthreads();  // until all have read
+  for (int piece = 0; piece < pieces; ++piece) {
+    float* const from = slot + int64_t{piece} * kSlotFloats;
+    for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) take_back(from + i * 2);
+    if (threadIdx.x < p.a.group) take_back(from + kRows * kDim + threadIdx.x * 2);
   }
 }
 

@@ -7,7 +7,8 @@
 
 namespace nfp::cuda {
 
-// A block's way through the rows of its span, piece by piece. A piece is the part of a row that is summed as one.
+// A block's or warp's way through the rows of its span, piece by piece. A piece is the part of a row that is summed as
+// one.
 struct DecodeWalk {
   int sequence, head;       // KV head
   int context, first_tile;  // of the sequence: the window may hide the tiles before
@@ -59,9 +60,10 @@ struct DecodeWalk {
   }
 };
 
-// The span of this block, found by every warp for itself: sequences in lanes, lane i with the i-th run of them. `span`
-// is the work of each block.
-__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int least_span, int& span) {
+// The span of `unit` of `units` (blocks or warps), found by every warp for itself: sequences in lanes, lane i with the
+// i-th run of them. `span` is the work of each unit.
+__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit, int units, int least_span,
+                                                 int& span) {
   const int lane = threadIdx.x % 32;
   const int run = (p.a.sequences + 31) / 32;
   const int first = min(lane * run, p.a.sequences), last = min(first + run, p.a.sequences);
@@ -77,10 +79,10 @@ __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int leas
   }
   const int total = __shfl_sync(0xffffffffu, before, 31);
   before -= work;
-  span = max(least_span, (total + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+  span = max(least_span, (total + units - 1) / units);
 
   DecodeWalk walk{};
-  const int64_t wide_start = int64_t{span} * blockIdx.x;
+  const int64_t wide_start = int64_t{span} * unit;
   walk.done = wide_start >= total;
   if (walk.done) return walk;
   const int start = static_cast<int>(wide_start);

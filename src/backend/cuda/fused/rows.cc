@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "backend/cuda/fused/rows_kernel.h"
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/launch.h"
 
 namespace nfp::cuda {
@@ -34,12 +34,7 @@ Status check_call(const RowsCall& c) {
     if (!aligned(c.y_e4m3, 16) || c.ldy_e4m3 % 16 != 0 || c.ldy_e4m3 < width) {
       return bad("y_e4m3", "must be 16-byte aligned, ldy_e4m3 a multiple of 16 and at least padded_k()");
     }
-    if (c.scale.scale == nullptr) return bad("scale.scale", "is null");
-    const auto kind = c.scale.kind;
-    if ((kind == ActivationScale::Kind::kPerTensor || kind == ActivationScale::Kind::kDelayed) &&
-        c.scale.amax == nullptr) {
-      return bad("scale.amax", "is null");
-    }
+    if (c.scales == nullptr) return bad("scales", "is null");
   }
   return ok_status();
 }
@@ -48,7 +43,6 @@ Status check_call(const RowsCall& c) {
 
 Status run_rows(const RowsCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
-  using Kind = ActivationScale::Kind;
   RowsParams p{};
   p.x = c.x;
   p.weight = c.weight;
@@ -67,9 +61,7 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
                           (c.weight == nullptr || aligned(c.weight, 16)) &&
                           (c.residual == nullptr || (aligned(c.residual, 16) && c.ldr % 8 == 0)) &&
                           (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
-  p.scale = c.scale.scale;
-  p.per_token = c.scale.kind == Kind::kPerToken;
-  p.pass = RowsPass::kOutputs;
+  p.scales = c.scales;
 
   // Groups of eight columns stay in registers: two a thread where several blocks can share a row (few rows leave most
   // of the GPU idle), at most eight where they cannot.
@@ -79,48 +71,17 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
   const int groups = p.block_columns / 8;
   int vectors = is_aligned ? 1 : kMaxVectors;
-  while (vectors * 512 < groups) vectors *= 2;
+  // Many plain rows go faster in small blocks, with more of them on an SM (a norm has no registers for that).
+  constexpr int64_t kManyRows = 2048;
+  const bool small_blocks = c.source == RowsCall::Source::kPlain && c.m >= kManyRows;
+  while (vectors * 512 < groups || (small_blocks && vectors < kMaxVectors && vectors * 128 < groups)) vectors *= 2;
   const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
   const void* function = rows_function(static_cast<RowsSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
   const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
   const LaunchShape shape{static_cast<int>(c.m) * p.blocks, p.blocks, threads, shared, c.dependent_launch};
   void* arguments[] = {&p};
 
-  if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kPerTensor) {
-    // The residual is added once, in the first pass, and the second normalises what that stored.
-    p.pass = RowsPass::kMagnitude;
-    p.amax_out = c.scale.amax;
-    NFP_RETURN_IF_ERROR(launch("rows", function, shape, arguments, stream));
-    p.pass = RowsPass::kOutputs;
-    p.amax_out = nullptr;
-    p.amax_in = c.scale.amax;
-    p.y_f16 = nullptr;
-    if (c.residual != nullptr) {
-      p.x = c.residual;
-      p.ldx = c.ldr;
-      p.residual = nullptr;
-    }
-  } else if (c.y_e4m3 != nullptr && c.scale.kind == Kind::kDelayed) {
-    p.amax_out = c.scale.amax;
-  }
   return launch("rows", function, shape, arguments, stream);
-}
-
-Status reset_amax(float* amax, CUstream_st* stream) {
-  const cudaError_t status = cudaMemsetAsync(amax, 0, sizeof(float), stream);
-  if (status == cudaSuccess) return ok_status();
-  return error(ErrorCode::kResource, "rows: clearing a magnitude: {}", cudaGetErrorString(status));
-}
-
-Status update_delayed_scale(float* amax, float* history, int window, int64_t step, float margin, float* scale,
-                            CUstream_st* stream) {
-  if (amax == nullptr || history == nullptr || scale == nullptr || window <= 0 || step < 0) {
-    return error(ErrorCode::kUsage,
-                 "rows: delayed scaling needs amax, history and scale, a positive window and a step from 0");
-  }
-  int slot = static_cast<int>(step % window);
-  void* arguments[] = {&amax, &history, &window, &slot, &margin, &scale};
-  return launch("rows", delayed_function(), {.block = 32, .dependent = true}, arguments, stream);
 }
 
 }  // namespace nfp::cuda

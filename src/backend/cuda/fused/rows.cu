@@ -3,7 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "backend/cuda/fused/rows_kernel.h"
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 
 namespace nfp::cuda {
@@ -57,20 +57,24 @@ __device__ __forceinline__ void widen8(const uint4& raw, float (&v)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = widen<kBf16>(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)));
 }
-template <bool kBf16, bool kAligned>
-__device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t count, const float (&v)[8]) {
-  if constexpr (kAligned) {
-    if (first >= count) return;
-    uint32_t words[4];
+template <bool kBf16>
+__device__ __forceinline__ uint4 narrow8(const float (&v)[8]) {
+  uint32_t words[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = narrow<kBf16>(v[2 * i]) | static_cast<uint32_t>(narrow<kBf16>(v[2 * i + 1])) << 16;
+  for (int i = 0; i < 4; ++i)
+    words[i] = narrow<kBf16>(v[2 * i]) | static_cast<uint32_t>(narrow<kBf16>(v[2 * i + 1])) << 16;
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+template <bool kAligned>
+__device__ __forceinline__ void store8(uint16_t* row, int64_t first, int64_t count, const uint4& v) {
+  if constexpr (kAligned) {
     // (Of a plain assignment the compiler makes four stores.)
-    __stwb(reinterpret_cast<uint4*>(row + first), make_uint4(words[0], words[1], words[2], words[3]));
+    if (first < count) __stwb(reinterpret_cast<uint4*>(row + first), v);
   } else {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (first + i < count) row[first + i] = narrow<kBf16>(v[i]);
+      if (first + i < count) row[first + i] = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
     }
   }
 }
@@ -130,17 +134,23 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const int64_t begin = int64_t{rank} * p.block_columns;
   const int64_t end = min(p.k, begin + p.block_columns);
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
-  float v[kVectors][8];
+  // What a row is made of stays in registers as 16-bit numbers, which leave room for more rows on an SM; what SwiGLU
+  // makes has none until the end.
+  constexpr bool kPacked = kSource != RowsSource::kSwiglu;
+  float v[kPacked ? 1 : kVectors][8];
   Totals totals{0.0f, 0.0f};
-  // Every load before the first store, so that all are in flight together; rows of more than four groups a thread have
-  // too few registers for that and go group by group.
-  uint4 raw[kVectors], second[kVectors], weight[kVectors];
+  // Every load before the first store, so that all are in flight together; a norm of more than four groups a thread has
+  // too few registers for that and goes group by group.
+  constexpr bool kEarlyLoads = kVectors <= 4 || kSource == RowsSource::kPlain;
+  uint4 raw[kVectors], second[kVectors];
   // FP32 weights take twice the registers.
   constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
-  constexpr bool kLateWeight = kNorm && kWeightF32 && kVectors > 4;  // when the row's own loads are done
-  float weight_f32[kWeightF32 ? kVectors : 1][8];
+  constexpr int kWeights = kEarlyWeight ? kVectors : 1;
+  uint4 weight[kWeights];
+  float weight_f32[kWeightF32 ? kWeights : 1][8];
+  const auto column_of = [&](int i) { return begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8; };
   const auto load = [&](int i) {
-    const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    const int64_t first = column_of(i);
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
     if constexpr (kSource == RowsSource::kSwiglu) {
       const int64_t width = first < end ? end * 2 : 0;
@@ -153,28 +163,27 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     }
   };
   const auto load_weight = [&](int i) {
-    const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+    const int64_t first = column_of(i);
+    const int place = kEarlyWeight ? i : 0;
     if constexpr (kNorm && kWeightF32) {
-      load4_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[i]);
-      load4_f32<kAligned>(static_cast<const float*>(p.weight), first + 4, end, weight_f32[i] + 4);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[place]);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first + 4, end, weight_f32[place] + 4);
     } else if constexpr (kNorm) {
-      weight[i] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
+      weight[place] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
     }
   };
-  const auto multiply = [&](int i) {
+  const auto multiply = [&](int i, float(&to)[8]) {
+    if constexpr (!kEarlyWeight) load_weight(i);
+    const int place = kEarlyWeight ? i : 0;
     float w[8];
     if constexpr (kWeightF32) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) w[j] = weight_f32[i][j] + p.weight_offset;
+      for (int j = 0; j < 8; ++j) w[j] = weight_f32[place][j] + p.weight_offset;
     } else {
-      widen8<kBf16>(weight[i], w);
+      widen8<kBf16>(weight[place], w);
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[i][j] *= w[j];
-  };
-  const auto enlarge = [&](int i) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(v[i][j]));
+    for (int j = 0; j < 8; ++j) to[j] *= w[j];
   };
   // Where each pair of codes goes: even k and its neighbour stay neighbours. Computed before the wait where registers
   // allow.
@@ -200,97 +209,67 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     for (int i = 0; i < kVectors; ++i) load_weight(i);
   }
   ptx::dependency_wait();
-  if constexpr (kVectors <= 4) {
+  if constexpr (kEarlyLoads) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) load(i);
   }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-    if constexpr (kVectors > 4) load(i);
-    if constexpr (!kEarlyWeight && !kLateWeight) load_weight(i);
-    widen8<kBf16>(raw[i], v[i]);
-    float other[8];
+    if constexpr (!kEarlyLoads) load(i);
+    float element[8], other[8];
+    widen8<kBf16>(raw[i], element);
     widen8<kBf16>(second[i], other);
     if constexpr (kSource == RowsSource::kSwiglu) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[i][j] = v[i][j] / (1.0f + __expf(-v[i][j])) * other[j];
+      for (int j = 0; j < 8; ++j) v[i][j] = element[j] = element[j] / (1.0f + __expf(-element[j])) * other[j];
     } else if (kNorm && p.residual != nullptr) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
-        v[i][j] = widen<kBf16>(narrow<kBf16>(v[i][j] + other[j]));  // the norm sees what the residual stream holds
-      store8<kBf16, kAligned>(static_cast<uint16_t*>(p.residual) + token * p.ldr, first, end, v[i]);
+      for (int j = 0; j < 8; ++j) element[j] += other[j];
+      raw[i] = narrow8<kBf16>(element);  // the norm sees what the residual stream holds
+      widen8<kBf16>(raw[i], element);
+      store8<kAligned>(static_cast<uint16_t*>(p.residual) + token * p.ldr, column_of(i), end, raw[i]);
     }
     if constexpr (kNorm) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) totals.sum += v[i][j] * v[i][j];
-      if constexpr (!kLateWeight) multiply(i);
+      for (int j = 0; j < 8; ++j) totals.sum += element[j] * element[j];
+      multiply(i, element);
     }
-    if constexpr (!kLateWeight) enlarge(i);
-  }
-  if constexpr (kLateWeight) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int64_t first = begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
-#pragma unroll
-      for (int j = 0; j < 8; j += 4) {
-        __syncwarp();  // which no load moves over: there are registers for four weights at a time
-        float w[4];
-        load4_f32<kAligned>(static_cast<const float*>(p.weight), first + j, end, w);
-#pragma unroll
-        for (int q = 0; q < 4; ++q) v[i][j + q] *= w[q] + p.weight_offset;
-      }
-      enlarge(i);
-    }
+    for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(element[j]));
   }
-  if (kNorm || p.per_token || p.amax_out != nullptr) {
-    totals = reduce(totals, scratch, parts, p.blocks, rank);
-  }
-  if constexpr (kNorm) {  // the norm's factor is the row's, so the largest magnitude needs no second reduction
-    const float factor = rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon);
-    totals.largest *= factor;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[i][j] *= factor;
-    }
-  }
-  if (p.y_f16 != nullptr) {
-    auto* y = static_cast<uint16_t*>(p.y_f16) + token * p.ldy;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i)
-      store8<kBf16, kAligned>(y, begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8, end, v[i]);
-  }
-  if (p.pass == RowsPass::kOutputs && p.y_e4m3 == nullptr) return;
-  const float largest = totals.largest;
-  if (p.amax_out != nullptr && threadIdx.x == 0 &&
-      rank == 0) {  // magnitudes are not negative: their bits order like integers
-    atomicMax(reinterpret_cast<int*>(p.amax_out), __float_as_int(largest));
-  }
-  if (p.pass == RowsPass::kMagnitude) return;
-  float scale = 1.0f;
-  if (p.per_token) {
-    scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
-    if (threadIdx.x == 0 && rank == 0) p.scale[token] = scale;
-  } else if (p.amax_in != nullptr) {
-    scale = *p.amax_in > 0.0f ? *p.amax_in / kLargestE4m3 : 1.0f;
-    if (threadIdx.x == 0 && token == 0 && rank == 0) *p.scale = scale;
-  } else {
-    scale = *p.scale;
-  }
+  if (kNorm || p.y_e4m3 != nullptr) totals = reduce(totals, scratch, parts, p.blocks, rank);
+  // The norm's factor is the row's, so the largest magnitude needs no second reduction.
+  const float factor = kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
+  const bool has_codes = p.y_e4m3 != nullptr;
+  const float largest = totals.largest * factor;
+  const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+  if (has_codes && threadIdx.x == 0 && rank == 0) p.scales[token] = scale;
   const float inverse = 1.0f / scale;
-  const int columns = min(p.block_columns, p.padded_k - static_cast<int>(begin));  // of codes
+  const int columns = has_codes ? min(p.block_columns, p.padded_k - static_cast<int>(begin)) : 0;  // of codes
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int first = static_cast<int>((i * blockDim.x + threadIdx.x) * 8);
-    if (first >= columns) continue;
+    float element[8];
+    if constexpr (kPacked) {
+      widen8<kBf16>(raw[i], element);
+      if constexpr (kNorm) multiply(i, element);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) element[j] = v[i][j];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) element[j] *= factor;
+    if (p.y_f16 != nullptr) {
+      store8<kAligned>(static_cast<uint16_t*>(p.y_f16) + token * p.ldy, column_of(i), end, narrow8<kBf16>(element));
+    }
+    if (static_cast<int>((i * blockDim.x + threadIdx.x) * 8) >= columns) continue;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
-      const float2 pair = make_float2(v[i][j] * inverse, v[i][j + 1] * inverse);
+      const float2 pair = make_float2(element[j] * inverse, element[j + 1] * inverse);
       *reinterpret_cast<uint16_t*>(codes + (kEarlyPlace ? place[kEarlyPlace ? i : 0][j / 2] : place_of(i, j / 2))) =
           __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
   }
+  if (!has_codes) return;
   for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
     *reinterpret_cast<uint16_t*>(codes + i) = 0;  // padding past the last vector
   }
@@ -298,21 +277,6 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   uint8_t* out = p.y_e4m3 + token * p.ldy_e4m3 + begin;
   for (int i = threadIdx.x * 16; i < columns; i += blockDim.x * 16) {
     *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(codes + i);
-  }
-}
-
-__global__ void delayed_kernel(float* amax, float* history, int window, int slot, float margin, float* scale) {
-  ptx::dependency_wait();
-  float largest = 0.0f;
-  if (threadIdx.x == 0) history[slot] = *amax;
-  __syncwarp();
-  for (int i = threadIdx.x; i < window; i += 32) largest = fmaxf(largest, history[i]);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-  if (threadIdx.x == 0) {
-    *scale = largest > 0.0f ? largest * margin / kLargestE4m3 : 1.0f;
-    *amax = 0.0f;
   }
 }
 
@@ -350,6 +314,5 @@ const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is
                   : function_for<RowsSource::kPlain, false, false>(is_aligned, vectors);
   }
 }
-const void* delayed_function() { return reinterpret_cast<const void*>(&delayed_kernel); }
 
 }  // namespace nfp::cuda

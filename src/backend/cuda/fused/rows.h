@@ -1,7 +1,8 @@
 // What stands around a GEMM, one kernel each, a thread block per token: RMSNorm (with the residual add), activation
 // quantisation, SwiGLU and their fusions. Arithmetic is FP32 from the inputs to the one rounding of each output.
 //
-// E4M3 outputs are in the byte order of FP8 mode's GEMM (gemm/layout.h, activation_byte) with zeros up to padded_k().
+// E4M3 outputs are in the byte order of FP8 mode's GEMM (gemm/plan/layout.h, activation_byte) with zeros up to
+// padded_k().
 #pragma once
 
 #include <cstdint>
@@ -11,23 +12,6 @@
 struct CUstream_st;
 
 namespace nfp::cuda {
-
-// The four ways to get a scale for E4M3 activations: x is worth code * scale.
-struct ActivationScale {
-  enum class Kind : uint8_t {
-    kPerToken,   // each row's largest magnitude / 448, written to scale[m]
-    kPerTensor,  // the tensor's largest magnitude / 448, in two passes, written to scale[1]
-    kStatic,     // scale[1] is given (calibrated); larger values saturate
-    kDelayed,    // scale[1] is given, from earlier steps; this tensor's largest magnitude is recorded in amax[1] for
-                 // update_delayed_scale
-  };
-  Kind kind = Kind::kPerToken;
-  float* scale = nullptr;  // device, written or read as above
-  float* amax = nullptr;   // device [1]: kDelayed and kPerTensor; non-negative, zeroed by reset_amax before the tensor
-
-  // What GemmCall::token_scale_stride wants.
-  int stride() const { return kind == Kind::kPerToken ? 1 : 0; }
-};
 
 struct RowsCall {
   enum class Source : uint8_t {
@@ -53,21 +37,13 @@ struct RowsCall {
   int64_t ldy = 0;
   uint8_t* y_e4m3 = nullptr;  // [m, padded_k]; null = not wanted
   int64_t ldy_e4m3 = 0;
-  ActivationScale scale;  // with y_e4m3
+  float* scales = nullptr;  // [m], with y_e4m3: each row's largest magnitude / 448; x is worth code * scale
   bool dependent_launch = true;
 };
 
 inline constexpr int64_t kMaxColumns = 32768;
 
-// Enqueues one kernel (two for kPerTensor). No allocation, no synchronisation. kUsage for shapes and pointers that do
-// not fit.
+// Enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
 Status run_rows(const RowsCall& call, CUstream_st* stream);
-
-Status reset_amax(float* amax, CUstream_st* stream);
-
-// Delayed scaling: history[window] is a ring of past magnitudes; stores *amax at history[step % window], sets
-// *scale = max(history) * margin / 448 (1 while all are zero) and *amax = 0.
-Status update_delayed_scale(float* amax, float* history, int window, int64_t step, float margin, float* scale,
-                            CUstream_st* stream);
 
 }  // namespace nfp::cuda

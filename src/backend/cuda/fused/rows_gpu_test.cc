@@ -36,7 +36,6 @@ struct Case {
   RowsCall::Source source;
   bool residual;
   bool bf16;
-  ActivationScale::Kind kind;
   int64_t m, k;
   bool weight_f32 = false;
   float weight_offset = 0.0f;
@@ -52,7 +51,6 @@ class RowsGpu : public ::testing::TestWithParam<Case> {
 TEST_P(RowsGpu, MatchesFloat64) {
   const Case c = GetParam();
   using Source = RowsCall::Source;
-  using Kind = ActivationScale::Kind;
   std::mt19937 random(static_cast<uint32_t>(c.m * 100 + c.k));
   std::normal_distribution<float> normal;
   const auto bits = [&](float v) { return c.bf16 ? fp32_to_bf16(v) : fp32_to_fp16(v); };
@@ -75,7 +73,7 @@ TEST_P(RowsGpu, MatchesFloat64) {
   const DeviceCopy<uint16_t> dx(x), dw(weight), dr(residual),
       dy(std::vector<uint16_t>(static_cast<size_t>(c.m * c.k), 0xffff));
   const DeviceCopy<uint8_t> d8(std::vector<uint8_t>(static_cast<size_t>(c.m * shape.padded_k()), 0xff));
-  const DeviceCopy<float> scale(std::vector<float>(static_cast<size_t>(c.m), 0.02f)), amax(std::vector<float>{0.0f});
+  const DeviceCopy<float> scale(std::vector<float>(static_cast<size_t>(c.m), 0.02f));
   RowsCall call;
   call.source = c.source;
   call.m = c.m;
@@ -94,7 +92,7 @@ TEST_P(RowsGpu, MatchesFloat64) {
   call.ldy = c.k;
   call.y_e4m3 = d8.get();
   call.ldy_e4m3 = shape.padded_k();
-  call.scale = {c.kind, scale.get(), amax.get()};
+  call.scales = scale.get();
   const Status status = run_rows(call, nullptr);
   ASSERT_TRUE(status.ok()) << status.error().message;
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -102,7 +100,6 @@ TEST_P(RowsGpu, MatchesFloat64) {
   const auto y = dy.host(), h = dr.host();
   const auto codes = d8.host();
   const auto scales = scale.host();
-  double tensor_largest = 0;
   std::vector<double> want(static_cast<size_t>(c.m * c.k));
   for (int64_t t = 0; t < c.m; ++t) {
     double squares = 0;
@@ -125,16 +122,13 @@ TEST_P(RowsGpu, MatchesFloat64) {
     for (int64_t i = 0; i < c.k; ++i) {
       double& v = want[static_cast<size_t>(t * c.k + i)];
       if (c.source == Source::kNorm) v *= weight_at(i) / std::sqrt(squares / static_cast<double>(c.k) + 1e-5);
-      tensor_largest = std::max(tensor_largest, std::abs(v));
     }
   }
   for (int64_t t = 0; t < c.m; ++t) {
     double largest = 0;
     for (int64_t i = 0; i < c.k; ++i) largest = std::max(largest, std::abs(want[static_cast<size_t>(t * c.k + i)]));
-    double s = scales[c.kind == Kind::kPerToken ? static_cast<size_t>(t) : 0];
-    const double expected = c.kind == Kind::kPerToken    ? largest / 448
-                            : c.kind == Kind::kPerTensor ? tensor_largest / 448
-                                                         : 0.02;
+    const double s = scales[static_cast<size_t>(t)];
+    const double expected = largest / 448;
     ASSERT_NEAR(s, expected, expected * 1e-5);
     for (int64_t i = 0; i < shape.padded_k(); ++i) {
       const uint8_t code = codes[static_cast<size_t>(t * shape.padded_k() + activation_byte(i))];
@@ -151,37 +145,24 @@ TEST_P(RowsGpu, MatchesFloat64) {
       ASSERT_LE(std::abs(got - v), std::abs(v) * (c.bf16 ? 0x1p-8 : 0x1p-10) + 1e-6) << t << " " << i;
     }
   }
-  if (c.kind == Kind::kDelayed) {
-    EXPECT_NEAR(amax.host()[0], tensor_largest, tensor_largest * 1e-5);
-    const DeviceCopy<float> history(std::vector<float>{0.5f, 1.0f, 2.0f, 0.25f});
-    ASSERT_TRUE(update_delayed_scale(amax.get(), history.get(), 4, 6, 2.0f, scale.get(), nullptr).ok());
-    const double kept = std::max({0.5, 1.0, tensor_largest, 0.25});
-    EXPECT_NEAR(scale.host()[0], kept * 2 / 448, 1e-5);
-    EXPECT_EQ(amax.host()[0], 0.0f);
-  }
 }
 
 using S = RowsCall::Source;
-using K = ActivationScale::Kind;
 INSTANTIATE_TEST_SUITE_P(
     Shapes, RowsGpu,
-    ::testing::Values(
-        Case{S::kPlain, false, false, K::kPerToken, 5, 4096}, Case{S::kPlain, false, true, K::kPerTensor, 70, 200},
-        Case{S::kNorm, false, false, K::kPerToken, 3, 5120}, Case{S::kNorm, true, false, K::kPerToken, 9, 577},
-        Case{S::kNorm, true, true, K::kPerTensor, 4, 14336}, Case{S::kNorm, true, true, K::kStatic, 2, 63},
-        Case{S::kSwiglu, false, false, K::kPerToken, 7, 14336}, Case{S::kSwiglu, false, true, K::kDelayed, 3, 1000},
-        Case{S::kPlain, false, false, K::kDelayed, 2, 32768}, Case{S::kNorm, false, true, K::kPerToken, 64, 17920},
-        Case{S::kNorm, true, true, K::kPerToken, 5, 30001}, Case{S::kSwiglu, false, true, K::kPerTensor, 3, 8328},
-        Case{S::kPlain, false, true, K::kStatic, 2, 16640}, Case{S::kPlain, false, false, K::kStatic, 1, 1},
-        Case{S::kNorm, true, false, K::kPerToken, 1, 4096, true},
-        Case{S::kNorm, true, true, K::kStatic, 3, 5120, true, 1.0f},
-        Case{S::kNorm, false, false, K::kPerTensor, 70, 14336, true},
-        Case{S::kNorm, true, false, K::kPerToken, 66, 32768, true},
-        Case{S::kNorm, true, false, K::kPerToken, 9, 577, true, 1.0f},
-        Case{S::kNorm, true, false, K::kPerToken, 2, 2048, true, 1.0f},
-        // More than 64 rows: none is shared, up to eight groups of columns a thread.
-        Case{S::kNorm, true, false, K::kPerToken, 65, 14336}, Case{S::kSwiglu, false, true, K::kPerToken, 66, 17920},
-        Case{S::kNorm, true, true, K::kPerToken, 65, 32768}, Case{S::kPlain, false, false, K::kPerToken, 67, 14336}));
+    ::testing::Values(Case{S::kPlain, false, false, 5, 4096}, Case{S::kPlain, false, true, 70, 200},
+                      Case{S::kNorm, false, false, 3, 5120}, Case{S::kNorm, true, false, 9, 577},
+                      Case{S::kNorm, true, true, 4, 14336}, Case{S::kNorm, true, true, 2, 63},
+                      Case{S::kSwiglu, false, false, 7, 14336}, Case{S::kSwiglu, false, true, 3, 1000},
+                      Case{S::kPlain, false, false, 2, 32768}, Case{S::kNorm, false, true, 64, 17920},
+                      Case{S::kNorm, true, true, 5, 30001}, Case{S::kSwiglu, false, true, 3, 8328},
+                      Case{S::kPlain, false, true, 2, 16640}, Case{S::kPlain, false, false, 1, 1},
+                      Case{S::kNorm, true, false, 1, 4096, true}, Case{S::kNorm, true, true, 3, 5120, true, 1.0f},
+                      Case{S::kNorm, false, false, 70, 14336, true}, Case{S::kNorm, true, false, 66, 32768, true},
+                      Case{S::kNorm, true, false, 9, 577, true, 1.0f}, Case{S::kNorm, true, false, 2, 2048, true, 1.0f},
+                      // More than 64 rows: none is shared, up to eight groups of columns a thread.
+                      Case{S::kNorm, true, false, 65, 14336}, Case{S::kSwiglu, false, true, 66, 17920},
+                      Case{S::kNorm, true, true, 65, 32768}, Case{S::kPlain, false, false, 67, 14336}));
 
 }  // namespace
 }  // namespace nfp::cuda

@@ -5,11 +5,6 @@
 
 namespace nfp::cuda {
 
-enum class RowsPass : uint8_t {
-  kOutputs,
-  kMagnitude,  // kPerTensor's first: the largest magnitude (and y_f16), no codes
-};
-
 enum class RowsSource : uint8_t { kPlain, kNorm, kSwiglu };  // RowsCall::Source
 
 inline constexpr int kMaxRowBlocks = 4;
@@ -21,9 +16,7 @@ struct RowsParams {
   void* residual;
   void* y_f16;
   uint8_t* y_e4m3;
-  float* scale;          // written if per_token or amax_in, else read
-  float* amax_out;       // null = not recorded
-  const float* amax_in;  // scale = *amax_in / 448
+  float* scales;  // written with y_e4m3
   int64_t ldx, ldr, ldy, ldy_e4m3;
   int64_t k;
   int padded_k;
@@ -31,13 +24,10 @@ struct RowsParams {
   int block_columns;  // of the row, for each of them: a multiple of 128
   float epsilon;
   float weight_offset;
-  bool per_token;
-  RowsPass pass;
 };
 
 // is_aligned: all rows (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
 // kMaxVectors, and kMaxVectors unless is_aligned. weight_f32: of a norm.
 const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
-const void* delayed_function();
 
 }  // namespace nfp::cuda

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "backend/cuda/gemm/kernel_params.h"
-#include "backend/cuda/gemm/kernels.h"
+#include "backend/cuda/gemm/kernel/kernel_params.h"
+#include "backend/cuda/gemm/kernel/kernels.h"
 
 namespace nfp::cuda {
 namespace {
@@ -59,8 +59,6 @@ Status check_call(const GemmCall& c) {
     return bad("residual", "is misaligned, or ldr smaller than a row");
   if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
   if (c.token_scale != nullptr && !is_fp8(c.mode)) return bad("token_scale", "belongs to the E4M3 modes");
-  if (c.token_scale != nullptr && c.token_scale_stride != 0 && c.token_scale_stride != 1)
-    return bad("token_scale_stride", "must be 0 or 1");
   return ok_status();
 }
 
@@ -162,7 +160,6 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.ldd = call.ldd;
   p.ldr = call.ldr;
   p.weight_scale = fp8 ? 0x1p-8f : 1.0f;
-  p.token_scale_stride = call.token_scale_stride;
   p.m = static_cast<int>(call.m);
   p.n = static_cast<int>(call.w.n);
   p.row_blocks = static_cast<int>(shape.row_blocks());

@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backend/cuda/gemm/config.h"
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/config.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "base/result.h"
 
 struct CUstream_st;
@@ -46,9 +46,8 @@ struct GemmCall {
   // activation_byte(), zeros in the padding. ldx: elements from row to row; its bytes a multiple of 16.
   const void* x = nullptr;
   int64_t ldx = 0;
-  // FP8 modes: x is worth x * scale. [m] with token_scale_stride 1, [1] with 0; null = 1.
+  // FP8 modes: [m], x is worth x * scale; null = 1.
   const float* token_scale = nullptr;
-  int token_scale_stride = 1;
   // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. 16-bit outputs are fastest when rows are
   // 16-byte aligned.
   void* d = nullptr;

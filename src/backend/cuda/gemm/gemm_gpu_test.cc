@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/cuda/gemm/gemm.h"
-#include "backend/cuda/gemm/table.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 
 namespace nfp::cuda {
 

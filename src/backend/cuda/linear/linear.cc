@@ -212,7 +212,7 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   if (quantised) {
     rows.y_e4m3 = static_cast<uint8_t*>(call.y);
     rows.ldy_e4m3 = e4m3_row_bytes(n / 2);
-    rows.scale = {ActivationScale::Kind::kPerToken, e4m3_scales(call.y, call.reserved_rows, n / 2), nullptr};
+    rows.scales = e4m3_scales(call.y, call.reserved_rows, n / 2);
   } else {
     rows.y_f16 = call.y;
     rows.ldy = n / 2;

@@ -19,7 +19,7 @@
 #include <memory>
 
 #include "backend/cuda/gemm/gemm.h"
-#include "backend/cuda/gemm/table.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
 #include "backend/cuda/linear/activations.h"
 #include "backend/cuda/linear/weight.h"
 #include "base/result.h"

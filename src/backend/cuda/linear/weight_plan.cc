@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/cuda/gemm/pack.h"
+#include "backend/cuda/gemm/plan/pack.h"
 
 namespace nfp::cuda {
 namespace {

@@ -2,8 +2,8 @@
 // bytes of each piece of them. Nothing here needs CUDA.
 //
 // A weight [n, k] is a list of segments that follow each other along n. Parts in a row that are nested become one
-// segment, two byte planes in the layout of gemm/layout.h over all their rows: one product computes them. Parts that
-// are not become row-major FP16 segments. Where a plain rule cannot hold, the whole weight is FP16:
+// segment, two byte planes in the layout of gemm/plan/layout.h over all their rows: one product computes them. Parts
+// that are not become row-major FP16 segments. Where a plain rule cannot hold, the whole weight is FP16:
 //   * k is not a multiple of 8: the copy engine fetches activations by rows of whole 16 bytes;
 //   * interleaved parts of which one is not nested.
 #pragma once
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "base/result.h"
 
 namespace nfp::cuda {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/gemm/layout.h"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/sampling.h"
 
 namespace nfp::cuda {

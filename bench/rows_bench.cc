@@ -1,0 +1,91 @@
+// Times of what stands around a GEMM (backend/cuda/fused/rows.h), a JSON line each with the memory traffic that cannot
+// be avoided: residual add and norm, norm to E4M3, and E4M3 codes of a linear layer's input. Graph replays over
+// rotating buffers that the L2 does not hold.
+#include <cuda_runtime_api.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/gemm/tune/timing.h"
+#include "backend/cuda/linear/activations.h"
+
+namespace nfp::cuda {
+namespace {
+
+[[noreturn]] void fail(std::string_view message) {
+  fmt::print(stderr, "rows_bench: {}\n", message);
+  std::exit(1);
+}
+template <typename T>
+T must(Result<T> result) {
+  if (!result.ok()) fail(result.error().message);
+  return std::move(*result);
+}
+
+struct Free {
+  void operator()(void* p) const { cudaFree(p); }
+};
+std::unique_ptr<uint8_t, Free> allocate(size_t bytes, int fill) {
+  void* p = nullptr;
+  if (cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, fill, bytes) != cudaSuccess) fail("out of device memory");
+  return std::unique_ptr<uint8_t, Free>(static_cast<uint8_t*>(p));
+}
+
+enum class What { kAddNorm, kAddNormE4m3, kE4m3 };
+
+void report(What what, int64_t m, int64_t k) {
+  constexpr size_t kBeyondL2 = size_t{240} << 20;
+  const bool norm = what != What::kE4m3, codes = what != What::kAddNorm;
+  const size_t wide = static_cast<size_t>(m * k) * 2, narrow = static_cast<size_t>(m * e4m3_row_bytes(k));
+  const double traffic = static_cast<double>(wide) * (norm ? 3 : 1) + static_cast<double>(codes ? m * k : m * k * 2);
+  const int copies = static_cast<int>(std::clamp<size_t>(kBeyondL2 / wide + 1, 1, 64));
+  const auto x = allocate(wide * copies, 0x31), residual = allocate(wide * copies, 0x2f),
+             y = allocate(wide * copies, 0);
+  const auto weight = allocate(static_cast<size_t>(k) * 4, 0x3c), e4m3 = allocate(narrow + 4 * m, 0);
+  const auto scales = allocate(static_cast<size_t>(m) * 4, 0);
+  GraphTimer timer = must(GraphTimer::create(std::max(copies, 8), [&](int index, CUstream_st* stream) {
+    const size_t at = wide * static_cast<size_t>(index % copies);
+    RowsCall call;
+    call.source = norm ? RowsCall::Source::kNorm : RowsCall::Source::kPlain;
+    call.m = m;
+    call.k = call.ldx = call.ldr = call.ldy = k;
+    call.x = x.get() + at;
+    if (norm) {
+      call.weight = weight.get();
+      call.weight_f32 = true;
+      call.residual = residual.get() + at;
+    }
+    if (codes) {
+      call.y_e4m3 = e4m3.get();
+      call.ldy_e4m3 = e4m3_row_bytes(k);
+      call.scales = reinterpret_cast<float*>(scales.get());
+    } else {
+      call.y_f16 = y.get() + at;
+    }
+    return run_rows(call, stream);
+  }));
+  const double us = must(timer.median(3, 11));
+  static constexpr const char* kNames[] = {"add_norm", "add_norm_e4m3", "e4m3"};
+  fmt::print("{{\"what\": \"{}\", \"m\": {}, \"k\": {}, \"us\": {:.2f}, \"gb_s\": {:.0f}}}\n",
+             kNames[static_cast<int>(what)], m, k, us, traffic / us * 1e-3);
+}
+
+}  // namespace
+}  // namespace nfp::cuda
+
+int main() {
+  using nfp::cuda::What;
+  for (const int64_t m : {1, 32, 128, 256, 512, 1024, 2048, 8192}) {
+    for (const int64_t k : {4096, 5120}) {
+      nfp::cuda::report(What::kAddNorm, m, k);
+      nfp::cuda::report(What::kAddNormE4m3, m, k);
+      nfp::cuda::report(What::kE4m3, m, k);
+    }
+    for (const int64_t k : {14336, 32768}) nfp::cuda::report(What::kE4m3, m, k);
+  }
+  return 0;
+}

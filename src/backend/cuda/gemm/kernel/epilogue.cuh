@@ -1,0 +1,326 @@
+// From accumulators to outputs in memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "backend/cuda/gemm/kernel/kernel_params.h"
+#include "backend/cuda/gemm/plan/config.h"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+
+namespace nfp::cuda {
+
+__device__ __forceinline__ uint32_t pack_pair(float a, float b, bool bf16) {
+  if (bf16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ float2 unpack_pair(uint32_t bits, bool bf16) {
+  return bf16 ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits))
+              : __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
+__device__ __forceinline__ float silu_times(float gate, float up) {
+  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+// One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one
+// rounding. The transpose goes through shared memory a chunk of tokens at a time, from where the copy engine takes
+// whole lines.
+template <Tile kTile, bool kTokenScale>
+struct Epilogue {
+  static constexpr int kTokens = kTile.tokens;
+  static constexpr int kChunk = staging_tokens(kTile);
+  static constexpr int kGroup = staging_group(kTile);
+  static constexpr int kHalves = staging_halves(kTile);
+  static constexpr int kChunkBytes = kChunk * 128;
+  enum class Format { kF16, kBF16, kEither };  // kEither: asked at run time
+
+  const KernelParams& p;
+  uint32_t staging;  // this warpgroup's, 1024-byte aligned
+  uint32_t scales;   // this warpgroup's, kTokens floats
+  int warpgroup;
+  int groups_stored = 0;
+  // Loads what store() will need of a tile's tokens, so that the main loop hides the latency.
+  __device__ __forceinline__ void prepare(int token0) {
+    if constexpr (kTokenScale) {
+#pragma unroll
+      for (int t = static_cast<int>(threadIdx.x) % 128; t < kTokens; t += 128) {
+        if (p.token_scale == nullptr) {
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(1.0f) : "memory");
+        } else if (token0 + t < p.m) {
+          ptx::copy_async_4(scales + t * 4, p.token_scale + token0 + t);
+        }
+      }
+    }
+  }
+
+  __device__ void barrier() const { ptx::named_barrier(1 + warpgroup, 128); }
+  // In the warp that handed group `index` over: until the copy engine has read it. (The wait is the issuing thread's,
+  // and elect_one() names the same one every time.)
+  __device__ void wait_for_store(int index) const {
+    if (static_cast<int>(threadIdx.x) / 32 % 4 == index % 4 && ptx::elect_one()) ptx::store_wait_read<0>();
+    __syncwarp();
+  }
+
+  struct RowFactors {
+    float scale0, scale1, bias0, bias1;
+  };
+  // Of rows `row` and row + 8.
+  __device__ RowFactors row_factors(int row) const {
+    RowFactors f{p.weight_scale, p.weight_scale, 0.0f, 0.0f};
+    if (p.row_scale != nullptr) {
+      f.scale0 *= row < p.n ? __ldg(p.row_scale + row) : 0.0f;
+      f.scale1 *= row + 8 < p.n ? __ldg(p.row_scale + row + 8) : 0.0f;
+    }
+    if (p.bias != nullptr) {
+      f.bias0 = row < p.n ? __ldg(p.bias + row) : 0.0f;
+      f.bias1 = row + 8 < p.n ? __ldg(p.bias + row + 8) : 0.0f;
+    }
+    return f;
+  }
+
+  // Byte of the 16-byte chunk `column16` of token row `t` in a staging buffer: the copy engine's swizzle.
+  template <bool kSwiglu>
+  static __device__ uint32_t staged(int t, int column16) {
+    return kSwiglu ? t * 64 + ((column16 ^ (t / 2 % 4)) * 16) : t * 128 + ((column16 ^ (t % 8)) * 16);
+  }
+
+  // chunk_mask: of the tile's chunks, those that this block stores.
+  template <bool kSwiglu, bool kResidual, Format kFormat>
+  __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // uniform, to the compiler too
+    row0 = __shfl_sync(0xffffffffu, row0, 0);
+    token0 = __shfl_sync(0xffffffffu, token0, 0);
+    const bool bf16 = kFormat == Format::kEither ? p.is_bf16 != 0 : kFormat == Format::kBF16;
+    const RowFactors f = row_factors(row0 + warp * 16 + lane / 4);
+    const int column0 = kSwiglu ? row0 / 2 : row0;
+    if constexpr (kTokenScale) {
+      ptx::copy_async_wait();  // prepare()'s
+      if constexpr (kHalves == 2) barrier();
+    }
+    // 16 bytes of the residual: 8 (4 with swiglu) threads a token.
+    constexpr int kLanes = kSwiglu ? 4 : 8;
+    constexpr int kTokensAtOnce = kGroup * kChunk;
+    constexpr int kLoads = (kTokensAtOnce * kLanes + 127) / 128;
+    constexpr int kGroups = kTokens / kTokensAtOnce;
+    uint4 ahead[kLoads];
+    const auto fetch = [&](int group) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int t = (thread + i * 128) / kLanes, column = column0 + thread % kLanes * 8;
+        const int token = token0 + group * kTokensAtOnce + t;
+        ahead[i] = make_uint4(0, 0, 0, 0);
+        if (group < kGroups && t < kTokensAtOnce && token < p.m && column < (kSwiglu ? p.n / 2 : p.n)) {
+          ahead[i] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.residual) + token * p.ldr + column);
+        }
+      }
+    };
+    if constexpr (kResidual) fetch(0);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int first = token0 + group * kTokensAtOnce;
+      if (first >= p.m) break;
+      const uint32_t wanted = chunk_mask >> (group * kGroup) & ((1u << kGroup) - 1);
+      if (wanted == 0) {
+        if constexpr (kResidual) fetch(group + 1);
+        continue;
+      }
+      const uint32_t half = staging + (kHalves == 2 ? groups_stored % 2 * (kGroup * kChunkBytes) : 0);
+      if constexpr (kHalves == 1) {
+        wait_for_store(groups_stored - 1);
+        barrier();
+      }
+      if constexpr (kResidual) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const int t = (thread + i * 128) / kLanes;
+          if (t < kTokensAtOnce) {
+            ptx::store_shared_16(half + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
+                                 ahead[i]);
+          }
+        }
+        fetch(group + 1);
+        barrier();
+      }
+#pragma unroll
+      for (int inner = 0; inner < kGroup; ++inner) {
+        const int chunk = group * kGroup + inner;
+        const uint32_t buffer = half + inner * kChunkBytes;
+        if ((wanted >> inner & 1) == 0) continue;
+        float2 token_scales[kTokenScale ? kChunk / 8 : 1];
+        if constexpr (kTokenScale && !kResidual) {  // all at once, where registers allow
+#pragma unroll
+          for (int j = 0; j < kChunk / 8; ++j)
+            token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
+        }
+#pragma unroll
+        for (int j = 0; j < kChunk / 8; ++j) {
+          const int base = (chunk * (kChunk / 8) + j) * 4;
+          float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
+          if constexpr (kTokenScale) {
+            if constexpr (kResidual)
+              token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
+            v0 *= token_scales[j].x;
+            v1 *= token_scales[j].y;
+            v2 *= token_scales[j].x;
+            v3 *= token_scales[j].y;
+          }
+          v0 = fmaf(v0, f.scale0, f.bias0);
+          v1 = fmaf(v1, f.scale0, f.bias0);
+          v2 = fmaf(v2, f.scale1, f.bias1);
+          v3 = fmaf(v3, f.scale1, f.bias1);
+          const int t = j * 8 + lane % 8;
+          if constexpr (kSwiglu) {  // v0, v1: gate; v2, v3: up
+            v0 = silu_times(v0, v2);
+            v1 = silu_times(v1, v3);
+            const uint32_t address = buffer + staged<true>(t, warp);
+            if constexpr (kResidual) {
+              uint32_t r0;
+              ptx::load_matrix_x1_trans(address, r0);
+              const float2 r = unpack_pair(r0, bf16);
+              v0 += r.x;
+              v1 += r.y;
+            }
+            ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
+          } else {
+            const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
+            if constexpr (kResidual) {
+              uint32_t r0, r1;
+              ptx::load_matrix_x2_trans(address, r0, r1);
+              const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
+              v0 += a.x;
+              v1 += a.y;
+              v2 += b.x;
+              v3 += b.y;
+            }
+            ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
+          }
+        }
+      }
+      ptx::fence_async_shared();
+      // After this barrier the group is complete, and the other half is free for the next one.
+      if constexpr (kHalves == 2) wait_for_store(groups_stored - 1);
+      barrier();
+      // Warps take turns, so that the others go on while one hands its group over.
+      if (warp == groups_stored % 4 && ptx::elect_one()) {
+#pragma unroll
+        for (int inner = 0; inner < kGroup; ++inner) {
+          const int token = first + inner * kChunk;
+          if ((wanted >> inner & 1) != 0 && token < p.m)
+            ptx::tensor_store_2d(&p.d_map, half + inner * kChunkBytes, column0, token);
+        }
+        ptx::store_commit();
+      }
+      ++groups_stored;
+    }
+  }
+
+  // Any alignment and any type, one element at a time.
+  __device__ __noinline__ static void store_element(const KernelParams& p, int token, int column, float value) {
+    const int64_t at = token * p.ldd + column;
+    if (p.is_f32 != 0) {
+      if (p.residual != nullptr) value += static_cast<const float*>(p.residual)[token * p.ldr + column];
+      static_cast<float*>(p.d)[at] = value;
+      return;
+    }
+    const bool bf16 = p.is_bf16 != 0;
+    if (p.residual != nullptr) {
+      const uint32_t r = static_cast<const uint16_t*>(p.residual)[token * p.ldr + column];
+      value += unpack_pair(r, bf16).x;
+    }
+    static_cast<uint16_t*>(p.d)[at] = static_cast<uint16_t>(pack_pair(value, 0.0f, bf16));
+  }
+  __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0,
+                                                  uint32_t chunk_mask) const {
+    const int lane = threadIdx.x % 32;
+    const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const RowFactors f = row_factors(row);
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 4) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int token = token0 + i * 2 + lane % 4 * 2 + side;
+        if (token >= p.m || (chunk_mask >> (i * 2 / kChunk) & 1) == 0) continue;
+        float v0 = acc[i + side], v1 = acc[i + 2 + side];
+        if constexpr (kTokenScale) {
+          const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + token) : 1.0f;
+          v0 *= scale;
+          v1 *= scale;
+        }
+        v0 = fmaf(v0, f.scale0, f.bias0);
+        v1 = fmaf(v1, f.scale1, f.bias1);
+        if (p.swiglu != 0) {
+          if (row + 8 < p.n) store_element(p, token, row0 / 2 + (row - row0) / 16 * 8 + lane / 4, silu_times(v0, v1));
+        } else {
+          if (row < p.n) store_element(p, token, row, v0);
+          if (row + 8 < p.n) store_element(p, token, row + 8, v1);
+        }
+      }
+    }
+  }
+
+  // FP32 as it is, straight from the accumulators: a warp's eight columns of a token are 32 bytes, a whole sector of
+  // the L2, so staging would gain nothing.
+  __device__ __forceinline__ void store_f32(float (&acc)[kTokens / 2], int row0, int token0,
+                                            uint32_t chunk_mask) const {
+    const int lane = threadIdx.x % 32;
+    const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const RowFactors f = row_factors(row);
+    const int first = token0 + lane % 4 * 2;
+    float* out = static_cast<float*>(p.d) + first * p.ldd + row;
+    const bool low = row < p.n, high = row + 8 < p.n;
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 4) {
+      if ((chunk_mask >> (i * 2 / kChunk) & 1) != 0) {
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          const int token = first + i * 2 + side;
+          if (token >= p.m) break;
+          float v0 = acc[i + side], v1 = acc[i + 2 + side];
+          if constexpr (kTokenScale) {
+            const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + token) : 1.0f;
+            v0 *= scale;
+            v1 *= scale;
+          }
+          if (low) out[side * p.ldd] = fmaf(v0, f.scale0, f.bias0);
+          if (high) out[side * p.ldd + 8] = fmaf(v1, f.scale1, f.bias1);
+        }
+      }
+      out += 8 * p.ldd;
+    }
+  }
+
+  __device__ __forceinline__ void store(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
+    if (row0 >= p.n) return;
+    if (p.bulk_stores == 0) {
+      if (p.is_f32 != 0 && p.swiglu == 0 && p.residual == nullptr) {
+        store_f32(acc, row0, token0, chunk_mask);
+      } else {
+        store_scattered(acc, row0, token0, chunk_mask);
+      }
+    } else if (p.swiglu != 0) {
+      if (p.residual != nullptr) {
+        store_bulk<true, true, Format::kEither>(acc, row0, token0, chunk_mask);
+      } else {
+        store_bulk<true, false, Format::kEither>(acc, row0, token0, chunk_mask);
+      }
+    } else if (p.residual != nullptr) {
+      store_bulk<false, true, Format::kEither>(acc, row0, token0, chunk_mask);
+    } else if (p.is_bf16 != 0) {
+      store_bulk<false, false, Format::kBF16>(acc, row0, token0, chunk_mask);
+    } else {
+      store_bulk<false, false, Format::kF16>(acc, row0, token0, chunk_mask);
+    }
+  }
+};
+
+}  // namespace nfp::cuda

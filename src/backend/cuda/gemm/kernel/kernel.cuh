@@ -1,0 +1,181 @@
+// D[m, n] = X[m, k] * W[n, k]^T from a nested weight, for sm_90a. Two modes share everything but the inner loop:
+//   FP16/BF16: both byte planes; the weight is rebuilt in registers and is wgmma's A operand from there.
+//   E4M3:      the upper plane is wgmma's A operand where the copy engine put it.
+// Weight rows are wgmma's M = 64 and tokens its N, so the accumulators hold D^T.
+//
+// Producer threads fill a ring of stages (produce.cuh); one to three consumer warpgroups multiply (multiply_f16.cuh,
+// multiply_e4m3.cuh).
+//
+// All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles.
+// Parts of a cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
+// depend on who is last.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "backend/cuda/gemm/plan/config.h"
+#include "backend/cuda/gemm/kernel/epilogue.cuh"
+#include "backend/cuda/gemm/kernel/parts.cuh"
+#include "backend/cuda/gemm/kernel/kernel_params.h"
+#include "backend/cuda/gemm/kernel/kernels.h"
+#include "backend/cuda/gemm/kernel/multiply_e4m3.cuh"
+#include "backend/cuda/gemm/kernel/multiply_f16.cuh"
+#include "backend/cuda/gemm/kernel/produce.cuh"
+#include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+
+namespace nfp::cuda {
+
+template <Operand kOperand, Tile kTile>
+struct Kernel {
+  using Ring = nfp::cuda::Ring<kOperand, kTile>;
+  using Pipe = typename Ring::Pipe;
+  static constexpr auto kTokens = Ring::kTokens;
+  static constexpr auto kRowBlocks = Ring::kRowBlocks;
+  static constexpr auto kCluster = Ring::kCluster;
+  static constexpr auto kConsumers = Ring::kConsumers;
+  static constexpr auto kFp8 = Ring::kFp8;
+  static constexpr auto kLean = Ring::kLean;
+  static constexpr auto kStages = Ring::kStages;
+  static constexpr auto kStageBytes = Ring::kStageBytes;
+  static constexpr auto kBlocks = Ring::kBlocks;
+
+  static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
+                                                 uint32_t flags, int cluster, int clusters, uint32_t rank) {
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    Epilogue<kTile, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile), scales + warpgroup * kTokens * 4,
+                                   warpgroup};
+    if constexpr (!kFp8) MultiplyF16<kOperand, kTile>::begin(warpgroup);
+    WorkList list(p, cluster, clusters);
+    Work work;
+    while (list.next(work)) {
+      float acc[kRowBlocks][kTokens / 2];
+      const int iterations = work.k_end - work.k_begin;
+      const TileOrigin origin = tile_origin(p, work.tile);
+      if constexpr (kFp8) {
+        ptx::dependency_wait();  // the scales may come from the kernel before
+        epilogue.prepare(origin.token * kTokens);
+      }
+      if constexpr (kOperand == Operand::kE4M3Promoted) {
+        MultiplyE4m3<kOperand, kTile>::promoted(acc, pipe, work.k_begin, iterations, warpgroup);
+      } else if constexpr (kFp8) {
+        MultiplyE4m3<kOperand, kTile>::plain(acc, pipe, iterations, warpgroup);
+      } else {
+        MultiplyF16<kOperand, kTile>::run(acc, pipe, iterations, warpgroup, p.one);
+      }
+      ptx::dependency_wait();  // what follows touches memory that the kernel before may own
+      const uint32_t chunk_mask = p.exchange > 1 ? exchange_parts<kOperand, kTile>(p, acc, pipe, rank) : ~0u;
+      finish(p, acc[0], work, origin, chunk_mask, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4,
+             warpgroup);
+      if constexpr (kRowBlocks == 2) {
+        finish(p, acc[1], work, origin, chunk_mask, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4,
+               warpgroup);
+      }
+    }
+    if (ptx::elect_one()) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
+  }
+
+  static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
+                                                const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
+                                                Epilogue<kTile, kFp8>& epilogue, uint32_t flag, int warpgroup) {
+    bool complete = true;
+    if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
+      constexpr int kSlotBlocks = kCluster * kBlocks;
+      const int slot_block = static_cast<int>(rank) * kBlocks + block;
+      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, p.counters + work.tile * kSlotBlocks + slot_block,
+                            flag, warpgroup);
+    }
+    if (complete) {
+      const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
+      epilogue.store(acc, row0, origin.token * kTokens, chunk_mask);
+    }
+  }
+
+  static __device__ __forceinline__ void run(const KernelParams& p, uint8_t* memory) {
+    const uint32_t base = ptx::shared_address(memory);
+    Pipe pipe;
+    pipe.ring = base;
+    const uint32_t staging = base + kStages * kStageBytes;
+    const uint32_t scales = staging + kConsumers * staging_bytes(kTile);
+    const uint32_t bars = scales + kConsumers * kTokens * 4;
+    pipe.full = bars;
+    pipe.empty = bars + kStages * 8;
+    const uint32_t flags = bars + kStages * 16;
+    // A cluster's ranks: kCluster neighbours along n share X; with exchange, one such group for each part of k.
+    const uint32_t full_rank = ptx::cluster_rank();
+    const uint32_t rank = full_rank % kCluster;
+    pipe.group = full_rank - rank;
+    const int cluster = static_cast<int>(blockIdx.x) / kCluster;
+    const int clusters = static_cast<int>(gridDim.x) / kCluster;
+
+    if (threadIdx.x == kConsumers * 128) {
+      ptx::prefetch_tensor_map(&p.x);
+      for (int s = 0; s < kStages; ++s) {
+        ptx::mbarrier_init(pipe.full + s * 8, 1);
+        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * 4 * kCluster);
+      }
+      ptx::mbarrier_init_fence();
+    }
+    if constexpr (kCluster == 1) {
+      __syncthreads();
+    } else {
+      ptx::cluster_sync();
+    }
+    ptx::launch_dependents();
+    if (threadIdx.x >= kConsumers * 128) {
+      if constexpr (!kLean && kConsumers > 1) ptx::release_registers<producer_registers(kConsumers)>();
+      Producer<kOperand, kTile>::produce(p, pipe, cluster, clusters, rank);
+      if (p.exchange > 1) {
+        ptx::cluster_sync();
+        ptx::cluster_sync();
+      }
+    } else {
+      if constexpr (!kLean && kConsumers > 1) ptx::claim_registers<consumer_registers(kConsumers)>();
+      consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
+    }
+    // A block must not leave while another may still write into its shared memory or arrive at its barriers.
+    // (With exchange the second meeting was the last use of another block's memory.)
+    if constexpr (kCluster > 1) {
+      if (p.exchange == 1) ptx::cluster_sync();
+    }
+  }
+};
+
+// (nvcc's host stubs cannot name a class template argument.)
+template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm, int kWarpgroups>
+__global__ __launch_bounds__(threads(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups}),
+                             lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups})
+                                 ? 2
+                                 : 1) void nested_gemm(const __grid_constant__ KernelParams p) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Kernel<kOperand, Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups}>::run(p, memory);
+}
+template <Operand kOperand, Tile t>
+constexpr auto kFunction = &nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm, t.warpgroups>;
+
+template <Operand kOperand, Mode kMode, size_t... kIndex>
+auto make_entries(std::index_sequence<kIndex...>) {
+  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode) ? 1 : 0))> out{};
+  size_t used = 0;
+  const auto add = [&]<size_t i>() {
+    constexpr Tile t = kTiles[i];
+    if constexpr (exists(t, kMode)) {
+      out[used++] = {kOperand, t, reinterpret_cast<const void*>(kFunction<kOperand, t>), threads(t)};
+    }
+  };
+  (add.template operator()<kIndex>(), ...);
+  return out;
+}
+
+// Every tile of kTiles that exists in the mode.
+template <Operand kOperand, Mode kMode>
+std::span<const KernelEntry> all_entries() {
+  static const auto entries = make_entries<kOperand, kMode>(std::make_index_sequence<kTiles.size()>());
+  return entries;
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,111 @@
+// E4M3 mode's main loops: both operands come from where the copy engine put them.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace nfp::cuda {
+
+// E4M3 products summed in the tensor core before they are added to FP32 registers (docs/kernels.md has the error per
+// interval). With two row blocks per warpgroup registers force every stage (128).
+inline constexpr int kPromotionStages = 4;
+
+template <Operand kOperand, Tile kTile>
+struct MultiplyE4m3 {
+  using Ring = nfp::cuda::Ring<kOperand, kTile>;
+  using Pipe = typename Ring::Pipe;
+  static constexpr auto kTokens = Ring::kTokens;
+  static constexpr auto kRowBlocks = Ring::kRowBlocks;
+  static constexpr auto kWeightBytes = Ring::kWeightBytes;
+  using Mma = ptx::Wgmma<kTokens>;
+
+  static __device__ __forceinline__ void issue(float (&acc)[kTokens / 2], uint32_t weights, uint32_t tokens,
+                                               int accumulate) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      Mma::ss_e4m3(acc, ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32),
+                   ptx::descriptor_128b(tokens + step * 32), step == 0 ? accumulate : 1);
+    }
+  }
+
+  static __device__ __forceinline__ void plain(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                               int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    int previous = 0;
+    for (int i = 0; i < iterations; ++i) {
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+        issue(acc[b], pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, i > 0);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (i > 0) Ring::release(pipe, previous, thread);
+      previous = pipe.stage;
+      pipe.advance();
+    }
+    ptx::wgmma_wait<0>();
+    Ring::release(pipe, previous, thread);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+  }
+
+  // The tensor core's sum is added to FP32 registers at multiples of the interval counted from k = 0, wherever a share
+  // begins.
+  static __device__ __forceinline__ void promoted(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
+                                                  int first_iteration, int iterations, int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    float sum[kTokens / 2];
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+      for (int j = 0; j < kTokens / 2; ++j) acc[b][j] = 0.0f;
+    }
+    int i = 0;
+    while (i < iterations) {
+      const int count =
+          kRowBlocks == 1 ? min(iterations - i, kPromotionStages - (first_iteration + i) % kPromotionStages) : 1;
+      i += count;
+      const int first_stage = pipe.stage;
+      if constexpr (kRowBlocks == 1) {
+        int held = first_stage;
+        for (int c = 0; c < count; ++c) {
+          ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+          ptx::wgmma_fence();
+          issue(sum, pipe.data() + warpgroup * 2 * kBlockBytes, pipe.data() + kWeightBytes, c > 0);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();
+          if (c > 0) Ring::release(pipe, held, thread);
+          held = pipe.stage;
+          pipe.advance();
+        }
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(sum);
+        Ring::release(pipe, held, thread);
+#pragma unroll
+        for (int j = 0; j < kTokens / 2; ++j) acc[0][j] += sum[j];
+      } else {
+        ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+#pragma unroll
+        for (int b = 0; b < kRowBlocks; ++b) {
+          ptx::wgmma_fence();
+          issue(sum, pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, 0);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<0>();
+          ptx::pin_registers(sum);
+          if (b + 1 == kRowBlocks) Ring::release(pipe, first_stage, thread);
+#pragma unroll
+          for (int j = 0; j < kTokens / 2; ++j) acc[b][j] += sum[j];
+        }
+        pipe.advance();
+      }
+    }
+  }
+};
+
+}  // namespace nfp::cuda

@@ -1,0 +1,229 @@
+// FP16 and BF16 modes' main loop: weights are rebuilt from two bytes in registers, from where wgmma takes them.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace nfp::cuda {
+
+// Four weights (k = 2c, 2c+1, 2c+8, 2c+9 of one row) as two pairs of FP16. See layout.h and docs/format.md.
+template <Operand kOperand>
+__device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t one, uint32_t& first,
+                                        uint32_t& second) {
+  constexpr bool kBiased = kOperand == Operand::kF16Biased || kOperand == Operand::kBF16Biased;
+  const uint32_t t = kBiased ? upper : upper - ((lower >> 7) & 0x01010101u);
+  const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
+  first = __byte_perm(lower, high, 0x5140);
+  second = __byte_perm(lower, high, 0x7362);
+  if constexpr (kBiased) {
+    // A product with 1 that the compiler cannot know keeps these off the integer pipe, which the rest fills.
+    first = first * one - 0x00400040u;
+    second = second * one - 0x00400040u;
+  }
+  if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+    const auto narrow = [](uint32_t pair) {
+      const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+      const __nv_bfloat162 out = __float22bfloat162_rn(wide);
+      return *reinterpret_cast<const uint32_t*>(&out);
+    };
+    first = narrow(first);
+    second = narrow(second);
+  }
+}
+
+template <Operand kOperand, Tile kTile>
+struct MultiplyF16 {
+  using Ring = nfp::cuda::Ring<kOperand, kTile>;
+  using Pipe = typename Ring::Pipe;
+  static constexpr auto kTokens = Ring::kTokens;
+  static constexpr auto kRowBlocks = Ring::kRowBlocks;
+  static constexpr auto kConsumers = Ring::kConsumers;
+  static constexpr auto kLean = Ring::kLean;
+  static constexpr auto kWeightBytes = Ring::kWeightBytes;
+  static constexpr auto kStageBytes = Ring::kStageBytes;
+  static constexpr auto kBlocks = Ring::kBlocks;
+  using Mma = ptx::Wgmma<kTokens>;
+
+  // Weights of 64 rows by 64 k as A operands: [k16 step][register].
+  using Fragment = uint32_t[4][4];
+  struct RawWeights {  // of rows `row` and row + 8
+    uint4 upper[2], lower[2];
+  };
+  static __device__ __forceinline__ RawWeights load_weights(uint32_t upper) {
+    const uint32_t lower = upper + kBlocks * kBlockBytes;
+    // Row row + 8 has the same swizzle, 512 bytes on.
+    return {{ptx::load_shared_16(upper), ptx::load_shared_16(upper + 512)},
+            {ptx::load_shared_16(lower), ptx::load_shared_16(lower + 512)}};
+  }
+  static __device__ __forceinline__ void rebuild_all(const RawWeights& raw, uint32_t one, Fragment& a) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint32_t us[4] = {raw.upper[row].x, raw.upper[row].y, raw.upper[row].z, raw.upper[row].w};
+      const uint32_t ls[4] = {raw.lower[row].x, raw.lower[row].y, raw.lower[row].z, raw.lower[row].w};
+#pragma unroll
+      for (int step = 0; step < 4; ++step) rebuild<kOperand>(us[step], ls[step], one, a[step][row], a[step][2 + row]);
+    }
+  }
+  static __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], const uint32_t (&a)[4], uint64_t tokens,
+                                                  int accumulate) {
+    if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+      Mma::rs_bf16(acc, a, tokens, accumulate);
+    } else {
+      Mma::rs_f16(acc, a, tokens, accumulate);
+    }
+  }
+  static __device__ __forceinline__ void issue_f16(float (&acc)[kTokens / 2], const Fragment& a, uint32_t tokens_low) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      multiply(acc, a[step], ptx::descriptor_128b_from_low(tokens_low + step * 2), 1);
+    }
+  }
+
+  // Where this thread's bytes of the warpgroup's first block lie in a stage.
+  static __device__ __forceinline__ uint32_t weights_offset(int warpgroup) {
+    const int thread = threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int row = thread / 32 * 16 + lane / 4;
+    return row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
+  }
+
+  // Warpgroups take turns to hand the tensor cores a stage's products, and rebuild weights while the others' run: with
+  // their products mixed, all would wait, and then all would rebuild. Barriers kFirstTurn + warpgroup.
+  static constexpr int kFirstTurn = 4;
+  static constexpr bool kTurns = kConsumers > 1;
+  // Sums, two fragments, a stage as it was loaded, and some 45 more; and a ring deep enough to keep one stage longer.
+  static constexpr bool kWholeStages =
+      kRowBlocks == 1 && !kLean && kTokens < 256 && kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
+
+  // One row block: a whole stage's weights are rebuilt while the stage before is multiplied; two fragments take turns.
+  static __device__ __forceinline__ void whole_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                                      int warpgroup, uint32_t one) {
+    const int thread = threadIdx.x % 128;
+    const uint32_t weights = pipe.ring + weights_offset(warpgroup);
+    const uint32_t tokens = ptx::descriptor_low(pipe.ring + kWeightBytes);
+    Fragment even, odd;
+#pragma unroll
+    for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
+    const auto issue = [&](const Fragment& a, int stage) {
+      if constexpr (kTurns) {
+        ptx::named_barrier(kFirstTurn + warpgroup, 256);
+      }
+      ptx::wgmma_fence();
+      issue_f16(acc[0], a, tokens + stage * (kStageBytes / 16));
+      ptx::wgmma_commit();
+      if constexpr (kTurns) {
+        ptx::named_barrier_arrive(kFirstTurn + (warpgroup + 1) % kConsumers, 256);
+      }
+    };
+    ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+    rebuild_all(load_weights(weights + pipe.stage * kStageBytes), one, even);
+    int previous = 0;
+    for (int i = 0; i < iterations / 2; ++i) {
+      const int first = pipe.stage;
+      issue(even, first);
+      pipe.advance();
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      RawWeights raw = load_weights(weights + pipe.stage * kStageBytes);
+      ptx::wgmma_wait<1>();  // the stage before is done, and `odd` is free
+      if (i > 0) Ring::release(pipe, previous, thread);
+      rebuild_all(raw, one, odd);
+      issue(odd, pipe.stage);
+      previous = pipe.stage;
+      // Where there is no next stage, this one is loaded again for nothing: a branch would serialise the products.
+      Pipe next = pipe;
+      next.advance();
+      const bool more = 2 * i + 2 < iterations;
+      ptx::mbarrier_wait(more ? next.full_bar() : pipe.full_bar(), more ? next.parity : pipe.parity);
+      raw = load_weights(weights + (more ? next.stage : pipe.stage) * kStageBytes);
+      pipe = next;
+      ptx::wgmma_wait<1>();
+      Ring::release(pipe, first, thread);
+      rebuild_all(raw, one, even);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(acc[0]);
+    if (iterations > 1) Ring::release(pipe, previous, thread);
+    if (iterations % 2 != 0) {
+      issue(even, pipe.stage);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(acc[0]);
+      Ring::release(pipe, pipe.stage, thread);
+      pipe.advance();
+    }
+  }
+
+  // Half a stage at a time, for kernels without the registers for two stages' weights, or with two row blocks.
+  static __device__ __forceinline__ void half_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                                     int warpgroup, uint32_t one) {
+    const int thread = threadIdx.x % 128;
+    const uint32_t offset = weights_offset(warpgroup);
+    uint32_t fragment[2][2][4];
+    int accumulate = 0;
+    int previous = 0;
+    for (int i = 0; i < iterations; ++i) {
+      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+      const uint32_t tokens = pipe.data() + kWeightBytes;
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+        const uint32_t upper = pipe.data() + offset + b * kBlockBytes;
+        const uint32_t lower = upper + kBlocks * kBlockBytes;
+        const uint4 u0 = ptx::load_shared_16(upper), u1 = ptx::load_shared_16(upper + 512);
+        const uint4 l0 = ptx::load_shared_16(lower), l1 = ptx::load_shared_16(lower + 512);
+        const uint32_t us[2][4] = {{u0.x, u0.y, u0.z, u0.w}, {u1.x, u1.y, u1.z, u1.w}};
+        const uint32_t ls[2][4] = {{l0.x, l0.y, l0.z, l0.w}, {l1.x, l1.y, l1.z, l1.w}};
+        // Two k16 steps at a time: rebuilt while the two before are multiplied.
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            uint32_t(&a)[4] = fragment[half][s];
+            rebuild<kOperand>(us[0][2 * half + s], ls[0][2 * half + s], one, a[0], a[2]);
+            rebuild<kOperand>(us[1][2 * half + s], ls[1][2 * half + s], one, a[1], a[3]);
+          }
+          ptx::wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            const uint64_t b_operand = ptx::descriptor_128b(tokens + (2 * half + s) * 32);
+            multiply(acc[b], fragment[half][s], b_operand, s == 1 || half == 1 ? 1 : accumulate);
+          }
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();  // the pair before this one is done, and its fragment registers are free
+          if (b == 0 && half == 0 && i > 0) Ring::release(pipe, previous, thread);
+        }
+      }
+      accumulate = 1;
+      previous = pipe.stage;
+      pipe.advance();
+    }
+    ptx::wgmma_wait<0>();
+    Ring::release(pipe, previous, thread);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+  }
+
+  // Before the first run(): the first turn is the first warpgroup's.
+  static __device__ __forceinline__ void begin(int warpgroup) {
+    if constexpr (kWholeStages && kTurns) {
+      if (warpgroup == kConsumers - 1) ptx::named_barrier_arrive(kFirstTurn, 256);
+    }
+  }
+
+  static __device__ __forceinline__ void run(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                             int warpgroup, uint32_t one) {
+    if constexpr (kWholeStages) {
+      whole_stages(acc, pipe, iterations, warpgroup, one);
+    } else {
+      half_stages(acc, pipe, iterations, warpgroup, one);
+    }
+  }
+};
+
+}  // namespace nfp::cuda

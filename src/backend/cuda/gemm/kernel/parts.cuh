@@ -1,0 +1,220 @@
+// How tiles, and parts of tiles, become sums: the order in which thread blocks take them, and the two ways in which the
+// parts of a tile whose k was cut are added, through global memory (join_parts) and in a cluster (exchange_parts).
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/gemm/kernel/kernel_params.h"
+#include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+
+namespace nfp::cuda {
+
+struct Work {
+  int tile;
+  int k_begin;  // iterations
+  int k_end;
+  int share;  // that this is a part of, for a cut tile
+};
+
+// What one cluster does: its shares of the cut tiles (ShareLength), then whole tiles.
+class WorkList {
+ public:
+  __device__ WorkList(const KernelParams& p, int cluster, int clusters)
+      : p_(p), clusters_(clusters), share_(cluster), tile_(p.split_tiles + cluster) {}
+
+  __device__ bool next(Work& work) {
+    while (true) {
+      if (position_ < end_) {
+        work.tile = position_ / p_.k_iterations;
+        work.k_begin = position_ - work.tile * p_.k_iterations;
+        work.k_end = min(p_.k_iterations, work.k_begin + end_ - position_);
+        work.share = share_ - clusters_;
+        position_ += work.k_end - work.k_begin;
+        return true;
+      }
+      if (share_ >= p_.shares) break;
+      position_ = p_.length.begin(share_);
+      end_ = p_.length.begin(share_ + 1);
+      share_ += clusters_;
+    }
+    if (tile_ >= p_.tiles) return false;
+    work = {tile_, 0, p_.k_iterations, 0};
+    tile_ += clusters_;
+    return true;
+  }
+
+ private:
+  const KernelParams& p_;
+  int clusters_;
+  int share_;
+  int tile_;
+  int position_ = 0;
+  int end_ = 0;
+};
+
+struct TileOrigin {
+  int token;
+  int cluster_row;  // in units of clusters
+};
+// Neighbours in time share group_m token tiles, so that a wave of tiles is near square in bytes and stays in the L2.
+__device__ __forceinline__ TileOrigin tile_origin(const KernelParams& p, int tile) {
+  const int group = tile / (p.group_m * p.n_tiles);
+  const int inside = tile - group * p.group_m * p.n_tiles;
+  const int height = min(p.group_m, p.m_tiles - group * p.group_m);
+  return {group * p.group_m + inside % height, inside / height};
+}
+
+// Adds up the parts of a cut tile. True in the warpgroup that came last: acc then holds the whole sum.
+template <int kCount>
+__device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[kCount], const Work& work,
+                                           int slot_block, int slot_blocks, uint32_t* counter, uint32_t flag,
+                                           int warpgroup) {
+  static_assert(kCount % 4 == 0);
+  const int thread = threadIdx.x % 128;
+  const int tile_begin = work.tile * p.k_iterations;
+  const int first = p.length.of(tile_begin);
+  const int last = p.length.of(tile_begin + p.k_iterations - 1);
+  // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met
+  // another before.
+  const int first_slot = 2 * first + (p.length.begin(first) < tile_begin ? 1 : 0);
+  const auto part = [&](int share) {
+    const int index = (share == first ? first_slot : 2 * share) * slot_blocks + slot_block;
+    return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(index) * (kCount / 4 * 128) + thread;
+  };
+  const auto write_part = [&] {
+    float4* out = part(work.share);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      __stcg(out + i * 128, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+  };
+  const auto add_part = [&](int share) {
+    const float4* in = part(share);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const float4 v = ptx::load_global_cg(in + i * 128);
+      acc[4 * i] += v.x;
+      acc[4 * i + 1] += v.y;
+      acc[4 * i + 2] += v.z;
+      acc[4 * i + 3] += v.w;
+    }
+  };
+  // Thread 0 adds to the tile's counter and tells the others what it held.
+  const auto count = [&](uint32_t add) {
+    if (thread == 0) {
+      __threadfence();
+      const uint32_t before = atomicAdd(counter, add);
+      __threadfence();
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+    uint32_t before;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
+    ptx::named_barrier(1 + warpgroup, 128);  // the flag may be written again
+    return before;
+  };
+  if (last - first == 1) {
+    // Two parts: whoever comes second keeps its own in registers and waits for the first, which is already running and
+    // waits for nobody. a + b = b + a, so the order is no matter.
+    if (count(1) == 0) {
+      write_part();
+      if (thread == 0) {
+        __threadfence();
+        atomicAdd(counter, 1u << 16);
+      }
+      return false;
+    }
+    if (thread == 0) {
+      while (*static_cast<volatile uint32_t*>(counter) < (1u << 16)) __nanosleep(64);
+      __threadfence();
+      *counter = 0;  // ready for the next launch
+    }
+    ptx::named_barrier(1 + warpgroup, 128);
+    add_part(work.share == first ? last : first);
+    return true;
+  }
+  write_part();
+  if (count(1) != static_cast<uint32_t>(last - first)) return false;
+  if (thread == 0) *counter = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
+#pragma unroll 1
+  for (int share = first; share <= last; ++share) add_part(share);
+  return true;
+}
+
+// The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,
+// and add what they receive in order of k. Returns the chunks that this block stores. The ring is free: this tile was
+// the block's only work.
+template <Operand kOperand, Tile kTile>
+__device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p,
+                                                   float (&acc)[kTile.row_blocks][kTile.tokens / 2],
+                                                   const typename Ring<kOperand, kTile>::Pipe& pipe, uint32_t rank) {
+  constexpr int kRowBlocks = kTile.row_blocks, kCluster = kTile.cluster, kConsumers = kTile.warpgroups;
+  constexpr int kChunks = chunks(kTile);
+  constexpr int kChunkBlocks = staging_tokens(kTile) / 8;
+  const int splits = p.exchange;
+  const int me = static_cast<int>(pipe.group) / kCluster;
+  const int most = owned_chunks(kTile, splits);
+  const uint32_t mine = pipe.ring + threadIdx.x * 16;
+  // [row block][part][chunk of the owner][8 tokens][thread] of 16 bytes
+  constexpr int kRow = kConsumers * 128 * 16;
+  const auto place = [&](int b, int part, int chunk) {
+    return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * kRow);
+  };
+  ptx::cluster_sync();  // everybody's ring is free
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int owner = chunk_owner(kTile, chunk, splits);
+    if (owner == me) continue;
+    const uint32_t remote = ptx::map_to_rank(mine, static_cast<uint32_t>(owner) * kCluster + rank);
+    const int index = chunk - first_chunk(kTile, owner, splits);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+      for (int j = 0; j < kChunkBlocks; ++j) {
+        const float* v = &acc[b][(chunk * kChunkBlocks + j) * 4];
+        ptx::store_cluster_16(remote + place(b, me, index) + j * kRow, v[0], v[1], v[2], v[3]);
+      }
+    }
+  }
+  ptx::cluster_sync();  // everything has arrived
+  uint32_t mask = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk_owner(kTile, chunk, splits) != me) continue;
+    mask |= 1u << chunk;
+    const int index = chunk - first_chunk(kTile, me, splits);
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b) {
+#pragma unroll
+      for (int j = 0; j < kChunkBlocks; ++j) {
+        float* own = &acc[b][(chunk * kChunkBlocks + j) * 4];
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int part = 0; part < splits; ++part) {
+          float4 v = make_float4(own[0], own[1], own[2], own[3]);
+          if (part != me) {
+            const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * kRow);
+            v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                            __uint_as_float(bits.w));
+          }
+          sum.x += v.x;
+          sum.y += v.y;
+          sum.z += v.z;
+          sum.w += v.w;
+        }
+        own[0] = sum.x;
+        own[1] = sum.y;
+        own[2] = sum.z;
+        own[3] = sum.w;
+      }
+    }
+  }
+  return mask;
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,70 @@
+// How a block shares its registers among producers and consumers, and the ring of stages in shared memory between them.
+//
+// A stage of shared memory:
+//   FP16: [row block][4096 B upper] then [row block][4096 B lower], then X [tokens][128 B], 64 k
+//   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
+// Barriers: full[s] counts the copies' bytes, empty[s] the consumer warps of every block in the cluster.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/gemm/plan/config.h"
+#include "backend/cuda/gemm/kernel/kernels.h"
+#include "backend/cuda/ptx/barrier.cuh"
+
+namespace nfp::cuda {
+
+// Registers are shared out by quarters of an SM, so a ninth warp at one block per SM would cap everyone at 168: there
+// the producer is a whole warpgroup, and hands its registers over. Claiming more than was released would wait for ever.
+constexpr int entry_registers(int consumers) { return 65536 / ((consumers + 1) * 128) / 8 * 8; }
+// (A single consumer has 256 from the start.)
+constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 232; }
+constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 40; }
+static_assert(2 * consumer_registers(2) + producer_registers(2) <= 3 * entry_registers(2));
+static_assert(3 * consumer_registers(3) + producer_registers(3) <= 4 * entry_registers(3));
+// Lean kernels (config.h) need no such exchange.
+constexpr int threads(const Tile& t) { return t.warpgroups * 128 + (lean(t) ? 32 : 128); }
+
+template <Operand kOperand, Tile kTile>
+struct Ring {
+  static constexpr int kTokens = kTile.tokens;
+  static constexpr int kRowBlocks = kTile.row_blocks;
+  static constexpr int kCluster = kTile.cluster;
+  static constexpr int kConsumers = kTile.warpgroups;
+  static constexpr bool kFp8 = kOperand == Operand::kE4M3 || kOperand == Operand::kE4M3Promoted;
+  static constexpr bool kLean = lean(kTile);
+  static constexpr int kStages = stages(kTile);
+  static constexpr int kWeightBytes = kTile.rows() * 128;
+  static constexpr int kStageBytes = stage_bytes(kTile);
+  static constexpr int kBlocks = kConsumers * kRowBlocks;  // of 64 rows in this thread block
+  static_assert(kStages >= 3);
+
+  struct Pipe {
+    uint32_t ring, full, empty;
+    uint32_t group;  // first rank of the blocks that share X
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ uint32_t full_bar() const { return full + stage * 8; }
+    __device__ uint32_t empty_bar() const { return empty + stage * 8; }
+    __device__ uint32_t data() const { return ring + stage * kStageBytes; }
+    __device__ void advance() {
+      if (++stage == kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  };
+
+  // Every warp answers for its own reads; wgmma.wait_group.sync, which comes before, has gathered its lanes.
+  static __device__ __forceinline__ void release(const Pipe& pipe, int stage, int thread) {
+    const uint32_t bar = pipe.empty + stage * 8;
+    const int lane = thread % 32;
+    if constexpr (kCluster == 1) {
+      if (lane == 0) ptx::mbarrier_arrive(bar);
+    } else {
+      if (lane < kCluster) ptx::mbarrier_arrive_remote(bar, pipe.group + lane);
+    }
+  }
+};
+
+}  // namespace nfp::cuda

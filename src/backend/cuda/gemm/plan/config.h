@@ -1,0 +1,185 @@
+// Which kernel runs a shape: the tiles that exist, how a grid divides the work, and the choice between them. Choosing
+// is apart from running; everything here is plain C++, printable and tested without a GPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/cuda/gemm/plan/layout.h"
+
+namespace nfp::cuda {
+
+enum class Mode : uint8_t {
+  kF16,           // FP16 activations, exact FP16 weights
+  kBF16,          // BF16 activations, FP16 weights that are BF16 numbers
+  kE4M3,          // E4M3 activations, upper bytes; wgmma accumulates all of k (22 bits on Hopper)
+  kE4M3Promoted,  // the same, added to FP32 registers every 512 of k (128 in the tiles
+                  // with two row blocks)
+};
+std::string_view name_of(Mode mode);
+constexpr bool is_fp8(Mode mode) { return mode == Mode::kE4M3 || mode == Mode::kE4M3Promoted; }
+
+// What the FP32 sums are stored as. It does not depend on the mode, and does not move the choice of a tile.
+enum class Output : uint8_t { kF16, kBF16, kF32 };
+
+// A thread block computes rows() x tokens of D^T with its consumer warpgroups.
+struct Tile {
+  int16_t tokens = 0;         // wgmma's N
+  int16_t row_blocks = 1;     // blocks of 64 rows per warpgroup
+  int16_t cluster = 1;        // thread blocks along n that share one load of X
+  int16_t blocks_per_sm = 1;  // resident at once
+  int16_t warpgroups = 2;     // that multiply
+  constexpr int rows() const { return 64 * warpgroups * row_blocks; }
+  constexpr bool operator==(const Tile&) const = default;
+};
+
+// Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232. Rebuilding
+// weights takes about 50 of them, and promotion keeps a second set of sums.
+constexpr bool exists(const Tile& t, Mode mode) {
+  if (t.tokens == 64 && t.blocks_per_sm == 2) return mode == Mode::kE4M3;
+  if (mode == Mode::kE4M3Promoted) {
+    return t.tokens <= (t.warpgroups == 3 ? 96 : 128) && (t.row_blocks == 1 || t.cluster == 1);
+  }
+  return true;
+}
+
+inline constexpr std::array kTiles = {
+    Tile{8, 1, 1, 2},      Tile{8, 1, 1, 1},     Tile{16, 1, 1, 2},     Tile{16, 1, 1, 1},     Tile{32, 1, 1, 2},
+    Tile{32, 1, 1, 1},     Tile{64, 1, 1, 2},    Tile{64, 1, 1, 1},     Tile{64, 2, 1, 1},     Tile{96, 1, 1, 1},
+    Tile{128, 1, 1, 1},    Tile{128, 1, 2, 1},   Tile{128, 1, 4, 1},    Tile{128, 2, 1, 1},    Tile{128, 2, 2, 1},
+    Tile{192, 1, 1, 1},    Tile{192, 1, 2, 1},   Tile{256, 1, 1, 1},    Tile{256, 1, 2, 1},    Tile{256, 1, 4, 1},
+    Tile{64, 1, 1, 1, 1},  Tile{96, 1, 1, 1, 1}, Tile{128, 1, 1, 1, 1}, Tile{128, 1, 4, 1, 1}, Tile{192, 1, 1, 1, 1},
+    Tile{256, 1, 1, 1, 1}, Tile{96, 1, 1, 1, 3}, Tile{128, 1, 1, 1, 3}, Tile{160, 1, 1, 1},    Tile{176, 1, 1, 1},
+};
+
+// Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16
+// tokens, or 128 k of E4M3.
+inline constexpr int kStagingTokens = 32;
+constexpr int stage_bytes(const Tile& t) { return t.rows() * 128 + t.tokens * 128; }
+// Outputs on their way to memory, for each warpgroup: 64 columns of 2 bytes for chunks of this many tokens.
+// Wide tiles stage two chunks at a time, and have room twice, so that one half is filled while the copy engine empties
+// the other.
+constexpr int staging_tokens(const Tile& t) {
+  return t.tokens < kStagingTokens ? t.tokens : t.tokens % kStagingTokens != 0 ? kStagingTokens / 2 : kStagingTokens;
+}
+constexpr int staging_group(const Tile& t) {
+  return t.tokens % 128 == 0 && t.blocks_per_sm == 1 && t.warpgroups == 2 ? 2 : 1;
+}
+constexpr int staging_halves(const Tile& t) { return t.tokens > kStagingTokens && t.blocks_per_sm == 1 ? 2 : 1; }
+constexpr int staging_bytes(const Tile& t) { return staging_halves(t) * staging_group(t) * staging_tokens(t) * 128; }
+constexpr int fixed_bytes(const Tile& t) {
+  return 512 /* barriers */ + t.warpgroups * (staging_bytes(t) + t.tokens * 4 /* token scales */);
+}
+// Narrow tiles get by with 96 registers a thread, so two blocks fit an SM, or one with a deep ring beside the small
+// kernels around it: those find 27 KB and half the registers free, and dependent launch can overlap them.
+constexpr bool lean(const Tile& t) { return t.tokens <= 32 || t.blocks_per_sm == 2; }
+constexpr int stages(const Tile& t) {
+  const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : lean(t) ? 200 * 1024 : 227 * 1024;
+  const int fit = (budget - fixed_bytes(t)) / stage_bytes(t);
+  return fit < 12 ? fit : 12;
+}
+constexpr int shared_bytes(const Tile& t) { return fixed_bytes(t) + stages(t) * stage_bytes(t); }
+
+// Tokens are given out in chunks of staging_tokens() when a cluster sums its parts: chunk c of a tile to part
+// chunk_owner().
+constexpr int chunks(const Tile& t) { return t.tokens / staging_tokens(t); }
+constexpr int chunk_owner(const Tile& t, int chunk, int splits) { return chunk * splits / chunks(t); }
+constexpr int first_chunk(const Tile& t, int owner, int splits) { return (owner * chunks(t) + splits - 1) / splits; }
+constexpr int owned_chunks(const Tile& t, int splits) { return (chunks(t) + splits - 1) / splits; }
+// Parts received by one block: for its rows and the tokens of its chunks, from every part.
+constexpr int exchange_bytes(const Tile& t, int splits) {
+  return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4;
+}
+inline constexpr int kMaxCluster = 8;
+constexpr bool can_exchange(const Tile& t, int splits) {
+  return splits > 1 && splits * t.cluster <= kMaxCluster && exchange_bytes(t, splits) <= stages(t) * stage_bytes(t);
+}
+
+// How the k iterations of all tiles are shared out.
+//   splits = 1: a tile is one block's work; blocks take tiles in turn.
+//   splits > 1: every tile's k is cut into that many equal parts; the last block to finish a tile adds the parts in
+//   order of k. exchange:   the same cut and the same order, but the parts of a tile are a cluster and pass sums
+//   through shared memory. splits = 0: stream-K: whole waves as with 1, and the rest of the tiles cut into equal
+//   shares, one a block.
+// A token's result depends on m only through this: see docs/kernels.md, "What a result depends on".
+struct Config {
+  Tile tile;
+  int16_t splits = 1;
+  bool exchange = false;
+  constexpr bool operator==(const Config&) const = default;
+};
+// "128x64 c1 b1 split4" ("exchange4" with exchange); parse_config() reads the same.
+std::string to_string(const Config& config);
+std::optional<Config> parse_config(std::string_view text);
+
+struct Problem {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  Mode mode = Mode::kF16;
+  bool swiglu = false;  // the epilogue joins pairs of rows
+};
+
+struct DeviceShape {
+  int sms = 132;
+  int clusters_of_4 = 32;  // resident at once: clusters do not span GPCs, whose SMs may not divide by 4
+};
+
+// Shares of the cut tiles' iterations laid end to end: share v covers [begin(v), begin(v + 1)). `length` iterations a
+// share as a fraction in lowest terms, so that products stay small whatever the number of tiles.
+struct ShareLength {
+  int numerator = 1;
+  int denominator = 1;
+  constexpr int begin(int share) const {
+    return static_cast<int>(static_cast<uint32_t>(share) * static_cast<uint32_t>(numerator) /
+                            static_cast<uint32_t>(denominator));
+  }
+  // The share that holds an iteration: the largest one that begins at or before it.
+  constexpr int of(int iteration) const {
+    return static_cast<int>((static_cast<uint32_t>(iteration + 1) * static_cast<uint32_t>(denominator) - 1) /
+                            static_cast<uint32_t>(numerator));
+  }
+};
+
+// The work of one launch, in units of clusters (a unit computes cluster * rows() rows).
+struct Schedule {
+  int grid = 0;          // thread blocks, a multiple of the cluster
+  int k_iterations = 0;  // per tile
+  int m_tiles = 0;
+  int n_tiles = 0;      // clusters along n
+  int group_m = 1;      // m tiles that neighbours in time share, for the L2
+  int split_tiles = 0;  // the first of them are cut ...
+  int shares = 0;       // ... into so many equal shares of iterations
+  ShareLength length;   // of a share
+  int exchange = 1;     // parts of a tile in one cluster
+  int cluster = 1;      // thread blocks, parts included
+  int tiles() const { return m_tiles * n_tiles; }
+  // Floats of partial sums: two slots for each share and block of a cluster.
+  size_t partial_floats(const Tile& tile) const {
+    return shares > split_tiles && exchange == 1
+               ? size_t{2} * static_cast<size_t>(shares) * static_cast<size_t>(tile.cluster * tile.rows() * tile.tokens)
+               : 0;
+  }
+  // One per warpgroup of a split tile.
+  size_t counters(const Tile& tile) const {
+    return shares > split_tiles && exchange == 1
+               ? static_cast<size_t>(split_tiles) * static_cast<size_t>(tile.cluster * tile.rows() / 64)
+               : 0;
+  }
+};
+Schedule make_schedule(const Problem& problem, const Config& config, const DeviceShape& device);
+
+// Everything worth timing for a problem: the analytic choice, then in the order of a model of the machine.
+std::vector<Config> candidates(const Problem& problem, const DeviceShape& device);
+// For shapes that nobody has tuned.
+Config analytic_choice(const Problem& problem, const DeviceShape& device);
+
+// Token counts are tuned at these sizes; choose() in table.h says what a count in between takes.
+inline constexpr std::array kTokenBuckets = {1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096};
+int token_bucket(int64_t m);
+
+}  // namespace nfp::cuda

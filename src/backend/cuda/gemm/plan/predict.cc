@@ -1,0 +1,85 @@
+#include "backend/cuda/gemm/plan/predict.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace nfp::cuda {
+namespace {
+
+double ceil_div(double a, double b) { return std::ceil(a / b); }
+double cubed(double x) { return x * x * x; }
+
+// Clusters of `blocks` that are resident at once, one block on an SM. Clusters do not span GPCs, and of sizes that are
+// no power of two a GPC holds fewer than its SMs would let it: on an H200 with 31 clusters of 4, 40 of 3, 24 of 5 and
+// 20 of 6 were measured to take two turns.
+int resident_clusters(int blocks, const DeviceShape& device) {
+  if (blocks <= 2) return device.sms / blocks;
+  if (blocks % 4 == 0) return device.clusters_of_4 / (blocks / 4);
+  return device.clusters_of_4 * 4 * 7 / 8 / blocks;
+}
+
+// Weights that are read again before they have left the L2 cost nothing; this is about half of one.
+constexpr double kL2Megabytes = 50;
+
+}  // namespace
+
+double predict_us(const TimeModel& model, const Problem& problem, const Config& config, const DeviceShape& device) {
+  const Tile& tile = config.tile;
+  const auto known = std::find(kTiles.begin(), kTiles.end(), tile);
+  if (known == kTiles.end()) return std::numeric_limits<double>::infinity();
+  const TileCost& cost = model.tiles[static_cast<size_t>(known - kTiles.begin())];
+  if (cost.step_us <= 0) return std::numeric_limits<double>::infinity();
+
+  const Schedule s = make_schedule(problem, config, device);
+  const double k_steps = s.k_iterations;
+  // Of the slot with the most work: steps of k and tiles, or parts of tiles, that it begins and ends.
+  double steps = 0, ends = 0, fragments = 1;
+  const bool cut = s.shares > s.split_tiles;
+  const bool stream = config.splits == 0 && s.shares > 0;
+  if (s.exchange > 1) {
+    const double waves = ceil_div(s.tiles(), std::max(1, resident_clusters(s.cluster, device)) * tile.blocks_per_sm);
+    steps = waves * ceil_div(k_steps, s.exchange);
+    ends = waves;
+  } else {
+    const double room = slots(tile, device);
+    const double waves = ceil_div(s.tiles() - s.split_tiles, room);
+    steps = waves * k_steps;
+    ends = waves;
+    if (s.shares > 0) {
+      const double rounds = ceil_div(s.shares, room);
+      steps += rounds * ceil_div(s.split_tiles * k_steps, s.shares);
+      fragments = 1 + static_cast<double>(s.split_tiles) / s.shares;
+      ends += rounds * (stream ? fragments : 1);
+    }
+  }
+  const double busy = (steps * cost.step_us + ends * cost.tile_us) * tile.blocks_per_sm;
+
+  const bool fp8 = is_fp8(problem.mode);
+  const double tiles = static_cast<double>(s.tiles()) * tile.cluster;
+  const double m = static_cast<double>(problem.m), n = static_cast<double>(problem.n),
+               k = static_cast<double>(problem.k);
+  const double weights = n * k * (fp8 ? 1 : 2) * 1e-6;  // megabytes, which are microseconds of a TB/s
+  // Tiles of the same weights but different tokens run side by side and share what is read. Under stream-K they are at
+  // different k, and weights that the L2 cannot hold are read again.
+  const double again = stream ? model.reread * std::min(s.m_tiles - 1, 4) * weights / (weights + kL2Megabytes) : 0;
+  const double memory = (weights * (1 + again) + m * k * (fp8 ? 1 : 2) * 1e-6 + m * n * 2e-6) / model.memory_tb_s;
+  const double l2 = tiles * k_steps * (tile.rows() * 128.0 + tile.tokens * 128.0 / tile.cluster) * 1e-6 / model.l2_tb_s;
+  const double power = tiles * tile.rows() * tile.tokens * k_steps * (fp8 ? 256 : 128) * 1e-6 / model.tflops;
+  // What overlaps is about as long as its longest part, but not quite: the part's neighbours add when they are close.
+  const double overlapped = std::cbrt(cubed(busy) + cubed(memory) + cubed(l2) + cubed(power));
+
+  double joining = 0;
+  const double kilobytes = tile.rows() * tile.tokens * 4e-3;
+  if (stream) {
+    joining = model.stream_us + model.stream_us_kb * kilobytes * fragments;
+  } else if (cut && s.exchange > 1) {
+    joining = model.exchange_us + model.exchange_us_kb * kilobytes * ends;
+  } else if (cut) {
+    const double parts = static_cast<double>(s.shares) / s.split_tiles;
+    joining = model.split_us + model.split_us_kb * kilobytes * (parts > 2 ? parts + 1 : 1.5);
+  }
+  return model.launch_us + overlapped + joining;
+}
+
+}  // namespace nfp::cuda

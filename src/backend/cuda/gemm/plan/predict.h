@@ -1,0 +1,66 @@
+// How long a launch should take, for any number of tokens: what the choice between tuned numbers of tokens goes by.
+// Plain C++: waves and tails are counted, the rest is a few measured quantities of a device (TimeModel).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "backend/cuda/gemm/plan/config.h"
+
+namespace nfp::cuda {
+
+struct TileCost {
+  double step_us = 0;  // a step of k (128 bytes) on an SM that does nothing else; 0 = not measured
+  double tile_us = 0;  // beginning and storing a tile
+};
+
+// Of one device and mode.
+struct TimeModel {
+  double launch_us = 0;
+  double memory_tb_s = 0;     // device memory
+  double l2_tb_s = 0;         // from the L2 to all SMs
+  double tflops = 0;          // that power lets all SMs keep up
+  double exchange_us = 0;     // joining parts in a cluster: at all,
+  double exchange_us_kb = 0;  // and for each 1000 bytes of a tile's sums
+  double split_us = 0;        // the same through memory
+  double split_us_kb = 0;
+  double stream_us = 0;  // the same for stream-K
+  double stream_us_kb = 0;
+  double reread = 0;  // how much of the weights stream-K reads again for each further tile of tokens
+  std::array<TileCost, kTiles.size()> tiles{};
+};
+
+// Thread blocks, in clusters of the tile's, that are resident at once.
+int slots(const Tile& tile, const DeviceShape& device);
+
+// Every configuration worth considering for a problem, in no order.
+template <typename Visit>
+void for_each_candidate(const Problem& problem, const DeviceShape& device, const Visit& visit) {
+  const int64_t k_iterations = (problem.k + (is_fp8(problem.mode) ? 127 : 63)) / (is_fp8(problem.mode) ? 128 : 64);
+  for (const Tile& tile : kTiles) {
+    if (!exists(tile, problem.mode)) continue;
+    // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
+    // read often.
+    const bool smallest = tile.tokens == 8;
+    if (!smallest && tile.tokens >= 4 * problem.m && tile.tokens > 16) continue;
+    if (tile.tokens * 4 < std::min<int64_t>(problem.m, 256)) continue;
+    if (problem.m <= 64 && tile.tokens < problem.m) continue;
+    if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
+    const int64_t columns = int64_t{tile.rows()} * tile.cluster;
+    const int64_t tiles = ((problem.m + tile.tokens - 1) / tile.tokens) * ((problem.n + columns - 1) / columns);
+    const int room = slots(tile, device);
+    visit(Config{tile, 1, false});
+    if (tiles % room != 0 && tiles < 16 * room) visit(Config{tile, 0, false});
+    for (const int splits : {2, 3, 4, 5, 6, 8, 12, 16}) {
+      if (tiles * splits > 2 * room || k_iterations / splits < 2) continue;
+      visit(Config{tile, static_cast<int16_t>(splits), false});
+      if (can_exchange(tile, splits)) visit(Config{tile, static_cast<int16_t>(splits), true});
+    }
+  }
+}
+
+// Microseconds. Infinite for a tile that the model does not know.
+double predict_us(const TimeModel& model, const Problem& problem, const Config& config, const DeviceShape& device);
+
+}  // namespace nfp::cuda

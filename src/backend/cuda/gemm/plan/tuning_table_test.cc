@@ -1,0 +1,129 @@
+#include "backend/cuda/gemm/plan/tuning_table.h"
+
+#include <gtest/gtest.h>
+
+#include "base/result.h"
+
+namespace nfp::cuda {
+namespace {
+
+const DeviceShape kH200;
+
+TEST(TuningTable, RoundTripsAndFindsTheBucket) {
+  TuningTable table;
+  table.device = "NVIDIA H200";
+  const Config small{Tile{16, 1, 1, 2}, 4, true}, large{Tile{256, 1, 2, 1}, 0, false};
+  table.set(4096, 14336, Mode::kF16, 16, small);
+  table.set(4096, 14336, Mode::kF16, 4096, large);
+  table.set(5120, 4096, Mode::kE4M3Promoted, 1, small);
+  const auto parsed = TuningTable::parse(table.dump(), "test");
+  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+  EXPECT_EQ(parsed->device, "NVIDIA H200");
+  EXPECT_EQ(parsed->size(), 2u);
+  EXPECT_EQ(parsed->dump(), table.dump());
+  EXPECT_EQ(parsed->find({9, 4096, 14336, Mode::kF16, false}), small);
+  EXPECT_EQ(parsed->find({1, 4096, 14336, Mode::kF16, false}), small);  // bucket 1 is not tuned: the next
+  EXPECT_EQ(parsed->find({17, 4096, 14336, Mode::kF16, false}), large);
+  EXPECT_EQ(parsed->find({100000, 4096, 14336, Mode::kF16, false}), large);
+  EXPECT_FALSE(parsed->find({16, 4096, 14336, Mode::kE4M3, false}).has_value());
+  EXPECT_FALSE(parsed->find({16, 4096, 14337, Mode::kF16, false}).has_value());
+}
+
+TEST(TuningTable, RefusesWhatItDoesNotKnow) {
+  const auto message = [](std::string_view text) {
+    const auto parsed = TuningTable::parse(text, "choices.json");
+    return parsed.ok() ? std::string() : parsed.error().message;
+  };
+  const std::string head = R"({"format": "nestedfp gemm choices 1", "device": "x", "choices": [)";
+  const auto entry = [&](std::string_view body) { return head + std::string(body) + "]}"; };
+  EXPECT_EQ(message(entry("")), "");
+  EXPECT_EQ(message(entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"1": "128x8 c1 b1"}})")), "");
+  for (const std::string& bad :
+       {std::string("["), std::string("[]"), std::string(R"({"format": "other"})"), entry("3"), entry(R"({"n": 1})"),
+        entry(R"({"n": -1, "k": 2, "mode": "f16", "by_tokens": {}})"),
+        entry(R"({"n": 1.5, "k": 2, "mode": "f16", "by_tokens": {}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f17", "by_tokens": {}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": []})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"7": "128x8 c1 b1"}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"1": "1x8 c1 b1"}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"1": 8}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "e4m3-promoted", "by_tokens": {"1": "128x256 c1 b1"}})")}) {
+    EXPECT_NE(message(bad).find("choices.json: "), std::string::npos) << bad;
+  }
+}
+
+TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {
+  for (const auto& [text, device] : {std::pair{built_in_choices_h100(), "NVIDIA H100 80GB HBM3"},
+                                     std::pair{built_in_choices_h200(), "NVIDIA H200"}}) {
+    const auto parsed = TuningTable::parse(text, device);
+    ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+    EXPECT_EQ(parsed->device, device);
+    EXPECT_EQ(parsed->size(), 14u * 3);
+    const TuningTable* table = built_in_table(device, 132);
+    ASSERT_NE(table, nullptr);
+    EXPECT_EQ(table->dump(), parsed->dump());
+    for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
+      const auto config = table->find({1000, 4096, 14336, mode, false});
+      ASSERT_TRUE(config.has_value());
+      EXPECT_TRUE(exists(config->tile, mode));
+    }
+  }
+}
+
+TEST(TuningTable, BuiltInChoicesGoByNameAndSize) {
+  const auto device = [](std::string_view name, int sms) {
+    const TuningTable* table = built_in_table(name, sms);
+    return table == nullptr ? std::string() : table->device;
+  };
+  EXPECT_EQ(device("NVIDIA H100 NVL", 132), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(device("NVIDIA H100 PCIe", 114), "");
+  EXPECT_EQ(device("NVIDIA H200 NVL", 132), "NVIDIA H200");
+  EXPECT_EQ(device("NVIDIA GH200 480GB", 132), "NVIDIA H200");
+  EXPECT_EQ(device("NVIDIA A100-SXM4-80GB", 108), "");
+}
+
+TEST(Choice, InvariantCutsDoNotDependOnTheNumberOfTokens) {
+  for (const Mode mode : {Mode::kF16, Mode::kE4M3Promoted}) {
+    for (const auto& [n, k] :
+         {std::pair<int64_t, int64_t>{4096, 4096}, {28672, 4096}, {5120, 32768}, {576, 1536}, {192, 576}}) {
+      int splits = 0;
+      for (const int64_t m : {1, 2, 17, 64, 100, 256, 1000, 4096, 4097, 8192, 20000, 100000}) {
+        const Problem problem{m, n, k, mode, false};
+        const Choice choice = choose(problem, kH200, nullptr, Reduction::kBatchInvariant);
+        ASSERT_TRUE(exists(choice.config.tile, mode));
+        const Schedule s = make_schedule(problem, choice.config, kH200);
+        ASSERT_NE(choice.config.splits, 0);
+        const int cuts = s.shares == 0 ? 1 : s.shares / s.tiles();
+        if (splits == 0) splits = cuts;
+        EXPECT_EQ(cuts, splits) << describe(problem, choice, kH200);
+      }
+    }
+  }
+}
+
+TEST(Choice, InvariantCutsAreKeptHoweverManyTheTableWants) {
+  TuningTable table;
+  for (const int splits : {2, 3, 4, 5, 6, 8, 12, 16}) {
+    table.set(5120, 32768, Mode::kF16, 16, {Tile{16, 1, 1, 2}, static_cast<int16_t>(splits), false});
+    for (const int64_t m : {1, 64, 4096, 8192, 65536}) {
+      const Problem problem{m, 5120, 32768, Mode::kF16, false};
+      const Choice choice = choose(problem, kH200, &table, Reduction::kBatchInvariant);
+      const Schedule s = make_schedule(problem, choice.config, kH200);
+      EXPECT_EQ(s.shares, s.tiles() * std::min(splits, kMaxCluster)) << describe(problem, choice, kH200);
+    }
+  }
+}
+
+TEST(Choice, SaysWhyAndWhat) {
+  const Problem problem{16, 4096, 14336, Mode::kF16, false};
+  TuningTable table;
+  table.set(4096, 14336, Mode::kF16, 16, {Tile{16, 1, 1, 2}, 4, true});
+  const Choice tuned = choose(problem, kH200, &table, Reduction::kFastest);
+  EXPECT_EQ(describe(problem, tuned, kH200),
+            "m 16, n 4096, k 14336, f16: 128x16 c1 b2 exchange4 (tuned), 128 blocks for 32 tiles, 32 of them cut into "
+            "128 shares of k");
+  EXPECT_STREQ(choose({16, 4096, 4096, Mode::kF16, false}, kH200, &table, Reduction::kFastest).reason, "analytic");
+}
+
+}  // namespace
+}  // namespace nfp::cuda

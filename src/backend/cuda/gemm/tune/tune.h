@@ -1,0 +1,28 @@
+// Times every candidate kernel for a model's shapes on the current device: what `nestedfp tune` runs.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+
+#include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/tune/tune_plan.h"
+
+namespace nfp::cuda {
+
+struct TuneOptions {
+  std::span<const Mode> modes;
+  std::span<const int> tokens = kTokenBuckets;
+  int most_candidates = 40;  // per cell, in the analytic model's order
+  // After each cell, with a line like "n 4096, k 14336, m 16, f16: 128x16 c1 b1 split4, 30.2 us". May be empty.
+  std::function<void(const std::string& line)> progress;
+};
+
+// Operands are random; weights rotate over more than the L2 holds. E4M3 products of up to kChainTokens tokens are timed
+// as a decode layer runs them, after the norm and quantisation that they wait for. Needs about 1.5 GB of device memory
+// besides 4 * n * k bytes.
+inline constexpr int kChainTokens = 64;
+Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options);
+
+}  // namespace nfp::cuda

@@ -68,7 +68,10 @@ void print_start(const LoadedModel& loaded, const EngineOptions& made, const ser
 Status run(ServeFlags& flags) {
   block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
-  NFP_ASSIGN_OR_RETURN(auto policy, flags.make_policy());
+  std::unique_ptr<PrecisionPolicy> policy;
+  if (!flags.plans()) {
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());
+  }
   if (!flags.quiet) log::set_level(log::Level::kInfo);
 
   // Everything the engine runs on outlives the service.
@@ -80,11 +83,15 @@ Status run(ServeFlags& flags) {
     ProgressBar bar;
     flags.load.progress = bar.callback();
     flags.calibration.model = flags.model;
-    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy->needs_order()));
+    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy && policy->needs_order()));
   }
   if (flags.kv_bytes > 0 || !loaded->backend->memory()) {  // else what the device leaves
     flags.serving.kv_bytes =
         static_cast<int64_t>(flags.kv_bytes > 0 ? flags.kv_bytes : default_kv_bytes(*loaded, flags));
+  }
+  if (flags.plans()) {
+    NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));
   }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.serving, std::move(policy)));
 

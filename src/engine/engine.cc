@@ -519,7 +519,8 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   record.ttft_target_s = entry.ttft_target_s;
   record.itl_target_s = entry.itl_target_s;
   record.longest_gap_s = entry.longest_gap_s;
-  output.attained = record.attained;
+  record.own_targets = entry.sequence->request.slo_ttft_s || entry.sequence->request.slo_itl_s;
+  if (entry.first_token) output.usage.slo_met = record.attained;
   if (observer_ != nullptr) observer_->on_finished(record);
 }
 

@@ -97,6 +97,7 @@ struct RequestRecord {
   double ttft_target_s = 0;
   double itl_target_s = 0;   // mean time between tokens
   double longest_gap_s = 0;  // between two tokens
+  bool own_targets = false;  // the request named one
   bool attained = false;     // both targets were met, to the last token
 };
 

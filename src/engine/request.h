@@ -111,6 +111,7 @@ struct Usage {
   int32_t completion_tokens = 0;
   PrecisionCounts prompt;  // cached tokens count as they were computed
   PrecisionCounts completion;
+  std::optional<bool> slo_met;  // once it has ended: first token and mean gap were within its targets
 };
 
 // One piece of an answer. Pieces of a request come in order; the last one has `finish`.
@@ -126,7 +127,6 @@ struct RequestOutput {
   std::string error;                                // for kError: what happened,
   ErrorCode error_code = ErrorCode::kInvalidInput;  // and whose fault it was
   Usage usage;                                      // so far
-  bool attained = false;                            // with `finish`: its latency targets were met
 };
 
 }  // namespace nfp

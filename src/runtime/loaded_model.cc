@@ -166,6 +166,7 @@ Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& opt
     }
   }
   engine.fp8_levels = options.fp8_levels;
+  engine.targets = options.targets;
   engine.steps_in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : graphs ? 2 : 1;
   serving.engine = std::make_unique<Engine>(engine, serving.runner.get(), loaded.tokenizer, std::move(policy));
   return serving;

@@ -64,6 +64,7 @@ struct ServingOptions {
   bool prefix_caching = true;
   Precision fp8 = Precision::kFp8;
   std::vector<double> fp8_levels = EngineOptions{}.fp8_levels;
+  LatencyTargets targets;
   int32_t steps_in_flight = 0;  // 0 = what suits the backend
   // Decode steps may be captured and replayed where the backend prefers that. Without, every operation is enqueued in
   // every step, as Backend::profile() must have it to time them.

@@ -531,6 +531,16 @@ void Api::generate(Call& call, bool chat) {
   if (!failure && !precision.empty() && !request.precision) {
     failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
   }
+  // The gateway's names (llm-d, and what it sent before); a field of the body wins.
+  const std::tuple<const char*, const char*, std::optional<double>*> latencies[] = {
+      {"x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", &request.slo_ttft_ms},
+      {"x-llm-d-slo-tpot-ms", "x-slo-tpot-ms", &request.slo_itl_ms}};
+  for (const auto& [name, older, value] : latencies) {
+    for (const char* header : {name, older}) {
+      const std::string_view text = call.request.header(header);
+      if (!failure && !text.empty() && !*value) failure = parse_slo_header(text, header, value);
+    }
+  }
   if (failure) return reply_error(call, *failure);
   request.key = call.key;
   auto generation = std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id,

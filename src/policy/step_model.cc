@@ -107,16 +107,19 @@ Result<StepModel> StepModel::fit(const StepTable& table) {
       wanted.push_back(0.0);
     }
   }
-  // And one for cheap pairs: where every prompt was measured from its start, pairs and tokens grow together and the
-  // data cannot tell one from the other.
-  double most_pairs = 0, most_ms = 1;
+  // And one for cheap attention: where every prompt was measured from its start, or all contexts were short, the data
+  // cannot tell it from what tokens cost.
+  double most_pairs = 0, pairs_ms = 1, most_keys = 1000, keys_ms = 1;
   bool told_apart = false;
   for (const StepTime& step : table.steps) {
+    const StepWork work = work_of(step);
     told_apart = told_apart || step.prefill_context > 0;
-    if (work_of(step).prefill_pairs > most_pairs) most_pairs = work_of(step).prefill_pairs, most_ms = step.ms;
+    if (work.prefill_pairs > most_pairs) most_pairs = work.prefill_pairs, pairs_ms = step.ms;
+    if (work.decode_keys > 0) keys_ms = std::max(keys_ms, step.ms), most_keys = std::max(most_keys, work.decode_keys);
   }
-  rows.emplace_back(columns, 0.0)[shared] = (told_apart ? 0.02 : 0.5) * most_pairs / most_ms;
-  wanted.push_back(0.0);
+  rows.emplace_back(columns, 0.0)[shared] = (told_apart ? 0.02 : 0.5) * most_pairs / pairs_ms;
+  rows.emplace_back(columns, 0.0)[shared + 1] = 0.02 * most_keys / keys_ms;
+  wanted.insert(wanted.end(), 2, 0.0);
   for (size_t c = 0; c < columns; ++c) {  // columns of one size, so that coordinate descent converges
     double square = 0;
     for (const auto& row : rows) square += row[c] * row[c];

@@ -103,7 +103,8 @@ class Recorder final : public EngineObserver {
 struct Replica {
   std::unique_ptr<SimulatedRunner> runner;
   std::unique_ptr<Engine> engine;
-  int64_t tokens = 0;  // of requests in flight, for routing
+  int64_t tokens = 0;                             // of requests in flight, for routing
+  std::vector<std::pair<double, int64_t>> ended;  // when, and how many of these: a router learns of it no sooner
 };
 
 }  // namespace
@@ -162,7 +163,6 @@ Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const
   }
 
   size_t next = 0, reported = 0;
-  std::vector<size_t> place(trace.requests.size());
   std::unordered_map<const Replica*, uint64_t> outcome_steps;  // to notice an engine that does not get on
   while (true) {
     Replica* earliest = nullptr;
@@ -174,6 +174,13 @@ Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const
     if (earliest == nullptr && !more) break;
     if (more && (earliest == nullptr || trace.requests[next].arrival_s <= earliest->runner->now_s)) {
       const TraceRequest& asked = trace.requests[next];
+      for (Replica& replica : replicas) {
+        std::erase_if(replica.ended, [&](const auto& end) {
+          if (end.first > asked.arrival_s) return false;
+          replica.tokens -= end.second;
+          return true;
+        });
+      }
       const auto least = std::min_element(replicas.begin(), replicas.end(),
                                           [](const Replica& a, const Replica& b) { return a.tokens < b.tokens; });
       if (least->engine->idle()) least->runner->now_s = std::max(least->runner->now_s, asked.arrival_s);
@@ -190,7 +197,6 @@ Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const
       request.slo_ttft_s = options.slo_factor * times.ttft_s;
       request.slo_itl_s = options.slo_factor * alone(model, two, engine.limits.max_step_tokens).tpot_s;
       outcome.requests[next].asked = asked;
-      place[next] = static_cast<size_t>(least - replicas.begin());
       const Status status = least->engine->submit(std::move(request));
       if (status.ok()) {
         least->tokens += asked.input + asked.output;
@@ -212,7 +218,7 @@ Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const
         return error(output.error_code, "simulated request {}: {}", output.id, output.error);
       }
       const TraceRequest& asked = trace.requests[std::stoull(output.id)];
-      replicas[place[std::stoull(output.id)]].tokens -= asked.input + asked.output;
+      earliest->ended.emplace_back(earliest->runner->now_s, asked.input + asked.output);
     }
     outcome.seconds = std::max(outcome.seconds, earliest->runner->now_s);
     if (progress && recorder.finished >= reported + 100) {

@@ -204,13 +204,21 @@ void StepModel::observe(size_t level, const StepWork& work, double measured) {
   const double off = std::abs(predicted - measured) / measured;
   error_.steps += 1;
   error_.mean += (off - error_.mean) / static_cast<double>(std::min<uint64_t>(error_.steps, 100));
+  const auto moved = [](double& factor, double by, double most) {
+    factor = std::clamp(factor * std::exp(by), 1.0 / most, most);
+  };
+  constexpr double kMostFactor = 2;  // of one size beside the others
+  constexpr double kMostMachine = kMostDrift / kMostFactor;
+  if (error_.steps <= kFirstSteps) {
+    // The mean of the first steps' ratios; each counts as much as the others, and none by more than a factor of 30.
+    const double ratio = std::clamp(std::log(measured / predicted), -3.4, 3.4);
+    moved(drift_, ratio / static_cast<double>(std::min<uint64_t>(error_.steps, 8)), kMostMachine);
+    return;
+  }
   // Clipped before it counts: a step that waited for something else says nothing about the next.
   const double ratio = std::log(std::clamp(measured / predicted, 0.74, 1.35));
-  const auto moved = [&](double& factor, double rate) {
-    factor = std::clamp(factor * std::exp(rate * ratio), 1.0 / std::sqrt(kMostDrift), std::sqrt(kMostDrift));
-  };
-  moved(drift_, 0.05);
-  moved(factor_[level][static_cast<size_t>(size_of(work.tokens))], 0.05);
+  moved(drift_, 0.05 * ratio, kMostMachine);
+  moved(factor_[level][static_cast<size_t>(size_of(work.tokens))], 0.05 * ratio, kMostFactor);
 }
 
 StepModel::FitError StepModel::error_on(std::span<const StepTime> steps) const {

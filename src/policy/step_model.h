@@ -56,10 +56,11 @@ class StepModel {
   // The most tokens of a chunk behind `context` tokens that can join `work` within `limit_s`; 0 = none.
   int32_t largest_chunk(size_t level, const StepWork& work, int32_t context, int32_t most, double limit_s) const;
 
-  // Learns from a step that took `seconds`. One outlier moves a prediction by 3 % at most, all of them together by a
-  // factor of kMostDrift.
+  // Learns from a step that took `seconds`. The first kFirstSteps say how fast this machine is now, at once; after them
+  // one outlier moves a prediction by 3 % at most. All together move it by a factor of kMostDrift at most.
   void observe(size_t level, const StepWork& work, double seconds);
-  static constexpr double kMostDrift = 4;
+  static constexpr double kMostDrift = 1000;
+  static constexpr uint64_t kFirstSteps = 32;
 
   struct Error {
     double mean = 0;     // of |predicted - measured| / measured over about the last 100 steps

@@ -84,6 +84,7 @@ TEST(StepModel, OutliersAndNonsenseMoveItLittle) {
   StepModel model = std::move(StepModel::fit(synthetic_table())).value();
   StepWork work;
   work.add(256, 0);
+  for (uint64_t i = 0; i < StepModel::kFirstSteps; ++i) model.observe(0, work, model.table_seconds(0, work));
   const double before = model.seconds(0, work);
   model.observe(0, work, 1e6);
   EXPECT_LE(model.seconds(0, work), 1.031 * before);
@@ -94,6 +95,16 @@ TEST(StepModel, OutliersAndNonsenseMoveItLittle) {
   EXPECT_LE(model.seconds(0, work), StepModel::kMostDrift * before * 1.001);
   for (int i = 0; i < 10000; ++i) model.observe(0, work, 1e-9);
   EXPECT_GE(model.seconds(0, work), before / StepModel::kMostDrift * 0.999);
+}
+
+TEST(StepModel, SoonKnowsThatTheTableIsOfAnotherMachine) {
+  for (const double factor : {300.0, 0.003}) {
+    StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+    StepWork work;
+    work.add(64, 0);
+    for (int i = 0; i < 40; ++i) model.observe(0, work, factor * model.table_seconds(0, work));
+    EXPECT_NEAR(model.seconds(0, work) / model.table_seconds(0, work), factor, 0.05 * factor);
+  }
 }
 
 TEST(StepModel, RefusesATableWithoutSteps) {

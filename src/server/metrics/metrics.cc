@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "server/grammar/grammar.h"
@@ -106,7 +107,8 @@ void Metrics::on_step(const StepRecord& step) {
   // One thread writes, so load and store need not be one.
   const double mean = prediction_error_.load(std::memory_order_relaxed);
   const double off = std::abs(step.predicted_s - step.seconds) / step.seconds;
-  prediction_error_.store(mean == 0 ? off : mean + 0.01 * (off - mean), std::memory_order_relaxed);
+  const double share = 1.0 / static_cast<double>(std::min<uint64_t>(++predictions_, 100));
+  prediction_error_.store(mean + share * (off - mean), std::memory_order_relaxed);
 }
 
 void Metrics::on_token_gap(double seconds) {

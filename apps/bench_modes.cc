@@ -55,20 +55,18 @@ Result<Ceilings> BenchFlags::measure(const LoadedModel& loaded) const {
   return Ceilings(found);
 }
 
-Result<std::unique_ptr<LoadedModel>> BenchFlags::load(bool needs_order) const {
-  NFP_ASSIGN_OR_RETURN(auto loaded, model.load(needs_order));
+Result<std::unique_ptr<LoadedModel>> BenchFlags::load(bool needs_sensitivity) const {
+  NFP_ASSIGN_OR_RETURN(auto loaded, model.load(needs_sensitivity));
   loaded->tokenizer.reset();
   return loaded;
 }
 
-BenchEngineOptions BenchFlags::engine(int32_t ctx, int32_t max_sequences) const {
-  BenchEngineOptions options;
-  options.ctx = std::max(ctx, model.ctx);
-  options.max_sequences = max_sequences;
-  options.max_step_tokens = step_tokens;
-  options.kv_dtype = model.kv_dtype_value();
-  options.memory_share = model.device.gpu_memory_utilization;
-  return options;
+EngineConfig BenchFlags::engine(int32_t ctx, int32_t max_sequences) const {
+  EngineConfig config = model.engine_config();
+  config.max_context = std::max(ctx, model.ctx);
+  config.limits.max_sequences = max_sequences;
+  config.limits.max_step_tokens = step_tokens;
+  return config;
 }
 
 // ---- latency -------------------------------------------------------------------------------------------------------
@@ -100,7 +98,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
   wanted.repeats = common.repeats;
   NFP_ASSIGN_OR_RETURN(wanted.precisions, common.precision_list());
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
-  BenchEngineOptions served = common.engine(largest(wanted.inputs) + wanted.output, largest(wanted.batches));
+  EngineConfig served = common.engine(largest(wanted.inputs) + wanted.output, largest(wanted.batches));
   nlohmann::ordered_json breakdowns = nlohmann::ordered_json::array();
   std::vector<LatencyRow> rows;
   std::vector<SwitchingRow> switches;
@@ -118,10 +116,12 @@ Status LatencyMode::run(const BenchFlags& common) const {
   NFP_ASSIGN_OR_RETURN(const Ceilings ceilings, common.measure(*loaded));
   const std::optional<DeviceLimits> limits = device_limits(*loaded, ceilings);
   if (breakdown) {
-    served.as_served = false;
+    served.graphs = false;
     for (const LatencyRow& row : rows) {
       const BreakdownCase c = {row.batch, row.input};
-      served.ctx = std::max(served.ctx, row.input + c.output(std::max(served.max_step_tokens, served.max_sequences)));
+      served.max_context =
+          std::max(served.max_context,
+                   row.input + c.output(std::max(served.limits.max_step_tokens, served.limits.max_sequences)));
     }
     NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
     for (const LatencyRow& row : rows) {

@@ -28,8 +28,8 @@ struct BenchFlags {
   // With --machine, for the CPU.
   Result<Ceilings> measure(const LoadedModel& loaded) const;
   // Without its tokenizer: tokens are made up and stay tokens.
-  Result<std::unique_ptr<LoadedModel>> load(bool needs_order) const;
-  BenchEngineOptions engine(int32_t ctx, int32_t max_sequences) const;
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity) const;
+  EngineConfig engine(int32_t ctx, int32_t max_sequences) const;
 };
 
 struct LatencyMode {

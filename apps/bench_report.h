@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "backend/cpu/machine.h"
+#include "backend/cpu/ceilings.h"
 #include "eval/benchmark.h"
 #include "eval/device_limits.h"
 

@@ -38,7 +38,7 @@ void print_stats(const Engine& engine, const LoadedModel& loaded, const std::opt
         last->times.decode_tokens_per_s);
   }
   fmt::print("policy {}; {} steps, {} precision switches; context {} tokens\n", engine.policy().name(), stats.steps,
-             stats.precision_switches, engine.max_context());
+             stats.precision_switches, engine.bounds().max_context);
   fmt::print("weights {} (one copy), memory {} now, {} at most\n", human_bytes(loaded.model->weight_bytes()),
              human_bytes(process_memory().resident), human_bytes(process_memory().peak));
 }
@@ -71,17 +71,17 @@ bool command(const std::string& line, ChatSession& session, Engine& engine, cons
 }
 
 Status run(const ChatFlags& flags) {
-  NFP_ASSIGN_OR_RETURN(const SamplingParams sampling, flags.sampling.value());
+  NFP_RETURN_IF_ERROR(flags.sampling.check());
   const Precision precision = flags.model.precision_value();
   const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.model.precision, fp8));
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
-  ServingOptions serving;
-  serving.ctx = flags.model.ctx;
-  serving.memory_share = flags.model.device.gpu_memory_utilization;
-  serving.kv_dtype = flags.model.kv_dtype_value();
-  serving.fp8 = fp8;
-  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(policy)));
+  NFP_ASSIGN_OR_RETURN(const SamplingDefaults defaults,
+                       load_sampling_defaults(*loaded->source, flags.sampling.generation_config));
+  NFP_ASSIGN_OR_RETURN(const SamplingParams sampling, flags.sampling.value(defaults));
+  EngineConfig config = flags.model.engine_config();
+  config.fp8 = fp8;
+  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(policy)));
   NFP_ASSIGN_OR_RETURN(ChatSession session, ChatSession::create(*loaded, *engine.engine, flags.system));
 
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
@@ -124,7 +124,12 @@ void add_chat(CLI::App& app, Status& status) {
                "\nExample:\n  nestedfp chat model.gguf --system 'Answer in one sentence.'");
   flags->model.add_to(*verb);
   verb->add_option("--system", flags->system, "the system message");
-  flags->sampling.add_to(*verb, 0.7f);
+  SamplingParams fallback;
+  fallback.temperature = 0.7f;
+  fallback.top_k = 40;
+  fallback.top_p = 0.95f;
+  fallback.min_p = 0.05f;
+  flags->sampling.add_to(*verb, fallback);
   verb->callback([flags, &status] { status = run(*flags); });
 }
 

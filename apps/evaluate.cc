@@ -69,7 +69,7 @@ Status run(EvaluateFlags flags) {
     NFP_ASSIGN_OR_RETURN(flags.options.calibration, calibrate(flags.model.model, calibration));
     if (flags.model.calibrate_smooth) {
       calibration.smooth = true;
-      calibration.order = false;
+      calibration.measure_sensitivity = false;
       NFP_ASSIGN_OR_RETURN(flags.options.smoothed, calibrate(flags.model.model, calibration));
     }
   }

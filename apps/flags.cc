@@ -117,6 +117,15 @@ CalibrationOptions ModelFlags::calibration_options() const {
   return options;
 }
 
+EngineConfig ModelFlags::engine_config() const {
+  EngineConfig config;
+  config.limits.max_sequences = 1;
+  config.max_context = ctx;
+  config.memory_share = device.gpu_memory_utilization;
+  config.kv_dtype = kv_dtype_value();
+  return config;
+}
+
 Status ModelFlags::check_calibration() const {
   if (calibrate_smooth && calibrate == "none") {
     return error(ErrorCode::kUsage, "--calibrate-smooth is a part of calibrating; add --calibrate self or a text file");
@@ -124,7 +133,7 @@ Status ModelFlags::check_calibration() const {
   return ok_status();
 }
 
-Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_order) const {
+Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity) const {
   if (baseline == "fp8-channel" && is_exact(precision_value())) {
     return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
   }
@@ -137,48 +146,60 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_order) const {
   const StopRemovesTemporaries stop;
   ProgressBar bar;
   options.progress = bar.callback();
-  return load_calibrated(*this, std::move(options), needs_order);
+  return load_calibrated(*this, std::move(options), needs_sensitivity);
 }
 
 Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,
-                                                     bool needs_order) {
-  needs_order = needs_order || flags.fp8_share < 1.0;
+                                                     bool needs_sensitivity) {
+  needs_sensitivity = needs_sensitivity || flags.fp8_share < 1.0;
   std::vector<Sensitivity> order;
   NFP_RETURN_IF_ERROR(flags.check_calibration());
   if (flags.calibrate != "none") {
     CalibrationOptions calibration = flags.calibration_options();
     calibration.threads = options.threads;
     calibration.progress = options.progress;
-    calibration.order = needs_order;
+    calibration.measure_sensitivity = needs_sensitivity;
     NFP_ASSIGN_OR_RETURN(Calibration made, calibrate(flags.model, calibration));
     options.filter = made.filter();
     options.scalings = made.scalings;
-    order = std::move(made.order);
+    order = std::move(made.sensitivities);
   }
   NFP_ASSIGN_OR_RETURN(auto loaded, nfp::load(flags.model, options));
-  if (needs_order) {
+  if (needs_sensitivity) {
     if (order.empty()) {
-      NFP_ASSIGN_OR_RETURN(order, stored_order(*loaded->source));
+      NFP_ASSIGN_OR_RETURN(order, stored_sensitivity(*loaded->source));
     }
     NFP_ASSIGN_OR_RETURN([[maybe_unused]] const double reached, set_fp8_share(*loaded->model, order, flags.fp8_share));
   }
   return loaded;
 }
 
-void SamplingFlags::add_to(CLI::App& app, float default_temperature) {
-  params.temperature = default_temperature;
+void add_generation_config_flag(CLI::App& app, std::string& where) {
+  app.add_option(
+         "--generation-config", where,
+         "defaults of temperature, top-k, top-p, min-p and repetition penalty: auto (the model's own), none, or "
+         "a directory with a generation_config.json")
+      ->capture_default_str();
+}
+
+void SamplingFlags::add_to(CLI::App& app, const SamplingParams& fallback) {
+  params = fallback;
   app.add_option("-n,--max-tokens", max_tokens, "tokens to generate at most; 0 = until the context is full")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   app.add_option("--min-tokens", params.min_tokens, "tokens to generate at least")->capture_default_str();
-  app.add_option("--temperature", params.temperature, "0 = greedy: always the likeliest token")->capture_default_str();
-  app.add_option("--top-k", params.top_k, "sample from the K likeliest tokens; 0 = off")->capture_default_str();
-  app.add_option("--top-p", params.top_p, "sample from the likeliest tokens that hold this probability; 1 = off")
-      ->capture_default_str();
-  app.add_option("--min-p", params.min_p, "leave out tokens less likely than this share of the likeliest; 0 = off")
-      ->capture_default_str();
-  app.add_option("--repetition-penalty", params.repetition_penalty, "divide logits of tokens seen before; 1 = off")
-      ->capture_default_str();
+  add_generation_config_flag(app, generation_config);
+  temperature_ = app.add_option("--temperature", params.temperature, "0 = greedy: always the likeliest token");
+  top_k_ = app.add_option("--top-k", params.top_k, "sample from the K likeliest tokens; 0 = off");
+  top_p_ =
+      app.add_option("--top-p", params.top_p, "sample from the likeliest tokens that hold this probability; 1 = off");
+  min_p_ =
+      app.add_option("--min-p", params.min_p, "leave out tokens less likely than this share of the likeliest; 0 = off");
+  repetition_penalty_ =
+      app.add_option("--repetition-penalty", params.repetition_penalty, "divide logits of tokens seen before; 1 = off");
+  for (CLI::Option* option : {temperature_, top_k_, top_p_, min_p_, repetition_penalty_}) {
+    option->capture_default_str();
+  }
   app.add_option("--presence-penalty", params.presence_penalty,
                  "subtract from logits of tokens generated before; 0 = off")
       ->capture_default_str();
@@ -191,8 +212,22 @@ void SamplingFlags::add_to(CLI::App& app, float default_temperature) {
   app.add_flag("--ignore-eos", params.ignore_eos, "go on after the model's end-of-generation token");
 }
 
-Result<SamplingParams> SamplingFlags::value() const {
+Status SamplingFlags::check() const {
+  const auto made = value({});
+  return made.ok() ? ok_status() : Status(made.error());
+}
+
+Result<SamplingParams> SamplingFlags::value(const SamplingDefaults& model) const {
   SamplingParams result = params;
+  if (!model.empty()) {
+    SamplingParams theirs;
+    model.apply(theirs);
+    if (temperature_->count() == 0) result.temperature = theirs.temperature;
+    if (top_k_->count() == 0) result.top_k = theirs.top_k;
+    if (top_p_->count() == 0) result.top_p = theirs.top_p;
+    if (min_p_->count() == 0) result.min_p = theirs.min_p;
+    if (repetition_penalty_->count() == 0) result.repetition_penalty = theirs.repetition_penalty;
+  }
   if (max_tokens > 0) result.max_tokens = max_tokens;
   if (!seed.empty()) {
     uint64_t number = 0;

@@ -11,6 +11,7 @@
 #include "policy/policy.h"
 #include "engine/request.h"
 #include "runtime/loaded_model.h"
+#include "runtime/sampling_defaults.h"
 
 namespace nfp {
 
@@ -48,30 +49,47 @@ struct ModelFlags {
 
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr.
-  Result<std::unique_ptr<LoadedModel>> load(bool needs_order = false) const;
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false) const;
   CalibrationOptions calibration_options() const;
   // Error: flags that need --calibrate, without it.
   Status check_calibration() const;
   Precision precision_value() const { return *precision_from_name(precision); }
   DType kv_dtype_value() const { return kv_dtype_from_name(kv_dtype); }
+  // For one sequence at a time.
+  EngineConfig engine_config() const;
 };
 
-// Loads flags.model as `options` say, with the uppers that --calibrate asks for and, where `needs_order` or --fp8-share
-// does, with the order of sensitivity set.
+// Loads flags.model as `options` say, with the uppers that --calibrate asks for and, where `needs_sensitivity` or
+// --fp8-share does, with the order of sensitivity set.
 Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,
-                                                     bool needs_order);
+                                                     bool needs_sensitivity);
 
 // --fp8-share; --calibrate and what belongs to it.
 void add_share_flag(CLI::App& app, ModelFlags& flags);
 void add_calibration_flags(CLI::App& app, ModelFlags& flags);
 
+// --generation-config
+void add_generation_config_flag(CLI::App& app, std::string& where);
+
 struct SamplingFlags {
   SamplingParams params;
   int32_t max_tokens = 0;  // 0 = until the context is full
   std::string seed;        // empty = random
+  std::string generation_config = "auto";
 
-  void add_to(CLI::App& app, float default_temperature);
-  Result<SamplingParams> value() const;
+  // `fallback`: for models that say nothing of how they are to be sampled.
+  void add_to(CLI::App& app, const SamplingParams& fallback);
+  // What can be wrong before the model is there.
+  Status check() const;
+  // What was given; else what the model says; else, where it says nothing at all, the fallback.
+  Result<SamplingParams> value(const SamplingDefaults& model) const;
+
+ private:
+  CLI::Option* temperature_ = nullptr;
+  CLI::Option* top_k_ = nullptr;
+  CLI::Option* top_p_ = nullptr;
+  CLI::Option* min_p_ = nullptr;
+  CLI::Option* repetition_penalty_ = nullptr;
 };
 
 // "1.23 GiB"

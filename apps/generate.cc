@@ -102,8 +102,7 @@ void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Gen
 
 Status run(const GenerateFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const std::string prompt, read_prompt(flags));
-  NFP_ASSIGN_OR_RETURN(SamplingParams sampling, flags.sampling.value());
-  if (!sampling.seed) sampling.seed = std::random_device{}();
+  NFP_RETURN_IF_ERROR(flags.sampling.check());
   const Precision precision = flags.model.precision_value();
   const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
   const std::string policy =
@@ -111,12 +110,13 @@ Status run(const GenerateFlags& flags) {
   NFP_ASSIGN_OR_RETURN(auto chosen, parse_policy(policy, fp8));
 
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
-  ServingOptions serving;
-  serving.ctx = flags.model.ctx;
-  serving.memory_share = flags.model.device.gpu_memory_utilization;
-  serving.kv_dtype = flags.model.kv_dtype_value();
-  serving.fp8 = fp8;
-  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, serving, std::move(chosen)));
+  NFP_ASSIGN_OR_RETURN(const SamplingDefaults defaults,
+                       load_sampling_defaults(*loaded->source, flags.sampling.generation_config));
+  NFP_ASSIGN_OR_RETURN(SamplingParams sampling, flags.sampling.value(defaults));
+  if (!sampling.seed) sampling.seed = std::random_device{}();
+  EngineConfig config = flags.model.engine_config();
+  config.fp8 = fp8;
+  NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(chosen)));
   Request request;
   request.id = "generate";
   NFP_ASSIGN_OR_RETURN(request.prompt, loaded->tokenizer->encode(prompt));
@@ -158,7 +158,9 @@ void add_generate(CLI::App& app, Status& status) {
   flags->model.add_to(*verb);
   auto* prompt = verb->add_option("-p,--prompt", flags->prompt, "the prompt");
   verb->add_option("-f,--file", flags->file, "read the prompt from a file")->excludes(prompt);
-  flags->sampling.add_to(*verb, 0.0f);
+  SamplingParams fallback;
+  fallback.temperature = 0;
+  flags->sampling.add_to(*verb, fallback);
   verb->add_option("--switch-every", flags->switch_every,
                    "change between FP16 and FP8 every N steps, and mark where (0 = never)")
       ->check(CLI::Range(0, 1 << 30));

@@ -47,7 +47,18 @@ uint64_t kv_bytes_per_token(const ModelConfig& config, DType dtype) {
          static_cast<uint64_t>(config.head_dim) * size_of(dtype);
 }
 
-void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r) {
+nlohmann::ordered_json sampling_json(const SamplingDefaults& sampling) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  if (sampling.temperature) out["temperature"] = *sampling.temperature;
+  if (sampling.top_k) out["top_k"] = *sampling.top_k;
+  if (sampling.top_p) out["top_p"] = *sampling.top_p;
+  if (sampling.min_p) out["min_p"] = *sampling.min_p;
+  if (sampling.repetition_penalty) out["repetition_penalty"] = *sampling.repetition_penalty;
+  return out;
+}
+
+void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r,
+                const SamplingDefaults& sampling) {
   nlohmann::ordered_json kinds = nlohmann::ordered_json::array();
   for (size_t k = 0; k < kGemmTypes; ++k) kinds.push_back(summary_json(kGemmTypeNames[k], r.kinds[k]));
   nlohmann::ordered_json exponents = nlohmann::ordered_json::object();
@@ -89,6 +100,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
       {"fp16_bytes", r.fp16_bytes},
       {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
       {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
+      {"sampling", sampling_json(sampling)},
       {"linear", summary_json("all", r.total)},
       {"by_type", kinds},
       {"rows", r.rows},
@@ -101,8 +113,8 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
   fmt::print("{}\n", out.dump(2));
 }
 
-void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source,
-                const InspectReport& r) {
+void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r,
+                const SamplingDefaults& sampling) {
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
@@ -112,6 +124,7 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
       human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
       human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)));
+  if (!sampling.empty()) fmt::print("sampling, as its authors have it: {}\n\n", sampling.text());
   fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", "linear", "matrices", "nest by |w|<=1.75", "by row exponents",
              "dense");
   const auto line = [](std::string_view name, const KindSummary& s) {
@@ -155,6 +168,7 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
 Status run(const InspectFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
+  NFP_ASSIGN_OR_RETURN(const SamplingDefaults sampling, load_sampling_defaults(*source, "auto"));
   ThreadPool threads(usable_cpu_count());
   InspectReport report;
   {
@@ -162,9 +176,9 @@ Status run(const InspectFlags& flags) {
     NFP_ASSIGN_OR_RETURN(report, inspect(*source, threads, bar.callback()));
   }
   if (flags.json) {
-    print_json(config, *source, report);
+    print_json(config, *source, report, sampling);
   } else {
-    print_text(flags, config, *source, report);
+    print_text(flags, config, *source, report, sampling);
   }
   return ok_status();
 }

@@ -1,10 +1,6 @@
 // nestedfp serve: an OpenAI-compatible server whose precision follows the load.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <fstream>
-
 #include "base/log.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
@@ -16,38 +12,20 @@
 namespace nfp {
 namespace {
 
-// Bytes that the KV cache may take where the user does not say: what all sequences at full length need, but not more
-// than a quarter of the memory that is free.
-uint64_t default_kv_bytes(const LoadedModel& loaded, const ServeFlags& flags) {
-  const KvCacheSpec spec = loaded.model->kv_spec(1, flags.serving.block_size, flags.serving.kv_dtype);
-  const int32_t ctx = flags.serving.ctx > 0 ? flags.serving.ctx : std::min(loaded.config.max_context, 4096);
-  const auto blocks = static_cast<uint64_t>((ctx + flags.serving.block_size - 1) / flags.serving.block_size);
-  const uint64_t all =
-      loaded.backend->kv_bytes_per_block(spec) * blocks * static_cast<uint64_t>(flags.serving.max_sequences);
-  uint64_t available = 8ull << 30;
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("MemAvailable:")) available = std::strtoull(line.c_str() + 13, nullptr, 10) << 10;
-  }
-  return std::min(all, available / 4);
-}
-
-server::ServedModel::Facts facts_of(const LoadedModel& loaded, const ServingEngine& engine, const ServeFlags& flags) {
+server::ServedModel::Facts facts_of(const LoadedModel& loaded, const ServeFlags& flags) {
   server::ServedModel::Facts facts;
   facts.names = flags.names.empty() ? std::vector<std::string>{flags.model} : flags.names;
   facts.root = flags.model;
   facts.tokenizer = loaded.tokenizer;
   facts.chat_template = loaded.chat_template;
   facts.chat_template_json = loaded.chat_template_json;
-  facts.vocab = engine.runner->vocab();
-  facts.max_context = engine.engine->max_context();
-  facts.end_ids = engine.engine->options().eos_ids;
   return facts;
 }
 
 // What a person needs to know at the start.
-void print_start(const LoadedModel& loaded, const EngineOptions& made, const server::ServedModel::Facts& facts,
-                 uint64_t kv_bytes, DType kv_dtype, const std::string& policy, const std::string& url) {
+void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t max_context,
+                 const server::ServedModel::Facts& facts, uint64_t kv_bytes, const std::string& policy,
+                 const std::string& url) {
   const int64_t kv_tokens = int64_t{made.kv_blocks} * made.block_size;
   fmt::print(stderr,
              "model      {} ({}; one copy of the weights, {}; loaded in {:.1f} s)\n"
@@ -55,13 +33,15 @@ void print_start(const LoadedModel& loaded, const EngineOptions& made, const ser
              "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
              "precision  {}\n"
+             "sampling   {}\n"
              "grammars   {}\n"
              "ready      {}  (API at {}/v1)\n",
              facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
              loaded.load_seconds, human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
-             static_cast<double>(kv_tokens) / facts.max_context, facts.max_context,
-             kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
+             static_cast<double>(kv_tokens) / max_context, max_context,
+             made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
              made.limits.max_sequences, made.limits.max_step_tokens, policy,
+             facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
              server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
 
@@ -83,23 +63,21 @@ Status run(ServeFlags& flags) {
     ProgressBar bar;
     flags.load.progress = bar.callback();
     flags.calibration.model = flags.model;
-    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy && policy->needs_order()));
-  }
-  if (flags.kv_bytes > 0 || !loaded->backend->memory()) {  // else what the device leaves
-    flags.serving.kv_bytes =
-        static_cast<int64_t>(flags.kv_bytes > 0 ? flags.kv_bytes : default_kv_bytes(*loaded, flags));
+    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy && policy->needs_sensitivity()));
   }
   if (flags.plans()) {
     NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
     NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));
   }
-  NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.serving, std::move(policy)));
+  NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
 
-  const server::ServedModel::Facts facts = facts_of(*loaded, engine, flags);
-  const EngineOptions made = engine.engine->options();
+  server::ServedModel::Facts facts = facts_of(*loaded, flags);
+  NFP_ASSIGN_OR_RETURN(facts.sampling, load_sampling_defaults(*loaded->source, flags.generation_config));
+  const EngineConfig made = engine.engine->config();
+  const int32_t max_context = engine.engine->bounds().max_context;
   const std::string policy_name = engine.engine->policy().name();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
-  print_start(*loaded, made, facts, engine.runner->kv_bytes(), flags.serving.kv_dtype, policy_name, service->url());
+  print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, service->url());
   wait_for_stop_signal();
   service->drain();
   if (service->engine().device_failed()) {

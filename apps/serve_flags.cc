@@ -43,11 +43,6 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
 
 }  // namespace
 
-ServeFlags::ServeFlags() {
-  serving.max_sequences = 64;
-  serving.max_step_tokens = 2048;
-}
-
 void ServeFlags::add_to(CLI::App& app) {
   http::ServerOptions& http = service.http;
   app.add_option("MODEL", model,
@@ -64,23 +59,23 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--allowed-hosts", service.api.allowed_hosts,
                  "names in the Host header; '*' = all. Default: loopback names where only these reach the server and "
                  "there are no keys");
-  app.add_option("--max-model-len", serving.ctx, "tokens of prompt and answer; 0 = the model's, at most 4096")
+  app.add_option("--max-model-len", engine.max_context, "tokens of prompt and answer; 0 = the model's, at most 4096")
       ->check(CLI::Range(0, 1 << 30));
-  app.add_option("--max-num-seqs", serving.max_sequences, "requests computed at once")
+  app.add_option("--max-num-seqs", engine.limits.max_sequences, "requests computed at once")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  app.add_option("--max-num-batched-tokens", serving.max_step_tokens, "tokens of a step")
+  app.add_option("--max-num-batched-tokens", engine.limits.max_step_tokens, "tokens of a step")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--max-queue", service.max_queue, "waiting requests; more are answered 429")
+  app.add_option("--max-queue", engine.limits.max_queue, "waiting requests; more are answered 429")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   device.add_to(app);
-  app.add_option("--kv-cache-memory", kv_bytes,
+  app.add_option("--kv-cache-memory", engine.kv_bytes,
                  "bytes of KV cache, e.g. 2GB; default: what --gpu-memory-utilization leaves, or on a CPU a quarter of "
                  "free memory at most")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--block-size", serving.block_size, "tokens of a KV block")
+  app.add_option("--block-size", engine.block_size, "tokens of a KV block")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   add_kv_dtype_flag(app, kv_dtype);
@@ -109,6 +104,9 @@ void ServeFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  add_generation_config_flag(app, generation_config);
+  app.add_flag("--strict-requests", service.limits.strict,
+               "refuse requests with unknown fields instead of ignoring these");
   add_share_flag(app, calibration);
   add_calibration_flags(app, calibration);
   app.add_option("--tool-call-parser", service.tool_call_parser, "auto, hermes, llama3_json, mistral or none")
@@ -169,15 +167,14 @@ Status ServeFlags::resolve() {
   if (load.dummy) {
     return error(ErrorCode::kUsage, "--load-format dummy has no tokenizer to serve with; use bench, which needs none");
   }
-  serving.targets.ttft_s = slo_ttft_ms / 1e3;
-  serving.targets.itl_s = slo_itl_ms / 1e3;
-  serving.targets.least_ttft = slo_ttft_given->count() > 0 ? 0 : 3;
-  serving.targets.least_itl = slo_itl_given->count() > 0 ? 0 : 3;
-  serving.memory_share = device.gpu_memory_utilization;
-  serving.max_queue = service.max_queue;
-  serving.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
-  serving.prefix_caching = !no_prefix_caching;
-  serving.kv_dtype = kv_dtype_from_name(kv_dtype);
+  engine.targets.ttft_s = slo_ttft_ms / 1e3;
+  engine.targets.itl_s = slo_itl_ms / 1e3;
+  engine.targets.least_ttft = slo_ttft_given->count() > 0 ? 0 : 3;
+  engine.targets.least_itl = slo_itl_given->count() > 0 ? 0 : 3;
+  engine.memory_share = device.gpu_memory_utilization;
+  engine.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
+  engine.prefix_caching = !no_prefix_caching;
+  engine.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
 }
 
@@ -191,10 +188,7 @@ Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
     return parse_step_table(text, step_times);
   }
   StartStepsOptions options;
-  options.max_step_tokens = serving.max_step_tokens;
-  options.memory_share = serving.memory_share;
-  options.kv_dtype = serving.kv_dtype;
-  options.fp8 = serving.fp8;
+  options.engine = engine;
   options.variant =
       fmt::format("share {} head {} deterministic {}", calibration.fp8_share, load.fp8_head, load.deterministic);
   NFP_ASSIGN_OR_RETURN(StartSteps found, start_step_times(loaded, options));
@@ -228,7 +222,7 @@ Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepT
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_policy() const {
-  auto made = parse_policy(precision == "auto" ? policy : precision, serving.fp8);
+  auto made = parse_policy(precision == "auto" ? policy : precision, engine.fp8);
   if (!made.ok()) return error(ErrorCode::kUsage, "--precision-policy: {}", made.error().message);
   return made;
 }

@@ -18,7 +18,7 @@ namespace nfp {
 struct ServeFlags {
   std::string model;
   server::ServiceOptions service;
-  ServingOptions serving;
+  EngineConfig engine;
   LoadedModelOptions load;
   DeviceFlags device;
   ModelFlags calibration;  // only --calibrate, --fp8-share and what belongs to them
@@ -34,7 +34,7 @@ struct ServeFlags {
   const CLI::Option* slo_itl_given = nullptr;
   std::string default_request_precision = "auto";
   std::string kv_dtype = "f16";
-  uint64_t kv_bytes = 0;  // 0 = chosen by the model's need and the free memory
+  std::string generation_config = "auto";
   bool no_prefix_caching = false;
   bool quiet = false;
   bool no_page = false;
@@ -43,9 +43,8 @@ struct ServeFlags {
   double grammar_compile_s = 10;
   double grammar_token_ms = 10;
 
-  ServeFlags();
   void add_to(CLI::App& app);
-  // Carries what was parsed over into `service` and `serving`, and checks what CLI11 cannot check: API keys from the
+  // Carries what was parsed over into `service` and `engine`, and checks what CLI11 cannot check: API keys from the
   // file and from NESTEDFP_API_KEY, paths, names. Once, before anything listens. Errors name the flag.
   Status resolve();
   // Whether the policy plans by predicted step times, and so is made when the model is loaded.

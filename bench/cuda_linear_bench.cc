@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/gemm/tune/timing.h"
 #include "backend/cuda/linear/linear.h"
@@ -235,8 +235,8 @@ struct Bench {
         product.ldd = fused ? n / 2 : n;
         product.swiglu = fused;
         product.workspace = {gemm.get(), Workspace::kBytes};
-        RowsCall rows;
-        rows.source = fused ? RowsCall::Source::kPlain : RowsCall::Source::kSwiglu;
+        GemmInputCall rows;
+        rows.source = fused ? GemmInputCall::Source::kPlain : GemmInputCall::Source::kSwiglu;
         rows.m = m;
         rows.k = n / 2;
         rows.x = scratch.get();
@@ -247,7 +247,7 @@ struct Bench {
         GraphTimer timer = must(GraphTimer::create(6, [&](int index, CUstream_st* stream) -> Status {
           product.w = copies[static_cast<size_t>(index) % 3]->segments()[0].matrix;
           NFP_RETURN_IF_ERROR(runner.gemm().run(product, choice.config, stream));
-          return run_rows(rows, stream);
+          return prepare_gemm_input(rows, stream);
         }));
         times[fused ? 1 : 0] = must(timer.median(3, 11));
       }

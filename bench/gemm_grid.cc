@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/plan/tuning_table.h"
@@ -278,8 +278,8 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
                                                        // in one kernel, then the GEMM
     const auto chain = [&](const Config& config) -> GraphTimer::Launch {
       return [&b, shape, m, config, &copies](int i, CUstream_st* stream) -> Status {
-        RowsCall rows;
-        rows.source = RowsCall::Source::kNorm;
+        GemmInputCall rows;
+        rows.source = GemmInputCall::Source::kNorm;
         rows.m = m;
         rows.k = shape.k;
         rows.x = b.zeros.as<void>();
@@ -290,7 +290,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
         rows.y_e4m3 = b.quantised.as<uint8_t>();
         rows.ldy_e4m3 = shape.k;
         rows.scales = b.row_scales.as<float>();
-        NFP_RETURN_IF_ERROR(run_rows(rows, stream));
+        NFP_RETURN_IF_ERROR(prepare_gemm_input(rows, stream));
         const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
         GemmCall call;
         call.w = {copy.upper->as<uint8_t>(), nullptr, nullptr, shape.n, shape.k, Join::kBiased};

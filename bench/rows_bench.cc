@@ -1,5 +1,5 @@
-// Times of what stands around a GEMM (backend/cuda/fused/rows.h), a JSON line each with the memory traffic that cannot
-// be avoided: residual add and norm, norm to E4M3, and E4M3 codes of a linear layer's input. Graph replays over
+// Times of what stands around a GEMM (backend/cuda/fused/gemm_input.h), a JSON line each with the memory traffic that
+// cannot be avoided: residual add and norm, norm to E4M3, and E4M3 codes of a linear layer's input. Graph replays over
 // rotating buffers that the L2 does not hold.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/gemm/tune/timing.h"
 #include "backend/cuda/linear/activations.h"
@@ -49,8 +49,8 @@ void report(What what, int64_t m, int64_t k) {
   const auto scales = allocate(static_cast<size_t>(m) * 4, 0);
   GraphTimer timer = must(GraphTimer::create(std::max(copies, 8), [&](int index, CUstream_st* stream) {
     const size_t at = wide * static_cast<size_t>(index % copies);
-    RowsCall call;
-    call.source = norm ? RowsCall::Source::kNorm : RowsCall::Source::kPlain;
+    GemmInputCall call;
+    call.source = norm ? GemmInputCall::Source::kNorm : GemmInputCall::Source::kPlain;
     call.m = m;
     call.k = call.ldx = call.ldr = call.ldy = k;
     call.x = x.get() + at;
@@ -66,7 +66,7 @@ void report(What what, int64_t m, int64_t k) {
     } else {
       call.y_f16 = y.get() + at;
     }
-    return run_rows(call, stream);
+    return prepare_gemm_input(call, stream);
   }));
   const double us = must(timer.median(3, 11));
   static constexpr const char* kNames[] = {"add_norm", "add_norm_e4m3", "e4m3"};

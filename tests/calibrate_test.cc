@@ -112,12 +112,12 @@ TEST_P(CalibrateBothWaysTest, Fp16StaysBitForBitAndFp8ComesCloser) {
 
 TEST_P(CalibrateBothWaysTest, TheSameForAnyNumberOfThreads) {
   auto one = options("one", 1);
-  one.order = false;
+  one.measure_sensitivity = false;
   const auto expected = calibrate(model_, one);
   ASSERT_TRUE(expected.ok()) << expected.error().message;
   for (int threads : {2, 3}) {
     auto more = options("more" + std::to_string(threads), threads);
-    more.order = false;
+    more.measure_sensitivity = false;
     const auto got = calibrate(model_, more);
     ASSERT_TRUE(got.ok());
     expect_equal(*expected, *got);
@@ -126,7 +126,7 @@ TEST_P(CalibrateBothWaysTest, TheSameForAnyNumberOfThreads) {
 
 TEST_F(CalibrateTest, CompensatingChoosesAsBeforeForTheFirstLayerAlone) {
   auto settings = options("cache");
-  settings.order = false;
+  settings.measure_sensitivity = false;
   const auto plain = calibrate(model_, settings);
   settings.compensate = true;
   const auto compensated = calibrate(model_, settings);
@@ -175,7 +175,7 @@ TEST_F(CalibrateTest, AForwardEndsBeforeTheLinearLayerThatIsNamed) {
 
 TEST_F(CalibrateTest, ALayerReadAgainComputesWithItsNewUppers) {
   auto settings = options("cache");
-  settings.order = false;
+  settings.measure_sensitivity = false;
   const auto calibration = calibrate(model_, settings);
   ASSERT_TRUE(calibration.ok()) << calibration.error().message;
   const auto whole = load_with(model_, calibration->filter());
@@ -229,7 +229,7 @@ TEST_P(CalibrateBothWaysTest, GoesOnAfterAnInterruption) {
 
 TEST_F(CalibrateTest, RestrictedTakesFewerAndAnotherSeedOthers) {
   auto settings = options("cache");
-  settings.order = false;
+  settings.measure_sensitivity = false;
   const auto free = calibrate(model_, settings);
   settings.rule = UpperRule::kRestricted;
   const auto restricted = calibrate(model_, settings);
@@ -250,12 +250,12 @@ TEST_F(CalibrateTest, RestrictedTakesFewerAndAnotherSeedOthers) {
 TEST_F(CalibrateTest, OrderHoldsEveryLayerAndItsPrefixesAreTheFp8Set) {
   const auto calibration = calibrate(model_, options("cache"));
   ASSERT_TRUE(calibration.ok()) << calibration.error().message;
-  ASSERT_EQ(calibration->order.size(), 8u);  // q/k/v, o, gate/up and down of two layers
+  ASSERT_EQ(calibration->sensitivities.size(), 8u);  // q/k/v, o, gate/up and down of two layers
   const auto loaded = load_with(model_, calibration->filter());
   const auto exact = logits(*loaded->model, Precision::kFp16);
   double last = -1;
   for (double share : {0.0, 0.3, 0.7, 1.0}) {
-    const auto reached = set_fp8_share(*loaded->model, calibration->order, share);
+    const auto reached = set_fp8_share(*loaded->model, calibration->sensitivities, share);
     ASSERT_TRUE(reached.ok());
     EXPECT_LE(*reached, share + 1e-9);
     EXPECT_GE(*reached, last);
@@ -264,7 +264,7 @@ TEST_F(CalibrateTest, OrderHoldsEveryLayerAndItsPrefixesAreTheFp8Set) {
     EXPECT_EQ(got == exact, share == 0.0);
   }
   EXPECT_DOUBLE_EQ(last, 1.0);
-  auto other = calibration->order;
+  auto other = calibration->sensitivities;
   other[0].matrices[0] = "model.layers.9.mlp.down_proj";
   const auto wrong = set_fp8_share(*loaded->model, other, 0.5);
   ASSERT_FALSE(wrong.ok());
@@ -275,9 +275,9 @@ TEST_F(CalibrateTest, AStepRunsTheShareOfTheWeightsThatItsPolicyPicked) {
   const auto calibration = calibrate(model_, options("cache"));
   ASSERT_TRUE(calibration.ok()) << calibration.error().message;
   const auto loaded = load_with(model_, calibration->filter());
-  ASSERT_TRUE(set_order(*loaded->model, calibration->order).ok());
+  ASSERT_TRUE(set_fp8_order(*loaded->model, calibration->sensitivities).ok());
   double last = 0;
-  for (const Sensitivity& entry : calibration->order) {
+  for (const Sensitivity& entry : calibration->sensitivities) {
     for (const Linear* linear : loaded->model->linears()) {
       if (linear->names != entry.matrices) continue;
       EXPECT_GT(linear->fp8_from, last);
@@ -287,10 +287,10 @@ TEST_F(CalibrateTest, AStepRunsTheShareOfTheWeightsThatItsPolicyPicked) {
   EXPECT_DOUBLE_EQ(last, 1.0);
   // The same prompt through the engine: graded from 10 to 50 tokens, prompts of 10 (FP16), 30 (half) and 50 tokens.
   const auto first_token_logprob = [&](const char* policy_text, int32_t prompt, double cap) {
-    EXPECT_TRUE(set_fp8_share(*loaded->model, calibration->order, cap).ok());
-    ServingOptions serving;
-    serving.ctx = 64;
-    serving.max_step_tokens = 64;
+    EXPECT_TRUE(set_fp8_share(*loaded->model, calibration->sensitivities, cap).ok());
+    EngineConfig serving;
+    serving.max_context = 64;
+    serving.limits.max_step_tokens = 64;
     auto policy = parse_policy(policy_text);
     EXPECT_TRUE(policy.ok());
     auto engine = make_engine(*loaded, serving, std::move(*policy));
@@ -404,13 +404,13 @@ TEST_F(CalibrateTest, ACacheThatCannotBeWrittenIsAnError) {
 
 TEST(SensitivityOrder, ReadsBackAsWrittenAndRefusesAnythingElse) {
   const std::vector<Sensitivity> order = {{{"a", "b"}, 12, 0.5}, {{"c"}, 7, 1e-9}};
-  const auto back = order_from_json(order_to_json(order), "file");
+  const auto back = sensitivity_from_json(sensitivity_to_json(order), "file");
   ASSERT_TRUE(back.ok());
   ASSERT_EQ(back->size(), 2u);
   EXPECT_EQ((*back)[0].matrices, order[0].matrices);
   EXPECT_EQ((*back)[1].kld, 1e-9);
   for (const char* bad : {"", "{}", "[1]", "[{\"matrices\":[]}]", "[{\"matrices\":[1],\"weights\":1,\"kld\":1}]"}) {
-    const auto wrong = order_from_json(bad, "file");
+    const auto wrong = sensitivity_from_json(bad, "file");
     ASSERT_FALSE(wrong.ok()) << bad;
     EXPECT_NE(wrong.error().message.find("file"), std::string::npos);
   }

@@ -128,10 +128,10 @@ TEST_F(Demo, AnswersDoNotDependOnTheCompany) {
     r.precision = PrecisionClass::kExact;
     return r;
   };
-  ServingOptions options;
-  options.ctx = 64;
-  options.max_sequences = 6;
-  options.max_step_tokens = 9;
+  EngineConfig options;
+  options.max_context = 64;
+  options.limits.max_sequences = 6;
+  options.limits.max_step_tokens = 9;
   std::vector<std::string> alone;
   for (size_t i = 0; i < std::size(prompts); ++i) {
     auto serving = make_engine(*loaded, options, std::move(parse_policy("fp16").value()));
@@ -163,9 +163,9 @@ TEST_F(Demo, AnswersDoNotDependOnTheCompany) {
 TEST_F(Demo, PromptLogprobsAreThoseOfTheLogits) {
   const auto loaded = load(Baseline::kNone);
   const auto prompt = tokens(*loaded, 50);
-  ServingOptions options;
-  options.ctx = 64;
-  options.max_step_tokens = 16;
+  EngineConfig options;
+  options.max_context = 64;
+  options.limits.max_step_tokens = 16;
   auto serving = make_engine(*loaded, options, std::move(parse_policy("fp16").value()));
   ASSERT_TRUE(serving.ok());
   Request request;

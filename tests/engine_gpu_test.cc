@@ -177,10 +177,10 @@ struct Answer {
 std::map<std::string, Answer> answers(LoadedModel& loaded, const std::vector<std::vector<int32_t>>& prompts,
                                       const char* policy, int32_t at_once, int32_t in_flight, float temperature,
                                       int64_t kv_bytes = int64_t{256} << 20) {
-  ServingOptions serving;
-  serving.ctx = 512;
-  serving.max_sequences = at_once;
-  serving.max_step_tokens = 96;
+  EngineConfig serving;
+  serving.max_context = 512;
+  serving.limits.max_sequences = at_once;
+  serving.limits.max_step_tokens = 96;
   serving.steps_in_flight = in_flight;
   serving.kv_bytes = kv_bytes;
   auto engine = make_engine(loaded, serving, std::move(parse_policy(policy).value()));

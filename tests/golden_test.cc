@@ -119,9 +119,9 @@ TEST_P(TinyModelTest, GreedyContinuationIsThatOfTransformers) {
   load_options.cpu_kernels = GetParam().kernels;
   auto loaded = nfp::load(tiny_model_folder(GetParam().model), load_options);
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
-  ServingOptions options;
-  options.ctx = 128;            // within the original contexts of scaled ropes
-  options.max_step_tokens = 5;  // the prompt takes two steps
+  EngineConfig options;
+  options.max_context = 128;           // within the original contexts of scaled ropes
+  options.limits.max_step_tokens = 5;  // the prompt takes two steps
   options.kv_dtype = DType::kF32;
   for (const Precision precision : {Precision::kFp16, Precision::kFp8}) {
     const GoldenPrecision& golden = precision == Precision::kFp16 ? golden_.fp16 : golden_.fp8;

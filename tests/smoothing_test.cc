@@ -155,7 +155,7 @@ class SmoothedCalibration : public ::testing::Test {
     options.tokens = 1024;
     options.threads = threads;
     options.cache = (folder_ / cache).string();
-    options.order = false;
+    options.measure_sensitivity = false;
     options.smooth = true;
     return options;
   }

@@ -28,4 +28,10 @@ ProcessMemory process_memory() {
   return {kilobytes(*status, "VmRSS:"), kilobytes(*status, "VmHWM:")};
 }
 
+uint64_t available_memory() {
+  const Result<std::string> memory = read_text_file("/proc/meminfo");
+  const uint64_t bytes = memory.ok() ? kilobytes(*memory, "MemAvailable:") : 0;
+  return bytes > 0 ? bytes : uint64_t{8} << 30;
+}
+
 }  // namespace nfp

@@ -1,4 +1,4 @@
-// How much memory this process has resident, from the kernel's own books.
+// How much memory this process has resident and how much is free, from the kernel's own books.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,8 @@ struct ProcessMemory {
 
 // Zeros where the kernel does not tell (no /proc).
 ProcessMemory process_memory();
+
+// Bytes that programs may still take without swapping (MemAvailable); 8 GiB where the kernel does not tell.
+uint64_t available_memory();
 
 }  // namespace nfp

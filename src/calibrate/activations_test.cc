@@ -57,7 +57,7 @@ TEST(Estimate, GrowsWithTheModelAndTheText) {
   options.tokens = 1024;
   const double once = calibration_flops(config, options);
   // By hand, without the order: writing and running the weights, H, factors, choices.
-  options.order = false;
+  options.measure_sensitivity = false;
   const double weights = 2.0 * (128 * 64 + 64 * 64 + 3 * 64 * 128), inputs = 2.0 * (3 * 64 * 64 + 128 * 128);
   const double cubes = 2.0 * (3.0 * 64 * 64 * 64 + 128.0 * 128 * 128);
   const double choices = 2.0 * 3 * (128.0 * 64 * 64 + 64.0 * 64 * 64 + 2 * 128.0 * 64 * 64 + 64.0 * 128 * 128);
@@ -65,7 +65,7 @@ TEST(Estimate, GrowsWithTheModelAndTheText) {
                    1024 * (4 * weights + 2 * 500 * 64 + inputs) + cubes * 4 / 3 + choices);
   EXPECT_LT(calibration_flops(config, options), once);
   config.layers = 4;
-  options.order = true;
+  options.measure_sensitivity = true;
   EXPECT_GT(calibration_flops(config, options), 1.5 * once);
   ThreadPool threads(1);
   const double seconds = estimate_calibration(config, options, threads);

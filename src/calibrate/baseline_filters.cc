@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/float_types.h"
-#include "calibrate/choice.h"
+#include "calibrate/upper_choice.h"
 
 namespace nfp {
 namespace {

@@ -41,7 +41,7 @@ Result<TokenSequences> make_text(LoadedModel& loaded, const CalibrationOptions& 
 // The last sequence is kept for the order of sensitivity, where there are several.
 TokenSequences held_out(const TokenSequences& text) {
   TokenSequences kept(text.end() - kHeldOut, text.end());
-  for (auto& sequence : kept) sequence.resize(std::min(sequence.size(), static_cast<size_t>(kOrderTokens)));
+  for (auto& sequence : kept) sequence.resize(std::min(sequence.size(), static_cast<size_t>(kSensitivityTokens)));
   return kept;
 }
 TokenSequences used(TokenSequences text) {
@@ -74,7 +74,8 @@ bool fits_vocabulary(const TokenSequences& text, int32_t vocab) {
   return !text.empty();
 }
 
-Result<TokenSequences> text_of(LoadedModel& loaded, const CalibrationOptions& options, const CalibrationStore& store) {
+Result<TokenSequences> calibration_text(LoadedModel& loaded, const CalibrationOptions& options,
+                                        const CalibrationStore& store) {
   auto saved = store.text();
   if (saved && fits_vocabulary(*saved, loaded.config.vocab)) return std::move(*saved);
   NFP_ASSIGN_OR_RETURN(TokenSequences text, make_text(loaded, options));
@@ -95,7 +96,7 @@ Result<TensorScalings> smoothing_of(const std::string& model, const CalibrationO
                                     const CalibrationStore& store) {
   if (auto saved = store.smoothing()) return std::move(*saved);
   NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, load_options(options)));
-  NFP_ASSIGN_OR_RETURN(TokenSequences text, text_of(*loaded, options, store));
+  NFP_ASSIGN_OR_RETURN(TokenSequences text, calibration_text(*loaded, options, store));
   NFP_ASSIGN_OR_RETURN(const ChannelMaxima maxima, measure_channels(*loaded->model, used(std::move(text))));
   NFP_ASSIGN_OR_RETURN(TensorScalings scalings,
                        choose_smoothing(*loaded->source, loaded->config, maxima, *loaded->threads));
@@ -128,11 +129,11 @@ std::string Calibration::to_json() const {
                                  {"text", text},
                                  {"tokens", tokens},
                                  {"seed", seed}};
-  if (!order.empty()) json["order"] = nlohmann::ordered_json::parse(order_to_json(order));
+  if (!sensitivities.empty()) json["order"] = nlohmann::ordered_json::parse(sensitivity_to_json(sensitivities));
   return json.dump();
 }
 
-Result<std::vector<Sensitivity>> stored_order(const ModelSource& source) {
+Result<std::vector<Sensitivity>> stored_sensitivity(const ModelSource& source) {
   const auto json = nlohmann::json::parse(source.config_json(), nullptr, /*allow_exceptions=*/false);
   const auto* at = json.is_object() && json.contains("nestedfp") ? &json["nestedfp"] : nullptr;
   at = at != nullptr && at->is_object() && at->contains("calibration") ? &(*at)["calibration"] : nullptr;
@@ -141,7 +142,7 @@ Result<std::vector<Sensitivity>> stored_order(const ModelSource& source) {
     return error(ErrorCode::kUsage, "{}: carries no order of sensitivity for --fp8-share; add --calibrate self",
                  source.path());
   }
-  return order_from_json(at->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), source.path());
+  return sensitivity_from_json(at->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), source.path());
 }
 
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options) {
@@ -163,7 +164,7 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
   for (int32_t layer = 0; layer < config.layers && !missing; ++layer) missing = !store.layer(layer);
   if (missing) {
     NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, model_options));
-    NFP_ASSIGN_OR_RETURN(TokenSequences text, text_of(*loaded, options, store));
+    NFP_ASSIGN_OR_RETURN(TokenSequences text, calibration_text(*loaded, options, store));
     NFP_RETURN_IF_ERROR(choose_layers(*loaded, used(std::move(text)), options, store));
   }
 
@@ -184,18 +185,18 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
   const auto text = store.text();
   if (!text) return error(ErrorCode::kIo, "{}: the calibration text vanished; run again", store.folder());
   calibration.tokens = count_tokens(used(*text));
-  if (!options.order) return calibration;
+  if (!options.measure_sensitivity) return calibration;
 
-  if (auto order = store.order()) {
-    calibration.order = std::move(*order);
+  if (auto order = store.sensitivities()) {
+    calibration.sensitivities = std::move(*order);
     return calibration;
   }
   LoadedModelOptions with_choices = std::move(model_options);
   with_choices.filter = calibration.filter();
   NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, with_choices));
-  NFP_ASSIGN_OR_RETURN(calibration.order,
-                       measure_order(*loaded->model, held_out(*text), {}, *loaded->threads, options.progress));
-  NFP_RETURN_IF_ERROR(store.save_order(calibration.order));
+  NFP_ASSIGN_OR_RETURN(calibration.sensitivities,
+                       measure_sensitivity(*loaded->model, held_out(*text), {}, *loaded->threads, options.progress));
+  NFP_RETURN_IF_ERROR(store.save_sensitivity(calibration.sensitivities));
   return calibration;
 }
 

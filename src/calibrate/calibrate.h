@@ -11,9 +11,9 @@
 
 #include "base/progress.h"
 #include "base/result.h"
-#include "calibrate/choice.h"
 #include "calibrate/gptq.h"
-#include "calibrate/order.h"
+#include "calibrate/sensitivity.h"
+#include "calibrate/upper_choice.h"
 #include "io/scaled_source.h"
 #include "model/weight_loader.h"
 
@@ -32,9 +32,9 @@ struct CalibrationOptions {
   std::optional<bool> compensate;
   // Are the channels of the layers' inputs brought closer to each other first (smoothing.h)?
   bool smooth = false;
-  bool order = true;    // measure the order of sensitivity too
-  std::string cache;    // folder for what is kept between runs; empty = the user's
-  int32_t threads = 0;  // 0 = as many as this process may use
+  bool measure_sensitivity = true;  // measure the order of sensitivity too
+  std::string cache;                // folder for what is kept between runs; empty = the user's
+  int32_t threads = 0;              // 0 = as many as this process may use
   std::string cpu_kernels;
   ProgressCallback progress;
 };
@@ -42,13 +42,14 @@ struct CalibrationOptions {
 // Tokens that these options calibrate on, at most.
 int64_t calibration_tokens(const CalibrationOptions& options);
 bool compensates(const CalibrationOptions& options);
-inline constexpr int64_t kOrderTokens = 128;  // of a sequence kept for the order: each is run once for every layer
+inline constexpr int64_t kSensitivityTokens =
+    128;  // of a sequence kept for the order: each is run once for every layer
 
 struct Calibration {
   std::map<std::string, std::shared_ptr<const UpperChoice>, std::less<>> choices;  // by tensor
   // For LoadedModelOptions or scale_source: the choices are of the matrices so scaled. Null = not smoothed.
   std::shared_ptr<const TensorScalings> scalings;
-  std::vector<Sensitivity> order;  // least harm a weight first; empty where it was not asked for
+  std::vector<Sensitivity> sensitivities;  // least harm a weight first; empty where it was not asked for
   UpperRule rule = UpperRule::kFree;
   bool compensated = false;
   std::string text;    // "self", or "file"
@@ -67,6 +68,6 @@ struct Calibration {
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options);
 
 // The order that a calibrated checkpoint carries in its config.json. Error: it has none.
-Result<std::vector<Sensitivity>> stored_order(const ModelSource& source);
+Result<std::vector<Sensitivity>> stored_sensitivity(const ModelSource& source);
 
 }  // namespace nfp

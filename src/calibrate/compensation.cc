@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/float_types.h"
-#include "calibrate/kernels.h"
+#include "calibrate/gptq_kernels.h"
 
 namespace nfp {
 namespace {

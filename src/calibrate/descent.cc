@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "calibrate/gptq.h"
-#include "calibrate/kernels.h"
+#include "calibrate/gptq_kernels.h"
 
 namespace nfp {
 namespace {

@@ -27,8 +27,8 @@ double calibration_flops(const ModelConfig& config, const CalibrationOptions& op
   const double choices =
       3 * layers *
       (qkv * hidden * hidden + hidden * attended * attended + 2 * wide * hidden * hidden + hidden * wide * wide);
-  const double probes = 4 * layers * kOrderTokens * weights + 4 * layers * 32 * 2 * vocabulary;
-  return writing + hessians + factors + choices + (options.order ? probes : 0);
+  const double probes = 4 * layers * kSensitivityTokens * weights + 4 * layers * 32 * 2 * vocabulary;
+  return writing + hessians + factors + choices + (options.measure_sensitivity ? probes : 0);
 }
 
 double estimate_calibration(const ModelConfig& config, const CalibrationOptions& options, ThreadPool& threads) {

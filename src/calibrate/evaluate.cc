@@ -127,12 +127,12 @@ class Evaluator {
     NFP_ASSIGN_OR_RETURN(loaded_, load(model_, load_options));
     if (tokens_.empty()) {
       NFP_ASSIGN_OR_RETURN(tokens_, loaded_->tokenizer->encode(text_, {.parse_special = false}));
-      auto order = stored_order(*loaded_->source);
+      auto order = stored_sensitivity(*loaded_->source);
       stored_ = order.ok();
       if (options_.calibration) {
-        order_ = options_.calibration->order;
+        sensitivities_ = options_.calibration->sensitivities;
       } else if (order.ok()) {
-        order_ = std::move(*order);
+        sensitivities_ = std::move(*order);
       }
     }
     return ok_status();
@@ -183,10 +183,10 @@ class Evaluator {
   }
 
   Status add_shares(Evaluation& out, const std::string& weights) {
-    if (order_.empty()) return ok_status();
-    out.order = order_;
+    if (sensitivities_.empty()) return ok_status();
+    out.sensitivities = sensitivities_;
     for (double share : options_.shares) {
-      NFP_ASSIGN_OR_RETURN(const double reached, set_fp8_share(*loaded_->model, order_, share));
+      NFP_ASSIGN_OR_RETURN(const double reached, set_fp8_share(*loaded_->model, sensitivities_, share));
       NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, reached));
       if (options_.activations) NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8W8A8, reached, kPerToken));
     }
@@ -207,7 +207,7 @@ class Evaluator {
   std::string text_;
   std::vector<int32_t> tokens_;
   std::unique_ptr<LoadedModel> loaded_;
-  std::vector<Sensitivity> order_;
+  std::vector<Sensitivity> sensitivities_;
   bool stored_ = false;  // the checkpoint itself is calibrated
 };
 

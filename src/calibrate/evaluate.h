@@ -52,7 +52,7 @@ struct Evaluation {
   std::string calibration;        // "self, 8192 tokens, free choice", or empty
   std::vector<FormResult> forms;  // the first is FP16
   std::vector<LayerError> layers;
-  std::vector<Sensitivity> order;
+  std::vector<Sensitivity> sensitivities;
 };
 
 Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options);

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/float_types.h"
-#include "calibrate/kernels.h"
+#include "calibrate/gptq_kernels.h"
 #include "nested/format.h"
 
 namespace nfp {

@@ -10,7 +10,7 @@
 #include "base/float_types.h"
 #include "calibrate/compensation.h"
 #include "calibrate/descent.h"
-#include "calibrate/kernels.h"
+#include "calibrate/gptq_kernels.h"
 #include "nested/format.h"
 
 namespace nfp {

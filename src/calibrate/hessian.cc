@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "calibrate/kernels.h"
+#include "calibrate/gptq_kernels.h"
 
 namespace nfp {
 

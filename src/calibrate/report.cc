@@ -200,7 +200,7 @@ std::string evaluation_to_json(const Evaluation& evaluation) {
     json["layers"].push_back(
         {{"weights", layer.weights}, {"type", name_of(layer.type)}, {"layer", layer.layer}, {"error", layer.error}});
   }
-  json["order"] = nlohmann::ordered_json::parse(order_to_json(evaluation.order));
+  json["order"] = nlohmann::ordered_json::parse(sensitivity_to_json(evaluation.sensitivities));
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -234,12 +234,12 @@ std::string evaluation_to_html(const Evaluation& evaluation) {
     html += fmt::format("<tr><td>{}<td>{}<td>{:.4f}</tr>", escape(key.first), name_of(key.second), value);
   }
   html += "</table>";
-  if (!evaluation.order.empty()) {
+  if (!evaluation.sensitivities.empty()) {
     html +=
         "<h2>Order of sensitivity</h2><p>KL divergence when that layer alone runs in FP8, least harm a weight "
         "first.</p>"
         "<table><tr><th>layer<th><th>weights<th>KL</tr>";
-    for (const Sensitivity& entry : evaluation.order) {
+    for (const Sensitivity& entry : evaluation.sensitivities) {
       html += fmt::format("<tr><td>{}<td>{}<td>{}<td>{:.2e}</tr>", escape(entry.matrices.front()),
                           entry.matrices.size() > 1 ? "and those beside it" : "", entry.weights, entry.kld);
     }

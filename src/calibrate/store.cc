@@ -105,18 +105,18 @@ Status CalibrationStore::save_text(const TokenSequences& text) const {
   return write_file(folder_ + "/text.json", nlohmann::json(text).dump(), 0600);
 }
 
-std::optional<std::vector<Sensitivity>> CalibrationStore::order() const {
+std::optional<std::vector<Sensitivity>> CalibrationStore::sensitivities() const {
   const std::string path = folder_ + "/order.json";
   const auto file = read_text_file(path);
   if (!file.ok()) return std::nullopt;
-  auto order = order_from_json(*file, path);
+  auto order = sensitivity_from_json(*file, path);
   if (!order.ok()) return std::nullopt;
   return std::move(*order);
 }
 
-Status CalibrationStore::save_order(std::span<const Sensitivity> order) const {
+Status CalibrationStore::save_sensitivity(std::span<const Sensitivity> order) const {
   NFP_RETURN_IF_ERROR(make_folder());
-  return write_file(folder_ + "/order.json", order_to_json(order));
+  return write_file(folder_ + "/order.json", sensitivity_to_json(order));
 }
 
 std::optional<TensorScalings> CalibrationStore::smoothing() const {

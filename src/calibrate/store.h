@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "calibrate/choice.h"
-#include "calibrate/order.h"
+#include "calibrate/sensitivity.h"
 #include "calibrate/text.h"
+#include "calibrate/upper_choice.h"
 #include "io/model_source.h"
 #include "io/scaled_source.h"
 
@@ -34,8 +34,8 @@ class CalibrationStore {
   Status save_layer(int32_t index, std::span<const UpperChoice> choices) const;
   std::optional<TokenSequences> text() const;
   Status save_text(const TokenSequences& text) const;
-  std::optional<std::vector<Sensitivity>> order() const;
-  Status save_order(std::span<const Sensitivity> order) const;
+  std::optional<std::vector<Sensitivity>> sensitivities() const;
+  Status save_sensitivity(std::span<const Sensitivity> order) const;
   std::optional<TensorScalings> smoothing() const;
   Status save_smoothing(const TensorScalings& scalings) const;
 

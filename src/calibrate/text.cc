@@ -9,12 +9,6 @@
 #include "text/utf8.h"
 
 namespace nfp {
-namespace {
-
-constexpr int32_t kBlockSize = 16;
-
-}  // namespace
-
 int64_t count_tokens(const TokenSequences& text) {
   int64_t count = 0;
   for (const auto& sequence : text) count += static_cast<int64_t>(sequence.size());
@@ -28,22 +22,18 @@ int32_t longest_sequence(const TokenSequences& text) {
 }
 
 Result<TokenSequences> write_self_text(Model& model, const SelfTextOptions& options, const ProgressCallback& progress) {
-  RunnerOptions runner_options;
-  runner_options.max_context = std::min(options.length, model.config().max_context);
-  runner_options.max_sequences = options.sequences;
-  runner_options.max_step_tokens = std::max(options.sequences * 2, 64);
-  runner_options.block_size = kBlockSize;
-  runner_options.kv_blocks = int64_t{options.sequences} * ((runner_options.max_context + kBlockSize - 1) / kBlockSize);
-  NFP_ASSIGN_OR_RETURN(const auto runner, ModelRunner::create(model, runner_options));
-  EngineOptions engine_options;
-  engine_options.limits.max_sequences = runner_options.max_sequences;
-  engine_options.limits.max_step_tokens = runner_options.max_step_tokens;
-  engine_options.limits.max_queue = options.sequences;
-  engine_options.kv_blocks = static_cast<int32_t>(runner_options.kv_blocks);
-  engine_options.block_size = kBlockSize;
-  engine_options.prefix_caching = false;
+  EngineConfig config;
+  config.max_context = std::min(options.length, model.config().max_context);
+  config.limits.max_sequences = options.sequences;
+  config.limits.max_step_tokens = std::max(options.sequences * 2, 64);
+  config.limits.max_queue = options.sequences;
+  config.kv_blocks = full_kv_blocks(config);
+  config.prefix_caching = false;
+  config.steps_in_flight = 1;
+  config.graphs = false;
+  NFP_ASSIGN_OR_RETURN(const auto runner, ModelRunner::create(model, config));
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy("fp16"));
-  Engine engine(engine_options, runner.get(), nullptr, std::move(policy));
+  Engine engine(runner->config(), runner.get(), nullptr, std::move(policy));
 
   TokenSequences text(static_cast<size_t>(options.sequences));
   std::unordered_map<std::string, size_t> index;
@@ -57,12 +47,12 @@ Result<TokenSequences> write_self_text(Model& model, const SelfTextOptions& opti
     request.sampling.temperature = 1.0f;
     request.sampling.seed = random();
     request.sampling.ignore_eos = true;
-    request.sampling.max_tokens = runner_options.max_context - static_cast<int32_t>(text[i].size());
+    request.sampling.max_tokens = config.max_context - static_cast<int32_t>(text[i].size());
     request.precision = PrecisionClass::kExact;
     index[request.id] = i;
     NFP_RETURN_IF_ERROR(engine.submit(std::move(request)));
   }
-  const auto total = static_cast<uint64_t>(options.sequences) * static_cast<uint64_t>(runner_options.max_context);
+  const auto total = static_cast<uint64_t>(options.sequences) * static_cast<uint64_t>(config.max_context);
   uint64_t done = 0;
   while (!engine.idle()) {
     for (const RequestOutput& output : engine.step()) {

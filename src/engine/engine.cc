@@ -59,23 +59,24 @@ struct Engine::Entry {
   std::optional<EngineClock::time_point> scheduled, first_token, last_token;
 };
 
-Engine::Engine(EngineOptions options, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
+Engine::Engine(EngineConfig config, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
                std::unique_ptr<PrecisionPolicy> policy)
-    : options_(std::move(options)),
+    : config_(std::move(config)),
       runner_(runner),
       tokenizer_(std::move(tokenizer)),
       policy_(std::move(policy)),
-      blocks_(options_.kv_blocks, options_.block_size, options_.prefix_caching),
-      scheduler_(options_.limits, &blocks_) {
-  for (int32_t slot = options_.limits.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(slot);
-  options_.steps_in_flight = std::clamp(options_.steps_in_flight, 1, runner_->max_in_flight());
+      blocks_(config_.kv_blocks, config_.block_size, config_.prefix_caching),
+      scheduler_(config_.limits, &blocks_) {
+  for (int32_t slot = config_.limits.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  config_.steps_in_flight = std::clamp(config_.steps_in_flight, 1, runner_->max_in_flight());
 }
 
 Engine::~Engine() = default;
 
-int32_t Engine::max_context() const {
-  const int64_t cache = int64_t{options_.kv_blocks} * options_.block_size;
-  return static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache));
+RequestBounds Engine::bounds() const {
+  const int64_t cache = int64_t{config_.kv_blocks} * config_.block_size;
+  return {.vocab = runner_->vocab(),
+          .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache))};
 }
 
 bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flight_.empty(); }
@@ -84,28 +85,8 @@ void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std
 
 Status Engine::submit(Request request) {
   if (device_failure_) return *device_failure_;
-  const int32_t vocab = runner_->vocab();
-  NFP_RETURN_IF_ERROR(validate(request.sampling, vocab));
-  if (request.prompt.empty())
-    return error(ErrorCode::kInvalidInput, "the prompt is empty; it needs at least one token");
-  for (int32_t token : request.prompt) {
-    if (token < 0 || token >= vocab) {
-      return error(ErrorCode::kInvalidInput, "prompt: token id {} is not in the vocabulary (0 to {})", token,
-                   vocab - 1);
-    }
-  }
-  const int32_t room = max_context() - static_cast<int32_t>(std::min<size_t>(request.prompt.size(), INT32_MAX));
-  if (room < 1) {
-    return error(
-        ErrorCode::kInvalidInput,
-        "the prompt has {} tokens and the context holds {}, of which at least one must be left for the answer; "
-        "shorten the prompt or allow a longer context",
-        request.prompt.size(), max_context());
-  }
-  if (request.sampling.max_tokens && *request.sampling.max_tokens > room) {
-    return error(ErrorCode::kInvalidInput,
-                 "max_tokens is {}, but the prompt's {} tokens leave room for {} in a context of {}",
-                 *request.sampling.max_tokens, request.prompt.size(), room, max_context());
+  if (const auto bad = validate(request.prompt, request.sampling, bounds())) {
+    return Error{ErrorCode::kInvalidInput, bad->message};
   }
   if (!tokenizer_ && !request.sampling.stop.empty()) {
     return error(ErrorCode::kUnsupported, "stop strings need a tokenizer, and this model was loaded without one");
@@ -118,7 +99,7 @@ Status Engine::submit(Request request) {
   sequence->serial = next_serial_++;
   sequence->tokens = request.prompt;
   sequence->seed = request.sampling.seed.value_or(random_seed());
-  if (!request.sampling.ignore_eos) sequence->end_ids = options_.eos_ids;
+  if (!request.sampling.ignore_eos) sequence->end_ids = config_.end_ids;
   const std::vector<int32_t>& stops = request.sampling.stop_token_ids;
   sequence->end_ids.insert(sequence->end_ids.end(), stops.begin(), stops.end());
   if (request.sampling.logit_bias.size() + sequence->end_ids.size() > kMaxRowBias) {
@@ -127,13 +108,15 @@ Status Engine::submit(Request request) {
   }
   sequence->request = std::move(request);
   merge_bias(sequence->request.sampling.logit_bias);
-  sequence->limit = sequence->prompt_size() + sequence->request.sampling.max_tokens.value_or(room);
+  const int32_t room = bounds().max_context - sequence->prompt_size();
+  const int32_t max_tokens = sequence->request.sampling.max_tokens.value_or(room);
+  sequence->limit = sequence->prompt_size() + max_tokens;
 
   auto entry = std::make_unique<Entry>();
   const Request& kept = sequence->request;
   entry->sequence = sequence.get();
   entry->usage.prompt_tokens = sequence->prompt_size();
-  entry->max_tokens = kept.sampling.max_tokens.value_or(room);
+  entry->max_tokens = max_tokens;
   entry->arrival = kept.arrival.value_or(now());
   set_targets(*entry);
   if (tokenizer_) {
@@ -161,7 +144,7 @@ bool Engine::cancel(const std::string& id) {
 }
 
 double Engine::share_level(double share) const {
-  const auto& levels = options_.fp8_levels;
+  const auto& levels = config_.fp8_levels;
   const auto level = std::lower_bound(levels.begin(), levels.end(), share);
   return level != levels.end() ? *level : 1.0;
 }
@@ -198,7 +181,7 @@ Precision Engine::choose_precision(StepPlan& plan) {
   };
   if (is_exact(wanted)) {
     const bool all_fast = std::all_of(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kFast));
-    return all_fast && !policy_->fixed() ? options_.fp8 : wanted;
+    return all_fast && !policy_->fixed() ? config_.fp8 : wanted;
   }
   const auto exact = std::count_if(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kExact));
   if (exact == 0) return wanted;
@@ -242,7 +225,7 @@ Status Engine::start_sequences(const StepPlan& plan) {
 
 std::vector<RequestOutput> Engine::step() {
   std::vector<RequestOutput> outputs = std::exchange(ended_, {});
-  while (static_cast<int32_t>(in_flight_.size()) < options_.steps_in_flight && submit_step(outputs)) {
+  while (static_cast<int32_t>(in_flight_.size()) < config_.steps_in_flight && submit_step(outputs)) {
   }
   if (!in_flight_.empty()) collect_step(outputs);
   return outputs;
@@ -250,7 +233,7 @@ std::vector<RequestOutput> Engine::step() {
 
 void Engine::set_targets(Entry& entry) const {
   const Request& request = entry.sequence->request;
-  const LatencyTargets& targets = options_.targets;
+  const LatencyTargets& targets = config_.targets;
   entry.ttft_target_s = request.slo_ttft_s.value_or(targets.ttft_s);
   entry.itl_target_s = request.slo_itl_s.value_or(targets.itl_s);
   const StepModel* model = policy_->model();
@@ -283,7 +266,7 @@ StepPlan Engine::plan_step(StepRecord& record) {
     at.ttft_s = entry.ttft_target_s;
     at.itl_s = entry.itl_target_s;
     at.due_s = at.arrival_s + at.ttft_s;
-    if (at.emitted > 0 && options_.targets.whole_answer) {
+    if (at.emitted > 0 && config_.targets.whole_answer) {
       at.due_s += at.emitted * at.itl_s;
     } else if (at.emitted > 0) {
       const double first = entry.first_token ? seconds_of(*entry.first_token) : state.now_s;
@@ -513,8 +496,8 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
     record.prefill_s = seconds_between(*entry.scheduled, *entry.first_token);
     record.decode_s = seconds_between(*entry.first_token, *entry.last_token);
     const double gaps = (entry.usage.completion_tokens - 1) * entry.itl_target_s;
-    record.attained = options_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
-                                                    : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
+    record.attained = config_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
+                                                   : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
   }
   record.ttft_target_s = entry.ttft_target_s;
   record.itl_target_s = entry.itl_target_s;

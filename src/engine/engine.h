@@ -4,7 +4,7 @@
 // Engine is single-threaded: whoever owns it calls step() until idle(). EngineThread (engine_thread.h) runs one on a
 // thread of its own behind bounded queues, for servers.
 //
-//   Engine engine(options, runner, tokenizer, policy);
+//   Engine engine(config, runner, tokenizer, policy);
 //   engine.submit(std::move(request));
 //   while (!engine.idle()) for (RequestOutput& out : engine.step()) ...
 #pragma once
@@ -21,6 +21,7 @@
 
 #include "base/result.h"
 #include "engine/block_manager.h"
+#include "engine/engine_config.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
@@ -30,35 +31,6 @@
 namespace nfp {
 
 using EngineClock = std::chrono::steady_clock;
-
-// What a request's latency should be. Without a target of its own a request gets these; `least_ttft` and `least_itl`
-// raise them to so many times what the machine needs for it alone, by the policy's model (0 = never).
-struct LatencyTargets {
-  double ttft_s = 0.5;
-  double itl_s = 0.05;
-  double least_ttft = 0;
-  double least_itl = 0;
-  // Whether token k (from 0) is due k * itl after the first one was due, or after the first one came. Of the former the
-  // verdict is on the whole answer's time; of the latter on first token and mean gap, each.
-  bool whole_answer = false;
-};
-
-struct EngineOptions {
-  SchedulerLimits limits;
-  int32_t kv_blocks = 0;
-  int32_t block_size = 16;
-  bool prefix_caching = true;
-  Precision fp8 = Precision::kFp8;  // which FP8 arithmetic kFast requests get
-  std::vector<int32_t> eos_ids;     // end of generation, from the model's files
-  // Shares of the weights that a step may compute in FP8, ascending, in (0, 1], ending in 1: a policy's share is
-  // rounded up to one of these, so that steps have few shapes.
-  std::vector<double> fp8_levels = {0.5, 0.88, 1.0};
-  LatencyTargets targets;  // of requests that name none
-  // The clock; empty = EngineClock::now. A simulation has its own.
-  std::function<EngineClock::time_point()> now;
-  // 2: a step is planned and submitted while the one before it runs. Tokens are the same; outputs come a step later.
-  int32_t steps_in_flight = 1;
-};
 
 // What one step did.
 struct StepRecord {
@@ -128,8 +100,9 @@ struct EngineStats {
 
 class Engine {
  public:
-  // `tokenizer` may be null: outputs then carry tokens without text and stop strings are refused.
-  Engine(EngineOptions options, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
+  // `config` needs its kv_blocks (ModelRunner::config() has them). `tokenizer` may be null: outputs then carry tokens
+  // without text and stop strings are refused.
+  Engine(EngineConfig config, StepRunner* runner, std::shared_ptr<const Tokenizer> tokenizer,
          std::unique_ptr<PrecisionPolicy> policy);
   ~Engine();
 
@@ -150,8 +123,9 @@ class Engine {
   // Set once the device has failed for good: all requests have ended with it, and new ones are refused.
   const std::optional<Error>& device_failure() const { return device_failure_; }
   EngineStats stats() const;
-  int32_t max_context() const;  // tokens a sequence may have: the model's context or all KV blocks, whichever is less
-  const EngineOptions& options() const { return options_; }
+  // What the model and the KV cache allow a request.
+  RequestBounds bounds() const;
+  const EngineConfig& config() const { return config_; }
   const PrecisionPolicy& policy() const { return *policy_; }
 
  private:
@@ -164,7 +138,7 @@ class Engine {
     StepRecord record;
   };
 
-  EngineClock::time_point now() const { return options_.now ? options_.now() : EngineClock::now(); }
+  EngineClock::time_point now() const { return config_.now ? config_.now() : EngineClock::now(); }
   void set_targets(Entry& entry) const;
   // Tokens and precision of the next step as a planning policy wants them.
   StepPlan plan_step(StepRecord& record);
@@ -188,7 +162,7 @@ class Engine {
   void remove(const std::string& id);
   void free_slot(Sequence& sequence);
 
-  EngineOptions options_;
+  EngineConfig config_;
   StepRunner* runner_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::unique_ptr<PrecisionPolicy> policy_;

@@ -6,7 +6,7 @@
 #include <random>
 #include <utility>
 
-#include "engine/scripted_runner.h"
+#include "engine/testing/scripted_runner.h"
 
 namespace nfp {
 namespace {
@@ -21,12 +21,12 @@ struct Answer {
   std::string error;
 };
 
-EngineOptions options(int32_t kv_blocks = 64, SchedulerLimits limits = {.max_sequences = 8, .max_step_tokens = 64}) {
-  EngineOptions o;
+EngineConfig options(int32_t kv_blocks = 64, SchedulerLimits limits = {.max_sequences = 8, .max_step_tokens = 64}) {
+  EngineConfig o;
   o.limits = limits;
   o.kv_blocks = kv_blocks;
   o.block_size = 4;
-  o.eos_ids = {2};
+  o.end_ids = {2};
   return o;
 }
 
@@ -157,7 +157,7 @@ std::map<std::string, Answer> busy_hour(int32_t steps_in_flight, uint32_t seed, 
     return static_cast<int32_t>(mix % 23u == 0 ? 2u : 4u + mix % 90u);  // ends now and then
   };
   ScriptedRunner runner(kVocab, 200, next);
-  EngineOptions o = options(24, {.max_sequences = 6, .max_step_tokens = 9});
+  EngineConfig o = options(24, {.max_sequences = 6, .max_step_tokens = 9});
   o.steps_in_flight = steps_in_flight;
   Engine engine(o, &runner, nullptr, policy("alternate:2"));
   std::mt19937 random(seed);
@@ -219,7 +219,7 @@ TEST(Engine, RunningAheadGivesTheSameTokens) {
 TEST(Engine, RunningAheadComputesNothingBeyondTheLimit) {
   ScriptedRunner runner(kVocab, 1000);
   for (const int32_t in_flight : {1, 2}) {
-    EngineOptions o = options();
+    EngineConfig o = options();
     o.steps_in_flight = in_flight;
     Engine engine(o, &runner, nullptr, policy("fp16"));
     ASSERT_TRUE(engine.submit(request("a", {5, 6}, 7)).ok());
@@ -311,7 +311,7 @@ TEST(Engine, CountsCachedTokensByTheirPrecision) {
 
 TEST(Engine, RefusesWhatCannotWork) {
   ScriptedRunner runner(kVocab, 16);
-  EngineOptions o = options();
+  EngineConfig o = options();
   o.limits.max_queue = 1;
   Engine engine(o, &runner, nullptr, policy("fp16"));
   EXPECT_FALSE(engine.submit(request("empty", {}, 1)).ok());
@@ -371,7 +371,7 @@ class LostDevice final : public StepRunner {
 
 TEST(Engine, ALostDeviceEndsEveryRequestAndRefusesNewOnes) {
   LostDevice runner;
-  EngineOptions o = options(64, {.max_sequences = 1, .max_step_tokens = 64});
+  EngineConfig o = options(64, {.max_sequences = 1, .max_step_tokens = 64});
   o.steps_in_flight = 2;
   Engine engine(o, &runner, nullptr, policy("fp16"));
   for (const char* id : {"a", "b", "c"}) ASSERT_TRUE(engine.submit(request(id, {5}, 4)).ok());
@@ -449,7 +449,7 @@ class FillingRunner final : public StepRunner {
 
 TEST(Engine, RowsUnderAGrammarDoNotRunAhead) {
   FillingRunner runner;
-  EngineOptions o = options();
+  EngineConfig o = options();
   o.steps_in_flight = 2;
   Engine engine(o, &runner, nullptr, policy("fp16"));
   Request r = request("grammar", {5}, 10);

@@ -12,10 +12,9 @@ int64_t now_ns() {
 
 }  // namespace
 
-EngineThread::EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue,
-                           std::function<void(const Error&)> on_device_failure)
+EngineThread::EngineThread(std::unique_ptr<Engine> engine, std::function<void(const Error&)> on_device_failure)
     : engine_(std::move(engine)),
-      max_queue_(max_queue),
+      max_queue_(engine_->config().limits.max_queue),
       on_device_failure_(std::move(on_device_failure)),
       stats_(engine_->stats()),
       progress_ns_(now_ns()) {

@@ -23,10 +23,9 @@ using OutputSink = std::function<void(RequestOutput&&)>;
 
 class EngineThread {
  public:
-  // `max_queue` bounds the requests submitted and not yet admitted to a step. `on_device_failure` is called once, on
-  // the engine's thread, when the device is lost (Engine::device_failure).
-  EngineThread(std::unique_ptr<Engine> engine, int32_t max_queue,
-               std::function<void(const Error&)> on_device_failure = {});
+  // The engine's limits.max_queue bounds the requests submitted and not yet admitted to a step. `on_device_failure` is
+  // called once, on the engine's thread, when the device is lost (Engine::device_failure).
+  explicit EngineThread(std::unique_ptr<Engine> engine, std::function<void(const Error&)> on_device_failure = {});
   // Cancels what is left, and joins.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;

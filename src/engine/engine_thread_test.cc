@@ -4,14 +4,15 @@
 
 #include <future>
 
-#include "engine/scripted_runner.h"
+#include "engine/testing/scripted_runner.h"
 
 namespace nfp {
 namespace {
 
-std::unique_ptr<Engine> make_engine(StepRunner* runner) {
-  EngineOptions options;
+std::unique_ptr<Engine> make_engine(StepRunner* runner, int32_t max_queue) {
+  EngineConfig options;
   options.kv_blocks = 256;
+  options.limits.max_queue = max_queue;
   options.block_size = 4;
   return std::make_unique<Engine>(options, runner, nullptr, std::move(parse_policy("alternate:2").value()));
 }
@@ -26,7 +27,7 @@ Request request(const std::string& id, int32_t max_tokens) {
 
 TEST(EngineThread, ManyThreadsGetTheirAnswers) {
   ScriptedRunner runner(100, 1000);
-  EngineThread engine(make_engine(&runner), 1000);
+  EngineThread engine(make_engine(&runner, 1000));
   std::vector<std::thread> clients;
   std::atomic<int> complete{0};
   for (int c = 0; c < 4; ++c) {
@@ -52,7 +53,7 @@ TEST(EngineThread, CancelsAndRefusesAndStops) {
   ScriptedRunner runner(100, 1000, {}, std::chrono::milliseconds(2));
   std::promise<FinishReason> cancelled, left, duplicate;
   {
-    EngineThread engine(make_engine(&runner), 2);
+    EngineThread engine(make_engine(&runner, 2));
     const auto to = [](std::promise<FinishReason>& promise) {
       return [&promise](RequestOutput&& output) {
         if (output.finish) promise.set_value(*output.finish);
@@ -75,7 +76,7 @@ TEST(EngineThread, CancelsAndRefusesAndStops) {
 
 TEST(EngineThread, AFullQueueIsRefusedAtOnce) {
   ScriptedRunner runner(100, 1000, {}, std::chrono::milliseconds(50));
-  EngineThread engine(make_engine(&runner), 1);
+  EngineThread engine(make_engine(&runner, 1));
   const OutputSink ignore = [](RequestOutput&&) {};
   int refused = 0;
   for (int i = 0; i < 200; ++i) {

@@ -4,6 +4,8 @@
 #include <cassert>
 #include <limits>
 
+#include "base/process_memory.h"
+
 namespace nfp {
 namespace {
 
@@ -14,6 +16,10 @@ bool scores(const ScheduledSequence& item) {
 // Row r of the item predicts token first + r + 1.
 int32_t score_count(const ScheduledSequence& item) {
   return scores(item) ? std::min(item.count, item.sequence->prompt_size() - 1 - item.first) : 0;
+}
+
+bool has_penalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
 }
 
 SamplingRow sampling_row(const Sequence& sequence) {
@@ -29,8 +35,7 @@ SamplingRow sampling_row(const Sequence& sequence) {
   row.repetition_penalty = p.repetition_penalty;
   row.presence_penalty = p.presence_penalty;
   row.frequency_penalty = p.frequency_penalty;
-  const bool penalties = p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
-  row.history_slot = penalties ? sequence.history_slot : -1;
+  row.history_slot = has_penalties(p) ? sequence.history_slot : -1;
   row.report = p.logprobs ? p.top_logprobs : -1;
   return row;
 }
@@ -38,16 +43,16 @@ SamplingRow sampling_row(const Sequence& sequence) {
 bool forbids_end(const Sequence& sequence) { return sequence.output_size() < sequence.request.sampling.min_tokens; }
 
 uint32_t needs_of(const Sequence& sequence) {
-  const SamplingRow row = sampling_row(sequence);
+  const SamplingParams& p = sequence.request.sampling;
   uint32_t needs = 0;
-  if (row.temperature > 0) {
+  if (p.temperature > 0) {
     needs |= SamplingNeeds::kDraw;
-    if (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f) needs |= SamplingNeeds::kLimits;
+    if (p.top_k > 0 || p.top_p < 1.0f || p.min_p > 0.0f) needs |= SamplingNeeds::kLimits;
   }
-  if (row.history_slot >= 0) needs |= SamplingNeeds::kPenalties;
-  if (!sequence.request.sampling.logit_bias.empty() || forbids_end(sequence)) needs |= SamplingNeeds::kBias;
+  if (has_penalties(p)) needs |= SamplingNeeds::kPenalties;
+  if (!p.logit_bias.empty() || forbids_end(sequence)) needs |= SamplingNeeds::kBias;
   if (sequence.request.constraint) needs |= SamplingNeeds::kMask;
-  if (row.report >= 0) needs |= SamplingNeeds::kReport;
+  if (p.logprobs) needs |= SamplingNeeds::kReport;
   return needs;
 }
 
@@ -83,8 +88,8 @@ std::vector<int32_t> default_graph_sizes(int32_t max_sequences) {
   return sizes;
 }
 
-Result<std::unique_ptr<ModelRunner>> ModelRunner::create(Model& model, const RunnerOptions& options) {
-  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, options));
+Result<std::unique_ptr<ModelRunner>> ModelRunner::create(Model& model, EngineConfig config) {
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, std::move(config)));
   NFP_RETURN_IF_ERROR(runner->prepare());
   return runner;
 }
@@ -92,14 +97,21 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(Model& model, const Run
 Status ModelRunner::prepare() {
   Backend& backend = model_.backend();
   const ModelConfig& config = model_.config();
-  if (options_.max_context <= 0) options_.max_context = config.max_context;
-  if (options_.max_context > config.max_context) {
-    return error(ErrorCode::kUsage, "a context of {} tokens was asked for, but this model has {}", options_.max_context,
+  SchedulerLimits& most = config_.limits;
+  most.max_step_tokens = std::max(most.max_step_tokens, most.max_sequences);
+  if (config_.max_context <= 0) config_.max_context = std::min(config.max_context, kDefaultContext);
+  if (config_.max_context > config.max_context) {
+    return error(ErrorCode::kUsage, "a context of {} tokens was asked for, but this model has {}", config_.max_context,
                  config.max_context);
   }
-  NFP_RETURN_IF_ERROR(model_.reserve(options_.max_step_tokens, options_.max_sequences, options_.max_context));
-  NFP_ASSIGN_OR_RETURN(history_, backend.make_token_history(options_.max_sequences, config.vocab));
-  const auto rows = static_cast<size_t>(options_.max_sequences), tokens = static_cast<size_t>(options_.max_step_tokens);
+  const bool captures = backend.prefers_graphs();
+  if (config_.steps_in_flight <= 0) config_.steps_in_flight = captures ? 2 : 1;
+  if (captures && config_.graphs) graph_sizes_ = default_graph_sizes(most.max_sequences);
+  NFP_RETURN_IF_ERROR(
+      model_.reserve(config_.limits.max_step_tokens, config_.limits.max_sequences, config_.max_context));
+  NFP_ASSIGN_OR_RETURN(history_, backend.make_token_history(config_.limits.max_sequences, config.vocab));
+  const auto rows = static_cast<size_t>(config_.limits.max_sequences),
+             tokens = static_cast<size_t>(config_.limits.max_step_tokens);
   const size_t row_top = kMaxTopLogprobs * sizeof(TokenLogprob);
   NFP_ASSIGN_OR_RETURN(logits_, backend.allocate(rows * static_cast<size_t>(config.vocab) * sizeof(float)));
   NFP_ASSIGN_OR_RETURN(sampled_, backend.allocate(rows * sizeof(SampledRow)));
@@ -107,19 +119,25 @@ Status ModelRunner::prepare() {
   NFP_ASSIGN_OR_RETURN(scored_, backend.allocate(tokens * sizeof(SampledRow)));
   NFP_ASSIGN_OR_RETURN(scored_top_, backend.allocate(tokens * row_top));
 
-  if (options_.kv_blocks <= 0) {
-    NFP_ASSIGN_OR_RETURN(options_.kv_blocks, blocks_that_fit());
+  if (config_.kv_blocks <= 0) {
+    NFP_ASSIGN_OR_RETURN(const int64_t blocks, choose_kv_blocks());
+    constexpr int64_t kMostBlocks = 1 << 26;
+    if (blocks > kMostBlocks) {
+      return error(ErrorCode::kUsage, "the KV cache would have {} blocks; ask for a shorter context or fewer sequences",
+                   blocks);
+    }
+    config_.kv_blocks = static_cast<int32_t>(blocks);
   }
   // One block more, for padding.
   NFP_ASSIGN_OR_RETURN(
-      cache_, backend.make_kv_cache(model_.kv_spec(options_.kv_blocks + 1, options_.block_size, options_.kv_dtype)));
+      cache_, backend.make_kv_cache(model_.kv_spec(config_.kv_blocks + 1, config_.block_size, config_.kv_dtype)));
   StepLimits limits;
-  limits.tokens = options_.max_step_tokens;
-  limits.sequences = options_.max_sequences;
-  limits.table_width = options_.max_context / options_.block_size + 1;
+  limits.tokens = config_.limits.max_step_tokens;
+  limits.sequences = config_.limits.max_sequences;
+  limits.table_width = config_.max_context / config_.block_size + 1;
   limits.vocab = config.vocab;
-  limits.block_size = options_.block_size;
-  limits.scratch_block = static_cast<int32_t>(options_.kv_blocks);
+  limits.block_size = config_.block_size;
+  limits.scratch_block = static_cast<int32_t>(config_.kv_blocks);
   limits.row_bias = kMaxRowBias;
   limits.masks = true;
   NFP_ASSIGN_OR_RETURN(input_, StepInput::create(backend, limits));
@@ -133,17 +151,29 @@ Status ModelRunner::prepare() {
   return backend.synchronize();  // the first step does not wait for the cache to be cleared
 }
 
-Result<int64_t> ModelRunner::blocks_that_fit() const {
+Result<int64_t> ModelRunner::choose_kv_blocks() const {
+  const auto block = static_cast<int64_t>(
+      model_.backend().kv_bytes_per_block(model_.kv_spec(1, config_.block_size, config_.kv_dtype)));
+  if (config_.kv_bytes > 0) {
+    if (config_.kv_bytes < block) {
+      return error(ErrorCode::kUsage, "a KV cache of {} bytes holds no block of {} tokens ({} bytes)", config_.kv_bytes,
+                   config_.block_size, block);
+    }
+    return config_.kv_bytes / block;
+  }
+  if (model_.backend().memory()) return blocks_that_fit(static_cast<uint64_t>(block));
+  const int64_t context = (config_.max_context + config_.block_size - 1) / config_.block_size;
+  const auto quarter = static_cast<int64_t>(available_memory() / 4) / block;
+  return std::max(context, std::min(context * config_.limits.max_sequences, quarter));
+}
+
+Result<int64_t> ModelRunner::blocks_that_fit(uint64_t block_bytes) const {
   constexpr uint64_t kOthers = uint64_t{768} << 20;  // captured steps, and what libraries take late
   const auto memory = model_.backend().memory();
-  if (!memory)
-    return error(ErrorCode::kUsage, "say how large the KV cache is: {} has no memory of its own",
-                 model_.backend().info().name);
-  const auto allowed = static_cast<uint64_t>(options_.memory_share * static_cast<double>(memory->total));
+  const auto allowed = static_cast<uint64_t>(config_.memory_share * static_cast<double>(memory->total));
   const uint64_t taken = memory->total - memory->free + kOthers;
-  const uint64_t block = model_.backend().kv_bytes_per_block(model_.kv_spec(1, options_.block_size, options_.kv_dtype));
-  const uint64_t blocks = allowed > taken ? (allowed - taken) / block : 0;
-  const auto context = static_cast<uint64_t>((options_.max_context + options_.block_size - 1) / options_.block_size);
+  const uint64_t blocks = allowed > taken ? (allowed - taken) / block_bytes : 0;
+  const auto context = static_cast<uint64_t>((config_.max_context + config_.block_size - 1) / config_.block_size);
   constexpr double kGiB = 1 << 30;
   if (blocks <= context) {
     return error(
@@ -152,13 +182,13 @@ Result<int64_t> ModelRunner::blocks_that_fit() const {
         "holds {} tokens of KV cache, less than one context of {}; ask for a shorter context, fewer sequences "
         "or tokens a step, or a larger --gpu-memory-utilization",
         static_cast<double>(memory->total) / kGiB, static_cast<double>(allowed) / kGiB,
-        static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(options_.block_size), options_.max_context);
+        static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(config_.block_size), config_.max_context);
   }
   return static_cast<int64_t>(std::min<uint64_t>(blocks - 1, uint64_t{1} << 26));
 }
 
 Status ModelRunner::start(const Sequence& sequence) {
-  if (sampling_row(sequence).history_slot < 0) return ok_status();  // nobody reads it
+  if (!has_penalties(sequence.request.sampling)) return ok_status();  // nobody reads it
   const std::span<const int32_t> tokens(sequence.tokens);
   const auto prompt = static_cast<size_t>(sequence.prompt_size());
   return model_.backend().reset_history(*history_, sequence.history_slot, tokens.first(prompt), tokens.subspan(prompt));
@@ -177,9 +207,9 @@ StepShape ModelRunner::shape_of(const StepPlan& plan, Precision precision) const
     shape.rows += 1;
     shape.needs |= needs_of(*item.sequence);
   }
-  if (!shape.decode() || options_.graph_sizes.empty()) return shape;
-  const auto size = std::lower_bound(options_.graph_sizes.begin(), options_.graph_sizes.end(), shape.rows);
-  if (size != options_.graph_sizes.end()) shape.tokens = shape.sequences = shape.single = shape.rows = *size;
+  if (!shape.decode() || graph_sizes_.empty()) return shape;
+  const auto size = std::lower_bound(graph_sizes_.begin(), graph_sizes_.end(), shape.rows);
+  if (size != graph_sizes_.end()) shape.tokens = shape.sequences = shape.single = shape.rows = *size;
   return shape;
 }
 
@@ -206,9 +236,9 @@ void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_
 Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision) {
   assert(submitted_ - collected_ < slots_.size());
   const StepShape shape = shape_of(plan, precision);
-  if (shape.tokens > options_.max_step_tokens || shape.sequences > options_.max_sequences) {
+  if (shape.tokens > config_.limits.max_step_tokens || shape.sequences > config_.limits.max_sequences) {
     return error(ErrorCode::kResource, "a step of {} tokens and {} sequences is over the {} and {} there is room for",
-                 shape.tokens, shape.sequences, options_.max_step_tokens, options_.max_sequences);
+                 shape.tokens, shape.sequences, config_.limits.max_step_tokens, config_.limits.max_sequences);
   }
   const size_t place = submitted_ % slots_.size();
   Slot& slot = slots_[place];
@@ -219,11 +249,12 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
   slot.top_n = 0;
 
   input_->begin(static_cast<int>(place), shape);
-  order_.resize(plan.items.size());
-  for (size_t i = 0; i < order_.size(); ++i) order_[i] = i;
-  std::stable_partition(order_.begin(), order_.end(), [&](size_t i) { return plan.items[i].count == 1; });
+  singles_first_.resize(plan.items.size());
+  for (size_t i = 0; i < singles_first_.size(); ++i) singles_first_[i] = i;
+  std::stable_partition(singles_first_.begin(), singles_first_.end(),
+                        [&](size_t i) { return plan.items[i].count == 1; });
   last_rows_.resize(plan.items.size());
-  for (const size_t i : order_) {
+  for (const size_t i : singles_first_) {
     const ScheduledSequence& item = plan.items[i];
     const std::span<const int32_t> tokens(item.sequence->tokens);
     last_rows_[i] =
@@ -244,7 +275,7 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
 }
 
 Status ModelRunner::launch(const StepShape& shape, int32_t top_n) {
-  const auto& sizes = options_.graph_sizes;
+  const auto& sizes = graph_sizes_;
   if (!shape.decode() || model_.backend().profiling() || !std::binary_search(sizes.begin(), sizes.end(), shape.rows)) {
     enqueue(shape, top_n);
     return ok_status();
@@ -277,8 +308,8 @@ void ModelRunner::enqueue(const StepShape& shape, int32_t top_n) {
     args.top = top_.as<TokenLogprob>();
     model_.backend().sample(args);
   }
-  for (int32_t done = 0; done < shape.scored; done += options_.max_sequences) {
-    const int32_t count = std::min(options_.max_sequences, shape.scored - done);
+  for (int32_t done = 0; done < shape.scored; done += config_.limits.max_sequences) {
+    const int32_t count = std::min(config_.limits.max_sequences, shape.scored - done);
     model_.logits(input_->scored_rows(shape) + done, count, shape.precision, logits_.as<float>());
     ScoreArgs args;
     args.logits = logits_.as<float>();

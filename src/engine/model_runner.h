@@ -7,39 +7,28 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
 #include "base/result.h"
 #include "engine/batch.h"
+#include "engine/engine_config.h"
 #include "engine/step_runner.h"
 #include "model/model.h"
 
 namespace nfp {
-
-struct RunnerOptions {
-  int32_t max_step_tokens = 512;
-  int32_t max_sequences = 64;
-  int32_t max_context = 0;  // tokens a sequence; 0 = the model's
-  int32_t block_size = 16;
-  int64_t kv_blocks = 0;  // 0 = as many as `memory_share` of a device's memory leaves room for
-  double memory_share = 0.9;
-  DType kv_dtype = DType::kF16;
-  // Decode steps are padded to the next of these numbers of sequences (ascending), captured the second time that a
-  // shape occurs, and replayed from then on. Empty = never.
-  std::vector<int32_t> graph_sizes;
-};
 
 // 1, 2, 4, 8, then every 8 up to 256 and every 32 beyond, ending in max_sequences.
 std::vector<int32_t> default_graph_sizes(int32_t max_sequences);
 
 class ModelRunner final : public StepRunner {
  public:
-  // The model must outlive the runner.
-  static Result<std::unique_ptr<ModelRunner>> create(Model& model, const RunnerOptions& options);
+  // The model must outlive the runner. Error: a context that the model does not have, a KV cache without a block.
+  static Result<std::unique_ptr<ModelRunner>> create(Model& model, EngineConfig config);
 
   int32_t vocab() const override { return model_.config().vocab; }
-  int32_t max_context() const override { return options_.max_context; }
+  int32_t max_context() const override { return config_.max_context; }
   int32_t max_in_flight() const override { return StepInput::kSlots; }
   Precision computed(Precision asked) const override { return computed_precision(model_.backend(), asked); }
   Status start(const Sequence& sequence) override;
@@ -47,7 +36,8 @@ class ModelRunner final : public StepRunner {
   Result<StepOutput> collect(StepTicket ticket) override;
 
   size_t kv_bytes() const { return cache_->bytes(); }
-  int64_t kv_blocks() const { return options_.kv_blocks; }
+  // As given, with all that was left open decided: context, KV blocks, steps in flight.
+  const EngineConfig& config() const { return config_; }
   size_t graphs() const { return graphs_.size(); }
 
  private:
@@ -72,9 +62,11 @@ class ModelRunner final : public StepRunner {
     int32_t top_n = 0;  // of scored_top
   };
 
-  ModelRunner(Model& model, const RunnerOptions& options) : model_(model), options_(options) {}
+  ModelRunner(Model& model, EngineConfig config) : model_(model), config_(std::move(config)) {}
   Status prepare();
-  Result<int64_t> blocks_that_fit() const;
+  // Of a KV cache whose size in blocks is not given.
+  Result<int64_t> choose_kv_blocks() const;
+  Result<int64_t> blocks_that_fit(uint64_t block_bytes) const;
   StepShape shape_of(const StepPlan& plan, Precision precision) const;
   void add_samples(const ScheduledSequence& item, int32_t token_row, Slot& slot);
   void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
@@ -84,7 +76,10 @@ class ModelRunner final : public StepRunner {
   void enqueue_downloads(const StepShape& shape, Slot& slot);
 
   Model& model_;
-  RunnerOptions options_;
+  EngineConfig config_;
+  // Decode steps are padded to the next of these numbers of sequences (ascending), captured the second time that a
+  // shape occurs, and replayed from then on. Empty = never.
+  std::vector<int32_t> graph_sizes_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<TokenHistory> history_;
   std::unique_ptr<StepInput> input_;
@@ -98,9 +93,9 @@ class ModelRunner final : public StepRunner {
   // Null: seen once, and captured when it comes again.
   std::unordered_map<StepShape, std::unique_ptr<Graph>, StepShapeHash> graphs_;
   // Working space of submit().
-  std::vector<size_t> order_;       // of a plan's items: those with one token first
-  std::vector<int32_t> last_rows_;  // of each item: its last token's index
-  std::vector<LogitBias> biases_;   // of a row
+  std::vector<size_t> singles_first_;  // of a plan's items: those with one token first
+  std::vector<int32_t> last_rows_;     // of each item: its last token's index
+  std::vector<LogitBias> biases_;      // of a row
 };
 
 }  // namespace nfp

@@ -1,22 +1,25 @@
 #include "engine/request.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 namespace nfp {
 namespace {
 
-Error out_of_range(std::string_view field, double value, std::string_view expected) {
-  return error(ErrorCode::kInvalidInput, "{} is {}; it must be {}", field, value, expected);
+using Found = std::optional<RequestError>;
+
+Found out_of_range(std::string_view field, double value, std::string_view expected) {
+  return RequestError{std::string(field), fmt::format("{} is {}; it must be {}", field, value, expected)};
 }
 
-Status check_token(std::string_view field, int32_t token, int32_t vocab) {
-  if (token >= 0 && token < vocab) return ok_status();
-  return error(ErrorCode::kInvalidInput, "{}: token id {} is not in the vocabulary (0 to {})", field, token, vocab - 1);
+Found check_token(std::string_view field, int32_t token, int32_t vocab) {
+  if (token >= 0 && token < vocab) return std::nullopt;
+  return RequestError{std::string(field),
+                      fmt::format("{}: token id {} is not in the vocabulary (0 to {})", field, token, vocab - 1)};
 }
 
-}  // namespace
-
-Status validate(const SamplingParams& p, int32_t vocab) {
+Found check_sampling(const SamplingParams& p, int32_t vocab) {
   // Written so that NaN fails every test.
   if (!(p.temperature >= 0.0f && p.temperature <= 100.0f))
     return out_of_range("temperature", p.temperature, "0 to 100");
@@ -38,14 +41,46 @@ Status validate(const SamplingParams& p, int32_t vocab) {
     return out_of_range("prompt_logprobs", *p.prompt_logprobs, "0 to 128");
   }
   for (const auto& [token, bias] : p.logit_bias) {
-    NFP_RETURN_IF_ERROR(check_token("logit_bias", token, vocab));
-    if (std::isnan(bias)) return error(ErrorCode::kInvalidInput, "logit_bias of token {} is not a number", token);
+    if (auto bad = check_token("logit_bias", token, vocab)) return bad;
+    if (std::isnan(bias))
+      return RequestError{"logit_bias", fmt::format("logit_bias of token {} is not a number", token)};
   }
-  for (int32_t token : p.stop_token_ids) NFP_RETURN_IF_ERROR(check_token("stop_token_ids", token, vocab));
+  for (int32_t token : p.stop_token_ids) {
+    if (auto bad = check_token("stop_token_ids", token, vocab)) return bad;
+  }
   for (const std::string& stop : p.stop) {
-    if (stop.empty()) return error(ErrorCode::kInvalidInput, "stop: a stop string is empty; leave it out");
+    if (stop.empty()) return RequestError{"stop", "stop: a stop string is empty; leave it out"};
   }
-  return ok_status();
+  return std::nullopt;
+}
+
+Found check_prompt(std::span<const int32_t> prompt, const SamplingParams& p, const RequestBounds& bounds) {
+  if (prompt.empty()) return RequestError{"prompt", "the prompt is empty; it needs at least one token"};
+  const int64_t room = int64_t{bounds.max_context} - static_cast<int64_t>(prompt.size());
+  if (room < 1) {
+    return RequestError{"prompt",
+                        fmt::format("the prompt has {} tokens and the context holds {}, of which at least one must be "
+                                    "left for the answer; shorten the prompt or allow a longer context",
+                                    prompt.size(), bounds.max_context),
+                        true};
+  }
+  if (p.max_tokens && *p.max_tokens > room) {
+    return RequestError{"max_tokens",
+                        fmt::format("max_tokens is {}, but the prompt's {} tokens leave room for {} in a context of {}",
+                                    *p.max_tokens, prompt.size(), room, bounds.max_context),
+                        true};
+  }
+  for (const int32_t token : prompt) {
+    if (auto bad = check_token("prompt", token, bounds.vocab)) return bad;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, const RequestBounds& bounds) {
+  if (auto bad = check_sampling(sampling, bounds.vocab)) return bad;
+  return check_prompt(prompt, sampling, bounds);
 }
 
 }  // namespace nfp

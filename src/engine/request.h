@@ -44,8 +44,22 @@ struct SamplingParams {
 // Entries of logit_bias, and end-of-generation and stop ids, that one request may have together.
 inline constexpr int32_t kMaxRowBias = 4096;
 
-// Ranges of every field; the message names the field. `vocab` bounds token ids.
-Status validate(const SamplingParams& params, int32_t vocab);
+// What a model and an engine allow a request.
+struct RequestBounds {
+  int32_t vocab = 0;        // token ids are 0 to vocab - 1
+  int32_t max_context = 0;  // tokens of prompt and answer together
+};
+
+// What is wrong with a request.
+struct RequestError {
+  std::string field;      // of SamplingParams, or "prompt"
+  std::string message;    // names the field too
+  bool too_long = false;  // prompt and answer do not fit into the context
+};
+
+// The one validation of a request: ranges of every field, token ids, and whether prompt and answer fit.
+std::optional<RequestError> validate(std::span<const int32_t> prompt, const SamplingParams& sampling,
+                                     const RequestBounds& bounds);
 
 // What a request allows its steps to be computed in.
 enum class PrecisionClass : uint8_t {

@@ -3,11 +3,36 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 namespace nfp {
 namespace {
 
-TEST(SamplingParams, DefaultsAreValid) { EXPECT_TRUE(validate({}, 10).ok()); }
+const std::vector<int32_t> kPrompt = {1, 2, 3};
+constexpr RequestBounds kBounds = {.vocab = 10, .max_context = 8};
+
+TEST(SamplingParams, DefaultsAreValid) { EXPECT_FALSE(validate(kPrompt, {}, kBounds)); }
+
+TEST(Request, PromptAndAnswerFitIntoTheContext) {
+  SamplingParams params;
+  params.max_tokens = 5;
+  EXPECT_FALSE(validate(kPrompt, params, kBounds));
+  params.max_tokens = 6;
+  auto bad = validate(kPrompt, params, kBounds);
+  ASSERT_TRUE(bad);
+  EXPECT_TRUE(bad->too_long);
+  EXPECT_EQ(bad->field, "max_tokens");
+  bad = validate(std::vector<int32_t>(8, 1), {}, kBounds);
+  ASSERT_TRUE(bad);
+  EXPECT_TRUE(bad->too_long);
+  EXPECT_EQ(bad->field, "prompt");
+  for (const std::vector<int32_t>& prompt : {std::vector<int32_t>{}, std::vector<int32_t>{1, 10}, {-1}}) {
+    bad = validate(prompt, {}, kBounds);
+    ASSERT_TRUE(bad);
+    EXPECT_FALSE(bad->too_long);
+    EXPECT_EQ(bad->field, "prompt");
+  }
+}
 
 TEST(SamplingParams, EachBadFieldIsNamed) {
   const struct {
@@ -42,9 +67,10 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
   for (const auto& [field, spoil] : cases) {
     SamplingParams params;
     spoil(params);
-    const Status status = validate(params, 10);
-    ASSERT_FALSE(status.ok()) << field;
-    EXPECT_NE(status.error().message.find(field), std::string::npos) << status.error().message;
+    const auto bad = validate(kPrompt, params, kBounds);
+    ASSERT_TRUE(bad) << field;
+    EXPECT_EQ(bad->field, field);
+    EXPECT_NE(bad->message.find(field), std::string::npos) << bad->message;
   }
 }
 

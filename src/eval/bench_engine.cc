@@ -26,25 +26,20 @@ class LevelPolicy final : public PrecisionPolicy {
 
 }  // namespace
 
-Result<std::unique_ptr<BenchEngine>> BenchEngine::create(LoadedModel& loaded, const BenchEngineOptions& options) {
-  if (options.ctx > loaded.config.max_context) {
+Result<std::unique_ptr<BenchEngine>> BenchEngine::create(LoadedModel& loaded, EngineConfig config) {
+  if (config.max_context > loaded.config.max_context) {
     return error(ErrorCode::kUsage, "this model's context has {} tokens, less than the {} that the benchmark would use",
-                 loaded.config.max_context, options.ctx);
+                 loaded.config.max_context, config.max_context);
   }
-  std::unique_ptr<BenchEngine> made(new BenchEngine(loaded, options));
-  ServingOptions serving;
-  serving.ctx = options.ctx;
-  serving.max_sequences = options.max_sequences;
-  serving.max_step_tokens = options.max_step_tokens;
-  serving.max_queue = std::numeric_limits<int32_t>::max();
-  serving.memory_share = options.memory_share;
-  serving.kv_dtype = options.kv_dtype;
-  serving.prefix_caching = false;
-  serving.fp8_levels.clear();
-  for (int percent = 1; percent <= 100; ++percent) serving.fp8_levels.push_back(percent / 100.0);
-  serving.graphs = options.as_served;
-  if (!options.as_served) serving.steps_in_flight = 1;
-  NFP_ASSIGN_OR_RETURN(made->serving_, make_engine(loaded, serving, std::make_unique<LevelPolicy>(BenchLevel{})));
+  std::unique_ptr<BenchEngine> made(new BenchEngine(loaded));
+  config.limits.max_queue = std::numeric_limits<int32_t>::max();
+  config.prefix_caching = false;
+  config.fp8_levels.clear();
+  for (int percent = 1; percent <= 100; ++percent) config.fp8_levels.push_back(percent / 100.0);
+  if (!config.graphs) config.steps_in_flight = 1;
+  if (!loaded.backend->memory()) config.kv_blocks = full_kv_blocks(config);
+  NFP_ASSIGN_OR_RETURN(made->serving_,
+                       make_engine(loaded, std::move(config), std::make_unique<LevelPolicy>(BenchLevel{})));
   made->serving_.engine->set_observer(made.get());
   return made;
 }
@@ -101,13 +96,13 @@ Result<BenchRun> BenchEngine::run(std::span<const BenchRequest> requests, const 
 }
 
 Status BenchEngine::warm_up(int32_t sequences, const BenchLevel& level) {
-  if (!options_.as_served || !loaded_.backend->prefers_graphs()) return ok_status();
+  if (!config().graphs || !loaded_.backend->prefers_graphs()) return ok_status();
   // Sizes lie at least 8 apart from 8 on. Each batch of 8 ends 3 steps after the one before: a size occurs, is captured
   // when it comes again, and is replayed once.
   std::vector<BenchRequest> requests;
   for (int32_t i = 0; i < sequences; ++i) {
     const int32_t group = i < 8 ? 0 : (i - 8) / 8 + 1;
-    requests.push_back({1, std::min(4 + 3 * group, options_.ctx - 1)});
+    requests.push_back({1, std::min(4 + 3 * group, config().max_context - 1)});
   }
   NFP_ASSIGN_OR_RETURN([[maybe_unused]] const BenchRun done, run(requests, level, 0));
   return ok_status();

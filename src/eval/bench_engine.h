@@ -18,17 +18,6 @@
 
 namespace nfp {
 
-struct BenchEngineOptions {
-  int32_t ctx = 0;            // tokens a sequence may have
-  int32_t max_sequences = 1;  // computed at once
-  int32_t max_step_tokens = 2048;
-  DType kv_dtype = DType::kF16;
-  double memory_share = 0.9;
-  // Replay captured steps, and plan a step while the one before it runs, as the server does. Without, each operation is
-  // enqueued anew and each step waited for: for timing operations.
-  bool as_served = true;
-};
-
 struct BenchRequest {
   int32_t input = 1;   // tokens of the prompt
   int32_t output = 1;  // tokens sampled
@@ -53,8 +42,10 @@ struct BenchRun {
 
 class BenchEngine final : private EngineObserver {
  public:
-  // Refuses a context that the model does not have.
-  static Result<std::unique_ptr<BenchEngine>> create(LoadedModel& loaded, const BenchEngineOptions& options);
+  // As the server does it: without `graphs` each operation is enqueued anew and each step waited for, to time
+  // operations. Of `config`, the queue, prefix caching and FP8 levels do not matter. Refuses a context that the model
+  // does not have.
+  static Result<std::unique_ptr<BenchEngine>> create(LoadedModel& loaded, EngineConfig config);
 
   // Submits all requests, then steps until they are done.
   Result<BenchRun> run(std::span<const BenchRequest> requests, const BenchLevel& level, uint32_t seed);
@@ -76,16 +67,15 @@ class BenchEngine final : private EngineObserver {
   // What a step asked for in this precision is computed in.
   Precision computed(Precision asked) const { return serving_.runner->computed(asked); }
   LoadedModel& loaded() { return loaded_; }
-  const BenchEngineOptions& options() const { return options_; }
+  const EngineConfig& config() const { return serving_.engine->config(); }
 
  private:
-  BenchEngine(LoadedModel& loaded, const BenchEngineOptions& options) : loaded_(loaded), options_(options) {}
+  explicit BenchEngine(LoadedModel& loaded) : loaded_(loaded) {}
   void on_step(const StepRecord& step) override;
   void on_token_gap(double seconds) override { run_.itl_s.push_back(seconds); }
   void on_first_token(double seconds) override { run_.ttft_s.push_back(seconds); }
 
   LoadedModel& loaded_;
-  BenchEngineOptions options_;
   ServingEngine serving_;
   std::mt19937 random_;
   uint64_t next_id_ = 0;

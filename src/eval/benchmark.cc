@@ -54,12 +54,13 @@ Result<Measured> measure(LoadedModel& loaded, const BenchmarkOptions& options, c
                          bool profile = false) {
   const int32_t prompt = c.prefill ? options.prompt : options.context;
   const int32_t generate = c.prefill ? 1 : options.generate;
-  ServingOptions serving;
-  serving.ctx = prompt + generate;
-  serving.max_sequences = c.batch;
-  serving.max_step_tokens = options.max_step_tokens;
+  EngineConfig serving;
+  serving.max_context = prompt + generate;
+  serving.limits.max_sequences = c.batch;
+  serving.limits.max_step_tokens = options.max_step_tokens;
   serving.kv_dtype = options.kv_dtype;
   serving.prefix_caching = false;
+  if (!loaded.backend->memory()) serving.kv_blocks = full_kv_blocks(serving);
   if (profile) {  // each operation by itself, and no step begun when the times start anew
     serving.graphs = false;
     serving.steps_in_flight = 1;

@@ -29,13 +29,14 @@ fs::path folder_of(const StartStepsOptions& options) {
 // Everything that a step's time depends on and that may differ between two starts.
 std::string key_of(const LoadedModel& loaded, const StartStepsOptions& options) {
   return fmt::format("{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(), loaded.backend->info().device,
-                     loaded.backend->info().threads, name_of(options.kv_dtype), name_of(options.fp8), options.variant);
+                     loaded.backend->info().threads, name_of(options.engine.kv_dtype), name_of(options.engine.fp8),
+                     options.variant);
 }
 
 // Sizes of what is measured; `longest` bounds both time and memory.
 StepTimesOptions plan(int32_t longest, const StartStepsOptions& options) {
   StepTimesOptions steps;
-  steps.levels = {{Precision::kFp16}, {options.fp8}};
+  steps.levels = {{Precision::kFp16}, {options.engine.fp8}};
   steps.prefill.clear();
   for (int32_t tokens = longest; tokens >= 16 && steps.prefill.size() < 4; tokens /= 4) steps.prefill.push_back(tokens);
   steps.sequences = {1, 4, 16};
@@ -53,18 +54,17 @@ int64_t tokens_of(int32_t longest) {
 
 Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options) {
   const int32_t context = loaded.config.max_context;
-  BenchEngineOptions engine;
-  engine.max_sequences = 17;
-  engine.kv_dtype = options.kv_dtype;
-  engine.memory_share = options.memory_share;
+  EngineConfig engine = options.engine;
+  engine.limits.max_sequences = 17;
+  engine.kv_blocks = 0;
 
   // How fast the machine is, to know what there is time for.
-  engine.max_step_tokens = std::min(64, options.max_step_tokens);
-  engine.ctx = std::min(context, 128);
+  engine.limits.max_step_tokens = std::min(64, options.engine.limits.max_step_tokens);
+  engine.max_context = std::min(context, 128);
   double tokens_per_s = 0;
   {
     NFP_ASSIGN_OR_RETURN(const auto probe, BenchEngine::create(loaded, engine));
-    const std::vector<BenchRequest> request = {{std::min(64, engine.ctx - 1), 1}};
+    const std::vector<BenchRequest> request = {{std::min(64, engine.max_context - 1), 1}};
     for (int i = 0; i < 2; ++i) {  // the first run warms up
       NFP_ASSIGN_OR_RETURN(const BenchRun run, probe->run(request, {Precision::kFp16}, 1));
       tokens_per_s = request.front().input / std::max(run.seconds, 1e-6);
@@ -77,13 +77,13 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   }
   const StepTimesOptions steps = plan(longest, options);
   // Prompts in at least two steps: what attention to tokens in the cache costs is told by the second.
-  engine.max_step_tokens = std::clamp(longest / 2, 1, options.max_step_tokens);
+  engine.limits.max_step_tokens = std::clamp(longest / 2, 1, options.engine.limits.max_step_tokens);
   StepTimesOptions late = steps;  // two sequences with long contexts
   late.prefill = {};
   late.sequences = {2};
   late.contexts = {longest};
-  engine.ctx = std::min(context, std::max(steps.context_needed(), late.context_needed()));
-  if (engine.ctx < late.context_needed()) late.contexts = {std::max(1, longest / 2)};
+  engine.max_context = std::min(context, std::max(steps.context_needed(), late.context_needed()));
+  if (engine.max_context < late.context_needed()) late.contexts = {std::max(1, longest / 2)};
   NFP_ASSIGN_OR_RETURN(const auto bench, BenchEngine::create(loaded, engine));
   NFP_ASSIGN_OR_RETURN(StepTable table, measure_step_times(*bench, steps, {}));
   NFP_ASSIGN_OR_RETURN(const StepTable more, measure_step_times(*bench, late, {}));

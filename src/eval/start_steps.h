@@ -12,11 +12,8 @@
 namespace nfp {
 
 struct StartStepsOptions {
-  double seconds = 8;  // about as long as measuring may take
-  int32_t max_step_tokens = 2048;
-  double memory_share = 0.9;
-  DType kv_dtype = DType::kF16;
-  Precision fp8 = Precision::kFp8;
+  double seconds = 8;   // about as long as measuring may take
+  EngineConfig engine;  // as it will serve
   std::string variant;  // flags that change what a step costs; part of the file's name
   // The folder; empty = $XDG_CACHE_HOME/nestedfp/step-times or ~/.cache/nestedfp/step-times.
   std::string folder;

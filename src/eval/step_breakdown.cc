@@ -47,7 +47,7 @@ Result<std::vector<StepBreakdown>> break_down(BenchEngine& engine, const Breakdo
   LoadedModel& loaded = engine.loaded();
   Backend& backend = *loaded.backend;
   const auto count = static_cast<size_t>(c.batch);
-  const DType kv_dtype = engine.options().kv_dtype;
+  const DType kv_dtype = engine.config().kv_dtype;
   std::vector<StepBreakdown> found(2);
   for (StepBreakdown& breakdown : found) {
     breakdown.precision = engine.computed(precision);
@@ -74,7 +74,7 @@ Result<std::vector<StepBreakdown>> break_down(BenchEngine& engine, const Breakdo
   engine.begin(2);
   engine.set_level({precision});
   for (int32_t i = 0; i < c.batch; ++i) {
-    NFP_RETURN_IF_ERROR(engine.submit({c.input, c.output(engine.options().max_step_tokens)}));
+    NFP_RETURN_IF_ERROR(engine.submit({c.input, c.output(engine.config().limits.max_step_tokens)}));
   }
   double cached = 0, decode_keys = 0;
   int32_t steps = 0;

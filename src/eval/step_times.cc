@@ -31,9 +31,9 @@ class Measurement {
     table_.model = loaded.name;
     table_.device = loaded.backend->info().device;
     table_.weight_bytes = static_cast<int64_t>(loaded.model->weight_bytes());
-    table_.max_step_tokens = engine_.options().max_step_tokens;
-    table_.max_sequences = engine_.options().max_sequences;
-    table_.kv_dtype = name_of(engine_.options().kv_dtype);
+    table_.max_step_tokens = engine_.config().limits.max_step_tokens;
+    table_.max_sequences = engine_.config().limits.max_sequences;
+    table_.kv_dtype = name_of(engine_.config().kv_dtype);
     for (const BenchLevel& level : options_.levels) {
       const Precision precision = engine_.computed(level.precision);
       table_.levels.push_back({precision, is_exact(precision) ? 0.0 : level.fp8_share});
@@ -89,7 +89,7 @@ class Measurement {
   Status decode(int32_t sequences, int32_t context) {
     engine_.begin(1);
     engine_.set_level(options_.levels.front());
-    const int32_t output = engine_.options().ctx - context;
+    const int32_t output = engine_.config().max_context - context;
     for (int32_t i = 0; i < sequences; ++i) NFP_RETURN_IF_ERROR(engine_.submit({context, output}));
     while (engine_.steps().empty() || !decodes(engine_.steps().back(), sequences)) {
       if (!engine_.steps().empty() && engine_.steps().back().preempted > 0) return no_room(sequences, context);
@@ -104,7 +104,7 @@ class Measurement {
       const int32_t mean_context = context + start + kWarmSteps + options_.decode_steps / 2;
       add({level, 0, 0, sequences, mean_context}, seconds);
       for (const int32_t tokens : options_.mixed) {
-        if (sequences + tokens > engine_.options().max_step_tokens) continue;
+        if (sequences + tokens > engine_.config().limits.max_step_tokens) continue;
         const int32_t before = decoded_;
         NFP_ASSIGN_OR_RETURN(const std::vector<double> both,
                              collect(level, {level, tokens, 0, sequences, 0}, 1, options_.repeats));

@@ -9,7 +9,7 @@ namespace nfp {
 
 Result<std::vector<ThroughputRow>> measure_throughput(BenchEngine& engine, const ThroughputOptions& options,
                                                       const ThroughputCallback& on_row) {
-  const int32_t places = engine.options().max_sequences;
+  const int32_t places = engine.config().limits.max_sequences;
   int32_t most = 1;
   for (const auto& load : options.loads) most = std::max(most, static_cast<int32_t>(load.size()));
   for (const Precision precision : options.precisions) {

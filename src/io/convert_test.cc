@@ -12,7 +12,7 @@
 
 #include "io/inspect.h"
 #include "io/shard_set.h"
-#include "io/test_util.h"
+#include "io/testing/model_files.h"
 #include "nested/format.h"
 
 namespace nfp {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/float_types.h"
-#include "io/test_util.h"
+#include "io/testing/model_files.h"
 
 namespace nfp {
 namespace {

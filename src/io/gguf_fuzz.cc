@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "io/model_source.h"
-#include "io/test_models.h"
+#include "io/testing/small_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const int fd = ::memfd_create("model.gguf", MFD_CLOEXEC);

@@ -231,7 +231,19 @@ class GgufSource final : public ModelSource {
     if (const auto bos = gguf_.integer("tokenizer.ggml.bos_token_id")) config["bos_token_id"] = *bos;
     if (const auto eos = gguf_.integer("tokenizer.ggml.eos_token_id")) config["eos_token_id"] = *eos;
     config_json_ = config.dump(2);
+    make_generation_config();
     return check_heads();
+  }
+
+  // general.sampling.*, as llama.cpp names what generation_config.json says (its other keys have no counterpart there).
+  void make_generation_config() {
+    nlohmann::ordered_json generation;
+    for (const auto& [hf, gguf] : {std::pair("temperature", "temp"), std::pair("top_p", "top_p"),
+                                   std::pair("min_p", "min_p"), std::pair("repetition_penalty", "penalty_repeat")}) {
+      if (const auto value = gguf_.number(fmt::format("general.sampling.{}", gguf))) generation[hf] = *value;
+    }
+    if (const auto value = gguf_.integer("general.sampling.top_k")) generation["top_k"] = *value;
+    if (!generation.is_null()) generation_json_ = generation.dump(2);
   }
 
   Status check_heads() const {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/model_source.h"
-#include "io/test_util.h"
+#include "io/testing/model_files.h"
 
 namespace nfp {
 namespace {
@@ -105,6 +105,17 @@ class GgufModel : public testing::ScratchTest {
     return ModelSource::open(path("m.gguf"));
   }
 };
+
+TEST_F(GgufModel, SamplingKeysAreAGenerationConfig) {
+  auto keys = testing::tiny_gguf_keys();
+  keys.number("general.sampling.temp", 0.5f).integer("general.sampling.top_k", 20);
+  auto source = open(testing::tiny_gguf(std::move(keys)));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  const auto text = (*source)->text_file("generation_config.json").value();
+  ASSERT_TRUE(text.has_value());
+  EXPECT_EQ(nlohmann::json::parse(*text), nlohmann::json({{"temperature", 0.5}, {"top_k", 20}}));
+  EXPECT_FALSE((*open(testing::tiny_gguf()))->text_file("generation_config.json").value().has_value());
+}
 
 TEST_F(GgufModel, LooksLikeAHuggingFaceModel) {
   auto source = open(testing::tiny_gguf());

@@ -132,7 +132,10 @@ uint64_t ModelSource::file_bytes() const {
 }
 
 Result<std::optional<std::string>> ModelSource::text_file(const std::string& name) const {
-  if (kind_ == SourceKind::kGguf) return std::optional<std::string>();
+  if (kind_ == SourceKind::kGguf) {
+    const bool there = name == "generation_config.json" && !generation_json_.empty();
+    return there ? std::optional<std::string>(generation_json_) : std::nullopt;
+  }
   auto text = read_text_file(path_ + "/" + name);
   if (text.ok()) return std::optional<std::string>(std::move(text).value());
   if (text.error().code == ErrorCode::kNotFound) return std::optional<std::string>();

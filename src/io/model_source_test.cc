@@ -6,7 +6,7 @@
 
 #include "base/cpu_topology.h"
 #include "io/inspect.h"
-#include "io/test_util.h"
+#include "io/testing/model_files.h"
 
 namespace nfp {
 namespace {

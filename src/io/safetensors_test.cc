@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "io/shard_set.h"
-#include "io/test_util.h"
+#include "io/testing/model_files.h"
 
 namespace nfp {
 namespace {

@@ -37,7 +37,7 @@ class GradedPolicy final : public PrecisionPolicy {
     const double over = static_cast<double>(load.step_tokens) - low_;
     return std::clamp(over / (static_cast<double>(high_) - low_), 0.0, 1.0);
   }
-  bool needs_order() const override { return true; }
+  bool needs_sensitivity() const override { return true; }
 
  private:
   int32_t low_, high_;

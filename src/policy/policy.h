@@ -72,7 +72,7 @@ class PrecisionPolicy {
   // ones is the model's order of sensitivity (Linear::fp8_from).
   virtual double fp8_share(const StepLoad&) { return 1.0; }
   // Shares between 0 and 1 occur: the model needs an order of sensitivity.
-  virtual bool needs_order() const { return false; }
+  virtual bool needs_sensitivity() const { return false; }
   // The operator fixed one precision: requests that merely prefer FP8 do not get it.
   virtual bool fixed() const { return false; }
   // Whether decide() chooses tokens and precision together. Otherwise the scheduler takes tokens first come, first

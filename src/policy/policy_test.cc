@@ -27,7 +27,7 @@ TEST(Policy, GradedSharesGrowWithTheStep) {
   auto policy = parse_policy("graded:100:300", Precision::kFp8W8A8);
   ASSERT_TRUE(policy.ok());
   EXPECT_EQ((*policy)->name(), "graded:100:300");
-  EXPECT_TRUE((*policy)->needs_order());
+  EXPECT_TRUE((*policy)->needs_sensitivity());
   EXPECT_FALSE((*policy)->fixed());
   EXPECT_EQ((*policy)->choose({.step_tokens = 100}), Precision::kFp16);
   EXPECT_EQ((*policy)->choose({.step_tokens = 101}), Precision::kFp8W8A8);
@@ -38,7 +38,7 @@ TEST(Policy, GradedSharesGrowWithTheStep) {
   auto threshold = parse_policy("threshold:10");
   ASSERT_TRUE(threshold.ok());
   EXPECT_DOUBLE_EQ((*threshold)->fp8_share({.step_tokens = 11}), 1.0);
-  EXPECT_FALSE((*threshold)->needs_order());
+  EXPECT_FALSE((*threshold)->needs_sensitivity());
 }
 
 TEST(Policy, AlternatesEveryN) {

@@ -60,7 +60,7 @@ class SloPolicy final : public PrecisionPolicy {
   size_t levels() const { return levels_.size(); }
   bool plans() const override { return true; }
   bool fixed() const override { return options_.levels == SloOptions::Levels::kFp16Only; }
-  bool needs_order() const override {
+  bool needs_sensitivity() const override {
     return std::any_of(levels_.begin(), levels_.end(), [&](size_t level) {
       const double share = model_.levels()[level].fp8_share;
       return share > 0 && share < 1;

@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "policy/test_tables.h"
+#include "policy/testing/step_tables.h"
 
 namespace nfp {
 namespace {

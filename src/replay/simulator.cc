@@ -137,7 +137,7 @@ Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const
   ReplayOutcome outcome;
   outcome.requests.resize(trace.requests.size());
   Recorder recorder(outcome);
-  EngineOptions engine;
+  EngineConfig engine;
   engine.limits.max_sequences = options.max_sequences;
   engine.limits.max_step_tokens = std::max(options.max_step_tokens, options.max_sequences);
   engine.limits.max_queue = std::numeric_limits<int32_t>::max();

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "policy/slo_policy.h"
-#include "policy/test_tables.h"
+#include "policy/testing/step_tables.h"
 #include "replay/report.h"
 #include "replay/step_source.h"
 

@@ -12,7 +12,6 @@
 namespace nfp {
 namespace {
 
-constexpr int32_t kDefaultContext = 4096;
 // The template's place: chat_template.jinja (transformers >= 4.43), tokenizer_config.json, or a GGUF file's metadata.
 Status read_chat_template(LoadedModel& loaded) {
   NFP_ASSIGN_OR_RETURN(const auto file, loaded.source->text_file("chat_template.jinja"));
@@ -103,6 +102,13 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   } else if (!options.dummy || tokenizer.error().code != ErrorCode::kNotFound) {
     return tokenizer.error();
   }
+  loaded->end_ids = loaded->config.eos_ids;
+  if (loaded->tokenizer) {
+    for (const int32_t id : loaded->tokenizer->eog_ids()) {
+      if (std::find(loaded->end_ids.begin(), loaded->end_ids.end(), id) == loaded->end_ids.end())
+        loaded->end_ids.push_back(id);
+    }
+  }
 
   NFP_ASSIGN_OR_RETURN(loaded->backend, make_backend(options.device, {.threads = options.threads,
                                                                       .cpu_kernels = options.cpu_kernels,
@@ -119,56 +125,12 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   return loaded;
 }
 
-Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& options,
-                                  std::unique_ptr<PrecisionPolicy> policy) {
-  const ModelConfig& config = loaded.config;
-  RunnerOptions runner;
-  runner.max_context = options.ctx > 0 ? options.ctx : std::min(config.max_context, kDefaultContext);
-  runner.max_sequences = options.max_sequences;
-  runner.max_step_tokens = std::max(options.max_step_tokens, options.max_sequences);
-  runner.block_size = options.block_size;
-  runner.kv_dtype = options.kv_dtype;
-  runner.memory_share = options.memory_share;
-  const bool graphs = loaded.backend->prefers_graphs();
-  if (graphs && options.graphs) runner.graph_sizes = default_graph_sizes(options.max_sequences);
-  const int64_t blocks_a_sequence = (runner.max_context + options.block_size - 1) / options.block_size;
-  if (!loaded.backend->memory()) runner.kv_blocks = blocks_a_sequence * options.max_sequences;
-  if (options.kv_bytes > 0) {
-    const KvCacheSpec spec = loaded.model->kv_spec(1, options.block_size, options.kv_dtype);
-    const auto block = static_cast<int64_t>(loaded.backend->kv_bytes_per_block(spec));
-    runner.kv_blocks = options.kv_bytes / block;
-    if (runner.kv_blocks < 1) {
-      return error(ErrorCode::kUsage, "a KV cache of {} bytes holds no block of {} tokens ({} bytes)", options.kv_bytes,
-                   options.block_size, block);
-    }
-  }
-  constexpr int64_t kMostBlocks = 1 << 26;
-  if (runner.kv_blocks > kMostBlocks) {
-    return error(ErrorCode::kUsage, "the KV cache would have {} blocks; ask for a shorter context or fewer sequences",
-                 runner.kv_blocks);
-  }
+Result<ServingEngine> make_engine(LoadedModel& loaded, EngineConfig config, std::unique_ptr<PrecisionPolicy> policy) {
+  config.end_ids = loaded.end_ids;
   ServingEngine serving;
-  NFP_ASSIGN_OR_RETURN(serving.runner, ModelRunner::create(*loaded.model, runner));
-
-  EngineOptions engine;
-  engine.limits.max_sequences = runner.max_sequences;
-  engine.limits.max_step_tokens = runner.max_step_tokens;
-  engine.limits.max_queue = options.max_queue;
-  engine.kv_blocks = static_cast<int32_t>(serving.runner->kv_blocks());
-  engine.block_size = options.block_size;
-  engine.prefix_caching = options.prefix_caching;
-  engine.fp8 = options.fp8;
-  engine.eos_ids = config.eos_ids;
-  if (loaded.tokenizer) {
-    for (int32_t id : loaded.tokenizer->eog_ids()) {
-      if (std::find(engine.eos_ids.begin(), engine.eos_ids.end(), id) == engine.eos_ids.end())
-        engine.eos_ids.push_back(id);
-    }
-  }
-  engine.fp8_levels = options.fp8_levels;
-  engine.targets = options.targets;
-  engine.steps_in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : graphs ? 2 : 1;
-  serving.engine = std::make_unique<Engine>(engine, serving.runner.get(), loaded.tokenizer, std::move(policy));
+  NFP_ASSIGN_OR_RETURN(serving.runner, ModelRunner::create(*loaded.model, config));
+  serving.engine =
+      std::make_unique<Engine>(serving.runner->config(), serving.runner.get(), loaded.tokenizer, std::move(policy));
   return serving;
 }
 

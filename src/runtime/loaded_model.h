@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "base/progress.h"
@@ -40,6 +41,7 @@ struct LoadedModel {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Model> model;                // after backend: freed before it
   std::shared_ptr<const Tokenizer> tokenizer;  // null for dummy weights beside which there is none
+  std::vector<int32_t> end_ids;                // tokens that end an answer, by any of the model's files
   std::string chat_template;                   // source text; empty = the model has none
   std::string chat_template_json;              // where it is a list of named templates: that list
   double load_seconds = 0;
@@ -50,34 +52,13 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
 // Only files, configuration and tokenizer: for verbs that need no weights.
 Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& source);
 
-struct ServingOptions {
-  int32_t ctx = 0;  // tokens a sequence may have; 0 = the model's, at most 4096 by default
-  int32_t max_sequences = 1;
-  int32_t max_step_tokens = 512;
-  int32_t max_queue = 1024;
-  // KV cache. 0 = enough for max_sequences full contexts, and on a device with memory of its own as much as
-  // memory_share of it leaves room for.
-  int64_t kv_bytes = 0;
-  double memory_share = 0.9;
-  int32_t block_size = 16;
-  DType kv_dtype = DType::kF16;
-  bool prefix_caching = true;
-  Precision fp8 = Precision::kFp8;
-  std::vector<double> fp8_levels = EngineOptions{}.fp8_levels;
-  LatencyTargets targets;
-  int32_t steps_in_flight = 0;  // 0 = what suits the backend
-  // Decode steps may be captured and replayed where the backend prefers that. Without, every operation is enqueued in
-  // every step, as Backend::profile() must have it to time them.
-  bool graphs = true;
-};
-
 // A model ready to answer: the runner and the engine over it.
 struct ServingEngine {
   std::unique_ptr<ModelRunner> runner;
   std::unique_ptr<Engine> engine;
 };
 
-Result<ServingEngine> make_engine(LoadedModel& loaded, const ServingOptions& options,
-                                  std::unique_ptr<PrecisionPolicy> policy);
+// Its config() is `config` with the model's end_ids and all that was left open decided (ModelRunner::config).
+Result<ServingEngine> make_engine(LoadedModel& loaded, EngineConfig config, std::unique_ptr<PrecisionPolicy> policy);
 
 }  // namespace nfp

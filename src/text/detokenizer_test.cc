@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "text/tokenizer_test_data.h"
+#include "text/testing/small_tokenizers.h"
 #include "text/utf8.h"
 
 namespace nfp {

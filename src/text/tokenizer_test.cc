@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "text/tokenizer_test_data.h"
+#include "text/testing/small_tokenizers.h"
 
 namespace nfp {
 namespace {

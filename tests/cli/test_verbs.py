@@ -98,6 +98,32 @@ class Generate(Scratch):
         texts = {self.answer(F16_MODEL, *flags, "--seed", str(seed))["text"] for seed in range(6)}
         self.assertGreater(len(texts), 1)
 
+    def test_sampling_as_the_model_recommends(self):
+        model = self.path("model")
+        shutil.copytree(F16_MODEL, model)
+        with open(os.path.join(model, "generation_config.json"), "w") as file:
+            json.dump({"temperature": 5.0, "top_k": 50}, file)
+        out, _ = run("inspect", model)
+        self.assertIn("temperature 5, top_k 50", out)
+        self.assertEqual(json.loads(run("inspect", model, "--json")[0])["sampling"], {"temperature": 5.0, "top_k": 50})
+        greedy = self.answer(F16_MODEL)["text"]
+
+        def texts(*flags):
+            common = ["generate", model, "-p", "the quick brown", "-n", "12", "--ignore-eos", "-q", "--seed"]
+            return {run(*common, str(seed), *flags)[0] for seed in range(4)}
+        self.assertGreater(len(texts()), 1)
+        for flags in (["--generation-config", "none"], ["--temperature", "0"], ["--generation-config", self.path("own")]):
+            os.makedirs(self.path("own"), exist_ok=True)
+            with open(self.path("own/generation_config.json"), "w") as file:
+                json.dump({"temperature": 0}, file)
+            (only,) = texts(*flags)
+            self.assertEqual(only.rstrip("\n"), greedy, flags)
+        for text in ('{"top_p": 7}', "[]"):
+            with open(os.path.join(model, "generation_config.json"), "w") as file:
+                file.write(text)
+            self.assertIn("generation_config.json", failure("generate", model, "-p", "x"))
+        self.assertIn("--generation-config", failure("generate", F16_MODEL, "-p", "x", "--generation-config", "/nowhere", code=2))
+
     def test_kernel_sets_agree(self):
         cpu = open("/proc/cpuinfo").read() if os.path.exists("/proc/cpuinfo") else ""
         sets = ["scalar"] + (["avx2"] if " avx2" in cpu else []) + (["avx512"] if " avx512bw" in cpu else [])

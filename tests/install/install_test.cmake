@@ -16,6 +16,13 @@ foreach(file bin/nestedfp include/nestedfp/engine/engine.h include/nestedfp/back
     message(FATAL_ERROR "the installation lacks ${file}")
   endif()
 endforeach()
+# What serves tests is no API.
+file(GLOB_RECURSE installed RELATIVE "${WORK}/prefix/include/nestedfp" "${WORK}/prefix/include/nestedfp/*")
+foreach(file IN LISTS installed)
+  if(file MATCHES "testing/|test|scripted|_inl\\.h$")
+    message(FATAL_ERROR "the installation has ${file}, which serves tests or is a part of another file")
+  endif()
+endforeach()
 run("the installed program" "${WORK}/prefix/bin/nestedfp" --version)
 run("configuring a program against the installation" "${CMAKE_COMMAND}" -S "${SOURCE}" -B "${WORK}/build" -G Ninja
   "-DCMAKE_PREFIX_PATH=${WORK}/prefix" "-DCMAKE_CXX_COMPILER=${CXX}" -DCMAKE_BUILD_TYPE=Release)

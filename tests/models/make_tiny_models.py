@@ -336,7 +336,7 @@ def make_model(out, name):
     write_weights(folder, tensors, spec["shards"])
     write_json(os.path.join(folder, "config.json"), config)
     write_json(os.path.join(folder, "generation_config.json"),
-               {"bos_token_id": 0, "do_sample": True, "eos_token_id": [2, 0], "pad_token_id": 2, "temperature": 0.6, "top_p": 0.9})
+               {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 2})
     write_json(os.path.join(folder, "tokenizer.json"), tiny_tokenizer.tokenizer_json(spec["tokenizer"]))
     in_file = spec.get("template_file", False)
     write_json(os.path.join(folder, "tokenizer_config.json"), tiny_tokenizer.tokenizer_config(not in_file))

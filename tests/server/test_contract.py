@@ -18,11 +18,12 @@ COMMON = {
     "frequency_penalty": 0.1, "repetition_penalty": 1.1, "seed": 7, "stop": ["zz", "yy"], "stop_token_ids": [200],
     "ignore_eos": True, "min_tokens": 2, "logit_bias": {"65": -100}, "n": 2, "prompt_logprobs": 1, "add_special_tokens": False,
     "skip_special_tokens": True, "precision": "exact", "user": "somebody", "metadata": {"a": "b"},
+    "truncate_prompt_tokens": 50, "return_token_ids": True, "return_tokens_as_token_ids": True,
 }
 COMPLETION = {**COMMON, "prompt": "x", "echo": True, "logprobs": 2, "best_of": 3}
 CHAT = {**COMMON, "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
                                {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}],
-        "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
+        "max_completion_tokens": 5, "reasoning_effort": "low", "verbosity": "low", "documents": [{"text": "x"}], "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
 
 
@@ -36,10 +37,83 @@ def test_every_parameter_is_taken_alone_and_with_the_others(fake, path, body):
             alone["logprobs"] = True
         r = httpx.post(fake.url + path, json=alone)
         assert r.status_code == 200, (name, r.text)
-    # No parameter is ignored in silence.
-    for name in ("temperatur", "suffix", "use_beam_search", "functions", "nestedfp"):
+    # No parameter is ignored in silence, and none that means something to others is ignored at all.
+    for name in ("temperatur", "nestedfp"):
         r = httpx.post(fake.url + path, json={**needed, name: "x"})
-        assert r.status_code == 400 and r.json()["error"]["param"] == name, (name, r.text)
+        assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == name, (name, r.text)
+    for name in ("suffix", "use_beam_search", "functions"):
+        r = httpx.post(fake.url + path, json={**needed, name: "x"})
+        expected = 200 if (name, path) in (("suffix", "/v1/chat/completions"), ("functions", "/v1/completions")) else 400
+        assert r.status_code == expected, (name, r.text)
+        assert name == (r.headers["X-NestedFP-Ignored"] if expected == 200 else r.json()["error"]["param"])
+
+
+def test_unknown_fields(fake, launch):
+    body = {"messages": [{"role": "user", "content": "SAY:x", "colour": 1}], "temperatur": 1, "a, b\r\nX-Evil: 1": 2,
+            "stream": True, "stream_options": {"include_costs": True}}
+    r = httpx.post(fake.url + "/v1/chat/completions", json=body)
+    assert r.status_code == 200 and "X-Evil" not in r.headers
+    assert r.headers["X-NestedFP-Ignored"] == "stream_options.include_costs, messages[0].colour, temperatur, a??b??X-Evil:?1"
+    many = httpx.post(fake.url + "/v1/completions", json={"prompt": "SAY:x", **{f"f{i}": i for i in range(2000)}})
+    assert many.status_code == 200 and many.headers["X-NestedFP-Ignored"].endswith(", f15, ...")
+    r = httpx.post(fake.url + "/tokenize", json={"prompt": "x", "other": 1})
+    assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == "other"
+    strict = launch("--strict-requests")
+    for field in ({"temperatur": 1}, {"stream": True, "stream_options": {"x": 1}}):
+        r = httpx.post(strict.url + "/v1/completions", json={"prompt": "x", **field})
+        assert r.status_code == 400 and r.json()["error"]["code"] == "unknown_parameter"
+    r = httpx.post(strict.url + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x", "y": 1}]})
+    assert r.status_code == 400 and r.json()["error"]["param"] == "messages[0].y"
+
+
+def test_token_ids(fake):
+    body = {"prompt": "SAY:hé", "max_tokens": 9, "return_token_ids": True, "logprobs": 0, "return_tokens_as_token_ids": True}
+    choice = httpx.post(fake.url + "/v1/completions", json=body).json()["choices"][0]
+    expected = [*"hé".encode(), 257]
+    assert choice["token_ids"] == expected and choice["prompt_token_ids"] == [*"SAY:hé".encode()]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{t}" for t in expected]
+    r = httpx.post(fake.url + "/v1/completions", json={**body, "stream": True})
+    chunks = [json.loads(e[6:])["choices"][0] for e in r.text.split("\n\n") if e.startswith("data: {")]
+    assert sum((c["token_ids"] for c in chunks), []) == expected
+    assert [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c] == [choice["prompt_token_ids"]]
+    chat = {"messages": [{"role": "user", "content": "SAY:hé"}], "return_token_ids": True}
+    whole = httpx.post(fake.url + "/v1/chat/completions", json=chat).json()
+    assert whole["choices"][0]["token_ids"] == expected and whole["prompt_token_ids"][0] == 256
+    r = httpx.post(fake.url + "/v1/chat/completions", json={**chat, "stream": True})
+    chunks = [json.loads(e[6:]) for e in r.text.split("\n\n") if e.startswith("data: {")]
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert sum((c["choices"][0].get("token_ids", []) for c in chunks), []) == expected
+
+
+def test_prompts_are_truncated_from_the_left(fake):
+    def used(**more):
+        return httpx.post(fake.url + "/v1/completions", json={"prompt": "x" * 5000 + "SAY:yes", "max_tokens": 10, **more})
+    assert used().status_code == 400
+    r = used(truncate_prompt_tokens=100).json()
+    assert r["usage"]["prompt_tokens"] == 100 and r["choices"][0]["text"] == "yes"
+    assert used(truncate_prompt_tokens=-1).json()["usage"]["prompt_tokens"] == 4096 - 10
+    assert used(truncate_prompt_tokens=5000).json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+def test_sampling_defaults(launch, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7}')
+    server = launch("--generation-config", tmp_path)
+    assert httpx.get(server.url + "/v1/models").json()["data"][0]["default_sampling_params"] == {"temperature": 0.25, "top_k": 7}
+    # The fake model says with what it was sampled.
+    def seen(**more):
+        return httpx.post(server.url + "/v1/completions", json={"prompt": "HOW?", "max_tokens": 40, **more}).json()["choices"][0]["text"]
+    assert seen() == "temperature 0.25 top_k 7"
+    assert seen(temperature=1) == "temperature 1 top_k 7"
+    assert seen(temperature=None, top_k=-1) == "temperature 0.25 top_k 0"
+
+
+def test_fields_for_the_template(fake):
+    """The fake model's template reads neither."""
+    body = {"messages": [{"role": "user", "content": "SAY:x"}], "reasoning_effort": "low", "verbosity": "high"}
+    r = httpx.post(fake.url + "/v1/chat/completions", json=body)
+    assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == "reasoning_effort, verbosity"
+    r = httpx.post(fake.url + "/v1/chat/completions", json={**body, "reasoning_effort": "much"})
+    assert r.status_code == 400 and r.json()["error"]["param"] == "reasoning_effort"
 
 
 def test_the_document_names_every_path_and_parameter(fake):

@@ -3,10 +3,10 @@
 // skipped, scores that it may not see are -infinity, values that it may not see are not touched.
 #pragma once
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "backend/cpu/linear_inl.h"
 #include "backend/cpu/math_inl.h"
-#include "backend/cpu/rows_inl.h"
+#include "backend/cpu/vector_ops_inl.h"
 
 namespace nfp {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/kv_cache.h"
-#include "backend/cpu/test_util.h"
+#include "backend/cpu/testing/reference.h"
 
 namespace nfp::cpu {
 namespace {

@@ -2,7 +2,7 @@
 // simd_*.h.
 #pragma once
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "backend/cpu/linear_inl.h"
 
 namespace nfp {

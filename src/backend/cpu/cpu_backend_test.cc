@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "backend/cpu/test_util.h"
+#include "backend/cpu/testing/reference.h"
 
 namespace nfp {
 namespace {

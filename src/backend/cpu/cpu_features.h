@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "base/result.h"
 
 namespace nfp::cpu {

@@ -12,7 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/huge_pages.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "backend/cpu/sampler.h"
 #include "base/thread_pool.h"
 

@@ -3,7 +3,7 @@
 #define NFP_AVX512_BF16 1
 // clang-format off
 #include "backend/cpu/simd_avx512.h"
-#include "backend/cpu/table_inl.h"
+#include "backend/cpu/kernel_table_inl.h"
 // clang-format on
 
 namespace nfp::cpu {

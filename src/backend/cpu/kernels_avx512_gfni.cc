@@ -1,7 +1,7 @@
 #define NFP_AVX512_GFNI 1
 // clang-format off
 #include "backend/cpu/simd_avx512.h"
-#include "backend/cpu/table_inl.h"
+#include "backend/cpu/kernel_table_inl.h"
 // clang-format on
 
 namespace nfp::cpu {

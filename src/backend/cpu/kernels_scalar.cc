@@ -2,7 +2,7 @@
 #define NFP_HAVE_PAIRS 1
 // clang-format off
 #include "backend/cpu/simd_scalar.h"
-#include "backend/cpu/table_inl.h"
+#include "backend/cpu/kernel_table_inl.h"
 // clang-format on
 
 namespace nfp::cpu {

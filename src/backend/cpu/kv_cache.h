@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/huge_pages.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 
 namespace nfp::cpu {
 

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "backend/cpu/math_inl.h"
 
 // Sanitizers make thousands of unrolled lines slow to compile, and have no use for them.

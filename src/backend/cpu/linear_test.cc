@@ -5,7 +5,7 @@
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/packed_weight.h"
-#include "backend/cpu/test_util.h"
+#include "backend/cpu/testing/reference.h"
 
 namespace nfp::cpu {
 namespace {

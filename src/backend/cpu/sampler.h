@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "backend/cpu/token_history.h"
 
 namespace nfp::cpu {

@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "backend/cpu/test_util.h"
+#include "backend/cpu/testing/reference.h"
 #include "backend/philox.h"
 
 namespace nfp::cpu {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/cpu/machine.h"
+#include "backend/cpu/ceilings.h"
 
 namespace nfp::cpu {
 

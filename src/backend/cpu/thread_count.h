@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "base/cpu_topology.h"
 #include "base/result.h"
 

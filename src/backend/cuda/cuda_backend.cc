@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "backend/cuda/attention/attention.h"
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/linear/linear.h"
 #include "backend/cuda/linear/uploader.h"
@@ -402,7 +402,7 @@ void CudaBackend::embed(const EmbedArgs& args) {
 }
 
 Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void* out) {
-  cuda::RowsCall call;
+  cuda::GemmInputCall call;
   call.m = rows;
   call.k = features;
   call.x = x;
@@ -410,7 +410,7 @@ Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void
   call.y_e4m3 = static_cast<uint8_t*>(out);
   call.ldy_e4m3 = cuda::e4m3_row_bytes(features);
   call.scales = cuda::e4m3_scales(out, rows, features);
-  return cuda::run_rows(call, stream_);
+  return cuda::prepare_gemm_input(call, stream_);
 }
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {
@@ -423,8 +423,8 @@ void CudaBackend::rms_norm(const RmsNormArgs& args) {
     keep(cuda::run_add(call, stream_));
     return;
   }
-  cuda::RowsCall call;
-  call.source = cuda::RowsCall::Source::kNorm;
+  cuda::GemmInputCall call;
+  call.source = cuda::GemmInputCall::Source::kNorm;
   call.m = args.rows;
   call.k = args.hidden;
   call.x = args.x;
@@ -442,7 +442,7 @@ void CudaBackend::rms_norm(const RmsNormArgs& args) {
     call.ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden);
     call.scales = cuda::e4m3_scales(args.out, args.rows, args.hidden);
   }
-  keep(cuda::run_rows(call, stream_));
+  keep(cuda::prepare_gemm_input(call, stream_));
 }
 
 void CudaBackend::linear(const LinearArgs& args) {

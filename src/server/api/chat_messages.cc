@@ -69,7 +69,8 @@ MaybeError normalize_tool_calls(const Json& calls, const std::string& where, Jso
 
 }  // namespace
 
-MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out) {
+MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out,
+                          std::vector<std::string>* ignored) {
   if (!messages.is_array() || messages.empty()) return bad_request("messages", "'messages' must be a non-empty list");
   if (messages.size() > static_cast<size_t>(limits.max_messages)) {
     return bad_request("messages", fmt::format("'messages' has {} entries; at most {} are allowed", messages.size(),
@@ -115,11 +116,7 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
     for (const char* name : {"audio", "function_call"}) {
       NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
     }
-    if (auto unknown = fields.rest()) {
-      unknown->message = fmt::format("'{}': {}", where, unknown->message);
-      unknown->param = where + "." + unknown->param;
-      return unknown;
-    }
+    NFP_API_TRY(fields.rest(limits, ignored, where + "."));
     out->push_back(std::move(kept));
   }
   return std::nullopt;

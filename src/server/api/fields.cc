@@ -90,4 +90,27 @@ MaybeError Fields::rest() const {
   return std::nullopt;
 }
 
+MaybeError Fields::rest(const RequestLimits& limits, std::vector<std::string>* ignored, std::string_view prefix) const {
+  constexpr size_t kMostNames = 16;
+  if (limits.strict || ignored == nullptr) {
+    auto unknown = rest();
+    if (unknown) {
+      unknown->param = std::string(prefix) + unknown->param;
+      unknown->message = fmt::format("unknown parameter '{}'", unknown->param);
+    }
+    return unknown;
+  }
+  for (const auto& item : object_.items()) {
+    if (std::find(known_.begin(), known_.end(), item.key()) != known_.end()) continue;
+    if (ignored->size() > kMostNames) break;
+    // For a header: a name with anything but printable ASCII is told without that.
+    std::string shown = std::string(prefix) + item.key().substr(0, 64);
+    std::replace_if(
+        shown.begin(), shown.end(), [](char c) { return c <= ' ' || c >= 0x7F || c == ','; }, '?');
+    if (ignored->size() == kMostNames) shown = "...";
+    if (std::find(ignored->begin(), ignored->end(), shown) == ignored->end()) ignored->push_back(std::move(shown));
+  }
+  return std::nullopt;
+}
+
 }  // namespace nfp::server

@@ -231,7 +231,7 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
   NFP_API_TRY(fields.get("temperature", &s.temperature));
   NFP_API_TRY(fields.get("top_p", &s.top_p));
   NFP_API_TRY(fields.get("min_p", &s.min_p));
-  int top_k = 0;
+  int top_k = s.top_k;  // what the server has as a default
   NFP_API_TRY(fields.get("top_k", -1, INT32_MAX, &top_k));
   s.top_k = std::max(top_k, 0);  // -1 is vLLM's "off"
   NFP_API_TRY(fields.get("presence_penalty", &s.presence_penalty));
@@ -286,11 +286,7 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
     NFP_API_TRY(inner.get("include_usage", &out->include_usage));
     NFP_API_TRY(inner.get("continuous_usage_stats", &out->continuous_usage));
     inner.without_effect("include_obfuscation");
-    if (auto unknown = inner.rest()) {
-      unknown->param = "stream_options." + unknown->param;
-      unknown->message = fmt::format("unknown parameter '{}'", unknown->param);
-      return unknown;
-    }
+    NFP_API_TRY(inner.rest(limits, &out->ignored, "stream_options."));
   }
   if (fields.find("prompt_logprobs") != nullptr) {
     int value = 0;
@@ -304,6 +300,11 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
     out->add_special_tokens = flag;
   }
   NFP_API_TRY(fields.get("skip_special_tokens", &out->skip_special_tokens));
+  int truncate = 0;
+  NFP_API_TRY(fields.get("truncate_prompt_tokens", -1, INT32_MAX, &truncate));
+  if (truncate != 0) out->truncate_prompt = truncate;
+  NFP_API_TRY(fields.get("return_token_ids", &out->return_token_ids));
+  NFP_API_TRY(fields.get("return_tokens_as_token_ids", &out->tokens_as_ids));
   std::string precision;
   NFP_API_TRY(fields.get("precision", &precision));
   if (!precision.empty()) NFP_API_TRY(parse_precision(precision, "precision", &out->precision));
@@ -323,9 +324,8 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
                        "unsupported_parameter");
   }
   for (const std::string_view name :
-       {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "truncate_prompt_tokens",
-        "return_token_ids", "return_tokens_as_token_ids", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend",
-        "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
+       {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs",
+        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return std::nullopt;
@@ -359,6 +359,42 @@ MaybeError parse_prompt(const Json& prompt, const RequestLimits& limits, std::ve
       NFP_API_TRY(parse_token_list(item, "prompt", kMostTokens, &input.tokens));
     } else {
       return refuse();
+    }
+  }
+  return std::nullopt;
+}
+
+// What the model's template is told; chat_template_kwargs wins.
+MaybeError parse_template_fields(Fields& fields, GenerationRequest* out) {
+  Json& variables = out->template_variables;
+  const auto level = [&](const char* name, std::initializer_list<std::string_view> allowed) -> MaybeError {
+    std::string value;
+    NFP_API_TRY(fields.get(name, &value));
+    if (value.empty()) return std::nullopt;
+    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end()) {
+      return bad_request(name, fmt::format("'{}' must be one of {}", name, fmt::join(allowed, ", ")));
+    }
+    GenerationRequest::TemplateField acts{name, {name}};
+    if (!variables.contains(name)) variables[name] = value;
+    if (value == "none") {  // as templates spell it
+      for (const char* switch_name : {"enable_thinking", "thinking"}) {
+        if (!variables.contains(switch_name)) variables[switch_name] = false;
+        acts.variables.emplace_back(switch_name);
+      }
+    }
+    out->template_fields.push_back(std::move(acts));
+    return std::nullopt;
+  };
+  NFP_API_TRY(level("reasoning_effort", {"none", "minimal", "low", "medium", "high", "xhigh", "max"}));
+  NFP_API_TRY(level("verbosity", {"low", "medium", "high"}));
+  if (const Json* documents = fields.find("documents")) {
+    if (!documents->is_array()) return bad_request("documents", "'documents' must be a list of objects");
+    for (const Json& one : *documents) {
+      if (!one.is_object()) return bad_request("documents", "'documents' must be a list of objects");
+    }
+    if (!documents->empty()) {
+      if (!variables.contains("documents")) variables["documents"] = *documents;
+      out->template_fields.push_back({"documents", {"documents"}});
     }
   }
   return std::nullopt;
@@ -458,7 +494,7 @@ MaybeError parse_completion(const Json& body, const RequestLimits& limits, Gener
   }
   NFP_API_TRY(fields.unsupported("suffix", "inserting text in the middle needs a model trained for it"));
   NFP_API_TRY(fields.unsupported("length_penalty", "there is no beam search"));
-  return fields.rest();
+  return fields.rest(limits, &out->ignored);
 }
 
 MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationRequest* out) {
@@ -468,7 +504,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   NFP_API_TRY(parse_common(fields, limits, out));
   const Json* messages = fields.find("messages");
   if (messages == nullptr) return bad_request("messages", "'messages' is missing");
-  NFP_API_TRY(parse_messages(*messages, limits, &out->messages));
+  NFP_API_TRY(parse_messages(*messages, limits, &out->messages, &out->ignored));
   if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, limits, &out->tools, &out->unenforced));
   NFP_API_TRY(parse_tool_choice(fields, out));
   NFP_API_TRY(fields.get("parallel_tool_calls", &out->parallel_tool_calls));
@@ -489,6 +525,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
     out->add_generation_prompt = false;
   }
   NFP_API_TRY(parse_template_variables(fields, &out->template_variables));
+  NFP_API_TRY(parse_template_fields(fields, out));
   out->best_of = out->n;
   if (out->grammar.kind != GrammarSpec::Kind::kNone &&
       (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed)) {
@@ -509,12 +546,11 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   for (const std::string_view name : {"functions", "function_call"}) {
     NFP_API_TRY(fields.unsupported(name, "use 'tools' and 'tool_choice'"));
   }
-  for (const std::string_view name :
-       {"audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "documents", "chat_template",
-        "echo", "best_of", "include_reasoning", "media_io_kwargs"}) {
+  for (const std::string_view name : {"audio", "prediction", "web_search_options", "chat_template", "echo", "best_of",
+                                      "include_reasoning", "media_io_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
-  return fields.rest();
+  return fields.rest(limits, &out->ignored);
 }
 
 }  // namespace nfp::server

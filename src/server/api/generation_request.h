@@ -28,6 +28,7 @@ struct RequestLimits {
   int max_schema_depth = 32;
   int max_schema_bytes = 64 << 10;    // of all tools' parameters together, as JSON
   int max_grammar_bytes = 256 << 10;  // schema, regex, grammar, or all choices together
+  bool strict = false;                // unknown fields are errors; else they are ignored, and the client is told
 };
 
 // A constraint on the text, to be compiled for the model's vocabulary (server/grammar).
@@ -63,6 +64,12 @@ struct GenerationRequest {
   std::vector<std::string> unenforced;  // keywords of tools' schemas
   bool parallel_tool_calls = true;
   Json template_variables = Json::object();  // chat_template_kwargs
+  // Fields that act through a variable of the chat template, where it reads that.
+  struct TemplateField {
+    std::string field;
+    std::vector<std::string> variables;  // any of these
+  };
+  std::vector<TemplateField> template_fields;
   bool add_generation_prompt = true;
   bool continue_final_message = false;
 
@@ -78,13 +85,17 @@ struct GenerationRequest {
   bool continuous_usage = false;
   std::optional<bool> add_special_tokens;  // absent = as the endpoint does it
   bool skip_special_tokens = true;
+  std::optional<int32_t> truncate_prompt;  // the last so many tokens of a prompt; -1 = as many as there is room for
+  bool return_token_ids = false;
+  bool tokens_as_ids = false;  // "token_id:17" in lists of log-probabilities
   std::optional<PrecisionClass> precision;
   std::optional<double> slo_ttft_ms, slo_itl_ms;
   int priority = 0;
   GrammarSpec grammar;
   std::string user;
-  std::string cache_salt;  // cached prefixes are shared only among requests of the same
-  int key = 0;             // which API key sent it; 0 = there are none
+  std::string cache_salt;            // cached prefixes are shared only among requests of the same
+  int key = 0;                       // which API key sent it; 0 = there are none
+  std::vector<std::string> ignored;  // fields that are not known here
 };
 
 class Fields;
@@ -93,7 +104,9 @@ MaybeError parse_completion(const Json& body, const RequestLimits& limits, Gener
 MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationRequest* out);
 
 // The chat part alone, as /tokenize takes it too. `messages` of OpenAI's shape to what templates expect.
-MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out);
+// `ignored` receives unknown fields; null = they are errors.
+MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out,
+                          std::vector<std::string>* ignored = nullptr);
 MaybeError parse_template_variables(Fields& fields, Json* out);
 // `unenforced`: keywords of the tools' schemas that a forced call would not follow; null = not wanted.
 MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out,
@@ -125,6 +138,8 @@ class Fields {
   void without_effect(std::string_view name) { known_.push_back(name); }
   // An error for the first field that no call above has named.
   MaybeError rest() const;
+  // Or, unless `limits` are strict, their names (with `prefix` before each) in `ignored`, which stays short.
+  MaybeError rest(const RequestLimits& limits, std::vector<std::string>* ignored, std::string_view prefix = "") const;
 
  private:
   const Json& object_;

@@ -10,14 +10,20 @@ struct Parsed {
   GenerationRequest request;
 };
 
+RequestLimits strict() {
+  RequestLimits limits;
+  limits.strict = true;
+  return limits;
+}
+
 Parsed completion(std::string_view text) {
   Parsed p;
-  p.error = parse_completion(*parse_json(text), RequestLimits(), &p.request);
+  p.error = parse_completion(*parse_json(text), strict(), &p.request);
   return p;
 }
 Parsed chat(std::string_view text) {
   Parsed p;
-  p.error = parse_chat(*parse_json(text), RequestLimits(), &p.request);
+  p.error = parse_chat(*parse_json(text), strict(), &p.request);
   return p;
 }
 
@@ -63,6 +69,34 @@ TEST(GenerationRequest, ReadsEveryField) {
   EXPECT_EQ(r.precision, PrecisionClass::kExact);
 }
 
+TEST(GenerationRequest, UnknownFieldsAreIgnoredByNameUnlessStrict) {
+  GenerationRequest r;
+  ASSERT_FALSE(parse_chat(*parse_json(R"({"messages":[{"role":"user","content":"a","x":1}],"y":2,"temperature":0})"),
+                          RequestLimits(), &r));
+  EXPECT_EQ(r.ignored, (std::vector<std::string>{"messages[0].x", "y"}));
+}
+
+TEST(GenerationRequest, WhatTheServerHasAsDefaultStaysWhereNothingIsSaid) {
+  GenerationRequest r;
+  r.sampling.temperature = 0.25f;
+  r.sampling.top_k = 7;
+  ASSERT_FALSE(parse_completion(*parse_json(R"({"prompt":"a","temperature":null,"top_p":0.5})"), strict(), &r));
+  EXPECT_FLOAT_EQ(r.sampling.temperature, 0.25f);
+  EXPECT_EQ(r.sampling.top_k, 7);
+  EXPECT_FLOAT_EQ(r.sampling.top_p, 0.5f);
+}
+
+TEST(GenerationRequest, TheTemplateIsToldOfEffortAndDocuments) {
+  Parsed p = chat(R"({"messages":[{"role":"user","content":"hi"}],"reasoning_effort":"none","documents":[{"a":1}],
+                     "chat_template_kwargs":{"enable_thinking":true}})");
+  ASSERT_FALSE(p.error) << p.error->message;
+  EXPECT_EQ(p.request.template_variables["reasoning_effort"], "none");
+  EXPECT_EQ(p.request.template_variables["enable_thinking"], true);  // chat_template_kwargs wins
+  EXPECT_EQ(p.request.template_variables["thinking"], false);
+  EXPECT_EQ(p.request.template_variables["documents"].size(), 1u);
+  EXPECT_EQ(p.request.template_fields.size(), 2u);
+}
+
 TEST(GenerationRequest, NamesWhatItDoesNotSupport) {
   const auto expect = [](const Parsed& p, std::string_view param) {
     ASSERT_TRUE(p.error) << param;
@@ -75,7 +109,6 @@ TEST(GenerationRequest, NamesWhatItDoesNotSupport) {
   expect(chat_with(R"("functions":[{}])"), "functions");
   expect(chat_with(R"("store":true)"), "store");
   expect(chat_with(R"("modalities":["audio"])"), "modalities");
-  expect(chat_with(R"("reasoning_effort":"low")"), "reasoning_effort");
   expect(chat_with(R"("top_logprobs":2)"), "top_logprobs");
   expect(chat_with(R"("stream_options":{})"), "stream_options");
   expect(chat_with(R"("stream":true,"stream_options":{"other":1})"), "stream_options.other");

@@ -52,6 +52,19 @@ bool is_json(std::string_view content_type) {
   return http::equal_ignoring_case(content_type, "application/json");
 }
 
+void append_sampling(std::string& out, const SamplingDefaults& sampling) {
+  const auto field = [&](std::string_view name, const auto& value) {
+    if (value) fmt::format_to(std::back_inserter(out), "{}\"{}\":{}", out.back() == '{' ? "" : ",", name, *value);
+  };
+  out += '{';
+  field("temperature", sampling.temperature);
+  field("top_k", sampling.top_k);
+  field("top_p", sampling.top_p);
+  field("min_p", sampling.min_p);
+  field("repetition_penalty", sampling.repetition_penalty);
+  out += '}';
+}
+
 }  // namespace
 
 bool equal_constant_time(std::string_view a, std::string_view b) {
@@ -151,7 +164,7 @@ std::vector<http::Header> Api::common_headers(const http::Request& request, std:
     const bool all = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
     if (all || std::find(allowed.begin(), allowed.end(), origin) != allowed.end()) {
       headers.push_back({"Access-Control-Allow-Origin", all ? "*" : std::string(origin)});
-      headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id"});
+      headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id, X-NestedFP-Ignored, X-NestedFP-Unenforced"});
       if (!all) headers.push_back({"Vary", "Origin"});
     }
   }
@@ -284,6 +297,11 @@ std::optional<Json> Api::json_body(Call& call) const {
   return std::move(*parsed);
 }
 
+void Api::tell_ignored(Call& call, const std::vector<std::string>& names) const {
+  if (names.empty()) return;
+  call.headers.push_back({"X-NestedFP-Ignored", fmt::format("{}", fmt::join(names, ", "))});
+}
+
 MaybeError Api::check_model(const std::string& name) const {
   if (name.empty() || state()->model.knows(name)) return std::nullopt;
   return ApiError{404,
@@ -376,8 +394,10 @@ std::string Api::model_json() const {
     append_string(out, name);
     out += fmt::format(",\"object\":\"model\",\"created\":{},\"owned_by\":\"nestedfp\",\"root\":", m.created());
     append_string(out, m.facts().root);
-    out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{}}}", m.facts().max_context,
-                       m.has_chat(), grammars_available());
+    out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{},\"default_sampling_params\":",
+                       m.bounds().max_context, m.has_chat(), grammars_available());
+    append_sampling(out, m.facts().sampling);
+    out += '}';
   }
   return out;
 }
@@ -425,7 +445,7 @@ void Api::tokenizer_info(Call& call) {
   token("unk_token", tokenizer.unk_id());
   fmt::format_to(std::back_inserter(out),
                  ",\"add_bos_token\":{},\"model_max_length\":{},\"vocab_size\":{},\"chat_template\":",
-                 tokenizer.adds_bos(), model.facts().max_context, tokenizer.vocab_size());
+                 tokenizer.adds_bos(), model.bounds().max_context, tokenizer.vocab_size());
   if (model.facts().chat_template.empty()) {
     out += "null";
   } else {
@@ -450,7 +470,7 @@ void Api::tokenize(Call& call) {
     const Json* messages = fields.find("messages");
     if (messages != nullptr) {
       add_special = false;
-      NFP_API_TRY(parse_messages(*messages, state()->limits, &request.messages));
+      NFP_API_TRY(parse_messages(*messages, state()->limits, &request.messages, &request.ignored));
       if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, state()->limits, &request.tools));
       NFP_API_TRY(fields.get("add_generation_prompt", &request.add_generation_prompt));
       NFP_API_TRY(fields.get("continue_final_message", &request.continue_final_message));
@@ -461,9 +481,10 @@ void Api::tokenize(Call& call) {
       NFP_API_TRY(fields.get("prompt", &prompt));
     }
     NFP_API_TRY(fields.get("add_special_tokens", &add_special));
-    return fields.rest();
+    return fields.rest(state()->limits, &request.ignored);
   };
   if (auto failure = read()) return reply_error(call, *failure);
+  tell_ignored(call, request.ignored);
   if (!request.messages.empty()) {
     auto text = model.render_chat(request, true, call.stop.get_token());
     if (!text.ok()) return reply_error(call, from_engine(text.error()));
@@ -473,7 +494,7 @@ void Api::tokenize(Call& call) {
       prompt, {.add_special_tokens = add_special, .parse_special = true, .stop = call.stop.get_token()});
   if (!tokens.ok()) return reply_error(call, from_engine(tokens.error()));
   std::string out =
-      fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(), model.facts().max_context);
+      fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[", tokens->size(), model.bounds().max_context);
   for (size_t i = 0; i < tokens->size(); ++i) {
     fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? "," : "", (*tokens)[i]);
   }
@@ -497,6 +518,7 @@ void Api::detokenize(Call& call) {
   Fields fields(*body);
   std::string model;
   std::vector<int32_t> ids;
+  std::vector<std::string> ignored;
   const auto read = [&]() -> MaybeError {
     NFP_API_TRY(fields.get("model", &model));
     NFP_API_TRY(check_model(model));
@@ -509,9 +531,10 @@ void Api::detokenize(Call& call) {
       }
       ids.push_back(token.get<int32_t>());
     }
-    return fields.rest();
+    return fields.rest(state()->limits, &ignored);
   };
   if (auto failure = read()) return reply_error(call, *failure);
+  tell_ignored(call, ignored);
   std::string out = "{\"prompt\":";
   append_string(out, state()->model.tokenizer().decode(ids, false));
   reply_json(call, out + "}");
@@ -524,6 +547,7 @@ void Api::generate(Call& call, bool chat) {
   const auto body = json_body(call);
   if (!body) return;
   GenerationRequest request;
+  state()->model.facts().sampling.apply(request.sampling);
   auto failure =
       chat ? parse_chat(*body, state()->limits, &request) : parse_completion(*body, state()->limits, &request);
   if (!failure) failure = check_model(request.model);

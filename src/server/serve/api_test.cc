@@ -64,10 +64,11 @@ class ApiTest : public ::testing::Test {
     auto tokenizer = make_byte_tokenizer();
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
     runner_ = std::make_unique<FakeRunner>(runner_options);
-    EngineOptions options;
+    EngineConfig options;
     options.limits.max_sequences = 4;
+    options.limits.max_queue = max_queue;
     options.kv_blocks = kv_blocks;
-    options.eos_ids = {kByteEnd};
+    options.end_ids = {kByteEnd};
     auto engine =
         std::make_unique<Engine>(options, runner_.get(), *tokenizer, std::move(*parse_policy("threshold:1024")));
     ServedModel::Facts facts;
@@ -75,19 +76,15 @@ class ApiTest : public ::testing::Test {
     facts.root = "m";
     facts.tokenizer = *tokenizer;
     facts.chat_template = kChatMlTemplate;
-    facts.vocab = kByteVocab;
-    facts.max_context = engine->max_context();
-    facts.end_ids = {kByteEnd};
     api_ = std::make_unique<Api>(std::move(api_options));
-    auto model = ServedModel::create(std::move(facts));
+    auto model = ServedModel::create(std::move(facts), *engine);
     ASSERT_TRUE(model.ok()) << model.error().message;
     state_ = std::make_unique<ServerState>(std::move(*model));
     engine->set_observer(&metrics_);
-    engine_ = std::make_unique<EngineThread>(std::move(engine), max_queue);
+    engine_ = std::make_unique<EngineThread>(std::move(engine));
     state_->engine = engine_.get();
     state_->metrics = &metrics_;
-    state_->grammars =
-        make_grammar_compiler(*tokenizer, kByteVocab, state_->model.facts().end_ids, nullptr, grammar_limits_);
+    state_->grammars = make_grammar_compiler(*tokenizer, kByteVocab, state_->model.end_ids(), nullptr, grammar_limits_);
     workers_ = std::make_unique<WorkPool>(1, 16);
     grammar_workers_ = std::make_unique<WorkPool>(2, 16);
     state_->workers = workers_.get();
@@ -268,7 +265,7 @@ TEST_F(ApiTest, ForcesAToolCallThroughAGrammar) {
 
 TEST_F(ApiTest, ErrorsHaveOpenAisShape) {
   start();
-  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","wrong":1})", 400)["error"]["param"], "wrong");
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","suffix":"b"})", 400)["error"]["param"], "suffix");
   EXPECT_EQ(ask("/v1/completions", "{", 400)["error"]["type"], "invalid_request_error");
   EXPECT_EQ(ask("/v1/completions", "[]", 400)["error"]["code"], "invalid_json");
   EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","model":"other"})", 404)["error"]["code"], "model_not_found");

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "server/api/json_text.h"
+#include "server/serve/response_writer.h"
 
 namespace nfp::server {
 namespace {
@@ -58,6 +59,13 @@ GrammarSpec forced_call_grammar(const GenerationRequest& request) {
   return spec;
 }
 
+std::unique_ptr<AnswerWriter> make_writer(const GenerationRequest& request, ServerState& state) {
+  const auto created =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const std::string id = fmt::format("{:016x}{:08x}", state.instance, ++state.serial);
+  return std::make_unique<ResponseWriter>(&request, &state.model, (request.chat ? "chatcmpl-" : "cmpl-") + id, created);
+}
+
 }  // namespace
 
 Generation::Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
@@ -70,10 +78,7 @@ Generation::Generation(ServerState* state, std::shared_ptr<http::Exchange> excha
       headers_(std::move(headers)),
       stop_(std::move(stop)),
       lease_(std::move(lease)),
-      writer_(&request_, &state->model,
-              fmt::format("{}-{:016x}{:08x}", request_.chat ? "chatcmpl" : "cmpl", state->instance, ++state->serial),
-              std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
-                  .count()) {
+      writer_(make_writer(request_, *state)) {
   ++state_->in_flight;
 }
 
@@ -94,6 +99,15 @@ void Generation::start(bool on_worker) {
     headers_.push_back({"X-NestedFP-Unenforced", fmt::format("{}", fmt::join(grammar_.unenforced, ", "))});
     log::warn("request={} '{}' has keywords that are not enforced: {}", request_id_, grammar_.param,
               fmt::join(grammar_.unenforced, ", "));
+  }
+  for (const auto& [field, variables] : request_.template_fields) {
+    const auto read = [this](const std::string& name) { return state_->model.template_reads(name); };
+    if (std::none_of(variables.begin(), variables.end(), read)) request_.ignored.push_back(field);
+  }
+  if (!request_.ignored.empty()) {
+    const std::string names = fmt::format("{}", fmt::join(request_.ignored, ", "));
+    headers_.push_back({"X-NestedFP-Ignored", names});
+    log::warn("request={} fields that are not known here were ignored: {}", request_id_, names);
   }
   auto what = std::make_shared<Prepared>();
   prepared(what, prepare(what.get()), on_worker);
@@ -186,31 +200,34 @@ MaybeError Generation::prepare(Prepared* out) const {
     out->prompt_texts.push_back(request_.echo ? *input.text : "");
   }
 
-  if (auto bad = validate(request_.sampling, model.facts().vocab); !bad.ok()) {
-    ApiError failure = from_engine(bad.error());
-    failure.param = failure.message.substr(0, failure.message.find_first_of(" :"));
-    return failure;
+  if (request_.truncate_prompt) {
+    const int32_t context = model.bounds().max_context;
+    if (*request_.truncate_prompt > context) {
+      return bad_request("truncate_prompt_tokens",
+                         fmt::format("'truncate_prompt_tokens' is {}, and this model's context {} tokens",
+                                     *request_.truncate_prompt, context));
+    }
+    const int32_t room = std::max(1, context - request_.sampling.max_tokens.value_or(1));
+    const auto most = static_cast<size_t>(*request_.truncate_prompt < 0 ? room : *request_.truncate_prompt);
+    for (auto& prompt : out->prompts) {
+      if (prompt.size() > most) prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(most));
+    }
   }
   for (const auto& prompt : out->prompts) {
-    const int64_t room = int64_t{model.facts().max_context} - static_cast<int64_t>(prompt.size());
+    auto bad = validate(prompt, request_.sampling, model.bounds());
+    if (!bad) continue;
+    if (!bad->too_long) return bad_request(std::move(bad->field), std::move(bad->message));
+    // As OpenAI says it.
+    const char* field = request_.chat ? "messages" : "prompt";
     const int32_t wanted = request_.sampling.max_tokens.value_or(1);
-    if (room < wanted) {
-      return bad_request(
-          request_.chat ? "messages" : "prompt",
-          fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
-                      "{}, {} in the completion). Please reduce the length of the {} or completion.",
-                      model.facts().max_context, static_cast<int64_t>(prompt.size()) + wanted, prompt.size(),
-                      request_.chat ? "messages" : "prompt", wanted, request_.chat ? "messages" : "prompt"),
-          "context_length_exceeded");
-    }
-    for (const int32_t token : prompt) {
-      if (token < 0 || token >= model.facts().vocab) {
-        return bad_request("prompt", fmt::format("'prompt': token id {} is not in the vocabulary (0 to {})", token,
-                                                 model.facts().vocab - 1));
-      }
-    }
+    return bad_request(
+        field,
+        fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the {}, "
+                    "{} in the completion). Please reduce the length of the {} or completion.",
+                    model.bounds().max_context, static_cast<int64_t>(prompt.size()) + wanted, prompt.size(), field,
+                    wanted, field),
+        "context_length_exceeded");
   }
-
   return std::nullopt;
 }
 
@@ -253,9 +270,10 @@ MaybeError Generation::submit_all(Prepared& prepared) {
       choice.prompt = p;
       choice.sample = static_cast<int>(s);
       choice.index = static_cast<int>(p * samples + s);
-      choice.engine_id = fmt::format("{}-{}", writer_.id(), choice.index);
+      choice.engine_id = fmt::format("{}-{}", writer_->id(), choice.index);
       choice.stop_reason = "null";
       if (request_.echo) choice.prompt_text = prepared.prompt_texts[p];
+      if (request_.return_token_ids) choice.prompt_ids = prepared.prompts[p];
       if (tools && request_.tool_choice == ToolChoice::kAuto) {
         choice.parser = make_tool_call_parser(state_->tool_format);
       } else if (tools) {
@@ -299,7 +317,7 @@ MaybeError Generation::submit_all(Prepared& prepared) {
       request.constraint = prepared.constraint->instantiate();
       if (sampling.min_tokens > 0) {
         // The grammar knows whether the text may go on; the engine would forbid the end whatever it says.
-        std::vector<int32_t> ends = state_->model.facts().end_ids;
+        std::vector<int32_t> ends = state_->model.end_ids();
         ends.insert(ends.end(), sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());
         request.constraint = with_min_tokens(std::move(request.constraint), sampling.min_tokens, std::move(ends));
         sampling.min_tokens = 0;
@@ -328,14 +346,19 @@ void Generation::on_output(size_t index, RequestOutput output) {
     return fail(failure);
   }
   if (first_token_ == Clock::time_point()) first_token_ = Clock::now();
-  take(choice, output);
-  if (request_.stream) stream(choice, output);
+  const std::vector<ToolEvent> events = take(choice, output);
+  if (request_.stream) {
+    scratch_.clear();
+    if (!std::exchange(choice.started, true)) writer_->begin(scratch_, choice);
+    writer_->events(scratch_, choice, events, choice.finish.has_value());
+    if (!scratch_.empty()) exchange_->write(scratch_);
+  }
   if (ended_) return;  // the client was cut off
   if (choice.finish && --unfinished_ == 0) choice_done();
 }
 
 // Bookkeeping that both forms of answer need.
-void Generation::take(Choice& choice, RequestOutput& output) {
+std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   choice.usage = output.usage;
   choice.finish = output.finish;
   if (output.stop_string) {
@@ -350,73 +373,54 @@ void Generation::take(Choice& choice, RequestOutput& output) {
   for (const OutputToken& token : output.tokens) choice.score += token.logprob;
   if (!output.prompt_logprobs.empty()) {
     if (request_.echo && request_.wants_logprobs) {
-      writer_.add_logprobs(output.prompt_logprobs, /*first_has_none=*/true, &choice.logprobs);
+      writer_->add_logprobs(output.prompt_logprobs, /*first_has_none=*/true, &choice.logprobs);
     }
     if (request_.prompt_logprobs) choice.prompt_logprobs = std::move(output.prompt_logprobs);
   }
   if (request_.wants_logprobs && !request_.no_output) {
-    writer_.add_logprobs(output.tokens, /*first_has_none=*/false, &choice.logprobs);
+    writer_->add_logprobs(output.tokens, /*first_has_none=*/false, &choice.logprobs);
   }
   if (request_.no_output) {
     output.text.clear();
     if (choice.finish) choice.finish = FinishReason::kLength;
   }
-  if (request_.stream) return;
-  if (!choice.parser) {
-    choice.text += output.text;
-    return;
+  if (request_.return_token_ids && !request_.no_output) {
+    for (const OutputToken& token : output.tokens) choice.ids.push_back(token.token);
   }
-  std::vector<ToolEvent> events;
-  choice.parser->feed(output.text, &events);
-  if (choice.finish) choice.parser->finish(&events, choice.finish == FinishReason::kLength);
-  for (ToolEvent& event : events) {
-    if (event.kind == ToolEvent::Kind::kText) {
-      choice.text += event.text;
-    } else if (!request_.parallel_tool_calls && event.call > 0) {
-      continue;
-    } else if (event.kind == ToolEvent::Kind::kCall) {
-      choice.calls.push_back({make_tool_call_id(state_->tool_format), std::move(event.text), ""});
-    } else {
-      choice.calls.back().arguments += event.text;
+  std::vector<ToolEvent> events = read(choice, std::move(output.text));
+  if (request_.stream) return events;
+  for (const ToolEvent& event : events) {
+    switch (event.kind) {
+      case ToolEvent::Kind::kText:
+        choice.text += event.text;
+        break;
+      case ToolEvent::Kind::kReasoning:
+        choice.reasoning += event.text;
+        break;
+      case ToolEvent::Kind::kCall:
+        break;
+      case ToolEvent::Kind::kArguments:
+        choice.calls[static_cast<size_t>(event.call)].arguments += event.text;
+        break;
     }
   }
+  return events;
 }
 
-void Generation::stream(Choice& choice, RequestOutput& output) {
-  scratch_.clear();
-  if (!choice.started) {
-    choice.started = true;
-    if (request_.chat) writer_.role_chunk(scratch_, choice);
-    if (!choice.prompt_text.empty()) output.text.insert(0, choice.prompt_text);
+std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const {
+  std::vector<ToolEvent> events;
+  if (!choice.parser) {
+    if (!text.empty()) events.push_back({ToolEvent::Kind::kText, std::move(text), 0});
+    return events;
   }
-  std::string_view text = output.text;
-  std::string plain;
-  if (choice.parser) {
-    std::vector<ToolEvent> events;
-    choice.parser->feed(output.text, &events);
-    if (choice.finish) choice.parser->finish(&events, choice.finish == FinishReason::kLength);
-    for (ToolEvent& event : events) {
-      if (event.kind == ToolEvent::Kind::kText) {
-        plain += event.text;
-        continue;
-      }
-      if (!request_.parallel_tool_calls && event.call > 0) continue;
-      if (!plain.empty()) writer_.text_chunk(scratch_, choice, plain, nullptr, false, nullptr);
-      plain.clear();
-      if (event.kind == ToolEvent::Kind::kCall) {
-        choice.calls.push_back({make_tool_call_id(state_->tool_format), event.text, ""});
-      }
-      writer_.tool_chunk(scratch_, choice, event);
-    }
-    text = plain;
+  choice.parser->feed(text, &events);
+  if (choice.finish) choice.parser->finish(&events, choice.finish == FinishReason::kLength);
+  if (!request_.parallel_tool_calls) std::erase_if(events, [](const ToolEvent& event) { return event.call > 0; });
+  for (const ToolEvent& event : events) {
+    if (event.kind != ToolEvent::Kind::kCall) continue;
+    choice.calls.push_back({make_tool_call_id(state_->tool_format), event.text, ""});
   }
-  const bool final = choice.finish.has_value();
-  if (final || !text.empty() || !choice.logprobs.empty()) {
-    writer_.text_chunk(scratch_, choice, text, &choice.logprobs, final,
-                       request_.continuous_usage ? &choice.usage : nullptr);
-    choice.logprobs.clear();
-  }
-  if (!scratch_.empty()) exchange_->write(scratch_);
+  return events;
 }
 
 void Generation::choice_done() {
@@ -431,8 +435,7 @@ void Generation::choice_done() {
 
 void Generation::finish_stream() {
   scratch_.clear();
-  if (request_.include_usage) writer_.usage_chunk(scratch_, choices_);
-  scratch_ += "data: [DONE]\n\n";
+  writer_->end(scratch_, choices_);
   exchange_->write(scratch_);
   exchange_->finish();
 }
@@ -459,7 +462,7 @@ void Generation::respond_whole() {
   }
   http::Response response;
   response.headers = headers_;
-  response.body = writer_.whole(shown, choices_);
+  response.body = writer_->whole(shown, choices_);
   exchange_->respond(std::move(response));
 }
 
@@ -472,10 +475,12 @@ void Generation::cancel_all() {
 void Generation::fail(const ApiError& error) {
   if (std::exchange(ended_, true)) return;
   if (streaming_) {
-    exchange_->write("data: " + error_json(error) + "\n\ndata: [DONE]\n\n");
+    scratch_.clear();
+    writer_->failure(scratch_, error);
+    exchange_->write(scratch_);
     exchange_->finish();
   } else {
-    http::Response response = error_response(error);
+    http::Response response = writer_->refusal(error);
     response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
     exchange_->respond(std::move(response));
   }

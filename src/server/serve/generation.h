@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/http/http.h"
-#include "server/serve/response_writer.h"
+#include "server/serve/answer_writer.h"
 #include "server/serve/server_state.h"
 
 namespace nfp::server {
@@ -41,8 +41,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void run(Prepared prepared);
   MaybeError submit_all(Prepared& prepared);
   void on_output(size_t index, RequestOutput output);
-  void take(Choice& choice, RequestOutput& output);
-  void stream(Choice& choice, RequestOutput& output);
+  std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);
+  // What the text is made of; calls get their ids.
+  std::vector<ToolEvent> read(Choice& choice, std::string text) const;
   void choice_done();
   void cancel_all();
   void fail(const ApiError& error);
@@ -58,7 +59,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::stop_source stop_;
   http::ByteLease lease_;
   GrammarSpec grammar_;  // what the answer must follow, a forced tool call included
-  ResponseWriter writer_;
+  std::unique_ptr<AnswerWriter> writer_;
   std::vector<Choice> choices_;  // prompts x best_of
   size_t unfinished_ = 0;
   bool streaming_ = false;  // the head has been sent

@@ -5,9 +5,11 @@
 
 namespace nfp::server {
 
-Result<ServedModel> ServedModel::create(Facts facts) {
+Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
   ServedModel model;
   model.facts_ = std::move(facts);
+  model.bounds_ = engine.bounds();
+  model.end_ids_ = engine.config().end_ids;
   const Facts& f = model.facts_;
   model.created_ =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -74,12 +76,12 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
 
 Result<std::vector<int32_t>> ServedModel::encode(std::string_view text, bool add_special, std::stop_token stop) const {
   // A normalizer may shorten a text; four times is more than any does to what is not made of spaces.
-  const uint64_t most = 4 * uint64_t{longest_token_} * static_cast<uint64_t>(std::max(1, facts_.max_context));
+  const uint64_t most = 4 * uint64_t{longest_token_} * static_cast<uint64_t>(std::max(1, bounds_.max_context));
   if (text.size() > most) {
     return error(ErrorCode::kInvalidInput,
                  "This model's maximum context length is {} tokens. However, the prompt has {} bytes, which are more "
                  "tokens in any case. Please reduce its length.",
-                 facts_.max_context, text.size());
+                 bounds_.max_context, text.size());
   }
   return tokenizer().encode(
       text, EncodeOptions{.add_special_tokens = add_special, .parse_special = true, .stop = std::move(stop)});

@@ -1,4 +1,4 @@
-// What the server knows of its model: names, tokenizer, chat template, sizes.
+// What the server knows of its model: names, tokenizer, chat template, and what its engine allows.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/engine.h"
+#include "runtime/sampling_defaults.h"
 #include "server/api/generation_request.h"
 #include "text/jinja/chat_template.h"
 #include "text/tokenizer.h"
@@ -25,17 +27,19 @@ class ServedModel {
     std::shared_ptr<const Tokenizer> tokenizer;
     std::string chat_template;       // source text; empty = none
     std::string chat_template_json;  // or a list of named templates
-    int32_t vocab = 0;               // logits
-    int32_t max_context = 0;         // tokens of prompt and answer together
-    std::vector<int32_t> end_ids;
+    SamplingDefaults sampling;  // for requests that do not say
   };
-  // Error: the chat template does not parse.
-  static Result<ServedModel> create(Facts facts);
+  // `engine` says what requests may ask for. Error: the chat template does not parse.
+  static Result<ServedModel> create(Facts facts, const Engine& engine);
 
   const std::string& name() const { return facts_.names.front(); }
   const Facts& facts() const { return facts_; }
+  const RequestBounds& bounds() const { return bounds_; }
+  const std::vector<int32_t>& end_ids() const { return end_ids_; }  // tokens that end an answer
   const Tokenizer& tokenizer() const { return *facts_.tokenizer; }
   bool has_chat() const { return chat_.has_value(); }
+  // Whether the chat template reads a variable of this name.
+  bool template_reads(std::string_view variable) const { return chat_ && chat_->mentions(variable); }
   bool knows(std::string_view model) const;
   int64_t created() const { return created_; }  // seconds since 1970
 
@@ -47,6 +51,8 @@ class ServedModel {
  private:
   ServedModel() = default;
   Facts facts_;
+  RequestBounds bounds_;
+  std::vector<int32_t> end_ids_;
   size_t longest_token_ = 1;  // bytes
   std::optional<ChatTemplate> chat_;
   std::optional<ChatTemplate> chat_tools_;  // where the model has another one for tools

@@ -45,21 +45,21 @@ Service::~Service() {
 Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) {
   NFP_ASSIGN_OR_RETURN(const ToolFormat tools,
                        parse_tool_format(options_.tool_call_parser, facts.chat_template + facts.chat_template_json));
-  NFP_ASSIGN_OR_RETURN(ServedModel model, ServedModel::create(std::move(facts)));
+  NFP_ASSIGN_OR_RETURN(ServedModel model, ServedModel::create(std::move(facts), *engine));
   state_ = std::make_unique<ServerState>(std::move(model));
-  const ServedModel::Facts& kept = state_->model.facts();
+  const ServedModel& served = state_->model;
   workers_ = std::make_unique<WorkPool>(2, 256);
   grammar_workers_ = std::make_unique<WorkPool>(32, 256);
   engine->set_observer(&metrics_);
-  metrics_.set_prefix_caching(engine->options().prefix_caching);
-  engine_ = std::make_unique<EngineThread>(std::move(engine), options_.max_queue, [](const Error& lost) {
+  metrics_.set_prefix_caching(engine->config().prefix_caching);
+  engine_ = std::make_unique<EngineThread>(std::move(engine), [](const Error& lost) {
     log::error("the device is lost, and this process with it: {}", lost.message);
     ::kill(::getpid(), SIGTERM);  // the program drains, and exits with an error
   });
   state_->engine = engine_.get();
   state_->metrics = &metrics_;
-  state_->grammars =
-      make_grammar_compiler(kept.tokenizer, kept.vocab, kept.end_ids, std::move(grammar_host_), options_.grammars);
+  state_->grammars = make_grammar_compiler(served.facts().tokenizer, served.bounds().vocab, served.end_ids(),
+                                           std::move(grammar_host_), options_.grammars);
   state_->workers = workers_.get();
   state_->grammar_workers = grammar_workers_.get();
   state_->limits = options_.limits;

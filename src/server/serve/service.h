@@ -23,7 +23,6 @@ struct ServiceOptions {
   http::ServerOptions http;
   ApiOptions api;
   RequestLimits limits;
-  int32_t max_queue = 1024;  // requests waiting for a place in a step; more get 429
   std::string tool_call_parser = "auto";
   PrecisionClass default_precision = PrecisionClass::kAuto;
   bool log_requests = true;

@@ -1,5 +1,7 @@
 #include "server/testing/fake_runner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -10,6 +12,7 @@ namespace nfp::server {
 namespace {
 
 constexpr int32_t kMark[] = {'S', 'A', 'Y', ':'};
+constexpr int32_t kHow[] = {'H', 'O', 'W', '?'};
 
 float fake_logprob(int32_t token) { return -0.1f - static_cast<float>(token % 7) * 0.25f; }
 
@@ -57,6 +60,11 @@ OutputToken scored(int32_t token, int32_t alternatives, Precision precision) {
 
 int32_t FakeRunner::answer(const Sequence& sequence, int32_t position) {
   const auto& prompt = sequence.request.prompt;
+  if (prompt.size() >= 4 && std::equal(std::begin(kHow), std::end(kHow), prompt.end() - 4)) {
+    const SamplingParams& sampling = sequence.request.sampling;
+    const std::string text = fmt::format("temperature {} top_k {}", sampling.temperature, sampling.top_k);
+    return position < static_cast<int32_t>(text.size()) ? text[static_cast<size_t>(position)] : kByteEnd;
+  }
   const int32_t from = find_mark(prompt);
   if (from < 0) return 'a' + position % 26;
   const int32_t at = from + position;

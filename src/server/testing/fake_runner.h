@@ -1,5 +1,6 @@
 // A model that costs nothing, for tests and load programs of the server. It answers with
 //   - the text after the last "SAY:" of the prompt, up to the next line break or special token, then end of text;
+//   - after "HOW?" at its end: how it is sampled ("temperature 1 top_k 0");
 //   - where there is none, the alphabet over and over: position p gives 'a' + p % 26, for ever.
 // What is not allowed by a request's grammar is replaced by the first token that is.
 #pragma once

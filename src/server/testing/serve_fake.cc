@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "base/mapped_file.h"
 #include "base/stop_signals.h"
 #include "server/serve/service.h"
 #include "server/testing/byte_tokenizer.h"
@@ -37,6 +38,8 @@ struct Flags {
   size_t stream_buffer = 256u << 10;
   double stall_timeout = 120;
   bool log_requests = false;
+  bool strict = false;
+  std::string generation_config;
 };
 
 Status run(const Flags& flags) {
@@ -56,8 +59,8 @@ Status run(const Flags& flags) {
   options.http.max_request_bytes = flags.request_memory;
   options.grammars.compile_time = std::chrono::milliseconds(flags.grammar_compile_ms);
   options.api.stall_timeout_s = flags.stall_timeout;
-  options.max_queue = flags.max_queue;
   options.tool_call_parser = flags.tool_parser;
+  options.limits.strict = flags.strict;
   options.log_requests = flags.log_requests;
   if (flags.log_requests) log::set_level(log::Level::kInfo);
   options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
@@ -67,21 +70,23 @@ Status run(const Flags& flags) {
 
   NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.policy));
-  EngineOptions engine;
+  EngineConfig engine;
   engine.limits.max_sequences = flags.max_num_seqs;
   engine.limits.max_step_tokens = std::max(8192, 2 * flags.max_num_seqs);
   engine.limits.max_queue = flags.max_queue;
   engine.kv_blocks = flags.kv_blocks;
-  engine.eos_ids = {server::kByteEnd};
+  engine.end_ids = {server::kByteEnd};
   server::ServedModel::Facts facts;
   facts.names = {"fake", "fake/alias"};
   facts.root = "fake";
   facts.tokenizer = tokenizer;
   facts.chat_template = server::kChatMlTemplate;
-  facts.vocab = server::kByteVocab;
-  facts.end_ids = {server::kByteEnd};
+  if (!flags.generation_config.empty()) {
+    const std::string file = flags.generation_config + "/generation_config.json";
+    NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(file));
+    NFP_ASSIGN_OR_RETURN(facts.sampling, parse_sampling_defaults(text, file));
+  }
   auto made = std::make_unique<Engine>(engine, &runner, tokenizer, std::move(policy));
-  facts.max_context = made->max_context();
   NFP_RETURN_IF_ERROR(service->serve(std::move(facts), std::move(made)));
   std::printf("%s\n", service->url().c_str());
   std::fflush(stdout);
@@ -119,6 +124,8 @@ int main(int argc, char** argv) {
   app.add_option("--max-body", flags.max_body);
   app.add_option("--stream-buffer", flags.stream_buffer);
   app.add_option("--stall-timeout", flags.stall_timeout);
+  app.add_flag("--strict-requests", flags.strict);
+  app.add_option("--generation-config", flags.generation_config);
   app.add_flag("--log-requests", flags.log_requests);
   CLI11_PARSE(app, argc, argv);
   if (const Status status = run(flags); !status.ok()) {

@@ -23,9 +23,9 @@ enum class ToolFormat { kNone, kHermes, kLlama3Json, kMistral };
 Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view chat_template);
 
 struct ToolEvent {
-  enum class Kind { kText, kCall, kArguments };
+  enum class Kind { kText, kReasoning, kCall, kArguments };
   Kind kind = Kind::kText;
-  std::string text;  // text; a new call's name; a further piece of its arguments (JSON)
+  std::string text;  // text; thoughts before it; a new call's name; a further piece of its arguments (JSON)
   int call = 0;      // 0, 1, ... (kCall, kArguments)
 };
 

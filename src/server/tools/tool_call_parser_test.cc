@@ -8,7 +8,8 @@ namespace {
 
 struct Seen {
   std::string text;
-  std::vector<std::pair<std::string, std::string>> calls;
+  std::vector<std::pair<std::string, std::string>> calls = {};
+  std::string reasoning = {};
   friend bool operator==(const Seen&, const Seen&) = default;
 };
 
@@ -17,6 +18,9 @@ void add(Seen& seen, const std::vector<ToolEvent>& events) {
     switch (event.kind) {
       case ToolEvent::Kind::kText:
         seen.text += event.text;
+        break;
+      case ToolEvent::Kind::kReasoning:
+        seen.reasoning += event.text;
         break;
       case ToolEvent::Kind::kCall:
         EXPECT_EQ(event.call, static_cast<int>(seen.calls.size()));

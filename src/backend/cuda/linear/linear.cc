@@ -2,7 +2,7 @@
 
 #include <unordered_map>
 
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/dense.h"
 
 namespace nfp::cuda {
@@ -203,8 +203,8 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   }
   if (!two_kernels) return ok_status();
 
-  RowsCall rows;
-  rows.source = dense_swiglu ? RowsCall::Source::kSwiglu : RowsCall::Source::kPlain;
+  GemmInputCall rows;
+  rows.source = dense_swiglu ? GemmInputCall::Source::kSwiglu : GemmInputCall::Source::kPlain;
   rows.m = call.rows;
   rows.k = n / 2;
   rows.x = product;
@@ -217,7 +217,7 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
     rows.y_f16 = call.y;
     rows.ldy = n / 2;
   }
-  return run_rows(rows, call.stream);
+  return prepare_gemm_input(rows, call.stream);
 }
 
 }  // namespace nfp::cuda

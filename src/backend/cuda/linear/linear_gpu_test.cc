@@ -8,7 +8,7 @@
 
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/linear/linear.h"
-#include "backend/cuda/linear/test_matrix.h"
+#include "backend/cuda/testing/matrix.h"
 
 namespace nfp::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "backend/cuda/linear/activations.h"
-#include "backend/cuda/linear/test_matrix.h"
+#include "backend/cuda/testing/matrix.h"
 
 namespace nfp::cuda {
 namespace {

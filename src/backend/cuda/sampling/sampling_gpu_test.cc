@@ -8,7 +8,7 @@
 
 #include "backend/cpu/sampler.h"
 #include "backend/cuda/sampling/sampling.h"
-#include "backend/cuda/test_device.h"
+#include "backend/cuda/testing/device.h"
 #include "backend/philox.h"
 
 namespace nfp::cuda {

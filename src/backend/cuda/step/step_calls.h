@@ -69,7 +69,7 @@ struct GatherCall {
   bool dependent_launch = true;
 };
 
-// residual += x, rounded as RowsCall's residual (fused/rows.h), for where no norm follows.
+// residual += x, rounded as GemmInputCall's residual (fused/gemm_input.h), for where no norm follows.
 struct AddCall {
   const void* x = nullptr;
   void* residual = nullptr;

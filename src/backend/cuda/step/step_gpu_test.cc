@@ -5,7 +5,7 @@
 #include <span>
 
 #include "backend/cuda/step/step.h"
-#include "backend/cuda/test_device.h"
+#include "backend/cuda/testing/device.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {

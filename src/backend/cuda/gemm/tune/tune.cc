@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/tune/test_data.h"
 #include "backend/cuda/gemm/tune/timing.h"
 
@@ -81,8 +81,8 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
           const auto launch = [&](int i, CUstream_st* stream) -> Status {
             const auto& copy = copies[static_cast<size_t>(i) % copies.size()];
             if (is_fp8(mode) && m <= kChainTokens && shape.k <= kMaxColumns) {
-              RowsCall rows;
-              rows.source = RowsCall::Source::kNorm;
+              GemmInputCall rows;
+              rows.source = GemmInputCall::Source::kNorm;
               rows.m = m;
               rows.k = shape.k;
               rows.x = zeros.get();
@@ -93,7 +93,7 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
               rows.y_e4m3 = static_cast<uint8_t*>(x_e4m3.get());
               rows.ldy_e4m3 = ldx;
               rows.scales = static_cast<float*>(scales.get());
-              NFP_RETURN_IF_ERROR(run_rows(rows, stream));
+              NFP_RETURN_IF_ERROR(prepare_gemm_input(rows, stream));
             }
             GemmCall call;
             call.w = {static_cast<const uint8_t*>(copy.first.get()),

@@ -1,10 +1,10 @@
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 
-#include "backend/cuda/fused/rows_kernel.h"
+#include "backend/cuda/fused/gemm_input_kernel.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/launch.h"
 
@@ -13,19 +13,19 @@ namespace {
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-Status check_call(const RowsCall& c) {
+Status check_call(const GemmInputCall& c) {
   const auto bad = [](std::string_view field, std::string_view rule) {
-    return error(ErrorCode::kUsage, "rows: {} {}", field, rule);
+    return error(ErrorCode::kUsage, "gemm_input: {} {}", field, rule);
   };
   if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be 1 to 2^31 - 1");
   if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 32768");
-  if (c.x == nullptr || c.ldx < (c.source == RowsCall::Source::kSwiglu ? 2 * c.k : c.k))
+  if (c.x == nullptr || c.ldx < (c.source == GemmInputCall::Source::kSwiglu ? 2 * c.k : c.k))
     return bad("x", "is null, or ldx smaller than a row");
-  if (c.source == RowsCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
+  if (c.source == GemmInputCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
   if (c.weight_offset != 0.0f && !c.weight_f32) return bad("weight_offset", "needs weight_f32");
-  if (c.source == RowsCall::Source::kSwiglu && c.k % 8 != 0)
+  if (c.source == GemmInputCall::Source::kSwiglu && c.k % 8 != 0)
     return bad("k", "must be a multiple of 8 with swiglu (blocks of 8 alternate)");
-  if (c.residual != nullptr && (c.source != RowsCall::Source::kNorm || c.ldr < c.k))
+  if (c.residual != nullptr && (c.source != GemmInputCall::Source::kNorm || c.ldr < c.k))
     return bad("residual", "belongs to kNorm, with ldr >= k");
   if (c.y_f16 == nullptr && c.y_e4m3 == nullptr) return bad("y_f16 and y_e4m3", "are both null");
   if (c.y_f16 != nullptr && c.ldy < c.k) return bad("ldy", "is smaller than a row");
@@ -41,9 +41,9 @@ Status check_call(const RowsCall& c) {
 
 }  // namespace
 
-Status run_rows(const RowsCall& c, CUstream_st* stream) {
+Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
-  RowsParams p{};
+  GemmInputParams p{};
   p.x = c.x;
   p.weight = c.weight;
   p.residual = c.residual;
@@ -73,15 +73,16 @@ Status run_rows(const RowsCall& c, CUstream_st* stream) {
   int vectors = is_aligned ? 1 : kMaxVectors;
   // Many plain rows go faster in small blocks, with more of them on an SM (a norm has no registers for that).
   constexpr int64_t kManyRows = 2048;
-  const bool small_blocks = c.source == RowsCall::Source::kPlain && c.m >= kManyRows;
+  const bool small_blocks = c.source == GemmInputCall::Source::kPlain && c.m >= kManyRows;
   while (vectors * 512 < groups || (small_blocks && vectors < kMaxVectors && vectors * 128 < groups)) vectors *= 2;
   const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
-  const void* function = rows_function(static_cast<RowsSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
+  const void* function =
+      gemm_input_function(static_cast<GemmInputSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
   const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
   const LaunchShape shape{static_cast<int>(c.m) * p.blocks, p.blocks, threads, shared, c.dependent_launch};
   void* arguments[] = {&p};
 
-  return launch("rows", function, shape, arguments, stream);
+  return launch("gemm_input", function, shape, arguments, stream);
 }
 
 }  // namespace nfp::cuda

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "calibrate/kernels.h"
+#include "calibrate/gptq_kernels.h"
 
 namespace nfp::calibrate {
 namespace {

@@ -1,4 +1,4 @@
-#include "calibrate/order.h"
+#include "calibrate/sensitivity.h"
 
 #include <nlohmann/json.hpp>
 
@@ -30,7 +30,7 @@ double divergence(std::span<const float> base, std::span<const float> other) {
 // Runs one sequence again and again, each time from one layer on.
 class Prober {
  public:
-  Prober(Model& model, SequenceRunner& runner, ThreadPool& threads, const OrderOptions& options)
+  Prober(Model& model, SequenceRunner& runner, ThreadPool& threads, const SensitivityOptions& options)
       : model_(model), runner_(runner), threads_(threads), options_(options) {}
 
   // Exact hidden states before every layer, and exact distributions.
@@ -99,7 +99,7 @@ class Prober {
   Model& model_;
   SequenceRunner& runner_;
   ThreadPool& threads_;
-  const OrderOptions& options_;
+  const SensitivityOptions& options_;
   std::span<const int32_t> tokens_;
   std::vector<std::vector<std::byte>> states_;  // [layers] of [tokens, hidden]
   std::vector<float> base_, mine_;              // [scored, vocab] log-probabilities
@@ -111,8 +111,9 @@ double weights_of(const Linear& linear) { return static_cast<double>(linear.weig
 
 }  // namespace
 
-Result<std::vector<Sensitivity>> measure_order(Model& model, const TokenSequences& text, const OrderOptions& options,
-                                               ThreadPool& threads, const ProgressCallback& progress) {
+Result<std::vector<Sensitivity>> measure_sensitivity(Model& model, const TokenSequences& text,
+                                                     const SensitivityOptions& options, ThreadPool& threads,
+                                                     const ProgressCallback& progress) {
   std::vector<Linear*> linears = model.linears();
   std::erase_if(linears, [](const Linear* linear) { return is_head(*linear); });
   size_t longest = 0;
@@ -163,7 +164,7 @@ Result<std::vector<Sensitivity>> measure_order(Model& model, const TokenSequence
   return order;
 }
 
-Status set_order(Model& model, std::span<const Sensitivity> order) {
+Status set_fp8_order(Model& model, std::span<const Sensitivity> order) {
   std::vector<Linear*> linears = model.linears();
   std::erase_if(linears, [](const Linear* linear) { return is_head(*linear); });
   double total = 0;
@@ -188,7 +189,7 @@ Status set_order(Model& model, std::span<const Sensitivity> order) {
 }
 
 Result<double> set_fp8_share(Model& model, std::span<const Sensitivity> order, double share) {
-  NFP_RETURN_IF_ERROR(set_order(model, order));
+  NFP_RETURN_IF_ERROR(set_fp8_order(model, order));
   double total = 0, taken = 0;
   for (Linear* linear : model.linears()) {
     if (is_head(*linear)) continue;
@@ -199,7 +200,7 @@ Result<double> set_fp8_share(Model& model, std::span<const Sensitivity> order, d
   return total > 0 ? taken / total : 0.0;
 }
 
-std::string order_to_json(std::span<const Sensitivity> order) {
+std::string sensitivity_to_json(std::span<const Sensitivity> order) {
   auto list = nlohmann::ordered_json::array();
   for (const Sensitivity& entry : order) {
     list.push_back({{"matrices", entry.matrices}, {"weights", entry.weights}, {"kld", entry.kld}});
@@ -207,7 +208,7 @@ std::string order_to_json(std::span<const Sensitivity> order) {
   return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Result<std::vector<Sensitivity>> order_from_json(std::string_view json, const std::string& where) {
+Result<std::vector<Sensitivity>> sensitivity_from_json(std::string_view json, const std::string& where) {
   const auto list = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   const auto wrong = [&] {
     return error(ErrorCode::kInvalidInput, "{}: the sensitivity order is not a list of {{matrices, weights, kld}}",

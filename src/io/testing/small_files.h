@@ -136,8 +136,7 @@ inline std::string quantised(size_t blocks, size_t block_bytes, uint32_t seed) {
 }
 
 // A llama: q is Q8_0, gate Q4_1, the rest F16 and F32.
-inline std::string tiny_gguf() {
-  GgufBuilder gguf = tiny_gguf_keys();
+inline std::string tiny_gguf(GgufBuilder gguf = tiny_gguf_keys()) {
   const auto f16 = [&](const std::string& name, uint64_t rows, uint64_t cols, uint32_t seed) {
     gguf.tensor(name, {cols, rows}, 1,
                 random_tensor(name, DType::kF16, {static_cast<int64_t>(rows), static_cast<int64_t>(cols)}, seed).bytes);

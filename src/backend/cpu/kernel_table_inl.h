@@ -5,7 +5,7 @@
 #include "backend/cpu/ceilings_inl.h"
 #include "backend/cpu/linear_inl.h"
 #include "backend/cpu/math_inl.h"
-#include "backend/cpu/rows_inl.h"
+#include "backend/cpu/vector_ops_inl.h"
 
 namespace nfp {
 namespace {

@@ -1,4 +1,4 @@
-#include "calibrate/choice.h"
+#include "calibrate/upper_choice.h"
 
 #include <gtest/gtest.h>
 

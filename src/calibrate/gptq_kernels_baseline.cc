@@ -1,6 +1,6 @@
 #define NFP_VECTOR_BYTES 16
 #define NFP_KERNELS_NAME "baseline"
-#include "calibrate/kernels_inl.h"
+#include "calibrate/gptq_kernels_inl.h"
 
 namespace nfp::calibrate {
 extern const Kernels kBaselineKernels;

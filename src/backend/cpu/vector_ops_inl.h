@@ -1,7 +1,7 @@
 // Kernels on one row: norms, rotary embedding, conversions, and the passes over logits that sampling needs.
 #pragma once
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/kernel_table.h"
 #include "backend/cpu/math_inl.h"
 
 namespace nfp {

@@ -1,4 +1,4 @@
-#include "calibrate/kernels.h"
+#include "calibrate/gptq_kernels.h"
 
 #include <array>
 

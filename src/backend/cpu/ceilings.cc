@@ -1,4 +1,4 @@
-#include "backend/cpu/machine.h"
+#include "backend/cpu/ceilings.h"
 
 #include <algorithm>
 #include <chrono>

@@ -13,7 +13,7 @@ struct CUstream_st;
 
 namespace nfp::cuda {
 
-struct RowsCall {
+struct GemmInputCall {
   enum class Source : uint8_t {
     kPlain,   // y = x
     kNorm,    // y = x / sqrt(mean(x^2) + epsilon) * weight, of h = x + residual (rounded to x's type and stored) if
@@ -44,6 +44,6 @@ struct RowsCall {
 inline constexpr int64_t kMaxColumns = 32768;
 
 // Enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
-Status run_rows(const RowsCall& call, CUstream_st* stream);
+Status prepare_gemm_input(const GemmInputCall& call, CUstream_st* stream);
 
 }  // namespace nfp::cuda

@@ -1,16 +1,16 @@
-// Between rows.cc (checks, launch) and rows.cu (kernels).
+// Between gemm_input.cc (checks, launch) and gemm_input.cu (kernels).
 #pragma once
 
 #include <cstdint>
 
 namespace nfp::cuda {
 
-enum class RowsSource : uint8_t { kPlain, kNorm, kSwiglu };  // RowsCall::Source
+enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu };  // GemmInputCall::Source
 
 inline constexpr int kMaxRowBlocks = 4;
 inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread
 
-struct RowsParams {
+struct GemmInputParams {
   const void* x;
   const void* weight;  // of a norm
   void* residual;
@@ -28,6 +28,6 @@ struct RowsParams {
 
 // is_aligned: all rows (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
 // kMaxVectors, and kMaxVectors unless is_aligned. weight_f32: of a norm.
-const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
+const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
 
 }  // namespace nfp::cuda

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "backend/cuda/fused/rows.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/gemm.h"
 #include "base/float_types.h"
 
@@ -33,7 +33,7 @@ struct DeviceCopy {
 };
 
 struct Case {
-  RowsCall::Source source;
+  GemmInputCall::Source source;
   bool residual;
   bool bf16;
   int64_t m, k;
@@ -50,7 +50,7 @@ class RowsGpu : public ::testing::TestWithParam<Case> {
 
 TEST_P(RowsGpu, MatchesFloat64) {
   const Case c = GetParam();
-  using Source = RowsCall::Source;
+  using Source = GemmInputCall::Source;
   std::mt19937 random(static_cast<uint32_t>(c.m * 100 + c.k));
   std::normal_distribution<float> normal;
   const auto bits = [&](float v) { return c.bf16 ? fp32_to_bf16(v) : fp32_to_fp16(v); };
@@ -74,7 +74,7 @@ TEST_P(RowsGpu, MatchesFloat64) {
       dy(std::vector<uint16_t>(static_cast<size_t>(c.m * c.k), 0xffff));
   const DeviceCopy<uint8_t> d8(std::vector<uint8_t>(static_cast<size_t>(c.m * shape.padded_k()), 0xff));
   const DeviceCopy<float> scale(std::vector<float>(static_cast<size_t>(c.m), 0.02f));
-  RowsCall call;
+  GemmInputCall call;
   call.source = c.source;
   call.m = c.m;
   call.k = c.k;
@@ -93,7 +93,7 @@ TEST_P(RowsGpu, MatchesFloat64) {
   call.y_e4m3 = d8.get();
   call.ldy_e4m3 = shape.padded_k();
   call.scales = scale.get();
-  const Status status = run_rows(call, nullptr);
+  const Status status = prepare_gemm_input(call, nullptr);
   ASSERT_TRUE(status.ok()) << status.error().message;
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 
@@ -147,7 +147,7 @@ TEST_P(RowsGpu, MatchesFloat64) {
   }
 }
 
-using S = RowsCall::Source;
+using S = GemmInputCall::Source;
 INSTANTIATE_TEST_SUITE_P(
     Shapes, RowsGpu,
     ::testing::Values(Case{S::kPlain, false, false, 5, 4096}, Case{S::kPlain, false, true, 70, 200},

@@ -18,7 +18,7 @@
 #include "base/atomic_file.h"
 #include "base/float_types.h"
 #include "base/mapped_file.h"
-#include "io/test_models.h"
+#include "io/testing/small_files.h"
 
 namespace nfp::testing {
 

@@ -1,6 +1,6 @@
 #define NFP_VECTOR_BYTES 32
 #define NFP_KERNELS_NAME "avx2"
-#include "calibrate/kernels_inl.h"
+#include "calibrate/gptq_kernels_inl.h"
 
 namespace nfp::calibrate {
 extern const Kernels kAvx2Kernels;

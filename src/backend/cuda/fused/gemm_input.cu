@@ -2,7 +2,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "backend/cuda/fused/rows_kernel.h"
+#include "backend/cuda/fused/gemm_input_kernel.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 
@@ -122,9 +122,9 @@ __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
 // of is known at compile time: the GEMM of a decode step waits for every instruction here.
-template <RowsSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
-__global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
-  constexpr bool kNorm = kSource == RowsSource::kNorm;
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
+__global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p) {
+  constexpr bool kNorm = kSource == GemmInputSource::kNorm;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float2 scratch[32], parts[kMaxRowBlocks];
   ptx::launch_dependents();
@@ -136,12 +136,12 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
   // What a row is made of stays in registers as 16-bit numbers, which leave room for more rows on an SM; what SwiGLU
   // makes has none until the end.
-  constexpr bool kPacked = kSource != RowsSource::kSwiglu;
+  constexpr bool kPacked = kSource != GemmInputSource::kSwiglu;
   float v[kPacked ? 1 : kVectors][8];
   Totals totals{0.0f, 0.0f};
   // Every load before the first store, so that all are in flight together; a norm of more than four groups a thread has
   // too few registers for that and goes group by group.
-  constexpr bool kEarlyLoads = kVectors <= 4 || kSource == RowsSource::kPlain;
+  constexpr bool kEarlyLoads = kVectors <= 4 || kSource == GemmInputSource::kPlain;
   uint4 raw[kVectors], second[kVectors];
   // FP32 weights take twice the registers.
   constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
@@ -152,7 +152,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   const auto load = [&](int i) {
     const int64_t first = column_of(i);
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
-    if constexpr (kSource == RowsSource::kSwiglu) {
+    if constexpr (kSource == GemmInputSource::kSwiglu) {
       const int64_t width = first < end ? end * 2 : 0;
       raw[i] = load8<kAligned>(x, first * 2, width);
       second[i] = load8<kAligned>(x, first * 2 + 8, width);
@@ -219,7 +219,7 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
     float element[8], other[8];
     widen8<kBf16>(raw[i], element);
     widen8<kBf16>(second[i], other);
-    if constexpr (kSource == RowsSource::kSwiglu) {
+    if constexpr (kSource == GemmInputSource::kSwiglu) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[i][j] = element[j] = element[j] / (1.0f + __expf(-element[j])) * other[j];
     } else if (kNorm && p.residual != nullptr) {
@@ -280,38 +280,39 @@ __global__ __launch_bounds__(512) void rows_kernel(const RowsParams p) {
   }
 }
 
-template <RowsSource kSource, bool kBf16, bool kWeightF32>
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32>
 const void* function_for(bool is_aligned, int vectors) {
-  if (!is_aligned) return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, false, kMaxVectors>);
+  if (!is_aligned)
+    return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, false, kMaxVectors>);
   switch (vectors) {
     case 1:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 1>);
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, 1>);
     case 2:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 2>);
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, 2>);
     case 4:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, 4>);
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, 4>);
     default:
-      return reinterpret_cast<const void*>(&rows_kernel<kSource, kBf16, kWeightF32, true, kMaxVectors>);
+      return reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, kWeightF32, true, kMaxVectors>);
   }
 }
 
 }  // namespace
 
-const void* rows_function(RowsSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
+const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
   switch (source) {
-    case RowsSource::kNorm:
+    case GemmInputSource::kNorm:
       if (weight_f32) {
-        return bf16 ? function_for<RowsSource::kNorm, true, true>(is_aligned, vectors)
-                    : function_for<RowsSource::kNorm, false, true>(is_aligned, vectors);
+        return bf16 ? function_for<GemmInputSource::kNorm, true, true>(is_aligned, vectors)
+                    : function_for<GemmInputSource::kNorm, false, true>(is_aligned, vectors);
       }
-      return bf16 ? function_for<RowsSource::kNorm, true, false>(is_aligned, vectors)
-                  : function_for<RowsSource::kNorm, false, false>(is_aligned, vectors);
-    case RowsSource::kSwiglu:
-      return bf16 ? function_for<RowsSource::kSwiglu, true, false>(is_aligned, vectors)
-                  : function_for<RowsSource::kSwiglu, false, false>(is_aligned, vectors);
+      return bf16 ? function_for<GemmInputSource::kNorm, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kNorm, false, false>(is_aligned, vectors);
+    case GemmInputSource::kSwiglu:
+      return bf16 ? function_for<GemmInputSource::kSwiglu, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kSwiglu, false, false>(is_aligned, vectors);
     default:
-      return bf16 ? function_for<RowsSource::kPlain, true, false>(is_aligned, vectors)
-                  : function_for<RowsSource::kPlain, false, false>(is_aligned, vectors);
+      return bf16 ? function_for<GemmInputSource::kPlain, true, false>(is_aligned, vectors)
+                  : function_for<GemmInputSource::kPlain, false, false>(is_aligned, vectors);
   }
 }
 

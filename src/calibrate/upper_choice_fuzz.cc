@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "calibrate/choice.h"
+#include "calibrate/upper_choice.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));

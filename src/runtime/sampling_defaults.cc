@@ -1,0 +1,96 @@
+#include "runtime/sampling_defaults.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+
+#include "base/json_depth.h"
+#include "base/mapped_file.h"
+
+namespace nfp {
+namespace {
+
+constexpr const char* kFile = "generation_config.json";
+
+}  // namespace
+
+void SamplingDefaults::apply(SamplingParams& params) const {
+  if (temperature) params.temperature = *temperature;
+  if (top_k) params.top_k = *top_k;
+  if (top_p) params.top_p = *top_p;
+  if (min_p) params.min_p = *min_p;
+  if (repetition_penalty) params.repetition_penalty = *repetition_penalty;
+}
+
+std::string SamplingDefaults::text() const {
+  std::string out;
+  const auto add = [&](std::string_view name, const auto& value) {
+    if (value) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, *value);
+  };
+  add("temperature", temperature);
+  add("top_k", top_k);
+  add("top_p", top_p);
+  add("min_p", min_p);
+  add("repetition_penalty", repetition_penalty);
+  return out;
+}
+
+Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const std::string& name) {
+  if (json_too_deep(json)) {
+    return error(ErrorCode::kInvalidInput, "{}: is nested deeper than {} levels", name, kMaxFileJsonDepth);
+  }
+  const auto root = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
+  SamplingDefaults out;
+  Status status;
+  const auto number = [&](const char* key) -> std::optional<double> {
+    const auto place = root.find(key);
+    if (place == root.end() || place->is_null()) return std::nullopt;
+    if (!place->is_number()) {
+      status = error(ErrorCode::kInvalidInput, "{}: '{}' must be a number", name, key);
+      return std::nullopt;
+    }
+    return place->get<double>();
+  };
+  const auto real = [&](const char* key) -> std::optional<float> {
+    const auto value = number(key);
+    return value ? std::optional<float>(static_cast<float>(*value)) : std::nullopt;
+  };
+  out.temperature = real("temperature");
+  out.top_p = real("top_p");
+  out.min_p = real("min_p");
+  out.repetition_penalty = real("repetition_penalty");
+  if (const auto value = number("top_k")) {
+    if (*value != std::floor(*value) || !(*value >= -1 && *value <= INT32_MAX)) {
+      return error(ErrorCode::kInvalidInput, "{}: 'top_k' must be a whole number", name);
+    }
+    out.top_k = static_cast<int32_t>(std::max(*value, 0.0));  // -1 is "off"
+  }
+  NFP_RETURN_IF_ERROR(status);
+  // The engine's own ranges: what it refuses must not wait for the first request.
+  SamplingParams params;
+  out.apply(params);
+  const int32_t any_token = 0;
+  if (const auto bad = validate({&any_token, 1}, params, {INT32_MAX, INT32_MAX})) {
+    return error(ErrorCode::kInvalidInput, "{}: {}; --generation-config none ignores the file", name, bad->message);
+  }
+  return out;
+}
+
+Result<SamplingDefaults> load_sampling_defaults(const ModelSource& source, const std::string& where) {
+  if (where == "none" || where == "vllm") return SamplingDefaults{};
+  if (where == "auto") {
+    NFP_ASSIGN_OR_RETURN(const auto text, source.text_file(kFile));
+    if (!text) return SamplingDefaults{};
+    return parse_sampling_defaults(*text, source.path() + ": " + kFile);
+  }
+  auto text = read_text_file(where + "/" + kFile);
+  if (!text.ok()) {
+    return error(ErrorCode::kUsage, "--generation-config {}: {}; it is auto, none, or a directory with a {}", where,
+                 text.error().message, kFile);
+  }
+  return parse_sampling_defaults(*text, where + "/" + kFile);
+}
+
+}  // namespace nfp

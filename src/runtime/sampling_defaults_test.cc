@@ -1,0 +1,42 @@
+#include "runtime/sampling_defaults.h"
+
+#include <gtest/gtest.h>
+
+namespace nfp {
+namespace {
+
+TEST(SamplingDefaults, ReadsWhatIsThereAndLeavesTheRest) {
+  const auto read = parse_sampling_defaults(
+      R"({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": false, "eos_token_id": [1, 2]})", "f");
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  SamplingParams params;
+  params.min_p = 0.25f;
+  read->apply(params);
+  EXPECT_FLOAT_EQ(params.temperature, 0.6f);
+  EXPECT_EQ(params.top_k, 20);
+  EXPECT_FLOAT_EQ(params.top_p, 0.95f);
+  EXPECT_FLOAT_EQ(params.min_p, 0.25f);
+  EXPECT_FLOAT_EQ(params.repetition_penalty, 1.0f);
+  EXPECT_EQ(read->text(), "temperature 0.6, top_k 20, top_p 0.95");
+}
+
+TEST(SamplingDefaults, NullMeansAbsentAndMinusOneMeansOff) {
+  const auto read = parse_sampling_defaults(R"({"temperature": null, "top_k": -1})", "f");
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_FALSE(read->temperature);
+  EXPECT_EQ(read->top_k, 0);
+  EXPECT_TRUE(parse_sampling_defaults("{}", "f")->empty());
+}
+
+TEST(SamplingDefaults, ErrorsNameFileAndField) {
+  for (const char* text : {R"({"temperature": "hot"})", R"({"temperature": -1})", R"({"top_k": 1.5})",
+                           R"({"top_p": 0})", R"({"repetition_penalty": 0})", "[]", "{"}) {
+    const auto read = parse_sampling_defaults(text, "the-file");
+    ASSERT_FALSE(read.ok()) << text;
+    EXPECT_NE(read.error().message.find("the-file"), std::string::npos) << read.error().message;
+  }
+  EXPECT_NE(parse_sampling_defaults(R"({"min_p": 2})", "f").error().message.find("min_p"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nfp

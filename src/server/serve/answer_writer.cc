@@ -1,0 +1,139 @@
+#include "server/serve/answer_writer.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "server/api/json_text.h"
+
+namespace nfp::server {
+namespace {
+
+int64_t code_points(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0u) != 0x80u; });
+}
+
+bool valid_utf8(std::string_view text) {
+  std::string escaped;
+  append_escaped(escaped, text);
+  return escaped.find("\xEF\xBF\xBD") == std::string::npos || text.find("\xEF\xBF\xBD") != std::string_view::npos;
+}
+
+void separate(std::string& list) {
+  if (!list.empty()) list += ',';
+}
+
+}  // namespace
+
+void append_logprob(std::string& out, double logprob) { append_number(out, std::max(logprob, -9999.0)); }
+
+void LogprobLists::clear() {
+  for (std::string* list : {&tokens, &logprobs, &tops, &offsets, &content}) list->clear();
+}
+
+AnswerWriter::AnswerWriter(const GenerationRequest* request, const ServedModel* model, std::string id, int64_t created)
+    : request_(request), model_(model), id_(std::move(id)), created_(created) {}
+
+// A token as a person reads it; one that is not text by itself as OpenAI writes it: "bytes:\xe2\x82".
+std::string AnswerWriter::token_text(int32_t token) const {
+  if (request_->tokens_as_ids) return fmt::format("token_id:{}", token);
+  const Tokenizer& tokenizer = model_->tokenizer();
+  if (tokenizer.is_special(token)) return std::string(tokenizer.id_to_token(token).value_or(""));
+  const std::string_view bytes = tokenizer.token_bytes(token);
+  if (valid_utf8(bytes)) return std::string(bytes);
+  std::string out = "bytes:";
+  for (const char c : bytes) out += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
+  return out;
+}
+
+void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, bool first_has_none, LogprobLists* lists) const {
+  const auto chat_entry = [&](std::string& out, int32_t token, double logprob) {
+    out += "{\"token\":";
+    const std::string text = token_text(token);
+    append_string(out, text);
+    out += ",\"logprob\":";
+    append_logprob(out, logprob);
+    out += ",\"bytes\":[";
+    const Tokenizer& tokenizer = model_->tokenizer();
+    const std::string_view bytes =
+        tokenizer.is_special(token) ? tokenizer.id_to_token(token).value_or("") : tokenizer.token_bytes(token);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? "," : "", static_cast<uint8_t>(bytes[i]));
+    }
+    out += ']';
+  };
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const OutputToken& token = tokens[i];
+    const bool none = first_has_none && i == 0;
+    // The model may rank more alternatives than were asked for here (best_of and echo share one engine request).
+    const size_t tops = std::min(token.top.size(), static_cast<size_t>(request_->top_logprobs));
+    if (request_->chat) {
+      separate(lists->content);
+      chat_entry(lists->content, token.token, token.logprob);
+      lists->content += ",\"top_logprobs\":[";
+      for (size_t t = 0; t < tops; ++t) {
+        if (t > 0) lists->content += ',';
+        chat_entry(lists->content, token.top[t].token, token.top[t].logprob);
+        lists->content += '}';
+      }
+      lists->content += "]}";
+      continue;
+    }
+    const std::string text = token_text(token.token);
+    separate(lists->tokens);
+    append_string(lists->tokens, text);
+    separate(lists->offsets);
+    fmt::format_to(std::back_inserter(lists->offsets), "{}", lists->offset);
+    lists->offset += code_points(model_->tokenizer().token_bytes(token.token));
+    separate(lists->logprobs);
+    separate(lists->tops);
+    if (none) {
+      lists->logprobs += "null";
+      lists->tops += "null";
+      continue;
+    }
+    append_logprob(lists->logprobs, token.logprob);
+    // The chosen token is always in the map, also when it is not among the likeliest.
+    lists->tops += '{';
+    std::unordered_set<std::string> seen;
+    const auto entry = [&](int32_t id, double logprob) {
+      std::string key = token_text(id);
+      if (!seen.insert(key).second) return;
+      if (seen.size() > 1) lists->tops += ',';
+      append_string(lists->tops, key);
+      lists->tops += ':';
+      append_logprob(lists->tops, logprob);
+    };
+    for (size_t t = 0; t < tops; ++t) entry(token.top[t].token, token.top[t].logprob);
+    entry(token.token, token.logprob);
+    lists->tops += '}';
+  }
+}
+
+void AnswerWriter::append_precision(std::string& out, const Usage& usage) {
+  fmt::format_to(std::back_inserter(out),
+                 "{{\"prompt\":{{\"fp16_tokens\":{},\"fp8_tokens\":{}}},"
+                 "\"completion\":{{\"fp16_tokens\":{},\"fp8_tokens\":{}}}",
+                 usage.prompt.fp16, usage.prompt.fp8, usage.completion.fp16, usage.completion.fp8);
+  if (usage.slo_met) out += *usage.slo_met ? ",\"slo_met\":true" : ",\"slo_met\":false";
+  out += '}';
+}
+
+Usage AnswerWriter::sum(std::span<const Choice> choices) const {
+  Usage sum;
+  for (const Choice& choice : choices) {
+    if (choice.sample == 0) {
+      sum.prompt_tokens += choice.usage.prompt_tokens;
+      sum.cached_tokens += choice.usage.cached_tokens;
+      sum.prompt.fp16 += choice.usage.prompt.fp16;
+      sum.prompt.fp8 += choice.usage.prompt.fp8;
+    }
+    if (request_->no_output) continue;
+    if (choice.usage.slo_met) sum.slo_met = sum.slo_met.value_or(true) && *choice.usage.slo_met;
+    sum.completion_tokens += choice.usage.completion_tokens;
+    sum.completion.fp16 += choice.usage.completion.fp16;
+    sum.completion.fp8 += choice.usage.completion.fp8;
+  }
+  return sum;
+}
+
+}  // namespace nfp::server

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "policy/slo_policy.h"
+#include "replay/http_load.h"
 #include "replay/report.h"
 #include "replay/simulator.h"
 #include "replay/step_source.h"
@@ -25,6 +26,7 @@ struct ReplayFlags {
   bool find_rate = false;
   double attainment = 0.95;
   std::vector<std::string> goodput;
+  HttpLoadOptions http;
   std::string json, csv, html, command;
 };
 
@@ -99,12 +101,52 @@ class Simulation {
   SimulationOptions options_;
 };
 
+Status finish(const ReplayFlags& flags, const ReplayReport& report) {
+  fmt::print("{}", to_text(report));
+  NFP_RETURN_IF_ERROR(write(flags.json, to_json(report) + "\n"));
+  NFP_RETURN_IF_ERROR(write(flags.csv, to_csv(report)));
+  return write(flags.html, to_html(report));
+}
+
+// The trace against a server. With --simulate the table says what a request takes alone.
+Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLimits& limits, ReplayReport& report) {
+  std::optional<StepModel> model;
+  if (!flags.table.empty()) {
+    NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
+    NFP_ASSIGN_OR_RETURN(model, StepModel::fit(table));
+    model->scale(flags.table_scale);
+  }
+  report.machine = flags.http.url;
+  for (const double rate : flags.rates.empty() ? std::vector<double>{0} : flags.rates) {
+    TraceSelection selection = flags.selection;
+    selection.rate = rate;
+    NFP_ASSIGN_OR_RETURN(const Trace part, select(trace, selection));
+    NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, flags.http, [&](size_t done, size_t total) {
+                           show_progress(flags.http.url, done, total);
+                         }));
+    report.rows.push_back(
+        summarize(outcome, "server", model ? &*model : nullptr, flags.simulation.max_step_tokens, limits));
+    report.outcomes.push_back(std::move(outcome));
+  }
+  return ok_status();
+}
+
 Status run(const ReplayFlags& flags) {
+  if (flags.http.url.empty() && flags.table.empty()) {
+    return error(ErrorCode::kUsage, "say what to play the trace against: --simulate TABLE or --url URL");
+  }
   NFP_ASSIGN_OR_RETURN(const GoodputLimits limits, parse_goodput(flags.goodput));
   NFP_ASSIGN_OR_RETURN(const Trace trace, read_trace_file(flags.trace));
   if (trace.skipped > 0) fmt::print(stderr, "{} rows without a prompt or an answer are left out\n", trace.skipped);
   if (trace.unsorted > 0)
     fmt::print(stderr, "{} rows were not in order of time and have been sorted\n", trace.unsorted);
+  ReplayReport report;
+  report.command = flags.command;
+  report.trace = fmt::format("{} ({} requests at {:.2f}/s)", flags.trace, trace.requests.size(), trace.rate());
+  if (!flags.http.url.empty()) {
+    NFP_RETURN_IF_ERROR(play_server(flags, trace, limits, report));
+    return finish(flags, report);
+  }
   NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
   NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
   const StepModel::FitError fit = model.error_on(table.steps);
@@ -113,9 +155,6 @@ Status run(const ReplayFlags& flags) {
   model.scale(flags.table_scale);
   const Simulation simulation(flags, trace, std::move(model));
 
-  ReplayReport report;
-  report.command = flags.command;
-  report.trace = fmt::format("{} ({} requests at {:.2f}/s)", flags.trace, trace.requests.size(), trace.rate());
   report.machine = fmt::format("{}, {}, times {}", table.model, table.device, flags.table_scale);
   if (flags.find_rate) {
     report.attainment = flags.attainment;
@@ -133,10 +172,7 @@ Status run(const ReplayFlags& flags) {
       }
     }
   }
-  fmt::print("{}", to_text(report));
-  NFP_RETURN_IF_ERROR(write(flags.json, to_json(report) + "\n"));
-  NFP_RETURN_IF_ERROR(write(flags.csv, to_csv(report)));
-  return write(flags.html, to_html(report));
+  return finish(flags, report);
 }
 
 }  // namespace
@@ -149,11 +185,17 @@ void add_replay(CLI::App& app, Status& status) {
       "Examples:\n"
       "  nestedfp replay azure.csv --simulate steps.json --rate 2 5 10 --requests 1000 --html report.html\n"
       "  nestedfp replay azure.csv --simulate steps.json --find-rate --attainment 0.95\n"
+      "  nestedfp replay azure.csv --url http://127.0.0.1:8000 --model demo --rate 1 --requests 100 --goodput "
+      "ttft:500\n"
       "docs/slo.md explains the policies and what the figures mean.");
   ReplayFlags& f = *flags;
   verb->add_option("TRACE", f.trace, "trace file")->required();
-  verb->add_option("--simulate", f.table, "step times: what `bench MODEL steps` wrote (docs/step-times.md)")
-      ->required();
+  verb->add_option("--simulate", f.table, "step times: what `bench MODEL steps` wrote (docs/step-times.md)");
+  verb->add_option("--url", f.http.url,
+                   "a server with OpenAI's API, http://HOST:PORT; with --simulate the table only says what a request "
+                   "takes alone");
+  verb->add_option("--model", f.http.model, "of --url: the model's name");
+  verb->add_option("--api-key", f.http.api_key, "of --url");
   verb->add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
   verb->add_option("--table-engine", f.source.engine, "likewise of several engines");
   verb->add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
@@ -201,8 +243,10 @@ void add_replay(CLI::App& app, Status& status) {
   verb->callback([flags, verb, &status] {
     flags->command = "nestedfp replay " + flags->trace;
     for (const CLI::Option* option : verb->get_options()) {
-      if (option->count() == 0 || option->get_name() == "TRACE" || option->get_name() == "--help") continue;
-      flags->command += " " + option->get_name();
+      const std::string name = option->get_name();
+      const bool output = name == "--json" || name == "--csv" || name == "--html";
+      if (option->count() == 0 || output || name == "TRACE" || name == "--help" || name == "--api-key") continue;
+      flags->command += " " + name;
       if (option->get_type_size() == 0) continue;
       for (const std::string& value : option->results()) flags->command += " " + value;
     }

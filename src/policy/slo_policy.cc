@@ -204,7 +204,9 @@ StepDecision SloPolicy::decide(const StepState& state) {
       decodes.add(1, sequence.context);
       gap = std::min(gap, options_.longest_gap * sequence.itl_s);
       // A step shorter than the target gap adds to a sequence's slack, so also one that is late catches up by it.
-      limit = std::min(limit, std::max(sequence.due_s - state.now_s, options_.catch_up * sequence.itl_s));
+      // Aiming a little below the target leaves room for steps that take longer than predicted.
+      const double slack = sequence.due_s - state.now_s - options_.itl_margin * sequence.itl_s * sequence.emitted;
+      limit = std::min(limit, std::max(slack, options_.catch_up * sequence.itl_s));
       continue;
     }
     prefills.push_back({i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});

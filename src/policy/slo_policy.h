@@ -26,6 +26,7 @@ struct SloOptions {
   // Steps need never be shorter than this share of the target gap for a decoding sequence's sake: shorter ones cost
   // more for each prompt token, and late sequences catch up at this pace already.
   double catch_up = 0.8;
+  double itl_margin = 0.05;  // share of the target gap that is not planned with
   int32_t least_chunk = 16;  // prompt tokens of a step at least, where there are any
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;

@@ -2,9 +2,9 @@
 
 import os
 import re
-import sys
+import unittest
 
-from program import run, unittest
+from program import main, run
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "serving.md")
 
@@ -22,4 +22,4 @@ class ServeFlags(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
+    main()

@@ -247,7 +247,7 @@ void add_replay(CLI::App& app, Status& status) {
       const bool output = name == "--json" || name == "--csv" || name == "--html";
       if (option->count() == 0 || output || name == "TRACE" || name == "--help" || name == "--api-key") continue;
       flags->command += " " + name;
-      if (option->get_type_size() == 0) continue;
+      if (option->get_expected_max() == 0) continue;
       for (const std::string& value : option->results()) flags->command += " " + value;
     }
     status = run(*flags);

@@ -14,7 +14,7 @@ class ServeFlags(unittest.TestCase):
         with open(DOCS, encoding="utf-8") as file:
             text = file.read()
         rows = [line for line in text.split("## Flags")[1].split("\n## ")[0].splitlines() if line.startswith("|")]
-        explained = set(re.findall(r"--[a-z0-9][a-z0-9-]*", " ".join(line.split("|")[1] for line in rows)))
+        explained = set(re.findall(r"--[a-z0-9][a-z0-9-]*", " ".join(line.replace("\\|", "/").split("|")[1] for line in rows)))
         flags = set(re.findall(r"^\s*(?:-\w,)?(--[a-z0-9][a-z0-9-]*)", run("serve", "--help")[0], re.MULTILINE)) - {"--help"}
         self.assertGreater(len(flags), 30)
         self.assertEqual(sorted(flags - explained), [])

@@ -1,5 +1,6 @@
 // nestedfp serve: an OpenAI-compatible server whose precision follows the load.
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include "base/log.h"
 #include "base/process_memory.h"
@@ -45,7 +46,16 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
              server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
 
+// glibc keeps large freed blocks in one heap a thread, for good. A server's memory has to come back after large
+// requests: blocks of a megabyte are mapped each by itself, and threads share two heaps.
+void return_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  mallopt(M_ARENA_MAX, 2);
+}
+
 Status run(ServeFlags& flags) {
+  return_freed_memory();
   block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
   std::unique_ptr<PrecisionPolicy> policy;

@@ -123,6 +123,10 @@ void ServeFlags::add_to(CLI::App& app) {
                  "bytes of all requests together: read, parsed and waiting, e.g. 1GB")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
+  app.add_option("--response-store-memory", service.response_store_bytes,
+                 "bytes of answers that /v1/responses keeps for previous_response_id, e.g. 64MB; 0 = none")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
   app.add_option("--grammar-compile-timeout", grammar_compile_s, "seconds that compiling a grammar may take")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();

@@ -125,7 +125,8 @@ def test_the_document_names_every_path_and_parameter(fake):
     for path, methods in document["paths"].items():
         for method in methods:
             r = httpx.request(method, fake.url + path.replace("{id}", "fake"), json={} if method == "post" else None)
-            assert r.status_code not in (404, 405), (method, path)
+            kept = path == "/v1/responses/{id}"  # there is none of this name
+            assert (r.status_code == 404 and "fake" in r.text) if kept else r.status_code not in (404, 405), (method, path)
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize", "/detokenize",
                  "/health", "/ping", "/version", "/metrics", "/openapi.json", "/load", "/"):
         assert path in document["paths"], path

@@ -48,8 +48,12 @@ struct PromptInput {
 
 enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
 
+// In whose form the answer is.
+enum class TextApi : uint8_t { kOpenAi, kResponses, kMessages };
+
 struct GenerationRequest {
   bool chat = false;
+  TextApi api = TextApi::kOpenAi;
   std::string model;  // empty = the served one
 
   // completions
@@ -93,8 +97,12 @@ struct GenerationRequest {
   int priority = 0;
   GrammarSpec grammar;
   std::string user;
-  std::string cache_salt;            // cached prefixes are shared only among requests of the same
-  int key = 0;                       // which API key sent it; 0 = there are none
+  std::string cache_salt;  // cached prefixes are shared only among requests of the same
+  int key = 0;             // which API key sent it; 0 = there are none
+  // The Responses API's own.
+  std::string shown;         // fields that its answer repeats, as JSON
+  std::string conversation;  // messages up to here as JSON, where the answer is to be kept
+  bool store = false;
   std::vector<std::string> ignored;  // fields that are not known here
 };
 

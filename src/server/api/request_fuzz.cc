@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "server/api/dialects.h"
 #include "server/api/generation_request.h"
 #include "server/api/json_schema.h"
 
@@ -74,7 +75,16 @@ constexpr std::string_view kFields[] = {"model",
                                         "enum",
                                         "const",
                                         "items",
-                                        "uniqueItems"};
+                                        "uniqueItems",
+                                        "input",
+                                        "instructions",
+                                        "output",
+                                        "call_id",
+                                        "system",
+                                        "input_schema",
+                                        "stop_sequences",
+                                        "thinking",
+                                        "reasoning"};
 
 Json strange_value(std::mt19937& source) {
   switch (source() % 20) {
@@ -179,7 +189,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 4096 && *json != expected) __builtin_trap();
   (void)unenforced_keywords(*json);
   const RequestLimits limits;
-  for (const auto parse : {parse_completion, parse_chat}) {
+  using Parse = MaybeError (*)(const Json&, const RequestLimits&, GenerationRequest*);
+  const Parse responses = [](const Json& body, const RequestLimits& most, GenerationRequest* out) -> MaybeError {
+    if (!body.is_object()) return bad_request("", "no object");
+    ResponsesRequest from;
+    NFP_API_TRY(read_responses(body, most, &from));
+    return parse_responses(from, Json::array(), most, out);
+  };
+  const Parse anthropic = [](const Json& body, const RequestLimits& most, GenerationRequest* out) -> MaybeError {
+    if (!body.is_object()) return bad_request("", "no object");
+    return parse_anthropic(body, most, body.size() % 2 == 0, out);
+  };
+  for (const Parse parse : {Parse(parse_completion), Parse(parse_chat), responses, anthropic}) {
     GenerationRequest request;
     if (auto failure = parse(*json, limits, &request)) {
       const std::string shown = error_json(*failure);

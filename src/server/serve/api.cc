@@ -5,15 +5,15 @@
 #include <random>
 
 #include "base/log.h"
+#include "server/serve/api_call.h"
 #include "server/serve/embedded.h"
-#include "server/serve/generation.h"
+#include "server/serve/messages_writer.h"
 #include "server/serve/version.h"
 
 namespace nfp::server {
 namespace {
 
 constexpr size_t kMaxRequestId = 128;
-constexpr size_t kInlineBody = 16u << 10;  // larger ones are read on a worker
 
 std::string random_id() {
   thread_local std::mt19937_64 source(std::random_device{}());
@@ -65,6 +65,11 @@ void append_sampling(std::string& out, const SamplingDefaults& sampling) {
   out += '}';
 }
 
+// As the clients of this path know errors.
+http::Response shaped_error(std::string_view path, const ApiError& error) {
+  return path.starts_with("/v1/messages") ? anthropic_error_response(error) : error_response(error);
+}
+
 }  // namespace
 
 bool equal_constant_time(std::string_view a, std::string_view b) {
@@ -75,17 +80,6 @@ bool equal_constant_time(std::string_view a, std::string_view b) {
   }
   return difference == 0;
 }
-
-struct Api::Call {
-  http::Request request;
-  std::shared_ptr<http::Exchange> exchange;
-  std::string_view path;  // without the root path
-  std::string request_id;
-  std::vector<http::Header> headers;  // for the answer
-  int key = 0;                        // which API key; 0 = there are none
-  bool on_worker = false;             // not on the exchange's thread
-  std::stop_source stop;              // the client has gone
-};
 
 const Api::Route Api::kRoutes[] = {
     {"GET", "/", true, false, &Api::page},
@@ -104,6 +98,11 @@ const Api::Route Api::kRoutes[] = {
     {"POST", "/detokenize", false, true, &Api::detokenize},
     {"POST", "/v1/completions", false, true, &Api::completions},
     {"POST", "/v1/chat/completions", false, true, &Api::chat_completions},
+    {"POST", "/v1/responses", false, true, &Api::responses},
+    {"GET", "/v1/responses/", false, true, &Api::stored_response},
+    {"DELETE", "/v1/responses/", false, true, &Api::delete_response},
+    {"POST", "/v1/messages", false, true, &Api::messages},
+    {"POST", "/v1/messages/count_tokens", false, true, &Api::count_tokens},
 };
 
 Api::Api(ApiOptions options) : options_(std::move(options)) {
@@ -135,8 +134,14 @@ int Api::key_of(const http::Request& request) const {
   if (options_.api_keys.empty()) return 0;
   std::string_view given = request.header("Authorization");
   constexpr std::string_view kScheme = "bearer ";
-  if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme)) return -1;
-  given.remove_prefix(kScheme.size());
+  if (given.empty()) {
+    given = request.header("X-Api-Key");  // as Anthropic's clients send it
+    if (given.empty()) return -1;
+  } else if (given.size() < kScheme.size() || !http::equal_ignoring_case(given.substr(0, kScheme.size()), kScheme)) {
+    return -1;
+  } else {
+    given.remove_prefix(kScheme.size());
+  }
   int found = -1;
   for (size_t i = 0; i < options_.api_keys.size(); ++i) {
     if (equal_constant_time(given, options_.api_keys[i])) found = static_cast<int>(i) + 1;
@@ -175,7 +180,7 @@ std::vector<http::Header> Api::common_headers(const http::Request& request, std:
 std::optional<http::Response> Api::check_head(const http::Request& request) {
   std::string request_id;
   const auto refuse = [&](const ApiError& error, const char* allow = nullptr) {
-    http::Response response = error_response(error);
+    http::Response response = shaped_error(inner_path(request.path), error);
     auto headers = common_headers(request, &request_id);
     response.headers.insert(response.headers.end(), headers.begin(), headers.end());
     if (allow != nullptr) response.headers.push_back({"Allow", allow});
@@ -194,12 +199,13 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
   const Route* route = find_route(request.method, path, &path_known);
   if (route == nullptr) {
     if (path_known) {
-      const bool post = find_route("POST", path, &path_known) != nullptr;
-      const bool get = find_route("GET", path, &path_known) != nullptr;
+      std::string allow;
+      for (const char* method : {"GET", "HEAD", "POST", "DELETE"}) {
+        if (find_route(method, path, &path_known) != nullptr) allow += fmt::format("{}, ", method);
+      }
+      allow += "OPTIONS";
       return refuse(ApiError{405, fmt::format("{} is not allowed here", request.method), "", "method_not_allowed"},
-                    post && get ? "GET, HEAD, POST, OPTIONS"
-                    : post      ? "POST, OPTIONS"
-                                : "GET, HEAD, OPTIONS");
+                    allow.c_str());
     }
     return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
   }
@@ -230,9 +236,9 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
   if (call.request.method == "OPTIONS") {
     http::Response response;
     response.status = 204;
-    response.headers.push_back({"Allow", "GET, HEAD, POST, OPTIONS"});
+    response.headers.push_back({"Allow", "GET, HEAD, POST, DELETE, OPTIONS"});
     if (call.headers.size() > 1) {  // the origin is allowed
-      response.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, OPTIONS"});
+      response.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS"});
       const std::string_view wanted = call.request.header("Access-Control-Request-Headers");
       response.headers.push_back(
           {"Access-Control-Allow-Headers", wanted.empty() ? "Authorization, Content-Type" : std::string(wanted)});
@@ -245,10 +251,15 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
   if (route == nullptr) return reply_error(call, ApiError{404, "there is no such path", "", "not_found"});
   call.key = key_of(call.request);
   if (call.request.body.size() <= kInlineBody || !route->needs_model) return (this->*route->run)(call);
+  on_worker(call, [this, route](Call& there) { (this->*route->run)(there); });
+}
+
+void Api::on_worker(Call& call, std::function<void(Call&)> work) {
   call.on_worker = true;
   call.exchange->on_abort([stop = call.stop]() mutable { stop.request_stop(); });
-  if (!state()->workers->submit([this, shared, route](const std::stop_token&) { (this->*route->run)(*shared); },
-                                call.stop)) {
+  if (!state()->workers->submit(
+          [shared = call.shared_from_this(), work = std::move(work)](const std::stop_token&) { work(*shared); },
+          call.stop)) {
     call.on_worker = false;
     reply_error(call, ApiError{429, "too many large requests wait to be read; try again later", "", ""});
   }
@@ -271,7 +282,7 @@ void Api::reply_json(Call& call, std::string body) const {
   reply(call, std::move(response));
 }
 
-void Api::reply_error(Call& call, const ApiError& error) const { reply(call, error_response(error)); }
+void Api::reply_error(Call& call, const ApiError& error) const { reply(call, shaped_error(call.path, error)); }
 
 std::optional<Json> Api::json_body(Call& call) const {
   size_t bytes = 0;
@@ -538,38 +549,6 @@ void Api::detokenize(Call& call) {
   std::string out = "{\"prompt\":";
   append_string(out, state()->model.tokenizer().decode(ids, false));
   reply_json(call, out + "}");
-}
-
-void Api::completions(Call& call) { generate(call, false); }
-void Api::chat_completions(Call& call) { generate(call, true); }
-
-void Api::generate(Call& call, bool chat) {
-  const auto body = json_body(call);
-  if (!body) return;
-  GenerationRequest request;
-  state()->model.facts().sampling.apply(request.sampling);
-  auto failure =
-      chat ? parse_chat(*body, state()->limits, &request) : parse_completion(*body, state()->limits, &request);
-  if (!failure) failure = check_model(request.model);
-  const std::string_view precision = call.request.header("X-NestedFP-Precision");
-  if (!failure && !precision.empty() && !request.precision) {
-    failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
-  }
-  // The gateway's names (llm-d, and what it sent before); a field of the body wins.
-  const std::tuple<const char*, const char*, std::optional<double>*> latencies[] = {
-      {"x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", &request.slo_ttft_ms},
-      {"x-llm-d-slo-tpot-ms", "x-slo-tpot-ms", &request.slo_itl_ms}};
-  for (const auto& [name, older, value] : latencies) {
-    for (const char* header : {name, older}) {
-      const std::string_view text = call.request.header(header);
-      if (!failure && !text.empty() && !*value) failure = parse_slo_header(text, header, value);
-    }
-  }
-  if (failure) return reply_error(call, *failure);
-  request.key = call.key;
-  auto generation = std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id,
-                                                 call.headers, call.stop, std::move(call.request.lease));
-  generation->start(call.on_worker);
 }
 
 }  // namespace nfp::server

@@ -61,6 +61,8 @@ class Api final : public http::Handler {
   void reply(Call& call, http::Response response) const;
   void reply_json(Call& call, std::string body) const;
   void reply_error(Call& call, const ApiError& error) const;
+  // Goes on with `work` on a worker; 429 where too many wait.
+  void on_worker(Call& call, std::function<void(Call&)> work);
   // The body as a JSON object, or nothing after an error has been sent.
   std::optional<Json> json_body(Call& call) const;
   void tell_ignored(Call& call, const std::vector<std::string>& names) const;
@@ -81,7 +83,14 @@ class Api final : public http::Handler {
   void detokenize(Call& call);
   void completions(Call& call);
   void chat_completions(Call& call);
+  void responses(Call& call);
+  void stored_response(Call& call);
+  void delete_response(Call& call);
+  void messages(Call& call);
+  void count_tokens(Call& call);
   void generate(Call& call, bool chat);
+  // What all requests for text need once they are parsed.
+  void run(Call& call, MaybeError failure, GenerationRequest request);
 
   ServerState* state() const { return state_.load(std::memory_order_acquire); }
 

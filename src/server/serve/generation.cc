@@ -4,7 +4,9 @@
 
 #include "base/log.h"
 #include "server/api/json_text.h"
+#include "server/serve/messages_writer.h"
 #include "server/serve/response_writer.h"
+#include "server/serve/responses_writer.h"
 
 namespace nfp::server {
 namespace {
@@ -62,8 +64,26 @@ GrammarSpec forced_call_grammar(const GenerationRequest& request) {
 std::unique_ptr<AnswerWriter> make_writer(const GenerationRequest& request, ServerState& state) {
   const auto created =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  if (request.api == TextApi::kResponses) {
+    return std::make_unique<ResponsesWriter>(&request, &state.model, &state.responses, ResponseStore::make_id(),
+                                             created);
+  }
   const std::string id = fmt::format("{:016x}{:08x}", state.instance, ++state.serial);
+  if (request.api == TextApi::kMessages) {
+    return std::make_unique<MessagesWriter>(&request, &state.model, "msg_" + id, created);
+  }
   return std::make_unique<ResponseWriter>(&request, &state.model, (request.chat ? "chatcmpl-" : "cmpl-") + id, created);
+}
+
+const char* prompt_field(const GenerationRequest& request) {
+  if (request.api == TextApi::kResponses) return "input";
+  return request.chat ? "messages" : "prompt";
+}
+
+std::string_view endpoint_of(const GenerationRequest& request) {
+  if (request.api == TextApi::kResponses) return "responses";
+  if (request.api == TextApi::kMessages) return "messages";
+  return request.chat ? "chat" : "completions";
 }
 
 }  // namespace
@@ -173,12 +193,12 @@ MaybeError Generation::prepare(Prepared* out) const {
     auto text = model.render_chat(request_, tools, stop);
     if (!text.ok()) {
       ApiError failure = from_engine(text.error());
-      failure.param = "messages";
+      failure.param = prompt_field(request_);
       return failure;
     }
     // Templates write their own special tokens.
     auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false), stop);
-    if (!tokens.ok()) return prompt_error(tokens.error(), "messages");
+    if (!tokens.ok()) return prompt_error(tokens.error(), prompt_field(request_));
     out->prompts.push_back(std::move(*tokens));
     out->prompt_texts.emplace_back();
   }
@@ -218,7 +238,7 @@ MaybeError Generation::prepare(Prepared* out) const {
     if (!bad) continue;
     if (!bad->too_long) return bad_request(std::move(bad->field), std::move(bad->message));
     // As OpenAI says it.
-    const char* field = request_.chat ? "messages" : "prompt";
+    const char* field = prompt_field(request_);
     const int32_t wanted = request_.sampling.max_tokens.value_or(1);
     return bad_request(
         field,
@@ -485,8 +505,8 @@ void Generation::fail(const ApiError& error) {
     exchange_->respond(std::move(response));
   }
   if (state_->log_requests) {
-    log::info("request={} endpoint={} status={} error={}", request_id_, request_.chat ? "chat" : "completions",
-              error.status, dump(Json(error.message.substr(0, 300))));
+    log::info("request={} endpoint={} status={} error={}", request_id_, endpoint_of(request_), error.status,
+              dump(Json(error.message.substr(0, 300))));
   }
 }
 
@@ -507,9 +527,9 @@ void Generation::log_end(std::string_view outcome) const {
   log::info(
       "request={} endpoint={} outcome={} choices={} prompt_tokens={} completion_tokens={} fp16_tokens={} fp8_tokens={} "
       "ttft_ms={:.1f} tpot_ms={:.2f} e2e_ms={:.1f}",
-      request_id_, request_.chat ? "chat" : "completions", outcome, choices_.size(), sum.prompt_tokens,
-      sum.completion_tokens, sum.completion.fp16, sum.completion.fp8, any ? ms_between(arrival_, first_token_) : 0,
-      tpot, ms_between(arrival_, now));
+      request_id_, endpoint_of(request_), outcome, choices_.size(), sum.prompt_tokens, sum.completion_tokens,
+      sum.completion.fp16, sum.completion.fp8, any ? ms_between(arrival_, first_token_) : 0, tpot,
+      ms_between(arrival_, now));
 }
 
 }  // namespace nfp::server

@@ -27,7 +27,7 @@ class ServedModel {
     std::shared_ptr<const Tokenizer> tokenizer;
     std::string chat_template;       // source text; empty = none
     std::string chat_template_json;  // or a list of named templates
-    SamplingDefaults sampling;  // for requests that do not say
+    SamplingDefaults sampling;       // for requests that do not say
   };
   // `engine` says what requests may ask for. Error: the chat template does not parse.
   static Result<ServedModel> create(Facts facts, const Engine& engine);

@@ -13,6 +13,7 @@
 #include "server/api/generation_request.h"
 #include "server/grammar/grammar.h"
 #include "server/metrics/metrics.h"
+#include "server/serve/response_store.h"
 #include "server/serve/served_model.h"
 #include "server/serve/work_pool.h"
 #include "server/tools/tool_call_parser.h"
@@ -47,7 +48,9 @@ class LiveGenerations {
 };
 
 struct ServerState {
-  explicit ServerState(ServedModel served) : model(std::move(served)) {}
+  static constexpr uint64_t kDefaultResponseBytes = 64u << 20;
+  explicit ServerState(ServedModel served, uint64_t response_bytes = kDefaultResponseBytes)
+      : model(std::move(served)), responses(response_bytes) {}
 
   ServedModel model;
   EngineThread* engine = nullptr;
@@ -56,6 +59,7 @@ struct ServerState {
   WorkPool* workers = nullptr;
   WorkPool* grammar_workers = nullptr;  // each waits for one grammar to be compiled
   LiveGenerations live;
+  ResponseStore responses;
   RequestLimits limits;
   ToolFormat tool_format = ToolFormat::kNone;
   PrecisionClass default_precision = PrecisionClass::kAuto;

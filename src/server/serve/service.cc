@@ -46,7 +46,7 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   NFP_ASSIGN_OR_RETURN(const ToolFormat tools,
                        parse_tool_format(options_.tool_call_parser, facts.chat_template + facts.chat_template_json));
   NFP_ASSIGN_OR_RETURN(ServedModel model, ServedModel::create(std::move(facts), *engine));
-  state_ = std::make_unique<ServerState>(std::move(model));
+  state_ = std::make_unique<ServerState>(std::move(model), options_.response_store_bytes);
   const ServedModel& served = state_->model;
   workers_ = std::make_unique<WorkPool>(2, 256);
   grammar_workers_ = std::make_unique<WorkPool>(32, 256);

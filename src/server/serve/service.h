@@ -25,6 +25,7 @@ struct ServiceOptions {
   RequestLimits limits;
   std::string tool_call_parser = "auto";
   PrecisionClass default_precision = PrecisionClass::kAuto;
+  uint64_t response_store_bytes = ServerState::kDefaultResponseBytes;  // of the Responses API; 0 = keep none
   bool log_requests = true;
   bool log_prompts = false;
   GrammarLimits grammars;

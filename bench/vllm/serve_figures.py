@@ -1,0 +1,170 @@
+"""serve_figures.py --model DIR --out FILE: decode steps, time to first token and throughput of vLLM with nestedfp (both
+precisions from one engine, and alternating step by step) beside stock vLLM in FP16 and FP8, on one GPU, interleaved.
+
+The engines are processes that start together and stay; each measures alone, in turn, while the others wait. Prints one
+JSON object a line, and writes them to FILE. Weights are vLLM's dummy ones (--load-format dummy)."""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+ENGINES = {
+    "stock fp16": {},
+    "stock fp8": {"quantization": "fp8"},
+    "nestedfp": {"quantization": "nestedfp", "scheduler_cls": "nestedfp.vllm.scheduler.Scheduler",
+                 "worker_cls": "nestedfp.vllm.worker.Worker",
+                 "additional_config": {"nestedfp": {"policy": "alternate:1"}}},
+}
+# The same with NESTEDFP_INDEPENDENT_START=1, where --independent asks for it.
+INDEPENDENT = "nestedfp independent"
+ENGINES[INDEPENDENT] = ENGINES["nestedfp"]
+# name: engine, what its requests ask for
+MODES = {"vllm fp16": ("stock fp16", None), "vllm fp8": ("stock fp8", None), "nestedfp fp16": ("nestedfp", "exact"),
+         "nestedfp fp8": ("nestedfp", "fast"), "nestedfp alternating": ("nestedfp", "auto"),
+         "independent fp16": (INDEPENDENT, "exact"), "independent fp8": (INDEPENDENT, "fast")}
+
+
+def engine_main(arguments) -> None:
+    out = sys.stdout
+    sys.stdout = sys.stderr
+    import numpy as np
+    from vllm import LLM, SamplingParams
+
+    vocab = json.load(open(arguments.model + "/config.json"))["vocab_size"]
+    begin = time.time()
+    llm = LLM(model=arguments.model, skip_tokenizer_init=True, load_format="dummy", dtype="float16",
+              enable_prefix_caching=False, max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
+              kv_cache_memory_bytes=int(arguments.kv_gib * (1 << 30)), gpu_memory_utilization=0.25,
+              generation_config="vllm", seed=0, **ENGINES[arguments.engine])
+    engine = llm.llm_engine
+    stamps: list[float] = []
+    step = engine.step
+
+    def timed_step():
+        result = step()
+        stamps.append(time.perf_counter())
+        return result
+
+    engine.step = timed_step
+    rng = np.random.default_rng(1)
+
+    def run(batch: int, tokens: int, answer: int, tier: str | None) -> tuple[float, list[float]]:
+        prompts = [{"prompt_token_ids": ids} for ids in rng.integers(0, vocab, size=(batch, tokens)).tolist()]
+        extra = {"extra_args": {"nestedfp_precision": tier}} if tier else {}
+        parameters = SamplingParams(temperature=0, ignore_eos=True, max_tokens=answer, detokenize=False, **extra)
+        stamps.clear()
+        begin = time.perf_counter()
+        results = llm.generate(prompts, parameters, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        assert all(len(r.outputs[0].token_ids) == answer for r in results)
+        return seconds, [(b - a) * 1e3 for a, b in zip(stamps, stamps[1:])]
+
+    import torch
+
+    config = engine.vllm_config
+    print(json.dumps({"start_s": round(time.time() - begin, 1), "v2_runner": config.use_v2_model_runner,
+                      "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+                      "device_used_gib": round((torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) / 2**30, 1)}),
+          file=out, flush=True)
+    for line in sys.stdin:
+        ask = json.loads(line)
+        seconds, gaps = run(ask["batch"], ask["tokens"], ask["answer"], ask["tier"])
+        middle = gaps[len(gaps) // 4:-4] if len(gaps) > 16 else gaps
+        print(json.dumps({"seconds": seconds, "step_ms": statistics.median(middle) if middle else None,
+                          "mean_step_ms": statistics.fmean(middle) if middle else None}), file=out, flush=True)
+
+
+class Engine:
+    def __init__(self, name: str, arguments):
+        command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib)]
+        self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
+        environment = {**os.environ, **({"NESTEDFP_INDEPENDENT_START": "1"} if name == INDEPENDENT else {})}
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+
+    def line(self) -> dict:
+        text = self.process.stdout.readline()
+        if not text:
+            raise RuntimeError(f"an engine ended with {self.process.wait()}: see {self.log.name}")
+        return json.loads(text)
+
+    def ask(self, **fields) -> dict:
+        self.process.stdin.write(json.dumps(fields) + "\n")
+        self.process.stdin.flush()
+        return self.line()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", default="figures.jsonl")
+    parser.add_argument("--engine")
+    parser.add_argument("--kv-gib", type=float, default=12)
+    parser.add_argument("--decode", default="1,8,32,64")
+    parser.add_argument("--ttft", default="1024,4000")
+    parser.add_argument("--throughput", default="", help="BATCH:PROMPT:ANSWER, ...")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--independent", action="store_true", help="one engine more: without dependent launch")
+    parser.add_argument("--wait-for", help="a file: measure once it is there")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds from the start")
+    arguments = parser.parse_args()
+    if arguments.engine:
+        return engine_main(arguments)
+    began = time.time()
+    sink = open(arguments.out, "w")
+
+    def emit(**fields) -> None:
+        text = json.dumps({"t": round(time.time() - began, 1), **fields})
+        print("JSON", text, flush=True)
+        sink.write(text + "\n")
+        sink.flush()
+
+    engines = {name: Engine(name, arguments) for name in ENGINES if arguments.independent or name != INDEPENDENT}
+    alive = {}
+    for name, engine in engines.items():
+        try:
+            emit(event="started", engine=name, **engine.line())
+            alive[name] = engine
+        except RuntimeError as error:
+            emit(event="failed", engine=name, error=str(error))
+    while arguments.wait_for and not os.path.exists(arguments.wait_for):
+        time.sleep(0.2)
+    modes = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items() if name in alive}
+
+    def item(what: str, batch: int, tokens: int, answer: int, repeats: int, value) -> None:
+        if time.time() - began > arguments.budget:
+            emit(event="left out", what=what, batch=batch, tokens=tokens)
+            return
+        found: dict[str, list[float]] = {mode: [] for mode in modes}
+        for repeat in range(repeats + 1):
+            for mode, (engine, tier) in modes.items():
+                got = engine.ask(batch=batch, tokens=tokens, answer=answer if repeat else min(answer, 8), tier=tier)
+                if repeat:  # the first one warms up
+                    found[mode].append(value(got))
+        medians = {mode: round(statistics.median(values), 3) for mode, values in found.items()}
+        ratios = {}
+        for mode in ("fp16", "fp8"):
+            if f"vllm {mode}" in medians and f"nestedfp {mode}" in medians:
+                ratios[mode] = round(medians[f"nestedfp {mode}"] / medians[f"vllm {mode}"], 3)
+        if "nestedfp alternating" in medians:
+            ratios["alternating / mean of both"] = round(
+                2 * medians["nestedfp alternating"] / (medians["nestedfp fp16"] + medians["nestedfp fp8"]), 3)
+        emit(what=what, batch=batch, tokens=tokens, answer=answer, **medians, ratios=ratios,
+             all={mode: [round(v, 3) for v in values] for mode, values in found.items()})
+
+    for tokens in map(int, filter(None, arguments.ttft.split(","))):
+        item("time to first token, ms", 1, tokens, 1, max(arguments.repeats, 7), lambda got: got["seconds"] * 1e3)
+    for batch in map(int, filter(None, arguments.decode.split(","))):
+        item("decode step, ms", batch, 128, 96, arguments.repeats, lambda got: got["mean_step_ms"])
+    for text in filter(None, arguments.throughput.split(",")):
+        batch, tokens, answer = map(int, text.split(":"))
+        item("output tokens/s", batch, tokens, answer, 1, lambda got: batch * answer / got["seconds"])
+    for engine in engines.values():
+        engine.process.kill()
+
+
+if __name__ == "__main__":
+    main()

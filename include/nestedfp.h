@@ -1,0 +1,250 @@
+/* libnestedfp: the nested weight format, the device's layout, the Hopper kernels and the precision policies, for other
+ * engines. Plain C: pointers, sizes and a CUDA stream.
+ *
+ *   - Functions return NFP_OK (0) or another nfp_status; nfp_last_error() then has the message of the calling thread.
+ *   - All functions are thread-safe unless they say otherwise. Nothing is kept of pointers that are passed in, except
+ *     where a function says so.
+ *   - Shapes are [rows, columns], row-major. A weight is W[n, k]: n output features, k input features.
+ *   - "device" pointers are CUDA memory of the device that was current at nfp_gpu_create(). Functions that take a
+ *     stream only enqueue: no allocation, no synchronisation, so that they can be captured in a CUDA graph.
+ *   - Structs begin with their size, so that later versions may add fields at their end.
+ *
+ * The format is described in docs/format.md. */
+#ifndef NESTEDFP_H
+#define NESTEDFP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define NFP_API __attribute__((visibility("default")))
+#else
+#define NFP_API
+#endif
+
+/* Grows when a caller that was compiled against an older header would break. */
+#define NFP_ABI_VERSION 1
+
+typedef enum nfp_status {
+  NFP_OK = 0,
+  NFP_INVALID_INPUT = 1, /* bytes from outside that break a rule */
+  NFP_NOT_FOUND = 2,
+  NFP_UNSUPPORTED = 3, /* understood, but not something that this build or device can do */
+  NFP_IO = 4,
+  NFP_RESOURCE = 5, /* memory is used up, or CUDA refused */
+  NFP_USAGE = 6,    /* a wrong argument; the message names it */
+  NFP_CANCELLED = 7,
+  NFP_DEVICE = 8, /* the device failed and does not come back */
+  NFP_INTERNAL = 9
+} nfp_status;
+
+NFP_API int32_t nfp_abi_version(void); /* of the library that was loaded */
+NFP_API const char* nfp_version(void);
+/* "cuda" where the library holds the Hopper kernels, else "cpu". */
+NFP_API const char* nfp_build(void);
+/* Why the last call of this thread that failed did so; one line, empty if none has. Valid until the next failure. */
+NFP_API const char* nfp_last_error(void);
+
+/* ---- Numbers ---------------------------------------------------------------------------------------------------- */
+
+/* FP16 bits of |w| <= 1.75 <-> an upper byte (an E4M3 number, w * 2^8 rounded to nearest) and a lower byte.
+ * NFP_INVALID_INPUT: some weight is larger; the message has its place. */
+NFP_API nfp_status nfp_split(const uint16_t* weights, size_t count, uint8_t* upper, uint8_t* lower);
+NFP_API nfp_status nfp_join(const uint8_t* upper, const uint8_t* lower, size_t count, uint16_t* weights);
+
+typedef enum nfp_type { NFP_F16 = 0, NFP_BF16 = 1 } nfp_type;
+
+typedef struct nfp_matrix_report {
+  size_t size;            /* sizeof(nfp_matrix_report), set by the caller */
+  int32_t nests;          /* 1: every row has an exponent; 0: the matrix must stay dense */
+  int32_t nests_by_paper; /* 1: every |w| <= 1.75, no exponent needed */
+  float largest;          /* max |w| */
+  int64_t largest_row;
+  int64_t rows_shifted; /* rows with an exponent other than 0 */
+  int64_t inexact;      /* BF16 weights that nesting (or, for a dense matrix, FP16) changes */
+  float largest_error;  /* of these, max |change| */
+  char reason[256];     /* why it does not nest; empty if it does */
+} nfp_matrix_report;
+
+/* Row exponents of W[rows, columns] (docs/format.md, "One row"): row r is nested as FP16(w * 2^-exponents[r]).
+ * `threads` of the host share the rows; 0 = as many as the process may use. NaN, infinities: NFP_INVALID_INPUT. */
+NFP_API nfp_status nfp_analyse(const uint16_t* weights, int64_t rows, int64_t columns, nfp_type type, int32_t threads,
+                               int8_t* exponents, nfp_matrix_report* report);
+/* The bytes, once the matrix is known to nest: upper and lower are [rows, columns]. exponents may be NULL: all 0. */
+NFP_API nfp_status nfp_nest(const uint16_t* weights, int64_t rows, int64_t columns, nfp_type type,
+                            const int8_t* exponents, int32_t threads, uint8_t* upper, uint8_t* lower);
+NFP_API nfp_status nfp_unnest(const uint8_t* upper, const uint8_t* lower, int64_t rows, int64_t columns, nfp_type type,
+                              const int8_t* exponents, int32_t threads, uint16_t* weights);
+
+/* ---- The device's layout ---------------------------------------------------------------------------------------- */
+
+/* How FP16 is rebuilt. BIASED is faster; it needs uppers that are rounded to nearest wherever the lower byte's top bit
+ * is set ("uppers" of a checkpoint's config.json: "nearest" or "restricted"). */
+typedef enum nfp_join_kind { NFP_JOIN_BIASED = 0, NFP_JOIN_FREE = 1 } nfp_join_kind;
+typedef enum nfp_plane { NFP_UPPER = 0, NFP_LOWER = 1 } nfp_plane;
+
+/* Bytes of one plane of W[n, k] on the device. */
+NFP_API size_t nfp_plane_bytes(int64_t n, int64_t k);
+/* On the host: bytes[n, k] as nfp_nest() gives them -> packed[nfp_plane_bytes(n, k)]. */
+NFP_API nfp_status nfp_pack(const uint8_t* bytes, int64_t n, int64_t k, nfp_plane plane, nfp_join_kind join,
+                            int32_t threads, uint8_t* packed);
+
+/* ---- The Hopper kernels ----------------------------------------------------------------------------------------- */
+
+typedef struct nfp_gpu nfp_gpu;
+typedef struct CUstream_st* nfp_stream; /* cudaStream_t */
+
+/* For the current device, which must be of compute capability 9.0 (else NFP_UNSUPPORTED). Lives until destroyed. */
+NFP_API nfp_status nfp_gpu_create(nfp_gpu** gpu);
+NFP_API void nfp_gpu_destroy(nfp_gpu* gpu);
+NFP_API const char* nfp_gpu_name(const nfp_gpu* gpu);
+
+/* Memory that the products of one stream share: device, 256-byte aligned, its first nfp_gpu_counter_bytes() zero before
+ * the first product (which every product leaves so). */
+NFP_API size_t nfp_gpu_workspace_bytes(void);
+NFP_API size_t nfp_gpu_counter_bytes(void);
+
+/* What nesting on the device found, written to device memory by nfp_gpu_nest. */
+typedef struct nfp_gpu_report {
+  int32_t bad_rows;        /* rows that do not nest: the planes are then without meaning */
+  int32_t first_bad_row;   /* n if none */
+  int32_t not_finite_rows; /* of bad_rows */
+  int32_t rows_shifted;
+  int64_t inexact;      /* BF16 weights that nesting changes */
+  int64_t inexact_bf16; /* nested weights that are no BF16 numbers: NFP_BF16 products need 0 */
+} nfp_gpu_report;
+
+/* W[n, k] on the device (FP16 or BF16, ldw elements from row to row) -> both planes in the device's layout,
+ * row_scale[n] (2^exponent) and the report (device). Finds the same exponents as nfp_analyse(). */
+NFP_API nfp_status nfp_gpu_nest(nfp_gpu* gpu, const void* weights, int64_t ldw, int64_t n, int64_t k, nfp_type type,
+                                nfp_join_kind join, uint8_t* upper, uint8_t* lower, float* row_scale,
+                                nfp_gpu_report* report, nfp_stream stream);
+/* bytes[n, k] on the device (as nfp_nest() gives them, or a slice of a nested checkpoint; ld bytes from row to row) ->
+ * packed. */
+NFP_API nfp_status nfp_gpu_pack(nfp_gpu* gpu, const uint8_t* bytes, int64_t ld, int64_t n, int64_t k, nfp_plane plane,
+                                nfp_join_kind join, uint8_t* packed, nfp_stream stream);
+/* Packed planes -> W[n, k] in `type`, ldw elements from row to row. row_scale may be NULL: all 1. */
+NFP_API nfp_status nfp_gpu_unnest(nfp_gpu* gpu, const uint8_t* upper, const uint8_t* lower, const float* row_scale,
+                                  int64_t n, int64_t k, nfp_join_kind join, nfp_type type, void* weights, int64_t ldw,
+                                  nfp_stream stream);
+
+typedef enum nfp_precision {
+  NFP_PRECISION_FP16 = 0, /* both planes: exact weights, activations of x's type */
+  NFP_PRECISION_FP8 = 1   /* upper plane: E4M3 weights, activations rounded to E4M3 with a scale a token */
+} nfp_precision;
+
+typedef struct nfp_weight {
+  size_t size;            /* sizeof(nfp_weight) */
+  const uint8_t* upper;   /* device, packed, 16-byte aligned */
+  const uint8_t* lower;   /* device, likewise; NULL: only FP8 can be run */
+  const float* row_scale; /* device [n]; NULL: all 1 */
+  int64_t n;
+  int64_t k;
+  nfp_join_kind join;
+} nfp_weight;
+
+/* A weight made ready to be multiplied: which kernel runs a number of tokens is chosen once and remembered. The
+ * pointers of `weight` and `workspace` are kept, and the memory must outlive it. */
+typedef struct nfp_linear nfp_linear;
+NFP_API nfp_status nfp_linear_create(nfp_gpu* gpu, const nfp_weight* weight, void* workspace, size_t workspace_bytes,
+                                     nfp_linear** linear);
+NFP_API void nfp_linear_destroy(nfp_linear* linear);
+/* By default the first kernel of a product may start while the kernel before it in the stream still runs (programmatic
+ * dependent launch: it fetches weights meanwhile). 1: it starts when that one is done. */
+NFP_API void nfp_linear_set_independent_start(nfp_linear* linear, int32_t independent);
+/* Bytes of `scratch` (device, 256-byte aligned) that m rows need in FP8: their E4M3 codes and scales. */
+NFP_API size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m);
+/* y[m, n] = x[m, k] W^T + bias. x and y of `type`, ldx and ldy elements from row to row, x 16-byte aligned with rows of
+ * a multiple of 16 bytes; bias: device FP32 [n] or NULL. Rows of more than nfp_max_quantised_columns() have no FP8 form
+ * and run in FP16. Calls on one stream at a time for one workspace. */
+NFP_API nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, const void* x,
+                                  int64_t ldx, void* y, int64_t ldy, const float* bias, void* scratch,
+                                  nfp_stream stream);
+NFP_API int64_t nfp_max_quantised_columns(void);
+/* The kernel that such a call runs, for people: "m 16, n 4096, k 14336, f16: 128x16 c1 b1 split4 (tuned), ...". Writes
+ * at most `bytes` with the closing zero. */
+NFP_API nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m,
+                                       char* text, size_t bytes);
+
+typedef enum nfp_mode { NFP_MODE_F16 = 0, NFP_MODE_BF16 = 1, NFP_MODE_E4M3 = 2, NFP_MODE_E4M3_PROMOTED = 3 } nfp_mode;
+typedef enum nfp_output { NFP_OUT_F16 = 0, NFP_OUT_BF16 = 1, NFP_OUT_F32 = 2 } nfp_output;
+
+/* One product in any mode and with every epilogue, operands as src/backend/cuda/gemm/gemm.h describes them. */
+typedef struct nfp_gemm_call {
+  size_t size; /* sizeof(nfp_gemm_call) */
+  nfp_weight weight;
+  nfp_mode mode;
+  nfp_output output;
+  int64_t m;
+  const void* x; /* [m, k]; E4M3: rows of nfp_e4m3_row_bytes(k) in the order that nfp_rows writes */
+  int64_t ldx;
+  const float* token_scale;  /* E4M3 modes: [m], x is worth code * scale; NULL = 1 */
+  int32_t swiglu;            /* d[m, n/2] = silu(gate) * up; blocks of 8 gate rows and 8 up rows alternate in W */
+  int32_t batch_invariant;   /* the same cuts of every sum whatever m is */
+  int32_t independent_start; /* 1: no programmatic dependent launch */
+  void* d;
+  int64_t ldd;
+  const float* bias;
+  const void* residual;
+  int64_t ldr;
+  void* workspace;
+  size_t workspace_bytes;
+} nfp_gemm_call;
+NFP_API nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* call, nfp_stream stream);
+
+/* What stands around a product, one kernel: y = x, RMSNorm of x (+ residual), or silu(gate) * up; as 16 bits, as E4M3
+ * with a scale a token, or both. */
+typedef enum nfp_rows_source { NFP_ROWS_PLAIN = 0, NFP_ROWS_NORM = 1, NFP_ROWS_SWIGLU = 2 } nfp_rows_source;
+typedef struct nfp_rows_call {
+  size_t size; /* sizeof(nfp_rows_call) */
+  nfp_rows_source source;
+  nfp_type type; /* of x, weight, residual and y */
+  int64_t m;
+  int64_t k; /* columns of y */
+  const void* x;
+  int64_t ldx;
+  const void* weight; /* NORM: [k] of `type` */
+  float epsilon;
+  int32_t independent_start;
+  void* residual; /* NORM: [m, k], read, and replaced by x + residual; NULL = none */
+  int64_t ldr;
+  void* y; /* [m, k] of `type`; NULL = not wanted */
+  int64_t ldy;
+  uint8_t* y_e4m3; /* rows of nfp_e4m3_row_bytes(k), ldy_e4m3 apart; NULL = not wanted */
+  int64_t ldy_e4m3;
+  float* token_scale; /* [m], with y_e4m3 */
+} nfp_rows_call;
+NFP_API nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* call, nfp_stream stream);
+NFP_API int64_t nfp_e4m3_row_bytes(int64_t k);
+
+/* ---- Precision policies ----------------------------------------------------------------------------------------- */
+
+/* What a policy may know about the step that is about to run (docs/serving.md has the policies). */
+typedef struct nfp_step_load {
+  size_t size; /* sizeof(nfp_step_load) */
+  int32_t step_tokens;
+  int32_t prefill_tokens; /* of these, tokens of prompts */
+  int32_t running;        /* sequences in the step */
+  int32_t waiting;        /* requests not yet admitted */
+  double kv_use;          /* share of KV blocks in use, 0..1 */
+  double recent_tpot_s;   /* 0 = none yet */
+  double recent_ttft_s;
+  uint64_t step_index;
+} nfp_step_load;
+
+typedef struct nfp_policy nfp_policy;
+/* "fp16", "fp8-w8a8", "threshold:TOKENS", "alternate:STEPS". NFP_USAGE: the message lists what there is. One thread at
+ * a time. */
+NFP_API nfp_status nfp_policy_create(const char* text, nfp_policy** policy);
+NFP_API void nfp_policy_destroy(nfp_policy* policy);
+NFP_API nfp_status nfp_policy_choose(nfp_policy* policy, const nfp_step_load* load, nfp_precision* precision);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,96 @@
+"""libnestedfp_engine (include/nestedfp_engine.h) through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_void_p
+from functools import cache
+from typing import Any
+
+from ._library import NestedFPError, declare, find
+
+ABI_VERSION = 1
+
+_FUNCTIONS = {
+    "nfp_engine_abi_version": (c_int32, []),
+    "nfp_engine_last_error": (c_char_p, []),
+    "nfp_engine_free": (None, [c_void_p]),
+    "nfp_engine_open": (c_int32, [c_char_p, c_char_p, POINTER(c_void_p)]),
+    "nfp_engine_close": (None, [c_void_p]),
+    "nfp_engine_info": (c_int32, [c_void_p, POINTER(c_void_p)]),
+    "nfp_engine_encode": (c_int32, [c_void_p, c_char_p, c_size_t, POINTER(c_void_p)]),
+    "nfp_engine_decode": (c_int32, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "nfp_engine_apply_chat_template": (c_int32, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "nfp_engine_submit": (c_int32, [c_void_p, c_char_p]),
+    "nfp_engine_cancel": (c_int32, [c_void_p, c_char_p]),
+    "nfp_engine_step": (c_int32, [c_void_p, POINTER(c_void_p)]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    loaded = ctypes.CDLL(find("libnestedfp_engine.so"))
+    declare(loaded, _FUNCTIONS)
+    if loaded.nfp_engine_abi_version() != ABI_VERSION:
+        raise ImportError(f"nestedfp: libnestedfp_engine.so has interface version {loaded.nfp_engine_abi_version()}, "
+                          f"this package needs {ABI_VERSION}; both must come from one wheel")
+    return loaded
+
+
+def _check(code: int) -> None:
+    if code != 0:
+        raise NestedFPError(code, library().nfp_engine_last_error().decode(errors="replace"))
+
+
+class Engine:
+    """A loaded model. Steps are computed in step() only, by whoever calls it."""
+
+    def __init__(self, model: str, options: dict[str, Any]):
+        self._handle = c_void_p()
+        self._library = library()
+        _check(self._library.nfp_engine_open(model.encode(), json.dumps(options).encode(), ctypes.byref(self._handle)))
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, c_void_p()
+        if handle:
+            self._library.nfp_engine_close(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def _text(self, function: str, *arguments: Any) -> str:
+        if not self._handle:
+            raise NestedFPError(6, "the model was closed")
+        out = c_void_p()
+        _check(getattr(self._library, function)(self._handle, *arguments, ctypes.byref(out)))
+        try:
+            return ctypes.string_at(out).decode()
+        finally:
+            self._library.nfp_engine_free(out)
+
+    def info(self) -> dict[str, Any]:
+        return json.loads(self._text("nfp_engine_info"))
+
+    def encode(self, text: str) -> list[int]:
+        data = text.encode()
+        return json.loads(self._text("nfp_engine_encode", data, len(data)))["ids"]
+
+    def decode(self, ids: list[int]) -> str:
+        return self._text("nfp_engine_decode", json.dumps(ids).encode())
+
+    def apply_chat_template(self, **fields: Any) -> list[int]:
+        return json.loads(self._text("nfp_engine_apply_chat_template", json.dumps(fields).encode()))["ids"]
+
+    def submit(self, **fields: Any) -> None:
+        if not self._handle:
+            raise NestedFPError(6, "the model was closed")
+        _check(self._library.nfp_engine_submit(self._handle, json.dumps(fields).encode()))
+
+    def cancel(self, request: str) -> None:
+        if self._handle:
+            _check(self._library.nfp_engine_cancel(self._handle, request.encode()))
+
+    def step(self) -> dict[str, Any]:
+        return json.loads(self._text("nfp_engine_step"))

@@ -1,0 +1,111 @@
+"""libnestedfp (include/nestedfp.h) through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+ABI_VERSION = 1
+
+F16, BF16 = 0, 1
+JOIN_BIASED, JOIN_FREE = 0, 1
+UPPER, LOWER = 0, 1
+FP16, FP8 = 0, 1  # nfp_precision
+
+
+class NestedFPError(RuntimeError):
+    """A call into libnestedfp that failed. ``code`` is its nfp_status."""
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+class MatrixReport(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("nests", c_int32), ("nests_by_paper", c_int32), ("largest", c_float),
+                ("largest_row", c_int64), ("rows_shifted", c_int64), ("inexact", c_int64), ("largest_error", c_float),
+                ("reason", ctypes.c_char * 256)]
+
+
+class Weight(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("upper", c_void_p), ("lower", c_void_p), ("row_scale", c_void_p), ("n", c_int64),
+                ("k", c_int64), ("join", c_int32)]
+
+
+class StepLoad(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("step_tokens", c_int32), ("prefill_tokens", c_int32), ("running", c_int32),
+                ("waiting", c_int32), ("kv_use", c_double), ("recent_tpot_s", c_double), ("recent_ttft_s", c_double),
+                ("step_index", c_uint64)]
+
+
+# name: (result, arguments). c_int32 as the result means nfp_status.
+_FUNCTIONS = {
+    "nfp_abi_version": (c_int32, []),
+    "nfp_version": (c_char_p, []),
+    "nfp_build": (c_char_p, []),
+    "nfp_last_error": (c_char_p, []),
+    "nfp_split": (c_int32, [c_void_p, c_size_t, c_void_p, c_void_p]),
+    "nfp_join": (c_int32, [c_void_p, c_void_p, c_size_t, c_void_p]),
+    "nfp_analyse": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p, POINTER(MatrixReport)]),
+    "nfp_nest": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32, c_void_p, c_void_p]),
+    "nfp_unnest": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32, c_void_p]),
+    "nfp_plane_bytes": (c_size_t, [c_int64, c_int64]),
+    "nfp_e4m3_row_bytes": (c_int64, [c_int64]),
+    "nfp_pack": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_int32, c_int32, c_void_p]),
+    "nfp_gpu_create": (c_int32, [POINTER(c_void_p)]),
+    "nfp_gpu_destroy": (None, [c_void_p]),
+    "nfp_gpu_name": (c_char_p, [c_void_p]),
+    "nfp_gpu_workspace_bytes": (c_size_t, []),
+    "nfp_gpu_counter_bytes": (c_size_t, []),
+    "nfp_max_quantised_columns": (c_int64, []),
+    "nfp_gpu_nest": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p, c_void_p,
+                               c_void_p, c_void_p, c_void_p]),
+    "nfp_gpu_pack": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p, c_void_p]),
+    "nfp_gpu_unnest": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p,
+                                 c_int64, c_void_p]),
+    "nfp_linear_create": (c_int32, [c_void_p, POINTER(Weight), c_void_p, c_size_t, POINTER(c_void_p)]),
+    "nfp_linear_destroy": (None, [c_void_p]),
+    "nfp_linear_set_independent_start": (None, [c_void_p, c_int32]),
+    "nfp_linear_scratch_bytes": (c_size_t, [c_void_p, c_int64]),
+    "nfp_linear_run": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p,
+                                 c_void_p, c_void_p]),
+    "nfp_linear_describe": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_char_p, c_size_t]),
+    "nfp_policy_create": (c_int32, [c_char_p, POINTER(c_void_p)]),
+    "nfp_policy_destroy": (None, [c_void_p]),
+    "nfp_policy_choose": (c_int32, [c_void_p, POINTER(StepLoad), POINTER(c_int32)]),
+}
+
+
+def find(name: str) -> str:
+    """The file of a library of this package: NESTEDFP_LIBRARY_DIR's, else the one inside the package."""
+    folder = os.environ.get("NESTEDFP_LIBRARY_DIR")
+    path = Path(folder) if folder else Path(__file__).parent / "lib"
+    if not (path / name).is_file():
+        raise ImportError(f"nestedfp: {path / name} is missing; install the wheel again"
+                          + (" (NESTEDFP_LIBRARY_DIR is set)" if folder else ""))
+    return str(path / name)
+
+
+def declare(library: ctypes.CDLL, functions: dict) -> None:
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
+@cache
+def library() -> ctypes.CDLL:
+    loaded = ctypes.CDLL(find("libnestedfp.so"))
+    declare(loaded, _FUNCTIONS)
+    if loaded.nfp_abi_version() != ABI_VERSION:
+        raise ImportError(f"nestedfp: libnestedfp.so has interface version {loaded.nfp_abi_version()}, this package "
+                          f"needs {ABI_VERSION}; both must come from one wheel")
+    return loaded
+
+
+def check(code: int) -> None:
+    if code != 0:
+        raise NestedFPError(code, library().nfp_last_error().decode(errors="replace"))

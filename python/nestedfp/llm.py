@@ -1,0 +1,260 @@
+"""nestedfp's own engine, with the look of vLLM's offline class.
+
+    from nestedfp import LLM, SamplingParams
+
+    llm = LLM("model.gguf", precision="threshold:512")
+    for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=16)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._engine import Engine
+from ._library import NestedFPError
+
+Prompt = str | Sequence[int] | dict[str, Any]
+
+
+@dataclass
+class SamplingParams:
+    """How tokens are drawn; names and defaults are vLLM's. ``precision``: "auto" (the model's policy), "exact" (FP16
+    steps only) or "fast" (FP8 whenever no other request of the step asks for more)."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 and -1: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16  # None: until the context is full
+    min_tokens: int = 0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None  # so many likeliest tokens beside each one
+    prompt_logprobs: int | None = None
+    precision: str = "auto"
+
+    def _fields(self) -> dict[str, Any]:
+        fields = dict(vars(self))
+        fields["top_k"] = max(self.top_k, 0)
+        fields["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        if self.logit_bias is not None:
+            fields["logit_bias"] = [[int(token), bias] for token, bias in self.logit_bias.items()]
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass
+class Logprob:
+    """Of one token at one place; ``rank`` 1 is the likeliest (None where it was not asked for)."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """An answer, or with streaming what of it there is so far. ``precisions`` has, for each token, "fp16", "fp8" or
+    "fp8-w8a8": that of the step that computed it."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None  # "stop", "length", "abort"
+    stop_reason: int | str | None = None
+    precisions: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RequestOutput:
+    """What came of one prompt. ``usage``: prompt_tokens, cached_tokens, completion_tokens, and of all of them
+    fp16_tokens and fp8_tokens."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+
+
+def _logprobs(token: dict[str, Any]) -> dict[int, Logprob]:
+    found = {other: Logprob(value, rank) for rank, (other, value) in enumerate(token.get("top", []), 1) if other >= 0}
+    found[token["id"]] = Logprob(token["logprob"], token.get("rank"))
+    return found
+
+
+class LLM:
+    """A model on this machine.
+
+    ``model``: a Hugging Face directory, a nested checkpoint, a .gguf file, or org/name in the local cache.
+    ``precision``: "fp16" (exact), "fp8", "fp8-w8a8", or a policy that decides for every step: "threshold:TOKENS",
+    "alternate:STEPS". Other keywords: device ("auto", "cpu", "cuda"), threads, max_model_len, max_num_seqs,
+    max_num_batched_tokens, kv_cache_dtype ("f16", "fp8", "f32"), gpu_memory_utilization, enable_prefix_caching,
+    fp8 (which arithmetic policies mean by FP8), fp8_head, deterministic.
+
+    Raises NestedFPError with a message that names the file or field."""
+
+    def __init__(self, model: str, precision: str = "fp16", **options: Any):
+        if precision in ("fp8", "fp8-w8a8"):
+            options.setdefault("fp8", precision)
+        self._engine = Engine(str(model), {"policy": precision, **options})
+        self._names = itertools.count()
+        self._lock = threading.Lock()  # of what follows
+        self._open: dict[str, RequestOutput] = {}
+        self._changed: set[str] = set()  # results with news that nobody has seen
+        self._failed: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Frees the weights. Also what leaving a ``with`` block does."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """model, device, vocab_size, max_model_len, weight_bytes, load_s, policy."""
+        return self._engine.info()
+
+    def encode(self, text: str) -> list[int]:
+        return self._engine.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._engine.decode(list(ids))
+
+    def _submit(self, prompt: Prompt, sampling: SamplingParams) -> RequestOutput:
+        text: str | None = None
+        if isinstance(prompt, dict):
+            if "prompt_token_ids" in prompt:
+                ids = list(prompt["prompt_token_ids"])
+            else:
+                text = prompt["prompt"]
+                ids = self.encode(text)
+        elif isinstance(prompt, str):
+            text, ids = prompt, self.encode(prompt)
+        else:
+            ids = list(prompt)
+        name = str(next(self._names))
+        self._engine.submit(id=name, prompt=ids, **sampling._fields())
+        return RequestOutput(name, text, ids, [CompletionOutput(logprobs=None if sampling.logprobs is None else [])])
+
+    @staticmethod
+    def _add(result: RequestOutput, piece: dict[str, Any]) -> None:
+        answer = result.outputs[0]
+        answer.text += piece["text"]
+        for token in piece["tokens"]:
+            answer.token_ids.append(token["id"])
+            answer.precisions.append(token["precision"])
+            if answer.logprobs is not None:
+                answer.logprobs.append(_logprobs(token))
+                answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + token["logprob"]
+        if "prompt_logprobs" in piece:
+            result.prompt_logprobs = [None] + [_logprobs(token) for token in piece["prompt_logprobs"][1:]]
+        answer.finish_reason = piece.get("finish_reason")
+        answer.stop_reason = piece.get("stop_reason")
+        result.finished = answer.finish_reason is not None
+        result.usage = piece["usage"]
+
+    def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Iterator[RequestOutput]:
+        """Each result as often as something was added to it. Calls that run at the same time, in threads or as
+        generators of which none has ended, share the engine's steps."""
+        mine: dict[str, RequestOutput] = {}
+        try:
+            for prompt, parameters in zip(prompts, sampling, strict=True):
+                with self._lock:
+                    result = self._submit(prompt, parameters)
+                    mine[result.request_id] = self._open[result.request_id] = result
+            waiting = set(mine)
+            while waiting:
+                with self._lock:
+                    if not any(name in self._changed for name in waiting):
+                        self._step()
+                    changed = [name for name in mine if name in self._changed]
+                    self._changed.difference_update(changed)
+                for name in changed:
+                    if name in self._failed:
+                        raise NestedFPError(9, f"request {name}: {self._failed[name]}")
+                    if mine[name].finished:
+                        waiting.discard(name)
+                    yield mine[name]
+        finally:
+            with self._lock:
+                for name, result in mine.items():
+                    self._open.pop(name, None)
+                    self._failed.pop(name, None)
+                    self._changed.discard(name)
+                    if not result.finished:
+                        self._engine.cancel(name)
+
+    def _step(self) -> None:
+        step = self._engine.step()
+        if step["idle"] and not step["outputs"]:
+            raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
+        for piece in step["outputs"]:
+            result = self._open.get(piece["id"])
+            if result is None:
+                continue  # of a call that was given up
+            if piece.get("finish_reason") == "error":
+                self._failed[piece["id"]] = piece.get("error", "failed")
+            self._add(result, piece)
+            self._changed.add(piece["id"])
+
+    @staticmethod
+    def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+               ) -> tuple[list[Prompt], list[SamplingParams]]:
+        single = isinstance(prompts, (str, dict)) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        many = [prompts] if single else list(prompts)
+        if sampling is None:
+            sampling = SamplingParams()
+        parameters = [sampling] * len(many) if isinstance(sampling, SamplingParams) else list(sampling)
+        if len(parameters) != len(many):
+            raise ValueError(f"{len(many)} prompts and {len(parameters)} SamplingParams")
+        return many, parameters
+
+    def generate(self, prompts: Prompt | Sequence[Prompt],
+                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[RequestOutput]:
+        """Answers all prompts (texts, token ids, or dicts with "prompt" or "prompt_token_ids"), together; in their
+        order."""
+        many, parameters = self._lists(prompts, sampling_params)
+        order: list[RequestOutput] = []
+        for result in self._run(many, parameters):
+            if result.finished:
+                order.append(result)
+        return sorted(order, key=lambda result: int(result.request_id))
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The answer as it comes: the same RequestOutput each time, longer. Leaving the loop ends the request."""
+        many, parameters = self._lists([prompt], sampling_params)
+        yield from self._run(many, parameters)
+
+    def chat(self, messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+             sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+             tools: list[dict[str, Any]] | None = None, **template: Any) -> list[RequestOutput]:
+        """Answers one conversation or several: lists of {"role", "content"}. Further keywords reach the model's chat
+        template."""
+        conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
+        prompts = []
+        for conversation in conversations:
+            fields = {"messages": list(conversation), **template}
+            if tools:
+                fields["tools"] = tools
+            prompts.append(self._engine.apply_chat_template(**fields))
+        return self.generate(prompts, sampling_params)

@@ -1,0 +1,102 @@
+"""Nested checkpoints as vLLM reads them: what their config.json says, and the lower bytes, which lie in a folder of
+their own so that other engines do not see them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class NestedInfo:
+    """The object "nestedfp" of config.json (docs/format.md)."""
+
+    lower_directory: str
+    source_dtype: str  # "F16", "BF16"
+    uppers: str  # "nearest", "restricted", "free"
+
+    @classmethod
+    def parse(cls, value: Any) -> NestedInfo:
+        """Raises ValueError naming the field."""
+        if not isinstance(value, dict):
+            raise ValueError("config.json: 'nestedfp' is no object; convert the model again")
+        version = value.get("version")
+        if version != FORMAT_VERSION:
+            raise ValueError(f"config.json: nestedfp.version is {version}, this plugin reads {FORMAT_VERSION}")
+        folder = value.get("lower")
+        if not isinstance(folder, str) or not folder or "/" in folder or folder == "..":
+            raise ValueError(f"config.json: nestedfp.lower is {folder!r}, no folder of the checkpoint")
+        uppers = value.get("uppers", "nearest")
+        if uppers not in ("nearest", "restricted", "free"):
+            raise ValueError(f"config.json: nestedfp.uppers is {uppers!r}; nearest, restricted and free are known")
+        return cls(folder, str(value.get("source_dtype", "F16")), uppers)
+
+
+def _headers(folder: Path) -> dict[str, tuple[str, tuple[int, ...], Path]]:
+    """Every tensor of the safetensors files in a folder: dtype, shape, file. Raises ValueError for a file that is cut."""
+    found: dict[str, tuple[str, tuple[int, ...], Path]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else size
+            if length > size - 8:
+                raise ValueError(f"{path}: is cut or no safetensors file ({size} bytes); copy it again")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        if size < 8 + length + end:
+            raise ValueError(f"{path}: is cut: {size} of {8 + length + end} bytes; copy it again")
+        for name, tensor in header.items():
+            found[name] = (tensor["dtype"], tuple(tensor["shape"]), path)
+    return found
+
+
+def check_files(folder: str, lower_folder: str) -> None:
+    """Raises ValueError unless every FP8 matrix of the checkpoint has its lower bytes, whole."""
+    main, lower = _headers(Path(folder)), _headers(Path(lower_folder))
+    matrices = {name: shape for name, (dtype, shape, _) in main.items() if dtype == "F8_E4M3"}
+    for name, shape in matrices.items():
+        at = lower.get(name + "_lower")
+        if at is None:
+            raise ValueError(f"{lower_folder}: '{name}_lower' is missing ({len(lower)} lower planes for "
+                             f"{len(matrices)} nested matrices); copy the whole folder or convert the model again")
+        if at[0] != "U8" or at[1] != shape:
+            raise ValueError(f"{at[2]}: '{name}_lower' is {at[0]} {list(at[1])}, expected U8 {list(shape)}; convert "
+                             "the model again")
+
+
+def install_loader() -> None:
+    """Lets vLLM's loader of safetensors files read the lower bytes after everything else. Idempotent."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    original = DefaultModelLoader.get_all_weights
+    if getattr(original, "nestedfp", False):
+        return
+
+    def get_all_weights(self: Any, model_config: Any, model: Any) -> Generator[tuple[str, Any], None, None]:
+        raw = getattr(model_config.hf_config, "nestedfp", None)
+        if model_config.quantization != "nestedfp" or raw is None:
+            yield from original(self, model_config, model)
+            return
+        lower = DefaultModelLoader.Source(model_config.model, model_config.revision,
+                                          subfolder=NestedInfo.parse(raw).lower_directory, fall_back_to_pt=False,
+                                          allow_patterns_overrides=["*.safetensors"])
+        main_folder = self._prepare_weights(model_config.model, None, model_config.revision, False, None)[0]
+        try:
+            lower_folder = self._prepare_weights(lower.model_or_path, lower.subfolder, lower.revision, False,
+                                                 lower.allow_patterns_overrides)[0]
+        except RuntimeError as error:
+            raise ValueError(f"{model_config.model}: the lower bytes ({lower.subfolder}/*.safetensors) are missing; "
+                             "copy the whole folder") from error
+        check_files(main_folder, lower_folder)
+        yield from original(self, model_config, model)
+        yield from self._get_weights_iterator(lower)
+
+    get_all_weights.nestedfp = True  # type: ignore[attr-defined]
+    DefaultModelLoader.get_all_weights = get_all_weights

@@ -1,0 +1,249 @@
+"""``torch.ops.nestedfp.linear``: y = x W^T + bias, FP16 or FP8 by the precision of the step.
+
+The choice is inside the op. vLLM traces a model once for all batch sizes and drops Dynamo's guards, so a branch outside
+would be frozen at what the first trace saw. A CUDA graph holds the kernels of the precision that was in force when it
+was captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import torch
+
+from .. import _library
+from .._library import FP8, FP16, JOIN_BIASED, JOIN_FREE
+
+
+# 1: our kernels wait for vLLM's before them to end. NESTEDFP_INDEPENDENT_START=1, for comparisons.
+INDEPENDENT_START = int(os.environ.get("NESTEDFP_INDEPENDENT_START") == "1")
+
+
+class Step:
+    """The precision in force. ``forced`` (FP16 or FP8) is a step's, set by the worker; without one, calls of more than
+    ``threshold`` rows run in FP8."""
+
+    forced: int | None = None
+    threshold: int = 1024
+
+
+def set_threshold(tokens: int) -> None:
+    Step.threshold = tokens
+
+
+class _Device:
+    """Kernels and workspace of one GPU. Products share a workspace, so linear layers of one process run on one stream
+    at a time: what vLLM does with the layers that this plugin takes."""
+
+    def __init__(self, index: int):
+        self.library = _library.library()
+        self.handle = ctypes.c_void_p()
+        with torch.cuda.device(index):
+            _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
+            self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
+        # By where the planes lie, and their shape. What is kept stays allocated, so an address means one tensor.
+        self.linears: dict[tuple[int, int, int, int, int], tuple[ctypes.c_void_p, tuple[torch.Tensor, ...]]] = {}
+        self.biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def linear(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
+               join: int) -> ctypes.c_void_p:
+        """Made once for a weight."""
+        row_scale = scale.data_ptr() if scale.numel() else None
+        weight = _library.Weight(ctypes.sizeof(_library.Weight), upper.data_ptr(), lower.data_ptr(), row_scale, n, k,
+                                 join)
+        made = ctypes.c_void_p()
+        _library.check(self.library.nfp_linear_create(self.handle, ctypes.byref(weight), self.workspace.data_ptr(),
+                                                      self.workspace.numel(), ctypes.byref(made)))
+        self.library.nfp_linear_set_independent_start(made, INDEPENDENT_START)
+        key = (upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k)
+        self.linears[key] = (made, (upper, lower, scale))
+        return made
+
+    def bias(self, bias: torch.Tensor) -> torch.Tensor:
+        """FP32, which the epilogue adds. Made in the warm-up, outside of any capture."""
+        made = bias.float().contiguous()
+        self.biases[bias.data_ptr()] = (bias, made)
+        return made
+
+    def forget(self) -> None:
+        """Lets go of all tensors: weights are being loaded."""
+        for handle, _ in self.linears.values():
+            self.library.nfp_linear_destroy(handle)
+        self.linears.clear()
+        self.biases.clear()
+
+
+_devices: dict[int, _Device] = {}
+
+
+def device(index: int) -> _Device:
+    made = _devices.get(index)
+    if made is None:
+        made = _devices[index] = _Device(index)
+    return made
+
+
+def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
+            bias: torch.Tensor | None, n: int, k: int, join: int) -> torch.Tensor:
+    m = x.shape[0]
+    y = x.new_empty((m, n))
+    if m == 0:
+        return y
+    index = x.get_device()
+    on = _devices.get(index) or device(index)
+    known = on.linears.get((upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k))
+    linear = known[0] if known is not None else on.linear(upper, lower, scale, n, k, join)
+    ldx = x.stride(0)
+    if x.stride(1) != 1 or ldx % 8 or x.data_ptr() % 16:
+        x = x.contiguous()
+        ldx = k
+    bias_pointer = None
+    if bias is not None:
+        kept = on.biases.get(bias.data_ptr())
+        bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
+    precision = Step.forced
+    if precision is None:
+        precision = FP8 if m > Step.threshold else FP16
+    scratch = None
+    if precision == FP8:
+        bytes_needed = on.library.nfp_linear_scratch_bytes(linear, m)
+        if bytes_needed:
+            held = x.new_empty((bytes_needed + 1) // 2)
+            scratch = held.data_ptr()
+    code = on.library.nfp_linear_run(linear, precision, 1 if x.dtype is torch.bfloat16 else 0, m, x.data_ptr(), ldx,
+                                     y.data_ptr(), n, bias_pointer, scratch,
+                                     torch._C._cuda_getCurrentRawStream(index))
+    if code:
+        _library.check(code)
+    return y
+
+
+def _linear_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
+                 bias: torch.Tensor | None, n: int, k: int, join: int) -> torch.Tensor:
+    return x.new_empty((x.shape[0], n))
+
+
+_namespace: torch.library.Library | None = None
+
+
+def register() -> None:
+    global _namespace
+    if _namespace is not None:
+        return
+    from vllm.utils.torch_utils import direct_register_custom_op
+
+    _namespace = torch.library.Library("nestedfp", "FRAGMENT")
+    direct_register_custom_op(op_name="linear", op_func=_linear, mutates_args=[], fake_impl=_linear_fake,
+                              target_lib=_namespace)
+
+
+class Planes:
+    """A weight in the device's layout: what the op takes."""
+
+    def __init__(self, n: int, k: int, where: torch.device, join: int = JOIN_BIASED):
+        self.n, self.k, self.join = n, k, join
+        plane_bytes = _library.library().nfp_plane_bytes(n, k)
+        self.upper = torch.empty(plane_bytes, dtype=torch.uint8, device=where)
+        self.lower = torch.empty(plane_bytes, dtype=torch.uint8, device=where)
+        self.scale = torch.empty(n, dtype=torch.float32, device=where)
+
+    def drop_plain_scale(self) -> None:
+        """No scale where no row has an exponent."""
+        if bool((self.scale == 1).all()):
+            self.scale = self.scale.new_empty(0)
+
+
+class NotNested(Exception):
+    """The matrix must stay dense; says why."""
+
+
+def nest(weight: torch.Tensor) -> Planes:
+    """W[n, k] (FP16 or BF16, on the GPU) -> planes. Raises NotNested where it cannot be, ValueError where it is no
+    weight at all."""
+    n, k = weight.shape
+    on = device(weight.get_device())
+    planes = Planes(n, k, weight.device)
+    if weight.stride(1) != 1:
+        weight = weight.contiguous()
+    report = torch.empty(4, dtype=torch.int64, device=weight.device)  # nfp_gpu_report
+    bf16 = weight.dtype is torch.bfloat16
+    with torch.cuda.device(weight.device):
+        _library.check(on.library.nfp_gpu_nest(
+            on.handle, weight.data_ptr(), weight.stride(0), n, k, int(bf16), planes.join, planes.upper.data_ptr(),
+            planes.lower.data_ptr(), planes.scale.data_ptr(), report.data_ptr(),
+            torch.cuda.current_stream().cuda_stream))
+    found = report.cpu()
+    bad, first_bad, not_finite, _ = found[:2].view(torch.int32).tolist()
+    inexact_bf16 = int(found[3])
+    if not_finite:
+        raise ValueError(f"row {first_bad} holds NaN or infinity ({not_finite} rows do); the checkpoint is damaged")
+    if bad:
+        raise NotNested(f"{bad} of {n} rows have no exponent that keeps all of their weights, row {first_bad} first")
+    if bf16 and inexact_bf16:
+        raise NotNested(f"{inexact_bf16} nested weights are no BF16 numbers")
+    planes.drop_plain_scale()
+    return planes
+
+
+def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, free_join: bool) -> Planes:
+    """A nested checkpoint's tensors (or slices of them): upper and lower bytes [n, k], scale[n] = 2^(e - 8)."""
+    n, k = upper.shape
+    on = device(upper.get_device())
+    planes = Planes(n, k, upper.device, JOIN_FREE if free_join else JOIN_BIASED)
+    with torch.cuda.device(upper.device):
+        for which, source, target in ((_library.UPPER, upper, planes.upper), (_library.LOWER, lower, planes.lower)):
+            source = source.contiguous()
+            _library.check(on.library.nfp_gpu_pack(on.handle, source.data_ptr(), k, n, k, which, planes.join,
+                                                   target.data_ptr(), torch.cuda.current_stream().cuda_stream))
+    planes.scale = scale.reshape(n).float() * 256.0
+    planes.drop_plain_scale()
+    return planes
+
+
+def restore(planes: Planes, dtype: torch.dtype) -> torch.Tensor:
+    """W[n, k] again, bit for bit."""
+    on = device(planes.upper.get_device())
+    weight = torch.empty(planes.n, planes.k, dtype=dtype, device=planes.upper.device)
+    scale = planes.scale.data_ptr() if planes.scale.numel() else None
+    with torch.cuda.device(planes.upper.device):
+        _library.check(on.library.nfp_gpu_unnest(
+            on.handle, planes.upper.data_ptr(), planes.lower.data_ptr(), scale, planes.n, planes.k, planes.join,
+            int(dtype is torch.bfloat16), weight.data_ptr(), planes.k, torch.cuda.current_stream().cuda_stream))
+    return weight
+
+
+_tested: set[int] = set()
+
+
+def self_test(where: torch.device, dtype: torch.dtype) -> None:
+    """One known product in both precisions on this GPU, against torch; once for a GPU. Raises RuntimeError."""
+    index = where.index if where.index is not None else torch.cuda.current_device()
+    if index in _tested:
+        return
+    generator = torch.Generator(device=where)
+    generator.manual_seed(7)
+    n, k, m = 192, 448, 33
+
+    def draw(*shape: int, sigma: float) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator, device=where) * sigma).to(dtype)
+
+    weight, x = draw(n, k, sigma=0.05), draw(m, k, sigma=1.0)
+    planes = nest(weight)
+    if not torch.equal(restore(planes, dtype).view(torch.int16), weight.view(torch.int16)):
+        raise RuntimeError("nestedfp: self-test failed: the weights do not come back bit for bit on this GPU")
+    exact = x.double() @ weight.double().t()
+    kept = Step.forced
+    try:
+        # Rounding of the result; and of both operands to E4M3 (3 bits: 2^-4 / sqrt(3) of a value each).
+        for precision, limit in ((FP16, 1e-2 if dtype is torch.bfloat16 else 2e-3), (FP8, 6e-2)):
+            Step.forced = precision
+            y = _linear(x, planes.upper, planes.lower, planes.scale, None, n, k, planes.join)
+            error = float((y.double() - exact).norm() / exact.norm())
+            if not error <= limit:
+                raise RuntimeError(f"nestedfp: self-test failed: a product in {'FP16' if precision == FP16 else 'FP8'} "
+                                   f"is off by {error:.4f} (limit {limit}) on {torch.cuda.get_device_name(where)}")
+    finally:
+        Step.forced = kept
+    device(index).forget()
+    _tested.add(index)

@@ -1,0 +1,229 @@
+"""The quantization method "nestedfp": ordinary FP16/BF16 checkpoints are nested while they are loaded, nested
+checkpoints (docs/format.md) are taken as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    LinearMethodBase,
+    UnquantizedLinearMethod,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
+from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
+from vllm.model_executor.utils import replace_parameter, set_weight_attrs
+
+from . import checkpoint, op, settings, versions
+
+logger = init_logger("vllm.nestedfp")
+
+# The copy engine reads rows of activations in pieces of 16 bytes.
+_COLUMNS_MULTIPLE = 8
+
+
+def _why_dense(prefix: str, columns: int) -> str | None:
+    if columns % _COLUMNS_MULTIPLE:
+        return f"{columns} input features are no multiple of {_COLUMNS_MULTIPLE}"
+    if "shared_expert" in prefix:
+        return "shared experts may run beside other layers, which the workspace does not allow"
+    return None
+
+
+class _DenseLayers:
+    """Names each layer that stays dense once, with the reason."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def add(self, prefix: str, why: str) -> None:
+        if prefix not in self.seen:
+            self.seen.add(prefix)
+            logger.info("nestedfp: %s stays dense: %s", prefix, why)
+
+
+_dense_layers = _DenseLayers()
+
+
+def _install(layer: torch.nn.Module, planes: op.Planes) -> None:
+    replace_parameter(layer, "weight", planes.upper)
+    replace_parameter(layer, "weight_lower", planes.lower)
+    replace_parameter(layer, "weight_scale", planes.scale)
+    layer.nestedfp_shape = (planes.n, planes.k, planes.join)
+
+
+class _NestedLinearMethod(LinearMethodBase):
+    def __init__(self, config: NestedFPConfig, prefix: str):
+        self.config = config
+        self.prefix = prefix
+        self.dense = UnquantizedLinearMethod()
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if layer.nestedfp_shape is None:
+            return self.dense.apply(layer, x, bias)
+        n, k, join = layer.nestedfp_shape
+        y = torch.ops.nestedfp.linear(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, bias, n,
+                                      k, join)
+        return y.view(*x.shape[:-1], n)
+
+
+@register_weight_loader_v2_supported_method
+class NestedOnlineLinearMethod(_NestedLinearMethod):
+    """Weights of an ordinary checkpoint: each layer is nested as soon as all of it has been read, so that the peak is
+    the planes and one layer."""
+
+    uses_meta_device = True
+
+    def create_weights(self, layer: torch.nn.Module, input_size_per_partition: int,
+                       output_partition_sizes: list[int], input_size: int, output_size: int,
+                       params_dtype: torch.dtype, **extra_weight_attrs: Any) -> None:
+        from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+
+        weight = ModelWeightParameter(
+            data=torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype),
+            input_dim=1, output_dim=0, weight_loader=extra_weight_attrs.get("weight_loader"))
+        layer.register_parameter("weight", weight)
+        layer.nestedfp_shape = None
+        initialize_online_processing(layer)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        layer._already_called_process_weights_after_loading = True
+        weight = layer.weight.data
+        op.self_test(weight.device, weight.dtype)
+        op.device(weight.get_device()).forget()
+        try:
+            _install(layer, op.nest(weight))
+        except op.NotNested as why:
+            layer.nestedfp_shape = None
+            _dense_layers.add(self.prefix, str(why))
+        except ValueError as error:
+            raise ValueError(f"{self.prefix}.weight: {error}") from error
+
+
+@register_weight_loader_v2_supported_method
+class NestedCheckpointLinearMethod(_NestedLinearMethod):
+    """Planes of a nested checkpoint. They are cut by rows and columns as any weight is, and packed afterwards."""
+
+    def create_weights(self, layer: torch.nn.Module, input_size_per_partition: int,
+                       output_partition_sizes: list[int], input_size: int, output_size: int,
+                       params_dtype: torch.dtype, **extra_weight_attrs: Any) -> None:
+        rows = sum(output_partition_sizes)
+        loader = extra_weight_attrs.pop("weight_loader")
+        for name, dtype in (("weight", torch.float8_e4m3fn), ("weight_lower", torch.uint8)):
+            plane = ModelWeightParameter(data=torch.empty(rows, input_size_per_partition, dtype=dtype), input_dim=1,
+                                         output_dim=0, weight_loader=loader)
+            layer.register_parameter(name, plane)
+            set_weight_attrs(plane, extra_weight_attrs)
+        scale = ChannelQuantScaleParameter(data=torch.empty(rows, 1, dtype=torch.float32), output_dim=0,
+                                           weight_loader=loader)
+        layer.register_parameter("weight_scale", scale)
+        layer.nestedfp_shape = None
+        self.dtype = params_dtype
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        layer._already_called_process_weights_after_loading = True
+        upper = layer.weight.data
+        op.self_test(upper.device, self.dtype)
+        op.device(upper.get_device()).forget()
+        _install(layer, op.pack(upper.view(torch.uint8), layer.weight_lower.data, layer.weight_scale.data,
+                                self.config.nested.uppers == "free"))
+
+
+class NestedFPConfig(QuantizationConfig):
+    """Both kinds of checkpoints; ``nested`` is None for ordinary ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nested: checkpoint.NestedInfo | None = None
+        self.ignore: list[str] = []
+        self.prepared = False
+
+    @classmethod
+    def get_name(cls) -> str:
+        return "nestedfp"
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 90
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> NestedFPConfig:
+        """Of a checkpoint that has a quantization_config; whether it is a nested one maybe_update_config finds."""
+        made = cls()
+        made.ignore = list(config.get("ignore", []))
+        if config.get("quant_method") not in (None, "compressed-tensors", "nestedfp"):
+            raise ValueError(f"--quantization nestedfp: the checkpoint is quantised already "
+                             f"({config.get('quant_method')}); use its FP16 or BF16 original")
+        return made
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None,
+                                     hf_config: Any = None) -> str | None:
+        if getattr(hf_config, "nestedfp", None) is None or user_quant not in (None, "nestedfp"):
+            return None
+        return "nestedfp"
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        import vllm
+
+        versions.check_vllm(vllm.__version__)
+        versions.check_gpu()
+        if getattr(hf_config, "nestedfp", None) is not None:
+            self.nested = checkpoint.NestedInfo.parse(hf_config.nestedfp)
+        elif getattr(hf_config, "quantization_config", None) is not None:
+            raise ValueError(f"{model_name}: --quantization nestedfp needs an FP16 or BF16 checkpoint, or one that "
+                             "'nestedfp convert' wrote; this one is quantised in another way")
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if not isinstance(layer, LinearBase):
+            return None
+        self._prepare(layer.params_dtype)
+        if self.nested is not None:
+            if is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping):
+                _dense_layers.add(prefix, "it is in the checkpoint")
+                return UnquantizedLinearMethod()
+            return NestedCheckpointLinearMethod(self, prefix)
+        why = _why_dense(prefix, getattr(layer, "input_size_per_partition", layer.input_size))
+        if why is not None:
+            _dense_layers.add(prefix, why)
+            return UnquantizedLinearMethod()
+        return NestedOnlineLinearMethod(self, prefix)
+
+    def _prepare(self, dtype: torch.dtype) -> None:
+        if self.prepared:
+            return
+        self.prepared = True
+        op.register()
+        wanted = settings.current()
+        threshold = wanted.threshold()
+        if get_current_vllm_config().parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
+            if threshold is None:
+                raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
+                                 "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
+            op.set_threshold(threshold)
+        if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
+            raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
+                             "multiplied with exactly: add --dtype float16")
+
+
+def register() -> None:
+    register_quantization_config("nestedfp")(NestedFPConfig)
+    checkpoint.install_loader()

@@ -1,0 +1,110 @@
+"""vLLM's worker, with the precision of the step in force while it runs, and CUDA graphs of both precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu_worker import Worker as GpuWorker
+
+from .._library import FP8, FP16
+from .op import Step
+from .policy import ATTRIBUTE
+
+logger = init_logger("vllm.nestedfp")
+
+
+@contextmanager
+def forced(precision: int) -> Generator[None, None, None]:
+    before = Step.forced
+    Step.forced = precision
+    try:
+        yield
+    finally:
+        Step.forced = before
+
+
+class ByPrecision(dict):
+    """A table of graphs that has one for each key and precision: the precision in force is part of every key."""
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__((Step.forced, key))
+
+    def __getitem__(self, key: object) -> Any:
+        return super().__getitem__((Step.forced, key))
+
+    def __setitem__(self, key: object, value: Any) -> None:
+        super().__setitem__((Step.forced, key), value)
+
+    def get(self, key: object, default: Any = None) -> Any:
+        return super().get((Step.forced, key), default)
+
+
+def _graphs_by_precision() -> None:
+    """Every table of graphs that vLLM makes from now on is one, and its second runner captures each graph in both
+    precisions. Idempotent."""
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    def wrap(kind: type, table: str) -> None:
+        original = kind.__init__
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            setattr(self, table, ByPrecision())
+
+        kind.__init__ = init
+
+    if getattr(CudaGraphManager, "nestedfp", False):
+        return
+    CudaGraphManager.nestedfp = True
+    wrap(CUDAGraphWrapper, "concrete_cudagraph_entries")
+    wrap(CudaGraphManager, "graphs")
+    CudaGraphManager.capture = _in_both(CudaGraphManager.capture)
+
+
+def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
+    def capture_both(*args: Any, **kwargs: Any) -> Any:
+        result = None
+        for precision in (FP8, FP16):
+            with forced(precision):
+                result = capture(*args, **kwargs)
+        return result
+
+    return capture_both
+
+
+class Worker(GpuWorker):
+    nestedfp_serving = False  # warm-up runs come without a scheduler's decision
+
+    def init_device(self, *args: Any, **kwargs: Any) -> Any:
+        if self.vllm_config.model_config.quantization != "nestedfp":
+            raise RuntimeError("nestedfp's worker is for models of --quantization nestedfp")
+        _graphs_by_precision()
+        result = super().init_device(*args, **kwargs)
+        if hasattr(self.model_runner, "_warmup_and_capture"):  # vLLM's first runner
+            self.model_runner._warmup_and_capture = _in_both(self.model_runner._warmup_and_capture)
+        # Of warm-up and profiling runs; execute_model sets each step's own.
+        Step.forced = FP16
+        return result
+
+    def determine_available_memory(self) -> int:
+        # FP8 needs room for activations in E4M3 too: the profile is of the larger.
+        with forced(FP8):
+            return super().determine_available_memory()
+
+    def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().compile_or_warm_up_model(*args, **kwargs)
+        self.nestedfp_serving = True
+        return result
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        precision = getattr(scheduler_output, ATTRIBUTE, None)
+        if precision is not None:
+            Step.forced = precision
+        elif self.nestedfp_serving and scheduler_output.total_num_scheduled_tokens > 0:
+            raise RuntimeError("nestedfp: a step came without a precision; add --scheduler-cls "
+                               "nestedfp.vllm.scheduler.Scheduler")
+        return super().execute_model(scheduler_output)

@@ -1,0 +1,181 @@
+// The C interface as other programs see it: through the shared library, with nothing but its header.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/cuda/gemm/plan/layout.h"
+#include "base/float_types.h"
+#include "nested/format.h"
+#include "nested/matrix_analysis.h"
+#include "nestedfp.h"
+
+extern "C" int nfp_header_in_c(void);
+
+namespace {
+
+std::vector<uint16_t> random_weights(int64_t rows, int64_t columns, nfp_type type, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, 0.1f);
+  std::vector<uint16_t> out;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float factor = r % 5 == 3 ? 32.0f : 1.0f;
+    for (int64_t c = 0; c < columns; ++c) {
+      const float v = normal(random) * factor;
+      out.push_back(type == NFP_BF16 ? nfp::fp32_to_bf16(v) : nfp::fp32_to_fp16(v));
+    }
+  }
+  return out;
+}
+
+nfp_matrix_report report_for_call() {
+  nfp_matrix_report report{};
+  report.size = sizeof(report);
+  return report;
+}
+
+TEST(CApi, VersionsAgree) {
+  EXPECT_EQ(nfp_abi_version(), NFP_ABI_VERSION);
+  EXPECT_NE(std::string(nfp_version()), "");
+  EXPECT_EQ(nfp_header_in_c(), NFP_ABI_VERSION);
+}
+
+TEST(CApi, SplitsAndJoinsEveryNestableNumber) {
+  std::vector<uint16_t> weights;
+  for (uint32_t w = 0; w < 0x10000; ++w) {
+    if (nfp::is_nestable(static_cast<uint16_t>(w))) weights.push_back(static_cast<uint16_t>(w));
+  }
+  std::vector<uint8_t> upper(weights.size()), lower(weights.size());
+  ASSERT_EQ(nfp_split(weights.data(), weights.size(), upper.data(), lower.data()), NFP_OK);
+  std::vector<uint16_t> back(weights.size());
+  ASSERT_EQ(nfp_join(upper.data(), lower.data(), weights.size(), back.data()), NFP_OK);
+  EXPECT_TRUE(back == weights);
+  weights[77] = 0x4000;  // 2
+  EXPECT_EQ(nfp_split(weights.data(), weights.size(), upper.data(), lower.data()), NFP_INVALID_INPUT);
+  EXPECT_NE(std::string(nfp_last_error()).find("weight 77 is 2"), std::string::npos) << nfp_last_error();
+}
+
+TEST(CApi, NestsAndComesBackBitForBit) {
+  for (const nfp_type type : {NFP_F16, NFP_BF16}) {
+    for (const auto& [rows, columns] : {std::pair{1, 1}, std::pair{7, 33}, std::pair{130, 257}}) {
+      const auto weights = random_weights(rows, columns, type, 3);
+      for (const int threads : {1, 3}) {
+        std::vector<int8_t> exponents(static_cast<size_t>(rows), 99);
+        auto report = report_for_call();
+        ASSERT_EQ(nfp_analyse(weights.data(), rows, columns, type, threads, exponents.data(), &report), NFP_OK)
+            << nfp_last_error();
+        if (report.nests == 0) {  // an FP16 row with a bit below the shifted range
+          EXPECT_NE(std::string(report.reason), "");
+          continue;
+        }
+        std::vector<uint8_t> upper(weights.size()), lower(weights.size());
+        ASSERT_EQ(nfp_nest(weights.data(), rows, columns, type, exponents.data(), threads, upper.data(), lower.data()),
+                  NFP_OK);
+        std::vector<uint16_t> back(weights.size());
+        ASSERT_EQ(nfp_unnest(upper.data(), lower.data(), rows, columns, type, exponents.data(), threads, back.data()),
+                  NFP_OK);
+        if (report.inexact == 0) {
+          EXPECT_TRUE(back == weights);
+        }
+        for (int64_t r = 0; r < rows; ++r) {
+          const auto row = std::span(weights).subspan(static_cast<size_t>(r * columns), static_cast<size_t>(columns));
+          EXPECT_EQ(exponents[static_cast<size_t>(r)],
+                    nfp::analyse_row(row, type == NFP_BF16 ? nfp::WeightType::kBF16 : nfp::WeightType::kF16).exponent);
+        }
+      }
+    }
+  }
+}
+
+TEST(CApi, SaysWhyAMatrixStaysDense) {
+  std::vector<uint16_t> weights(64, 0x2c00);
+  weights[32] = nfp::fp32_to_fp16(6.0f);
+  weights[33] = 0x0001;
+  std::vector<int8_t> exponents(2, 99);
+  auto report = report_for_call();
+  ASSERT_EQ(nfp_analyse(weights.data(), 2, 32, NFP_F16, 1, exponents.data(), &report), NFP_OK);
+  EXPECT_EQ(report.nests, 0);
+  EXPECT_NE(std::string(report.reason).find("row 1"), std::string::npos) << report.reason;
+  EXPECT_EQ(exponents, (std::vector<int8_t>{0, 0}));
+  weights[5] = 0x7e00;
+  EXPECT_EQ(nfp_analyse(weights.data(), 2, 32, NFP_F16, 1, exponents.data(), &report), NFP_INVALID_INPUT);
+  EXPECT_NE(std::string(nfp_last_error()).find("column 5"), std::string::npos) << nfp_last_error();
+  std::vector<uint8_t> bytes(64);
+  weights[5] = 0x2c00;
+  EXPECT_EQ(nfp_nest(weights.data(), 2, 32, NFP_F16, nullptr, 1, bytes.data(), bytes.data()), NFP_INVALID_INPUT);
+}
+
+TEST(CApi, PacksAsTheScalarReferenceDoes) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{64, 128}, {65, 127}, {1, 1}, {200, 320}}) {
+    const nfp::cuda::PlaneShape shape{n, k};
+    ASSERT_EQ(nfp_plane_bytes(n, k), shape.bytes());
+    std::mt19937 random(5);
+    std::vector<uint8_t> bytes(static_cast<size_t>(n * k));
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
+    for (const nfp_plane plane : {NFP_UPPER, NFP_LOWER}) {
+      for (const nfp_join_kind join : {NFP_JOIN_BIASED, NFP_JOIN_FREE}) {
+        std::vector<uint8_t> packed(shape.bytes(), 0xcc), want(shape.bytes(), 0);
+        ASSERT_EQ(nfp_pack(bytes.data(), n, k, plane, join, 2, packed.data()), NFP_OK);
+        for (int64_t block = 0; block < shape.row_blocks(); ++block) {
+          const int64_t first = block * nfp::cuda::kBlockRows;
+          nfp::cuda::pack_slab(shape, plane == NFP_LOWER ? nfp::cuda::Plane::kLower : nfp::cuda::Plane::kUpper,
+                               join == NFP_JOIN_FREE ? nfp::cuda::Join::kFree : nfp::cuda::Join::kBiased,
+                               std::span(bytes).subspan(static_cast<size_t>(first * k)),
+                               static_cast<int>(std::min<int64_t>(nfp::cuda::kBlockRows, n - first)),
+                               want.data() + static_cast<size_t>(block) * shape.slab_bytes());
+        }
+        EXPECT_TRUE(packed == want);
+      }
+    }
+  }
+}
+
+TEST(CApi, PoliciesDecideByLoad) {
+  nfp_policy* policy = nullptr;
+  ASSERT_EQ(nfp_policy_create("threshold:100", &policy), NFP_OK) << nfp_last_error();
+  nfp_step_load load{};
+  load.size = sizeof(load);
+  nfp_precision precision = NFP_PRECISION_FP8;
+  load.step_tokens = 100;
+  ASSERT_EQ(nfp_policy_choose(policy, &load, &precision), NFP_OK);
+  EXPECT_EQ(precision, NFP_PRECISION_FP16);
+  load.step_tokens = 101;
+  ASSERT_EQ(nfp_policy_choose(policy, &load, &precision), NFP_OK);
+  EXPECT_EQ(precision, NFP_PRECISION_FP8);
+  load.size = 8;  // of a caller that knows less
+  EXPECT_EQ(nfp_policy_choose(policy, &load, &precision), NFP_USAGE);
+  nfp_policy_destroy(policy);
+  EXPECT_EQ(nfp_policy_create("sometimes", &policy), NFP_USAGE);
+  EXPECT_NE(std::string(nfp_last_error()).find("threshold:TOKENS"), std::string::npos);
+}
+
+TEST(CApi, WrongArgumentsAreRefusedByName) {
+  auto report = report_for_call();
+  EXPECT_EQ(nfp_analyse(nullptr, 2, 2, NFP_F16, 1, nullptr, &report), NFP_USAGE);
+  EXPECT_EQ(nfp_pack(nullptr, 0, 2, NFP_UPPER, NFP_JOIN_FREE, 1, nullptr), NFP_USAGE);
+  EXPECT_NE(std::string(nfp_last_error()).find("nfp_pack"), std::string::npos);
+  EXPECT_EQ(nfp_policy_create(nullptr, nullptr), NFP_USAGE);
+}
+
+TEST(CApi, EachThreadHasItsOwnMessage) {
+  EXPECT_EQ(nfp_policy_create("mine", nullptr), NFP_USAGE);
+  const std::string mine = nfp_last_error();
+  std::thread([] { EXPECT_EQ(std::string(nfp_last_error()), ""); }).join();
+  EXPECT_EQ(nfp_last_error(), mine);
+}
+
+TEST(CApi, WithoutAHopperGpuDeviceFunctionsSaySo) {
+  nfp_gpu* gpu = nullptr;
+  const nfp_status status = nfp_gpu_create(&gpu);
+  if (status == NFP_OK) {
+    nfp_gpu_destroy(gpu);
+    GTEST_SKIP() << "there is one";
+  }
+  EXPECT_NE(std::string(nfp_last_error()), "");
+}
+
+}  // namespace

@@ -1,0 +1,229 @@
+#include "capi/engine_json.h"
+
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "base/json_depth.h"
+
+namespace nfp::capi {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Error bad(std::string_view field, std::string_view rule) {
+  return error(ErrorCode::kUsage, "field '{}' {}", field, rule);
+}
+
+// One reader for each field of an object: they are what the object may have.
+class Fields {
+ public:
+  template <typename T>
+  void integer(std::string_view name, T& into, int64_t least, int64_t most) {
+    readers_[std::string(name)] = [&into, least, most, name](const Json& value) -> Status {
+      const bool fits = value.is_number_integer() && value >= least && value <= most;
+      if (!fits) return bad(name, fmt::format("must be a whole number from {} to {}", least, most));
+      into = static_cast<T>(value.get<int64_t>());
+      return ok_status();
+    };
+  }
+  template <typename T>
+  void number(std::string_view name, T& into) {
+    readers_[std::string(name)] = [&into, name](const Json& value) -> Status {
+      if (!value.is_number() || !std::isfinite(value.get<double>())) return bad(name, "must be a number");
+      into = static_cast<T>(value.get<double>());
+      return ok_status();
+    };
+  }
+  void boolean(std::string_view name, bool& into) {
+    readers_[std::string(name)] = [&into, name](const Json& value) -> Status {
+      if (!value.is_boolean()) return bad(name, "must be true or false");
+      into = value.get<bool>();
+      return ok_status();
+    };
+  }
+  void text(std::string_view name, std::string& into) {
+    readers_[std::string(name)] = [&into, name](const Json& value) -> Status {
+      if (!value.is_string()) return bad(name, "must be a text");
+      into = value.get<std::string>();
+      return ok_status();
+    };
+  }
+  void other(std::string_view name, std::function<Status(const Json&)> reader) {
+    readers_[std::string(name)] = std::move(reader);
+  }
+  // Null means that a field is not given.
+  Status read(const Json& object) const {
+    for (const auto& [name, value] : object.items()) {
+      const auto reader = readers_.find(name);
+      if (reader == readers_.end()) return bad(name, "is unknown");
+      if (!value.is_null()) NFP_RETURN_IF_ERROR(reader->second(value));
+    }
+    return ok_status();
+  }
+
+ private:
+  std::map<std::string, std::function<Status(const Json&)>, std::less<>> readers_;
+};
+
+template <typename T>
+std::function<Status(const Json&)> one_of(std::string_view name, T& into, std::map<std::string, T, std::less<>> names) {
+  return [name, &into, names = std::move(names)](const Json& value) -> Status {
+    const auto found = value.is_string() ? names.find(value.get<std::string>()) : names.end();
+    if (found != names.end()) {
+      into = found->second;
+      return ok_status();
+    }
+    std::string known;
+    for (const auto& entry : names) known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.first);
+    return bad(name, fmt::format("must be one of {}", known));
+  };
+}
+
+constexpr int64_t kMost = 1 << 30;
+
+std::string_view name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "abort";
+    case FinishReason::kError:
+      return "error";
+  }
+  return "";
+}
+
+Json tokens_json(const std::vector<OutputToken>& tokens) {
+  Json out = Json::array();
+  for (const OutputToken& token : tokens) {
+    Json entry = {{"id", token.token}, {"precision", nfp::name_of(token.precision)}, {"logprob", token.logprob}};
+    if (token.rank != 0) entry["rank"] = token.rank;
+    for (const TokenLogprob& top : token.top) entry["top"].push_back({top.token, top.logprob});
+    out.push_back(std::move(entry));
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<Json> parse_object(std::string_view text, std::string_view what) {
+  if (json_too_deep(text)) return error(ErrorCode::kUsage, "{}: nested too deeply", what);
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return error(ErrorCode::kUsage, "{}: is not a JSON object", what);
+  return json;
+}
+
+Result<EngineSettings> parse_settings(const Json& json) {
+  EngineSettings settings;
+  settings.model.device = "auto";
+  settings.serving.limits.max_sequences = 8;
+  Fields fields;
+  fields.text("device", settings.model.device);
+  fields.boolean("deterministic", settings.model.deterministic);
+  fields.boolean("dummy", settings.model.dummy);
+  fields.boolean("fp8_head", settings.model.fp8_head);
+  fields.integer("threads", settings.model.threads, 0, 1024);
+  fields.text("policy", settings.policy);
+  fields.other("fp8", one_of<Precision>("fp8", settings.serving.fp8,
+                                        {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
+  fields.integer("max_model_len", settings.serving.max_context, 0, kMost);
+  fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
+  fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 1, kMost);
+  fields.number("gpu_memory_utilization", settings.serving.memory_share);
+  fields.boolean("enable_prefix_caching", settings.serving.prefix_caching);
+  fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,
+                                               {{"f16", DType::kF16}, {"fp8", DType::kF8E4M3}, {"f32", DType::kF32}}));
+  NFP_RETURN_IF_ERROR(fields.read(json));
+  settings.serving.limits.max_queue = kMost;  // the caller's list is the queue
+  return settings;
+}
+
+Result<std::vector<int32_t>> parse_ids(const Json& json, std::string_view field) {
+  std::vector<int32_t> ids;
+  bool fits = json.is_array();
+  for (const Json& id : json) {
+    fits = fits && id.is_number_integer() && id >= 0 && id <= INT32_MAX;
+    if (!fits) break;
+    ids.push_back(id.get<int32_t>());
+  }
+  if (!fits) return bad(field, "must be a list of token ids");
+  return ids;
+}
+
+Result<Request> parse_request(const Json& json) {
+  Request request;
+  SamplingParams& p = request.sampling;
+  Fields fields;
+  fields.text("id", request.id);
+  fields.other("prompt", [&](const Json& value) -> Status {
+    NFP_ASSIGN_OR_RETURN(request.prompt, parse_ids(value, "prompt"));
+    return ok_status();
+  });
+  fields.other("precision", one_of<PrecisionClass>("precision", request.precision,
+                                                   {{"auto", PrecisionClass::kAuto},
+                                                    {"exact", PrecisionClass::kExact},
+                                                    {"fast", PrecisionClass::kFast}}));
+  fields.number("temperature", p.temperature);
+  fields.integer("top_k", p.top_k, 0, kMost);
+  fields.number("top_p", p.top_p);
+  fields.number("min_p", p.min_p);
+  fields.number("repetition_penalty", p.repetition_penalty);
+  fields.number("presence_penalty", p.presence_penalty);
+  fields.number("frequency_penalty", p.frequency_penalty);
+  fields.integer("seed", p.seed, INT64_MIN, INT64_MAX);
+  fields.integer("max_tokens", p.max_tokens, 1, kMost);
+  fields.integer("min_tokens", p.min_tokens, 0, kMost);
+  fields.boolean("include_stop_str_in_output", p.include_stop);
+  fields.boolean("ignore_eos", p.ignore_eos);
+  fields.boolean("skip_special_tokens", request.skip_special_tokens);
+  fields.other("stop", [&](const Json& value) -> Status {
+    for (const Json& text : value) {
+      if (!value.is_array() || !text.is_string()) return bad("stop", "must be a list of texts");
+      p.stop.push_back(text.get<std::string>());
+    }
+    return ok_status();
+  });
+  fields.other("stop_token_ids", [&](const Json& value) -> Status {
+    NFP_ASSIGN_OR_RETURN(p.stop_token_ids, parse_ids(value, "stop_token_ids"));
+    return ok_status();
+  });
+  fields.other("logit_bias", [&](const Json& value) -> Status {
+    for (const Json& pair : value) {
+      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() || !pair[1].is_number()) {
+        return bad("logit_bias", "must be a list of [token id, bias]");
+      }
+      p.logit_bias.emplace_back(pair[0].get<int32_t>(), pair[1].get<float>());
+    }
+    return ok_status();
+  });
+  fields.other("logprobs", [&](const Json& value) -> Status {
+    if (!value.is_number_integer() || value < 0 || value > 1024) return bad("logprobs", "must be 0 to 1024");
+    p.logprobs = true;
+    p.top_logprobs = value.get<int32_t>();
+    return ok_status();
+  });
+  fields.integer("prompt_logprobs", p.prompt_logprobs, 0, 1024);
+  NFP_RETURN_IF_ERROR(fields.read(json));
+  if (request.id.empty()) return bad("id", "is missing");
+  return request;
+}
+
+Json to_json(const RequestOutput& output) {
+  Json out = {{"id", output.id}, {"text", output.text}, {"tokens", tokens_json(output.tokens)}};
+  if (!output.prompt_logprobs.empty()) out["prompt_logprobs"] = tokens_json(output.prompt_logprobs);
+  if (output.finish) out["finish_reason"] = name_of(*output.finish);
+  if (output.stop_token) out["stop_reason"] = *output.stop_token;
+  if (output.stop_string) out["stop_reason"] = *output.stop_string;
+  if (!output.error.empty()) out["error"] = output.error;
+  out["usage"] = {{"prompt_tokens", output.usage.prompt_tokens},
+                  {"cached_tokens", output.usage.cached_tokens},
+                  {"completion_tokens", output.usage.completion_tokens},
+                  {"fp16_tokens", output.usage.prompt.fp16 + output.usage.completion.fp16},
+                  {"fp8_tokens", output.usage.prompt.fp8 + output.usage.completion.fp8}};
+  return out;
+}
+
+}  // namespace nfp::capi

@@ -1,0 +1,31 @@
+// The JSON of the engine's C interface: options and requests in, outputs out. Every field is checked by name.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/request.h"
+#include "runtime/loaded_model.h"
+
+namespace nfp::capi {
+
+struct EngineSettings {
+  LoadedModelOptions model;
+  EngineConfig serving;
+  std::string policy = "fp16";
+};
+
+// kUsage, with `what` in the message: not JSON, too deep, or no object.
+Result<nlohmann::ordered_json> parse_object(std::string_view text, std::string_view what);
+
+Result<EngineSettings> parse_settings(const nlohmann::ordered_json& json);
+Result<Request> parse_request(const nlohmann::ordered_json& json);
+Result<std::vector<int32_t>> parse_ids(const nlohmann::ordered_json& json, std::string_view field);
+
+nlohmann::ordered_json to_json(const RequestOutput& output);
+
+}  // namespace nfp::capi

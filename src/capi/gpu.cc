@@ -1,0 +1,282 @@
+// The Hopper kernels behind the C interface.
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+
+#include "backend/cuda/fused/gemm_input.h"
+#include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/linear/activations.h"
+#include "backend/cuda/nest/nest.h"
+#include "capi/status.h"
+
+using nfp::capi::complete;
+using nfp::capi::done;
+using nfp::capi::fail;
+using nfp::capi::guarded;
+using namespace nfp::cuda;
+
+static_assert(sizeof(nfp_gpu_report) == sizeof(NestReport));
+
+// The device's tables, shared by all weights on it.
+struct nfp_gpu {
+  Gemm gemm;
+  const TuningTable* table = nullptr;
+  std::string name;
+};
+
+namespace {
+
+Join join_of(nfp_join_kind join) { return join == NFP_JOIN_FREE ? Join::kFree : Join::kBiased; }
+nfp::WeightType type_of(nfp_type type) { return type == NFP_BF16 ? nfp::WeightType::kBF16 : nfp::WeightType::kF16; }
+
+NestedMatrix matrix_of(const nfp_weight& weight) {
+  return {weight.upper, weight.lower, weight.row_scale, weight.n, weight.k, join_of(weight.join)};
+}
+
+// What a call of one number of tokens in one mode has been found to run.
+struct Key {
+  int64_t m;
+  Mode mode;
+  bool operator==(const Key&) const = default;
+};
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    return static_cast<size_t>(key.m) * 0x9e3779b97f4a7c15u + static_cast<size_t>(key.mode);
+  }
+};
+
+}  // namespace
+
+struct nfp_linear {
+  const nfp_gpu* gpu = nullptr;
+  NestedMatrix matrix;
+  Workspace workspace;
+  bool quantisable = false;  // rows of k columns have an FP8 form
+  bool dependent_launch = true;
+  std::shared_mutex mutex;  // of what follows
+  std::unordered_map<Key, Config, KeyHash> configs;
+
+  Mode mode(nfp_precision precision, nfp_type type) const {
+    if (precision == NFP_PRECISION_FP8 && quantisable) return Mode::kE4M3;
+    return type == NFP_BF16 ? Mode::kBF16 : Mode::kF16;
+  }
+  Config config(int64_t m, Mode mode_of_call) {
+    const Key key{m, mode_of_call};
+    {
+      const std::shared_lock lock(mutex);
+      if (const auto known = configs.find(key); known != configs.end()) return known->second;
+    }
+    const Problem problem{m, matrix.n, matrix.k, mode_of_call, false};
+    const Config chosen = choose(problem, gpu->gemm.device(), gpu->table, Reduction::kFastest).config;
+    const std::unique_lock lock(mutex);
+    return configs.emplace(key, chosen).first->second;
+  }
+};
+
+extern "C" {
+
+nfp_status nfp_gpu_create(nfp_gpu** gpu) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_create: gpu is null");
+    auto gemm = Gemm::create();
+    if (!gemm.ok()) return fail(gemm.error());
+    int id = 0;
+    cudaDeviceProp properties{};
+    if (cudaGetDevice(&id) != cudaSuccess || cudaGetDeviceProperties(&properties, id) != cudaSuccess) {
+      return fail(NFP_RESOURCE, "nfp_gpu_create: the device's properties cannot be read");
+    }
+    *gpu = new nfp_gpu{std::move(gemm).value(), built_in_table(properties.name, properties.multiProcessorCount),
+                       properties.name};
+    return NFP_OK;
+  });
+}
+
+void nfp_gpu_destroy(nfp_gpu* gpu) { delete gpu; }
+const char* nfp_gpu_name(const nfp_gpu* gpu) { return gpu == nullptr ? "" : gpu->name.c_str(); }
+size_t nfp_gpu_workspace_bytes(void) { return Workspace::kBytes; }
+size_t nfp_gpu_counter_bytes(void) { return Workspace::kCounterBytes; }
+int64_t nfp_max_quantised_columns(void) { return kMaxColumns; }
+
+nfp_status nfp_gpu_nest(nfp_gpu* gpu, const void* weights, int64_t ldw, int64_t n, int64_t k, nfp_type type,
+                        nfp_join_kind join, uint8_t* upper, uint8_t* lower, float* row_scale, nfp_gpu_report* report,
+                        nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_nest: gpu is null");
+    return done(nest_matrix({{n, k},
+                             static_cast<const uint16_t*>(weights),
+                             ldw,
+                             type_of(type),
+                             join_of(join),
+                             upper,
+                             lower,
+                             row_scale,
+                             reinterpret_cast<NestReport*>(report)},
+                            stream));
+  });
+}
+
+nfp_status nfp_gpu_pack(nfp_gpu* gpu, const uint8_t* bytes, int64_t ld, int64_t n, int64_t k, nfp_plane plane,
+                        nfp_join_kind join, uint8_t* packed, nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_pack: gpu is null");
+    return done(pack_plane({n, k}, plane == NFP_LOWER ? Plane::kLower : Plane::kUpper, join_of(join), bytes, ld, packed,
+                           stream));
+  });
+}
+
+nfp_status nfp_gpu_unnest(nfp_gpu* gpu, const uint8_t* upper, const uint8_t* lower, const float* row_scale, int64_t n,
+                          int64_t k, nfp_join_kind join, nfp_type type, void* weights, int64_t ldw, nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_unnest: gpu is null");
+    return done(unnest_matrix({n, k}, join_of(join), upper, lower, row_scale, type_of(type),
+                              static_cast<uint16_t*>(weights), ldw, stream));
+  });
+}
+
+nfp_status nfp_linear_create(nfp_gpu* gpu, const nfp_weight* weight, void* workspace, size_t workspace_bytes,
+                             nfp_linear** linear) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr && complete(weight) && linear != nullptr,
+                     "nfp_linear_create: a pointer is null, or weight->size is not sizeof(nfp_weight)");
+    NFP_CAPI_REQUIRE(weight->n > 0 && weight->k > 0 && weight->upper != nullptr,
+                     "nfp_linear_create: n and k must be positive and upper not null");
+    NFP_CAPI_REQUIRE(workspace != nullptr && workspace_bytes >= Workspace::kBytes,
+                     "nfp_linear_create: {} bytes of workspace given, nfp_gpu_workspace_bytes() are {}",
+                     workspace_bytes, Workspace::kBytes);
+    auto made = std::make_unique<nfp_linear>();
+    made->gpu = gpu;
+    made->matrix = matrix_of(*weight);
+    made->workspace = {workspace, workspace_bytes};
+    made->quantisable = weight->k <= kMaxColumns;
+    *linear = made.release();
+    return NFP_OK;
+  });
+}
+
+void nfp_linear_destroy(nfp_linear* linear) { delete linear; }
+
+void nfp_linear_set_independent_start(nfp_linear* linear, int32_t independent) {
+  if (linear != nullptr) linear->dependent_launch = independent == 0;
+}
+
+size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m) {
+  if (linear == nullptr || m <= 0 || !linear->quantisable) return 0;
+  return e4m3_scale_offset(m, linear->matrix.k) + static_cast<size_t>(m) * sizeof(float);
+}
+
+nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, const void* x,
+                          int64_t ldx, void* y, int64_t ldy, const float* bias, void* scratch, nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(linear != nullptr, "nfp_linear_run: linear is null");
+    NFP_CAPI_REQUIRE(m > 0, "nfp_linear_run: m must be positive");
+    const bool bf16 = type == NFP_BF16;
+    const int64_t k = linear->matrix.k;
+    GemmCall call;
+    call.w = linear->matrix;
+    call.mode = linear->mode(precision, type);
+    call.m = m;
+    if (call.mode == Mode::kE4M3) {
+      NFP_CAPI_REQUIRE(scratch != nullptr, "nfp_linear_run: FP8 needs scratch of nfp_linear_scratch_bytes()");
+      GemmInputCall rows;
+      rows.m = m;
+      rows.k = k;
+      rows.bf16 = bf16;
+      rows.dependent_launch = linear->dependent_launch;
+      rows.x = x;
+      rows.ldx = ldx;
+      rows.y_e4m3 = static_cast<uint8_t*>(scratch);
+      rows.ldy_e4m3 = e4m3_row_bytes(k);
+      rows.scales = e4m3_scales(scratch, m, k);
+      if (const auto status = prepare_gemm_input(rows, stream); !status.ok()) return fail(status.error());
+      call.x = scratch;
+      call.ldx = rows.ldy_e4m3;
+      call.token_scale = rows.scales;
+    } else {
+      call.x = x;
+      call.ldx = ldx;
+      call.dependent_launch = linear->dependent_launch;
+    }
+    call.d = y;
+    call.ldd = ldy;
+    call.output = bf16 ? Output::kBF16 : Output::kF16;
+    call.bias = bias;
+    call.workspace = linear->workspace;
+    return done(linear->gpu->gemm.run(call, linear->config(m, call.mode), stream));
+  });
+}
+
+nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, char* text,
+                               size_t bytes) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(linear != nullptr && text != nullptr && bytes > 0 && m > 0, "nfp_linear_describe: bad argument");
+    const Problem problem{m, linear->matrix.n, linear->matrix.k, linear->mode(precision, type), false};
+    const DeviceShape& device = linear->gpu->gemm.device();
+    const std::string line =
+        describe(problem, choose(problem, device, linear->gpu->table, Reduction::kFastest), device);
+    const size_t length = std::min(line.size(), bytes - 1);
+    std::memcpy(text, line.data(), length);
+    text[length] = '\0';
+    return NFP_OK;
+  });
+}
+
+nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr && complete(c) && complete(&c->weight),
+                     "nfp_gemm: a pointer is null, or a struct's size is not set");
+    NFP_CAPI_REQUIRE(c->mode >= NFP_MODE_F16 && c->mode <= NFP_MODE_E4M3_PROMOTED, "nfp_gemm: mode is unknown");
+    NFP_CAPI_REQUIRE(c->output >= NFP_OUT_F16 && c->output <= NFP_OUT_F32, "nfp_gemm: output is unknown");
+    GemmCall call;
+    call.w = matrix_of(c->weight);
+    call.mode = static_cast<Mode>(c->mode);
+    call.m = c->m;
+    call.x = c->x;
+    call.ldx = c->ldx;
+    call.token_scale = c->token_scale;
+    call.d = c->d;
+    call.ldd = c->ldd;
+    call.output = static_cast<Output>(c->output);
+    call.bias = c->bias;
+    call.swiglu = c->swiglu != 0;
+    call.residual = c->residual;
+    call.ldr = c->ldr;
+    call.workspace = {c->workspace, c->workspace_bytes};
+    call.dependent_launch = c->independent_start == 0;
+    NFP_CAPI_REQUIRE(call.m > 0 && call.w.n > 0 && call.w.k > 0, "nfp_gemm: m, n and k must be positive");
+    const Reduction reduction = c->batch_invariant != 0 ? Reduction::kBatchInvariant : Reduction::kFastest;
+    return done(gpu->gemm.run(call, choose(call.problem(), gpu->gemm.device(), gpu->table, reduction).config, stream));
+  });
+}
+
+nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* c, nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr && complete(c), "nfp_rows: a pointer is null, or call->size is not set");
+    NFP_CAPI_REQUIRE(c->source >= NFP_ROWS_PLAIN && c->source <= NFP_ROWS_SWIGLU, "nfp_rows: source is unknown");
+    GemmInputCall call;
+    call.source = static_cast<GemmInputCall::Source>(c->source);
+    call.m = c->m;
+    call.k = c->k;
+    call.bf16 = c->type == NFP_BF16;
+    call.x = c->x;
+    call.ldx = c->ldx;
+    call.weight = c->weight;
+    call.epsilon = c->epsilon;
+    call.residual = c->residual;
+    call.ldr = c->ldr;
+    call.y_f16 = c->y;
+    call.ldy = c->ldy;
+    call.y_e4m3 = c->y_e4m3;
+    call.ldy_e4m3 = c->ldy_e4m3;
+    call.scales = c->token_scale;
+    call.dependent_launch = c->independent_start == 0;
+    return done(prepare_gemm_input(call, stream));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,41 @@
+// Errors across the C boundary: a code, and a message for the calling thread.
+#pragma once
+
+#include <exception>
+#include <new>
+
+#include "base/result.h"
+#include "nestedfp.h"
+
+namespace nfp::capi {
+
+nfp_status fail(nfp_status code, std::string message);
+inline nfp_status fail(const Error& error) {
+  return fail(static_cast<nfp_status>(static_cast<int>(error.code) + 1), error.message);
+}
+inline nfp_status done(const Status& status) { return status.ok() ? NFP_OK : fail(status.error()); }
+
+// Runs a body that returns nfp_status; nothing is thrown across the boundary.
+template <typename F>
+nfp_status guarded(F&& body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail(NFP_RESOURCE, "out of memory");
+  } catch (const std::exception& e) {
+    return fail(NFP_INTERNAL, e.what());
+  } catch (...) {
+    return fail(NFP_INTERNAL, "unknown exception");
+  }
+}
+
+// A struct of the caller that is at least as long as ours of today.
+template <typename T>
+bool complete(const T* value) {
+  return value != nullptr && value->size >= sizeof(T);
+}
+
+}  // namespace nfp::capi
+
+#define NFP_CAPI_REQUIRE(condition, ...) \
+  if (!(condition)) return ::nfp::capi::fail(::nfp::error(::nfp::ErrorCode::kUsage, __VA_ARGS__))

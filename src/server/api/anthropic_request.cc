@@ -1,0 +1,230 @@
+// Anthropic's Messages API: content blocks, with tools' results inside the user's messages.
+#include <algorithm>
+
+#include "server/api/dialects.h"
+
+namespace nfp::server {
+namespace {
+
+using dialect::text_of;
+
+std::string text_field(const Json& object, const char* name) {
+  return object.is_object() && object.contains(name) && object[name].is_string() ? object[name].get<std::string>()
+                                                                                 : std::string();
+}
+
+// A tool's result as text; an error says that it is one.
+MaybeError tool_result(const Json& block, const std::string& where, Json* messages) {
+  std::string text;
+  if (block.contains("content") && !block["content"].is_null()) {
+    NFP_API_TRY(text_of(block["content"], where + ".content", {"text"}, &text));
+  }
+  if (block.contains("is_error") && block["is_error"] == true) text = "Error: " + text;
+  messages->push_back({{"role", "tool"}, {"tool_call_id", text_field(block, "tool_use_id")}, {"content", text}});
+  return std::nullopt;
+}
+
+MaybeError add_message(const Json& message, const std::string& where, Json* messages) {
+  if (!message.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
+  const std::string role = text_field(message, "role");
+  if (role != "user" && role != "assistant" && role != "system") {
+    return bad_request(where + ".role", fmt::format("'{}.role' must be user or assistant", where));
+  }
+  if (!message.contains("content")) {
+    return bad_request(where + ".content", fmt::format("'{}.content' is missing", where));
+  }
+  const Json& content = message["content"];
+  if (content.is_string() || role == "system") {
+    std::string text;
+    NFP_API_TRY(text_of(content, where + ".content", {"text"}, &text));
+    messages->push_back({{"role", role}, {"content", text}});
+    return std::nullopt;
+  }
+  if (!content.is_array()) {
+    return bad_request(where + ".content", fmt::format("'{}.content' must be a string or a list of blocks", where));
+  }
+  std::string text, thinking;
+  bool any_text = false;
+  Json calls = Json::array();
+  for (size_t i = 0; i < content.size(); ++i) {
+    const Json& block = content[i];
+    const std::string at = fmt::format("{}.content[{}]", where, i);
+    const std::string type = text_field(block, "type");
+    if (type == "text") {
+      if (!block.contains("text") || !block["text"].is_string()) {
+        return bad_request(at + ".text", fmt::format("'{}.text' must be a string", at));
+      }
+      if (any_text) text += '\n';
+      text += block["text"].get_ref<const std::string&>();
+      any_text = true;
+    } else if (type == "tool_result" && role == "user") {
+      NFP_API_TRY(tool_result(block, at, messages));
+    } else if (type == "tool_use" && role == "assistant") {
+      const std::string name = text_field(block, "name");
+      if (name.empty()) return bad_request(at + ".name", fmt::format("'{}.name' must be a non-empty string", at));
+      const Json input = block.contains("input") && !block["input"].is_null() ? block["input"] : Json::object();
+      if (!input.is_object()) return bad_request(at + ".input", fmt::format("'{}.input' must be an object", at));
+      calls.push_back({{"id", text_field(block, "id")},
+                       {"type", "function"},
+                       {"function", {{"name", name}, {"arguments", input}}}});
+    } else if (type == "thinking" && role == "assistant") {
+      thinking += text_field(block, "thinking");
+    } else if (type != "redacted_thinking" || role != "assistant") {
+      return bad_request(at, fmt::format("'{}': blocks of type '{}' are not supported here in a message of the {}", at,
+                                         type.substr(0, 32), role));
+    }
+  }
+  if (role == "user" && !any_text && !content.empty()) return std::nullopt;  // tools' results only
+  Json entry = {{"role", role}, {"content", text}};
+  if (!calls.empty()) entry["tool_calls"] = std::move(calls);
+  if (!thinking.empty()) entry["reasoning_content"] = thinking;
+  messages->push_back(std::move(entry));
+  return std::nullopt;
+}
+
+MaybeError read_anthropic_tools(const Json& tools, Json* out) {
+  if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
+  *out = Json::array();
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& tool = tools[i];
+    const std::string where = fmt::format("tools[{}]", i);
+    if (!tool.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
+    const std::string type = text_field(tool, "type");
+    if (!type.empty() && type != "custom") {
+      return bad_request(where + ".type",
+                         fmt::format("'{}.type' is '{}'; this server runs no tools of its own: only custom is known",
+                                     where, type.substr(0, 64)),
+                         "unsupported_parameter");
+    }
+    const std::string name = text_field(tool, "name");
+    if (name.empty()) return bad_request(where + ".name", fmt::format("'{}.name' must be a non-empty string", where));
+    Json function = {{"name", name}};
+    if (tool.contains("description")) function["description"] = tool["description"];
+    if (tool.contains("input_schema")) function["parameters"] = tool["input_schema"];
+    if (tool.contains("strict")) function["strict"] = tool["strict"];
+    out->push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  return std::nullopt;
+}
+
+MaybeError read_anthropic_choice(const Json& choice, Json* chat) {
+  const std::string type = text_field(choice, "type");
+  if (type == "auto" || type == "none") {
+    if (type == "none" || chat->contains("tools")) (*chat)["tool_choice"] = type;
+  } else if (type == "any") {
+    (*chat)["tool_choice"] = "required";
+  } else if (type == "tool") {
+    (*chat)["tool_choice"] = {{"type", "function"}, {"function", {{"name", text_field(choice, "name")}}}};
+  } else {
+    return bad_request("tool_choice", "'tool_choice' must be an object whose 'type' is auto, any, tool or none");
+  }
+  if (choice.contains("disable_parallel_tool_use") && choice["disable_parallel_tool_use"] == true) {
+    (*chat)["parallel_tool_calls"] = false;
+  }
+  return std::nullopt;
+}
+
+// output_config: {"format": {"type": "json_schema", "schema": ...}, "effort": ...}
+MaybeError read_output_config(const Json& config, Json* chat) {
+  if (!config.is_object()) return bad_request("output_config", "'output_config' must be an object");
+  Fields fields(config);
+  if (const Json* effort = fields.find("effort")) (*chat)["reasoning_effort"] = *effort;
+  const Json* format = fields.find("format");
+  if (format == nullptr) return std::nullopt;
+  if (text_field(*format, "type") != "json_schema" || !format->contains("schema")) {
+    return bad_request("output_config.format",
+                       "'output_config.format' must be {\"type\": \"json_schema\", \"schema\": ...}");
+  }
+  (*chat)["response_format"] = {{"type", "json_schema"},
+                                {"json_schema", {{"name", "answer"}, {"schema", (*format)["schema"]}}}};
+  return std::nullopt;
+}
+
+}  // namespace
+
+MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool counting, GenerationRequest* out) {
+  Fields fields(body);
+  Json chat = Json::object();
+  dialect::pass_on(fields, &chat);
+  for (const char* other : {"stop", "metadata"}) chat.erase(other);
+  std::vector<std::string> ignored;
+  if (fields.find("stop") != nullptr) ignored.emplace_back("stop");
+
+  Json messages = Json::array();
+  if (const Json* system = fields.find("system")) {
+    std::string text;
+    NFP_API_TRY(text_of(*system, "system", {"text"}, &text));
+    if (!text.empty()) messages.push_back({{"role", "system"}, {"content", text}});
+  }
+  const Json* given = fields.find("messages");
+  if (given == nullptr || !given->is_array() || given->empty()) {
+    return bad_request("messages", "'messages' must be a non-empty list");
+  }
+  if (given->size() > static_cast<size_t>(limits.max_messages)) {
+    return bad_request("messages", fmt::format("'messages' has {} entries; at most {} are allowed", given->size(),
+                                               limits.max_messages));
+  }
+  for (size_t i = 0; i < given->size(); ++i) {
+    NFP_API_TRY(add_message((*given)[i], fmt::format("messages[{}]", i), &messages));
+  }
+  // A last message of the assistant is the beginning of the answer.
+  const Json& last = messages.back();
+  if (last["role"] == "assistant" && !last.contains("tool_calls") && last["content"] != "") {
+    chat["continue_final_message"] = true;
+  }
+  chat["messages"] = std::move(messages);
+
+  if (const Json* tools = fields.find("tools")) {
+    Json known;
+    NFP_API_TRY(read_anthropic_tools(*tools, &known));
+    if (!known.empty()) chat["tools"] = std::move(known);
+  }
+  if (const Json* choice = fields.find("tool_choice")) NFP_API_TRY(read_anthropic_choice(*choice, &chat));
+  if (const Json* stop = fields.find("stop_sequences")) {
+    if (!stop->is_array()) return bad_request("stop_sequences", "'stop_sequences' must be a list of strings");
+    chat["stop"] = *stop;
+  }
+  if (fields.find("max_tokens") != nullptr) {
+    int most = 1;
+    NFP_API_TRY(fields.get("max_tokens", 1, INT32_MAX, &most));
+    chat["max_tokens"] = most;
+  } else if (!counting) {
+    return bad_request("max_tokens", "'max_tokens' is missing");
+  }
+  bool thinks = false;
+  if (const Json* thinking = fields.find("thinking")) {
+    const std::string type = text_field(*thinking, "type");
+    if (type != "enabled" && type != "disabled" && type != "adaptive") {
+      return bad_request("thinking", "'thinking' must be an object whose 'type' is enabled, disabled or adaptive");
+    }
+    for (const char* name : {"enable_thinking", "thinking"}) {
+      if (!chat.contains("chat_template_kwargs")) chat["chat_template_kwargs"] = Json::object();
+      Json& variables = chat["chat_template_kwargs"];
+      if (variables.is_object() && !variables.contains(name)) variables[name] = type != "disabled";
+    }
+    thinks = true;
+  }
+  if (const Json* metadata = fields.find("metadata")) {
+    if (const std::string user = text_field(*metadata, "user_id"); !user.empty()) chat["user"] = user;
+  }
+  if (const Json* config = fields.find("output_config")) NFP_API_TRY(read_output_config(*config, &chat));
+  for (const char* name : {"service_tier", "cache_control"}) fields.without_effect(name);
+  for (const char* name : {"container", "mcp_servers", "context_management"}) {
+    NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
+  }
+  NFP_API_TRY(fields.rest(limits, &ignored));
+
+  NFP_API_TRY(dialect::rename(parse_chat(chat, limits, out), {{"stop", "stop_sequences"},
+                                                              {"response_format.json_schema", "output_config.format"},
+                                                              {"response_format", "output_config.format"},
+                                                              {"reasoning_effort", "output_config.effort"}}));
+  for (auto& acts : out->template_fields) {
+    if (acts.field == "reasoning_effort") acts.field = "output_config.effort";
+  }
+  if (thinks) out->template_fields.push_back({"thinking", {"enable_thinking", "thinking"}});
+  out->api = TextApi::kMessages;
+  out->ignored.insert(out->ignored.end(), ignored.begin(), ignored.end());
+  return std::nullopt;
+}
+
+}  // namespace nfp::server

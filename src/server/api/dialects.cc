@@ -1,0 +1,86 @@
+#include "server/api/dialects.h"
+
+#include <algorithm>
+
+namespace nfp::server::dialect {
+
+void pass_on(Fields& fields, Json* chat) {
+  for (const char* name : {"model",
+                           "stream",
+                           "temperature",
+                           "top_p",
+                           "top_k",
+                           "min_p",
+                           "presence_penalty",
+                           "frequency_penalty",
+                           "repetition_penalty",
+                           "seed",
+                           "stop",
+                           "stop_token_ids",
+                           "include_stop_str_in_output",
+                           "ignore_eos",
+                           "min_tokens",
+                           "logit_bias",
+                           "skip_special_tokens",
+                           "truncate_prompt_tokens",
+                           "precision",
+                           "cache_salt",
+                           "chat_template_kwargs",
+                           "user",
+                           "metadata",
+                           "safety_identifier",
+                           "prompt_cache_key",
+                           "prompt_cache_retention",
+                           "priority"}) {
+    if (const Json* value = fields.find(name)) (*chat)[name] = *value;
+  }
+}
+
+MaybeError text_of(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
+                   std::string* out) {
+  if (content.is_string()) {
+    *out = content.get<std::string>();
+    return std::nullopt;
+  }
+  if (!content.is_array()) {
+    return bad_request(where, fmt::format("'{}' must be a string or a list of parts", where));
+  }
+  for (size_t i = 0; i < content.size(); ++i) {
+    const Json& part = content[i];
+    const std::string at = fmt::format("{}[{}]", where, i);
+    if (!part.is_object() || !part.contains("type") || !part["type"].is_string()) {
+      return bad_request(at, fmt::format("'{}' must be an object with a 'type'", at));
+    }
+    const auto& type = part["type"].get_ref<const std::string&>();
+    if (std::find(types.begin(), types.end(), type) == types.end()) {
+      return bad_request(at, fmt::format("'{}': parts of type '{}' are not supported here; only {}", at,
+                                         type.substr(0, 32), fmt::join(types, ", ")));
+    }
+    const char* field = type == "refusal" ? "refusal" : "text";
+    if (!part.contains(field) || !part[field].is_string()) {
+      return bad_request(at, fmt::format("'{}.{}' must be a string", at, field));
+    }
+    if (i > 0) *out += '\n';
+    *out += part[field].get_ref<const std::string&>();
+  }
+  return std::nullopt;
+}
+
+MaybeError rename(MaybeError error, std::initializer_list<Renamed> names) {
+  if (!error) return error;
+  for (const auto& [from, to] : names) {
+    if (!error->param.starts_with(from)) continue;
+    if (error->param.size() > from.size() && error->param[from.size()] != '.' && error->param[from.size()] != '[') {
+      continue;
+    }
+    const std::string quoted = "'" + std::string(from);
+    for (size_t at = 0; (at = error->message.find(quoted, at)) != std::string::npos; at += to.size() + 1) {
+      error->message.replace(at + 1, from.size(), to);
+    }
+    error->param.replace(0, from.size(), to);
+    break;
+  }
+  return error;
+}
+
+}  // namespace nfp::server::dialect

@@ -1,0 +1,44 @@
+// Other APIs' requests for text, brought into the form of POST /v1/chat/completions, whose parser then checks the rest:
+// OpenAI's Responses API and Anthropic's Messages API.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/api/generation_request.h"
+
+namespace nfp::server {
+
+// POST /v1/responses, its own part.
+struct ResponsesRequest {
+  Json chat = Json::object();   // the chat request without its messages
+  Json input = Json::array();   // messages of this request
+  Json instructions = nullptr;  // text of the system message, which later responses do not see
+  std::string previous;         // previous_response_id; empty = none
+  bool store = true;
+  std::string shown;  // fields that the answer repeats: "\"tools\":[...],..."
+  std::vector<std::string> ignored;
+};
+MaybeError read_responses(const Json& body, const RequestLimits& limits, ResponsesRequest* out);
+// The whole request. `earlier`: messages of the conversation so far (what conversation() made).
+MaybeError parse_responses(ResponsesRequest& from, Json earlier, const RequestLimits& limits, GenerationRequest* out);
+
+// POST /v1/messages and (`counting`, without max_tokens) POST /v1/messages/count_tokens.
+MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool counting, GenerationRequest* out);
+
+namespace dialect {
+
+// Fields that all of these APIs take as chat completions do.
+void pass_on(Fields& fields, Json* chat);
+// Text of a string or of a list of parts whose type is one of `types`; parts are separated by line breaks.
+MaybeError text_of(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
+                   std::string* out);
+// The error of the chat parser, with the names that this API's clients know: (chat's, theirs).
+struct Renamed {
+  std::string_view from, to;
+};
+MaybeError rename(MaybeError error, std::initializer_list<Renamed> names);
+
+}  // namespace dialect
+}  // namespace nfp::server

@@ -1,0 +1,309 @@
+// OpenAI's Responses API: items instead of messages.
+#include <algorithm>
+
+#include "server/api/dialects.h"
+
+namespace nfp::server {
+namespace {
+
+using dialect::text_of;
+
+// Items of `input`, as the messages that chat templates know.
+class Conversation {
+ public:
+  explicit Conversation(Json* messages) : messages_(messages) {}
+
+  MaybeError add(const Json& item, const std::string& where) {
+    if (!item.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
+    Fields fields(item);
+    std::string type;
+    NFP_API_TRY(named(fields.get("type", &type), where));
+    if (type.empty()) type = "message";  // the short form {"role", "content"}
+    if (type == "message") return message(fields, where);
+    if (type == "function_call") return call(fields, where);
+    if (type == "function_call_output") return output(fields, where);
+    if (type == "reasoning") return reasoning(fields, where);
+    return bad_request(where + ".type", fmt::format("'{}.type' is '{}'; this server knows message, function_call, "
+                                                    "function_call_output and reasoning",
+                                                    where, type.substr(0, 64)));
+  }
+
+ private:
+  static MaybeError named(MaybeError error, const std::string& where) {
+    if (error) error->message = fmt::format("'{}': {}", where, error->message);
+    if (error) error->param = where + "." + error->param;
+    return error;
+  }
+
+  MaybeError message(Fields& fields, const std::string& where) {
+    std::string role;
+    NFP_API_TRY(named(fields.get("role", &role), where));
+    if (role != "user" && role != "assistant" && role != "system" && role != "developer") {
+      return bad_request(where + ".role", fmt::format("'{}.role' must be user, assistant, system or developer", where));
+    }
+    const Json* content = fields.find("content");
+    if (content == nullptr) return bad_request(where + ".content", fmt::format("'{}.content' is missing", where));
+    std::string text;
+    NFP_API_TRY(text_of(*content, where + ".content", {"input_text", "output_text", "text", "refusal"}, &text));
+    Json entry = {{"role", role}, {"content", text}};
+    if (role == "assistant") take_reasoning(entry);
+    messages_->push_back(std::move(entry));
+    return std::nullopt;
+  }
+
+  MaybeError call(Fields& fields, const std::string& where) {
+    std::string id, name, arguments;
+    NFP_API_TRY(named(fields.get("call_id", &id), where));
+    NFP_API_TRY(named(fields.get("name", &name), where));
+    NFP_API_TRY(named(fields.get("arguments", &arguments), where));
+    if (name.empty()) return bad_request(where + ".name", fmt::format("'{}.name' is missing", where));
+    if (const auto parsed = parse_json(arguments.empty() ? "{}" : arguments); !parsed.ok() || !parsed->is_object()) {
+      return bad_request(where + ".arguments", fmt::format("'{}.arguments' is not a JSON object", where));
+    }
+    // Calls made together, and the text before them, are one message.
+    if (messages_->empty() || messages_->back()["role"] != "assistant") {
+      messages_->push_back({{"role", "assistant"}, {"content", ""}});
+      take_reasoning(messages_->back());
+    }
+    messages_->back()["tool_calls"].push_back(
+        {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}});
+    return std::nullopt;
+  }
+
+  MaybeError output(Fields& fields, const std::string& where) {
+    std::string id, text;
+    NFP_API_TRY(named(fields.get("call_id", &id), where));
+    const Json* output = fields.find("output");
+    if (output == nullptr) return bad_request(where + ".output", fmt::format("'{}.output' is missing", where));
+    NFP_API_TRY(text_of(*output, where + ".output", {"input_text", "output_text", "text"}, &text));
+    messages_->push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", text}});
+    return std::nullopt;
+  }
+
+  MaybeError reasoning(Fields& fields, const std::string& where) {
+    const Json* content = fields.find("content");
+    if (content == nullptr) return std::nullopt;  // a summary alone is for people
+    return text_of(*content, where + ".content", {"reasoning_text", "text"}, &reasoning_);
+  }
+
+  void take_reasoning(Json& entry) {
+    if (!reasoning_.empty()) entry["reasoning_content"] = std::exchange(reasoning_, {});
+  }
+
+  Json* messages_;
+  std::string reasoning_;
+};
+
+MaybeError read_tools(const Json& tools, Json* out) {
+  if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
+  *out = Json::array();
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& tool = tools[i];
+    const std::string where = fmt::format("tools[{}]", i);
+    if (!tool.is_object() || !tool.contains("type") || !tool["type"].is_string()) {
+      return bad_request(where, fmt::format("'{}' must be an object with a 'type'", where));
+    }
+    if (tool["type"] != "function") {
+      return bad_request(where + ".type",
+                         fmt::format("'{}.type' is '{}'; this server runs no tools of its own: only function is known",
+                                     where, tool["type"].get_ref<const std::string&>().substr(0, 64)),
+                         "unsupported_parameter");
+    }
+    if (!tool.contains("name") || !tool["name"].is_string() || tool["name"].get_ref<const std::string&>().empty()) {
+      return bad_request(where + ".name", fmt::format("'{}.name' must be a non-empty string", where));
+    }
+    Json function = Json::object();
+    for (const char* name : {"name", "description", "parameters", "strict"}) {
+      if (tool.contains(name) && !tool[name].is_null()) function[name] = tool[name];
+    }
+    out->push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  return std::nullopt;
+}
+
+MaybeError read_tool_choice(const Json& choice, Json* chat) {
+  if (choice.is_string()) {
+    (*chat)["tool_choice"] = choice;
+    return std::nullopt;
+  }
+  const auto refuse = [] {
+    return bad_request("tool_choice",
+                       "'tool_choice' must be none, auto, required, {\"type\": \"function\", \"name\": ...} or "
+                       "{\"type\": \"allowed_tools\", ...}");
+  };
+  const auto text = [](const Json& object, const char* name) {
+    return object.is_object() && object.contains(name) && object[name].is_string() ? object[name].get<std::string>()
+                                                                                   : std::string();
+  };
+  if (text(choice, "type") == "function" && !text(choice, "name").empty()) {
+    (*chat)["tool_choice"] = {{"type", "function"}, {"function", {{"name", text(choice, "name")}}}};
+    return std::nullopt;
+  }
+  if (text(choice, "type") != "allowed_tools" || !choice.contains("tools") || !choice["tools"].is_array()) {
+    return refuse();
+  }
+  Json kept = Json::array();
+  if (chat->contains("tools")) {
+    for (const Json& tool : (*chat)["tools"]) {
+      const auto& all = choice["tools"];
+      if (std::any_of(all.begin(), all.end(), [&](const Json& allowed) {
+            return text(allowed, "name") == tool["function"]["name"].get_ref<const std::string&>();
+          })) {
+        kept.push_back(tool);
+      }
+    }
+  }
+  if (kept.empty()) return bad_request("tool_choice", "'tool_choice' allows no function of 'tools'");
+  (*chat)["tools"] = std::move(kept);
+  const std::string mode = text(choice, "mode");
+  (*chat)["tool_choice"] = mode.empty() ? "auto" : mode;
+  return std::nullopt;
+}
+
+MaybeError read_text_options(const Json& text, Json* chat) {
+  if (!text.is_object()) return bad_request("text", "'text' must be an object");
+  Fields fields(text);
+  if (const Json* verbosity = fields.find("verbosity")) (*chat)["verbosity"] = *verbosity;
+  const Json* format = fields.find("format");
+  if (format == nullptr) return std::nullopt;
+  if (!format->is_object() || !format->contains("type")) {
+    return bad_request("text.format", "'text.format' must be an object with a 'type'");
+  }
+  if ((*format)["type"] != "json_schema") {
+    (*chat)["response_format"] = *format;
+    return std::nullopt;
+  }
+  Json wrapped = Json::object();
+  for (const char* name : {"name", "schema", "strict", "description"}) {
+    if (format->contains(name) && !(*format)[name].is_null()) wrapped[name] = (*format)[name];
+  }
+  (*chat)["response_format"] = {{"type", "json_schema"}, {"json_schema", std::move(wrapped)}};
+  return std::nullopt;
+}
+
+void show(std::string& out, std::string_view name, const Json* value, std::string_view otherwise) {
+  if (!out.empty()) out += ',';
+  append_string(out, name);
+  out += ':';
+  out += value == nullptr ? std::string(otherwise) : dump(*value);
+}
+
+}  // namespace
+
+MaybeError read_responses(const Json& body, const RequestLimits& limits, ResponsesRequest* out) {
+  Fields fields(body);
+  Json& chat = out->chat;
+  dialect::pass_on(fields, &chat);
+
+  const Json* input = fields.find("input");
+  if (input == nullptr) return bad_request("input", "'input' is missing");
+  if (input->is_string()) {
+    out->input.push_back({{"role", "user"}, {"content", *input}});
+  } else if (input->is_array() && !input->empty()) {
+    if (input->size() > static_cast<size_t>(limits.max_messages)) {
+      return bad_request(
+          "input", fmt::format("'input' has {} items; at most {} are allowed", input->size(), limits.max_messages));
+    }
+    Conversation conversation(&out->input);
+    for (size_t i = 0; i < input->size(); ++i) {
+      NFP_API_TRY(conversation.add((*input)[i], fmt::format("input[{}]", i)));
+    }
+  } else {
+    return bad_request("input", "'input' must be a string or a non-empty list of items");
+  }
+  if (const Json* instructions = fields.find("instructions")) {
+    if (!instructions->is_string()) return bad_request("instructions", "'instructions' must be a string");
+    out->instructions = *instructions;
+  }
+  NFP_API_TRY(fields.get("previous_response_id", &out->previous));
+  NFP_API_TRY(fields.get("store", &out->store));
+
+  const Json* tools = fields.find("tools");
+  if (tools != nullptr) {
+    Json known;
+    NFP_API_TRY(read_tools(*tools, &known));
+    if (!known.empty()) chat["tools"] = std::move(known);
+  }
+  const Json* tool_choice = fields.find("tool_choice");
+  if (tool_choice != nullptr) NFP_API_TRY(read_tool_choice(*tool_choice, &chat));
+  const Json* parallel = fields.find("parallel_tool_calls");
+  if (parallel != nullptr) chat["parallel_tool_calls"] = *parallel;
+  const Json* text = fields.find("text");
+  if (text != nullptr) NFP_API_TRY(read_text_options(*text, &chat));
+  const Json* reasoning = fields.find("reasoning");
+  if (reasoning != nullptr) {
+    if (!reasoning->is_object()) return bad_request("reasoning", "'reasoning' must be an object");
+    if (reasoning->contains("effort")) chat["reasoning_effort"] = (*reasoning)["effort"];
+  }
+  if (fields.find("max_output_tokens") != nullptr) {
+    int most = 1;
+    NFP_API_TRY(fields.get("max_output_tokens", 1, INT32_MAX, &most));
+    chat["max_tokens"] = most;
+  }
+  if (const Json* include = fields.find("include")) {
+    if (!include->is_array()) return bad_request("include", "'include' must be a list of strings");
+    if (std::find(include->begin(), include->end(), Json("message.output_text.logprobs")) != include->end()) {
+      chat["logprobs"] = true;
+    }
+  }
+  if (const Json* top = fields.find("top_logprobs")) {
+    chat["logprobs"] = true;
+    chat["top_logprobs"] = *top;
+  }
+  std::string truncation;
+  NFP_API_TRY(fields.get("truncation", &truncation));
+  if (!truncation.empty() && truncation != "auto" && truncation != "disabled") {
+    return bad_request("truncation", "'truncation' must be auto or disabled");
+  }
+  if (truncation == "auto") out->ignored.emplace_back("truncation");
+  std::string tier;
+  NFP_API_TRY(fields.get("service_tier", &tier));
+  fields.without_effect("stream_options");  // it has nothing that is done here
+  fields.without_effect("max_tool_calls");  // of tools that a server runs
+  for (const char* name : {"background", "conversation", "prompt"}) {
+    NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
+  }
+  NFP_API_TRY(fields.rest(limits, &out->ignored));
+
+  std::string& shown = out->shown;
+  show(shown, "instructions", out->instructions.is_null() ? nullptr : &out->instructions, "null");
+  show(shown, "metadata", fields.find("metadata"), "{}");
+  show(shown, "tools", tools, "[]");
+  show(shown, "tool_choice", tool_choice, "\"auto\"");
+  show(shown, "parallel_tool_calls", parallel, "true");
+  show(shown, "text", text, R"({"format":{"type":"text"}})");
+  show(shown, "reasoning", reasoning, R"({"effort":null,"summary":null})");
+  show(shown, "max_output_tokens", fields.find("max_output_tokens"), "null");
+  show(shown, "previous_response_id", fields.find("previous_response_id"), "null");
+  show(shown, "top_logprobs", fields.find("top_logprobs"), "0");
+  show(shown, "user", fields.find("user"), "null");
+  shown +=
+      fmt::format(R"(,"store":{},"truncation":"disabled","background":false,"service_tier":"default")", out->store);
+  return std::nullopt;
+}
+
+MaybeError parse_responses(ResponsesRequest& from, Json earlier, const RequestLimits& limits, GenerationRequest* out) {
+  Json& chat = from.chat;
+  for (Json& message : from.input) earlier.push_back(std::move(message));
+  if (from.store) out->conversation = dump(earlier);
+  Json messages = Json::array();
+  if (!from.instructions.is_null()) messages.push_back({{"role", "system"}, {"content", from.instructions}});
+  for (Json& message : earlier) messages.push_back(std::move(message));
+  chat["messages"] = std::move(messages);
+  NFP_API_TRY(dialect::rename(parse_chat(chat, limits, out), {{"messages", "input"},
+                                                              {"response_format.json_schema", "text.format"},
+                                                              {"response_format", "text.format"},
+                                                              {"reasoning_effort", "reasoning.effort"},
+                                                              {"verbosity", "text.verbosity"}}));
+  for (auto& acts : out->template_fields) {
+    if (acts.field == "reasoning_effort") acts.field = "reasoning.effort";
+    if (acts.field == "verbosity") acts.field = "text.verbosity";
+  }
+  out->api = TextApi::kResponses;
+  out->shown = std::move(from.shown);
+  out->store = from.store;
+  out->ignored.insert(out->ignored.end(), from.ignored.begin(), from.ignored.end());
+  return std::nullopt;
+}
+
+}  // namespace nfp::server

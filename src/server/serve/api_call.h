@@ -1,0 +1,27 @@
+// One request on its way through the API: shared by the files that implement it.
+#pragma once
+
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/serve/api.h"
+
+namespace nfp::server {
+
+inline constexpr size_t kInlineBody = 16u << 10;  // bytes of JSON; more is read on a worker
+
+struct Api::Call : std::enable_shared_from_this<Api::Call> {
+  http::Request request;
+  std::shared_ptr<http::Exchange> exchange;
+  std::string_view path;  // without the root path
+  std::string request_id;
+  std::vector<http::Header> headers;  // for the answer
+  int key = 0;                        // which API key; 0 = there are none
+  bool on_worker = false;             // not on the exchange's thread
+  std::stop_source stop;              // the client has gone
+};
+
+}  // namespace nfp::server

@@ -1,0 +1,86 @@
+"""nestedfp.nest and join on NumPy arrays (and torch tensors where torch is there)."""
+
+import unittest
+
+import nestedfp
+import numpy as np
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def bits(array):
+    return np.ascontiguousarray(array).view(np.uint16)
+
+
+class PlanesOfArrays(unittest.TestCase):
+    def weights(self, rows=37, columns=129, seed=0):
+        rng = np.random.default_rng(seed)
+        weight = (rng.standard_normal((rows, columns)) * 0.3).astype(np.float16)
+        weight[3] *= np.float16(8)  # beyond 1.75: a row exponent
+        weight[5, :4] = [0.0, -0.0, 1.75, -1.75]
+        return weight
+
+    def test_every_number_up_to_1_75(self):
+        pattern = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+        weight = pattern[np.abs(pattern) <= 1.75].reshape(2, -1)
+        self.assertEqual(weight.size, 32258)
+        planes = nestedfp.nest(weight)
+        self.assertTrue((planes.exponents == 0).all())
+        np.testing.assert_array_equal(bits(nestedfp.join(planes)), bits(weight))
+        np.testing.assert_array_equal(planes.lower, bits(weight) & 0xFF)
+
+    def test_bit_for_bit_with_row_exponents_and_threads(self):
+        weight = self.weights()
+        for threads in (1, 3):
+            planes = nestedfp.nest(weight, threads=threads)
+            self.assertEqual((planes.shape, planes.dtype, planes.inexact), (weight.shape, "float16", 0))
+            self.assertGreater(planes.exponents[3], 0)
+            np.testing.assert_array_equal(bits(nestedfp.join(planes, threads=threads)), bits(weight))
+
+    def test_the_upper_byte_is_the_nearest_e4m3(self):
+        weight = self.weights()
+        planes = nestedfp.nest(weight)
+        scale = np.exp2(planes.exponents.astype(np.float64) - 8)[:, None]
+        error = np.abs(planes.fp8() - weight.astype(np.float64))
+        # Half a unit of E4M3: 2^-4 of a normal number, 2^-10 of the scale below.
+        self.assertTrue((error <= np.maximum(np.abs(weight.astype(np.float64)) * 2.0**-4, scale * 2.0**-10)).all())
+
+    def test_slices_and_strides(self):
+        weight = self.weights(64, 256)
+        for part in (weight[::2], weight[:, ::3], weight.T):
+            np.testing.assert_array_equal(bits(nestedfp.join(nestedfp.nest(part))), bits(part))
+
+    def test_what_cannot_be_nested_says_why(self):
+        weight = self.weights()
+        weight[7, :2] = [6.0, 2.0**-24]
+        with self.assertRaisesRegex(nestedfp.NotNestable, "row 7"):
+            nestedfp.nest(weight)
+        weight[7, 0] = np.nan
+        with self.assertRaisesRegex(ValueError, "row 7, column 0"):
+            nestedfp.nest(weight)
+        with self.assertRaises(TypeError):
+            nestedfp.nest(np.zeros((2, 2), np.float32))
+        with self.assertRaisesRegex(ValueError, "matrix"):
+            nestedfp.nest(np.zeros(4, np.float16))
+
+    def test_planes_that_do_not_belong_together(self):
+        planes = nestedfp.nest(self.weights())
+        other = nestedfp.Planes(planes.upper, planes.lower[:5], planes.exponents, "float16")
+        with self.assertRaisesRegex(ValueError, "one matrix"):
+            nestedfp.join(other)
+
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_torch(self):
+        for dtype in (torch.float16, torch.bfloat16):
+            weight = torch.randn(33, 65).mul(0.2).to(dtype)
+            planes = nestedfp.nest(weight)
+            self.assertEqual(planes.upper.dtype, torch.uint8)
+            if planes.inexact == 0:
+                self.assertTrue(torch.equal(nestedfp.join(planes), weight))
+
+
+if __name__ == "__main__":
+    unittest.main()

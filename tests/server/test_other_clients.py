@@ -1,0 +1,295 @@
+"""The unmodified packages openai (Responses API), openai-agents and anthropic against the server."""
+
+import importlib.util
+import json
+import os
+
+import httpx
+import openai
+import pytest
+
+TOOL = {"type": "function", "name": "weather", "description": "Weather of a city", "strict": True,
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+                       "additionalProperties": False}}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def client(fake):
+    return openai.OpenAI(base_url=fake.url + "/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(fake):
+    anthropic = pytest.importorskip("anthropic")
+    return anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0)
+
+
+# --- OpenAI's Responses API
+
+
+def test_response(client):
+    r = client.responses.create(model="fake", input="SAY:hello", instructions="Be brief.", metadata={"a": "b"},
+                                max_output_tokens=20, temperature=0.5)
+    assert r.output_text == "hello" and r.status == "completed" and r.object == "response"
+    assert r.instructions == "Be brief." and r.metadata == {"a": "b"} and r.temperature == 0.5 and r.max_output_tokens == 20
+    assert r.usage.output_tokens == 6 and r.usage.total_tokens == r.usage.input_tokens + 6
+    assert r.usage.model_extra["nestedfp"]["completion"]["fp16_tokens"] == 6
+    cut = client.responses.create(model="fake", input="x", max_output_tokens=3)
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens" and cut.output_text == "abc"
+    scored = client.responses.create(model="fake", input="SAY:hi", top_logprobs=2, include=["message.output_text.logprobs"])
+    entries = scored.output[0].content[0].logprobs
+    assert [e.token for e in entries][:2] == ["h", "i"] and len(entries[0].top_logprobs) == 2
+
+
+def test_response_events(client):
+    seen, text, final = [], "", None
+    with client.responses.stream(model="fake", input="SAY:Grüße 😀") as stream:
+        for event in stream:
+            seen.append(event.type)
+            if event.type == "response.output_text.delta":
+                text += event.delta
+        final = stream.get_final_response()
+    assert text == "Grüße 😀" == final.output_text
+    assert seen[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert seen[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
+    numbers = [e.sequence_number for e in client.responses.create(model="fake", input="SAY:x", stream=True)]
+    assert numbers == list(range(len(numbers)))
+    last = list(client.responses.create(model="fake", input="x", max_output_tokens=2, stream=True))[-1]
+    assert last.type == "response.incomplete" and last.response.output_text == "ab"
+    assert last.response.output[0].status == "incomplete"
+    assert client.responses.retrieve(final.id).output_text == "Grüße 😀"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_calls_tools(client, stream):
+    arguments = {"model": "fake", "input": "SAY:Looking." + CALL + CALL, "tools": [TOOL]}
+    if stream:
+        events = list(client.responses.create(stream=True, **arguments))
+        pieces = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
+        done = [e.arguments for e in events if e.type == "response.function_call_arguments.done"]
+        assert pieces == "".join(done)
+        r = events[-1].response
+    else:
+        r = client.responses.create(**arguments)
+    assert [o.type for o in r.output] == ["message", "function_call", "function_call"]
+    assert r.output_text == "Looking." and json.loads(r.output[1].arguments) == {"city": "Paris"}
+    assert r.output[1].call_id != r.output[2].call_id and r.output[1].name == "weather"
+    # The results, once with everything sent again and once by the answer's id.
+    results = [{"type": "function_call_output", "call_id": o.call_id, "output": f"SAY:sunny {i}"}
+               for i, o in enumerate(r.output[1:])]
+    again = [{"role": "user", "content": arguments["input"]}, *(o.model_dump(exclude_none=True) for o in r.output), *results]
+    assert client.responses.create(model="fake", tools=[TOOL], input=again).output_text == "sunny 1"
+    by_id = client.responses.create(model="fake", tools=[TOOL], input=results, previous_response_id=r.id)
+    assert by_id.output_text == "sunny 1" and by_id.previous_response_id == r.id
+    whole = client.responses.create(model="fake", tools=[TOOL], input=again)
+    assert by_id.usage.input_tokens == whole.usage.input_tokens
+
+
+def test_conversations_are_kept_and_bounded(client, fake, launch):
+    def turns(c, text, previous=None, **more):
+        return c.responses.create(model="fake", input=text, previous_response_id=previous, **more)
+    first = turns(client, "SAY:one")
+    second = turns(client, "again", first.id)
+    assert second.output_text == "one"  # the fake model repeats what it finds
+    # Instructions are of one response only.
+    with_rules = turns(client, "x", instructions="SAY:rule")
+    assert with_rules.output_text == "rule"
+    assert turns(client, "y", with_rules.id, max_output_tokens=3).output_text == "abc"
+    client.responses.delete(first.id)
+    for wrong in (lambda: client.responses.retrieve(first.id), lambda: client.responses.delete(first.id)):
+        with pytest.raises(openai.NotFoundError):
+            wrong()
+    with pytest.raises(openai.BadRequestError) as e:
+        turns(client, "x", first.id)
+    assert e.value.code == "previous_response_not_found" and e.value.param == "previous_response_id"
+    unkept = turns(client, "SAY:x", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+    # A long conversation goes through a worker.
+    long = turns(client, "x" * 3000 + "SAY:long")
+    for _ in range(2):
+        assert turns(client, "more", long.id).output_text == "long"
+    # Nobody finds another key's answers, and old ones make place for new ones.
+    server = launch("--api-key", "one", "--api-key", "two", "--response-store-memory", 60000)
+    one, two = (openai.OpenAI(base_url=server.url + "/v1", api_key=k, max_retries=0) for k in ("one", "two"))
+    mine = turns(one, "SAY:mine")
+    assert turns(one, "again", mine.id).output_text == "mine"
+    for wrong in (lambda: two.responses.retrieve(mine.id), lambda: two.responses.delete(mine.id)):
+        with pytest.raises(openai.NotFoundError):
+            wrong()
+    with pytest.raises(openai.BadRequestError):
+        turns(two, "again", mine.id)
+    for _ in range(40):
+        last = turns(one, "SAY:" + "z" * 500)
+    assert one.responses.retrieve(last.id).id == last.id
+    with pytest.raises(openai.NotFoundError):
+        one.responses.retrieve(mine.id)
+
+
+@pytest.mark.parametrize("more,param", [
+    ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+    ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[]"}]}, "input[0].arguments"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"temperature": 7000.0}, "temperature"),
+    ({"max_output_tokens": 0}, "max_output_tokens"), ({"background": True}, "background"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": {"type": "array", "uniqueItems": True}}}},
+     "text.format.schema"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"conversation": "c"}, "conversation"),
+])
+def test_response_errors_name_the_field(fake, more, param):
+    r = httpx.post(fake.url + "/v1/responses", json={"input": "x", **more})
+    assert r.status_code == 400 and r.json()["error"]["param"] == param, r.text
+    assert param.split("[")[0].split(".")[0] in r.json()["error"]["message"]
+
+
+def test_response_structured_output(client):
+    if not client.models.list().data[0].model_extra["grammars"]:
+        pytest.skip("built without xgrammar (scripts/build-xgrammar)")
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        age: int
+    r = client.responses.parse(model="fake", input="no JSON", text_format=Person, max_output_tokens=60)
+    assert isinstance(r.output_parsed.age, int)
+    r = client.responses.create(model="fake", input="x", tools=[TOOL], tool_choice="required", max_output_tokens=90)
+    assert r.output[0].type == "function_call" and r.output[0].name == "weather"
+    chosen = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    r = client.responses.create(model="fake", input="x", tools=[TOOL, {**TOOL, "name": "other"}], tool_choice=chosen, max_output_tokens=90)
+    assert r.output[0].name == "weather"
+
+
+def test_a_failing_stream_ends_with_an_event(launch):
+    server = launch("--step-us", 200000, "--drain-timeout-ms", 100)
+    c = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    types = []
+    with c.responses.create(model="fake", input="x", stream=True) as stream:
+        for event in stream:
+            types.append(event.type)
+            if event.type == "response.output_text.delta" and types.count(event.type) == 1:
+                server.process.terminate()
+    assert types[0] == "response.created" and types[-2:] == ["error", "response.failed"]
+    assert event.response.status == "failed" and "shutting down" in event.response.error.message
+
+
+# --- openai-agents
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_agents(fake, streamed):
+    if importlib.util.find_spec("agents") is None:
+        pytest.skip("openai-agents is not installed")
+    import asyncio
+
+    import agents
+    agents.set_tracing_disabled(True)
+    agents.set_default_openai_client(openai.AsyncOpenAI(base_url=fake.url + "/v1", api_key="none"), use_for_tracing=False)
+    asked = []
+
+    @agents.function_tool
+    def weather(city: str) -> str:
+        """Weather of a city."""
+        asked.append(city)
+        return f"SAY:It is sunny in {city}."
+
+    agent = agents.Agent(name="helper", instructions="Help.", tools=[weather], model="fake")
+
+    async def go():
+        if not streamed:
+            return (await agents.Runner.run(agent, "SAY:" + CALL)).final_output
+        result, text = agents.Runner.run_streamed(agent, "SAY:" + CALL), ""
+        async for event in result.stream_events():
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+                text += event.data.delta
+        assert text == result.final_output
+        return result.final_output
+    assert asyncio.run(go()) == "It is sunny in Paris." and asked == ["Paris"]
+
+
+# --- Anthropic's Messages API
+
+CLAUDE_TOOL = {"name": "weather", "description": "Weather of a city", "input_schema": TOOL["parameters"]}
+
+
+def test_message(claude):
+    r = claude.messages.create(model="fake", max_tokens=20, system="Be brief.", messages=[{"role": "user", "content": "SAY:hello"}])
+    assert r.content[0].text == "hello" and r.stop_reason == "end_turn" and r.type == "message" and r.role == "assistant"
+    assert r.usage.output_tokens == 6 and r.usage.input_tokens + r.usage.cache_read_input_tokens > 30
+    r = claude.messages.create(model="fake", max_tokens=3, messages=[{"role": "user", "content": "x"}])
+    assert r.stop_reason == "max_tokens" and r.content[0].text == "abc"
+    r = claude.messages.create(model="fake", max_tokens=30, stop_sequences=["fg"], messages=[{"role": "user", "content": "x"}])
+    assert r.stop_reason == "stop_sequence" and r.stop_sequence == "fg" and r.content[0].text == "abcde"
+    # The last message of the assistant is gone on with.
+    r = claude.messages.create(model="fake", max_tokens=30, messages=[
+        {"role": "user", "content": [{"type": "text", "text": "say it", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": "SAY:prefilled"}])
+    assert r.content[0].text == "prefilled"
+
+
+def test_message_stream(claude):
+    with claude.messages.stream(model="fake", max_tokens=50, messages=[{"role": "user", "content": "SAY:Grüße 😀"}]) as stream:
+        assert "".join(stream.text_stream) == "Grüße 😀"
+        final = stream.get_final_message()
+    assert final.content[0].text == "Grüße 😀" and final.stop_reason == "end_turn" and final.usage.output_tokens > 5
+    events = list(claude.messages.create(model="fake", max_tokens=50, stream=True, messages=[{"role": "user", "content": "SAY:x"}]))
+    assert [e.type for e in events] == ["message_start", "content_block_start", "content_block_delta", "content_block_stop",
+                                        "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_message_tools(claude, stream):
+    first = {"role": "user", "content": "SAY:Looking." + CALL + CALL}
+    arguments = {"model": "fake", "max_tokens": 300, "tools": [CLAUDE_TOOL]}
+    if stream:
+        with claude.messages.stream(messages=[first], **arguments) as s:
+            r = s.get_final_message()
+    else:
+        r = claude.messages.create(messages=[first], **arguments)
+    assert [b.type for b in r.content] == ["text", "tool_use", "tool_use"] and r.stop_reason == "tool_use"
+    assert r.content[0].text == "Looking." and r.content[1].input == {"city": "Paris"} and r.content[1].id != r.content[2].id
+    results = [{"type": "tool_result", "tool_use_id": b.id, "content": [{"type": "text", "text": f"SAY:sunny {i}"}]}
+               for i, b in enumerate(r.content[1:])]
+    r = claude.messages.create(messages=[first, {"role": "assistant", "content": r.content}, {"role": "user", "content": results}], **arguments)
+    assert r.content[0].text == "sunny 1"
+
+
+def test_message_forced_tool(claude, fake):
+    if not httpx.get(fake.url + "/v1/models").json()["data"][0]["grammars"]:
+        pytest.skip("built without xgrammar (scripts/build-xgrammar)")
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
+        r = claude.messages.create(model="fake", max_tokens=90, tools=[CLAUDE_TOOL], tool_choice=choice,
+                                   messages=[{"role": "user", "content": "x"}])
+        assert r.content[0].type == "tool_use" and r.content[0].name == "weather"
+
+
+def test_tokens_are_counted(claude):
+    messages = [{"role": "user", "content": "SAY:hello"}]
+    count = claude.messages.count_tokens(model="fake", messages=messages, system="Be brief.", tools=[CLAUDE_TOOL]).input_tokens
+    r = claude.messages.create(model="fake", messages=messages, system="Be brief.", tools=[CLAUDE_TOOL], max_tokens=5)
+    assert count == r.usage.input_tokens + r.usage.cache_read_input_tokens
+
+
+def test_anthropic_errors_and_keys(claude, launch):
+    import anthropic
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(model="other", max_tokens=5, messages=[{"role": "user", "content": "x"}])
+    for bad, field in (({"messages": []}, "messages"), ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+                       ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+                       ({"stop_sequences": ["x"] * 17}, "stop_sequences"), ({"extra_body": {"temperature": -1}}, "temperature"),
+                       ({"thinking": {"type": "loud"}}, "thinking")):
+        with pytest.raises(anthropic.BadRequestError, match=field.replace("[", r"\[")):
+            claude.messages.create(**{"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}], **bad})
+    locked = launch("--api-key", "right")
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=locked.url, api_key="wrong", max_retries=0).messages.count_tokens(model="fake", messages=[{"role": "user", "content": "x"}])
+    right = anthropic.Anthropic(base_url=locked.url, api_key="right", max_retries=0)
+    assert right.messages.create(model="fake", max_tokens=9, messages=[{"role": "user", "content": "SAY:x"}]).content[0].text == "x"
+
+
+def test_unknown_fields_are_named(fake):
+    body = {"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "temperatur": 1, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    r = httpx.post(fake.url + "/v1/messages", json=body)
+    assert r.status_code == 200 and set(r.headers["X-NestedFP-Ignored"].split(", ")) == {"temperatur", "thinking"}
+    r = httpx.post(fake.url + "/v1/responses", json={"input": "x", "n": 5, "truncation": "auto", "max_output_tokens": 2})
+    assert r.status_code == 200 and set(r.headers["X-NestedFP-Ignored"].split(", ")) == {"n", "truncation"}

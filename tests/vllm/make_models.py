@@ -1,0 +1,71 @@
+"""make_models.py FOLDER: tiny Llama, Qwen2 and Mistral models with random weights, as transformers would save them, for
+the plugin's tests. Head size 64 and features that two GPUs can share. Needs numpy only."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HIDDEN, HEADS, KV_HEADS, HEAD, FFN, LAYERS, VOCAB = 128, 4, 2, 64, 384, 3, 512
+
+FAMILIES = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None},
+}
+
+
+def tensors(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def draw(*shape: int, sigma: float = 0.06) -> np.ndarray:
+        return (rng.standard_normal(shape) * sigma).astype(np.float16)
+
+    out = {"model.embed_tokens.weight": draw(VOCAB, HIDDEN, sigma=1.0), "lm_head.weight": draw(VOCAB, HIDDEN, sigma=0.15),
+           "model.norm.weight": np.ones(HIDDEN, np.float16)}
+    for i in range(LAYERS):
+        layer = f"model.layers.{i}."
+        shapes = {"self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
+                  "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
+                  "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN)}
+        for name, shape in shapes.items():
+            out[f"{layer}{name}.weight"] = draw(*shape)
+            if family == "qwen2" and name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+                out[f"{layer}{name}.bias"] = draw(shape[0], sigma=0.2)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            out[f"{layer}{name}.weight"] = (1 + rng.standard_normal(HIDDEN) * 0.1).astype(np.float16)
+    # Weights beyond 1.75, which take row exponents (the others of such a row have bits to spare).
+    for name, rows, column, value in (("model.layers.0.mlp.down_proj.weight", slice(5, 6), 7, 2.5),
+                                      ("model.layers.1.self_attn.q_proj.weight", slice(0, None, 17), 3, -3.0)):
+        out[name][rows] = np.round(out[name][rows].astype(np.float32) * 4096) / 4096
+        out[name][rows, column] = value
+    if family == "mistral":  # a matrix that no exponents nest: its group stays dense
+        out["model.layers.1.mlp.up_proj.weight"][3, :2] = [6.0, 2.0**-24]
+    return out
+
+
+def write(path: Path, family: str) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    config = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+              "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
+              "max_position_embeddings": 512, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "float16",
+              "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, **FAMILIES[family]}
+    (path / "config.json").write_text(json.dumps(config, indent=1))
+    data, header, offset = [], {}, 0
+    for name, value in tensors(family, np.random.default_rng(len(family))).items():
+        header[name] = {"dtype": "F16", "shape": list(value.shape), "data_offsets": [offset, offset + value.nbytes]}
+        data.append(value.tobytes())
+        offset += value.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def main() -> None:
+    for family in FAMILIES:
+        write(Path(sys.argv[1]) / family, family)
+
+
+if __name__ == "__main__":
+    main()

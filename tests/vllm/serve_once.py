@@ -1,0 +1,76 @@
+"""serve_once.py MODEL OUT.json [--quantization Q] [--policy P] [--per-step] [--dtype T]: one vLLM engine over a tiny
+model; writes what test_serving.py compares. A process of its own, since an engine leaves much behind."""
+
+import argparse
+import json
+import time
+
+PROMPTS = 6
+ANSWER = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("out")
+    parser.add_argument("--quantization")
+    parser.add_argument("--policy")
+    parser.add_argument("--per-step", action="store_true", help="nestedfp's scheduler and worker")
+    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile, no graphs: starts sooner")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    arguments = parser.parse_args()
+
+    import numpy as np
+    from vllm import LLM, SamplingParams
+
+    extra = {}
+    if arguments.policy:
+        extra["additional_config"] = {"nestedfp": {"policy": arguments.policy}}
+    if arguments.per_step:
+        extra.update(scheduler_cls="nestedfp.vllm.scheduler.Scheduler", worker_cls="nestedfp.vllm.worker.Worker")
+    begin = time.time()
+    llm = LLM(model=arguments.model, quantization=arguments.quantization, dtype=arguments.dtype,
+              skip_tokenizer_init=True, max_model_len=256, max_num_seqs=16, max_num_batched_tokens=512,
+              kv_cache_memory_bytes=1 << 28, gpu_memory_utilization=0.05, enable_prefix_caching=False, generation_config="vllm", seed=0,
+              tensor_parallel_size=arguments.tensor_parallel, enforce_eager=arguments.eager,
+              compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 64]}, **extra)
+    started = time.time() - begin
+    config = llm.llm_engine.vllm_config
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(2, 500, size=40 + 3 * i).tolist() for i in range(PROMPTS)]
+
+    def scores(ids: list[int], **fields) -> list[float]:
+        """The log-probability of each token of a prompt, given those before it."""
+        parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True,
+                                    **fields)
+        (result,) = llm.generate([{"prompt_token_ids": ids}], parameters, use_tqdm=False)
+        return [step[token].logprob for step, token in zip(result.prompt_logprobs[1:], ids[1:])]
+
+    report = {"start_s": started, "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+              "v2_runner": config.use_v2_model_runner}
+    report["prompts"] = [scores(ids) for ids in prompts]
+    if arguments.per_step:
+        for tier in ("exact", "fast"):
+            report[tier] = [scores(ids, extra_args={"nestedfp_precision": tier}) for ids in prompts]
+    # Answers by decode steps (graphs), batched and alone, beside the same tokens read as a prompt.
+    parameters = SamplingParams(temperature=0, max_tokens=ANSWER, logprobs=0, detokenize=False, ignore_eos=True,
+                                extra_args={"nestedfp_precision": "exact"} if arguments.per_step else None)
+    together = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+    worst = 0.0
+    answers = []
+    for ids, result in zip(prompts, together):
+        tokens = list(result.outputs[0].token_ids)
+        answers.append(tokens)
+        decoded = [step[token].logprob for step, token in zip(result.outputs[0].logprobs, tokens)]
+        fields = {"extra_args": {"nestedfp_precision": "exact"}} if arguments.per_step else {}
+        read = scores(ids + tokens, **fields)[-len(tokens):]
+        worst = max(worst, max(abs(a - b) for a, b in zip(decoded, read)))
+    report["answers"] = answers
+    report["decode_vs_prompt"] = worst
+    with open(arguments.out, "w") as file:
+        json.dump(report, file)
+
+
+if __name__ == "__main__":
+    main()

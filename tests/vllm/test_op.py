@@ -1,0 +1,152 @@
+"""nestedfp's op on the GPU against torch. Skips where there is no torch or no Hopper GPU."""
+
+import unittest
+
+try:
+    import torch
+
+    HAVE_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+except ImportError:
+    HAVE_GPU = False
+
+if HAVE_GPU:
+    from nestedfp import _library
+    from nestedfp.vllm import op
+
+
+def normal(*shape, sigma=1.0, dtype=None, seed=0):
+    generator = torch.Generator(device="cuda")
+    generator.manual_seed(seed + sum(shape))
+    return (torch.randn(*shape, generator=generator, device="cuda") * sigma).to(dtype or torch.float16)
+
+
+def e4m3(values):
+    return values.to(torch.float8_e4m3fn).double()
+
+
+@unittest.skipUnless(HAVE_GPU, "needs torch and a Hopper GPU")
+class Op(unittest.TestCase):
+    def setUp(self):
+        op.Step.forced = None
+
+    def tearDown(self):
+        op.Step.forced = None
+
+    def nested(self, n, k, dtype, outliers=True):
+        weight = normal(n, k, sigma=0.05, dtype=dtype)
+        if outliers and dtype is torch.float16:  # rows with an exponent (BF16's small weights would not survive one)
+            weight[::7] *= 64
+        return weight, op.nest(weight)
+
+    def run_op(self, x, planes, bias=None):
+        return op._linear(x, planes.upper, planes.lower, planes.scale, bias, planes.n, planes.k, planes.join)
+
+    def test_weights_come_back_bit_for_bit(self):
+        for dtype in (torch.float16, torch.bfloat16):
+            for n, k in ((64, 128), (200, 328), (6144, 4096), (1, 8)):
+                weight, planes = self.nested(n, k, dtype)
+                self.assertTrue(torch.equal(op.restore(planes, dtype).view(torch.int16), weight.view(torch.int16)))
+
+    def test_a_matrix_that_does_not_nest_says_so(self):
+        weight = normal(64, 128, sigma=0.05)
+        weight[3, 0], weight[3, 1] = 6.0, 2.0**-24
+        with self.assertRaisesRegex(op.NotNested, "row 3"):
+            op.nest(weight)
+        weight[5, 7] = float("nan")
+        with self.assertRaisesRegex(ValueError, "row 5|row 3"):
+            op.nest(weight)
+
+    def test_fp16_is_exact_up_to_the_order_of_sums(self):
+        for dtype, limit in ((torch.float16, 6e-4), (torch.bfloat16, 5e-3)):
+            for n, k in ((64, 128), (200, 328), (1024, 2048)):
+                for outliers in (False, True):
+                    weight, planes = self.nested(n, k, dtype, outliers)
+                    bias = normal(n, dtype=dtype, seed=3)
+                    for m in (1, 7, 33, 300):
+                        x = normal(m, k, dtype=dtype, seed=m)
+                        for b in (None, bias):
+                            op.Step.forced = _library.FP16
+                            want = x.double() @ weight.double().t() + (0 if b is None else b.double())
+                            got = self.run_op(x, planes, b).double()
+                            self.assertLess(float((got - want).norm() / want.norm()), limit, (dtype, n, k, m))
+
+    def test_fp8_multiplies_uppers_and_rounded_activations(self):
+        for dtype, limit in ((torch.float16, 8e-3), (torch.bfloat16, 9e-3)):
+            for n, k in ((64, 128), (200, 328), (1024, 2048)):
+                weight, planes = self.nested(n, k, dtype)
+                scale = planes.scale if planes.scale.numel() else torch.ones(n, device="cuda")
+                uppers = e4m3((weight.float() / scale[:, None] * 256)) / 256 * scale.double()[:, None]
+                for m in (1, 7, 33, 300):
+                    x = normal(m, k, dtype=dtype, seed=m)
+                    token = (x.float().abs().amax(1, keepdim=True) / 448)
+                    rounded = e4m3(x.float() / token) * token.double()
+                    want = rounded @ uppers.t()
+                    op.Step.forced = _library.FP8
+                    got = self.run_op(x, planes).double()
+                    self.assertLess(float((got - want).norm() / want.norm()), limit, (dtype, n, k, m))
+
+    def test_the_threshold_is_inside(self):
+        _, planes = self.nested(256, 512, torch.float16)
+        x = normal(64, 512)
+        results = {}
+        for precision in (_library.FP16, _library.FP8):
+            op.Step.forced = precision
+            results[precision] = [self.run_op(x[:m], planes) for m in (32, 33)]
+        op.Step.forced = None
+        op.set_threshold(32)
+        try:
+            self.assertTrue(torch.equal(self.run_op(x[:32], planes), results[_library.FP16][0]))
+            self.assertTrue(torch.equal(self.run_op(x[:33], planes), results[_library.FP8][1]))
+        finally:
+            op.set_threshold(1024)
+
+    def test_strided_and_misaligned_activations(self):
+        weight, planes = self.nested(128, 264, torch.float16)
+        wide = normal(40, 600)
+        op.Step.forced = _library.FP16
+        for x in (wide[:, 8:272], wide[:, 3:267], wide[::3, :264], wide[:, :528:2]):
+            want = x.double() @ weight.double().t()
+            got = self.run_op(x, planes).double()
+            self.assertLess(float((got - want).norm() / want.norm()), 6e-4)
+
+    def test_slices_of_a_checkpoint(self):
+        weight = normal(256, 512, sigma=0.05)
+        bits = weight.view(torch.int16)
+        lower = (bits & 0xFF).to(torch.uint8)
+        upper = (weight.float() * 256).to(torch.float8_e4m3fn).view(torch.uint8)
+        scale = torch.full((256, 1), 2.0**-8, device="cuda")
+        for rows, columns in ((slice(0, 128), slice(0, 512)), (slice(128, 256), slice(256, 512)), (slice(3, 77), slice(8, 264))):
+            for free in (False, True):
+                planes = op.pack(upper[rows, columns], lower[rows, columns], scale[rows], free)
+                self.assertTrue(torch.equal(op.restore(planes, torch.float16), weight[rows, columns]))
+
+    def test_graphs_hold_the_precision_of_their_capture(self):
+        _, planes = self.nested(512, 1024, torch.float16)
+        x = normal(16, 1024)
+        graphs, eager = {}, {}
+        for precision in (_library.FP16, _library.FP8):
+            op.Step.forced = precision
+            eager[precision] = self.run_op(x, planes).clone()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = self.run_op(x, planes)
+            graphs[precision] = (graph, y)
+        op.Step.forced = None
+        for i in range(20):
+            precision = i % 2
+            graphs[precision][0].replay()
+            self.assertTrue(torch.equal(graphs[precision][1], eager[precision]))
+
+    def test_no_rows(self):
+        _, planes = self.nested(64, 128, torch.float16)
+        self.assertEqual(tuple(self.run_op(torch.empty(0, 128, dtype=torch.float16, device="cuda"), planes).shape), (0, 64))
+
+    def test_the_self_test_passes(self):
+        op._tested.clear()
+        for dtype in (torch.float16, torch.bfloat16):
+            op.self_test(torch.device("cuda", torch.cuda.current_device()), dtype)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

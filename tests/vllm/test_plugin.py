@@ -1,0 +1,331 @@
+"""What of the plugin needs no GPU, and of it what needs no vLLM either."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from nestedfp import _library
+from nestedfp.vllm import checkpoint, versions
+from nestedfp.vllm.policy import Policy, precision_of_step, tier_of
+from nestedfp.vllm.settings import Settings
+
+try:
+    import torch
+    import vllm  # noqa: F401
+
+    HAVE_VLLM = True
+except ImportError:
+    HAVE_VLLM = False
+
+HERE = Path(__file__).parent
+
+
+def nested_model(folder: Path, family: str) -> Path:
+    """A model of make_models.py and, beside it, what `nestedfp convert` makes of it."""
+    sys.path.insert(0, str(HERE))
+    import make_models
+
+    make_models.write(folder / family, family)
+    program = Path(sys.executable).parent / "nestedfp"
+    subprocess.run([program, "convert", folder / family, folder / f"{family}-nested", "--calibrate", "none"], check=True,
+                   stdout=subprocess.DEVNULL)
+    return folder / f"{family}-nested"
+
+
+def tensors(path: Path) -> dict:
+    """Of one safetensors file: name -> array (bytes for FP8)."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    kinds = {"F16": np.float16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": np.uint8}
+    out = {}
+    for name, entry in json.loads(data[8:8 + length]).items():
+        if name != "__metadata__":
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            out[name] = np.frombuffer(data[begin:end], kinds[entry["dtype"]]).reshape(entry["shape"])
+    return out
+
+
+@unittest.skipUnless((Path(sys.executable).parent / "nestedfp").exists(), "the package is not installed")
+class Checkpoint(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp())
+        cls.nested = nested_model(cls.folder, "mistral")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def copy(self) -> Path:
+        target = Path(tempfile.mkdtemp(dir=self.folder)) / "model"
+        shutil.copytree(self.nested, target)
+        return target
+
+    def test_a_whole_one(self):
+        info = checkpoint.NestedInfo.parse(json.loads((self.nested / "config.json").read_text())["nestedfp"])
+        self.assertEqual((info.lower_directory, info.source_dtype, info.uppers), ("nestedfp", "F16", "nearest"))
+        checkpoint.check_files(str(self.nested), str(self.nested / "nestedfp"))
+
+    def test_groups_that_vllm_fuses_are_whole(self):
+        names = tensors(next(self.nested.glob("model-*.safetensors")))
+        for part in ("gate_proj", "up_proj"):  # make_models.py: up_proj of layer 1 does not nest
+            self.assertEqual(names[f"model.layers.1.mlp.{part}.weight"].dtype, np.float16)
+            self.assertEqual(names[f"model.layers.0.mlp.{part}.weight"].dtype, np.uint8)
+
+    def test_what_is_missing_or_cut_is_named(self):
+        model = self.copy()
+        lower = next((model / "nestedfp").glob("*.safetensors"))
+        whole = lower.read_bytes()
+        lower.write_bytes(whole[:-1])
+        with self.assertRaisesRegex(ValueError, "lower-.*is cut"):
+            checkpoint.check_files(str(model), str(model / "nestedfp"))
+        lower.write_bytes(whole[:5])
+        with self.assertRaisesRegex(ValueError, "lower-.*is cut"):
+            checkpoint.check_files(str(model), str(model / "nestedfp"))
+        lower.write_bytes(whole.replace(b"layers.2.mlp.down_proj", b"layers.9.mlp.down_proj"))
+        with self.assertRaisesRegex(ValueError, "layers.2.mlp.down_proj.weight_lower' is missing"):
+            checkpoint.check_files(str(model), str(model / "nestedfp"))
+        lower.unlink()
+        with self.assertRaisesRegex(ValueError, "0 lower planes"):
+            checkpoint.check_files(str(model), str(model / "nestedfp"))
+
+    def test_config_fields(self):
+        good = {"version": 1, "lower": "nestedfp", "source_dtype": "BF16", "uppers": "free"}
+        self.assertEqual(checkpoint.NestedInfo.parse(good).uppers, "free")
+        for change, field in (({"version": 2}, "version"), ({"lower": "../x"}, "lower"), ({"lower": 3}, "lower"),
+                              ({"uppers": "best"}, "uppers")):
+            with self.assertRaisesRegex(ValueError, field):
+                checkpoint.NestedInfo.parse({**good, **change})
+        with self.assertRaisesRegex(ValueError, "nestedfp"):
+            checkpoint.NestedInfo.parse("yes")
+
+
+class Decisions(unittest.TestCase):
+    def test_settings(self):
+        self.assertEqual(Settings.parse({}).threshold(), 1024)
+        self.assertEqual(Settings.parse({"nestedfp": {"policy": "threshold:7"}}).threshold(), 7)
+        self.assertEqual(Settings.parse({"nestedfp": {"policy": "fp8"}}).threshold(), -1)
+        self.assertGreater(Settings.parse({"nestedfp": {"policy": "fp16"}}).threshold(), 1 << 20)
+        self.assertIsNone(Settings.parse({"nestedfp": {"policy": "alternate:3"}}).threshold())
+        for bad in ({"nestedfp": 1}, {"nestedfp": {"polcy": "fp16"}}, {"nestedfp": {"policy": 8}}):
+            with self.assertRaises(ValueError):
+                Settings.parse(bad)
+
+    def test_policies_are_the_libraries(self):
+        rng = random.Random(3)
+        policies = {n: Policy(f"threshold:{n}") for n in (0, 1, 64, 1024)}
+        alternate = Policy("alternate:3")
+        for _ in range(2000):
+            tokens = rng.choice([1, rng.randrange(1, 128), rng.randrange(1, 9000)])
+            index = rng.randrange(1 << 40)
+            for n, policy in policies.items():
+                got = policy.choose(tokens, rng.randrange(tokens + 1), rng.randrange(300), rng.randrange(300), rng.random())
+                self.assertEqual(got, _library.FP8 if tokens > n else _library.FP16)
+            self.assertEqual(alternate.choose(tokens, step_index=index), (index // 3) % 2)
+        with self.assertRaisesRegex(_library.NestedFPError, "threshold:TOKENS"):
+            Policy("now and then")
+
+    def test_requests_have_the_last_word(self):
+        for wanted in (_library.FP16, _library.FP8):
+            self.assertEqual(precision_of_step(wanted, []), wanted)
+            self.assertEqual(precision_of_step(wanted, ["auto", "fast"]), wanted)
+            self.assertEqual(precision_of_step(wanted, ["fast", "fast"]), _library.FP8)
+            self.assertEqual(precision_of_step(wanted, ["fast", "exact", "auto"]), _library.FP16)
+        self.assertEqual(tier_of(SimpleNamespace(sampling_params=None)), "auto")
+        self.assertEqual(tier_of(SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"nestedfp_precision": "fast"}))),
+                         "fast")
+
+    def test_versions(self):
+        versions.check_vllm("0.23.4")
+        versions.check_vllm("0.23.0+cu130")
+        with self.assertRaisesRegex(ValueError, "0.23.*0.31.0"):
+            versions.check_vllm("0.31.0")
+        os.environ["NESTEDFP_ANY_VLLM"] = "1"
+        try:
+            versions.check_vllm("0.31.0")
+        finally:
+            del os.environ["NESTEDFP_ANY_VLLM"]
+
+
+@unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
+class InsideVllm(unittest.TestCase):
+    def test_the_op_and_its_fake(self):
+        from nestedfp.vllm import op
+
+        op.register()
+        schema = str(torch.ops.nestedfp.linear.default._schema)
+        self.assertIn("(Tensor x, Tensor upper, Tensor lower, Tensor scale, Tensor? bias, SymInt n, SymInt k, SymInt join)",
+                      schema)
+        with torch._subclasses.fake_tensor.FakeTensorMode():
+            x, plane = torch.empty(5, 128, dtype=torch.float16), torch.empty(64 * 128, dtype=torch.uint8)
+            y = torch.ops.nestedfp.linear(x, plane, plane, torch.empty(0), None, 64, 128, 0)
+        self.assertEqual((tuple(y.shape), y.dtype), ((5, 64), torch.float16))
+
+    def test_scheduler_output_carries_the_precision(self):
+        import pickle
+
+        from nestedfp.vllm.policy import ATTRIBUTE
+        from vllm.v1.core.sched.output import SchedulerOutput
+
+        output = SchedulerOutput.make_empty()
+        setattr(output, ATTRIBUTE, _library.FP8)
+        self.assertEqual(getattr(pickle.loads(pickle.dumps(output)), ATTRIBUTE), _library.FP8)
+
+    def test_the_scheduler_decides(self):
+        """Over a scheduler of ours in vLLM's place: its real SchedulerOutputs in, decisions out."""
+        from nestedfp.vllm import scheduler
+        from nestedfp.vllm.policy import ATTRIBUTE
+        from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+        class Base:
+            def __init__(self, worker):
+                self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker),
+                                                   additional_config={"nestedfp": {"policy": "threshold:10"}})
+                self.waiting, self.kv_cache_manager = [], SimpleNamespace(usage=0.1)
+
+            def add_request(self, request):
+                pass
+
+            def schedule(self):
+                return self.next
+
+            def _free_request(self, request):
+                pass
+
+        class Scheduler(scheduler._ChoosesPrecision, Base):
+            pass
+
+        with self.assertRaisesRegex(ValueError, "--worker-cls nestedfp.vllm.worker.Worker"):
+            Scheduler("auto")
+        made = Scheduler("nestedfp.vllm.worker.Worker")
+
+        class Request:
+            def __init__(self, name, tier):
+                self.request_id, self.cache_salt, self.block_hashes, self.hashed = name, None, [1], 0
+                self.sampling_params = SimpleNamespace(extra_args={"nestedfp_precision": tier} if tier else None)
+
+            def update_block_hashes(self):
+                self.hashed += 1
+
+        requests = {name: Request(name, tier) for name, tier in (("a", None), ("b", "exact"), ("c", "fast"), ("d", "best"))}
+        for request in requests.values():
+            made.add_request(request)
+        self.assertEqual([(r.cache_salt is not None, r.hashed) for r in requests.values()],
+                         [(False, 0), (True, 1), (False, 0), (False, 0)])
+
+        def decide(new, cached=None):
+            made.next = output = SchedulerOutput.make_empty()
+            output.scheduled_new_reqs = [SimpleNamespace(req_id=name) for name in new]
+            output.num_scheduled_tokens = {**new, **{name: count for name, (count, _) in (cached or {}).items()}}
+            output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+            output.scheduled_cached_reqs = CachedRequestData.make_empty()
+            output.scheduled_cached_reqs.req_ids = list(cached or {})
+            output.scheduled_cached_reqs.num_output_tokens = [answered for _, answered in (cached or {}).values()]
+            return getattr(made.schedule(), ATTRIBUTE, None)
+
+        fp16, fp8 = _library.FP16, _library.FP8
+        self.assertEqual([decide({"a": 10}), decide({"a": 11}), decide({"d": 11})], [fp16, fp8, fp8])
+        self.assertEqual([decide({"a": 20, "b": 3}), decide({"c": 2}), decide({"c": 2}, {"a": (1, 3)})], [fp16, fp8, fp16])
+        self.assertIsNone(decide({}))
+        made._free_request(requests["b"])
+        self.assertEqual(decide({"a": 20, "b": 3}), fp8)
+        self.assertEqual(sum(made.nestedfp_steps.values()), 7)
+
+    def test_graphs_are_kept_apart_by_precision(self):
+        from nestedfp.vllm.op import Step
+        from nestedfp.vllm.worker import ByPrecision, forced
+
+        table = ByPrecision()
+        for precision in (_library.FP16, _library.FP8):
+            with forced(precision):
+                self.assertNotIn("key", table)
+                table["key"] = precision
+        for precision in (_library.FP16, _library.FP8):
+            with forced(precision):
+                self.assertEqual(table["key"], precision)
+        self.assertIsNone(Step.forced)
+        self.assertNotIn("key", table)
+
+    @unittest.skipUnless((Path(sys.executable).parent / "nestedfp").exists(), "the package is not installed")
+    def test_planes_are_cut_as_weights_are(self):
+        """Fused q/k/v and gate/up, and slices for two GPUs, against nestedfp.nest of the same slices."""
+        import nestedfp
+        from nestedfp.vllm import quantization
+
+        folder = Path(tempfile.mkdtemp())
+        try:
+            for family in ("llama", "qwen2"):
+                nested = nested_model(folder, family)
+                upper = tensors(next(nested.glob("model-*.safetensors")))
+                lower = tensors(next((nested / "nestedfp").glob("*.safetensors")))
+                source = tensors(folder / family / "model.safetensors")
+                for world in (1, 2):
+                    for rank in range(world):
+                        self.check_slices(quantization, nestedfp, source, upper, lower, world, rank)
+        finally:
+            shutil.rmtree(folder)
+
+    def check_slices(self, quantization, nestedfp, source, upper, lower, world, rank):
+        from unittest.mock import patch
+
+        from make_models import FFN, HEAD, HEADS, HIDDEN, KV_HEADS
+        from vllm.model_executor import parameter
+        from vllm.model_executor.layers import linear
+
+        config = quantization.NestedFPConfig()
+        config.nested = checkpoint.NestedInfo("nestedfp", "F16", "nearest")
+        config.prepared = True
+        config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+        names = ("get_tensor_model_parallel_rank", "get_tensor_model_parallel_world_size")
+        patches = [patch.object(module, name, return_value=value)
+                   for module in (linear, parameter) for name, value in zip(names, (rank, world))]
+        for p in patches:
+            p.start()
+        try:
+            layer = "model.layers.1."
+            common = {"bias": False, "params_dtype": torch.float16, "quant_config": config}
+            made = {
+                "self_attn.qkv_proj": linear.QKVParallelLinear(HIDDEN, HEAD, HEADS, KV_HEADS,
+                                                               prefix=layer + "self_attn.qkv_proj", **common),
+                "mlp.gate_up_proj": linear.MergedColumnParallelLinear(HIDDEN, [FFN] * 2, prefix=layer + "mlp.gate_up_proj",
+                                                                      **common),
+                "mlp.down_proj": linear.RowParallelLinear(FFN, HIDDEN, prefix=layer + "mlp.down_proj", **common),
+            }
+            parts = {"self_attn.qkv_proj": [("self_attn.q_proj", "q"), ("self_attn.k_proj", "k"), ("self_attn.v_proj", "v")],
+                     "mlp.gate_up_proj": [("mlp.gate_proj", 0), ("mlp.up_proj", 1)], "mlp.down_proj": [("mlp.down_proj", None)]}
+            for name, module in made.items():
+                self.assertIsInstance(module.quant_method, quantization.NestedCheckpointLinearMethod)
+                whole = []
+                for part, shard in parts[name]:
+                    for suffix, tensor in (("weight", torch.from_numpy(upper[f"{layer}{part}.weight"].copy())
+                                            .view(torch.float8_e4m3fn)),
+                                           ("weight_lower", torch.from_numpy(lower[f"{layer}{part}.weight_lower"].copy())),
+                                           ("weight_scale", torch.from_numpy(upper[f"{layer}{part}.weight_scale"].copy()))):
+                        target = getattr(module, suffix)
+                        target.weight_loader(target, tensor, *([] if shard is None else [shard]))
+                    weight = source[f"{layer}{part}.weight"]
+                    if name == "mlp.down_proj":
+                        width = weight.shape[1] // world
+                        whole.append(weight[:, rank * width:(rank + 1) * width])
+                    else:
+                        height = weight.shape[0] // world
+                        whole.append(weight[rank * height:(rank + 1) * height])
+                exponents = np.log2(module.weight_scale.numpy().reshape(-1)).astype(np.int8) + 8
+                planes = nestedfp.Planes(module.weight.view(torch.uint8).numpy(), module.weight_lower.numpy(),
+                                         exponents.astype(np.int8), "float16")
+                np.testing.assert_array_equal(nestedfp.join(planes).view(np.uint16), np.concatenate(whole).view(np.uint16))
+        finally:
+            for p in patches:
+                p.stop()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

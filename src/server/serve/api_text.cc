@@ -1,4 +1,6 @@
 // The endpoints that answer with text of the model: completions, chat, the Responses API, the Messages API.
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "server/api/dialects.h"

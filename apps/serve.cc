@@ -33,7 +33,7 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
              "memory     {} in use\n"
              "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
-             "precision  {}\n"
+             "precision  {}; FP8 steps compute as {}\n"
              "sampling   {}\n"
              "grammars   {}\n"
              "ready      {}  (API at {}/v1)\n",
@@ -42,6 +42,7 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
              static_cast<double>(kv_tokens) / max_context, max_context,
              made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
              made.limits.max_sequences, made.limits.max_step_tokens, policy,
+             name_of(computed_precision(*loaded.backend, made.fp8)),
              facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
              server::grammars_available() ? "xgrammar" : "not built", url, url);
 }
@@ -78,6 +79,10 @@ Status run(ServeFlags& flags) {
   if (flags.plans()) {
     NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
     NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));
+  }
+  if (flags.precision == "auto" && loaded->backend->fastest_fp8() != flags.engine.fp8) {
+    flags.engine.fp8 = loaded->backend->fastest_fp8();
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());
   }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
 

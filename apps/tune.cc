@@ -135,7 +135,7 @@ void add_tune(CLI::App& app, Status& status) {
                    "tune its layers: Hugging Face directory, nested checkpoint, .gguf file, or org/name");
   verb->add_option("--shape", flags->shapes, "N,K: output and input features; may be given again")
       ->allow_extra_args(false);
-  verb->add_option("--modes", flags->modes, "of f16, bf16, e4m3, e4m3-promoted")->capture_default_str();
+  verb->add_option("--modes", flags->modes, "of f16, bf16, e4m3, e4m3-promoted, w8a16")->capture_default_str();
   verb->add_option("--tokens", flags->tokens, "token counts, with commas (default: every size that is kept)");
   verb->add_option("--candidates", flags->candidates, "kernels to time for each product, likeliest first")
       ->check(CLI::Range(1, 1000))

@@ -17,9 +17,10 @@ import numpy as np
 
 SMS, CLUSTERS_OF_4 = 132, 31  # of the H200 that was measured
 FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0.0, "exchange_us": 1.0, "exchange_us_kb": 0.02,
-               "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 0.1}
+               "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 1.0}
 QUANTITIES = list(FIRST_GUESS)
 MODES = {"nested_f16 tried": "f16", "nested_e4m3 tried": "e4m3", "nested_e4m3_promoted tried": "e4m3-promoted"}
+TURN_US_KB = 0.087  # kTurnMicroseconds of predict.cc
 LEAST_SAMPLES = 6  # of a tile that enters the file
 
 
@@ -31,7 +32,7 @@ def parse(config):
     size, cluster, blocks, *cut = config.split()
     rows, tokens = map(int, size.split("x"))
     kind, splits = re.match(r"([a-z]*)(\d*)", cut[0] if cut else "").groups()
-    return rows, tokens, int(cluster[1:]), int(blocks[1:]), 0 if kind == "stream" else int(splits or 1), kind == "exchange"
+    return rows, tokens, int(cluster[1:]), cluster[0] == "w", int(blocks[1:]), 0 if kind == "stream" else int(splits or 1), kind == "exchange"
 
 
 def resident_clusters(blocks):  # as in predict.cc
@@ -42,9 +43,9 @@ def resident_clusters(blocks):  # as in predict.cc
 
 def features(n, k, m, config, fp8):
     """What make_schedule() and predict_us() count."""
-    rows, tokens, cluster, blocks, splits, exchange = parse(config)
-    steps_of_tile, m_tiles = ceil_div(k, 128 if fp8 else 64), ceil_div(m, tokens)
-    tiles = m_tiles * ceil_div(n, rows * cluster)
+    rows, tokens, cluster, along, blocks, splits, exchange = parse(config)
+    steps_of_tile, m_tiles = ceil_div(k, 128 if fp8 else 64), ceil_div(m, tokens * (cluster if along else 1))
+    tiles = m_tiles * ceil_div(n, rows * (1 if along else cluster))
     room = (CLUSTERS_OF_4 if cluster == 4 else SMS // cluster) * blocks
     cut_tiles = shares = 0
     parts_in_cluster = 1
@@ -70,15 +71,23 @@ def features(n, k, m, config, fp8):
             steps += rounds * ceil_div(cut_tiles * steps_of_tile, shares)
             ends += rounds * (fragments if stream else 1)
     parts = shares / cut_tiles if shares > cut_tiles else 1
+    staged = tokens if tokens < 32 else 16 if tokens % 32 else 32
+    if splits > 1 and shares <= room and tokens > staged and rows in (64, 128):
+        passed = 2 * (parts - 1) / parts  # each part adds up a slice
+    else:
+        passed = parts + 1 if parts > 2 else 1.5
     weights, kilobytes = n * k * (1 if fp8 else 2) * 1e-6, rows * tokens * 4e-3
+    columns = rows * (1 if along else cluster)
+    at_once = min(room / m_tiles, ceil_div(n, columns)) * columns * k * (1 if fp8 else 2) * 1e-6
     return dict(steps=steps * blocks, ends=ends * blocks, weights=weights,
-                reread=stream * min(m_tiles - 1, 4) * weights / (weights + 50),
+                reread=stream * (m_tiles - 1) * cut_tiles / tiles * at_once / (at_once + 50),
                 moved=m * k * (1 if fp8 else 2) * 1e-6 + m * n * 2e-6,
-                l2=tiles * cluster * steps_of_tile * (rows * 128 + tokens * 128 / cluster) * 1e-6,
+                l2=tiles * cluster * steps_of_tile * 128 * (rows / cluster + tokens if along else rows + tokens / cluster) * 1e-6,
                 products=tiles * cluster * rows * tokens * steps_of_tile * (256 if fp8 else 128) * 1e-6,
                 exchange=float(parts_in_cluster > 1), exchange_kb=(parts_in_cluster > 1) * kilobytes * ends,
+                turns=(parts_in_cluster > 1) * (ends - 1.0) * kilobytes,
                 split=float(parts > 1 and parts_in_cluster == 1 and not stream),
-                split_kb=(parts > 1 and parts_in_cluster == 1 and not stream) * kilobytes * (parts + 1 if parts > 2 else 1.5),
+                split_kb=(parts > 1 and parts_in_cluster == 1 and not stream) * kilobytes * passed,
                 stream=float(stream), stream_kb=stream * kilobytes * fragments)
 
 
@@ -112,7 +121,7 @@ class Fit:
         busy = f["steps"] * step[self.tile] + f["ends"] * end[self.tile]
         memory = (f["weights"] * (1 + q["reread"] * f["reread"]) + f["moved"]) / q["memory_tb_s"]
         overlapped = (busy**3 + memory**3 + (f["l2"] / q["l2_tb_s"])**3 + (f["products"] / q["tflops"])**3)**(1 / 3)
-        return q["launch_us"] + overlapped + sum(
+        return q["launch_us"] + overlapped + TURN_US_KB * f["turns"] + sum(
             q[f"{way}_us"] * f[way] + q[f"{way}_us_kb"] * f[f"{way}_kb"] for way in ("exchange", "split", "stream"))
 
     def run(self, rounds=30, shrink=4.0):
@@ -125,7 +134,8 @@ class Fit:
         for _ in range(rounds):
             raw = np.log(self.predict(p)) - y
             robust = 1 / np.maximum(1, np.abs(centred(raw, np.ones_like(raw))) / 0.06)
-            rest, w = centred(raw, robust), robust * close
+            w = robust * close
+            rest = centred(raw, w)
             jacobian = np.empty((len(y), len(p)))
             for j in range(len(p)):
                 moved = p.copy()

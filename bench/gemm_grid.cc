@@ -50,9 +50,9 @@ const std::vector<Shape> kShapes = {{6144, 4096},  {4096, 4096},  {28672, 4096},
 // Measured alone for 100 ms as well, with the clock and power that they ran at.
 constexpr std::array<std::string_view, 4> kSustained = {"cublas_f16", "nested_f16", "cublas_e4m3_fast", "nested_e4m3"};
 // What random numbers of tokens are measured with: no search of ours, only what an engine would choose.
-constexpr std::array<std::string_view, 6> kRandom = {"cublas_f16",           "nested_f16_chosen",
-                                                     "nested_f16_invariant", "cublas_e4m3_fast",
-                                                     "nested_e4m3_chosen",   "nested_e4m3_promoted_chosen"};
+constexpr std::array<std::string_view, 7> kRandom = {
+    "cublas_f16",         "nested_f16_chosen",           "nested_f16_invariant", "cublas_e4m3_fast",
+    "nested_e4m3_chosen", "nested_e4m3_promoted_chosen", "nested_w8a16_chosen"};
 constexpr size_t kRotation = size_t{420} << 20;
 constexpr int64_t kMostTokens = 8192;
 
@@ -112,6 +112,18 @@ struct Bench {
   bool log_tried = false;
   bool profile = false;
   std::vector<std::string> wanted{};  // methods; empty = all
+  // Where the device has a model of time, in its order, every fifth from anywhere.
+  std::vector<Config> worth_timing(const Problem& problem) const {
+    std::vector<Config> all = candidates(problem, gemm.device());
+    const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(problem.mode);
+    if (model == nullptr || !random_tokens) return all;
+    std::stable_sort(all.begin(), all.end(), [&](const Config& one, const Config& other) {
+      return predict_us(*model, problem, one, gemm.device()) < predict_us(*model, problem, other, gemm.device());
+    });
+    std::minstd_rand random(static_cast<unsigned>(problem.m));
+    for (size_t i = 4; i < all.size(); i += 5) std::swap(all[i], all[i + random() % (all.size() - i)]);
+    return all;
+  }
   bool wants(const std::string& name) const {
     if (wanted.empty() && random_tokens) return std::find(kRandom.begin(), kRandom.end(), name) != kRandom.end();
     return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
@@ -229,7 +241,7 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     Method method{name, {}, 1e30, {}, {}, 0, {}};
     const Problem problem{m, shape.n, shape.k, mode, false};
     std::vector<Candidate> choices;
-    for (const Config& config : candidates(problem, b.gemm.device())) {
+    for (const Config& config : b.worth_timing(problem)) {
       if (static_cast<int>(choices.size()) >= b.candidates_for(m)) break;
       choices.push_back({to_string(config), nested(config, mode, dependent, Join::kBiased)});
     }
@@ -316,6 +328,10 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
   }
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
   add_chosen("nested_e4m3_promoted_chosen", Mode::kE4M3Promoted);
+  if (m <= 64) {
+    add_nested("nested_w8a16", Mode::kW8A16, true);
+    add_chosen("nested_w8a16_chosen", Mode::kW8A16);
+  }
 
   if (b.profile) {  // for a profiler that starts at cudaProfilerStart
     cudaProfilerStart();

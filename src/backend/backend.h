@@ -308,6 +308,8 @@ class Backend {
 
   // Whether linear layers can be computed in this precision. FP16 always.
   virtual bool supports(Precision precision) const = 0;
+  // Which FP8 to run where none is asked for by name, but speed is wanted.
+  virtual Precision fastest_fp8() const { return Precision::kFp8; }
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
 

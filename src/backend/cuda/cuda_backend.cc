@@ -92,7 +92,8 @@ class CudaBackend final : public Backend {
   }
 
   const BackendInfo& info() const override { return info_; }
-  bool supports(Precision precision) const override { return precision != Precision::kFp8; }
+  bool supports(Precision) const override { return true; }
+  Precision fastest_fp8() const override { return Precision::kFp8W8A8; }
   bool prefers_graphs() const override { return true; }
   Status reserve(const StepReserve& most) override;
   std::optional<DeviceMemory> memory() const override {

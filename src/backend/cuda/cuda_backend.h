@@ -1,5 +1,6 @@
-// The CUDA backend: Hopper GPUs (compute capability 9.0). Activations are FP16, the KV cache is FP16; an FP8 step
-// rounds activations to E4M3 with a scale a token (Precision::kFp8W8A8), which is what kFp8 means here too.
+// The CUDA backend: Hopper GPUs (compute capability 9.0). Activations are FP16, the KV cache is FP16; FP8 steps
+// keep FP16 activations (Precision::kFp8) or round them to E4M3 with a scale a token (kFp8W8A8, the faster one beyond
+// 64 tokens).
 #pragma once
 
 #include <memory>

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
@@ -26,6 +27,8 @@ std::span<const KernelEntry> entries(Mode mode, Join join) {
       return kernels_e4m3();
     case Mode::kE4M3Promoted:
       return kernels_e4m3_promoted();
+    case Mode::kW8A16:
+      return kernels_w8a16();
   }
   return {};
 }
@@ -43,7 +46,7 @@ Status check_call(const GemmCall& c) {
   if (c.w.k <= 0 || c.w.k > kMax) return bad("w.k", "must be 1 to 2^30");
   if (c.w.upper == nullptr || !aligned(c.w.upper, 16))
     return bad("w.upper", "must be a 16-byte aligned device pointer");
-  if (!is_fp8(c.mode) && (c.w.lower == nullptr || !aligned(c.w.lower, 16))) {
+  if (reads_lower(c.mode) && (c.w.lower == nullptr || !aligned(c.w.lower, 16))) {
     return bad("w.lower", "must be a 16-byte aligned device pointer in the FP16 and BF16 modes");
   }
   const int64_t x_size = is_fp8(c.mode) ? 1 : 2;
@@ -85,7 +88,7 @@ Result<Gemm> Gemm::create() {
     return error(ErrorCode::kUnsupported, "the CUDA driver has no cuTensorMapEncodeTiled; install driver 525 or later");
   }
   for (const auto& group : {kernels_f16_biased(), kernels_f16_free(), kernels_bf16_biased(), kernels_bf16_free(),
-                            kernels_e4m3(), kernels_e4m3_promoted()}) {
+                            kernels_e4m3(), kernels_e4m3_promoted(), kernels_w8a16()}) {
     for (const KernelEntry& entry : group) {
       NFP_RETURN_IF_ERROR(check(
           cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(entry.tile)),
@@ -93,18 +96,20 @@ Result<Gemm> Gemm::create() {
     }
   }
   for (const KernelEntry& entry : kernels_f16_biased()) {
-    if (entry.tile.cluster != 4) continue;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {4, 1, 1};
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(4);
-    launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
-    launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
-    launch.attrs = &attribute;
-    launch.numAttrs = 1;
-    NFP_RETURN_IF_ERROR(check(cudaOccupancyMaxActiveClusters(&gemm.device_.clusters_of_4, entry.function, &launch),
-                              "counting clusters"));
+    if (entry.tile.tokens != 128 || entry.tile.cluster != 1) continue;  // any that fills an SM
+    for (auto [blocks, clusters] : {std::pair{2u, &gemm.device_.clusters_of_2}, {4u, &gemm.device_.clusters_of_4}}) {
+      cudaLaunchAttribute attribute;
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {blocks, 1, 1};
+      cudaLaunchConfig_t launch{};
+      launch.gridDim = dim3(blocks);
+      launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
+      launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
+      launch.attrs = &attribute;
+      launch.numAttrs = 1;
+      NFP_RETURN_IF_ERROR(
+          check(cudaOccupancyMaxActiveClusters(clusters, entry.function, &launch), "counting clusters"));
+    }
     break;
   }
   return gemm;
@@ -133,7 +138,7 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k),
                               static_cast<cuuint64_t>(call.m)};
   const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldx * (fp8 ? 1 : 2))};
-  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(config.tile.tokens / config.tile.cluster)};
+  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(box_tokens(config.tile))};
   const cuuint32_t steps[2] = {1, 1};
   const auto type =
       fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
@@ -159,7 +164,7 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
                    : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
   p.ldd = call.ldd;
   p.ldr = call.ldr;
-  p.weight_scale = fp8 ? 0x1p-8f : 1.0f;
+  p.weight_scale = reads_lower(call.mode) ? 1.0f : 0x1p-8f;
   p.m = static_cast<int>(call.m);
   p.n = static_cast<int>(call.w.n);
   p.row_blocks = static_cast<int>(shape.row_blocks());
@@ -173,14 +178,16 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   p.shares = schedule.shares;
   p.length = schedule.length;
   p.exchange = schedule.exchange;
+  p.sliced = schedule.sliced;
   p.one = 1;
   p.is_bf16 = call.output == Output::kBF16 ? 1 : 0;
   p.is_f32 = call.output == Output::kF32 ? 1 : 0;
   p.swiglu = call.swiglu ? 1 : 0;
-  // The copy engine writes whole rows of 16-byte pieces; other shapes, and FP32, go element by element.
+  // The copy engine writes whole rows of 16-byte pieces; other shapes and types go element by element.
   const int64_t columns = call.swiglu ? call.w.n / 2 : call.w.n;
   p.bulk_stores =
-      call.output != Output::kF32 && call.ldd % 8 == 0 && aligned(call.d, 16) &&
+      call.output == bulk_store_type(call.mode) && !(call.swiglu && call.residual != nullptr) && call.ldd % 8 == 0 &&
+              aligned(call.d, 16) &&
               (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
           ? 1
           : 0;

@@ -29,8 +29,9 @@ struct NestedMatrix {
   Join join = Join::kBiased;
 };
 
-// Device memory that calls on one stream share. The first kCounterBytes must be zero before the first call; calls leave
-// them so.
+// Device memory that calls on one stream share. Parts of a cut tile wait for each other, so of one process's streams
+// only one at a time may have such a call under way. The first kCounterBytes must be zero before the first call; calls
+// leave them so.
 struct Workspace {
   static constexpr size_t kCounterBytes = size_t{256} << 10;
   static constexpr size_t kBytes = kCounterBytes + (size_t{96} << 20);  // enough for every call
@@ -48,8 +49,8 @@ struct GemmCall {
   int64_t ldx = 0;
   // FP8 modes: [m], x is worth x * scale; null = 1.
   const float* token_scale = nullptr;
-  // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. 16-bit outputs are fastest when rows are
-  // 16-byte aligned.
+  // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. Fastest are outputs of bulk_store_type(mode)
+  // with rows that are 16-byte aligned, and swiglu without a residual.
   void* d = nullptr;
   int64_t ldd = 0;
   Output output = Output::kF16;

@@ -150,6 +150,44 @@ TEST_F(GemmGpu, IdentityRestoresEveryPattern) {
   }
 }
 
+// The same from upper bytes alone: D is every E4M3 code's value over 256, subnormals included.
+TEST_F(GemmGpu, IdentityRestoresEveryUpper) {
+  constexpr int64_t n = 136, k = 256;
+  std::mt19937 random(8);
+  std::vector<uint16_t> bits;
+  for (uint32_t b = 0; b < 65536; ++b) {
+    if (std::abs(fp16_to_fp32(static_cast<uint16_t>(b))) <= 1.75f) bits.push_back(static_cast<uint16_t>(b));
+  }
+  while (bits.size() < n * k) bits.push_back(bits[random() % 32258]);
+  std::vector<uint16_t> identity(k * k);
+  for (int64_t i = 0; i < k; ++i) identity[static_cast<size_t>(i * k + i)] = 0x3c00;
+  const DeviceArray<uint16_t> x(identity);
+  DeviceArray<uint16_t> d(n * k);
+  const HostMatrix w = nest(n, k, bits, Join::kFree, random);
+  const DeviceArray<uint8_t> upper(w.planes[0]);
+  for (const Config& config : all_configs(Mode::kW8A16)) {
+    d.poison();
+    GemmCall call;
+    call.w = {upper.get(), nullptr, nullptr, n, k, Join::kFree};
+    call.mode = Mode::kW8A16;
+    call.m = k;
+    call.x = x.get();
+    call.ldx = k;
+    call.d = d.get();
+    call.ldd = n;
+    ASSERT_NO_FATAL_FAILURE(run(call, config));
+    const auto out = d.host();
+    int wrong = 0;
+    for (int64_t row = 0; row < n; ++row) {
+      for (int64_t col = 0; col < k; ++col) {
+        const float want = e4m3_to_fp32(w.upper[static_cast<size_t>(row * k + col)]) / 256.0f;
+        wrong += fp16_to_fp32(out[static_cast<size_t>(col * n + row)]) != want;
+      }
+    }
+    ASSERT_EQ(wrong, 0) << to_string(config);
+  }
+}
+
 // The same into FP32 with row exponents and bias: nothing is rounded on the way but the one multiply-add.
 TEST_F(GemmGpu, Fp32OutputsAreTheSumsThemselves) {
   constexpr int64_t n = 136, k = 256;
@@ -280,7 +318,7 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
       double sum = 0, total = 0;
       for (int64_t i = 0; i < c.k; ++i) {
         const auto at = static_cast<size_t>(r * c.k + i);
-        const double weight = fp8 ? e4m3_to_fp32(w.upper[at]) / 256.0 : fp16_to_fp32(w.bits[at]);
+        const double weight = reads_lower(c.mode) ? fp16_to_fp32(w.bits[at]) : e4m3_to_fp32(w.upper[at]) / 256.0;
         const double product = weight * x[static_cast<size_t>(t * c.k + i)];
         sum += product;
         total += std::abs(product);
@@ -357,31 +395,34 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, GemmGpuRandom,
-    ::testing::Values(Case{1, 64, 64, Mode::kF16}, Case{5, 200, 520, Mode::kF16},
-                      Case{70, 330, 1030, Mode::kF16, Join::kFree}, Case{257, 136, 256, Mode::kF16},
-                      Case{33, 250, 321, Mode::kF16, Join::kBiased, true},
-                      Case{130, 256, 512, Mode::kF16, Join::kBiased, false, true},
-                      Case{40, 272, 300, Mode::kF16, Join::kFree, true, true}, Case{19, 200, 456, Mode::kBF16},
-                      Case{140, 129, 200, Mode::kBF16, Join::kFree, true}, Case{1, 64, 128, Mode::kE4M3},
-                      Case{66, 330, 1030, Mode::kE4M3}, Case{300, 130, 700, Mode::kE4M3, Join::kBiased, true},
-                      Case{33, 248, 321, Mode::kF16, Join::kBiased, true, false, 8},
-                      Case{75, 272, 300, Mode::kF16, Join::kFree, true, true, 8},
-                      Case{290, 1040, 200, Mode::kF16, Join::kBiased, true, false, 8},
-                      Case{201, 208, 700, Mode::kE4M3, Join::kBiased, true, true, 8},
-                      Case{66, 330, 1030, Mode::kE4M3Promoted},
-                      Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, true, true},
-                      Case{1, 200, 520, Mode::kF16, Join::kBiased, false, false, 0, true},
-                      Case{67, 330, 321, Mode::kF16, Join::kFree, true, false, 3, true},
-                      Case{140, 272, 300, Mode::kBF16, Join::kBiased, true, true, 8, true},
-                      Case{66, 328, 1030, Mode::kE4M3, Join::kBiased, true, false, 0, true},
-                      Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true, 0, true}));
+    ::testing::Values(
+        Case{1, 64, 64, Mode::kF16}, Case{5, 200, 520, Mode::kF16}, Case{70, 330, 1030, Mode::kF16, Join::kFree},
+        Case{257, 136, 256, Mode::kF16}, Case{33, 250, 321, Mode::kF16, Join::kBiased, true},
+        Case{130, 256, 512, Mode::kF16, Join::kBiased, false, true},
+        Case{40, 272, 300, Mode::kF16, Join::kFree, true, true}, Case{19, 200, 456, Mode::kBF16},
+        Case{140, 129, 200, Mode::kBF16, Join::kFree, true}, Case{1, 64, 128, Mode::kE4M3},
+        Case{66, 330, 1030, Mode::kE4M3}, Case{1, 64, 64, Mode::kW8A16}, Case{7, 200, 520, Mode::kW8A16, Join::kFree},
+        Case{70, 330, 1030, Mode::kW8A16, Join::kBiased, true},
+        Case{300, 272, 300, Mode::kW8A16, Join::kBiased, false, true},
+        Case{33, 248, 321, Mode::kW8A16, Join::kBiased, true, false, 0, true}, Case{520, 264, 200, Mode::kF16},
+        Case{500, 136, 384, Mode::kE4M3}, Case{300, 130, 700, Mode::kE4M3, Join::kBiased, true},
+        Case{33, 248, 321, Mode::kF16, Join::kBiased, true, false, 8},
+        Case{75, 272, 300, Mode::kF16, Join::kFree, true, true, 8},
+        Case{290, 1040, 200, Mode::kF16, Join::kBiased, true, false, 8},
+        Case{201, 208, 700, Mode::kE4M3, Join::kBiased, true, true, 8}, Case{66, 330, 1030, Mode::kE4M3Promoted},
+        Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, true, true},
+        Case{1, 200, 520, Mode::kF16, Join::kBiased, false, false, 0, true},
+        Case{67, 330, 321, Mode::kF16, Join::kFree, true, false, 3, true},
+        Case{140, 272, 300, Mode::kBF16, Join::kBiased, true, true, 8, true},
+        Case{66, 328, 1030, Mode::kE4M3, Join::kBiased, true, false, 0, true},
+        Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true, 0, true}));
 
 // Fixed splits: a token's result does not depend on the other tokens, on m, or on the tile.
 TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
   constexpr int64_t n = 320, k = 2048, most = 300;
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  for (const Mode mode : {Mode::kF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
+  for (const Mode mode : {Mode::kF16, Mode::kE4M3, Mode::kW8A16, Mode::kE4M3Promoted}) {
     std::vector<uint16_t> bits;
     for (int64_t i = 0; i < n * k; ++i) bits.push_back(fp32_to_fp16(std::clamp(normal(random) * 0.1f, -1.75f, 1.75f)));
     const HostMatrix w = nest(n, k, bits, Join::kBiased, random);

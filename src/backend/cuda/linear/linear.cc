@@ -139,7 +139,7 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   State& state = *state_;
   const int64_t n = weight.n(), k = weight.k();
   const bool swiglu = weight.interleaved();
-  const bool fp8 = !is_exact(weight.consumes(call.precision));
+  const bool fp8 = !is_exact(weight.consumes(call.precision));  // E4M3 activations
   const bool quantised = swiglu && !is_exact(call.consumer);
   const bool dense_swiglu = swiglu && !weight.segments().front().nested;  // interleaved weights are one segment
   // A second kernel where SwiGLU is not in the product's epilogue, or its result has to be rounded to E4M3, which needs
@@ -182,7 +182,10 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
     }
     GemmCall gemm;
     gemm.w = segment.matrix;
-    gemm.mode = !fp8 ? Mode::kF16 : call.promoted_sums ? Mode::kE4M3Promoted : Mode::kE4M3;
+    gemm.mode = is_exact(call.precision) ? Mode::kF16
+                : !fp8                   ? Mode::kW8A16
+                : call.promoted_sums     ? Mode::kE4M3Promoted
+                                         : Mode::kE4M3;
     gemm.m = call.rows;
     gemm.x = call.x;
     gemm.ldx = fp8 ? e4m3_row_bytes(k) : k;

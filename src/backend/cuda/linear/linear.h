@@ -6,12 +6,12 @@
 // A run only enqueues: no allocation on the device, no synchronisation, so that a step can be captured. The choice of
 // kernels is made once for each shape, number of rows and precision, and remembered.
 //
-// Precisions. kFp16 is exact. kFp8W8A8 multiplies the upper bytes with E4M3 activations. Its sums stay in the tensor
+// Precisions. kFp16 is exact. kFp8 multiplies the upper bytes with FP16 activations, as the CPU does: half the reading,
+// at FP16's rate of products. kFp8W8A8 multiplies them with E4M3 activations. Its sums stay in the tensor
 // core for all of k, which loses little (1e-3 to 5e-3 relative RMS) beside rounding both sides to E4M3 (about 2.6e-2
 // each) as long as products of both signs cancel; where most agree in sign it loses more, and promoted_sums helps
-// (docs/kernels.md, "Linear layers"). kFp8 (upper bytes with 16-bit activations) has no kernel of its own on this
-// backend and is computed as kFp8W8A8. A weight of which some segment is FP16 runs in FP16 in every precision, since
-// its activations do (CudaWeight::consumes()).
+// (docs/kernels.md, "Linear layers"). A weight of which some segment is FP16 takes FP16
+// activations in every precision (CudaWeight::consumes()), and its nested segments run as kFp8 then in FP8 steps.
 #pragma once
 
 #include <cstddef>

@@ -142,7 +142,7 @@ CudaWeight::~CudaWeight() {
 }
 
 size_t CudaWeight::bytes_read(Precision precision) const {
-  const bool both = is_exact(consumes(precision));
+  const bool both = is_exact(precision);
   size_t bytes = 0;
   for (const WeightSegment& segment : segments_) {
     if (segment.nested) {

@@ -42,10 +42,10 @@ class CudaWeight final : public LinearWeight {
   size_t bytes_read(Precision precision) const override;
   size_t bytes_held() const override { return planes_bytes_ + extras_bytes_; }
 
-  // The form that x must have in a step of this precision: E4M3 only where all of the weight can use it. To be asked
-  // before the operation that writes x.
+  // The form that x must have in a step of this precision: E4M3 in kFp8W8A8, where all of the weight can use it. To be
+  // asked before the operation that writes x.
   Precision consumes(Precision step) const override {
-    return is_exact(step) || has_dense_ ? Precision::kFp16 : Precision::kFp8W8A8;
+    return step == Precision::kFp8W8A8 && !has_dense_ ? Precision::kFp8W8A8 : Precision::kFp16;
   }
   bool interleaved() const { return interleaved_; }  // gate and up rows, as layout.h's swiglu_gate_row() orders them
   std::span<const WeightSegment> segments() const { return segments_; }

@@ -33,14 +33,16 @@ __device__ __forceinline__ float silu_times(float gate, float up) {
 // One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one
 // rounding. The transpose goes through shared memory a chunk of tokens at a time, from where the copy engine takes
 // whole lines.
-template <Tile kTile, bool kTokenScale>
+//
+// Every way to store is a copy of the unrolled loop, and these copies were most of the compile time: so whole lines go
+// out only in the type that the mode's activations have (bulk_store_type), and without a residual under SwiGLU.
+template <Tile kTile, bool kTokenScale, bool kBf16>
 struct Epilogue {
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kChunk = staging_tokens(kTile);
   static constexpr int kGroup = staging_group(kTile);
   static constexpr int kHalves = staging_halves(kTile);
   static constexpr int kChunkBytes = kChunk * 128;
-  enum class Format { kF16, kBF16, kEither };  // kEither: asked at run time
 
   const KernelParams& p;
   uint32_t staging;  // this warpgroup's, 1024-byte aligned
@@ -73,7 +75,7 @@ struct Epilogue {
     float scale0, scale1, bias0, bias1;
   };
   // Of rows `row` and row + 8.
-  __device__ RowFactors row_factors(int row) const {
+  static __device__ RowFactors row_factors(const KernelParams& p, int row) {
     RowFactors f{p.weight_scale, p.weight_scale, 0.0f, 0.0f};
     if (p.row_scale != nullptr) {
       f.scale0 *= row < p.n ? __ldg(p.row_scale + row) : 0.0f;
@@ -93,15 +95,14 @@ struct Epilogue {
   }
 
   // chunk_mask: of the tile's chunks, those that this block stores.
-  template <bool kSwiglu, bool kResidual, Format kFormat>
+  template <bool kSwiglu, bool kResidual>
   __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
     const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // uniform, to the compiler too
     row0 = __shfl_sync(0xffffffffu, row0, 0);
     token0 = __shfl_sync(0xffffffffu, token0, 0);
-    const bool bf16 = kFormat == Format::kEither ? p.is_bf16 != 0 : kFormat == Format::kBF16;
-    const RowFactors f = row_factors(row0 + warp * 16 + lane / 4);
+    const RowFactors f = row_factors(p, row0 + warp * 16 + lane / 4);
     const int column0 = kSwiglu ? row0 / 2 : row0;
     if constexpr (kTokenScale) {
       ptx::copy_async_wait();  // prepare()'s
@@ -186,23 +187,23 @@ struct Epilogue {
             if constexpr (kResidual) {
               uint32_t r0;
               ptx::load_matrix_x1_trans(address, r0);
-              const float2 r = unpack_pair(r0, bf16);
+              const float2 r = unpack_pair(r0, kBf16);
               v0 += r.x;
               v1 += r.y;
             }
-            ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, bf16));
+            ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, kBf16));
           } else {
             const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
             if constexpr (kResidual) {
               uint32_t r0, r1;
               ptx::load_matrix_x2_trans(address, r0, r1);
-              const float2 a = unpack_pair(r0, bf16), b = unpack_pair(r1, bf16);
+              const float2 a = unpack_pair(r0, kBf16), b = unpack_pair(r1, kBf16);
               v0 += a.x;
               v1 += a.y;
               v2 += b.x;
               v3 += b.y;
             }
-            ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
+            ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, kBf16), pack_pair(v2, v3, kBf16));
           }
         }
       }
@@ -224,47 +225,53 @@ struct Epilogue {
     }
   }
 
-  // Any alignment and any type, one element at a time.
-  __device__ __noinline__ static void store_element(const KernelParams& p, int token, int column, float value) {
-    const int64_t at = token * p.ldd + column;
-    if (p.is_f32 != 0) {
-      if (p.residual != nullptr) value += static_cast<const float*>(p.residual)[token * p.ldr + column];
-      static_cast<float*>(p.d)[at] = value;
-      return;
-    }
+  // Any alignment and any type, for two tokens of rows `row` and row + 8. One function, called, for all of it: inlined
+  // it would be most of a kernel's code.
+  static __device__ __noinline__ void store_four(const KernelParams& p, int token, int row, float2 low, float2 high) {
     const bool bf16 = p.is_bf16 != 0;
-    if (p.residual != nullptr) {
-      const uint32_t r = static_cast<const uint16_t*>(p.residual)[token * p.ldr + column];
-      value += unpack_pair(r, bf16).x;
+    const auto store_element = [&p, bf16](int t, int column, float value) {
+      const int64_t at = t * p.ldd + column;
+      if (p.is_f32 != 0) {
+        if (p.residual != nullptr) value += static_cast<const float*>(p.residual)[t * p.ldr + column];
+        static_cast<float*>(p.d)[at] = value;
+        return;
+      }
+      if (p.residual != nullptr) {
+        const uint32_t r = static_cast<const uint16_t*>(p.residual)[t * p.ldr + column];
+        value += unpack_pair(r, bf16).x;
+      }
+      static_cast<uint16_t*>(p.d)[at] = static_cast<uint16_t>(pack_pair(value, 0.0f, bf16));
+    };
+    const RowFactors f = row_factors(p, row);
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side) {
+      const int t = token + side;
+      if (t >= p.m) return;
+      float v0 = side == 0 ? low.x : low.y, v1 = side == 0 ? high.x : high.y;
+      if constexpr (kTokenScale) {
+        const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + t) : 1.0f;
+        v0 *= scale;
+        v1 *= scale;
+      }
+      v0 = fmaf(v0, f.scale0, f.bias0);
+      v1 = fmaf(v1, f.scale1, f.bias1);
+      if (p.swiglu != 0) {  // rows come in sixteens: eight of gate, eight of up
+        if (row + 8 < p.n) store_element(t, row / 16 * 8 + row % 8, silu_times(v0, v1));
+      } else {
+        if (row < p.n) store_element(t, row, v0);
+        if (row + 8 < p.n) store_element(t, row + 8, v1);
+      }
     }
-    static_cast<uint16_t*>(p.d)[at] = static_cast<uint16_t>(pack_pair(value, 0.0f, bf16));
   }
   __device__ __forceinline__ void store_scattered(float (&acc)[kTokens / 2], int row0, int token0,
                                                   uint32_t chunk_mask) const {
     const int lane = threadIdx.x % 32;
     const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    const RowFactors f = row_factors(row);
 #pragma unroll
     for (int i = 0; i < kTokens / 2; i += 4) {
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const int token = token0 + i * 2 + lane % 4 * 2 + side;
-        if (token >= p.m || (chunk_mask >> (i * 2 / kChunk) & 1) == 0) continue;
-        float v0 = acc[i + side], v1 = acc[i + 2 + side];
-        if constexpr (kTokenScale) {
-          const float scale = p.token_scale != nullptr ? __ldg(p.token_scale + token) : 1.0f;
-          v0 *= scale;
-          v1 *= scale;
-        }
-        v0 = fmaf(v0, f.scale0, f.bias0);
-        v1 = fmaf(v1, f.scale1, f.bias1);
-        if (p.swiglu != 0) {
-          if (row + 8 < p.n) store_element(p, token, row0 / 2 + (row - row0) / 16 * 8 + lane / 4, silu_times(v0, v1));
-        } else {
-          if (row < p.n) store_element(p, token, row, v0);
-          if (row + 8 < p.n) store_element(p, token, row + 8, v1);
-        }
-      }
+      if ((chunk_mask >> (i * 2 / kChunk) & 1) == 0) continue;
+      store_four(p, token0 + i * 2 + lane % 4 * 2, row, make_float2(acc[i], acc[i + 1]),
+                 make_float2(acc[i + 2], acc[i + 3]));
     }
   }
 
@@ -274,7 +281,7 @@ struct Epilogue {
                                             uint32_t chunk_mask) const {
     const int lane = threadIdx.x % 32;
     const int row = row0 + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    const RowFactors f = row_factors(row);
+    const RowFactors f = row_factors(p, row);
     const int first = token0 + lane % 4 * 2;
     float* out = static_cast<float*>(p.d) + first * p.ldd + row;
     const bool low = row < p.n, high = row + 8 < p.n;
@@ -308,17 +315,11 @@ struct Epilogue {
         store_scattered(acc, row0, token0, chunk_mask);
       }
     } else if (p.swiglu != 0) {
-      if (p.residual != nullptr) {
-        store_bulk<true, true, Format::kEither>(acc, row0, token0, chunk_mask);
-      } else {
-        store_bulk<true, false, Format::kEither>(acc, row0, token0, chunk_mask);
-      }
+      store_bulk<true, false>(acc, row0, token0, chunk_mask);
     } else if (p.residual != nullptr) {
-      store_bulk<false, true, Format::kEither>(acc, row0, token0, chunk_mask);
-    } else if (p.is_bf16 != 0) {
-      store_bulk<false, false, Format::kBF16>(acc, row0, token0, chunk_mask);
+      store_bulk<false, true>(acc, row0, token0, chunk_mask);
     } else {
-      store_bulk<false, false, Format::kF16>(acc, row0, token0, chunk_mask);
+      store_bulk<false, false>(acc, row0, token0, chunk_mask);
     }
   }
 };

@@ -1,5 +1,6 @@
-// D[m, n] = X[m, k] * W[n, k]^T from a nested weight, for sm_90a. Two modes share everything but the inner loop:
+// D[m, n] = X[m, k] * W[n, k]^T from a nested weight, for sm_90a. The modes share everything but the inner loop:
 //   FP16/BF16: both byte planes; the weight is rebuilt in registers and is wgmma's A operand from there.
+//   W8A16:     the same from the upper plane alone.
 //   E4M3:      the upper plane is wgmma's A operand where the copy engine put it.
 // Weight rows are wgmma's M = 64 and tokens its N, so the accumulators hold D^T.
 //
@@ -16,15 +17,15 @@
 #include <span>
 #include <utility>
 
-#include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/gemm/kernel/epilogue.cuh"
-#include "backend/cuda/gemm/kernel/parts.cuh"
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
 #include "backend/cuda/gemm/kernel/multiply_e4m3.cuh"
 #include "backend/cuda/gemm/kernel/multiply_f16.cuh"
+#include "backend/cuda/gemm/kernel/parts.cuh"
 #include "backend/cuda/gemm/kernel/produce.cuh"
 #include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 
@@ -39,6 +40,7 @@ struct Kernel {
   static constexpr auto kCluster = Ring::kCluster;
   static constexpr auto kConsumers = Ring::kConsumers;
   static constexpr auto kFp8 = Ring::kFp8;
+  static constexpr bool kBf16 = kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free;
   static constexpr auto kLean = Ring::kLean;
   static constexpr auto kStages = Ring::kStages;
   static constexpr auto kStageBytes = Ring::kStageBytes;
@@ -47,8 +49,8 @@ struct Kernel {
   static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
                                                  uint32_t flags, int cluster, int clusters, uint32_t rank) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    Epilogue<kTile, kFp8> epilogue{p, staging + warpgroup * staging_bytes(kTile), scales + warpgroup * kTokens * 4,
-                                   warpgroup};
+    Epilogue<kTile, kFp8, kBf16> epilogue{p, staging + warpgroup * staging_bytes(kTile),
+                                          scales + warpgroup * kTokens * 4, warpgroup};
     if constexpr (!kFp8) MultiplyF16<kOperand, kTile>::begin(warpgroup);
     WorkList list(p, cluster, clusters);
     Work work;
@@ -58,7 +60,7 @@ struct Kernel {
       const TileOrigin origin = tile_origin(p, work.tile);
       if constexpr (kFp8) {
         ptx::dependency_wait();  // the scales may come from the kernel before
-        epilogue.prepare(origin.token * kTokens);
+        epilogue.prepare(Ring::first_token(origin.token, rank));
       }
       if constexpr (kOperand == Operand::kE4M3Promoted) {
         MultiplyE4m3<kOperand, kTile>::promoted(acc, pipe, work.k_begin, iterations, warpgroup);
@@ -81,17 +83,23 @@ struct Kernel {
 
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
                                                 const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
-                                                Epilogue<kTile, kFp8>& epilogue, uint32_t flag, int warpgroup) {
-    bool complete = true;
+                                                Epilogue<kTile, kFp8, kBf16>& epilogue, uint32_t flag, int warpgroup) {
     if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
       constexpr int kSlotBlocks = kCluster * kBlocks;
       const int slot_block = static_cast<int>(rank) * kBlocks + block;
-      complete = join_parts(p, acc, work, slot_block, kSlotBlocks, p.counters + work.tile * kSlotBlocks + slot_block,
-                            flag, warpgroup);
+      uint32_t* const counter = p.counters + work.tile * kSlotBlocks + slot_block;
+      bool joined = false;
+      if constexpr (can_slice(kTile)) {
+        if (p.sliced) {
+          chunk_mask = slice_parts<kTile>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
+          joined = true;
+        }
+      }
+      if (!joined && !join_parts(p, acc, work, slot_block, kSlotBlocks, counter, flag, warpgroup)) chunk_mask = 0;
     }
-    if (complete) {
-      const int row0 = ((origin.cluster_row * kCluster + static_cast<int>(rank)) * kBlocks + block) * kBlockRows;
-      epilogue.store(acc, row0, origin.token * kTokens, chunk_mask);
+    if (chunk_mask != 0) {
+      const int row0 = (Ring::first_row_block(origin.cluster_row, rank) + block) * kBlockRows;
+      epilogue.store(acc, row0, Ring::first_token(origin.token, rank), chunk_mask);
     }
   }
 
@@ -99,7 +107,7 @@ struct Kernel {
     const uint32_t base = ptx::shared_address(memory);
     Pipe pipe;
     pipe.ring = base;
-    const uint32_t staging = base + kStages * kStageBytes;
+    const uint32_t staging = base + Ring::kRingBytes;
     const uint32_t scales = staging + kConsumers * staging_bytes(kTile);
     const uint32_t bars = scales + kConsumers * kTokens * 4;
     pipe.full = bars;
@@ -146,16 +154,17 @@ struct Kernel {
 };
 
 // (nvcc's host stubs cannot name a class template argument.)
-template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm, int kWarpgroups>
-__global__ __launch_bounds__(threads(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups}),
-                             lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups})
+template <Operand kOperand, int kTokens, int kRowBlocks, int kCluster, int kBlocksPerSm, int kWarpgroups, bool kAlong>
+__global__ __launch_bounds__(threads(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups, kAlong}),
+                             lean(Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups, kAlong})
                                  ? 2
                                  : 1) void nested_gemm(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  Kernel<kOperand, Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups}>::run(p, memory);
+  Kernel<kOperand, Tile{kTokens, kRowBlocks, kCluster, kBlocksPerSm, kWarpgroups, kAlong}>::run(p, memory);
 }
 template <Operand kOperand, Tile t>
-constexpr auto kFunction = &nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm, t.warpgroups>;
+constexpr auto kFunction =
+    &nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm, t.warpgroups, t.along_tokens>;
 
 template <Operand kOperand, Mode kMode, size_t... kIndex>
 auto make_entries(std::index_sequence<kIndex...>) {

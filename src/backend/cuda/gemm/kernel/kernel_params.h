@@ -10,10 +10,10 @@
 namespace nfp::cuda {
 
 struct KernelParams {
-  CUtensorMap x;      // activations [m, k]: boxes of 128 bytes of k by tokens / cluster rows, 128-byte swizzle
+  CUtensorMap x;      // activations [m, k]: boxes of 128 bytes of k by box_tokens() rows, 128-byte swizzle
   CUtensorMap d_map;  // outputs: boxes of 64 (swiglu: 32) columns by staging_tokens() rows, swizzle as wide as the box
   const uint8_t* upper;      // planes in the layout of layout.h
-  const uint8_t* lower;      // unused in FP8 mode
+  const uint8_t* lower;      // unused in the modes of upper bytes alone
   void* d;                   // [m, n] FP16, BF16 or FP32 (n / 2 columns with swiglu)
   const void* residual;      // like d, or null
   const float* row_scale;    // [n] or null (1)
@@ -23,7 +23,7 @@ struct KernelParams {
   uint32_t* counters;  // zero between launches
   int64_t ldd;
   int64_t ldr;
-  float weight_scale;  // on every output: 2^-8 in FP8 mode
+  float weight_scale;  // on every output: 2^-8 where upper bytes stand alone
   int m;
   int n;
   int row_blocks;  // of the weight, in blocks of 64
@@ -36,6 +36,7 @@ struct KernelParams {
   int split_tiles;
   int shares;
   ShareLength length;  // of a share
+  bool sliced;         // all parts of a cut tile run at once, and each adds up its slice of the tile's tokens
   int exchange;        // parts of k that one cluster sums through shared memory; 1 = none
   uint32_t one;        // 1: see rebuild()
   int is_bf16;         // of the 16-bit outputs

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 

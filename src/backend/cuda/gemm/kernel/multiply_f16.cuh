@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/gemm/kernel/ring.cuh"
+#include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
@@ -15,18 +15,32 @@
 namespace nfp::cuda {
 
 // Four weights (k = 2c, 2c+1, 2c+8, 2c+9 of one row) as two pairs of FP16. See layout.h and docs/format.md.
-template <Operand kOperand>
+// kWide: the products of many tokens leave the integer pipe time enough, and a sum takes less power than a product.
+template <Operand kOperand, bool kWide>
 __device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t one, uint32_t& first,
                                         uint32_t& second) {
+  if constexpr (kOperand == Operand::kW8A16) {
+    // The code's value, 256 times the weight (KernelParams::weight_scale).
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(first), "=r"(second)
+        : "r"(upper));
+    return;
+  }
   constexpr bool kBiased = kOperand == Operand::kF16Biased || kOperand == Operand::kBF16Biased;
   const uint32_t t = kBiased ? upper : upper - ((lower >> 7) & 0x01010101u);
   const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
   first = __byte_perm(lower, high, 0x5140);
   second = __byte_perm(lower, high, 0x7362);
   if constexpr (kBiased) {
-    // A product with 1 that the compiler cannot know keeps these off the integer pipe, which the rest fills.
-    first = first * one - 0x00400040u;
-    second = second * one - 0x00400040u;
+    if constexpr (kWide) {
+      first -= 0x00400040u;
+      second -= 0x00400040u;
+    } else {
+      // A product with 1 that the compiler cannot know keeps these off the integer pipe, which the rest fills.
+      first = first * one - 0x00400040u;
+      second = second * one - 0x00400040u;
+    }
   }
   if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
     const auto narrow = [](uint32_t pair) {
@@ -51,6 +65,7 @@ struct MultiplyF16 {
   static constexpr auto kStageBytes = Ring::kStageBytes;
   static constexpr auto kBlocks = Ring::kBlocks;
   using Mma = ptx::Wgmma<kTokens>;
+  static constexpr bool kWide = kTokens >= 192;
 
   // Weights of 64 rows by 64 k as A operands: [k16 step][register].
   using Fragment = uint32_t[4][4];
@@ -60,8 +75,12 @@ struct MultiplyF16 {
   static __device__ __forceinline__ RawWeights load_weights(uint32_t upper) {
     const uint32_t lower = upper + kBlocks * kBlockBytes;
     // Row row + 8 has the same swizzle, 512 bytes on.
-    return {{ptx::load_shared_16(upper), ptx::load_shared_16(upper + 512)},
-            {ptx::load_shared_16(lower), ptx::load_shared_16(lower + 512)}};
+    RawWeights raw{{ptx::load_shared_16(upper), ptx::load_shared_16(upper + 512)}, {}};
+    if constexpr (Ring::kLowers) {
+      raw.lower[0] = ptx::load_shared_16(lower);
+      raw.lower[1] = ptx::load_shared_16(lower + 512);
+    }
+    return raw;
   }
   static __device__ __forceinline__ void rebuild_all(const RawWeights& raw, uint32_t one, Fragment& a) {
 #pragma unroll
@@ -69,7 +88,8 @@ struct MultiplyF16 {
       const uint32_t us[4] = {raw.upper[row].x, raw.upper[row].y, raw.upper[row].z, raw.upper[row].w};
       const uint32_t ls[4] = {raw.lower[row].x, raw.lower[row].y, raw.lower[row].z, raw.lower[row].w};
 #pragma unroll
-      for (int step = 0; step < 4; ++step) rebuild<kOperand>(us[step], ls[step], one, a[step][row], a[step][2 + row]);
+      for (int step = 0; step < 4; ++step)
+        rebuild<kOperand, kWide>(us[step], ls[step], one, a[step][row], a[step][2 + row]);
     }
   }
   static __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], const uint32_t (&a)[4], uint64_t tokens,
@@ -98,10 +118,12 @@ struct MultiplyF16 {
   // Warpgroups take turns to hand the tensor cores a stage's products, and rebuild weights while the others' run: with
   // their products mixed, all would wait, and then all would rebuild. Barriers kFirstTurn + warpgroup.
   static constexpr int kFirstTurn = 4;
-  static constexpr bool kTurns = kConsumers > 1;
+  static constexpr bool kTurns = kConsumers > 1 && !kLean;
   // Sums, two fragments, a stage as it was loaded, and some 45 more; and a ring deep enough to keep one stage longer.
-  static constexpr bool kWholeStages =
-      kRowBlocks == 1 && !kLean && kTokens < 256 && kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
+  // In lean kernels only without lower bytes: there a stage is so small that the steps between its halves would count.
+  static constexpr bool kWholeStages = kRowBlocks == 1 && (!kLean || !Ring::kLowers) && kTokens < 256 &&
+                                       Ring::kStages > 4 &&
+                                       kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
 
   // One row block: a whole stage's weights are rebuilt while the stage before is multiplied; two fragments take turns.
   static __device__ __forceinline__ void whole_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
@@ -165,18 +187,17 @@ struct MultiplyF16 {
                                                      int warpgroup, uint32_t one) {
     const int thread = threadIdx.x % 128;
     const uint32_t offset = weights_offset(warpgroup);
+    const uint32_t first_tokens = ptx::descriptor_low(pipe.ring + kWeightBytes);
     uint32_t fragment[2][2][4];
     int accumulate = 0;
     int previous = 0;
     for (int i = 0; i < iterations; ++i) {
       ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
-      const uint32_t tokens = pipe.data() + kWeightBytes;
+      const uint32_t tokens = first_tokens + pipe.stage * (kStageBytes / 16);
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
-        const uint32_t upper = pipe.data() + offset + b * kBlockBytes;
-        const uint32_t lower = upper + kBlocks * kBlockBytes;
-        const uint4 u0 = ptx::load_shared_16(upper), u1 = ptx::load_shared_16(upper + 512);
-        const uint4 l0 = ptx::load_shared_16(lower), l1 = ptx::load_shared_16(lower + 512);
+        const RawWeights raw = load_weights(pipe.data() + offset + b * kBlockBytes);
+        const uint4 u0 = raw.upper[0], u1 = raw.upper[1], l0 = raw.lower[0], l1 = raw.lower[1];
         const uint32_t us[2][4] = {{u0.x, u0.y, u0.z, u0.w}, {u1.x, u1.y, u1.z, u1.w}};
         const uint32_t ls[2][4] = {{l0.x, l0.y, l0.z, l0.w}, {l1.x, l1.y, l1.z, l1.w}};
         // Two k16 steps at a time: rebuilt while the two before are multiplied.
@@ -185,13 +206,13 @@ struct MultiplyF16 {
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             uint32_t(&a)[4] = fragment[half][s];
-            rebuild<kOperand>(us[0][2 * half + s], ls[0][2 * half + s], one, a[0], a[2]);
-            rebuild<kOperand>(us[1][2 * half + s], ls[1][2 * half + s], one, a[1], a[3]);
+            rebuild<kOperand, kWide>(us[0][2 * half + s], ls[0][2 * half + s], one, a[0], a[2]);
+            rebuild<kOperand, kWide>(us[1][2 * half + s], ls[1][2 * half + s], one, a[1], a[3]);
           }
           ptx::wgmma_fence();
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
-            const uint64_t b_operand = ptx::descriptor_128b(tokens + (2 * half + s) * 32);
+            const uint64_t b_operand = ptx::descriptor_128b_from_low(tokens + (2 * half + s) * 2);
             multiply(acc[b], fragment[half][s], b_operand, s == 1 || half == 1 ? 1 : accumulate);
           }
           ptx::wgmma_commit();

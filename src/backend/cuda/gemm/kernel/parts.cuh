@@ -146,6 +146,74 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
   return true;
 }
 
+// Where all parts of a cut tile run at once: each warpgroup gives the others the sums of the tokens that they store,
+// adds up those of its own in order of k, and so reads and stores no more than any other. Returns the chunks that it
+// stores.
+template <Tile kTile>
+__device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&acc)[kTile.tokens / 2], const Work& work,
+                                                int slot_block, int slot_blocks, uint32_t* counter, int warpgroup) {
+  constexpr int kChunks = chunks(kTile);
+  constexpr int kPieces = staging_tokens(kTile) / 8;  // of a chunk: four sums of each thread
+  const int thread = threadIdx.x % 128;
+  const int parts = p.shares / p.split_tiles;
+  const int first = work.tile * parts;
+  const int me = work.share - first;
+  const auto part = [&](int index) {
+    const int slot = 2 * (first + index) * slot_blocks + slot_block;
+    return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(slot) * (kTile.tokens / 8 * 128) + thread;
+  };
+  float4* const out = part(me);
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk_owner(kTile, chunk, parts) == me) continue;
+#pragma unroll
+    for (int j = chunk * kPieces; j < (chunk + 1) * kPieces; ++j) {
+      __stcg(out + j * 128, make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
+    }
+  }
+  ptx::named_barrier(1 + warpgroup, 128);
+  if (thread == 0) {
+    __threadfence();
+    atomicAdd(counter, 1);
+    while ((*static_cast<volatile uint32_t*>(counter) & 0xffff) != static_cast<uint32_t>(parts)) __nanosleep(32);
+    __threadfence();
+  }
+  ptx::named_barrier(1 + warpgroup, 128);
+  uint32_t mask = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk_owner(kTile, chunk, parts) != me) continue;
+    mask |= 1u << chunk;
+    // Before those of this part, this part's and those after it: loads in flight, a few registers.
+    float* const own = &acc[4 * chunk * kPieces];
+    const auto add = [&](int index, float(&sum)[4 * kPieces]) {
+      const float4* in = part(index) + chunk * kPieces * 128;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        const float4 v = ptx::load_global_cg(in + j * 128);
+        sum[4 * j] += v.x;
+        sum[4 * j + 1] += v.y;
+        sum[4 * j + 2] += v.z;
+        sum[4 * j + 3] += v.w;
+      }
+    };
+    float sum[4 * kPieces];
+#pragma unroll
+    for (int j = 0; j < 4 * kPieces; ++j) sum[j] = 0.0f;
+#pragma unroll 1
+    for (int index = 0; index < me; ++index) add(index, sum);
+#pragma unroll
+    for (int j = 0; j < 4 * kPieces; ++j) sum[j] += own[j];
+#pragma unroll 1
+    for (int index = me + 1; index < parts; ++index) add(index, sum);
+#pragma unroll
+    for (int j = 0; j < 4 * kPieces; ++j) own[j] = sum[j];
+  }
+  // The last to have seen them all leaves the counter ready for the next launch.
+  if (thread == 0 && atomicAdd(counter, 1u << 16) >> 16 == static_cast<uint32_t>(parts - 1)) *counter = 0;
+  return mask;
+}
+
 // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,
 // and add what they receive in order of k. Returns the chunks that this block stores. The ring is free: this tile was
 // the block's only work.

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
-#include "backend/cuda/gemm/kernel/ring.cuh"
 #include "backend/cuda/gemm/kernel/parts.cuh"
+#include "backend/cuda/gemm/kernel/ring.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 
 namespace nfp::cuda {
@@ -18,6 +18,8 @@ struct Producer {
   static constexpr auto kCluster = Ring::kCluster;
   static constexpr auto kConsumers = Ring::kConsumers;
   static constexpr auto kFp8 = Ring::kFp8;
+  static constexpr auto kLowers = Ring::kLowers;
+  static constexpr auto kAlongTokens = Ring::kAlongTokens;
   static constexpr auto kLean = Ring::kLean;
   static constexpr auto kStages = Ring::kStages;
   static constexpr auto kWeightBytes = Ring::kWeightBytes;
@@ -29,7 +31,7 @@ struct Producer {
     int64_t offset[kBlocks];  // in a plane
   };
   static __device__ __forceinline__ Sources sources(const KernelParams& p, int tile, int iteration, uint32_t rank) {
-    const int first = (tile_origin(p, tile).cluster_row * kCluster + static_cast<int>(rank)) * kBlocks;
+    const int first = Ring::first_row_block(tile_origin(p, tile).cluster_row, rank);
     Sources s;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -41,10 +43,17 @@ struct Producer {
   }
   // One stage's blocks of a plane, to `dst` and the blocks after it.
   static __device__ __forceinline__ void load_plane(const uint8_t* plane, const Sources& s, uint32_t dst, uint32_t bar,
-                                                    uint64_t policy) {
+                                                    uint64_t policy, uint32_t rank, uint16_t mask) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-      ptx::bulk_load(dst + b * kCopyBytes, plane + s.offset[b], kCopyBytes, bar, policy);
+    for (int b = 0; b < kBlocks; ++b) {
+      if constexpr (kAlongTokens && kCluster > 1) {  // every block a part of each copy, for all
+        constexpr int kPart = kCopyBytes / kCluster;
+        const uint32_t part = rank * kPart;
+        ptx::bulk_load_multicast(dst + b * kCopyBytes + part, plane + s.offset[b] + part, kPart, bar, mask, policy);
+      } else {
+        ptx::bulk_load(dst + b * kCopyBytes, plane + s.offset[b], kCopyBytes, bar, policy);
+      }
+    }
   }
   static __device__ __forceinline__ void step(Sources& s) {
 #pragma unroll
@@ -54,14 +63,19 @@ struct Producer {
                                                      uint32_t rank) {
     constexpr int kElements = kFp8 ? 128 : 64;
     const uint32_t dst = pipe.data() + kWeightBytes;
-    if constexpr (kCluster == 1) {
+    if constexpr (kCluster == 1 || kAlongTokens) {
       ptx::tensor_load_2d(dst, &p.x, iteration * kElements, token0, pipe.full_bar(), ptx::kEvictLast);
     } else {
       constexpr int kShare = kTokens / kCluster;
       ptx::tensor_load_2d_multicast(dst + rank * kShare * 128, &p.x, iteration * kElements,
-                                    token0 + static_cast<int>(rank) * kShare, pipe.full_bar(),
-                                    static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group), ptx::kEvictLast);
+                                    token0 + static_cast<int>(rank) * kShare, pipe.full_bar(), peers(pipe),
+                                    ptx::kEvictLast);
     }
+  }
+
+  // The blocks that share what one of them loads.
+  static __device__ __forceinline__ uint16_t peers(const Pipe& pipe) {
+    return static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group);
   }
 
   enum class Role { kUppers, kLowers, kActivations };
@@ -76,15 +90,15 @@ struct Producer {
     pipe.parity = 1;  // a fresh barrier counts as just emptied
     while (list.next(work)) {
       Sources from = sources(p, work.tile, work.k_begin, rank);
-      const int token = tile_origin(p, work.tile).token * kTokens;
+      const int token = Ring::first_token(tile_origin(p, work.tile).token, rank);
 #pragma unroll 1
       for (int k = work.k_begin; k < work.k_end; ++k) {
         ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
         if constexpr (kRole == Role::kUppers) {
           ptx::mbarrier_expect(pipe.full_bar(), kStageBytes);
-          load_plane(p.upper, from, pipe.data(), pipe.full_bar(), policy);
+          load_plane(p.upper, from, pipe.data(), pipe.full_bar(), policy, rank, peers(pipe));
         } else if constexpr (kRole == Role::kLowers) {
-          load_plane(p.lower, from, pipe.data() + kBlocks * kCopyBytes, pipe.full_bar(), policy);
+          load_plane(p.lower, from, pipe.data() + kBlocks * kCopyBytes, pipe.full_bar(), policy, rank, peers(pipe));
         } else {
           load_tokens(p, pipe, token, k, rank);
         }
@@ -100,8 +114,9 @@ struct Producer {
     const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
     const auto load_weights = [&](Sources& from, const Pipe& at) {
       ptx::mbarrier_expect(at.full_bar(), kStageBytes);
-      load_plane(p.upper, from, at.data(), at.full_bar(), policy);
-      if constexpr (!kFp8) load_plane(p.lower, from, at.data() + kBlocks * kCopyBytes, at.full_bar(), policy);
+      load_plane(p.upper, from, at.data(), at.full_bar(), policy, rank, peers(at));
+      if constexpr (kLowers)
+        load_plane(p.lower, from, at.data() + kBlocks * kCopyBytes, at.full_bar(), policy, rank, peers(at));
       step(from);
     };
     int early = 0;
@@ -123,7 +138,7 @@ struct Producer {
     Work work;
     pipe.parity = 1;
     while (list.next(work)) {
-      const int token = tile_origin(p, work.tile).token * kTokens;
+      const int token = Ring::first_token(tile_origin(p, work.tile).token, rank);
       const int skipped = min(early, work.k_end - work.k_begin);
       early -= skipped;
       Sources from = sources(p, work.tile, work.k_begin + skipped, rank);
@@ -147,7 +162,7 @@ struct Producer {
     } else if (warp == 0) {
       if (ptx::elect_one()) produce_one<Role::kUppers>(p, pipe, cluster, clusters, rank);
     } else if (warp == 1) {
-      if (!kFp8 && ptx::elect_one()) produce_one<Role::kLowers>(p, pipe, cluster, clusters, rank);
+      if (kLowers && ptx::elect_one()) produce_one<Role::kLowers>(p, pipe, cluster, clusters, rank);
     } else if (warp == 2) {
       if (ptx::elect_one()) produce_one<Role::kActivations>(p, pipe, cluster, clusters, rank);
     }

@@ -3,13 +3,14 @@
 // A stage of shared memory:
 //   FP16: [row block][4096 B upper] then [row block][4096 B lower], then X [tokens][128 B], 64 k
 //   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
+//   W8A16: [row block][4096 B upper],                              then X [tokens][128 B], 64 k
 // Barriers: full[s] counts the copies' bytes, empty[s] the consumer warps of every block in the cluster.
 #pragma once
 
 #include <cstdint>
 
-#include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
+#include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/ptx/barrier.cuh"
 
 namespace nfp::cuda {
@@ -33,11 +34,24 @@ struct Ring {
   static constexpr int kConsumers = kTile.warpgroups;
   static constexpr bool kFp8 = kOperand == Operand::kE4M3 || kOperand == Operand::kE4M3Promoted;
   static constexpr bool kLean = lean(kTile);
-  static constexpr int kStages = stages(kTile);
-  static constexpr int kWeightBytes = kTile.rows() * 128;
-  static constexpr int kStageBytes = stage_bytes(kTile);
+  static constexpr bool kLowers = !kFp8 && kOperand != Operand::kW8A16;
+  static constexpr bool kAlongTokens = kTile.along_tokens;
+  static constexpr int kRingBytes = stages(kTile) * stage_bytes(kTile);
+  static constexpr int kWeightBytes = kTile.rows() * (kFp8 || kLowers ? 128 : 64);
+  static constexpr int kStageBytes = kWeightBytes + kTokens * 128;
+  // Without lower bytes stages are smaller, and there are more of them.
+  static constexpr int kMostStages = 24;
+  static constexpr int kStages = kRingBytes / kStageBytes < kMostStages ? kRingBytes / kStageBytes : kMostStages;
   static constexpr int kBlocks = kConsumers * kRowBlocks;  // of 64 rows in this thread block
-  static_assert(kStages >= 3);
+  static_assert(kStages >= 3 && kStages * 16 + kConsumers * 4 <= 512);
+
+  // Of the tile that a cluster works at, this block's: `row` and `token` are in units of clusters.
+  static __device__ __forceinline__ int first_row_block(int row, uint32_t rank) {
+    return (kAlongTokens ? row : row * kCluster + static_cast<int>(rank)) * kBlocks;
+  }
+  static __device__ __forceinline__ int first_token(int token, uint32_t rank) {
+    return (kAlongTokens ? token * kCluster + static_cast<int>(rank) : token) * kTokens;
+  }
 
   struct Pipe {
     uint32_t ring, full, empty;

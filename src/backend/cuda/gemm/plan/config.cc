@@ -37,7 +37,9 @@ void cut(Schedule& s, int tiles, int shares) {
 }  // namespace
 
 int slots(const Tile& tile, const DeviceShape& device) {
-  const int clusters = tile.cluster == 4 ? device.clusters_of_4 : device.sms / tile.cluster;
+  const int clusters = tile.cluster == 4   ? device.clusters_of_4
+                       : tile.cluster == 2 ? device.clusters_of_2
+                                           : device.sms / tile.cluster;
   return std::max(1, clusters * tile.blocks_per_sm);
 }
 
@@ -51,12 +53,15 @@ std::string_view name_of(Mode mode) {
       return "e4m3";
     case Mode::kE4M3Promoted:
       return "e4m3-promoted";
+    case Mode::kW8A16:
+      return "w8a16";
   }
   return "?";
 }
 
 std::string to_string(const Config& c) {
-  std::string text = fmt::format("{}x{} c{} b{}", c.tile.rows(), c.tile.tokens, c.tile.cluster, c.tile.blocks_per_sm);
+  std::string text = fmt::format("{}x{} {}{} b{}", c.tile.rows(), c.tile.tokens, c.tile.along_tokens ? 'w' : 'c',
+                                 c.tile.cluster, c.tile.blocks_per_sm);
   if (c.splits == 0) text += " stream";
   if (c.splits > 1) text += fmt::format(" {}{}", c.exchange ? "exchange" : "split", c.splits);
   return text;
@@ -83,9 +88,9 @@ std::optional<Config> parse_config(std::string_view text) {
 Schedule make_schedule(const Problem& problem, const Config& config, const DeviceShape& device) {
   const Tile& tile = config.tile;
   Schedule s;
-  s.k_iterations = ceil_div(problem.k, is_fp8(problem.mode) ? 128 : 64);
-  s.m_tiles = ceil_div(problem.m, tile.tokens);
-  s.n_tiles = ceil_div(problem.n, tile.rows() * tile.cluster);
+  s.k_iterations = ceil_div(problem.k, step_k(problem.mode));
+  s.m_tiles = ceil_div(problem.m, tile.cluster_tokens());
+  s.n_tiles = ceil_div(problem.n, tile.cluster_rows());
   const int room = slots(tile, device);
   const int tiles = s.tiles();
   if (config.splits > 1) {
@@ -103,12 +108,13 @@ Schedule make_schedule(const Problem& problem, const Config& config, const Devic
     s.exchange = 1;
   }
   s.cluster = tile.cluster * s.exchange;
+  s.sliced = config.splits > 1 && s.exchange == 1 && s.shares > s.split_tiles && s.shares <= room && can_slice(tile);
   // Parts that meet in a cluster are one block's only work.
   s.grid =
       s.exchange > 1 ? tiles * s.cluster : std::min(room, std::max(s.shares, tiles - s.split_tiles)) * tile.cluster;
   const double wave = std::min(room, tiles);
-  s.group_m = std::clamp(static_cast<int>(std::lround(std::sqrt(wave * tile.rows() * tile.cluster / tile.tokens))), 1,
-                         s.m_tiles);
+  s.group_m = std::clamp(static_cast<int>(std::lround(std::sqrt(wave * tile.cluster_rows() / tile.cluster_tokens()))),
+                         1, s.m_tiles);
   return s;
 }
 
@@ -128,13 +134,15 @@ Config analytic_choice(const Problem& problem, const DeviceShape& device) {
   const int widest = narrow ? 128 : problem.m > 256 && problem.m <= 384 ? 192 : 256;
   Tile tile{static_cast<int16_t>(widest), 1, 1, 1};
   for (const int tokens : {8, 16, 32, 64, 96, 128, 192}) {
-    if (tokens >= problem.m && tokens < widest) {
-      tile.tokens = static_cast<int16_t>(tokens);
+    const Tile narrower{static_cast<int16_t>(tokens), 1, 1, 1};
+    if (tokens >= problem.m && tokens < widest && exists(narrower, problem.mode)) {
+      tile = narrower;
       break;
     }
   }
+  if (!exists(tile, problem.mode)) tile = {256, 1, 2, 1};
   const int64_t tiles = int64_t{ceil_div(problem.m, tile.tokens)} * ceil_div(problem.n, tile.rows());
-  const int64_t iterations = ceil_div(problem.k, fp8 ? 128 : 64);
+  const int64_t iterations = ceil_div(problem.k, step_k(problem.mode));
   const int64_t splits = std::min<int64_t>({device.sms / tiles, iterations / 4, 8});
   if (splits > 1) {
     return {tile, static_cast<int16_t>(splits), splits <= 3 && can_exchange(tile, static_cast<int>(splits))};
@@ -152,7 +160,7 @@ namespace {
 double estimate(const Problem& problem, const Config& config, const DeviceShape& device) {
   const Tile& tile = config.tile;
   const Schedule s = make_schedule(problem, config, device);
-  const double stage_k = is_fp8(problem.mode) ? 128 : 64;
+  const double stage_k = step_k(problem.mode);
   const double rate = (is_fp8(problem.mode) ? 1.35e15 : 7.0e14) / device.sms;  // sustained, power limit included
   const int room = slots(tile, device);
   const int whole = s.tiles() - s.split_tiles;
@@ -167,7 +175,7 @@ double estimate(const Problem& problem, const Config& config, const DeviceShape&
   const double stage = tile.rows() * 128.0 + tile.tokens * (tile.cluster > 1 ? 100.0 : 128.0);
   const double ingest = iterations * tile.blocks_per_sm * stage / (9e12 / device.sms);
   const double memory =
-      (static_cast<double>(problem.n) * static_cast<double>(problem.k) * (is_fp8(problem.mode) ? 1 : 2)) / 4.2e12;
+      (static_cast<double>(problem.n) * static_cast<double>(problem.k) * (reads_lower(problem.mode) ? 2 : 1)) / 4.2e12;
   double overhead = 1e-6 + static_cast<double>(s.tiles()) / room * tile.rows() * tile.tokens * 4e-11;
   if (s.shares > s.split_tiles) {
     const double parts = static_cast<double>(s.shares) / std::max(1, s.split_tiles);

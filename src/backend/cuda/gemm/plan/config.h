@@ -19,42 +19,92 @@ enum class Mode : uint8_t {
   kE4M3,          // E4M3 activations, upper bytes; wgmma accumulates all of k (22 bits on Hopper)
   kE4M3Promoted,  // the same, added to FP32 registers every 512 of k (128 in the tiles
                   // with two row blocks)
+  kW8A16,         // FP16 activations, upper bytes: what FP8 means without rounding activations
 };
+inline constexpr std::array kModes = {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted, Mode::kW8A16};
 std::string_view name_of(Mode mode);
+// E4M3 activations too.
 constexpr bool is_fp8(Mode mode) { return mode == Mode::kE4M3 || mode == Mode::kE4M3Promoted; }
+constexpr bool reads_lower(Mode mode) { return mode == Mode::kF16 || mode == Mode::kBF16; }
+// Of k, that one step of the kernel takes: 128 bytes of an activation row.
+constexpr int step_k(Mode mode) { return is_fp8(mode) ? 128 : 64; }
 
 // What the FP32 sums are stored as. It does not depend on the mode, and does not move the choice of a tile.
 enum class Output : uint8_t { kF16, kBF16, kF32 };
+// The 16-bit type that kernels of a mode store in whole lines; the other goes element by element.
+constexpr Output bulk_store_type(Mode mode) { return mode == Mode::kBF16 ? Output::kBF16 : Output::kF16; }
 
 // A thread block computes rows() x tokens of D^T with its consumer warpgroups.
 struct Tile {
   int16_t tokens = 0;         // wgmma's N
   int16_t row_blocks = 1;     // blocks of 64 rows per warpgroup
-  int16_t cluster = 1;        // thread blocks along n that share one load of X
+  int16_t cluster = 1;        // thread blocks along n that share one load of X,
   int16_t blocks_per_sm = 1;  // resident at once
   int16_t warpgroups = 2;     // that multiply
+  bool along_tokens = false;  // or along m, sharing one load of W
   constexpr int rows() const { return 64 * warpgroups * row_blocks; }
+  constexpr int cluster_rows() const { return along_tokens ? rows() : rows() * cluster; }
+  constexpr int cluster_tokens() const { return along_tokens ? tokens * cluster : tokens; }
   constexpr bool operator==(const Tile&) const = default;
 };
 
 // Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232. Rebuilding
-// weights takes about 50 of them, and promotion keeps a second set of sums.
+// weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the fastest in a mode
+// are not compiled for it.
 constexpr bool exists(const Tile& t, Mode mode) {
-  if (t.tokens == 64 && t.blocks_per_sm == 2) return mode == Mode::kE4M3;
-  if (mode == Mode::kE4M3Promoted) {
-    return t.tokens <= (t.warpgroups == 3 ? 96 : 128) && (t.row_blocks == 1 || t.cluster == 1);
+  const bool plain = t.cluster == 1 && t.warpgroups == 2 && t.row_blocks == 1;
+  switch (mode) {
+    case Mode::kF16:
+      return t.warpgroups != 3 && t.row_blocks == 1;
+    case Mode::kBF16:  // nothing but tests runs BF16 activations
+      return plain && t.blocks_per_sm == 1 && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
+    case Mode::kE4M3:
+      return true;
+    case Mode::kE4M3Promoted:
+      return t.tokens <= 128 && !t.along_tokens && t.warpgroups != 3;
+    case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair
+      return (plain && (t.tokens <= 64 || t.tokens == 128)) || (t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
   }
-  return true;
+  return false;
 }
 
-inline constexpr std::array kTiles = {
-    Tile{8, 1, 1, 2},      Tile{8, 1, 1, 1},     Tile{16, 1, 1, 2},     Tile{16, 1, 1, 1},     Tile{32, 1, 1, 2},
-    Tile{32, 1, 1, 1},     Tile{64, 1, 1, 2},    Tile{64, 1, 1, 1},     Tile{64, 2, 1, 1},     Tile{96, 1, 1, 1},
-    Tile{128, 1, 1, 1},    Tile{128, 1, 2, 1},   Tile{128, 1, 4, 1},    Tile{128, 2, 1, 1},    Tile{128, 2, 2, 1},
-    Tile{192, 1, 1, 1},    Tile{192, 1, 2, 1},   Tile{256, 1, 1, 1},    Tile{256, 1, 2, 1},    Tile{256, 1, 4, 1},
-    Tile{64, 1, 1, 1, 1},  Tile{96, 1, 1, 1, 1}, Tile{128, 1, 1, 1, 1}, Tile{128, 1, 4, 1, 1}, Tile{192, 1, 1, 1, 1},
-    Tile{256, 1, 1, 1, 1}, Tile{96, 1, 1, 1, 3}, Tile{128, 1, 1, 1, 3}, Tile{160, 1, 1, 1},    Tile{176, 1, 1, 1},
-};
+inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
+                                      Tile{8, 1, 1, 1},
+                                      Tile{16, 1, 1, 2},
+                                      Tile{16, 1, 1, 1},
+                                      Tile{32, 1, 1, 2},
+                                      Tile{32, 1, 1, 1},
+                                      Tile{64, 1, 1, 1},
+                                      Tile{96, 1, 1, 1},
+                                      Tile{112, 1, 1, 1},
+                                      Tile{128, 1, 1, 1},
+                                      Tile{128, 1, 2, 1},
+                                      Tile{144, 1, 1, 1},
+                                      Tile{144, 1, 2, 1},
+                                      Tile{144, 1, 2, 1, 2, true},
+                                      Tile{160, 1, 1, 1},
+                                      Tile{160, 1, 2, 1},
+                                      Tile{160, 1, 2, 1, 2, true},
+                                      Tile{176, 1, 1, 1},
+                                      Tile{176, 1, 2, 1, 2, true},
+                                      Tile{192, 1, 1, 1},
+                                      Tile{192, 1, 2, 1},
+                                      Tile{208, 1, 1, 1},
+                                      Tile{208, 1, 2, 1, 2, true},
+                                      Tile{224, 1, 1, 1},
+                                      Tile{240, 1, 1, 1},
+                                      Tile{256, 1, 1, 1},
+                                      Tile{256, 1, 2, 1},
+                                      Tile{256, 1, 2, 1, 2, true},
+                                      Tile{64, 1, 1, 1, 1},
+                                      Tile{96, 1, 1, 1, 1},
+                                      Tile{128, 1, 1, 1, 1},
+                                      Tile{96, 1, 1, 1, 3},
+                                      Tile{128, 1, 1, 1, 3},
+                                      Tile{128, 2, 1, 1}};
+
+// Tokens that one block of a cluster loads for a stage.
+constexpr int box_tokens(const Tile& t) { return t.along_tokens ? t.tokens : t.tokens / t.cluster; }
 
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16
 // tokens, or 128 k of E4M3.
@@ -94,6 +144,9 @@ constexpr int owned_chunks(const Tile& t, int splits) { return (chunks(t) + spli
 constexpr int exchange_bytes(const Tile& t, int splits) {
   return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4;
 }
+// Whether blocks can each add up a slice of a cut tile: only whole chunks are stored. (Registers: with three warpgroups
+// or two blocks of rows there are none left for it, nor for fetching ahead.)
+constexpr bool can_slice(const Tile& t) { return chunks(t) > 1 && t.warpgroups < 3 && t.row_blocks == 1; }
 inline constexpr int kMaxCluster = 8;
 constexpr bool can_exchange(const Tile& t, int splits) {
   return splits > 1 && splits * t.cluster <= kMaxCluster && exchange_bytes(t, splits) <= stages(t) * stage_bytes(t);
@@ -101,10 +154,10 @@ constexpr bool can_exchange(const Tile& t, int splits) {
 
 // How the k iterations of all tiles are shared out.
 //   splits = 1: a tile is one block's work; blocks take tiles in turn.
-//   splits > 1: every tile's k is cut into that many equal parts; the last block to finish a tile adds the parts in
-//   order of k. exchange:   the same cut and the same order, but the parts of a tile are a cluster and pass sums
-//   through shared memory. splits = 0: stream-K: whole waves as with 1, and the rest of the tiles cut into equal
-//   shares, one a block.
+//   splits > 1: every tile's k is cut into that many equal parts, which are added in order of k: where all parts run at
+//   once, each block adds up a slice of the tile's tokens, else the last block to finish adds all. exchange: the same
+//   cut and the same order, but the parts of a tile are a cluster and pass sums through shared memory. splits = 0:
+//   stream-K: whole waves as with 1, and the rest of the tiles cut into equal shares, one a block.
 // A token's result depends on m only through this: see docs/kernels.md, "What a result depends on".
 struct Config {
   Tile tile;
@@ -112,7 +165,7 @@ struct Config {
   bool exchange = false;
   constexpr bool operator==(const Config&) const = default;
 };
-// "128x64 c1 b1 split4" ("exchange4" with exchange); parse_config() reads the same.
+// "128x64 c1 b1 split4" ("exchange4" with exchange, "w2" for a cluster along tokens); parse_config() reads the same.
 std::string to_string(const Config& config);
 std::optional<Config> parse_config(std::string_view text);
 
@@ -126,7 +179,8 @@ struct Problem {
 
 struct DeviceShape {
   int sms = 132;
-  int clusters_of_4 = 32;  // resident at once: clusters do not span GPCs, whose SMs may not divide by 4
+  int clusters_of_2 = 66;  // resident at once: clusters do not span GPCs, whose SMs may not divide by their size
+  int clusters_of_4 = 32;
 };
 
 // Shares of the cut tiles' iterations laid end to end: share v covers [begin(v), begin(v + 1)). `length` iterations a
@@ -155,6 +209,7 @@ struct Schedule {
   int split_tiles = 0;  // the first of them are cut ...
   int shares = 0;       // ... into so many equal shares of iterations
   ShareLength length;   // of a share
+  bool sliced = false;  // all parts run at once, and each adds up a slice
   int exchange = 1;     // parts of a tile in one cluster
   int cluster = 1;      // thread blocks, parts included
   int tiles() const { return m_tiles * n_tiles; }

@@ -48,8 +48,8 @@ TEST(Config, SchedulesCoverAllWorkOnce) {
           const Schedule s = make_schedule(problem, config, kH200);
           ASSERT_GT(s.grid, 0);
           ASSERT_EQ(s.grid % config.tile.cluster, 0);
-          ASSERT_GE(s.m_tiles * config.tile.tokens, m);
-          ASSERT_GE(int64_t{s.n_tiles} * config.tile.rows() * config.tile.cluster, n);
+          ASSERT_GE(int64_t{s.m_tiles} * config.tile.cluster_tokens(), m);
+          ASSERT_GE(int64_t{s.n_tiles} * config.tile.cluster_rows(), n);
           const int64_t total = int64_t{s.split_tiles} * s.k_iterations;
           int64_t covered = 0;
           for (int share = 0; share < s.shares; ++share) {

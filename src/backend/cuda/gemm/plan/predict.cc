@@ -14,13 +14,19 @@ double cubed(double x) { return x * x * x; }
 // no power of two a GPC holds fewer than its SMs would let it: on an H200 with 31 clusters of 4, 40 of 3, 24 of 5 and
 // 20 of 6 were measured to take two turns.
 int resident_clusters(int blocks, const DeviceShape& device) {
-  if (blocks <= 2) return device.sms / blocks;
+  if (blocks == 1) return device.sms;
+  if (blocks == 2) return device.clusters_of_2;
   if (blocks % 4 == 0) return device.clusters_of_4 / (blocks / 4);
   return device.clusters_of_4 * 4 * 7 / 8 / blocks;
 }
 
 // Weights that are read again before they have left the L2 cost nothing; this is about half of one.
 constexpr double kL2Megabytes = 50;
+
+// Blocks of an exchange do one tile each, so every further turn of them begins with an empty ring. For each 1000 bytes
+// of a tile's sums (measured on an H200: 26 turns of 5120 x 5120 with 5727 tokens and tiles of 128 x 224 took 10 us
+// each more than their steps and joins).
+constexpr double kTurnMicroseconds = 0.087;
 
 }  // namespace
 
@@ -56,15 +62,22 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
   const double busy = (steps * cost.step_us + ends * cost.tile_us) * tile.blocks_per_sm;
 
   const bool fp8 = is_fp8(problem.mode);
+  const double weight_bytes = reads_lower(problem.mode) ? 2 : 1;
   const double tiles = static_cast<double>(s.tiles()) * tile.cluster;
   const double m = static_cast<double>(problem.m), n = static_cast<double>(problem.n),
                k = static_cast<double>(problem.k);
-  const double weights = n * k * (fp8 ? 1 : 2) * 1e-6;  // megabytes, which are microseconds of a TB/s
+  const double weights = n * k * weight_bytes * 1e-6;  // megabytes, which are microseconds of a TB/s
   // Tiles of the same weights but different tokens run side by side and share what is read. Under stream-K they are at
-  // different k, and weights that the L2 cannot hold are read again.
-  const double again = stream ? model.reread * std::min(s.m_tiles - 1, 4) * weights / (weights + kL2Megabytes) : 0;
+  // different k, and weights are read again as far as the L2 cannot hold those of the rows that are worked at.
+  const double at_once = std::min<double>(static_cast<double>(slots(tile, device)) / s.m_tiles, s.n_tiles) *
+                         tile.cluster_rows() * k * weight_bytes * 1e-6;
+  const double again =
+      stream ? model.reread * (s.m_tiles - 1) * s.split_tiles / s.tiles() * at_once / (at_once + kL2Megabytes) : 0;
   const double memory = (weights * (1 + again) + m * k * (fp8 ? 1 : 2) * 1e-6 + m * n * 2e-6) / model.memory_tb_s;
-  const double l2 = tiles * k_steps * (tile.rows() * 128.0 + tile.tokens * 128.0 / tile.cluster) * 1e-6 / model.l2_tb_s;
+  const double shared = 128.0 / tile.cluster;
+  const double stage_reads =
+      tile.along_tokens ? tile.rows() * shared + tile.tokens * 128.0 : tile.rows() * 128.0 + tile.tokens * shared;
+  const double l2 = tiles * k_steps * stage_reads * 1e-6 / model.l2_tb_s;
   const double power = tiles * tile.rows() * tile.tokens * k_steps * (fp8 ? 256 : 128) * 1e-6 / model.tflops;
   // What overlaps is about as long as its longest part, but not quite: the part's neighbours add when they are close.
   const double overlapped = std::cbrt(cubed(busy) + cubed(memory) + cubed(l2) + cubed(power));
@@ -74,10 +87,12 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
   if (stream) {
     joining = model.stream_us + model.stream_us_kb * kilobytes * fragments;
   } else if (cut && s.exchange > 1) {
-    joining = model.exchange_us + model.exchange_us_kb * kilobytes * ends;
+    joining = model.exchange_us + kilobytes * (model.exchange_us_kb * ends + kTurnMicroseconds * (ends - 1));
   } else if (cut) {
     const double parts = static_cast<double>(s.shares) / s.split_tiles;
-    joining = model.split_us + model.split_us_kb * kilobytes * (parts > 2 ? parts + 1 : 1.5);
+    // Of its sums a part writes all but a slice, and reads as much; or one block reads all parts.
+    const double passed = s.sliced ? 2 * (parts - 1) / parts : parts > 2 ? parts + 1 : 1.5;
+    joining = model.split_us + model.split_us_kb * kilobytes * passed;
   }
   return model.launch_us + overlapped + joining;
 }

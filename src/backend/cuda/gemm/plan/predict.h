@@ -27,17 +27,16 @@ struct TimeModel {
   double split_us_kb = 0;
   double stream_us = 0;  // the same for stream-K
   double stream_us_kb = 0;
-  double reread = 0;  // how much of the weights stream-K reads again for each further tile of tokens
+  double reread = 0;  // how often stream-K reads weights again for each further tile of tokens, where the L2 is full
   std::array<TileCost, kTiles.size()> tiles{};
 };
 
 // Thread blocks, in clusters of the tile's, that are resident at once.
 int slots(const Tile& tile, const DeviceShape& device);
 
-// Every configuration worth considering for a problem, in no order.
+// The tiles of a width that suits a problem's number of tokens, in no order.
 template <typename Visit>
-void for_each_candidate(const Problem& problem, const DeviceShape& device, const Visit& visit) {
-  const int64_t k_iterations = (problem.k + (is_fp8(problem.mode) ? 127 : 63)) / (is_fp8(problem.mode) ? 128 : 64);
+void for_each_tile(const Problem& problem, const Visit& visit) {
   for (const Tile& tile : kTiles) {
     if (!exists(tile, problem.mode)) continue;
     // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
@@ -47,8 +46,18 @@ void for_each_candidate(const Problem& problem, const DeviceShape& device, const
     if (tile.tokens * 4 < std::min<int64_t>(problem.m, 256)) continue;
     if (problem.m <= 64 && tile.tokens < problem.m) continue;
     if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
-    const int64_t columns = int64_t{tile.rows()} * tile.cluster;
-    const int64_t tiles = ((problem.m + tile.tokens - 1) / tile.tokens) * ((problem.n + columns - 1) / columns);
+    if (tile.along_tokens && problem.m <= tile.tokens) continue;  // half of each cluster would be idle
+    visit(tile);
+  }
+}
+
+// Every configuration worth considering for a problem, in no order.
+template <typename Visit>
+void for_each_candidate(const Problem& problem, const DeviceShape& device, const Visit& visit) {
+  const int64_t k_iterations = (problem.k + step_k(problem.mode) - 1) / step_k(problem.mode);
+  for_each_tile(problem, [&](const Tile& tile) {
+    const int64_t columns = tile.cluster_rows(), rows = tile.cluster_tokens();
+    const int64_t tiles = ((problem.m + rows - 1) / rows) * ((problem.n + columns - 1) / columns);
     const int room = slots(tile, device);
     visit(Config{tile, 1, false});
     if (tiles % room != 0 && tiles < 16 * room) visit(Config{tile, 0, false});
@@ -57,7 +66,7 @@ void for_each_candidate(const Problem& problem, const DeviceShape& device, const
       visit(Config{tile, static_cast<int16_t>(splits), false});
       if (can_exchange(tile, splits)) visit(Config{tile, static_cast<int16_t>(splits), true});
     }
-  }
+  });
 }
 
 // Microseconds. Infinite for a tile that the model does not know.

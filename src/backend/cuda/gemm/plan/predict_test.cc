@@ -42,7 +42,9 @@ TEST(Predict, ClustersThatDoNotFitTakeAnotherTurn) {
   ASSERT_TRUE(can_exchange(parts.tile, 4));
   const double step = 128 * 128 * 1e-4;
   EXPECT_NEAR(predict_us(model, {128, 31 * 128, 4096, Mode::kF16, false}, parts, device), 16 * step, 1e-6);
-  EXPECT_NEAR(predict_us(model, {128, 32 * 128, 4096, Mode::kF16, false}, parts, device), 32 * step, 1e-6);
+  // (A second turn begins with an empty ring: 0.087 us for each 1000 bytes of sums.)
+  EXPECT_NEAR(predict_us(model, {128, 32 * 128, 4096, Mode::kF16, false}, parts, device),
+              32 * step + 0.087 * 128 * 128 * 4e-3, 1e-6);
 }
 
 TEST(Predict, MemoryIsALowerBound) {
@@ -65,7 +67,7 @@ TEST(Predict, ChoosesForAnyNumberOfTokens) {
   TuningTable table;
   const TimeModel model = arithmetic_only();
   for (const Mode mode : {Mode::kF16, Mode::kE4M3, Mode::kE4M3Promoted}) table.set_model(mode, model);
-  for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted}) {
+  for (const Mode mode : kModes) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096}, {192, 72}, {28672, 4096}, {5120, 32768}}) {
       for (int64_t m = 1; m < 20000; m = m * 5 / 4 + 1) {
         const Problem problem{m, n, k, mode, false};

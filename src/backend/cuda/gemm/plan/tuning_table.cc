@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::string_view kFormat = "nestedfp gemm choices 2";
 constexpr std::string_view kFormatWithoutModels = "nestedfp gemm choices 1";
-constexpr std::array kModes = {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted};
 
 std::optional<Mode> parse_mode(std::string_view name) {
   for (const Mode mode : kModes) {
@@ -24,7 +23,7 @@ std::optional<Mode> parse_mode(std::string_view name) {
   return std::nullopt;
 }
 
-// With batch invariance every number of tokens runs the cuts of this many: decode is where cutting k pays.
+// Without a model of time, every number of tokens runs the cuts of this many under batch invariance.
 constexpr int64_t kInvariantTokens = 16;
 
 struct Quantity {
@@ -164,21 +163,28 @@ void TuningTable::set(int64_t n, int64_t k, Mode mode, int bucket, const Config&
   choices_[{n, k, mode}][bucket] = config;
 }
 
+namespace {
+
+// The mode whose measured choices serve a mode without its own: BF16 does the same work as FP16 in the same tiles, and
+// W8A16 reads what E4M3 reads, which is what counts for few tokens.
+Mode measured_as(const Problem& problem) {
+  if (problem.mode == Mode::kBF16) return Mode::kF16;
+  return problem.mode == Mode::kW8A16 && problem.m <= 64 ? Mode::kE4M3 : problem.mode;
+}
+
+}  // namespace
+
 std::optional<Config> TuningTable::find(const Problem& problem) const {
   auto shape = choices_.find({problem.n, problem.k, problem.mode});
-  // BF16 kernels do the same work in the same tiles.
-  if (shape == choices_.end() && problem.mode == Mode::kBF16) shape = choices_.find({problem.n, problem.k, Mode::kF16});
+  if (shape == choices_.end()) shape = choices_.find({problem.n, problem.k, measured_as(problem)});
   if (shape == choices_.end()) return std::nullopt;
-  auto at = shape->second.lower_bound(token_bucket(problem.m));
-  if (at == shape->second.end()) {
-    if (shape->second.empty()) return std::nullopt;
-    --at;  // more tokens than were tuned: the largest tuned tile repeats
-  }
+  const auto at = shape->second.lower_bound(token_bucket(problem.m));
+  if (at == shape->second.end() || !exists(at->second.tile, problem.mode)) return std::nullopt;
   return at->second;
 }
 
 const TimeModel* TuningTable::model(Mode mode) const {
-  const auto at = models_.find(mode == Mode::kBF16 ? Mode::kF16 : mode);
+  const auto at = models_.find(mode == Mode::kBF16 || mode == Mode::kW8A16 ? Mode::kF16 : mode);
   return at == models_.end() ? nullptr : &at->second;
 }
 
@@ -192,7 +198,7 @@ constexpr int64_t kFineBuckets = 64;
 // side are taken unless another should be so much faster.
 constexpr double kMeasuredNearby = 0.97;
 // Stream-K's time depends most on what the L2 still holds, which is not modelled well.
-constexpr double kStreamMargin = 1.06;
+constexpr double kStreamMargin = 1.02;
 Config predicted(const Problem& problem, const DeviceShape& device, const TimeModel& model, const TuningTable& table) {
   std::array<std::optional<Config>, 2> nearby;
   Problem neighbour = problem;
@@ -219,27 +225,78 @@ Config predicted(const Problem& problem, const DeviceShape& device, const TimeMo
   return best;
 }
 
+// Batch-invariant runs cut every tile's k in so many parts. (A cluster holds them, so that however many tokens there
+// are some tile can keep the cut.)
+bool keeps_cut(const Problem& problem, const Config& config, const DeviceShape& device) {
+  const Schedule schedule = make_schedule(problem, config, device);
+  return config.splits == 1 ? schedule.shares == 0
+                            : schedule.shares == schedule.tiles() * std::min<int>(config.splits, schedule.k_iterations);
+}
+
+struct Predicted {
+  Config config;
+  double us = std::numeric_limits<double>::infinity();
+};
+// The fastest tile with every k cut in `splits`. One row block per warpgroup keeps promotion's interval the same in
+// all.
+Predicted fastest_with_cut(const Problem& problem, int splits, const DeviceShape& device, const TimeModel& model) {
+  Predicted best;
+  for_each_tile(problem, [&](const Tile& tile) {
+    if (problem.mode == Mode::kE4M3Promoted && tile.row_blocks != 1) return;
+    for (const bool exchange : {false, true}) {
+      if (exchange && !can_exchange(tile, splits)) continue;
+      const Config config{tile, static_cast<int16_t>(splits), exchange};
+      const double us = predict_us(model, problem, config, device);
+      if (us < best.us && keeps_cut(problem, config, device)) best = {config, us};
+    }
+  });
+  return best;
+}
+
+// The cut that costs the least over all numbers of tokens, each power of four as often as any other.
+int invariant_splits(Problem problem, const DeviceShape& device, const TimeModel& model) {
+  int best = 1;
+  double least = std::numeric_limits<double>::infinity();
+  for (const int splits : {1, 2, 3, 4, 5, 6, 8}) {
+    double logs = 0;
+    for (const int64_t m : {1, 4, 16, 64, 256, 1024, 4096}) {
+      problem.m = m;
+      logs += std::log(fastest_with_cut(problem, splits, device, model).us);
+    }
+    if (logs < least) {
+      least = logs;
+      best = splits;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 Choice choose(const Problem& problem, const DeviceShape& device, const TuningTable* table, Reduction reduction) {
   if (reduction == Reduction::kBatchInvariant) {
-    // Cuts are those of a decode step; the tile is free, since a result does not depend on it. One row block per
-    // warpgroup keeps promotion's interval the same everywhere.
-    Problem decode = problem;
-    decode.m = kInvariantTokens;
-    const Choice small = choose(decode, device, table, Reduction::kFastest);
-    // A cluster holds that many parts, so that however many tokens there are some tile can keep the cut.
-    const int splits = std::clamp<int>(small.config.splits, 1, kMaxCluster);
+    int splits = 1;
+    const TimeModel* model = table == nullptr ? nullptr : table->model(problem.mode);
+    if (model != nullptr) {
+      splits = invariant_splits(problem, device, *model);
+      const Predicted predicted = fastest_with_cut(problem, splits, device, *model);
+      if (!std::isinf(predicted.us)) return {predicted.config, "batch-invariant"};
+    } else {
+      // Cuts are those of a decode step. (A cluster holds that many parts, so that however many tokens there are some
+      // tile can keep the cut.)
+      Problem decode = problem;
+      decode.m = kInvariantTokens;
+      splits = std::clamp<int>(choose(decode, device, table, Reduction::kFastest).config.splits, 1, kMaxCluster);
+    }
+    // The tile is free, since a result does not depend on it. One row block per warpgroup keeps promotion's interval
+    // the same everywhere.
     Choice best{{kTiles[0], 1, false}, "batch-invariant"};
     bool found = false;
     for (Config config : candidates(problem, device)) {
       if (problem.mode == Mode::kE4M3Promoted && config.tile.row_blocks != 1) continue;
       config.splits = static_cast<int16_t>(splits);
       config.exchange = can_exchange(config.tile, splits);
-      const Schedule schedule = make_schedule(problem, config, device);
-      const bool cut = splits == 1 ? schedule.shares == 0
-                                   : schedule.shares == schedule.tiles() * std::min(splits, schedule.k_iterations);
-      if (!cut) continue;  // too many parts for the workspace
+      if (!keeps_cut(problem, config, device)) continue;
       best.config = config;
       found = true;
       break;

@@ -51,12 +51,11 @@ Result<GemmShape> parse_shape(std::string_view text) {
 }
 
 Result<std::vector<Mode>> parse_modes(std::string_view text) {
-  constexpr std::array kAll = {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted};
   std::vector<Mode> out;
   for (const std::string_view part : split(text)) {
-    const auto at = std::find_if(kAll.begin(), kAll.end(), [&](Mode mode) { return name_of(mode) == part; });
-    if (at == kAll.end()) {
-      return error(ErrorCode::kUsage, "--modes: '{}' is none of f16, bf16, e4m3, e4m3-promoted", part);
+    const auto at = std::find_if(kModes.begin(), kModes.end(), [&](Mode mode) { return name_of(mode) == part; });
+    if (at == kModes.end()) {
+      return error(ErrorCode::kUsage, "--modes: '{}' is none of f16, bf16, e4m3, e4m3-promoted, w8a16", part);
     }
     if (std::find(out.begin(), out.end(), *at) == out.end()) out.push_back(*at);
   }

@@ -26,7 +26,7 @@ TEST(TunePlan, ReadsShapes) {
 
 TEST(TunePlan, ReadsModesAndBuckets) {
   EXPECT_EQ(*parse_modes("e4m3,f16,e4m3"), (std::vector<Mode>{Mode::kE4M3, Mode::kF16}));
-  EXPECT_EQ(parse_modes("f16,fp8").error().message, "--modes: 'fp8' is none of f16, bf16, e4m3, e4m3-promoted");
+  EXPECT_EQ(parse_modes("f16,fp8").error().message, "--modes: 'fp8' is none of f16, bf16, e4m3, e4m3-promoted, w8a16");
   EXPECT_FALSE(parse_modes("").ok());
   EXPECT_EQ(*parse_buckets("4096,1,16,1"), (std::vector<int>{1, 16, 4096}));
   for (const char* bad : {"", "2", "1,", "1,5000", "x"}) EXPECT_FALSE(parse_buckets(bad).ok()) << bad;

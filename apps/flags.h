@@ -8,7 +8,7 @@
 #include <string>
 
 #include "calibrate/calibrate.h"
-#include "engine/policy.h"
+#include "policy/policy.h"
 #include "engine/request.h"
 #include "runtime/loaded_model.h"
 #include "runtime/sampling_defaults.h"

@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   nfp::add_perplexity(app, status);
   nfp::add_bench(app, status);
   nfp::add_serve(app, status);
+  nfp::add_replay(app, status);
   nfp::add_evaluate(app, status);
   nfp::add_tune(app, status);
   try {

@@ -59,7 +59,10 @@ Status run(ServeFlags& flags) {
   return_freed_memory();
   block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
-  NFP_ASSIGN_OR_RETURN(auto policy, flags.make_policy());
+  std::unique_ptr<PrecisionPolicy> policy;
+  if (!flags.plans()) {
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());
+  }
   if (!flags.quiet) log::set_level(log::Level::kInfo);
 
   // Everything the engine runs on outlives the service.
@@ -71,7 +74,11 @@ Status run(ServeFlags& flags) {
     ProgressBar bar;
     flags.load.progress = bar.callback();
     flags.calibration.model = flags.model;
-    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy->needs_sensitivity()));
+    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy && policy->needs_sensitivity()));
+  }
+  if (flags.plans()) {
+    NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));
   }
   if (flags.precision == "auto" && loaded->backend->fastest_fp8() != flags.engine.fp8) {
     flags.engine.fp8 = loaded->backend->fastest_fp8();

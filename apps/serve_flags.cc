@@ -4,6 +4,10 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/mapped_file.h"
+#include "eval/start_steps.h"
+#include "policy/slo_policy.h"
+
 namespace nfp {
 namespace {
 
@@ -79,10 +83,23 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--precision", precision, "auto: as the policy decides; else always this")
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
       ->capture_default_str();
-  app.add_option("--precision-policy", policy,
-                 "for auto: threshold:N (FP8 in steps of more than N tokens), graded:LOW:HIGH (in a share of the "
-                 "weights that grows with a step's tokens), alternate:N")
-      ->capture_default_str();
+  app.add_option(
+      "--precision-policy", policy,
+      "for auto: slo (the default: as little FP8 as keeps the latency targets), threshold:N (FP8 in steps of "
+      "more than N tokens), graded:LOW:HIGH (in a share of the weights that grows with a step's tokens), "
+      "alternate:N");
+  slo_ttft_given =
+      app.add_option("--slo-ttft-ms", slo_ttft_ms,
+                     "wanted time to the first token; unless given, at least 3 times what the prompt takes alone")
+          ->check(CLI::Range(1.0, 86'400'000.0))
+          ->capture_default_str();
+  slo_itl_given =
+      app.add_option("--slo-itl-ms", slo_itl_ms,
+                     "wanted mean time between tokens; unless given, at least 3 times that of a request alone")
+          ->check(CLI::Range(0.1, 86'400'000.0))
+          ->capture_default_str();
+  app.add_option("--step-times", step_times,
+                 "table of `bench MODEL steps` that slo predicts from; default: measured at the first start and kept");
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
@@ -166,11 +183,58 @@ Status ServeFlags::resolve() {
   if (load.dummy) {
     return error(ErrorCode::kUsage, "--load-format dummy has no tokenizer to serve with; use bench, which needs none");
   }
+  engine.targets.ttft_s = slo_ttft_ms / 1e3;
+  engine.targets.itl_s = slo_itl_ms / 1e3;
+  engine.targets.least_ttft = slo_ttft_given->count() > 0 ? 0 : 3;
+  engine.targets.least_itl = slo_itl_given->count() > 0 ? 0 : 3;
   engine.memory_share = device.gpu_memory_utilization;
   engine.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
   engine.prefix_caching = !no_prefix_caching;
   engine.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
+}
+
+bool ServeFlags::plans() const {
+  return precision == "auto" && (policy.empty() || parse_slo_levels(policy).has_value());
+}
+
+Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
+  if (!step_times.empty()) {
+    NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(step_times));
+    return parse_step_table(text, step_times);
+  }
+  StartStepsOptions options;
+  options.engine = engine;
+  options.variant =
+      fmt::format("share {} head {} deterministic {}", calibration.fp8_share, load.fp8_head, load.deterministic);
+  NFP_ASSIGN_OR_RETURN(StartSteps found, start_step_times(loaded, options));
+  if (found.seconds > 0) {
+    fmt::print(stderr, "step times measured in {:.1f} s{}\n", found.seconds,
+               found.path.empty() ? "" : ", kept in " + found.path);
+  }
+  return std::move(found.table);
+}
+
+Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepTable& table) const {
+  // Shares between none and all of the weights need an order of sensitivity, which the model may not have.
+  StepTable whole = table;
+  std::vector<size_t> place;
+  whole.levels.clear();
+  whole.steps.clear();
+  for (const StepLevel& level : table.levels) {
+    const bool usable = is_exact(level.precision) || level.fp8_share == 1;
+    place.push_back(usable ? whole.levels.size() : SIZE_MAX);
+    if (usable) whole.levels.push_back(level);
+  }
+  for (const StepTime& step : table.steps) {
+    if (place[step.level] == SIZE_MAX) continue;
+    whole.steps.push_back(step);
+    whole.steps.back().level = place[step.level];
+  }
+  NFP_ASSIGN_OR_RETURN(StepModel predictor, StepModel::fit(whole));
+  SloOptions options;
+  if (!policy.empty()) options.levels = *parse_slo_levels(policy);
+  return nfp::make_slo_policy(std::move(predictor), options);
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_policy() const {

@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/policy.h"
 #include "flags.h"
+#include "policy/policy.h"
+#include "policy/step_table.h"
 #include "runtime/loaded_model.h"
 #include "server/serve/service.h"
 
@@ -24,7 +25,13 @@ struct ServeFlags {
   std::vector<std::string> names;
   std::string api_key_file;
   std::string precision = "auto";
-  std::string policy = "threshold:1024";
+  std::string policy;  // empty = slo, with the default targets
+  std::string step_times;
+  double slo_ttft_ms = 500;
+  double slo_itl_ms = 50;
+  // Whether these were given by the user, whose word is not raised to what the machine can do.
+  const CLI::Option* slo_ttft_given = nullptr;
+  const CLI::Option* slo_itl_given = nullptr;
   std::string default_request_precision = "auto";
   std::string kv_dtype = "f16";
   std::string generation_config = "auto";
@@ -40,8 +47,13 @@ struct ServeFlags {
   // Carries what was parsed over into `service` and `engine`, and checks what CLI11 cannot check: API keys from the
   // file and from NESTEDFP_API_KEY, paths, names. Once, before anything listens. Errors name the flag.
   Status resolve();
-  // The policy of --precision and --precision-policy.
+  // Whether the policy plans by predicted step times, and so is made when the model is loaded.
+  bool plans() const;
+  // The policy of --precision and --precision-policy, where it does not.
   Result<std::unique_ptr<PrecisionPolicy>> make_policy() const;
+  // The step times of --step-times, or those of the cache folder, measured where there are none.
+  Result<StepTable> load_step_times(LoadedModel& loaded) const;
+  Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(const StepTable& table) const;
 };
 
 }  // namespace nfp

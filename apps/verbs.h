@@ -14,6 +14,7 @@ void add_restore(CLI::App& app, Status& status);
 void add_inspect(CLI::App& app, Status& status);
 void add_perplexity(CLI::App& app, Status& status);
 void add_bench(CLI::App& app, Status& status);
+void add_replay(CLI::App& app, Status& status);
 void add_serve(CLI::App& app, Status& status);
 void add_evaluate(CLI::App& app, Status& status);
 void add_tune(CLI::App& app, Status& status);

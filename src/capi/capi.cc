@@ -8,9 +8,9 @@
 #include "base/float_types.h"
 #include "base/thread_pool.h"
 #include "capi/status.h"
-#include "engine/policy.h"
 #include "nested/format.h"
 #include "nested/matrix_analysis.h"
+#include "policy/policy.h"
 
 namespace nfp::capi {
 namespace {

@@ -15,6 +15,10 @@ double seconds_between(EngineClock::time_point from, EngineClock::time_point to)
   return std::chrono::duration<double>(to - from).count();
 }
 
+double seconds_of(EngineClock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
 // Exponential mean over about 20 events: fast enough for a policy to see a surge, slow enough to ignore one slow step.
 void update_recent(double& mean, double value) { mean = mean == 0 ? value : mean + 0.05 * (value - mean); }
 
@@ -49,6 +53,8 @@ struct Engine::Entry {
   std::optional<StopFilter> stop_filter;
   int32_t max_tokens = 0;
   int32_t preemptions = 0;
+  double ttft_target_s = 0, itl_target_s = 0;
+  double longest_gap_s = 0;
   EngineClock::time_point arrival;
   std::optional<EngineClock::time_point> scheduled, first_token, last_token;
 };
@@ -111,7 +117,8 @@ Status Engine::submit(Request request) {
   entry->sequence = sequence.get();
   entry->usage.prompt_tokens = sequence->prompt_size();
   entry->max_tokens = max_tokens;
-  entry->arrival = EngineClock::now();
+  entry->arrival = kept.arrival.value_or(now());
+  set_targets(*entry);
   if (tokenizer_) {
     entry->detokenizer.emplace(tokenizer_, DetokenizerOptions{.skip_special = kept.skip_special_tokens});
     entry->stop_filter.emplace(kept.sampling.stop, kept.sampling.include_stop);
@@ -195,7 +202,7 @@ void Engine::free_slot(Sequence& sequence) {
 }
 
 Status Engine::start_sequences(const StepPlan& plan) {
-  const auto now = EngineClock::now();
+  const auto now = this->now();
   for (Sequence* sequence : plan.preempted) {
     free_slot(*sequence);
     ++by_sequence_.at(sequence)->preemptions;
@@ -224,10 +231,61 @@ std::vector<RequestOutput> Engine::step() {
   return outputs;
 }
 
+void Engine::set_targets(Entry& entry) const {
+  const Request& request = entry.sequence->request;
+  const LatencyTargets& targets = config_.targets;
+  entry.ttft_target_s = request.slo_ttft_s.value_or(targets.ttft_s);
+  entry.itl_target_s = request.slo_itl_s.value_or(targets.itl_s);
+  const StepModel* model = policy_->model();
+  if (model == nullptr || model->exact_level() >= model->levels().size()) return;
+  const auto alone = [&](int32_t tokens) {
+    StepWork work;
+    work.add(tokens, 0);
+    return model->seconds(model->exact_level(), work);
+  };
+  const double prompt = alone(entry.sequence->prompt_size());
+  if (!request.slo_ttft_s) entry.ttft_target_s = std::max(entry.ttft_target_s, targets.least_ttft * prompt);
+  if (!request.slo_itl_s) entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * alone(1));
+}
+
+StepPlan Engine::plan_step(StepRecord& record) {
+  StepState state;
+  // When what is in flight will be done.
+  auto start = now();
+  for (const Step& step : in_flight_) {
+    start = std::max(start, step.record.start) +
+            std::chrono::duration_cast<EngineClock::duration>(std::chrono::duration<double>(step.record.predicted_s));
+  }
+  state.now_s = seconds_of(start);
+  const std::span<SequenceState> states = scheduler_.states();
+  for (size_t i = 0; i < states.size(); ++i) {
+    const Entry& entry = *by_sequence_.at(scheduler_.sequences()[i]);
+    SequenceState& at = states[i];
+    at.priority = entry.sequence->request.priority;
+    at.arrival_s = seconds_of(entry.arrival);
+    at.ttft_s = entry.ttft_target_s;
+    at.itl_s = entry.itl_target_s;
+    at.due_s = at.arrival_s + at.ttft_s;
+    if (at.emitted > 0 && config_.targets.whole_answer) {
+      at.due_s += at.emitted * at.itl_s;
+    } else if (at.emitted > 0) {
+      const double first = entry.first_token ? seconds_of(*entry.first_token) : state.now_s;
+      at.due_s = first + at.emitted * at.itl_s;
+    }
+  }
+  state.sequences = states;
+  state.max_step_tokens = scheduler_.limits().max_step_tokens;
+  state.max_sequences = scheduler_.limits().max_sequences;
+  state.free_tokens = int64_t{blocks_.available()} * blocks_.block_size();
+  const StepDecision decision = policy_->decide(state);
+  record.lost = static_cast<int32_t>(decision.lost.size());
+  return scheduler_.schedule(decision);
+}
+
 bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
-  const auto start = EngineClock::now();
+  const auto start = now();
   Step step;
-  step.plan = scheduler_.schedule();
+  step.plan = policy_->plans() ? plan_step(step.record) : scheduler_.schedule();
   StepPlan& plan = step.plan;
   const auto preempted = static_cast<int32_t>(plan.preempted.size());
   const Status started = start_sequences(plan);
@@ -253,7 +311,12 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   record.waiting = scheduler_.waiting();
   record.preempted = preempted;
   record.fp8_share = is_exact(step.precision) ? 0.0 : plan.fp8_share;
-  record.submit_s = seconds_between(start, EngineClock::now());
+  for (const ScheduledSequence& item : plan.items) step.work.add(item.count, item.first);
+  if (policy_->model() != nullptr) {
+    const size_t level = policy_->model()->find_level(step.precision, record.fp8_share);
+    if (level < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(level, step.work);
+  }
+  record.submit_s = seconds_between(start, now());
   in_flight_.push_back(std::move(step));
   return true;
 }
@@ -283,9 +346,9 @@ void Engine::fail(const StepPlan& plan, const Error& error, std::vector<RequestO
 void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
-  const auto waits = EngineClock::now();
+  const auto waits = now();
   Result<StepOutput> result = runner_->collect(step.ticket);
-  const auto arrived = EngineClock::now();
+  const auto arrived = now();
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
@@ -316,10 +379,12 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     take_token(entry, std::move(token), output);
     if (output.finish) remove(output.id);
   }
+  const StepWork work = step.work;
   in_flight_.pop_front();
 
-  const auto now = EngineClock::now();
+  const auto now = this->now();
   record.seconds = seconds_between(std::max(record.start, last_collected_), now);
+  policy_->observe(precision, record.fp8_share, work, record.seconds);
   last_collected_ = now;
   record.wait_s = seconds_between(waits, arrived);
   record.output_s = seconds_between(arrived, now);
@@ -352,7 +417,7 @@ void Engine::take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, s
 void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) {
   Sequence& sequence = *entry.sequence;
   const SamplingParams& sampling = sequence.request.sampling;
-  const auto now = EngineClock::now();
+  const auto now = this->now();
   if (!entry.first_token) {
     entry.first_token = now;
     update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
@@ -364,6 +429,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     }
   } else {
     const double gap = seconds_between(*entry.last_token, now);
+    entry.longest_gap_s = std::max(entry.longest_gap_s, gap);
     update_recent(recent_tpot_s_, gap);
     if (observer_ != nullptr) observer_->on_token_gap(gap);
   }
@@ -415,9 +481,8 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   }
   output.finish = reason;
   output.usage = entry.usage;
-  if (observer_ == nullptr) return;
 
-  const auto now = EngineClock::now();
+  const auto now = this->now();
   RequestRecord record;
   record.id = output.id;
   record.finish = reason;
@@ -430,8 +495,16 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
     record.ttft_s = seconds_between(entry.arrival, *entry.first_token);
     record.prefill_s = seconds_between(*entry.scheduled, *entry.first_token);
     record.decode_s = seconds_between(*entry.first_token, *entry.last_token);
+    const double gaps = (entry.usage.completion_tokens - 1) * entry.itl_target_s;
+    record.attained = config_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
+                                                   : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
   }
-  observer_->on_finished(record);
+  record.ttft_target_s = entry.ttft_target_s;
+  record.itl_target_s = entry.itl_target_s;
+  record.longest_gap_s = entry.longest_gap_s;
+  record.own_targets = entry.sequence->request.slo_ttft_s || entry.sequence->request.slo_itl_s;
+  if (entry.first_token) output.usage.slo_met = record.attained;
+  if (observer_ != nullptr) observer_->on_finished(record);
 }
 
 void Engine::remove(const std::string& id) {

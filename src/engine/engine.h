@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,10 +22,10 @@
 #include "base/result.h"
 #include "engine/block_manager.h"
 #include "engine/engine_config.h"
-#include "engine/policy.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
+#include "policy/policy.h"
 #include "text/tokenizer.h"
 
 namespace nfp {
@@ -41,8 +42,10 @@ struct StepRecord {
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
-  double kv_use = 0;     // after the step
-  double fp8_share = 0;  // of the weights computed in FP8
+  double kv_use = 0;       // after the step
+  double fp8_share = 0;    // of the weights computed in FP8
+  double predicted_s = 0;  // by the policy, before it ran; 0 = it did not
+  int32_t lost = 0;        // requests whose deadline could not be kept when it was planned
   EngineClock::time_point start;
   double seconds = 0;
   // Of the thread that steps the engine; what other steps in flight need of it is not in these.
@@ -63,6 +66,11 @@ struct RequestRecord {
   double ttft_s = 0;       // arrival to first token
   double e2e_s = 0;        // arrival to end
   int32_t preemptions = 0;
+  double ttft_target_s = 0;
+  double itl_target_s = 0;   // mean time between tokens
+  double longest_gap_s = 0;  // between two tokens
+  bool own_targets = false;  // the request named one
+  bool attained = false;     // both targets were met, to the last token
 };
 
 // Told of what happens, on the engine's thread; must return quickly and not call the engine.
@@ -126,8 +134,14 @@ class Engine {
     StepTicket ticket = 0;
     StepPlan plan;  // an item's sequence is null once its request has ended
     Precision precision = Precision::kFp16;
+    StepWork work;
     StepRecord record;
   };
+
+  EngineClock::time_point now() const { return config_.now ? config_.now() : EngineClock::now(); }
+  void set_targets(Entry& entry) const;
+  // Tokens and precision of the next step as a planning policy wants them.
+  StepPlan plan_step(StepRecord& record);
 
   // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
   void leave_out_unready(StepPlan& plan);

@@ -1,7 +1,9 @@
 // How requests are computed: one set of options, with one set of defaults, for every program and test.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/dtype.h"
@@ -11,6 +13,18 @@
 namespace nfp {
 
 inline constexpr int32_t kDefaultContext = 4096;  // tokens
+
+// What a request's latency should be, where it names no target of its own. `least_ttft` and `least_itl` raise these to
+// so many times what the machine needs for the request alone, by the policy's step model (0 = never).
+struct LatencyTargets {
+  double ttft_s = 0.5;
+  double itl_s = 0.05;
+  double least_ttft = 0;
+  double least_itl = 0;
+  // Whether token k (from 0) is due k * itl after the first one was due, or after the first one came. Of the former the
+  // verdict is on the whole answer's time; of the latter on first token and mean gap, each.
+  bool whole_answer = false;
+};
 
 struct EngineConfig {
   SchedulerLimits limits;
@@ -30,6 +44,10 @@ struct EngineConfig {
   // Shares of the weights that a step may compute in FP8, ascending, in (0, 1], ending in 1: a policy's share is
   // rounded up to one of these, so that steps have few shapes.
   std::vector<double> fp8_levels = {0.5, 0.88, 1.0};
+
+  LatencyTargets targets;
+  // The clock; empty = std::chrono::steady_clock::now. A simulation has its own.
+  std::function<std::chrono::steady_clock::time_point()> now;
 
   // 2: a step is planned and submitted while the one before it runs. Tokens are the same; outputs come a step later.
   // 0 = what suits the backend.

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "engine/testing/scripted_runner.h"
+#include "policy/slo_policy.h"
+#include "policy/testing/step_tables.h"
 
 namespace nfp {
 namespace {
@@ -325,6 +327,73 @@ TEST(Engine, RefusesWhatCannotWork) {
   EXPECT_EQ(engine.submit(request("b", {5}, 1)).error().code, ErrorCode::kResource);
   (void)engine.step();
   EXPECT_TRUE(engine.idle());
+}
+
+std::unique_ptr<PrecisionPolicy> slo() {
+  return std::move(make_slo_policy(std::move(StepModel::fit(testing::synthetic_table())).value(), {})).value();
+}
+
+// Tokens are due a nanosecond after each other, so the policy wants FP8 in every step that decodes.
+TEST(Engine, ExactRequestsStayInFp16UnderDeadlines) {
+  ScriptedRunner runner(kVocab, 1000);
+  EngineConfig config = options();
+  config.fp8 = Precision::kFp8W8A8;
+  config.targets = {.ttft_s = 1e-9, .itl_s = 1e-9};
+  Engine engine(config, &runner, nullptr, slo());
+  ASSERT_TRUE(engine.submit(request("exact", {5, 6, 7, 8}, 12, PrecisionClass::kExact)).ok());
+  ASSERT_TRUE(engine.submit(request("auto", {9, 8, 7}, 12)).ok());
+  const auto answers = run(engine);
+  EXPECT_EQ(answers.at("exact").usage.prompt.fp8 + answers.at("exact").usage.completion.fp8, 0);
+  EXPECT_EQ(answers.at("exact").usage.completion.fp16, 12);
+  EXPECT_GT(answers.at("auto").usage.completion.fp8, 0);
+  EXPECT_EQ(answers.at("exact").usage.slo_met, false);
+}
+
+// Order, chunks and precision of steps are the policy's; tokens are the model's.
+TEST(Engine, DeadlinesDoNotChangeTokens) {
+  std::map<std::string, Answer> expected;
+  for (const bool planned : {false, true}) {
+    for (const int32_t in_flight : {1, 2}) {
+      for (const int32_t blocks : {24, 200}) {  // 24: requests are preempted
+        ScriptedRunner runner(kVocab, 1000);
+        EngineConfig config = options(blocks, {.max_sequences = 4, .max_step_tokens = 24});
+        config.steps_in_flight = in_flight;
+        config.fp8 = Precision::kFp8W8A8;
+        Engine engine(config, &runner, nullptr, planned ? slo() : policy("fp16"));
+        for (int i = 0; i < 12; ++i) {
+          Request r = request(std::to_string(i), std::vector<int32_t>(static_cast<size_t>(3 + 7 * i % 40), 4 + i), 9);
+          r.slo_ttft_s = i % 3 == 0 ? 1e-6 : 10;
+          r.priority = i % 2;
+          ASSERT_TRUE(engine.submit(std::move(r)).ok());
+        }
+        const auto answers = run(engine);
+        if (expected.empty()) expected = answers;
+        for (const auto& [id, answer] : answers) {
+          EXPECT_EQ(answer.tokens, expected.at(id).tokens) << id;
+          EXPECT_EQ(answer.finish, FinishReason::kLength) << answer.error;
+        }
+      }
+    }
+  }
+}
+
+// Targets are judged by the engine's clock, from when the request came.
+TEST(Engine, SaysWhetherTargetsWereMet) {
+  ScriptedRunner runner(kVocab, 1000);
+  EngineConfig config = options();
+  EngineClock::time_point now{};
+  config.now = [&] { return now += std::chrono::milliseconds(10); };
+  Engine engine(config, &runner, nullptr, policy("fp16"));
+  const auto ask = [&](double ttft, double itl) {
+    Request r = request("r", {5, 6}, 4);
+    r.slo_ttft_s = ttft;
+    r.slo_itl_s = itl;
+    EXPECT_TRUE(engine.submit(std::move(r)).ok());
+    return run(engine).at("r").usage.slo_met;
+  };
+  EXPECT_EQ(ask(10, 10), true);
+  EXPECT_EQ(ask(0.001, 10), false);
+  EXPECT_EQ(ask(10, 0.001), false);
 }
 
 TEST(Engine, CancellationGivesBlocksBack) {

@@ -93,7 +93,12 @@ struct Request {
   SamplingParams sampling;
   PrecisionClass precision = PrecisionClass::kAuto;
   bool skip_special_tokens = true;  // in the text
-  PrefixKey cache_scope;            // cached prefixes are reused only within one scope
+  // What the client wants of latency, seconds; absent = the engine's targets.
+  std::optional<double> slo_ttft_s, slo_itl_s;
+  int32_t priority = 0;  // lower goes first, under a policy that plans
+  // When it came, on the engine's clock; absent = when it is submitted.
+  std::optional<std::chrono::steady_clock::time_point> arrival;
+  PrefixKey cache_scope;  // cached prefixes are reused only within one scope
   std::unique_ptr<TokenConstraint> constraint;
 };
 
@@ -120,6 +125,7 @@ struct Usage {
   int32_t completion_tokens = 0;
   PrecisionCounts prompt;  // cached tokens count as they were computed
   PrecisionCounts completion;
+  std::optional<bool> slo_met;  // once it has ended: first token and mean gap were within its targets
 };
 
 // One piece of an answer. Pieces of a request come in order; the last one has `finish`.

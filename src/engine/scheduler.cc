@@ -68,14 +68,35 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
   }
 }
 
+void Scheduler::add(StepPlan& plan, Sequence& sequence, int32_t count) const {
+  const bool reaches_end = sequence.scheduled + count == sequence.size();
+  plan.items.push_back({&sequence, sequence.scheduled, count, reaches_end,
+                        sequence.pending > 0 && reaches_end ? sequence.last_row : -1, sequence.life});
+  plan.tokens += count;
+}
+
+void Scheduler::admit(size_t index, StepPlan& plan) {
+  const auto place = waiting_.begin() + static_cast<std::ptrdiff_t>(index);
+  Sequence& sequence = **place;
+  plan.admitted.push_back(&sequence);
+  if (!sequence.admitted && blocks_->caching()) {
+    prefix_queries_ += static_cast<uint64_t>(sequence.prompt_size());
+    prefix_hits_ += static_cast<uint64_t>(sequence.cached);
+  }
+  sequence.admitted = true;
+  running_.push_back(std::move(*place));
+  waiting_.erase(place);
+}
+
+void Scheduler::count_prefill(StepPlan& plan) {
+  plan.prefill_tokens = 0;
+  for (const ScheduledSequence& item : plan.items) {
+    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens += item.count;
+  }
+}
+
 StepPlan Scheduler::schedule() {
   StepPlan plan;
-  const auto add = [&](Sequence& sequence, int32_t count) {
-    const bool reaches_end = sequence.scheduled + count == sequence.size();
-    plan.items.push_back({&sequence, sequence.scheduled, count, reaches_end,
-                          sequence.pending > 0 && reaches_end ? sequence.last_row : -1, sequence.life});
-    plan.tokens += count;
-  };
 
   for (size_t i = 0; i < running_.size() && plan.tokens < limits_.max_step_tokens;) {
     Sequence& sequence = *running_[i];
@@ -92,7 +113,7 @@ StepPlan Scheduler::schedule() {
       if (preempted_itself) break;
     }
     if (preempted_itself) break;
-    add(sequence, count);
+    add(plan, sequence, count);
     ++i;
   }
 
@@ -107,21 +128,79 @@ StepPlan Scheduler::schedule() {
       give_back(sequence);  // its cached blocks stay findable; it will look them up again
       break;
     }
-    add(sequence, count);
-    plan.admitted.push_back(&sequence);
-    if (!sequence.admitted && blocks_->caching()) {
-      prefix_queries_ += static_cast<uint64_t>(sequence.prompt_size());
-      prefix_hits_ += static_cast<uint64_t>(sequence.cached);
-    }
-    sequence.admitted = true;
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
+    add(plan, sequence, count);
+    admit(0, plan);
   }
+  count_prefill(plan);
+  return plan;
+}
 
-  plan.prefill_tokens = 0;
-  for (const ScheduledSequence& item : plan.items) {
-    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens += item.count;
+std::span<SequenceState> Scheduler::states() {
+  states_.clear();
+  viewed_.clear();
+  const auto view = [&](Sequence& sequence, bool running) {
+    SequenceState state;
+    state.context = sequence.scheduled;
+    state.missing = sequence.size() - sequence.scheduled;
+    state.emitted = sequence.output_size();
+    state.running = running;
+    state.ready = running ? sequence.pending == 0 || sequence.may_run_ahead() : sequence.pending == 0;
+    state.exact = sequence.wants_exact();
+    states_.push_back(state);
+    viewed_.push_back(&sequence);
+  };
+  for (const auto& sequence : running_) view(*sequence, true);
+  for (const auto& sequence : waiting_) view(*sequence, false);
+  return states_;
+}
+
+StepPlan Scheduler::schedule(const StepDecision& decision) {
+  StepPlan plan;
+  // Who gives blocks back: the last of the running ones that the decision leaves out, then the last that it names.
+  const auto victim = [&](const Sequence* wanting) -> size_t {
+    const auto named = [&](const Sequence* sequence) {
+      for (size_t i = 0; i < decision.chunks.size(); ++i) {
+        if (viewed_[decision.chunks[i].sequence] == sequence) return i;
+      }
+      return decision.chunks.size();
+    };
+    size_t last = running_.size(), last_rank = 0;
+    for (size_t i = running_.size(); i-- > 0;) {
+      const size_t rank = named(running_[i].get());
+      if (last == running_.size() || rank > last_rank) last = i, last_rank = rank;
+    }
+    return last_rank < named(wanting) ? running_.size() : last;
+  };
+  for (const StepChunk& chunk : decision.chunks) {
+    if (plan.tokens >= limits_.max_step_tokens) break;
+    Sequence& sequence = *viewed_[chunk.sequence];
+    const auto is_it = [&](const std::unique_ptr<Sequence>& other) { return other.get() == &sequence; };
+    const auto at = std::find_if(running_.begin(), running_.end(), is_it);
+    int32_t count = std::min(chunk.tokens, limits_.max_step_tokens - plan.tokens);
+    if (at != running_.end()) {
+      count = std::min(count, sequence.size() - sequence.scheduled);
+      bool gone = false;
+      while (!gone && !grow(sequence, sequence.scheduled + count)) {
+        const size_t index = victim(&sequence);
+        gone = index == running_.size() || running_[index].get() == &sequence;
+        if (index < running_.size()) preempt(index, plan);
+      }
+      if (!gone) add(plan, sequence, count);
+      continue;
+    }
+    // As in schedule(): nobody is admitted in a step that had to preempt, nor one whose tokens are still to come.
+    if (!plan.preempted.empty() || running() >= limits_.max_sequences || sequence.pending > 0) continue;
+    const auto queued = std::find_if(waiting_.begin(), waiting_.end(), is_it);
+    if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
+    count = std::min(count, sequence.size() - sequence.scheduled);
+    if (!grow(sequence, sequence.scheduled + count)) {
+      give_back(sequence);
+      continue;
+    }
+    add(plan, sequence, count);
+    admit(static_cast<size_t>(queued - waiting_.begin()), plan);
   }
+  count_prefill(plan);
   return plan;
 }
 

@@ -16,6 +16,7 @@
 
 #include "engine/block_manager.h"
 #include "engine/sequence.h"
+#include "policy/policy.h"
 
 namespace nfp {
 
@@ -49,8 +50,15 @@ class Scheduler {
 
   // False when the queue is full (the sequence is left untouched).
   bool enqueue(std::unique_ptr<Sequence>& sequence);
-  // Plans one step. Blocks for all its tokens are allocated on return.
+  // Plans one step, first come, first served. Blocks for all its tokens are allocated on return.
   StepPlan schedule();
+  // The same as a policy wants it: what state() showed, in the decision's order. Where blocks run out, running
+  // sequences that the decision did not name give theirs back, then the least urgent ones.
+  StepPlan schedule(const StepDecision& decision);
+  // What a policy sees: running sequences in order of admission, then waiting ones in order of arrival. Times are the
+  // engine's to fill in; sequences()[i] is what states()[i] describes. Both are valid until the next call of anything.
+  std::span<SequenceState> states();
+  const std::vector<Sequence*>& sequences() const { return viewed_; }
   // Tells that the plan was submitted: its items are scheduled, and those that sample have a pending token more.
   void submitted(const StepPlan& plan);
   // Tells that an item of a plan was computed: advances `computed` and publishes blocks that became full.
@@ -70,11 +78,17 @@ class Scheduler {
   void give_back(Sequence& sequence);
   void preempt(size_t index, StepPlan& plan);
   void reuse_prefix(Sequence& sequence);
+  void add(StepPlan& plan, Sequence& sequence, int32_t count) const;
+  // Moves waiting_[index] to the running ones; its blocks are there.
+  void admit(size_t index, StepPlan& plan);
+  static void count_prefill(StepPlan& plan);
 
   SchedulerLimits limits_;
   BlockManager* blocks_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;   // in order of arrival
+  std::vector<SequenceState> states_;
+  std::vector<Sequence*> viewed_;
   uint64_t preemptions_ = 0;
   uint64_t prefix_queries_ = 0;
   uint64_t prefix_hits_ = 0;

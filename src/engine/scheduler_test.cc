@@ -193,5 +193,66 @@ RC_GTEST_PROP(SchedulerProperty, EverythingEndsAndNothingLeaks, ()) {
   RC_ASSERT(bench.blocks.in_use() == 0);
 }
 
+StepDecision decide(std::initializer_list<StepChunk> chunks) {
+  StepDecision decision;
+  decision.chunks = chunks;
+  return decision;
+}
+
+TEST(Scheduler, FollowsADecisionsOrderAndChunks) {
+  Bench b(100, {.max_sequences = 2, .max_step_tokens = 20});
+  Sequence* first = b.add(10, 0);
+  Sequence* second = b.add(30, 100);
+  Sequence* third = b.add(10, 200);
+  ASSERT_EQ(b.scheduler.states().size(), 3u);
+  EXPECT_EQ(b.scheduler.states()[1].missing, 30);
+  EXPECT_FALSE(b.scheduler.states()[1].running);
+  // The third has no place: two run at once. Tokens beyond the step's are cut.
+  StepPlan plan = b.scheduler.schedule(decide({{1, 12}, {0, 10}, {2, 10}}));
+  ASSERT_EQ(plan.items.size(), 2u);
+  EXPECT_EQ(plan.items[0].sequence, second);
+  EXPECT_EQ(plan.items[0].count, 12);
+  EXPECT_FALSE(plan.items[0].samples);
+  EXPECT_EQ(plan.items[1].sequence, first);
+  EXPECT_EQ(plan.items[1].count, 8);
+  EXPECT_EQ(plan.tokens, 20);
+  EXPECT_EQ(plan.prefill_tokens, 20);
+  EXPECT_EQ(b.scheduler.running(), 2);
+  b.scheduler.submitted(plan);
+  b.in_flight.push_back(plan);
+  b.collect();
+  const auto states = b.scheduler.states();
+  EXPECT_EQ(b.scheduler.sequences()[0], second);  // in order of admission
+  EXPECT_TRUE(states[0].running);
+  EXPECT_EQ(states[0].context, 12);
+  EXPECT_EQ(states[0].missing, 18);
+  EXPECT_EQ(b.scheduler.sequences()[2], third);
+}
+
+TEST(Scheduler, ADecisionTakesBlocksFromWhomItLeavesOut) {
+  Bench b(4, {.max_sequences = 4, .max_step_tokens = 64}, 4, false);
+  Sequence* urgent = b.add(7);
+  Sequence* other = b.add(8);
+  b.run();  // all four blocks are taken, and the next token of `other` needs a fifth
+  b.scheduler.states();
+  StepPlan plan = b.scheduler.schedule(decide({{1, 1}}));
+  EXPECT_EQ(plan.preempted, (std::vector<Sequence*>{urgent}));
+  ASSERT_EQ(plan.items.size(), 1u);
+  EXPECT_EQ(plan.items[0].sequence, other);
+}
+
+TEST(Scheduler, ADecisionsLessUrgentGiveBlocksToItsMoreUrgent) {
+  Bench b(4, {.max_sequences = 4, .max_step_tokens = 64}, 4, false);
+  b.add(8);
+  Sequence* late = b.add(8);
+  b.run();
+  b.scheduler.states();
+  // Both need a block: the first of the decision gets it, and whoever is named later gives all of its back.
+  StepPlan plan = b.scheduler.schedule(decide({{0, 1}, {1, 1}}));
+  EXPECT_EQ(plan.preempted, (std::vector<Sequence*>{late}));
+  ASSERT_EQ(plan.items.size(), 1u);
+  EXPECT_EQ(plan.items[0].sequence->serial, 0u);
+}
+
 }  // namespace
 }  // namespace nfp

@@ -254,6 +254,24 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
   return parse_logit_bias(fields, limits, &s);
 }
 
+constexpr double kMostSloMs = 86'400'000;
+
+MaybeError parse_slo(Fields& fields, GenerationRequest* out) {
+  const std::pair<const char*, std::optional<double>*> names[] = {{"slo_ttft_ms", &out->slo_ttft_ms},
+                                                                  {"slo_itl_ms", &out->slo_itl_ms}};
+  for (const auto& [name, value] : names) {
+    const Json* found = fields.find(name);
+    if (found == nullptr) continue;
+    const double ms = found->is_number() ? found->get<double>() : 0;
+    if (!(ms > 0) || ms > kMostSloMs) {
+      return bad_request(name, fmt::format("'{}' must be a number of milliseconds, more than 0 and at most {}", name,
+                                           static_cast<int64_t>(kMostSloMs)));
+    }
+    *value = ms;
+  }
+  return fields.get("priority", INT32_MIN, INT32_MAX, &out->priority);
+}
+
 // What both endpoints share. `out->chat` is set.
 MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationRequest* out) {
   NFP_API_TRY(fields.get("model", &out->model));
@@ -290,6 +308,7 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   std::string precision;
   NFP_API_TRY(fields.get("precision", &precision));
   if (!precision.empty()) NFP_API_TRY(parse_precision(precision, "precision", &out->precision));
+  NFP_API_TRY(parse_slo(fields, out));
   NFP_API_TRY(parse_grammar(fields, limits, &out->grammar));
 
   NFP_API_TRY(fields.get("user", &out->user));
@@ -305,9 +324,8 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
                        "unsupported_parameter");
   }
   for (const std::string_view name :
-       {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "priority", "kv_transfer_params",
-        "vllm_xargs", "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id",
-        "mm_processor_kwargs"}) {
+       {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs",
+        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return std::nullopt;
@@ -422,6 +440,18 @@ MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
 }
 
 }  // namespace
+
+MaybeError parse_slo_header(std::string_view text, std::string_view header, std::optional<double>* out) {
+  double ms = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), ms);
+  if (code != std::errc() || end != text.data() + text.size() || !(ms > 0) || ms > kMostSloMs) {
+    return bad_request(std::string(header),
+                       fmt::format("'{}' must be a number of milliseconds, more than 0 and at most {}", header,
+                                   static_cast<int64_t>(kMostSloMs)));
+  }
+  *out = ms;
+  return std::nullopt;
+}
 
 MaybeError parse_precision(std::string_view text, std::string_view param, std::optional<PrecisionClass>* out) {
   if (text == "exact") {

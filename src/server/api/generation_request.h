@@ -94,6 +94,8 @@ struct GenerationRequest {
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // "token_id:17" in lists of log-probabilities
   std::optional<PrecisionClass> precision;
+  std::optional<double> slo_ttft_ms, slo_itl_ms;
+  int priority = 0;
   GrammarSpec grammar;
   std::string user;
   std::string cache_salt;  // cached prefixes are shared only among requests of the same
@@ -123,6 +125,9 @@ ApiError unenforced_error(const std::vector<std::string>& keywords, std::string_
 
 // "exact", "auto" or "fast"; `param` is the field or header named in the error.
 MaybeError parse_precision(std::string_view text, std::string_view param, std::optional<PrecisionClass>* out);
+
+// The text of a header: milliseconds, more than 0 and at most a day.
+MaybeError parse_slo_header(std::string_view text, std::string_view header, std::optional<double>* out);
 
 // Reads the fields of a JSON object and remembers which were known.
 class Fields {

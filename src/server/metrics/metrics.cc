@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "server/grammar/grammar.h"
 
 namespace nfp::server {
@@ -91,12 +94,21 @@ Metrics::Metrics()
       prompt_length_(kLength),
       generation_length_(kLength),
       max_tokens_(kLength),
-      step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)} {}
+      step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)},
+      predicted_(kStep) {}
 
 void Metrics::on_step(const StepRecord& step) {
   step_tokens_.observe(step.tokens);
   step_time_[static_cast<size_t>(step.precision)].observe(step.seconds);
   timeline_.add_step(step);
+  level_.store(step.fp8_share, std::memory_order_relaxed);
+  if (step.predicted_s <= 0 || step.seconds <= 0) return;
+  predicted_.observe(step.predicted_s);
+  // One thread writes, so load and store need not be one.
+  const double mean = prediction_error_.load(std::memory_order_relaxed);
+  const double off = std::abs(step.predicted_s - step.seconds) / step.seconds;
+  const double share = 1.0 / static_cast<double>(std::min<uint64_t>(++predictions_, 100));
+  prediction_error_.store(mean + share * (off - mean), std::memory_order_relaxed);
 }
 
 void Metrics::on_token_gap(double seconds) {
@@ -119,6 +131,12 @@ void Metrics::on_finished(const RequestRecord& r) {
   max_tokens_.observe(r.max_tokens);
   if (r.usage.completion_tokens == 0) return;
   prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
+  const size_t tier = r.own_targets ? 1 : 0;
+  judged_[tier].fetch_add(1, std::memory_order_relaxed);
+  if (r.attained) {
+    attained_[tier].fetch_add(1, std::memory_order_relaxed);
+    attained_tokens_[tier].fetch_add(static_cast<uint64_t>(r.usage.completion_tokens), std::memory_order_relaxed);
+  }
   prefill_.observe(r.prefill_s);
   decode_.observe(r.decode_s);
   inference_.observe(r.prefill_s + r.decode_s);
@@ -186,6 +204,18 @@ std::string Metrics::prometheus(const Facts& facts) const {
     step_time_[i].write(w.out, "nestedfp:step_time_seconds",
                         labels + fmt::format(",precision=\"{}\"", kPrecisionNames[i]));
   }
+  w.gauge("nestedfp:fp8_share", level_.load(), "Share of the weights that the last step computed in FP8 (0 = FP16).");
+  w.histogram("nestedfp:predicted_step_time_seconds", predicted_, "Duration of a step as predicted before it ran.");
+  w.gauge("nestedfp:step_prediction_error", prediction_error_.load(),
+          "Mean of |predicted - measured| / measured over about the last 100 steps.");
+  constexpr std::string_view kTiers[] = {"tier=\"default\"", "tier=\"own\""};
+  const auto by_tier = [&](std::string_view name, const auto& values, std::string_view help) {
+    w.head(name, "counter", help);
+    for (size_t i = 0; i < 2; ++i) w.value(name, values[i].load(std::memory_order_relaxed), kTiers[i]);
+  };
+  by_tier("nestedfp:slo_requests_total", judged_, "Requests that gave a token, by whose latency targets they had.");
+  by_tier("nestedfp:slo_attained_total", attained_, "Of these, first token and mean gap within the targets.");
+  by_tier("nestedfp:slo_attained_tokens_total", attained_tokens_, "Output tokens of those: goodput.");
   w.gauge("nestedfp:http_connections", facts.connections, "Open connections.");
   w.counter("nestedfp:slow_readers_cut_total", facts.slow_readers_cut, "Streams cut off because nobody read them.");
   w.gauge("nestedfp:request_bytes", facts.request_bytes, "Bytes of requests held: read, parsed, waiting.");

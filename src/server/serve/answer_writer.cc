@@ -112,8 +112,10 @@ void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, bool first_
 void AnswerWriter::append_precision(std::string& out, const Usage& usage) {
   fmt::format_to(std::back_inserter(out),
                  "{{\"prompt\":{{\"fp16_tokens\":{},\"fp8_tokens\":{}}},"
-                 "\"completion\":{{\"fp16_tokens\":{},\"fp8_tokens\":{}}}}}",
+                 "\"completion\":{{\"fp16_tokens\":{},\"fp8_tokens\":{}}}",
                  usage.prompt.fp16, usage.prompt.fp8, usage.completion.fp16, usage.completion.fp8);
+  if (usage.slo_met) out += *usage.slo_met ? ",\"slo_met\":true" : ",\"slo_met\":false";
+  out += '}';
 }
 
 Usage AnswerWriter::sum(std::span<const Choice> choices) const {
@@ -126,6 +128,7 @@ Usage AnswerWriter::sum(std::span<const Choice> choices) const {
       sum.prompt.fp8 += choice.usage.prompt.fp8;
     }
     if (request_->no_output) continue;
+    if (choice.usage.slo_met) sum.slo_met = sum.slo_met.value_or(true) && *choice.usage.slo_met;
     sum.completion_tokens += choice.usage.completion_tokens;
     sum.completion.fp16 += choice.usage.completion.fp16;
     sum.completion.fp8 += choice.usage.completion.fp8;

@@ -287,6 +287,24 @@ TEST_F(ApiTest, PrecisionIsAFieldAndAHeader) {
   ask("/v1/completions", R"({"prompt":"SAY:a"})", 400, {{"X-NestedFP-Precision", "half"}});
 }
 
+TEST_F(ApiTest, LatencyTargetsAreFieldsAndHeaders) {
+  start();
+  const auto met = [&](const char* body, const std::vector<http::Header>& headers = {}) {
+    return ask("/v1/completions", body, 200, headers)["usage"]["nestedfp"]["slo_met"].get<bool>();
+  };
+  EXPECT_TRUE(met(R"({"prompt":"SAY:a","slo_ttft_ms":60000,"slo_itl_ms":60000,"priority":-1})"));
+  EXPECT_FALSE(met(R"({"prompt":"SAY:a","slo_ttft_ms":1e-6})"));
+  EXPECT_FALSE(met(R"({"prompt":"SAY:a"})", {{"x-llm-d-slo-ttft-ms", "0.000001"}}));
+  EXPECT_FALSE(met(R"({"prompt":"SAY:abc"})", {{"x-slo-tpot-ms", "1e-6"}}));
+  EXPECT_TRUE(met(R"({"prompt":"SAY:a","slo_ttft_ms":60000,"slo_itl_ms":60000})", {{"x-slo-ttft-ms", "0.000001"}}));
+  for (const char* body : {R"({"prompt":"a","slo_ttft_ms":0})", R"({"prompt":"a","slo_itl_ms":"5"})",
+                           R"({"prompt":"a","slo_itl_ms":1e300})", R"({"prompt":"a","priority":1.5})"}) {
+    ask("/v1/completions", body, 400);
+  }
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a"})", 400, {{"x-llm-d-slo-tpot-ms", "nan"}})["error"]["param"],
+            "x-llm-d-slo-tpot-ms");
+}
+
 TEST_F(ApiTest, KeysOriginsAndRequestIds) {
   ApiOptions options;
   options.api_keys = {"one", "two"};

@@ -1,4 +1,6 @@
 // The endpoints that answer with text of the model: completions, chat, the Responses API, the Messages API.
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "server/api/dialects.h"
@@ -38,6 +40,16 @@ void Api::run(Call& call, MaybeError failure, GenerationRequest request) {
   const std::string_view precision = call.request.header("X-NestedFP-Precision");
   if (!failure && !precision.empty() && !request.precision) {
     failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
+  }
+  // The gateway's names (llm-d, and what it sent before); a field of the body wins.
+  const std::tuple<const char*, const char*, std::optional<double>*> latencies[] = {
+      {"x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", &request.slo_ttft_ms},
+      {"x-llm-d-slo-tpot-ms", "x-slo-tpot-ms", &request.slo_itl_ms}};
+  for (const auto& [name, older, value] : latencies) {
+    for (const char* header : {name, older}) {
+      const std::string_view text = call.request.header(header);
+      if (!failure && !text.empty() && !*value) failure = parse_slo_header(text, header, value);
+    }
   }
   if (failure) return reply_error(call, *failure);
   request.key = call.key;

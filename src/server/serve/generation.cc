@@ -348,6 +348,10 @@ MaybeError Generation::submit_all(Prepared& prepared) {
       sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
     }
     request.precision = request_.precision.value_or(state_->default_precision);
+    if (request_.slo_ttft_ms) request.slo_ttft_s = *request_.slo_ttft_ms / 1e3;
+    if (request_.slo_itl_ms) request.slo_itl_s = *request_.slo_itl_ms / 1e3;
+    request.priority = request_.priority;
+    request.arrival = EngineClock::now();  // the engine may be in the middle of a step
     request.skip_special_tokens = request_.skip_special_tokens && !needs_special;
     request.cache_scope = scope;
     if (prepared.constraint) {

@@ -1,4 +1,4 @@
-#include "engine/policy.h"
+#include "policy/policy.h"
 
 #include <algorithm>
 #include <charconv>

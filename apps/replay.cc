@@ -1,0 +1,257 @@
+// nestedfp replay: a request trace against a simulated machine or a running server.
+#include <fmt/format.h>
+
+#include <fstream>
+
+#include "policy/slo_policy.h"
+#include "replay/http_load.h"
+#include "replay/report.h"
+#include "replay/simulator.h"
+#include "replay/step_source.h"
+#include "replay/trace.h"
+#include "verbs.h"
+
+namespace nfp {
+namespace {
+
+struct ReplayFlags {
+  std::string trace;
+  std::string table;
+  StepSource source;
+  double table_scale = 1;
+  std::vector<std::string> policies = {"fp16", "threshold:1024", "slo-fp16", "slo-fp8", "slo"};
+  std::vector<double> rates;
+  TraceSelection selection;
+  SimulationOptions simulation;
+  bool find_rate = false;
+  double attainment = 0.95;
+  std::vector<std::string> goodput;
+  HttpLoadOptions http;
+  std::string json, csv, html, command;
+};
+
+void show_progress(const std::string& what, size_t done, size_t total) {
+  fmt::print(stderr, "\r{:<28} {:>7} of {} requests", what, done, total);
+  if (done == total) fmt::print(stderr, "\r{:<60}\r", "");
+}
+
+Status write(const std::string& path, const std::string& text) {
+  if (path.empty()) return ok_status();
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) return error(ErrorCode::kIo, "{}: cannot be written", path);
+  return ok_status();
+}
+
+class Simulation {
+ public:
+  Simulation(const ReplayFlags& flags, const Trace& trace, StepModel model)
+      : flags_(flags), trace_(trace), model_(std::move(model)) {
+    options_ = flags.simulation;
+    for (const StepLevel& level : model_.levels()) {
+      if (!is_exact(level.precision)) options_.fp8 = level.precision;
+    }
+  }
+
+  Result<ReplayOutcome> run(const std::string& policy, double rate) const {
+    TraceSelection selection = flags_.selection;
+    selection.rate = rate;
+    NFP_ASSIGN_OR_RETURN(const Trace part, select(trace_, selection));
+    const auto make = [&]() -> Result<std::unique_ptr<PrecisionPolicy>> {
+      if (const auto levels = parse_slo_levels(policy)) {
+        SloOptions slo;
+        slo.levels = *levels;
+        return make_slo_policy(model_, slo);
+      }
+      return parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
+    };
+    const std::string what = rate > 0 ? fmt::format("{} at {:.2f}/s", policy, rate) : policy;
+    return simulate(part, model_, make, options_, [&](size_t done, size_t total) { show_progress(what, done, total); });
+  }
+  ReplaySummary summary(const ReplayOutcome& outcome, const std::string& policy, const GoodputLimits& limits) const {
+    return summarize(outcome, policy, &model_, options_.max_step_tokens, limits);
+  }
+
+  // The highest rate with that share of requests within 5 times of a request alone, to 1 %.
+  Result<double> highest_rate(const std::string& policy) const {
+    const auto holds = [&](double rate) -> Result<bool> {
+      NFP_ASSIGN_OR_RETURN(const ReplayOutcome outcome, run(policy, rate));
+      return *summary(outcome, policy, {}).tight >= flags_.attainment;
+    };
+    double low = 0, high = 0.25;
+    while (high < 1e5) {
+      NFP_ASSIGN_OR_RETURN(const bool held, holds(high));
+      if (!held) break;
+      low = high;
+      high *= 2;
+    }
+    while (high - low > 0.01 * high) {
+      const double middle = (low + high) / 2;
+      NFP_ASSIGN_OR_RETURN(const bool held, holds(middle));
+      (held ? low : high) = middle;
+    }
+    return low;
+  }
+
+ private:
+  const ReplayFlags& flags_;
+  const Trace& trace_;
+  StepModel model_;
+  SimulationOptions options_;
+};
+
+Status finish(const ReplayFlags& flags, const ReplayReport& report) {
+  fmt::print("{}", to_text(report));
+  NFP_RETURN_IF_ERROR(write(flags.json, to_json(report) + "\n"));
+  NFP_RETURN_IF_ERROR(write(flags.csv, to_csv(report)));
+  return write(flags.html, to_html(report));
+}
+
+// The trace against a server. With --simulate the table says what a request takes alone.
+Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLimits& limits, ReplayReport& report) {
+  std::optional<StepModel> model;
+  if (!flags.table.empty()) {
+    NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
+    NFP_ASSIGN_OR_RETURN(model, StepModel::fit(table));
+    model->scale(flags.table_scale);
+  }
+  report.machine = flags.http.url;
+  for (const double rate : flags.rates.empty() ? std::vector<double>{0} : flags.rates) {
+    TraceSelection selection = flags.selection;
+    selection.rate = rate;
+    NFP_ASSIGN_OR_RETURN(const Trace part, select(trace, selection));
+    NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, flags.http, [&](size_t done, size_t total) {
+                           show_progress(flags.http.url, done, total);
+                         }));
+    report.rows.push_back(
+        summarize(outcome, "server", model ? &*model : nullptr, flags.simulation.max_step_tokens, limits));
+    report.outcomes.push_back(std::move(outcome));
+  }
+  return ok_status();
+}
+
+Status run(const ReplayFlags& flags) {
+  if (flags.http.url.empty() && flags.table.empty()) {
+    return error(ErrorCode::kUsage, "say what to play the trace against: --simulate TABLE or --url URL");
+  }
+  NFP_ASSIGN_OR_RETURN(const GoodputLimits limits, parse_goodput(flags.goodput));
+  NFP_ASSIGN_OR_RETURN(const Trace trace, read_trace_file(flags.trace));
+  if (trace.skipped > 0) fmt::print(stderr, "{} rows without a prompt or an answer are left out\n", trace.skipped);
+  if (trace.unsorted > 0)
+    fmt::print(stderr, "{} rows were not in order of time and have been sorted\n", trace.unsorted);
+  ReplayReport report;
+  report.command = flags.command;
+  report.trace = fmt::format("{} ({} requests at {:.2f}/s)", flags.trace, trace.requests.size(), trace.rate());
+  if (!flags.http.url.empty()) {
+    NFP_RETURN_IF_ERROR(play_server(flags, trace, limits, report));
+    return finish(flags, report);
+  }
+  NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
+  NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
+  const StepModel::FitError fit = model.error_on(table.steps);
+  fmt::print(stderr, "{} on {}: {} steps, fitted within {:.1f} % (mean; 95 % of them within {:.1f} %)\n", table.model,
+             table.device, table.steps.size(), 100 * fit.mean, 100 * fit.p95);
+  model.scale(flags.table_scale);
+  const Simulation simulation(flags, trace, std::move(model));
+
+  report.machine = fmt::format("{}, {}, times {}", table.model, table.device, flags.table_scale);
+  if (flags.find_rate) {
+    report.attainment = flags.attainment;
+    for (const std::string& policy : flags.policies) {
+      NFP_ASSIGN_OR_RETURN(const double rate, simulation.highest_rate(policy));
+      report.limits.push_back({policy, rate});
+    }
+  } else {
+    const std::vector<double> rates = flags.rates.empty() ? std::vector<double>{0} : flags.rates;
+    for (const double rate : rates) {
+      for (const std::string& policy : flags.policies) {
+        NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, simulation.run(policy, rate));
+        report.rows.push_back(simulation.summary(outcome, policy, limits));
+        report.outcomes.push_back(std::move(outcome));
+      }
+    }
+  }
+  return finish(flags, report);
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app, Status& status) {
+  auto flags = std::make_shared<ReplayFlags>();
+  CLI::App* verb = app.add_subcommand("replay", "Play a request trace: what latency, and which share of it in FP16");
+  verb->footer(
+      "TRACE is an Azure LLM inference trace, BurstGPT (CSV) or a Mooncake trace (JSON lines).\n"
+      "Examples:\n"
+      "  nestedfp replay azure.csv --simulate steps.json --rate 2 5 10 --requests 1000 --html report.html\n"
+      "  nestedfp replay azure.csv --simulate steps.json --find-rate --attainment 0.95\n"
+      "  nestedfp replay azure.csv --url http://127.0.0.1:8000 --model demo --rate 1 --requests 100 --goodput "
+      "ttft:500\n"
+      "docs/slo.md explains the policies and what the figures mean.");
+  ReplayFlags& f = *flags;
+  verb->add_option("TRACE", f.trace, "trace file")->required();
+  verb->add_option("--simulate", f.table, "step times: what `bench MODEL steps` wrote (docs/step-times.md)");
+  verb->add_option("--url", f.http.url,
+                   "a server with OpenAI's API, http://HOST:PORT; with --simulate the table only says what a request "
+                   "takes alone");
+  verb->add_option("--model", f.http.model, "of --url: the model's name");
+  verb->add_option("--api-key", f.http.api_key, "of --url");
+  verb->add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
+  verb->add_option("--table-engine", f.source.engine, "likewise of several engines");
+  verb->add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
+  verb->add_option("--policies", f.policies,
+                   "fp16, fp8, threshold:N, alternate:N, slo; slo-fp16 and slo-fp8 plan by deadline in one precision")
+      ->capture_default_str();
+  verb->add_option("--rate", f.rates, "requests a second (several may be given); default: the trace's")
+      ->check(CLI::Range(1e-6, 1e6));
+  verb->add_option("--speed", f.selection.speed, "the trace's clock runs so many times as fast")
+      ->check(CLI::Range(1e-6, 1e6));
+  verb->add_option("--requests", f.selection.requests, "only the first so many")->check(CLI::Range(1, 1 << 30));
+  verb->add_option("--max-tokens", f.selection.most_tokens, "leave out requests of more tokens, prompt and answer")
+      ->check(CLI::Range(1, 1 << 30));
+  verb->add_option("--seed", f.selection.seed, "of which requests a lower rate keeps")->capture_default_str();
+  SimulationOptions& s = f.simulation;
+  verb->add_option("--replicas", s.replicas, "machines behind a router that knows their load")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  verb->add_option("--max-num-seqs", s.max_sequences, "requests in a step")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  verb->add_option("--max-num-batched-tokens", s.max_step_tokens, "tokens of a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--kv-tokens", s.kv_tokens, "tokens that a machine's KV cache holds")
+      ->check(CLI::Range(int64_t{1024}, int64_t{1} << 30))
+      ->capture_default_str();
+  verb->add_option("--steps-in-flight", s.steps_in_flight, "2: a step is planned while one runs")
+      ->check(CLI::Range(1, 2))
+      ->capture_default_str();
+  verb->add_option("--noise", s.noise, "steps differ from the table by up to this share")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  verb->add_option("--slo-factor", s.slo_factor, "targets, in times of the request alone in FP16")
+      ->check(CLI::Range(1.0, 1000.0))
+      ->capture_default_str();
+  verb->add_flag("--find-rate", f.find_rate, "for each policy the highest rate that holds --attainment");
+  verb->add_option("--attainment", f.attainment, "share of requests within 5 times of a request alone")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  verb->add_option("--goodput", f.goodput, "limits of requests that count: ttft:MS tpot:MS e2el:MS");
+  verb->add_option("--json", f.json, "write the report here");
+  verb->add_option("--csv", f.csv, "write a line for each request here");
+  verb->add_option("--html", f.html, "write a page with plots here");
+  verb->callback([flags, verb, &status] {
+    flags->command = "nestedfp replay " + flags->trace;
+    for (const CLI::Option* option : verb->get_options()) {
+      const std::string name = option->get_name();
+      const bool output = name == "--json" || name == "--csv" || name == "--html";
+      if (option->count() == 0 || output || name == "TRACE" || name == "--help" || name == "--api-key") continue;
+      flags->command += " " + name;
+      if (option->get_expected_max() == 0) continue;
+      for (const std::string& value : option->results()) flags->command += " " + value;
+    }
+    status = run(*flags);
+  });
+}
+
+}  // namespace nfp

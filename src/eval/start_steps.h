@@ -1,0 +1,30 @@
+// The step times that a server needs before its first request: few steps, chosen so that measuring them takes seconds,
+// kept in the user's cache folder for the next start.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+#include "policy/step_table.h"
+#include "runtime/loaded_model.h"
+
+namespace nfp {
+
+struct StartStepsOptions {
+  double seconds = 8;   // about as long as measuring may take
+  EngineConfig engine;  // as it will serve
+  std::string variant;  // flags that change what a step costs; part of the file's name
+  // The folder; empty = $XDG_CACHE_HOME/nestedfp/step-times or ~/.cache/nestedfp/step-times.
+  std::string folder;
+};
+
+struct StartSteps {
+  StepTable table;
+  std::string path;    // where it is kept; empty = nowhere
+  double seconds = 0;  // that measuring took; 0 = it was there
+};
+
+Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options);
+
+}  // namespace nfp

@@ -1,0 +1,98 @@
+// Which precision the next step is computed in and, for policies that plan, which tokens of which sequences. Pure:
+// numbers in, a decision out, so policies are tested in microseconds and replayed on traces.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "nested/precision.h"
+#include "policy/step_model.h"
+
+namespace nfp {
+
+// What a policy may know about the step that is about to run.
+struct StepLoad {
+  int32_t step_tokens = 0;     // tokens that the step will compute
+  int32_t prefill_tokens = 0;  // of these, tokens of prompts
+  int32_t running = 0;         // sequences in the step
+  int32_t waiting = 0;         // requests not yet admitted
+  double kv_use = 0;           // share of KV blocks in use, 0..1
+  double recent_tpot_s = 0;    // recent time per output token, seconds (exponential mean; 0 = none yet)
+  double recent_ttft_s = 0;    // recent time to first token, seconds (likewise)
+  uint64_t step_index = 0;     // steps run so far
+};
+
+// One request as a policy that plans sees it. Times are seconds on the clock of StepState::now_s.
+struct SequenceState {
+  int32_t context = 0;  // tokens in the KV cache, those of steps in flight too
+  int32_t missing = 0;  // tokens to compute before its next one is sampled; 1 where it decodes
+  int32_t emitted = 0;  // tokens sampled so far, those of steps in flight too
+  bool running = false;
+  bool ready = true;  // false: it waits for something else (a step in flight, a grammar)
+  bool exact = false;
+  int32_t priority = 0;  // lower goes first
+  double arrival_s = 0;
+  double ttft_s = 0;  // target: arrival to first token
+  double itl_s = 0;   // target: from token to token
+  double due_s = 0;   // when the next token is due
+};
+
+struct StepState {
+  double now_s = 0;                          // when the step will start
+  std::span<const SequenceState> sequences;  // running ones first, each kind in order of arrival
+  int32_t max_step_tokens = 0;
+  int32_t max_sequences = 0;  // running at once
+  int64_t free_tokens = 0;    // room in the KV cache
+};
+
+struct StepChunk {
+  size_t sequence = 0;  // index into StepState::sequences
+  int32_t tokens = 0;   // at most `missing`
+};
+
+struct StepDecision {
+  Precision precision = Precision::kFp16;
+  double fp8_share = 0;           // of the weights, 0 in FP16
+  std::vector<StepChunk> chunks;  // the most urgent first, no sequence twice; may be empty
+  std::vector<size_t> lost;       // sequences whose deadline cannot be kept, whatever is done
+  double predicted_s = 0;         // how long the step takes; 0 = not known
+};
+
+class PrecisionPolicy {
+ public:
+  virtual ~PrecisionPolicy() = default;
+  virtual std::string name() const = 0;  // as parse_policy takes it
+  virtual Precision choose(const StepLoad& load) = 0;
+  // Of the linear layers' weights that a step with this load computes in FP8, where FP8 is what was chosen: 0..1. Which
+  // ones is the model's order of sensitivity (Linear::fp8_from).
+  virtual double fp8_share(const StepLoad&) { return 1.0; }
+  // Shares between 0 and 1 occur: the model needs an order of sensitivity.
+  virtual bool needs_sensitivity() const { return false; }
+  // The operator fixed one precision: requests that merely prefer FP8 do not get it.
+  virtual bool fixed() const { return false; }
+  // Whether decide() chooses tokens and precision together. Otherwise the scheduler takes tokens first come, first
+  // served, and choose() sees the step that came of it.
+  virtual bool plans() const { return false; }
+  virtual StepDecision decide(const StepState&) { return {}; }
+  // Told of each step that ran.
+  virtual void observe(Precision precision, double fp8_share, const StepWork& work, double seconds) {
+    (void)precision, (void)fp8_share, (void)work, (void)seconds;
+  }
+  // What predicts its steps' times; null where nothing does.
+  virtual const StepModel* model() const { return nullptr; }
+};
+
+// "fp16", "fp8", "fp8-w8a8": always that.
+// "threshold:N": FP8 when the step has more than N tokens (NestedFP, NeurIPS 2025, section 5.3).
+// "alternate:N": changes between FP16 and FP8 every N steps (for tests and demonstrations).
+// "graded:LOW:HIGH": FP16 up to LOW tokens in the step, then FP8 in a share of the weights that grows with the tokens
+// and reaches all of them at HIGH: as much precision as the load leaves room for. `fp8` says which FP8 arithmetic the
+// last three use.
+Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Precision fp8 = Precision::kFp8);
+
+}  // namespace nfp

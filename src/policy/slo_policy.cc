@@ -1,0 +1,314 @@
+#include "policy/slo_policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <numeric>
+
+namespace nfp {
+namespace {
+
+constexpr int kLost = 3;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// A sequence whose tokens must be computed before its first or next one: a prompt, or what preemption took.
+struct Prefill {
+  size_t sequence = 0;
+  int32_t tokens = 0;
+  double due = 0;
+  double target = 0;
+  double arrival = 0;
+  int32_t priority = 0;
+  int rank = 0;  // which of its deadlines can be kept: the target, the second one, the longest wait; 3: none
+};
+
+// How fast a level gets through prompts beside the sequences that decode.
+struct Pace {
+  size_t level = 0;
+  double limit_s = 0;   // of a step
+  double decode_s = 0;  // a step without prompts
+  int32_t chunk = 0;    // prompt tokens of a step
+  double chunk_s = 0;   // the time of that step
+};
+
+class SloPolicy final : public PrecisionPolicy {
+ public:
+  SloPolicy(StepModel model, const SloOptions& options) : model_(std::move(model)), options_(options) {
+    for (size_t level = 0; level < model_.levels().size(); ++level) {
+      const bool exact = is_exact(model_.levels()[level].precision);
+      if (exact && options_.levels == SloOptions::Levels::kFp8Only) continue;
+      if (!exact && options_.levels == SloOptions::Levels::kFp16Only) continue;
+      levels_.push_back(level);
+    }
+    // Least harmful first: FP16, then growing shares of the weights in FP8.
+    std::stable_sort(levels_.begin(), levels_.end(),
+                     [&](size_t a, size_t b) { return model_.levels()[a].fp8_share < model_.levels()[b].fp8_share; });
+  }
+
+  std::string name() const override {
+    switch (options_.levels) {
+      case SloOptions::Levels::kFp16Only:
+        return "slo-fp16";
+      case SloOptions::Levels::kFp8Only:
+        return "slo-fp8";
+      case SloOptions::Levels::kAll:
+        break;
+    }
+    return "slo";
+  }
+  size_t levels() const { return levels_.size(); }
+  bool plans() const override { return true; }
+  bool fixed() const override { return options_.levels == SloOptions::Levels::kFp16Only; }
+  bool needs_sensitivity() const override {
+    return std::any_of(levels_.begin(), levels_.end(), [&](size_t level) {
+      const double share = model_.levels()[level].fp8_share;
+      return share > 0 && share < 1;
+    });
+  }
+  const StepModel* model() const override { return &model_; }
+  Precision choose(const StepLoad&) override { return last_.precision; }
+  double fp8_share(const StepLoad&) override { return last_.fp8_share; }
+
+  void observe(Precision precision, double fp8_share, const StepWork& work, double seconds) override {
+    model_.observe(model_.find_level(precision, fp8_share), work, seconds);
+  }
+
+  StepDecision decide(const StepState& state) override;
+
+ private:
+  void see_arrivals(const StepState& state);
+  double longest_wait(const Prefill& prefill) const {
+    return std::max(options_.longest_wait_s, 2 * options_.grace * prefill.target);
+  }
+  // How long a step may be, for those who come while it runs.
+  double step_limit() const;
+  Pace pace_at(size_t level, const StepWork& decodes, double limit_s, const StepState& state) const;
+  // When the last of `tokens` prompt tokens is done, seconds from now.
+  double done_after(const Pace& pace, const StepWork& decodes, double tokens) const;
+  void rank(std::vector<Prefill>& prefills, const Pace& fastest, const StepWork& decodes, double now) const;
+  bool keeps(const std::vector<Prefill>& prefills, const Pace& pace, const StepWork& decodes, double now,
+             double reserve) const;
+
+  StepModel model_;
+  SloOptions options_;
+  std::vector<size_t> levels_;
+  std::deque<double> recent_targets_;  // TTFT targets of the last requests seen, seconds
+  double newest_arrival_ = -kNever;
+  StepDecision last_;
+};
+
+void SloPolicy::see_arrivals(const StepState& state) {
+  double newest = newest_arrival_;
+  for (const SequenceState& sequence : state.sequences) {
+    if (sequence.arrival_s <= newest_arrival_) continue;
+    newest = std::max(newest, sequence.arrival_s);
+    recent_targets_.push_back(sequence.ttft_s);
+    if (recent_targets_.size() > 64) recent_targets_.pop_front();
+  }
+  newest_arrival_ = newest;
+}
+
+Pace SloPolicy::pace_at(size_t level, const StepWork& decodes, double limit_s, const StepState& state) const {
+  Pace pace;
+  pace.level = level;
+  pace.limit_s = limit_s;
+  pace.decode_s = decodes.tokens > 0 ? model_.seconds(level, decodes) : 0.0;
+  const int32_t room = state.max_step_tokens - decodes.tokens;
+  pace.chunk = model_.largest_chunk(level, decodes, 0, room, limit_s);
+  // Where decodes leave prompts no room within the limit, they get a small chunk all the same, or they would starve.
+  pace.chunk = std::max(pace.chunk, std::min(options_.least_chunk, room));
+  if (pace.chunk > 0) {
+    StepWork both = decodes;
+    both.add(pace.chunk, 0);
+    pace.chunk_s = model_.seconds(level, both);
+  }
+  return pace;
+}
+
+double SloPolicy::done_after(const Pace& pace, const StepWork& decodes, double tokens) const {
+  if (pace.chunk <= 0) return kNever;
+  if (tokens > pace.chunk) return tokens / pace.chunk * pace.chunk_s;
+  StepWork both = decodes;
+  both.add(static_cast<int32_t>(std::max(1.0, tokens)), 0);
+  return model_.seconds(pace.level, both);
+}
+
+void SloPolicy::rank(std::vector<Prefill>& prefills, const Pace& fastest, const StepWork& decodes, double now) const {
+  // Moore and Hodgson: in order of deadline; where one would be missed, the longest of those so far is given up. What
+  // is given up then competes for its second deadline in what is left.
+  const auto by_due = [](const Prefill& a, const Prefill& b) { return a.due < b.due; };
+  double before = 0;  // tokens of better ranks
+  for (int rank = 0; rank < kLost; ++rank) {
+    std::vector<Prefill*> open;
+    for (Prefill& prefill : prefills) {
+      if (rank == 1 && prefill.rank == 1) prefill.due = prefill.arrival + options_.grace * prefill.target;
+      if (rank == 2 && prefill.rank == 2) prefill.due = prefill.arrival + longest_wait(prefill);
+      if (prefill.rank == rank) open.push_back(&prefill);
+    }
+    std::sort(open.begin(), open.end(), [&](const Prefill* a, const Prefill* b) { return by_due(*a, *b); });
+    std::vector<Prefill*> kept;
+    double tokens = before;
+    const auto shorter = [](const Prefill* a, const Prefill* b) {
+      return a->priority != b->priority ? a->priority < b->priority : a->tokens < b->tokens;
+    };
+    for (Prefill* prefill : open) {
+      kept.push_back(prefill);
+      std::push_heap(kept.begin(), kept.end(), shorter);
+      tokens += prefill->tokens;
+      while (!kept.empty() && now + done_after(fastest, decodes, tokens) > prefill->due) {
+        std::pop_heap(kept.begin(), kept.end(), shorter);
+        tokens -= kept.back()->tokens;
+        kept.back()->rank = rank + 1;
+        kept.pop_back();
+      }
+    }
+    before = tokens;
+  }
+}
+
+bool SloPolicy::keeps(const std::vector<Prefill>& prefills, const Pace& pace, const StepWork& decodes, double now,
+                      double reserve) const {
+  double tokens = 0;
+  for (const Prefill& prefill : prefills) {  // in order of urgency
+    if (prefill.rank == kLost) return false;
+    tokens += prefill.tokens;
+    const double spare = prefill.rank == 0 ? reserve * prefill.target : 0.0;
+    if (now + done_after(pace, decodes, tokens) + spare > prefill.due) return false;
+  }
+  return true;
+}
+
+double SloPolicy::step_limit() const {
+  if (recent_targets_.empty()) return kNever;
+  std::vector<double> sorted(recent_targets_.begin(), recent_targets_.end());
+  const auto low = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 10);
+  std::nth_element(sorted.begin(), low, sorted.end());
+  return options_.step_share * *low;
+}
+
+StepDecision SloPolicy::decide(const StepState& state) {
+  see_arrivals(state);
+  StepDecision decision;
+  StepWork decodes;
+  double limit = kNever, gap = kNever;
+  std::vector<Prefill> prefills;
+  int32_t running = 0;
+  for (size_t i = 0; i < state.sequences.size(); ++i) {
+    const SequenceState& sequence = state.sequences[i];
+    running += sequence.running ? 1 : 0;
+    if (!sequence.ready) continue;
+    if (sequence.running && sequence.missing == 1 && sequence.emitted > 0) {
+      if (decodes.tokens >= state.max_step_tokens) continue;
+      decision.chunks.push_back({i, 1});
+      decodes.add(1, sequence.context);
+      gap = std::min(gap, options_.longest_gap * sequence.itl_s);
+      // A step shorter than the target gap adds to a sequence's slack, so also one that is late catches up by it.
+      // Aiming a little below the target leaves room for steps that take longer than predicted.
+      const double slack = sequence.due_s - state.now_s - options_.itl_margin * sequence.itl_s * sequence.emitted;
+      limit = std::min(limit, std::max(slack, options_.catch_up * sequence.itl_s));
+      continue;
+    }
+    prefills.push_back({i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});
+  }
+  // Candidates, the most wanted first: less FP8, then shorter steps; where nothing else keeps the deadlines, steps as
+  // long as the decoding sequences' slack allows.
+  const double slack = limit;
+  limit = std::min(limit, gap);
+  const double short_limit = std::min(limit, step_limit());
+  std::vector<Pace> paces;
+  for (const size_t level : levels_) {
+    paces.push_back(pace_at(level, decodes, short_limit, state));
+    paces.push_back(pace_at(level, decodes, limit, state));
+  }
+  for (const size_t level : levels_) paces.push_back(pace_at(level, decodes, slack, state));
+  const auto speed = [&](const Pace& pace) { return pace.chunk > 0 ? pace.chunk / pace.chunk_s : 0.0; };
+  size_t fastest = 0;
+  for (size_t i = 1; i < paces.size(); ++i) {
+    const bool faster =
+        prefills.empty() ? paces[i].decode_s < paces[fastest].decode_s : speed(paces[i]) > speed(paces[fastest]);
+    if (faster) fastest = i;
+  }
+
+  size_t chosen = 0;
+  if (!prefills.empty()) {
+    rank(prefills, paces[fastest], decodes, state.now_s);
+    std::sort(prefills.begin(), prefills.end(), [&](const Prefill& a, const Prefill& b) {
+      if (a.rank != b.rank) return a.rank < b.rank;
+      if (a.priority != b.priority) return a.priority < b.priority;
+      if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
+      return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
+    });
+    for (const Prefill& prefill : prefills) {
+      if (prefill.rank > 0) decision.lost.push_back(prefill.sequence);
+    }
+    // A level below the last step's stays until there is more room than was missing when it was left.
+    const double last = last_.fp8_share;
+    while (chosen < paces.size()) {
+      const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
+      const double reserve = back ? options_.reserve_to_return : options_.reserve;
+      if (keeps(prefills, paces[chosen], decodes, state.now_s, reserve)) break;
+      ++chosen;
+    }
+    if (chosen == paces.size()) chosen = fastest;
+  }
+  // Decoding sequences: their next token must not be late for precision's sake either.
+  while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > limit &&
+         paces[fastest].decode_s < paces[chosen].decode_s) {
+    ++chosen;
+  }
+  // Precision is never given away for nothing.
+  const auto time_of = [&](const Pace& pace) { return prefills.empty() ? pace.decode_s : 1.0 / speed(pace); };
+  for (size_t i = 0; i < chosen; ++i) {
+    if (time_of(paces[i]) <= time_of(paces[chosen])) chosen = i;
+  }
+
+  const Pace& pace = paces[chosen];
+  StepWork work = decodes;
+  int32_t room = std::min(pace.chunk, state.max_step_tokens - decodes.tokens);
+  int64_t free_tokens = state.free_tokens - decodes.tokens;
+  for (const Prefill& prefill : prefills) {
+    if (room < 1) break;
+    const SequenceState& sequence = state.sequences[prefill.sequence];
+    if (!sequence.running) {
+      if (running >= state.max_sequences) continue;
+      if (sequence.missing > free_tokens && running > 0) continue;
+    }
+    // The pace is of prompts without anything in the cache; what attention to that adds counts here.
+    int32_t count = std::min(room, prefill.tokens);
+    count = std::max(model_.largest_chunk(pace.level, work, sequence.context, count, pace.limit_s),
+                     std::min(count, options_.least_chunk - (pace.chunk - room)));
+    if (count < 1) break;
+    running += sequence.running ? 0 : 1;
+    free_tokens -= prefill.tokens;
+    decision.chunks.push_back({prefill.sequence, count});
+    work.add(count, sequence.context);
+    room -= count;
+  }
+  const StepLevel& level = model_.levels()[pace.level];
+  decision.precision = level.precision;
+  decision.fp8_share = level.fp8_share;
+  decision.predicted_s = work.tokens > 0 ? model_.seconds(pace.level, work) : 0;
+  last_.precision = decision.precision;
+  last_.fp8_share = decision.fp8_share;
+  return decision;
+}
+
+}  // namespace
+
+std::optional<SloOptions::Levels> parse_slo_levels(std::string_view text) {
+  if (text == "slo") return SloOptions::Levels::kAll;
+  if (text == "slo-fp16") return SloOptions::Levels::kFp16Only;
+  if (text == "slo-fp8") return SloOptions::Levels::kFp8Only;
+  return std::nullopt;
+}
+
+Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options) {
+  auto policy = std::make_unique<SloPolicy>(std::move(model), options);
+  if (policy->levels() == 0) {
+    return error(ErrorCode::kUsage, "the step times have no level that the policy '{}' could choose", policy->name());
+  }
+  return std::unique_ptr<PrecisionPolicy>(std::move(policy));
+}
+
+}  // namespace nfp

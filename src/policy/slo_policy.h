@@ -1,0 +1,44 @@
+// Keeps as many deadlines as it can with as much FP16 as it can: chooses tokens, their order and the precision of a
+// step together, from predicted step times. docs/slo.md explains the method and where its parts come from.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "policy/policy.h"
+
+namespace nfp {
+
+struct SloOptions {
+  enum class Levels : uint8_t { kAll, kFp16Only, kFp8Only };  // the last two are for comparison
+  Levels levels = Levels::kAll;
+  // A prefill's precision is lowered where FP16 would leave less than this share of its target as a reserve for
+  // requests that have not come yet.
+  double reserve = 0.1;
+  // The same before a step goes back to less FP8 than the one before it had.
+  double reserve_to_return = 0.25;
+  // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens.
+  double longest_gap = 1.6;
+  // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait
+  // for its end.
+  double step_share = 0.4;
+  // Steps need never be shorter than this share of the target gap for a decoding sequence's sake: shorter ones cost
+  // more for each prompt token, and late sequences catch up at this pace already.
+  double catch_up = 0.8;
+  double itl_margin = 0.05;  // share of the target gap that is not planned with
+  int32_t least_chunk = 16;  // prompt tokens of a step at least, where there are any
+  // A request whose deadline is lost gets this many times the target as its next one.
+  double grace = 2;
+  // One that lost that too goes before all others once it has waited this long for its first token.
+  double longest_wait_s = 10;
+};
+
+// An error where the model has none of the levels that the options ask for.
+Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options);
+
+// Whether parse_slo_levels takes this text: "slo", and for comparison "slo-fp16" and "slo-fp8", which plan by deadline
+// but compute in one precision.
+std::optional<SloOptions::Levels> parse_slo_levels(std::string_view text);
+
+}  // namespace nfp

@@ -1,0 +1,200 @@
+#include "policy/slo_policy.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <set>
+
+#include "policy/testing/step_tables.h"
+
+namespace nfp {
+namespace {
+
+StepModel model() { return std::move(StepModel::fit(testing::synthetic_table())).value(); }
+
+std::unique_ptr<PrecisionPolicy> slo(const SloOptions& options = {}) {
+  return std::move(make_slo_policy(model(), options)).value();
+}
+
+SequenceState prompt(int32_t tokens, double arrival, double ttft, double itl = 0.05) {
+  SequenceState state;
+  state.missing = tokens;
+  state.arrival_s = arrival;
+  state.ttft_s = ttft;
+  state.itl_s = itl;
+  state.due_s = arrival + ttft;
+  return state;
+}
+
+SequenceState decoding(int32_t context, double due, double itl = 0.05) {
+  SequenceState state;
+  state.context = context;
+  state.missing = 1;
+  state.emitted = 3;
+  state.running = true;
+  state.itl_s = itl;
+  state.ttft_s = 0.5;
+  state.due_s = due;
+  return state;
+}
+
+StepState state_of(const std::vector<SequenceState>& sequences, double now) {
+  StepState state;
+  state.now_s = now;
+  state.sequences = sequences;
+  state.max_step_tokens = 2048;
+  state.max_sequences = 64;
+  state.free_tokens = 1 << 20;
+  return state;
+}
+
+TEST(SloPolicy, ComputesInFp16WhenNothingIsInDanger) {
+  const auto policy = slo();
+  EXPECT_EQ(policy->decide(state_of({prompt(100, 0, 1)}, 0)).precision, Precision::kFp16);
+  EXPECT_EQ(policy->decide(state_of({decoding(100, 0.1)}, 0)).precision, Precision::kFp16);
+  EXPECT_TRUE(policy->decide(state_of({}, 0)).chunks.empty());
+}
+
+TEST(SloPolicy, LowersPrecisionForADeadlineThatOnlyFp8Keeps) {
+  // 1000 tokens: about 60 ms in FP16 and 35 ms in FP8 on this machine.
+  const StepDecision decision = slo()->decide(state_of({prompt(1000, 0, 0.05)}, 0));
+  EXPECT_EQ(decision.precision, Precision::kFp8W8A8);
+  EXPECT_EQ(decision.fp8_share, 1);
+  EXPECT_TRUE(decision.lost.empty());
+}
+
+TEST(SloPolicy, GivesUpTheLongestAndServesTheOthers) {
+  // All are due in 60 ms, which is enough for about 1800 tokens in FP8.
+  const std::vector<SequenceState> sequences = {prompt(2000, 0, 0.06), prompt(300, 0.001, 0.06),
+                                                prompt(300, 0.002, 0.06)};
+  const StepDecision decision = slo()->decide(state_of(sequences, 0.003));
+  EXPECT_EQ(decision.lost, (std::vector<size_t>{0}));
+  ASSERT_GE(decision.chunks.size(), 2u);
+  EXPECT_EQ(decision.chunks[0].sequence, 1u);
+  EXPECT_EQ(decision.chunks[1].sequence, 2u);
+}
+
+TEST(SloPolicy, APromptsChunkLeavesRunningRequestsTheirPace) {
+  std::vector<SequenceState> sequences;
+  for (int i = 0; i < 4; ++i) sequences.push_back(decoding(200, 0.05));
+  sequences.push_back(prompt(3900, 0, 10));
+  const StepDecision decision = slo()->decide(state_of(sequences, 0));
+  ASSERT_EQ(decision.chunks.size(), 5u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(decision.chunks[i].sequence, i);
+  EXPECT_GT(decision.chunks[4].tokens, 100);
+  EXPECT_LE(decision.predicted_s, 1.6 * 0.05 + 1e-9);
+}
+
+TEST(SloPolicy, LowerPriorityNumbersGoFirst) {
+  std::vector<SequenceState> sequences = {prompt(500, 0, 1), prompt(500, 0, 1)};
+  sequences[0].priority = 1;
+  EXPECT_EQ(slo()->decide(state_of(sequences, 0)).chunks.front().sequence, 1u);
+}
+
+TEST(SloPolicy, PromptsWaitForRoomInTheCache) {
+  StepState state = state_of({}, 0);
+  const std::vector<SequenceState> sequences = {decoding(100, 1), prompt(500, 0, 1), prompt(50, 0, 2)};
+  state.sequences = sequences;
+  state.free_tokens = 200;
+  const StepDecision decision = slo()->decide(state);
+  ASSERT_EQ(decision.chunks.size(), 2u);
+  EXPECT_EQ(decision.chunks[1].sequence, 2u);
+}
+
+TEST(SloPolicy, NeedsTheLevelsThatItIsToChooseFrom) {
+  StepTable table = testing::synthetic_table();
+  table.levels.pop_back();
+  std::erase_if(table.steps, [](const StepTime& step) { return step.level == 1; });
+  StepModel only = std::move(StepModel::fit(table)).value();
+  EXPECT_FALSE(make_slo_policy(only, {.levels = SloOptions::Levels::kFp8Only}).ok());
+  const auto made = make_slo_policy(only, {});
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ((*made)->decide(state_of({prompt(2000, 0, 0.001)}, 0)).precision, Precision::kFp16);
+}
+
+TEST(SloPolicy, NeverComputesInFp8WhereThatIsNotFaster) {
+  StepTable table = testing::synthetic_table();
+  for (StepTime& step : table.steps) {
+    StepTime exact = step;
+    exact.level = 0;
+    step.ms = testing::synthetic_ms(exact);
+  }
+  const auto policy = std::move(make_slo_policy(std::move(StepModel::fit(table)).value(), {})).value();
+  for (const double ttft : {0.001, 0.05, 0.2}) {
+    EXPECT_EQ(policy->decide(state_of({prompt(1500, 0, ttft), decoding(100, 0.001)}, 0)).precision, Precision::kFp16);
+  }
+}
+
+TEST(SloPolicy, MoreRequestsOfAKindNeverMeanLessFp8) {
+  double before = 0;
+  for (int count = 1; count <= 40; ++count) {
+    std::vector<SequenceState> sequences;
+    for (int i = 0; i < count; ++i) sequences.push_back(prompt(200, 0.0001 * i, 0.3));
+    const double share = slo()->decide(state_of(sequences, 0.0001 * count)).fp8_share;
+    EXPECT_GE(share, before) << count;
+    before = share;
+  }
+  EXPECT_EQ(before, 1);
+}
+
+// Whatever the state: a decision names each sequence once, ready ones only, within the step's and the engine's limits,
+// decoding ones first and all of them, and lowers precision only where that is predicted to be faster.
+RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
+  static const StepModel fitted = model();
+  const auto policy = slo();
+  const double now = 1000;
+  const auto in = [](double low, double high) { return low + (high - low) * *rc::gen::inRange(0, 1001) / 1000.0; };
+  for (int step = 0; step < 3; ++step) {
+    std::vector<SequenceState> sequences;
+    const int running = *rc::gen::inRange(0, 12), waiting = *rc::gen::inRange(0, 12);
+    for (int i = 0; i < running + waiting; ++i) {
+      SequenceState s = prompt(*rc::gen::inRange(1, 5000), now - in(0, 40), in(0.001, 5), in(0.001, 0.2));
+      s.running = i < running;
+      s.ready = *rc::gen::inRange(0, 5) > 0;
+      s.priority = *rc::gen::inRange(-2, 3);
+      if (s.running && *rc::gen::arbitrary<bool>()) {
+        s.context = *rc::gen::inRange(1, 5000);
+        s.missing = 1;
+        s.emitted = 1;
+        s.due_s = now + in(-5, 5);
+      }
+      sequences.push_back(s);
+    }
+    StepState state = state_of(sequences, now);
+    state.max_step_tokens = *rc::gen::element(16, 256, 2048);
+    state.max_sequences = *rc::gen::element(12, 16, 64);
+    state.free_tokens = *rc::gen::element(0, 500, 100000);
+    const StepDecision decision = policy->decide(state);
+
+    std::set<size_t> seen;
+    int32_t tokens = 0, admitted = running;
+    StepWork work;
+    bool prompts_began = false;
+    for (const StepChunk& chunk : decision.chunks) {
+      RC_ASSERT(chunk.sequence < sequences.size());
+      const SequenceState& s = sequences[chunk.sequence];
+      RC_ASSERT(seen.insert(chunk.sequence).second);
+      RC_ASSERT(s.ready);
+      RC_ASSERT(chunk.tokens >= 1 && chunk.tokens <= s.missing);
+      const bool decodes = s.running && s.missing == 1 && s.emitted > 0;
+      RC_ASSERT(!(decodes && prompts_began));
+      prompts_began = prompts_began || !decodes;
+      admitted += s.running ? 0 : 1;
+      tokens += chunk.tokens;
+      work.add(chunk.tokens, s.context);
+    }
+    RC_ASSERT(tokens <= state.max_step_tokens);
+    RC_ASSERT(admitted <= std::max(state.max_sequences, running));
+    for (size_t i = 0; i < sequences.size() && tokens < state.max_step_tokens; ++i) {
+      const SequenceState& s = sequences[i];
+      const bool decodes = s.running && s.ready && s.missing == 1 && s.emitted > 0;
+      RC_ASSERT(!decodes || seen.contains(i));
+    }
+    if (decision.fp8_share > 0) RC_ASSERT(fitted.seconds(1, work) < fitted.seconds(0, work));
+    if (!decision.chunks.empty()) RC_ASSERT(decision.predicted_s > 0);
+    for (const size_t lost : decision.lost) RC_ASSERT(lost < sequences.size());
+  }
+}
+
+}  // namespace
+}  // namespace nfp

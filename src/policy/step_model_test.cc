@@ -1,0 +1,119 @@
+#include "policy/step_model.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+
+#include "policy/testing/step_tables.h"
+
+namespace nfp {
+namespace {
+
+using testing::synthetic_ms;
+using testing::synthetic_table;
+
+TEST(StepModel, PredictsStepsThatItHasNotSeen) {
+  const auto model = StepModel::fit(synthetic_table());
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  std::vector<StepTime> unseen;
+  for (const size_t level : {0, 1}) {
+    for (const int32_t tokens : {24, 100, 300, 700, 1500}) {
+      for (const int32_t context : {0, 512, 3000}) unseen.push_back({level, tokens, context});
+    }
+    for (const int32_t sequences : {2, 5, 12, 40}) {
+      for (const int32_t context : {200, 900}) unseen.push_back({level, 0, 0, sequences, context});
+      unseen.push_back({level, 200, 0, sequences, 600});
+    }
+  }
+  for (StepTime& step : unseen) step.ms = synthetic_ms(step);
+  const StepModel::FitError error = model->error_on(unseen);
+  EXPECT_LE(error.mean, 0.05);
+  EXPECT_LE(error.p95, 0.12);
+}
+
+// What a step does only grows, so its time never falls. rapidcheck draws the steps.
+RC_GTEST_PROP(StepModel, NeverFallsWhenAStepGrows, ()) {
+  static const StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  const auto level = *rc::gen::element<size_t>(0, 1);
+  StepWork work;
+  for (int i = *rc::gen::inRange(0, 20); i > 0; --i) work.add(1, *rc::gen::inRange(0, 4000));
+  if (*rc::gen::arbitrary<bool>()) work.add(*rc::gen::inRange(2, 4000), *rc::gen::inRange(0, 4000));
+  StepWork more = work;
+  more.add(*rc::gen::inRange(1, 500), *rc::gen::inRange(0, 4000));
+  RC_ASSERT(model.seconds(level, more) >= model.seconds(level, work));
+  RC_ASSERT(model.seconds(level, work) >= 0);
+}
+
+TEST(StepModel, LargestChunkIsWithinTheLimit) {
+  const StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  StepWork decodes;
+  for (int i = 0; i < 8; ++i) decodes.add(1, 300);
+  for (const double limit : {0.008, 0.02, 0.05, 0.2}) {
+    for (const int32_t context : {0, 2000}) {
+      const int32_t chunk = model.largest_chunk(0, decodes, context, 2048, limit);
+      StepWork both = decodes;
+      if (chunk > 0) both.add(chunk, context);
+      if (chunk > 0) {
+        EXPECT_LE(model.seconds(0, both), limit);
+      }
+      StepWork larger = decodes;
+      larger.add(chunk + std::max(2, chunk / 16), context);
+      if (chunk < 2048) {
+        EXPECT_GT(model.seconds(0, larger), limit) << chunk;
+      }
+    }
+  }
+  EXPECT_EQ(model.largest_chunk(0, decodes, 0, 0, 10), 0);
+}
+
+TEST(StepModel, LearnsThatTheMachineIsSlower) {
+  StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  StepWork work;
+  work.add(256, 0);
+  const double truth = 1.5 * model.seconds(0, work);
+  for (int i = 0; i < 200; ++i) model.observe(0, work, truth);
+  EXPECT_NEAR(model.seconds(0, work), truth, 0.03 * truth);
+  // The machine is slower for the level that did not run, too.
+  EXPECT_GT(model.seconds(1, work), 1.1 * model.table_seconds(1, work));
+  EXPECT_EQ(model.recent_error().steps, 200u);
+  EXPECT_LT(model.recent_error().mean, 0.34);
+}
+
+TEST(StepModel, OutliersAndNonsenseMoveItLittle) {
+  StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  StepWork work;
+  work.add(256, 0);
+  for (uint64_t i = 0; i < StepModel::kFirstSteps; ++i) model.observe(0, work, model.table_seconds(0, work));
+  const double before = model.seconds(0, work);
+  model.observe(0, work, 1e6);
+  EXPECT_LE(model.seconds(0, work), 1.031 * before);
+  for (const double wrong : {0.0, -1.0, std::nan(""), HUGE_VAL}) model.observe(0, work, wrong);
+  model.observe(7, work, 1.0);
+  EXPECT_LE(model.seconds(0, work), 1.031 * before);
+  for (int i = 0; i < 10000; ++i) model.observe(0, work, 1e6);
+  EXPECT_LE(model.seconds(0, work), StepModel::kMostDrift * before * 1.001);
+  for (int i = 0; i < 10000; ++i) model.observe(0, work, 1e-9);
+  EXPECT_GE(model.seconds(0, work), before / StepModel::kMostDrift * 0.999);
+}
+
+TEST(StepModel, SoonKnowsThatTheTableIsOfAnotherMachine) {
+  for (const double factor : {300.0, 0.003}) {
+    StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+    StepWork work;
+    work.add(64, 0);
+    for (int i = 0; i < 40; ++i) model.observe(0, work, factor * model.table_seconds(0, work));
+    EXPECT_NEAR(model.seconds(0, work) / model.table_seconds(0, work), factor, 0.05 * factor);
+  }
+}
+
+TEST(StepModel, RefusesATableWithoutSteps) {
+  StepTable table = synthetic_table();
+  std::erase_if(table.steps, [](const StepTime& step) { return step.level == 1; });
+  const auto model = StepModel::fit(table);
+  ASSERT_FALSE(model.ok());
+  EXPECT_NE(model.error().message.find("fp8-w8a8"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nfp

@@ -1,0 +1,210 @@
+#include "replay/http_load.h"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <random>
+
+namespace nfp {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+class Player {
+ public:
+  Player(const Trace& trace, const HttpLoadOptions& options, HttpAddress address, const ReplayProgress& progress)
+      : trace_(trace), options_(options), address_(std::move(address)), progress_(progress) {
+    outcome_.requests.resize(trace.requests.size());
+  }
+
+  Result<ReplayOutcome> run() {
+    boost::system::error_code failed;
+    asio::ip::tcp::resolver resolver(context_);
+    endpoints_ = resolver.resolve(address_.host, address_.port, failed);
+    if (failed) {
+      return error(ErrorCode::kIo, "--url {}: {} cannot be resolved: {}", options_.url, address_.host,
+                   failed.message());
+    }
+    start_ = Clock::now();
+    for (size_t i = 0; i < trace_.requests.size(); ++i) asio::co_spawn(context_, play(i), asio::detached);
+    context_.run();
+    outcome_.seconds = seconds_since(start_);
+    const bool any =
+        std::any_of(outcome_.requests.begin(), outcome_.requests.end(), [](const auto& r) { return r.done; });
+    if (!any)
+      return error(ErrorCode::kIo, "{}: no request was answered; the last failed with: {}", options_.url, reason_);
+    return std::move(outcome_);
+  }
+
+ private:
+  asio::awaitable<void> play(size_t index) {
+    ReplayedRequest& record = outcome_.requests[index];
+    record.asked = trace_.requests[index];
+    asio::steady_timer timer(context_);
+    const auto due =
+        start_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(record.asked.arrival_s));
+    timer.expires_at(due);
+    // Boost.Asio reports by exceptions here; none leaves this function.
+    try {
+      co_await timer.async_wait(asio::use_awaitable);
+      co_await request(index, record);
+    } catch (const std::exception& failed) {
+      record.done = false;
+      reason_ = failed.what();
+    }
+    ++finished_;
+    if (progress_) progress_(finished_, trace_.requests.size());
+  }
+
+  std::string body_of(size_t index, const TraceRequest& asked) const {
+    std::mt19937_64 random(options_.seed * 1000003 + index);
+    std::vector<int> prompt(static_cast<size_t>(asked.input));
+    for (int& token : prompt) token = 16 + static_cast<int>(random() % 224);  // ids that every vocabulary has
+    const Json body = {{"model", options_.model},
+                       {"prompt", prompt},
+                       {"max_tokens", asked.output},
+                       {"stream", true},
+                       {"temperature", 0},
+                       {"ignore_eos", true},
+                       {"stream_options", {{"include_usage", true}}}};
+    return body.dump();
+  }
+
+  asio::awaitable<void> request(size_t index, ReplayedRequest& record) {
+    http::request<http::string_body> message(http::verb::post, address_.path + "/v1/completions", 11);
+    message.set(http::field::host, address_.host);
+    message.set(http::field::content_type, "application/json");
+    message.set(http::field::connection, "close");
+    if (!options_.api_key.empty()) message.set(http::field::authorization, "Bearer " + options_.api_key);
+    message.body() = body_of(index, record.asked);
+    message.prepare_payload();
+
+    beast::tcp_stream stream(context_);
+    stream.expires_after(
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_s)));
+    const auto sent = Clock::now();
+    co_await stream.async_connect(endpoints_, asio::use_awaitable);
+    co_await http::async_write(stream, message, asio::use_awaitable);
+    beast::flat_buffer buffer;
+    http::response_parser<http::buffer_body> parser;
+    parser.body_limit(boost::none);
+    co_await http::async_read_header(stream, buffer, parser, asio::use_awaitable);
+    const bool good = parser.get().result() == http::status::ok;
+    EventReader events;
+    std::array<char, 16384> piece{};
+    Clock::time_point last;
+    std::string text;
+    bool ended = false;
+    while (!parser.is_done()) {
+      parser.get().body().data = piece.data();
+      parser.get().body().size = piece.size();
+      boost::system::error_code failed;
+      co_await http::async_read_some(stream, buffer, parser, asio::redirect_error(asio::use_awaitable, failed));
+      if (failed == http::error::need_buffer) failed = {};
+      if (failed) throw boost::system::system_error(failed);
+      const std::string_view bytes(piece.data(), piece.size() - parser.get().body().size);
+      if (!good) {
+        if (text.size() < 500) text += bytes;
+        continue;
+      }
+      events.feed(bytes, [&](std::string_view data) { ended = take(data, sent, last, record) || ended; });
+    }
+    if (!good) throw std::runtime_error(fmt::format("HTTP {}: {}", parser.get().result_int(), text));
+    record.done = ended && record.output > 0;
+    record.e2e_s = std::chrono::duration<double>(last - sent).count();
+    if (record.output > 1) record.tpot_s = (record.e2e_s - record.ttft_s) / (record.output - 1);
+  }
+
+  // True at the end of the stream.
+  static bool take(std::string_view data, Clock::time_point sent, Clock::time_point& last, ReplayedRequest& record) {
+    if (data == "[DONE]") return true;
+    const Json json = Json::parse(data, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || json.contains("error")) return false;
+    const auto choices = json.find("choices");
+    if (choices != json.end() && choices->is_array() && !choices->empty()) {
+      // An event may carry several tokens; their number comes with the usage at the end.
+      const auto now = Clock::now();
+      if (record.output == 0) {
+        record.ttft_s = std::chrono::duration<double>(now - sent).count();
+      } else {
+        record.longest_gap_s = std::max(record.longest_gap_s, std::chrono::duration<double>(now - last).count());
+      }
+      last = now;
+      ++record.output;
+    }
+    const auto usage = json.find("usage");
+    if (usage == json.end() || !usage->is_object()) return false;
+    record.output = usage->value("completion_tokens", record.output);
+    const auto precision = usage->find("nestedfp");
+    if (precision == usage->end()) return false;
+    for (const char* part : {"prompt", "completion"}) {
+      const Json counts = precision->value(part, Json::object());
+      record.fp16_tokens += counts.value("fp16_tokens", 0);
+      record.fp8_tokens += counts.value("fp8_tokens", 0);
+    }
+    return false;
+  }
+
+  const Trace& trace_;
+  const HttpLoadOptions& options_;
+  const HttpAddress address_;
+  const ReplayProgress& progress_;
+  asio::io_context context_{1};
+  asio::ip::tcp::resolver::results_type endpoints_;
+  Clock::time_point start_;
+  ReplayOutcome outcome_;
+  size_t finished_ = 0;
+  std::string reason_ = "nothing";
+};
+
+}  // namespace
+
+Result<HttpAddress> parse_http_url(const std::string& url) {
+  constexpr std::string_view kScheme = "http://";
+  if (!url.starts_with(kScheme)) {
+    return error(ErrorCode::kUsage, "--url {}: must begin with http:// (TLS is a proxy's)", url);
+  }
+  const std::string rest = url.substr(kScheme.size());
+  const size_t slash = std::min(rest.find('/'), rest.size());
+  HttpAddress address;
+  address.path = rest.substr(slash);
+  while (address.path.ends_with('/')) address.path.pop_back();
+  if (address.path.ends_with("/v1")) address.path.erase(address.path.size() - 3);
+  const std::string authority = rest.substr(0, slash);
+  const size_t colon = authority.starts_with('[') ? authority.find(':', authority.find(']')) : authority.find(':');
+  address.host = authority.substr(0, colon);
+  address.port = colon == std::string::npos ? "80" : authority.substr(colon + 1);
+  if (address.host.starts_with('[') && address.host.ends_with(']')) {
+    address.host = address.host.substr(1, address.host.size() - 2);
+  }
+  const bool digits = !address.port.empty() && address.port.size() < 6 &&
+                      address.port.find_first_not_of("0123456789") == std::string::npos;
+  if (address.host.empty() || !digits) return error(ErrorCode::kUsage, "--url {}: use http://HOST:PORT", url);
+  return address;
+}
+
+Result<ReplayOutcome> play_over_http(const Trace& trace, const HttpLoadOptions& options,
+                                     const ReplayProgress& progress) {
+  NFP_ASSIGN_OR_RETURN(HttpAddress address, parse_http_url(options.url));
+  return Player(trace, options, std::move(address), progress).run();
+}
+
+}  // namespace nfp

@@ -1,0 +1,58 @@
+// Plays a trace against a server with OpenAI's completions API: prompts of random token ids, streamed answers, each
+// request sent when the trace says, whatever became of those before it (open loop).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/result.h"
+#include "replay/simulator.h"
+#include "replay/trace.h"
+
+namespace nfp {
+
+struct HttpLoadOptions {
+  std::string url;         // http://HOST[:PORT][/PATH]; "/v1/completions" comes after it
+  std::string model;       // the name that requests carry
+  std::string api_key;     // empty = none
+  double timeout_s = 600;  // of one request
+  uint64_t seed = 1;       // of the prompts' tokens
+};
+
+// A request that fails stays `done == false`. Error: the URL, or a server that answers no request at all.
+Result<ReplayOutcome> play_over_http(const Trace& trace, const HttpLoadOptions& options,
+                                     const ReplayProgress& progress);
+
+struct HttpAddress {
+  std::string host, port, path;
+};
+Result<HttpAddress> parse_http_url(const std::string& url);
+
+// Reads an event stream piece by piece, as it arrives.
+class EventReader {
+ public:
+  // Appends bytes; calls `on_data` with what follows "data: " of each whole line.
+  template <typename OnData>
+  void feed(std::string_view bytes, const OnData& on_data) {
+    for (const char c : bytes) {
+      if (c != '\n') {
+        if (line_.size() < kMostLine) line_ += c;
+        continue;
+      }
+      if (line_.ends_with('\r')) line_.pop_back();
+      constexpr std::string_view kData = "data:";
+      if (line_.starts_with(kData)) {
+        std::string_view data = std::string_view(line_).substr(kData.size());
+        if (data.starts_with(' ')) data.remove_prefix(1);
+        on_data(data);
+      }
+      line_.clear();
+    }
+  }
+
+ private:
+  static constexpr size_t kMostLine = 1 << 20;
+  std::string line_;
+};
+
+}  // namespace nfp

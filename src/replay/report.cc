@@ -1,0 +1,187 @@
+#include "replay/report.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+namespace nfp {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string percent(const std::optional<double>& share) {
+  return share && std::isfinite(*share) ? fmt::format("{:.1f}", 100 * *share) : "-";
+}
+
+Json to_json(const Percentiles& p) {
+  return {{"mean", p.mean}, {"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}, {"max", p.worst}};
+}
+
+Json optional(const std::optional<double>& value) { return value && std::isfinite(*value) ? Json(*value) : Json(); }
+
+}  // namespace
+
+Percentiles percentiles(std::vector<double> values) {
+  Percentiles found;
+  if (values.empty()) return found;
+  std::sort(values.begin(), values.end());
+  for (const double value : values) found.mean += value / static_cast<double>(values.size());
+  const auto at = [&](double share) {  // nearest rank
+    const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(values.size())));
+    return values[std::clamp<size_t>(rank, 1, values.size()) - 1];
+  };
+  found.p50 = at(0.5);
+  found.p90 = at(0.9);
+  found.p99 = at(0.99);
+  found.worst = values.back();
+  return found;
+}
+
+Result<GoodputLimits> parse_goodput(const std::vector<std::string>& texts) {
+  GoodputLimits limits;
+  for (const std::string& text : texts) {
+    const size_t colon = text.find(':');
+    const std::string name = text.substr(0, colon);
+    double ms = 0;
+    const char* begin = colon == std::string::npos ? nullptr : text.data() + colon + 1;
+    const char* end = text.data() + text.size();
+    const bool number = begin != nullptr && std::from_chars(begin, end, ms).ptr == end && ms > 0 && std::isfinite(ms);
+    if (!number || (name != "ttft" && name != "tpot" && name != "e2el")) {
+      return error(ErrorCode::kUsage, "--goodput {}: use ttft:MS, tpot:MS or e2el:MS", text);
+    }
+    (name == "ttft" ? limits.ttft_s : name == "tpot" ? limits.tpot_s : limits.e2e_s) = ms / 1e3;
+  }
+  return limits;
+}
+
+ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy, const StepModel* model,
+                        int32_t max_step_tokens, const GoodputLimits& limits) {
+  ReplaySummary row;
+  row.policy = policy;
+  row.requests = std::ssize(outcome.requests);
+  row.seconds = outcome.seconds;
+  row.steps = outcome.steps;
+  row.fp8_steps = outcome.fp8_steps;
+  row.switches = outcome.switches;
+  row.preemptions = outcome.preemptions;
+  std::vector<double> ttft, tpot, e2e, gap;
+  int64_t fp16 = 0, fp8 = 0, output = 0, good = 0;
+  std::array<int64_t, 4> met{};
+  double last_arrival = 0;
+  for (const ReplayedRequest& request : outcome.requests) {
+    last_arrival = std::max(last_arrival, request.asked.arrival_s);
+    if (!request.done) {
+      ++row.failed;
+      continue;
+    }
+    ttft.push_back(request.ttft_s);
+    e2e.push_back(request.e2e_s);
+    if (request.output > 1) tpot.push_back(request.tpot_s), gap.push_back(request.longest_gap_s);
+    fp16 += request.fp16_tokens;
+    fp8 += request.fp8_tokens;
+    output += request.output;
+    good += request.ttft_s <= limits.ttft_s.value_or(std::numeric_limits<double>::infinity()) &&
+                    request.tpot_s <= limits.tpot_s.value_or(std::numeric_limits<double>::infinity()) &&
+                    request.e2e_s <= limits.e2e_s.value_or(std::numeric_limits<double>::infinity())
+                ? 1
+                : 0;
+    if (model == nullptr) continue;
+    const AloneTimes times = alone(*model, request.asked, max_step_tokens);
+    for (size_t i = 0; i < 2; ++i) {
+      const double factor = i == 0 ? 5 : 10;
+      const bool each = request.ttft_s <= factor * times.ttft_s && request.tpot_s <= factor * times.tpot_s;
+      met[i] += each ? 1 : 0;
+      met[2 + i] += request.e2e_s <= factor * times.e2e_s ? 1 : 0;
+    }
+  }
+  if (row.requests > 1 && last_arrival > 0) row.rate = static_cast<double>(row.requests - 1) / last_arrival;
+  const auto share = [&](int64_t count) { return static_cast<double>(count) / std::max<double>(1, row.requests); };
+  if (model != nullptr) {
+    row.tight = share(met[0]), row.loose = share(met[1]), row.e2e_tight = share(met[2]), row.e2e_loose = share(met[3]);
+  }
+  if (limits.any() && row.seconds > 0) row.goodput = static_cast<double>(good) / row.seconds;
+  row.fp16_share = fp16 + fp8 > 0 ? static_cast<double>(fp16) / static_cast<double>(fp16 + fp8)
+                                  : std::numeric_limits<double>::quiet_NaN();
+  row.ttft = percentiles(std::move(ttft));
+  row.tpot = percentiles(std::move(tpot));
+  row.e2e = percentiles(std::move(e2e));
+  row.gap = percentiles(std::move(gap));
+  if (row.seconds > 0) row.output_rate = static_cast<double>(output) / row.seconds;
+  return row;
+}
+
+std::string to_text(const ReplayReport& report) {
+  std::string text;
+  if (!report.rows.empty()) {
+    text += fmt::format("{:<16} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "policy", "req/s",
+                        "tight %", "loose %", "FP16 %", "TTFT p50", "p90", "worst s", "TPOT p50", "p90 ms", "gap ms",
+                        "goodput");
+  }
+  for (const ReplaySummary& row : report.rows) {
+    text +=
+        fmt::format("{:<16} {:>7.2f} {:>7} {:>7} {:>7} {:>9.3f} {:>9.3f} {:>9.2f} {:>9.1f} {:>9.1f} {:>8.0f} {:>8}\n",
+                    row.policy, row.rate, percent(row.tight), percent(row.loose), percent(row.fp16_share), row.ttft.p50,
+                    row.ttft.p90, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90, 1e3 * row.gap.worst,
+                    row.goodput ? fmt::format("{:.2f}", *row.goodput) : "-");
+    if (row.failed > 0) text += fmt::format("  of these {} of {} failed\n", row.failed, row.requests);
+  }
+  for (const ReplayReport::Limit& limit : report.limits) {
+    text += fmt::format("{:<16} {:>7.2f} req/s at {:.1f} % within 5 times of a request alone\n", limit.policy,
+                        limit.rate, 100 * report.attainment.value_or(0));
+  }
+  return text;
+}
+
+std::string to_json(const ReplayReport& report) {
+  Json rows = Json::array();
+  for (const ReplaySummary& row : report.rows) {
+    rows.push_back({{"policy", row.policy},
+                    {"rate", row.rate},
+                    {"requests", row.requests},
+                    {"failed", row.failed},
+                    {"attainment_tight", optional(row.tight)},
+                    {"attainment_loose", optional(row.loose)},
+                    {"attainment_e2e_tight", optional(row.e2e_tight)},
+                    {"attainment_e2e_loose", optional(row.e2e_loose)},
+                    {"request_goodput", optional(row.goodput)},
+                    {"fp16_token_share", optional(row.fp16_share)},
+                    {"ttft_s", to_json(row.ttft)},
+                    {"tpot_s", to_json(row.tpot)},
+                    {"e2e_s", to_json(row.e2e)},
+                    {"longest_gap_s", to_json(row.gap)},
+                    {"output_tokens_per_s", row.output_rate},
+                    {"seconds", row.seconds},
+                    {"steps", row.steps},
+                    {"fp8_steps", row.fp8_steps},
+                    {"switches", row.switches},
+                    {"preemptions", row.preemptions}});
+  }
+  Json limits = Json::array();
+  for (const auto& limit : report.limits) limits.push_back({{"policy", limit.policy}, {"rate", limit.rate}});
+  Json json = {{"command", report.command}, {"trace", report.trace}, {"machine", report.machine}, {"rows", rows}};
+  if (report.attainment) {
+    json["attainment"] = *report.attainment;
+    json["highest_rates"] = limits;
+  }
+  return json.dump(1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string to_csv(const ReplayReport& report) {
+  std::string text =
+      "policy,rate,arrival_s,input,output,done,ttft_s,tpot_s,e2e_s,longest_gap_s,fp16_tokens,fp8_tokens\n";
+  for (size_t i = 0; i < report.outcomes.size(); ++i) {
+    for (const ReplayedRequest& r : report.outcomes[i].requests) {
+      text += fmt::format("{},{:.4f},{:.6f},{},{},{},{:.6f},{:.6f},{:.6f},{:.6f},{},{}\n", report.rows[i].policy,
+                          report.rows[i].rate, r.asked.arrival_s, r.asked.input, r.asked.output, r.done ? 1 : 0,
+                          r.ttft_s, r.tpot_s, r.e2e_s, r.longest_gap_s, r.fp16_tokens, r.fp8_tokens);
+    }
+  }
+  return text;
+}
+
+}  // namespace nfp

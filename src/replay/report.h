@@ -1,0 +1,65 @@
+// What a replay says: latency, which requests were served as wanted, how much of it in FP16.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "replay/simulator.h"
+
+namespace nfp {
+
+struct Percentiles {
+  double mean = 0, p50 = 0, p90 = 0, p99 = 0, worst = 0;
+};
+Percentiles percentiles(std::vector<double> values);
+
+// Limits of single requests, seconds; absent = any. The terms of `vllm bench serve --goodput` and of AIPerf.
+struct GoodputLimits {
+  std::optional<double> ttft_s, tpot_s, e2e_s;
+  bool any() const { return ttft_s || tpot_s || e2e_s; }
+};
+// "ttft:500", "tpot:50", "e2el:2000": milliseconds.
+Result<GoodputLimits> parse_goodput(const std::vector<std::string>& texts);
+
+struct ReplaySummary {
+  std::string policy;
+  double rate = 0;  // requests a second that came
+  int64_t requests = 0;
+  int64_t failed = 0;
+  // Shares of all requests. A request attains a factor when its time to first token and its mean time between tokens
+  // are each at most so many times those of the request alone in FP16.
+  std::optional<double> tight, loose;          // 5 and 10 times
+  std::optional<double> e2e_tight, e2e_loose;  // the same of end-to-end time
+  std::optional<double> goodput;               // requests a second within the limits
+  double fp16_share = 0;                       // of all tokens, prompts too; NaN where a server does not tell
+  Percentiles ttft, tpot, e2e, gap;            // seconds; gap: each request's longest
+  double output_rate = 0;                      // tokens a second
+  double seconds = 0;
+  uint64_t steps = 0, fp8_steps = 0, switches = 0, preemptions = 0;
+};
+
+// `model` (null where there is none) says what a request takes alone, in steps of at most max_step_tokens.
+ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy, const StepModel* model,
+                        int32_t max_step_tokens, const GoodputLimits& limits);
+
+struct ReplayReport {
+  std::string command;  // as typed
+  std::string trace;
+  std::string machine;  // the table's model and device, or the URL
+  std::vector<ReplaySummary> rows;
+  struct Limit {
+    std::string policy;
+    double rate = 0;  // requests a second
+  };
+  std::optional<double> attainment;  // of which `limits` are the highest rates
+  std::vector<Limit> limits;
+  std::vector<ReplayOutcome> outcomes;  // of rows, for CSV and plots
+};
+
+std::string to_text(const ReplayReport& report);
+std::string to_json(const ReplayReport& report);
+std::string to_csv(const ReplayReport& report);   // a line for each request of each row
+std::string to_html(const ReplayReport& report);  // self-contained
+
+}  // namespace nfp

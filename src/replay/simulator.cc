@@ -1,0 +1,234 @@
+#include "replay/simulator.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <unordered_map>
+
+#include "engine/engine.h"
+
+namespace nfp {
+namespace {
+
+using Time = EngineClock::time_point;
+
+Time time_at(double seconds) {
+  return Time(std::chrono::duration_cast<EngineClock::duration>(std::chrono::duration<double>(seconds)));
+}
+
+// A machine that does nothing for as long as the model says.
+class SimulatedRunner final : public StepRunner {
+ public:
+  SimulatedRunner(const StepModel& model, const SimulationOptions& options, uint64_t seed)
+      : model_(model), options_(options), random_(seed) {}
+
+  int32_t vocab() const override { return 16; }
+  int32_t max_context() const override { return std::numeric_limits<int32_t>::max() / 2; }
+  int32_t max_in_flight() const override { return 2; }
+  Status start(const Sequence&) override { return ok_status(); }
+
+  Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
+    StepWork work;
+    Step step;
+    for (const ScheduledSequence& item : plan.items) {
+      work.add(item.count, item.first);
+      if (item.samples) step.output.sampled.emplace_back().token = 5;
+    }
+    const size_t level = model_.find_level(precision, is_exact(precision) ? 0.0 : plan.fp8_share);
+    if (level >= model_.levels().size()) {
+      return error(ErrorCode::kUnsupported, "the step-time table has no level for {} in a share of {:.2f}",
+                   name_of(precision), plan.fp8_share);
+    }
+    const double noise = options_.noise > 0 ? 1 + options_.noise * (2 * uniform() - 1) : 1.0;
+    step.done_s = std::max(now_s, free_s_) + model_.seconds(level, work) * noise;
+    free_s_ = step.done_s;
+    in_flight_.push_back(std::move(step));
+    return next_++;
+  }
+  Result<StepOutput> collect(StepTicket) override {
+    Step step = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    now_s = std::max(now_s, step.done_s);
+    return std::move(step.output);
+  }
+
+  double now_s = 0;
+
+ private:
+  struct Step {
+    StepOutput output;
+    double done_s = 0;
+  };
+  double uniform() {  // splitmix64
+    uint64_t z = random_ += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1.0p-53;
+  }
+
+  const StepModel& model_;
+  const SimulationOptions& options_;
+  uint64_t random_;
+  double free_s_ = 0;
+  std::deque<Step> in_flight_;
+  StepTicket next_ = 0;
+};
+
+class Recorder final : public EngineObserver {
+ public:
+  explicit Recorder(ReplayOutcome& outcome) : outcome_(outcome) {}
+  void on_step(const StepRecord& step) override {
+    outcome_.steps += 1;
+    outcome_.fp8_steps += is_exact(step.precision) ? 0 : 1;
+    outcome_.switches += step.switched ? 1 : 0;
+  }
+  void on_finished(const RequestRecord& record) override {
+    ReplayedRequest& request = outcome_.requests[std::stoull(record.id)];
+    request.done = record.finish == FinishReason::kLength;
+    request.ttft_s = record.ttft_s;
+    request.e2e_s = record.e2e_s;
+    request.longest_gap_s = record.longest_gap_s;
+    request.output = record.usage.completion_tokens;
+    if (request.output > 1) request.tpot_s = record.decode_s / (request.output - 1);
+    request.fp16_tokens = record.usage.prompt.fp16 + record.usage.completion.fp16;
+    request.fp8_tokens = record.usage.prompt.fp8 + record.usage.completion.fp8;
+    ++finished;
+  }
+  size_t finished = 0;
+
+ private:
+  ReplayOutcome& outcome_;
+};
+
+struct Replica {
+  std::unique_ptr<SimulatedRunner> runner;
+  std::unique_ptr<Engine> engine;
+  int64_t tokens = 0;                             // of requests in flight, for routing
+  std::vector<std::pair<double, int64_t>> ended;  // when, and how many of these: a router learns of it no sooner
+};
+
+}  // namespace
+
+AloneTimes alone(const StepModel& model, const TraceRequest& request, int32_t max_step_tokens) {
+  AloneTimes times;
+  const size_t level = model.exact_level();
+  for (int32_t done = 0; done < request.input;) {
+    StepWork work;
+    const int32_t count = std::min(request.input - done, max_step_tokens);
+    work.add(count, done);
+    times.ttft_s += model.seconds(level, work);
+    done += count;
+  }
+  times.e2e_s = times.ttft_s;
+  if (request.output < 2) return times;
+  // Keys grow by one a step, so the mean step is the one in the middle.
+  StepWork work;
+  work.add(1, request.input + (request.output - 1) / 2);
+  times.tpot_s = model.seconds(level, work);
+  times.e2e_s += times.tpot_s * (request.output - 1);
+  return times;
+}
+
+Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const PolicyFactory& policy,
+                               const SimulationOptions& options, const ReplayProgress& progress) {
+  if (model.exact_level() >= model.levels().size()) {
+    return error(ErrorCode::kInvalidInput, "the step-time table has no FP16 level");
+  }
+  ReplayOutcome outcome;
+  outcome.requests.resize(trace.requests.size());
+  Recorder recorder(outcome);
+  EngineConfig engine;
+  engine.limits.max_sequences = options.max_sequences;
+  engine.limits.max_step_tokens = std::max(options.max_step_tokens, options.max_sequences);
+  engine.limits.max_queue = std::numeric_limits<int32_t>::max();
+  engine.block_size = 16;
+  engine.kv_blocks = static_cast<int32_t>(std::min<int64_t>(options.kv_tokens / engine.block_size, 1 << 26));
+  engine.prefix_caching = false;
+  engine.fp8 = options.fp8;
+  engine.steps_in_flight = options.steps_in_flight;
+  engine.targets.whole_answer = options.whole_answer;
+  engine.fp8_levels.clear();
+  for (const StepLevel& level : model.levels()) {
+    if (level.precision == options.fp8) engine.fp8_levels.push_back(level.fp8_share);
+  }
+  std::sort(engine.fp8_levels.begin(), engine.fp8_levels.end());
+  std::vector<Replica> replicas(static_cast<size_t>(options.replicas));
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    Replica& replica = replicas[i];
+    replica.runner = std::make_unique<SimulatedRunner>(model, options, options.seed * 1000003 + i);
+    engine.now = [runner = replica.runner.get()] { return time_at(runner->now_s); };
+    NFP_ASSIGN_OR_RETURN(auto made, policy());
+    replica.engine = std::make_unique<Engine>(engine, replica.runner.get(), nullptr, std::move(made));
+    replica.engine->set_observer(&recorder);
+  }
+
+  size_t next = 0, reported = 0;
+  std::unordered_map<const Replica*, uint64_t> outcome_steps;  // to notice an engine that does not get on
+  while (true) {
+    Replica* earliest = nullptr;
+    for (Replica& replica : replicas) {
+      if (replica.engine->idle()) continue;
+      if (earliest == nullptr || replica.runner->now_s < earliest->runner->now_s) earliest = &replica;
+    }
+    const bool more = next < trace.requests.size();
+    if (earliest == nullptr && !more) break;
+    if (more && (earliest == nullptr || trace.requests[next].arrival_s <= earliest->runner->now_s)) {
+      const TraceRequest& asked = trace.requests[next];
+      for (Replica& replica : replicas) {
+        std::erase_if(replica.ended, [&](const auto& end) {
+          if (end.first > asked.arrival_s) return false;
+          replica.tokens -= end.second;
+          return true;
+        });
+      }
+      const auto least = std::min_element(replicas.begin(), replicas.end(),
+                                          [](const Replica& a, const Replica& b) { return a.tokens < b.tokens; });
+      if (least->engine->idle()) least->runner->now_s = std::max(least->runner->now_s, asked.arrival_s);
+      Request request;
+      request.id = std::to_string(next);
+      request.prompt.assign(static_cast<size_t>(asked.input), 4);
+      request.sampling.max_tokens = asked.output;
+      request.sampling.seed = 0;
+      request.sampling.ignore_eos = true;
+      request.arrival = time_at(asked.arrival_s);
+      const AloneTimes times = alone(model, asked, engine.limits.max_step_tokens);
+      TraceRequest two = asked;
+      two.output = 2;
+      request.slo_ttft_s = options.slo_factor * times.ttft_s;
+      request.slo_itl_s = options.slo_factor * alone(model, two, engine.limits.max_step_tokens).tpot_s;
+      outcome.requests[next].asked = asked;
+      const Status status = least->engine->submit(std::move(request));
+      if (status.ok()) {
+        least->tokens += asked.input + asked.output;
+      } else if (status.error().code != ErrorCode::kInvalidInput) {  // else: longer than the KV cache; stays undone
+        return status.error();
+      }
+      ++next;
+      continue;
+    }
+    const std::vector<RequestOutput> outputs = earliest->engine->step();
+    if (outputs.empty() && earliest->engine->stats().steps == outcome_steps[earliest]) {
+      return error(ErrorCode::kResource, "a replica of {} KV tokens could not schedule any of its requests",
+                   options.kv_tokens);
+    }
+    outcome_steps[earliest] = earliest->engine->stats().steps;
+    for (const RequestOutput& output : outputs) {
+      if (!output.finish) continue;
+      if (*output.finish == FinishReason::kError) {
+        return error(output.error_code, "simulated request {}: {}", output.id, output.error);
+      }
+      const TraceRequest& asked = trace.requests[std::stoull(output.id)];
+      earliest->ended.emplace_back(earliest->runner->now_s, asked.input + asked.output);
+    }
+    outcome.seconds = std::max(outcome.seconds, earliest->runner->now_s);
+    if (progress && recorder.finished >= reported + 100) {
+      reported = recorder.finished;
+      progress(reported, trace.requests.size());
+    }
+  }
+  for (const Replica& replica : replicas) outcome.preemptions += replica.engine->stats().preemptions;
+  if (progress) progress(recorder.finished, trace.requests.size());
+  return outcome;
+}
+
+}  // namespace nfp

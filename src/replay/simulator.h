@@ -1,0 +1,67 @@
+// Plays a trace against the engine itself (its scheduler, block manager and policies) with a model that costs nothing
+// and a clock that moves by predicted step times. What is simulated is only how long a step takes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "policy/policy.h"
+#include "policy/step_model.h"
+#include "replay/trace.h"
+
+namespace nfp {
+
+// What became of one request of a trace, simulated or real. Seconds.
+struct ReplayedRequest {
+  TraceRequest asked;
+  bool done = false;  // false: refused or failed
+  double ttft_s = 0;  // arrival to first token
+  double e2e_s = 0;   // arrival to last token
+  double tpot_s = 0;  // mean time between tokens; 0 for one token
+  double longest_gap_s = 0;
+  int32_t output = 0;                       // tokens that came
+  int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
+};
+
+struct ReplayOutcome {
+  std::vector<ReplayedRequest> requests;  // as in the trace
+  double seconds = 0;                     // first arrival to last token
+  uint64_t steps = 0;
+  uint64_t fp8_steps = 0;
+  uint64_t switches = 0;
+  uint64_t preemptions = 0;
+};
+
+struct SimulationOptions {
+  int32_t replicas = 1;
+  int32_t max_sequences = 256;
+  int32_t max_step_tokens = 2048;
+  int64_t kv_tokens = 1 << 20;  // of each replica
+  int32_t steps_in_flight = 1;
+  Precision fp8 = Precision::kFp8W8A8;
+  double slo_factor = 5;      // targets, in times of the request alone in FP16
+  bool whole_answer = false;  // as LatencyTargets has it
+  // Step times differ by up to this share from the table's, so that a policy that predicts from the table is not told
+  // the truth; the same seed gives the same run.
+  double noise = 0;
+  uint64_t seed = 1;
+};
+
+using PolicyFactory = std::function<Result<std::unique_ptr<PrecisionPolicy>>()>;
+using ReplayProgress = std::function<void(size_t finished, size_t total)>;
+
+Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const PolicyFactory& policy,
+                               const SimulationOptions& options, const ReplayProgress& progress = {});
+
+// The same request alone on the machine, in FP16.
+struct AloneTimes {
+  double ttft_s = 0;
+  double e2e_s = 0;
+  double tpot_s = 0;
+};
+AloneTimes alone(const StepModel& model, const TraceRequest& request, int32_t max_step_tokens);
+
+}  // namespace nfp

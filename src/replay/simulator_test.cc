@@ -1,0 +1,195 @@
+#include "replay/simulator.h"
+
+#include <gtest/gtest.h>
+
+#include "policy/slo_policy.h"
+#include "policy/testing/step_tables.h"
+#include "replay/report.h"
+#include "replay/step_source.h"
+
+namespace nfp {
+namespace {
+
+// A machine of 10 ms and 1 ms a token in FP16, of 10 ms and half a millisecond a token in FP8.
+StepModel plain_model() {
+  StepTable table;
+  table.model = "plain";
+  table.max_step_tokens = 1000;
+  table.max_sequences = 100;
+  table.levels = {{Precision::kFp16, 0}, {Precision::kFp8W8A8, 1}};
+  for (const size_t level : {0, 1}) {
+    table.steps.push_back({level, 0, 0, 1, 10, 10 + (level == 0 ? 1.0 : 0.5), 1});
+    table.steps.push_back({level, 0, 0, 1, 1000, 10 + (level == 0 ? 1.0 : 0.5), 1});
+    for (const int32_t tokens : {2, 100, 1000}) {
+      table.steps.push_back({level, tokens, 0, 0, 0, 10 + (level == 0 ? 1.0 : 0.5) * tokens, 1});
+    }
+  }
+  return std::move(StepModel::fit(table)).value();
+}
+
+SimulationOptions small() {
+  SimulationOptions options;
+  options.max_step_tokens = 100;
+  options.max_sequences = 8;
+  return options;
+}
+
+ReplayOutcome play(const std::vector<TraceRequest>& requests, const char* policy, const SimulationOptions& options) {
+  Trace trace;
+  trace.requests = requests;
+  const StepModel model = plain_model();
+  const auto make = [&]() -> Result<std::unique_ptr<PrecisionPolicy>> {
+    if (const auto levels = parse_slo_levels(policy)) return make_slo_policy(model, {.levels = *levels});
+    return parse_policy(policy, Precision::kFp8W8A8);
+  };
+  auto outcome = simulate(trace, model, make, options);
+  EXPECT_TRUE(outcome.ok()) << outcome.error().message;
+  return std::move(outcome).value();
+}
+
+TEST(Simulator, OneRequestTakesWhatItsStepsTake) {
+  // 60 tokens at 70 ms, then two steps of one token at 11 ms.
+  const ReplayOutcome outcome = play({{0, 60, 3}}, "fp16", small());
+  const ReplayedRequest& request = outcome.requests.front();
+  EXPECT_TRUE(request.done);
+  EXPECT_NEAR(request.ttft_s, 0.070, 1e-4);
+  EXPECT_NEAR(request.tpot_s, 0.011, 1e-4);
+  EXPECT_NEAR(request.e2e_s, 0.092, 2e-4);
+  EXPECT_EQ(outcome.steps, 3u);
+  EXPECT_EQ(request.fp16_tokens, 63);
+  const AloneTimes times = alone(plain_model(), {0, 60, 3}, 100);
+  EXPECT_NEAR(times.ttft_s, request.ttft_s, 1e-6);
+  EXPECT_NEAR(times.e2e_s, request.e2e_s, 1e-6);
+}
+
+TEST(Simulator, ChunksAndBatchesAsTheSchedulerDoes) {
+  // The first prompt takes steps of 100 and 50 tokens; the second fills the second step to 100 (50 of its 70) while it
+  // waits from 20 ms on; the third step has a token of the first and the last 20 of the second: 31 ms.
+  const ReplayOutcome outcome = play({{0, 150, 2}, {0.02, 70, 1}}, "fp16", small());
+  EXPECT_NEAR(outcome.requests[0].ttft_s, 0.110 + 0.110, 1e-3);
+  EXPECT_NEAR(outcome.requests[0].e2e_s, 0.220 + 0.031, 1e-3);
+  EXPECT_NEAR(outcome.requests[1].ttft_s, 0.251 - 0.02, 1e-3);
+  EXPECT_EQ(outcome.steps, 3u);
+}
+
+TEST(Simulator, PrecisionFollowsThePolicy) {
+  // 90 tokens are more than 50: FP8, 55 ms; then FP16.
+  const ReplayOutcome outcome = play({{0, 90, 2}}, "threshold:50", small());
+  EXPECT_NEAR(outcome.requests[0].ttft_s, 0.055, 1e-4);
+  EXPECT_NEAR(outcome.requests[0].e2e_s, 0.055 + 0.011, 1e-4);
+  EXPECT_EQ(outcome.requests[0].fp8_tokens, 91);
+  EXPECT_EQ(outcome.requests[0].fp16_tokens, 1);
+  EXPECT_EQ(outcome.switches, 1u);
+}
+
+TEST(Simulator, ReplicasShareTheRequests) {
+  SimulationOptions options = small();
+  options.replicas = 2;
+  const ReplayOutcome outcome = play({{0, 60, 1}, {0.001, 60, 1}, {0.002, 60, 1}}, "fp16", options);
+  EXPECT_NEAR(outcome.requests[0].ttft_s, 0.070, 1e-4);
+  EXPECT_NEAR(outcome.requests[1].ttft_s, 0.070, 1e-4);
+  EXPECT_NEAR(outcome.requests[2].ttft_s, 0.070 + 0.068, 1e-4);  // behind the first
+}
+
+TEST(Simulator, StepsInFlightDelayAnArrivalByAStep) {
+  SimulationOptions options = small();
+  options.steps_in_flight = 2;
+  const ReplayOutcome outcome = play({{0, 60, 3}}, "fp16", options);
+  EXPECT_NEAR(outcome.requests[0].e2e_s, 0.092, 2e-4);
+}
+
+std::vector<TraceRequest> burst() {
+  std::vector<TraceRequest> requests;
+  for (int i = 0; i < 120; ++i) requests.push_back({0.05 * i + (i / 40) * 3, 20 + 37 * i % 90, 1 + 13 * i % 40});
+  return requests;
+}
+
+TEST(Simulator, TheSameSeedGivesTheSameRun) {
+  SimulationOptions options = small();
+  options.noise = 0.2;
+  const ReplayOutcome one = play(burst(), "slo", options), two = play(burst(), "slo", options);
+  ASSERT_EQ(one.requests.size(), two.requests.size());
+  for (size_t i = 0; i < one.requests.size(); ++i) EXPECT_EQ(one.requests[i].e2e_s, two.requests[i].e2e_s);
+  options.seed = 2;
+  EXPECT_NE(play(burst(), "slo", options).seconds, one.seconds);
+}
+
+TEST(Simulator, SloKeepsMoreThanFirstComeAndUsesLessFp8ThanAlwaysFp8) {
+  const StepModel model = plain_model();
+  const auto row = [&](const char* policy) {
+    return summarize(play(burst(), policy, small()), policy, &model, 100, {});
+  };
+  const ReplaySummary first_come = row("fp16"), slo = row("slo"), fp8 = row("slo-fp8");
+  EXPECT_GT(*slo.tight, *first_come.tight);
+  EXPECT_GE(*slo.tight, *fp8.tight - 0.1);
+  EXPECT_GT(slo.fp16_share, 0.2);
+  EXPECT_EQ(fp8.fp16_share, 0);
+  EXPECT_EQ(slo.failed, 0);
+}
+
+TEST(Simulator, SteadyLoadDoesNotFlap) {
+  std::vector<TraceRequest> steady;
+  for (int i = 0; i < 400; ++i) steady.push_back({0.08 * i, 60, 5});
+  const ReplayOutcome outcome = play(steady, "slo", small());
+  EXPECT_LE(static_cast<double>(outcome.switches), 0.02 * static_cast<double>(outcome.steps));
+}
+
+TEST(Simulator, ATightKvCachePreemptsAndFinishes) {
+  SimulationOptions options = small();
+  options.kv_tokens = 320;
+  for (const char* policy : {"fp16", "slo"}) {
+    const ReplayOutcome outcome = play(burst(), policy, options);
+    for (const ReplayedRequest& request : outcome.requests) EXPECT_TRUE(request.done);
+  }
+}
+
+TEST(Report, PercentilesAreOfTheNearestRank) {
+  const Percentiles p = percentiles({4, 1, 3, 2});
+  EXPECT_EQ(p.p50, 2);
+  EXPECT_EQ(p.p90, 4);
+  EXPECT_EQ(p.mean, 2.5);
+  EXPECT_EQ(p.worst, 4);
+  EXPECT_EQ(percentiles({}).p99, 0);
+}
+
+TEST(Report, CountsWhatIsWithinTheLimits) {
+  const ReplayOutcome outcome = play({{0, 60, 3}, {10, 90, 3}}, "fp16", small());
+  const GoodputLimits limits = *parse_goodput({"ttft:80", "tpot:20"});
+  const StepModel model = plain_model();
+  const ReplaySummary row = summarize(outcome, "fp16", &model, 100, limits);
+  EXPECT_NEAR(*row.goodput, 1 / outcome.seconds, 1e-9);  // the second takes 100 ms to its first token
+  EXPECT_EQ(*row.tight, 1);
+  EXPECT_EQ(row.fp16_share, 1);
+  for (const char* wrong : {"ttft", "ttft:", "ttft:x", "tpot:-1", "itl:5", "e2el:nan"}) {
+    EXPECT_FALSE(parse_goodput({wrong}).ok()) << wrong;
+  }
+  ReplayReport report;
+  report.command = "nestedfp replay <&>";
+  report.rows = {row};
+  report.outcomes = {outcome};
+  EXPECT_NE(to_html(report).find("&lt;&amp;&gt;"), std::string::npos);
+  EXPECT_NE(to_csv(report).find("fp16,0.1"), std::string::npos) << to_csv(report);
+  EXPECT_NE(to_json(report).find("\"attainment_tight\": 1.0"), std::string::npos);
+}
+
+TEST(StepSource, ReadsOtherEnginesMeasurements) {
+  const char* text = R"({"rows": [
+    {"model": "A-8B", "engine": "e 1", "precision": "fp16", "kind": "decode", "sequences": 4, "tokens": 4, "context_per_sequence": 10, "ms": 5},
+    {"model": "A-8B", "engine": "e 1", "precision": "fp16", "kind": "decode", "sequences": 4, "tokens": 4, "context_per_sequence": 10, "ms": 7},
+    {"model": "A-8B", "engine": "e 1", "precision": "fp8", "kind": "prefill", "sequences": 1, "tokens": 64, "context_per_sequence": 64, "ms": 3},
+    {"model": "B", "engine": "e 1", "precision": "fp8", "kind": "prefill", "sequences": 1, "tokens": 64, "context_per_sequence": 64, "ms": 3}]})";
+  const auto table = parse_step_rows(text, "t", {"8B", ""});
+  ASSERT_TRUE(table.ok()) << table.error().message;
+  ASSERT_EQ(table->steps.size(), 2u);
+  EXPECT_EQ(table->steps[0].ms, 6);
+  EXPECT_EQ(table->steps[0].samples, 2);
+  EXPECT_EQ(table->steps[1].prefill_tokens, 64);
+  EXPECT_FALSE(parse_step_rows(text, "t", {"C", ""}).ok());
+  EXPECT_FALSE(parse_step_rows(text, "t", {"", ""}).ok());  // two models
+  EXPECT_FALSE(parse_step_rows("[]", "t", {}).ok());
+  EXPECT_FALSE(parse_step_rows(R"({"rows": [7]})", "t", {}).ok());
+  EXPECT_FALSE(parse_step_rows(R"({"rows": [{"model": "A", "ms": -1}]})", "t", {}).ok());
+}
+
+}  // namespace
+}  // namespace nfp

@@ -76,13 +76,12 @@ Status run(ServeFlags& flags) {
     flags.calibration.model = flags.model;
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy && policy->needs_sensitivity()));
   }
+  if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
   if (flags.plans()) {
     NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
     NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));
-  }
-  if (flags.precision == "auto" && loaded->backend->fastest_fp8() != flags.engine.fp8) {
-    flags.engine.fp8 = loaded->backend->fastest_fp8();
-    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());
+  } else if (flags.precision == "auto") {
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());  // again: its FP8 is the backend's
   }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
 

@@ -92,8 +92,17 @@ void ServeFlags::add_to(CLI::App& app) {
                "refuse requests with unknown fields instead of ignoring these");
   add_share_flag(app, calibration);
   add_calibration_flags(app, calibration);
-  app.add_option("--tool-call-parser", service.tool_call_parser, "auto, hermes, llama3_json, mistral or none")
+  app.add_option("--tool-call-parser", service.tool_call_parser,
+                 "how the model writes calls: auto, hermes, llama3_json, mistral, qwen3_coder, pythonic, "
+                 "phi4_mini_json, gemma, "
+                 "gpt_oss or none")
       ->capture_default_str();
+  app.add_option(
+         "--reasoning-parser", service.reasoning_parser,
+         "how the model marks its thoughts: auto, think, deepseek_r1, qwen3, mistral, seed_oss, gpt_oss or none")
+      ->capture_default_str();
+  app.add_option("--chat-template", service.chat_template,
+                 "a file, or the name of one of the model's own templates, or chatml; default: the model's");
   app.add_option("--threads", load.threads, "threads to compute with; 0 = all")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -148,6 +157,9 @@ Status ServeFlags::resolve() {
   }
   service.default_precision = *request_precision;
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
+    return checked.error();
+  }
+  if (const auto checked = server::parse_reasoning_format(service.reasoning_parser, ""); !checked.ok()) {
     return checked.error();
   }
   device.apply(load);

@@ -23,7 +23,7 @@ COMMON = {
 COMPLETION = {**COMMON, "prompt": "x", "echo": True, "logprobs": 2, "best_of": 3}
 CHAT = {**COMMON, "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
                                {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}],
-        "max_completion_tokens": 5, "reasoning_effort": "low", "verbosity": "low", "documents": [{"text": "x"}], "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
+        "max_completion_tokens": 5, "include_reasoning": False, "reasoning_effort": "low", "verbosity": "low", "documents": [{"text": "x"}], "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
 
 
@@ -64,6 +64,12 @@ def test_unknown_fields(fake, launch):
         assert r.status_code == 400 and r.json()["error"]["code"] == "unknown_parameter"
     r = httpx.post(strict.url + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x", "y": 1}]})
     assert r.status_code == 400 and r.json()["error"]["param"] == "messages[0].y"
+
+
+def test_what_there_is_not_is_said(fake):
+    for path in ("/v1/embeddings", "/v1/rerank", "/rerank", "/score"):
+        r = httpx.post(fake.url + path, json={})
+        assert r.status_code == 404 and "generates text only; it has no " + path.rsplit("/", 1)[1] in r.json()["error"]["message"]
 
 
 def test_token_ids(fake):

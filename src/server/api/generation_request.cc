@@ -478,6 +478,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, limits, &out->tools, &out->unenforced));
   NFP_API_TRY(parse_tool_choice(fields, out));
   NFP_API_TRY(fields.get("parallel_tool_calls", &out->parallel_tool_calls));
+  NFP_API_TRY(fields.get("include_reasoning", &out->include_reasoning));
   NFP_API_TRY(fields.get("logprobs", &out->wants_logprobs));
   if (fields.find("top_logprobs") != nullptr) {
     NFP_API_TRY(fields.get("top_logprobs", 0, limits.max_logprobs, &out->top_logprobs));
@@ -516,8 +517,8 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   for (const std::string_view name : {"functions", "function_call"}) {
     NFP_API_TRY(fields.unsupported(name, "use 'tools' and 'tool_choice'"));
   }
-  for (const std::string_view name : {"audio", "prediction", "web_search_options", "chat_template", "echo", "best_of",
-                                      "include_reasoning", "media_io_kwargs"}) {
+  for (const std::string_view name :
+       {"audio", "prediction", "web_search_options", "chat_template", "echo", "best_of", "media_io_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return fields.rest(limits, &out->ignored);

@@ -67,6 +67,7 @@ struct GenerationRequest {
   std::string tool_name;                // kNamed
   std::vector<std::string> unenforced;  // keywords of tools' schemas
   bool parallel_tool_calls = true;
+  bool include_reasoning = true;
   Json template_variables = Json::object();  // chat_template_kwargs
   // Fields that act through a variable of the chat template, where it reads that.
   struct TemplateField {

@@ -207,6 +207,13 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
       return refuse(ApiError{405, fmt::format("{} is not allowed here", request.method), "", "method_not_allowed"},
                     allow.c_str());
     }
+    for (const std::string_view other : {"/embeddings", "/rerank", "/score", "/pooling", "/classify"}) {
+      if (path.ends_with(other)) {
+        return refuse(ApiError{
+            404, fmt::format("this server generates text only; it has no {}", path.substr(path.rfind('/') + 1)), "",
+            "not_found"});
+      }
+    }
     return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
   }
   if (!route->open && key_of(request) < 0) {

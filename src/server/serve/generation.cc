@@ -196,6 +196,10 @@ MaybeError Generation::prepare(Prepared* out) const {
       failure.param = prompt_field(request_);
       return failure;
     }
+    const ReasoningMarks marks = marks_of(state_->reasoning_format);
+    const size_t end = text->find_last_not_of(" \n\t\r");
+    out->thinking = !marks.open.empty() && end != std::string::npos &&
+                    std::string_view(*text).substr(0, end + 1).ends_with(marks.open);
     // Templates write their own special tokens.
     auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false), stop);
     if (!tokens.ok()) return prompt_error(tokens.error(), prompt_field(request_));
@@ -280,9 +284,31 @@ void Generation::run(Prepared prepared) {
   exchange_->start(std::move(head));
 }
 
+// Who separates thoughts and calls from the answer. `needs_special`: marks of these may be special tokens.
+void Generation::set_parser(Choice& choice, bool thinking, bool* needs_special) const {
+  if (!request_.chat) return;
+  if (forced_call()) {
+    choice.parser = make_forced_call_parser(request_.tool_name);
+    *needs_special = true;
+    return;
+  }
+  if (request_.tool_choice == ToolChoice::kAuto) {
+    choice.parser = make_tool_call_parser(state_->tool_format, request_.tools);
+  } else if (state_->reasoning_format == ReasoningFormat::kHarmony) {
+    choice.parser = make_tool_call_parser(ToolFormat::kHarmony);
+  }
+  *needs_special = choice.parser != nullptr;
+  const ReasoningMarks marks = marks_of(state_->reasoning_format);
+  // What follows a grammar has no thoughts in it.
+  if (marks.open.empty() || grammar_.kind != GrammarSpec::Kind::kNone) return;
+  choice.parser = make_reasoning_parser(state_->reasoning_format, thinking, std::move(choice.parser));
+  const auto mark = state_->model.tokenizer().token_to_id(marks.open);
+  *needs_special = *needs_special || (mark && state_->model.tokenizer().is_special(*mark));
+}
+
 MaybeError Generation::submit_all(Prepared& prepared) {
   const auto samples = static_cast<size_t>(request_.best_of);
-  const bool tools = request_.tool_choice != ToolChoice::kNone;
+  bool needs_special = false;
   choices_.reserve(prepared.prompts.size() * samples);
   for (size_t p = 0; p < prepared.prompts.size(); ++p) {
     for (size_t s = 0; s < samples; ++s) {
@@ -294,11 +320,7 @@ MaybeError Generation::submit_all(Prepared& prepared) {
       choice.stop_reason = "null";
       if (request_.echo) choice.prompt_text = prepared.prompt_texts[p];
       if (request_.return_token_ids) choice.prompt_ids = prepared.prompts[p];
-      if (tools && request_.tool_choice == ToolChoice::kAuto) {
-        choice.parser = make_tool_call_parser(state_->tool_format);
-      } else if (tools) {
-        choice.parser = make_forced_call_parser(request_.tool_name);
-      }
+      set_parser(choice, prepared.thinking, &needs_special);
     }
   }
   unfinished_ = choices_.size();
@@ -326,8 +348,7 @@ MaybeError Generation::submit_all(Prepared& prepared) {
       sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
     }
     request.precision = request_.precision.value_or(state_->default_precision);
-    // Marks of a tool call may be special tokens.
-    request.skip_special_tokens = request_.skip_special_tokens && !choice.parser;
+    request.skip_special_tokens = request_.skip_special_tokens && !needs_special;
     request.cache_scope = scope;
     if (prepared.constraint) {
       request.constraint = prepared.constraint->instantiate();
@@ -431,6 +452,9 @@ std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const 
   }
   choice.parser->feed(text, &events);
   if (choice.finish) choice.parser->finish(&events, choice.finish == FinishReason::kLength);
+  if (!request_.include_reasoning) {
+    std::erase_if(events, [](const ToolEvent& event) { return event.kind == ToolEvent::Kind::kReasoning; });
+  }
   if (!request_.parallel_tool_calls) std::erase_if(events, [](const ToolEvent& event) { return event.call > 0; });
   for (const ToolEvent& event : events) {
     if (event.kind != ToolEvent::Kind::kCall) continue;

@@ -32,6 +32,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<std::string> prompt_texts;  // for echo
     Compiled constraint;
+    bool thinking = false;  // the prompt ends with the mark that opens thoughts
   };
 
   bool forced_call() const;
@@ -39,6 +40,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prepared(std::shared_ptr<Prepared> what, MaybeError failure, bool on_worker);
   void compile(std::shared_ptr<Prepared> what, bool on_worker);
   void run(Prepared prepared);
+  void set_parser(Choice& choice, bool thinking, bool* needs_special) const;
   MaybeError submit_all(Prepared& prepared);
   void on_output(size_t index, RequestOutput output);
   std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);

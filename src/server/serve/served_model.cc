@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
+
+#include "base/mapped_file.h"
+#include "server/serve/tool_fallback.h"
 
 namespace nfp::server {
 
@@ -29,6 +33,34 @@ Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
   return model;
 }
 
+Status choose_chat_template(const std::string& name, ServedModel::Facts& facts) {
+  if (name.empty()) return ok_status();
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(name, ignored)) {
+    NFP_ASSIGN_OR_RETURN(facts.chat_template, read_text_file(name));
+    facts.chat_template_json.clear();
+    return ok_status();
+  }
+  if (!facts.chat_template_json.empty()) {
+    NFP_ASSIGN_OR_RETURN(const Json list, parse_json(facts.chat_template_json));
+    auto named = pick_chat_template(list, /*has_tools=*/false, name);
+    if (named.ok()) {
+      facts.chat_template = std::move(*named);
+      facts.chat_template_json.clear();
+      return ok_status();
+    }
+  }
+  if (name == "chatml") {
+    facts.chat_template =
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' "
+        "}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    facts.chat_template_json.clear();
+    return ok_status();
+  }
+  return error(ErrorCode::kUsage, "--chat-template {}: is no file, none of the model's named templates, and not chatml",
+               name);
+}
+
 bool ServedModel::knows(std::string_view model) const {
   return std::find(facts_.names.begin(), facts_.names.end(), model) != facts_.names.end();
 }
@@ -41,12 +73,11 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   }
   with_tools = with_tools && request.tools.is_array();
   const ChatTemplate& chat = with_tools && chat_tools_ ? *chat_tools_ : *chat_;
-  if (with_tools && !chat.mentions("tools")) {
-    return error(ErrorCode::kUnsupported, "the chat template of '{}' does not know 'tools'", name());
-  }
+  const bool describe = with_tools && !chat.mentions("tools");
   ChatTemplateInput input;
-  input.messages = request.messages;
-  if (with_tools) input.tools = request.tools;
+  input.messages =
+      describe ? describe_tools(request.messages, request.tools, /*has_system_role=*/true) : request.messages;
+  if (with_tools && !describe) input.tools = request.tools;
   input.add_generation_prompt = request.add_generation_prompt;
   const auto token_text = [&](std::optional<int32_t> id) -> std::optional<std::string> {
     if (!id) return std::nullopt;
@@ -58,7 +89,14 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   input.extra = request.template_variables;
   input.limits.max_output_bytes = 64u << 20;
   input.limits.stop = std::move(stop);
-  NFP_ASSIGN_OR_RETURN(std::string text, chat.render(input));
+  Result<std::string> rendered = chat.render(input);
+  if (describe && !rendered.ok() && rendered.error().code == ErrorCode::kInvalidInput) {
+    // A template that knows no system message says so by an error.
+    input.messages = describe_tools(request.messages, request.tools, /*has_system_role=*/false);
+    rendered = chat.render(input);
+  }
+  if (!rendered.ok()) return rendered.error();
+  std::string text = std::move(*rendered);
   if (!request.continue_final_message) return text;
 
   // As transformers does it: the text ends where the last message's content ends.

@@ -59,4 +59,7 @@ class ServedModel {
   int64_t created_ = 0;
 };
 
+// --chat-template: a file with a template, the name of one of the model's own, or "chatml". Empty: as it is.
+Status choose_chat_template(const std::string& name, ServedModel::Facts& facts);
+
 }  // namespace nfp::server

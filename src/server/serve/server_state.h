@@ -16,6 +16,7 @@
 #include "server/serve/response_store.h"
 #include "server/serve/served_model.h"
 #include "server/serve/work_pool.h"
+#include "server/tools/reasoning_parser.h"
 #include "server/tools/tool_call_parser.h"
 
 namespace nfp::server {
@@ -62,6 +63,7 @@ struct ServerState {
   ResponseStore responses;
   RequestLimits limits;
   ToolFormat tool_format = ToolFormat::kNone;
+  ReasoningFormat reasoning_format = ReasoningFormat::kNone;
   PrecisionClass default_precision = PrecisionClass::kAuto;
   bool log_requests = true;
   bool log_prompts = false;

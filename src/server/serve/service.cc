@@ -43,8 +43,10 @@ Service::~Service() {
 }
 
 Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) {
-  NFP_ASSIGN_OR_RETURN(const ToolFormat tools,
-                       parse_tool_format(options_.tool_call_parser, facts.chat_template + facts.chat_template_json));
+  NFP_RETURN_IF_ERROR(choose_chat_template(options_.chat_template, facts));
+  const std::string templates = facts.chat_template + facts.chat_template_json;
+  NFP_ASSIGN_OR_RETURN(const ToolFormat tools, parse_tool_format(options_.tool_call_parser, templates));
+  NFP_ASSIGN_OR_RETURN(const ReasoningFormat reasoning, parse_reasoning_format(options_.reasoning_parser, templates));
   NFP_ASSIGN_OR_RETURN(ServedModel model, ServedModel::create(std::move(facts), *engine));
   state_ = std::make_unique<ServerState>(std::move(model), options_.response_store_bytes);
   const ServedModel& served = state_->model;
@@ -64,6 +66,7 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   state_->grammar_workers = grammar_workers_.get();
   state_->limits = options_.limits;
   state_->tool_format = tools;
+  state_->reasoning_format = reasoning;
   state_->default_precision = options_.default_precision;
   state_->log_requests = options_.log_requests;
   state_->log_prompts = options_.log_prompts;

@@ -24,6 +24,8 @@ struct ServiceOptions {
   ApiOptions api;
   RequestLimits limits;
   std::string tool_call_parser = "auto";
+  std::string reasoning_parser = "auto";
+  std::string chat_template;  // see choose_chat_template(); empty = the model's own
   PrecisionClass default_precision = PrecisionClass::kAuto;
   uint64_t response_store_bytes = ServerState::kDefaultResponseBytes;  // of the Responses API; 0 = keep none
   bool log_requests = true;

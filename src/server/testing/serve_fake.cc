@@ -39,6 +39,8 @@ struct Flags {
   double stall_timeout = 120;
   bool log_requests = false;
   bool strict = false;
+  std::string reasoning_parser = "auto";
+  std::string chat_template;
   uint64_t response_store = 64u << 20;
   std::string generation_config;
 };
@@ -62,6 +64,8 @@ Status run(const Flags& flags) {
   options.api.stall_timeout_s = flags.stall_timeout;
   options.tool_call_parser = flags.tool_parser;
   options.limits.strict = flags.strict;
+  options.reasoning_parser = flags.reasoning_parser;
+  options.chat_template = flags.chat_template;
   options.response_store_bytes = flags.response_store;
   options.log_requests = flags.log_requests;
   if (flags.log_requests) log::set_level(log::Level::kInfo);
@@ -127,6 +131,8 @@ int main(int argc, char** argv) {
   app.add_option("--stream-buffer", flags.stream_buffer);
   app.add_option("--stall-timeout", flags.stall_timeout);
   app.add_option("--response-store-memory", flags.response_store);
+  app.add_option("--reasoning-parser", flags.reasoning_parser);
+  app.add_option("--chat-template", flags.chat_template);
   app.add_flag("--strict-requests", flags.strict);
   app.add_option("--generation-config", flags.generation_config);
   app.add_flag("--log-requests", flags.log_requests);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "server/tools/reasoning_parser.h"
 #include "server/tools/tool_call_parser.h"
 
 namespace {
@@ -13,11 +14,13 @@ std::string flat(nfp::server::ToolCallParser& parser, std::string_view text, siz
   std::vector<ToolEvent> events;
   for (size_t at = 0; at < text.size(); at += step) parser.feed(text.substr(at, step), &events);
   parser.finish(&events);
-  std::string shown;
+  std::string shown, thoughts;
   std::vector<std::string> calls;
   for (const ToolEvent& event : events) {
     if (event.kind == ToolEvent::Kind::kText) {
       shown += event.text;
+    } else if (event.kind == ToolEvent::Kind::kReasoning) {
+      thoughts += event.text;
     } else if (event.kind == ToolEvent::Kind::kCall) {
       calls.push_back(event.text + "(");
     } else {
@@ -25,7 +28,7 @@ std::string flat(nfp::server::ToolCallParser& parser, std::string_view text, siz
     }
   }
   for (const std::string& call : calls) shown += "\x01" + call;
-  return shown;
+  return shown + "\x02" + thoughts;
 }
 
 }  // namespace
@@ -34,9 +37,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using nfp::server::ToolFormat;
   if (size < 1) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  for (const ToolFormat format : {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral}) {
-    const auto whole = nfp::server::make_tool_call_parser(format);
-    const auto cut = nfp::server::make_tool_call_parser(format);
+  const nfp::server::Json tools = nfp::server::Json::parse(
+      R"([{"function":{"name":"f","parameters":{"properties":{"a":{"type":"integer"},"b":{"type":"object"}}}}}])");
+  for (const ToolFormat format :
+       {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral, ToolFormat::kQwen3Coder,
+        ToolFormat::kPythonic, ToolFormat::kPhi4, ToolFormat::kGemma, ToolFormat::kHarmony}) {
+    const auto make = [&] {
+      auto calls = nfp::server::make_tool_call_parser(format, tools);
+      const bool thinks = data[0] >= 128;
+      return thinks ? nfp::server::make_reasoning_parser(nfp::server::ReasoningFormat::kThink, data[0] >= 192,
+                                                         std::move(calls))
+                    : std::move(calls);
+    };
+    const auto whole = make();
+    const auto cut = make();
     if (flat(*whole, text, text.size() + 1) != flat(*cut, text, data[0] % 9 + 1)) __builtin_trap();
   }
   return 0;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <random>
 
+#include "server/tools/harmony_parser.h"
 #include "server/tools/json_call_scanner.h"
+#include "server/tools/region_parser.h"
 
 namespace nfp::server {
 namespace {
@@ -364,23 +366,42 @@ class NamedCallParser final : public ToolCallParser {
 }  // namespace
 
 Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view chat_template) {
-  if (name == "none") return ToolFormat::kNone;
-  if (name == "hermes") return ToolFormat::kHermes;
-  if (name == "llama3_json") return ToolFormat::kLlama3Json;
-  if (name == "mistral") return ToolFormat::kMistral;
+  constexpr std::pair<std::string_view, ToolFormat> kNames[] = {
+      {"none", ToolFormat::kNone},
+      {"hermes", ToolFormat::kHermes},
+      {"llama3_json", ToolFormat::kLlama3Json},
+      {"mistral", ToolFormat::kMistral},
+      {"qwen3_coder", ToolFormat::kQwen3Coder},
+      {"pythonic", ToolFormat::kPythonic},
+      {"llama4_pythonic", ToolFormat::kPythonic},
+      {"phi4_mini_json", ToolFormat::kPhi4},
+      {"gemma", ToolFormat::kGemma},
+      {"gpt_oss", ToolFormat::kHarmony},
+      {"openai", ToolFormat::kHarmony},
+  };
+  for (const auto& [known, format] : kNames) {
+    if (name == known) return format;
+  }
   if (name != "auto") {
-    return error(ErrorCode::kUsage, "--tool-call-parser is '{}'; expected auto, hermes, llama3_json, mistral or none",
+    return error(ErrorCode::kUsage,
+                 "--tool-call-parser is '{}'; expected auto, hermes, llama3_json, mistral, qwen3_coder, pythonic, "
+                 "phi4_mini_json, gemma, gpt_oss or none",
                  name);
   }
   const auto says = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };
-  if (!says("tools")) return ToolFormat::kNone;
+  if (says("<|channel|>")) return ToolFormat::kHarmony;
+  if (says("<start_function_call>")) return ToolFormat::kGemma;
+  if (!says("tools")) return ToolFormat::kHermes;
   if (says("[TOOL_CALLS]")) return ToolFormat::kMistral;
+  if (says("<function=")) return ToolFormat::kQwen3Coder;
   if (says("<tool_call>")) return ToolFormat::kHermes;
+  if (says("<|python_start|>")) return ToolFormat::kPythonic;
+  if (says("<|tool|>") || says("<|tool_call|>") || says("functools")) return ToolFormat::kPhi4;
   if (says("<|python_tag|>") || says("\"parameters\"")) return ToolFormat::kLlama3Json;
   return ToolFormat::kNone;
 }
 
-std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format) {
+std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const Json& tools) {
   switch (format) {
     case ToolFormat::kHermes:
       return std::make_unique<HermesParser>();
@@ -388,6 +409,22 @@ std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format) {
       return std::make_unique<Llama3JsonParser>();
     case ToolFormat::kMistral:
       return std::make_unique<MistralParser>();
+    case ToolFormat::kQwen3Coder: {
+      const auto read = [tools](std::string_view text) { return read_xml_calls(text, tools); };
+      return make_region_parser(
+          {{"<tool_call>", "</tool_call>", read}, {"<function=", "</tool_call>", read, /*from_start=*/true, true}});
+    }
+    case ToolFormat::kPythonic:
+      return make_region_parser({{"<|python_start|>", "<|python_end|>", read_python_calls},
+                                 {"[", "", read_python_calls, /*from_start=*/true, /*keeps_open=*/true}});
+    case ToolFormat::kPhi4:
+      return make_region_parser(
+          {{"<|tool_call|>", "<|/tool_call|>", read_json_calls}, {"functools", "", read_json_calls}});
+    case ToolFormat::kGemma:
+      return make_region_parser({{"<start_function_call>", "<end_function_call>", read_gemma_calls},
+                                 {"```tool_code\n", "```", read_python_calls}});
+    case ToolFormat::kHarmony:
+      return make_harmony_parser();
     case ToolFormat::kNone:
       break;
   }

@@ -1,10 +1,11 @@
-// Finds tool calls in what a model writes, while it writes. Three ways of writing them:
+// Finds tool calls in what a model writes, while it writes. Three ways of writing them are passed on while they come:
 //   Hermes, Qwen:  <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>, any number of times, after text
 //   Llama 3 JSON:  the whole answer is {"name": "f", "parameters": {...}}, several separated by ';', perhaps after
 //                  <|python_tag|>
 //   Mistral:       [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...], or the newer [TOOL_CALLS]f{...} and
 //                  [TOOL_CALLS]f[ARGS]{...}
-// What turns out not to be a call is passed on as text.
+// Qwen3-Coder, pythonic (Llama 4), Phi-4 and Gemma are read call by call (written_calls.h), gpt-oss by
+// harmony_parser.h. What turns out not to be a call is passed on as text.
 #pragma once
 
 #include <memory>
@@ -14,12 +15,15 @@
 #include <vector>
 
 #include "base/result.h"
+#include "server/api/json_text.h"
 
 namespace nfp::server {
 
-enum class ToolFormat { kNone, kHermes, kLlama3Json, kMistral };
+enum class ToolFormat { kNone, kHermes, kLlama3Json, kMistral, kQwen3Coder, kPythonic, kPhi4, kGemma, kHarmony };
 
-// "hermes", "llama3_json", "mistral", "none" (vLLM's names); "auto" looks at the model's chat template.
+// "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "phi4_mini_json", "gemma", "gpt_oss", "none" (vLLM's
+// names, where it has them); "auto" looks at the model's chat template. One that does not know tools is told of them in
+// Hermes's way (serve/tool_fallback.h).
 Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view chat_template);
 
 struct ToolEvent {
@@ -39,7 +43,8 @@ class ToolCallParser {
   virtual void finish(std::vector<ToolEvent>* events, bool cut = false) = 0;
 };
 
-std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format);
+// `tools`: those of the request, for forms whose arguments have no types of their own; may be null.
+std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const Json& tools = nullptr);
 
 // The answer is the arguments of this one function (a forced call under a grammar), or, with an empty name, a JSON list
 // of {"name", "parameters"}.

@@ -119,6 +119,19 @@ TEST(ToolCallParser, CuttingDoesNotMatter) {
                                           "<|python_tag|>",
                                           "[ARGS]",
                                           ";",
+                                          "<function=f>",
+                                          "<parameter=x>",
+                                          "</parameter>",
+                                          "</function>",
+                                          "f(a=1)",
+                                          "functools",
+                                          "<|channel|>",
+                                          "<|message|>",
+                                          "<|end|>",
+                                          "analysis",
+                                          " to=functions.f",
+                                          "```tool_code\n",
+                                          "```",
                                           "1"};
   EXPECT_TRUE(rc::check("pieces of any size give the same calls and text", [&] {
     std::string text;
@@ -126,7 +139,9 @@ TEST(ToolCallParser, CuttingDoesNotMatter) {
       text += parts[part];
     }
     const auto step = *rc::gen::inRange<size_t>(1, 9);
-    for (const auto format : {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral}) {
+    for (const auto format :
+         {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral, ToolFormat::kQwen3Coder,
+          ToolFormat::kPythonic, ToolFormat::kPhi4, ToolFormat::kGemma, ToolFormat::kHarmony}) {
       const Seen whole = parse(*make_tool_call_parser(format), text, 0);
       const Seen cut = parse(*make_tool_call_parser(format), text, step);
       RC_ASSERT(whole == cut);
@@ -135,7 +150,11 @@ TEST(ToolCallParser, CuttingDoesNotMatter) {
 }
 
 TEST(ToolCallParser, FormatFromTheTemplate) {
-  EXPECT_EQ(*parse_tool_format("auto", "no"), ToolFormat::kNone);
+  EXPECT_EQ(*parse_tool_format("auto", "no"), ToolFormat::kHermes);  // described in words
+  EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}"), ToolFormat::kNone);
+  EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}<tool_call>\n<function=name>"), ToolFormat::kQwen3Coder);
+  EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}<|tool|>"), ToolFormat::kPhi4);
+  EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}<|channel|>"), ToolFormat::kHarmony);
   EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}<tool_call>{% endif %}"), ToolFormat::kHermes);
   EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}[TOOL_CALLS]"), ToolFormat::kMistral);
   EXPECT_EQ(*parse_tool_format("auto", "{% if tools %}<|python_tag|>"), ToolFormat::kLlama3Json);

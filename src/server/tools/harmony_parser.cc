@@ -1,0 +1,119 @@
+#include "server/tools/harmony_parser.h"
+
+#include <algorithm>
+
+namespace nfp::server {
+namespace {
+
+constexpr std::string_view kMessage = "<|message|>";
+constexpr std::string_view kEnds[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"};
+constexpr size_t kLongestEnd = 11;  // bytes
+constexpr size_t kMaxHeader = 1024;
+
+class HarmonyParser final : public ToolCallParser {
+ public:
+  void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    for (const char c : text) take(c, events);
+    if (where_ == Where::kBody) release(partial(), events);
+  }
+
+  void finish(std::vector<ToolEvent>* events, bool) override {
+    if (where_ == Where::kBody) release(0, events);
+    if (where_ == Where::kStart) emit(ToolEvent::Kind::kText, held_, events);
+    held_.clear();
+  }
+
+ private:
+  enum class Where { kStart, kHeader, kBody };
+
+  void take(char c, std::vector<ToolEvent>* events) {
+    held_ += c;
+    switch (where_) {
+      case Where::kStart: {
+        const std::string_view first = "<|channel|>", other = "<|start|>";
+        if (held_ == first || held_ == other) {
+          where_ = Where::kHeader;
+        } else if (!first.starts_with(held_) && !other.starts_with(held_)) {
+          where_ = Where::kBody;
+          kind_ = ToolEvent::Kind::kText;
+        }
+        return;
+      }
+      case Where::kHeader:
+        if (c == '>' && held_.ends_with(kMessage)) {
+          begin_body(held_.substr(0, held_.size() - kMessage.size()), events);
+          held_.clear();
+          where_ = Where::kBody;
+        } else if (held_.size() > kMaxHeader) {  // no header at all
+          where_ = Where::kBody;
+          kind_ = ToolEvent::Kind::kText;
+        }
+        return;
+      case Where::kBody:
+        if (c != '>') return;
+        for (const std::string_view end : kEnds) {
+          if (!held_.ends_with(end)) continue;
+          held_.resize(held_.size() - end.size());
+          release(0, events);
+          if (kind_ == ToolEvent::Kind::kArguments && !any_arguments_) emit(kind_, "{}", events);
+          where_ = Where::kHeader;
+          return;
+        }
+    }
+  }
+
+  void begin_body(const std::string& header, std::vector<ToolEvent>* events) {
+    constexpr std::string_view kTo = "to=functions.";
+    const size_t to = header.find(kTo);
+    if (to != std::string::npos) {
+      const size_t begin = to + kTo.size();
+      const size_t end = header.find_first_of(" \n\t<", begin);
+      events->push_back({ToolEvent::Kind::kCall, header.substr(begin, end - begin), ++call_});
+      kind_ = ToolEvent::Kind::kArguments;
+      any_arguments_ = false;
+    } else if (header.find("analysis") != std::string::npos) {
+      kind_ = ToolEvent::Kind::kReasoning;
+    } else {
+      kind_ = ToolEvent::Kind::kText;  // final, or a preamble to calls
+    }
+  }
+
+  size_t partial() const {
+    for (size_t length = std::min(held_.size(), kLongestEnd - 1); length > 0; --length) {
+      const std::string_view end = std::string_view(held_).substr(held_.size() - length);
+      if (std::any_of(std::begin(kEnds), std::end(kEnds),
+                      [&](std::string_view mark) { return mark.starts_with(end); })) {
+        return length;
+      }
+    }
+    return 0;
+  }
+
+  void release(size_t keep, std::vector<ToolEvent>* events) {
+    emit(kind_, held_.substr(0, held_.size() - keep), events);
+    held_.erase(0, held_.size() - keep);
+  }
+
+  void emit(ToolEvent::Kind kind, std::string text, std::vector<ToolEvent>* events) {
+    if (text.empty()) return;
+    const bool arguments = kind == ToolEvent::Kind::kArguments;
+    any_arguments_ = any_arguments_ || arguments;
+    if (!events->empty() && events->back().kind == kind) {
+      events->back().text += text;
+    } else {
+      events->push_back({kind, std::move(text), arguments ? call_ : 0});
+    }
+  }
+
+  Where where_ = Where::kStart;
+  ToolEvent::Kind kind_ = ToolEvent::Kind::kText;
+  std::string held_;
+  bool any_arguments_ = false;
+  int call_ = -1;
+};
+
+}  // namespace
+
+std::unique_ptr<ToolCallParser> make_harmony_parser() { return std::make_unique<HarmonyParser>(); }
+
+}  // namespace nfp::server

@@ -1,0 +1,110 @@
+#include "server/tools/region_parser.h"
+
+#include <algorithm>
+
+namespace nfp::server {
+namespace {
+
+class RegionParser final : public ToolCallParser {
+ public:
+  explicit RegionParser(std::vector<CallRegion> regions) : regions_(std::move(regions)) {}
+
+  void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    for (const char c : text) take(c, events);
+    if (region_ == nullptr) release(partial(), events);
+  }
+
+  void finish(std::vector<ToolEvent>* events, bool cut) override {
+    if (region_ != nullptr && region_->close.empty()) {
+      end_region(held_, events);
+    } else if (region_ != nullptr && !cut) {  // the model forgot to close
+      end_region(held_, events);
+    } else if (region_ == nullptr) {
+      emit(held_, events);
+    }
+    held_.clear();
+    region_ = nullptr;
+  }
+
+ private:
+  void take(char c, std::vector<ToolEvent>* events) {
+    held_ += c;
+    if (region_ != nullptr) {
+      if (region_->close.empty() || !held_.ends_with(region_->close)) return;
+      end_region(std::string_view(held_).substr(0, held_.size() - region_->close.size()), events);
+      held_.clear();
+      region_ = nullptr;
+      return;
+    }
+    for (const CallRegion& region : regions_) {
+      if (c != region.open.back() || !held_.ends_with(region.open)) continue;
+      const std::string_view before = std::string_view(held_).substr(0, held_.size() - region.open.size());
+      if (region.from_start && (said_ || before.find_first_not_of(" \n\t\r") != std::string_view::npos)) continue;
+      // White space before a call is no part of the answer.
+      const size_t end = before.find_last_not_of(" \n\t\r");
+      emit(before.substr(0, end == std::string_view::npos ? 0 : end + 1), events);
+      held_ = region.keeps_open ? region.open : "";
+      region_ = &region;
+      return;
+    }
+  }
+
+  // How much of the end of what is held may begin a mark.
+  size_t partial() const {
+    size_t longest = 0;
+    for (const CallRegion& region : regions_) {
+      if (region.from_start && said_) continue;
+      for (size_t length = std::min(held_.size(), region.open.size() - 1); length > longest; --length) {
+        if (std::string_view(region.open).starts_with(std::string_view(held_).substr(held_.size() - length))) {
+          longest = length;
+          break;
+        }
+      }
+    }
+    return longest;
+  }
+
+  void release(size_t keep, std::vector<ToolEvent>* events) {
+    size_t end = held_.size() - keep;
+    while (end > 0 && std::string_view(" \n\t\r").find(held_[end - 1]) != std::string_view::npos) --end;
+    emit(std::string_view(held_).substr(0, end), events);
+    held_.erase(0, end);
+  }
+
+  void emit(std::string_view text, std::vector<ToolEvent>* events) {
+    if (text.empty()) return;
+    said_ = true;
+    if (!events->empty() && events->back().kind == ToolEvent::Kind::kText) {
+      events->back().text += text;
+    } else {
+      events->push_back({ToolEvent::Kind::kText, std::string(text), 0});
+    }
+  }
+
+  void end_region(std::string_view content, std::vector<ToolEvent>* events) {
+    if (auto calls = region_->read(content)) {
+      for (WrittenCall& call : *calls) {
+        events->push_back({ToolEvent::Kind::kCall, std::move(call.name), ++call_});
+        events->push_back({ToolEvent::Kind::kArguments, std::move(call.arguments), call_});
+      }
+      said_ = true;
+      return;
+    }
+    const bool closed = !region_->close.empty() && content.size() < held_.size();
+    emit((region_->keeps_open ? "" : region_->open) + std::string(content) + (closed ? region_->close : ""), events);
+  }
+
+  const std::vector<CallRegion> regions_;
+  const CallRegion* region_ = nullptr;
+  std::string held_;
+  bool said_ = false;  // text or a call
+  int call_ = -1;
+};
+
+}  // namespace
+
+std::unique_ptr<ToolCallParser> make_region_parser(std::vector<CallRegion> regions) {
+  return std::make_unique<RegionParser>(std::move(regions));
+}
+
+}  // namespace nfp::server

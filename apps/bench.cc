@@ -27,6 +27,7 @@ Status run(const BenchVerb& flags) {
   options.kv_dtype = flags.common.model.kv_dtype_value();
   NFP_ASSIGN_OR_RETURN(options.precisions, flags.common.precision_list());
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.common.model.load());
+  for (Precision& precision : options.precisions) precision = flags.common.on_device(precision, *loaded);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   const auto progress = [&](const std::string& what, int32_t done, int32_t total) {
     if (terminal) fmt::print(stderr, "\r\033[K{}/{} {}", done + 1, total, what);
@@ -76,7 +77,9 @@ void add_bench(CLI::App& app, Status& status) {
   flags->own.push_back(verb->add_option("--generate", options.generate, "tokens decoded a sequence")
                            ->check(CLI::Range(2, 1 << 20))
                            ->capture_default_str());
-  verb->add_option("--precisions", common.precisions, "precisions to measure, with commas")->capture_default_str();
+  verb->add_option("--precisions", common.precisions,
+                   "precisions to measure, with commas; auto: fp16, and fp8 on a CPU, fp8-w8a8 on a GPU")
+      ->capture_default_str();
   verb->add_option("--repeats", common.repeats, "runs of each test, interleaved; medians are shown")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -33,14 +33,15 @@ int32_t largest(const std::vector<int32_t>& values) { return *std::max_element(v
 }  // namespace
 
 Result<std::vector<Precision>> BenchFlags::precision_list() const {
-  const std::string& text = precisions;
+  const std::string text = precisions == "auto" ? "fp16,fp8" : precisions;
   std::vector<Precision> found;
   for (size_t at = 0; at <= text.size();) {
     const size_t comma = std::min(text.find(',', at), text.size());
     const std::string name = text.substr(at, comma - at);
     const auto precision = precision_from_name(name);
     if (!precision) {
-      return error(ErrorCode::kUsage, "--precisions: '{}' is unknown; use fp16, fp8 and fp8-w8a8, with commas", name);
+      return error(ErrorCode::kUsage, "--precisions: '{}' is unknown; use auto, or fp16, fp8 and fp8-w8a8 with commas",
+                   name);
     }
     found.push_back(*precision);
     at = comma + 1;
@@ -98,6 +99,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
   wanted.repeats = common.repeats;
   NFP_ASSIGN_OR_RETURN(wanted.precisions, common.precision_list());
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
+  for (Precision& precision : wanted.precisions) precision = common.on_device(precision, *loaded);
   EngineConfig served = common.engine(largest(wanted.inputs) + wanted.output, largest(wanted.batches));
   nlohmann::ordered_json breakdowns = nlohmann::ordered_json::array();
   std::vector<LatencyRow> rows;
@@ -183,6 +185,7 @@ Status ThroughputMode::run(const BenchFlags& common) const {
     }
   }
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
+  for (Precision& precision : options.precisions) precision = common.on_device(precision, *loaded);
   NFP_ASSIGN_OR_RETURN(const auto engine,
                        BenchEngine::create(*loaded, common.engine(ctx, std::min(largest(requests), max_sequences))));
   NFP_ASSIGN_OR_RETURN(
@@ -242,6 +245,7 @@ Status StepsMode::run(const BenchFlags& common) const {
     }
   }
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(shares));
+  for (BenchLevel& level : wanted.levels) level.precision = common.on_device(level.precision, *loaded);
   NFP_ASSIGN_OR_RETURN(const auto engine,
                        BenchEngine::create(*loaded, common.engine(wanted.context_needed(), wanted.sequences_needed())));
   NFP_ASSIGN_OR_RETURN(const StepTable table, measure_step_times(*engine, wanted, print_line));

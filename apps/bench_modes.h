@@ -18,13 +18,17 @@ namespace nfp {
 // Of the verb and of all its modes.
 struct BenchFlags {
   ModelFlags model;
-  std::string precisions = "fp16,fp8";
+  std::string precisions = "auto";
   int32_t repeats = 3;
   int32_t step_tokens = 2048;
   bool machine = false;
   bool json = false;
 
+  // "auto" is FP16 and FP8, in the form that on_device() then gives it.
   Result<std::vector<Precision>> precision_list() const;
+  Precision on_device(Precision precision, const LoadedModel& loaded) const {
+    return precisions == "auto" && !is_exact(precision) ? loaded.backend->fastest_fp8() : precision;
+  }
   // With --machine, for the CPU.
   Result<Ceilings> measure(const LoadedModel& loaded) const;
   // Without its tokenizer: tokens are made up and stay tokens.

@@ -4,6 +4,7 @@
 
 #include "backend/devices/devices.h"
 #include "base/stop_signals.h"
+#include "eval/baselines.h"
 #include "progress_bar.h"
 
 namespace nfp {
@@ -141,8 +142,8 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity) co
   device.apply(options);
   options.threads = threads;
   options.fp8_head = fp8_head;
-  if (baseline == "fp8-channel") options.baseline = Baseline::kFp8Channel;
-  if (baseline == "f16") options.baseline = Baseline::kDenseF16;
+  if (baseline == "fp8-channel") options.filter = fp8_channel_filter(fp8_head);
+  if (baseline == "f16") options.filter = dense_filter();
   const StopRemovesTemporaries stop;
   ProgressBar bar;
   options.progress = bar.callback();
@@ -160,7 +161,7 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
     calibration.progress = options.progress;
     calibration.measure_sensitivity = needs_sensitivity;
     NFP_ASSIGN_OR_RETURN(Calibration made, calibrate(flags.model, calibration));
-    options.filter = made.filter();
+    options.filter = chain(made.filter(), std::move(options.filter));
     options.scalings = made.scalings;
     order = std::move(made.sensitivities);
   }

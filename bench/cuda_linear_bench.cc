@@ -16,6 +16,7 @@
 #include "backend/cuda/gemm/tune/timing.h"
 #include "backend/cuda/linear/linear.h"
 #include "base/float_types.h"
+#include "device_memory.h"
 #include "nested/matrix_analysis.h"
 
 namespace {
@@ -25,32 +26,8 @@ using namespace nfp::cuda;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-struct DeviceFree {
-  void operator()(void* p) const { cudaFree(p); }
-};
-using DeviceMemory = std::unique_ptr<void, DeviceFree>;
-DeviceMemory device_memory(size_t bytes, int fill = 0) {
-  void* data = nullptr;
-  if (cudaMalloc(&data, bytes) != cudaSuccess || cudaMemset(data, fill, bytes) != cudaSuccess) {
-    fmt::print(stderr, "cannot allocate {} bytes on the device\n", bytes);
-    std::exit(1);
-  }
-  return DeviceMemory(data);
-}
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result.ok()) {
-    fmt::print(stderr, "{}\n", result.error().message);
-    std::exit(1);
-  }
-  return std::move(result).value();
-}
-void must(const Status& status) {
-  if (status.ok()) return;
-  fmt::print(stderr, "{}\n", status.error().message);
-  std::exit(1);
-}
+using bench::DeviceMemory;
+using bench::must;
 
 // 64 MB of normal weights; matrices read them from changing offsets.
 const std::vector<uint16_t>& pool(WeightType type) {
@@ -133,11 +110,11 @@ struct Bench {
   LinearRunner runner;
   DeviceUploader& uploader;
   ThreadPool& threads;
-  DeviceMemory gemm = device_memory(Workspace::kBytes);
-  DeviceMemory dense = device_memory(DenseGemm::kWorkspaceBytes);
-  DeviceMemory scratch = device_memory(size_t{256} << 20);
-  DeviceMemory x = device_memory(size_t{64} << 20, 0x22);
-  DeviceMemory y = device_memory(size_t{256} << 20);
+  DeviceMemory gemm{Workspace::kBytes};
+  DeviceMemory dense{DenseGemm::kWorkspaceBytes};
+  DeviceMemory scratch{size_t{256} << 20};
+  DeviceMemory x{size_t{64} << 20, 0x22};
+  DeviceMemory y{size_t{256} << 20};
 
   LinearCall call(int64_t m, Precision precision) const {
     LinearCall out;
@@ -173,7 +150,7 @@ struct Bench {
   void head() {
     constexpr int64_t n = 128256, k = 4096;
     const auto weight = load(n, k, RowOrder::kConcat, uploader, threads);
-    const DeviceMemory plain = device_memory(static_cast<size_t>(n * k) * 2, 0x22);
+    const DeviceMemory plain(static_cast<size_t>(n * k) * 2, 0x22);
     const DenseGemm library = must(DenseGemm::create());
     for (const int64_t m : {1, 16, 64}) {
       LinearCall logits = call(m, Precision::kFp16);
@@ -260,7 +237,7 @@ struct Bench {
 // E4M3 sums against float64: how much the tensor core's own sums lose, by how far the terms agree in sign.
 void bench_sums(const Gemm& gemm) {
   constexpr int64_t n = 128, m = 8;
-  const DeviceMemory workspace = device_memory(Workspace::kBytes);
+  const DeviceMemory workspace(Workspace::kBytes);
   for (const int64_t k : {4096, 14336}) {
     for (const float mean : {0.0f, 0.2f, 1.0f, 4.0f}) {  // of weights and activations, in deviations
       std::mt19937 random(1);
@@ -281,8 +258,7 @@ void bench_sums(const Gemm& gemm) {
           x_bytes[static_cast<size_t>(t * e4m3_row_bytes(k) + activation_byte(i))] = code;
         }
       }
-      const DeviceMemory upper = device_memory(plane.size()), dx = device_memory(x_bytes.size()),
-                         d = device_memory(static_cast<size_t>(m * n) * 4);
+      const DeviceMemory upper(plane.size()), dx(x_bytes.size()), d(static_cast<size_t>(m * n) * 4);
       cudaMemcpy(upper.get(), plane.data(), plane.size(), cudaMemcpyHostToDevice);
       cudaMemcpy(dx.get(), x_bytes.data(), x_bytes.size(), cudaMemcpyHostToDevice);
       double errors[2];

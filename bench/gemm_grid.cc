@@ -35,6 +35,7 @@
 #include "backend/cuda/gemm/tune/test_data.h"
 #include "backend/cuda/gemm/tune/timing.h"
 #include "base/atomic_file.h"
+#include "device_memory.h"
 #include "gpu_monitor.h"
 
 namespace nfp::cuda {
@@ -56,26 +57,7 @@ constexpr std::array<std::string_view, 7> kRandom = {
 constexpr size_t kRotation = size_t{420} << 20;
 constexpr int64_t kMostTokens = 8192;
 
-class Buffer {
- public:
-  explicit Buffer(size_t bytes) {
-    if (cudaMalloc(&data_, bytes) != cudaSuccess) {
-      fmt::print(stderr, "gemm_grid: no {} MB of device memory\n", bytes >> 20);
-      std::exit(1);
-    }
-    cudaMemset(data_, 0, bytes);
-  }
-  ~Buffer() { cudaFree(data_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-};
+using Buffer = bench::DeviceMemory;
 
 struct Copy {
   std::unique_ptr<Buffer> upper, lower, dense, dense_e4m3;

@@ -12,28 +12,13 @@
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/gemm/tune/timing.h"
 #include "backend/cuda/linear/activations.h"
+#include "device_memory.h"
 
 namespace nfp::cuda {
 namespace {
 
-[[noreturn]] void fail(std::string_view message) {
-  fmt::print(stderr, "rows_bench: {}\n", message);
-  std::exit(1);
-}
-template <typename T>
-T must(Result<T> result) {
-  if (!result.ok()) fail(result.error().message);
-  return std::move(*result);
-}
-
-struct Free {
-  void operator()(void* p) const { cudaFree(p); }
-};
-std::unique_ptr<uint8_t, Free> allocate(size_t bytes, int fill) {
-  void* p = nullptr;
-  if (cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, fill, bytes) != cudaSuccess) fail("out of device memory");
-  return std::unique_ptr<uint8_t, Free>(static_cast<uint8_t*>(p));
-}
+using bench::must;
+using Memory = bench::DeviceMemory;
 
 enum class What { kAddNorm, kAddNormE4m3, kE4m3 };
 
@@ -43,28 +28,27 @@ void report(What what, int64_t m, int64_t k) {
   const size_t wide = static_cast<size_t>(m * k) * 2, narrow = static_cast<size_t>(m * e4m3_row_bytes(k));
   const double traffic = static_cast<double>(wide) * (norm ? 3 : 1) + static_cast<double>(codes ? m * k : m * k * 2);
   const int copies = static_cast<int>(std::clamp<size_t>(kBeyondL2 / wide + 1, 1, 64));
-  const auto x = allocate(wide * copies, 0x31), residual = allocate(wide * copies, 0x2f),
-             y = allocate(wide * copies, 0);
-  const auto weight = allocate(static_cast<size_t>(k) * 4, 0x3c), e4m3 = allocate(narrow + 4 * m, 0);
-  const auto scales = allocate(static_cast<size_t>(m) * 4, 0);
+  const Memory x(wide * copies, 0x31), residual(wide * copies, 0x2f), y(wide * copies);
+  const Memory weight(static_cast<size_t>(k) * 4, 0x3c), e4m3(narrow + 4 * m);
+  const Memory scales(static_cast<size_t>(m) * 4);
   GraphTimer timer = must(GraphTimer::create(std::max(copies, 8), [&](int index, CUstream_st* stream) {
     const size_t at = wide * static_cast<size_t>(index % copies);
     GemmInputCall call;
     call.source = norm ? GemmInputCall::Source::kNorm : GemmInputCall::Source::kPlain;
     call.m = m;
     call.k = call.ldx = call.ldr = call.ldy = k;
-    call.x = x.get() + at;
+    call.x = x.as<uint8_t>(at);
     if (norm) {
       call.weight = weight.get();
       call.weight_f32 = true;
-      call.residual = residual.get() + at;
+      call.residual = residual.as<uint8_t>(at);
     }
     if (codes) {
-      call.y_e4m3 = e4m3.get();
+      call.y_e4m3 = e4m3.as<uint8_t>();
       call.ldy_e4m3 = e4m3_row_bytes(k);
-      call.scales = reinterpret_cast<float*>(scales.get());
+      call.scales = scales.as<float>();
     } else {
-      call.y_f16 = y.get() + at;
+      call.y_f16 = y.as<uint8_t>(at);
     }
     return prepare_gemm_input(call, stream);
   }));

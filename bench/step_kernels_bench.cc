@@ -18,54 +18,21 @@
 #include "backend/cuda/gemm/tune/timing.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
+#include "device_memory.h"
 
 namespace nfp::cuda {
 namespace {
 
 constexpr size_t kRotation = size_t{160} << 20;
 
-class Buffer {
- public:
-  explicit Buffer(size_t bytes) {
-    if (cudaMalloc(&data_, bytes) != cudaSuccess) {
-      fmt::print(stderr, "step_kernels_bench: no {} MB of device memory\n", bytes >> 20);
-      std::exit(1);
-    }
-    cudaMemset(data_, 0, bytes);
-  }
-  ~Buffer() { cudaFree(data_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  template <typename T>
-  T* as([[maybe_unused]] size_t offset = 0) const {
-    if constexpr (std::is_void_v<T>) {
-      return data_;
-    } else {
-      return static_cast<T*>(data_) + offset;
-    }
-  }
-  template <typename T>
-  void upload(const std::vector<T>& host) {
-    cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice);
-  }
-
- private:
-  void* data_ = nullptr;
-};
+using Buffer = bench::DeviceMemory;
 
 void print(std::string_view name, std::string_view shape, int copies, const GraphTimer::Launch& launch, double bytes) {
   const int launches = std::clamp(copies, 32, 256);
-  auto timer = GraphTimer::create(launches, [&](int i, CUstream_st* stream) { return launch(i % copies, stream); });
-  if (!timer.ok()) {
-    fmt::print(stderr, "{}: {}\n", name, timer.error().message);
-    std::exit(1);
-  }
-  const auto us = timer->median(3, 15);
-  if (!us.ok()) {
-    fmt::print(stderr, "{}: {}\n", name, us.error().message);
-    std::exit(1);
-  }
-  fmt::print("{{\"case\":\"{}\",{},\"us\":{:.2f},\"gb_s\":{:.0f}}}\n", name, shape, *us, bytes / *us * 1e-3);
+  GraphTimer timer =
+      bench::must(GraphTimer::create(launches, [&](int i, CUstream_st* stream) { return launch(i % copies, stream); }));
+  const double us = bench::must(timer.median(3, 15));
+  fmt::print("{{\"case\":\"{}\",{},\"us\":{:.2f},\"gb_s\":{:.0f}}}\n", name, shape, us, bytes / us * 1e-3);
   std::fflush(stdout);
 }
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "base/mapped_file.h"
+#include "eval/baselines.h"
 #include "eval/sequence_runner.h"
 #include "runtime/generation.h"
 #include "runtime/loaded_model.h"
@@ -32,9 +33,9 @@ class Demo : public ::testing::Test {
     model_ = named;
     if (!fs::exists(shared_text())) GTEST_SKIP() << "no " << shared_text() << "; set NFP_SHARED_DATA";
   }
-  std::unique_ptr<LoadedModel> load(Baseline baseline) {
+  std::unique_ptr<LoadedModel> load(MatrixFilter filter = {}) {
     LoadedModelOptions options;
-    options.baseline = baseline;
+    options.filter = std::move(filter);
     auto loaded = nfp::load(model_, options);
     EXPECT_TRUE(loaded.ok()) << loaded.error().message;
     return std::move(loaded).value();
@@ -58,8 +59,8 @@ constexpr size_t kComparedChunks = 20;
 #endif
 
 TEST_F(Demo, NestedWeightsGiveTheLogitsOfPlainFp16BitForBit) {
-  const auto nested = load(Baseline::kNone);
-  const auto plain = load(Baseline::kDenseF16);
+  const auto nested = load();
+  const auto plain = load(dense_filter());
   constexpr int32_t kChunk = 512;
   const auto all = tokens(*nested, kComparedChunks * kChunk);
   auto a = SequenceRunner::create(*nested->model, kChunk, kChunk);
@@ -80,7 +81,7 @@ TEST_F(Demo, NestedWeightsGiveTheLogitsOfPlainFp16BitForBit) {
 }
 
 TEST_F(Demo, ChunkingChangesNothingInAnyPrecision) {
-  const auto loaded = load(Baseline::kNone);
+  const auto loaded = load();
   constexpr int32_t kTokens = 96;
   const auto all = tokens(*loaded, kTokens);
   auto runner = SequenceRunner::create(*loaded->model, kTokens, kTokens);
@@ -109,7 +110,7 @@ TEST_F(Demo, ChunkingChangesNothingInAnyPrecision) {
 
 // The same request alone and in a crowd, with little KV memory (so that some are preempted) and precision by request.
 TEST_F(Demo, AnswersDoNotDependOnTheCompany) {
-  const auto loaded = load(Baseline::kNone);
+  const auto loaded = load();
   const char* prompts[] = {"The capital of France is",
                            "Once upon a time there was",
                            "In mathematics, a prime number is",
@@ -161,7 +162,7 @@ TEST_F(Demo, AnswersDoNotDependOnTheCompany) {
 }
 
 TEST_F(Demo, PromptLogprobsAreThoseOfTheLogits) {
-  const auto loaded = load(Baseline::kNone);
+  const auto loaded = load();
   const auto prompt = tokens(*loaded, 50);
   EngineConfig options;
   options.max_context = 64;

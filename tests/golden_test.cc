@@ -8,6 +8,7 @@
 #include <ostream>
 
 #include "backend/cpu/cpu_backend.h"
+#include "eval/baselines.h"
 #include "runtime/loaded_model.h"
 #include "tiny_model.h"
 
@@ -50,11 +51,11 @@ class TinyModelTest : public ::testing::TestWithParam<Case> {
     auto golden = read_golden(GetParam().model);
     ASSERT_TRUE(golden.ok()) << golden.error().message;
     golden_ = std::move(golden).value();
-    model_ = load(Baseline::kNone);
+    model_ = load();
   }
 
-  static std::unique_ptr<TinyModel> load(Baseline baseline) {
-    auto model = TinyModel::load(GetParam().model, GetParam().kernels, kThreads, baseline);
+  static std::unique_ptr<TinyModel> load(MatrixFilter filter = {}) {
+    auto model = TinyModel::load(GetParam().model, GetParam().kernels, kThreads, std::move(filter));
     EXPECT_TRUE(model.ok()) << model.error().message;
     return model.ok() ? std::move(model).value() : nullptr;
   }
@@ -195,7 +196,7 @@ TEST_P(TinyModelTest, LogitsDoNotDependOnChunksNorOnTheRestOfTheBatch) {
 TEST_P(TinyModelTest, NestedFp16IsBitForBitPlainFp16) {
   // Where BF16 sources are refined by negative row exponents, plain FP16 is not the same matrix.
   if (std::string(GetParam().model) == "llama-headdim") GTEST_SKIP() << "a BF16 source has no one FP16 matrix";
-  const auto dense = load(Baseline::kDenseF16);
+  const auto dense = load(dense_filter());
   ASSERT_NE(dense, nullptr);
   const auto sequences = prompts();
   const auto expected = run(*dense, sequences, one_by_one(sequences), Precision::kFp16);

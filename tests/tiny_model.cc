@@ -99,7 +99,7 @@ Schedule one_by_one(const std::vector<std::vector<int32_t>>& sequences) {
 }
 
 Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, const std::string& kernels, int threads,
-                                                   Baseline baseline) {
+                                                   MatrixFilter filter) {
   std::unique_ptr<TinyModel> tiny(new TinyModel(threads));
   NFP_ASSIGN_OR_RETURN(tiny->source_, ModelSource::open(tiny_model_folder(name)));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(tiny->source_->config_json(), name + "/config.json"));
@@ -109,7 +109,7 @@ Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, cons
     NFP_ASSIGN_OR_RETURN(tiny->backend_, make_cpu_backend({.threads = threads, .pin = false, .kernels = kernels}));
   }
   LoadOptions options;
-  options.baseline = baseline;
+  options.filter = std::move(filter);
   NFP_ASSIGN_OR_RETURN(tiny->model_, load_model(*tiny->source_, config, *tiny->backend_, tiny->threads_, options));
   NFP_RETURN_IF_ERROR(tiny->model_->reserve(kMaxTokens, kMaxTokens, kMaxPositions));
   StepLimits limits;

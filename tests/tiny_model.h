@@ -66,7 +66,7 @@ class TinyModel {
  public:
   // kernels: as CpuOptions has it, or "cuda" for the GPU, with results that do not depend on the batch.
   static Result<std::unique_ptr<TinyModel>> load(const std::string& name, const std::string& kernels, int threads,
-                                                 Baseline baseline = Baseline::kNone);
+                                                 MatrixFilter filter = {});
 
   // Logits [tokens, vocab] of every sequence; the schedule gives each sequence's tokens exactly once.
   Result<std::vector<std::vector<float>>> run(const std::vector<std::vector<int32_t>>& sequences,

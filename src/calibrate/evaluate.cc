@@ -9,7 +9,8 @@
 
 #include "base/mapped_file.h"
 #include "calibrate/activations.h"
-#include "calibrate/baseline_filters.h"
+#include "calibrate/nearest_filter.h"
+#include "eval/baselines.h"
 #include "eval/sequence_runner.h"
 #include "runtime/loaded_model.h"
 
@@ -86,7 +87,7 @@ class Evaluator {
     NFP_ASSIGN_OR_RETURN(text_, read_text_file(options_.file));
     const bool calibrated = options_.calibration.has_value();
     {
-      NFP_RETURN_IF_ERROR(open({}, calibrated ? options_.calibration->filter() : MatrixFilter()));
+      NFP_RETURN_IF_ERROR(open(calibrated ? options_.calibration->filter() : MatrixFilter()));
       const std::string weights = "calibrated";
       NFP_RETURN_IF_ERROR(add(out, "FP16", Precision::kFp16, 0.0, "16/32 bit"));
       if (calibrated || stored_) {
@@ -98,30 +99,29 @@ class Evaluator {
       }
     }
     if (options_.smoothed) {
-      NFP_RETURN_IF_ERROR(open({}, options_.smoothed->filter(), options_.smoothed->scalings));
+      NFP_RETURN_IF_ERROR(open(options_.smoothed->filter(), options_.smoothed->scalings));
       const std::string weights = "smoothed";
       NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0));
       NFP_RETURN_IF_ERROR(add_activations(out, weights));
       NFP_RETURN_IF_ERROR(add_scalings(out, weights));
       NFP_RETURN_IF_ERROR(add_errors(out, weights));
     }
-    NFP_RETURN_IF_ERROR(open({}, nearest_filter()));
+    NFP_RETURN_IF_ERROR(open(nearest_filter()));
     NFP_RETURN_IF_ERROR(add(out, "nearest", Precision::kFp8, 1.0));
     NFP_RETURN_IF_ERROR(add_activations(out, "nearest"));
     NFP_RETURN_IF_ERROR(add_errors(out, "nearest"));
-    NFP_RETURN_IF_ERROR(open(Baseline::kFp8Channel, {}));
+    NFP_RETURN_IF_ERROR(open(fp8_channel_filter(/*head=*/false)));
     NFP_RETURN_IF_ERROR(add(out, "per channel", Precision::kFp8, 1.0));
     NFP_RETURN_IF_ERROR(add_activations(out, "per channel"));
-    NFP_RETURN_IF_ERROR(open({}, block_fp8_filter()));
+    NFP_RETURN_IF_ERROR(open(block_fp8_filter()));
     return add(out, "128x128 blocks", Precision::kFp8, 1.0);
   }
 
  private:
-  Status open(Baseline baseline, MatrixFilter filter, std::shared_ptr<const TensorScalings> scalings = nullptr) {
+  Status open(MatrixFilter filter, std::shared_ptr<const TensorScalings> scalings = nullptr) {
     loaded_.reset();
     LoadedModelOptions load_options;
     load_options.threads = options_.threads;
-    load_options.baseline = baseline;
     load_options.filter = std::move(filter);
     load_options.scalings = std::move(scalings);
     NFP_ASSIGN_OR_RETURN(loaded_, load(model_, load_options));

@@ -1,7 +1,5 @@
 #include "calibrate/gptq_kernels.h"
 
-#include <array>
-
 namespace nfp::calibrate {
 
 extern const Kernels kBaselineKernels;
@@ -10,31 +8,19 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 #endif
 
-namespace {
-
-using List = std::array<const Kernels*, 4>;
-
-List available() {
-  List list = {};
-  size_t count = 0;
+const Kernels& kernels_of(InstructionSet set) {
 #ifdef NFP_CALIBRATE_X86
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) list[count++] = &kAvx512Kernels;
-  if (avx2) list[count++] = &kAvx2Kernels;
+  if (set >= InstructionSet::kAvx512) return kAvx512Kernels;
+  if (set == InstructionSet::kAvx2) return kAvx2Kernels;
 #endif
-  list[count] = &kBaselineKernels;
-  return list;
+  (void)set;
+  return kBaselineKernels;
 }
 
-const List& list() {
-  static const List all = available();
-  return all;
+const Kernels& kernels() {
+  // A name that is unknown or not of this machine has been refused where the backend was made.
+  static const auto chosen = choose_instruction_set("");
+  return kernels_of(chosen.ok() ? *chosen : InstructionSet::kScalar);
 }
-
-}  // namespace
-
-const Kernels& kernels() { return *list().front(); }
-const Kernels* const* all_kernels() { return list().data(); }
 
 }  // namespace nfp::calibrate

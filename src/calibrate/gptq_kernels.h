@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/instruction_set.h"
+
 namespace nfp::calibrate {
 
 inline constexpr int kPanel = 32;      // columns of a panel
@@ -56,9 +58,9 @@ struct Kernels {
   int64_t (*descend)(const DescentRow& row);
 };
 
-// The best that this machine has.
+// Those of an instruction set that this machine has: the best that does not need more.
+const Kernels& kernels_of(InstructionSet set);
+// Those of the set chosen for this machine.
 const Kernels& kernels();
-// All that this machine can run, for tests; ends with nullptr.
-const Kernels* const* all_kernels();
 
 }  // namespace nfp::calibrate

@@ -1,5 +1,5 @@
-// The loops of kernels.h over vectors of NFP_VECTOR_BYTES, written once in the compiler's vector types. Included by one
-// file an instruction set; all that it defines is in an anonymous namespace.
+// The loops of gptq_kernels.h over vectors of NFP_VECTOR_BYTES, written once in the compiler's vector types. Included
+// by one file an instruction set; all that it defines is in an anonymous namespace.
 #include <cstdint>
 #include <cstring>
 

@@ -474,9 +474,10 @@ TEST(Kernels, AllInstructionSetsAgree) {
   for (size_t i = 0; i < a.size(); ++i)
     a[i] = static_cast<float>(small(random)), b[i] = static_cast<float>(small(random)), c[i] = a[i];
   std::vector<float> expected, descended;
-  for (const auto* const* k = calibrate::all_kernels(); *k != nullptr; ++k) {
+  for (const InstructionSet set : instruction_sets(detect_features())) {
+    const calibrate::Kernels& k = calibrate::kernels_of(set);
     std::vector<float> out(calibrate::kPanel * calibrate::kPanel, 1.0f);
-    (*k)->add_product_f32(a.data(), b.data(), depth, out.data(), calibrate::kPanel);
+    k.add_product_f32(a.data(), b.data(), depth, out.data(), calibrate::kPanel);
     if (expected.empty()) {
       for (int i = 0; i < calibrate::kPanel; ++i) {
         for (int j = 0; j < calibrate::kPanel; ++j) {
@@ -488,10 +489,10 @@ TEST(Kernels, AllInstructionSetsAgree) {
         }
       }
     }
-    EXPECT_EQ(out, expected) << (*k)->name;
+    EXPECT_EQ(out, expected) << k.name;
     std::vector<double> square(calibrate::kPanel * calibrate::kPanel, 1.0);
-    (*k)->add_product_f64(c.data(), c.data(), depth, square.data(), calibrate::kPanel);
-    EXPECT_EQ(square[1], square[calibrate::kPanel]) << (*k)->name;
+    k.add_product_f64(c.data(), c.data(), depth, square.data(), calibrate::kPanel);
+    EXPECT_EQ(square[1], square[calibrate::kPanel]) << k.name;
     // One row's descent on whole numbers: the same flips, gradients and errors from every instruction set.
     std::vector<float> error(b.begin(), b.begin() + 30), flip(a.begin(), a.begin() + 30), gradient(calibrate::kPanel);
     std::vector<float> h(out);
@@ -501,10 +502,10 @@ TEST(Kernels, AllInstructionSetsAgree) {
         gradient[static_cast<size_t>(j)] +=
             error[static_cast<size_t>(i)] * h[static_cast<size_t>(i * calibrate::kPanel + j)];
     }
-    const int64_t taken = (*k)->descend({30, h.data(), calibrate::kPanel, error.data(), flip.data(), gradient.data()});
-    EXPECT_GT(taken, 0) << (*k)->name;
+    const int64_t taken = k.descend({30, h.data(), calibrate::kPanel, error.data(), flip.data(), gradient.data()});
+    EXPECT_GT(taken, 0) << k.name;
     if (descended.empty()) descended = gradient;
-    EXPECT_EQ(gradient, descended) << (*k)->name;
+    EXPECT_EQ(gradient, descended) << k.name;
   }
 }
 
@@ -525,10 +526,11 @@ TEST(Kernels, AllInstructionSetsSolve) {
     }
   }
   for (float& value : b) value = number(random);
-  for (const auto* const* k = calibrate::all_kernels(); *k != nullptr; ++k) {
-    const int lanes = (*k)->lanes;
+  for (const InstructionSet set : instruction_sets(detect_features())) {
+    const calibrate::Kernels& k = calibrate::kernels_of(set);
+    const int lanes = k.lanes;
     std::vector<float> y(b.begin(), b.begin() + cols * lanes);
-    (*k)->solve({cols, factor.data(), inverse.data(), y.data()});
+    k.solve({cols, factor.data(), inverse.data(), y.data()});
     for (int64_t lane = 0; lane < lanes; ++lane) {
       std::vector<double> p(cols);  // P U^T y
       for (int64_t j = 0; j < cols; ++j) {
@@ -546,7 +548,7 @@ TEST(Kernels, AllInstructionSetsSolve) {
           size += std::abs(term);
         }
         // Substitution in FP32 is exact for a U some cols * 2^-24 away (Higham, theorem 8.5), twice.
-        ASSERT_NEAR(sum, b[static_cast<size_t>(i * lanes + lane)], 4 * cols * 0x1p-24 * (size + 1)) << (*k)->name;
+        ASSERT_NEAR(sum, b[static_cast<size_t>(i * lanes + lane)], 4 * cols * 0x1p-24 * (size + 1)) << k.name;
       }
     }
   }

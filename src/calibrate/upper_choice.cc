@@ -24,6 +24,9 @@ class ChosenReader final : public MatrixReader {
     return inner_->read_fp16(first, count, out);
   }
 
+  Status row_factors(int64_t first, int64_t count, float* factor) const override {
+    return inner_->row_factors(first, count, factor);
+  }
   Status read_nested(int64_t first, int64_t count, uint8_t* upper, uint8_t* lower, int8_t* exponent) const override {
     NFP_RETURN_IF_ERROR(inner_->read_nested(first, count, upper, lower, exponent));
     const int64_t cols = inner_->cols();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <random>
 
+#include "eval/bench_engine.h"
+
 namespace nfp {
 namespace {
 
@@ -31,12 +33,6 @@ class Recorder final : public EngineObserver {
   int32_t batch_;
   Backend* profiled_;
 };
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 struct Case {
   bool prefill = false;

@@ -73,7 +73,7 @@ void compare(std::span<const float> base, std::span<const float> mine, int32_t t
   score.same_top = base_top == my_top;
 }
 
-double percentile(std::vector<double> values, double share) {
+double quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
   const auto at = static_cast<size_t>(share * static_cast<double>(values.size() - 1));
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
@@ -99,6 +99,128 @@ Status check_base(const LogprobReader& base, const std::string& path, const Logp
   return ok_status();
 }
 
+// What to save, and what to compare with.
+struct Distributions {
+  std::optional<AtomicFile> save;
+  std::optional<LogprobReader> base;
+
+  Status open(const PerplexityOptions& options, const LogprobHeader& header) {
+    if (!options.save_base.empty()) {
+      NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(options.save_base));
+      save.emplace(std::move(file));
+      NFP_RETURN_IF_ERROR(save->write(std::as_bytes(std::span(&header, 1))));
+    }
+    if (!options.kld_base.empty()) {
+      NFP_ASSIGN_OR_RETURN(LogprobReader reader, LogprobReader::open(options.kld_base));
+      base.emplace(std::move(reader));
+      NFP_RETURN_IF_ERROR(check_base(*base, options.kld_base, header));
+    }
+    return ok_status();
+  }
+};
+
+// Sums over all scored tokens.
+struct Totals {
+  Mean nll, kld, base_nll;
+  std::vector<double> klds;
+  int64_t same_top = 0;
+
+  void add(const RowScore& score, bool has_base) {
+    nll.add(score.nll);
+    if (!has_base) return;
+    kld.add(score.kld);
+    base_nll.add(score.base_nll);
+    klds.push_back(score.kld);
+    same_top += score.same_top ? 1 : 0;
+  }
+  KldResult divergence() const {
+    KldResult k;
+    const auto count = static_cast<double>(klds.size());
+    k.mean = kld.mean();
+    k.mean_error = kld.error();
+    k.median = quantile(klds, 0.5);
+    k.p99 = quantile(klds, 0.99);
+    k.largest = *std::max_element(klds.begin(), klds.end());
+    k.same_top = static_cast<double>(same_top) / count;
+    k.same_top_error = std::sqrt(k.same_top * (1 - k.same_top) / std::max(1.0, count - 1));
+    k.base_perplexity = std::exp(base_nll.mean());
+    return k;
+  }
+};
+
+// Chunks of `ctx` tokens, of each of which the second half is scored.
+class Scorer {
+ public:
+  Scorer(SequenceRunner& runner, const PerplexityOptions& options, size_t vocab, ThreadPool& threads)
+      : runner_(runner),
+        options_(options),
+        vocab_(vocab),
+        threads_(threads),
+        logits_(rows() * vocab),
+        scores_(rows()),
+        record_bytes_(logprob_record_bytes(static_cast<uint32_t>(vocab))) {}
+
+  static size_t first_scored(size_t ctx) { return ctx / 2; }
+  size_t ctx() const { return static_cast<size_t>(options_.ctx); }
+  size_t rows() const { return ctx() - 1 - first_scored(ctx()); }  // scored of a chunk
+
+  Status score(size_t chunk, std::vector<int32_t> tokens, Distributions& files, Totals& totals) {
+    if (options_.bos) tokens.front() = *options_.bos;
+    NFP_RETURN_IF_ERROR(compute(tokens));
+    records_.resize(files.save ? rows() * record_bytes_ : 0);
+    threads_.run([&](int thread) {
+      const Range mine = partition(static_cast<int64_t>(rows()), thread, threads_.size());
+      score_rows(chunk, tokens, files, static_cast<size_t>(mine.begin), static_cast<size_t>(mine.end));
+    });
+    if (files.save) NFP_RETURN_IF_ERROR(files.save->write(std::span(records_)));
+    for (const RowScore& score : scores_) totals.add(score, files.base.has_value());
+    return ok_status();
+  }
+
+ private:
+  // Logits of the scored rows.
+  Status compute(std::span<const int32_t> tokens) {
+    runner_.restart();
+    const size_t first = first_scored(ctx());
+    const auto feed = static_cast<size_t>(std::max(1, options_.max_feed));
+    for (size_t done = 0; done < ctx(); done += feed) {
+      const size_t count = std::min(feed, ctx() - done);
+      NFP_RETURN_IF_ERROR(runner_.feed(tokens.subspan(done, count), options_.precision, {0, -1, options_.observer}));
+      const size_t from = std::max(done, first);
+      const size_t to = std::min(done + count, ctx() - 1);
+      if (from < to) {
+        NFP_RETURN_IF_ERROR(runner_.logits(static_cast<int32_t>(from - done), static_cast<int32_t>(to - from),
+                                           options_.precision, logits_.data() + (from - first) * vocab_));
+      }
+    }
+    return ok_status();
+  }
+
+  void score_rows(size_t chunk, std::span<const int32_t> tokens, const Distributions& files, size_t begin, size_t end) {
+    std::vector<float> base_row(files.base ? vocab_ : 0);
+    for (size_t i = begin; i < end; ++i) {
+      const std::span<float> row(logits_.data() + i * vocab_, vocab_);
+      log_softmax(row);
+      const int32_t target = tokens[first_scored(ctx()) + i + 1];
+      scores_[i].nll = -static_cast<double>(row[static_cast<size_t>(target)]);
+      if (files.base) {
+        decode_logprobs(files.base->record(chunk * rows() + i), base_row);
+        compare(base_row, row, target, scores_[i]);
+      }
+      if (files.save) encode_logprobs(row, records_.data() + i * record_bytes_);
+    }
+  }
+
+  SequenceRunner& runner_;
+  const PerplexityOptions& options_;
+  const size_t vocab_;
+  ThreadPool& threads_;
+  std::vector<float> logits_;  // [rows, vocab]
+  std::vector<RowScore> scores_;
+  const size_t record_bytes_;
+  std::vector<std::byte> records_;
+};
+
 }  // namespace
 
 Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> tokens, const PerplexityOptions& options,
@@ -111,101 +233,34 @@ Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> token
                  ctx);
   }
   if (options.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(options.chunks));
-  const auto vocab = static_cast<size_t>(model.config().vocab);
-  const size_t first = ctx / 2;
-  const size_t rows = ctx - 1 - first;
-
-  LogprobHeader header;
-  header.vocab = static_cast<uint32_t>(vocab);
-  header.ctx = static_cast<uint32_t>(ctx);
-  header.chunks = chunks;
-  header.rows_per_chunk = rows;
-  header.tokens_hash = hash_tokens(tokens.first(chunks * ctx));
-  std::optional<AtomicFile> save;
-  std::optional<LogprobReader> base;
-  if (!options.save_base.empty()) {
-    NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(options.save_base));
-    save.emplace(std::move(file));
-    NFP_RETURN_IF_ERROR(save->write(std::as_bytes(std::span(&header, 1))));
-  }
-  if (!options.kld_base.empty()) {
-    NFP_ASSIGN_OR_RETURN(LogprobReader reader, LogprobReader::open(options.kld_base));
-    base.emplace(std::move(reader));
-    NFP_RETURN_IF_ERROR(check_base(*base, options.kld_base, header));
-  }
-
   NFP_ASSIGN_OR_RETURN(const auto runner,
                        SequenceRunner::create(model, options.ctx, options.max_feed, options.kv_dtype));
+  Scorer scorer(*runner, options, static_cast<size_t>(model.config().vocab), threads);
+
+  LogprobHeader header;
+  header.vocab = static_cast<uint32_t>(model.config().vocab);
+  header.ctx = static_cast<uint32_t>(ctx);
+  header.chunks = chunks;
+  header.rows_per_chunk = scorer.rows();
+  header.tokens_hash = hash_tokens(tokens.first(chunks * ctx));
+  Distributions files;
+  NFP_RETURN_IF_ERROR(files.open(options, header));
+
   const auto started = std::chrono::steady_clock::now();
-  Mean nll, kld, base_nll;
-  std::vector<double> klds;
-  int64_t same_top = 0;
-  std::vector<float> logits(rows * vocab);
-  std::vector<RowScore> scores(rows);
-  const size_t record_bytes = logprob_record_bytes(header.vocab);
-  std::vector<std::byte> records(save ? rows * record_bytes : 0);
+  Totals totals;
   PerplexityResult result;
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
-    std::vector<int32_t> part(tokens.begin() + static_cast<std::ptrdiff_t>(chunk * ctx),
-                              tokens.begin() + static_cast<std::ptrdiff_t>((chunk + 1) * ctx));
-    if (options.bos) part.front() = *options.bos;
-    runner->restart();
-    const auto feed = static_cast<size_t>(std::max(1, options.max_feed));
-    for (size_t done = 0; done < ctx; done += feed) {
-      const size_t count = std::min(feed, ctx - done);
-      NFP_RETURN_IF_ERROR(
-          runner->feed(std::span(part).subspan(done, count), options.precision, {0, -1, options.observer}));
-      const size_t from = std::max(done, first);
-      const size_t to = std::min(done + count, ctx - 1);
-      if (from < to) {
-        NFP_RETURN_IF_ERROR(runner->logits(static_cast<int32_t>(from - done), static_cast<int32_t>(to - from),
-                                           options.precision, logits.data() + (from - first) * vocab));
-      }
-    }
-    threads.run([&](int thread) {
-      std::vector<float> base_row(base ? vocab : 0);
-      const Range mine = partition(static_cast<int64_t>(rows), thread, threads.size());
-      for (auto i = static_cast<size_t>(mine.begin); i < static_cast<size_t>(mine.end); ++i) {
-        const std::span<float> row(logits.data() + i * vocab, vocab);
-        log_softmax(row);
-        const int32_t target = part[first + i + 1];
-        scores[i].nll = -static_cast<double>(row[static_cast<size_t>(target)]);
-        if (base) {
-          decode_logprobs(base->record(chunk * rows + i), base_row);
-          compare(base_row, row, target, scores[i]);
-        }
-        if (save) encode_logprobs(row, records.data() + i * record_bytes);
-      }
-    });
-    if (save) NFP_RETURN_IF_ERROR(save->write(std::span(records)));
-    for (const RowScore& score : scores) {
-      nll.add(score.nll);
-      if (!base) continue;
-      kld.add(score.kld);
-      base_nll.add(score.base_nll);
-      klds.push_back(score.kld);
-      same_top += score.same_top ? 1 : 0;
-    }
+    const std::span<const int32_t> part = tokens.subspan(chunk * ctx, ctx);
+    NFP_RETURN_IF_ERROR(scorer.score(chunk, {part.begin(), part.end()}, files, totals));
     result.chunks = static_cast<int64_t>(chunk) + 1;
-    result.scored = nll.count();
-    result.perplexity = std::exp(nll.mean());
-    result.error = result.perplexity * nll.error();
+    result.scored = totals.nll.count();
+    result.perplexity = std::exp(totals.nll.mean());
+    result.error = result.perplexity * totals.nll.error();
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     if (progress) progress(result, static_cast<int64_t>(chunks));
   }
-  if (save) NFP_RETURN_IF_ERROR(save->commit());
-  if (base) {
-    KldResult& k = result.kld.emplace();
-    const auto count = static_cast<double>(klds.size());
-    k.mean = kld.mean();
-    k.mean_error = kld.error();
-    k.median = percentile(klds, 0.5);
-    k.p99 = percentile(klds, 0.99);
-    k.largest = *std::max_element(klds.begin(), klds.end());
-    k.same_top = static_cast<double>(same_top) / count;
-    k.same_top_error = std::sqrt(k.same_top * (1 - k.same_top) / std::max(1.0, count - 1));
-    k.base_perplexity = std::exp(base_nll.mean());
-  }
+  if (files.save) NFP_RETURN_IF_ERROR(files.save->commit());
+  if (files.base) result.kld = totals.divergence();
   return result;
 }
 

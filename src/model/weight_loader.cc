@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "model/baseline.h"
 #include "model/decoder.h"
 
 namespace nfp {
@@ -24,8 +23,8 @@ class RowSlice final : public MatrixReader {
   Status read_nested(int64_t first, int64_t count, uint8_t* upper, uint8_t* lower, int8_t* exponent) const override {
     return whole_.read_nested(begin_ + first, count, upper, lower, exponent);
   }
-  Status read_fp8_channel(int64_t first, int64_t count, uint8_t* codes, float* scale) const override {
-    return whole_.read_fp8_channel(begin_ + first, count, codes, scale);
+  Status row_factors(int64_t first, int64_t count, float* factor) const override {
+    return whole_.row_factors(begin_ + first, count, factor);
   }
 
  private:
@@ -34,6 +33,15 @@ class RowSlice final : public MatrixReader {
 };
 
 }  // namespace
+
+MatrixFilter chain(MatrixFilter first, MatrixFilter second) {
+  if (!first || !second) return first ? first : second;
+  return [first = std::move(first), second = std::move(second)](
+             const std::string& tensor, std::unique_ptr<MatrixReader> reader) -> Result<std::unique_ptr<MatrixReader>> {
+    NFP_ASSIGN_OR_RETURN(reader, first(tensor, std::move(reader)));
+    return second(tensor, std::move(reader));
+  };
+}
 
 WeightLoader::WeightLoader(const ModelSource& source, Backend& backend, ThreadPool& threads, const LoadOptions& options)
     : source_(source), backend_(backend), threads_(threads), options_(options) {}
@@ -44,7 +52,7 @@ void WeightLoader::tell(const std::string& tensor) {
   if (options_.progress) options_.progress({"loading", std::min(done_, source_.file_bytes()), source_.file_bytes()});
 }
 
-Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& name, int64_t cols, GemmType type) {
+Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& name, int64_t cols) {
   NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, source_.matrix(name, threads_));
   if (reader->cols() != cols) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} columns, but config.json implies {}", source_.path(),
@@ -52,16 +60,6 @@ Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& na
   }
   if (options_.filter) {
     NFP_ASSIGN_OR_RETURN(reader, options_.filter(name, std::move(reader)));
-  }
-  switch (options_.baseline) {
-    case Baseline::kNone:
-      return reader;
-    case Baseline::kFp8Channel:
-      // The head and the embedding stay 16-bit, as those who ship per-channel FP8 leave them.
-      if (type == GemmType::kHead && !options_.fp8_head) return reader;
-      return make_fp8_channel_reader(std::move(reader));
-    case Baseline::kDenseF16:
-      return make_dense_reader(std::move(reader));
   }
   return reader;
 }
@@ -73,7 +71,7 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
   spec.order = order;
   int64_t total = 0;
   for (const std::string& name : names) {
-    NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, matrix(name + ".weight", cols, type));
+    NFP_ASSIGN_OR_RETURN(std::unique_ptr<MatrixReader> reader, matrix(name + ".weight", cols));
     total += reader->rows();
     spec.parts.push_back(reader.get());
     if (bias) {

@@ -15,20 +15,16 @@
 
 namespace nfp {
 
-enum class Baseline : uint8_t {
-  kNone,
-  kFp8Channel,  // FP8 with one absmax scale a row instead of nested uppers: what others ship; evaluation only
-  kDenseF16,    // plain FP16 matrices instead of nested ones; evaluation only
-};
-
 // Another reading of a matrix, such as one with calibrated upper bytes. Given the tensor's name and its reader.
 using MatrixFilter =
     std::function<Result<std::unique_ptr<MatrixReader>>(const std::string&, std::unique_ptr<MatrixReader>)>;
 
+// One after the other; either may be empty.
+MatrixFilter chain(MatrixFilter first, MatrixFilter second);
+
 struct LoadOptions {
   bool fp8_head = false;  // does lm_head compute in FP8 in an FP8 step
-  Baseline baseline = Baseline::kNone;
-  MatrixFilter filter;  // applied before the baseline; may be empty
+  MatrixFilter filter;    // may be empty
   ProgressCallback progress;
 };
 
@@ -47,7 +43,7 @@ class WeightLoader {
   Backend& backend() { return backend_; }
 
  private:
-  Result<std::unique_ptr<MatrixReader>> matrix(const std::string& name, int64_t cols, GemmType type);
+  Result<std::unique_ptr<MatrixReader>> matrix(const std::string& name, int64_t cols);
   void tell(const std::string& tensor);
 
   const ModelSource& source_;

@@ -3,6 +3,7 @@
 // for a few rows, writes them into its own layout and asks for the next.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -11,12 +12,11 @@
 namespace nfp {
 
 enum class Storage : uint8_t {
-  kNested,      // two byte planes and a power-of-two exponent a row (docs/format.md)
-  kDenseF16,    // plain FP16, for a matrix that cannot be nested
-  kFp8Channel,  // E4M3 and one FP32 scale a row: the usual per-channel FP8, an evaluation baseline; no FP16 form
+  kNested,    // two byte planes and a power-of-two exponent a row (docs/format.md)
+  kDenseF16,  // plain FP16, for a matrix that cannot be nested
 };
 
-// A logical [rows, cols] FP16 matrix, row-major, rows = output features (n), cols = input features (k). Both read
+// A logical [rows, cols] FP16 matrix, row-major, rows = output features (n), cols = input features (k). All read
 // functions are thread-safe and take 0 <= first, first + count <= rows().
 class MatrixReader {
  public:
@@ -28,17 +28,19 @@ class MatrixReader {
   // For messages: the tensor's name, with the file where that helps.
   virtual const std::string& name() const = 0;
 
-  // Not for kFp8Channel. out: [count, cols] FP16 bits.
+  // out: [count, cols] FP16 bits.
   virtual Status read_fp16(int64_t first, int64_t count, uint16_t* out) const = 0;
 
   // Only for kNested. upper: [count, cols] E4M3 of w * 2^(8-e); lower: [count, cols] low bytes of the FP16 of w * 2^-e
   // (unbiased); exponent: [count] the row's e.
   virtual Status read_nested(int64_t first, int64_t count, uint8_t* upper, uint8_t* lower, int8_t* exponent) const = 0;
 
-  // Only for kFp8Channel. codes: [count, cols] E4M3; scale: [count]; the weight is code * scale.
-  virtual Status read_fp8_channel(int64_t first, int64_t count, uint8_t* codes, float* scale) const {
-    (void)first, (void)count, (void)codes, (void)scale;
-    return nfp::error(ErrorCode::kUnsupported, "{}: has no per-channel FP8 form", name());
+  // Only for kNested. factor: [count] what a row's weights are multiplied by beside 2^e; 1 in all checkpoints, so that
+  // the FP16 form is exact.
+  virtual Status row_factors(int64_t first, int64_t count, float* factor) const {
+    (void)first;
+    std::fill_n(factor, count, 1.0f);
+    return ok_status();
   }
 
   // Whether every weight whose lower byte has its top bit set has upper rounded to nearest (docs/format.md): a backend

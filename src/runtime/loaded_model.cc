@@ -116,7 +116,6 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   loaded->threads = std::make_unique<ThreadPool>(loaded->backend->info().threads);
   LoadOptions load_options;
   load_options.fp8_head = options.fp8_head;
-  load_options.baseline = options.baseline;
   load_options.filter = options.filter;
   load_options.progress = options.progress;
   NFP_ASSIGN_OR_RETURN(loaded->model,

@@ -27,7 +27,6 @@ struct LoadedModelOptions {
   int32_t threads = 0;         // 0 = as many as this process may use
   std::string cpu_kernels;     // "" = the best this machine has
   bool fp8_head = false;
-  Baseline baseline = Baseline::kNone;
   MatrixFilter filter;                             // see LoadOptions
   std::shared_ptr<const TensorScalings> scalings;  // applied to the source before anything is read; may be null
   ProgressCallback progress;

@@ -101,7 +101,7 @@ class Serving(unittest.TestCase):
         self.assert_close("llama nested fp16", "llama stock fp16", 5e-3)
         self.assert_close("mistral nested fp16", "mistral stock fp16", 5e-3)
         self.assert_close("llama nested fp16", "llama fp16", 2e-3)
-        self.assert_close("llama nested fp8", "llama fp8", self.fp8_noise() / 3)
+        self.assert_close("llama nested fp8", "llama fp8", self.fp8_noise())
 
     def fp8_noise(self):
         """What rounding to E4M3 does to these models. Engines whose norms Inductor compiled in another way differ in
@@ -124,7 +124,7 @@ class Serving(unittest.TestCase):
     def test_requests_choose(self):
         for kind in ("llama", "llama v1"):
             self.assert_close(f"{kind} alternate", f"{kind} fp16", 2e-3, key="exact")
-            self.assert_close(f"{kind} alternate", f"{kind} fp8", self.fp8_noise() / 3, key="fast")
+            self.assert_close(f"{kind} alternate", f"{kind} fp8", self.fp8_noise(), key="fast")
             self.assertGreater(self.distance(self.report(f"{kind} alternate")["fast"],
                                              self.report(f"{kind} fp16")["prompts"])[1], self.fp8_noise() / 2)
 

@@ -226,9 +226,11 @@ def self_test(where: torch.device, dtype: torch.dtype) -> None:
     n, k, m = 192, 448, 33
 
     def draw(*shape: int, sigma: float) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator, device=where) * sigma).to(dtype)
+        # vLLM's default type is the model's while it loads.
+        return (torch.randn(*shape, generator=generator, device=where, dtype=torch.float32) * sigma).to(dtype)
 
     weight, x = draw(n, k, sigma=0.05), draw(m, k, sigma=1.0)
+    weight[weight.abs() < 2.0**-10] = 0  # nesting rounds BF16's smallest numbers
     planes = nest(weight)
     if not torch.equal(restore(planes, dtype).view(torch.int16), weight.view(torch.int16)):
         raise RuntimeError("nestedfp: self-test failed: the weights do not come back bit for bit on this GPU")

@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cpu/cpu_features.h"
 #include "backend/cpu/huge_pages.h"
 #include "base/cpu_topology.h"
 #include "base/thread_pool.h"
@@ -64,17 +63,19 @@ double bandwidth_of(ThreadPool& pool, double seconds, const Mapping& memory, con
 }  // namespace
 
 Result<MachineCeilings> measure_machine(const MachineOptions& options) {
-  NFP_ASSIGN_OR_RETURN(const KernelTable* kernels, choose_kernels("", detect_features()));
+  const CpuFeatures features = detect_features();
+  NFP_ASSIGN_OR_RETURN(const InstructionSet best, choose_instruction_set("", features));
+  const KernelTable& kernels = kernels_of(best);
   ThreadPool pool(options.threads > 0 ? options.threads : usable_cpu_count());
   MachineCeilings ceilings;
-  ceilings.fma_gflops = rate_of(pool, options.seconds, kernels->fma_loop) * 1e-9;
-  if (const auto bf16 = choose_kernels("avx512bf16", detect_features()); bf16.ok()) {
-    ceilings.bf16_gflops = rate_of(pool, options.seconds, (*bf16)->dot_loop) * 1e-9;
+  ceilings.fma_gflops = rate_of(pool, options.seconds, kernels.fma_loop) * 1e-9;
+  if (features.avx512_bf16) {
+    ceilings.bf16_gflops = rate_of(pool, options.seconds, kernels_of(InstructionSet::kAvx512Bf16).dot_loop) * 1e-9;
   }
   for (const bool huge : {true, false}) {
     NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(options.megabytes << 20, !huge));
     touch(pool, memory);
-    (huge ? ceilings.read_gbs : ceilings.read_small_gbs) = bandwidth_of(pool, options.seconds, memory, *kernels) * 1e-9;
+    (huge ? ceilings.read_gbs : ceilings.read_small_gbs) = bandwidth_of(pool, options.seconds, memory, kernels) * 1e-9;
   }
   return ceilings;
 }

@@ -9,7 +9,6 @@
 #include <optional>
 #include <utility>
 
-#include "backend/cpu/cpu_features.h"
 #include "backend/cpu/executor.h"
 #include "backend/cpu/huge_pages.h"
 #include "backend/cpu/kv_cache.h"
@@ -42,8 +41,8 @@ class CpuBackend final : public Backend {
     info_.name = "cpu";
     info_.kernels = kernels.name;
     info_.threads = threads_.size();
-    info_.device = fmt::format("{}, {}, {} thread{}", cpu::cpu_name(), kernels.name, threads_.size(),
-                               threads_.size() == 1 ? "" : "s");
+    info_.device =
+        fmt::format("{}, {}, {} thread{}", cpu_name(), kernels.name, threads_.size(), threads_.size() == 1 ? "" : "s");
   }
   ~CpuBackend() override { flush(); }
 
@@ -99,7 +98,7 @@ class CpuBackend final : public Backend {
 
   Result<std::unique_ptr<LinearWeight>> make_linear(const LinearSpec& spec) override {
     flush();
-    return cpu::pack_weight(spec, arena_, threads_);
+    return cpu::PackedWeight::pack(spec, arena_, threads_);
   }
   Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheSpec& spec) override {
     NFP_ASSIGN_OR_RETURN(auto cache, cpu::CpuKvCache::create(spec));
@@ -194,19 +193,17 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
   if (options.threads < 0 || options.threads > 4096) {
     return error(ErrorCode::kUsage, "--threads is {}; use 1 to 4096, or 0 for all", options.threads);
   }
-  const char* from_environment = std::getenv("NESTEDFP_CPU");
-  const std::string name =
-      from_environment != nullptr && *from_environment != '\0' ? from_environment : options.kernels;
-  NFP_ASSIGN_OR_RETURN(const KernelTable* kernels, cpu::choose_kernels(name, cpu::detect_features()));
+  NFP_ASSIGN_OR_RETURN(const InstructionSet set, choose_instruction_set(options.kernels));
+  const KernelTable& kernels = cpu::kernels_of(set);
   const std::vector<CpuPlace> places = usable_cpus();
   int threads = options.threads;
   if (threads == 0) {
-    NFP_ASSIGN_OR_RETURN(threads, cpu::choose_thread_count(places, *kernels));
+    NFP_ASSIGN_OR_RETURN(threads, cpu::choose_thread_count(places, kernels));
   }
   // With several memory nodes a thread must stay where its share of the weights is.
   const bool pin = options.pin || count_nodes(places) > 1;
   return std::unique_ptr<Backend>(
-      std::make_unique<CpuBackend>(*kernels, threads, pin ? thread_cpus(places, threads) : std::vector<int>()));
+      std::make_unique<CpuBackend>(kernels, threads, pin ? thread_cpus(places, threads) : std::vector<int>()));
 }
 
 }  // namespace nfp

@@ -58,10 +58,9 @@ struct Preparation {
 Preparation preparation_of(const LinearArgs& args, const KernelTable& kernels) {
   const PackedWeight& weight = packed(args.weight);
   Preparation p;
-  const bool upper = !is_exact(args.precision) && weight.holds(PanelKind::kNested);
-  const bool any = upper || weight.holds(PanelKind::kCodes);
-  p.codes = any && args.precision == Precision::kFp8W8A8;
-  p.pairs = any && kernels.bf16;
+  const bool upper = !is_exact(args.precision) && weight.holds_nested();
+  p.codes = upper && args.precision == Precision::kFp8W8A8;
+  p.pairs = upper && kernels.bf16;
   return p;
 }
 

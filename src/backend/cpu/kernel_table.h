@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/panel.h"
+#include "base/instruction_set.h"
 
 namespace nfp::cpu {
 
@@ -154,6 +155,8 @@ struct KernelTable {
 
 const KernelTable& scalar_kernels();
 const KernelTable& scalar_bf16_kernels();  // emulates the BF16 arithmetic; for tests
+// The table of an instruction set that this machine has.
+const KernelTable& kernels_of(InstructionSet set);
 #if defined(__x86_64__)
 const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();

@@ -411,7 +411,7 @@ void run_panels(const LinearTask& task, const Panel* panels, int count, const ty
 
 inline Source source_of(const LinearTask& task, const Panel& panel) {
   if (panel.kind == PanelKind::kDense) return Source::kDense;
-  return panel.kind == PanelKind::kCodes || task.upper_only ? Source::kUpper : Source::kBoth;
+  return task.upper_only ? Source::kUpper : Source::kBoth;
 }
 
 void linear(const LinearTask& task) {

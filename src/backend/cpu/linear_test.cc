@@ -32,7 +32,7 @@ Parts make_parts(const std::vector<Storage>& storages, const std::vector<int64_t
 std::unique_ptr<LinearWeight> pack(const Parts& parts) {
   static Arena* arena = new Arena;
   ThreadPool threads(3);
-  auto weight = pack_weight(parts.spec, *arena, threads);
+  auto weight = PackedWeight::pack(parts.spec, *arena, threads);
   EXPECT_TRUE(weight.ok());
   return std::move(weight).value();
 }
@@ -62,8 +62,7 @@ std::vector<float> run_linear(const KernelTable& table, const LinearWeight& weig
 
 // What the kernels are defined to compute, one output at a time, straight from the definition.
 float defined(const TestMatrix& matrix, int64_t row, const float* x, Precision precision, bool bf16) {
-  const bool upper = matrix.storage() != Storage::kDenseF16 &&
-                     (matrix.storage() == Storage::kFp8Channel || precision != Precision::kFp16);
+  const bool upper = matrix.storage() == Storage::kNested && precision != Precision::kFp16;
   const bool codes = upper && precision == Precision::kFp8W8A8;
   const auto flush = [&](float v) { return upper && bf16 && std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
   float largest = 0;
@@ -97,7 +96,7 @@ std::vector<float> activations(size_t count, Random& random) {
 
 TEST(Linear, EqualsItsDefinitionOnEveryTableStorageAndPrecision) {
   Random random(1);
-  for (const Storage storage : {Storage::kNested, Storage::kDenseF16, Storage::kFp8Channel}) {
+  for (const Storage storage : {Storage::kNested, Storage::kDenseF16}) {
     for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {16, 4}, {37, 67}, {130, 301}}) {
       const Parts parts = make_parts({storage}, {n}, k, RowOrder::kConcat, true, random, n == 37);
       const auto weight = pack(parts);
@@ -178,8 +177,8 @@ TEST(Linear, EpiloguesAndMixedStorages) {
   for (const int32_t rows : {1, 4, 20}) {
     const std::vector<float> x = random.normals(static_cast<size_t>(rows * k));
     for (const Precision precision : {Precision::kFp16, Precision::kFp8W8A8}) {
-      // q nested, k dense, v per-channel codes; odd sizes.
-      const Parts qkv = make_parts({Storage::kNested, Storage::kDenseF16, Storage::kFp8Channel}, {33, 7, 20}, k,
+      // q nested, k dense, v nested; odd sizes.
+      const Parts qkv = make_parts({Storage::kNested, Storage::kDenseF16, Storage::kNested}, {33, 7, 20}, k,
                                    RowOrder::kConcat, true, random);
       const auto qkv_weight = pack(qkv);
       // gate nested, up dense.
@@ -294,7 +293,7 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
 
 TEST(PackedWeight, RowsReadBackExactly) {
   Random random(6);
-  for (const Storage storage : {Storage::kNested, Storage::kDenseF16, Storage::kFp8Channel}) {
+  for (const Storage storage : {Storage::kNested, Storage::kDenseF16}) {
     for (const RowOrder order : {RowOrder::kConcat, RowOrder::kInterleave}) {
       const Parts parts = make_parts({storage, Storage::kNested}, {21, 21}, 13, order, false, random, true);
       const auto weight = pack(parts);
@@ -318,7 +317,7 @@ TEST(PackedWeight, AReadErrorIsReturned) {
   parts.matrices[0]->fails_at = 77;
   Arena arena;
   ThreadPool threads(3);
-  const auto weight = pack_weight(parts.spec, arena, threads);
+  const auto weight = PackedWeight::pack(parts.spec, arena, threads);
   ASSERT_FALSE(weight.ok());
   EXPECT_EQ(weight.error().message, "test.weight: row 77 holds a NaN");
 }

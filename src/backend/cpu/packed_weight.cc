@@ -12,17 +12,7 @@
 namespace nfp::cpu {
 namespace {
 
-PanelKind kind_of(Storage storage) {
-  switch (storage) {
-    case Storage::kNested:
-      return PanelKind::kNested;
-    case Storage::kDenseF16:
-      return PanelKind::kDense;
-    case Storage::kFp8Channel:
-      return PanelKind::kCodes;
-  }
-  return PanelKind::kDense;
-}
+PanelKind kind_of(Storage storage) { return storage == Storage::kNested ? PanelKind::kNested : PanelKind::kDense; }
 
 // Rows [count, k] of bytes into a panel's groups.
 NFP_CLONES void scatter_bytes(const uint8_t* rows, int64_t k, int count, uint8_t* plane) {
@@ -75,19 +65,8 @@ Status fill_panel(const MatrixReader& reader, int64_t first, const Panel& panel,
       NFP_RETURN_IF_ERROR(reader.read_nested(first, count, staging.upper.data(), staging.lower.data(), exponent));
       scatter_bytes(staging.upper.data(), k, count, upper);
       scatter_bytes(staging.lower.data(), k, count, const_cast<uint8_t*>(panel.lower));
-      for (int r = 0; r < count; ++r) scale[r] = std::ldexp(1.0f, exponent[r]);
-      break;
-    }
-    case PanelKind::kCodes: {
-      staging.upper.resize(static_cast<size_t>(count * k));
-      NFP_RETURN_IF_ERROR(reader.read_fp8_channel(first, count, staging.upper.data(), scale));
-      for (const uint8_t code : staging.upper) {
-        if ((code & 0x7fu) == 0x7fu) {
-          return error(ErrorCode::kInvalidInput, "{}: holds a NaN in its FP8 codes", reader.name());
-        }
-      }
-      scatter_bytes(staging.upper.data(), k, count, upper);
-      for (int r = 0; r < count; ++r) scale[r] *= 256.0f;  // the kernels take a code as E4M3 * 2^-8
+      NFP_RETURN_IF_ERROR(reader.row_factors(first, count, scale));
+      for (int r = 0; r < count; ++r) scale[r] = std::ldexp(scale[r], exponent[r]);
       break;
     }
   }
@@ -96,107 +75,110 @@ Status fill_panel(const MatrixReader& reader, int64_t first, const Panel& panel,
 
 }  // namespace
 
-Result<std::unique_ptr<LinearWeight>> pack_weight(const LinearSpec& spec, Arena& arena, ThreadPool& threads) {
+Result<std::unique_ptr<LinearWeight>> PackedWeight::pack(const LinearSpec& spec, Arena& arena, ThreadPool& threads) {
   assert(!spec.parts.empty());
   assert(spec.order == RowOrder::kConcat || spec.parts.size() == 2);
   auto weight = std::make_unique<PackedWeight>();
-  weight->k_ = spec.parts.front()->cols();
-  weight->interleaved_ = spec.order == RowOrder::kInterleave;
-  struct Source {
-    const MatrixReader* reader;
-    int64_t first;
-  };
-  std::vector<Source> sources;
+  const std::vector<PanelSource> sources = weight->lay_out(spec);
+  NFP_RETURN_IF_ERROR(weight->take_memory(arena, spec.parts.front()->name()));
+  weight->place_bias(spec, sources);
+  NFP_RETURN_IF_ERROR(weight->fill(sources, threads));
+  return std::unique_ptr<LinearWeight>(std::move(weight));
+}
+
+std::vector<PackedWeight::PanelSource> PackedWeight::lay_out(const LinearSpec& spec) {
+  k_ = spec.parts.front()->cols();
+  interleaved_ = spec.order == RowOrder::kInterleave;
+  std::vector<PanelSource> sources;
   for (const MatrixReader* part : spec.parts) {
-    assert(part->cols() == weight->k_);
-    assert(!weight->interleaved_ || part->rows() == spec.parts.front()->rows());
-    weight->part_rows_.push_back(weight->n_);
-    weight->part_panels_.push_back(static_cast<int64_t>(sources.size()));
+    assert(part->cols() == k_);
+    assert(!interleaved_ || part->rows() == spec.parts.front()->rows());
+    part_rows_.push_back(n_);
+    part_panels_.push_back(static_cast<int64_t>(sources.size()));
     for (int64_t row = 0; row < part->rows(); row += kPanelRows) {
       sources.push_back({part, row});
       Panel panel;
       panel.kind = kind_of(part->storage());
       panel.rows = static_cast<int32_t>(std::min<int64_t>(kPanelRows, part->rows() - row));
-      panel.column = weight->n_ + row;
-      weight->panels_.push_back(panel);
+      panel.column = n_ + row;
+      panels_.push_back(panel);
     }
-    weight->n_ += part->rows();
+    n_ += part->rows();
   }
-  std::vector<Panel>& panels = weight->panels_;
-  const int64_t first_rows = spec.parts.front()->rows();
-  if (weight->interleaved_) {  // panels alternate; row r of part p is column 2r + p
-    const size_t half = panels.size() / 2;
-    std::vector<Panel> mixed;
-    std::vector<Source> mixed_sources;
-    for (size_t i = 0; i < half; ++i) {
-      for (size_t part = 0; part < 2; ++part) {
-        mixed.push_back(panels[part * half + i]);
-        mixed.back().column = static_cast<int64_t>(2 * kPanelRows * i + part);
-        mixed.back().stride = 2;
-        mixed_sources.push_back(sources[part * half + i]);
-      }
+  if (!interleaved_) return sources;
+  // Panels alternate; row r of part p is column 2r + p.
+  const size_t half = panels_.size() / 2;
+  std::vector<Panel> mixed;
+  std::vector<PanelSource> mixed_sources;
+  for (size_t i = 0; i < half; ++i) {
+    for (size_t part = 0; part < 2; ++part) {
+      mixed.push_back(panels_[part * half + i]);
+      mixed.back().column = static_cast<int64_t>(2 * kPanelRows * i + part);
+      mixed.back().stride = 2;
+      mixed_sources.push_back(sources[part * half + i]);
     }
-    panels = std::move(mixed);
-    sources = std::move(mixed_sources);
   }
+  panels_ = std::move(mixed);
+  return mixed_sources;
+}
 
-  const auto k_padded = static_cast<size_t>((weight->k_ + kGroupSteps - 1) / kGroupSteps * kGroupSteps);
+Status PackedWeight::take_memory(Arena& arena, const std::string& name) {
+  const auto k_padded = static_cast<size_t>((k_ + kGroupSteps - 1) / kGroupSteps * kGroupSteps);
   const size_t plane = k_padded * kPanelRows;
-  size_t nested = 0, dense = 0, codes = 0;
-  for (const Panel& panel : panels) {
-    nested += panel.kind == PanelKind::kNested;
-    dense += panel.kind == PanelKind::kDense;
-    codes += panel.kind == PanelKind::kCodes;
-  }
-  weight->holds_[static_cast<size_t>(PanelKind::kNested)] = nested > 0;
-  weight->holds_[static_cast<size_t>(PanelKind::kDense)] = dense > 0;
-  weight->holds_[static_cast<size_t>(PanelKind::kCodes)] = codes > 0;
-  weight->upper_bytes_ = plane * (nested + codes);
-  weight->lower_bytes_ = plane * nested;
-  weight->dense_bytes_ = 2 * plane * dense;
-  weight->held_ = weight->upper_bytes_ + weight->lower_bytes_ + weight->dense_bytes_;
+  const auto nested = static_cast<size_t>(std::count_if(
+      panels_.begin(), panels_.end(), [](const Panel& panel) { return panel.kind == PanelKind::kNested; }));
+  const size_t dense = panels_.size() - nested;
+  holds_nested_ = nested > 0;
+  upper_bytes_ = lower_bytes_ = plane * nested;
+  dense_bytes_ = 2 * plane * dense;
   uint8_t* bases[3] = {};
-  const size_t sizes[3] = {weight->upper_bytes_, weight->lower_bytes_, weight->dense_bytes_};
+  const size_t sizes[3] = {upper_bytes_, lower_bytes_, dense_bytes_};
   for (int i = 0; i < 3; ++i) {
     if (sizes[i] == 0) continue;
     auto piece = arena.allocate(sizes[i]);
-    if (!piece.ok()) return error(piece.error().code, "{}: {}", spec.parts.front()->name(), piece.error().message);
+    if (!piece.ok()) return error(piece.error().code, "{}: {}", name, piece.error().message);
     bases[i] = static_cast<uint8_t*>(piece->data);
-    weight->pieces_.push_back(std::move(piece).value());
+    pieces_.push_back(std::move(piece).value());
   }
-  weight->scales_.assign(panels.size() * kPanelRows, 1.0f);
-  if (!spec.bias.empty()) {
-    assert(static_cast<int64_t>(spec.bias.size()) == weight->n_);
-    weight->bias_.assign(panels.size() * kPanelRows, 0.0f);
-  }
-  for (size_t i = 0; i < panels.size(); ++i) {
-    Panel& panel = panels[i];
-    const auto take = [&](int which, size_t bytes) {
-      uint8_t* at = bases[which];
-      bases[which] += bytes;
-      return at;
-    };
+  const auto take = [&](int which, size_t bytes) {
+    uint8_t* at = bases[which];
+    bases[which] += bytes;
+    return at;
+  };
+  scales_.assign(panels_.size() * kPanelRows, 1.0f);
+  for (size_t i = 0; i < panels_.size(); ++i) {
+    Panel& panel = panels_[i];
     panel.upper = panel.kind == PanelKind::kDense ? take(2, 2 * plane) : take(0, plane);
     if (panel.kind == PanelKind::kNested) panel.lower = take(1, plane);
-    panel.scale = weight->scales_.data() + i * kPanelRows;
-    if (!spec.bias.empty()) {
-      float* bias = weight->bias_.data() + i * kPanelRows;
-      const int64_t part_start =
-          weight->interleaved_ ? static_cast<int64_t>(i % 2) * first_rows + sources[i].first : panel.column;
-      std::copy_n(spec.bias.data() + part_start, panel.rows, bias);
-      panel.bias = bias;
-    }
+    panel.scale = scales_.data() + i * kPanelRows;
   }
+  return ok_status();
+}
 
+void PackedWeight::place_bias(const LinearSpec& spec, const std::vector<PanelSource>& sources) {
+  if (spec.bias.empty()) return;
+  assert(static_cast<int64_t>(spec.bias.size()) == n_);
+  bias_.assign(panels_.size() * kPanelRows, 0.0f);
+  const int64_t first_rows = spec.parts.front()->rows();
+  for (size_t i = 0; i < panels_.size(); ++i) {
+    float* bias = bias_.data() + i * kPanelRows;
+    const int64_t start =
+        interleaved_ ? static_cast<int64_t>(i % 2) * first_rows + sources[i].first : panels_[i].column;
+    std::copy_n(spec.bias.data() + start, panels_[i].rows, bias);
+    panels_[i].bias = bias;
+  }
+}
+
+Status PackedWeight::fill(const std::vector<PanelSource>& sources, ThreadPool& threads) {
   std::mutex mutex;
   std::optional<Error> failure;
   threads.run([&](int thread) {
-    const Range range = weight->share(thread, threads.size());
+    const Range range = share(thread, threads.size());
     Staging staging;
     for (int64_t i = range.begin; i < range.end; ++i) {
       const auto at = static_cast<size_t>(i);
-      Status status = fill_panel(*sources[at].reader, sources[at].first, panels[at],
-                                 weight->scales_.data() + at * kPanelRows, staging);
+      Status status =
+          fill_panel(*sources[at].reader, sources[at].first, panels_[at], scales_.data() + at * kPanelRows, staging);
       if (status.ok()) continue;
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::move(status).error();
@@ -204,7 +186,7 @@ Result<std::unique_ptr<LinearWeight>> pack_weight(const LinearSpec& spec, Arena&
     }
   });
   if (failure) return *std::move(failure);
-  return std::unique_ptr<LinearWeight>(std::move(weight));
+  return ok_status();
 }
 
 size_t PackedWeight::bytes_read(Precision precision) const {

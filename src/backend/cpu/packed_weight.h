@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -13,10 +14,13 @@ namespace nfp::cpu {
 
 class PackedWeight final : public LinearWeight {
  public:
+  // Reads the parts on all threads. Errors name the matrix.
+  static Result<std::unique_ptr<LinearWeight>> pack(const LinearSpec& spec, Arena& arena, ThreadPool& threads);
+
   int64_t n() const override { return n_; }
   int64_t k() const override { return k_; }
   size_t bytes_read(Precision precision) const override;
-  size_t bytes_held() const override { return held_; }
+  size_t bytes_held() const override { return upper_bytes_ + lower_bytes_ + dense_bytes_; }
 
   // In order of columns; interleaved weights alternate between the panels of the first part and of the second.
   const std::vector<Panel>& panels() const { return panels_; }
@@ -26,17 +30,25 @@ class PackedWeight final : public LinearWeight {
   Range share(int thread, int threads) const {
     return partition(static_cast<int64_t>(panels_.size()), thread, threads, interleaved_ ? 2 : 1);
   }
-  bool holds(PanelKind kind) const { return holds_[static_cast<size_t>(kind)]; }
+  bool holds_nested() const { return holds_nested_; }
   // Row `row` of [n, k], exactly, times `factor`.
   void read_row(int64_t row, float factor, float* out) const;
 
  private:
-  friend Result<std::unique_ptr<LinearWeight>> pack_weight(const LinearSpec& spec, Arena& arena, ThreadPool& threads);
+  struct PanelSource {
+    const MatrixReader* reader;
+    int64_t first;  // row of the panel's first
+  };
+  // Which rows each panel holds, and where its columns lie; no memory yet.
+  std::vector<PanelSource> lay_out(const LinearSpec& spec);
+  Status take_memory(Arena& arena, const std::string& name);
+  void place_bias(const LinearSpec& spec, const std::vector<PanelSource>& sources);
+  Status fill(const std::vector<PanelSource>& sources, ThreadPool& threads);
 
   int64_t n_ = 0;
   int64_t k_ = 0;
   bool interleaved_ = false;
-  bool holds_[3] = {};
+  bool holds_nested_ = false;
   std::vector<int64_t> part_panels_;  // index of each part's first panel (kConcat)
   std::vector<int64_t> part_rows_;    // and of its first row
   std::vector<Panel> panels_;
@@ -44,10 +56,6 @@ class PackedWeight final : public LinearWeight {
   std::vector<float> bias_;
   std::vector<Arena::Piece> pieces_;
   size_t upper_bytes_ = 0, lower_bytes_ = 0, dense_bytes_ = 0;
-  size_t held_ = 0;
 };
-
-// Reads the parts on all threads. Errors name the matrix.
-Result<std::unique_ptr<LinearWeight>> pack_weight(const LinearSpec& spec, Arena& arena, ThreadPool& threads);
 
 }  // namespace nfp::cpu

@@ -21,7 +21,6 @@ inline constexpr size_t kGroupBytes = 64;  // of one plane
 enum class PanelKind : uint8_t {
   kNested,  // upper and lower
   kDense,   // `upper` points to FP16 words
-  kCodes,   // upper only (per-channel FP8)
 };
 
 struct Panel {

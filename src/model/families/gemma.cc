@@ -7,7 +7,7 @@
 namespace nfp {
 namespace {
 
-Status configure(const FamilyFields& fields, ModelConfig& config, int32_t pattern) {
+Status configure_gemma(const FamilyFields& fields, ModelConfig& config, int32_t pattern) {
   config.qkv_bias = fields.attention_bias;
   config.output_bias = fields.attention_bias;
   config.embedding_scale = std::sqrt(static_cast<float>(config.hidden));
@@ -26,12 +26,12 @@ Status configure(const FamilyFields& fields, ModelConfig& config, int32_t patter
   return ok_status();
 }
 
-Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) { return configure(fields, config, 2); }
+Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) { return configure_gemma(fields, config, 2); }
 
 Status configure_gemma3(const FamilyFields& fields, ModelConfig& config) {
   config.qk_norm = true;
   config.local_rope_theta = fields.local_rope_theta > 0 ? fields.local_rope_theta : 10000.0f;
-  return configure(fields, config, fields.sliding_window_pattern);
+  return configure_gemma(fields, config, fields.sliding_window_pattern);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 namespace nfp {
 namespace {
 
-Status configure(const FamilyFields& fields, ModelConfig& config) {
+Status configure_llama(const FamilyFields& fields, ModelConfig& config) {
   config.qkv_bias = fields.attention_bias;
   config.output_bias = fields.attention_bias;
   config.mlp_bias = fields.mlp_bias;
@@ -12,6 +12,6 @@ Status configure(const FamilyFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const FamilyRules kLlamaRules = {{}, configure};
+const FamilyRules kLlamaRules = {{}, configure_llama};
 
 }  // namespace nfp

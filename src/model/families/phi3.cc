@@ -5,13 +5,13 @@
 namespace nfp {
 namespace {
 
-Status configure(const FamilyFields& fields, ModelConfig& config) {
+Status configure_phi3(const FamilyFields& fields, ModelConfig& config) {
   config.windows.assign(config.windows.size(), fields.sliding_window);
   return ok_status();
 }
 
 }  // namespace
 
-const FamilyRules kPhi3Rules = {{.max_context = 4096, .partial_rotary = true, .norm_eps = 1e-5f}, configure};
+const FamilyRules kPhi3Rules = {{.max_context = 4096, .partial_rotary = true, .norm_eps = 1e-5f}, configure_phi3};
 
 }  // namespace nfp

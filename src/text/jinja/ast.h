@@ -29,7 +29,7 @@ enum class ExprKind : uint8_t {
   kItem,       // items[0][items[1]]
   kSlice,      // items[0][items[1]:items[2]:items[3]], each of the three may be null
   kCall,       // items[0](items[1..], named)
-  kFilter,     // items[0]|filter(items[1..], named); items[0] is null in a filter block: the block's text
+  kFilter,     // items[0]|filter(items[1..], named); items[0] is null in a set block: the block's text
   kTest,       // items[0] is test(items[1..])
   kNot,
   kNegate,
@@ -64,8 +64,6 @@ enum class StmtKind : uint8_t {
   kSet,         // target = expr
   kSetBlock,    // target = body, through the filters of expr (may be null)
   kMacro,       // symbol(parameters): body
-  kCall,        // a call block: expr is the call, body what caller(parameters) prints
-  kFilter,      // body through the filters of expr
   kGeneration,  // transformers' {% generation %}: body in a scope of its own
   kBreak,
   kContinue,
@@ -84,7 +82,6 @@ struct Stmt {
 
   StmtKind kind = StmtKind::kText;
   int line = 0;
-  bool uses_caller = false;  // of a macro or call block
   Symbol symbol = 0;
   std::string_view name;
   std::string text;

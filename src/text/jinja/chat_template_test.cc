@@ -24,7 +24,7 @@ Result<std::string> render(const std::string& source, const ChatTemplateInput& i
   return chat->render(input);
 }
 
-std::string text_of(const std::string& source, ordered_json extra = ordered_json::object()) {
+std::string rendered(const std::string& source, ordered_json extra = ordered_json::object()) {
   const auto text = render(source, with(std::move(extra)));
   return text.ok() ? *text : "ERROR: " + text.error().message;
 }
@@ -35,8 +35,9 @@ std::string error_of(const std::string& source) {
 }
 
 TEST(ChatTemplate, RendersAConversation) {
-  EXPECT_EQ(text_of("{{ bos_token }}{% for m in messages[:2] %}[{{ m.role }}] {{ m['content'] | trim }}\n{% endfor %}"),
-            "<s>[system] Be kind.\n[user] Hi é\n");
+  EXPECT_EQ(
+      rendered("{{ bos_token }}{% for m in messages[:2] %}[{{ m.role }}] {{ m['content'] | trim }}\n{% endfor %}"),
+      "<s>[system] Be kind.\n[user] Hi é\n");
   ChatTemplateInput input;
   input.add_generation_prompt = true;
   EXPECT_EQ(
@@ -45,26 +46,27 @@ TEST(ChatTemplate, RendersAConversation) {
 }
 
 TEST(ChatTemplate, TrimsBlocksAndStripsTheLineBeforeThem) {
-  EXPECT_EQ(text_of("a\n  {% if true %}\nb\n  {% endif %}\nc\n"), "a\nb\nc");
-  EXPECT_EQ(text_of("a \n {%- if true -%} \n b {%- endif %}"), "ab");
-  EXPECT_EQ(text_of("  {%+ if true %}x{% endif +%}\ny"), "  x\ny");
-  EXPECT_EQ(text_of("a {# note #}\n b {#- note -#} \n c"), "a  bc");
-  EXPECT_EQ(text_of("{% raw %}{{ x }}{% endraw %}"), "{{ x }}");
-  EXPECT_EQ(text_of("{{ {'a': {'b': 1}} }}|{{ '}}' }}"), "{'a': {'b': 1}}|}}");
+  EXPECT_EQ(rendered("a\n  {% if true %}\nb\n  {% endif %}\nc\n"), "a\nb\nc");
+  EXPECT_EQ(rendered("a \n {%- if true -%} \n b {%- endif %}"), "ab");
+  EXPECT_EQ(rendered("  {%+ if true %}x{% endif +%}\ny"), "  x\ny");
+  EXPECT_EQ(rendered("a {# note #}\n b {#- note -#} \n c"), "a  bc");
+  EXPECT_EQ(rendered("{% raw %}{{ x }}{% endraw %}"), "{{ x }}");
+  EXPECT_EQ(rendered("{{ {'a': {'b': 1}} }}|{{ '}}' }}"), "{'a': {'b': 1}}|}}");
 }
 
 TEST(ChatTemplate, PrintsAsPythonDoes) {
-  EXPECT_EQ(text_of("{{ [1, 1.0, 1e16, 1e-5, 0.1, true, none, 'a\\'b', \"q\\\"'\", 'é\\n\\x01', (1,), ()] }}"),
+  EXPECT_EQ(rendered("{{ [1, 1.0, 1e16, 1e-5, 0.1, true, none, 'a\\'b', \"q\\\"'\", 'é\\n\\x01', (1,), ()] }}"),
             R"([1, 1.0, 1e+16, 1e-05, 0.1, True, None, "a'b", 'q"\'', 'é\n\x01', (1,), ()])");
-  EXPECT_EQ(text_of("{{ big }} {{ big + 1 }}", {{"big", 18446744073709551615u}}),
+  EXPECT_EQ(rendered("{{ big }} {{ big + 1 }}", {{"big", 18446744073709551615u}}),
             "18446744073709551615 18446744073709551616");
-  EXPECT_EQ(text_of("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 * 3 }} {{ 2.5 | round }} {{ 7.0 // 2 }}"),
-            "3 -4 2 3.5 6 2.0 3.0");
+  EXPECT_EQ(
+      rendered("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 * 3 }} {{ 2.5 | round }} {{ 7.0 // 2 }}"),
+      "3 -4 2 3.5 6 2.0 3.0");
 }
 
 TEST(ChatTemplate, UndefinedPrintsNothingButCannotBeUsed) {
-  EXPECT_EQ(text_of("[{{ nope }}{{ messages[9] }}{{ messages[2].content }}{% for x in nope %}x{% endfor %}]"), "[]");
-  EXPECT_EQ(text_of("{{ nope is defined }} {{ nope | default('d') }} {{ nope == nada }} {{ [nope] }}"),
+  EXPECT_EQ(rendered("[{{ nope }}{{ messages[9] }}{{ messages[2].content }}{% for x in nope %}x{% endfor %}]"), "[]");
+  EXPECT_EQ(rendered("{{ nope is defined }} {{ nope | default('d') }} {{ nope == nada }} {{ [nope] }}"),
             "False d True [Undefined]");
   EXPECT_EQ(error_of("\n{{ nope.attribute }}"), "chat template 't' line 2: 'nope' is undefined");
   EXPECT_EQ(error_of("{{ messages[0].nope + 'x' }}"),
@@ -73,43 +75,43 @@ TEST(ChatTemplate, UndefinedPrintsNothingButCannotBeUsed) {
 }
 
 TEST(ChatTemplate, ScopesAreThoseOfJinja) {
-  EXPECT_EQ(text_of("{% set x = 1 %}{% for i in [1] %}{% set x = 2 %}{% endfor %}{{ x }}"), "1");
+  EXPECT_EQ(rendered("{% set x = 1 %}{% for i in [1] %}{% set x = 2 %}{% endfor %}{{ x }}"), "1");
   EXPECT_EQ(
-      text_of("{% set ns = namespace(x=1) %}{% for i in [1, 2] %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}"),
+      rendered("{% set ns = namespace(x=1) %}{% for i in [1, 2] %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}"),
       "4");
-  EXPECT_EQ(text_of("{% if true %}{% set x = 3 %}{% endif %}{{ x }}"), "3");
-  EXPECT_EQ(text_of("{% macro m(a, b=2) %}{{ a }}{{ b }}{{ caller() }}{% endmacro %}{% call m(1) %}c{% endcall %}"),
-            "12c");
+  EXPECT_EQ(rendered("{% if true %}{% set x = 3 %}{% endif %}{{ x }}"), "3");
+  EXPECT_EQ(rendered("{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}c"), "12c");
   // `given` is set by the template itself further down, so the loop does not see the variable passed to it.
-  EXPECT_EQ(text_of("{% for i in [1] %}[{{ given }}]{% endfor %}{% set given = 1 %}{{ given }}", {{"given", "x"}}),
+  EXPECT_EQ(rendered("{% for i in [1] %}[{{ given }}]{% endfor %}{% set given = 1 %}{{ given }}", {{"given", "x"}}),
             "[]1");
 }
 
 TEST(ChatTemplate, LoopsKnowWhereTheyStand) {
-  EXPECT_EQ(text_of("{% for x in 'abc' if x != 'b' %}{{ loop.index }}{{ loop.last }}{{ loop.length }} {% endfor %}"),
+  EXPECT_EQ(rendered("{% for x in 'abc' if x != 'b' %}{{ loop.index }}{{ loop.last }}{{ loop.length }} {% endfor %}"),
             "1False2 2True2 ");
-  EXPECT_EQ(text_of("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% else %}none{% endfor %}"), "a=1");
-  EXPECT_EQ(text_of("{% for x in range(9) %}{% if x == 1 %}{% continue %}{% elif x > 2 %}{% break %}{% endif %}{{ x }}"
-                    "{% endfor %}"),
+  EXPECT_EQ(rendered("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% else %}none{% endfor %}"), "a=1");
+  EXPECT_EQ(rendered("{% for x in range(9) %}{% if x == 1 %}{% continue %}{% elif x > 2 %}{% break %}{% endif %}{{ x }}"
+                     "{% endfor %}"),
             "02");
-  EXPECT_EQ(text_of("{% set ns = namespace(go=true) %}{% for x in 'abc' if ns.go %}{{ x }}{% set ns.go = x != 'b' %}"
-                    "{% endfor %}"),
+  EXPECT_EQ(rendered("{% set ns = namespace(go=true) %}{% for x in 'abc' if ns.go %}{{ x }}{% set ns.go = x != 'b' %}"
+                     "{% endfor %}"),
             "ab");
 }
 
 TEST(ChatTemplate, ToJsonIsPythonsJsonDumps) {
-  EXPECT_EQ(text_of("{{ v | tojson }}", {{"v", ordered_json::parse(R"({"b": [1, 2.0, null, true], "a": "<é>\"\n"})")}}),
-            R"({"b": [1, 2.0, null, true], "a": "<é>\"\n"})");
-  EXPECT_EQ(text_of("{{ {'b': 1, 'a': []} | tojson(indent=2, sort_keys=true) }}"), "{\n  \"a\": [],\n  \"b\": 1\n}");
-  EXPECT_EQ(text_of("{{ ['é😀', 1] | tojson(ensure_ascii=true, separators=(',', ':')) }}"),
+  EXPECT_EQ(
+      rendered("{{ v | tojson }}", {{"v", ordered_json::parse(R"({"b": [1, 2.0, null, true], "a": "<é>\"\n"})")}}),
+      R"({"b": [1, 2.0, null, true], "a": "<é>\"\n"})");
+  EXPECT_EQ(rendered("{{ {'b': 1, 'a': []} | tojson(indent=2, sort_keys=true) }}"), "{\n  \"a\": [],\n  \"b\": 1\n}");
+  EXPECT_EQ(rendered("{{ ['é😀', 1] | tojson(ensure_ascii=true, separators=(',', ':')) }}"),
             R"(["\u00e9\ud83d\ude00",1])");
   EXPECT_EQ(error_of("{{ nope | tojson }}"),
             "chat template 't' line 1: Object of type Undefined is not JSON serializable");
 }
 
 TEST(ChatTemplate, TextIsUnicode) {
-  EXPECT_EQ(text_of("{{ s | length }} {{ s[1] }} {{ s[::-1] }} {{ s | upper }} {{ 'ΑΣ'.lower() }} {{ s.find('語') }}",
-                    {{"s", "ß語é"}}),
+  EXPECT_EQ(rendered("{{ s | length }} {{ s[1] }} {{ s[::-1] }} {{ s | upper }} {{ 'ΑΣ'.lower() }} {{ s.find('語') }}",
+                     {{"s", "ß語é"}}),
             "3 語 é語ß SS語É ας 1");
 }
 
@@ -117,7 +119,7 @@ TEST(ChatTemplate, TheSandboxRefusesChanges) {
   EXPECT_EQ(error_of("{{ messages.append(1) }}"),
             "chat template 't' line 1: access to attribute 'append' of 'list' object is unsafe.");
   EXPECT_EQ(error_of("{% set messages[0] = 1 %}").find("chat template 't' line 1: syntax error"), 0u);
-  EXPECT_EQ(text_of("[{{ ''.__class__ }}]"), "[]");
+  EXPECT_EQ(rendered("[{{ ''.__class__ }}]"), "[]");
 }
 
 TEST(ChatTemplate, ErrorsNameTemplateAndLine) {
@@ -135,7 +137,7 @@ TEST(ChatTemplate, ErrorsNameTemplateAndLine) {
 }
 
 TEST(ChatTemplate, SafeIsTheTextItself) {
-  EXPECT_EQ(text_of("{{ {'a': '<b>'} | tojson | safe }}{{ '<' ~ (1 | safe) + '&' }}"), "{\"a\": \"<b>\"}<1&");
+  EXPECT_EQ(rendered("{{ {'a': '<b>'} | tojson | safe }}{{ '<' ~ (1 | safe) + '&' }}"), "{\"a\": \"<b>\"}<1&");
 }
 
 // What jinja2 has and no chat template uses is refused by its name, where it is parsed or where it runs.
@@ -153,12 +155,15 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{{ f(*x) }}", "syntax error: arguments with * or ** are"},
            {"{% for x in y recursive %}{% endfor %}", "syntax error: recursive loops are"},
            {"{% with a = 1 %}{% endwith %}", "syntax error: the tag 'with' is"},
-           {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs and kwargs of macros are"},
+           {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
+           {"{% macro m() %}{{ caller() }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
+           {"{% call m() %}{% endcall %}", "syntax error: the tag 'call' is"},
+           {"{% filter upper %}{% endfilter %}", "syntax error: the tag 'filter' is"},
            {"{{ '\xEF\xAC\x81' | upper }}", "a capital of several letters (SpecialCasing of Unicode) is"}}) {
     EXPECT_EQ(error_of(source).find("chat template 't' line 1: " + name + " not supported in chat templates"), 0u)
         << source << ": " << error_of(source);
   }
-  EXPECT_EQ(text_of("{% if false %}{{ 1 | filesizeformat }}{% endif %}ok"), "ok");
+  EXPECT_EQ(rendered("{% if false %}{{ 1 | filesizeformat }}{% endif %}ok"), "ok");
 }
 
 TEST(ChatTemplate, RefusesTextThatIsNotUtf8) {
@@ -175,7 +180,7 @@ TEST(ChatTemplate, StrftimeNowUsesLocalTimeWithoutAZone) {
 }
 
 TEST(ChatTemplate, GenerationTagIsABlockOfItsOwn) {
-  EXPECT_EQ(text_of("{% set x = 1 %}{% generation %}a{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"), "a21");
+  EXPECT_EQ(rendered("{% set x = 1 %}{% generation %}a{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"), "a21");
 }
 
 TEST(ChatTemplate, Mentions) {
@@ -200,7 +205,6 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% set ns = namespace(x=[1]) %}{% for a in range(100000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
-        "{% macro f() %}{{ caller is defined }}{% call f() %}{% endcall %}{% endmacro %}{{ f() }}",
         "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('', 'b' * 1000) }}",
         "{{ 'a' | indent(99999999999, true) }}",
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",

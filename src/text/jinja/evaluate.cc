@@ -32,7 +32,7 @@ Value Interpreter::evaluate(const Expr& e) {
     case ExprKind::kSlice:
       return evaluate_slice(e);
     case ExprKind::kCall:
-      return evaluate_call(e, Value());
+      return evaluate_call(e);
     case ExprKind::kFilter:
       return evaluate_filter(e);
     case ExprKind::kTest:
@@ -140,10 +140,9 @@ Value Interpreter::evaluate_condition(const Expr& e) {
       fmt::format("the inline if-expression on line {} evaluated to false and no else section was defined.", e.line));
 }
 
-Value Interpreter::evaluate_call(const Expr& e, const Value& caller) {
+Value Interpreter::evaluate_call(const Expr& e) {
   const Value callee = evaluate(*e.items[0]);
-  Args args = evaluate_arguments(e);
-  if (!caller.missing()) args.named.emplace_back("caller", caller);
+  const Args args = evaluate_arguments(e);
   rt_.line = e.line;
   const Value result = call(callee, args);
   rt_.line = e.line;

@@ -59,14 +59,11 @@ Expr* Parser::constant(Value value, int line) {
 void Parser::note_read(Symbol symbol, std::string_view name) {
   out_.read[symbol] = true;
   if (macros_.empty()) return;
-  if (name == "caller") {
-    for (Stmt* macro : macros_) macro->uses_caller = true;
-  }
-  if (name == "varargs" || name == "kwargs") {
+  if (name == "varargs" || name == "kwargs" || name == "caller") {
     for (const Stmt::Parameter& parameter : macros_.back()->parameters) {
       if (parameter.name == name) return;
     }
-    unsupported("varargs and kwargs of macros are");
+    unsupported("varargs, kwargs and caller of macros are");
   }
 }
 
@@ -294,7 +291,7 @@ Expr* Parser::postfix(Expr* value) {
 Expr* Parser::filters_and_tests(Expr* value) {
   for (;;) {
     if (at("|")) {
-      value = filters(value, false);
+      value = filters(value);
     } else if (at_name("is")) {
       value = test(value);
     } else if (at("(")) {
@@ -368,10 +365,8 @@ Expr* Parser::call(Expr* callee) {
   return e;
 }
 
-Expr* Parser::filters(Expr* value, bool inline_start) {
-  while (inline_start || at("|")) {
-    if (!inline_start) take();
-    inline_start = false;
+Expr* Parser::filters(Expr* value) {
+  while (skip_if("|")) {
     Expr* e = make(ExprKind::kFilter, current().line, {value});
     e->name = out_.name_of(expect(Token::kName, "a name").text);
     e->filter = find_filter(e->name);

@@ -94,8 +94,7 @@ Interpreter::Interpreter(const Template& program, Runtime& rt, std::vector<Value
       rt_(rt),
       context_(std::move(context)),
       globals_(program.symbol_names.size()),
-      loop_symbol_(symbol_of(program, "loop")),
-      caller_symbol_(symbol_of(program, "caller")) {
+      loop_symbol_(symbol_of(program, "loop")) {
   for (size_t i = 0; i < globals_.size(); ++i) {
     if (const Callable* callable = find_function(program.symbol_names[i])) {
       auto* function = rt.make<Function>();
@@ -127,11 +126,6 @@ void Interpreter::print(std::string_view text) {
   rt_.charge(text.size());
   rt_.check_output(out_->size() + text.size());
   *out_ += text;
-}
-
-void Interpreter::print_string(const Value& value) {
-  if (!value.is(Kind::kString)) rt_.fail("sequence item: expected str instance, {} found", type_name(value));
-  print(value.text());
 }
 
 // What a search through a scope costs, so that thousands of variables do not come for free.
@@ -222,11 +216,6 @@ Interpreter::Flow Interpreter::run_statement(const Stmt& s) {
     case StmtKind::kMacro:
       run_macro_definition(s);
       break;
-    case StmtKind::kCall:
-      run_call_block(s);
-      break;
-    case StmtKind::kFilter:
-      return run_filter_block(s);
     case StmtKind::kGeneration:
       run_generation(s);
       break;
@@ -294,15 +283,6 @@ Interpreter::Flow Interpreter::run_set_block(const Stmt& s) {
   return Flow::kNormal;
 }
 
-Interpreter::Flow Interpreter::run_filter_block(const Stmt& s) {
-  std::string text;
-  const Flow flow = capture(s.body, make_scope(scope_, s.hidden), &text);
-  if (flow != Flow::kNormal) return flow;
-  const Restore<Value> restore(block_text_, rt_.string(std::move(text)));
-  print_string(evaluate(*s.expr));
-  return Flow::kNormal;
-}
-
 void Interpreter::run_generation(const Stmt& s) {
   const Restore<Scope*> restore(scope_, make_scope(scope_, s.hidden));
   run_body(s.body);
@@ -314,13 +294,6 @@ void Interpreter::run_macro_definition(const Stmt& s) {
   macro->scope = scope_;
   macro->name = s.name;
   store(s.symbol, Value::object(Kind::kMacro, macro));
-}
-
-void Interpreter::run_call_block(const Stmt& s) {
-  auto* caller = rt_.make<Macro>();
-  caller->node = &s;
-  caller->scope = scope_;
-  print_string(evaluate_call(*s.expr, Value::object(Kind::kMacro, caller)));
 }
 
 Value Interpreter::call_macro(const Macro& macro, const Args& args) {
@@ -343,11 +316,6 @@ Value Interpreter::call_macro(const Macro& macro, const Args& args) {
     const Value value = i < args.positional.size() ? args.positional[i] : take_named(s.parameters[i].name);
     given[i] = !value.missing();
     store(s.parameters[i].symbol, value);
-  }
-  if (s.uses_caller) {
-    Value caller = take_named("caller");
-    if (caller.none_or_missing()) caller = rt_.undefined("No caller defined");
-    store(caller_symbol_, caller);
   }
   if (!named.empty()) rt_.fail("macro '{}' takes no keyword argument '{}'", macro.name, named[0].first);
   if (args.positional.size() > s.parameters.size()) {

@@ -24,8 +24,8 @@ struct Scope : Object {
 };
 
 struct Macro : Object {
-  const Stmt* node = nullptr;  // a macro or call block
-  Scope* scope = nullptr;      // where it was defined
+  const Stmt* node = nullptr;
+  Scope* scope = nullptr;  // where it was defined
   std::string_view name;
 };
 
@@ -69,15 +69,12 @@ class Interpreter {
   Flow run_if(const Stmt& s);
   Flow run_for(const Stmt& s, const Value& iterable);
   void run_macro_definition(const Stmt& s);
-  void run_call_block(const Stmt& s);
-  Flow run_filter_block(const Stmt& s);
   Flow run_set_block(const Stmt& s);
   void run_generation(const Stmt& s);
   Scope* make_scope(Scope* around, const std::vector<Symbol>& hidden);
   // Runs a body in `scope` with its output kept apart.
   Flow capture(const std::vector<Stmt*>& body, Scope* scope, std::string* out);
   void print(std::string_view text);
-  void print_string(const Value& value);  // of a filter or call block, which fail for anything but a string
   void assign(const Expr& target, const Value& value);
   void pay_for(const Scope& scope);
   void store(Symbol symbol, const Value& value);
@@ -92,7 +89,7 @@ class Interpreter {
   Value evaluate_filter(const Expr& e);
   Value evaluate_test(const Expr& e);
   Value evaluate_condition(const Expr& e);
-  Value evaluate_call(const Expr& e, const Value& caller);
+  Value evaluate_call(const Expr& e);
   Args evaluate_arguments(const Expr& e);
   Value call(const Value& callee, const Args& args);
   Value call_macro(const Macro& macro, const Args& args);
@@ -103,8 +100,8 @@ class Interpreter {
   std::vector<Value> globals_;  // by symbol
   Scope* scope_ = nullptr;
   std::string* out_ = nullptr;
-  const Symbol loop_symbol_, caller_symbol_;
-  Value block_text_;  // what the filters of a filter block or set block are applied to
+  const Symbol loop_symbol_;
+  Value block_text_;  // what the filters of a set block are applied to
 };
 
 }  // namespace nfp::jinja

@@ -92,9 +92,6 @@ std::vector<Stmt*> Parser::function_body(Stmt* s, std::string_view end) {
   std::vector<Stmt*> result = body_to(end);
   macros_.pop_back();
   loops_ = loops;
-  for (const Stmt::Parameter& parameter : s->parameters) {
-    if (parameter.name == "caller") s->uses_caller = false;
-  }
   return result;
 }
 
@@ -105,15 +102,13 @@ Stmt* Parser::statement() {
   if (tag.text == "for") return parse_for(line);
   if (tag.text == "set") return parse_set(line);
   if (tag.text == "macro") return parse_macro(line);
-  if (tag.text == "call") return parse_call(line);
-  if (tag.text == "filter") return parse_filter(line);
   if (tag.text == "generation") return parse_generation(line);
   if (tag.text == "break" || tag.text == "continue") {
     if (loops_ == 0) fail(fmt::format("'{}' outside loop", tag.text));
     return make(tag.text == "break" ? StmtKind::kBreak : StmtKind::kContinue, line);
   }
-  for (const std::string_view other :
-       {"include", "import", "from", "extends", "block", "autoescape", "with", "print", "do", "trans", "debug"}) {
+  for (const std::string_view other : {"call", "filter", "include", "import", "from", "extends", "block", "autoescape",
+                                       "with", "print", "do", "trans", "debug"}) {
     if (tag.text == other) unsupported(fmt::format("the tag '{}' is", other));
   }
   fail(fmt::format("Encountered unknown tag '{}'.", tag.text));
@@ -159,7 +154,7 @@ Stmt* Parser::parse_set(int line) {
   }
   Stmt* s = make(StmtKind::kSetBlock, line);
   s->target = assigned;
-  s->expr = filters(nullptr, false);
+  s->expr = filters(nullptr);
   s->body = body_to("endset");
   return s;
 }
@@ -193,22 +188,6 @@ Stmt* Parser::parse_macro(int line) {
   s->name = name->name;
   parse_parameters(s);
   s->body = function_body(s, "endmacro");
-  return s;
-}
-
-Stmt* Parser::parse_call(int line) {
-  Stmt* s = make(StmtKind::kCall, line);
-  if (at("(")) parse_parameters(s);
-  s->expr = expression();
-  if (s->expr->kind != ExprKind::kCall) fail("expected call");
-  s->body = function_body(s, "endcall");
-  return s;
-}
-
-Stmt* Parser::parse_filter(int line) {
-  Stmt* s = make(StmtKind::kFilter, line);
-  s->expr = filters(nullptr, true);
-  s->body = body_to("endfilter");
   return s;
 }
 

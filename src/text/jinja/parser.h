@@ -71,8 +71,6 @@ class Parser {
   Stmt* parse_for(int line);
   Stmt* parse_set(int line);
   Stmt* parse_macro(int line);
-  Stmt* parse_call(int line);
-  Stmt* parse_filter(int line);
   Stmt* parse_generation(int line);
   void parse_parameters(Stmt* s);
 
@@ -88,8 +86,7 @@ class Parser {
   // What can be assigned to: a name, a tuple of targets, or (in a set) an attribute of a namespace.
   Expr* target(std::string_view end_name, bool with_namespace);
   Expr* name_target();
-  // The filters behind `|`, or behind `{% filter` when `inline_start`; null when there are none.
-  Expr* filters(Expr* value, bool inline_start);
+  Expr* filters(Expr* value);  // those behind `|`; `value` where there are none
   Expr* condition();
   Expr* disjunction();
   Expr* conjunction();
@@ -119,7 +116,7 @@ class Parser {
   int blocks_ = 0;             // block tags around it
   int loops_ = 0;              // for loops around it, within the innermost macro
   int all_loops_ = 0;          // for loops around it in all
-  std::vector<Stmt*> macros_;  // macros and call blocks around it
+  std::vector<Stmt*> macros_;  // around it
 };
 
 }  // namespace nfp::jinja

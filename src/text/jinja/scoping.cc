@@ -84,8 +84,6 @@ void visit_body(const std::vector<Stmt*>& body, Frame& frame, bool in_branch) {
         frame.inner.push_back(s);
         break;
       case StmtKind::kFor:
-      case StmtKind::kCall:
-      case StmtKind::kFilter:
         read_names(s->expr, frame);
         frame.inner.push_back(s);
         break;
@@ -119,7 +117,6 @@ class Scoping {
     }
     for (const Stmt::Parameter& parameter : s.parameters) frame.declare(parameter.symbol);
     for (const Stmt::Parameter& parameter : s.parameters) read_names(parameter.default_value, frame);
-    if (s.uses_caller) frame.declare(program_.intern("caller"));
     s.hidden = finish(s.body, std::move(frame));
   }
 

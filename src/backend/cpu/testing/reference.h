@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cpu/cpu_features.h"
+#include "backend/cpu/kernel_table.h"
 #include "base/float_types.h"
 #include "nested/matrix_reader.h"
 
@@ -59,11 +59,10 @@ class TestMatrix final : public MatrixReader {
         if (upper > 0x7eu) upper = 0x7eu;
       }
       upper_.push_back(static_cast<uint8_t>(((words_.back() >> 8) & 0x80u) | upper));
-      codes_.push_back(static_cast<uint8_t>((random.bits() & 0x80u) | static_cast<uint32_t>(random.integer(0, 0x7e))));
     }
     for (int64_t r = 0; r < rows; ++r) {
       exponent_.push_back(static_cast<int8_t>(random.integer(-2, 3)));
-      scale_.push_back(std::fabs(random.normal(0.01f)) + 1e-4f);
+      factor_.push_back(r % 3 == 1 ? std::fabs(random.normal()) + 1e-4f : 1.0f);
     }
   }
 
@@ -85,23 +84,20 @@ class TestMatrix final : public MatrixReader {
     std::copy_n(exponent_.begin() + first, count, exponent);
     return ok_status();
   }
-  Status read_fp8_channel(int64_t first, int64_t count, uint8_t* codes, float* scale) const override {
-    std::copy_n(codes_.begin() + first * cols_, count * cols_, codes);
-    std::copy_n(scale_.begin() + first, count, scale);
+  Status row_factors(int64_t first, int64_t count, float* factor) const override {
+    std::copy_n(factor_.begin() + first, count, factor);
     return ok_status();
   }
 
   // The number that the kernels multiply by x (row scale apart), and the row's scale.
   float value(int64_t row, int64_t col, bool upper_only) const {
     const auto at = static_cast<size_t>(row * cols_ + col);
-    if (storage_ == Storage::kFp8Channel) return e4m3_to_fp32(codes_[at]) * 0x1p-8f;
     if (storage_ == Storage::kNested && upper_only) return e4m3_to_fp32(upper_[at]) * 0x1p-8f;
     return fp16_to_fp32(words_[at]);
   }
   float scale(int64_t row) const {
     const auto at = static_cast<size_t>(row);
-    if (storage_ == Storage::kFp8Channel) return scale_[at] * 256.0f;
-    return storage_ == Storage::kNested ? std::ldexp(1.0f, exponent_[at]) : 1.0f;
+    return storage_ == Storage::kNested ? std::ldexp(factor_[at], exponent_[at]) : 1.0f;
   }
 
   int64_t fails_at = -1;  // row whose reading fails
@@ -113,21 +109,17 @@ class TestMatrix final : public MatrixReader {
   int64_t rows_, cols_;
   std::string name_;
   std::vector<uint16_t> words_;
-  std::vector<uint8_t> upper_, codes_;
+  std::vector<uint8_t> upper_;
   std::vector<int8_t> exponent_;
-  std::vector<float> scale_;
+  std::vector<float> factor_;
 };
 
 // All tables that this machine can run, the scalar ones first.
 inline std::vector<const KernelTable*> runnable_tables() {
   std::vector<const KernelTable*> tables = {&scalar_kernels(), &scalar_bf16_kernels()};
-#if defined(__x86_64__)
-  const Features features = detect_features();
-  if (features.avx2) tables.push_back(&avx2_kernels());
-  if (features.avx512) tables.push_back(&avx512_kernels());
-  if (features.avx512_gfni) tables.push_back(&avx512_gfni_kernels());
-  if (features.avx512_bf16) tables.push_back(&avx512_bf16_kernels());
-#endif
+  for (const InstructionSet set : instruction_sets(detect_features())) {
+    if (set != InstructionSet::kScalar) tables.push_back(&kernels_of(set));
+  }
   return tables;
 }
 

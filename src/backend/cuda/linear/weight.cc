@@ -33,12 +33,20 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::make(const LinearSpec& spec, Dev
   weight->n_ = plan.n();
   weight->k_ = plan.k();
   weight->interleaved_ = plan.interleaved();
+  NFP_RETURN_IF_ERROR(weight->take_memory(plan));
+  std::vector<float> scales(static_cast<size_t>(plan.n()), 1.0f);
+  NFP_RETURN_IF_ERROR(weight->upload_matrices(plan, uploader, threads, scales));
+  NFP_RETURN_IF_ERROR(weight->upload_extras(plan, scales));
+  return weight;
+}
+
+Status CudaWeight::take_memory(const WeightPlan& plan) {
   for (const SegmentPlan& segment : plan.segments()) {
-    weight->planes_bytes_ += aligned(segment.matrix_bytes(plan.k())) * (segment.nested ? 2 : 1);
-    weight->has_dense_ = weight->has_dense_ || !segment.nested;
+    planes_bytes_ += aligned(segment.matrix_bytes(plan.k())) * (segment.nested ? 2 : 1);
+    has_dense_ = has_dense_ || !segment.nested;
   }
-  NFP_ASSIGN_OR_RETURN(weight->planes_, allocate(weight->planes_bytes_, plan.name()));
-  uint8_t* next = weight->planes_;
+  NFP_ASSIGN_OR_RETURN(planes_, allocate(planes_bytes_, plan.name()));
+  uint8_t* next = planes_;
   for (const SegmentPlan& segment : plan.segments()) {
     const size_t bytes = aligned(segment.matrix_bytes(plan.k()));
     WeightSegment out;
@@ -52,14 +60,17 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::make(const LinearSpec& spec, Dev
       out.dense = reinterpret_cast<const uint16_t*>(next);
       next += bytes;
     }
-    weight->segments_.push_back(out);
+    segments_.push_back(out);
   }
+  return ok_status();
+}
 
-  std::vector<float> scales(static_cast<size_t>(plan.n()), 1.0f);
+Status CudaWeight::upload_matrices(const WeightPlan& plan, DeviceUploader& uploader, ThreadPool& threads,
+                                   std::vector<float>& scales) {
   std::vector<WeightPlan::Staging> staging(static_cast<size_t>(threads.size()));
   const auto piece_of = [&](int64_t item) -> const WeightPiece& { return plan.pieces()[static_cast<size_t>(item)]; };
   const auto segment_of = [&](const WeightPiece& piece) -> const WeightSegment& {
-    return weight->segments_[static_cast<size_t>(piece.segment)];
+    return segments_[static_cast<size_t>(piece.segment)];
   };
   DeviceUploader::Transfer transfer;
   transfer.items = static_cast<int64_t>(plan.pieces().size());
@@ -84,12 +95,12 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::make(const LinearSpec& spec, Dev
       out.push_back({reinterpret_cast<uint8_t*>(const_cast<uint16_t*>(segment.dense)) + at, 0, bytes});
     }
   };
-  if (Status status = uploader.run(threads, transfer); !status.ok()) {
-    (void)uploader.finish();  // what is under way must not arrive in memory that has been freed
-    return std::move(status).error();
-  }
+  Status status = uploader.run(threads, transfer);
+  if (!status.ok()) (void)uploader.finish();  // what is under way must not arrive in memory that has been freed
+  return status;
+}
 
-  // Row scales where a row has an exponent, the bias, and its FP16 for cuBLASLt, in one piece.
+Status CudaWeight::upload_extras(const WeightPlan& plan, const std::vector<float>& scales) {
   std::vector<uint8_t> extras;
   const auto append = [&](const void* data, size_t bytes) {
     const size_t at = extras.size();
@@ -101,9 +112,9 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::make(const LinearSpec& spec, Dev
     size_t scale = 0, bias = 0, bias_f16 = 0;
   };
   const std::vector<float> bias = plan.bias();
-  std::vector<Place> places(weight->segments_.size());
+  std::vector<Place> places(segments_.size());
   for (size_t s = 0; s < places.size(); ++s) {
-    const WeightSegment& segment = weight->segments_[s];
+    const WeightSegment& segment = segments_[s];
     const auto rows = static_cast<size_t>(segment.rows);
     const float* first_scale = scales.data() + segment.first_column;
     const bool scaled = std::any_of(first_scale, first_scale + rows, [](float scale) { return scale != 1.0f; });
@@ -116,24 +127,24 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::make(const LinearSpec& spec, Dev
     std::transform(first_bias, first_bias + rows, halves.begin(), fp32_to_fp16);
     places[s].bias_f16 = append(halves.data(), rows * sizeof(uint16_t));
   }
-  weight->extras_bytes_ = extras.size();
-  NFP_ASSIGN_OR_RETURN(weight->extras_, allocate(extras.size(), plan.name()));
+  extras_bytes_ = extras.size();
+  NFP_ASSIGN_OR_RETURN(extras_, allocate(extras.size(), plan.name()));
   if (!extras.empty()) {
-    const cudaError_t status = cudaMemcpy(weight->extras_, extras.data(), extras.size(), cudaMemcpyHostToDevice);
+    const cudaError_t status = cudaMemcpy(extras_, extras.data(), extras.size(), cudaMemcpyHostToDevice);
     if (status != cudaSuccess) {
       return error(ErrorCode::kResource, "{}: uploading scales: {}", plan.name(), cudaGetErrorString(status));
     }
   }
   for (size_t s = 0; s < places.size(); ++s) {
-    WeightSegment& segment = weight->segments_[s];
+    WeightSegment& segment = segments_[s];
     if (places[s].scale != SIZE_MAX) {
-      segment.matrix.row_scale = reinterpret_cast<const float*>(weight->extras_ + places[s].scale);
+      segment.matrix.row_scale = reinterpret_cast<const float*>(extras_ + places[s].scale);
     }
     if (bias.empty()) continue;
-    segment.bias = reinterpret_cast<const float*>(weight->extras_ + places[s].bias);
-    if (!segment.nested) segment.bias_f16 = reinterpret_cast<const uint16_t*>(weight->extras_ + places[s].bias_f16);
+    segment.bias = reinterpret_cast<const float*>(extras_ + places[s].bias);
+    if (!segment.nested) segment.bias_f16 = reinterpret_cast<const uint16_t*>(extras_ + places[s].bias_f16);
   }
-  return weight;
+  return ok_status();
 }
 
 CudaWeight::~CudaWeight() {

@@ -16,6 +16,8 @@
 
 namespace nfp::cuda {
 
+class WeightPlan;
+
 // Consecutive columns of y that one product computes (weight_plan.h).
 struct WeightSegment {
   bool nested = false;
@@ -52,6 +54,12 @@ class CudaWeight final : public LinearWeight {
 
  private:
   CudaWeight() = default;
+  Status take_memory(const WeightPlan& plan);
+  // scales: [n] what the plan's rows are multiplied by, written here.
+  Status upload_matrices(const WeightPlan& plan, DeviceUploader& uploader, ThreadPool& threads,
+                         std::vector<float>& scales);
+  // Row scales where a row has one, the bias, and its FP16 for cuBLASLt, in one piece.
+  Status upload_extras(const WeightPlan& plan, const std::vector<float>& scales);
 
   int64_t n_ = 0, k_ = 0;
   bool interleaved_ = false;

@@ -27,11 +27,6 @@ Result<WeightPlan> WeightPlan::make(const LinearSpec& spec) {
   for (const MatrixReader* part : spec.parts) {
     assert(part->cols() == plan.k_);
     assert(!plan.interleaved_ || part->rows() == spec.parts.front()->rows());
-    if (part->storage() == Storage::kFp8Channel) {
-      return error(ErrorCode::kUnsupported,
-                   "{}: per-channel FP8 is a baseline of the CPU backend; the CUDA backend has no kernel for it",
-                   part->name());
-    }
     if (plan.interleaved_ && part->rows() % kSwigluRows != 0) {
       return error(ErrorCode::kUnsupported, "{}: has {} rows; the CUDA backend wants a multiple of {} in gate and up",
                    part->name(), part->rows(), kSwigluRows);
@@ -127,11 +122,13 @@ Status WeightPlan::fill(const WeightPiece& piece, uint8_t* upper, uint8_t* lower
   for (int64_t strip = 0; strip < piece.rows; strip += kStrip) {
     const int64_t rows = std::min(kStrip, piece.rows - strip);
     int8_t exponents[kStrip];
+    float factors[kStrip];
     int64_t done = 0;
     for (const Run& run : runs(segment, piece.first_row + strip, rows)) {
       const int64_t at = done * k_;
       NFP_RETURN_IF_ERROR(run.part->read_nested(run.part_row, run.rows, staging.upper.data() + at,
                                                 staging.lower.data() + at, exponents + done));
+      NFP_RETURN_IF_ERROR(run.part->row_factors(run.part_row, run.rows, factors + done));
       done += run.rows;
     }
     const auto pack = [&](Plane plane, const std::vector<uint8_t>& bytes, uint8_t* slab) {
@@ -139,7 +136,7 @@ Status WeightPlan::fill(const WeightPiece& piece, uint8_t* upper, uint8_t* lower
     };
     pack(Plane::kUpper, staging.upper, upper);
     pack(Plane::kLower, staging.lower, lower);
-    for (int64_t r = 0; r < rows; ++r) scales[strip + r] = std::ldexp(1.0f, exponents[r]);
+    for (int64_t r = 0; r < rows; ++r) scales[strip + r] = std::ldexp(factors[r], exponents[r]);
   }
   const int used = static_cast<int>(piece.rows);
   pack_zero_rows(shape, Plane::kUpper, segment.join, used, kBlockRows - used, upper);

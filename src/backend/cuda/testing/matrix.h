@@ -19,7 +19,7 @@ enum class Kind : uint8_t {
   kRestricted,  // nested, calibrated: other neighbours where the biased join allows them
   kFree,        // nested, calibrated: other neighbours anywhere
   kDense,       // FP16
-  kCodes,       // per-channel FP8
+  kScaled,      // nested, with a factor beside each row's exponent
 };
 
 class TestMatrix final : public MatrixReader {
@@ -48,9 +48,7 @@ class TestMatrix final : public MatrixReader {
 
   int64_t rows() const override { return rows_; }
   int64_t cols() const override { return cols_; }
-  Storage storage() const override {
-    return kind_ == Kind::kDense ? Storage::kDenseF16 : kind_ == Kind::kCodes ? Storage::kFp8Channel : Storage::kNested;
-  }
+  Storage storage() const override { return kind_ == Kind::kDense ? Storage::kDenseF16 : Storage::kNested; }
   const std::string& name() const override { return name_; }
   bool uppers_restricted() const override { return kind_ != Kind::kFree; }
 
@@ -67,13 +65,21 @@ class TestMatrix final : public MatrixReader {
     std::copy_n(exponents_.begin() + first, count, exponent);
     return ok_status();
   }
+  Status row_factors(int64_t first, int64_t count, float* factor) const override {
+    for (int64_t r = 0; r < count; ++r) factor[r] = this->factor(first + r);
+    return ok_status();
+  }
 
   // The weight as FP16 mode sees it, and as FP8 mode does.
-  float exact(int64_t row, int64_t col) const { return fp16_to_fp32(fp16_[static_cast<size_t>(row * cols_ + col)]); }
+  float exact(int64_t row, int64_t col) const {
+    return fp16_to_fp32(fp16_[static_cast<size_t>(row * cols_ + col)]) * factor(row);
+  }
   float fp8(int64_t row, int64_t col) const {
     return std::ldexp(e4m3_to_fp32(upper_[static_cast<size_t>(row * cols_ + col)]),
-                      exponents_[static_cast<size_t>(row)] - 8);
+                      exponents_[static_cast<size_t>(row)] - 8) *
+           factor(row);
   }
+  float factor(int64_t row) const { return kind_ == Kind::kScaled ? 0.3f + static_cast<float>(row % 7) : 1.0f; }
   uint16_t bits(int64_t row, int64_t col) const { return fp16_[static_cast<size_t>(row * cols_ + col)]; }
   int exponent(int64_t row) const { return exponents_[static_cast<size_t>(row)]; }
 

@@ -1,14 +1,15 @@
-#include "backend/cpu/cpu_features.h"
+#include "base/instruction_set.h"
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
-namespace nfp::cpu {
+namespace nfp {
 
 #if defined(__x86_64__)
 namespace {
@@ -34,8 +35,8 @@ uint32_t saved_states() {
 
 }  // namespace
 
-Features detect_features() {
-  Features f;
+CpuFeatures detect_features() {
+  CpuFeatures f;
   const Registers one = cpuid(1, 0);
   if (!bit(one.c, 27)) return f;  // OSXSAVE
   const uint32_t states = saved_states();
@@ -65,36 +66,44 @@ std::string cpu_name() {
   return text.empty() ? "unknown CPU" : text;
 }
 #else
-Features detect_features() { return {}; }
+CpuFeatures detect_features() { return {}; }
 std::string cpu_name() { return "unknown CPU"; }
 #endif
 
-Result<const KernelTable*> choose_kernels(std::string_view name, const Features& features) {
-  struct Choice {
-    std::string_view name;
-    bool present;
-    bool best;  // to be taken when nothing is asked for, if no earlier one is
-    const KernelTable& (*table)();
-  };
-#if defined(__x86_64__)
-  const Choice choices[] = {
-      {"avx512bf16", features.avx512_bf16, features.avx512_bf16 && features.fast_bf16, avx512_bf16_kernels},
-      {"avx512gfni", features.avx512_gfni, features.avx512_gfni, avx512_gfni_kernels},
-      {"avx512", features.avx512, features.avx512, avx512_kernels},
-      {"avx2", features.avx2, features.avx2, avx2_kernels},
-      {"scalar", true, true, scalar_kernels}};
-#else
-  (void)features;
-  const Choice choices[] = {{"scalar", true, true, scalar_kernels}};
-#endif
-  for (const Choice& choice : choices) {
-    if (name.empty() ? choice.best : name == choice.name) {
-      if (!choice.present) {
-        return error(ErrorCode::kUnsupported,
-                     "CPU kernels '{}' were asked for (option or NESTEDFP_CPU), but this machine lacks them", name);
-      }
-      return &choice.table();
-    }
+namespace {
+
+struct Row {
+  std::string_view name;
+  InstructionSet set;
+  bool present;
+  bool best;  // to be taken when nothing is asked for, if no earlier one is
+};
+
+// The best first.
+std::array<Row, kInstructionSets> rows(const CpuFeatures& f) {
+  return {{{"avx512bf16", InstructionSet::kAvx512Bf16, f.avx512_bf16, f.avx512_bf16 && f.fast_bf16},
+           {"avx512gfni", InstructionSet::kAvx512Gfni, f.avx512_gfni, f.avx512_gfni},
+           {"avx512", InstructionSet::kAvx512, f.avx512, f.avx512},
+           {"avx2", InstructionSet::kAvx2, f.avx2, f.avx2},
+           {"scalar", InstructionSet::kScalar, true, true}}};
+}
+
+}  // namespace
+
+std::vector<InstructionSet> instruction_sets(const CpuFeatures& features) {
+  std::vector<InstructionSet> present;
+  for (const Row& row : rows(features)) {
+    if (row.present) present.insert(present.begin(), row.set);
+  }
+  return present;
+}
+
+Result<InstructionSet> choose_instruction_set(std::string_view name, const CpuFeatures& features) {
+  for (const Row& row : rows(features)) {
+    if (name.empty() ? !row.best : name != row.name) continue;
+    if (row.present) return row.set;
+    return error(ErrorCode::kUnsupported,
+                 "CPU kernels '{}' were asked for (option or NESTEDFP_CPU), but this machine lacks them", name);
   }
   return error(ErrorCode::kUsage,
                "CPU kernels '{}' are unknown (option or NESTEDFP_CPU): use scalar, avx2, avx512, avx512gfni, "
@@ -102,4 +111,10 @@ Result<const KernelTable*> choose_kernels(std::string_view name, const Features&
                name);
 }
 
-}  // namespace nfp::cpu
+Result<InstructionSet> choose_instruction_set(std::string_view option) {
+  const char* environment = std::getenv("NESTEDFP_CPU");
+  const bool overridden = environment != nullptr && *environment != '\0';
+  return choose_instruction_set(overridden ? std::string_view(environment) : option, detect_features());
+}
+
+}  // namespace nfp

@@ -1,4 +1,4 @@
-#include "nested/fp8_channel.h"
+#include "eval/fp8_channel.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "calibrate/calibrate.h"
-#include "policy/policy.h"
 #include "engine/request.h"
+#include "policy/policy.h"
 #include "runtime/loaded_model.h"
 #include "runtime/sampling_defaults.h"
 

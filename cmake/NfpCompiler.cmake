@@ -16,6 +16,9 @@ endif()
 nfp_own_cxx_options(-ffp-contract=off)
 
 if(NFP_SANITIZE)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    nfp_own_cxx_options(-Wno-mismatched-new-delete)  # of Asio's coroutine frames, whose allocators the sanitizers split
+  endif()
   nfp_own_cxx_options(-fsanitize=${NFP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(nfp_options INTERFACE -fsanitize=${NFP_SANITIZE})
 endif()

@@ -171,6 +171,8 @@ def test_histograms_add_up(fake):
             assert [b for b, _ in buckets] == sorted(b for b, _ in buckets) and buckets[-1][0] == float("inf")
             assert [c for _, c in buckets] == sorted(c for _, c in buckets)
             assert f"{name}_count{{{labels}}} {buckets[-1][1]}\n" in text
+    assert float(re.search(r"^process_cpu_seconds_total (\S+)$", text, re.M).group(1)) > 0
+    assert int(re.search(r"^process_resident_memory_bytes (\d+)$", text, re.M).group(1)) > 1 << 20
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
         assert fake.metric(f"vllm:{name}_count") > 0
     assert 'finished_reason="length"' in text and 'precision="fp8"' in text and 'model_name="fake"' in text

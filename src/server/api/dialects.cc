@@ -31,7 +31,9 @@ void pass_on(Fields& fields, Json* chat) {
                            "safety_identifier",
                            "prompt_cache_key",
                            "prompt_cache_retention",
-                           "priority"}) {
+                           "priority",
+                           "slo_ttft_ms",
+                           "slo_itl_ms"}) {
     if (const Json* value = fields.find(name)) (*chat)[name] = *value;
   }
 }

@@ -1,10 +1,12 @@
 #include "server/metrics/metrics.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "base/process_memory.h"
 #include "server/grammar/grammar.h"
 
 namespace nfp::server {
@@ -168,6 +170,7 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.counter("vllm:prefix_cache_hits_total", e.prefix_hits, "Prompt tokens found there.");
   w.counter("vllm:gpu_prefix_cache_queries_total", e.prefix_queries, "The same under its older name.");
   w.counter("vllm:gpu_prefix_cache_hits_total", e.prefix_hits, "The same under its older name.");
+  w.counter("vllm:prompt_tokens_cached_total", e.prefix_hits, "Prompt tokens taken from the prefix cache.");
   w.counter("vllm:prompt_tokens_total", prompt_tokens_, "Prompt tokens of finished requests.");
   w.counter("vllm:generation_tokens_total", generation_tokens_, "Tokens generated.");
   w.head("vllm:request_success_total", "counter", "Finished requests by reason.");
@@ -189,6 +192,18 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("vllm:request_prompt_tokens", prompt_length_, "Prompt tokens of a request.");
   w.histogram("vllm:request_generation_tokens", generation_length_, "Tokens generated for a request.");
   w.histogram("vllm:request_params_max_tokens", max_tokens_, "Tokens a request was allowed.");
+
+  // Of the process, under the names of Prometheus's own client libraries, which have no labels.
+  rusage used = {};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  w.head("process_cpu_seconds_total", "counter", "Processor time used, of the system and the program.");
+  fmt::format_to(std::back_inserter(w.out), "process_cpu_seconds_total {:.6f}\n",
+                 seconds(used.ru_utime) + seconds(used.ru_stime));
+  w.head("process_resident_memory_bytes", "gauge", "Resident memory.");
+  fmt::format_to(std::back_inserter(w.out), "process_resident_memory_bytes {}\n", process_memory().resident);
 
   w.head("nestedfp:steps_total", "counter", "Engine steps by precision.");
   for (size_t i = 0; i < kPrecisionCount; ++i) {

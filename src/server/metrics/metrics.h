@@ -51,7 +51,7 @@ class Metrics final : public EngineObserver {
   std::array<Histogram, kPrecisionCount> step_time_;
   Histogram predicted_;
   std::atomic<double> level_{0};             // share of the last step's weights in FP8
-  uint64_t predictions_ = 0;  // engine's thread only
+  uint64_t predictions_ = 0;                 // engine's thread only
   std::atomic<double> prediction_error_{0};  // mean over about the last 100 steps, of what was measured
   // Requests by tier: those that named their own targets, and those that got the server's.
   std::array<std::atomic<uint64_t>, 2> judged_{}, attained_{}, attained_tokens_{};

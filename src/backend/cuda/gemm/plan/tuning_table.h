@@ -29,7 +29,8 @@ class TuningTable {
 
   void set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config);
   // The tuned choice for the problem's bucket of tokens; the nearest larger tuned bucket's if that one is missing. None
-  // beyond the largest, and none of another mode's (BF16 goes by FP16's, W8A16 by E4M3's) that this one has no kernel for.
+  // beyond the largest, and none of another mode's (BF16 goes by FP16's, W8A16 by E4M3's) that this one has no kernel
+  // for.
   std::optional<Config> find(const Problem& problem) const;
 
   // Null if the table has none. BF16 kernels do the same work as FP16's.

@@ -57,6 +57,7 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   EngineConfig engine = options.engine;
   engine.limits.max_sequences = 17;
   engine.kv_blocks = 0;
+  engine.kv_bytes = 0;  // a cache that holds what is measured; the server's own may be far smaller
 
   // How fast the machine is, to know what there is time for.
   engine.limits.max_step_tokens = std::min(64, options.engine.limits.max_step_tokens);

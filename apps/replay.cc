@@ -1,9 +1,9 @@
 // nestedfp replay: a request trace against a simulated machine or a running server.
 #include <fmt/format.h>
 
-#include <fstream>
-
+#include "base/atomic_file.h"
 #include "policy/slo_policy.h"
+#include "progress_bar.h"
 #include "replay/http_load.h"
 #include "replay/report.h"
 #include "replay/simulator.h"
@@ -30,18 +30,15 @@ struct ReplayFlags {
   std::string json, csv, html, command;
 };
 
-void show_progress(const std::string& what, size_t done, size_t total) {
-  fmt::print(stderr, "\r{:<28} {:>7} of {} requests", what, done, total);
-  if (done == total) fmt::print(stderr, "\r{:<60}\r", "");
+// `bar` and `what` must outlive what comes back.
+ReplayProgress drawn_by(ProgressBar& bar, const std::string& what) {
+  return [draw = bar.callback(), &what](size_t done, size_t total) {
+    if (draw) draw({what, done, total});
+  };
 }
 
 Status write(const std::string& path, const std::string& text) {
-  if (path.empty()) return ok_status();
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) return error(ErrorCode::kIo, "{}: cannot be written", path);
-  return ok_status();
+  return path.empty() ? ok_status() : write_file(path, text);
 }
 
 class Simulation {
@@ -67,7 +64,8 @@ class Simulation {
       return parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
     };
     const std::string what = rate > 0 ? fmt::format("{} at {:.2f}/s", policy, rate) : policy;
-    return simulate(part, model_, make, options_, [&](size_t done, size_t total) { show_progress(what, done, total); });
+    ProgressBar bar;
+    return simulate(part, model_, make, options_, drawn_by(bar, what));
   }
   ReplaySummary summary(const ReplayOutcome& outcome, const std::string& policy, const GoodputLimits& limits) const {
     return summarize(outcome, policy, &model_, options_.max_step_tokens, limits);
@@ -121,9 +119,8 @@ Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLi
     TraceSelection selection = flags.selection;
     selection.rate = rate;
     NFP_ASSIGN_OR_RETURN(const Trace part, select(trace, selection));
-    NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, flags.http, [&](size_t done, size_t total) {
-                           show_progress(flags.http.url, done, total);
-                         }));
+    ProgressBar bar;
+    NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, flags.http, drawn_by(bar, flags.http.url)));
     report.rows.push_back(
         summarize(outcome, "server", model ? &*model : nullptr, flags.simulation.max_step_tokens, limits));
     report.outcomes.push_back(std::move(outcome));

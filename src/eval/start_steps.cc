@@ -1,14 +1,12 @@
 #include "eval/start_steps.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 
+#include "base/atomic_file.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "eval/step_times.h"
@@ -92,20 +90,10 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   return table;
 }
 
-// A file that is half written is never read: it gets its name when it is whole.
 Status keep(const fs::path& path, const std::string& text) {
   std::error_code failed;
-  fs::create_directories(path.parent_path(), failed);
-  const fs::path part = path.string() + fmt::format(".{}", ::getpid());
-  std::ofstream file(part, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (file) fs::rename(part, path, failed);
-  if (!file || failed) {
-    fs::remove(part, failed);
-    return error(ErrorCode::kIo, "{}: cannot be written", path.string());
-  }
-  return ok_status();
+  fs::create_directories(path.parent_path(), failed);  // where it fails, so does the file, and says why
+  return write_file(path.string(), text);
 }
 
 }  // namespace

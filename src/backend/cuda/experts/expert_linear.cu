@@ -64,7 +64,7 @@ __device__ __forceinline__ float gated(float gate, float up) {
 
 // Assignments first .. first + count - 1 (at most 8 kTiles) by the block's 64 rows. kAhead blocks of weights are on
 // their way while one is multiplied.
-template <ExpertEpilogue kEpilogue, int kTiles, int kAhead>
+template <ExpertEpilogue kEpilogue, bool kDense, int kTiles, int kAhead>
 __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatrix& matrix, const Planes& planes,
                                          Shared& shared, int first, int count) {
   constexpr int kTokens = kTiles * 8;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
     }
   };
   RawWeights raw[kAhead];
-  if (!matrix.dense) {
+  if constexpr (!kDense) {
 #pragma unroll
     for (int s = 0; s < kAhead; ++s) {
       if (s < p.blocks_k) raw[s] = load_weights(planes, s);
@@ -114,7 +114,7 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
       const int block = base + s;
       if (block >= p.blocks_k) break;
       uint32_t a[4][4];
-      if (matrix.dense) {
+      if constexpr (kDense) {
         fetch_dense(block, a);
       } else {
 #pragma unroll
@@ -165,8 +165,8 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
 }
 
 template <int kMost, ExpertEpilogue kEpilogue>
-__global__ __launch_bounds__(kExpertThreads) void expert_linear_kernel(
-    const __grid_constant__ ExpertLinearParams<kMost> params) {
+__global__ __launch_bounds__(kExpertThreads,
+                             3) void expert_linear_kernel(const __grid_constant__ ExpertLinearParams<kMost> params) {
   __shared__ __align__(16) Shared shared;
   ptx::launch_dependents();
   ptx::dependency_wait();
@@ -183,17 +183,18 @@ __global__ __launch_bounds__(kExpertThreads) void expert_linear_kernel(
     planes.bias = matrix.biased ? 0x00400040u : 0u;
     planes.borrow = matrix.biased ? 0u : 0x01010101u;
   }
-  for (int first = begin; first < end;) {
-    const int left = end - first;
-    if (left <= 8) {
-      multiply<kEpilogue, 1, 4>(p, matrix, planes, shared, first, left);
-      first += 8;
-    } else if (left <= 32) {
-      multiply<kEpilogue, 4, 2>(p, matrix, planes, shared, first, left);
-      first += 32;
-    } else {
-      multiply<kEpilogue, 8, 2>(p, matrix, planes, shared, first, min(left, kMostTokens));
-      first += kMostTokens;
+  const int count = end - begin;
+  if (matrix.dense) {
+    for (int first = begin; first < end; first += 32) {
+      multiply<kEpilogue, true, 4, 1>(p, matrix, planes, shared, first, min(end - first, 32));
+    }
+  } else if (count <= 8) {
+    multiply<kEpilogue, false, 1, 4>(p, matrix, planes, shared, begin, count);
+  } else if (count <= 32) {
+    multiply<kEpilogue, false, 4, 2>(p, matrix, planes, shared, begin, count);
+  } else {
+    for (int first = begin; first < end; first += kMostTokens) {
+      multiply<kEpilogue, false, 8, 1>(p, matrix, planes, shared, first, min(end - first, kMostTokens));
     }
   }
 }

@@ -94,6 +94,7 @@ class CudaBackend final : public Backend {
   const BackendInfo& info() const override { return info_; }
   bool supports(Precision) const override { return true; }
   Precision fastest_fp8() const override { return Precision::kFp8W8A8; }
+  Status accepts(const StepReserve& most) const override;
   bool prefers_graphs() const override { return true; }
   Status reserve(const StepReserve& most) override;
   std::optional<DeviceMemory> memory() const override {
@@ -149,6 +150,9 @@ class CudaBackend final : public Backend {
   void linear(const LinearArgs& args) override;
   void rope(const RopeArgs& args) override;
   void attention(const AttentionArgs& args) override;
+  void route(const RouteArgs&) override { refuse_experts(); }
+  void expert_linear(const ExpertLinearArgs&) override { refuse_experts(); }
+  void combine_experts(const CombineExpertsArgs&) override { refuse_experts(); }
   void gather_rows(const GatherRowsArgs& args) override;
   void sample(const SampleArgs& args) override;
   void score(const ScoreArgs& args) override;
@@ -170,6 +174,7 @@ class CudaBackend final : public Backend {
 
  private:
   explicit CudaBackend(const CudaOptions& options) : options_(options) {}
+  void refuse_experts() { keep(error(ErrorCode::kUnsupported, "the GPU backend computes no experts")); }
   // The first failure of an operation, for whoever waits next.
   void keep(Status status) {
     if (!status.ok() && !failure_) failure_ = std::move(status).error();
@@ -291,7 +296,18 @@ Result<std::unique_ptr<Event>> CudaBackend::make_event() {
   return std::unique_ptr<Event>(std::move(event));
 }
 
-Status CudaBackend::reserve(const StepReserve& most) {
+Status CudaBackend::accepts(const StepReserve& most) const {
+  if (most.experts > 0) {
+    return error(ErrorCode::kUnsupported,
+                 "the GPU backend computes no experts, and this model has {} a layer (num_experts, "
+                 "num_local_experts); use --device cpu",
+                 most.experts);
+  }
+  if (most.norm_spans_heads) {
+    return error(ErrorCode::kUnsupported,
+                 "the GPU backend normalises each query and key head by itself, and this model all of them together "
+                 "(q_norm); use --device cpu");
+  }
   if (most.activation != Activation::kSilu) {
     return error(ErrorCode::kUnsupported,
                  "the GPU backend computes SiLU between gate and up, and this model wants GELU; use --device cpu");
@@ -300,6 +316,11 @@ Status CudaBackend::reserve(const StepReserve& most) {
     return error(ErrorCode::kUnsupported,
                  "the GPU backend computes no soft cap of logits (final_logit_softcapping); use --device cpu");
   }
+  return ok_status();
+}
+
+Status CudaBackend::reserve(const StepReserve& most) {
+  NFP_RETURN_IF_ERROR(accepts(most));
   if (uploader_) {
     NFP_RETURN_IF_ERROR(uploader_->finish());
     uploader_.reset();

@@ -26,14 +26,24 @@ class GpuTest : public ::testing::Test {
   }
 };
 
-// Tiny models that the GPU computes: heads of a multiple of 16 features.
+// Tiny models that the GPU computes: heads of a multiple of 16 features, each with a norm of its own if any.
 std::vector<std::string> models() {
   std::vector<std::string> names;
   for (const char* name : kTinyModels) {
     if (tiny_model_folder(name).empty()) continue;
     auto model = TinyModel::load(name, "scalar", 1);
     if (!model.ok()) continue;
-    if ((*model)->config().head_dim % 16 == 0) names.emplace_back(name);
+    const ModelConfig& config = (*model)->config();
+    if (config.head_dim % 16 != 0) continue;
+    if (config.norm_spans_heads) {
+      const auto refused = TinyModel::load(name, "cuda", 1);
+      EXPECT_FALSE(refused.ok()) << name;
+      if (!refused.ok()) {
+        EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported) << refused.error().message;
+      }
+      continue;
+    }
+    names.emplace_back(name);
   }
   return names;
 }
@@ -137,7 +147,9 @@ TEST_F(GpuTest, LogitsOfTheTinyModelsAreTheCpus) {
       if (rounded) {
         EXPECT_LT(relative_error(*got, *exact), 1.25 * bound) << name;
       }
-      EXPECT_LT(error, bound) << name << " " << name_of(precision);
+      // (Experts keep 16-bit activations on a GPU: nearer to the exact logits, and so as far from the CPU's.)
+      const bool experts = (*cpu)->config().experts.count > 0;
+      EXPECT_LT(error, rounded && experts ? 1.5 * bound : bound) << name << " " << name_of(precision);
       printf("%s %s: relative error %.2e (bound %.2e)\n", name.c_str(), std::string(name_of(precision)).c_str(), error,
              bound);
     }

@@ -7,7 +7,6 @@ namespace nfp::cuda {
 namespace {
 
 // A thread block a row, four features a thread at a time.
-template <bool kF32>
 __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineCall p) {
   ptx::launch_dependents();
   ptx::dependency_wait();
@@ -26,21 +25,14 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineC
     if (p.shared != nullptr) {
       add(sum, p.shared_weight != nullptr ? p.shared_weight[row] : 1.0f, p.shared, row * p.hidden + i);
     }
-    if constexpr (kF32) {
-      *reinterpret_cast<float4*>(static_cast<float*>(p.out) + row * p.hidden + i) = sum;
-    } else {
-      const __half2 pairs[2] = {__floats2half2_rn(sum.x, sum.y), __floats2half2_rn(sum.z, sum.w)};
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out) + row * p.hidden + i) =
-          *reinterpret_cast<const uint2*>(pairs);
-    }
+    const __half2 pairs[2] = {__floats2half2_rn(sum.x, sum.y), __floats2half2_rn(sum.z, sum.w)};
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out) + row * p.hidden + i) =
+        *reinterpret_cast<const uint2*>(pairs);
   }
 }
 
 }  // namespace
 
-const void* combine_function(bool out_is_f32) {
-  return out_is_f32 ? reinterpret_cast<const void*>(&combine_kernel<true>)
-                    : reinterpret_cast<const void*>(&combine_kernel<false>);
-}
+const void* combine_function() { return reinterpret_cast<const void*>(&combine_kernel); }
 
 }  // namespace nfp::cuda

@@ -112,7 +112,7 @@ Status run_combine(const CombineCall& c, CUstream_st* stream) {
   shape.block = kCombineThreads;
   shape.dependent = true;
   void* arguments[] = {&p};
-  return launch("combine", combine_function(c.out_is_f32), shape, arguments, stream);
+  return launch("combine", combine_function(), shape, arguments, stream);
 }
 
 }  // namespace nfp::cuda

@@ -61,8 +61,7 @@ struct CombineCall {
   int32_t hidden = 0;                    // a multiple of 8
   const void* shared = nullptr;          // FP16 [rows, hidden], or null
   const float* shared_weight = nullptr;  // [rows]; null = 1
-  void* out = nullptr;                   // [rows, hidden]
-  bool out_is_f32 = false;
+  void* out = nullptr;                   // FP16 [rows, hidden]
 };
 
 }  // namespace nfp::cuda

@@ -258,46 +258,42 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
 }
 
 TEST_F(ExpertsGpu, CombinesInOrder) {
-  for (const bool f32 : {false, true}) {
-    for (const bool shared : {false, true}) {
-      const size_t rows = 37, top = 6, hidden = 1032;
-      const auto x = halves(rows * top * hidden, 1.0f), always = halves(rows * hidden, 1.0f);
-      std::vector<int32_t> place(rows * top);
-      std::iota(place.begin(), place.end(), 0);
-      std::shuffle(place.begin(), place.end(), random_);
-      std::vector<float> weight(rows * top), gate(rows);
-      for (float& w : weight) w = std::abs(number(0.3f));
-      for (float& w : gate) w = std::abs(number(0.3f));
-      const DeviceVector<uint16_t> d_x(x), d_always(always), out(rows * hidden);
-      const DeviceVector<float> d_weight(weight), d_gate(gate), out_f32(rows * hidden);
-      const DeviceVector<int32_t> d_place(place), other(rows * top);
-      CombineCall call;
-      call.x = d_x.get();
-      call.routes = {8, static_cast<int32_t>(top), other.get(), other.get(), d_place.get(), d_weight.get()};
-      call.rows = static_cast<int64_t>(rows);
-      call.hidden = static_cast<int32_t>(hidden);
-      call.shared = shared ? d_always.get() : nullptr;
-      call.shared_weight = d_gate.get();
-      call.out = f32 ? static_cast<void*>(out_f32.get()) : out.get();
-      call.out_is_f32 = f32;
-      finish(run_combine(call, nullptr));
-      const auto got = out.host();
-      const auto got_f32 = out_f32.host();
-      for (size_t r = 0; r < rows; ++r) {
-        for (size_t i = 0; i < hidden; ++i) {
-          double want = 0, magnitude = 0;
-          const auto add = [&](float by, uint16_t v) {
-            want += double{by} * double{fp16_to_fp32(v)};
-            magnitude += std::abs(double{by} * double{fp16_to_fp32(v)});
-          };
-          for (size_t t = 0; t < top; ++t) {
-            add(weight[r * top + t], x[static_cast<size_t>(place[r * top + t]) * hidden + i]);
-          }
-          if (shared) add(gate[r], always[r * hidden + i]);
-          const double value = f32 ? got_f32[r * hidden + i] : fp16_to_fp32(got[r * hidden + i]);
-          const double slack = magnitude * 8 * 0x1p-24 + (f32 ? 0 : std::abs(want) * 0x1p-11 + 0x1p-25);
-          ASSERT_LE(std::abs(value - want), slack) << r << " " << i;
+  for (const bool shared : {false, true}) {
+    const size_t rows = 37, top = 6, hidden = 1032;
+    const auto x = halves(rows * top * hidden, 1.0f), always = halves(rows * hidden, 1.0f);
+    std::vector<int32_t> place(rows * top);
+    std::iota(place.begin(), place.end(), 0);
+    std::shuffle(place.begin(), place.end(), random_);
+    std::vector<float> weight(rows * top), gate(rows);
+    for (float& w : weight) w = std::abs(number(0.3f));
+    for (float& w : gate) w = std::abs(number(0.3f));
+    const DeviceVector<uint16_t> d_x(x), d_always(always), out(rows * hidden);
+    const DeviceVector<float> d_weight(weight), d_gate(gate);
+    const DeviceVector<int32_t> d_place(place), other(rows * top);
+    CombineCall call;
+    call.x = d_x.get();
+    call.routes = {8, static_cast<int32_t>(top), other.get(), other.get(), d_place.get(), d_weight.get()};
+    call.rows = static_cast<int64_t>(rows);
+    call.hidden = static_cast<int32_t>(hidden);
+    call.shared = shared ? d_always.get() : nullptr;
+    call.shared_weight = d_gate.get();
+    call.out = out.get();
+    finish(run_combine(call, nullptr));
+    const auto got = out.host();
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t i = 0; i < hidden; ++i) {
+        double want = 0, magnitude = 0;
+        const auto add = [&](float by, uint16_t v) {
+          want += double{by} * double{fp16_to_fp32(v)};
+          magnitude += std::abs(double{by} * double{fp16_to_fp32(v)});
+        };
+        for (size_t t = 0; t < top; ++t) {
+          add(weight[r * top + t], x[static_cast<size_t>(place[r * top + t]) * hidden + i]);
         }
+        if (shared) add(gate[r], always[r * hidden + i]);
+        const double value = fp16_to_fp32(got[r * hidden + i]);
+        const double slack = magnitude * 8 * 0x1p-24 + std::abs(want) * 0x1p-11 + 0x1p-25;
+        ASSERT_LE(std::abs(value - want), slack) << r << " " << i;
       }
     }
   }

@@ -39,6 +39,6 @@ inline constexpr int kExpertRows = 64;  // of a matrix, a thread block
 const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue);
 
 inline constexpr int kCombineThreads = 256;
-const void* combine_function(bool out_is_f32);
+const void* combine_function();
 
 }  // namespace nfp::cuda

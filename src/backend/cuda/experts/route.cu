@@ -124,15 +124,16 @@ __global__ __launch_bounds__(kAssignThreads) void assign_rows_kernel(const Route
   __shared__ int counts[kWarps];
   ptx::launch_dependents();
   ptx::dependency_wait();
-  const int expert = static_cast<int>(blockIdx.x), top = p.routes.top;
+  const int expert = static_cast<int>(blockIdx.x);
+  const auto top = static_cast<uint32_t>(p.routes.top);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t total = p.rows * top;
-  const auto expert_of = [&](int64_t assignment) {
-    const int64_t row = assignment / top;
-    return reinterpret_cast<const int32_t*>(p.logits + row * p.routes.experts)[assignment - row * top];
+  const auto total = static_cast<uint32_t>(p.rows) * top;
+  const auto expert_of = [&](uint32_t assignment) {
+    const uint32_t row = assignment / top;
+    return reinterpret_cast<const int32_t*>(p.logits + int64_t{row} * p.routes.experts)[assignment - row * top];
   };
   int before = 0;
-  for (int64_t i = threadIdx.x; i < total; i += kAssignThreads) before += expert_of(i) < expert;
+  for (uint32_t i = threadIdx.x; i < total; i += kAssignThreads) before += expert_of(i) < expert;
   before = __reduce_add_sync(0xffffffffu, before);
   if (lane == 0) counts[warp] = before;
   __syncthreads();
@@ -143,8 +144,8 @@ __global__ __launch_bounds__(kAssignThreads) void assign_rows_kernel(const Route
     p.routes.start[expert] = next;
     if (expert == 0) p.routes.start[p.routes.experts] = static_cast<int32_t>(total);
   }
-  for (int64_t base = 0; base < total; base += kAssignThreads) {
-    const int64_t i = base + threadIdx.x;
+  for (uint32_t base = 0; base < total; base += kAssignThreads) {
+    const uint32_t i = base + threadIdx.x;
     const bool own = i < total && expert_of(i) == expert;
     const uint32_t votes = __ballot_sync(0xffffffffu, own);
     __syncthreads();  // the counts before were read

@@ -355,7 +355,6 @@ struct StepReserve {
   int32_t head_dim = 0;
   int32_t experts = 0;            // of a layer; 0 = none
   int32_t top_experts = 0;        // of a token
-  bool norm_spans_heads = false;  // as in RopeArgs
 };
 
 struct DeviceMemory {

@@ -90,8 +90,7 @@ StepReserve needs_of(const ModelConfig& config, int32_t tokens, int32_t rows) {
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
           .experts = config.experts.count,
-          .top_experts = config.experts.top,
-          .norm_spans_heads = config.norm_spans_heads};
+          .top_experts = config.experts.top};
 }
 
 Status Decoder::load(WeightLoader& weights) {

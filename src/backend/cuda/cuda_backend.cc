@@ -186,6 +186,8 @@ class CudaBackend final : public Backend {
     return *failure_;  // stays: a device that failed once does not come back
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
+  // RMSNorm of `count` heads together, in place.
+  void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
   // Rounds FP16 rows to E4M3 with a scale each.
   Status quantise(const void* x, int64_t rows, int64_t features, void* out);
 
@@ -306,11 +308,6 @@ Status CudaBackend::accepts(const StepReserve& most) const {
                  "the GPU backend computes up to {} experts a layer and {} a token, and this model has {} and {} "
                  "(num_experts, num_experts_per_tok); use --device cpu",
                  cuda::kMaxExpertsOnDevice, cuda::kMaxTopExpertsOnDevice, most.experts, most.top_experts);
-  }
-  if (most.norm_spans_heads) {
-    return error(ErrorCode::kUnsupported,
-                 "the GPU backend normalises each query and key head by itself, and this model all of them together "
-                 "(q_norm); use --device cpu");
   }
   return ok_status();
 }
@@ -528,6 +525,22 @@ void CudaBackend::linear(const LinearArgs& args) {
   keep(cuda::run_soft_cap(cap, stream_));
 }
 
+void CudaBackend::norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight) {
+  uint16_t* const x = static_cast<uint16_t*>(args.qkv) + int64_t{first} * args.head_dim;
+  cuda::GemmInputCall call;
+  call.source = cuda::GemmInputCall::Source::kNorm;
+  call.m = args.batch.tokens;
+  call.k = int64_t{count} * args.head_dim;
+  call.x = x;
+  call.ldx = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim;
+  call.weight = weight;
+  call.weight_f32 = true;
+  call.epsilon = args.norm_eps;
+  call.y_f16 = x;
+  call.ldy = call.ldx;
+  keep(cuda::prepare_gemm_input(call, stream_));
+}
+
 void CudaBackend::rope(const RopeArgs& args) {
   const auto timed = profiler_.time("rope", stream_);
   const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
@@ -541,9 +554,14 @@ void CudaBackend::rope(const RopeArgs& args) {
   call.cos_sin = args.cos_sin;
   call.positions = args.batch.positions;
   call.slots = args.batch.slots;
-  call.q_norm = args.q_norm;
-  call.k_norm = args.k_norm;
-  call.norm_eps = args.norm_eps;
+  if (args.norm_spans_heads) {  // in place, by kernels of their own
+    norm_heads(args, 0, args.heads, args.q_norm);
+    norm_heads(args, args.heads, args.kv_heads, args.k_norm);
+  } else {
+    call.q_norm = args.q_norm;
+    call.k_norm = args.k_norm;
+    call.norm_eps = args.norm_eps;
+  }
   call.keys = cache.keys(args.layer);
   call.values = cache.values(args.layer);
   call.e4m3_cache = cache.spec().dtype == DType::kF8E4M3;

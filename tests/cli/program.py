@@ -3,8 +3,8 @@
 A test here is a script: test_NAME.py PROGRAM TINY_MODELS [unittest arguments]
 """
 
-import json
 import atexit
+import json
 import os
 import shutil
 import subprocess

@@ -79,6 +79,7 @@ struct ModelConfig {
   bool norm_spans_heads = false;  // and of all heads together
   Experts experts;
   Activation activation = Activation::kSilu;
+  bool wide_stream = false;  // the residual stream leaves FP16's range (65504)
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends generation
 

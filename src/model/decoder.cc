@@ -89,8 +89,6 @@ StepReserve needs_of(const ModelConfig& config, int32_t tokens, int32_t rows) {
           .heads = config.heads,
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
-          .activation = config.activation,
-          .logit_cap = config.logit_cap,
           .experts = config.experts.count,
           .top_experts = config.experts.top,
           .norm_spans_heads = config.norm_spans_heads};
@@ -134,7 +132,7 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
     NFP_RETURN_IF_ERROR(backend_.upload(still_cos_sin_.data(), still.data(), still_cos_sin_.bytes()));
   }
   NFP_RETURN_IF_ERROR(work_.reserve(backend_, config_, tokens));
-  NFP_RETURN_IF_ERROR(head_.reserve(backend_, rows));
+  NFP_RETURN_IF_ERROR(head_.reserve(backend_, config_, rows));
   return backend_.reserve(needs_of(config_, tokens, rows));
 }
 
@@ -151,7 +149,7 @@ void Decoder::forward(const ForwardArgs& args) {
   const auto add = [&](const Norm& by) {
     pending = &work_.product;
     if (by.weight.data() == nullptr) return;
-    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added);
+    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added, /*into_stream=*/true);
     pending = &work_.added;
   };
   for (int32_t i = args.first_layer; i < end; ++i) {
@@ -161,12 +159,15 @@ void Decoder::forward(const ForwardArgs& args) {
     add(layer.attention_post_norm);
     // The router and several experts read the same norm: in the form that all of them can read.
     norm(layer.mlp_norm, layer.has_experts ? Precision::kFp16 : pass.consumer(layer.mlp.gate_up));
-    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass, work_.product))) return;
+    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass))) return;
     add(layer.mlp_post_norm);
   }
   if (pending == nullptr) return;
-  backend_.rms_norm(
-      {.x = pending->data(), .residual = work_.residual.data(), .rows = pass.rows(), .hidden = config_.hidden});
+  backend_.rms_norm({.x = pending->data(),
+                     .residual = work_.residual.data(),
+                     .rows = pass.rows(),
+                     .hidden = config_.hidden,
+                     .x_is_f32 = work_.wide});
 }
 
 std::vector<Linear*> Decoder::linears() {

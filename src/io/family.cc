@@ -87,7 +87,7 @@ constexpr Family kFamilies[] = {
     {FamilyId::kSmolLm3, "SmolLM3ForCausalLM", "smollm3", "", kLlamaLayer},
     {FamilyId::kPhi3, "Phi3ForCausalLM", "phi3", "", kPhi3Layer},
     {FamilyId::kGemma2, "Gemma2ForCausalLM", "gemma2", "", kGemmaLayer, false, /*norm_offset=*/1.0f},
-    {FamilyId::kGemma3, "Gemma3ForCausalLM", "gemma3_text", "", kGemmaLayer, false, /*norm_offset=*/1.0f},
+    {FamilyId::kGemma3, "Gemma3ForCausalLM", "gemma3_text", "gemma3", kGemmaLayer, false, /*norm_offset=*/1.0f},
     {FamilyId::kMixtral, "MixtralForCausalLM", "mixtral", "", kMixtralLayer},
     {FamilyId::kQwen2Moe, "Qwen2MoeForCausalLM", "qwen2_moe", "", kQwenMoeLayer},
     {FamilyId::kQwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe", "", kQwenMoeLayer},

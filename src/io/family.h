@@ -122,7 +122,7 @@ struct Family {
   std::string_view gguf;               // general.architecture; empty = these models come as another family's files
   std::span<const LayerTensor> layer;  // matrices that are stacked stand in the order of their rows
   bool gguf_permutes_qk = false;       // the converter reorders the rows of q and k (interleaved rotation)
-  float norm_offset = 0.0f;            // norms multiply by weight + offset
+  float norm_offset = 0.0f;            // norms multiply by weight + offset; GGUF files hold the sum
 
   // Without ".weight"; empty where the family has no such tensor. `expert` counts only for roles of experts.
   std::string name(TensorRole role, int32_t layer, int32_t expert = 0) const;

@@ -158,7 +158,7 @@ void Decoder::forward(const ForwardArgs& args) {
     add(layer.attention_post_norm);
     // The router and several experts read the same norm: in the form that all of them can read.
     norm(layer.mlp_norm, layer.has_experts ? Precision::kFp16 : pass.consumer(layer.mlp.gate_up));
-    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass, work_.product))) return;
+    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass))) return;
     add(layer.mlp_post_norm);
   }
   if (pending == nullptr) return;

@@ -14,14 +14,23 @@ Status GatedMlp::load(WeightLoader& weights, const ModelConfig& config, int32_t 
   return ok_status();
 }
 
-bool GatedMlp::run(const Pass& pass, const Buffer& out) const {
+LinearArgs GatedMlp::gating(const Pass& pass) const {
   LinearArgs gated;
   gated.epilogue = Epilogue::kGatedActivation;
   gated.activation = activation;
   gated.consumer = pass.consumer(down);
   gated.x_is_plain = shared;
-  return pass.multiply(gate_up, pass.work.normed, pass.work.mlp, gated) &&
-         pass.multiply_into_stream(down, pass.work.mlp, out);
+  return gated;
+}
+
+bool GatedMlp::run(const Pass& pass) const {
+  return pass.multiply(gate_up, pass.work.normed, pass.work.mlp, gating(pass)) &&
+         pass.multiply_into_stream(down, pass.work.mlp);
+}
+
+bool GatedMlp::run(const Pass& pass, const Buffer& out) const {
+  return pass.multiply(gate_up, pass.work.normed, pass.work.mlp, gating(pass)) &&
+         pass.multiply(down, pass.work.mlp, out);
 }
 
 }  // namespace nfp

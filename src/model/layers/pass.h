@@ -49,9 +49,9 @@ struct Pass {
   }
   // y = linear(x), with the epilogue that `call` asks for. False where the forward ends before this layer.
   bool multiply(const Linear& linear, const Buffer& x, const Buffer& y, LinearArgs call = {}) const;
-  // y = linear(x), of what is added to the stream.
-  bool multiply_into_stream(const Linear& linear, const Buffer& x, const Buffer& y) const {
-    return multiply(linear, x, y, {.y_is_f32 = work.wide});
+  // work.product = linear(x), to be added to the stream.
+  bool multiply_into_stream(const Linear& linear, const Buffer& x) const {
+    return multiply(linear, x, work.product, {.y_is_f32 = work.wide});
   }
 };
 

@@ -37,7 +37,8 @@ class SloPolicy final : public PrecisionPolicy {
   SloPolicy(StepModel model, const SloOptions& options) : model_(std::move(model)), options_(options) {
     for (size_t level = 0; level < model_.levels().size(); ++level) {
       const bool exact = is_exact(model_.levels()[level].precision);
-      if (exact && options_.levels == SloOptions::Levels::kFp8Only) continue;
+      const bool whole = model_.levels()[level].fp8_share == 1;
+      if (!whole && options_.levels == SloOptions::Levels::kFp8Only) continue;
       if (!exact && options_.levels == SloOptions::Levels::kFp16Only) continue;
       levels_.push_back(level);
     }
@@ -247,6 +248,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   }
 
   size_t chosen = 0;
+  const double last = last_.fp8_share;
   if (!prefills.empty()) {
     rank(prefills, paces[fastest], decodes, state.now_s);
     std::sort(prefills.begin(), prefills.end(), [&](const Prefill& a, const Prefill& b) {
@@ -259,7 +261,6 @@ StepDecision SloPolicy::decide(const StepState& state) {
       if (prefill.rank > 0) decision.lost.push_back(prefill.sequence);
     }
     // A level below the last step's stays until there is more room than was missing when it was left.
-    const double last = last_.fp8_share;
     while (chosen < paces.size()) {
       const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
       const double reserve = back ? options_.reserve_to_return : options_.reserve;
@@ -268,6 +269,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
     }
     if (chosen == paces.size()) chosen = fastest;
   }
+  const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
   while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > limit &&
          paces[fastest].decode_s < paces[chosen].decode_s) {
@@ -310,6 +312,11 @@ StepDecision SloPolicy::decide(const StepState& state) {
   decision.precision = level.precision;
   decision.fp8_share = level.fp8_share;
   decision.predicted_s = work.tokens > 0 ? model_.seconds(pace.level, work) : 0;
+  if (decision.fp8_share > last) {
+    decision.change = chosen == for_prompts ? LevelChange::kFirstTokens : LevelChange::kPace;
+  } else if (decision.fp8_share < last) {
+    decision.change = LevelChange::kRoom;
+  }
   last_.precision = decision.precision;
   last_.fp8_share = decision.fp8_share;
   return decision;

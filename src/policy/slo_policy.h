@@ -33,7 +33,7 @@ struct SloOptions {
   double end_errors = 2;
   double catch_up_errors = 3;
   double itl_margin_errors = 0.5;
-  double most_error = 0.2;  // no larger error is planned with
+  double most_error = 0.2;   // no larger error is planned with
   int32_t least_chunk = 16;  // prompt tokens of a step at least, where there are any
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;

@@ -146,7 +146,7 @@ bool Engine::cancel(const std::string& id) {
 double Engine::share_level(double share) const {
   const auto& levels = config_.fp8_levels;
   const auto level = std::lower_bound(levels.begin(), levels.end(), share);
-  return level != levels.end() ? *level : 1.0;
+  return level != levels.end() ? *level : levels.empty() ? 1.0 : levels.back();
 }
 
 void Engine::leave_out_unready(StepPlan& plan) {
@@ -163,7 +163,7 @@ void Engine::leave_out_unready(StepPlan& plan) {
   if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
 }
 
-Precision Engine::choose_precision(StepPlan& plan) {
+Precision Engine::choose_precision(StepPlan& plan, LevelChange& change) {
   StepLoad load;
   load.step_tokens = plan.tokens;
   load.prefill_tokens = plan.prefill_tokens;
@@ -181,10 +181,14 @@ Precision Engine::choose_precision(StepPlan& plan) {
   };
   if (is_exact(wanted)) {
     const bool all_fast = std::all_of(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kFast));
-    return all_fast && !policy_->fixed() ? config_.fp8 : wanted;
+    if (!all_fast || policy_->fixed()) return wanted;
+    change = LevelChange::kRequests;
+    plan.fp8_share = share_level(1.0);
+    return config_.fp8;
   }
   const auto exact = std::count_if(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kExact));
   if (exact == 0) return wanted;
+  change = LevelChange::kRequests;
   if (exact == static_cast<std::ptrdiff_t>(plan.items.size())) return Precision::kFp16;
   // Both kinds are there: each gets every other step. Those left out keep their blocks and are planned again.
   const bool exact_now = std::exchange(exact_turn_, !exact_turn_);
@@ -279,6 +283,7 @@ StepPlan Engine::plan_step(StepRecord& record) {
   state.free_tokens = int64_t{blocks_.available()} * blocks_.block_size();
   const StepDecision decision = policy_->decide(state);
   record.lost = static_cast<int32_t>(decision.lost.size());
+  record.change = decision.change;
   return scheduler_.schedule(decision);
 }
 
@@ -291,7 +296,8 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const Status started = start_sequences(plan);
   leave_out_unready(plan);
   if (plan.items.empty() && started.ok()) return false;
-  step.precision = runner_->computed(choose_precision(plan));
+  if (!policy_->plans()) step.record.change = LevelChange::kRule;
+  step.precision = runner_->computed(choose_precision(plan, step.record.change));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {
@@ -303,18 +309,21 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   StepRecord& record = step.record;
   record.start = start;
   record.precision = step.precision;
-  record.switched = last_precision_ && *last_precision_ != step.precision;
-  last_precision_ = step.precision;
   record.tokens = plan.tokens;
   record.prefill_tokens = plan.prefill_tokens;
   record.sequences = static_cast<int32_t>(plan.items.size());
   record.waiting = scheduler_.waiting();
   record.preempted = preempted;
   record.fp8_share = is_exact(step.precision) ? 0.0 : plan.fp8_share;
+  const StepLevel level = {step.precision, record.fp8_share};
+  record.switched = last_level_ && *last_level_ != level;
+  if (record.switched && record.change == LevelChange::kNone) record.change = LevelChange::kRequests;  // no longer
+  if (!record.switched) record.change = LevelChange::kNone;
+  last_level_ = level;
   for (const ScheduledSequence& item : plan.items) step.work.add(item.count, item.first);
   if (policy_->model() != nullptr) {
-    const size_t level = policy_->model()->find_level(step.precision, record.fp8_share);
-    if (level < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(level, step.work);
+    const size_t known = policy_->model()->find_level(step.precision, record.fp8_share);
+    if (known < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(known, step.work);
   }
   record.submit_s = seconds_between(start, now());
   in_flight_.push_back(std::move(step));

@@ -36,7 +36,8 @@ using EngineClock = std::chrono::steady_clock;
 struct StepRecord {
   uint64_t index = 0;
   Precision precision = Precision::kFp16;
-  bool switched = false;  // precision differs from the step before
+  bool switched = false;                    // precision or share of FP8 differs from the step before
+  LevelChange change = LevelChange::kNone;  // why, where it does
   int32_t tokens = 0;
   int32_t prefill_tokens = 0;
   int32_t sequences = 0;
@@ -145,7 +146,8 @@ class Engine {
 
   // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
   void leave_out_unready(StepPlan& plan);
-  Precision choose_precision(StepPlan& plan);
+  // `change` becomes kRequests where the step's requests decide.
+  Precision choose_precision(StepPlan& plan, LevelChange& change);
   double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);
   // False where there is nothing to submit. Requests that fail end in `outputs`.
@@ -181,7 +183,7 @@ class Engine {
   double recent_ttft_s_ = 0;
   EngineStats totals_;
   std::optional<Error> device_failure_;
-  std::optional<Precision> last_precision_;  // of the last step submitted
+  std::optional<StepLevel> last_level_;  // of the last step submitted
 };
 
 }  // namespace nfp

@@ -2,6 +2,7 @@
 and over, from a process of his own, and every gap between two of his tokens is taken down.
 
     hostile.py NESTEDFP MODEL OUT.json [--case NAME ...] [--flag=--threads=2 ...]
+    hostile.py NESTEDFP_SERVE_FAKE fake OUT.json     the same against the model that costs nothing, for sanitizers
 
 Starts the server on 127.0.0.1, talks to nothing else, and each case is bounded in count and time. After each case, with the
 bystander asleep: /health is 200, nothing runs, no KV block is in use, memory is back within 20 MB. At the end SIGTERM under
@@ -405,12 +406,15 @@ async def main():
     command = [args.program, "serve", args.model, "--port", "0", "--served-model-name", "m", "--max-model-len", "2048",
                "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--kv-cache-memory", f"{KV_MB}MiB",
                "--disable-log-requests", "--drain-timeout", "2"]
+    if args.model == "fake":
+        command = [args.program, "--step-us", "5000", "--max-num-seqs", "16", "--max-model-len", "2048", "--kv-blocks", "7600",
+                   "--drain-timeout-ms", "2000"]
     log = open(args.out + ".log", "w+", encoding="utf-8")  # pylint: disable=consider-using-with
     server = subprocess.Popen(command + args.flag, stderr=log, stdout=log)  # pylint: disable=consider-using-with
     port = None
     for _ in range(1200):
         with open(log.name, encoding="utf-8", errors="replace") as f:
-            if found := re.search(r"^ready.*:(\d+) ", f.read(), re.M):
+            if found := re.search(r"^(?:ready.*|http.*):(\d+)\s", f.read(), re.M):
                 port = int(found.group(1))
                 break
         assert server.poll() is None, "the server ended"

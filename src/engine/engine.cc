@@ -85,6 +85,7 @@ void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std
 
 Status Engine::submit(Request request) {
   if (device_failure_) return *device_failure_;
+  if (idle()) busy_since_ = now();
   if (const auto bad = validate(request.prompt, request.sampling, bounds())) {
     return Error{ErrorCode::kInvalidInput, bad->message};
   }
@@ -160,7 +161,10 @@ void Engine::leave_out_unready(StepPlan& plan) {
     return true;
   });
   // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
-  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
+  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) {
+    busy_since_ = now();  // so far nobody was held up
+    awaited->ready(std::chrono::milliseconds(2));
+  }
 }
 
 Precision Engine::choose_precision(StepPlan& plan, LevelChange& change) {
@@ -356,8 +360,10 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
   const auto waits = now();
+  const double between = seconds_between(busy_since_, waits);
   Result<StepOutput> result = runner_->collect(step.ticket);
   const auto arrived = now();
+  busy_since_ = arrived;
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
@@ -396,6 +402,7 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   policy_->observe(precision, record.fp8_share, work, record.seconds);
   last_collected_ = now;
   record.wait_s = seconds_between(waits, arrived);
+  record.between_s = between;
   record.output_s = seconds_between(arrived, now);
   record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   if (observer_ != nullptr) observer_->on_step(record);
@@ -454,6 +461,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     output.error = !failure.empty()
                        ? std::string(failure)
                        : fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    output.error_code = sequence.request.constraint->failure_code();
     end(entry, FinishReason::kError, output);
     return;
   }

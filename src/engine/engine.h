@@ -53,6 +53,9 @@ struct StepRecord {
   double submit_s = 0;  // choosing the step's tokens and precision, preparing and enqueueing it
   double wait_s = 0;    // waiting until it was done: next to nothing where the device was done first
   double output_s = 0;  // taking its tokens, ending requests
+  // From the moment that the step before was done, or that there was something to do, to waiting for this one: all that
+  // requests ask of that thread. Where several steps are in flight the device computes meanwhile.
+  double between_s = 0;
 };
 
 // What one request went through. Times in seconds; zero where it did not get that far.
@@ -177,6 +180,7 @@ class Engine {
   std::vector<int32_t> free_slots_;   // of the runner's token history
   std::deque<Step> in_flight_;
   EngineClock::time_point last_collected_;
+  EngineClock::time_point busy_since_;  // StepRecord::between_s begins here
   uint64_t next_serial_ = 0;
   bool exact_turn_ = true;  // when the policy wants FP8 and both kinds are there: whose turn it is
   double recent_tpot_s_ = 0;

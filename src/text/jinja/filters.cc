@@ -313,7 +313,8 @@ bool compares(Runtime& rt, const Value& v, const Value& argument) {
 bool is_defined(Runtime&, const Value& v, const Value&) { return !v.undefined(); }
 bool is_number(Runtime&, const Value& v, const Value&) { return v.is_number(); }
 bool iterable(Runtime&, const Value& v, const Value&) { return is_iterable(v); }
-bool sequence(Runtime&, const Value& v, const Value&) {
+bool sequence(Runtime& rt, const Value& v, const Value&) {
+  if (v.is(Kind::kView)) rt.fail("whether a view or range is a sequence is not supported in chat templates");
   return v.is(Kind::kString) || v.is_sequence() || v.is(Kind::kDict) || v.undefined();
 }
 bool same_as(Runtime&, const Value& v, const Value& argument) { return identical(v, argument); }

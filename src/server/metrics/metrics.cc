@@ -71,6 +71,40 @@ std::string escape_label(std::string_view text) {
   return out;
 }
 
+// Of the process, under the names of Prometheus's own client libraries, which have no labels.
+void write_process(Writer* w) {
+  rusage used = {};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  w->head("process_cpu_seconds_total", "counter", "Processor time used, of the system and the program.");
+  fmt::format_to(std::back_inserter(w->out), "process_cpu_seconds_total {:.6f}\n",
+                 seconds(used.ru_utime) + seconds(used.ru_stime));
+  w->head("process_resident_memory_bytes", "gauge", "Resident memory.");
+  fmt::format_to(std::back_inserter(w->out), "process_resident_memory_bytes {}\n", process_memory().resident);
+}
+
+void write_grammars(const GrammarStats& g, Writer* w) {
+  w->gauge("nestedfp:grammars_compiling", g.compiling.load(), "Grammars being compiled.");
+  w->histogram("nestedfp:grammar_compile_seconds", g.compile_seconds, "Duration of compiling a grammar, well or not.");
+  w->counter("nestedfp:grammar_cache_hits_total", g.hits, "Requests whose grammar was compiled already.");
+  w->gauge("nestedfp:grammar_cache_bytes", g.cached_bytes.load(), "Memory of the compiled grammars that are kept.");
+  w->head("nestedfp:grammars_refused_total", "counter", "Grammars that were not compiled, by reason.");
+  const std::pair<std::string_view, uint64_t> refused[] = {{"time", g.refused_time},
+                                                           {"busy", g.refused_busy},
+                                                           {"invalid", g.refused_invalid},
+                                                           {"failed", g.refused_failed},
+                                                           {"cancelled", g.cancelled}};
+  for (const auto& [reason, count] : refused) {
+    w->value("nestedfp:grammars_refused_total", count, fmt::format("reason=\"{}\"", reason));
+  }
+  w->counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped,
+             "Answers ended as their masks took too long.");
+  w->counter("nestedfp:grammar_process_restarts_total", g.restarts, "Processes for grammars started again.");
+  w->counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped, "Answers ended as their masks took too long.");
+}
+
 }  // namespace
 
 void Histogram::write(std::string& out, std::string_view name, std::string_view labels) const {
@@ -195,18 +229,7 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("vllm:request_prompt_tokens", prompt_length_, "Prompt tokens of a request.");
   w.histogram("vllm:request_generation_tokens", generation_length_, "Tokens generated for a request.");
   w.histogram("vllm:request_params_max_tokens", max_tokens_, "Tokens a request was allowed.");
-
-  // Of the process, under the names of Prometheus's own client libraries, which have no labels.
-  rusage used = {};
-  ::getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  w.head("process_cpu_seconds_total", "counter", "Processor time used, of the system and the program.");
-  fmt::format_to(std::back_inserter(w.out), "process_cpu_seconds_total {:.6f}\n",
-                 seconds(used.ru_utime) + seconds(used.ru_stime));
-  w.head("process_resident_memory_bytes", "gauge", "Resident memory.");
-  fmt::format_to(std::back_inserter(w.out), "process_resident_memory_bytes {}\n", process_memory().resident);
+  write_process(&w);
 
   w.head("nestedfp:steps_total", "counter", "Engine steps by precision.");
   for (size_t i = 0; i < kPrecisionCount; ++i) {
@@ -239,23 +262,7 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.gauge("nestedfp:http_connections", facts.connections, "Open connections.");
   w.counter("nestedfp:slow_readers_cut_total", facts.slow_readers_cut, "Streams cut off because nobody read them.");
   w.gauge("nestedfp:request_bytes", facts.request_bytes, "Bytes of requests held: read, parsed, waiting.");
-  if (facts.grammars == nullptr) return std::move(w.out);
-  const GrammarStats& g = *facts.grammars;
-  w.gauge("nestedfp:grammars_compiling", g.compiling.load(), "Grammars being compiled.");
-  w.histogram("nestedfp:grammar_compile_seconds", g.compile_seconds, "Duration of compiling a grammar, well or not.");
-  w.counter("nestedfp:grammar_cache_hits_total", g.hits, "Requests whose grammar was compiled already.");
-  w.gauge("nestedfp:grammar_cache_bytes", g.cached_bytes.load(), "Memory of the compiled grammars that are kept.");
-  w.head("nestedfp:grammars_refused_total", "counter", "Grammars that were not compiled, by reason.");
-  const std::pair<std::string_view, uint64_t> refused[] = {{"time", g.refused_time},
-                                                           {"busy", g.refused_busy},
-                                                           {"invalid", g.refused_invalid},
-                                                           {"failed", g.refused_failed},
-                                                           {"cancelled", g.cancelled}};
-  for (const auto& [reason, count] : refused) {
-    w.value("nestedfp:grammars_refused_total", count, fmt::format("reason=\"{}\"", reason));
-  }
-  w.counter("nestedfp:grammar_process_restarts_total", g.restarts, "Processes for grammars started again.");
-  w.counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped, "Answers ended as their masks took too long.");
+  if (facts.grammars != nullptr) write_grammars(*facts.grammars, &w);
   return std::move(w.out);
 }
 

@@ -102,7 +102,6 @@ void write_grammars(const GrammarStats& g, Writer* w) {
   w->counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped,
              "Answers ended as their masks took too long.");
   w->counter("nestedfp:grammar_process_restarts_total", g.restarts, "Processes for grammars started again.");
-  w->counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped, "Answers ended as their masks took too long.");
 }
 
 }  // namespace

@@ -97,7 +97,8 @@ std::string gemma_beyond_fp16() {
   std::string header(length, '\0');
   file.read(header.data(), static_cast<std::streamsize>(length));
   int changed = 0;
-  for (const auto& [name, tensor] : nlohmann::json::parse(header).items()) {
+  const auto tensors = nlohmann::json::parse(header);
+  for (const auto& [name, tensor] : tensors.items()) {
     if (name.find("post_attention_layernorm") == std::string::npos &&
         name.find("post_feedforward_layernorm") == std::string::npos)
       continue;

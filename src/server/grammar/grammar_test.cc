@@ -13,6 +13,7 @@
 
 #include "server/api/json_schema.h"
 #include "server/testing/byte_tokenizer.h"
+#include "server/testing/sanitizer_options.h"
 
 namespace nfp::server {
 namespace {

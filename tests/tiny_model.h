@@ -48,7 +48,7 @@ struct Golden {
 
 Result<Golden> read_golden(const std::string& name);
 
-// The generated model's folder, or nothing where the generator did not run (no numpy).
+// The generated model's folder, or nothing where the generator did not run (no numpy). A path is itself.
 std::string tiny_model_folder(const std::string& name);
 
 // `count` more tokens of sequence `sequence` in one step.

@@ -10,6 +10,10 @@
 // [rows, features], dense, row-major, of activation_dtype(). An operation that fails records the first error;
 // wait(), synchronize() and download() return it. Shapes that disagree are the caller's bug and are asserted.
 //
+// The residual stream of some families leaves FP16's range. There it, what is added to it and norms of what is added
+// are FP32 whatever activation_dtype() is, as the flags ..._is_f32 say. Inputs of linear layers are not: norms bound
+// them.
+//
 // The scalar CPU backend is the reference: all others are tested against it.
 #pragma once
 
@@ -139,6 +143,7 @@ struct EmbedArgs {
   BatchView batch;
   float scale = 1.0f;   // Gemma multiplies by sqrt(hidden)
   void* out = nullptr;  // [tokens, hidden]
+  bool out_is_f32 = false;
 };
 
 // The residual stream belongs to the norm: a linear layer stores its product, and the norm after it adds that. So a
@@ -150,6 +155,8 @@ struct RmsNormArgs {
   float eps = 1e-5f;
   int32_t rows = 0;
   int32_t hidden = 0;
+  bool x_is_f32 = false;    // and so is residual
+  bool out_is_f32 = false;  // it is added to the stream, not read by a linear
   // The precision of the linear that reads `out`: a backend may store out in the form that linear wants (E4M3 with
   // scales), in which case only linear can read it. out has activation_bytes(rows, hidden).
   Precision consumer = Precision::kFp16;
@@ -165,8 +172,8 @@ struct LinearArgs {
   Activation activation = Activation::kSilu;  // for kGatedActivation
   Precision consumer = Precision::kFp16;      // as in RmsNormArgs, for kGatedActivation's y
   void* y = nullptr;                          // [rows, n] (or n / 2)
-  bool y_is_f32 = false;                      // logits: FP32 whatever activation_dtype() is
-  float soft_cap = 0.0f;                      // for kStore: y = cap * tanh(y / cap) where > 0
+  bool y_is_f32 = false;                      // for kStore: logits, and what is added to an FP32 stream
+  float soft_cap = 0.0f;                      // with y_is_f32: y = cap * tanh(y / cap) where > 0
 };
 
 // Rotates q and k by position, rotate-half convention (Hugging Face), and writes k and v to the cache.
@@ -208,6 +215,7 @@ struct GatherRowsArgs {
   int32_t count = 0;
   int32_t hidden = 0;
   void* out = nullptr;  // [count, hidden]
+  bool is_f32 = false;  // x and out
 };
 
 // What each sequence slot has seen, for penalties: which tokens were in the prompt and how often each was generated.
@@ -283,8 +291,6 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  Activation activation = Activation::kSilu;  // between gate and up
-  float logit_cap = 0.0f;                     // as LinearArgs::soft_cap
 };
 
 struct DeviceMemory {
@@ -313,8 +319,7 @@ class Backend {
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
 
-  // Once weights are there, before the first step: steps will have at most this. kUnsupported for what the backend
-  // cannot compute.
+  // Once weights are there, before the first step: steps will have at most this.
   virtual Status reserve(const StepReserve& most) = 0;
   // Of the device, where it is apart from the host's.
   virtual std::optional<DeviceMemory> memory() const { return std::nullopt; }

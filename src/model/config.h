@@ -66,6 +66,7 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool qk_norm = false;  // RMSNorm of each query and key head before rotation
   Activation activation = Activation::kSilu;
+  bool wide_stream = false;  // the residual stream leaves FP16's range (65504)
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends generation
 

@@ -105,14 +105,12 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
     NFP_RETURN_IF_ERROR(make_table(local_cos_sin_, {config_.rope.dim, config_.local_rope_theta, {}}));
   }
   NFP_RETURN_IF_ERROR(work_.reserve(backend_, config_, tokens));
-  NFP_RETURN_IF_ERROR(head_.reserve(backend_, rows));
+  NFP_RETURN_IF_ERROR(head_.reserve(backend_, config_, rows));
   return backend_.reserve({.tokens = std::max(tokens, rows),
                            .sequences = rows,
                            .heads = config_.heads,
                            .kv_heads = config_.kv_heads,
-                           .head_dim = config_.head_dim,
-                           .activation = config_.activation,
-                           .logit_cap = config_.logit_cap});
+                           .head_dim = config_.head_dim});
 }
 
 void Decoder::forward(const ForwardArgs& args) {
@@ -128,7 +126,7 @@ void Decoder::forward(const ForwardArgs& args) {
   const auto add = [&](const Norm& by) {
     pending = &work_.product;
     if (by.weight.data() == nullptr) return;
-    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added);
+    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added, /*into_stream=*/true);
     pending = &work_.added;
   };
   for (int32_t i = args.first_layer; i < end; ++i) {
@@ -141,8 +139,11 @@ void Decoder::forward(const ForwardArgs& args) {
     add(layer.mlp_post_norm);
   }
   if (pending == nullptr) return;
-  backend_.rms_norm(
-      {.x = pending->data(), .residual = work_.residual.data(), .rows = pass.rows(), .hidden = config_.hidden});
+  backend_.rms_norm({.x = pending->data(),
+                     .residual = work_.residual.data(),
+                     .rows = pass.rows(),
+                     .hidden = config_.hidden,
+                     .x_is_f32 = work_.wide});
 }
 
 std::vector<Linear*> Decoder::linears() {

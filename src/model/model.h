@@ -48,7 +48,8 @@ class Model {
   // final norm: [count, hidden] of the backend's activation_dtype(), until the next call of this or logits().
   virtual const Buffer& final_states(const int32_t* rows, int32_t count) = 0;
 
-  // The residual stream [tokens, hidden] that the last forward left, of the backend's activation_dtype().
+  // The residual stream [tokens, hidden] that the last forward left: FP32 where config().wide_stream, else of the
+  // backend's activation_dtype().
   virtual const Buffer& hidden() const = 0;
 
   virtual std::vector<Linear*> linears() = 0;  // in order of layers; the head (the embedding, where tied) last

@@ -15,6 +15,7 @@
 
 #include "backend/cuda/attention/attention.h"
 #include "backend/cuda/fused/gemm_input.h"
+#include "backend/cuda/fused/stream_norm.h"
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/linear/linear.h"
 #include "backend/cuda/linear/uploader.h"
@@ -292,14 +293,6 @@ Result<std::unique_ptr<Event>> CudaBackend::make_event() {
 }
 
 Status CudaBackend::reserve(const StepReserve& most) {
-  if (most.activation != Activation::kSilu) {
-    return error(ErrorCode::kUnsupported,
-                 "the GPU backend computes SiLU between gate and up, and this model wants GELU; use --device cpu");
-  }
-  if (most.logit_cap > 0) {
-    return error(ErrorCode::kUnsupported,
-                 "the GPU backend computes no soft cap of logits (final_logit_softcapping); use --device cpu");
-  }
   if (uploader_) {
     NFP_RETURN_IF_ERROR(uploader_->finish());
     uploader_.reset();
@@ -399,6 +392,7 @@ void CudaBackend::embed(const EmbedArgs& args) {
   call.rows = args.batch.tokens;
   call.scale = args.scale;
   call.out = args.out;
+  call.out_is_f32 = args.out_is_f32;
   keep(cuda::run_embed(call, stream_));
 }
 
@@ -416,6 +410,26 @@ Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {
   const auto timed = profiler_.time("rms_norm", stream_);
+  const bool exact = is_exact(args.consumer);
+  if (args.x_is_f32) {
+    cuda::StreamNormCall call;
+    call.rows = args.rows;
+    call.columns = args.hidden;
+    call.x = static_cast<const float*>(args.x);
+    call.residual = static_cast<float*>(args.residual);
+    call.weight = args.weight;
+    call.epsilon = args.eps;
+    if (args.out_is_f32) {
+      call.y_f32 = static_cast<float*>(args.out);
+    } else if (exact) {
+      call.y_f16 = static_cast<uint16_t*>(args.out);
+    } else {
+      call.y_e4m3 = static_cast<uint8_t*>(args.out);
+      call.scales = cuda::e4m3_scales(args.out, args.rows, args.hidden);
+    }
+    keep(cuda::run_stream_norm(call, stream_));
+    return;
+  }
   if (args.out == nullptr) {
     cuda::AddCall call;
     call.x = args.x;
@@ -435,7 +449,7 @@ void CudaBackend::rms_norm(const RmsNormArgs& args) {
   call.epsilon = args.eps;
   call.residual = args.residual;
   call.ldr = args.hidden;
-  if (is_exact(args.consumer)) {
+  if (exact) {
     call.y_f16 = args.out;
     call.ldy = args.hidden;
   } else {
@@ -451,22 +465,14 @@ void CudaBackend::linear(const LinearArgs& args) {
   const auto timed =
       profiler_.time("linear", stream_, weight.bytes_read(args.precision),
                      2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
-  if (args.epilogue == Epilogue::kGatedActivation && args.activation != Activation::kSilu) {
-    keep(error(ErrorCode::kUnsupported,
-               "the GPU backend computes SiLU between gate and up, and nothing else; use --device cpu"));
-    return;
-  }
-  if (args.soft_cap > 0) {
-    keep(error(ErrorCode::kUnsupported, "the GPU backend computes no soft cap of logits; use --device cpu"));
-    return;
-  }
   cuda::LinearCall call;
   call.x = args.x;
   call.rows = args.rows;
   call.reserved_rows = args.rows;  // who writes E4M3 rows and who reads them agree on the number
   call.precision = args.precision;
-  call.epilogue =
-      args.epilogue == Epilogue::kGatedActivation ? cuda::LinearEpilogue::kSwiglu : cuda::LinearEpilogue::kStore;
+  call.epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::LinearEpilogue::kStore
+                  : args.activation == Activation::kSilu      ? cuda::LinearEpilogue::kSwiglu
+                                                              : cuda::LinearEpilogue::kGeglu;
   call.consumer = args.consumer;
   call.y = args.y;
   call.y_is_f32 = args.y_is_f32;
@@ -477,6 +483,13 @@ void CudaBackend::linear(const LinearArgs& args) {
   call.workspace.scratch_bytes = scratch_.bytes();
   call.stream = stream_;
   keep(linear_->run(weight, call));
+  if (args.soft_cap <= 0) return;
+  assert(args.y_is_f32);
+  cuda::SoftCapCall cap;
+  cap.x = static_cast<float*>(args.y);
+  cap.count = args.rows * weight.n();
+  cap.cap = args.soft_cap;
+  keep(cuda::run_soft_cap(cap, stream_));
 }
 
 void CudaBackend::rope(const RopeArgs& args) {
@@ -555,6 +568,7 @@ void CudaBackend::gather_rows(const GatherRowsArgs& args) {
   call.count = args.count;
   call.hidden = args.hidden;
   call.out = args.out;
+  call.is_f32 = args.is_f32;
   keep(cuda::run_gather(call, stream_));
 }
 

@@ -48,7 +48,7 @@ bool Attention::run(const Pass& pass) const {
   call.out = work.attended.data();
   call.consumer = pass.consumer(output);
   pass.backend.attention(call);
-  return pass.multiply(output, work.attended, work.product);
+  return pass.multiply_into_stream(output, work.attended);
 }
 
 }  // namespace nfp

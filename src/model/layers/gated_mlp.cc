@@ -19,7 +19,7 @@ bool GatedMlp::run(const Pass& pass) const {
   gated.activation = activation;
   gated.consumer = pass.consumer(down);
   return pass.multiply(gate_up, pass.work.normed, pass.work.mlp, gated) &&
-         pass.multiply(down, pass.work.mlp, pass.work.product);
+         pass.multiply_into_stream(down, pass.work.mlp);
 }
 
 }  // namespace nfp

@@ -2,15 +2,25 @@
 
 namespace nfp {
 
+size_t Workspace::stream_bytes(Backend& backend, const ModelConfig& config, int32_t rows) {
+  if (!config.wide_stream) return backend.activation_bytes(rows, config.hidden);
+  return static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * sizeof(float);
+}
+
 Status Workspace::reserve(Backend& backend, const ModelConfig& config, int32_t tokens) {
-  const auto make = [&](Buffer& buffer, int64_t features) -> Status {
+  wide = config.wide_stream;
+  const auto make_bytes = [&](Buffer& buffer, size_t bytes) -> Status {
     buffer.reset();
-    NFP_ASSIGN_OR_RETURN(buffer, backend.allocate(backend.activation_bytes(tokens, features)));
+    NFP_ASSIGN_OR_RETURN(buffer, backend.allocate(bytes));
     return ok_status();
   };
-  NFP_RETURN_IF_ERROR(make(residual, config.hidden));
-  NFP_RETURN_IF_ERROR(make(product, config.hidden));
-  if (config.family->has(TensorRole::kAttentionPostNorm)) NFP_RETURN_IF_ERROR(make(added, config.hidden));
+  const size_t stream = stream_bytes(backend, config, tokens);
+  NFP_RETURN_IF_ERROR(make_bytes(residual, stream));
+  NFP_RETURN_IF_ERROR(make_bytes(product, stream));
+  if (config.family->has(TensorRole::kAttentionPostNorm)) NFP_RETURN_IF_ERROR(make_bytes(added, stream));
+  const auto make = [&](Buffer& buffer, int64_t features) {
+    return make_bytes(buffer, backend.activation_bytes(tokens, features));
+  };
   NFP_RETURN_IF_ERROR(make(normed, config.hidden));
   NFP_RETURN_IF_ERROR(make(qkv, config.query_features() + 2 * config.kv_features()));
   NFP_RETURN_IF_ERROR(make(attended, config.query_features()));

@@ -20,6 +20,7 @@ struct GemmInputCall {
               // residual is given
     kSwiglu,  // y = silu(gate) * up; x is [m, 2k] with gate and up alternating in blocks of 8, as a GEMM over rows in
               // swiglu order leaves them
+    kGeglu,   // likewise y = gelu(gate) * up, GELU with tanh; FP16 only
   };
   Source source = Source::kPlain;
   int64_t m = 0;

@@ -68,14 +68,15 @@ Status check_call(const CudaWeight& weight, const LinearCall& call) {
   };
   if (call.rows <= 0 || call.rows > call.reserved_rows) return bad("rows", "must be 1 to reserved_rows");
   if (call.x == nullptr || call.y == nullptr) return bad("x and y", "must not be null");
-  if ((call.epilogue == LinearEpilogue::kSwiglu) != weight.interleaved()) {
-    return bad("epilogue", "must be kSwiglu for an interleaved weight and kStore for others");
+  const bool gated = call.epilogue != LinearEpilogue::kStore;
+  if (gated != weight.interleaved()) {
+    return bad("epilogue", "must be kSwiglu or kGeglu for an interleaved weight and kStore for others");
   }
-  if (call.epilogue == LinearEpilogue::kSwiglu && (call.y_is_f32 || call.residual != nullptr)) {
-    return bad("y_is_f32 and residual", "do not go with kSwiglu");
+  if (gated && (call.y_is_f32 || call.residual != nullptr)) {
+    return bad("y_is_f32 and residual", "do not go with a gate");
   }
-  if (call.epilogue == LinearEpilogue::kStore && !is_exact(call.consumer)) {
-    return bad("consumer", "must be kFp16 with kStore: only norms and kSwiglu write E4M3");
+  if (!gated && !is_exact(call.consumer)) {
+    return bad("consumer", "must be kFp16 with kStore: only norms and gates write E4M3");
   }
   return ok_status();
 }
@@ -138,14 +139,14 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   NFP_RETURN_IF_ERROR(check_call(weight, call));
   State& state = *state_;
   const int64_t n = weight.n(), k = weight.k();
-  const bool swiglu = weight.interleaved();
+  const bool gated = weight.interleaved();
   const bool fp8 = !is_exact(weight.consumes(call.precision));  // E4M3 activations
-  const bool quantised = swiglu && !is_exact(call.consumer);
-  const bool dense_swiglu = swiglu && !weight.segments().front().nested;  // interleaved weights are one segment
-  // A second kernel where SwiGLU is not in the product's epilogue, or its result has to be rounded to E4M3, which needs
-  // the largest magnitude of a whole row.
-  const bool two_kernels = dense_swiglu || quantised;
-  const bool fused = swiglu && !dense_swiglu;
+  const bool quantised = gated && !is_exact(call.consumer);
+  // Interleaved weights are one segment.
+  const bool fused = call.epilogue == LinearEpilogue::kSwiglu && weight.segments().front().nested;
+  // A second kernel where the gate is not in the product's epilogue, or its result has to be rounded to E4M3, which
+  // needs the largest magnitude of a whole row.
+  const bool two_kernels = (gated && !fused) || quantised;
   if (two_kernels &&
       (call.workspace.scratch == nullptr || call.workspace.scratch_bytes < scratch_bytes(weight, call.rows))) {
     return error(ErrorCode::kUsage, "linear: {} rows of this weight need {} bytes of scratch, {} given", call.rows,
@@ -207,7 +208,9 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   if (!two_kernels) return ok_status();
 
   GemmInputCall rows;
-  rows.source = dense_swiglu ? GemmInputCall::Source::kSwiglu : GemmInputCall::Source::kPlain;
+  rows.source = fused                                     ? GemmInputCall::Source::kPlain
+                : call.epilogue == LinearEpilogue::kGeglu ? GemmInputCall::Source::kGeglu
+                                                          : GemmInputCall::Source::kSwiglu;
   rows.m = call.rows;
   rows.k = n / 2;
   rows.x = product;

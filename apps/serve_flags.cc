@@ -117,6 +117,9 @@ void ServeFlags::add_precision(CLI::App& app) {
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
+  app.add_option("--pooling", pooling, "of embeddings that do not say: last (the last token's hidden state) or mean")
+      ->check(CLI::IsMember({"last", "mean"}))
+      ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
   add_share_flag(app, calibration);
   add_calibration_flags(app, calibration);
@@ -191,6 +194,7 @@ Status ServeFlags::resolve() {
     return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);
   }
   service.default_precision = *request_precision;
+  service.default_pooling = pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
     return checked.error();
   }

@@ -34,6 +34,7 @@ struct ServeFlags {
   const CLI::Option* slo_ttft_given = nullptr;
   const CLI::Option* slo_itl_given = nullptr;
   std::string default_request_precision = "auto";
+  std::string pooling = "last";
   std::string kv_dtype = "f16";
   std::string generation_config = "auto";
   bool no_prefix_caching = false;

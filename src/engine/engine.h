@@ -74,7 +74,8 @@ struct RequestRecord {
   double itl_target_s = 0;   // mean time between tokens
   double longest_gap_s = 0;  // between two tokens
   bool own_targets = false;  // the request named one
-  bool attained = false;     // both targets were met, to the last token
+  bool attained = false;     // both targets were met, to the last token; of a pooled request, its end as a first token
+  bool pooled = false;       // it gave hidden states, and no token
 };
 
 // Told of what happens, on the engine's thread; must return quickly and not call the engine.

@@ -154,8 +154,10 @@ class Session final : public std::enable_shared_from_this<Session> {
   Phase phase_ = Phase::kIdle;
   Clock::time_point deadline_ = Clock::time_point::max();
   Clock::time_point write_deadline_ = Clock::time_point::max();
-  uint64_t serial_ = 0;  // of the current exchange
-  bool active_ = false;  // an exchange is being answered
+  std::string method_, path_;  // of the request that is answered next; empty = its head is not there
+  Clock::time_point arrived_;  // when that was read
+  uint64_t serial_ = 0;        // of the current exchange
+  bool active_ = false;        // an exchange is being answered
   bool counted_ = false;
   bool keep_alive_ = true;
   bool http_1_0_ = false;
@@ -267,6 +269,9 @@ std::optional<Response> Session::check_head(const Parser& parser) {
   http_1_0_ = parser.get().version() < 11;
   head_only_ = parser.get().method() == beast::http::verb::head;
   const Request head = take_head(parser);
+  method_ = head.method;
+  path_ = head.path;
+  arrived_ = Clock::now();
   if (asks_to_close(head)) keep_alive_ = false;
   if (const std::string_view fault = framing_fault(head, parser.get().target(), http_1_0_); !fault.empty()) {
     return context_.handler->protocol_error(400, fault);
@@ -301,6 +306,8 @@ asio::awaitable<bool> Session::read_request() {
   parser.on_chunk_header(on_chunk);
   ByteLease lease(context_.budget);
   ahead_.resize(0);
+  method_.clear();
+  path_.clear();
   set_phase(Phase::kIdle, options.idle_timeout);
 
   bool head_seen = false;
@@ -415,6 +422,8 @@ asio::awaitable<void> Session::run() {
 }
 
 void Session::append_head(const Response& response, bool chunked) {
+  const auto seconds = method_.empty() ? Clock::duration(0) : Clock::now() - arrived_;
+  context_.handler->answered(method_, path_, response.status, std::chrono::duration<double>(seconds).count());
   fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
   if (!response.content_type.empty() && response.status != 204) {
     append_header(out_, "Content-Type", response.content_type);

@@ -33,6 +33,8 @@ int main(int argc, char** argv) {
   nfp::add_replay(app, status);
   nfp::add_evaluate(app, status);
   nfp::add_tune(app, status);
+  nfp::add_pull(app, status);
+  nfp::add_models(app, status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -17,6 +17,7 @@ namespace {
 
 struct ModelsFlags {
   bool json = false;
+  bool names = false;
 };
 
 nlohmann::ordered_json to_json(const CachedModel& model, const ModelSummary& summary) {
@@ -34,6 +35,10 @@ nlohmann::ordered_json to_json(const CachedModel& model, const ModelSummary& sum
 Status run(const ModelsFlags& flags) {
   const std::string cache = hub_cache();
   const CacheList list = list_hub_cache(cache);
+  if (flags.names) {
+    for (const CachedModel& model : list.models) fmt::print("{}\n", model.name);
+    return ok_status();
+  }
   std::vector<ModelSummary> summaries;
   for (const CachedModel& model : list.models) summaries.push_back(summarize_model(model.path));
   if (flags.json) {
@@ -78,6 +83,7 @@ void add_models(CLI::App& app, Status& status) {
   CLI::App* verb = app.add_subcommand("models", "List the models in the Hugging Face cache and whether they load");
   verb->footer("Example:\n  nestedfp models\nHF_HUB_CACHE and HF_HOME say where the cache is.");
   verb->add_flag("--json", flags->json, "print one JSON object");
+  verb->add_flag("--names", flags->names, "print names only, without opening the models");
   verb->callback([flags, &status] { status = run(*flags); });
 }
 

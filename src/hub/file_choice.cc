@@ -23,6 +23,10 @@ const HubFile* find(const HubModel& model, std::string_view path) {
   return place == model.files.end() ? nullptr : &*place;
 }
 
+bool has_safetensors(const HubModel& model) {
+  return find(model, "model.safetensors") != nullptr || find(model, "model.safetensors.index.json") != nullptr;
+}
+
 bool is_later_part(std::string_view path) {
   return path.find("-of-") != std::string_view::npos && path.find("-00001-of-") == std::string_view::npos;
 }
@@ -96,7 +100,7 @@ Result<std::vector<HubFile>> gguf_files(const HubModel& model, const HubName& na
 
 std::vector<HubFile> descriptive_files(const HubModel& model, const std::string& file) {
   std::vector<HubFile> out;
-  if (!file.empty()) return out;
+  if (!file.empty() || !has_safetensors(model)) return out;
   for (const HubFile& candidate : model.files) {
     // Of a nested checkpoint the lower bytes have an index of their own, in a folder.
     if (std::find(kDescriptive.begin(), kDescriptive.end(), candidate.path) != kDescriptive.end() ||
@@ -108,8 +112,7 @@ std::vector<HubFile> descriptive_files(const HubModel& model, const std::string&
 }
 
 Result<std::vector<HubFile>> weight_files(const HubModel& model, const HubName& name, const ReadFile& read) {
-  const bool safetensors =
-      find(model, "model.safetensors") != nullptr || find(model, "model.safetensors.index.json") != nullptr;
+  const bool safetensors = has_safetensors(model);
   const auto any = [&](std::string_view end) {
     return std::any_of(model.files.begin(), model.files.end(),
                        [&](const HubFile& file) { return file.path.ends_with(end); });

@@ -12,7 +12,7 @@
 namespace nfp {
 
 // The small files that say what the model is: configuration, tokenizer, chat template, and the index of its weights.
-// With `file` (a GGUF file), none: it holds all that.
+// Of a GGUF file (`file`, or all that the repository has), none: it holds all that.
 std::vector<HubFile> descriptive_files(const HubModel& model, const std::string& file);
 
 // The text of a descriptive file that is there by now.

@@ -1,5 +1,6 @@
 #include "serve_flags.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -106,6 +107,13 @@ void ServeFlags::add_precision(CLI::App& app) {
           ->capture_default_str();
   app.add_option("--step-times", step_times,
                  "table of `bench MODEL steps` that slo predicts from; default: measured at the first start and kept");
+  app.add_option(
+         "--fp8-levels", fp8_levels,
+         "shares of the weights that slo may compute in FP8, those that it harms least first; 0 = FP16, which is "
+         "always one of them")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
@@ -200,12 +208,26 @@ Status ServeFlags::resolve() {
   engine.memory_share = device.gpu_memory_utilization;
   engine.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
   engine.prefix_caching = !no_prefix_caching;
+  std::erase(fp8_levels, 0.0);
+  std::sort(fp8_levels.begin(), fp8_levels.end());
+  fp8_levels.erase(std::unique(fp8_levels.begin(), fp8_levels.end()), fp8_levels.end());
+  if (fp8_levels.size() > 8) return error(ErrorCode::kUsage, "--fp8-levels: at most 8 besides 0");
+  if (policy.empty() || parse_slo_levels(policy) == SloOptions::Levels::kAll) {
+    if (plans() && !fp8_levels.empty()) engine.fp8_levels = fp8_levels;
+  } else if (plans()) {
+    fp8_levels = {1};
+  }
+  calibration.default_order = true;
   engine.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
 }
 
 bool ServeFlags::plans() const {
   return precision == "auto" && (policy.empty() || parse_slo_levels(policy).has_value());
+}
+
+bool ServeFlags::plans_shares() const {
+  return plans() && std::any_of(fp8_levels.begin(), fp8_levels.end(), [](double share) { return share < 1; });
 }
 
 Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
@@ -226,25 +248,10 @@ Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepTable& table) const {
-  // Shares between none and all of the weights need an order of sensitivity, which the model may not have.
-  StepTable whole = table;
-  std::vector<size_t> place;
-  whole.levels.clear();
-  whole.steps.clear();
-  for (const StepLevel& level : table.levels) {
-    const bool usable = is_exact(level.precision) || level.fp8_share == 1;
-    place.push_back(usable ? whole.levels.size() : SIZE_MAX);
-    if (usable) whole.levels.push_back(level);
-  }
-  for (const StepTime& step : table.steps) {
-    if (place[step.level] == SIZE_MAX) continue;
-    whole.steps.push_back(step);
-    whole.steps.back().level = place[step.level];
-  }
-  NFP_ASSIGN_OR_RETURN(StepModel predictor, StepModel::fit(whole));
+  NFP_ASSIGN_OR_RETURN(const StepModel measured, StepModel::fit(table));
   SloOptions options;
   if (!policy.empty()) options.levels = *parse_slo_levels(policy);
-  return nfp::make_slo_policy(std::move(predictor), options);
+  return nfp::make_slo_policy(measured.at_shares(fp8_levels), options);
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_policy() const {

@@ -27,6 +27,7 @@ struct ServeFlags {
   std::string precision = "auto";
   std::string policy;  // empty = slo, with the default targets
   std::string step_times;
+  std::vector<double> fp8_levels = {0, 0.5, 0.88, 1};
   double slo_ttft_ms = 500;
   double slo_itl_ms = 50;
   // Whether these were given by the user, whose word is not raised to what the machine can do.
@@ -54,6 +55,8 @@ struct ServeFlags {
   Status resolve();
   // Whether the policy plans by predicted step times, and so is made when the model is loaded.
   bool plans() const;
+  // Whether it may choose FP8 for some of the weights and not for others, which needs an order of these.
+  bool plans_shares() const;
   // The policy of --precision and --precision-policy, where it does not.
   Result<std::unique_ptr<PrecisionPolicy>> make_policy() const;
   // The step times of --step-times, or those of the cache folder, measured where there are none.

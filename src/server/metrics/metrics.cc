@@ -23,6 +23,7 @@ constexpr double kIteration[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 40
 constexpr double kLength[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 constexpr double kStep[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
                             0.1,    0.15,  0.2,   0.3,   0.5,  0.75, 1.0,  2.0,  5.0};
+constexpr double kBetween[] = {0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0};
 
 constexpr std::string_view kReasonNames[] = {"stop", "length", "abort", "error"};
 
@@ -100,6 +101,7 @@ void write_grammars(const GrammarStats& g, Writer* w) {
   }
   w->counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped,
              "Answers ended as their masks took too long.");
+  w->counter("nestedfp:grammar_process_restarts_total", g.restarts, "Processes for grammars started again.");
 }
 
 }  // namespace
@@ -129,11 +131,13 @@ Metrics::Metrics()
       generation_length_(kLength),
       max_tokens_(kLength),
       step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)},
-      predicted_(kStep) {}
+      predicted_(kStep),
+      between_(kBetween) {}
 
 void Metrics::on_step(const StepRecord& step) {
   step_tokens_.observe(step.tokens);
   step_time_[static_cast<size_t>(step.precision)].observe(step.seconds);
+  between_.observe(step.between_s);
   timeline_.add_step(step);
   level_.store(step.fp8_share, std::memory_order_relaxed);
   if (step.predicted_s <= 0 || step.seconds <= 0) return;
@@ -240,6 +244,8 @@ std::string Metrics::prometheus(const Facts& facts) const {
     step_time_[i].write(w.out, "nestedfp:step_time_seconds",
                         labels + fmt::format(",precision=\"{}\"", kPrecisionNames[i]));
   }
+  w.histogram("nestedfp:between_steps_seconds", between_,
+              "What the engine's thread did from the end of a step to waiting for the next: what requests ask of it.");
   w.gauge("nestedfp:fp8_share", level_.load(), "Share of the weights that the last step computed in FP8 (0 = FP16).");
   w.histogram("nestedfp:predicted_step_time_seconds", predicted_, "Duration of a step as predicted before it ran.");
   w.gauge("nestedfp:step_prediction_error", prediction_error_.load(),

@@ -75,7 +75,8 @@ Status run(ServeFlags& flags) {
     ProgressBar bar;
     flags.load.progress = bar.callback();
     flags.calibration.model = flags.model;
-    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load, policy && policy->needs_sensitivity()));
+    NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load,
+                                                 flags.plans_shares() || (policy && policy->needs_sensitivity())));
   }
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
   if (flags.plans()) {

@@ -97,7 +97,8 @@ std::string gemma_beyond_fp16() {
   std::string header(length, '\0');
   file.read(header.data(), static_cast<std::streamsize>(length));
   int changed = 0;
-  for (const auto& [name, tensor] : nlohmann::json::parse(header).items()) {
+  const auto tensors = nlohmann::json::parse(header);
+  for (const auto& [name, tensor] : tensors.items()) {
     if (name.find("post_attention_layernorm") == std::string::npos &&
         name.find("post_feedforward_layernorm") == std::string::npos)
       continue;
@@ -137,7 +138,9 @@ TEST_F(GpuTest, LogitsOfTheTinyModelsAreTheCpus) {
       if (rounded) {
         EXPECT_LT(relative_error(*got, *exact), 1.25 * bound) << name;
       }
-      EXPECT_LT(error, bound) << name << " " << name_of(precision);
+      // (Experts keep 16-bit activations on a GPU: nearer to the exact logits, and so as far from the CPU's.)
+      const bool experts = (*cpu)->config().experts.count > 0;
+      EXPECT_LT(error, rounded && experts ? 1.5 * bound : bound) << name << " " << name_of(precision);
       printf("%s %s: relative error %.2e (bound %.2e)\n", name.c_str(), std::string(name_of(precision)).c_str(), error,
              bound);
     }

@@ -17,6 +17,7 @@
 // The scalar CPU backend is the reference: all others are tested against it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -166,6 +167,7 @@ struct RmsNormArgs {
 struct LinearArgs {
   const LinearWeight* weight = nullptr;  // [n, k]
   const void* x = nullptr;               // [rows, k]
+  bool x_is_plain = false;               // of activation_dtype(), although the weight consumes another form
   int32_t rows = 0;
   Precision precision = Precision::kFp16;  // a dense weight computes in FP16 whatever this says
   Epilogue epilogue = Epilogue::kStore;
@@ -187,6 +189,8 @@ struct RopeArgs {
   const float* q_norm = nullptr;   // device [head_dim] RMSNorm weights a head before rotation (Qwen 3), or null
   const float* k_norm = nullptr;
   float norm_eps = 1e-6f;
+  // One norm over all heads together (OLMoE): q_norm is [heads * head_dim], k_norm [kv_heads * head_dim].
+  bool norm_spans_heads = false;
   KvCache* cache = nullptr;
   int layer = 0;
   BatchView batch;
@@ -206,6 +210,64 @@ struct AttentionArgs {
   BatchView batch;
   void* out = nullptr;  // [tokens, heads * head_dim]
   Precision consumer = Precision::kFp16;
+};
+
+// ---- experts (mixture-of-experts layers) ----
+
+inline constexpr int32_t kMaxExperts = 512;    // a layer
+inline constexpr int32_t kMaxTopExperts = 32;  // a token
+
+// Where a step's rows go: device memory that `route` fills and the others read. A row takes part once for each of its
+// `top` experts; these assignments are sorted by expert, and within an expert by row.
+struct ExpertRoutes {
+  int32_t experts = 0;
+  int32_t top = 0;
+  int32_t* start = nullptr;  // [experts + 1] expert e has assignments start[e] .. start[e + 1] - 1
+  int32_t* row = nullptr;    // [rows * top] of each assignment
+  int32_t* place = nullptr;  // [rows, top] the assignment of each row's experts, likeliest first
+  float* weight = nullptr;   // [rows, top] what its result counts
+};
+
+// Softmax of x router^T over the experts in FP32; the `top` likeliest of each row are its experts.
+struct RouteArgs {
+  const void* x = nullptr;             // [rows, hidden]
+  const float* router = nullptr;       // device [experts, hidden]
+  const float* shared_gate = nullptr;  // device [hidden], or null
+  int32_t rows = 0;
+  int32_t hidden = 0;
+  bool renormalise = false;  // a row's weights are made to sum to 1
+  ExpertRoutes routes;
+  float* logits = nullptr;         // device [rows, experts], working space
+  float* shared_weight = nullptr;  // device [rows] sigmoid(x shared_gate), where there is such a gate
+};
+
+// The linear layer of each assignment's expert. Its result for a row does not depend on the step's other rows.
+struct ExpertLinearArgs {
+  const LinearWeight* const* weights = nullptr;  // host [experts], each [n, k]; outlives a graph
+  ExpertRoutes routes;
+  const void* x = nullptr;  // [rows, k], or where `sorted` [rows * top, k] by assignment
+  bool sorted = false;
+  int32_t rows = 0;  // of the step, before assignment
+  Precision precision = Precision::kFp16;
+  std::array<uint64_t, kMaxExperts / 64> exact{};  // experts that compute in FP16 whatever `precision` is
+  Epilogue epilogue = Epilogue::kStore;
+  Activation activation = Activation::kSilu;  // for kGatedActivation
+  void* y = nullptr;                          // [rows * top, n (or n / 2)] by assignment
+
+  bool is_exact(int32_t expert) const {
+    return (exact[static_cast<size_t>(expert) / 64] >> (static_cast<size_t>(expert) % 64) & 1u) != 0;
+  }
+};
+
+// out[r] = sum over i of weight[r, i] x[place[r, i]], in the order of i, plus shared_weight[r] shared[r].
+struct CombineExpertsArgs {
+  const void* x = nullptr;  // [rows * top, hidden] by assignment
+  ExpertRoutes routes;
+  int32_t rows = 0;
+  int32_t hidden = 0;
+  const void* shared = nullptr;          // [rows, hidden], or null
+  const float* shared_weight = nullptr;  // device [rows]; null = 1
+  void* out = nullptr;                   // [rows, hidden]
 };
 
 // out[i] = x[rows[i]].
@@ -291,6 +353,8 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
+  int32_t experts = 0;            // of a layer; 0 = none
+  int32_t top_experts = 0;        // of a token
 };
 
 struct DeviceMemory {
@@ -316,6 +380,9 @@ class Backend {
   virtual bool supports(Precision precision) const = 0;
   // Which FP8 to run where none is asked for by name, but speed is wanted.
   virtual Precision fastest_fp8() const { return Precision::kFp8; }
+  // kUnsupported, naming the configuration's field, for steps that the backend cannot compute. Asked before weights are
+  // read; reserve() asks it again.
+  virtual Status accepts(const StepReserve& most) const = 0;
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
 
@@ -359,6 +426,9 @@ class Backend {
   virtual void linear(const LinearArgs& args) = 0;
   virtual void rope(const RopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+  virtual void route(const RouteArgs& args) = 0;
+  virtual void expert_linear(const ExpertLinearArgs& args) = 0;
+  virtual void combine_experts(const CombineExpertsArgs& args) = 0;
   virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
   virtual void score(const ScoreArgs& args) = 0;

@@ -87,6 +87,7 @@ void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std
 
 Status Engine::submit(Request request) {
   if (device_failure_) return *device_failure_;
+  if (idle()) busy_since_ = now();
   if (const auto bad = validate(request.prompt, request.sampling, bounds(), request.pooling)) {
     return Error{ErrorCode::kInvalidInput, bad->message};
   }
@@ -151,7 +152,7 @@ bool Engine::cancel(const std::string& id) {
 double Engine::share_level(double share) const {
   const auto& levels = config_.fp8_levels;
   const auto level = std::lower_bound(levels.begin(), levels.end(), share);
-  return level != levels.end() ? *level : 1.0;
+  return level != levels.end() ? *level : levels.empty() ? 1.0 : levels.back();
 }
 
 void Engine::leave_out_unready(StepPlan& plan) {
@@ -165,10 +166,13 @@ void Engine::leave_out_unready(StepPlan& plan) {
     return true;
   });
   // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
-  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
+  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) {
+    busy_since_ = now();  // so far nobody was held up
+    awaited->ready(std::chrono::milliseconds(2));
+  }
 }
 
-Precision Engine::choose_precision(StepPlan& plan) {
+Precision Engine::choose_precision(StepPlan& plan, LevelChange& change) {
   StepLoad load;
   load.step_tokens = plan.tokens;
   load.prefill_tokens = plan.prefill_tokens;
@@ -186,10 +190,14 @@ Precision Engine::choose_precision(StepPlan& plan) {
   };
   if (is_exact(wanted)) {
     const bool all_fast = std::all_of(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kFast));
-    return all_fast && !policy_->fixed() ? config_.fp8 : wanted;
+    if (!all_fast || policy_->fixed()) return wanted;
+    change = LevelChange::kRequests;
+    plan.fp8_share = share_level(1.0);
+    return config_.fp8;
   }
   const auto exact = std::count_if(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kExact));
   if (exact == 0) return wanted;
+  change = LevelChange::kRequests;
   if (exact == static_cast<std::ptrdiff_t>(plan.items.size())) return Precision::kFp16;
   // Both kinds are there: each gets every other step. Those left out keep their blocks and are planned again.
   const bool exact_now = std::exchange(exact_turn_, !exact_turn_);
@@ -284,6 +292,7 @@ StepPlan Engine::plan_step(StepRecord& record) {
   state.free_tokens = int64_t{blocks_.available()} * blocks_.block_size();
   const StepDecision decision = policy_->decide(state);
   record.lost = static_cast<int32_t>(decision.lost.size());
+  record.change = decision.change;
   return scheduler_.schedule(decision);
 }
 
@@ -296,7 +305,8 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const Status started = start_sequences(plan);
   leave_out_unready(plan);
   if (plan.items.empty() && started.ok()) return false;
-  step.precision = runner_->computed(choose_precision(plan));
+  if (!policy_->plans()) step.record.change = LevelChange::kRule;
+  step.precision = runner_->computed(choose_precision(plan, step.record.change));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {
@@ -308,18 +318,21 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   StepRecord& record = step.record;
   record.start = start;
   record.precision = step.precision;
-  record.switched = last_precision_ && *last_precision_ != step.precision;
-  last_precision_ = step.precision;
   record.tokens = plan.tokens;
   record.prefill_tokens = plan.prefill_tokens;
   record.sequences = static_cast<int32_t>(plan.items.size());
   record.waiting = scheduler_.waiting();
   record.preempted = preempted;
   record.fp8_share = is_exact(step.precision) ? 0.0 : plan.fp8_share;
+  const StepLevel level = {step.precision, record.fp8_share};
+  record.switched = last_level_ && *last_level_ != level;
+  if (record.switched && record.change == LevelChange::kNone) record.change = LevelChange::kRequests;  // no longer
+  if (!record.switched) record.change = LevelChange::kNone;
+  last_level_ = level;
   for (const ScheduledSequence& item : plan.items) step.work.add(item.count, item.first);
   if (policy_->model() != nullptr) {
-    const size_t level = policy_->model()->find_level(step.precision, record.fp8_share);
-    if (level < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(level, step.work);
+    const size_t known = policy_->model()->find_level(step.precision, record.fp8_share);
+    if (known < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(known, step.work);
   }
   record.submit_s = seconds_between(start, now());
   in_flight_.push_back(std::move(step));
@@ -352,8 +365,10 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
   const auto waits = now();
+  const double between = seconds_between(busy_since_, waits);
   Result<StepOutput> result = runner_->collect(step.ticket);
   const auto arrived = now();
+  busy_since_ = arrived;
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
@@ -402,6 +417,7 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   policy_->observe(precision, record.fp8_share, work, record.seconds);
   last_collected_ = now;
   record.wait_s = seconds_between(waits, arrived);
+  record.between_s = between;
   record.output_s = seconds_between(arrived, now);
   record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   if (observer_ != nullptr) observer_->on_step(record);
@@ -460,6 +476,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     output.error = !failure.empty()
                        ? std::string(failure)
                        : fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    output.error_code = sequence.request.constraint->failure_code();
     end(entry, FinishReason::kError, output);
     return;
   }

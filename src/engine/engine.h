@@ -36,7 +36,8 @@ using EngineClock = std::chrono::steady_clock;
 struct StepRecord {
   uint64_t index = 0;
   Precision precision = Precision::kFp16;
-  bool switched = false;  // precision differs from the step before
+  bool switched = false;                    // precision or share of FP8 differs from the step before
+  LevelChange change = LevelChange::kNone;  // why, where it does
   int32_t tokens = 0;
   int32_t prefill_tokens = 0;
   int32_t sequences = 0;
@@ -52,6 +53,9 @@ struct StepRecord {
   double submit_s = 0;  // choosing the step's tokens and precision, preparing and enqueueing it
   double wait_s = 0;    // waiting until it was done: next to nothing where the device was done first
   double output_s = 0;  // taking its tokens, ending requests
+  // From the moment that the step before was done, or that there was something to do, to waiting for this one: all that
+  // requests ask of that thread. Where several steps are in flight the device computes meanwhile.
+  double between_s = 0;
 };
 
 // What one request went through. Times in seconds; zero where it did not get that far.
@@ -146,7 +150,8 @@ class Engine {
 
   // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
   void leave_out_unready(StepPlan& plan);
-  Precision choose_precision(StepPlan& plan);
+  // `change` becomes kRequests where the step's requests decide.
+  Precision choose_precision(StepPlan& plan, LevelChange& change);
   double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);
   // False where there is nothing to submit. Requests that fail end in `outputs`.
@@ -176,13 +181,14 @@ class Engine {
   std::vector<int32_t> free_slots_;   // of the runner's token history
   std::deque<Step> in_flight_;
   EngineClock::time_point last_collected_;
+  EngineClock::time_point busy_since_;  // StepRecord::between_s begins here
   uint64_t next_serial_ = 0;
   bool exact_turn_ = true;  // when the policy wants FP8 and both kinds are there: whose turn it is
   double recent_tpot_s_ = 0;
   double recent_ttft_s_ = 0;
   EngineStats totals_;
   std::optional<Error> device_failure_;
-  std::optional<Precision> last_precision_;  // of the last step submitted
+  std::optional<StepLevel> last_level_;  // of the last step submitted
 };
 
 }  // namespace nfp

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <random>
 #include <utility>
@@ -93,6 +94,46 @@ TEST(Engine, SequencesWhoseGrammarIsNotReadySitOut) {
   while (!engine.idle() && ++steps < 1000) collect(engine.step(), answers);
   EXPECT_EQ(answers["slow"].finish, FinishReason::kError);
   EXPECT_EQ(answers["slow"].error, "it took too long");
+}
+
+// Takes time of a clock: while it is not ready, and on the engine's thread once it is.
+class DearConstraint final : public TokenConstraint {
+ public:
+  DearConstraint(EngineClock::time_point* now, int late) : now_(*now), late_(late) {}
+  bool ready(std::chrono::microseconds) override {
+    now_ += std::chrono::milliseconds(late_ > 0 ? 2 : 30);
+    return late_-- <= 0;
+  }
+  bool fill(std::span<uint32_t>) override { return false; }
+  bool accept(int32_t) override { return true; }
+
+ private:
+  EngineClock::time_point& now_;
+  int late_;
+};
+
+TEST(Engine, ReportsWhatRequestsTakeOfItsThreadBetweenSteps) {
+  struct Watch final : EngineObserver {
+    void on_step(const StepRecord& step) override { between_ms.push_back(std::lround(step.between_s * 1e3)); }
+    std::vector<long> between_ms;
+  };
+  ScriptedRunner runner(kVocab, 1000);
+  EngineConfig config = options();
+  EngineClock::time_point now = EngineClock::now();
+  config.now = [&] { return now; };
+  Engine engine(config, &runner, nullptr, policy("fp16"));
+  Watch watch;
+  engine.set_observer(&watch);
+  auto dear = request("dear", {5, 6, 7}, 2);
+  dear.constraint = std::make_unique<DearConstraint>(&now, /*late=*/100);
+  ASSERT_TRUE(engine.submit(std::move(dear)).ok());
+  run(engine);
+  now += std::chrono::seconds(1);  // idle
+  ASSERT_TRUE(engine.submit(request("cheap", {5, 6, 7}, 2)).ok());
+  now += std::chrono::milliseconds(5);
+  run(engine);
+  // The 200 ms in which there was nothing else to do do not count, but for the last wait.
+  EXPECT_EQ(watch.between_ms, (std::vector<long>{32, 30, 5, 0}));
 }
 
 TEST(Engine, APromptOfOneTokenHasItsLogprobs) {

@@ -94,6 +94,8 @@ class TokenConstraint {
   // Why this constraint can no longer be followed; empty = it can. From then on fill() allows everything and accept()
   // nothing.
   virtual std::string_view failure() const { return {}; }
+  // Whose fault that is.
+  virtual ErrorCode failure_code() const { return ErrorCode::kInvalidInput; }
 };
 
 struct Request {

@@ -25,7 +25,8 @@ struct ForwardArgs {
   int32_t end_layer = -1;
   LinearObserver* observer = nullptr;  // not of the head; null = none
   // Ends the forward before this layer multiplies, once the observer was told of its inputs: Model::hidden() is then
-  // the residual stream that the layer would add to, or that its inputs are made of. null = goes on.
+  // the residual stream that the layer would add to, or that its inputs are made of. Of an expert: once it was told of
+  // all experts' inputs. null = goes on.
   const Linear* until = nullptr;
 };
 

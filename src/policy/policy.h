@@ -2,6 +2,7 @@
 // numbers in, a decision out, so policies are tested in microseconds and replayed on traces.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -55,12 +56,25 @@ struct StepChunk {
   int32_t tokens = 0;   // at most `missing`
 };
 
+// Why a step is computed at another level than the one before it.
+enum class LevelChange : uint8_t {
+  kNone,
+  kFirstTokens,  // a prompt would miss its deadline, or a typical one that came now would
+  kPace,         // a decoding sequence would get its next token late
+  kRoom,         // deadlines are kept with less FP8, and room to spare
+  kRule,         // of a policy that does not plan
+  kRequests,     // what the step's requests asked for: exact, or fast
+};
+inline constexpr std::array<std::string_view, 6> kLevelChangeNames = {"none", "first_tokens", "pace",
+                                                                      "room", "rule",         "requests"};
+
 struct StepDecision {
   Precision precision = Precision::kFp16;
-  double fp8_share = 0;           // of the weights, 0 in FP16
-  std::vector<StepChunk> chunks;  // the most urgent first, no sequence twice; may be empty
-  std::vector<size_t> lost;       // sequences whose deadline cannot be kept, whatever is done
-  double predicted_s = 0;         // how long the step takes; 0 = not known
+  double fp8_share = 0;                     // of the weights, 0 in FP16
+  std::vector<StepChunk> chunks;            // the most urgent first, no sequence twice; may be empty
+  std::vector<size_t> lost;                 // sequences whose deadline cannot be kept, whatever is done
+  double predicted_s = 0;                   // how long the step takes; 0 = not known
+  LevelChange change = LevelChange::kNone;  // from the last decision
 };
 
 class PrecisionPolicy {

@@ -22,11 +22,18 @@ struct SloOptions {
   double longest_gap = 1.6;
   // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait
   // for its end.
-  double step_share = 0.4;
+  double step_share = 0.75;
   // Steps need never be shorter than this share of the target gap for a decoding sequence's sake: shorter ones cost
-  // more for each prompt token, and late sequences catch up at this pace already.
-  double catch_up = 0.8;
-  double itl_margin = 0.05;  // share of the target gap that is not planned with
+  // more for each prompt token.
+  double catch_up = 1;
+  double itl_margin = 0.02;  // share of the target gap that is not planned with
+  // Predictions are wrong, and a step that is planned to end at a deadline then ends after it half of the time. So, in
+  // times of the mean error of recent predictions: this share of what is left to the deadline of a prompt that ends in
+  // the step is kept free, catch_up is lower and itl_margin larger.
+  double end_errors = 2;
+  double catch_up_errors = 3;
+  double itl_margin_errors = 0.5;
+  double most_error = 0.2;   // no larger error is planned with
   int32_t least_chunk = 16;  // prompt tokens of a step at least, where there are any
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;

@@ -25,6 +25,7 @@ constexpr double kLength[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 50
 constexpr double kAnswers[] = {1, 2, 5, 10, 20};
 constexpr double kStep[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
                             0.1,    0.15,  0.2,   0.3,   0.5,  0.75, 1.0,  2.0,  5.0};
+constexpr double kBetween[] = {0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0};
 
 constexpr std::string_view kReasonNames[] = {"stop", "length", "abort", "error"};
 
@@ -72,6 +73,47 @@ std::string escape_label(std::string_view text) {
   return out;
 }
 
+// Of the process, under the names of Prometheus's own client libraries, which have no labels.
+void write_process(Writer* w) {
+  rusage used = {};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  w->head("process_cpu_seconds_total", "counter", "Processor time used, of the system and the program.");
+  fmt::format_to(std::back_inserter(w->out), "process_cpu_seconds_total {:.6f}\n",
+                 seconds(used.ru_utime) + seconds(used.ru_stime));
+  const auto gauge = [&](std::string_view name, auto value, std::string_view help) {
+    w->head(name, "gauge", help);
+    fmt::format_to(std::back_inserter(w->out), "{} {}\n", name, value);
+  };
+  const ProcessFacts self = process_facts();
+  gauge("process_resident_memory_bytes", process_memory().resident, "Resident memory.");
+  gauge("process_virtual_memory_bytes", self.virtual_bytes, "Address space in use.");
+  gauge("process_start_time_seconds", fmt::format("{:.2f}", self.start_s), "When it began, seconds since 1970.");
+  gauge("process_open_fds", self.open_files, "Open file descriptors.");
+  gauge("process_max_fds", self.most_files, "File descriptors that it may open.");
+}
+
+void write_grammars(const GrammarStats& g, Writer* w) {
+  w->gauge("nestedfp:grammars_compiling", g.compiling.load(), "Grammars being compiled.");
+  w->histogram("nestedfp:grammar_compile_seconds", g.compile_seconds, "Duration of compiling a grammar, well or not.");
+  w->counter("nestedfp:grammar_cache_hits_total", g.hits, "Requests whose grammar was compiled already.");
+  w->gauge("nestedfp:grammar_cache_bytes", g.cached_bytes.load(), "Memory of the compiled grammars that are kept.");
+  w->head("nestedfp:grammars_refused_total", "counter", "Grammars that were not compiled, by reason.");
+  const std::pair<std::string_view, uint64_t> refused[] = {{"time", g.refused_time},
+                                                           {"busy", g.refused_busy},
+                                                           {"invalid", g.refused_invalid},
+                                                           {"failed", g.refused_failed},
+                                                           {"cancelled", g.cancelled}};
+  for (const auto& [reason, count] : refused) {
+    w->value("nestedfp:grammars_refused_total", count, fmt::format("reason=\"{}\"", reason));
+  }
+  w->counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped,
+             "Answers ended as their masks took too long.");
+  w->counter("nestedfp:grammar_process_restarts_total", g.restarts, "Processes for grammars started again.");
+}
+
 }  // namespace
 
 void Histogram::write(std::string& out, std::string_view name, std::string_view labels) const {
@@ -103,11 +145,13 @@ Metrics::Metrics()
       computed_prompt_(kLength),
       params_n_(kAnswers),
       step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)},
-      predicted_(kStep) {}
+      predicted_(kStep),
+      between_(kBetween) {}
 
 void Metrics::on_step(const StepRecord& step) {
   step_tokens_.observe(step.tokens);
   step_time_[static_cast<size_t>(step.precision)].observe(step.seconds);
+  between_.observe(step.between_s);
   timeline_.add_step(step);
   level_.store(step.fp8_share, std::memory_order_relaxed);
   if (step.predicted_s <= 0 || step.seconds <= 0) return;
@@ -206,25 +250,7 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("vllm:request_prefill_kv_computed_tokens", computed_prompt_,
               "Prompt tokens of a request that the prefix cache did not have.");
 
-  // Of the process, under the names of Prometheus's own client libraries, which have no labels.
-  rusage used = {};
-  ::getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  w.head("process_cpu_seconds_total", "counter", "Processor time used, of the system and the program.");
-  fmt::format_to(std::back_inserter(w.out), "process_cpu_seconds_total {:.6f}\n",
-                 seconds(used.ru_utime) + seconds(used.ru_stime));
-  const auto process = [&](std::string_view name, auto value, std::string_view help) {
-    w.head(name, "gauge", help);
-    fmt::format_to(std::back_inserter(w.out), "{} {}\n", name, value);
-  };
-  const ProcessFacts self = process_facts();
-  process("process_resident_memory_bytes", process_memory().resident, "Resident memory.");
-  process("process_virtual_memory_bytes", self.virtual_bytes, "Address space in use.");
-  process("process_start_time_seconds", fmt::format("{:.2f}", self.start_s), "When it began, seconds since 1970.");
-  process("process_open_fds", self.open_files, "Open file descriptors.");
-  process("process_max_fds", self.most_files, "File descriptors that it may open.");
+  write_process(&w);
   if (facts.http != nullptr) facts.http->write(w.out);
 
   w.head("nestedfp:steps_total", "counter", "Engine steps by precision.");
@@ -241,6 +267,8 @@ std::string Metrics::prometheus(const Facts& facts) const {
     step_time_[i].write(w.out, "nestedfp:step_time_seconds",
                         labels + fmt::format(",precision=\"{}\"", kPrecisionNames[i]));
   }
+  w.histogram("nestedfp:between_steps_seconds", between_,
+              "What the engine's thread did from the end of a step to waiting for the next: what requests ask of it.");
   w.gauge("nestedfp:fp8_share", level_.load(), "Share of the weights that the last step computed in FP8 (0 = FP16).");
   w.histogram("nestedfp:predicted_step_time_seconds", predicted_, "Duration of a step as predicted before it ran.");
   w.gauge("nestedfp:step_prediction_error", prediction_error_.load(),
@@ -256,22 +284,7 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.gauge("nestedfp:http_connections", facts.connections, "Open connections.");
   w.counter("nestedfp:slow_readers_cut_total", facts.slow_readers_cut, "Streams cut off because nobody read them.");
   w.gauge("nestedfp:request_bytes", facts.request_bytes, "Bytes of requests held: read, parsed, waiting.");
-  if (facts.grammars == nullptr) return std::move(w.out);
-  const GrammarStats& g = *facts.grammars;
-  w.gauge("nestedfp:grammars_compiling", g.compiling.load(), "Grammars being compiled.");
-  w.histogram("nestedfp:grammar_compile_seconds", g.compile_seconds, "Duration of compiling a grammar, well or not.");
-  w.counter("nestedfp:grammar_cache_hits_total", g.hits, "Requests whose grammar was compiled already.");
-  w.gauge("nestedfp:grammar_cache_bytes", g.cached_bytes.load(), "Memory of the compiled grammars that are kept.");
-  w.head("nestedfp:grammars_refused_total", "counter", "Grammars that were not compiled, by reason.");
-  const std::pair<std::string_view, uint64_t> refused[] = {{"time", g.refused_time},
-                                                           {"busy", g.refused_busy},
-                                                           {"invalid", g.refused_invalid},
-                                                           {"failed", g.refused_failed},
-                                                           {"cancelled", g.cancelled}};
-  for (const auto& [reason, count] : refused) {
-    w.value("nestedfp:grammars_refused_total", count, fmt::format("reason=\"{}\"", reason));
-  }
-  w.counter("nestedfp:grammar_answers_stopped_total", g.answers_stopped, "Answers ended as their masks took too long.");
+  if (facts.grammars != nullptr) write_grammars(*facts.grammars, &w);
   return std::move(w.out);
 }
 

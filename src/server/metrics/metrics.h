@@ -54,7 +54,7 @@ class Metrics final : public EngineObserver {
   Histogram ttft_, token_gap_, tpot_, e2e_, queue_, prefill_, decode_, inference_;
   Histogram step_tokens_, prompt_length_, generation_length_, max_tokens_, computed_prompt_, params_n_;
   std::array<Histogram, kPrecisionCount> step_time_;
-  Histogram predicted_;
+  Histogram predicted_, between_;
   std::atomic<double> level_{0};             // share of the last step's weights in FP8
   uint64_t predictions_ = 0;                 // engine's thread only
   std::atomic<double> prediction_error_{0};  // mean over about the last 100 steps, of what was measured

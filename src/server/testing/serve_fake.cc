@@ -9,6 +9,7 @@
 #include "server/serve/service.h"
 #include "server/testing/byte_tokenizer.h"
 #include "server/testing/fake_runner.h"
+#include "server/testing/sanitizer_options.h"
 
 using namespace nfp;  // NOLINT(google-build-using-namespace)
 

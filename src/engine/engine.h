@@ -47,6 +47,7 @@ struct StepRecord {
   double fp8_share = 0;    // of the weights computed in FP8
   double predicted_s = 0;  // by the policy, before it ran; 0 = it did not
   int32_t lost = 0;        // requests whose deadline could not be kept when it was planned
+  double oldest_wait_s = 0;  // of a request without its first token, when it was planned
   EngineClock::time_point start;
   double seconds = 0;
   // Of the thread that steps the engine; what other steps in flight need of it is not in these.
@@ -72,6 +73,7 @@ struct RequestRecord {
   double longest_gap_s = 0;  // between two tokens
   bool own_targets = false;  // the request named one
   bool attained = false;     // both targets were met, to the last token
+  bool shed = false;         // refused, as its first token could not come in time
 };
 
 // Told of what happens, on the engine's thread; must return quickly and not call the engine.
@@ -142,7 +144,7 @@ class Engine {
   EngineClock::time_point now() const { return config_.now ? config_.now() : EngineClock::now(); }
   void set_targets(Entry& entry) const;
   // Tokens and precision of the next step as a planning policy wants them.
-  StepPlan plan_step(StepRecord& record);
+  StepPlan plan_step(StepRecord& record, std::vector<RequestOutput>& outputs);
 
   // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
   void leave_out_unready(StepPlan& plan);

@@ -21,6 +21,7 @@
 
 namespace nfp::server {
 
+class DemoLoad;
 class Generation;
 
 // The requests for text that are being answered, so that all can be ended at once.
@@ -56,6 +57,7 @@ struct ServerState {
   ServedModel model;
   EngineThread* engine = nullptr;
   Metrics* metrics = nullptr;
+  DemoLoad* demo_load = nullptr;  // null = off
   std::unique_ptr<GrammarCompiler> grammars;
   WorkPool* workers = nullptr;
   WorkPool* grammar_workers = nullptr;  // each waits for one grammar to be compiled

@@ -44,7 +44,7 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
 
 }  // namespace
 
-void ServeFlags::add_to(CLI::App& app) {
+void ServeFlags::add_listening(CLI::App& app) {
   http::ServerOptions& http = service.http;
   app.add_option("MODEL", model,
                  "Hugging Face directory, nested checkpoint, .gguf file, or org/name in the local Hugging Face cache")
@@ -60,6 +60,9 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--allowed-hosts", service.api.allowed_hosts,
                  "names in the Host header; '*' = all. Default: loopback names where only these reach the server and "
                  "there are no keys");
+}
+
+void ServeFlags::add_engine(CLI::App& app) {
   app.add_option("--max-model-len", engine.max_context, "tokens of prompt and answer; 0 = the model's, at most 4096")
       ->check(CLI::Range(0, 1 << 30));
   app.add_option("--max-num-seqs", engine.limits.max_sequences, "requests computed at once")
@@ -81,6 +84,9 @@ void ServeFlags::add_to(CLI::App& app) {
       ->capture_default_str();
   add_kv_dtype_flag(app, kv_dtype);
   app.add_flag("--no-enable-prefix-caching", no_prefix_caching, "compute equal prefixes anew");
+}
+
+void ServeFlags::add_precision(CLI::App& app) {
   app.add_option("--precision", precision, "auto: as the policy decides; else always this")
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
       ->capture_default_str();
@@ -117,12 +123,19 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
+  app.add_option("--pooling", pooling, "of embeddings that do not say: last (the last token's hidden state) or mean")
+      ->check(CLI::IsMember({"last", "mean"}))
+      ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  add_share_flag(app, calibration);
+  add_calibration_flags(app, calibration);
+}
+
+void ServeFlags::add_serving(CLI::App& app) {
+  http::ServerOptions& http = service.http;
   add_generation_config_flag(app, generation_config);
   app.add_flag("--strict-requests", service.limits.strict,
                "refuse requests with unknown fields instead of ignoring these");
-  add_share_flag(app, calibration);
-  add_calibration_flags(app, calibration);
   app.add_option("--tool-call-parser", service.tool_call_parser,
                  "how the model writes calls: auto, hermes, llama3_json, mistral, qwen3_coder, pythonic, "
                  "phi4_mini_json, gemma, "
@@ -190,6 +203,7 @@ Status ServeFlags::resolve() {
     return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);
   }
   service.default_precision = *request_precision;
+  service.default_pooling = pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
     return checked.error();
   }

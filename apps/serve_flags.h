@@ -35,6 +35,7 @@ struct ServeFlags {
   const CLI::Option* slo_ttft_given = nullptr;
   const CLI::Option* slo_itl_given = nullptr;
   std::string default_request_precision = "auto";
+  std::string pooling = "last";
   std::string kv_dtype = "f16";
   std::string generation_config = "auto";
   bool no_prefix_caching = false;
@@ -45,7 +46,12 @@ struct ServeFlags {
   double grammar_compile_s = 10;
   double grammar_token_ms = 10;
 
-  void add_to(CLI::App& app);
+  void add_to(CLI::App& app) {
+    add_listening(app);
+    add_engine(app);
+    add_precision(app);
+    add_serving(app);
+  }
   // Carries what was parsed over into `service` and `engine`, and checks what CLI11 cannot check: API keys from the
   // file and from NESTEDFP_API_KEY, paths, names. Once, before anything listens. Errors name the flag.
   Status resolve();
@@ -58,6 +64,12 @@ struct ServeFlags {
   // The step times of --step-times, or those of the cache folder, measured where there are none.
   Result<StepTable> load_step_times(LoadedModel& loaded) const;
   Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(const StepTable& table) const;
+
+ private:
+  void add_listening(CLI::App& app);  // what is served, where, to whom
+  void add_engine(CLI::App& app);     // limits, device, KV cache
+  void add_precision(CLI::App& app);  // and the policy that chooses it
+  void add_serving(CLI::App& app);    // requests and answers, what they may take, logs
 };
 
 }  // namespace nfp

@@ -141,6 +141,7 @@ TEST_F(CalibrateTest, CompensatingChoosesAsBeforeForTheFirstLayerAlone) {
 TEST_F(CalibrateTest, AForwardEndsBeforeTheLinearLayerThatIsNamed) {
   struct Names final : LinearObserver {
     void on_linear(const Linear& linear, void*, int32_t) override { told.push_back(&linear); }
+    void on_error(const Error& error) override { ADD_FAILURE() << error.message; }
     std::vector<const Linear*> told;
   };
   const auto loaded = load_with(model_, {});

@@ -1,15 +1,18 @@
 // The engine on a GPU against the CPU's: logits of the tiny models, whole generations, and that nothing depends on how
 // a sequence is cut into steps or on who shares them. Needs a Hopper GPU; skips elsewhere.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
 
 #include "backend/devices/devices.h"
+#include "base/float_types.h"
 #include "runtime/loaded_model.h"
 #include "tiny_model.h"
 
@@ -23,24 +26,14 @@ class GpuTest : public ::testing::Test {
   }
 };
 
-// Tiny models that the GPU computes: heads of a multiple of 16 features, SiLU, no soft cap of logits.
+// Tiny models that the GPU computes: heads of a multiple of 16 features.
 std::vector<std::string> models() {
   std::vector<std::string> names;
   for (const char* name : kTinyModels) {
     if (tiny_model_folder(name).empty()) continue;
     auto model = TinyModel::load(name, "scalar", 1);
     if (!model.ok()) continue;
-    const ModelConfig& config = (*model)->config();
-    if (config.head_dim % 16 != 0) continue;
-    if (config.activation != Activation::kSilu || config.logit_cap > 0) {
-      const auto refused = TinyModel::load(name, "cuda", 1);
-      EXPECT_FALSE(refused.ok()) << name;
-      if (!refused.ok()) {
-        EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported) << refused.error().message;
-      }
-      continue;
-    }
-    names.emplace_back(name);
+    if ((*model)->config().head_dim % 16 == 0) names.emplace_back(name);
   }
   return names;
 }
@@ -92,11 +85,40 @@ double relative_error(const std::vector<std::vector<float>>& got, const std::vec
   return std::sqrt(error / sum);
 }
 
+// A copy of tiny Gemma 3 (BF16, one file) whose layers add up to hundreds of thousands, as trained ones do.
+std::string gemma_beyond_fp16() {
+  namespace fs = std::filesystem;
+  const fs::path from = tiny_model_folder("gemma3"), to = fs::path(::testing::TempDir()) / "nfp-gemma3-wide";
+  fs::remove_all(to);
+  fs::copy(from, to);
+  std::fstream file(to / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  uint64_t length = 0;
+  file.read(reinterpret_cast<char*>(&length), sizeof length);
+  std::string header(length, '\0');
+  file.read(header.data(), static_cast<std::streamsize>(length));
+  int changed = 0;
+  const auto tensors = nlohmann::json::parse(header);
+  for (const auto& [name, tensor] : tensors.items()) {
+    if (name.find("post_attention_layernorm") == std::string::npos &&
+        name.find("post_feedforward_layernorm") == std::string::npos)
+      continue;
+    const auto begin = tensor["data_offsets"][0].get<uint64_t>(), end = tensor["data_offsets"][1].get<uint64_t>();
+    std::vector<uint16_t> weights((end - begin) / 2, fp32_to_bf16(50000.0f));
+    file.seekp(static_cast<std::streamoff>(8 + length + begin));
+    file.write(reinterpret_cast<const char*>(weights.data()), static_cast<std::streamsize>(end - begin));
+    ++changed;
+  }
+  EXPECT_EQ(changed, 6);
+  return to.string();
+}
+
 // FP16 activations are rounded about eight times a layer (2^-11 each at most, a third of it in the mean), and the
 // errors add as a random walk; layers here are few, so four times that bounds what a residual stream makes of it.
 TEST_F(GpuTest, LogitsOfTheTinyModelsAreTheCpus) {
-  ASSERT_FALSE(models().empty());
-  for (const std::string& name : models()) {
+  std::vector<std::string> names = models();
+  ASSERT_FALSE(names.empty());
+  names.push_back(gemma_beyond_fp16());
+  for (const std::string& name : names) {
     auto cpu = TinyModel::load(name, "scalar", 2), gpu = TinyModel::load(name, "cuda", 2);
     ASSERT_TRUE(cpu.ok() && gpu.ok()) << name << ": " << (gpu.ok() ? "" : gpu.error().message);
     const auto sequences = random_sequences(1, (*cpu)->config().vocab);
@@ -116,7 +138,9 @@ TEST_F(GpuTest, LogitsOfTheTinyModelsAreTheCpus) {
       if (rounded) {
         EXPECT_LT(relative_error(*got, *exact), 1.25 * bound) << name;
       }
-      EXPECT_LT(error, bound) << name << " " << name_of(precision);
+      // (Experts keep 16-bit activations on a GPU: nearer to the exact logits, and so as far from the CPU's.)
+      const bool experts = (*cpu)->config().experts.count > 0;
+      EXPECT_LT(error, rounded && experts ? 1.5 * bound : bound) << name << " " << name_of(precision);
       printf("%s %s: relative error %.2e (bound %.2e)\n", name.c_str(), std::string(name_of(precision)).c_str(), error,
              bound);
     }

@@ -88,6 +88,7 @@ Result<Golden> read_golden(const std::string& name) {
 }
 
 std::string tiny_model_folder(const std::string& name) {
+  if (name.find('/') != std::string::npos) return name;
   std::string folder = std::string(NFP_BINARY_DIR) + "/tests/tiny_models/" + name;
   return std::filesystem::exists(folder + "/config.json") ? folder : std::string();
 }

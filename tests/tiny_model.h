@@ -16,9 +16,11 @@
 
 namespace nfp::testing {
 
-inline constexpr const char* kTinyModels[] = {"llama-tied", "llama-headdim", "llama3-rope", "mistral",
-                                              "llama-bias", "qwen2",         "qwen3",       "qwen2-heads16",
-                                              "qwen3-yarn", "phi3",          "gemma2",      "gemma3"};
+inline constexpr const char* kTinyModels[] = {
+    "llama-tied", "llama-headdim",    "llama3-rope", "mistral",        "llama-bias", "qwen2",
+    "qwen3",      "qwen2-heads16",    "qwen3-yarn",  "phi3",           "gemma2",     "gemma3",
+    "phi4-mini",  "llama-yarn",       "smollm3",     "smollm3-window", "mixtral",    "qwen2-moe",
+    "qwen3-moe",  "qwen3-moe-window", "olmoe"};
 
 struct GoldenSequence {
   std::vector<int32_t> tokens;
@@ -48,7 +50,7 @@ struct Golden {
 
 Result<Golden> read_golden(const std::string& name);
 
-// The generated model's folder, or nothing where the generator did not run (no numpy).
+// The generated model's folder, or nothing where the generator did not run (no numpy). A path is itself.
 std::string tiny_model_folder(const std::string& name);
 
 // `count` more tokens of sequence `sequence` in one step.

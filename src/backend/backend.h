@@ -10,9 +10,14 @@
 // [rows, features], dense, row-major, of activation_dtype(). An operation that fails records the first error;
 // wait(), synchronize() and download() return it. Shapes that disagree are the caller's bug and are asserted.
 //
+// The residual stream of some families leaves FP16's range. There it, what is added to it and norms of what is added
+// are FP32 whatever activation_dtype() is, as the flags ..._is_f32 say. Inputs of linear layers are not: norms bound
+// them.
+//
 // The scalar CPU backend is the reference: all others are tested against it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -139,6 +144,7 @@ struct EmbedArgs {
   BatchView batch;
   float scale = 1.0f;   // Gemma multiplies by sqrt(hidden)
   void* out = nullptr;  // [tokens, hidden]
+  bool out_is_f32 = false;
 };
 
 // The residual stream belongs to the norm: a linear layer stores its product, and the norm after it adds that. So a
@@ -150,6 +156,8 @@ struct RmsNormArgs {
   float eps = 1e-5f;
   int32_t rows = 0;
   int32_t hidden = 0;
+  bool x_is_f32 = false;    // and so is residual
+  bool out_is_f32 = false;  // it is added to the stream, not read by a linear
   // The precision of the linear that reads `out`: a backend may store out in the form that linear wants (E4M3 with
   // scales), in which case only linear can read it. out has activation_bytes(rows, hidden).
   Precision consumer = Precision::kFp16;
@@ -159,14 +167,15 @@ struct RmsNormArgs {
 struct LinearArgs {
   const LinearWeight* weight = nullptr;  // [n, k]
   const void* x = nullptr;               // [rows, k]
+  bool x_is_plain = false;               // of activation_dtype(), although the weight consumes another form
   int32_t rows = 0;
   Precision precision = Precision::kFp16;  // a dense weight computes in FP16 whatever this says
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;  // for kGatedActivation
   Precision consumer = Precision::kFp16;      // as in RmsNormArgs, for kGatedActivation's y
   void* y = nullptr;                          // [rows, n] (or n / 2)
-  bool y_is_f32 = false;                      // logits: FP32 whatever activation_dtype() is
-  float soft_cap = 0.0f;                      // for kStore: y = cap * tanh(y / cap) where > 0
+  bool y_is_f32 = false;                      // for kStore: logits, and what is added to an FP32 stream
+  float soft_cap = 0.0f;                      // with y_is_f32: y = cap * tanh(y / cap) where > 0
 };
 
 // Rotates q and k by position, rotate-half convention (Hugging Face), and writes k and v to the cache.
@@ -180,6 +189,8 @@ struct RopeArgs {
   const float* q_norm = nullptr;   // device [head_dim] RMSNorm weights a head before rotation (Qwen 3), or null
   const float* k_norm = nullptr;
   float norm_eps = 1e-6f;
+  // One norm over all heads together (OLMoE): q_norm is [heads * head_dim], k_norm [kv_heads * head_dim].
+  bool norm_spans_heads = false;
   KvCache* cache = nullptr;
   int layer = 0;
   BatchView batch;
@@ -201,6 +212,64 @@ struct AttentionArgs {
   Precision consumer = Precision::kFp16;
 };
 
+// ---- experts (mixture-of-experts layers) ----
+
+inline constexpr int32_t kMaxExperts = 512;    // a layer
+inline constexpr int32_t kMaxTopExperts = 32;  // a token
+
+// Where a step's rows go: device memory that `route` fills and the others read. A row takes part once for each of its
+// `top` experts; these assignments are sorted by expert, and within an expert by row.
+struct ExpertRoutes {
+  int32_t experts = 0;
+  int32_t top = 0;
+  int32_t* start = nullptr;  // [experts + 1] expert e has assignments start[e] .. start[e + 1] - 1
+  int32_t* row = nullptr;    // [rows * top] of each assignment
+  int32_t* place = nullptr;  // [rows, top] the assignment of each row's experts, likeliest first
+  float* weight = nullptr;   // [rows, top] what its result counts
+};
+
+// Softmax of x router^T over the experts in FP32; the `top` likeliest of each row are its experts.
+struct RouteArgs {
+  const void* x = nullptr;             // [rows, hidden]
+  const float* router = nullptr;       // device [experts, hidden]
+  const float* shared_gate = nullptr;  // device [hidden], or null
+  int32_t rows = 0;
+  int32_t hidden = 0;
+  bool renormalise = false;  // a row's weights are made to sum to 1
+  ExpertRoutes routes;
+  float* logits = nullptr;         // device [rows, experts], working space
+  float* shared_weight = nullptr;  // device [rows] sigmoid(x shared_gate), where there is such a gate
+};
+
+// The linear layer of each assignment's expert. Its result for a row does not depend on the step's other rows.
+struct ExpertLinearArgs {
+  const LinearWeight* const* weights = nullptr;  // host [experts], each [n, k]; outlives a graph
+  ExpertRoutes routes;
+  const void* x = nullptr;  // [rows, k], or where `sorted` [rows * top, k] by assignment
+  bool sorted = false;
+  int32_t rows = 0;  // of the step, before assignment
+  Precision precision = Precision::kFp16;
+  std::array<uint64_t, kMaxExperts / 64> exact{};  // experts that compute in FP16 whatever `precision` is
+  Epilogue epilogue = Epilogue::kStore;
+  Activation activation = Activation::kSilu;  // for kGatedActivation
+  void* y = nullptr;                          // [rows * top, n (or n / 2)] by assignment
+
+  bool is_exact(int32_t expert) const {
+    return (exact[static_cast<size_t>(expert) / 64] >> (static_cast<size_t>(expert) % 64) & 1u) != 0;
+  }
+};
+
+// out[r] = sum over i of weight[r, i] x[place[r, i]], in the order of i, plus shared_weight[r] shared[r].
+struct CombineExpertsArgs {
+  const void* x = nullptr;  // [rows * top, hidden] by assignment
+  ExpertRoutes routes;
+  int32_t rows = 0;
+  int32_t hidden = 0;
+  const void* shared = nullptr;          // [rows, hidden], or null
+  const float* shared_weight = nullptr;  // device [rows]; null = 1
+  void* out = nullptr;                   // [rows, hidden]
+};
+
 // out[i] = x[rows[i]].
 struct GatherRowsArgs {
   const void* x = nullptr;        // [*, hidden]
@@ -208,6 +277,7 @@ struct GatherRowsArgs {
   int32_t count = 0;
   int32_t hidden = 0;
   void* out = nullptr;  // [count, hidden]
+  bool is_f32 = false;  // x and out
 };
 
 // What each sequence slot has seen, for penalties: which tokens were in the prompt and how often each was generated.
@@ -283,8 +353,8 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  Activation activation = Activation::kSilu;  // between gate and up
-  float logit_cap = 0.0f;                     // as LinearArgs::soft_cap
+  int32_t experts = 0;            // of a layer; 0 = none
+  int32_t top_experts = 0;        // of a token
 };
 
 struct DeviceMemory {
@@ -310,11 +380,13 @@ class Backend {
   virtual bool supports(Precision precision) const = 0;
   // Which FP8 to run where none is asked for by name, but speed is wanted.
   virtual Precision fastest_fp8() const { return Precision::kFp8; }
+  // kUnsupported, naming the configuration's field, for steps that the backend cannot compute. Asked before weights are
+  // read; reserve() asks it again.
+  virtual Status accepts(const StepReserve& most) const = 0;
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
 
-  // Once weights are there, before the first step: steps will have at most this. kUnsupported for what the backend
-  // cannot compute.
+  // Once weights are there, before the first step: steps will have at most this.
   virtual Status reserve(const StepReserve& most) = 0;
   // Of the device, where it is apart from the host's.
   virtual std::optional<DeviceMemory> memory() const { return std::nullopt; }
@@ -354,6 +426,9 @@ class Backend {
   virtual void linear(const LinearArgs& args) = 0;
   virtual void rope(const RopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+  virtual void route(const RouteArgs& args) = 0;
+  virtual void expert_linear(const ExpertLinearArgs& args) = 0;
+  virtual void combine_experts(const CombineExpertsArgs& args) = 0;
   virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
   virtual void score(const ScoreArgs& args) = 0;

@@ -22,12 +22,13 @@ Result<AtomicFile> AtomicFile::create(const std::string& path, mode_t mode) {
   file.path_ = path;
   // A name that nobody can have prepared a file or a link under (O_EXCL takes neither).
   for (int tries = 0; tries < 16 && file.fd_ < 0; ++tries) {
-    file.temporary_ = TemporaryPath(path + temporary_suffix());
-    file.fd_ = ::open(file.temporary_.name().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-    if (file.fd_ >= 0) break;
-    const int code = errno;
-    file.temporary_.release();
-    if (code != EEXIST) return write_error(path, code);
+    int code = 0;
+    file.temporary_ = TemporaryPath(path + temporary_suffix(), [&](const std::string& name) {
+      file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+      code = errno;
+      return file.fd_ >= 0;
+    });
+    if (file.fd_ < 0 && code != EEXIST) return write_error(path, code);
   }
   if (file.fd_ < 0) return write_error(path, EEXIST);
   return file;

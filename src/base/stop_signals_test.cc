@@ -49,6 +49,21 @@ class StopSignals : public ::testing::Test {
     ::kill(::getpid(), SIGTERM);
     ::sleep(60);
   }
+  // The moment that another program sees, who waits for the name to appear and then sends the signal.
+  void be_told_to_stop_as_it_is_made(bool folder) {
+    const StopRemovesTemporaries stop;
+    for (int i = 0;; ++i) {
+      const TemporaryPath made((dir_ / std::to_string(i)).string(), [&](const std::string& name) {
+        if (folder ? !fs::create_directory(name) : !std::ofstream(name).put('x')) _exit(99);
+        if (i == 3) {
+          ::kill(::getpid(), SIGTERM);
+          ::usleep(20000);  // time enough to remove what is known, were it not for the lock
+        }
+        return true;
+      });
+      if (i == 3) ::sleep(60);
+    }
+  }
   fs::path dir_;
 };
 
@@ -69,6 +84,18 @@ TEST_F(StopSignalsDeathTest, NothingIsLeftOfAFolderThatIsBeingFilled) {
     EXPECT_EXIT(be_told_to_stop_while_files_are_made(), ::testing::KilledBySignal(SIGTERM), "");
     EXPECT_TRUE(fs::is_empty(dir_));
   }
+}
+
+TEST_F(StopSignalsDeathTest, NothingIsLeftOfWhatIsBeingMade) {
+  for (const bool folder : {false, true}) {
+    EXPECT_EXIT(be_told_to_stop_as_it_is_made(folder), ::testing::KilledBySignal(SIGTERM), "");
+    EXPECT_TRUE(fs::is_empty(dir_));
+  }
+}
+
+TEST_F(StopSignals, WhatWasNotMadeHasNoName) {
+  const TemporaryPath none((dir_ / "none").string(), [](const std::string&) { return false; });
+  EXPECT_TRUE(none.name().empty());
 }
 
 TEST_F(StopSignals, AfterwardsSignalsAreAsBefore) {

@@ -36,6 +36,13 @@ TemporaryPath::TemporaryPath(std::string path) : name_(std::move(path)) {
   registry().names.insert(name_);
 }
 
+TemporaryPath::TemporaryPath(std::string path, const std::function<bool(const std::string&)>& make) {
+  const std::lock_guard lock(registry().mutex);
+  if (!make(path)) return;
+  name_ = std::move(path);
+  registry().names.insert(name_);
+}
+
 TemporaryPath::~TemporaryPath() {
   if (name_.empty()) return;
   remove(name_);

@@ -2,6 +2,7 @@
 // stop can leave nothing half-written behind.
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace nfp {
@@ -9,7 +10,11 @@ namespace nfp {
 class TemporaryPath {
  public:
   TemporaryPath() = default;
+  // For what others make under that name (a library, say).
   explicit TemporaryPath(std::string path);
+  // Makes it, too; its name is empty where `make` says that it did not. A stop comes before or after both: whoever
+  // waits for the file to appear and then stops the process finds nothing of it.
+  TemporaryPath(std::string path, const std::function<bool(const std::string&)>& make);
   // Removes what is there, a directory with all that it holds.
   ~TemporaryPath();
   TemporaryPath(TemporaryPath&& other) noexcept;

@@ -20,6 +20,7 @@ class RangeObserver final : public LinearObserver {
     if (status.ok()) status = backend_.download(values_.data(), x, values_.size() * sizeof(float));
     if (status.ok()) ranges[linear.names.front()].add(values_.data(), static_cast<int64_t>(values_.size()));
   }
+  void on_error(const Error& error) override { status = error; }
 
   Status status;
   ActivationRanges ranges;

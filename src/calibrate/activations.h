@@ -52,6 +52,7 @@ class ActivationRounder final : public LinearObserver {
   ActivationRounder(Backend& backend, ActivationScaling scaling, const ActivationRanges& ranges, double share);
 
   void on_linear(const Linear& linear, void* x, int32_t rows) override;
+  void on_error(const Error& error) override { status_ = error; }
   Status status() const { return status_; }
 
  private:

@@ -36,6 +36,7 @@ class InputObserver final : public LinearObserver {
     if (status_.ok()) status_ = download(backend_, x, count, values_);
     if (status_.ok()) take_(linear, values_, rows);
   }
+  void on_error(const Error& error) override { status_ = error; }
   const Status& status() const { return status_; }
 
  private:
@@ -67,6 +68,14 @@ class TextPass {
     const size_t count = text_[i].size() * static_cast<size_t>(model_.config().hidden);
     return download(model_.backend(), model_.hidden().data(), count, r);
   }
+  // Sequence i up to the inputs of the layer's experts, of which `until` is one.
+  Status read_expert_inputs(size_t i, const Linear& until, const InputObserver::Take& take) {
+    InputObserver observer(model_.backend(), [&](const Linear& linear, const std::vector<float>& x, int32_t rows) {
+      if (linear.expert >= 0 && linear.type == until.type) take(linear, x, rows);
+    });
+    NFP_RETURN_IF_ERROR(feed(i, {until.layer, until.layer + 1, &observer, &until}));
+    return observer.status();
+  }
 
  private:
   Status feed(size_t i, const LayerRange& layers) {
@@ -94,6 +103,15 @@ struct InputSums {
   std::optional<CrossSum> inputs, residual;  // with compensation
 };
 
+// How many of the linear layers from the first on are told of their inputs at once: all experts' gate and up, or down.
+size_t told_together(std::span<Linear* const> linears) {
+  const auto differs = [&](const Linear* linear) {
+    return linear->expert < 0 || linear->type != linears.front()->type;
+  };
+  const auto end = std::find_if(linears.begin(), linears.end(), differs);
+  return std::max<size_t>(1, static_cast<size_t>(end - linears.begin()));
+}
+
 class LayerChooser {
  public:
   LayerChooser(LoadedModel& loaded, const TokenSequences& text, const CalibrationOptions& options,
@@ -111,13 +129,13 @@ class LayerChooser {
   Status run() {
     int32_t last = loaded_.config.layers;  // no need to go on after the last one that is missing
     while (last > 0 && store_.layer(last - 1)) --last;
-    total_ = static_cast<uint64_t>(last) * tokens_ * (compensate_ ? kPassesOfALayer : 1);
+    total_ = 0;
+    for (int32_t layer = 0; layer < last; ++layer) total_ += tokens_ * (compensate_ ? passes_of(layer) : 1);
     if (compensate_) {
       for (Linear* linear : loaded_.model->linears()) linear->fp8 = false;
     }
     for (int32_t layer = 0; layer < last; ++layer) {
-      std::vector<Linear*> linears = loaded_.model->linears();
-      std::erase_if(linears, [&](const Linear* l) { return l->layer != layer || l->type == GemmType::kHead; });
+      const std::vector<Linear*> linears = linears_of(layer);
       auto stored = store_.layer(layer);
       NFP_RETURN_IF_ERROR(compensate_ ? choose_compensating(layer, linears, std::move(stored))
                                       : choose(layer, linears, stored.has_value()));
@@ -126,8 +144,19 @@ class LayerChooser {
   }
 
  private:
-  // Of the text: up to each of four linear layers (in both precisions at once), and twice through the whole layer.
-  static constexpr uint64_t kPassesOfALayer = 6;
+  std::vector<Linear*> linears_of(int32_t layer) const {
+    std::vector<Linear*> linears = loaded_.model->linears();
+    std::erase_if(linears, [&](const Linear* l) { return l->layer != layer || l->type == GemmType::kHead; });
+    return linears;
+  }
+
+  // Of the text: up to each linear layer (in both precisions at once), and twice through the whole layer.
+  uint64_t passes_of(int32_t layer) const {
+    const std::vector<Linear*> linears = linears_of(layer);
+    uint64_t passes = 2;
+    for (size_t i = 0; i < linears.size(); i += told_together(std::span(linears).subspan(i))) ++passes;
+    return passes;
+  }
 
   // Exact inputs: all linear layers of the layer are told in one pass.
   Status choose(int32_t layer, std::span<Linear* const> linears, bool stored) {
@@ -142,7 +171,11 @@ class LayerChooser {
     }
     if (stored) return ok_status();
     std::vector<UpperChoice> choices;
-    for (const Linear* linear : linears) NFP_RETURN_IF_ERROR(choose_linear(*linear, sums.at(linear), choices));
+    for (const Linear* linear : linears) {
+      // An expert that no token of the text went to keeps the nearest upper bytes: there is nothing to go by.
+      InputSums& inputs = sums.try_emplace(linear, linear->weight->k()).first->second;
+      NFP_RETURN_IF_ERROR(choose_linear(*linear, inputs, choices));
+    }
     return store_.save_layer(layer, choices);
   }
 
@@ -152,15 +185,20 @@ class LayerChooser {
     std::vector<UpperChoice> choices;
     if (stored) {
       choices = std::move(*stored);
-      for (size_t i = 0; i < linears.size(); ++i) {
+      for (uint64_t pass = 2; pass < passes_of(layer); ++pass) {
         for (size_t s = 0; s < text_.size(); ++s) tell(s);
       }
       NFP_RETURN_IF_ERROR(take(layer, linears, choices, linears.size()));
     } else {
-      for (size_t i = 0; i < linears.size(); ++i) {
-        NFP_ASSIGN_OR_RETURN(InputSums sums, sum_errors(*linears[i]));
-        NFP_RETURN_IF_ERROR(choose_linear(*linears[i], sums, choices));
-        NFP_RETURN_IF_ERROR(take(layer, linears, choices, i + 1));
+      for (size_t i = 0, count = 0; i < linears.size(); i += count) {
+        count = told_together(linears.subspan(i));
+        if (linears[i]->expert >= 0) {
+          NFP_RETURN_IF_ERROR(choose_experts(linears.subspan(i, count), choices));
+        } else {
+          NFP_ASSIGN_OR_RETURN(InputSums sums, sum_errors(*linears[i]));
+          NFP_RETURN_IF_ERROR(choose_linear(*linears[i], sums, choices));
+        }
+        NFP_RETURN_IF_ERROR(take(layer, linears, choices, i + count));
       }
       NFP_RETURN_IF_ERROR(store_.save_layer(layer, choices));
     }
@@ -170,6 +208,22 @@ class LayerChooser {
         tell(i);
       }
     }
+    return ok_status();
+  }
+
+  // Experts are not compensated: the tokens that an expert is given differ between FP16 and FP8, so that there is no
+  // exact input to compare each with.
+  Status choose_experts(std::span<Linear* const> experts, std::vector<UpperChoice>& choices) {
+    std::map<const Linear*, InputSums> sums;
+    for (const Linear* expert : experts) sums.try_emplace(expert, expert->weight->k());
+    for (size_t i = 0; i < text_.size(); ++i) {
+      NFP_RETURN_IF_ERROR(fp8_.read_expert_inputs(i, *experts.front(),
+                                                  [&](const Linear& expert, const std::vector<float>& x, int32_t rows) {
+                                                    sums.at(&expert).hessian.add(x.data(), rows, *loaded_.threads);
+                                                  }));
+      tell(i);
+    }
+    for (const Linear* expert : experts) NFP_RETURN_IF_ERROR(choose_linear(*expert, sums.at(expert), choices));
     return ok_status();
   }
 

@@ -26,6 +26,7 @@ class ErrorObserver final : public LinearObserver {
   void on_linear(const Linear& linear, void* x, int32_t rows) override {
     if (status_.ok()) status_ = measure(linear, x, rows);
   }
+  void on_error(const Error& error) override { status_ = error; }
   Result<std::vector<LayerError>> take() {
     NFP_RETURN_IF_ERROR(status_);
     return std::move(errors_);

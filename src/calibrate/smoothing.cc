@@ -28,6 +28,7 @@ class ChannelObserver final : public LinearObserver {
       if (!(magnitude <= at)) at = magnitude;
     }
   }
+  void on_error(const Error& error) override { status = error; }
 
   Status status;
   ChannelMaxima maxima;
@@ -51,6 +52,8 @@ std::vector<Place> places_of(const ModelSource& source, const Family& family, in
        {std::pair{TensorRole::kAttentionNorm, GemmType::kQkv}, {TensorRole::kMlpNorm, GemmType::kGateUp}}) {
     // (offset + w) 2^-e is not offset + another weight that the file's dtype holds.
     if (family.norm_offset != 0 || !family.has(norm)) continue;
+    // A router reads the norm in FP32, and its columns would have to be scaled too.
+    if (norm == TensorRole::kMlpNorm && family.has(TensorRole::kRouter)) continue;
     Place place{{weight(family.name(norm, layer))}, {}, family.names(type, layer).front()};
     for (const std::string& reader : family.names(type, layer)) place.columns.push_back(weight(reader));
     places.push_back(std::move(place));

@@ -49,6 +49,7 @@ struct Engine::Entry {
   int32_t prompt_counted = 0;   // prompt tokens already in usage.prompt
   int32_t prompt_reported = 0;  // prompt logprobs already collected
   std::vector<OutputToken> prompt_logprobs;
+  PooledStates pooled;
   std::optional<StreamingDetokenizer> detokenizer;
   std::optional<StopFilter> stop_filter;
   int32_t max_tokens = 0;
@@ -77,7 +78,8 @@ Engine::~Engine() = default;
 RequestBounds Engine::bounds() const {
   const int64_t cache = int64_t{config_.kv_blocks} * config_.block_size;
   return {.vocab = runner_->vocab(),
-          .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache))};
+          .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache)),
+          .hidden = runner_->hidden()};
 }
 
 bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flight_.empty(); }
@@ -86,8 +88,12 @@ void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std
 
 Status Engine::submit(Request request) {
   if (device_failure_) return *device_failure_;
-  if (const auto bad = validate(request.prompt, request.sampling, bounds())) {
+  if (idle()) busy_since_ = now();
+  if (const auto bad = validate(request.prompt, request.sampling, bounds(), request.pooling)) {
     return Error{ErrorCode::kInvalidInput, bad->message};
+  }
+  if (request.pooling != Pooling::kNone && request.constraint) {
+    return error(ErrorCode::kInvalidInput, "a pooled request has no text for a grammar");
   }
   if (!tokenizer_ && !request.sampling.stop.empty()) {
     return error(ErrorCode::kUnsupported, "stop strings need a tokenizer, and this model was loaded without one");
@@ -110,7 +116,7 @@ Status Engine::submit(Request request) {
   sequence->request = std::move(request);
   merge_bias(sequence->request.sampling.logit_bias);
   const int32_t room = bounds().max_context - sequence->prompt_size();
-  const int32_t max_tokens = sequence->request.sampling.max_tokens.value_or(room);
+  const int32_t max_tokens = sequence->pooled() ? 0 : sequence->request.sampling.max_tokens.value_or(room);
   sequence->limit = sequence->prompt_size() + max_tokens;
 
   auto entry = std::make_unique<Entry>();
@@ -161,7 +167,10 @@ void Engine::leave_out_unready(StepPlan& plan) {
     return true;
   });
   // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
-  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
+  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) {
+    busy_since_ = now();  // so far nobody was held up
+    awaited->ready(std::chrono::milliseconds(2));
+  }
 }
 
 Precision Engine::choose_precision(StepPlan& plan, LevelChange& change) {
@@ -372,8 +381,10 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
   const auto waits = now();
+  const double between = seconds_between(busy_since_, waits);
   Result<StepOutput> result = runner_->collect(step.ticket);
   const auto arrived = now();
+  busy_since_ = arrived;
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
@@ -396,6 +407,16 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     scheduler_.computed(item, is_exact(precision));
     account(entry, item, precision);
     if (!result->prompt_logprobs.empty()) take_prompt_logprobs(entry, item, std::move(result->prompt_logprobs[i]));
+    if (item.sequence->pooled()) {
+      if (!result->hidden.empty()) entry.pooled.add(item.sequence->request.pooling, result->hidden[i]);
+      if (item.first + item.count < item.sequence->size()) continue;
+      RequestOutput& output = outputs.emplace_back();
+      output.id = item.sequence->request.id;
+      output.embedding = entry.pooled.result();
+      end(entry, FinishReason::kStop, output);
+      remove(output.id);
+      continue;
+    }
     if (!item.samples) continue;
     OutputToken token = std::move(result->sampled[sample]);
     token.precision = precision;
@@ -412,6 +433,7 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   policy_->observe(precision, record.fp8_share, work, record.seconds);
   last_collected_ = now;
   record.wait_s = seconds_between(waits, arrived);
+  record.between_s = between;
   record.output_s = seconds_between(arrived, now);
   record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   if (observer_ != nullptr) observer_->on_step(record);
@@ -470,6 +492,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     output.error = !failure.empty()
                        ? std::string(failure)
                        : fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    output.error_code = sequence.request.constraint->failure_code();
     end(entry, FinishReason::kError, output);
     return;
   }
@@ -524,12 +547,17 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
     const double gaps = (entry.usage.completion_tokens - 1) * entry.itl_target_s;
     record.attained = config_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
                                                    : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
+  } else if (entry.sequence->pooled() && reason == FinishReason::kStop) {
+    // What it waited for came when a first token would have come.
+    record.prefill_s = seconds_between(*entry.scheduled, now);
+    record.attained = record.e2e_s <= entry.ttft_target_s;
+    record.pooled = true;
   }
   record.ttft_target_s = entry.ttft_target_s;
   record.itl_target_s = entry.itl_target_s;
   record.longest_gap_s = entry.longest_gap_s;
   record.own_targets = entry.sequence->request.slo_ttft_s || entry.sequence->request.slo_itl_s;
-  if (entry.first_token) output.usage.slo_met = record.attained;
+  if (entry.first_token || record.pooled) output.usage.slo_met = record.attained;
   if (observer_ != nullptr) observer_->on_finished(record);
 }
 

@@ -43,10 +43,10 @@ struct StepRecord {
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
-  double kv_use = 0;       // after the step
-  double fp8_share = 0;    // of the weights computed in FP8
-  double predicted_s = 0;  // by the policy, before it ran; 0 = it did not
-  int32_t lost = 0;        // requests whose deadline could not be kept when it was planned
+  double kv_use = 0;         // after the step
+  double fp8_share = 0;      // of the weights computed in FP8
+  double predicted_s = 0;    // by the policy, before it ran; 0 = it did not
+  int32_t lost = 0;          // requests whose deadline could not be kept when it was planned
   double oldest_wait_s = 0;  // of a request without its first token, when it was planned
   EngineClock::time_point start;
   double seconds = 0;
@@ -54,6 +54,9 @@ struct StepRecord {
   double submit_s = 0;  // choosing the step's tokens and precision, preparing and enqueueing it
   double wait_s = 0;    // waiting until it was done: next to nothing where the device was done first
   double output_s = 0;  // taking its tokens, ending requests
+  // From the moment that the step before was done, or that there was something to do, to waiting for this one: all that
+  // requests ask of that thread. Where several steps are in flight the device computes meanwhile.
+  double between_s = 0;
 };
 
 // What one request went through. Times in seconds; zero where it did not get that far.
@@ -72,7 +75,8 @@ struct RequestRecord {
   double itl_target_s = 0;   // mean time between tokens
   double longest_gap_s = 0;  // between two tokens
   bool own_targets = false;  // the request named one
-  bool attained = false;     // both targets were met, to the last token
+  bool attained = false;     // both targets were met, to the last token; of a pooled request, its end as a first token
+  bool pooled = false;       // it gave hidden states, and no token
   bool shed = false;         // refused, as its first token could not come in time
 };
 
@@ -179,6 +183,7 @@ class Engine {
   std::vector<int32_t> free_slots_;   // of the runner's token history
   std::deque<Step> in_flight_;
   EngineClock::time_point last_collected_;
+  EngineClock::time_point busy_since_;  // StepRecord::between_s begins here
   uint64_t next_serial_ = 0;
   bool exact_turn_ = true;  // when the policy wants FP8 and both kinds are there: whose turn it is
   double recent_tpot_s_ = 0;

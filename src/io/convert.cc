@@ -160,12 +160,21 @@ struct Candidate {
 };
 
 // Engines multiply q, k and v of a layer as one matrix, and gate and up likewise, and take such a matrix in one storage
-// only. "model.layers.3 q/k/v".
+// only; all experts of a layer are one such matrix, gate, up and down. "model.layers.3 q/k/v".
 std::string group_of(const std::string& tensor, GemmType type) {
   constexpr std::string_view kLayers = "layers.";
   const size_t layers = tensor.find(kLayers);
   const size_t number_end = layers == std::string::npos ? layers : tensor.find('.', layers + kLayers.size());
-  return fmt::format("{} {}", std::string_view(tensor).substr(0, number_end), name_of(type));
+  const std::string_view layer = std::string_view(tensor).substr(0, number_end);
+  switch (block_of(tensor)) {
+    case Block::kExpert:
+      return fmt::format("{} experts", layer);
+    case Block::kShared:
+      return fmt::format("{} shared {}", layer, name_of(type));
+    case Block::kDense:
+      break;
+  }
+  return fmt::format("{} {}", layer, name_of(type));
 }
 
 // Every linear layer but the head, by tensor. All are read once here, since one that does not nest decides for its

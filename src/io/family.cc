@@ -21,6 +21,42 @@ constexpr LayerTensor kLlamaLayer[] = {
     {kDown, "mlp.down_proj", "ffn_down"},
 };
 
+constexpr LayerTensor kMixtralLayer[] = {
+    {kAttentionNorm, "input_layernorm", ""},
+    {kQuery, "self_attn.q_proj", ""},
+    {kKey, "self_attn.k_proj", ""},
+    {kValue, "self_attn.v_proj", ""},
+    {kOutput, "self_attn.o_proj", ""},
+    {kMlpNorm, "post_attention_layernorm", ""},
+    {kRouter, "block_sparse_moe.gate", ""},
+    {kExpertGate, "block_sparse_moe.experts.#.w1", ""},
+    {kExpertUp, "block_sparse_moe.experts.#.w3", ""},
+    {kExpertDown, "block_sparse_moe.experts.#.w2", ""},
+};
+
+// Which layers have experts and which a dense MLP is the configuration's.
+constexpr LayerTensor kQwenMoeLayer[] = {
+    {kAttentionNorm, "input_layernorm", ""},
+    {kQuery, "self_attn.q_proj", ""},
+    {kKey, "self_attn.k_proj", ""},
+    {kValue, "self_attn.v_proj", ""},
+    {kQueryNorm, "self_attn.q_norm", ""},
+    {kKeyNorm, "self_attn.k_norm", ""},
+    {kOutput, "self_attn.o_proj", ""},
+    {kMlpNorm, "post_attention_layernorm", ""},
+    {kGate, "mlp.gate_proj", ""},
+    {kUp, "mlp.up_proj", ""},
+    {kDown, "mlp.down_proj", ""},
+    {kRouter, "mlp.gate", ""},
+    {kExpertGate, "mlp.experts.#.gate_proj", ""},
+    {kExpertUp, "mlp.experts.#.up_proj", ""},
+    {kExpertDown, "mlp.experts.#.down_proj", ""},
+    {kSharedRouter, "mlp.shared_expert_gate", ""},
+    {kSharedGate, "mlp.shared_expert.gate_proj", ""},
+    {kSharedUp, "mlp.shared_expert.up_proj", ""},
+    {kSharedDown, "mlp.shared_expert.down_proj", ""},
+};
+
 constexpr LayerTensor kPhi3Layer[] = {
     {kAttentionNorm, "input_layernorm", "attn_norm"}, {kQueryKeyValue, "self_attn.qkv_proj", "attn_qkv"},
     {kOutput, "self_attn.o_proj", "attn_output"},     {kMlpNorm, "post_attention_layernorm", "ffn_norm"},
@@ -48,9 +84,14 @@ constexpr Family kFamilies[] = {
     {FamilyId::kMistral, "MistralForCausalLM", "mistral", "", kLlamaLayer},
     {FamilyId::kQwen2, "Qwen2ForCausalLM", "qwen2", "qwen2", kLlamaLayer},
     {FamilyId::kQwen3, "Qwen3ForCausalLM", "qwen3", "qwen3", kLlamaLayer},
+    {FamilyId::kSmolLm3, "SmolLM3ForCausalLM", "smollm3", "", kLlamaLayer},
     {FamilyId::kPhi3, "Phi3ForCausalLM", "phi3", "", kPhi3Layer},
     {FamilyId::kGemma2, "Gemma2ForCausalLM", "gemma2", "", kGemmaLayer, false, /*norm_offset=*/1.0f},
-    {FamilyId::kGemma3, "Gemma3ForCausalLM", "gemma3_text", "", kGemmaLayer, false, /*norm_offset=*/1.0f},
+    {FamilyId::kGemma3, "Gemma3ForCausalLM", "gemma3_text", "gemma3", kGemmaLayer, false, /*norm_offset=*/1.0f},
+    {FamilyId::kMixtral, "MixtralForCausalLM", "mixtral", "", kMixtralLayer},
+    {FamilyId::kQwen2Moe, "Qwen2MoeForCausalLM", "qwen2_moe", "", kQwenMoeLayer},
+    {FamilyId::kQwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe", "", kQwenMoeLayer},
+    {FamilyId::kOlmoe, "OlmoeForCausalLM", "olmoe", "", kQwenMoeLayer},
 };
 
 // Known, and not computed here: the part of the model that is missing.
@@ -63,10 +104,6 @@ constexpr Refusal kRefusals[] = {
     {"Llama4ForCausalLM", "llama4_text", "experts (num_local_experts) and chunked attention"},
     {"DeepseekV2ForCausalLM", "deepseek_v2", "latent attention (kv_lora_rank) and experts (n_routed_experts)"},
     {"DeepseekV3ForCausalLM", "deepseek_v3", "latent attention (kv_lora_rank) and experts (n_routed_experts)"},
-    {"MixtralForCausalLM", "mixtral", "experts (num_local_experts)"},
-    {"Qwen2MoeForCausalLM", "qwen2_moe", "experts (num_experts)"},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", "experts (num_experts)"},
-    {"OlmoeForCausalLM", "olmoe", "experts (num_experts)"},
     {"PhimoeForCausalLM", "phimoe", "experts (num_local_experts)"},
 };
 
@@ -86,23 +123,43 @@ std::optional<LayerName> split(std::string_view name, std::string_view prefix) {
   return LayerName{name.substr(0, number), name.substr(number + 1, suffix - number - 1), name.substr(suffix)};
 }
 
+// "experts.#.up_proj" and "experts.12.up_proj".
+bool matches(std::string_view pattern, std::string_view part) {
+  const size_t mark = pattern.find('#');
+  if (mark == std::string_view::npos) return pattern == part;
+  const std::string_view after = pattern.substr(mark + 1);
+  if (part.size() <= pattern.size() - 1 || !part.starts_with(pattern.substr(0, mark)) || !part.ends_with(after)) {
+    return false;
+  }
+  const std::string_view number = part.substr(mark, part.size() - after.size() - mark);
+  return std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+std::string numbered(std::string_view pattern, int32_t layer, int32_t expert) {
+  std::string name = fmt::format("{}{}.{}", kLayers, layer, pattern);
+  if (const size_t mark = name.find('#'); mark != std::string::npos) name.replace(mark, 1, std::to_string(expert));
+  return name;
+}
+
 }  // namespace
 
 bool Family::has(TensorRole role) const {
   return std::any_of(layer.begin(), layer.end(), [&](const LayerTensor& tensor) { return tensor.role == role; });
 }
 
-std::string Family::name(TensorRole role, int32_t index) const {
+std::string Family::name(TensorRole role, int32_t index, int32_t expert) const {
   for (const LayerTensor& tensor : layer) {
-    if (tensor.role == role) return fmt::format("{}{}.{}", kLayers, index, tensor.hf);
+    if (tensor.role == role) return numbered(tensor.hf, index, expert);
   }
   return {};
 }
 
-std::vector<std::string> Family::names(GemmType type, int32_t index) const {
+std::vector<std::string> Family::names(GemmType type, int32_t index, Block block, int32_t expert) const {
   std::vector<std::string> found;
   for (const LayerTensor& tensor : layer) {
-    if (gemm_type(tensor.role) == type) found.push_back(fmt::format("{}{}.{}", kLayers, index, tensor.hf));
+    if (gemm_type(tensor.role) == type && block_of(tensor.role) == block) {
+      found.push_back(numbered(tensor.hf, index, expert));
+    }
   }
   return found;
 }
@@ -129,7 +186,7 @@ std::optional<TensorRole> role_of(const Family& family, std::string_view tensor)
   const auto name = split(tensor, kLayers);
   if (!name) return std::nullopt;
   for (const LayerTensor& known : family.layer) {
-    if (name->part == known.hf) return known.role;
+    if (matches(known.hf, name->part)) return known.role;
   }
   return std::nullopt;
 }
@@ -145,13 +202,22 @@ std::optional<GemmType> gemm_type(std::string_view tensor) {
   return std::nullopt;
 }
 
+Block block_of(std::string_view tensor) {
+  for (const Family& family : kFamilies) {
+    const auto role = role_of(family, tensor);
+    if (role && block_of(*role) != Block::kDense) return block_of(*role);
+  }
+  return Block::kDense;
+}
+
 std::string hf_name(const Family& family, std::string_view gguf) {
   if (gguf == "token_embd.weight") return fmt::format("{}.weight", kEmbeddingName);
   if (gguf == "output_norm.weight") return fmt::format("{}.weight", kFinalNormName);
   if (gguf == "output.weight") return fmt::format("{}.weight", kHeadName);
   if (const auto name = split(gguf, "blk.")) {
     for (const LayerTensor& tensor : family.layer) {
-      if (name->part == tensor.gguf) return fmt::format("{}{}.{}{}", kLayers, name->number, tensor.hf, name->suffix);
+      if (!tensor.gguf.empty() && name->part == tensor.gguf)
+        return fmt::format("{}{}.{}{}", kLayers, name->number, tensor.hf, name->suffix);
     }
   }
   return std::string(gguf);

@@ -39,7 +39,34 @@ enum class TensorRole : uint8_t {
   kGateUp,  // one matrix: all rows of gate, then all of up
   kDown,
   kMlpPostNorm,  // of what the MLP adds to the residual stream
+  // Of layers with experts.
+  kRouter,      // [experts, hidden], kept in 32 bits
+  kExpertGate,  // of each expert, as the next two
+  kExpertUp,
+  kExpertDown,
+  kSharedRouter,  // [1, hidden] how much the shared expert counts, kept in 32 bits
+  kSharedGate,    // of the expert that every token has, as the next two
+  kSharedUp,
+  kSharedDown,
 };
+
+// What a matrix belongs to.
+enum class Block : uint8_t { kDense, kExpert, kShared };
+
+constexpr Block block_of(TensorRole role) {
+  switch (role) {
+    case TensorRole::kExpertGate:
+    case TensorRole::kExpertUp:
+    case TensorRole::kExpertDown:
+      return Block::kExpert;
+    case TensorRole::kSharedGate:
+    case TensorRole::kSharedUp:
+    case TensorRole::kSharedDown:
+      return Block::kShared;
+    default:
+      return Block::kDense;
+  }
+}
 
 constexpr std::optional<GemmType> gemm_type(TensorRole role) {
   switch (role) {
@@ -53,8 +80,14 @@ constexpr std::optional<GemmType> gemm_type(TensorRole role) {
     case TensorRole::kGate:
     case TensorRole::kUp:
     case TensorRole::kGateUp:
+    case TensorRole::kExpertGate:
+    case TensorRole::kExpertUp:
+    case TensorRole::kSharedGate:
+    case TensorRole::kSharedUp:
       return GemmType::kGateUp;
     case TensorRole::kDown:
+    case TensorRole::kExpertDown:
+    case TensorRole::kSharedDown:
       return GemmType::kDown;
     default:
       return std::nullopt;
@@ -63,11 +96,24 @@ constexpr std::optional<GemmType> gemm_type(TensorRole role) {
 
 struct LayerTensor {
   TensorRole role;
-  std::string_view hf;    // between "model.layers.N." and ".weight"
+  std::string_view hf;    // between "model.layers.N." and ".weight"; '#' stands for an expert's number
   std::string_view gguf;  // between "blk.N." and ".weight"
 };
 
-enum class FamilyId : uint8_t { kLlama, kMistral, kQwen2, kQwen3, kPhi3, kGemma2, kGemma3 };
+enum class FamilyId : uint8_t {
+  kLlama,
+  kMistral,
+  kQwen2,
+  kQwen3,
+  kSmolLm3,
+  kPhi3,
+  kGemma2,
+  kGemma3,
+  kMixtral,
+  kQwen2Moe,
+  kQwen3Moe,
+  kOlmoe,
+};
 
 struct Family {
   FamilyId id;
@@ -76,11 +122,12 @@ struct Family {
   std::string_view gguf;               // general.architecture; empty = these models come as another family's files
   std::span<const LayerTensor> layer;  // matrices that are stacked stand in the order of their rows
   bool gguf_permutes_qk = false;       // the converter reorders the rows of q and k (interleaved rotation)
-  float norm_offset = 0.0f;            // norms multiply by weight + offset
+  float norm_offset = 0.0f;            // norms multiply by weight + offset; GGUF files hold the sum
 
-  // Without ".weight"; empty where the family has no such tensor.
-  std::string name(TensorRole role, int32_t layer) const;
-  std::vector<std::string> names(GemmType type, int32_t layer) const;  // not of the head
+  // Without ".weight"; empty where the family has no such tensor. `expert` counts only for roles of experts.
+  std::string name(TensorRole role, int32_t layer, int32_t expert = 0) const;
+  std::vector<std::string> names(GemmType type, int32_t layer, Block block = Block::kDense,
+                                 int32_t expert = 0) const;  // not of the head
   bool has(TensorRole role) const;
 };
 
@@ -99,5 +146,8 @@ std::optional<GemmType> gemm_type(std::string_view tensor);
 // "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; names that the family does not have stay.
 std::string hf_name(const Family& family, std::string_view gguf);
 std::optional<TensorRole> role_of(const Family& family, std::string_view tensor);  // by Hugging Face name
+
+// The block of a linear layer's matrix by its Hugging Face name; kDense for those that are none.
+Block block_of(std::string_view tensor);
 
 }  // namespace nfp

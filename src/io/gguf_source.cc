@@ -79,6 +79,7 @@ class GgufSource final : public ModelSource {
       const std::byte* in = at.bytes.data() + row * row_bytes;
       if (plain) {
         std::memcpy(out, in, row_bytes);
+        if (family_->norm_offset != 0 && is_norm(tensor)) take_offset(out, elements);
         continue;
       }
       at.type->dequantize(in, blocks, values.data());
@@ -157,6 +158,16 @@ class GgufSource final : public ModelSource {
     const int64_t heads = family_->gguf_permutes_qk ? heads_of(tensor) : 0;
     return heads == 0 ? 0 : tensor.rows() / heads;
   }
+  // llama.cpp's converter adds the offset to the weights of norms, which it keeps as vectors of F32.
+  static bool is_norm(const TensorInfo& tensor) { return tensor.shape.rank() == 1 && tensor.dtype == DType::kF32; }
+  void take_offset(std::byte* row, int64_t elements) const {
+    for (int64_t i = 0; i < elements; ++i, row += sizeof(float)) {
+      float value = 0;
+      std::memcpy(&value, row, sizeof(value));
+      value -= family_->norm_offset;
+      std::memcpy(row, &value, sizeof(value));
+    }
+  }
   // The row of the file that holds row `row` of the Hugging Face matrix. llama.cpp's converter stores each head's rows
   // so that rotation pairs neighbours: file row 2i + h of a head is row i + h * head_dim / 2.
   static int64_t stored_row(int64_t head_rows, int64_t row) {
@@ -164,6 +175,20 @@ class GgufSource final : public ModelSource {
     const int64_t half = head_rows / 2;
     const int64_t inside = row % head_rows;
     return row - inside + (inside < half ? 2 * inside : 2 * (inside - half) + 1);
+  }
+
+  // Of Gemma 3: what llama.cpp's files say, and what it takes for granted (src/models/gemma3.cpp there).
+  void add_gemma3(nlohmann::ordered_json& config) const {
+    const int64_t layers = config["num_hidden_layers"];
+    if (const auto window = gguf_.integer(key("attention.sliding_window"))) config["sliding_window"] = *window;
+    config["sliding_window_pattern"] = gguf_.integer(key("attention.sliding_window_pattern")).value_or(6);
+    config["rope_local_base_freq"] = gguf_.number(key("rope.freq_base_swa")).value_or(10000.0);
+    // Only the model of 27 B parameters, which has 62 layers, scales by another size than a head's.
+    const int64_t hidden = config["hidden_size"];
+    config["query_pre_attn_scalar"] = layers == 62 ? hidden / heads_ : config.value("head_dim", hidden / heads_);
+    config["attn_logit_softcapping"] = nullptr;
+    config["final_logit_softcapping"] = nullptr;
+    config["hidden_activation"] = "gelu_pytorch_tanh";
   }
 
   Status make_config() {
@@ -218,6 +243,12 @@ class GgufSource final : public ModelSource {
     } else if (gguf_.text(key("rope.scaling.type")) == "linear") {
       config["rope_scaling"] = {{"rope_type", "linear"},
                                 {"factor", gguf_.number(key("rope.scaling.factor")).value_or(1.0)}};
+    }
+    if (family_->id == FamilyId::kGemma3) add_gemma3(config);
+    if (gguf_.integer(key("expert_count")).value_or(0) > 0) {
+      return error(ErrorCode::kUnsupported,
+                   "{}: metadata '{}' is above 0; models with experts are read from safetensors", path_,
+                   key("expert_count"));
     }
     if (gguf_.text(key("rope.scaling.type")) == "yarn") {
       return error(ErrorCode::kUnsupported, "{}: rope scaling 'yarn' is not supported", path_);

@@ -55,12 +55,12 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
     return error(ErrorCode::kIo, "{}: needs {:.2f} GB, but only {:.2f} GB are free on that disk", staged.path_,
                  static_cast<double>(needed) / 1e9, static_cast<double>(space.available) / 1e9);
   }
-  std::string temporary = staged.path_ + temporary_suffix();
-  if (!fs::create_directory(temporary, code)) {
+  staged.temporary_ = TemporaryPath(staged.path_ + temporary_suffix(),
+                                    [&](const std::string& name) { return fs::create_directory(name, code); });
+  if (staged.temporary_.name().empty()) {
     return error(ErrorCode::kIo, "{}: cannot be created: {}", staged.path_,
                  code ? code.message() : std::string("it is there already"));
   }
-  staged.temporary_ = TemporaryPath(std::move(temporary));
   return staged;
 }
 

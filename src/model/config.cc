@@ -93,6 +93,21 @@ class Fields {
     return found;
   }
 
+  // A list of whole numbers from `least` to `most`, or nothing.
+  std::vector<int32_t> integers(const char* field, int32_t least, int32_t most) {
+    std::vector<int32_t> found;
+    if (!has(field)) return found;
+    const Json& value = object_[field];
+    for (const Json& entry : value.is_array() ? value : Json::array()) {
+      const bool whole = entry.is_number_integer() && entry.get<double>() >= least && entry.get<double>() <= most;
+      if (whole) found.push_back(entry.get<int32_t>());
+    }
+    if (!value.is_array() || found.size() != value.size()) {
+      fail(field, fmt::format("must be a list of whole numbers from {} to {}", least, most));
+    }
+    return found;
+  }
+
   // One name a layer; which of them are "sliding_attention". Nothing where the field is not there.
   std::vector<bool> sliding_layers(const char* field, int32_t layers) {
     std::vector<bool> slides;
@@ -241,6 +256,23 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   return scaling.status();
 }
 
+// Mixtral writes num_local_experts, others num_experts.
+void read_experts(Fields& fields, const FamilyDefaults& defaults, const ModelConfig& config, FamilyFields& extra) {
+  if (defaults.experts == 0) return;
+  const char* count = fields.has("num_local_experts") ? "num_local_experts" : "num_experts";
+  extra.experts = fields.integer(count, defaults.experts, 1, kMaxExperts);
+  extra.top_experts = fields.integer("num_experts_per_tok", defaults.top_experts, 1, kMaxTopExperts);
+  if (extra.top_experts > extra.experts) {
+    fields.fail("num_experts_per_tok", fmt::format("is {}, more than {} {}", extra.top_experts, count, extra.experts));
+  }
+  constexpr int32_t kMost = 1 << 22;
+  extra.expert_intermediate = fields.integer("moe_intermediate_size", defaults.expert_intermediate, 0, kMost);
+  extra.shared_intermediate = fields.integer("shared_expert_intermediate_size", defaults.shared_intermediate, 0, kMost);
+  extra.norm_topk_prob = fields.boolean("norm_topk_prob", false);
+  extra.sparse_step = fields.integer("decoder_sparse_step", 1, 1, 4096);
+  extra.mlp_only_layers = fields.integers("mlp_only_layers", 0, config.layers - 1);
+}
+
 }  // namespace
 
 Result<ModelConfig> parse_config(std::string_view text, const std::string& name) {
@@ -315,10 +347,22 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   extra.attention_cap = fields.number_or_null("attn_logit_softcapping", defaults.attention_cap, 0.0, 1e6);
   extra.logit_cap = fields.number_or_null("final_logit_softcapping", defaults.logit_cap, 0.0, 1e6);
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
+  extra.qkv_bias = fields.boolean("qkv_bias", true);
+  extra.clip_qkv = fields.number_or_null("clip_qkv", 0.0f, 0.0, 1e6);
+  extra.no_rope_interval = fields.integer("no_rope_layer_interval", 4, 1, 4096);
+  const std::vector<int32_t> rope_layers = fields.integers("no_rope_layers", 0, 1);
+  if (!rope_layers.empty() && rope_layers.size() != static_cast<size_t>(config.layers)) {
+    fields.fail("no_rope_layers", fmt::format("has {} entries for {} layers", rope_layers.size(), config.layers));
+  }
+  extra.rope_layers.assign(rope_layers.begin(), rope_layers.end());
+  read_experts(fields, defaults, config, extra);
   NFP_RETURN_IF_ERROR(fields.status());
   config.windows.assign(static_cast<size_t>(config.layers), 0);
   if (const Status configured = rules.configure(extra, config); !configured.ok()) {
     return error(configured.error().code, "{}: {}", name, configured.error().message);
+  }
+  if (config.experts.count > 0 && config.experts.intermediate < 1) {
+    return error(ErrorCode::kInvalidInput, "{}: field 'moe_intermediate_size' must be at least 1", name);
   }
   return config;
 }

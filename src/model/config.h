@@ -39,6 +39,16 @@ struct Rope {
   RopeScaling scaling;
 };
 
+// Of layers with experts.
+struct Experts {
+  int32_t count = 0;  // 0 = the model has none
+  int32_t top = 0;    // experts of a token
+  int32_t intermediate = 0;
+  int32_t shared_intermediate = 0;  // of the expert that every token has; 0 = there is none
+  bool renormalise = false;         // the weights of a token's experts are made to sum to 1
+  std::vector<bool> layers;         // [layers] which have experts; the others have a dense MLP
+};
+
 struct ModelConfig {
   const Family* family = nullptr;
   std::string architecture;  // "LlamaForCausalLM"
@@ -54,6 +64,7 @@ struct ModelConfig {
   float norm_eps = 1e-5f;
   float norm_offset = 0.0f;  // norms multiply by weight + offset
   Rope rope;
+  std::vector<bool> nope_layers;  // [layers] whose heads do not rotate; empty = none
   float local_rope_theta = 0.0f;  // of layers with a window, whose rope is not scaled; 0 = they have the others' rope
   float embedding_scale = 1.0f;
   float attention_scale = 0.0f;  // of q k^T
@@ -64,13 +75,18 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool output_bias = false;  // of o_proj
   bool mlp_bias = false;
-  bool qk_norm = false;  // RMSNorm of each query and key head before rotation
+  bool qk_norm = false;           // RMSNorm of each query and key head before rotation
+  bool norm_spans_heads = false;  // and of all heads together
+  Experts experts;
   Activation activation = Activation::kSilu;
+  bool wide_stream = false;  // the residual stream leaves FP16's range (65504)
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends generation
 
   int64_t query_features() const { return int64_t{heads} * head_dim; }
   int64_t kv_features() const { return int64_t{kv_heads} * head_dim; }
+  bool has_experts(int32_t layer) const { return experts.count > 0 && experts.layers[static_cast<size_t>(layer)]; }
+  bool rotates(int32_t layer) const { return nope_layers.empty() || !nope_layers[static_cast<size_t>(layer)]; }
 };
 
 // `name` is the file, for messages. Every number is checked: an absurd or missing field is an error that names it.

@@ -328,12 +328,111 @@ TEST(Config, Gemma3HasTwoRopes) {
   EXPECT_EQ(config->local_rope_theta, 3e4f);
 }
 
+Json of_family(const char* architecture, const char* model_type) {
+  Json json = good();
+  json["architectures"] = {architecture};
+  json["model_type"] = model_type;
+  return json;
+}
+
+TEST(Config, Mixtral) {
+  Json json = of_family("MixtralForCausalLM", "mixtral");
+  json["num_local_experts"] = 5;
+  const auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->experts.count, 5);
+  EXPECT_EQ(config->experts.top, 2);
+  EXPECT_EQ(config->experts.intermediate, 128);
+  EXPECT_EQ(config->experts.shared_intermediate, 0);
+  EXPECT_TRUE(config->experts.renormalise);
+  EXPECT_TRUE(config->has_experts(0) && config->has_experts(1));
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{0, 0}));
+}
+
+TEST(Config, QwenMoeHasExpertsInSomeLayers) {
+  Json json = of_family("Qwen2MoeForCausalLM", "qwen2_moe");
+  json["num_hidden_layers"] = 4;
+  json["moe_intermediate_size"] = 24;
+  json["decoder_sparse_step"] = 2;
+  json["mlp_only_layers"] = {3};
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->experts.layers, (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(config->experts.count, 60);
+  EXPECT_EQ(config->experts.top, 4);
+  EXPECT_EQ(config->experts.shared_intermediate, 5632);
+  EXPECT_FALSE(config->experts.renormalise);
+  EXPECT_TRUE(config->qkv_bias);
+  json["qkv_bias"] = false;
+  EXPECT_FALSE(parse(json)->qkv_bias);
+
+  json = of_family("Qwen3MoeForCausalLM", "qwen3_moe");
+  json["norm_topk_prob"] = true;
+  json["use_sliding_window"] = true;
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->experts.count, 128);
+  EXPECT_EQ(config->experts.top, 8);
+  EXPECT_EQ(config->experts.intermediate, 768);
+  EXPECT_TRUE(config->experts.renormalise && config->qk_norm);
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{4096, 4096}));
+}
+
+TEST(Config, OlmoeNormsSpanAllHeads) {
+  const auto config = parse(of_family("OlmoeForCausalLM", "olmoe"));
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->qk_norm && config->norm_spans_heads);
+  EXPECT_EQ(config->experts.count, 64);
+  EXPECT_EQ(config->experts.top, 8);
+}
+
+TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
+  Json json = of_family("SmolLM3ForCausalLM", "smollm3");
+  json["num_hidden_layers"] = 5;
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->nope_layers, (std::vector<bool>{false, false, false, true, false}));
+  EXPECT_TRUE(config->tied_embeddings);
+  json["no_rope_layers"] = {0, 1, 1, 0, 1};
+  json["use_sliding_window"] = true;
+  json["sliding_window"] = 7;
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->nope_layers, (std::vector<bool>{true, false, false, true, false}));
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{7, 0, 0, 7, 0}));
+}
+
+TEST(Config, WrongExpertsAndLayersAreNamed) {
+  struct Wrong {
+    const char *architecture, *field;
+    Json value;
+  };
+  for (const Wrong& wrong : std::vector<Wrong>{{"MixtralForCausalLM", "num_local_experts", 0},
+                                               {"MixtralForCausalLM", "num_local_experts", 100000},
+                                               {"MixtralForCausalLM", "num_experts_per_tok", 9},
+                                               {"Qwen3MoeForCausalLM", "moe_intermediate_size", 0},
+                                               {"Qwen3MoeForCausalLM", "moe_intermediate_size", -4},
+                                               {"Qwen3MoeForCausalLM", "decoder_sparse_step", 0},
+                                               {"Qwen3MoeForCausalLM", "mlp_only_layers", {7}},
+                                               {"Qwen3MoeForCausalLM", "mlp_only_layers", "all"},
+                                               {"Qwen2MoeForCausalLM", "use_sliding_window", true},
+                                               {"OlmoeForCausalLM", "clip_qkv", 8.0},
+                                               {"SmolLM3ForCausalLM", "no_rope_layers", {1, 0, 1}},
+                                               {"SmolLM3ForCausalLM", "no_rope_layers", {1, 2}},
+                                               {"SmolLM3ForCausalLM", "no_rope_layer_interval", 0}}) {
+    Json json = of_family(wrong.architecture, "any");
+    json[wrong.field] = wrong.value;
+    const auto config = parse(json);
+    ASSERT_FALSE(config.ok()) << wrong.field;
+    EXPECT_NE(config.error().message.find(wrong.field), std::string::npos) << config.error().message;
+  }
+}
+
 TEST(Config, WhatIsKnownAndNotSupportedIsNamedWithItsField) {
   for (const auto& [architecture, field] : {std::pair{"GptOssForCausalLM", "num_local_experts"},
                                             {"Llama4ForConditionalGeneration", "num_local_experts"},
                                             {"DeepseekV3ForCausalLM", "kv_lora_rank"},
-                                            {"MixtralForCausalLM", "num_local_experts"},
-                                            {"Qwen3MoeForCausalLM", "num_experts"}}) {
+                                            {"PhimoeForCausalLM", "num_local_experts"}}) {
     Json json = good();
     json["architectures"] = {architecture};
     const auto config = parse(json);

@@ -4,6 +4,7 @@
 
 #include "model/layers/attention.h"
 #include "model/layers/embedding.h"
+#include "model/layers/expert_mlp.h"
 #include "model/layers/gated_mlp.h"
 #include "model/layers/head.h"
 #include "model/layers/norm.h"
@@ -22,18 +23,25 @@ struct Layer {
       if (family.has(role)) NFP_RETURN_IF_ERROR(norm->load(weights, config, family.name(role, index)));
     }
     NFP_RETURN_IF_ERROR(mlp_norm.load(weights, config, family.name(TensorRole::kMlpNorm, index)));
-    return mlp.load(weights, config, index);
+    has_experts = config.has_experts(index);
+    return has_experts ? experts.load(weights, config, index) : mlp.load(weights, config, index);
   }
   template <typename F>
   void for_each_linear(F&& visit) {
-    for (Linear* linear : {&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down}) visit(linear);
+    visit(&attention.qkv);
+    visit(&attention.output);
+    if (has_experts) return experts.for_each_linear(visit);
+    visit(&mlp.gate_up);
+    visit(&mlp.down);
   }
 
   Norm attention_norm;
   Attention attention;
   Norm attention_post_norm;  // of what is added to the residual stream; empty in most families
   Norm mlp_norm;
+  bool has_experts = false;  // one of the next two is empty
   GatedMlp mlp;
+  ExpertMlp experts;
   Norm mlp_post_norm;
 };
 
@@ -48,6 +56,9 @@ class Decoder final : public Model {
   void forward(const ForwardArgs& args) override;
   void logits(const int32_t* rows, int32_t count, Precision precision, float* out) override {
     head_.run(backend_, head_matrix(), work_.residual, rows, count, precision, out);
+  }
+  const Buffer& final_states(const int32_t* rows, int32_t count) override {
+    return head_.states(backend_, work_.residual, rows, count, Precision::kFp16);
   }
   std::vector<Linear*> linears() override;
   Status reload(int32_t layer, WeightLoader& weights) override {
@@ -71,11 +82,22 @@ class Decoder final : public Model {
   std::vector<Layer> layers_;
   Head head_;
   size_t weight_bytes_ = 0;
-  Buffer cos_sin_, local_cos_sin_;  // f32 [positions, rotary dim]
+  Buffer cos_sin_, local_cos_sin_, still_cos_sin_;  // f32 [positions, rotary dim]
   Workspace work_;
 };
 
+StepReserve needs_of(const ModelConfig& config, int32_t tokens, int32_t rows) {
+  return {.tokens = std::max(tokens, rows),
+          .sequences = rows,
+          .heads = config.heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .experts = config.experts.count,
+          .top_experts = config.experts.top};
+}
+
 Status Decoder::load(WeightLoader& weights) {
+  NFP_RETURN_IF_ERROR(backend_.accepts(needs_of(config_, 1, 1)));
   NFP_RETURN_IF_ERROR(embedding_.load(weights, config_));
   layers_.resize(static_cast<size_t>(config_.layers));
   for (int32_t i = 0; i < config_.layers; ++i) {
@@ -101,45 +123,53 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
   if (config_.local_rope_theta > 0) {
     NFP_RETURN_IF_ERROR(make_table(local_cos_sin_, {config_.rope.dim, config_.local_rope_theta, {}}));
   }
+  if (!config_.nope_layers.empty()) {
+    const auto half = static_cast<size_t>(still_features(config_) / 2);
+    std::vector<float> still;
+    for (int32_t p = 0; p < std::min(positions, config_.max_context); ++p) {
+      still.insert(still.end(), half, 1.0f);
+      still.insert(still.end(), half, 0.0f);
+    }
+    NFP_ASSIGN_OR_RETURN(still_cos_sin_, backend_.allocate(still.size() * sizeof(float)));
+    NFP_RETURN_IF_ERROR(backend_.upload(still_cos_sin_.data(), still.data(), still_cos_sin_.bytes()));
+  }
   NFP_RETURN_IF_ERROR(work_.reserve(backend_, config_, tokens));
-  NFP_RETURN_IF_ERROR(head_.reserve(backend_, rows));
-  return backend_.reserve({.tokens = std::max(tokens, rows),
-                           .sequences = rows,
-                           .heads = config_.heads,
-                           .kv_heads = config_.kv_heads,
-                           .head_dim = config_.head_dim,
-                           .activation = config_.activation,
-                           .logit_cap = config_.logit_cap});
+  NFP_RETURN_IF_ERROR(head_.reserve(backend_, config_, rows));
+  return backend_.reserve(needs_of(config_, tokens, rows));
 }
 
 void Decoder::forward(const ForwardArgs& args) {
-  const Pass pass{backend_, args, work_, cos_sin_.as<float>(), local_cos_sin_.as<float>()};
+  const Pass pass{backend_, args, work_, cos_sin_.as<float>(), local_cos_sin_.as<float>(), still_cos_sin_.as<float>()};
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
   if (args.first_layer == 0) embedding_.run(pass);
   const Buffer* pending = nullptr;  // still to be added to the residual stream
-  const auto norm = [&](const Norm& by, const Linear& reader) {
+  const auto norm = [&](const Norm& by, Precision consumer) {
     by.run(backend_, pending != nullptr ? *pending : work_.residual, pending != nullptr ? &work_.residual : nullptr,
-           pass.rows(), pass.consumer(reader), work_.normed);
+           pass.rows(), consumer, work_.normed);
     pending = nullptr;
   };
   const auto add = [&](const Norm& by) {
     pending = &work_.product;
     if (by.weight.data() == nullptr) return;
-    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added);
+    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added, /*into_stream=*/true);
     pending = &work_.added;
   };
   for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    norm(layer.attention_norm, layer.attention.qkv);
+    norm(layer.attention_norm, pass.consumer(layer.attention.qkv));
     if (!layer.attention.run(pass)) return;
     add(layer.attention_post_norm);
-    norm(layer.mlp_norm, layer.mlp.gate_up);
-    if (!layer.mlp.run(pass)) return;
+    // The router and several experts read the same norm: in the form that all of them can read.
+    norm(layer.mlp_norm, layer.has_experts ? Precision::kFp16 : pass.consumer(layer.mlp.gate_up));
+    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass))) return;
     add(layer.mlp_post_norm);
   }
   if (pending == nullptr) return;
-  backend_.rms_norm(
-      {.x = pending->data(), .residual = work_.residual.data(), .rows = pass.rows(), .hidden = config_.hidden});
+  backend_.rms_norm({.x = pending->data(),
+                     .residual = work_.residual.data(),
+                     .rows = pass.rows(),
+                     .hidden = config_.hidden,
+                     .x_is_f32 = work_.wide});
 }
 
 std::vector<Linear*> Decoder::linears() {

@@ -14,8 +14,15 @@ struct TensorShape {
   bool bias = false;
 };
 
-TensorShape shape_of(const ModelConfig& config, TensorRole role) {
-  const int64_t hidden = config.hidden, wide = config.intermediate;
+TensorShape shape_of(const ModelConfig& config, TensorRole role, int32_t layer) {
+  const int64_t hidden = config.hidden;
+  const bool sparse = config.has_experts(layer);
+  const int64_t wide = sparse ? 0 : config.intermediate;
+  const int64_t narrow = sparse ? config.experts.intermediate : 0;
+  const int64_t shared = sparse ? config.experts.shared_intermediate : 0;
+  const auto matrix = [&](int64_t rows, int64_t cols) {
+    return rows > 0 && cols > 0 ? TensorShape{rows, cols, config.mlp_bias} : TensorShape{};
+  };
   const int64_t q = config.query_features(), kv = config.kv_features();
   switch (role) {
     case TensorRole::kQuery:
@@ -26,17 +33,32 @@ TensorShape shape_of(const ModelConfig& config, TensorRole role) {
     case TensorRole::kQueryKeyValue:
       return {q + 2 * kv, hidden, config.qkv_bias};
     case TensorRole::kQueryNorm:
+      return {!config.qk_norm ? 0 : config.norm_spans_heads ? q : config.head_dim};
     case TensorRole::kKeyNorm:
-      return {config.qk_norm ? config.head_dim : 0};
+      return {!config.qk_norm ? 0 : config.norm_spans_heads ? kv : config.head_dim};
     case TensorRole::kOutput:
       return {hidden, q, config.output_bias};
     case TensorRole::kGate:
     case TensorRole::kUp:
-      return {wide, hidden, config.mlp_bias};
+      return matrix(wide, hidden);
     case TensorRole::kGateUp:
-      return {2 * wide, hidden, config.mlp_bias};
+      return matrix(2 * wide, hidden);
     case TensorRole::kDown:
-      return {hidden, wide, config.mlp_bias};
+      return matrix(hidden, wide);
+    case TensorRole::kRouter:
+      return {sparse ? config.experts.count : 0, hidden};
+    case TensorRole::kExpertGate:
+    case TensorRole::kExpertUp:
+      return matrix(narrow, hidden);
+    case TensorRole::kExpertDown:
+      return matrix(hidden, narrow);
+    case TensorRole::kSharedRouter:
+      return {shared > 0 ? 1 : 0, hidden};
+    case TensorRole::kSharedGate:
+    case TensorRole::kSharedUp:
+      return matrix(shared, hidden);
+    case TensorRole::kSharedDown:
+      return matrix(hidden, shared);
     case TensorRole::kAttentionNorm:
     case TensorRole::kAttentionPostNorm:
     case TensorRole::kMlpNorm:
@@ -63,13 +85,16 @@ Result<std::unique_ptr<ModelSource>> open_dummy_model(const std::string& path, u
   matrix(name(kEmbeddingName), config.vocab, config.hidden, false);
   for (int32_t i = 0; i < config.layers; ++i) {
     for (const LayerTensor& tensor : config.family->layer) {
-      const TensorShape shape = shape_of(config, tensor.role);
+      const TensorShape shape = shape_of(config, tensor.role, i);
       if (shape.rows == 0) continue;
-      const std::string full = config.family->name(tensor.role, i);
-      if (shape.cols == 0) {
-        norm(full, shape.rows);
-      } else {
-        matrix(full, shape.rows, shape.cols, shape.bias);
+      const int32_t copies = block_of(tensor.role) == Block::kExpert ? config.experts.count : 1;
+      for (int32_t expert = 0; expert < copies; ++expert) {
+        const std::string full = config.family->name(tensor.role, i, expert);
+        if (shape.cols == 0) {
+          norm(full, shape.rows);
+        } else {
+          matrix(full, shape.rows, shape.cols, shape.bias);
+        }
       }
     }
   }

@@ -70,7 +70,14 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                      {"Qwen3", ""},
                                      {"Phi3", R"(, "partial_rotary_factor": 0.5)"},
                                      {"Gemma2", ""},
-                                     {"Gemma3", R"(, "sliding_window": 3)"}}) {
+                                     {"Gemma3", R"(, "sliding_window": 3)"},
+                                     {"SmolLM3", R"(, "no_rope_layers": [1, 0])"},
+                                     {"Mixtral", R"(, "num_local_experts": 4)"},
+                                     {"Qwen2Moe",
+                                      R"(, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                                           "shared_expert_intermediate_size": 40, "mlp_only_layers": [0])"},
+                                     {"Qwen3Moe", R"(, "num_experts": 8, "moe_intermediate_size": 24)"},
+                                     {"Olmoe", R"(, "num_experts": 8)"}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

@@ -17,6 +17,7 @@ struct Linear {
   std::unique_ptr<LinearWeight> weight;
   GemmType type = GemmType::kQkv;
   int32_t layer = 0;
+  int32_t expert = -1;             // of the layer's experts; -1 = every token's
   std::vector<std::string> names;  // of the stacked matrices, in their order, without ".weight"
   bool fp8 = true;                 // member of the set that computes in FP8 in an FP8 step
   double fp8_from = 0;  // least share of its weights that a step must compute in FP8 for this to be among them
@@ -26,11 +27,13 @@ struct Linear {
 };
 
 // Told of each linear layer's inputs during a forward (calibration): device x is [rows, k], complete once the backend
-// is synchronized, and valid until the call returns. It may change x: nothing but this layer reads it.
+// is synchronized, and valid until the call returns. It may change x: nothing but this layer reads it. An expert is
+// told of the rows that are routed to it, and not at all where there are none.
 class LinearObserver {
  public:
   virtual ~LinearObserver() = default;
   virtual void on_linear(const Linear& linear, void* x, int32_t rows) = 0;
+  virtual void on_error(const Error& error) = 0;  // the backend failed, and the forward ended
 };
 
 }  // namespace nfp

@@ -25,7 +25,8 @@ struct ForwardArgs {
   int32_t end_layer = -1;
   LinearObserver* observer = nullptr;  // not of the head; null = none
   // Ends the forward before this layer multiplies, once the observer was told of its inputs: Model::hidden() is then
-  // the residual stream that the layer would add to, or that its inputs are made of. null = goes on.
+  // the residual stream that the layer would add to, or that its inputs are made of. Of an expert: once it was told of
+  // all experts' inputs. null = goes on.
   const Linear* until = nullptr;
 };
 
@@ -44,7 +45,12 @@ class Model {
   // FP32.
   virtual void logits(const int32_t* rows, int32_t count, Precision precision, float* out) = 0;
 
-  // The residual stream [tokens, hidden] that the last forward left, of the backend's activation_dtype().
+  // Hidden states of `count` tokens of the last forward (at most reserve()'s rows) as the head reads them, after the
+  // final norm: [count, hidden] of the backend's activation_dtype(), until the next call of this or logits().
+  virtual const Buffer& final_states(const int32_t* rows, int32_t count) = 0;
+
+  // The residual stream [tokens, hidden] that the last forward left: FP32 where config().wide_stream, else of the
+  // backend's activation_dtype().
   virtual const Buffer& hidden() const = 0;
 
   virtual std::vector<Linear*> linears() = 0;  // in order of layers; the head (the embedding, where tied) last

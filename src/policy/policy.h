@@ -45,7 +45,7 @@ struct SequenceState {
 
 struct StepState {
   double now_s = 0;                          // when the step will start
-  std::span<const SequenceState> sequences;  // running ones first, each kind in order of arrival
+  std::span<const SequenceState> sequences;  // running ones first, each kind by priority, then arrival
   int32_t max_step_tokens = 0;
   int32_t max_sequences = 0;  // running at once
   int64_t free_tokens = 0;    // room in the KV cache

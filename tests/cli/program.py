@@ -3,6 +3,7 @@
 A test here is a script: test_NAME.py PROGRAM TINY_MODELS [unittest arguments]
 """
 
+import atexit
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ if not os.path.isdir(sys.argv[2]):
 PROGRAM, TINY = sys.argv[1:3]
 # Calibrations are kept in the user's cache: not the real one's here.
 CACHE = tempfile.TemporaryDirectory(prefix="nfp-cache-")
+atexit.register(CACHE.cleanup)
 os.environ["XDG_CACHE_HOME"] = CACHE.name
 MODELS = [os.path.join(TINY, name) for name in sorted(os.listdir(TINY)) if os.path.isdir(os.path.join(TINY, name))]
 F16_MODEL = os.path.join(TINY, "llama-tied")

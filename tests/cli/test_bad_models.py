@@ -138,7 +138,7 @@ class Configuration(Damaged):
             ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "rope_type", "dynamic"),
             ("architectures", ["BertModel"], "BertModel"),
             ("architectures", ["DeepseekV3ForCausalLM"], "DeepseekV3ForCausalLM", "kv_lora_rank"),
-            ("architectures", ["Qwen3MoeForCausalLM"], "Qwen3MoeForCausalLM", "num_experts"),
+            ("architectures", ["GptOssForCausalLM"], "GptOssForCausalLM", "num_local_experts"),
         ):
             model = self.copy()
             self.edit(os.path.join(model, "config.json"), **{field: value})

@@ -24,7 +24,7 @@ import safetensors_file
 import tiny_tokenizer
 from program import TINY, Scratch, failure, main, run, run_json
 
-PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
+PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2", "gemma3": "gpt-2"}
 
 
 def permuted(rows, heads):
@@ -35,7 +35,7 @@ def permuted(rows, heads):
 def write_gguf(path, folder):
     model = reference.Model(folder)
     config = model.config
-    kind = config["model_type"]
+    kind = {"gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config["num_hidden_layers"])
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(path, kind)
@@ -50,6 +50,11 @@ def write_gguf(path, folder):
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if kind == "gemma3":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_uint32("gemma3.attention.sliding_window_pattern", 3)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config["rope_scaling"]["factor"])
     with open(os.path.join(folder, "tokenizer.json"), encoding="utf-8") as file:
         tokenizer = json.load(file)
     added = {token["content"] for token in tokenizer["added_tokens"]}
@@ -68,6 +73,8 @@ def write_gguf(path, folder):
         if kind == "llama" and "k_proj" in name:
             values = permuted(values, kv_heads)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if kind == "gemma3" and "norm" in name:
+            values = values + np.float32(1)
         if values.ndim == 1:
             writer.add_tensor(target, values.astype(np.float32))
         elif config["torch_dtype"] == "bfloat16":

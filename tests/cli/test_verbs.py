@@ -6,6 +6,7 @@ On tiny random models always, and on the demo model where NFP_DEMO_MODEL names i
 
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -125,7 +126,7 @@ class Generate(Scratch):
         self.assertIn("--generation-config", failure("generate", F16_MODEL, "-p", "x", "--generation-config", "/nowhere", code=2))
 
     def test_kernel_sets_agree(self):
-        cpu = open("/proc/cpuinfo").read() if os.path.exists("/proc/cpuinfo") else ""
+        cpu = pathlib.Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
         sets = ["scalar"] + (["avx2"] if " avx2" in cpu else []) + (["avx512"] if " avx512bw" in cpu else [])
         texts = set()
         for name in sets:
@@ -175,7 +176,7 @@ class ConvertAndRestore(Scratch):
         for model in MODELS:
             nested, back = self.path("nested-" + os.path.basename(model)), self.path("back-" + os.path.basename(model))
             run("convert", model, nested, "--calibrate", "none")
-            config = json.load(open(os.path.join(nested, "config.json")))
+            config = json.loads(pathlib.Path(nested, "config.json").read_text())
             self.assertIn("nestedfp", config)
             self.assertEqual(config["quantization_config"]["quant_method"], "compressed-tensors")
             one = run("generate", model, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
@@ -190,7 +191,7 @@ class ConvertAndRestore(Scratch):
     def test_small_models_are_calibrated_without_being_asked(self):
         nested = self.path("nested")
         run("convert", F16_MODEL, nested)
-        calibration = json.load(open(os.path.join(nested, "config.json")))["nestedfp"]["calibration"]
+        calibration = json.loads(pathlib.Path(nested, "config.json").read_text())["nestedfp"]["calibration"]
         self.assertEqual((calibration["text"], calibration["rule"]), ("self", "free"))
         one = run("generate", F16_MODEL, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
         self.assertEqual(one, run("generate", nested, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0])
@@ -204,7 +205,7 @@ class ConvertAndRestore(Scratch):
         nested = self.path("nested")
         calibrate = ("--calibrate", "self", "--calibrate-tokens", "512", "--calibrate-smooth")
         run("convert", F16_MODEL, nested, *calibrate)
-        calibration = json.load(open(os.path.join(nested, "config.json")))["nestedfp"]["calibration"]
+        calibration = json.loads(pathlib.Path(nested, "config.json").read_text())["nestedfp"]["calibration"]
         self.assertIs(calibration["smoothed"], True)
         for precision in ("fp16", "fp8"):
             generate = ("-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision")
@@ -265,7 +266,7 @@ def tensors(folder):
     for name in sorted(os.listdir(folder)):
         if not name.endswith(".safetensors"):
             continue
-        data = open(os.path.join(folder, name), "rb").read()
+        data = pathlib.Path(folder, name).read_bytes()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         for tensor, entry in header.items():

@@ -9,8 +9,9 @@ out, Llama 3 and linear RoPE scaling, a sliding window on all layers and on some
 normalised queries and keys, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
 nested, one matrix that cannot be nested, BF16 values too small for FP16, the chat template in either of its places, one
 matrix for q, k and v and one for gate and up, heads of which a part rotates, LongRoPE and YaRN, norms of (1 + weight)
-before and after attention and MLP, GeGLU, scaled embeddings, soft caps, and a rotary base of their own for layers with a
-window.
+before and after attention and MLP, GeGLU, scaled embeddings, soft caps, a rotary base of their own for layers with a
+window, layers whose heads do not rotate, experts in all layers and in some, with weights that sum to 1 and that do not,
+a shared expert, and a norm of all query heads together.
 """
 
 import argparse
@@ -173,6 +174,107 @@ MODELS = {
                    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
                    "attn_logit_softcapping": None, "final_logit_softcapping": None},
     },
+    "phi4-mini": {
+        "seed": 23,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 96,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 128, "num_hidden_layers": 2,
+                   "partial_rotary_factor": 0.75, "sliding_window": None, "max_position_embeddings": 512,
+                   "original_max_position_embeddings": 512, "pad_token_id": 2, "tie_word_embeddings": True,
+                   "rope_scaling": {"type": "longrope", "short_factor": [1.0 + i / 16 for i in range(12)],
+                                    "long_factor": [1.0 + i for i in range(12)]}},
+    },
+    "llama-yarn": {
+        "seed": 24,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "smollm2",
+        "config": {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 48,
+                   "intermediate_size": 96, "num_hidden_layers": 2, "rope_theta": 50000.0,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}},
+    },
+    "smollm3": {
+        "seed": 25,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "llama3",
+        "large_rows": True,
+        "config": {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 112, "num_hidden_layers": 4,
+                   "rms_norm_eps": 1e-6, "rope_theta": 2000000.0, "tie_word_embeddings": True,
+                   "no_rope_layers": [1, 0, 1, 0], "no_rope_layer_interval": 2, "use_sliding_window": False,
+                   "sliding_window": None, "layer_types": ["full_attention"] * 4, "pad_token_id": 2},
+    },
+    "smollm3-window": {
+        "seed": 26,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "llama3",
+        "config": {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 80, "num_hidden_layers": 3,
+                   "rms_norm_eps": 1e-6, "attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 2,
+                   "use_sliding_window": True, "sliding_window": 24, "pad_token_id": 2},
+    },
+    "mixtral": {
+        "seed": 27,
+        "dtype": "BF16",
+        "shards": 3,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 80, "num_hidden_layers": 2,
+                   "rope_theta": 1000000.0, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
+    },
+    "qwen2-moe": {
+        "seed": 28,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "qwen2",
+        "large_rows": True,
+        "dense_matrix": "model.layers.1.mlp.experts.2.down_proj.weight",
+        "config": {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "num_hidden_layers": 3,
+                   "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "num_experts": 6, "num_experts_per_tok": 3,
+                   "moe_intermediate_size": 40, "shared_expert_intermediate_size": 72, "norm_topk_prob": False,
+                   "decoder_sparse_step": 1, "mlp_only_layers": [2], "use_sliding_window": False},
+    },
+    "qwen3-moe": {
+        "seed": 29,
+        "dtype": "BF16",
+        "shards": 2,
+        "tokenizer": "qwen2",
+        "config": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 96,
+                   "num_hidden_layers": 4, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "num_experts": 8,
+                   "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True,
+                   "decoder_sparse_step": 2, "mlp_only_layers": [], "use_sliding_window": False},
+    },
+    "qwen3-moe-window": {
+        "seed": 30,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "qwen2",
+        "config": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 48,
+                   "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "attention_bias": True, "num_experts": 4,
+                   "num_experts_per_tok": 4, "moe_intermediate_size": 32, "norm_topk_prob": False,
+                   "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": True, "sliding_window": 28,
+                   "tie_word_embeddings": True},
+    },
+    "olmoe": {
+        "seed": 31,
+        "dtype": "F32",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "num_hidden_layers": 2,
+                   "num_experts": 8, "num_experts_per_tok": 4, "norm_topk_prob": False, "clip_qkv": None,
+                   "pad_token_id": 1},
+    },
 }
 
 COMMON = {
@@ -216,6 +318,35 @@ def full_config(name):
     return {**COMMON, **spec["config"], "torch_dtype": TORCH_DTYPE[spec["dtype"]]}
 
 
+def experts_of(config):
+    return config.get("num_local_experts", config.get("num_experts", 0))
+
+
+def has_experts(config, layer):
+    sparse = (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+    return experts_of(config) > 0 and sparse and layer not in config.get("mlp_only_layers", [])
+
+
+def expert_names(config, layer, expert):
+    """Gate, up and down."""
+    if config["model_type"] == "mixtral":
+        return [f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{part}.weight" for part in ("w1", "w3", "w2")]
+    return [f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down")]
+
+
+def router_shapes(config):
+    """Names of the matrices that route tokens, with their shapes."""
+    shapes = {}
+    for layer in range(config["num_hidden_layers"]):
+        if not has_experts(config, layer):
+            continue
+        block = f"model.layers.{layer}." + ("block_sparse_moe" if config["model_type"] == "mixtral" else "mlp")
+        shapes[block + ".gate.weight"] = (experts_of(config), config["hidden_size"])
+        if config.get("shared_expert_intermediate_size"):
+            shapes[block + ".shared_expert_gate.weight"] = (1, config["hidden_size"])
+    return shapes
+
+
 def linear_names(config):
     """Names of the linear matrices, lm_head included where it is separate, with their shapes [n, k]."""
     hidden, inter = config["hidden_size"], config["intermediate_size"]
@@ -231,6 +362,17 @@ def linear_names(config):
             shapes[prefix + "self_attn.k_proj.weight"] = (kv, hidden)
             shapes[prefix + "self_attn.v_proj.weight"] = (kv, hidden)
         shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q)
+        if has_experts(config, layer):
+            wide = config.get("moe_intermediate_size", inter)
+            for expert in range(experts_of(config)):
+                gate, up, down = expert_names(config, layer, expert)
+                shapes.update({gate: (wide, hidden), up: (wide, hidden), down: (hidden, wide)})
+            wide = config.get("shared_expert_intermediate_size")
+            if wide:
+                shared = prefix + "mlp.shared_expert."
+                shapes.update({shared + "gate_proj.weight": (wide, hidden), shared + "up_proj.weight": (wide, hidden),
+                               shared + "down_proj.weight": (hidden, wide)})
+            continue
         if config["model_type"] == "phi3":
             shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * inter, hidden)
         else:
@@ -244,7 +386,8 @@ def linear_names(config):
 
 def has_bias(config, tensor):
     if ".self_attn." in tensor:
-        return "o_proj" not in tensor if config["model_type"] == "qwen2" else config.get("attention_bias", False)
+        qwen2 = config["model_type"] in ("qwen2", "qwen2_moe")
+        return "o_proj" not in tensor if qwen2 else config.get("attention_bias", False)
     return ".mlp." in tensor and config.get("mlp_bias", False)
 
 
@@ -279,6 +422,8 @@ def make_weights(name):
             # Zero in FP16, whatever the row's exponent; too small to be felt in the logits.
             matrix[3, 0:4] = np.array([1.0, -1.5, 1.25, 1.0]) * 2.0**-60
         weights[tensor] = matrix
+    for tensor, (n, k) in router_shapes(config).items():
+        weights[tensor] = np.round(random.normal(n, k) * 2.0**8) / 2.0**8
     for tensor, (n, _) in shapes.items():
         if has_bias(config, tensor):
             weights[tensor.replace(".weight", ".bias")] = np.round(random.normal(n) * 16.0) / 64.0
@@ -286,13 +431,15 @@ def make_weights(name):
     places = ("input", "post_attention", "pre_feedforward", "post_feedforward") if gemma else ("input", "post_attention")
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
     one = 0.0 if gemma else 1.0
+    spanning = config["model_type"] == "olmoe"
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.
         weights[tensor] = one + np.round(random.normal(hidden) * 8.0) / 64.0
-    if config["model_type"] in ("qwen3", "gemma3_text"):
+    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmoe"):
         for i in range(layers):
-            for part in ("q", "k"):
-                values = one + np.round(random.normal(config["head_dim"]) * 8.0) / 64.0
+            for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+                size = hidden // config["num_attention_heads"] * config[heads] if spanning else config["head_dim"]
+                values = one + np.round(random.normal(size) * 8.0) / 64.0
                 weights[f"model.layers.{i}.self_attn.{part}_norm.weight"] = values
     if spec["dtype"] == "F32":
         embedding = weights["model.embed_tokens.weight"]

@@ -1,4 +1,4 @@
-"""The forward pass of the Llama, Mistral, Qwen, Phi-3 and Gemma families in float64 with numpy, and the weights as each precision sees them.
+"""The forward pass of the families in float64 with numpy, and the weights as each precision sees them.
 
 An oracle beside transformers: make_golden.py measures with it how far an FP32 forward is from the true value, and
 check_golden.py checks the committed goldens with it where there is no PyTorch.
@@ -10,6 +10,7 @@ import os
 
 import numpy as np
 
+import make_tiny_models
 import safetensors_file
 
 
@@ -24,7 +25,7 @@ class Model:
 
     def linear_names(self):
         """The matrices that docs/format.md nests."""
-        return [name for name in self.weights if name.endswith("_proj.weight") or name == "lm_head.weight"]
+        return [name for name in self.weights if name.endswith("_proj.weight") or ".experts." in name or name == "lm_head.weight"]
 
 
 def e4m3_values():
@@ -114,6 +115,15 @@ def round_to_bf16(values):
     return safetensors_file.to_f32("BF16", bits).astype(np.float64)
 
 
+def rotating(config):
+    """For each layer whether its heads rotate."""
+    layers = config["num_hidden_layers"]
+    if config["model_type"] != "smollm3":
+        return [True] * layers
+    interval = config["no_rope_layer_interval"]
+    return config.get("no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(layers)]
+
+
 def windows(config):
     """For each layer how many keys a token sees, itself included; None = all."""
     layers = config["num_hidden_layers"]
@@ -121,6 +131,11 @@ def windows(config):
         return [None if i % 2 else config["sliding_window"] for i in range(layers)]
     if config["model_type"] == "gemma3_text":
         return [config["sliding_window"] if kind == "sliding_attention" else None for kind in config["layer_types"]]
+    if config["model_type"] == "smollm3":
+        window = config["sliding_window"] if config["use_sliding_window"] else None
+        return [None if rotates else window for rotates in rotating(config)]
+    if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
+        return [config["sliding_window"] if config["use_sliding_window"] else None] * layers
     if config["model_type"] not in ("qwen2", "qwen3"):
         return [config.get("sliding_window")] * layers
     window = config["sliding_window"] if config.get("use_sliding_window") else None
@@ -148,8 +163,11 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     def norm(x, name):
         return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + config["rms_norm_eps"]) * (weights[name] + gemma)
 
-    def head_norm(x, name):
-        return norm(x, name) if name in weights else x
+    def head_norm(x, name):  # of each head, or of all of them where the weights are as many
+        if name not in weights:
+            return x
+        whole = x.reshape(count, -1) if weights[name].size != x.shape[2] else x
+        return norm(whole, name).reshape(x.shape)
 
     def post_norm(x, name):
         return norm(x, name) if gemma else x
@@ -160,6 +178,32 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
         return x / (1 + np.exp(-x))
 
     half = int(head_dim * config.get("partial_rotary_factor", 1.0)) // 2
+
+    def gated(x, names):
+        gate, up, down = (name.removesuffix(".weight") for name in names)
+        return linear(activation(linear(x, gate)) * linear(x, up), down)
+
+    def experts(x, layer):
+        mixtral = config["model_type"] == "mixtral"
+        block = f"model.layers.{layer}." + ("block_sparse_moe" if mixtral else "mlp")
+        scores = linear(x, block + ".gate")
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+        chosen = np.argsort(-scores, axis=1)[:, : config["num_experts_per_tok"]]
+        rows = np.arange(count)[:, None]
+        share = np.zeros_like(scores)
+        share[rows, chosen] = scores[rows, chosen]
+        if mixtral or config["norm_topk_prob"]:
+            share /= share.sum(axis=1, keepdims=True)
+        out = np.zeros_like(x)
+        for expert in range(scores.shape[1]):
+            mine = np.flatnonzero(share[:, expert])
+            names = make_tiny_models.expert_names(config, layer, expert)
+            out[mine] += gated(x[mine], names) * share[mine, expert, None]
+        if block + ".shared_expert_gate.weight" in weights:
+            gate = 1 / (1 + np.exp(-linear(x, block + ".shared_expert_gate")))
+            out += gate * gated(x, [f"{block}.shared_expert.{part}_proj" for part in ("gate", "up", "down")])
+        return out
 
     def rotate(x, window):  # [tokens, heads, head_dim]; the two halves of what rotates are the pairs' parts
         local = window and "rope_local_base_freq" in config
@@ -180,7 +224,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     x = weights["model.embed_tokens.weight"][tokens]
     if gemma:
         x = x * float(np.float32(np.sqrt(config["hidden_size"])))
-    for layer, window in enumerate(windows(config)):
+    for layer, (window, rotates) in enumerate(zip(windows(config), rotating(config))):
         mask = np.where((distance < 0) | (distance >= (window or count)), -np.inf, 0.0).astype(dtype)
         prefix = f"model.layers.{layer}."
         h = norm(x, prefix + "input_layernorm.weight")
@@ -189,8 +233,10 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
         else:
             q, k, v = (linear(h, f"{prefix}self_attn.{part}_proj") for part in "qkv")
         q, k, v = q.reshape(count, heads, head_dim), *(m.reshape(count, kv_heads, head_dim) for m in (k, v))
-        q = rotate(head_norm(q, prefix + "self_attn.q_norm.weight"), window)
-        k = rotate(head_norm(k, prefix + "self_attn.k_norm.weight"), window)
+        q = head_norm(q, prefix + "self_attn.q_norm.weight")
+        k = head_norm(k, prefix + "self_attn.k_norm.weight")
+        if rotates:
+            q, k = rotate(q, window), rotate(k, window)
         out = np.empty((count, heads, head_dim), dtype)
         for head in range(heads):
             kv = head * kv_heads // heads
@@ -201,6 +247,9 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
         attended = linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
         x = x + post_norm(attended, prefix + "post_attention_layernorm.weight")
         h = norm(x, prefix + ("pre_feedforward_layernorm.weight" if gemma else "post_attention_layernorm.weight"))
+        if make_tiny_models.has_experts(config, layer):
+            x = x + experts(h, layer)
+            continue
         if prefix + "mlp.gate_up_proj.weight" in weights:
             gate, up = split(h, prefix + "mlp.gate_up_proj", *[config["intermediate_size"]] * 2)
         else:

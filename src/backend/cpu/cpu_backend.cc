@@ -49,6 +49,7 @@ class CpuBackend final : public Backend {
   const BackendInfo& info() const override { return info_; }
 
   bool supports(Precision) const override { return true; }
+  Status accepts(const StepReserve&) const override { return ok_status(); }
   bool prefers_graphs() const override { return false; }
   Status reserve(const StepReserve&) override { return ok_status(); }  // the executor takes what a step needs
 
@@ -124,6 +125,9 @@ class CpuBackend final : public Backend {
   }
   void rope(const RopeArgs& args) override { append(args); }
   void attention(const AttentionArgs& args) override { append(args); }
+  void route(const RouteArgs& args) override { append(args); }
+  void expert_linear(const ExpertLinearArgs& args) override { append(args); }
+  void combine_experts(const CombineExpertsArgs& args) override { append(args); }
   void gather_rows(const GatherRowsArgs& args) override { append(args); }
   void sample(const SampleArgs& args) override { append(args); }
   void score(const ScoreArgs& args) override {

@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "backend/cpu/testing/reference.h"
 
@@ -338,6 +343,252 @@ TEST(CpuBackend, SamplingAppendsToTheHistory) {
     chosen.push_back(sampled.token);
   }
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 1, 2}));
+}
+
+// ---- experts ----
+
+struct Routed {
+  std::vector<int32_t> start, row, place;
+  std::vector<float> weight, shared;
+};
+
+struct RouteBuffers {
+  RouteBuffers(Backend& backend, int32_t experts, int32_t top, int32_t rows) {
+    const auto make = [&](int64_t count) { return backend.allocate(static_cast<size_t>(count) * 4).value(); };
+    start = make(experts + 1);
+    row = make(int64_t{rows} * top);
+    place = make(int64_t{rows} * top);
+    weight = make(int64_t{rows} * top);
+    logits = make(int64_t{rows} * experts);
+    shared = make(rows);
+    routes = {experts, top, start.as<int32_t>(), row.as<int32_t>(), place.as<int32_t>(), weight.as<float>()};
+  }
+  Buffer start, row, place, weight, logits, shared;
+  ExpertRoutes routes;
+};
+
+TEST(CpuBackend, RoutesAreTheLikeliestExpertsSortedByExpert) {
+  Random random(21);
+  for (const auto& [experts, top, rows, hidden] : std::vector<std::array<int32_t, 4>>{
+           {1, 1, 1, 1}, {4, 4, 3, 17}, {8, 2, 1, 64}, {8, 2, 37, 70}, {60, 4, 5, 128}, {512, 32, 9, 33}}) {
+    const std::vector<float> x = random.normals(static_cast<size_t>(rows * hidden));
+    std::vector<float> router = random.normals(static_cast<size_t>(experts * hidden));
+    // Two experts that are alike: the lower number is first.
+    if (experts > 1) std::copy_n(router.begin(), hidden, router.begin() + (experts - 1) * hidden);
+    const std::vector<float> gate = random.normals(static_cast<size_t>(hidden));
+    for (const bool renormalise : {false, true}) {
+      std::vector<float> first_weights;
+      for (const char* kernels : {"scalar", ""}) {
+        for (const int threads : {1, 3}) {
+          const auto backend = make(threads, kernels);
+          const Buffer dx = upload(*backend, x), drouter = upload(*backend, router), dgate = upload(*backend, gate);
+          RouteBuffers b(*backend, experts, top, rows);
+          RouteArgs args;
+          args.x = dx.data();
+          args.router = drouter.as<float>();
+          args.shared_gate = dgate.as<float>();
+          args.rows = rows;
+          args.hidden = hidden;
+          args.renormalise = renormalise;
+          args.routes = b.routes;
+          args.logits = b.logits.as<float>();
+          args.shared_weight = b.shared.as<float>();
+          backend->route(args);
+          ASSERT_TRUE(backend->synchronize().ok());
+          const int32_t *start = b.routes.start, *row = b.routes.row, *place = b.routes.place;
+          ASSERT_EQ(start[0], 0);
+          ASSERT_EQ(start[experts], rows * top);
+          for (int32_t r = 0; r < rows; ++r) {
+            std::vector<double> scores;
+            double sum = 0, gate_sum = 0;
+            const auto product = [&](const float* w) {
+              double total = 0;
+              for (int32_t i = 0; i < hidden; ++i) total += double{x[static_cast<size_t>(r * hidden + i)]} * w[i];
+              return total;
+            };
+            for (int32_t e = 0; e < experts; ++e) scores.push_back(product(router.data() + e * hidden));
+            gate_sum = product(gate.data());
+            EXPECT_NEAR(b.shared.as<float>()[r], 1 / (1 + std::exp(-gate_sum)), 1e-5);
+            std::vector<int32_t> order(static_cast<size_t>(experts));
+            std::iota(order.begin(), order.end(), 0);
+            std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t c) {
+              return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(c)];
+            });
+            for (int32_t i = 0; i < (renormalise ? top : experts); ++i) {
+              sum += std::exp(scores[static_cast<size_t>(order[static_cast<size_t>(i)])] -
+                              scores[static_cast<size_t>(order[0])]);
+            }
+            for (int32_t i = 0; i < top; ++i) {
+              const int32_t at = place[r * top + i];
+              ASSERT_GE(at, 0);
+              ASSERT_LT(at, rows * top);
+              EXPECT_EQ(row[at], r);
+              const auto expert = static_cast<int32_t>(std::upper_bound(start, start + experts + 1, at) - start) - 1;
+              EXPECT_EQ(expert, order[static_cast<size_t>(i)]) << "row " << r << " choice " << i;
+              const double want =
+                  std::exp(scores[static_cast<size_t>(expert)] - scores[static_cast<size_t>(order[0])]) / sum;
+              // FP32 sums of up to 128 products of about 1 are 1e-5 away, and so, relatively, are their powers.
+              EXPECT_NEAR(b.routes.weight[r * top + i], want, 1e-4 * want);
+            }
+          }
+          for (int32_t e = 0; e < experts; ++e) {
+            EXPECT_TRUE(std::is_sorted(row + start[e], row + start[e + 1], std::less_equal<>()));  // each row once
+          }
+          const std::vector<float> weights(b.routes.weight, b.routes.weight + rows * top);
+          if (first_weights.empty()) first_weights = weights;
+          EXPECT_EQ(weights, first_weights) << kernels << ", " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuBackend, NanScoresStillGiveEachRowItsExperts) {
+  const auto backend = make();
+  const Buffer x = upload(*backend, std::vector<float>(8, NAN)),
+               router = upload(*backend, std::vector<float>(32, 1.0f));
+  RouteBuffers b(*backend, 4, 3, 1);
+  RouteArgs args;
+  args.x = x.data();
+  args.router = router.as<float>();
+  args.rows = 1;
+  args.hidden = 8;
+  args.routes = b.routes;
+  args.logits = b.logits.as<float>();
+  backend->route(args);
+  ASSERT_TRUE(backend->synchronize().ok());
+  EXPECT_EQ(std::vector<int32_t>(b.routes.start, b.routes.start + 5), (std::vector<int32_t>{0, 1, 2, 3, 3}));
+}
+
+// Against linear layers of one expert at a time: the same bits, whatever the other rows are.
+TEST(CpuBackend, ExpertsComputeWhatLinearLayersDo) {
+  Random random(22);
+  constexpr int32_t kExperts = 5, kTop = 3;
+  constexpr int64_t kIn = 70, kWide = 43;
+  for (const char* kernels : {"scalar", ""}) {
+    const auto backend = make(2, kernels);
+    std::vector<std::unique_ptr<LinearWeight>> gate_up, down;
+    std::vector<const LinearWeight*> gate_up_list, down_list;
+    for (int32_t e = 0; e < kExperts; ++e) {
+      const auto storage = [&](bool other) { return e == 2 && other ? Storage::kDenseF16 : Storage::kNested; };
+      const TestMatrix gate(storage(false), kWide, kIn, random), up(storage(true), kWide, kIn, random);
+      const TestMatrix last(storage(true), kIn, kWide, random);
+      gate_up.push_back(backend->make_linear({{&gate, &up}, RowOrder::kInterleave, {}}).value());
+      down.push_back(backend->make_linear({{&last}, RowOrder::kConcat, {}}).value());
+      gate_up_list.push_back(gate_up.back().get());
+      down_list.push_back(down.back().get());
+    }
+    const std::vector<float> router = random.normals(kExperts * kIn);
+    const Buffer drouter = upload(*backend, router);
+    for (const int32_t rows : {1, 2, 4, 5, 40, 700}) {
+      const std::vector<float> x = random.normals(static_cast<size_t>(rows * kIn));
+      const std::vector<float> shared = random.normals(static_cast<size_t>(rows * kIn));
+      const Buffer dx = upload(*backend, x), dshared = upload(*backend, shared);
+      for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+        RouteBuffers b(*backend, kExperts, kTop, rows);
+        RouteArgs route;
+        route.x = dx.data();
+        route.router = drouter.as<float>();
+        route.rows = rows;
+        route.hidden = kIn;
+        route.routes = b.routes;
+        route.logits = b.logits.as<float>();
+        backend->route(route);
+        const Buffer wide = backend->allocate(static_cast<size_t>(rows * kTop * kWide) * 4).value();
+        const Buffer results = backend->allocate(static_cast<size_t>(rows * kTop * kIn) * 4).value();
+        const Buffer out = backend->allocate(static_cast<size_t>(rows * kIn) * 4).value();
+        ExpertLinearArgs call;
+        call.weights = gate_up_list.data();
+        call.routes = b.routes;
+        call.x = dx.data();
+        call.rows = rows;
+        call.precision = precision;
+        call.exact[0] = 1u << 3;
+        call.epilogue = Epilogue::kGatedActivation;
+        call.y = wide.data();
+        backend->expert_linear(call);
+        call.weights = down_list.data();
+        call.x = wide.data();
+        call.sorted = true;
+        call.epilogue = Epilogue::kStore;
+        call.y = results.data();
+        backend->expert_linear(call);
+        backend->combine_experts({results.data(), b.routes, rows, kIn, dshared.data(), nullptr, out.data()});
+        const std::vector<float> got = download(*backend, out), by_assignment = download(*backend, results);
+        for (const int32_t r : {0, rows / 2, rows - 1}) {
+          std::vector<float> sum(kIn, 0.0f);
+          for (int32_t i = 0; i < kTop; ++i) {
+            const int32_t at = b.routes.place[r * kTop + i];
+            const auto e = static_cast<size_t>(std::upper_bound(b.routes.start, b.routes.start + kExperts + 1, at) -
+                                               b.routes.start - 1);
+            const Precision mine = e == 3 ? Precision::kFp16 : precision;
+            const Buffer one = backend->allocate(kWide * 4).value(), last = backend->allocate(kIn * 4).value();
+            LinearArgs linear;
+            linear.weight = gate_up[e].get();
+            linear.x = dx.as<float>() + r * kIn;
+            linear.rows = 1;
+            linear.precision = mine;
+            linear.epilogue = Epilogue::kGatedActivation;
+            linear.y = one.data();
+            backend->linear(linear);
+            linear.weight = down[e].get();
+            linear.x = one.data();
+            linear.epilogue = Epilogue::kStore;
+            linear.y = last.data();
+            backend->linear(linear);
+            const std::vector<float> want = download(*backend, last);
+            for (size_t c = 0; c < want.size(); ++c) {
+              ASSERT_EQ(by_assignment[static_cast<size_t>(at) * want.size() + c], want[c])
+                  << kernels << " " << name_of(precision) << " rows " << rows << " row " << r << " expert " << e;
+              sum[c] = std::fma(want[c], b.routes.weight[r * kTop + i], sum[c]);
+            }
+          }
+          for (size_t c = 0; c < sum.size(); ++c) {
+            const size_t place = static_cast<size_t>(r * kIn) + c;
+            ASSERT_EQ(got[place], sum[c] + shared[place]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuBackend, ANormMaySpanAllHeads) {
+  Random random(23);
+  constexpr int32_t kTokens = 5, kHeads = 3, kKvHeads = 2, kDim = 20;
+  constexpr size_t kWidth = (kHeads + 2 * kKvHeads) * kDim;
+  const std::vector<float> qkv = random.normals(kTokens * kWidth);
+  const std::vector<float> q_norm = random.normals(kHeads * kDim), k_norm = random.normals(kKvHeads * kDim);
+  const auto backend = make(2);
+  const Buffer data = upload(*backend, qkv), dq = upload(*backend, q_norm), dk = upload(*backend, k_norm);
+  const Buffer still = upload(*backend, {1.0f, 0.0f});
+  const auto cache = backend->make_kv_cache({1, kKvHeads, kDim, 16, 1, DType::kF32}).value();
+  const std::vector<int32_t> zeros(kTokens, 0), slots{0, 1, 2, 3, 4};
+  RopeArgs args;
+  args.qkv = data.data();
+  args.heads = kHeads;
+  args.kv_heads = kKvHeads;
+  args.head_dim = kDim;
+  args.rotary_dim = 2;
+  args.cos_sin = still.as<float>();
+  args.q_norm = dq.as<float>();
+  args.k_norm = dk.as<float>();
+  args.norm_spans_heads = true;
+  args.cache = cache.get();
+  args.batch.tokens = kTokens;
+  args.batch.positions = zeros.data();
+  args.batch.slots = slots.data();
+  backend->rope(args);
+  const std::vector<float> got = download(*backend, data);
+  for (size_t t = 0; t < kTokens; ++t) {
+    double squares = 0;
+    for (size_t i = 0; i < kHeads * kDim; ++i) squares += double{qkv[t * kWidth + i]} * qkv[t * kWidth + i];
+    const double factor = 1 / std::sqrt(squares / (kHeads * kDim) + args.norm_eps);
+    for (size_t i = 0; i < kHeads * kDim; ++i) {
+      const double want = qkv[t * kWidth + i] * factor * q_norm[i];
+      EXPECT_NEAR(got[t * kWidth + i], want, 1e-6 * std::max(1.0, std::abs(want)));
+    }
+  }
 }
 
 }  // namespace

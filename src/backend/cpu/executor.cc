@@ -23,10 +23,26 @@ struct AttentionSplit {
   size_t bytes() const { return static_cast<size_t>(items) * static_cast<size_t>(partitions) * state_floats * 4; }
 };
 
+// Rows of prepared inputs times one weight.
+struct Product {
+  const PackedWeight* weight = nullptr;
+  int32_t rows = 0;
+  const float* x = nullptr;  // [rows, k]; the next as LinearTask has them
+  const uint32_t* pairs = nullptr;
+  const float* codes = nullptr;
+  const float* token_scale = nullptr;
+  bool upper_only = false;
+  Epilogue epilogue = Epilogue::kStore;
+  Activation activation = Activation::kSilu;
+  float soft_cap = 0.0f;
+  float* y = nullptr;
+};
+
 namespace {
 
-constexpr std::array<std::string_view, kStages> kStageNames = {"embed",       "rms_norm", "linear", "rope", "attention",
-                                                               "gather_rows", "sample",   "score",  "copy"};
+constexpr std::array<std::string_view, kStages> kStageNames = {
+    "embed",  "rms_norm", "linear", "rope",  "attention",     "gather_rows",
+    "sample", "score",    "copy",   "route", "expert_linear", "combine_experts"};
 
 constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -53,27 +69,47 @@ bool fuses(std::span<const Operation> operations, size_t i) {
 struct Preparation {
   bool pairs = false;  // BF16
   bool codes = false;  // E4M3 with a scale a token
+  explicit operator bool() const { return pairs || codes; }
 };
 
-Preparation preparation_of(const LinearArgs& args, const KernelTable& kernels) {
-  const PackedWeight& weight = packed(args.weight);
+Preparation preparation_of(Precision precision, const PackedWeight& weight, const KernelTable& kernels) {
   Preparation p;
-  const bool upper = !is_exact(args.precision) && weight.holds_nested();
-  p.codes = upper && args.precision == Precision::kFp8W8A8;
+  const bool upper = !is_exact(precision) && weight.holds_nested();
+  p.codes = upper && precision == Precision::kFp8W8A8;
   p.pairs = upper && kernels.bf16;
   return p;
 }
+Preparation preparation_of(const LinearArgs& args, const KernelTable& kernels) {
+  return preparation_of(args.precision, packed(args.weight), kernels);
+}
+
+Precision precision_of(const ExpertLinearArgs& args, int32_t expert) {
+  return args.is_exact(expert) ? Precision::kFp16 : args.precision;
+}
+
+// Of any expert: those that need less find what they need in it.
+Preparation preparation_of(const ExpertLinearArgs& args, const KernelTable& kernels) {
+  Preparation all;
+  for (int32_t e = 0; e < args.routes.experts && !is_exact(args.precision); ++e) {
+    const Preparation one = preparation_of(precision_of(args, e), packed(args.weights[e]), kernels);
+    all.codes = all.codes || one.codes;
+    all.pairs = all.pairs || one.pairs;
+  }
+  return all;
+}
+
+int32_t assignments_of(const ExpertRoutes& routes, int32_t rows) { return routes.top * rows; }
 
 struct PreparedInput {
-  uint32_t* pairs;
-  float* codes;
-  float* token_scale;
+  uint32_t* pairs;     // [rows, (k + 1) / 2]
+  float* codes;        // [rows, k]
+  float* token_scale;  // [rows]
   size_t bytes;
 };
 
-PreparedInput carve(const LinearArgs& args, const Preparation& p, void* base) {
+PreparedInput carve(int64_t rows_of_x, int64_t cols, const Preparation& p, void* base) {
   auto* at = static_cast<char*>(base);
-  const auto rows = static_cast<size_t>(args.rows), k = static_cast<size_t>(args.weight->k());
+  const auto rows = static_cast<size_t>(rows_of_x), k = static_cast<size_t>(cols);
   size_t used = 0;
   const auto take = [&](bool wanted, size_t bytes) -> char* {
     if (!wanted) return nullptr;
@@ -89,11 +125,9 @@ PreparedInput carve(const LinearArgs& args, const Preparation& p, void* base) {
   return input;
 }
 
-// Rounds rows of x into `base`, which carve lays out.
-void prepare_rows(const LinearArgs& args, const Preparation& p, const KernelTable& kernels, const float* x, Range rows,
-                  void* base) {
-  const PreparedInput input = carve(args, p, base);
-  const int64_t k = args.weight->k();
+// Rounds rows of x [*, k] into `input`.
+void prepare_rows(const Preparation& p, const KernelTable& kernels, const float* x, int64_t k, Range rows,
+                  const PreparedInput& input) {
   for (int64_t i = rows.begin; i < rows.end; ++i) {
     if (p.codes) input.token_scale[i] = kernels.quantize_e4m3(x + i * k, k, input.codes + i * k);
     if (p.pairs) {
@@ -102,8 +136,19 @@ void prepare_rows(const LinearArgs& args, const Preparation& p, const KernelTabl
   }
 }
 
-int64_t linear_output_stride(const LinearArgs& args) {
-  return args.epilogue == Epilogue::kGatedActivation ? args.weight->n() / 2 : args.weight->n();
+// The rows of one expert, brought together.
+struct GatheredInput {
+  float* x;
+  PreparedInput prepared;
+  size_t bytes;
+};
+GatheredInput carve_gathered(int64_t rows, int64_t k, const Preparation& p, void* base) {
+  const size_t plain = round_up(static_cast<size_t>(rows * k) * sizeof(float));
+  GatheredInput input{};
+  input.x = static_cast<float*>(base);
+  input.prepared = carve(rows, k, p, base == nullptr ? nullptr : static_cast<char*>(base) + plain);
+  input.bytes = plain + input.prepared.bytes;
+  return input;
 }
 
 // Calls f(sequence, kv head, first row, row count) for each piece of attention work. A row is a (token, query head of
@@ -184,6 +229,62 @@ size_t most_split_bytes(const AttentionArgs& args, int threads) {
   return split.bytes();
 }
 
+// A row's experts go to routes.place until sort_assignments puts assignments there.
+void choose_experts(const RouteArgs& args, int64_t row, const KernelTable& kernels) {
+  const ExpertRoutes& routes = args.routes;
+  const float* logits = args.logits + row * routes.experts;
+  int32_t* chosen = routes.place + row * routes.top;
+  float* weight = routes.weight + row * routes.top;
+  std::array<uint64_t, kMaxExperts / 64> taken{};
+  for (int32_t i = 0; i < routes.top; ++i) {
+    int32_t best = -1;
+    for (int32_t e = 0; e < routes.experts; ++e) {
+      if ((taken[static_cast<size_t>(e) / 64] >> (static_cast<size_t>(e) % 64) & 1u) != 0) continue;
+      if (best < 0 || logits[e] > logits[best]) best = e;
+    }
+    taken[static_cast<size_t>(best) / 64] |= uint64_t{1} << (static_cast<size_t>(best) % 64);
+    chosen[i] = best;
+  }
+  std::array<float, kMaxExperts> powers;
+  const float most = logits[chosen[0]];
+  kernels.exps(logits, routes.experts, most, 1.0f, powers.data());
+  float sum = 0;
+  if (args.renormalise) {
+    for (int32_t i = 0; i < routes.top; ++i) sum += powers[static_cast<size_t>(chosen[i])];
+  } else {
+    for (int32_t e = 0; e < routes.experts; ++e) sum += powers[static_cast<size_t>(e)];
+  }
+  for (int32_t i = 0; i < routes.top; ++i) weight[i] = powers[static_cast<size_t>(chosen[i])] / sum;
+}
+
+// By counting.
+void sort_assignments(const ExpertRoutes& routes, int32_t rows) {
+  const int32_t count = assignments_of(routes, rows);
+  std::fill_n(routes.start, routes.experts + 1, 0);
+  for (int32_t i = 0; i < count; ++i) ++routes.start[routes.place[i] + 1];
+  for (int32_t e = 0; e < routes.experts; ++e) routes.start[e + 1] += routes.start[e];
+  std::array<int32_t, kMaxExperts> next;
+  std::copy_n(routes.start, routes.experts, next.begin());
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t at = next[static_cast<size_t>(routes.place[i])]++;
+    routes.row[at] = i / routes.top;
+    routes.place[i] = at;
+  }
+}
+
+void gather_row(const Preparation& wants, const float* x, const PreparedInput& from, int64_t row, int64_t k,
+                const GatheredInput& to, int64_t at) {
+  const auto copy = [&](auto* out, const auto* in, int64_t size) {
+    std::memcpy(out + at * size, in + row * size, static_cast<size_t>(size) * sizeof(*in));
+  };
+  copy(to.x, x, k);
+  if (wants.codes) {
+    copy(to.prepared.codes, from.codes, k);
+    copy(to.prepared.token_scale, from.token_scale, 1);
+  }
+  if (wants.pairs) copy(to.prepared.pairs, from.pairs, (k + 1) / 2);
+}
+
 }  // namespace
 
 Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
@@ -199,12 +300,20 @@ Executor::Needs Executor::needs_of(const Operation& operation) const {
   Needs needs;
   if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
     needs.per_thread = linear_scratch_bytes(std::min<int64_t>(linear->rows, kMaxLinearRows), linear->weight->k());
-    const size_t prepared = carve(*linear, preparation_of(*linear, kernels_), nullptr).bytes;
+    const size_t prepared = carve(linear->rows, linear->weight->k(), preparation_of(*linear, kernels_), nullptr).bytes;
     if (linear->rows <= kPrivateRows) {  // and the norm before it, with the residual stream
       needs.input = prepared + 2 * round_up(static_cast<size_t>(linear->rows * linear->weight->k()) * sizeof(float));
     } else {
       needs.shared = prepared;
     }
+  } else if (const auto* experts = std::get_if<ExpertLinearArgs>(&operation)) {
+    const int64_t k = experts->weights[0]->k();
+    const Preparation prepare = preparation_of(*experts, kernels_);
+    const int32_t inputs = experts->sorted ? assignments_of(experts->routes, experts->rows) : experts->rows;
+    const int64_t chunk = std::min<int64_t>(experts->rows, kMaxLinearRows);  // an expert has a row at most once
+    needs.per_thread = round_up(linear_scratch_bytes(chunk, k));
+    if (!experts->sorted) needs.per_thread += carve_gathered(chunk, k, prepare, nullptr).bytes;
+    (inputs <= kPrivateRows ? needs.input : needs.shared) = carve(inputs, k, prepare, nullptr).bytes;
   } else if (const auto* rope = std::get_if<RopeArgs>(&operation)) {
     needs.per_thread = round_up(static_cast<size_t>(rope->head_dim + 16) * (sizeof(float) + sizeof(uint16_t)));
   } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
@@ -304,10 +413,11 @@ void Executor::execute(const LinearArgs& args, int thread) {
   const Preparation prepare = preparation_of(args, kernels_);
   const auto* x = static_cast<const float*>(args.x);
   char* prepared = (args.rows <= kPrivateRows ? inputs_[static_cast<size_t>(thread)] : shared_).as<char>();
-  if (prepare.codes || prepare.pairs) {
+  if (prepare) {
     const bool alone = args.rows <= kPrivateRows;
     const Range rows = alone ? Range{0, args.rows} : partition(args.rows, thread, threads_.size());
-    prepare_rows(args, prepare, kernels_, x, rows, prepared);
+    const int64_t k = args.weight->k();
+    prepare_rows(prepare, kernels_, x, k, rows, carve(args.rows, k, prepare, prepared));
     if (!alone) threads_.barrier();
   }
   multiply(args, x, prepared, thread);
@@ -316,7 +426,8 @@ void Executor::execute(const LinearArgs& args, int thread) {
 void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, int32_t& readers) {
   char* prepared = inputs_[static_cast<size_t>(thread)].as<char>();
   const Preparation prepare = preparation_of(linear, kernels_);
-  auto* normed = reinterpret_cast<float*>(prepared + carve(linear, prepare, nullptr).bytes);
+  const PreparedInput input = carve(linear.rows, linear.weight->k(), prepare, prepared);
+  auto* normed = reinterpret_cast<float*>(prepared + input.bytes);
   const size_t size = static_cast<size_t>(norm.rows) * static_cast<size_t>(norm.hidden);
   auto* sum = reinterpret_cast<float*>(reinterpret_cast<char*>(normed) + round_up(size * sizeof(float)));
   const float* x = static_cast<const float*>(norm.x);
@@ -334,9 +445,7 @@ void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, 
     std::memcpy(static_cast<float*>(norm.out) + mine.begin * norm.hidden, normed + mine.begin * norm.hidden,
                 static_cast<size_t>(mine.size() * norm.hidden) * sizeof(float));
   }
-  if (prepare.codes || prepare.pairs) {
-    prepare_rows(linear, prepare, kernels_, normed, Range{0, linear.rows}, prepared);
-  }
+  if (prepare) prepare_rows(prepare, kernels_, normed, linear.weight->k(), Range{0, linear.rows}, input);
   multiply(linear, normed, prepared, thread);
   if (norm.residual == nullptr) return;
   // By now the others have long read what is written here: this hardly ever waits.
@@ -351,12 +460,18 @@ void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, 
 
 void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, int thread) {
   const PackedWeight& weight = packed(args.weight);
+  const PreparedInput input = carve(args.rows, weight.k(), preparation_of(args, kernels_), prepared);
+  multiply(Product{&weight, args.rows, x, input.pairs, input.codes, input.token_scale, !is_exact(args.precision),
+                   args.epilogue, args.activation, args.soft_cap, static_cast<float*>(args.y)},
+           thread);
+}
+
+void Executor::multiply(const Product& product, int thread) {
+  const PackedWeight& weight = *product.weight;
   const int64_t k = weight.k();
-  const Preparation prepare = preparation_of(args, kernels_);
-  const PreparedInput input = carve(args, prepare, prepared);
-  const bool by_rows = args.rows >= kRowsToShare * threads_.size();
+  const bool by_rows = product.rows >= kRowsToShare * threads_.size();
   const Range panels = by_rows ? weight.share(0, 1) : weight.share(thread, threads_.size());
-  const Range rows = by_rows ? partition(args.rows, thread, threads_.size()) : Range{0, args.rows};
+  const Range rows = by_rows ? partition(product.rows, thread, threads_.size()) : Range{0, product.rows};
   if (panels.empty()) return;
   LinearTask task;
   task.panels = weight.panels().data();
@@ -364,19 +479,19 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   task.last = panels.end;
   task.k = k;
   task.x_stride = k;
-  task.upper_only = !is_exact(args.precision);
-  task.epilogue = args.epilogue;
-  task.activation = args.activation;
-  task.soft_cap = args.soft_cap;
-  task.y_stride = linear_output_stride(args);
+  task.upper_only = product.upper_only;
+  task.epilogue = product.epilogue;
+  task.activation = product.activation;
+  task.soft_cap = product.soft_cap;
+  task.y_stride = product.epilogue == Epilogue::kGatedActivation ? weight.n() / 2 : weight.n();
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
   for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
     task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, rows.end - first));
-    task.x = x + first * k;
-    task.x_codes = prepare.codes ? input.codes + first * k : nullptr;
-    task.token_scale = prepare.codes ? input.token_scale + first : nullptr;
-    task.x_pairs = prepare.pairs ? input.pairs + first * ((k + 1) / 2) : nullptr;
-    task.y = static_cast<float*>(args.y) + first * task.y_stride;
+    task.x = product.x + first * k;
+    task.x_codes = product.codes != nullptr ? product.codes + first * k : nullptr;
+    task.token_scale = product.codes != nullptr ? product.token_scale + first : nullptr;
+    task.x_pairs = product.pairs != nullptr ? product.pairs + first * ((k + 1) / 2) : nullptr;
+    task.y = product.y + first * task.y_stride;
     kernels_.linear(task);
   }
 }
@@ -387,6 +502,18 @@ void Executor::execute(const RopeArgs& args, int thread) {
   const int64_t dim = args.head_dim;
   auto* rotated = scratch_[static_cast<size_t>(thread)].as<float>();
   auto* narrow = reinterpret_cast<uint8_t*>(rotated + dim + 16);  // the head as the cache holds it
+  if (args.norm_spans_heads) {
+    const Range tokens = partition(args.batch.tokens, thread, threads_.size());
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      float* q = static_cast<float*>(args.qkv) + t * all_heads * dim;
+      float* k = q + args.heads * dim;
+      if (args.q_norm != nullptr) kernels_.rms_norm(q, args.q_norm, args.norm_eps, args.heads * dim, q);
+      if (args.k_norm != nullptr) kernels_.rms_norm(k, args.k_norm, args.norm_eps, args.kv_heads * dim, k);
+    }
+    threads_.barrier();
+  }
+  const float* q_norm = args.norm_spans_heads ? nullptr : args.q_norm;
+  const float* k_norm = args.norm_spans_heads ? nullptr : args.k_norm;
   const Range items = partition(args.batch.tokens * all_heads, thread, threads_.size());
   for (int64_t item = items.begin; item < items.end; ++item) {
     const int64_t token = item / all_heads;
@@ -396,8 +523,8 @@ void Executor::execute(const RopeArgs& args, int thread) {
     const bool is_value = head >= args.heads + args.kv_heads;
     if (!is_value) {
       const float* cos = args.cos_sin + int64_t{args.batch.positions[token]} * args.rotary_dim;
-      kernels_.rope({x, cos, cos + args.rotary_dim / 2, is_query ? args.q_norm : args.k_norm, args.norm_eps,
-                     args.head_dim, args.rotary_dim, is_query ? x : rotated});
+      kernels_.rope({x, cos, cos + args.rotary_dim / 2, is_query ? q_norm : k_norm, args.norm_eps, args.head_dim,
+                     args.rotary_dim, is_query ? x : rotated});
       if (is_query) continue;
     }
     const int64_t slot = args.batch.slots[token];
@@ -511,6 +638,117 @@ void Executor::execute(const ScoreArgs& args, int thread) {
   }
 }
 
+// ---- experts -------------------------------------------------------------------------------------------------------
+
+void Executor::execute(const RouteArgs& args, int thread) {
+  const ExpertRoutes& routes = args.routes;
+  const int64_t experts = routes.experts, hidden = args.hidden;
+  const auto* x = static_cast<const float*>(args.x);
+  const Range products = partition(args.rows * experts, thread, threads_.size());
+  for (int64_t i = products.begin; i < products.end; ++i) {
+    args.logits[i] = kernels_.dot(x + i / experts * hidden, args.router + i % experts * hidden, hidden);
+  }
+  threads_.barrier();
+  const Range rows = partition(args.rows, thread, threads_.size());
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    choose_experts(args, r, kernels_);
+    if (args.shared_gate == nullptr) continue;
+    const float gate = -kernels_.dot(x + r * hidden, args.shared_gate, hidden);
+    float power = 0;
+    kernels_.exps(&gate, 1, 0.0f, 1.0f, &power);
+    args.shared_weight[r] = 1.0f / (1.0f + power);
+  }
+  threads_.barrier();
+  if (thread == 0) sort_assignments(routes, args.rows);
+}
+
+void Executor::execute(const ExpertLinearArgs& args, int thread) {
+  const ExpertRoutes& routes = args.routes;
+  const int64_t k = args.weights[0]->k(), half = (k + 1) / 2;
+  const Preparation prepare = preparation_of(args, kernels_);
+  const int32_t inputs = args.sorted ? assignments_of(routes, args.rows) : args.rows;
+  const auto* x = static_cast<const float*>(args.x);
+  const bool alone = inputs <= kPrivateRows;
+  const PreparedInput all =
+      carve(inputs, k, prepare, prepare ? (alone ? inputs_[static_cast<size_t>(thread)] : shared_).data() : nullptr);
+  if (prepare) {
+    const Range rows = alone ? Range{0, inputs} : partition(inputs, thread, threads_.size());
+    prepare_rows(prepare, kernels_, x, k, rows, all);
+    if (!alone) threads_.barrier();
+  }
+  // Rows of an expert, prepared for it, from row `row` of x on.
+  const auto product_of = [&](int32_t expert, const float* plain, const PreparedInput& prepared, int64_t row) {
+    const PackedWeight& weight = packed(args.weights[expert]);
+    const Precision precision = precision_of(args, expert);
+    const Preparation wants = preparation_of(precision, weight, kernels_);
+    Product product;
+    product.weight = &weight;
+    product.x = plain + row * k;
+    product.pairs = wants.pairs ? prepared.pairs + row * half : nullptr;
+    product.codes = wants.codes ? prepared.codes + row * k : nullptr;
+    product.token_scale = wants.codes ? prepared.token_scale + row : nullptr;
+    product.upper_only = !is_exact(precision);
+    product.epilogue = args.epilogue;
+    product.activation = args.activation;
+    return product;
+  };
+  const int64_t n = args.weights[0]->n();
+  const int64_t stride = args.epilogue == Epilogue::kGatedActivation ? n / 2 : n;
+  const int64_t chunk = std::min<int64_t>(args.rows, kMaxLinearRows);
+  char* scratch = scratch_[static_cast<size_t>(thread)].as<char>() + round_up(linear_scratch_bytes(chunk, k));
+  for (int32_t e = 0; e < routes.experts; ++e) {
+    const int32_t begin = routes.start[e], end = routes.start[e + 1];
+    for (int32_t first = begin; first < end; first += static_cast<int32_t>(chunk)) {
+      const int32_t count = std::min(static_cast<int32_t>(chunk), end - first);
+      const int32_t* rows = routes.row + first;
+      Product product;
+      // Rows are in order: so they are neighbours where the last is as far from the first.
+      if (args.sorted || rows[count - 1] - rows[0] == count - 1) {
+        product = product_of(e, x, all, args.sorted ? first : rows[0]);
+      } else {
+        const Preparation wants = preparation_of(precision_of(args, e), packed(args.weights[e]), kernels_);
+        const GatheredInput gathered = carve_gathered(count, k, wants, scratch);
+        for (int32_t i = 0; i < count; ++i) {
+          gather_row(wants, x, all, rows[i], k, gathered, i);
+        }
+        product = product_of(e, gathered.x, gathered.prepared, 0);
+      }
+      product.rows = count;
+      product.y = static_cast<float*>(args.y) + first * stride;
+      multiply(product, thread);
+    }
+  }
+}
+
+void Executor::execute(const CombineExpertsArgs& args, int thread) {
+  const ExpertRoutes& routes = args.routes;
+  const auto* x = static_cast<const float*>(args.x);
+  const int64_t hidden = args.hidden;
+  // Of few rows a thread takes some of the columns.
+  const bool by_columns = args.rows < threads_.size();
+  const Range rows = by_columns ? Range{0, args.rows} : partition(args.rows, thread, threads_.size());
+  const Range columns = by_columns ? partition(hidden, thread, threads_.size(), 16) : Range{0, hidden};
+  if (columns.empty()) return;
+  std::array<const float*, kMaxTopExperts + 1> parts;
+  std::array<float, kMaxTopExperts + 1> weights;
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    int32_t count = 0;
+    const auto add = [&](const float* row, float weight) {
+      parts[static_cast<size_t>(count)] = row + columns.begin;
+      weights[static_cast<size_t>(count++)] = weight;
+    };
+    for (int64_t i = r * routes.top; i < (r + 1) * routes.top; ++i) {
+      add(x + int64_t{routes.place[i]} * hidden, routes.weight[i]);
+    }
+    if (args.shared != nullptr) {
+      add(static_cast<const float*>(args.shared) + r * hidden,
+          args.shared_weight != nullptr ? args.shared_weight[r] : 1.0f);
+    }
+    kernels_.weighted_sum(parts.data(), weights.data(), count, columns.size(),
+                          static_cast<float*>(args.out) + r * hidden + columns.begin);
+  }
+}
+
 void Executor::set_profiling(bool on) {
   profiling_ = on;
   for (size_t i = 0; i < kStages; ++i) times_[i] = StageTime{kStageNames[i], 0, 0, 0, 0};
@@ -530,6 +768,17 @@ void Executor::account(const Operation& operation, double seconds) {
     time.weight_bytes += linear->weight->bytes_read(linear->precision);
     time.flops += 2ull * static_cast<uint64_t>(linear->rows) * static_cast<uint64_t>(linear->weight->n()) *
                   static_cast<uint64_t>(linear->weight->k());
+  } else if (const auto* experts = std::get_if<ExpertLinearArgs>(&operation)) {
+    for (int32_t e = 0; e < experts->routes.experts; ++e) {
+      const LinearWeight& weight = *experts->weights[e];
+      const int32_t rows = experts->routes.start[e + 1] - experts->routes.start[e];
+      if (rows > 0) time.weight_bytes += weight.bytes_read(precision_of(*experts, e));
+      time.flops += 2ull * static_cast<uint64_t>(rows) * static_cast<uint64_t>(weight.n() * weight.k());
+    }
+  } else if (const auto* route = std::get_if<RouteArgs>(&operation)) {
+    const auto weights = static_cast<uint64_t>(route->routes.experts) * static_cast<uint64_t>(route->hidden);
+    time.weight_bytes += weights * sizeof(float);
+    time.flops += 2ull * static_cast<uint64_t>(route->rows) * weights;
   } else if (const auto* embed = std::get_if<EmbedArgs>(&operation)) {
     time.weight_bytes += static_cast<uint64_t>(embed->batch.tokens) * static_cast<uint64_t>(embed->table->k()) * 2;
   } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {

@@ -19,10 +19,11 @@
 namespace nfp::cpu {
 
 using Operation = std::variant<EmbedArgs, RmsNormArgs, LinearArgs, RopeArgs, AttentionArgs, GatherRowsArgs, SampleArgs,
-                               ScoreArgs, CopyArgs>;
+                               ScoreArgs, CopyArgs, RouteArgs, ExpertLinearArgs, CombineExpertsArgs>;
 inline constexpr size_t kStages = std::variant_size_v<Operation>;
 
 struct AttentionSplit;  // executor.cc
+struct Product;         // likewise
 
 class Executor {
  public:
@@ -49,6 +50,7 @@ class Executor {
   void execute(const LinearArgs& args, int thread);
   void normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, int32_t& readers);
   void multiply(const LinearArgs& args, const float* x, char* prepared, int thread);
+  void multiply(const Product& product, int thread);
   void execute(const RopeArgs& args, int thread);
   void execute(const AttentionArgs& args, int thread);
   void split_attention(const AttentionArgs& args, const AttentionSplit& split, int thread);
@@ -56,6 +58,9 @@ class Executor {
   void execute(const SampleArgs& args, int thread);
   void execute(const ScoreArgs& args, int thread);
   void execute(const CopyArgs& args, int thread);
+  void execute(const RouteArgs& args, int thread);
+  void execute(const ExpertLinearArgs& args, int thread);
+  void execute(const CombineExpertsArgs& args, int thread);
 
   const KernelTable& kernels_;
   ThreadPool& threads_;

@@ -129,6 +129,9 @@ struct KernelTable {
   float (*quantize_e4m3)(const float* x, int64_t k, float* out);
   // out = residual + x; out may be either.
   void (*residual_add)(const float* x, const float* residual, int64_t n, float* out);
+  float (*dot)(const float* a, const float* b, int64_t n);
+  // out = sum over i of weight[i] rows[i], in the order of i.
+  void (*weighted_sum)(const float* const* rows, const float* weight, int32_t count, int64_t n, float* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   void (*rope)(const RopeHead& head);
   void (*to_f16)(const float* x, int64_t n, uint16_t* out);

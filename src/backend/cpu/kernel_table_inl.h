@@ -20,6 +20,8 @@ constexpr cpu::KernelTable make_table(const char* name, bool bf16) {
 #endif
   table.quantize_e4m3 = quantize_e4m3;
   table.residual_add = residual_add;
+  table.dot = dot;
+  table.weighted_sum = weighted_sum;
   table.rms_norm = rms_norm;
   table.rope = rope;
   table.to_f16 = to_f16;

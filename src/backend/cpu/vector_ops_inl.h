@@ -43,6 +43,24 @@ void residual_add(const float* x, const float* residual, int64_t n, float* out) 
   }
 }
 
+float dot(const float* a, const float* b, int64_t n) {
+  Vec sum[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (int j = 0; j < 4; ++j) sum[j] = fma(load(a + i + 16 * j), load(b + i + 16 * j), sum[j]);
+  }
+  for (int j = 0; i < n; i += 16, ++j) sum[j] = fma(load_tail(a + i, n - i), load_tail(b + i, n - i), sum[j]);
+  return sum_lanes(add(add(sum[0], sum[1]), add(sum[2], sum[3])));
+}
+
+void weighted_sum(const float* const* rows, const float* weight, int32_t count, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += 16) {
+    Vec sum = zero();
+    for (int32_t r = 0; r < count; ++r) sum = fma(load_tail(rows[r] + i, n - i), splat(weight[r]), sum);
+    store_tail(out + i, sum, n - i);
+  }
+}
+
 void rope(const RopeHead& head) {
   const float* in = head.in;
   if (head.norm != nullptr) {

@@ -12,12 +12,22 @@ const FamilyRules& rules_of(FamilyId family) {
       return kQwen2Rules;
     case FamilyId::kQwen3:
       return kQwen3Rules;
+    case FamilyId::kSmolLm3:
+      return kSmolLm3Rules;
     case FamilyId::kPhi3:
       return kPhi3Rules;
     case FamilyId::kGemma2:
       return kGemma2Rules;
     case FamilyId::kGemma3:
       return kGemma3Rules;
+    case FamilyId::kMixtral:
+      return kMixtralRules;
+    case FamilyId::kQwen2Moe:
+      return kQwen2MoeRules;
+    case FamilyId::kQwen3Moe:
+      return kQwen3MoeRules;
+    case FamilyId::kOlmoe:
+      return kOlmoeRules;
   }
   return kLlamaRules;
 }

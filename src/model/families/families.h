@@ -23,6 +23,11 @@ struct FamilyDefaults {
   float query_scalar = 0;   // query_pre_attn_scalar; 0 = head_dim
   float attention_cap = 0;  // attn_logit_softcapping; 0 = none
   float logit_cap = 0;      // final_logit_softcapping; 0 = none
+  // Experts.
+  int32_t experts = 0;  // num_experts, or num_local_experts; 0 = the family has none
+  int32_t top_experts = 0;
+  int32_t expert_intermediate = 0;  // moe_intermediate_size
+  int32_t shared_intermediate = 0;  // shared_expert_intermediate_size
 };
 
 // Optional fields of config.json whose meaning is a family's own.
@@ -38,6 +43,18 @@ struct FamilyFields {
   float query_scalar = 0;
   float attention_cap = 0;
   float logit_cap = 0;
+  bool qkv_bias = true;
+  float clip_qkv = 0;             // 0 = not clipped
+  std::vector<bool> rope_layers;  // no_rope_layers, whose ones rotate: one entry a layer, or none at all
+  int32_t no_rope_interval = 4;   // else each such layer does not rotate
+  // Experts.
+  int32_t experts = 0;
+  int32_t top_experts = 0;
+  int32_t expert_intermediate = 0;
+  int32_t shared_intermediate = 0;
+  bool norm_topk_prob = false;
+  int32_t sparse_step = 1;               // decoder_sparse_step: each such layer has experts
+  std::vector<int32_t> mlp_only_layers;  // but these
 };
 
 struct FamilyRules {
@@ -46,7 +63,8 @@ struct FamilyRules {
   Status (*configure)(const FamilyFields& fields, ModelConfig& config);
 };
 
-extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kPhi3Rules, kGemma2Rules, kGemma3Rules;
+extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemma2Rules,
+    kGemma3Rules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmoeRules;
 
 const FamilyRules& rules_of(FamilyId family);
 

@@ -8,6 +8,8 @@ namespace nfp {
 namespace {
 
 Status configure_gemma(const FamilyFields& fields, ModelConfig& config, int32_t pattern) {
+  // Embeddings times sqrt(hidden) and norms of (1 + weight) add up to hundreds of thousands in trained models.
+  config.wide_stream = true;
   config.qkv_bias = fields.attention_bias;
   config.output_bias = fields.attention_bias;
   config.embedding_scale = std::sqrt(static_cast<float>(config.hidden));

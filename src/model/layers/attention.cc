@@ -8,12 +8,13 @@ Status Attention::load(WeightLoader& weights, const ModelConfig& config, int32_t
   NFP_ASSIGN_OR_RETURN(qkv, weights.linear(GemmType::kQkv, layer, family.names(GemmType::kQkv, layer), q + 2 * kv,
                                            config.hidden, config.qkv_bias));
   if (config.qk_norm) {
-    const auto load_norm = [&](Buffer& norm, TensorRole role) -> Status {
-      NFP_ASSIGN_OR_RETURN(norm, weights.vector(family.name(role, layer), config.head_dim, config.norm_offset));
+    const auto load_norm = [&](Buffer& norm, TensorRole role, int64_t all_heads) -> Status {
+      const int64_t size = config.norm_spans_heads ? all_heads : config.head_dim;
+      NFP_ASSIGN_OR_RETURN(norm, weights.vector(family.name(role, layer), size, config.norm_offset));
       return ok_status();
     };
-    NFP_RETURN_IF_ERROR(load_norm(q_norm, TensorRole::kQueryNorm));
-    NFP_RETURN_IF_ERROR(load_norm(k_norm, TensorRole::kKeyNorm));
+    NFP_RETURN_IF_ERROR(load_norm(q_norm, TensorRole::kQueryNorm, q));
+    NFP_RETURN_IF_ERROR(load_norm(k_norm, TensorRole::kKeyNorm, kv));
   }
   NFP_ASSIGN_OR_RETURN(output, weights.linear(GemmType::kOutput, layer, family.names(GemmType::kOutput, layer),
                                               config.hidden, q, config.output_bias));
@@ -24,7 +25,9 @@ Status Attention::load(WeightLoader& weights, const ModelConfig& config, int32_t
   rope.q_norm = q_norm.as<float>();
   rope.k_norm = k_norm.as<float>();
   rope.norm_eps = config.norm_eps;
-  rope.rotary_dim = config.rope.dim;
+  rope.norm_spans_heads = config.norm_spans_heads;
+  rotates = config.rotates(layer);
+  rope.rotary_dim = rotates ? config.rope.dim : still_features(config);
   attend.scale = config.attention_scale;
   attend.soft_cap = config.attention_cap;
   attend.window = config.windows[static_cast<size_t>(layer)];
@@ -37,7 +40,7 @@ bool Attention::run(const Pass& pass) const {
   if (!pass.multiply(qkv, work.normed, work.qkv)) return false;
   RopeArgs rotate = rope;
   rotate.qkv = work.qkv.data();
-  rotate.cos_sin = local_rope ? pass.local_cos_sin : pass.cos_sin;
+  rotate.cos_sin = !rotates ? pass.still_cos_sin : local_rope ? pass.local_cos_sin : pass.cos_sin;
   rotate.cache = pass.args.cache;
   rotate.batch = pass.args.batch;
   pass.backend.rope(rotate);
@@ -48,7 +51,7 @@ bool Attention::run(const Pass& pass) const {
   call.out = work.attended.data();
   call.consumer = pass.consumer(output);
   pass.backend.attention(call);
-  return pass.multiply(output, work.attended, work.product);
+  return pass.multiply_into_stream(output, work.attended);
 }
 
 }  // namespace nfp

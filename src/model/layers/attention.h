@@ -18,6 +18,7 @@ struct Attention {
   RopeArgs rope;
   AttentionArgs attend;
   bool local_rope = false;
+  bool rotates = true;
 };
 
 }  // namespace nfp

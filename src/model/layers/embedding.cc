@@ -10,7 +10,7 @@ Status Embedding::load(WeightLoader& weights, const ModelConfig& config) {
 }
 
 void Embedding::run(const Pass& pass) const {
-  pass.backend.embed({table.weight.get(), pass.args.batch, scale, pass.work.residual.data()});
+  pass.backend.embed({table.weight.get(), pass.args.batch, scale, pass.work.residual.data(), pass.work.wide});
 }
 
 }  // namespace nfp

@@ -1,5 +1,7 @@
 #include "model/layers/head.h"
 
+#include "model/layers/pass.h"
+
 namespace nfp {
 
 Status Head::load(WeightLoader& weights, const ModelConfig& config) {
@@ -11,21 +13,26 @@ Status Head::load(WeightLoader& weights, const ModelConfig& config) {
   return ok_status();
 }
 
-Status Head::reserve(Backend& backend, int32_t rows) {
-  for (Buffer* buffer : {&gathered, &normed}) {
-    buffer->reset();
-    NFP_ASSIGN_OR_RETURN(*buffer, backend.allocate(backend.activation_bytes(rows, norm.hidden)));
-  }
+Status Head::reserve(Backend& backend, const ModelConfig& config, int32_t rows) {
+  gathered.reset();
+  normed.reset();
+  NFP_ASSIGN_OR_RETURN(gathered, backend.allocate(Workspace::stream_bytes(backend, config, rows)));
+  NFP_ASSIGN_OR_RETURN(normed, backend.allocate(backend.activation_bytes(rows, config.hidden)));
   return ok_status();
+}
+
+const Buffer& Head::states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
+                           Precision consumer) const {
+  backend.gather_rows({hidden.data(), rows, count, norm.hidden, gathered.data(), norm.wide});
+  norm.run(backend, gathered, nullptr, count, consumer, normed);
+  return normed;
 }
 
 void Head::run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
                Precision precision, float* out) const {
-  backend.gather_rows({hidden.data(), rows, count, norm.hidden, gathered.data()});
-  norm.run(backend, gathered, nullptr, count, matrix.weight->consumes(matrix.at(precision)), normed);
   LinearArgs call;
   call.weight = matrix.weight.get();
-  call.x = normed.data();
+  call.x = states(backend, hidden, rows, count, matrix.weight->consumes(matrix.at(precision))).data();
   call.rows = count;
   call.precision = matrix.at(precision);
   call.y = out;

@@ -8,10 +8,14 @@ namespace nfp {
 // The last norm and the matrix that makes logits.
 struct Head {
   Status load(WeightLoader& weights, const ModelConfig& config);  // no matrix where it is tied
-  Status reserve(Backend& backend, int32_t rows);
+  Status reserve(Backend& backend, const ModelConfig& config, int32_t rows);
   // Logits of rows[0..count) of `hidden`. `matrix`: own, or the embedding where they are tied.
   void run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
            Precision precision, float* out) const;
+
+  // What the matrix reads, in the form that `consumer` wants: the final norm of rows[0..count).
+  const Buffer& states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
+                       Precision consumer) const;
 
   Norm norm;
   Linear own;  // [vocab, hidden]; empty where tied

@@ -6,17 +6,20 @@ Status Norm::load(WeightLoader& weights, const ModelConfig& config, const std::s
   NFP_ASSIGN_OR_RETURN(weight, weights.vector(name, config.hidden, config.norm_offset));
   eps = config.norm_eps;
   hidden = config.hidden;
+  wide = config.wide_stream;
   return ok_status();
 }
 
 void Norm::run(Backend& backend, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
-               const Buffer& out) const {
+               const Buffer& out, bool into_stream) const {
   backend.rms_norm({.x = x.data(),
                     .residual = residual != nullptr ? residual->data() : nullptr,
                     .weight = weight.as<float>(),
                     .eps = eps,
                     .rows = rows,
                     .hidden = hidden,
+                    .x_is_f32 = wide,
+                    .out_is_f32 = wide && into_stream,
                     .consumer = consumer,
                     .out = out.data()});
 }

@@ -1,20 +1,65 @@
 #include "model/layers/pass.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace nfp {
 
+size_t Workspace::stream_bytes(Backend& backend, const ModelConfig& config, int32_t rows) {
+  if (!config.wide_stream) return backend.activation_bytes(rows, config.hidden);
+  return static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * sizeof(float);
+}
+
 Status Workspace::reserve(Backend& backend, const ModelConfig& config, int32_t tokens) {
-  const auto make = [&](Buffer& buffer, int64_t features) -> Status {
+  wide = config.wide_stream;
+  const auto make_bytes = [&](Buffer& buffer, size_t bytes) -> Status {
     buffer.reset();
-    NFP_ASSIGN_OR_RETURN(buffer, backend.allocate(backend.activation_bytes(tokens, features)));
+    NFP_ASSIGN_OR_RETURN(buffer, backend.allocate(bytes));
     return ok_status();
   };
-  NFP_RETURN_IF_ERROR(make(residual, config.hidden));
-  NFP_RETURN_IF_ERROR(make(product, config.hidden));
-  if (config.family->has(TensorRole::kAttentionPostNorm)) NFP_RETURN_IF_ERROR(make(added, config.hidden));
+  const size_t stream = stream_bytes(backend, config, tokens);
+  NFP_RETURN_IF_ERROR(make_bytes(residual, stream));
+  NFP_RETURN_IF_ERROR(make_bytes(product, stream));
+  if (config.family->has(TensorRole::kAttentionPostNorm)) NFP_RETURN_IF_ERROR(make_bytes(added, stream));
+  const auto make = [&](Buffer& buffer, int64_t features) {
+    return make_bytes(buffer, backend.activation_bytes(tokens, features));
+  };
   NFP_RETURN_IF_ERROR(make(normed, config.hidden));
   NFP_RETURN_IF_ERROR(make(qkv, config.query_features() + 2 * config.kv_features()));
   NFP_RETURN_IF_ERROR(make(attended, config.query_features()));
-  return make(mlp, config.intermediate);
+  NFP_RETURN_IF_ERROR(make(mlp, std::max(config.intermediate, config.experts.shared_intermediate)));
+  if (config.experts.count == 0) return ok_status();
+  experts = config.experts.count;
+  top_experts = config.experts.top;
+  const auto make_words = [&](Buffer& buffer, int64_t count) -> Status {
+    buffer.reset();
+    NFP_ASSIGN_OR_RETURN(buffer, backend.allocate(static_cast<size_t>(count) * sizeof(int32_t)));
+    return ok_status();
+  };
+  const int64_t assignments = int64_t{tokens} * top_experts;
+  NFP_RETURN_IF_ERROR(make_words(route_start, experts + 1));
+  NFP_RETURN_IF_ERROR(make_words(route_row, assignments));
+  NFP_RETURN_IF_ERROR(make_words(route_place, assignments));
+  NFP_RETURN_IF_ERROR(make_words(route_weight, assignments));
+  NFP_RETURN_IF_ERROR(make_words(router_logits, int64_t{tokens} * experts));
+  NFP_RETURN_IF_ERROR(make_words(shared_weight, tokens));
+  for (const auto& [buffer, features] :
+       {std::pair{&expert_mlp, config.experts.intermediate}, {&expert_out, config.hidden}}) {
+    buffer->reset();
+    NFP_ASSIGN_OR_RETURN(*buffer, backend.allocate(backend.activation_bytes(assignments, features)));
+  }
+  return config.experts.shared_intermediate > 0 ? make(shared, config.hidden) : ok_status();
+}
+
+ExpertRoutes Workspace::routes() const {
+  ExpertRoutes routes;
+  routes.experts = experts;
+  routes.top = top_experts;
+  routes.start = route_start.as<int32_t>();
+  routes.row = route_row.as<int32_t>();
+  routes.place = route_place.as<int32_t>();
+  routes.weight = route_weight.as<float>();
+  return routes;
 }
 
 bool Pass::multiply(const Linear& linear, const Buffer& x, const Buffer& y, LinearArgs call) const {

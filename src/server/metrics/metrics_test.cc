@@ -69,8 +69,6 @@ TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
   step.tokens = 12;
   step.waiting = 3;
   timeline.add_step(step);
-  timeline.add_gap(0.08);
-  timeline.set_targets(0.5, 0.05);
   timeline.add_ttft(0.25);
   const auto json = parse_json(timeline.json(-1));
   ASSERT_TRUE(json.ok());
@@ -81,13 +79,9 @@ TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
   }
   EXPECT_EQ(fp16, 5);
   EXPECT_EQ(fp8, 19);
-  const Json& change = (*json)["changes"].at(0);
-  EXPECT_EQ(change["from"], 0.0);
-  EXPECT_EQ(change["to"], 0.5);
-  EXPECT_EQ(change["why"], "first_tokens");
-  EXPECT_EQ(change["waiting"], 3);
-  EXPECT_EQ((*json)["slices"].back()["gap"], 80.0);
-  EXPECT_EQ((*json)["itl_target_ms"], 50.0);
+  ASSERT_EQ((*json)["switches"].size(), 1u);
+  EXPECT_EQ((*json)["switches"][0]["why"], "first_tokens");
+  EXPECT_EQ((*json)["switches"][0]["share"], 0.5);
   EXPECT_EQ((*json)["ttft_ms"]["p50"], 250.0);
   EXPECT_TRUE((*json)["tpot_ms"]["p50"].is_null());
   EXPECT_TRUE((*parse_json(timeline.json(1'000'000)))["slices"].empty());

@@ -20,17 +20,20 @@ class Timeline {
 
   // On the engine's thread.
   void add_step(const StepRecord& step);
-  void add_gap(double seconds);  // between two tokens of a request
-  // Of the request that ended last; seconds.
-  void set_targets(double ttft_s, double itl_s);
   void add_ttft(double seconds) { add_sample(ttft_, seconds); }
   void add_tpot(double seconds) { add_sample(tpot_, seconds); }
 
-  // {"now", "slice_ms", "slices": [{"i", "fp16", "fp8", "steps", "running", "waiting", "kv", "ms", "gap", "share"}, ...],
-  //  "changes": [{"i", "from", "to", "why", "running", "waiting", "lost"}, ...],
-  //  "ttft_ms": {"p50", "p90", "p99"}, "tpot_ms": {...}, "ttft_target_ms", "itl_target_ms"} with the slices and changes of
-  // level after slice `after`; gap: the longest between two tokens, ms; share: of the weights in FP8, mean over tokens.
-  // Percentiles are of the last minute, null where there is no request, as targets are.
+  // What decides on precision, and by which numbers. Before the first step.
+  void set_policy(std::string name, const LatencyTargets& targets);
+
+  // {"now", "slice_ms", "policy": {"name", "ttft_ms", "itl_ms"},
+  //  "slices": [{"i", "fp16", "fp8", "prefill_fp16", "prefill_fp8", "steps", "running", "waiting", "kv", "ms",
+  //              "most_tokens", "most_ms"}, ...],
+  //  "switches": [{"i", "at_ms", "precision", "share", "tokens", "prefill", "running", "waiting", "lost",
+  //                "predicted_ms", "why"}, ...], why: of kLevelChangeNames,
+  //  "ttft_ms": {"count", "p50", "p90", "p99"}, "tpot_ms": {...}}
+  // with the slices and the switches of precision after number `after`; percentiles of the last minute, null where
+  // there are too few requests for one: 1, 10 and 100.
   std::string json(int64_t after) const;
 
  private:
@@ -38,14 +41,23 @@ class Timeline {
     int64_t index = -1;
     int64_t fp16 = 0;  // tokens
     int64_t fp8 = 0;
+    int64_t prefill_fp16 = 0;  // of these, tokens of prompts
+    int64_t prefill_fp8 = 0;
     int32_t steps = 0;
-    int32_t sequences = 0;  // most at once
-    int32_t waiting = 0;    // likewise
-    double kv_use = 0;      // likewise
-    double seconds = 0;     // of steps
-    double gap_s = 0;       // longest between two tokens
-    double fp8_weights = 0;  // sum over tokens of the share in FP8
+    int32_t sequences = 0;    // most at once
+    int32_t waiting = 0;      // likewise
+    double kv_use = 0;        // likewise
+    double seconds = 0;       // of steps
+    int32_t most_tokens = 0;  // of one step
+    double most_seconds = 0;  // likewise
   };
+  // A step that was computed in another precision, or with another share of FP8, than the one before it.
+  struct Switch {
+    int64_t index = 0;  // slice
+    int64_t at_ms = 0;  // since the start
+    StepRecord step;
+  };
+  static constexpr size_t kSwitches = 256;
   struct Sample {
     EngineClock::time_point when;
     double seconds = 0;
@@ -54,16 +66,8 @@ class Timeline {
     std::vector<Sample> ring;
     size_t next = 0;
   };
-  struct Change {
-    int64_t index = -1;  // of the slice
-    double from = 0, to = 0;
-    LevelChange why = LevelChange::kNone;
-    int32_t running = 0, waiting = 0, lost = 0;
-  };
   static constexpr size_t kSamples = 1024;
-  static constexpr size_t kChanges = 256;
 
-  Slice& slice_at(int64_t index);
   int64_t slice_of(EngineClock::time_point when) const;
   void add_sample(Samples& samples, double seconds);
   std::string percentiles(const Samples& samples) const;
@@ -71,9 +75,8 @@ class Timeline {
   const EngineClock::time_point start_ = EngineClock::now();
   mutable std::mutex mutex_;
   std::array<Slice, kSlices> slices_;
-  std::deque<Change> changes_;
-  double last_share_ = 0;
-  double ttft_target_s_ = 0, itl_target_s_ = 0;
+  std::deque<Switch> switches_;
+  std::string policy_ = "null";  // JSON
   Samples ttft_;
   Samples tpot_;
 };

@@ -6,7 +6,6 @@
 namespace nfp::server {
 
 extern const std::string_view kPageHtml;     // page/index.html
-extern const std::string_view kSloHtml;      // page/slo.html, a part of the page
 extern const std::string_view kOpenApiJson;  // openapi.json
 
 }  // namespace nfp::server

@@ -28,6 +28,7 @@ struct ServiceOptions {
   std::string reasoning_parser = "auto";
   std::string chat_template;  // see choose_chat_template(); empty = the model's own
   PrecisionClass default_precision = PrecisionClass::kAuto;
+  Pooling default_pooling = Pooling::kLast;                            // of embeddings that do not say
   uint64_t response_store_bytes = ServerState::kDefaultResponseBytes;  // of the Responses API; 0 = keep none
   bool log_requests = true;
   bool log_prompts = false;

@@ -88,8 +88,18 @@ Result<StepOutput> FakeRunner::collect(StepTicket) {
 Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision) {
   tokens_ = plan.tokens;
   StepOutput& output = submitted_;
+  states_.clear();
   for (const ScheduledSequence& item : plan.items) {
     const Sequence& sequence = *item.sequence;
+    const int32_t states = pooled_rows(item), first = item.first + item.count - states;
+    std::vector<float>& values = states_.emplace_back(static_cast<size_t>(states * hidden()));
+    for (int32_t i = 0; i < states; ++i) {
+      float* state = values.data() + static_cast<ptrdiff_t>(i) * hidden();
+      state[0] = static_cast<float>(sequence.tokens[static_cast<size_t>(first + i)]);
+      state[1] = static_cast<float>(first + i);
+      state[2] = 1;
+    }
+    output.hidden.push_back({values.data(), DType::kF32, hidden(), first, states});
     const SamplingParams& sampling = sequence.request.sampling;
     auto& prompt_scores = output.prompt_logprobs.emplace_back();
     if (sampling.prompt_logprobs) {

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <string>
+#include <vector>
 
 #include "engine/step_runner.h"
 #include "server/testing/byte_tokenizer.h"
@@ -25,6 +27,8 @@ class FakeRunner final : public StepRunner {
 
   int32_t vocab() const override { return kByteVocab; }
   int32_t max_context() const override { return options_.max_context; }
+  // A token's hidden state: itself, its position, 1, and zeros.
+  int32_t hidden() const override { return 8; }
   Status start(const Sequence&) override { return ok_status(); }
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
   Result<StepOutput> collect(StepTicket ticket) override;
@@ -36,7 +40,8 @@ class FakeRunner final : public StepRunner {
   Options options_;
   std::chrono::steady_clock::time_point next_{};
   StepOutput submitted_;
-  int32_t tokens_ = 0;  // of the step submitted
+  std::deque<std::vector<float>> states_;  // that `submitted_`, or what was collected last, refers to
+  int32_t tokens_ = 0;                     // of the step submitted
   StepTicket tickets_ = 0;
 };
 

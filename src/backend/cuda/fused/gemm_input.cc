@@ -19,12 +19,12 @@ Status check_call(const GemmInputCall& c) {
   };
   if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be 1 to 2^31 - 1");
   if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 32768");
-  if (c.x == nullptr || c.ldx < (c.source == GemmInputCall::Source::kSwiglu ? 2 * c.k : c.k))
-    return bad("x", "is null, or ldx smaller than a row");
+  const bool gated = c.source == GemmInputCall::Source::kSwiglu || c.source == GemmInputCall::Source::kGeglu;
+  if (c.x == nullptr || c.ldx < (gated ? 2 * c.k : c.k)) return bad("x", "is null, or ldx smaller than a row");
   if (c.source == GemmInputCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
   if (c.weight_offset != 0.0f && !c.weight_f32) return bad("weight_offset", "needs weight_f32");
-  if (c.source == GemmInputCall::Source::kSwiglu && c.k % 8 != 0)
-    return bad("k", "must be a multiple of 8 with swiglu (blocks of 8 alternate)");
+  if (gated && c.k % 8 != 0) return bad("k", "must be a multiple of 8 with a gate (blocks of 8 alternate)");
+  if (c.source == GemmInputCall::Source::kGeglu && c.bf16) return bad("bf16", "does not go with kGeglu");
   if (c.residual != nullptr && (c.source != GemmInputCall::Source::kNorm || c.ldr < c.k))
     return bad("residual", "belongs to kNorm, with ldr >= k");
   if (c.y_f16 == nullptr && c.y_e4m3 == nullptr) return bad("y_f16 and y_e4m3", "are both null");

@@ -120,11 +120,21 @@ __device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* part
 // Computed here and not further down, where the compiler would.
 __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
+// silu(gate), or gelu(gate) by tanh: x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)).
+template <bool kGelu>
+__device__ __forceinline__ float gate_of(float x) {
+  if constexpr (!kGelu) return x / (1.0f + __expf(-x));
+  constexpr float kTwoRootTwoOverPi = 1.59576912160573f;
+  return x / (1.0f + __expf(-kTwoRootTwoOverPi * (x + 0.044715f * x * x * x)));
+}
+
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
 // of is known at compile time: the GEMM of a decode step waits for every instruction here.
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
 __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p) {
   constexpr bool kNorm = kSource == GemmInputSource::kNorm;
+  constexpr bool kGelu = kSource == GemmInputSource::kGeglu;
+  constexpr bool kGated = kSource == GemmInputSource::kSwiglu || kGelu;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float2 scratch[32], parts[kMaxRowBlocks];
   ptx::launch_dependents();
@@ -136,7 +146,7 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
   const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
   // What a row is made of stays in registers as 16-bit numbers, which leave room for more rows on an SM; what SwiGLU
   // makes has none until the end.
-  constexpr bool kPacked = kSource != GemmInputSource::kSwiglu;
+  constexpr bool kPacked = !kGated;
   float v[kPacked ? 1 : kVectors][8];
   Totals totals{0.0f, 0.0f};
   // Every load before the first store, so that all are in flight together; a norm of more than four groups a thread has
@@ -152,7 +162,7 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
   const auto load = [&](int i) {
     const int64_t first = column_of(i);
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
-    if constexpr (kSource == GemmInputSource::kSwiglu) {
+    if constexpr (kGated) {
       const int64_t width = first < end ? end * 2 : 0;
       raw[i] = load8<kAligned>(x, first * 2, width);
       second[i] = load8<kAligned>(x, first * 2 + 8, width);
@@ -219,9 +229,9 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
     float element[8], other[8];
     widen8<kBf16>(raw[i], element);
     widen8<kBf16>(second[i], other);
-    if constexpr (kSource == GemmInputSource::kSwiglu) {
+    if constexpr (kGated) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[i][j] = element[j] = element[j] / (1.0f + __expf(-element[j])) * other[j];
+      for (int j = 0; j < 8; ++j) v[i][j] = element[j] = gate_of<kGelu>(element[j]) * other[j];
     } else if (kNorm && p.residual != nullptr) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) element[j] += other[j];
@@ -310,6 +320,8 @@ const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f
     case GemmInputSource::kSwiglu:
       return bf16 ? function_for<GemmInputSource::kSwiglu, true, false>(is_aligned, vectors)
                   : function_for<GemmInputSource::kSwiglu, false, false>(is_aligned, vectors);
+    case GemmInputSource::kGeglu:
+      return function_for<GemmInputSource::kGeglu, false, false>(is_aligned, vectors);
     default:
       return bf16 ? function_for<GemmInputSource::kPlain, true, false>(is_aligned, vectors)
                   : function_for<GemmInputSource::kPlain, false, false>(is_aligned, vectors);

@@ -60,7 +60,8 @@ TEST_P(RowsGpu, MatchesFloat64) {
     for (int64_t i = 0; i < count; ++i) out.push_back(bits(normal(random)));
     return out;
   };
-  const int64_t width = c.source == Source::kSwiglu ? 2 * c.k : c.k;
+  const bool gated = c.source == Source::kSwiglu || c.source == Source::kGeglu;
+  const int64_t width = gated ? 2 * c.k : c.k;
   const auto x = numbers(c.m * width), weight = numbers(c.k), residual = numbers(c.m * c.k);
   std::vector<float> weight_f32;  // of all 24 bits
   for (int64_t i = 0; i < c.k; ++i) weight_f32.push_back(normal(random));
@@ -106,9 +107,10 @@ TEST_P(RowsGpu, MatchesFloat64) {
     for (int64_t i = 0; i < c.k; ++i) {
       double& v = want[static_cast<size_t>(t * c.k + i)];
       const auto at = [&](int64_t column) { return value(x[static_cast<size_t>(t * width + column)]); };
-      if (c.source == Source::kSwiglu) {
+      if (gated) {
         const double gate = at(swiglu_gate_row(i)), up = at(swiglu_up_row(i));
-        v = gate / (1 + std::exp(-gate)) * up;
+        const double cubic = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+        v = (c.source == Source::kSwiglu ? gate / (1 + std::exp(-gate)) : gate * (1 + std::tanh(cubic)) / 2) * up;
       } else {
         v = at(i);
       }
@@ -154,6 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{S::kNorm, false, false, 3, 5120}, Case{S::kNorm, true, false, 9, 577},
                       Case{S::kNorm, true, true, 4, 14336}, Case{S::kNorm, true, true, 2, 63},
                       Case{S::kSwiglu, false, false, 7, 14336}, Case{S::kSwiglu, false, true, 3, 1000},
+                      Case{S::kGeglu, false, false, 7, 9216}, Case{S::kGeglu, false, false, 70, 72},
                       Case{S::kPlain, false, false, 2, 32768}, Case{S::kNorm, false, true, 64, 17920},
                       Case{S::kNorm, true, true, 5, 30001}, Case{S::kSwiglu, false, true, 3, 8328},
                       Case{S::kPlain, false, true, 2, 16640}, Case{S::kPlain, false, false, 1, 1},

@@ -5,7 +5,7 @@
 
 namespace nfp::cuda {
 
-enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu };  // GemmInputCall::Source
+enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu, kGeglu };  // GemmInputCall::Source
 
 inline constexpr int kMaxRowBlocks = 4;
 inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread

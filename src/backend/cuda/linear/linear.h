@@ -29,6 +29,7 @@ namespace nfp::cuda {
 enum class LinearEpilogue : uint8_t {
   kStore,   // y = x W^T + bias
   kSwiglu,  // y = silu(gate) * up of an interleaved weight; y has n / 2 columns
+  kGeglu,   // likewise gelu(gate) * up, GELU with tanh, always by a second kernel
 };
 
 // Device memory that the calls of one stream share.
@@ -46,7 +47,7 @@ struct LinearCall {
   int64_t reserved_rows = 0;  // for which the buffers of x and y were made: where E4M3 scales lie
   Precision precision = Precision::kFp16;
   LinearEpilogue epilogue = LinearEpilogue::kStore;
-  Precision consumer = Precision::kFp16;  // kSwiglu only: the form of y, as the next weight's consumes() names it
+  Precision consumer = Precision::kFp16;  // of gated ones only: the form of y, as the next weight's consumes() names it
   void* y = nullptr;                      // kStore: [rows, n] FP16, or FP32 with y_is_f32
   bool y_is_f32 = false;                  // kStore only
   const void* residual = nullptr;         // kStore only: [rows, n] of y's type, added last; may be y; null = none

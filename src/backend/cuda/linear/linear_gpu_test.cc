@@ -201,8 +201,12 @@ TEST_P(LinearGpuCase, MatchesFloat64) {
       const bool fp8 = !is_exact(weight.consumes(step));
       x.set(fp8 ? in.e4m3_bytes : in.f16_bytes);
       const Expected want = expect(layer, weight, in, m, !is_exact(step), fp8);
-      enum class Out { kF16, kF32, kF16Residual, kF32Residual, kE4M3 };
-      for (const Out out : {Out::kF16, Out::kF32, Out::kF16Residual, Out::kF32Residual, Out::kE4M3}) {
+      enum class Out { kF16, kF32, kF16Residual, kF32Residual, kE4M3, kGeluF16, kGeluE4M3 };
+      for (const Out kind :
+           {Out::kF16, Out::kF32, Out::kF16Residual, Out::kF32Residual, Out::kE4M3, Out::kGeluF16, Out::kGeluE4M3}) {
+        const bool gelu = kind == Out::kGeluF16 || kind == Out::kGeluE4M3;
+        if (gelu && !swiglu) continue;
+        const Out out = kind == Out::kGeluF16 ? Out::kF16 : kind == Out::kGeluE4M3 ? Out::kE4M3 : kind;
         const bool f32 = out == Out::kF32 || out == Out::kF32Residual;
         const bool residual = out == Out::kF16Residual || out == Out::kF32Residual;
         if (swiglu ? f32 || residual : out == Out::kE4M3) continue;
@@ -224,7 +228,7 @@ TEST_P(LinearGpuCase, MatchesFloat64) {
         call.rows = m;
         call.reserved_rows = reserved;
         call.precision = step;
-        call.epilogue = swiglu ? LinearEpilogue::kSwiglu : LinearEpilogue::kStore;
+        call.epilogue = gelu ? LinearEpilogue::kGeglu : swiglu ? LinearEpilogue::kSwiglu : LinearEpilogue::kStore;
         call.consumer = out == Out::kE4M3 ? Precision::kFp8W8A8 : Precision::kFp16;
         call.y = y.get();
         call.y_is_f32 = f32;
@@ -242,10 +246,12 @@ TEST_P(LinearGpuCase, MatchesFloat64) {
             if (swiglu) {
               const double gate = value, gate_slack = slack;
               const double up = want.value[at(columns + col)], up_slack = want.slack[at(columns + col)];
-              value = gate / (1.0 + std::exp(-gate)) * up;
-              // FP16 in between (dense weights) rounds gate and up; a rounded E4M3 sees a rounded product.
+              const double cubic = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+              value = (gelu ? gate * (1.0 + std::tanh(cubic)) / 2 : gate / (1.0 + std::exp(-gate))) * up;
+              // (Slopes of SiLU are at most 1.1, of GELU 1.13.) FP16 in between (dense weights, GELU) rounds gate and
+              // up; a rounded E4M3 sees a rounded product.
               const double rounding = (std::abs(gate) + std::abs(up)) * 0x1p-11 * (std::abs(gate) + std::abs(up) + 1);
-              slack = 1.1 * gate_slack * std::abs(up) + (std::abs(gate) + gate_slack) * up_slack +
+              slack = (gelu ? 1.13 : 1.1) * gate_slack * std::abs(up) + (std::abs(gate) + gate_slack) * up_slack +
                       std::abs(value) * 0x1p-10 + rounding;
             }
             const auto place = static_cast<size_t>(t * columns + col);

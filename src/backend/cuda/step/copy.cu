@@ -33,9 +33,19 @@ __global__ __launch_bounds__(kCopyThreads) void add_kernel(const CopyParams p) {
   }
 }
 
+__global__ __launch_bounds__(kCopyThreads) void soft_cap_kernel(const SoftCapParams p) {
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.count; i += step) {
+    p.x[i] = p.cap * tanhf(p.x[i] / p.cap);
+  }
+}
+
 }  // namespace
 
 const void* gather_function() { return reinterpret_cast<const void*>(&gather_kernel); }
+const void* soft_cap_function() { return reinterpret_cast<const void*>(&soft_cap_kernel); }
 const void* add_function() { return reinterpret_cast<const void*>(&add_kernel); }
 
 }  // namespace nfp::cuda

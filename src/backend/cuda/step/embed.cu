@@ -51,16 +51,35 @@ __device__ __forceinline__ int64_t token_of(const TokenSource& tokens, int64_t r
   return source < 0 ? tokens.ids[row] : tokens.previous[source].token;
 }
 
+// Eight FP16 numbers from `k` on of a row, times scale where they are widened (else they are already).
+template <bool kF32>
+__device__ __forceinline__ void store_eight(void* row, int k, const uint4& v, float scale) {
+  if constexpr (kF32) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    float wide[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      wide[i] = __half2float(__ushort_as_half(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)))) * scale;
+    }
+    auto* to = reinterpret_cast<float4*>(static_cast<float*>(row) + k);
+    to[0] = make_float4(wide[0], wide[1], wide[2], wide[3]);
+    to[1] = make_float4(wide[4], wide[5], wide[6], wide[7]);
+  } else {
+    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(row) + k) = v;
+  }
+}
+
 // A thread block a row.
-template <bool kNested>
+template <bool kNested, bool kF32>
 __global__ __launch_bounds__(kEmbedThreads) void embed_kernel(const EmbedParams p) {
   ptx::launch_dependents();
   ptx::dependency_wait();
   const int64_t row = blockIdx.x;
   const int64_t token = token_of(p.tokens, row);
   const int hidden = static_cast<int>(p.table.hidden);
-  uint16_t* out = static_cast<uint16_t*>(p.out) + row * hidden;
-  const float scale = p.scale * (p.table.row_scale != nullptr ? p.table.row_scale[token] : 1.0f);
+  char* out = static_cast<char*>(p.out) + row * hidden * (kF32 ? 4 : 2);
+  const float factor = p.scale * (p.table.row_scale != nullptr ? p.table.row_scale[token] : 1.0f);
+  const float scale = kF32 ? 1.0f : factor;  // of what is rounded to FP16
   if constexpr (kNested) {
     const auto r = static_cast<uint32_t>(token % kBlockRows);
     const int64_t base = token / kBlockRows * p.slab_bytes + r * kBlockK;
@@ -79,7 +98,7 @@ __global__ __launch_bounds__(kEmbedThreads) void embed_kernel(const EmbedParams 
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int k = i * 16 + h * 8;
-        if (k < hidden) *reinterpret_cast<uint4*>(out + k) = v[h];
+        if (k < hidden) store_eight<kF32>(out, k, v[h], factor);
       }
     }
   } else {
@@ -87,19 +106,25 @@ __global__ __launch_bounds__(kEmbedThreads) void embed_kernel(const EmbedParams 
     for (int k = static_cast<int>(threadIdx.x) * 8; k < hidden; k += static_cast<int>(blockDim.x) * 8) {
       const uint4 v = *reinterpret_cast<const uint4*>(in + k);
       uint32_t words[4] = {v.x, v.y, v.z, v.w};
+      if constexpr (!kF32) {
 #pragma unroll
-      for (uint32_t& word : words)
-        word = scaled_pair(static_cast<uint16_t>(word), static_cast<uint16_t>(word >> 16), scale);
-      *reinterpret_cast<uint4*>(out + k) = make_uint4(words[0], words[1], words[2], words[3]);
+        for (uint32_t& word : words)
+          word = scaled_pair(static_cast<uint16_t>(word), static_cast<uint16_t>(word >> 16), scale);
+      }
+      store_eight<kF32>(out, k, make_uint4(words[0], words[1], words[2], words[3]), factor);
     }
   }
 }
 
 }  // namespace
 
-const void* embed_function(bool nested) {
-  return nested ? reinterpret_cast<const void*>(&embed_kernel<true>)
-                : reinterpret_cast<const void*>(&embed_kernel<false>);
+const void* embed_function(bool nested, bool out_is_f32) {
+  if (out_is_f32) {
+    return nested ? reinterpret_cast<const void*>(&embed_kernel<true, true>)
+                  : reinterpret_cast<const void*>(&embed_kernel<false, true>);
+  }
+  return nested ? reinterpret_cast<const void*>(&embed_kernel<true, false>)
+                : reinterpret_cast<const void*>(&embed_kernel<false, false>);
 }
 
 }  // namespace nfp::cuda

@@ -34,7 +34,7 @@ Status run_embed(const EmbedCall& c, CUstream_st* stream) {
   shape.block = static_cast<int>(std::min<int64_t>(kEmbedThreads, (units + 31) / 32 * 32));
   shape.dependent = c.dependent_launch;
   void* arguments[] = {&p};
-  return launch("embed", embed_function(nested), shape, arguments, stream);
+  return launch("embed", embed_function(nested, c.out_is_f32), shape, arguments, stream);
 }
 
 Status run_rope(const RopeCall& c, CUstream_st* stream) {
@@ -75,13 +75,26 @@ Status run_gather(const GatherCall& c, CUstream_st* stream) {
   if (c.hidden <= 0 || c.hidden % 8 != 0) return bad("gather", "hidden", "must be a positive multiple of 8");
   if (c.x == nullptr || c.out == nullptr || !aligned(c.x) || !aligned(c.out) || c.rows == nullptr)
     return bad("gather", "x, rows and out", "must be there, 16-byte aligned");
-  CopyParams p{c.x, c.rows, c.out, c.hidden / 8};
+  CopyParams p{c.x, c.rows, c.out, c.hidden / (c.is_f32 ? 4 : 8)};
   LaunchShape shape;
   shape.grid = static_cast<int>(c.count);
   shape.block = static_cast<int>(std::min<int64_t>(kCopyThreads, (p.vectors + 31) / 32 * 32));
   shape.dependent = c.dependent_launch;
   void* arguments[] = {&p};
   return launch("gather", gather_function(), shape, arguments, stream);
+}
+
+Status run_soft_cap(const SoftCapCall& c, CUstream_st* stream) {
+  if (c.count <= 0) return bad("soft_cap", "count", "must be positive");
+  if (!(c.cap > 0)) return bad("soft_cap", "cap", "must be positive");
+  if (c.x == nullptr) return bad("soft_cap", "x", "is null");
+  SoftCapParams p{c.x, c.count, c.cap};
+  LaunchShape shape;
+  shape.grid = static_cast<int>(std::min<int64_t>((c.count + kCopyThreads - 1) / kCopyThreads, 132 * 16));
+  shape.block = kCopyThreads;
+  shape.dependent = c.dependent_launch;
+  void* arguments[] = {&p};
+  return launch("soft_cap", soft_cap_function(), shape, arguments, stream);
 }
 
 Status run_add(const AddCall& c, CUstream_st* stream) {

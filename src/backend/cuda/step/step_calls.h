@@ -32,6 +32,7 @@ struct EmbedCall {
   int64_t rows = 0;
   float scale = 1.0f;
   void* out = nullptr;           // [rows, hidden]: the table's numbers (both bytes, so exact) times scale
+  bool out_is_f32 = false;       // else FP16
   bool dependent_launch = true;  // programmatic: the kernel may start while the one before it still runs
 };
 
@@ -66,6 +67,15 @@ struct GatherCall {
   int64_t count = 0;
   int64_t hidden = 0;   // a multiple of 8
   void* out = nullptr;  // [count, hidden]
+  bool is_f32 = false;  // x and out, else FP16
+  bool dependent_launch = true;
+};
+
+// x = cap * tanh(x / cap), in place.
+struct SoftCapCall {
+  float* x = nullptr;
+  int64_t count = 0;
+  float cap = 0.0f;
   bool dependent_launch = true;
 };
 

@@ -102,14 +102,21 @@ TEST_F(StepGpu, EmbedsExactly) {
       call.out = out.get();
       finish(run_embed(call, nullptr));
       const auto got = out.host();
+      const DeviceVector<float> out_f32(got.size());
+      call.out = out_f32.get();
+      call.out_is_f32 = true;
+      finish(run_embed(call, nullptr));
+      const auto got_f32 = out_f32.host();
       for (int64_t r = 0; r < c.rows; ++r) {
         const auto at = static_cast<size_t>(r);
         const auto token =
             static_cast<size_t>(source[at] < 0 ? ids[at] : previous[static_cast<size_t>(source[at])].token);
         for (size_t i = 0; i < static_cast<size_t>(c.hidden); ++i) {
           const float w = fp16_to_fp32(table[token * static_cast<size_t>(c.hidden) + i]);
-          const uint16_t want = fp32_to_fp16(w * (c.scale * (c.row_scale ? row_scale[token] : 1.0f)));
-          ASSERT_EQ(got[at * static_cast<size_t>(c.hidden) + i], want) << "kind " << kind << " row " << r << " " << i;
+          const float want = w * (c.scale * (c.row_scale ? row_scale[token] : 1.0f));
+          const size_t place = at * static_cast<size_t>(c.hidden) + i;
+          ASSERT_EQ(got[place], fp32_to_fp16(want)) << "kind " << kind << " row " << r << " " << i;
+          ASSERT_EQ(got_f32[place], want) << "kind " << kind << " row " << r << " " << i;
         }
       }
     }
@@ -307,7 +314,7 @@ TEST_F(StepGpu, GathersAndAdds) {
     for (int i = 0; i < count; ++i) rows.push_back(integer(0, 299));
     const DeviceVector<uint16_t> d_x(x), out(h * n), d_residual(residual);
     const DeviceVector<int32_t> d_rows(rows);
-    finish(run_gather({d_x.get(), d_rows.get(), count, hidden, out.get(), true}, nullptr));
+    finish(run_gather({d_x.get(), d_rows.get(), count, hidden, out.get()}, nullptr));
     const auto got = out.host();
     for (size_t i = 0; i < n; ++i) {
       ASSERT_EQ(std::memcmp(&got[i * h], &x[static_cast<size_t>(rows[i]) * h], h * 2), 0) << "row " << i;
@@ -320,11 +327,44 @@ TEST_F(StepGpu, GathersAndAdds) {
   }
 }
 
+TEST_F(StepGpu, GathersFp32) {
+  const size_t hidden = 2056, count = 7;
+  std::vector<float> x(hidden * 30);
+  for (float& v : x) v = static_cast<float>(integer(-1000000, 1000000));
+  std::vector<int32_t> rows;
+  for (size_t i = 0; i < count; ++i) rows.push_back(integer(0, 29));
+  const DeviceVector<float> d_x(x), out(hidden * count);
+  const DeviceVector<int32_t> d_rows(rows);
+  GatherCall call{d_x.get(), d_rows.get(), static_cast<int64_t>(count), static_cast<int64_t>(hidden), out.get()};
+  call.is_f32 = true;
+  finish(run_gather(call, nullptr));
+  const auto got = out.host();
+  for (size_t i = 0; i < count; ++i) {
+    ASSERT_EQ(std::memcmp(&got[i * hidden], &x[static_cast<size_t>(rows[i]) * hidden], hidden * sizeof(float)), 0) << i;
+  }
+}
+
+TEST_F(StepGpu, SoftCaps) {
+  for (const size_t count : {size_t{1}, size_t{1000003}}) {
+    std::vector<float> x(count);
+    std::normal_distribution<float> normal(0.0f, 40.0f);
+    for (float& v : x) v = normal(random_);
+    const DeviceVector<float> d_x(x);
+    finish(run_soft_cap({d_x.get(), static_cast<int64_t>(count), 30.0f}, nullptr));
+    const auto got = d_x.host();
+    for (size_t i = 0; i < count; ++i) {
+      const double want = 30.0 * std::tanh(double{x[i]} / 30.0);
+      ASSERT_NEAR(got[i], want, std::abs(want) * 0x1p-20) << x[i];  // tanhf is good to two units of the last place
+    }
+  }
+}
+
 TEST_F(StepGpu, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(run_embed({}, nullptr).ok());
   EXPECT_FALSE(run_rope({}, nullptr).ok());
   EXPECT_FALSE(run_gather({}, nullptr).ok());
   EXPECT_FALSE(run_add({}, nullptr).ok());
+  EXPECT_FALSE(run_soft_cap({}, nullptr).ok());
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ struct EmbedParams {
   void* out;
 };
 inline constexpr int kEmbedThreads = 256;
-const void* embed_function(bool nested);
+const void* embed_function(bool nested, bool out_is_f32);
 
 struct RopeParams {
   RopeCall call;  // rotary_dim is not 0
@@ -29,10 +29,17 @@ struct CopyParams {
   const void* x;
   const int32_t* rows;
   void* out;
-  int64_t vectors;  // groups of eight numbers: of a row (gather), of all (add)
+  int64_t vectors;  // groups of 16 bytes: of a row (gather), of all (add)
 };
 inline constexpr int kCopyThreads = 256;
 const void* gather_function();
 const void* add_function();
+
+struct SoftCapParams {
+  float* x;
+  int64_t count;
+  float cap;
+};
+const void* soft_cap_function();
 
 }  // namespace nfp::cuda

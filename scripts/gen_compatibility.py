@@ -93,7 +93,7 @@ REFUSED = {
         "prompt_embeds": "not implemented", "mm_processor_kwargs": "text only"},
     "ResponsesRequest": {
         "background": "answers do not run in the background", "conversation": "use `previous_response_id`",
-        "prompt": "not implemented", "max_tool_calls": "no tool runs here"},
+        "prompt": "not implemented"},
     "MessagesRequest": {
         "container": "no tool runs here", "mcp_servers": "no tool runs here", "context_management": "not implemented"},
     "EmbeddingRequest": {},

@@ -109,6 +109,7 @@ Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision)
     }
     if (!item.samples) continue;
     int32_t token = answer(sequence, sequence.output_size());
+    if (options_.fp8_says > 0 && !is_exact(precision) && sequence.output_size() == 9) token = options_.fp8_says;
     if (sequence.request.constraint) token = first_allowed(*sequence.request.constraint, token);
     output.sampled.push_back(scored(token, sampling.logprobs ? sampling.top_logprobs : 0, precision));
   }

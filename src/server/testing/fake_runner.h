@@ -22,6 +22,7 @@ class FakeRunner final : public StepRunner {
     // Steps end on this grid, so that each sequence gets a token every period; 0 = as fast as possible.
     std::chrono::microseconds period{0};
     std::chrono::microseconds per_token{0};  // additional time for each token of a step
+    int32_t fp8_says = 0;                    // tenth token of answers in FP8 steps; 0 = the same as in FP16
   };
   explicit FakeRunner(Options options) : options_(options) {}
 

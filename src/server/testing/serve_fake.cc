@@ -41,6 +41,7 @@ struct Flags {
   bool log_requests = false;
   bool strict = false;
   std::string pooling = "last";
+  std::string fp8_says;
   std::string reasoning_parser = "auto";
   std::string chat_template;
   uint64_t response_store = 64u << 20;
@@ -73,8 +74,9 @@ Status run(const Flags& flags) {
   options.log_requests = flags.log_requests;
   if (flags.log_requests) log::set_level(log::Level::kInfo);
   options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
-  server::FakeRunner runner(
-      {flags.max_context, std::chrono::microseconds(flags.step_us), std::chrono::microseconds(flags.token_us)});
+  server::FakeRunner runner({flags.max_context, std::chrono::microseconds(flags.step_us),
+                             std::chrono::microseconds(flags.token_us),
+                             flags.fp8_says.empty() ? 0 : flags.fp8_says.front()});
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(options));
 
   NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());
@@ -138,6 +140,7 @@ int main(int argc, char** argv) {
   app.add_option("--chat-template", flags.chat_template);
   app.add_flag("--strict-requests", flags.strict);
   app.add_option("--pooling", flags.pooling);
+  app.add_option("--fp8-says", flags.fp8_says, "one character: the tenth of answers in FP8 steps");
   app.add_option("--generation-config", flags.generation_config);
   app.add_flag("--log-requests", flags.log_requests);
   CLI11_PARSE(app, argc, argv);

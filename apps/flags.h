@@ -46,7 +46,6 @@ struct ModelFlags {
   int64_t calibrate_tokens = 0;
   uint64_t calibrate_seed = 0;
   double fp8_share = 1.0;
-
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false) const;

@@ -1,5 +1,6 @@
 #include "serve_flags.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -43,7 +44,7 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
 
 }  // namespace
 
-void ServeFlags::add_to(CLI::App& app) {
+void ServeFlags::add_listening(CLI::App& app) {
   http::ServerOptions& http = service.http;
   app.add_option("MODEL", model,
                  "Hugging Face directory, nested checkpoint, .gguf file, or org/name in the local Hugging Face cache")
@@ -59,6 +60,9 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--allowed-hosts", service.api.allowed_hosts,
                  "names in the Host header; '*' = all. Default: loopback names where only these reach the server and "
                  "there are no keys");
+}
+
+void ServeFlags::add_engine(CLI::App& app) {
   app.add_option("--max-model-len", engine.max_context, "tokens of prompt and answer; 0 = the model's, at most 4096")
       ->check(CLI::Range(0, 1 << 30));
   app.add_option("--max-num-seqs", engine.limits.max_sequences, "requests computed at once")
@@ -80,6 +84,9 @@ void ServeFlags::add_to(CLI::App& app) {
       ->capture_default_str();
   add_kv_dtype_flag(app, kv_dtype);
   app.add_flag("--no-enable-prefix-caching", no_prefix_caching, "compute equal prefixes anew");
+}
+
+void ServeFlags::add_precision(CLI::App& app) {
   app.add_option("--precision", precision, "auto: as the policy decides; else always this")
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
       ->capture_default_str();
@@ -98,17 +105,37 @@ void ServeFlags::add_to(CLI::App& app) {
                      "wanted mean time between tokens; unless given, at least 3 times that of a request alone")
           ->check(CLI::Range(0.1, 86'400'000.0))
           ->capture_default_str();
+  app.add_option(
+         "--slo-missed", slo_missed,
+         "requests whose first token cannot be in time: last (behind all others), shed (429 with Retry-After) or "
+         "as-they-come")
+      ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
+      ->capture_default_str();
   app.add_option("--step-times", step_times,
                  "table of `bench MODEL steps` that slo predicts from; default: measured at the first start and kept");
+  app.add_option(
+         "--fp8-levels", fp8_levels,
+         "shares of the weights that slo may compute in FP8, those that it harms least first; 0 = FP16, which is "
+         "always one of them")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
+  app.add_option("--pooling", pooling, "of embeddings that do not say: last (the last token's hidden state) or mean")
+      ->check(CLI::IsMember({"last", "mean"}))
+      ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
+  add_share_flag(app, calibration);
+  add_calibration_flags(app, calibration);
+}
+
+void ServeFlags::add_serving(CLI::App& app) {
+  http::ServerOptions& http = service.http;
   add_generation_config_flag(app, generation_config);
   app.add_flag("--strict-requests", service.limits.strict,
                "refuse requests with unknown fields instead of ignoring these");
-  add_share_flag(app, calibration);
-  add_calibration_flags(app, calibration);
   app.add_option("--tool-call-parser", service.tool_call_parser,
                  "how the model writes calls: auto, hermes, llama3_json, mistral, qwen3_coder, pythonic, "
                  "phi4_mini_json, gemma, "
@@ -152,6 +179,9 @@ void ServeFlags::add_to(CLI::App& app) {
   app.add_option("--drain-timeout", drain_timeout_s, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
+  app.add_flag("--demo-load", service.demo_load,
+               "a slider on the page for requests that the server makes for itself, to show what load does; also POST "
+               "/nestedfp/demo-load?rate=R");
   app.add_flag("--no-page", no_page, "no page at /");
   app.add_flag("--disable-log-requests", quiet, "no line for each request");
   app.add_flag("--log-prompts", service.log_prompts, "write prompts into the log");
@@ -173,6 +203,7 @@ Status ServeFlags::resolve() {
     return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);
   }
   service.default_precision = *request_precision;
+  service.default_pooling = pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
     return checked.error();
   }
@@ -190,12 +221,25 @@ Status ServeFlags::resolve() {
   engine.memory_share = device.gpu_memory_utilization;
   engine.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
   engine.prefix_caching = !no_prefix_caching;
+  std::erase(fp8_levels, 0.0);
+  std::sort(fp8_levels.begin(), fp8_levels.end());
+  fp8_levels.erase(std::unique(fp8_levels.begin(), fp8_levels.end()), fp8_levels.end());
+  if (fp8_levels.size() > 8) return error(ErrorCode::kUsage, "--fp8-levels: at most 8 besides 0");
+  if (policy.empty() || parse_slo_levels(policy) == SloOptions::Levels::kAll) {
+    if (plans() && !fp8_levels.empty()) engine.fp8_levels = fp8_levels;
+  } else if (plans()) {
+    fp8_levels = {1};
+  }
   engine.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
 }
 
 bool ServeFlags::plans() const {
   return precision == "auto" && (policy.empty() || parse_slo_levels(policy).has_value());
+}
+
+bool ServeFlags::plans_shares() const {
+  return plans() && std::any_of(fp8_levels.begin(), fp8_levels.end(), [](double share) { return share < 1; });
 }
 
 Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
@@ -216,25 +260,11 @@ Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepTable& table) const {
-  // Shares between none and all of the weights need an order of sensitivity, which the model may not have.
-  StepTable whole = table;
-  std::vector<size_t> place;
-  whole.levels.clear();
-  whole.steps.clear();
-  for (const StepLevel& level : table.levels) {
-    const bool usable = is_exact(level.precision) || level.fp8_share == 1;
-    place.push_back(usable ? whole.levels.size() : SIZE_MAX);
-    if (usable) whole.levels.push_back(level);
-  }
-  for (const StepTime& step : table.steps) {
-    if (place[step.level] == SIZE_MAX) continue;
-    whole.steps.push_back(step);
-    whole.steps.back().level = place[step.level];
-  }
-  NFP_ASSIGN_OR_RETURN(StepModel predictor, StepModel::fit(whole));
+  NFP_ASSIGN_OR_RETURN(const StepModel measured, StepModel::fit(table));
   SloOptions options;
   if (!policy.empty()) options.levels = *parse_slo_levels(policy);
-  return nfp::make_slo_policy(std::move(predictor), options);
+  options.missed = *parse_slo_missed(slo_missed);
+  return nfp::make_slo_policy(measured.at_shares(fp8_levels), options);
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_policy() const {

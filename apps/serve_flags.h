@@ -27,12 +27,15 @@ struct ServeFlags {
   std::string precision = "auto";
   std::string policy;  // empty = slo, with the default targets
   std::string step_times;
+  std::string slo_missed = "last";
+  std::vector<double> fp8_levels = {0, 0.5, 0.88, 1};
   double slo_ttft_ms = 500;
   double slo_itl_ms = 50;
   // Whether these were given by the user, whose word is not raised to what the machine can do.
   const CLI::Option* slo_ttft_given = nullptr;
   const CLI::Option* slo_itl_given = nullptr;
   std::string default_request_precision = "auto";
+  std::string pooling = "last";
   std::string kv_dtype = "f16";
   std::string generation_config = "auto";
   bool no_prefix_caching = false;
@@ -43,17 +46,30 @@ struct ServeFlags {
   double grammar_compile_s = 10;
   double grammar_token_ms = 10;
 
-  void add_to(CLI::App& app);
+  void add_to(CLI::App& app) {
+    add_listening(app);
+    add_engine(app);
+    add_precision(app);
+    add_serving(app);
+  }
   // Carries what was parsed over into `service` and `engine`, and checks what CLI11 cannot check: API keys from the
   // file and from NESTEDFP_API_KEY, paths, names. Once, before anything listens. Errors name the flag.
   Status resolve();
   // Whether the policy plans by predicted step times, and so is made when the model is loaded.
   bool plans() const;
+  // Whether it may choose FP8 for some of the weights and not for others, which needs an order of these.
+  bool plans_shares() const;
   // The policy of --precision and --precision-policy, where it does not.
   Result<std::unique_ptr<PrecisionPolicy>> make_policy() const;
   // The step times of --step-times, or those of the cache folder, measured where there are none.
   Result<StepTable> load_step_times(LoadedModel& loaded) const;
   Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(const StepTable& table) const;
+
+ private:
+  void add_listening(CLI::App& app);  // what is served, where, to whom
+  void add_engine(CLI::App& app);     // limits, device, KV cache
+  void add_precision(CLI::App& app);  // and the policy that chooses it
+  void add_serving(CLI::App& app);    // requests and answers, what they may take, logs
 };
 
 }  // namespace nfp

@@ -19,5 +19,9 @@ void add_replay(CLI::App& app, Status& status);
 void add_serve(CLI::App& app, Status& status);
 void add_evaluate(CLI::App& app, Status& status);
 void add_tune(CLI::App& app, Status& status);
+void add_pull(CLI::App& app, Status& status);
+void add_models(CLI::App& app, Status& status);
+void add_doctor(CLI::App& app, Status& status);
+void add_completion(CLI::App& app, Status& status);
 
 }  // namespace nfp

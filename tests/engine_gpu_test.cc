@@ -26,23 +26,14 @@ class GpuTest : public ::testing::Test {
   }
 };
 
-// Tiny models that the GPU computes: heads of a multiple of 16 features, no experts. With experts it says so.
+// Tiny models that the GPU computes: heads of a multiple of 16 features.
 std::vector<std::string> models() {
   std::vector<std::string> names;
   for (const char* name : kTinyModels) {
     if (tiny_model_folder(name).empty()) continue;
     auto model = TinyModel::load(name, "scalar", 1);
     if (!model.ok()) continue;
-    const ModelConfig& config = (*model)->config();
-    if (config.experts.count > 0) {
-      const auto refused = TinyModel::load(name, "cuda", 1);
-      EXPECT_FALSE(refused.ok()) << name;
-      if (!refused.ok()) {
-        EXPECT_NE(refused.error().message.find("num_experts"), std::string::npos) << refused.error().message;
-      }
-      continue;
-    }
-    if (config.head_dim % 16 == 0) names.emplace_back(name);
+    if ((*model)->config().head_dim % 16 == 0) names.emplace_back(name);
   }
   return names;
 }
@@ -106,7 +97,8 @@ std::string gemma_beyond_fp16() {
   std::string header(length, '\0');
   file.read(header.data(), static_cast<std::streamsize>(length));
   int changed = 0;
-  for (const auto& [name, tensor] : nlohmann::json::parse(header).items()) {
+  const auto tensors = nlohmann::json::parse(header);
+  for (const auto& [name, tensor] : tensors.items()) {
     if (name.find("post_attention_layernorm") == std::string::npos &&
         name.find("post_feedforward_layernorm") == std::string::npos)
       continue;
@@ -146,7 +138,9 @@ TEST_F(GpuTest, LogitsOfTheTinyModelsAreTheCpus) {
       if (rounded) {
         EXPECT_LT(relative_error(*got, *exact), 1.25 * bound) << name;
       }
-      EXPECT_LT(error, bound) << name << " " << name_of(precision);
+      // (Experts keep 16-bit activations on a GPU: nearer to the exact logits, and so as far from the CPU's.)
+      const bool experts = (*cpu)->config().experts.count > 0;
+      EXPECT_LT(error, rounded && experts ? 1.5 * bound : bound) << name << " " << name_of(precision);
       printf("%s %s: relative error %.2e (bound %.2e)\n", name.c_str(), std::string(name_of(precision)).c_str(), error,
              bound);
     }

@@ -2,6 +2,7 @@
 and over, from a process of his own, and every gap between two of his tokens is taken down.
 
     hostile.py NESTEDFP MODEL OUT.json [--case NAME ...] [--flag=--threads=2 ...]
+    hostile.py NESTEDFP_SERVE_FAKE fake OUT.json     the same against the model that costs nothing, for sanitizers
 
 Starts the server on 127.0.0.1, talks to nothing else, and each case is bounded in count and time. After each case, with the
 bystander asleep: /health is 200, nothing runs, no KV block is in use, memory is back within 20 MB. At the end SIGTERM under
@@ -95,6 +96,12 @@ class Target:
     def metric(self, name):
         values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", self.get("/metrics"), re.M)
         return sum(map(float, values))
+
+    def between_steps(self):
+        """How often the engine's thread took so long, at most, from the end of a step to waiting for the next: {seconds: n}."""
+        found = re.findall(r'^nestedfp:between_steps_seconds_bucket\{.*le="([^"]*)"\} (\d+)$', self.get("/metrics"), re.M)
+        counts = [int(n) for _, n in found]
+        return {float(le): n - before for (le, _), n, before in zip(found, counts, [0] + counts)}
 
     def resident_mb(self):
         """Without the KV cache: its pages become resident as blocks are first used, up to what --kv-cache-memory set apart."""
@@ -399,12 +406,15 @@ async def main():
     command = [args.program, "serve", args.model, "--port", "0", "--served-model-name", "m", "--max-model-len", "2048",
                "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--kv-cache-memory", f"{KV_MB}MiB",
                "--disable-log-requests", "--drain-timeout", "2"]
+    if args.model == "fake":
+        command = [args.program, "--step-us", "5000", "--max-num-seqs", "16", "--max-model-len", "2048", "--kv-blocks", "7600",
+                   "--drain-timeout-ms", "2000"]
     log = open(args.out + ".log", "w+", encoding="utf-8")  # pylint: disable=consider-using-with
     server = subprocess.Popen(command + args.flag, stderr=log, stdout=log)  # pylint: disable=consider-using-with
     port = None
     for _ in range(1200):
         with open(log.name, encoding="utf-8", errors="replace") as f:
-            if found := re.search(r"^ready.*:(\d+) ", f.read(), re.M):
+            if found := re.search(r"^(?:ready.*|http.*):(\d+)\s", f.read(), re.M):
                 port = int(found.group(1))
                 break
         assert server.poll() is None, "the server ended"
@@ -429,6 +439,7 @@ async def main():
         await asyncio.sleep(5)
         windows["quiet"] = (begin, time.monotonic())
         for name in args.case or CASES:
+            before = t.between_steps()
             begin = time.monotonic()
             try:
                 results[name] = {"outcome": await asyncio.wait_for(CASES[name](t), CASE_S + 10)}
@@ -436,6 +447,11 @@ async def main():
                 results[name] = {"outcome": {"timed_out": True}}
             windows[name] = (begin, time.monotonic())
             results[name]["seconds"] = round(windows[name][1] - begin, 2)
+            between = {le: n - before[le] for le, n in t.between_steps().items() if n > before[le]}
+            longest = 1000 * max(between, default=0)
+            results[name].update({"steps": sum(between.values()),
+                                  "between_steps_ms_at_most": longest if longest < 1e6 else "more than 1000",
+                                  "between_steps_over_20_ms": sum(n for le, n in between.items() if le > 0.02)})
             results[name].update(await settle(t, asleep, awake, base["resident_mb"]))
             results[name]["memory_mb"] = round(results[name]["resident_mb"] - base["resident_mb"], 1)
             print(name, results[name], flush=True)
@@ -474,6 +490,8 @@ async def main():
               "cpus": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[1], 1),
               "bystander": {"longest_gap_ms": results[worst]["longest_gap_ms"], "in_case": worst, "answers": sum(texts.values()),
                             "different_texts": len(texts), "errors": errors[:5]},
+              "steps": sum(results[n]["steps"] for n in ours if n != "quiet"),
+              "between_steps_over_20_ms": sum(results[n]["between_steps_over_20_ms"] for n in ours if n != "quiet"),
               "resident_mb_before": base["resident_mb"], "cases": results, "passed": good}
     record.save(result, args.out)
     sys.exit(0 if good else 1)

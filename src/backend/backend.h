@@ -167,6 +167,7 @@ struct RmsNormArgs {
 struct LinearArgs {
   const LinearWeight* weight = nullptr;  // [n, k]
   const void* x = nullptr;               // [rows, k]
+  bool x_is_plain = false;               // of activation_dtype(), although the weight consumes another form
   int32_t rows = 0;
   Precision precision = Precision::kFp16;  // a dense weight computes in FP16 whatever this says
   Epilogue epilogue = Epilogue::kStore;
@@ -354,7 +355,6 @@ struct StepReserve {
   int32_t head_dim = 0;
   int32_t experts = 0;            // of a layer; 0 = none
   int32_t top_experts = 0;        // of a token
-  bool norm_spans_heads = false;  // as in RopeArgs
 };
 
 struct DeviceMemory {

@@ -164,6 +164,33 @@ Result<std::vector<Sensitivity>> measure_sensitivity(Model& model, const TokenSe
   return order;
 }
 
+std::vector<Sensitivity> default_fp8_order(Model& model) {
+  const auto place = [](const Linear* linear) {
+    switch (linear->type) {
+      case GemmType::kGateUp:
+        return 0;
+      case GemmType::kDown:
+        return 1;
+      case GemmType::kOutput:
+        return 2;
+      case GemmType::kQkv:
+      case GemmType::kHead:
+        break;
+    }
+    return 3;
+  };
+  std::vector<Linear*> linears = model.linears();
+  std::erase_if(linears, [](const Linear* linear) { return is_head(*linear); });
+  std::stable_sort(linears.begin(), linears.end(), [&](const Linear* a, const Linear* b) {
+    return place(a) != place(b) ? place(a) < place(b) : a->layer < b->layer;
+  });
+  std::vector<Sensitivity> order;
+  for (const Linear* linear : linears) {
+    order.push_back({.matrices = linear->names, .weights = linear->weight->n() * linear->weight->k()});
+  }
+  return order;
+}
+
 Status set_fp8_order(Model& model, std::span<const Sensitivity> order) {
   std::vector<Linear*> linears = model.linears();
   std::erase_if(linears, [](const Linear* linear) { return is_head(*linear); });

@@ -49,10 +49,12 @@ struct Engine::Entry {
   int32_t prompt_counted = 0;   // prompt tokens already in usage.prompt
   int32_t prompt_reported = 0;  // prompt logprobs already collected
   std::vector<OutputToken> prompt_logprobs;
+  PooledStates pooled;
   std::optional<StreamingDetokenizer> detokenizer;
   std::optional<StopFilter> stop_filter;
   int32_t max_tokens = 0;
   int32_t preemptions = 0;
+  bool shed = false;
   double ttft_target_s = 0, itl_target_s = 0;
   double longest_gap_s = 0;
   EngineClock::time_point arrival;
@@ -76,7 +78,8 @@ Engine::~Engine() = default;
 RequestBounds Engine::bounds() const {
   const int64_t cache = int64_t{config_.kv_blocks} * config_.block_size;
   return {.vocab = runner_->vocab(),
-          .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache))};
+          .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache)),
+          .hidden = runner_->hidden()};
 }
 
 bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flight_.empty(); }
@@ -85,8 +88,12 @@ void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std
 
 Status Engine::submit(Request request) {
   if (device_failure_) return *device_failure_;
-  if (const auto bad = validate(request.prompt, request.sampling, bounds())) {
+  if (idle()) busy_since_ = now();
+  if (const auto bad = validate(request.prompt, request.sampling, bounds(), request.pooling)) {
     return Error{ErrorCode::kInvalidInput, bad->message};
+  }
+  if (request.pooling != Pooling::kNone && request.constraint) {
+    return error(ErrorCode::kInvalidInput, "a pooled request has no text for a grammar");
   }
   if (!tokenizer_ && !request.sampling.stop.empty()) {
     return error(ErrorCode::kUnsupported, "stop strings need a tokenizer, and this model was loaded without one");
@@ -109,7 +116,7 @@ Status Engine::submit(Request request) {
   sequence->request = std::move(request);
   merge_bias(sequence->request.sampling.logit_bias);
   const int32_t room = bounds().max_context - sequence->prompt_size();
-  const int32_t max_tokens = sequence->request.sampling.max_tokens.value_or(room);
+  const int32_t max_tokens = sequence->pooled() ? 0 : sequence->request.sampling.max_tokens.value_or(room);
   sequence->limit = sequence->prompt_size() + max_tokens;
 
   auto entry = std::make_unique<Entry>();
@@ -146,7 +153,7 @@ bool Engine::cancel(const std::string& id) {
 double Engine::share_level(double share) const {
   const auto& levels = config_.fp8_levels;
   const auto level = std::lower_bound(levels.begin(), levels.end(), share);
-  return level != levels.end() ? *level : 1.0;
+  return level != levels.end() ? *level : levels.empty() ? 1.0 : levels.back();
 }
 
 void Engine::leave_out_unready(StepPlan& plan) {
@@ -160,10 +167,13 @@ void Engine::leave_out_unready(StepPlan& plan) {
     return true;
   });
   // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
-  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) awaited->ready(std::chrono::milliseconds(2));
+  if (plan.items.empty() && in_flight_.empty() && awaited != nullptr) {
+    busy_since_ = now();  // so far nobody was held up
+    awaited->ready(std::chrono::milliseconds(2));
+  }
 }
 
-Precision Engine::choose_precision(StepPlan& plan) {
+Precision Engine::choose_precision(StepPlan& plan, LevelChange& change) {
   StepLoad load;
   load.step_tokens = plan.tokens;
   load.prefill_tokens = plan.prefill_tokens;
@@ -181,10 +191,14 @@ Precision Engine::choose_precision(StepPlan& plan) {
   };
   if (is_exact(wanted)) {
     const bool all_fast = std::all_of(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kFast));
-    return all_fast && !policy_->fixed() ? config_.fp8 : wanted;
+    if (!all_fast || policy_->fixed()) return wanted;
+    change = LevelChange::kRequests;
+    plan.fp8_share = share_level(1.0);
+    return config_.fp8;
   }
   const auto exact = std::count_if(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kExact));
   if (exact == 0) return wanted;
+  change = LevelChange::kRequests;
   if (exact == static_cast<std::ptrdiff_t>(plan.items.size())) return Precision::kFp16;
   // Both kinds are there: each gets every other step. Those left out keep their blocks and are planned again.
   const bool exact_now = std::exchange(exact_turn_, !exact_turn_);
@@ -248,7 +262,7 @@ void Engine::set_targets(Entry& entry) const {
   if (!request.slo_itl_s) entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * alone(1));
 }
 
-StepPlan Engine::plan_step(StepRecord& record) {
+StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outputs) {
   StepState state;
   // When what is in flight will be done.
   auto start = now();
@@ -266,6 +280,7 @@ StepPlan Engine::plan_step(StepRecord& record) {
     at.ttft_s = entry.ttft_target_s;
     at.itl_s = entry.itl_target_s;
     at.due_s = at.arrival_s + at.ttft_s;
+    if (at.emitted == 0) record.oldest_wait_s = std::max(record.oldest_wait_s, state.now_s - at.arrival_s);
     if (at.emitted > 0 && config_.targets.whole_answer) {
       at.due_s += at.emitted * at.itl_s;
     } else if (at.emitted > 0) {
@@ -279,19 +294,35 @@ StepPlan Engine::plan_step(StepRecord& record) {
   state.free_tokens = int64_t{blocks_.available()} * blocks_.block_size();
   const StepDecision decision = policy_->decide(state);
   record.lost = static_cast<int32_t>(decision.lost.size());
-  return scheduler_.schedule(decision);
+  record.change = decision.change;
+  std::vector<std::string> shed;
+  for (const size_t i : decision.shed) shed.push_back(scheduler_.sequences()[i]->request.id);
+  const size_t all = states.size();
+  StepPlan plan = scheduler_.schedule(decision);
+  for (const std::string& id : shed) {
+    Entry& entry = *entries_.at(id);
+    entry.shed = true;
+    end_with(id,
+             error(ErrorCode::kResource,
+                   "the first token cannot come within {:.0f} ms, as {} requests are being answered; try again later",
+                   1e3 * entry.ttft_target_s, all - shed.size()),
+             outputs);
+    outputs.back().retry_after_s = decision.busy_s;
+  }
+  return plan;
 }
 
 bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const auto start = now();
   Step step;
-  step.plan = policy_->plans() ? plan_step(step.record) : scheduler_.schedule();
+  step.plan = policy_->plans() ? plan_step(step.record, outputs) : scheduler_.schedule();
   StepPlan& plan = step.plan;
   const auto preempted = static_cast<int32_t>(plan.preempted.size());
   const Status started = start_sequences(plan);
   leave_out_unready(plan);
   if (plan.items.empty() && started.ok()) return false;
-  step.precision = runner_->computed(choose_precision(plan));
+  if (!policy_->plans()) step.record.change = LevelChange::kRule;
+  step.precision = runner_->computed(choose_precision(plan, step.record.change));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {
@@ -303,18 +334,21 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   StepRecord& record = step.record;
   record.start = start;
   record.precision = step.precision;
-  record.switched = last_precision_ && *last_precision_ != step.precision;
-  last_precision_ = step.precision;
   record.tokens = plan.tokens;
   record.prefill_tokens = plan.prefill_tokens;
   record.sequences = static_cast<int32_t>(plan.items.size());
   record.waiting = scheduler_.waiting();
   record.preempted = preempted;
   record.fp8_share = is_exact(step.precision) ? 0.0 : plan.fp8_share;
+  const StepLevel level = {step.precision, record.fp8_share};
+  record.switched = last_level_ && *last_level_ != level;
+  if (record.switched && record.change == LevelChange::kNone) record.change = LevelChange::kRequests;  // no longer
+  if (!record.switched) record.change = LevelChange::kNone;
+  last_level_ = level;
   for (const ScheduledSequence& item : plan.items) step.work.add(item.count, item.first);
   if (policy_->model() != nullptr) {
-    const size_t level = policy_->model()->find_level(step.precision, record.fp8_share);
-    if (level < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(level, step.work);
+    const size_t known = policy_->model()->find_level(step.precision, record.fp8_share);
+    if (known < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(known, step.work);
   }
   record.submit_s = seconds_between(start, now());
   in_flight_.push_back(std::move(step));
@@ -347,8 +381,10 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
   const auto waits = now();
+  const double between = seconds_between(busy_since_, waits);
   Result<StepOutput> result = runner_->collect(step.ticket);
   const auto arrived = now();
+  busy_since_ = arrived;
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
@@ -371,6 +407,16 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     scheduler_.computed(item, is_exact(precision));
     account(entry, item, precision);
     if (!result->prompt_logprobs.empty()) take_prompt_logprobs(entry, item, std::move(result->prompt_logprobs[i]));
+    if (item.sequence->pooled()) {
+      if (!result->hidden.empty()) entry.pooled.add(item.sequence->request.pooling, result->hidden[i]);
+      if (item.first + item.count < item.sequence->size()) continue;
+      RequestOutput& output = outputs.emplace_back();
+      output.id = item.sequence->request.id;
+      output.embedding = entry.pooled.result();
+      end(entry, FinishReason::kStop, output);
+      remove(output.id);
+      continue;
+    }
     if (!item.samples) continue;
     OutputToken token = std::move(result->sampled[sample]);
     token.precision = precision;
@@ -387,6 +433,7 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   policy_->observe(precision, record.fp8_share, work, record.seconds);
   last_collected_ = now;
   record.wait_s = seconds_between(waits, arrived);
+  record.between_s = between;
   record.output_s = seconds_between(arrived, now);
   record.kv_use = static_cast<double>(blocks_.in_use()) / std::max(1, blocks_.total());
   if (observer_ != nullptr) observer_->on_step(record);
@@ -445,6 +492,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     output.error = !failure.empty()
                        ? std::string(failure)
                        : fmt::format("token {} was sampled although the request's grammar does not allow it", id);
+    output.error_code = sequence.request.constraint->failure_code();
     end(entry, FinishReason::kError, output);
     return;
   }
@@ -489,6 +537,7 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   record.usage = entry.usage;
   record.max_tokens = entry.max_tokens;
   record.preemptions = entry.preemptions;
+  record.shed = entry.shed;
   record.e2e_s = seconds_between(entry.arrival, now);
   if (entry.scheduled) record.queue_s = seconds_between(entry.arrival, *entry.scheduled);
   if (entry.first_token) {
@@ -498,12 +547,17 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
     const double gaps = (entry.usage.completion_tokens - 1) * entry.itl_target_s;
     record.attained = config_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
                                                    : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
+  } else if (entry.sequence->pooled() && reason == FinishReason::kStop) {
+    // What it waited for came when a first token would have come.
+    record.prefill_s = seconds_between(*entry.scheduled, now);
+    record.attained = record.e2e_s <= entry.ttft_target_s;
+    record.pooled = true;
   }
   record.ttft_target_s = entry.ttft_target_s;
   record.itl_target_s = entry.itl_target_s;
   record.longest_gap_s = entry.longest_gap_s;
   record.own_targets = entry.sequence->request.slo_ttft_s || entry.sequence->request.slo_itl_s;
-  if (entry.first_token) output.usage.slo_met = record.attained;
+  if (entry.first_token || record.pooled) output.usage.slo_met = record.attained;
   if (observer_ != nullptr) observer_->on_finished(record);
 }
 

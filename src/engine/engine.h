@@ -36,22 +36,27 @@ using EngineClock = std::chrono::steady_clock;
 struct StepRecord {
   uint64_t index = 0;
   Precision precision = Precision::kFp16;
-  bool switched = false;  // precision differs from the step before
+  bool switched = false;                    // precision or share of FP8 differs from the step before
+  LevelChange change = LevelChange::kNone;  // why, where it does
   int32_t tokens = 0;
   int32_t prefill_tokens = 0;
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
-  double kv_use = 0;       // after the step
-  double fp8_share = 0;    // of the weights computed in FP8
-  double predicted_s = 0;  // by the policy, before it ran; 0 = it did not
-  int32_t lost = 0;        // requests whose deadline could not be kept when it was planned
+  double kv_use = 0;         // after the step
+  double fp8_share = 0;      // of the weights computed in FP8
+  double predicted_s = 0;    // by the policy, before it ran; 0 = it did not
+  int32_t lost = 0;          // requests whose deadline could not be kept when it was planned
+  double oldest_wait_s = 0;  // of a request without its first token, when it was planned
   EngineClock::time_point start;
   double seconds = 0;
   // Of the thread that steps the engine; what other steps in flight need of it is not in these.
   double submit_s = 0;  // choosing the step's tokens and precision, preparing and enqueueing it
   double wait_s = 0;    // waiting until it was done: next to nothing where the device was done first
   double output_s = 0;  // taking its tokens, ending requests
+  // From the moment that the step before was done, or that there was something to do, to waiting for this one: all that
+  // requests ask of that thread. Where several steps are in flight the device computes meanwhile.
+  double between_s = 0;
 };
 
 // What one request went through. Times in seconds; zero where it did not get that far.
@@ -70,7 +75,9 @@ struct RequestRecord {
   double itl_target_s = 0;   // mean time between tokens
   double longest_gap_s = 0;  // between two tokens
   bool own_targets = false;  // the request named one
-  bool attained = false;     // both targets were met, to the last token
+  bool attained = false;     // both targets were met, to the last token; of a pooled request, its end as a first token
+  bool pooled = false;       // it gave hidden states, and no token
+  bool shed = false;         // refused, as its first token could not come in time
 };
 
 // Told of what happens, on the engine's thread; must return quickly and not call the engine.
@@ -141,11 +148,12 @@ class Engine {
   EngineClock::time_point now() const { return config_.now ? config_.now() : EngineClock::now(); }
   void set_targets(Entry& entry) const;
   // Tokens and precision of the next step as a planning policy wants them.
-  StepPlan plan_step(StepRecord& record);
+  StepPlan plan_step(StepRecord& record, std::vector<RequestOutput>& outputs);
 
   // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
   void leave_out_unready(StepPlan& plan);
-  Precision choose_precision(StepPlan& plan);
+  // `change` becomes kRequests where the step's requests decide.
+  Precision choose_precision(StepPlan& plan, LevelChange& change);
   double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);
   // False where there is nothing to submit. Requests that fail end in `outputs`.
@@ -175,13 +183,14 @@ class Engine {
   std::vector<int32_t> free_slots_;   // of the runner's token history
   std::deque<Step> in_flight_;
   EngineClock::time_point last_collected_;
+  EngineClock::time_point busy_since_;  // StepRecord::between_s begins here
   uint64_t next_serial_ = 0;
   bool exact_turn_ = true;  // when the policy wants FP8 and both kinds are there: whose turn it is
   double recent_tpot_s_ = 0;
   double recent_ttft_s_ = 0;
   EngineStats totals_;
   std::optional<Error> device_failure_;
-  std::optional<Precision> last_precision_;  // of the last step submitted
+  std::optional<StepLevel> last_level_;  // of the last step submitted
 };
 
 }  // namespace nfp

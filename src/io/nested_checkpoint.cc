@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_depth.h"
+
 namespace nfp {
 namespace {
 
@@ -24,6 +26,7 @@ Result<DType> weight_dtype(const Json& value, const std::string& name) {
 }
 
 Result<Json> parse_config_object(std::string_view text, const std::string& name) {
+  if (json_too_deep(text)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
   return json;

@@ -2,6 +2,7 @@
 // numbers in, a decision out, so policies are tested in microseconds and replayed on traces.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -44,7 +45,7 @@ struct SequenceState {
 
 struct StepState {
   double now_s = 0;                          // when the step will start
-  std::span<const SequenceState> sequences;  // running ones first, each kind in order of arrival
+  std::span<const SequenceState> sequences;  // running ones first, each kind by priority, then arrival
   int32_t max_step_tokens = 0;
   int32_t max_sequences = 0;  // running at once
   int64_t free_tokens = 0;    // room in the KV cache
@@ -55,12 +56,27 @@ struct StepChunk {
   int32_t tokens = 0;   // at most `missing`
 };
 
+// Why a step is computed at another level than the one before it.
+enum class LevelChange : uint8_t {
+  kNone,
+  kFirstTokens,  // a prompt would miss its deadline, or a typical one that came now would
+  kPace,         // a decoding sequence would get its next token late
+  kRoom,         // deadlines are kept with less FP8, and room to spare
+  kRule,         // of a policy that does not plan
+  kRequests,     // what the step's requests asked for: exact, or fast
+};
+inline constexpr std::array<std::string_view, 6> kLevelChangeNames = {"none", "first_tokens", "pace",
+                                                                      "room", "rule",         "requests"};
+
 struct StepDecision {
   Precision precision = Precision::kFp16;
-  double fp8_share = 0;           // of the weights, 0 in FP16
-  std::vector<StepChunk> chunks;  // the most urgent first, no sequence twice; may be empty
-  std::vector<size_t> lost;       // sequences whose deadline cannot be kept, whatever is done
-  double predicted_s = 0;         // how long the step takes; 0 = not known
+  double fp8_share = 0;                     // of the weights, 0 in FP16
+  std::vector<StepChunk> chunks;            // the most urgent first, no sequence twice; may be empty
+  std::vector<size_t> lost;  // sequences whose deadline cannot be kept, whatever is done
+  std::vector<size_t> shed;  // of these, waiting ones that are to be refused
+  double busy_s = 0;         // until the prompts that are there are done, about
+  double predicted_s = 0;                   // how long the step takes; 0 = not known
+  LevelChange change = LevelChange::kNone;  // from the last decision
 };
 
 class PrecisionPolicy {

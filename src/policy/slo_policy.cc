@@ -37,7 +37,8 @@ class SloPolicy final : public PrecisionPolicy {
   SloPolicy(StepModel model, const SloOptions& options) : model_(std::move(model)), options_(options) {
     for (size_t level = 0; level < model_.levels().size(); ++level) {
       const bool exact = is_exact(model_.levels()[level].precision);
-      if (exact && options_.levels == SloOptions::Levels::kFp8Only) continue;
+      const bool whole = model_.levels()[level].fp8_share == 1;
+      if (!whole && options_.levels == SloOptions::Levels::kFp8Only) continue;
       if (!exact && options_.levels == SloOptions::Levels::kFp16Only) continue;
       levels_.push_back(level);
     }
@@ -83,6 +84,8 @@ class SloPolicy final : public PrecisionPolicy {
   }
   // How long a step may be, for those who come while it runs.
   double step_limit() const;
+  // The TTFT target of the prompt that a token of recent ones belongs to, in the mean: who comes next may be like it.
+  double typical_target() const;
   Pace pace_at(size_t level, const StepWork& decodes, double limit_s, const StepState& state) const;
   // When the last of `tokens` prompt tokens is done, seconds from now.
   double done_after(const Pace& pace, const StepWork& decodes, double tokens) const;
@@ -93,7 +96,11 @@ class SloPolicy final : public PrecisionPolicy {
   StepModel model_;
   SloOptions options_;
   std::vector<size_t> levels_;
-  std::deque<double> recent_targets_;  // TTFT targets of the last requests seen, seconds
+  struct Arrival {
+    double tokens = 0;
+    double target = 0;  // TTFT, seconds
+  };
+  std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
   StepDecision last_;
 };
@@ -103,8 +110,8 @@ void SloPolicy::see_arrivals(const StepState& state) {
   for (const SequenceState& sequence : state.sequences) {
     if (sequence.arrival_s <= newest_arrival_) continue;
     newest = std::max(newest, sequence.arrival_s);
-    recent_targets_.push_back(sequence.ttft_s);
-    if (recent_targets_.size() > 64) recent_targets_.pop_front();
+    recent_.push_back({static_cast<double>(sequence.missing), sequence.ttft_s});
+    if (recent_.size() > 64) recent_.pop_front();
   }
   newest_arrival_ = newest;
 }
@@ -176,19 +183,30 @@ bool SloPolicy::keeps(const std::vector<Prefill>& prefills, const Pace& pace, co
     const double spare = prefill.rank == 0 ? reserve * prefill.target : 0.0;
     if (now + done_after(pace, decodes, tokens) + spare > prefill.due) return false;
   }
-  return true;
+  // A typical prompt that came now and had to wait for all of these would be in time, too.
+  return done_after(pace, decodes, tokens) <= typical_target();
 }
 
 double SloPolicy::step_limit() const {
-  if (recent_targets_.empty()) return kNever;
-  std::vector<double> sorted(recent_targets_.begin(), recent_targets_.end());
+  if (recent_.empty()) return kNever;
+  std::vector<double> sorted;
+  for (const Arrival& arrival : recent_) sorted.push_back(arrival.target);
   const auto low = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 10);
   std::nth_element(sorted.begin(), low, sorted.end());
   return options_.step_share * *low;
 }
 
+double SloPolicy::typical_target() const {
+  double tokens = 0, weighted = 0;
+  for (const Arrival& arrival : recent_) tokens += arrival.tokens, weighted += arrival.tokens * arrival.target;
+  return tokens > 0 ? weighted / tokens : kNever;
+}
+
 StepDecision SloPolicy::decide(const StepState& state) {
   see_arrivals(state);
+  const double error = std::min(model_.recent_error().mean, options_.most_error);
+  const double catch_up = options_.catch_up * (1 - options_.catch_up_errors * error);
+  const double itl_margin = options_.itl_margin + options_.itl_margin_errors * error;
   StepDecision decision;
   StepWork decodes;
   double limit = kNever, gap = kNever;
@@ -203,10 +221,9 @@ StepDecision SloPolicy::decide(const StepState& state) {
       decision.chunks.push_back({i, 1});
       decodes.add(1, sequence.context);
       gap = std::min(gap, options_.longest_gap * sequence.itl_s);
-      // A step shorter than the target gap adds to a sequence's slack, so also one that is late catches up by it.
       // Aiming a little below the target leaves room for steps that take longer than predicted.
-      const double slack = sequence.due_s - state.now_s - options_.itl_margin * sequence.itl_s * sequence.emitted;
-      limit = std::min(limit, std::max(slack, options_.catch_up * sequence.itl_s));
+      const double slack = sequence.due_s - state.now_s - itl_margin * sequence.itl_s * sequence.emitted;
+      limit = std::min(limit, std::max(slack, catch_up * sequence.itl_s));
       continue;
     }
     prefills.push_back({i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});
@@ -231,27 +248,43 @@ StepDecision SloPolicy::decide(const StepState& state) {
   }
 
   size_t chosen = 0;
+  const double last = last_.fp8_share;
   if (!prefills.empty()) {
     rank(prefills, paces[fastest], decodes, state.now_s);
+    for (const Prefill& prefill : prefills) {
+      if (prefill.rank == 0) continue;
+      decision.lost.push_back(prefill.sequence);
+      const SequenceState& sequence = state.sequences[prefill.sequence];
+      const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
+      if (options_.missed == SloOptions::Missed::kShed && fresh) decision.shed.push_back(prefill.sequence);
+    }
+    if (options_.missed == SloOptions::Missed::kAsTheyCome) {
+      for (Prefill& prefill : prefills) prefill.due = prefill.arrival + prefill.target, prefill.rank = 0;
+    }
+    std::erase_if(prefills, [&](const Prefill& prefill) {
+      return std::find(decision.shed.begin(), decision.shed.end(), prefill.sequence) != decision.shed.end();
+    });
+    double tokens = 0;
+    for (const Prefill& prefill : prefills) tokens += prefill.tokens;
+    decision.busy_s = done_after(paces[fastest], decodes, tokens);
     std::sort(prefills.begin(), prefills.end(), [&](const Prefill& a, const Prefill& b) {
       if (a.rank != b.rank) return a.rank < b.rank;
       if (a.priority != b.priority) return a.priority < b.priority;
       if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
       return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
     });
-    for (const Prefill& prefill : prefills) {
-      if (prefill.rank > 0) decision.lost.push_back(prefill.sequence);
-    }
     // A level below the last step's stays until there is more room than was missing when it was left.
-    const double last = last_.fp8_share;
     while (chosen < paces.size()) {
       const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
-      const double reserve = back ? options_.reserve_to_return : options_.reserve;
+      const double share = model_.levels()[paces[chosen].level].fp8_share;
+      double reserve = back ? options_.reserve_to_return : options_.reserve;
+      if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
       if (keeps(prefills, paces[chosen], decodes, state.now_s, reserve)) break;
       ++chosen;
     }
     if (chosen == paces.size()) chosen = fastest;
   }
+  const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
   while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > limit &&
          paces[fastest].decode_s < paces[chosen].decode_s) {
@@ -267,6 +300,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   StepWork work = decodes;
   int32_t room = std::min(pace.chunk, state.max_step_tokens - decodes.tokens);
   int64_t free_tokens = state.free_tokens - decodes.tokens;
+  double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
   for (const Prefill& prefill : prefills) {
     if (room < 1) break;
     const SequenceState& sequence = state.sequences[prefill.sequence];
@@ -276,7 +310,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
     }
     // The pace is of prompts without anything in the cache; what attention to that adds counts here.
     int32_t count = std::min(room, prefill.tokens);
-    count = std::max(model_.largest_chunk(pace.level, work, sequence.context, count, pace.limit_s),
+    count = std::max(model_.largest_chunk(pace.level, work, sequence.context, count, end_s),
                      std::min(count, options_.least_chunk - (pace.chunk - room)));
     if (count < 1) break;
     running += sequence.running ? 0 : 1;
@@ -284,17 +318,33 @@ StepDecision SloPolicy::decide(const StepState& state) {
     decision.chunks.push_back({prefill.sequence, count});
     work.add(count, sequence.context);
     room -= count;
+    if (count < prefill.tokens || prefill.rank > 0) continue;
+    // Its first token comes when the step ends: what else is put into the step must not make it late.
+    const double left = prefill.due - state.now_s, least = model_.seconds(pace.level, work);
+    if (least <= left) end_s = std::min(end_s, std::max(least, left * (1 - options_.end_errors * error)));
   }
   const StepLevel& level = model_.levels()[pace.level];
   decision.precision = level.precision;
   decision.fp8_share = level.fp8_share;
   decision.predicted_s = work.tokens > 0 ? model_.seconds(pace.level, work) : 0;
+  if (decision.fp8_share > last) {
+    decision.change = chosen == for_prompts ? LevelChange::kFirstTokens : LevelChange::kPace;
+  } else if (decision.fp8_share < last) {
+    decision.change = LevelChange::kRoom;
+  }
   last_.precision = decision.precision;
   last_.fp8_share = decision.fp8_share;
   return decision;
 }
 
 }  // namespace
+
+std::optional<SloOptions::Missed> parse_slo_missed(std::string_view text) {
+  if (text == "last") return SloOptions::Missed::kLast;
+  if (text == "shed") return SloOptions::Missed::kShed;
+  if (text == "as-they-come") return SloOptions::Missed::kAsTheyCome;
+  return std::nullopt;
+}
 
 std::optional<SloOptions::Levels> parse_slo_levels(std::string_view text) {
   if (text == "slo") return SloOptions::Levels::kAll;

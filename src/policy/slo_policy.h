@@ -13,20 +13,37 @@ namespace nfp {
 struct SloOptions {
   enum class Levels : uint8_t { kAll, kFp16Only, kFp8Only };  // the last two are for comparison
   Levels levels = Levels::kAll;
+  // What becomes of requests whose first token cannot come in time even at the fastest level.
+  enum class Missed : uint8_t {
+    kLast,        // they go behind those that can be in time, to a second deadline
+    kShed,        // those of which nothing has been computed are refused at once
+    kAsTheyCome,  // they keep their place, and may make others late
+  };
+  Missed missed = Missed::kLast;
   // A prefill's precision is lowered where FP16 would leave less than this share of its target as a reserve for
   // requests that have not come yet.
   double reserve = 0.1;
   // The same before a step goes back to less FP8 than the one before it had.
   double reserve_to_return = 0.25;
+  // And at least this for a level with FP8 in a part of the weights: one that keeps the deadlines by a hair lets the
+  // queue stay, and more of the tokens lose FP16 in the end.
+  double reserve_partial = 0.25;
   // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens.
   double longest_gap = 1.6;
   // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait
   // for its end.
-  double step_share = 0.4;
+  double step_share = 0.75;
   // Steps need never be shorter than this share of the target gap for a decoding sequence's sake: shorter ones cost
-  // more for each prompt token, and late sequences catch up at this pace already.
-  double catch_up = 0.8;
-  double itl_margin = 0.05;  // share of the target gap that is not planned with
+  // more for each prompt token.
+  double catch_up = 1;
+  double itl_margin = 0.02;  // share of the target gap that is not planned with
+  // Predictions are wrong, and a step that is planned to end at a deadline then ends after it half of the time. So, in
+  // times of the mean error of recent predictions: this share of what is left to the deadline of a prompt that ends in
+  // the step is kept free, catch_up is lower and itl_margin larger.
+  double end_errors = 2;
+  double catch_up_errors = 3;
+  double itl_margin_errors = 0.5;
+  double most_error = 0.2;   // no larger error is planned with
   int32_t least_chunk = 16;  // prompt tokens of a step at least, where there are any
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;
@@ -36,6 +53,9 @@ struct SloOptions {
 
 // An error where the model has none of the levels that the options ask for.
 Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options);
+
+// "last", "shed", "as-they-come".
+std::optional<SloOptions::Missed> parse_slo_missed(std::string_view text);
 
 // Whether parse_slo_levels takes this text: "slo", and for comparison "slo-fp16" and "slo-fp8", which plan by deadline
 // but compute in one precision.

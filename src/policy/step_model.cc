@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace nfp {
 namespace {
@@ -149,6 +150,36 @@ size_t StepModel::find_level(Precision precision, double fp8_share) const {
     if (best == levels_.size() || levels_[i].fp8_share < levels_[best].fp8_share) best = i;
   }
   return best;
+}
+
+StepModel StepModel::at_shares(std::span<const double> shares) const {
+  StepModel model = *this;
+  model.levels_.clear();
+  model.linear_.clear();
+  // Measured levels by share, FP16 first. Tables have one kind of FP8.
+  std::vector<size_t> known(levels_.size());
+  std::iota(known.begin(), known.end(), 0);
+  std::stable_sort(known.begin(), known.end(),
+                   [&](size_t a, size_t b) { return levels_[a].fp8_share < levels_[b].fp8_share; });
+  const auto take = [&](double share) {
+    const auto above =
+        std::find_if(known.begin(), known.end(), [&](size_t i) { return levels_[i].fp8_share >= share - 1e-9; });
+    if (above == known.end()) return;
+    const bool measured = levels_[*above].fp8_share <= share + 1e-9;
+    if (!measured && above == known.begin()) return;
+    const size_t right = *above, left = measured ? right : *(above - 1);
+    const double wide = levels_[right].fp8_share - levels_[left].fp8_share;
+    const double part = measured ? 1.0 : (share - levels_[left].fp8_share) / wide;
+    model.levels_.push_back({levels_[right].precision, share});
+    std::vector<double>& at = model.linear_.emplace_back(knots_.size());
+    for (size_t k = 0; k < at.size(); ++k) at[k] = linear_[left][k] + part * (linear_[right][k] - linear_[left][k]);
+  };
+  take(0);
+  for (const double share : shares) take(share);
+  model.drift_ = 1;
+  model.error_ = {};
+  model.factor_.assign(model.levels_.size(), std::vector<double>(kSizes, 1.0));
+  return model;
 }
 
 double StepModel::linear_seconds(size_t level, double tokens) const {

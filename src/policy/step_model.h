@@ -46,6 +46,12 @@ class StepModel {
   static Result<StepModel> fit(const StepTable& table);
 
   const std::vector<StepLevel>& levels() const { return levels_; }
+  // The same machine with these levels: FP16, and the FP8 of the table in each of these shares of the weights (above
+  // 0). A share that was not measured takes as long as its part of the way from the levels around it: the linear layers
+  // run one after the other, so what some of them save adds up. Nothing that was learnt is kept. Shares above the
+  // largest that was measured are left out.
+  StepModel at_shares(std::span<const double> shares) const;
+
   // The level of this precision whose share is the nearest at or above `fp8_share`; levels().size() = none.
   size_t find_level(Precision precision, double fp8_share) const;
   size_t exact_level() const { return find_level(Precision::kFp16, 0); }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
-#include <unordered_map>
 
 #include "engine/engine.h"
 
@@ -105,7 +104,128 @@ struct Replica {
   std::unique_ptr<Engine> engine;
   int64_t tokens = 0;                             // of requests in flight, for routing
   std::vector<std::pair<double, int64_t>> ended;  // when, and how many of these: a router learns of it no sooner
+  uint64_t steps = 0;                             // at the last look, to notice an engine that does not get on
 };
+
+// One replica of the engine or several behind a router that sends each request where the fewest tokens are in flight.
+class Fleet {
+ public:
+  Fleet(const StepModel& model, const SimulationOptions& options) : model_(model), options_(options) {}
+
+  Status create(const PolicyFactory& policy, EngineObserver* observer);
+  // The replica that has work and whose clock is the furthest behind; nullptr when there is no work.
+  Replica* earliest();
+  // Gives a request of the trace to a replica. One that is longer than the KV cache stays undone.
+  Status submit(const TraceRequest& asked, size_t index);
+  // One step of a replica.
+  Status step(const Trace& trace, Replica* replica);
+  uint64_t preemptions() const {
+    uint64_t sum = 0;
+    for (const Replica& replica : replicas_) sum += replica.engine->stats().preemptions;
+    return sum;
+  }
+
+ private:
+  EngineConfig config() const;
+
+  const StepModel& model_;
+  const SimulationOptions& options_;
+  int32_t max_step_tokens_ = 0;
+  std::vector<Replica> replicas_;
+};
+
+EngineConfig Fleet::config() const {
+  EngineConfig engine;
+  engine.limits.max_sequences = options_.max_sequences;
+  engine.limits.max_step_tokens = std::max(options_.max_step_tokens, options_.max_sequences);
+  engine.limits.max_queue = std::numeric_limits<int32_t>::max();
+  engine.block_size = 16;
+  engine.kv_blocks = static_cast<int32_t>(std::min<int64_t>(options_.kv_tokens / engine.block_size, 1 << 26));
+  engine.prefix_caching = false;
+  engine.fp8 = options_.fp8;
+  engine.steps_in_flight = options_.steps_in_flight;
+  engine.targets.whole_answer = options_.whole_answer;
+  engine.fp8_levels.clear();
+  for (const StepLevel& level : model_.levels()) {
+    if (level.precision == options_.fp8) engine.fp8_levels.push_back(level.fp8_share);
+  }
+  std::sort(engine.fp8_levels.begin(), engine.fp8_levels.end());
+  return engine;
+}
+
+Status Fleet::create(const PolicyFactory& policy, EngineObserver* observer) {
+  EngineConfig engine = config();
+  max_step_tokens_ = engine.limits.max_step_tokens;
+  replicas_.resize(static_cast<size_t>(options_.replicas));
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    Replica& replica = replicas_[i];
+    replica.runner = std::make_unique<SimulatedRunner>(model_, options_, options_.seed * 1000003 + i);
+    engine.now = [runner = replica.runner.get()] { return time_at(runner->now_s); };
+    NFP_ASSIGN_OR_RETURN(auto made, policy());
+    replica.engine = std::make_unique<Engine>(engine, replica.runner.get(), nullptr, std::move(made));
+    replica.engine->set_observer(observer);
+  }
+  return ok_status();
+}
+
+Replica* Fleet::earliest() {
+  Replica* earliest = nullptr;
+  for (Replica& replica : replicas_) {
+    if (replica.engine->idle()) continue;
+    if (earliest == nullptr || replica.runner->now_s < earliest->runner->now_s) earliest = &replica;
+  }
+  return earliest;
+}
+
+Status Fleet::submit(const TraceRequest& asked, size_t index) {
+  for (Replica& replica : replicas_) {
+    std::erase_if(replica.ended, [&](const auto& end) {
+      if (end.first > asked.arrival_s) return false;
+      replica.tokens -= end.second;
+      return true;
+    });
+  }
+  const auto least = std::min_element(replicas_.begin(), replicas_.end(),
+                                      [](const Replica& a, const Replica& b) { return a.tokens < b.tokens; });
+  if (least->engine->idle()) least->runner->now_s = std::max(least->runner->now_s, asked.arrival_s);
+  Request request;
+  request.id = std::to_string(index);
+  request.prompt.assign(static_cast<size_t>(asked.input), 4);
+  request.sampling.max_tokens = asked.output;
+  request.sampling.seed = 0;
+  request.sampling.ignore_eos = true;
+  request.arrival = time_at(asked.arrival_s);
+  TraceRequest two = asked;
+  two.output = 2;
+  request.slo_ttft_s = options_.slo_factor * alone(model_, asked, max_step_tokens_).ttft_s;
+  request.slo_itl_s = options_.slo_factor * alone(model_, two, max_step_tokens_).tpot_s;
+  const Status status = least->engine->submit(std::move(request));
+  if (status.ok()) {
+    least->tokens += asked.input + asked.output;
+  } else if (status.error().code != ErrorCode::kInvalidInput) {
+    return status;
+  }
+  return ok_status();
+}
+
+Status Fleet::step(const Trace& trace, Replica* replica) {
+  const std::vector<RequestOutput> outputs = replica->engine->step();
+  const uint64_t steps = replica->engine->stats().steps;
+  if (outputs.empty() && steps == replica->steps) {
+    return error(ErrorCode::kResource, "a replica of {} KV tokens could not schedule any of its requests",
+                 options_.kv_tokens);
+  }
+  replica->steps = steps;
+  for (const RequestOutput& output : outputs) {
+    if (!output.finish) continue;
+    if (*output.finish == FinishReason::kError && output.error_code != ErrorCode::kResource) {  // kResource: shed
+      return error(output.error_code, "simulated request {}: {}", output.id, output.error);
+    }
+    const TraceRequest& asked = trace.requests[std::stoull(output.id)];
+    replica->ended.emplace_back(replica->runner->now_s, asked.input + asked.output);
+  }
+  return ok_status();
+}
 
 }  // namespace
 
@@ -137,96 +257,27 @@ Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const
   ReplayOutcome outcome;
   outcome.requests.resize(trace.requests.size());
   Recorder recorder(outcome);
-  EngineConfig engine;
-  engine.limits.max_sequences = options.max_sequences;
-  engine.limits.max_step_tokens = std::max(options.max_step_tokens, options.max_sequences);
-  engine.limits.max_queue = std::numeric_limits<int32_t>::max();
-  engine.block_size = 16;
-  engine.kv_blocks = static_cast<int32_t>(std::min<int64_t>(options.kv_tokens / engine.block_size, 1 << 26));
-  engine.prefix_caching = false;
-  engine.fp8 = options.fp8;
-  engine.steps_in_flight = options.steps_in_flight;
-  engine.targets.whole_answer = options.whole_answer;
-  engine.fp8_levels.clear();
-  for (const StepLevel& level : model.levels()) {
-    if (level.precision == options.fp8) engine.fp8_levels.push_back(level.fp8_share);
-  }
-  std::sort(engine.fp8_levels.begin(), engine.fp8_levels.end());
-  std::vector<Replica> replicas(static_cast<size_t>(options.replicas));
-  for (size_t i = 0; i < replicas.size(); ++i) {
-    Replica& replica = replicas[i];
-    replica.runner = std::make_unique<SimulatedRunner>(model, options, options.seed * 1000003 + i);
-    engine.now = [runner = replica.runner.get()] { return time_at(runner->now_s); };
-    NFP_ASSIGN_OR_RETURN(auto made, policy());
-    replica.engine = std::make_unique<Engine>(engine, replica.runner.get(), nullptr, std::move(made));
-    replica.engine->set_observer(&recorder);
-  }
-
+  Fleet fleet(model, options);
+  NFP_RETURN_IF_ERROR(fleet.create(policy, &recorder));
   size_t next = 0, reported = 0;
-  std::unordered_map<const Replica*, uint64_t> outcome_steps;  // to notice an engine that does not get on
   while (true) {
-    Replica* earliest = nullptr;
-    for (Replica& replica : replicas) {
-      if (replica.engine->idle()) continue;
-      if (earliest == nullptr || replica.runner->now_s < earliest->runner->now_s) earliest = &replica;
-    }
+    Replica* earliest = fleet.earliest();
     const bool more = next < trace.requests.size();
     if (earliest == nullptr && !more) break;
     if (more && (earliest == nullptr || trace.requests[next].arrival_s <= earliest->runner->now_s)) {
-      const TraceRequest& asked = trace.requests[next];
-      for (Replica& replica : replicas) {
-        std::erase_if(replica.ended, [&](const auto& end) {
-          if (end.first > asked.arrival_s) return false;
-          replica.tokens -= end.second;
-          return true;
-        });
-      }
-      const auto least = std::min_element(replicas.begin(), replicas.end(),
-                                          [](const Replica& a, const Replica& b) { return a.tokens < b.tokens; });
-      if (least->engine->idle()) least->runner->now_s = std::max(least->runner->now_s, asked.arrival_s);
-      Request request;
-      request.id = std::to_string(next);
-      request.prompt.assign(static_cast<size_t>(asked.input), 4);
-      request.sampling.max_tokens = asked.output;
-      request.sampling.seed = 0;
-      request.sampling.ignore_eos = true;
-      request.arrival = time_at(asked.arrival_s);
-      const AloneTimes times = alone(model, asked, engine.limits.max_step_tokens);
-      TraceRequest two = asked;
-      two.output = 2;
-      request.slo_ttft_s = options.slo_factor * times.ttft_s;
-      request.slo_itl_s = options.slo_factor * alone(model, two, engine.limits.max_step_tokens).tpot_s;
-      outcome.requests[next].asked = asked;
-      const Status status = least->engine->submit(std::move(request));
-      if (status.ok()) {
-        least->tokens += asked.input + asked.output;
-      } else if (status.error().code != ErrorCode::kInvalidInput) {  // else: longer than the KV cache; stays undone
-        return status.error();
-      }
+      outcome.requests[next].asked = trace.requests[next];
+      NFP_RETURN_IF_ERROR(fleet.submit(trace.requests[next], next));
       ++next;
       continue;
     }
-    const std::vector<RequestOutput> outputs = earliest->engine->step();
-    if (outputs.empty() && earliest->engine->stats().steps == outcome_steps[earliest]) {
-      return error(ErrorCode::kResource, "a replica of {} KV tokens could not schedule any of its requests",
-                   options.kv_tokens);
-    }
-    outcome_steps[earliest] = earliest->engine->stats().steps;
-    for (const RequestOutput& output : outputs) {
-      if (!output.finish) continue;
-      if (*output.finish == FinishReason::kError) {
-        return error(output.error_code, "simulated request {}: {}", output.id, output.error);
-      }
-      const TraceRequest& asked = trace.requests[std::stoull(output.id)];
-      earliest->ended.emplace_back(earliest->runner->now_s, asked.input + asked.output);
-    }
+    NFP_RETURN_IF_ERROR(fleet.step(trace, earliest));
     outcome.seconds = std::max(outcome.seconds, earliest->runner->now_s);
     if (progress && recorder.finished >= reported + 100) {
       reported = recorder.finished;
       progress(reported, trace.requests.size());
     }
   }
-  for (const Replica& replica : replicas) outcome.preemptions += replica.engine->stats().preemptions;
+  outcome.preemptions += fleet.preemptions();
   if (progress) progress(recorder.finished, trace.requests.size());
   return outcome;
 }

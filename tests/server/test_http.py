@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 
@@ -256,6 +257,41 @@ def test_sigterm_ends_what_does_not_end(launch):
         begin = time.time()
         assert server.stop() == 0
         assert time.time() - begin < 5
+        events = [line[6:] for line in r.iter_lines() if line.startswith("data: ")]
+    assert "shutting down" in json.loads(events[-2])["error"]["message"] and events[-1] == "[DONE]"
+
+
+def test_sigterm_ends_work_that_is_under_way(launch):
+    """A large body that is parsed, a text that is tokenized, a grammar that is compiled."""
+    server = launch("--drain-timeout-ms", 500)
+    properties = {f"p{i}": {"type": "integer"} for i in range(4000)}
+    bodies = [("/v1/completions", {"prompt": "a", "x": [[]] * 5_000_000}), ("/tokenize", {"prompt": "some words " * 2_000_000}),
+              ("/v1/completions", {"prompt": "a", "guided_json": {"type": "object", "properties": properties}})]
+    sockets = []
+    for path, body in bodies * 2:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        sockets.append(server.connect())
+        sockets[-1].sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" %
+                            (path.encode(), len(data)) + data)
+    begin = time.time()
+    assert server.stop() == 0
+    # One second is the drain timeout and the end of its streams.
+    assert time.time() - begin < (40 if os.environ.get("NFP_SANITIZE") else 8)
+    for s in sockets:
+        s.close()
+
+
+def test_a_log_that_nobody_reads_any_more_ends_nothing():
+    command = [os.environ["NFP_SERVE_FAKE"], "--log-requests"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        url = process.stdout.readline().decode().strip()
+        process.stdout.close()
+        process.stderr.close()
+        for _ in range(5):
+            r = httpx.post(url + "/v1/completions", json={"prompt": "SAY:ok"}, timeout=20)
+            assert r.status_code == 200 and r.json()["choices"][0]["text"] == "ok"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_preemption_changes_no_answer(launch):

@@ -71,7 +71,7 @@ def test_a_stop_signal_while_loading(tmp_path, number):
 
 def test_start_keys_and_names(launch_real, tmp_path):
     (tmp_path / "keys").write_text("# keys\nfrom-file\n\nsecond\r\n")
-    os.environ["NESTEDFP_API_KEY"] = "from-env,and-more"
+    os.environ["NESTEDFP_API_KEY"] = " from-env, and-more\t"
     try:
         server = launch_real("alias", "--api-key-file", tmp_path / "keys", "--api-key", "from-flag", "--max-model-len", 256,
                              "--max-num-seqs", 4, "--max-num-batched-tokens", 128, "--kv-cache-memory", "64MB",

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "backend/cuda/attention/attention.h"
+#include "backend/cuda/experts/experts.h"
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/fused/stream_norm.h"
 #include "backend/cuda/gemm/dense.h"
@@ -88,7 +89,8 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override {
     cudaStreamSynchronize(stream_);
     uploader_.reset();
-    for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_}) buffer->reset();
+    for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &rounded_})
+      buffer->reset();
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
 
@@ -151,9 +153,9 @@ class CudaBackend final : public Backend {
   void linear(const LinearArgs& args) override;
   void rope(const RopeArgs& args) override;
   void attention(const AttentionArgs& args) override;
-  void route(const RouteArgs&) override { refuse_experts(); }
-  void expert_linear(const ExpertLinearArgs&) override { refuse_experts(); }
-  void combine_experts(const CombineExpertsArgs&) override { refuse_experts(); }
+  void route(const RouteArgs& args) override;
+  void expert_linear(const ExpertLinearArgs& args) override;
+  void combine_experts(const CombineExpertsArgs& args) override;
   void gather_rows(const GatherRowsArgs& args) override;
   void sample(const SampleArgs& args) override;
   void score(const ScoreArgs& args) override;
@@ -175,7 +177,6 @@ class CudaBackend final : public Backend {
 
  private:
   explicit CudaBackend(const CudaOptions& options) : options_(options) {}
-  void refuse_experts() { keep(error(ErrorCode::kUnsupported, "the GPU backend computes no experts")); }
   // The first failure of an operation, for whoever waits next.
   void keep(Status status) {
     if (!status.ok() && !failure_) failure_ = std::move(status).error();
@@ -185,6 +186,8 @@ class CudaBackend final : public Backend {
     return *failure_;  // stays: a device that failed once does not come back
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
+  // RMSNorm of `count` heads together, in place.
+  void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
   // Rounds FP16 rows to E4M3 with a scale each.
   Status quantise(const void* x, int64_t rows, int64_t features, void* out);
 
@@ -198,6 +201,8 @@ class CudaBackend final : public Backend {
   int64_t widest_ = 0;                              // features of any weight's inputs
   int64_t widest_gated_ = 0;                        // rows of any interleaved weight
   Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_;
+  Buffer rounded_;                            // inputs that came in no linear's form; only where there are experts
+  std::vector<cuda::ExpertMatrix> matrices_;  // of a call
   cuda::Profiler profiler_;
   std::optional<Error> failure_;
 };
@@ -298,16 +303,11 @@ Result<std::unique_ptr<Event>> CudaBackend::make_event() {
 }
 
 Status CudaBackend::accepts(const StepReserve& most) const {
-  if (most.experts > 0) {
+  if (most.experts > cuda::kMaxExpertsOnDevice || most.top_experts > cuda::kMaxTopExpertsOnDevice) {
     return error(ErrorCode::kUnsupported,
-                 "the GPU backend computes no experts, and this model has {} a layer (num_experts, "
-                 "num_local_experts); use --device cpu",
-                 most.experts);
-  }
-  if (most.norm_spans_heads) {
-    return error(ErrorCode::kUnsupported,
-                 "the GPU backend normalises each query and key head by itself, and this model all of them together "
-                 "(q_norm); use --device cpu");
+                 "the GPU backend computes up to {} experts a layer and {} a token, and this model has {} and {} "
+                 "(num_experts, num_experts_per_tok); use --device cpu",
+                 cuda::kMaxExpertsOnDevice, cuda::kMaxTopExpertsOnDevice, most.experts, most.top_experts);
   }
   return ok_status();
 }
@@ -324,6 +324,14 @@ Status CudaBackend::reserve(const StepReserve& most) {
   if (scratch_.bytes() < bytes) {
     scratch_.reset();
     NFP_ASSIGN_OR_RETURN(scratch_, allocate(bytes));
+  }
+  if (most.experts > 0) {
+    const size_t rounded = cuda::activation_bytes(rows, widest_);
+    if (rounded_.bytes() < rounded) {
+      rounded_.reset();
+      NFP_ASSIGN_OR_RETURN(rounded_, allocate(rounded));
+    }
+    matrices_.resize(static_cast<size_t>(most.experts));
   }
   cuda::AttentionCall call;
   call.heads = most.heads;
@@ -488,6 +496,10 @@ void CudaBackend::linear(const LinearArgs& args) {
                      2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
   cuda::LinearCall call;
   call.x = args.x;
+  if (args.x_is_plain && !is_exact(weight.consumes(args.precision))) {
+    keep(quantise(args.x, args.rows, weight.k(), rounded_.data()));
+    call.x = rounded_.data();
+  }
   call.rows = args.rows;
   call.reserved_rows = args.rows;  // who writes E4M3 rows and who reads them agree on the number
   call.precision = args.precision;
@@ -513,6 +525,22 @@ void CudaBackend::linear(const LinearArgs& args) {
   keep(cuda::run_soft_cap(cap, stream_));
 }
 
+void CudaBackend::norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight) {
+  uint16_t* const x = static_cast<uint16_t*>(args.qkv) + int64_t{first} * args.head_dim;
+  cuda::GemmInputCall call;
+  call.source = cuda::GemmInputCall::Source::kNorm;
+  call.m = args.batch.tokens;
+  call.k = int64_t{count} * args.head_dim;
+  call.x = x;
+  call.ldx = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim;
+  call.weight = weight;
+  call.weight_f32 = true;
+  call.epsilon = args.norm_eps;
+  call.y_f16 = x;
+  call.ldy = call.ldx;
+  keep(cuda::prepare_gemm_input(call, stream_));
+}
+
 void CudaBackend::rope(const RopeArgs& args) {
   const auto timed = profiler_.time("rope", stream_);
   const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
@@ -526,9 +554,14 @@ void CudaBackend::rope(const RopeArgs& args) {
   call.cos_sin = args.cos_sin;
   call.positions = args.batch.positions;
   call.slots = args.batch.slots;
-  call.q_norm = args.q_norm;
-  call.k_norm = args.k_norm;
-  call.norm_eps = args.norm_eps;
+  if (args.norm_spans_heads) {  // in place, by kernels of their own
+    norm_heads(args, 0, args.heads, args.q_norm);
+    norm_heads(args, args.heads, args.kv_heads, args.k_norm);
+  } else {
+    call.q_norm = args.q_norm;
+    call.k_norm = args.k_norm;
+    call.norm_eps = args.norm_eps;
+  }
   call.keys = cache.keys(args.layer);
   call.values = cache.values(args.layer);
   call.e4m3_cache = cache.spec().dtype == DType::kF8E4M3;
@@ -579,6 +612,82 @@ void CudaBackend::attention(const AttentionArgs& args) {
     keep(cuda::run_prefill(call, stream_));
   }
   if (!exact) keep(quantise(scratch_.data(), batch.tokens, features, args.out));
+}
+
+cuda::RouteTable route_table(const ExpertRoutes& routes) {
+  return {routes.experts, routes.top, routes.start, routes.row, routes.place, routes.weight};
+}
+
+void CudaBackend::route(const RouteArgs& args) {
+  const auto timed = profiler_.time("route", stream_);
+  cuda::RouteCall call;
+  call.x = args.x;
+  call.router = args.router;
+  call.shared_gate = args.shared_gate;
+  call.rows = args.rows;
+  call.hidden = args.hidden;
+  call.renormalise = args.renormalise;
+  call.routes = route_table(args.routes);
+  call.logits = args.logits;
+  call.shared_weight = args.shared_weight;
+  keep(cuda::run_route(call, stream_));
+}
+
+void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
+  const auto count = static_cast<size_t>(args.routes.experts);
+  assert(count <= matrices_.size());
+  const CudaWeight& first = device_weight(args.weights[0]);
+  for (size_t e = 0; e < count; ++e) {
+    const CudaWeight& weight = device_weight(args.weights[e]);
+    const cuda::WeightSegment& segment = weight.segments().front();
+    if (weight.segments().size() != 1 || segment.bias != nullptr) {
+      keep(error(ErrorCode::kUnsupported, "the GPU backend computes no experts with a bias; use --device cpu"));
+      return;
+    }
+    const bool exact = is_exact(args.precision) || args.is_exact(static_cast<int32_t>(e));
+    cuda::ExpertMatrix& matrix = matrices_[e];
+    matrix = {};
+    matrix.dense = !segment.nested;
+    if (matrix.dense) {
+      matrix.upper = reinterpret_cast<const uint8_t*>(segment.dense);
+    } else {
+      matrix.upper = segment.matrix.upper;
+      matrix.lower = exact ? segment.matrix.lower : nullptr;
+      matrix.row_scale = segment.matrix.row_scale;
+      matrix.biased = segment.matrix.join == cuda::Join::kBiased;
+    }
+  }
+  // How many experts are read is on the device: as many as have assignments, at most.
+  const uint64_t assignments = static_cast<uint64_t>(args.rows) * static_cast<uint64_t>(args.routes.top);
+  const auto timed =
+      profiler_.time("experts", stream_, first.bytes_read(args.precision) * std::min<uint64_t>(count, assignments),
+                     2 * assignments * static_cast<uint64_t>(first.n() * first.k()));
+  cuda::ExpertLinearCall call;
+  call.matrices = matrices_.data();
+  call.routes = route_table(args.routes);
+  call.n = first.n();
+  call.k = first.k();
+  call.x = args.x;
+  call.sorted = args.sorted;
+  call.rows = args.rows;
+  call.epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::ExpertEpilogue::kStore
+                  : args.activation == Activation::kSilu      ? cuda::ExpertEpilogue::kSwiglu
+                                                              : cuda::ExpertEpilogue::kGeglu;
+  call.y = args.y;
+  keep(cuda::run_expert_linear(call, stream_));
+}
+
+void CudaBackend::combine_experts(const CombineExpertsArgs& args) {
+  const auto timed = profiler_.time("combine", stream_);
+  cuda::CombineCall call;
+  call.x = args.x;
+  call.routes = route_table(args.routes);
+  call.rows = args.rows;
+  call.hidden = args.hidden;
+  call.shared = args.shared;
+  call.shared_weight = args.shared_weight;
+  call.out = args.out;
+  keep(cuda::run_combine(call, stream_));
 }
 
 void CudaBackend::gather_rows(const GatherRowsArgs& args) {

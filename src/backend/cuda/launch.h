@@ -15,6 +15,7 @@ struct LaunchShape {
   int block = 1;    // threads
   size_t shared = 0;
   bool dependent = false;  // programmatic dependent launch
+  int grid_y = 1;
 };
 
 // `what` begins the error message.
@@ -22,7 +23,7 @@ inline Status launch(std::string_view what, const void* function, const LaunchSh
                      cudaStream_t stream) {
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.grid));
+  config.gridDim = dim3(static_cast<unsigned>(shape.grid), static_cast<unsigned>(shape.grid_y));
   config.blockDim = dim3(static_cast<unsigned>(shape.block));
   config.dynamicSmemBytes = shape.shared;
   config.stream = stream;

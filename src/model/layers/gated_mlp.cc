@@ -10,6 +10,7 @@ Status GatedMlp::load(WeightLoader& weights, const ModelConfig& config, int32_t 
   NFP_ASSIGN_OR_RETURN(down, weights.linear(GemmType::kDown, layer, family.names(GemmType::kDown, layer, block),
                                             config.hidden, wide, config.mlp_bias));
   activation = config.activation;
+  shared = block == Block::kShared;
   return ok_status();
 }
 
@@ -18,6 +19,7 @@ LinearArgs GatedMlp::gating(const Pass& pass) const {
   gated.epilogue = Epilogue::kGatedActivation;
   gated.activation = activation;
   gated.consumer = pass.consumer(down);
+  gated.x_is_plain = shared;
   return gated;
 }
 

@@ -16,6 +16,7 @@ struct GatedMlp {
   Linear gate_up;  // [2 * intermediate, hidden], rows interleaved
   Linear down;     // [hidden, intermediate]
   Activation activation = Activation::kSilu;
+  bool shared = false;  // the router reads work.normed too, which has no linear's form therefore
 
  private:
   LinearArgs gating(const Pass& pass) const;

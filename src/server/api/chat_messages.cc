@@ -168,16 +168,20 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
           where, fmt::format("'{}' must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", where));
     }
     const Json& function = tool["function"];
+    const auto too_large = [&] {
+      return bad_request("tools",
+                         fmt::format("the names and 'parameters' of all 'tools' together are larger than {} bytes",
+                                     limits.max_schema_bytes));
+    };
+    bytes += function["name"].get_ref<const std::string&>().size();
+    if (bytes > static_cast<size_t>(limits.max_schema_bytes)) return too_large();
     if (function.contains("parameters") && !function["parameters"].is_null()) {
       if (!function["parameters"].is_object()) {
         return bad_request(where, fmt::format("'{}.function.parameters' must be a JSON schema (an object)", where));
       }
       const std::string text = dump(function["parameters"]);
       bytes += text.size();
-      if (bytes > static_cast<size_t>(limits.max_schema_bytes)) {
-        return bad_request("tools", fmt::format("the 'parameters' of all 'tools' together are larger than {} bytes",
-                                                limits.max_schema_bytes));
-      }
+      if (bytes > static_cast<size_t>(limits.max_schema_bytes)) return too_large();
       const auto keywords = unenforced_keywords(function["parameters"]);
       const auto strict = function.find("strict");
       if (!keywords.empty() && strict != function.end() && strict->is_boolean() && strict->get<bool>()) {

@@ -212,6 +212,21 @@ TEST(GenerationRequest, BoundsLists) {
   EXPECT_EQ(completion(R"({"prompt":["a","b","c"],"n":128,"best_of":128,"stop":")" + std::string(2000, 'x') + "\"}")
                 .error->param,
             "stop");
+  // Forced calls make a grammar of the tools: of their names as well as of their parameters, all together.
+  const auto tools = [](size_t name, size_t pattern) {
+    std::string list;
+    for (const char* end : {"a", "b"}) {
+      list += std::string(list.empty() ? "" : ",") + R"({"type":"function","function":{"name":")" +
+              std::string(name, 'n') + end + R"(","parameters":{"type":"object","description":")" +
+              std::string(pattern, 'p') + "\"}}}";
+    }
+    return chat_with("\"tool_choice\":\"required\",\"tools\":[" + list + "]");
+  };
+  EXPECT_FALSE(tools(60, 10'000).error);
+  for (const auto& large : {tools(60, 40'000), tools(40'000, 60)}) {
+    ASSERT_TRUE(large.error);
+    EXPECT_EQ(large.error->param, "tools");
+  }
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ struct GrammarStats {
   std::atomic<uint64_t> refused_time{0}, refused_busy{0}, refused_invalid{0}, refused_failed{0};
   std::atomic<uint64_t> cancelled{0};
   std::atomic<uint64_t> answers_stopped{0};  // whose masks took too long
+  std::atomic<uint64_t> restarts{0};         // of processes that had ended
   static constexpr double kSeconds[] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0};
   Histogram compile_seconds{kSeconds};  // also of those that failed
 };
@@ -61,7 +62,8 @@ class GrammarCompiler {
   virtual const GrammarStats& stats() const = 0;
 };
 
-// The first grammar process. Best started before the server has threads, and before a model is in memory.
+// The first grammar process, which is started again should it end. Best started before the server has threads, and
+// before a model is in memory.
 class GrammarHost {
  public:
   virtual ~GrammarHost() = default;  // ends all grammar processes

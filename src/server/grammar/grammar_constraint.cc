@@ -22,15 +22,28 @@ std::optional<Fd> GrammarProcess::match() const {
   return std::move(pair->first);
 }
 
+bool GrammarProcess::alive() const {
+  const std::lock_guard lock(mutex_);
+  return connected(socket_.get());
+}
+
 ProcessConstraint::ProcessConstraint(std::shared_ptr<const GrammarProcess> grammar, std::string param, int32_t vocab)
     : grammar_(std::move(grammar)),
       param_(std::move(param)),
       words_((static_cast<size_t>(vocab) + 31) / 32),
       mask_(words_) {}
 
-void ProcessConstraint::fail(std::string message) {
+void ProcessConstraint::fail(std::string message, ErrorCode code) {
   failure_ = std::move(message);
+  failure_code_ = code;
   socket_.reset();
+}
+
+void ProcessConstraint::lost() {
+  if (!grammar_->alive()) {
+    return fail(fmt::format("the process of the grammar in '{}' has ended; try again", param_), ErrorCode::kIo);
+  }
+  fail(fmt::format("the grammar in '{}' needs more memory than it may have, or cannot be followed", param_));
 }
 
 void ProcessConstraint::take_bytes() {
@@ -42,9 +55,7 @@ void ProcessConstraint::take_bytes() {
     const ssize_t n = wanted == 0 ? 0 : recv(socket_.get(), to, wanted, MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (n <= 0) {
-      return fail(fmt::format("the grammar in '{}' needs more memory than it may have, or cannot be followed", param_));
-    }
+    if (n <= 0) return lost();
     received_ += static_cast<size_t>(n);
     if (received_ < head) continue;
     if (reply_.status == WireStatus::kTooSlow) {
@@ -72,7 +83,9 @@ bool ProcessConstraint::ready(std::chrono::microseconds wait) {
       asked_ = Clock::now();
     } else {
       if (asked_ == Clock::time_point()) asked_ = Clock::now();
-      if (Clock::now() - asked_ > kLongest) fail("no process could be made for a grammar; try again later");
+      if (!grammar_->alive()) lost();
+      if (failure_.empty() && Clock::now() - asked_ > kLongest)
+        fail("no process could be made for a grammar; try again later", ErrorCode::kResource);
       return !failure_.empty();
     }
   }
@@ -83,7 +96,7 @@ bool ProcessConstraint::ready(std::chrono::microseconds wait) {
     if (ppoll(&peer, 1, &most, nullptr) > 0) take_bytes();
   }
   if (!complete_ && failure_.empty() && Clock::now() - asked_ > kLongest) {
-    fail(fmt::format("the grammar in '{}' had no time to be followed; try again later", param_));
+    fail(fmt::format("the grammar in '{}' had no time to be followed; try again later", param_), ErrorCode::kResource);
   }
   return complete_ || !failure_.empty();
 }

@@ -21,6 +21,7 @@ class GrammarProcess {
       : bytes(memory), stats(counts), socket_(std::move(socket)) {}
   // A copy of it for one answer, behind the returned socket. Never waits; nothing where that is not possible now.
   std::optional<Fd> match() const;
+  bool alive() const;
 
   const uint64_t bytes;  // of memory
   GrammarStats* const stats;
@@ -39,11 +40,13 @@ class ProcessConstraint final : public TokenConstraint {
   bool fill(std::span<uint32_t> mask) override;
   bool accept(int32_t token) override;
   std::string_view failure() const override { return failure_; }
+  ErrorCode failure_code() const override { return failure_code_; }
 
  private:
   using Clock = std::chrono::steady_clock;
   void take_bytes();
-  void fail(std::string message);
+  void fail(std::string message, ErrorCode code = ErrorCode::kInvalidInput);
+  void lost();
 
   std::shared_ptr<const GrammarProcess> grammar_;
   std::string param_;
@@ -55,6 +58,7 @@ class ProcessConstraint final : public TokenConstraint {
   size_t received_ = 0;  // bytes of reply_ and mask_
   bool complete_ = false;
   std::string failure_;
+  ErrorCode failure_code_ = ErrorCode::kInvalidInput;
 };
 
 }  // namespace nfp::server

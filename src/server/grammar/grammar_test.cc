@@ -1,12 +1,19 @@
 #include "server/grammar/grammar.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "server/api/json_schema.h"
 #include "server/testing/byte_tokenizer.h"
+#include "server/testing/sanitizer_options.h"
 
 namespace nfp::server {
 namespace {
@@ -65,6 +72,75 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 }
 
 using Kind = GrammarSpec::Kind;
+
+// A thread of a process, of which /proc/PID/task/TID/stat tells.
+struct Thread {
+  pid_t process = 0, parent = 0, id = 0;
+  int nice = 0;
+};
+
+// Of all processes that this one has forked, and those that these have.
+std::vector<Thread> threads_below(pid_t root) {
+  std::vector<Thread> all;
+  std::error_code gone;  // processes come and go meanwhile
+  for (const auto& process : std::filesystem::directory_iterator("/proc", gone)) {
+    const pid_t pid = std::atoi(process.path().filename().c_str());
+    if (pid <= 0) continue;
+    for (auto it = std::filesystem::directory_iterator(process.path() / "task", gone);
+         !gone && it != std::filesystem::directory_iterator(); it.increment(gone)) {
+      std::ifstream file(it->path() / "stat");
+      std::string line;
+      std::getline(file, line);
+      const size_t name_end = line.rfind(')');
+      if (name_end == std::string::npos) continue;
+      std::istringstream fields(line.substr(name_end + 1));
+      std::vector<std::string> field(17);  // from the third, state, to the nineteenth, nice
+      for (std::string& f : field) fields >> f;
+      if (field[0] == "Z") continue;
+      all.push_back(
+          {pid, std::atoi(field[1].c_str()), std::atoi(it->path().filename().c_str()), std::atoi(field[16].c_str())});
+    }
+  }
+  std::vector<Thread> below;
+  std::vector<pid_t> known{root};
+  for (size_t i = 0; i < known.size(); ++i) {
+    for (const Thread& thread : all) {
+      if (thread.parent != known[i]) continue;
+      below.push_back(thread);
+      if (std::find(known.begin(), known.end(), thread.process) == known.end()) known.push_back(thread.process);
+    }
+  }
+  return below;
+}
+
+pid_t child_of(pid_t parent) {
+  for (const Thread& thread : threads_below(parent)) {
+    if (thread.parent == parent) return thread.process;
+  }
+  return -1;
+}
+
+void end_process(pid_t process) {
+  kill(process, SIGKILL);
+  // Nobody waits for it but its parent, so it is gone once it has no threads.
+  const auto lives = [&] {
+    for (const Thread& thread : threads_below(getpid())) {
+      if (thread.process == process) return true;
+    }
+    return false;
+  };
+  while (lives()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// Accepts the text of an answer that follows a grammar.
+::testing::AssertionResult goes_on(TokenConstraint& constraint, std::string_view text) {
+  std::vector<uint32_t> mask((kByteVocab + 31) / 32, 0);
+  for (const char c : text) {
+    constraint.fill(mask);
+    if (!constraint.accept(c)) return ::testing::AssertionFailure() << constraint.failure();
+  }
+  return ::testing::AssertionSuccess();
+}
 
 TEST_F(GrammarTest, AllowsWhatTheGrammarAllows) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
@@ -166,6 +242,80 @@ TEST_F(GrammarTest, AMaskThatTakesTooLongEndsTheAnswerOnly) {
   EXPECT_NE(dear->failure().find("'guided' takes too long"), std::string::npos) << dear->failure();
   EXPECT_TRUE(dear->ready(std::chrono::microseconds(0)));
   EXPECT_EQ(compiler_->stats().answers_stopped, 1u);
+}
+
+TEST_F(GrammarTest, SurvivesTheEndOfTheProcessesThatMakeOthers) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const auto compiled = compiler_->compile(spec(Kind::kRegex, "[a-c]+"));
+  ASSERT_TRUE(compiled.ok()) << compiled.error().message;
+  const auto under_way = (*compiled)->instantiate();
+  ASSERT_TRUE(goes_on(*under_way, "abc"));
+  const pid_t first = child_of(getpid()), holder = child_of(first);
+  ASSERT_GT(holder, 0);
+
+  end_process(holder);
+  EXPECT_TRUE(goes_on(*under_way, "abc"));
+  EXPECT_TRUE(allows(spec(Kind::kRegex, "[a-c]+"), "abc"));
+  EXPECT_TRUE(allows(spec(Kind::kRegex, "[d-f]+"), "def"));
+  EXPECT_EQ(compiler_->stats().restarts, 1u);
+
+  end_process(first);
+  EXPECT_TRUE(goes_on(*under_way, "abc"));
+  EXPECT_TRUE(allows(spec(Kind::kRegex, "[g-i]+"), "ghi"));  // its holder lives
+  EXPECT_EQ(compiler_->stats().restarts, 1u);
+}
+
+TEST_F(GrammarTest, AllProcessesKilledEndsTheAnswersUnderWayOnly) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  limit({.compile_time = std::chrono::seconds(1)});
+  const auto compiled = compiler_->compile(spec(Kind::kRegex, "[a-c]+"));
+  ASSERT_TRUE(compiled.ok()) << compiled.error().message;
+  const auto under_way = (*compiled)->instantiate(), not_begun = (*compiled)->instantiate();
+  ASSERT_TRUE(goes_on(*under_way, "abc"));
+  // A grammar that is being compiled is lost with its process, and begun again once.
+  std::optional<Result<Compiled>> lost;
+  std::thread asks([&] { lost = compiler_->compile(slow_to_compile()); });
+  while (compiler_->stats().compiling == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  for (const Thread& thread : threads_below(getpid())) {
+    if (thread.process != getpid()) kill(thread.process, SIGKILL);
+  }
+  asks.join();
+  ASSERT_FALSE(lost->ok());
+  EXPECT_NE(lost->error().message.find("longer than 1 s"), std::string::npos) << lost->error().message;
+  for (TokenConstraint* constraint : {under_way.get(), not_begun.get()}) {
+    EXPECT_FALSE(goes_on(*constraint, "abc"));
+    EXPECT_EQ(constraint->failure(), "the process of the grammar in 'guided' has ended; try again");
+    EXPECT_EQ(constraint->failure_code(), ErrorCode::kIo);
+  }
+  EXPECT_TRUE(allows(spec(Kind::kRegex, "[a-c]+"), "abc"));
+  EXPECT_GE(compiler_->stats().restarts, 1u);
+}
+
+// Nothing that belongs to a grammar may take a processor from the server's threads for long.
+TEST_F(GrammarTest, GivesWayToTheServer) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const int ours = getpriority(PRIO_PROCESS, 0);
+  if (ours > 4) GTEST_SKIP() << "runs with too low a priority to see others give way";
+  ASSERT_TRUE(compiler_->compile(spec(Kind::kRegex, "[a-c]+")).ok());  // the vocabulary is indexed
+  std::stop_source stop;
+  std::thread asks([&] { (void)compiler_->compile(slow_to_compile(), stop.get_token()); });
+  const auto lowest = [&] {
+    int nice = ours;
+    for (const Thread& thread : threads_below(getpid())) {
+      if (thread.process != getpid()) nice = std::max(nice, thread.nice);
+    }
+    return nice;
+  };
+  while (lowest() < ours + 15) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  stop.request_stop();
+  asks.join();
+  // An answer starts as the server is, however long its grammar took to compile.
+  const auto compiled = compiler_->compile(spec(Kind::kRegex, "(a?){3000}"));
+  ASSERT_TRUE(compiled.ok()) << compiled.error().message;
+  const auto constraint = (*compiled)->instantiate();
+  while (lowest() > ours) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // what was stopped is gone
+  EXPECT_TRUE(constraint->ready(std::chrono::seconds(20)));
 }
 
 TEST_F(GrammarTest, KeepsCompiledGrammarsWithinTheirBytes) {

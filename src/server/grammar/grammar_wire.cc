@@ -1,5 +1,6 @@
 #include "server/grammar/grammar_wire.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -41,6 +42,11 @@ bool receive_all(int fd, void* data, size_t size) {
     size -= static_cast<size_t>(n);
   }
   return true;
+}
+
+bool connected(int fd) {
+  pollfd peer{fd, 0, 0};
+  return poll(&peer, 1, 0) == 0 || (peer.revents & (POLLHUP | POLLERR | POLLNVAL)) == 0;
 }
 
 bool send_with_fd(int channel, char what, int fd, bool wait) {

@@ -35,13 +35,18 @@ std::optional<std::pair<Fd, Fd>> socket_pair();
 bool send_all(int fd, const void* data, size_t size);
 bool receive_all(int fd, void* data, size_t size);
 
+// Whether the process at the other end still lives (or another that it left this socket to).
+bool connected(int fd);
+
 // A byte with a descriptor beside it. `wait` false: fails where it cannot be sent at once.
 bool send_with_fd(int channel, char what, int fd, bool wait);
 // Fd without a value where none came along; nothing at the connection's end.
 std::optional<std::pair<char, Fd>> receive_with_fd(int channel);
 
-// To the first process: kVocabulary and then a VocabularyHead with its data; kCompile with the socket of a new grammar.
+// To the first process: kHost with the socket of the one that will hold the vocabulary.
+// To that one: kVocabulary and then a VocabularyHead with its data; kCompile with the socket of a new grammar.
 // To a grammar's process: kMatch with the socket of a new matcher.
+inline constexpr char kHost = 'H';
 inline constexpr char kVocabulary = 'V';
 inline constexpr char kCompile = 'C';
 inline constexpr char kMatch = 'M';

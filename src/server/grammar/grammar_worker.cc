@@ -1,7 +1,10 @@
 #include "server/grammar/grammar_worker.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -10,11 +13,13 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/grammar/grammar_wire.h"
@@ -41,6 +46,34 @@ volatile int watched_fd = -1;
 volatile int64_t wall_end_us = 0;
 volatile int64_t cpu_end_us = 0;
 
+// The server's own threads must not feel what a grammar costs: where every CPU computes, a step is as slow as its
+// slowest thread. So the more CPU time a piece of work has had, the further it gives way. What has given way stays so,
+// as going back would need privileges. Small grammars are done within the first level.
+struct Courtesy {
+  int64_t cpu_us;
+  int nice;  // beyond the server's
+};
+using Courtesies = std::array<Courtesy, 2>;
+constexpr Courtesies kCompiling = {{{0, 5}, {20'000, 15}}};
+constexpr Courtesies kMatching = {{{10'000, 10}, {50'000, 15}}};
+constexpr int64_t kTokenUs = 1000;  // of an answer's masks do not count, for each token
+
+int server_nice = 0;
+const Courtesies* volatile courtesies = &kCompiling;
+volatile int64_t cpu_counted_from_us = 0;
+volatile int given_way = 0;
+
+void give_way() {
+  const int64_t cpu = clock_us(CLOCK_PROCESS_CPUTIME_ID) - cpu_counted_from_us;
+  int nice = given_way;
+  for (const Courtesy& level : *courtesies) {
+    if (cpu >= level.cpu_us && level.nice > nice) nice = level.nice;
+  }
+  if (nice == given_way) return;
+  given_way = nice;
+  setpriority(PRIO_PROCESS, 0, server_nice + nice);  // of this thread, as Linux has it
+}
+
 // Only calls that are safe in a signal handler.
 void on_tick(int) {
   pollfd peer{watched_fd, 0, 0};
@@ -52,8 +85,7 @@ void on_tick(int) {
     (void)!write(watched_fd, &reply, sizeof(reply));
     _exit(0);
   }
-  // What has run for long gives way to what has just begun.
-  if (cpu > 100'000) setpriority(PRIO_PROCESS, 0, 19);
+  give_way();
 }
 
 void set_timer(int interval_us) {
@@ -62,13 +94,18 @@ void set_timer(int interval_us) {
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-// While one of these lives, the process ends if its peer goes away or its time is up.
+// While one of these lives, the process ends if its peer goes away or its time is up, and gives way by the CPU time
+// that it has had, `counted_us` of it before.
 class Watch {
  public:
-  Watch(int fd, int64_t wall_us, int64_t cpu_us) : cpu_begin_(clock_us(CLOCK_PROCESS_CPUTIME_ID)) {
+  Watch(int fd, int64_t wall_us, int64_t cpu_us, const Courtesies& levels, int64_t counted_us)
+      : cpu_begin_(clock_us(CLOCK_PROCESS_CPUTIME_ID)) {
     watched_fd = fd;
     wall_end_us = clock_us(CLOCK_MONOTONIC) + wall_us;
     cpu_end_us = cpu_begin_ + cpu_us;
+    courtesies = &levels;
+    cpu_counted_from_us = cpu_begin_ - counted_us;
+    give_way();
     set_timer(5000);
   }
   ~Watch() { set_timer(0); }
@@ -77,6 +114,13 @@ class Watch {
  private:
   int64_t cpu_begin_;
 };
+
+void block_ticks(bool block) {
+  sigset_t ticks;
+  sigemptyset(&ticks);
+  sigaddset(&ticks, SIGALRM);
+  pthread_sigmask(block ? SIG_BLOCK : SIG_UNBLOCK, &ticks, nullptr);
+}
 
 void limit_memory([[maybe_unused]] uint64_t more) {
 #ifndef NFP_SANITIZED  // they reserve more address space than there is memory
@@ -128,6 +172,7 @@ bool fill(xgrammar::GrammarMatcher& matcher, std::vector<uint32_t>& mask) {
                                int fd) {
   const int64_t burst = int64_t{head.token_burst_ms} * 1000;
   int64_t allowance = burst;  // CPU microseconds
+  int64_t counted = 0;        // the same, of the masks so far, less what is free
   std::vector<uint32_t> mask(static_cast<size_t>(xgrammar::GetBitmaskSize(vocab)));
   std::optional<xgrammar::GrammarMatcher> matcher;
   int32_t token = -1;
@@ -135,7 +180,7 @@ bool fill(xgrammar::GrammarMatcher& matcher, std::vector<uint32_t>& mask) {
     Reply reply;
     reply.status = WireStatus::kAll;
     {
-      const Watch watch(fd, /*wall_us=*/60'000'000, allowance);
+      const Watch watch(fd, /*wall_us=*/60'000'000, allowance, kMatching, counted);
       try {
         if (first) matcher.emplace(grammar);
         if (!first && !matcher->IsTerminated() && !matcher->AcceptToken(token)) {
@@ -146,7 +191,9 @@ bool fill(xgrammar::GrammarMatcher& matcher, std::vector<uint32_t>& mask) {
       } catch (const std::exception&) {
         reply.status = WireStatus::kRefused;
       }
-      allowance = std::min(burst, allowance - watch.cpu_used_us() + int64_t{head.token_refill_us});
+      const int64_t used = watch.cpu_used_us();
+      allowance = std::min(burst, allowance - used + int64_t{head.token_refill_us});
+      counted = std::max<int64_t>(0, counted + used - kTokenUs);
     }
     if (reply.status == WireStatus::kOk) reply.size = mask.size() * sizeof(uint32_t);
     if (!send_all(fd, &reply, sizeof(reply)) || !send_all(fd, mask.data(), reply.size)) _exit(0);
@@ -177,9 +224,12 @@ std::string explanation(const std::exception& failure) {
   limit_memory(head.memory_bytes);
   std::optional<xgrammar::CompiledGrammar> grammar;
   std::string refusal;
-  {
+  // On a thread, as giving way is a thread's: the answers' processes, copies of this one, start as the server is.
+  block_ticks(true);
+  std::thread([&] {
     const int64_t limit_us = int64_t{head.compile_ms} * 1000;
-    const Watch watch(fd, limit_us, limit_us);
+    const Watch watch(fd, limit_us, limit_us, kCompiling, 0);
+    block_ticks(false);
     try {
       grammar.emplace(compile(tokens, head, text));
       // A rule that is nothing but itself compiles, and then allows no first token.
@@ -195,7 +245,9 @@ std::string explanation(const std::exception& failure) {
       refusal = explanation(failure);
       if (refusal.empty()) refusal = "it is not understood";
     }
-  }
+  }).join();
+  block_ticks(false);
+  given_way = 0;
   Reply reply;
   reply.status = grammar ? WireStatus::kOk : WireStatus::kRefused;
   reply.size = grammar ? grammar->MemorySizeBytes() : refusal.size();
@@ -234,6 +286,23 @@ std::optional<std::pair<xgrammar::TokenizerInfo, int32_t>> read_vocabulary(int c
   return std::pair(xgrammar::TokenizerInfo(vocab, xgrammar::VocabType::RAW, count, end_ids), count);
 }
 
+// Holds the vocabulary, and makes a process for each grammar.
+[[noreturn]] void host_main(int channel) {
+  std::optional<std::pair<xgrammar::TokenizerInfo, int32_t>> vocabulary;
+  while (auto message = receive_with_fd(channel)) {
+    if (message->first == kVocabulary) {
+      vocabulary = read_vocabulary(channel);
+      if (!vocabulary) break;
+    } else if (message->first == kCompile && message->second && vocabulary) {
+      if (fork() == 0) {
+        close(channel);
+        grammar_main(vocabulary->first, vocabulary->second, message->second.get());
+      }
+    }
+  }
+  _exit(0);
+}
+
 }  // namespace
 
 void grammar_worker_main(int channel) {
@@ -250,6 +319,11 @@ void grammar_worker_main(int channel) {
   if (nowhere > 3) close(nowhere);
 #endif
   prctl(PR_SET_NAME, "nestedfp-gram");
+  server_nice = getpriority(PRIO_PROCESS, 0);
+  // A real-time policy is for the server's threads.
+  const sched_param ordinary{};
+  if (sched_getscheduler(0) != SCHED_OTHER) sched_setscheduler(0, SCHED_OTHER, &ordinary);
+  mallopt(M_ARENA_MAX, 1);  // a second one would count as memory of a grammar
   // Ended children and grandchildren leave no zombies, also where the server is a container's first process.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   signal(SIGCHLD, SIG_IGN);
@@ -267,16 +341,11 @@ void grammar_worker_main(int channel) {
   sigemptyset(&unblocked);
   sigprocmask(SIG_SETMASK, &unblocked, nullptr);
 
-  std::optional<std::pair<xgrammar::TokenizerInfo, int32_t>> vocabulary;
   while (auto message = receive_with_fd(channel)) {
-    if (message->first == kVocabulary) {
-      vocabulary = read_vocabulary(channel);
-      if (!vocabulary) break;
-    } else if (message->first == kCompile && message->second && vocabulary) {
-      if (fork() == 0) {
-        close(channel);
-        grammar_main(vocabulary->first, vocabulary->second, message->second.get());
-      }
+    if (message->first != kHost || !message->second) continue;
+    if (fork() == 0) {
+      close(channel);
+      host_main(message->second.get());
     }
   }
   _exit(0);

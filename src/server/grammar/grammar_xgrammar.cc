@@ -1,22 +1,17 @@
 #include "server/grammar/grammar.h"
 
 #include <poll.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <list>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
 
-#include "base/log.h"
+#include "base/cpu_topology.h"
 #include "server/grammar/grammar_constraint.h"
+#include "server/grammar/grammar_host.h"
 #include "server/grammar/grammar_wire.h"
-#include "server/grammar/grammar_worker.h"
 
 namespace nfp::server {
 namespace {
@@ -25,47 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kMaxCompiling = 16;
 constexpr auto kTick = std::chrono::milliseconds(5);
+constexpr auto kTurn = std::chrono::milliseconds(50);
 constexpr uint64_t kProcessBytes = 2u << 20;  // about what a grammar's process takes beside the grammar
-
-class Host final : public GrammarHost {
- public:
-  Host(Fd channel, pid_t pid) : channel_(std::move(channel)), pid_(pid) {}
-  ~Host() override {
-    channel_.reset();
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-
-  // Once, before the first compile.
-  bool set_vocabulary(const Tokenizer& tokenizer, int32_t vocab, std::span<const int32_t> end_ids) {
-    std::string data;
-    for (int32_t id = 0; id < vocab; ++id) {
-      // Special tokens stay empty: no grammar's text contains them.
-      const bool has_text = id < tokenizer.vocab_size() && !tokenizer.is_special(id);
-      const std::string_view text = has_text ? tokenizer.token_bytes(id) : std::string_view();
-      const auto size = static_cast<uint32_t>(text.size());
-      data.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(text);
-    }
-    VocabularyHead head;
-    head.vocab = static_cast<uint32_t>(vocab);
-    head.end_ids = static_cast<uint32_t>(end_ids.size());
-    head.bytes = data.size();
-    return send_with_fd(channel_.get(), kVocabulary, -1, true) && send_all(channel_.get(), &head, sizeof(head)) &&
-           send_all(channel_.get(), end_ids.data(), end_ids.size_bytes()) &&
-           send_all(channel_.get(), data.data(), data.size());
-  }
-
-  // The socket of a new grammar's process.
-  std::optional<Fd> compile() {
-    auto pair = socket_pair();
-    if (!pair || !send_with_fd(channel_.get(), kCompile, pair->second.get(), true)) return std::nullopt;
-    return std::move(pair->first);
-  }
-
- private:
-  Fd channel_;
-  pid_t pid_;
-};
 
 class ProcessCompiled final : public CompiledConstraint {
  public:
@@ -126,14 +82,22 @@ Source source_of(const GrammarSpec& spec) {
 
 // Compiled grammars by their text; those used last stay, up to a number of bytes.
 class Cache {
+  using Entry = std::pair<std::string, std::shared_ptr<const GrammarProcess>>;
+
  public:
   Cache(uint64_t most, std::atomic<uint64_t>* bytes) : most_(most), bytes_(*bytes) {}
 
+  // Not one whose process has ended.
   std::shared_ptr<const GrammarProcess> find(const std::string& key) {
+    std::list<Entry> dropped;
     const std::lock_guard lock(mutex_);
     const auto place = places_.find(key);
     if (place == places_.end()) return nullptr;
     entries_.splice(entries_.begin(), entries_, place->second);
+    if (!entries_.front().second->alive()) {
+      take_out(entries_.begin(), dropped);
+      return nullptr;
+    }
     return entries_.front().second;
   }
 
@@ -144,23 +108,48 @@ class Cache {
     bytes_ += size_of(key, *process);
     entries_.emplace_front(key, std::move(process));
     places_[key] = entries_.begin();
-    while (bytes_ > most_) {
-      bytes_ -= size_of(entries_.back().first, *entries_.back().second);
-      places_.erase(entries_.back().first);
-      dropped.splice(dropped.begin(), entries_, std::prev(entries_.end()));
-    }
+    while (bytes_ > most_) take_out(std::prev(entries_.end()), dropped);
   }
 
  private:
-  using Entry = std::pair<std::string, std::shared_ptr<const GrammarProcess>>;
   static uint64_t size_of(const std::string& key, const GrammarProcess& process) {
     return process.bytes + 2 * key.size() + kProcessBytes;
+  }
+  void take_out(std::list<Entry>::iterator entry, std::list<Entry>& dropped) {
+    bytes_ -= size_of(entry->first, *entry->second);
+    places_.erase(entry->first);
+    dropped.splice(dropped.begin(), entries_, entry);
   }
   const uint64_t most_;
   std::atomic<uint64_t>& bytes_;
   std::mutex mutex_;
   std::list<Entry> entries_;  // used last first
   std::unordered_map<std::string, std::list<Entry>::iterator> places_;
+};
+
+// Who may begin to compile: few at once, each until it has given way (grammar_worker.cc) or is done.
+class Turns {
+ public:
+  // Waits for a turn; false when `stop` came first.
+  bool take(const std::string& key, const std::stop_token& stop) {
+    for (;; std::this_thread::sleep_for(kTick)) {
+      if (stop.stop_requested()) return false;
+      const std::lock_guard lock(mutex_);
+      std::erase_if(taken_, [](const auto& turn) { return Clock::now() - turn.second > kTurn; });
+      if (taken_.size() >= most_) continue;
+      taken_.emplace_back(key, Clock::now());
+      return true;
+    }
+  }
+  void give(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(taken_, [&](const auto& turn) { return turn.first == key; });
+  }
+
+ private:
+  const size_t most_ = static_cast<size_t>(std::max(1, usable_cpu_count() / 4));
+  std::mutex mutex_;
+  std::vector<std::pair<std::string, Clock::time_point>> taken_;
 };
 
 // Counts a thread that waits, from begin() on.
@@ -181,11 +170,8 @@ class Waiting {
 
 class XgrammarCompiler final : public GrammarCompiler {
  public:
-  XgrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, int32_t vocab, std::span<const int32_t> end_ids,
-                   std::unique_ptr<Host> host, GrammarLimits limits)
-      : tokenizer_(std::move(tokenizer)),
-        vocab_(vocab),
-        end_ids_(end_ids.begin(), end_ids.end()),
+  XgrammarCompiler(GrammarVocabulary vocabulary, std::unique_ptr<ProcessHost> host, GrammarLimits limits)
+      : vocabulary_(std::move(vocabulary)),
         host_(std::move(host)),
         limits_(limits),
         cache_(limits.cache_bytes, &stats_.cached_bytes) {}
@@ -194,7 +180,7 @@ class XgrammarCompiler final : public GrammarCompiler {
     auto process = cache_.find(source_of(spec).key());
     if (!process) return nullptr;
     ++stats_.hits;
-    return std::make_shared<ProcessCompiled>(std::move(process), spec.param, vocab_);
+    return std::make_shared<ProcessCompiled>(std::move(process), spec.param, vocabulary_.size);
   }
 
   Result<Compiled> compile(const GrammarSpec& spec, const std::stop_token& stop) override {
@@ -207,7 +193,7 @@ class XgrammarCompiler final : public GrammarCompiler {
       for (;; std::this_thread::sleep_for(kTick)) {
         if (auto process = cache_.find(key)) {
           ++stats_.hits;
-          return Compiled(std::make_shared<ProcessCompiled>(std::move(process), spec.param, vocab_));
+          return Compiled(std::make_shared<ProcessCompiled>(std::move(process), spec.param, vocabulary_.size));
         }
         if (stop.stop_requested()) return cancelled();
         const std::lock_guard lock(mutex_);
@@ -220,9 +206,15 @@ class XgrammarCompiler final : public GrammarCompiler {
       }
     }
     ++stats_.compiling;
-    const auto begin = Clock::now();
-    auto made = run(spec, source, stop, begin);
-    stats_.compile_seconds.observe(std::chrono::duration<double>(Clock::now() - begin).count());
+    Result<std::shared_ptr<const GrammarProcess>> made(nullptr);
+    if (turns_.take(key, stop)) {
+      const auto begin = Clock::now();
+      made = run(spec, source, stop, begin);
+      stats_.compile_seconds.observe(std::chrono::duration<double>(Clock::now() - begin).count());
+      turns_.give(key);
+    } else {
+      made = cancelled();
+    }
     --stats_.compiling;
     if (made.ok()) cache_.add(key, *made);
     {
@@ -230,7 +222,7 @@ class XgrammarCompiler final : public GrammarCompiler {
       std::erase(compiling_, key);
     }
     if (!made.ok()) return made.error();
-    return Compiled(std::make_shared<ProcessCompiled>(std::move(*made), spec.param, vocab_));
+    return Compiled(std::make_shared<ProcessCompiled>(std::move(*made), spec.param, vocabulary_.size));
   }
 
   const GrammarStats& stats() const override { return stats_; }
@@ -241,9 +233,9 @@ class XgrammarCompiler final : public GrammarCompiler {
     return Error{ErrorCode::kCancelled, "the grammar is no longer wanted"};
   }
 
-  Result<std::shared_ptr<const GrammarProcess>> run(const GrammarSpec& spec, const Source& source,
-                                                    const std::stop_token& stop, Clock::time_point begin) {
-    std::optional<Fd> socket = open();
+  // A new grammar's process, at work.
+  std::optional<Fd> ask(const Source& source) {
+    std::optional<Fd> socket = host_->compile(vocabulary_, &stats_.restarts);
     CompileHead head;
     head.kind = source.kind;
     head.strict_schema = 1;
@@ -254,13 +246,16 @@ class XgrammarCompiler final : public GrammarCompiler {
     head.memory_bytes = limits_.memory_bytes;
     if (!socket || !send_all(socket->get(), &head, sizeof(head)) ||
         !send_all(socket->get(), source.text.data(), source.text.size())) {
-      ++stats_.refused_failed;
-      return error(ErrorCode::kResource, "'{}': no process for grammars can be had; try again later", spec.param);
+      return std::nullopt;
     }
+    return socket;
+  }
+
+  // Until it answers or has ended. Returning closes the socket, which ends the process.
+  Status wait(int socket, const GrammarSpec& spec, const std::stop_token& stop, Clock::time_point begin) {
     for (;;) {
-      pollfd peer{socket->get(), POLLIN, 0};
-      if (poll(&peer, 1, static_cast<int>(kTick.count())) > 0) break;
-      // Closing the socket ends the process.
+      pollfd peer{socket, POLLIN, 0};
+      if (poll(&peer, 1, static_cast<int>(kTick.count())) > 0) return ok_status();
       if (stop.stop_requested()) return cancelled();
       const auto spent = Clock::now() - begin;
       if (spent > limits_.compile_share && waiting_ > 0) {
@@ -268,57 +263,50 @@ class XgrammarCompiler final : public GrammarCompiler {
         return error(ErrorCode::kResource, "'{}' had {} s to be compiled and was stopped, as others wait; simplify it",
                      spec.param, std::chrono::duration<double>(limits_.compile_share).count());
       }
-      if (spent > limits_.compile_time + std::chrono::seconds(1)) break;
+      if (spent > limits_.compile_time + std::chrono::seconds(1)) return too_slow(spec);
     }
-    Reply reply;
-    std::string text;
-    pollfd peer{socket->get(), POLLIN, 0};
-    if (poll(&peer, 1, 0) <= 0) {
-      reply.status = WireStatus::kTooSlow;
-    } else if (!receive_all(socket->get(), &reply, sizeof(reply))) {
-      ++stats_.refused_failed;
-      return error(ErrorCode::kInvalidInput,
-                   "'{}' cannot be compiled: it needs too much memory or is nested too deeply", spec.param);
-    } else if (reply.status == WireStatus::kRefused) {
-      text.resize(reply.size);
-      (void)receive_all(socket->get(), text.data(), text.size());
-      ++stats_.refused_invalid;
-      return error(ErrorCode::kInvalidInput, "'{}' cannot be compiled: {}", spec.param, text);
-    }
-    if (reply.status == WireStatus::kTooSlow) {
-      ++stats_.refused_time;
-      return error(ErrorCode::kInvalidInput, "'{}' takes longer than {} s to be compiled; simplify it", spec.param,
-                   std::chrono::duration<double>(limits_.compile_time).count());
-    }
-    return std::shared_ptr<const GrammarProcess>(
-        std::make_shared<GrammarProcess>(std::move(*socket), reply.size, &stats_));
   }
 
-  // Indexing the vocabulary takes a moment, so it waits for the first grammar.
-  std::optional<Fd> open() {
-    const std::lock_guard lock(host_mutex_);
-    if (!host_) {
-      auto started = start_grammar_host();
-      if (!started.ok()) return std::nullopt;
-      host_.reset(static_cast<Host*>(started->release()));
-    }
-    if (!described_ && !host_->set_vocabulary(*tokenizer_, vocab_, end_ids_)) {
-      log::error("the process for grammars has ended");
-      return std::nullopt;
-    }
-    described_ = true;
-    return host_->compile();
+  Error too_slow(const GrammarSpec& spec) {
+    ++stats_.refused_time;
+    return error(ErrorCode::kInvalidInput, "'{}' takes longer than {} s to be compiled; simplify it", spec.param,
+                 std::chrono::duration<double>(limits_.compile_time).count());
   }
 
-  std::shared_ptr<const Tokenizer> tokenizer_;
-  int32_t vocab_;
-  std::vector<int32_t> end_ids_;
-  std::mutex host_mutex_;
-  std::unique_ptr<Host> host_;
-  bool described_ = false;
-  GrammarLimits limits_;
+  Result<std::shared_ptr<const GrammarProcess>> run(const GrammarSpec& spec, const Source& source,
+                                                    const std::stop_token& stop, Clock::time_point begin) {
+    for (bool again = true;; again = false) {
+      std::optional<Fd> socket = ask(source);
+      Reply reply;
+      if (socket) {
+        NFP_RETURN_IF_ERROR(wait(socket->get(), spec, stop, begin));
+        if (!receive_all(socket->get(), &reply, sizeof(reply))) socket.reset();
+      }
+      if (!socket) {
+        // Where the process that should have made this one has ended, nothing is said about the grammar.
+        if (again && !host_->alive()) continue;
+        ++stats_.refused_failed;
+        return error(ErrorCode::kInvalidInput,
+                     "'{}' cannot be compiled: it needs too much memory or is nested too deeply", spec.param);
+      }
+      if (reply.status == WireStatus::kTooSlow) return too_slow(spec);
+      if (reply.status == WireStatus::kRefused) {
+        std::string text(reply.size, '\0');
+        (void)receive_all(socket->get(), text.data(), text.size());
+        ++stats_.refused_invalid;
+        return error(ErrorCode::kInvalidInput, "'{}' cannot be compiled: {}", spec.param, text);
+      }
+      return std::shared_ptr<const GrammarProcess>(
+          std::make_shared<GrammarProcess>(std::move(*socket), reply.size, &stats_));
+    }
+  }
+
+  const GrammarVocabulary vocabulary_;
+  const std::unique_ptr<ProcessHost> host_;
+  const GrammarLimits limits_;
   GrammarStats stats_;
   Cache cache_;
+  Turns turns_;
   std::mutex mutex_;
   std::vector<std::string> compiling_;
   std::atomic<int32_t> waiting_{0};  // for a place among the compiling
@@ -328,22 +316,13 @@ class XgrammarCompiler final : public GrammarCompiler {
 
 bool grammars_available() { return true; }
 
-Result<std::unique_ptr<GrammarHost>> start_grammar_host() {
-  auto pair = socket_pair();
-  const pid_t pid = pair ? fork() : -1;
-  if (pid < 0) return error(ErrorCode::kResource, "no process for grammars can be started: {}", std::strerror(errno));
-  if (pid == 0) {
-    pair->first.reset();
-    grammar_worker_main(pair->second.get());
-  }
-  return std::unique_ptr<GrammarHost>(std::make_unique<Host>(std::move(pair->first), pid));
-}
-
 std::unique_ptr<GrammarCompiler> make_grammar_compiler(std::shared_ptr<const Tokenizer> tokenizer, int32_t vocab,
                                                        std::span<const int32_t> end_ids,
                                                        std::unique_ptr<GrammarHost> host, GrammarLimits limits) {
-  return std::make_unique<XgrammarCompiler>(std::move(tokenizer), vocab, end_ids,
-                                            std::unique_ptr<Host>(static_cast<Host*>(host.release())), limits);
+  std::unique_ptr<ProcessHost> ours(static_cast<ProcessHost*>(host.release()));
+  if (!ours) ours = std::make_unique<ProcessHost>();
+  return std::make_unique<XgrammarCompiler>(
+      GrammarVocabulary{std::move(tokenizer), vocab, {end_ids.begin(), end_ids.end()}}, std::move(ours), limits);
 }
 
 }  // namespace nfp::server

@@ -12,6 +12,7 @@ class MinTokens final : public TokenConstraint {
 
   bool ready(std::chrono::microseconds wait) override { return inner_->ready(wait); }
   std::string_view failure() const override { return inner_->failure(); }
+  ErrorCode failure_code() const override { return inner_->failure_code(); }
 
   bool fill(std::span<uint32_t> mask) override {
     const bool restricted = inner_->fill(mask);

@@ -111,8 +111,7 @@ Result<std::string> ChatTemplate::render(const ChatTemplateInput& input) const {
   jinja::Runtime runtime(input.limits);
   runtime.now = input.now;
   try {
-    jinja::Interpreter interpreter(*program_, runtime, make_context(*program_, input, heap));
-    return interpreter.run();
+    return jinja::run_template(*program_, runtime, make_context(*program_, input, heap));
   } catch (const jinja::Failure& failure) {
     return error(failure.code, "chat template '{}' line {}: {}", program_->name, failure.line,
                  one_line(failure.message));

@@ -50,18 +50,17 @@ TEST(ChatTemplate, TrimsBlocksAndStripsTheLineBeforeThem) {
   EXPECT_EQ(rendered("a \n {%- if true -%} \n b {%- endif %}"), "ab");
   EXPECT_EQ(rendered("  {%+ if true %}x{% endif +%}\ny"), "  x\ny");
   EXPECT_EQ(rendered("a {# note #}\n b {#- note -#} \n c"), "a  bc");
-  EXPECT_EQ(rendered("{% raw %}{{ x }}{% endraw %}"), "{{ x }}");
   EXPECT_EQ(rendered("{{ {'a': {'b': 1}} }}|{{ '}}' }}"), "{'a': {'b': 1}}|}}");
 }
 
 TEST(ChatTemplate, PrintsAsPythonDoes) {
-  EXPECT_EQ(rendered("{{ [1, 1.0, 1e16, 1e-5, 0.1, true, none, 'a\\'b', \"q\\\"'\", 'é\\n\\x01', (1,), ()] }}"),
+  EXPECT_EQ(rendered("{{ [1, 1.0] + v + [0.1, true, none, 'a\\'b', \"q\\\"'\", 'é\\n\\x01', (1,), ()] }}",
+                     {{"v", {1e16, 1e-5}}}),
             R"([1, 1.0, 1e+16, 1e-05, 0.1, True, None, "a'b", 'q"\'', 'é\n\x01', (1,), ()])");
   EXPECT_EQ(rendered("{{ big }} {{ big + 1 }}", {{"big", 18446744073709551615u}}),
             "18446744073709551615 18446744073709551616");
-  EXPECT_EQ(
-      rendered("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 * 3 }} {{ 2.5 | round }} {{ 7.0 // 2 }}"),
-      "3 -4 2 3.5 6 2.0 3.0");
+  EXPECT_EQ(rendered("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 * 3 }} {{ 2.5 + 1 }}"),
+            "3 -4 2 3.5 6 3.5");
 }
 
 TEST(ChatTemplate, UndefinedPrintsNothingButCannotBeUsed) {
@@ -81,9 +80,6 @@ TEST(ChatTemplate, ScopesAreThoseOfJinja) {
       "4");
   EXPECT_EQ(rendered("{% if true %}{% set x = 3 %}{% endif %}{{ x }}"), "3");
   EXPECT_EQ(rendered("{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}c"), "12c");
-  // `given` is set by the template itself further down, so the loop does not see the variable passed to it.
-  EXPECT_EQ(rendered("{% for i in [1] %}[{{ given }}]{% endfor %}{% set given = 1 %}{{ given }}", {{"given", "x"}}),
-            "[]1");
 }
 
 TEST(ChatTemplate, LoopsKnowWhereTheyStand) {
@@ -159,6 +155,16 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{% macro m() %}{{ caller() }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
            {"{% call m() %}{% endcall %}", "syntax error: the tag 'call' is"},
            {"{% filter upper %}{% endfilter %}", "syntax error: the tag 'filter' is"},
+           {"{% raw %}{% endraw %}", "syntax error: the tag 'raw' is"},
+           {"{{ 1e3 }}", "syntax error: a number with an exponent, an underscore or another base is"},
+           {"{{ 2.5 // 1 }}", "// of floats is"},
+           {"{{ [0] * 2 }}", "multiplying a list is"},
+           {"{{ {2.5: 1} }}", "a dict's key of type 'float' is"},
+           {"{{ range(3) }}", "printing a value of type 'view' is"},
+           {"{{ range(3)[1] }}", "an item of a view or range is"},
+           {"{{ messages.copy() }}", "the method copy of list is"},
+           {"{{ 'a'.rsplit('b') }}", "the method rsplit of str is"},
+           {"{{ namespace(messages[0]) }}", "namespace() with a mapping is"},
            {"{{ '\xEF\xAC\x81' | upper }}", "a capital of several letters (SpecialCasing of Unicode) is"}}) {
     EXPECT_EQ(error_of(source).find("chat template 't' line 1: " + name + " not supported in chat templates"), 0u)
         << source << ": " << error_of(source);
@@ -200,7 +206,8 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
         "{% for a in range(100000) %}{% for b in range(100000) %}0123456789{% endfor %}{% endfor %}",
-        "{{ 'x' * 100000000000 }}", "{{ ('x' * 1000000) * 1000000 }}", "{{ [0] * 100000000000 }}",
+        "{{ 'x' * 100000000000 }}", "{{ ('x' * 1000000) * 1000000 }}",
+        "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = ns.x + [range(100000)] %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% for a in range(100000) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x=[1]) %}{% for a in range(100000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
@@ -208,8 +215,8 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('', 'b' * 1000) }}",
         "{{ 'a' | indent(99999999999, true) }}",
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
-        "{% set a = 'a' * 300000 %}{{ (a ~ a).rfind('b' ~ a) }}{{ ('b' ~ a ~ a).rsplit('b' ~ a ~ 'c') | length }}"
-        "{% for i in range(100000) %}{{ (a ~ a).rfind('ab' ~ a) }}{% endfor %}"}) {
+        "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}",
+        "{{ range(100000) | unique | list }}"}) {
     ChatTemplateInput input = with(ordered_json::object());
     input.limits.max_steps = 1'000'000;
     input.limits.max_output_bytes = 1 << 20;
@@ -221,7 +228,7 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
   EXPECT_EQ(error_of("{{ range(100001) }}"),
             "chat template 't' line 1: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
   EXPECT_EQ(error_of("{{ 999999999999999999999 * 9999999999999999999999999 }}"),
-            "chat template 't' line 1: the product of two integers is too large");
+            "chat template 't' line 1: an integer is too large");
 }
 
 TEST(ChatTemplateLimits, ParserRefusesDeepNesting) {

@@ -3,6 +3,8 @@
 // such thing.
 #pragma once
 
+#include <algorithm>
+#include <string>
 #include <string_view>
 
 #include "text/jinja/runtime.h"
@@ -14,13 +16,23 @@ struct Test {
   bool (*holds)(Runtime& rt, const Value& value, const Value& argument);
   bool has_argument = false;
 };
+bool holds(Runtime& rt, const Test& test, const Value& value, const Args& args);
+
+// The entry of a table that has this name; nullptr when there is none.
+template <typename T, size_t N>
+const T* find_name(const T (&table)[N], std::string_view name) {
+  const T* it = std::find_if(table, table + N, [&](const T& entry) { return entry.name == name; });
+  return it == table + N ? nullptr : it;
+}
 
 const Callable* find_filter(std::string_view name);
 const Test* find_test(std::string_view name);
-// One whose `call` is null exists in Python, but is not supported.
 const Callable* find_method(Kind kind, std::string_view name);
 const Callable* find_function(std::string_view name);
-// Whether a type has a method that the sandbox refuses.
-bool changes_its_object(Kind kind, std::string_view name);
+
+// What an error says of a method that Python has, but the sandbox or chat templates have not, and of such a function;
+// empty for other names.
+std::string why_no_method(const Value& object, std::string_view name);
+std::string why_no_function(std::string_view name);
 
 }  // namespace nfp::jinja

@@ -28,15 +28,12 @@ enum class Token : uint8_t {
 struct TokenData {
   Token kind = Token::kEnd;
   int line = 1;
-  std::string text;  // of kText, kName, kOperator and kString (without quotes and escapes)
+  std::string text;  // as it stands in the template; of kString, without quotes and escapes
   Int integer = 0;
   double real = 0;
 };
 
 // Ends with a kEnd token. Throws Failure for what jinja2 calls a syntax error. Precondition: valid UTF-8.
 std::vector<TokenData> tokenize(std::string_view source);
-
-// How an error message calls a token.
-std::string describe(const TokenData& token);
 
 }  // namespace nfp::jinja

@@ -1,4 +1,5 @@
-// Python's operators on template values. All fail (throw Failure) where Python raises.
+// Python's operators on template values, attributes, items, slices and iteration. All fail (throw Failure) where Python
+// raises.
 #pragma once
 
 #include <optional>
@@ -10,27 +11,25 @@
 
 namespace nfp::jinja {
 
-// --- Truth, equality, order (operators.cc)
+// --- Truth, equality, order
 enum class Compare : uint8_t { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
 bool truthy(Runtime& rt, const Value& v);
 bool equals(Runtime& rt, const Value& a, const Value& b);
+bool identical(const Value& a, const Value& b);  // `is` of Python
 bool compare(Runtime& rt, Compare op, const Value& a, const Value& b);
-bool contains(Runtime& rt, const Value& container, const Value& item);  // item in container
-bool identical(const Value& a, const Value& b);                         // `is` of Python
 // `items` in the order of their `keys`; equal ones keep their order, also backwards. Equal keys are never asked which
 // is less, so None and None sort. A template's values may be ordered inconsistently (NaN): the order is then any.
 std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const std::vector<Value>& keys, bool reverse);
 
-// --- Arithmetic (operators.cc)
+// --- Arithmetic
 enum class Binary : uint8_t { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo };
 Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b);
 Value negate(Runtime& rt, const Value& a);
-Value int_of(Runtime& rt, double d);  // int(d); fails for inf and nan
-double real_of(const Value& number);
 Int int_argument(Runtime& rt, const Value& v, const char* what);  // what range, slices and widths take
 
-// --- Attributes, items and slices (lookup.cc)
-Value get_item(Runtime& rt, const Value& object, const Value& key);            // object[key] of jinja2's environment
+// --- Attributes, items and slices, with the rules of jinja2's sandboxed environment: `a.b` looks for an attribute
+// first and an item second, `a["b"]` the other way round, and what is not there is Undefined (lookup.cc)
+Value get_item(Runtime& rt, const Value& object, const Value& key);            // object[key]
 Value get_attribute(Runtime& rt, const Value& object, std::string_view name);  // object.name
 Value slice(Runtime& rt, const Value& object, const Value& start, const Value& stop, const Value& step);
 // What jinja2's make_attrgetter looks up: "a.b.0", an index, or (none) the item itself. An undefined step on the way
@@ -38,7 +37,6 @@ Value slice(Runtime& rt, const Value& object, const Value& start, const Value& s
 Value path_item(Runtime& rt, const Value& object, const Value& path, const Value& otherwise = {});
 
 // --- Iteration (lookup.cc)
-std::optional<Int> try_length(Runtime& rt, const Value& v);  // nullopt: the type has no len()
 Int length(Runtime& rt, const Value& v);
 bool is_iterable(const Value& v);
 class Cursor {

@@ -1,122 +1,122 @@
-// From tokens to a tree: statements (parser.cc) and jinja2's expressions (expressions.cc), from loosest to tightest
-// binding: a if b else c; or; and; not; comparisons, in; + -; ~; * / // %; unary + -; calls, attributes and items;
-// filters and tests.
+// A parsed template. Nodes point at each other with plain pointers; the Template owns them all.
 #pragma once
 
-#include <initializer_list>
+#include <deque>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "text/jinja/ast.h"
-#include "text/jinja/lexer.h"
+#include "base/result.h"
+#include "text/jinja/filters.h"
+#include "text/jinja/operators.h"
+#include "text/jinja/value.h"
 
 namespace nfp::jinja {
 
-class Parser {
- public:
-  Parser(Template& out, std::vector<TokenData> tokens) : out_(out), tokens_(std::move(tokens)) {}
-  void run();
+using Symbol = uint32_t;  // an interned variable name
 
- private:
-  // Expressions within expressions; Python gives up at about the same depth.
-  static constexpr int kMaxNesting = 300;
-  static constexpr size_t kMaxArguments = 255;
+enum class ExprKind : uint8_t {
+  kConstant,
+  kName,
+  kNamespaceName,  // target `symbol.name` of a set
+  kList,           // items
+  kTuple,
+  kDict,       // items: key, value, key, value ...
+  kAttribute,  // items[0].name
+  kItem,       // items[0][items[1]]
+  kSlice,      // items[0][items[1]:items[2]:items[3]], each of the three may be null
+  kCall,       // items[0](items[1..], named)
+  kFilter,     // items[0]|filter(items[1..], named); items[0] is null in a set block: the block's text
+  kTest,       // items[0] is test(items[1..])
+  kNot,
+  kNegate,
+  kBinary,
+  kAnd,
+  kOr,
+  kCompare,  // items[0] compares[0] items[1] compares[1] items[2] ...
+  kConcat,
+  kCondition,  // items[0] if items[1] else items[2], which may be null
+};
 
-  class Nest {
-   public:
-    explicit Nest(Parser& parser) : parser_(parser) {
-      if (++parser_.nesting_ > kMaxNesting) parser_.fail("expressions are nested too deeply");
-    }
-    ~Nest() { --parser_.nesting_; }
-    Nest(const Nest&) = delete;
-    Nest& operator=(const Nest&) = delete;
+struct Expr {
+  ExprKind kind = ExprKind::kConstant;
+  Binary binary = Binary::kAdd;
+  int line = 0;
+  int depth = 1;  // longest way down to a leaf
+  Symbol symbol = 0;
+  std::string_view name;  // of an attribute, filter or test
+  Value constant;
+  const Callable* filter = nullptr;  // null: no such filter, which is an error once it runs, as in jinja2's ifs
+  const Test* test = nullptr;
+  std::vector<Expr*> items;
+  std::vector<Compare> compares;
+  std::vector<std::pair<std::string_view, Expr*>> named;
+};
 
-   private:
-    Parser& parser_;
+enum class StmtKind : uint8_t {
+  kText,
+  kPrint,       // expr
+  kIf,          // branches, other
+  kFor,         // for target in expr if condition: body else other
+  kSet,         // target = expr
+  kSetBlock,    // target = body, through the filters of expr (may be null)
+  kMacro,       // symbol(parameters): body
+  kGeneration,  // transformers' {% generation %}: body in a scope of its own
+  kBreak,
+  kContinue,
+};
+
+struct Stmt {
+  struct Branch {
+    Expr* condition = nullptr;
+    std::vector<Stmt*> body;
+  };
+  struct Parameter {
+    Symbol symbol = 0;
+    std::string_view name;
+    Expr* default_value = nullptr;  // null: must be given, else Undefined
   };
 
-  // --- Tokens
-  const TokenData& current() const { return tokens_[at_]; }
-  const TokenData& look() const { return tokens_[at_ + 1 < tokens_.size() ? at_ + 1 : at_]; }
-  bool at(Token kind) const { return current().kind == kind; }
-  bool at(std::string_view op) const { return at(Token::kOperator) && current().text == op; }
-  bool at_name(std::string_view name) const { return at(Token::kName) && current().text == name; }
-  // The current token, stepping behind it; the last one stays.
-  const TokenData& take() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
-  bool skip_if(std::string_view op) {
-    if (!at(op)) return false;
-    take();
-    return true;
-  }
-  bool skip_if_name(std::string_view name) {
-    if (!at_name(name)) return false;
-    take();
-    return true;
-  }
-  const TokenData& expect(Token kind, std::string_view what);
-  void expect(std::string_view op);
-  [[noreturn]] void fail(std::string message) const;
-  [[noreturn]] void unsupported(std::string_view what) const;
-
-  // --- Statements (parser.cc)
-  Stmt* make(StmtKind kind, int line);
-  std::vector<Stmt*> statements(std::initializer_list<std::string_view> ends);
-  std::vector<Stmt*> body(std::initializer_list<std::string_view> ends);
-  std::vector<Stmt*> body_to(std::string_view end);
-  std::vector<Stmt*> function_body(Stmt* s, std::string_view end);
-  Stmt* statement();
-  Stmt* parse_if(int line);
-  Stmt* parse_for(int line);
-  Stmt* parse_set(int line);
-  Stmt* parse_macro(int line);
-  Stmt* parse_generation(int line);
-  void parse_parameters(Stmt* s);
-
-  // --- Expressions (expressions.cc)
-  Expr* make(ExprKind kind, int line, std::vector<Expr*> items = {});
-  Expr* binary(Binary op, int line, Expr* left, Expr* right);
-  Expr* constant(Value value, int line);
-  Expr* expression(bool with_condition = true) { return with_condition ? condition() : disjunction(); }
-  // Comma-separated expressions make a tuple. `end_name` is a name that ends it, as `in` does a for's targets.
-  Expr* tuple(bool with_condition = true, std::string_view end_name = {}, bool in_parentheses = false);
-  template <typename Item>
-  Expr* tuple_of(const Item& item, std::string_view end_name, bool may_be_empty);
-  // What can be assigned to: a name, a tuple of targets, or (in a set) an attribute of a namespace.
-  Expr* target(std::string_view end_name, bool with_namespace);
-  Expr* name_target();
-  Expr* filters(Expr* value);  // those behind `|`; `value` where there are none
-  Expr* condition();
-  Expr* disjunction();
-  Expr* conjunction();
-  Expr* negation();
-  Expr* comparison();
-  Expr* sum();
-  Expr* concatenation();
-  Expr* product();
-  Expr* chain(std::string_view word, ExprKind kind, Expr* (Parser::*part)());
-  Expr* unary(bool with_filter);
-  Expr* primary(bool with_namespace);
-  Expr* name_or_constant(bool with_namespace);
-  std::vector<Expr*> collection(std::string_view end, bool pairs);
-  Expr* postfix(Expr* value);
-  Expr* filters_and_tests(Expr* value);
-  Expr* subscript(Expr* value);
-  Expr* call(Expr* callee);
-  Expr* test(Expr* value);
-  void arguments(Expr* into);
-  void check_target(const Expr* target);
-  void note_read(Symbol symbol, std::string_view name);
-
-  Template& out_;
-  const std::vector<TokenData> tokens_;
-  size_t at_ = 0;
-  int nesting_ = 0;            // expressions around the place
-  int blocks_ = 0;             // block tags around it
-  int loops_ = 0;              // for loops around it, within the innermost macro
-  int all_loops_ = 0;          // for loops around it in all
-  std::vector<Stmt*> macros_;  // around it
+  StmtKind kind = StmtKind::kText;
+  int line = 0;
+  Symbol symbol = 0;
+  std::string_view name;
+  std::string text;
+  Expr* expr = nullptr;
+  Expr* target = nullptr;
+  Expr* condition = nullptr;
+  std::vector<Stmt*> body;
+  std::vector<Stmt*> other;
+  std::vector<Branch> branches;
+  std::vector<Parameter> parameters;
 };
+
+struct Template {
+  std::string name;
+  std::vector<Stmt*> body;
+
+  std::deque<Expr> exprs;
+  std::deque<Stmt> stmts;
+  std::deque<std::string> symbol_names;
+  std::map<std::string_view, Symbol> symbols;  // a tree: hashes of names from outside could be made to collide
+  std::vector<bool> read;                      // by symbol: whether any expression reads the variable
+  Heap constants;
+
+  Symbol intern(std::string_view text) {
+    if (const auto it = symbols.find(text); it != symbols.end()) return it->second;
+    symbol_names.emplace_back(text);
+    const auto symbol = static_cast<Symbol>(symbol_names.size() - 1);
+    symbols.emplace(symbol_names.back(), symbol);
+    read.push_back(false);
+    return symbol;
+  }
+  std::string_view name_of(std::string_view text) { return symbol_names[intern(text)]; }
+};
+
+// `name` appears in errors, as the template's.
+Result<std::shared_ptr<const Template>> parse_template(const std::string& source, std::string name);
 
 }  // namespace nfp::jinja

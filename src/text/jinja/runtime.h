@@ -3,6 +3,7 @@
 // of any expression.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <chrono>
 #include <optional>
@@ -73,7 +74,7 @@ class Runtime {
   Value string(const char* text) { return string(std::string(text)); }
   Value list(std::vector<Value> items, Kind kind = Kind::kList) {
     charge(sizeof(Value), static_cast<Int>(items.size()));
-    List* list = kind == Kind::kIterator ? make<Iterator>() : kind == Kind::kView ? make<View>() : make<List>();
+    List* list = kind == Kind::kIterator ? make<Iterator>() : make<List>();
     list->items = std::move(items);
     return Value::object(kind, list);
   }
@@ -84,21 +85,20 @@ class Runtime {
     return Value::object(Kind::kUndefined, undefined);
   }
 
-  void check_key(const Value& key) const {
-    if (!is_key(key)) fail("a value of type '{}' cannot be a key", type_name(key));
-  }
   const Value* find(const Dict& dict, std::string_view key) {
     step();
     work(key.size() * std::bit_width(dict.entries.size()));
     return dict.find(key);
   }
   const Value* find(const Dict& dict, const Value& key) {
-    check_key(key);
     if (key.is(Kind::kString)) return find(dict, key.text());
     step();
+    if (key.is(Kind::kList) || key.is(Kind::kDict)) fail("unhashable type: '{}'", type_name(key));
+    if (key.is(Kind::kFloat)) unsupported_key(key);
     return dict.find(key);
   }
   void set(Dict& dict, const Value& key, const Value& value) {
+    if (!Dict::is_key(key)) unsupported_key(key);
     find(dict, key);
     charge(2 * sizeof(Dict::Entry) + (key.is(Kind::kString) ? key.text().size() : 0));
     dict.set(key, value);
@@ -124,6 +124,9 @@ class Runtime {
  private:
   static constexpr uint64_t kStopEvery = 1024;  // steps between two looks at the stop token
 
+  [[noreturn]] void unsupported_key(const Value& key) const {
+    fail("a dict's key of type '{}' is not supported in chat templates", type_name(key));
+  }
   [[noreturn]] void stopped() const { throw Failure{ErrorCode::kCancelled, "no longer wanted", line}; }
   [[noreturn]] void exceeded(std::string message) const {
     throw Failure{ErrorCode::kResource, std::move(message), line};
@@ -153,37 +156,29 @@ class Runtime {
 // --- What a template can call
 
 struct Args {
+  const Value& operator[](size_t place) const {
+    static const Value kNotGiven{};
+    return place < positional.size() ? positional[place] : kNotGiven;
+  }
   std::vector<Value> positional;
   std::vector<std::pair<std::string_view, Value>> named;
 };
 
 // A filter of `subject`, a method of it, or a global function (which has none).
 struct Callable {
+  static constexpr size_t kAny = 255;  // takes its arguments as they come, also named ones
+
   std::string_view name;
-  Value (*call)(Runtime& rt, const Value& subject, const Args& args);  // null: Python has it, chat templates do not
+  Value (*call)(Runtime& rt, const Value& subject, const Args& args);
+  size_t least = 0, most = 0;                       // arguments
+  std::array<std::string_view, 4> parameters = {};  // their names; none: Python takes them by place only
 };
 struct Function : Object {
   const Callable* callable = nullptr;
   Value self;
 };
 
-// Puts arguments into places as a Python function with these parameter names does: parameters not given stay
-// kMissing; those before `required` must be given. `function` is for the error message.
-void bind_arguments(Runtime& rt, std::string_view function, const Args& args, const std::string_view* names,
-                    size_t count, size_t required, Value* out);
-template <size_t N>
-struct Bound {
-  Value at[N];
-  const Value& operator[](size_t i) const { return at[i]; }
-};
-template <size_t N>
-Bound<N> bind(Runtime& rt, std::string_view function, const Args& args, const std::string_view (&names)[N],
-              size_t required = 0) {
-  Bound<N> bound;
-  bind_arguments(rt, function, args, names, N, required, bound.at);
-  return bound;
-}
-// Between `least` and `most` arguments, none of them by name.
-void expect_positional(Runtime& rt, std::string_view function, const Args& args, size_t least, size_t most);
+// Puts the arguments into places, as a Python function with these parameters does, and calls.
+Value invoke(Runtime& rt, const Callable& callable, const Value& subject, const Args& args);
 
 }  // namespace nfp::jinja

@@ -1,9 +1,11 @@
 #include "text/jinja/text.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 
-#include "text/jinja/interpreter.h"
+#include "text/jinja/operators.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -12,17 +14,13 @@ namespace {
 
 // The shortest digits that read back as the same number; an exponent from 1e16 on and below 1e-4.
 std::string repr_real(double d) {
-  if (std::isnan(d)) return "nan";
-  if (std::isinf(d)) return d < 0 ? "-inf" : "inf";
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof(buffer), d, std::chars_format::scientific).ptr;
   const std::string_view scientific(buffer, static_cast<size_t>(end - buffer));
   const size_t e = scientific.find('e');
   const std::string_view sign = scientific[0] == '-' ? "-" : "";
-  std::string digits;
-  for (const char c : scientific.substr(0, e)) {
-    if (c >= '0' && c <= '9') digits += c;
-  }
+  std::string digits(scientific.substr(0, e));
+  std::erase_if(digits, [](char c) { return c == '-' || c == '.'; });
   int exponent = 0;
   std::from_chars(scientific.data() + e + (scientific[e + 1] == '+' ? 2 : 1), end, exponent);
   if (exponent >= 16 || exponent < -4) {
@@ -35,54 +33,33 @@ std::string repr_real(double d) {
   return fmt::format("{}{}.{}", sign, digits.substr(0, whole), digits.substr(whole));
 }
 
-// The letter behind the backslash of c's short escape in a Python or JSON string, 0 when it has none.
-char short_escape(char32_t c) { return c == '\n' ? 'n' : c == '\r' ? 'r' : c == '\t' ? 't' : '\0'; }
-
-// repr() as Python prints it.
+// Values as Python's repr() prints them, or as JSON.
 class Writer {
  public:
-  explicit Writer(Runtime& rt) : rt_(rt) {}
+  Writer(Runtime& rt, const JsonStyle& style, bool json) : rt_(rt), style_(style), json_(json) {}
 
   void value(const Value& v) {
     const Runtime::Nest nest(rt_);
     rt_.step();
     switch (v.kind()) {
-      case Kind::kMissing:
-      case Kind::kUndefined:
-        return put("Undefined");
       case Kind::kNone:
-        return put("None");
+        return put(json_ ? "null" : "None");
       case Kind::kBool:
-        return put(v.as_bool() ? "True" : "False");
+        return put(v.as_int() != 0 ? json_ ? "true" : "True" : json_ ? "false" : "False");
       case Kind::kInt:
         return put(fmt::format("{}", v.as_int()));
       case Kind::kFloat:
-        return put(repr_real(v.as_real()));
+        return real(v.as_real());
       case Kind::kString:
         return quoted(v.text());
       case Kind::kList:
-        return items("[", v.items(), "]");
+        return list("[", v.items(), "]");
       case Kind::kTuple:
-        return items("(", v.items(), v.items().size() == 1 ? ",)" : ")");
-      case Kind::kView:
-        put(type_name(v));
-        return items("([", v.items(), "])");
+        return json_ ? list("[", v.items(), "]") : list("(", v.items(), v.items().size() == 1 ? ",)" : ")");
       case Kind::kDict:
         return dict(v.as_dict());
-      case Kind::kRange: {
-        const auto& range = v.as<Range>();
-        put(fmt::format("range({}, {}", range.start, range.stop));
-        if (range.step != 1) put(fmt::format(", {}", range.step));
-        return put(")");
-      }
-      case Kind::kNamespace:
-        put("<Namespace ");
-        dict(v.as<Namespace>().attributes);
-        return put(">");
-      case Kind::kLoop:
-        return put(fmt::format("<LoopContext {}/{}>", v.as<Loop>().index0 + 1, v.as<Loop>().length(rt_)));
       default:
-        return put(fmt::format("<{} object>", type_name(v)));
+        return other(v);
     }
   }
 
@@ -94,121 +71,59 @@ class Writer {
     out += text;
   }
 
-  // Single quotes unless only double ones avoid an escape.
+  void real(double d) {
+    if (std::isnan(d)) return put(json_ ? "NaN" : "nan");
+    if (std::isinf(d)) return put(d < 0 ? json_ ? "-Infinity" : "-inf" : json_ ? "Infinity" : "inf");
+    put(repr_real(d));
+  }
+
+  void other(const Value& v) {
+    if (json_) rt_.fail("Object of type {} is not JSON serializable", type_name(v));
+    if (v.is(Kind::kView) || v.is(Kind::kLoop)) {
+      rt_.fail("printing a value of type '{}' is not supported in chat templates", type_name(v));
+    }
+    if (v.is(Kind::kNamespace)) {
+      put("<Namespace ");
+      dict(v.as<Namespace>().attributes);
+      return put(">");
+    }
+    put(v.undefined() ? "Undefined" : fmt::format("<{} object>", type_name(v)));
+  }
+
+  // Python quotes with single quotes unless only double ones avoid an escape.
   void quoted(std::string_view text) {
     rt_.charge(text.size() + 2);
     const bool has_single = text.find('\'') != std::string_view::npos;
-    const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+    const char quote = json_ || (has_single && text.find('"') == std::string_view::npos) ? '"' : '\'';
+    constexpr std::string_view kPlain = "\n\r\t\b\f", kLetters = "nrtbf";
     out += quote;
     for (size_t pos = 0; pos < text.size();) {
       const char32_t c = text::next_code_point(text, pos);
-      if (c == static_cast<unsigned char>(quote) || c == '\\') {
+      const size_t short_escape = c < 0x20 ? kPlain.substr(0, json_ ? 5 : 3).find(static_cast<char>(c)) : kPlain.npos;
+      if (short_escape != kPlain.npos) {
+        out += '\\';
+        out += kLetters[short_escape];
+      } else if (c == static_cast<unsigned char>(quote) || c == '\\') {
         out += '\\';
         out += static_cast<char>(c);
-      } else if (const char letter = short_escape(c)) {
-        out += '\\';
-        out += letter;
-      } else if (text::is_printable(c)) {
+      } else if (json_ ? c >= 0x20 && (!style_.ascii || c < 0x7F) : text::is_printable(c)) {
         text::append_utf8(out, c);
       } else {
-        const auto number = static_cast<uint32_t>(c);
-        out += c < 0x100     ? fmt::format("\\x{:02x}", number)
-               : c < 0x10000 ? fmt::format("\\u{:04x}", number)
-                             : fmt::format("\\U{:08x}", number);
+        escape(static_cast<uint32_t>(c));
       }
     }
     out += quote;
   }
 
-  void items(std::string_view open, const std::vector<Value>& list, std::string_view close) {
-    put(open);
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (i > 0) put(", ");
-      value(list[i]);
-    }
-    put(close);
-  }
-
-  void dict(const Dict& d) {
-    put("{");
-    for (size_t i = 0; i < d.entries.size(); ++i) {
-      if (i > 0) put(", ");
-      value(d.entries[i].key);
-      put(": ");
-      value(d.entries[i].value);
-    }
-    put("}");
-  }
-
-  Runtime& rt_;
-};
-
-class JsonWriter {
- public:
-  JsonWriter(Runtime& rt, const JsonStyle& style) : rt_(rt), style_(style) {}
-
-  void value(const Value& v) {
-    const Runtime::Nest nest(rt_);
-    rt_.step();
-    switch (v.kind()) {
-      case Kind::kString:
-        return string(v.text());
-      case Kind::kList:
-      case Kind::kTuple:
-        return list(v.items());
-      case Kind::kDict:
-        return dict(v.as_dict());
-      default:
-        return put(scalar(v, "Object of type {} is not JSON serializable"));
+  void escape(uint32_t c) {
+    if (json_ && c >= 0x10000) {  // two UTF-16 units
+      out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((c - 0x10000) >> 10), 0xDC00 + ((c - 0x10000) & 0x3FF));
+    } else if (json_ || (c >= 0x100 && c < 0x10000)) {
+      out += fmt::format("\\u{:04x}", c);
+    } else {
+      out += c < 0x100 ? fmt::format("\\x{:02x}", c) : fmt::format("\\U{:08x}", c);
     }
   }
-
-  std::string out;
-
- private:
-  void put(std::string_view text) {
-    rt_.charge(text.size());
-    out += text;
-  }
-
-  std::string scalar(const Value& v, fmt::format_string<const char*> otherwise) {
-    switch (v.kind()) {
-      case Kind::kNone:
-        return "null";
-      case Kind::kBool:
-        return v.as_bool() ? "true" : "false";
-      case Kind::kInt:
-        return fmt::format("{}", v.as_int());
-      case Kind::kFloat:
-        if (std::isnan(v.as_real())) return "NaN";
-        if (std::isinf(v.as_real())) return v.as_real() < 0 ? "-Infinity" : "Infinity";
-        return repr_real(v.as_real());
-      default:
-        rt_.fail(otherwise, type_name(v));
-    }
-  }
-
-  void string(std::string_view text) {
-    rt_.charge(text.size() + 2);
-    out += '"';
-    for (size_t pos = 0; pos < text.size();) {
-      const char32_t c = text::next_code_point(text, pos);
-      const char letter = c == '\f' ? 'f' : c == '\b' ? 'b' : c == '"' || c == '\\' ? static_cast<char>(c) : '\0';
-      if (letter != '\0' || short_escape(c) != '\0') {
-        out += '\\';
-        out += letter != '\0' ? letter : short_escape(c);
-      } else if (style_.ascii && c >= 0x10000) {
-        unit(0xD800 + ((c - 0x10000) >> 10));
-        unit(0xDC00 + ((c - 0x10000) & 0x3FF));
-      } else if (c < 0x20 || (style_.ascii && c >= 0x7F)) {
-        unit(c);
-      } else {
-        text::append_utf8(out, c);
-      }
-    }
-    out += '"';
-  }
-  void unit(char32_t utf16) { out += fmt::format("\\u{:04x}", static_cast<uint32_t>(utf16)); }
 
   void new_line() {
     if (!style_.pretty) return;
@@ -218,9 +133,8 @@ class JsonWriter {
 
   // What stands between brackets: `item(i)` for each of `count` items.
   template <typename Item>
-  void sequence(std::string_view brackets, size_t count, const Item& item) {
-    if (count == 0) return put(brackets);
-    put(brackets.substr(0, 1));
+  void sequence(std::string_view open, size_t count, std::string_view close, const Item& item) {
+    put(open);
     ++level_;
     for (size_t i = 0; i < count; ++i) {
       if (i > 0) put(style_.item_separator);
@@ -228,12 +142,12 @@ class JsonWriter {
       item(i);
     }
     --level_;
-    new_line();
-    put(brackets.substr(1));
+    if (count > 0) new_line();
+    put(close);
   }
 
-  void list(const std::vector<Value>& items) {
-    sequence("[]", items.size(), [&](size_t i) { value(items[i]); });
+  void list(std::string_view open, const std::vector<Value>& items, std::string_view close) {
+    sequence(open, items.size(), close, [&](size_t i) { value(items[i]); });
   }
 
   void dict(const Dict& d) {
@@ -241,24 +155,48 @@ class JsonWriter {
     rt_.charge(d.entries.size() * sizeof(Value));
     for (const Dict::Entry& entry : d.entries) keys.push_back(entry.key);
     if (style_.sort_keys) keys = sorted(rt_, keys, keys, /*reverse=*/false);
-    sequence("{}", keys.size(), [&](size_t i) {
-      const Value& key = keys[i];
-      string(key.is(Kind::kString) ? std::string(key.text())
-                                   : scalar(key, "keys must be str, int, float, bool or None, not {}"));
+    sequence("{", keys.size(), "}", [&](size_t i) {
+      const bool bare = json_ && !keys[i].is(Kind::kString);  // a number: JSON's keys are strings
+      if (bare) put("\"");
+      value(keys[i]);
+      if (bare) put("\"");
       put(style_.key_separator);
-      value(style_.sort_keys ? *rt_.find(d, key) : d.entries[i].value);
+      value(style_.sort_keys ? *rt_.find(d, keys[i]) : d.entries[i].value);
     });
   }
 
   Runtime& rt_;
   const JsonStyle& style_;
+  const bool json_;
   int level_ = 0;
 };
+
+void keep(Runtime& rt, std::vector<std::string_view>& parts, std::string_view part) {
+  rt.step();
+  rt.charge(sizeof(part));
+  parts.push_back(part);
+}
+
+// Bytes of the word that the text begins with.
+size_t word_size(std::string_view text) {
+  size_t size = 0;
+  for (size_t next = 0; next < text.size(); size = next) {
+    if (text::is_python_space(text::next_code_point(text, next))) break;
+  }
+  return size;
+}
 
 }  // namespace
 
 std::string repr(Runtime& rt, const Value& v) {
-  Writer writer(rt);
+  const JsonStyle style;
+  Writer writer(rt, style, /*json=*/false);
+  writer.value(v);
+  return std::move(writer.out);
+}
+
+std::string to_json(Runtime& rt, const Value& v, const JsonStyle& style) {
+  Writer writer(rt, style, /*json=*/true);
   writer.value(v);
   return std::move(writer.out);
 }
@@ -276,12 +214,6 @@ std::string to_text(Runtime& rt, const Value& v) {
   std::string out;
   append_text(rt, out, v);
   return out;
-}
-
-std::string to_json(Runtime& rt, const Value& v, const JsonStyle& style) {
-  JsonWriter writer(rt, style);
-  writer.value(v);
-  return std::move(writer.out);
 }
 
 std::optional<Int> parse_int(std::string_view text) {
@@ -307,6 +239,110 @@ std::optional<double> parse_real(std::string_view text) {
   if (end != text.data() + text.size() || text.find('(') != text.npos) return std::nullopt;
   // Too large is infinity in Python and too small zero; from_chars leaves the value alone then.
   return code == std::errc::result_out_of_range ? std::strtod(std::string(text).c_str(), nullptr) : value;
+}
+
+size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, size_t from) {
+  if (from > text.size()) return std::string_view::npos;
+  if (needle.empty()) return from;
+  // memmem is linear (two-way string matching); std::string_view::find is not.
+  const void* hit = memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
+  const size_t at =
+      hit == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
+  rt.step();
+  rt.work(needle.size() + (hit == nullptr ? text.size() : at) - from);
+  return at;
+}
+
+std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::optional<std::string_view> separator,
+                                    Int limit) {
+  std::vector<std::string_view> parts;
+  if (!separator) {
+    rt.work(text.size());
+    text = text::strip_space(text, true, false);
+    for (Int n = 0; !text.empty(); ++n) {
+      const size_t size = limit >= 0 && n >= limit ? text.size() : word_size(text);
+      keep(rt, parts, text.substr(0, size));
+      text = text::strip_space(text.substr(size), true, false);
+    }
+    return parts;
+  }
+  for (Int n = 0; limit < 0 || n < limit; ++n) {
+    const size_t at = find_text(rt, text, *separator, 0);
+    if (at == std::string_view::npos) break;
+    keep(rt, parts, text.substr(0, at));
+    text = text.substr(at + separator->size());
+  }
+  keep(rt, parts, text);
+  return parts;
+}
+
+std::vector<std::string_view> split_lines(Runtime& rt, std::string_view text, bool keep_ends) {
+  std::vector<std::string_view> lines;
+  rt.work(text.size());
+  size_t begin = 0;
+  for (size_t pos = 0; pos < text.size();) {
+    const size_t end = pos;
+    const char32_t c = text::next_code_point(text, pos);
+    if (!text::is_line_break(c)) continue;
+    if (c == '\r' && pos < text.size() && text[pos] == '\n') ++pos;
+    keep(rt, lines, text.substr(begin, (keep_ends ? pos : end) - begin));
+    begin = pos;
+  }
+  if (begin < text.size()) keep(rt, lines, text.substr(begin));
+  return lines;
+}
+
+std::string_view strip(Runtime& rt, std::string_view text, const Value& set, bool left, bool right) {
+  rt.work(text.size());
+  if (set.none_or_missing()) return text::strip_space(text, left, right);
+  if (!set.is(Kind::kString)) rt.fail("strip arg must be None or str");
+  // UTF-8: a character is in the set where its bytes are, since no character's bytes begin inside of another's.
+  const auto in_set = [&](std::string_view character) {
+    rt.work(set.text().size());
+    return set.text().find(character) != std::string_view::npos;
+  };
+  while (left && !text.empty()) {
+    const size_t size = text::utf8_length(text[0]);
+    if (!in_set(text.substr(0, size))) break;
+    text.remove_prefix(size);
+  }
+  while (right && !text.empty()) {
+    const size_t begin = text::last_character(text);
+    if (!in_set(text.substr(begin))) break;
+    text = text.substr(0, begin);
+  }
+  return text;
+}
+
+std::string with_case(Runtime& rt, std::string_view text, text::Case to) {
+  rt.work(text.size());
+  std::optional<std::string> out = text::change_case(text, to);
+  if (!out) rt.fail("a capital of several letters (SpecialCasing of Unicode) is not supported in chat templates");
+  return *std::move(out);
+}
+
+std::string replace(Runtime& rt, std::string_view text, std::string_view from, std::string_view to, Int limit) {
+  std::string out;
+  const auto put = [&](std::string_view part) {
+    rt.charge(part.size());
+    out += part;
+  };
+  size_t begin = 0;
+  for (Int n = 0; limit < 0 || n < limit; ++n) {
+    const size_t at = find_text(rt, text, from, begin);
+    if (at == std::string_view::npos) break;
+    put(text.substr(begin, at - begin));
+    put(to);
+    begin = at + from.size();
+    if (from.empty()) {  // before each code point, and at the end
+      if (begin == text.size()) break;
+      const size_t size = text::utf8_length(text[begin]);
+      put(text.substr(begin, size));
+      begin += size;
+    }
+  }
+  put(text.substr(begin));
+  return out;
 }
 
 }  // namespace nfp::jinja

@@ -27,21 +27,19 @@ struct JsonStyle {
 };
 std::string to_json(Runtime& rt, const Value& v, const JsonStyle& style);
 
-// What Python's int() and float() make of a text in ASCII digits; nullopt where they raise ValueError, and beyond
-// kIntBound.
+// What Python's int() and float() make of a text in ASCII digits; nullopt where they raise ValueError, and for integers
+// beyond kIntBound.
 std::optional<Int> parse_int(std::string_view text);
 std::optional<double> parse_real(std::string_view text);
 
 // First occurrence at or after byte `from`, in linear time; npos when there is none. An empty needle is found at
 // `from`.
 size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, size_t from);
-// Last occurrence that ends at or before byte `end`.
-size_t find_text_backward(Runtime& rt, std::string_view text, std::string_view needle, size_t end);
 
-// str.split(separator, limit), from the right for rsplit; limit < 0 means all. Precondition: separator not empty.
-std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::string_view separator, Int limit,
-                                    bool from_right);
-std::vector<std::string_view> split_space(Runtime& rt, std::string_view text, Int limit, bool from_right);
+// str.split(separator, limit), where no `separator` means at white space; limit < 0 means
+// all. Precondition: the separator is not empty.
+std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::optional<std::string_view> separator,
+                                    Int limit);
 std::vector<std::string_view> split_lines(Runtime& rt, std::string_view text, bool keep_ends);
 
 // str.strip: the code points of `set`, or white space when it is None or missing.

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,8 +15,7 @@
 namespace nfp::jinja {
 
 // A Python int; |x| < kIntBound, so that unsigned 64-bit JSON numbers fit.
-__extension__ typedef __int128 Int;            // NOLINT(modernize-use-using): __extension__ takes no alias
-__extension__ typedef unsigned __int128 UInt;  // NOLINT(modernize-use-using)
+__extension__ typedef __int128 Int;  // NOLINT(modernize-use-using): __extension__ takes no alias
 inline constexpr Int kIntBound = Int{1} << 120;
 
 enum class Kind : uint8_t {
@@ -30,10 +28,9 @@ enum class Kind : uint8_t {
   kString,
   kList,
   kTuple,
-  kView,      // what dict.items(), .keys() and .values() give
+  kView,      // of dict.items(), .keys(), .values() and range(): can be iterated, counted and searched
   kIterator,  // consumed once: what map, select and the like give
   kDict,
-  kRange,
   kNamespace,
   kLoop,
   kMacro,
@@ -45,7 +42,6 @@ struct Object {
   virtual ~Object() = default;
 };
 struct Str;
-struct List;
 struct Dict;
 
 class Value {
@@ -54,13 +50,12 @@ class Value {
   static Value none() { return Value(Kind::kNone); }
   static Value boolean(bool b) {
     Value v(Kind::kBool);
-    v.low_ = b ? 1 : 0;
+    v.int_ = b ? 1 : 0;
     return v;
   }
   static Value integer(Int i) {
     Value v(Kind::kInt);
-    v.low_ = static_cast<uint64_t>(i);
-    v.high_ = static_cast<int64_t>(i >> 64);
+    v.int_ = i;
     return v;
   }
   static Value real(double d) {
@@ -84,16 +79,13 @@ class Value {
   bool is_sequence() const { return kind_ == Kind::kList || kind_ == Kind::kTuple; }
   bool has_items() const { return is_sequence() || kind_ == Kind::kView || kind_ == Kind::kIterator; }
 
-  // Each accessor's precondition is the matching kind; as_int also takes kBool.
-  bool as_bool() const { return low_ != 0; }
-  Int as_int() const {
-    return kind_ == Kind::kBool ? static_cast<Int>(low_) : static_cast<Int>(static_cast<UInt>(high_) << 64 | low_);
-  }
+  // Each accessor's precondition is the matching kind.
+  Int as_int() const { return int_; }  // is_integral()
   double as_real() const { return real_; }
-  const Str& as_str() const;
+  const Str& as_str() const { return as<Str>(); }
   std::string_view text() const;            // of kString
   const std::vector<Value>& items() const;  // has_items()
-  const Dict& as_dict() const;
+  const Dict& as_dict() const { return as<Dict>(); }
   template <typename T>
   T& as() const {
     return *static_cast<T*>(object_);
@@ -104,9 +96,8 @@ class Value {
   explicit Value(Kind k) : kind_(k) {}
 
   Kind kind_ = Kind::kMissing;
-  int64_t high_ = 0;  // of an int
   union {
-    uint64_t low_ = 0;
+    Int int_ = 0;
     double real_;
     Object* object_;
   };
@@ -119,24 +110,22 @@ struct Str : Object {
   const size_t length;     // in code points
 };
 
-struct List : Object {  // also a tuple; never changed once a template can see it
+struct List : Object {  // also a tuple and a view; never changed once a template can see it
   std::vector<Value> items;
-};
-struct View : List {
-  const char* type_name = "dict_items";
 };
 struct Iterator : List {
   size_t position = 0;
 };
 
-// Keeps the order of insertion. As in Python, 1, 1.0 and true are one key, and what has no value is its own. The
-// index is a tree: hashes of keys from outside could be made to collide.
+// Keeps the order of insertion. Keys are strings and integers; as in Python, 1 and true are one key. The index is a
+// tree: hashes of keys from outside could be made to collide.
 struct Dict : Object {
   struct Entry {
     Value key;
     Value value;
   };
-  const Value* find(std::string_view key_text) const;
+  static bool is_key(const Value& v) { return v.is(Kind::kString) || v.is_integral(); }
+  const Value* find(std::string_view key) const;
   const Value* find(const Value& key) const;
   void set(const Value& key, const Value& value);
 
@@ -148,11 +137,6 @@ struct Dict : Object {
 
 struct Undefined : Object {
   std::string message;  // what an error says when somebody uses the value
-};
-
-struct Range : Object {
-  Int start = 0, stop = 0, step = 1;
-  Int size() const;
 };
 
 struct Namespace : Object {
@@ -175,16 +159,10 @@ class Heap {
   std::vector<std::unique_ptr<Object>> objects_;
 };
 
-inline const Str& Value::as_str() const { return as<Str>(); }
 inline std::string_view Value::text() const { return as<Str>().text; }
 inline const std::vector<Value>& Value::items() const { return as<List>().items; }
-inline const Dict& Value::as_dict() const { return as<Dict>(); }
 
 // Python's name of a value's type, for error messages: "str", "dict", "NoneType" ...
 const char* type_name(const Value& v);
-
-bool is_key(const Value& v);  // of a dict
-// The sign of a - b of two numbers by value; 2 where one is not a number.
-int compare_numbers(const Value& a, const Value& b);
 
 }  // namespace nfp::jinja

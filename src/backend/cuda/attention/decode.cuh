@@ -244,6 +244,44 @@ __device__ __forceinline__ void clear_unwritten(const DecodeParams& p, uint32_t 
   __syncwarp();
 }
 
+// The end of a row's piece in deterministic mode: pieces go to slots, and the last block to arrive merges them.
+template <int kDim, int kRows, bool kE4m3>
+__device__ __forceinline__ void merge_in_order(const DecodeParams& p, const DecodeWalk& walk, float* sums, float2* tops,
+                                               float2* block_tops, bool& is_last) {
+  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  const int row = walk.sequence * p.a.kv_heads + walk.head;
+  const int pieces = DecodeWalk::row_work(p, walk.tiles);
+  const auto slot_of = [&](int piece) {
+    return p.partials + (int64_t{row} * kMaxDecodeChunks + piece) * Layout::kSlotFloats;
+  };
+  merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(walk.begin / DecodeWalk::chunk(walk.tiles)),
+                           pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
+  if (pieces == 1) return;
+  __syncthreads();
+  if (threadIdx.x == 0) {  // the fences count for the whole block, whose threads the barriers order
+    __threadfence();
+    is_last = atomicAdd(p.arrivals + row, 1u) + 1 == static_cast<uint32_t>(pieces);
+    if (is_last) p.arrivals[row] = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (is_last) merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
+}
+
+// The same where the blocks of a row are neighbours: the first of them adds up what the others exchange.
+template <int kDim, int kRows, bool kE4m3>
+__device__ __forceinline__ void merge_neighbours(const DecodeParams& p, const DecodeWalk& walk, int span, float* sums,
+                                                 float2* tops, float2* block_tops) {
+  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  const auto exchange_of = [&](int unit) { return p.exchange + int64_t{unit} * Layout::kSlotFloats; };
+  const int unit = static_cast<int>(blockIdx.x), last = (walk.row_start + walk.tiles - 1) / span;
+  const MergeTo to = walk.begin > 0 ? MergeTo::kExchange : last > unit ? MergeTo::kShared : MergeTo::kOutput;
+  merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, exchange_of(unit), to);
+  if (to != MergeTo::kShared) return;
+  __syncthreads();
+  merge_exchange<kDim, kRows>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
+}
+
 template <int kDim, int kRows, bool kE4m3>
 __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __grid_constant__ DecodeParams p) {
   using Layout = DecodeLayout<kDim, kRows, kE4m3>;
@@ -313,34 +351,11 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
       ptx::cluster_sync();  // until the others have read this block's
       return;
     }
-    if (!p.deterministic) {
-      const auto exchange_of = [&](int unit) { return p.exchange + int64_t{unit} * Layout::kSlotFloats; };
-      const int unit = static_cast<int>(blockIdx.x), last = (walk.row_start + walk.tiles - 1) / span;
-      const MergeTo to = walk.begin > 0 ? MergeTo::kExchange : last > unit ? MergeTo::kShared : MergeTo::kOutput;
-      merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, exchange_of(unit), to);
-      if (to != MergeTo::kShared) continue;
-      __syncthreads();
-      merge_exchange<kDim, kRows>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
-      continue;
+    if (p.deterministic) {
+      merge_in_order<kDim, kRows, kE4m3>(p, walk, sums, tops, block_tops, is_last);
+    } else {
+      merge_neighbours<kDim, kRows, kE4m3>(p, walk, span, sums, tops, block_tops);
     }
-    const int row = walk.sequence * p.a.kv_heads + walk.head;
-    const int pieces = DecodeWalk::row_work(p, walk.tiles);
-    const auto slot_of = [&](int piece) {
-      return p.partials + (int64_t{row} * kMaxDecodeChunks + piece) * Layout::kSlotFloats;
-    };
-    merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(walk.begin / DecodeWalk::chunk(walk.tiles)),
-                             pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
-    if (pieces == 1) continue;
-    __syncthreads();
-    if (threadIdx.x == 0) {  // the fences count for the whole block, whose threads the barriers order
-      __threadfence();
-      is_last = atomicAdd(p.arrivals + row, 1u) + 1 == static_cast<uint32_t>(pieces);
-      if (is_last) p.arrivals[row] = 0;
-      __threadfence();
-    }
-    __syncthreads();
-    if (!is_last) continue;
-    merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
   }
 }
 

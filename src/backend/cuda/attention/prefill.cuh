@@ -150,13 +150,111 @@ __device__ __forceinline__ uint32_t read_thread() {
   return thread;
 }
 
+constexpr int kRowsBarrier = 1;  // named barriers of prefill: 1, 2 one warpgroup; 3 both; 4, 5 turns
+
+// Queries of a warpgroup's rows, zeros where there are none, in the swizzle that copies of keys have.
+template <int kDim>
+__device__ __forceinline__ void load_prefill_queries(const AttentionParams& p, const PrefillTile& tile, int group_index,
+                                                     int thread, int row0, uint32_t q_shared) {
+  using Layout = PrefillLayout<kDim>;
+  constexpr int kChunks = kDim / 8;
+
+  ptx::named_barrier(kRowsBarrier + group_index, 128);  // all products with the ones before are done
+#pragma unroll 4
+  for (int i = thread; i < Layout::kGroupRows * kChunks; i += 128) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const int packed = tile.first_row + min(row0 + row, tile.rows - 1);
+    const uint16_t* from = p.q + int64_t{tile.token0 + packed / p.group} * p.q_stride +
+                           (tile.head * p.group + packed % p.group) * p.head_dim;
+    const bool wanted = row0 + row < tile.rows && chunk * 8 < p.head_dim;
+    ptx::copy_async_16(q_shared + chunk / 8 * (Layout::kGroupRows * 128) + row * 128 + ((chunk ^ row) & 7) * 16,
+                       wanted ? from + chunk * 8 : from, wanted);
+  }
+  ptx::copy_async_wait();
+  ptx::fence_async_shared();
+  ptx::named_barrier(kRowsBarrier + group_index, 128);
+}
+
+// Rows `row` and row + 8 of the tile.
+template <int kDim>
+__device__ __forceinline__ void store_prefill_rows(const AttentionParams& p, const PrefillTile& tile, int first_row,
+                                                   const float (&o)[kDim / 2], const float (&sum)[2]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = first_row + h * 8;
+    const float total = quad_sum(sum[h]);
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    if (row >= tile.rows) continue;
+    const int packed = tile.first_row + row;
+    uint16_t* to =
+        p.out +
+        (int64_t{tile.token0 + packed / p.group} * p.heads + tile.head * p.group + packed % p.group) * p.head_dim;
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      const int column = i * 8 + lane % 4 * 2;
+      if (column < p.head_dim) {
+        *reinterpret_cast<uint32_t*>(to + column) =
+            pack_half2(o[4 * i + 2 * h] * inverse, o[4 * i + 2 * h + 1] * inverse);
+      }
+    }
+  }
+}
+
+// Values behind the context are nobody's and may be no numbers: their weights are zero, but zero times that is not.
+template <int kDim>
+__device__ __forceinline__ void hide_values(uint32_t values, int hidden_from) {
+  using Layout = PrefillLayout<kDim>;
+  constexpr int kChunks = kDim / 8;
+  for (int i = static_cast<int>(read_thread()) - 128; i < (Layout::kKeys - hidden_from) * kChunks; i += 256) {
+    const int row = hidden_from + i / kChunks, chunk = i % kChunks;
+    ptx::store_shared_16(values + chunk / 8 * Layout::kBandBytes + row * 128 + chunk % 8 * 16, make_uint4(0, 0, 0, 0));
+  }
+  ptx::fence_async_shared();
+  ptx::named_barrier(3, 256);
+}
+
+template <int kDim>
+__device__ __forceinline__ void multiply_keys(uint32_t q_low, uint32_t keys,
+                                              float (&s)[PrefillLayout<kDim>::kKeys / 2]) {
+  using Layout = PrefillLayout<kDim>;
+  const uint32_t low = ptx::descriptor_low(keys);
+#pragma unroll
+  for (int i = 0; i < kDim / 16; ++i) {
+    ptx::AttentionWgmma<Layout::kKeys>::ss(
+        s, ptx::descriptor_128b_from_low(q_low + (i / 4 * (Layout::kGroupRows * 128) + i % 4 * 32) / 16),
+        ptx::descriptor_128b_from_low(low + (i / 4 * Layout::kBandBytes + i % 4 * 32) / 16), i == 0 ? 0 : 1);
+  }
+  ptx::wgmma_commit();
+}
+
+template <int kDim>
+__device__ __forceinline__ void multiply_values(const uint32_t (&weights)[PrefillLayout<kDim>::kKeys / 16][4],
+                                                uint32_t values, float (&o)[kDim / 2]) {
+  using Layout = PrefillLayout<kDim>;
+  const uint64_t descriptor = values_descriptor(values, Layout::kBandBytes);
+#pragma unroll
+  for (int i = 0; i < Layout::kKeys / 16; ++i)
+    ptx::AttentionWgmma<kDim>::rs_n_major(o, weights[i], descriptor + i * (2048 / 16), 1);
+  ptx::wgmma_commit();
+}
+
+// Weights of a tile's keys as the operand of the product with its values.
+template <int kKeys>
+__device__ __forceinline__ void pack_weights(const float (&s)[kKeys / 2], uint32_t (&weights)[kKeys / 16][4]) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) weights[i][j] = pack_half2(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+  }
+}
+
 // One of the two warpgroups with 64 rows each.
 template <int kDim>
 __device__ __forceinline__ void consume_prefill(const PrefillParams& params, const PrefillBarriers& barriers,
                                                 int group_index, uint32_t q_shared, uint32_t ring) {
   using Layout = PrefillLayout<kDim>;
   constexpr int kKeys = Layout::kKeys, kStages = Layout::kStages, kChunks = kDim / 8;
-  constexpr int kRowsBarrier = 1;  // named barriers 1, 2: one warpgroup; 3: both; 4, 5: turns
   const AttentionParams& p = params.a;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = threadIdx.x % 32;
   const auto arrive = [&](uint32_t barrier) {
@@ -171,21 +269,7 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
     if (tile.sequence < 0) return;
     const int row0 = group_index * Layout::kGroupRows;  // of the tile
 
-    // Queries, zeros where there are none, in the swizzle that copies of keys have.
-    ptx::named_barrier(kRowsBarrier + group_index, 128);  // all products with the ones before are done
-#pragma unroll 4
-    for (int i = thread; i < Layout::kGroupRows * kChunks; i += 128) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      const int packed = tile.first_row + min(row0 + row, tile.rows - 1);
-      const uint16_t* from = p.q + int64_t{tile.token0 + packed / p.group} * p.q_stride +
-                             (tile.head * p.group + packed % p.group) * p.head_dim;
-      const bool wanted = row0 + row < tile.rows && chunk * 8 < p.head_dim;
-      ptx::copy_async_16(q_shared + chunk / 8 * (Layout::kGroupRows * 128) + row * 128 + ((chunk ^ row) & 7) * 16,
-                         wanted ? from + chunk * 8 : from, wanted);
-    }
-    ptx::copy_async_wait();
-    ptx::fence_async_shared();
-    ptx::named_barrier(kRowsBarrier + group_index, 128);
+    load_prefill_queries<kDim>(p, tile, group_index, thread, row0, q_shared);
 
     const auto position = [&](int row) {
       return tile.position0 + (tile.first_row + min(row0 + row, tile.rows - 1)) / p.group;
@@ -198,23 +282,6 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
     for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
 
     const uint32_t q_low = ptx::descriptor_low(q_shared);
-    const auto multiply_keys = [&](uint32_t keys) {
-      const uint32_t low = ptx::descriptor_low(keys);
-#pragma unroll
-      for (int i = 0; i < kDim / 16; ++i) {
-        ptx::AttentionWgmma<kKeys>::ss(
-            s, ptx::descriptor_128b_from_low(q_low + (i / 4 * (Layout::kGroupRows * 128) + i % 4 * 32) / 16),
-            ptx::descriptor_128b_from_low(low + (i / 4 * Layout::kBandBytes + i % 4 * 32) / 16), i == 0 ? 0 : 1);
-      }
-      ptx::wgmma_commit();
-    };
-    const auto multiply_values = [&](uint32_t values) {
-      const uint64_t descriptor = values_descriptor(values, Layout::kBandBytes);
-#pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i)
-        ptx::AttentionWgmma<kDim>::rs_n_major(o, weights[i], descriptor + i * (2048 / 16), 1);
-      ptx::wgmma_commit();
-    };
     const auto softmax = [&](int index) {
       const int key0 = tile.first_key + index * kKeys;
       const bool masked = key0 + kKeys - 1 > group_first || key0 <= group_last - p.window;
@@ -226,37 +293,22 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
       }
       softmax_tile<kKeys>(p, s, masked, limit, largest, sum, scale);
     };
-    const auto pack = [&] {
-#pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) weights[i][j] = pack_half2(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
-      }
-    };
     const auto keys_of = [&](int n) { return ring + n % kStages * 2 * Layout::kTileBytes; };
     const auto parity_of = [&](int n) { return static_cast<uint32_t>(n / kStages % 2); };
 
     int index = tile.key_tiles - 1;
     ptx::mbarrier_wait(barriers.keys_full(use % kStages), parity_of(use));
     ptx::wgmma_fence();
-    multiply_keys(keys_of(use));
+    multiply_keys<kDim>(q_low, keys_of(use), s);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(s);
     arrive(barriers.keys_empty(use % kStages));
     softmax(index);
-    pack();
-    // Values behind the context are nobody's and may be no numbers: their weights are zero, but zero times that is not.
+    pack_weights<kKeys>(s, weights);
     const int hidden_from = tile.context - (tile.first_key + index * kKeys);
     if (hidden_from < kKeys) {
       ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
-      const uint32_t values = keys_of(use) + Layout::kTileBytes;
-      for (int i = static_cast<int>(read_thread()) - 128; i < (kKeys - hidden_from) * kChunks; i += 256) {
-        const int row = hidden_from + i / kChunks, chunk = i % kChunks;
-        ptx::store_shared_16(values + chunk / 8 * Layout::kBandBytes + row * 128 + chunk % 8 * 16,
-                             make_uint4(0, 0, 0, 0));
-      }
-      ptx::fence_async_shared();
-      ptx::named_barrier(3, 256);
+      hide_values<kDim>(keys_of(use) + Layout::kTileBytes, hidden_from);
     }
 
 #pragma unroll 1
@@ -265,10 +317,10 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
       ptx::mbarrier_wait(barriers.keys_full(ahead % kStages), parity_of(ahead));
       ptx::named_barrier(4 + group_index, 256);
       ptx::wgmma_fence();
-      multiply_keys(keys_of(ahead));
+      multiply_keys<kDim>(q_low, keys_of(ahead), s);
       ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
       ptx::wgmma_fence();
-      multiply_values(keys_of(use) + Layout::kTileBytes);
+      multiply_values<kDim>(weights, keys_of(use) + Layout::kTileBytes, o);
       ptx::named_barrier_arrive(4 + (group_index ^ 1), 256);
       ptx::wgmma_wait<1>();
       ptx::pin_registers(s);
@@ -279,11 +331,11 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
       arrive(barriers.values_empty(use % kStages));
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) o[i] *= scale[i / 2 % 2];
-      pack();
+      pack_weights<kKeys>(s, weights);
     }
     ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
     ptx::wgmma_fence();
-    multiply_values(keys_of(use) + Layout::kTileBytes);
+    multiply_values<kDim>(weights, keys_of(use) + Layout::kTileBytes, o);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     arrive(barriers.values_empty(use % kStages));
@@ -291,25 +343,7 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
 
     // Found again where registers are too few to keep it.
     if constexpr (kDim == 256) tile = find_prefill_tile<kKeys>(p, prefill_item(round));
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = row0 + warp * 16 + lane / 4 + h * 8;
-      const float total = quad_sum(sum[h]);
-      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-      if (row >= tile.rows) continue;
-      const int packed = tile.first_row + row;
-      uint16_t* to =
-          p.out +
-          (int64_t{tile.token0 + packed / p.group} * p.heads + tile.head * p.group + packed % p.group) * p.head_dim;
-#pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-        const int column = i * 8 + lane % 4 * 2;
-        if (column < p.head_dim) {
-          *reinterpret_cast<uint32_t*>(to + column) =
-              pack_half2(o[4 * i + 2 * h] * inverse, o[4 * i + 2 * h + 1] * inverse);
-        }
-      }
-    }
+    store_prefill_rows<kDim>(p, tile, row0 + warp * 16 + lane / 4, o, sum);
   }
 }
 

@@ -34,7 +34,7 @@ struct GemmInputCall {
   float epsilon = 1e-5f;
   void* residual = nullptr;  // kNorm: [m, k], read and replaced by h; null = no residual
   int64_t ldr = 0;
-  void* y_f16 = nullptr;  // [m, k]; null = not wanted
+  void* y_f16 = nullptr;  // [m, k], may be x where both have k columns; null = not wanted
   int64_t ldy = 0;
   uint8_t* y_e4m3 = nullptr;  // [m, padded_k]; null = not wanted
   int64_t ldy_e4m3 = 0;

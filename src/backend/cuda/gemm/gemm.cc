@@ -65,6 +65,109 @@ Status check_call(const GemmCall& c) {
   return ok_status();
 }
 
+using EncodeTiled = decltype(cuTensorMapEncodeTiled);
+constexpr cuuint32_t kElementSteps[2] = {1, 1};
+
+// The tensor map that the copy engine reads x by.
+Status map_x(EncodeTiled* encode, const GemmCall& call, const Config& config, KernelParams* p) {
+  const bool fp8 = is_fp8(call.mode);
+  const PlaneShape shape{call.w.n, call.w.k};
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k),
+                              static_cast<cuuint64_t>(call.m)};
+  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldx * (fp8 ? 1 : 2))};
+  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(box_tokens(config.tile))};
+  const auto type =
+      fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+          : (call.mode == Mode::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+  const CUresult status =
+      encode(&p->x, type, 2, const_cast<void*>(call.x), dims, pitch, box, kElementSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status == CUDA_SUCCESS) return ok_status();
+  return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused x (m {}, k {}, ldx {}): error {}",
+               call.m, call.w.k, call.ldx, static_cast<int>(status));
+}
+
+int64_t columns_of(const GemmCall& call) { return call.swiglu ? call.w.n / 2 : call.w.n; }
+
+// The tensor map that the copy engine writes d by.
+Status map_d(EncodeTiled* encode, const GemmCall& call, const Config& config, KernelParams* p) {
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(columns_of(call)), static_cast<cuuint64_t>(call.m)};
+  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldd * 2)};
+  const cuuint32_t box[2] = {call.swiglu ? 32u : 64u, static_cast<cuuint32_t>(staging_tokens(config.tile))};
+  const CUresult status =
+      encode(&p->d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.d, dims, pitch, box, kElementSteps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, call.swiglu ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status == CUDA_SUCCESS) return ok_status();
+  return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused d (m {}, n {}, ldd {}): error {}",
+               call.m, columns_of(call), call.ldd, static_cast<int>(status));
+}
+
+void set_operands(const GemmCall& call, KernelParams* p) {
+  p->upper = call.w.upper;
+  p->lower = call.w.lower;
+  p->d = call.d;
+  p->residual = call.residual;
+  p->row_scale = call.w.row_scale;
+  p->bias = call.bias;
+  p->token_scale = call.token_scale;
+  p->counters = static_cast<uint32_t*>(call.workspace.data);
+  p->partials = call.workspace.data == nullptr
+                    ? nullptr
+                    : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
+  p->ldd = call.ldd;
+  p->ldr = call.ldr;
+  p->weight_scale = reads_lower(call.mode) ? 1.0f : 0x1p-8f;
+  p->one = 1;
+  p->is_bf16 = call.output == Output::kBF16 ? 1 : 0;
+  p->is_f32 = call.output == Output::kF32 ? 1 : 0;
+  p->swiglu = call.swiglu ? 1 : 0;
+  // The copy engine writes whole rows of 16-byte pieces; other shapes and types go element by element.
+  const bool pieces =
+      call.ldd % 8 == 0 && aligned(call.d, 16) &&
+      (call.residual == nullptr || (call.ldr % 8 == 0 && columns_of(call) % 8 == 0 && aligned(call.residual, 16)));
+  p->bulk_stores =
+      pieces && call.output == bulk_store_type(call.mode) && !(call.swiglu && call.residual != nullptr) ? 1 : 0;
+}
+
+void set_schedule(const GemmCall& call, const Schedule& schedule, KernelParams* p) {
+  const PlaneShape shape{call.w.n, call.w.k};
+  p->m = static_cast<int>(call.m);
+  p->n = static_cast<int>(call.w.n);
+  p->row_blocks = static_cast<int>(shape.row_blocks());
+  p->k_groups = static_cast<int>(shape.k_groups());
+  p->k_iterations = schedule.k_iterations;
+  p->m_tiles = schedule.m_tiles;
+  p->n_tiles = schedule.n_tiles;
+  p->tiles = schedule.tiles();
+  p->group_m = schedule.group_m;
+  p->split_tiles = schedule.split_tiles;
+  p->shares = schedule.shares;
+  p->length = schedule.length;
+  p->exchange = schedule.exchange;
+  p->sliced = schedule.sliced;
+}
+
+Status launch(const KernelEntry& entry, const Schedule& schedule, bool dependent, Stream stream, KernelParams* p) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(schedule.grid));
+  launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
+  launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
+  launch.stream = stream;
+  launch.attrs = attributes;
+  if (schedule.cluster > 1) {
+    attributes[launch.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[launch.numAttrs++].val.clusterDim = {static_cast<unsigned>(schedule.cluster), 1, 1};
+  }
+  if (dependent) {
+    attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[launch.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  void* arguments[] = {p};
+  return check(cudaLaunchKernelExC(&launch, entry.function, arguments), "launching the nested gemm");
+}
+
 }  // namespace
 
 Result<Gemm> Gemm::create() {
@@ -131,97 +234,13 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
     return error(ErrorCode::kUsage, "nested gemm: '{}' needs {} bytes of 16-byte aligned workspace, {} given",
                  to_string(config), needed, call.workspace.data == nullptr ? 0 : call.workspace.bytes);
   }
-
   KernelParams p{};
-  const bool fp8 = is_fp8(call.mode);
-  const PlaneShape shape{call.w.n, call.w.k};
-  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k),
-                              static_cast<cuuint64_t>(call.m)};
-  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldx * (fp8 ? 1 : 2))};
-  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(box_tokens(config.tile))};
-  const cuuint32_t steps[2] = {1, 1};
-  const auto type =
-      fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-          : (call.mode == Mode::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
-  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_tensor_map_);
-  const CUresult encoded =
-      encode(&p.x, type, 2, const_cast<void*>(call.x), dims, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (encoded != CUDA_SUCCESS) {
-    return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused x (m {}, k {}, ldx {}): error {}",
-                 call.m, call.w.k, call.ldx, static_cast<int>(encoded));
-  }
-  p.upper = call.w.upper;
-  p.lower = call.w.lower;
-  p.d = call.d;
-  p.residual = call.residual;
-  p.row_scale = call.w.row_scale;
-  p.bias = call.bias;
-  p.token_scale = call.token_scale;
-  p.counters = static_cast<uint32_t*>(call.workspace.data);
-  p.partials = call.workspace.data == nullptr
-                   ? nullptr
-                   : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
-  p.ldd = call.ldd;
-  p.ldr = call.ldr;
-  p.weight_scale = reads_lower(call.mode) ? 1.0f : 0x1p-8f;
-  p.m = static_cast<int>(call.m);
-  p.n = static_cast<int>(call.w.n);
-  p.row_blocks = static_cast<int>(shape.row_blocks());
-  p.k_groups = static_cast<int>(shape.k_groups());
-  p.k_iterations = schedule.k_iterations;
-  p.m_tiles = schedule.m_tiles;
-  p.n_tiles = schedule.n_tiles;
-  p.tiles = schedule.tiles();
-  p.group_m = schedule.group_m;
-  p.split_tiles = schedule.split_tiles;
-  p.shares = schedule.shares;
-  p.length = schedule.length;
-  p.exchange = schedule.exchange;
-  p.sliced = schedule.sliced;
-  p.one = 1;
-  p.is_bf16 = call.output == Output::kBF16 ? 1 : 0;
-  p.is_f32 = call.output == Output::kF32 ? 1 : 0;
-  p.swiglu = call.swiglu ? 1 : 0;
-  // The copy engine writes whole rows of 16-byte pieces; other shapes and types go element by element.
-  const int64_t columns = call.swiglu ? call.w.n / 2 : call.w.n;
-  p.bulk_stores =
-      call.output == bulk_store_type(call.mode) && !(call.swiglu && call.residual != nullptr) && call.ldd % 8 == 0 &&
-              aligned(call.d, 16) &&
-              (call.residual == nullptr || (call.ldr % 8 == 0 && columns % 8 == 0 && aligned(call.residual, 16)))
-          ? 1
-          : 0;
-  if (p.bulk_stores != 0) {
-    const cuuint64_t d_dims[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(call.m)};
-    const cuuint64_t d_pitch[1] = {static_cast<cuuint64_t>(call.ldd * 2)};
-    const cuuint32_t d_box[2] = {call.swiglu ? 32u : 64u, static_cast<cuuint32_t>(staging_tokens(config.tile))};
-    const CUresult status =
-        encode(&p.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.d, d_dims, d_pitch, d_box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, call.swiglu ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS) {
-      return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused d (m {}, n {}, ldd {}): error {}",
-                   call.m, columns, call.ldd, static_cast<int>(status));
-    }
-  }
-
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(schedule.grid));
-  launch.blockDim = dim3(static_cast<unsigned>(entry->threads));
-  launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(config.tile));
-  launch.stream = stream;
-  launch.attrs = attributes;
-  if (schedule.cluster > 1) {
-    attributes[launch.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[launch.numAttrs++].val.clusterDim = {static_cast<unsigned>(schedule.cluster), 1, 1};
-  }
-  if (call.dependent_launch) {
-    attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[launch.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  void* arguments[] = {&p};
-  return check(cudaLaunchKernelExC(&launch, entry->function, arguments), "launching the nested gemm");
+  set_operands(call, &p);
+  set_schedule(call, schedule, &p);
+  const auto encode = reinterpret_cast<EncodeTiled*>(encode_tensor_map_);
+  NFP_RETURN_IF_ERROR(map_x(encode, call, config, &p));
+  if (p.bulk_stores != 0) NFP_RETURN_IF_ERROR(map_d(encode, call, config, &p));
+  return launch(*entry, schedule, call.dependent_launch, stream, &p);
 }
 
 }  // namespace nfp::cuda

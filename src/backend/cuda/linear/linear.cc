@@ -81,6 +81,18 @@ Status check_call(const CudaWeight& weight, const LinearCall& call) {
   return ok_status();
 }
 
+// The product of one segment of a weight.
+struct Product {
+  const WeightSegment& segment;
+  int64_t k;
+  int64_t columns;  // of a row of d, all segments together
+  bool fused;       // SwiGLU in the epilogue
+  bool fp8;         // E4M3 activations
+  bool dependent;   // may start before the kernel in front of it has ended
+  void* d;
+  const void* residual;
+};
+
 }  // namespace
 
 struct LinearRunner::State {
@@ -112,6 +124,58 @@ struct LinearRunner::State {
     return &plans.emplace(key, found.front()).first->second;
   }
 
+  Status run_dense(const LinearCall& call, const Product& product) {
+    const WeightSegment& segment = product.segment;
+    const DenseKey key{call.rows,
+                       static_cast<int32_t>(segment.rows),
+                       static_cast<int32_t>(product.k),
+                       static_cast<int32_t>(product.columns),
+                       static_cast<int16_t>(alignment_of(call.x)),
+                       static_cast<int16_t>(std::min(alignment_of(product.d), alignment_of(product.residual))),
+                       call.y_is_f32,
+                       segment.bias != nullptr};
+    NFP_ASSIGN_OR_RETURN(const DensePlan* found, plan(key));
+    DenseCall c;
+    c.w = segment.dense;
+    c.x = call.x;
+    c.d = product.d;
+    c.residual = product.residual;
+    c.bias = call.y_is_f32 ? static_cast<const void*>(segment.bias) : segment.bias_f16;
+    c.workspace = call.workspace.dense;
+    if (c.workspace == nullptr) return error(ErrorCode::kUsage, "linear: workspace.dense is null");
+    return dense.run(*found, c, call.stream);
+  }
+
+  Status run_nested(const LinearCall& call, const Product& product) {
+    const bool fp8 = product.fp8;
+    GemmCall c;
+    c.w = product.segment.matrix;
+    c.mode = is_exact(call.precision) ? Mode::kF16
+             : !fp8                   ? Mode::kW8A16
+             : call.promoted_sums     ? Mode::kE4M3Promoted
+                                      : Mode::kE4M3;
+    c.m = call.rows;
+    c.x = call.x;
+    c.ldx = fp8 ? e4m3_row_bytes(product.k) : product.k;
+    c.token_scale = fp8 ? e4m3_scales(call.x, call.reserved_rows, product.k) : nullptr;
+    c.d = product.d;
+    c.ldd = product.columns;
+    c.output = call.y_is_f32 ? Output::kF32 : Output::kF16;
+    c.bias = product.segment.bias;
+    c.swiglu = product.fused;
+    c.residual = product.residual;
+    c.ldr = product.columns;
+    c.workspace = call.workspace.gemm;
+    c.dependent_launch = product.dependent;
+    const ChoiceKey key{call.rows,
+                        static_cast<int32_t>(product.segment.rows),
+                        static_cast<int32_t>(product.k),
+                        c.mode,
+                        product.fused,
+                        call.reduction};
+    return gemm.run(c, config(key), call.stream);
+  }
+
   Gemm gemm;
   DenseGemm dense;
   const TuningTable* table;
@@ -137,7 +201,6 @@ size_t LinearRunner::scratch_bytes(const CudaWeight& weight, int64_t rows) {
 
 Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   NFP_RETURN_IF_ERROR(check_call(weight, call));
-  State& state = *state_;
   const int64_t n = weight.n(), k = weight.k();
   const bool gated = weight.interleaved();
   const bool fp8 = !is_exact(weight.consumes(call.precision));  // E4M3 activations
@@ -157,52 +220,15 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   const size_t element = call.y_is_f32 ? sizeof(float) : sizeof(uint16_t);
   bool dependent = call.dependent_launch;
   for (const WeightSegment& segment : weight.segments()) {
-    void* const d = offset(product, segment.first_column, element);
-    const void* const residual = offset(call.residual, segment.first_column, element);
-    if (!segment.nested) {
-      const DenseKey key{call.rows,
-                         static_cast<int32_t>(segment.rows),
-                         static_cast<int32_t>(k),
-                         static_cast<int32_t>(columns),
-                         static_cast<int16_t>(alignment_of(call.x)),
-                         static_cast<int16_t>(std::min(alignment_of(d), alignment_of(residual))),
-                         call.y_is_f32,
-                         segment.bias != nullptr};
-      NFP_ASSIGN_OR_RETURN(const DensePlan* plan, state.plan(key));
-      DenseCall dense;
-      dense.w = segment.dense;
-      dense.x = call.x;
-      dense.d = d;
-      dense.residual = residual;
-      dense.bias = call.y_is_f32 ? static_cast<const void*>(segment.bias) : segment.bias_f16;
-      dense.workspace = call.workspace.dense;
-      if (dense.workspace == nullptr) return error(ErrorCode::kUsage, "linear: workspace.dense is null");
-      NFP_RETURN_IF_ERROR(state.dense.run(*plan, dense, call.stream));
-      dependent = true;
-      continue;
-    }
-    GemmCall gemm;
-    gemm.w = segment.matrix;
-    gemm.mode = is_exact(call.precision) ? Mode::kF16
-                : !fp8                   ? Mode::kW8A16
-                : call.promoted_sums     ? Mode::kE4M3Promoted
-                                         : Mode::kE4M3;
-    gemm.m = call.rows;
-    gemm.x = call.x;
-    gemm.ldx = fp8 ? e4m3_row_bytes(k) : k;
-    gemm.token_scale = fp8 ? e4m3_scales(call.x, call.reserved_rows, k) : nullptr;
-    gemm.d = d;
-    gemm.ldd = columns;
-    gemm.output = call.y_is_f32 ? Output::kF32 : Output::kF16;
-    gemm.bias = segment.bias;
-    gemm.swiglu = fused;
-    gemm.residual = residual;
-    gemm.ldr = columns;
-    gemm.workspace = call.workspace.gemm;
-    gemm.dependent_launch = dependent;
-    const ChoiceKey key{call.rows,     static_cast<int32_t>(segment.rows), static_cast<int32_t>(k), gemm.mode, fused,
-                        call.reduction};
-    NFP_RETURN_IF_ERROR(state.gemm.run(gemm, state.config(key), call.stream));
+    const Product part{segment,
+                       k,
+                       columns,
+                       fused,
+                       fp8,
+                       dependent,
+                       offset(product, segment.first_column, element),
+                       offset(call.residual, segment.first_column, element)};
+    NFP_RETURN_IF_ERROR(segment.nested ? state_->run_nested(call, part) : state_->run_dense(call, part));
     dependent = true;
   }
   if (!two_kernels) return ok_status();

@@ -141,6 +141,46 @@ __device__ __forceinline__ Best load_adjusted(const ClusterRow& row, const float
   return best;
 }
 
+// The id where the running sum of this warp's weights passes `left`, or the last with a weight.
+template <typename ForEachWeight>
+__device__ __forceinline__ int32_t draw_from_warp(const ClusterRow& row, double left,
+                                                  const ForEachWeight& for_each_weight) {
+  int32_t chosen = -1;
+  uint32_t candidate = 0;  // the last id with a weight, plus one
+  for_each_weight([&](const float(&w)[4], int32_t id) {
+    if (chosen >= 0) return;
+    // Which of 128 ids it is matters in one stretch only: the others are just added up.
+    const float of_lane = (w[0] + w[1]) + (w[2] + w[3]);
+    float of_all = of_lane;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) of_all += __shfl_xor_sync(0xffffffffu, of_all, offset);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (w[j] > 0.0f) candidate = static_cast<uint32_t>(id + j) + 1;
+    }
+    if (of_all <= left) {
+      left -= of_all;
+      return;
+    }
+    double until = warp_scan(static_cast<double>(of_lane), row.lane) - of_lane;
+    uint32_t crossed = 0xffffffffu;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      until += static_cast<double>(w[j]);
+      if (crossed == 0xffffffffu && w[j] > 0.0f && until > left) crossed = static_cast<uint32_t>(id + j);
+    }
+    crossed = __reduce_min_sync(0xffffffffu, crossed);
+    if (crossed != 0xffffffffu) {
+      chosen = static_cast<int32_t>(crossed);
+    } else {
+      left = 0;  // rounding: the next with a weight
+    }
+  });
+  candidate = __reduce_max_sync(0xffffffffu, candidate);
+  if (chosen < 0) chosen = candidate > 0 ? static_cast<int32_t>(candidate) - 1 : 0;
+  return chosen;
+}
+
 // Draws in order of id from what is kept of a row too flat for a list.
 __device__ __forceinline__ int32_t draw_from_row(ClusterRow& row, const Kept& kept, const Weigh& weigh, double u) {
   constexpr uint32_t kTable = kSampleBlocks * kSampleWarps / 32;  // entries a lane
@@ -214,39 +254,7 @@ __device__ __forceinline__ int32_t draw_from_row(ClusterRow& row, const Kept& ke
   last = __reduce_max_sync(0xffffffffu, last);
   if (me == (owner == 0xffffffffu ? last : owner)) {
     if (owner == 0xffffffffu) left = __longlong_as_double(0x7ff0000000000000ll);
-    int32_t chosen = -1;
-    uint32_t candidate = 0;  // the last id with a weight, plus one
-    for_each_weight([&](const float(&w)[4], int32_t id) {
-      if (chosen >= 0) return;
-      // Which of 128 ids it is matters in one stretch only: the others are just added up.
-      const float of_lane = (w[0] + w[1]) + (w[2] + w[3]);
-      float of_all = of_lane;
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) of_all += __shfl_xor_sync(0xffffffffu, of_all, offset);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (w[j] > 0.0f) candidate = static_cast<uint32_t>(id + j) + 1;
-      }
-      if (of_all <= left) {
-        left -= of_all;
-        return;
-      }
-      double until = warp_scan(static_cast<double>(of_lane), row.lane) - of_lane;
-      uint32_t crossed = 0xffffffffu;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        until += static_cast<double>(w[j]);
-        if (crossed == 0xffffffffu && w[j] > 0.0f && until > left) crossed = static_cast<uint32_t>(id + j);
-      }
-      crossed = __reduce_min_sync(0xffffffffu, crossed);
-      if (crossed != 0xffffffffu) {
-        chosen = static_cast<int32_t>(crossed);
-      } else {
-        left = 0;  // rounding: the next with a weight
-      }
-    });
-    candidate = __reduce_max_sync(0xffffffffu, candidate);
-    if (chosen < 0) chosen = candidate > 0 ? static_cast<int32_t>(candidate) - 1 : 0;
+    const int32_t chosen = draw_from_warp(row, left, for_each_weight);
     if (row.lane < row.blocks) store_remote(&row.shared.token, row.lane, static_cast<uint32_t>(chosen));
   }
   ptx::cluster_sync();

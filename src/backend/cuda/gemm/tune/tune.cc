@@ -30,6 +30,104 @@ Result<DeviceMemory> allocate(size_t bytes) {
 
 constexpr size_t kRotation = size_t{400} << 20;
 
+// What the products of one shape read and write, with as many copies of the weight as it takes that none is in the L2
+// cache when its turn comes again.
+class Operands {
+ public:
+  static Result<Operands> create(const GemmShape& shape, int most_tokens);
+
+  // Median time of the product of `m` tokens, in us, with the kernel before it that makes E4M3 rows where one does.
+  Result<double> time(const Gemm& gemm, const Config& config, Mode mode, int m) const;
+
+ private:
+  Status prepare_rows(int m, Stream stream) const;
+  GemmCall product(Mode mode, int m, size_t copy) const;
+
+  GemmShape shape_;
+  int64_t ldx_ = 0, ldd_ = 0;
+  DeviceMemory workspace_, x_, x_e4m3_, d_, scales_, zeros_, residual_;
+  std::vector<std::pair<DeviceMemory, DeviceMemory>> weights_;  // upper and lower bytes
+};
+
+Result<Operands> Operands::create(const GemmShape& shape, int most_tokens) {
+  Operands o;
+  o.shape_ = shape;
+  const PlaneShape planes{shape.n, shape.k};
+  // The copy engine wants rows of x and d at multiples of 16 bytes.
+  o.ldx_ = planes.padded_k();
+  o.ldd_ = (shape.n + 7) / 8 * 8;
+  NFP_ASSIGN_OR_RETURN(o.workspace_, allocate(Workspace::kBytes));
+  NFP_ASSIGN_OR_RETURN(o.x_, allocate(static_cast<size_t>(most_tokens * o.ldx_) * 2));
+  NFP_ASSIGN_OR_RETURN(o.x_e4m3_, allocate(static_cast<size_t>(most_tokens * o.ldx_)));
+  NFP_ASSIGN_OR_RETURN(o.d_, allocate(static_cast<size_t>(most_tokens * o.ldd_) * 2));
+  NFP_ASSIGN_OR_RETURN(o.scales_, allocate(static_cast<size_t>(most_tokens) * sizeof(float)));
+  // The norm adds zeros to a residual stream, which therefore stays as it is however often it runs.
+  NFP_ASSIGN_OR_RETURN(o.zeros_, allocate(static_cast<size_t>(kChainTokens * o.ldx_) * 2));
+  NFP_ASSIGN_OR_RETURN(o.residual_, allocate(static_cast<size_t>(kChainTokens * o.ldx_) * 2));
+  fill_f16(kChainTokens * o.ldx_, 3, static_cast<uint16_t*>(o.residual_.get()), nullptr);
+  fill_f16(most_tokens * o.ldx_, 1, static_cast<uint16_t*>(o.x_.get()), nullptr);
+  fill_e4m3(most_tokens * o.ldx_, 2, static_cast<uint8_t*>(o.x_e4m3_.get()), nullptr);
+  fill_f32(most_tokens, 0.01f, static_cast<float*>(o.scales_.get()), nullptr);
+  const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);
+  for (size_t i = 0; i < count; ++i) {
+    NFP_ASSIGN_OR_RETURN(DeviceMemory upper, allocate(planes.bytes()));
+    NFP_ASSIGN_OR_RETURN(DeviceMemory lower, allocate(planes.bytes()));
+    fill_weights(planes, i + 10, static_cast<uint8_t*>(upper.get()), static_cast<uint8_t*>(lower.get()), nullptr,
+                 nullptr, nullptr);
+    o.weights_.emplace_back(std::move(upper), std::move(lower));
+  }
+  if (const cudaError_t status = cudaDeviceSynchronize(); status != cudaSuccess) {
+    return error(ErrorCode::kResource, "tune: filling operands: {}", cudaGetErrorString(status));
+  }
+  return o;
+}
+
+Status Operands::prepare_rows(int m, Stream stream) const {
+  GemmInputCall rows;
+  rows.source = GemmInputCall::Source::kNorm;
+  rows.m = m;
+  rows.k = shape_.k;
+  rows.x = zeros_.get();
+  rows.ldx = ldx_;
+  rows.weight = x_.get();
+  rows.residual = residual_.get();
+  rows.ldr = ldx_;
+  rows.y_e4m3 = static_cast<uint8_t*>(x_e4m3_.get());
+  rows.ldy_e4m3 = ldx_;
+  rows.scales = static_cast<float*>(scales_.get());
+  return prepare_gemm_input(rows, stream);
+}
+
+GemmCall Operands::product(Mode mode, int m, size_t copy) const {
+  const auto& [upper, lower] = weights_[copy % weights_.size()];
+  GemmCall call;
+  call.w = {static_cast<const uint8_t*>(upper.get()),
+            static_cast<const uint8_t*>(lower.get()),
+            nullptr,
+            shape_.n,
+            shape_.k,
+            Join::kBiased};
+  call.mode = mode;
+  call.m = m;
+  call.x = is_fp8(mode) ? x_e4m3_.get() : x_.get();
+  call.ldx = ldx_;
+  call.token_scale = is_fp8(mode) ? static_cast<const float*>(scales_.get()) : nullptr;
+  call.d = d_.get();
+  call.ldd = ldd_;
+  call.workspace = {workspace_.get(), Workspace::kBytes};
+  return call;
+}
+
+Result<double> Operands::time(const Gemm& gemm, const Config& config, Mode mode, int m) const {
+  const auto launch = [&](int i, CUstream_st* stream) -> Status {
+    if (is_fp8(mode) && m <= kChainTokens && shape_.k <= kMaxColumns) NFP_RETURN_IF_ERROR(prepare_rows(m, stream));
+    return gemm.run(product(mode, m, static_cast<size_t>(i)), config, stream);
+  };
+  const int launches = static_cast<int>(std::min<size_t>(weights_.size(), 24));
+  NFP_ASSIGN_OR_RETURN(GraphTimer timer, GraphTimer::create(launches, launch));
+  return timer.median(2, 5);
+}
+
 }  // namespace
 
 Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options) {
@@ -41,80 +139,17 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
     if (const TuningTable* known = built_in_table(properties.name, properties.multiProcessorCount); known != nullptr)
       table.copy_models(*known);
   }
-  NFP_ASSIGN_OR_RETURN(const DeviceMemory workspace, allocate(Workspace::kBytes));
   const int most = options.tokens.empty() ? 1 : *std::max_element(options.tokens.begin(), options.tokens.end());
   for (const GemmShape& shape : shapes) {
-    const PlaneShape planes{shape.n, shape.k};
-    // The copy engine wants rows of x and d at multiples of 16 bytes.
-    const int64_t ldx = planes.padded_k(), ldd = (shape.n + 7) / 8 * 8;
-    NFP_ASSIGN_OR_RETURN(const DeviceMemory x, allocate(static_cast<size_t>(most * ldx) * 2));
-    NFP_ASSIGN_OR_RETURN(const DeviceMemory x_e4m3, allocate(static_cast<size_t>(most * ldx)));
-    NFP_ASSIGN_OR_RETURN(const DeviceMemory d, allocate(static_cast<size_t>(most * ldd) * 2));
-    NFP_ASSIGN_OR_RETURN(const DeviceMemory scales, allocate(static_cast<size_t>(most) * sizeof(float)));
-    // The norm adds zeros to a residual stream, which therefore stays as it is however often it runs.
-    NFP_ASSIGN_OR_RETURN(const DeviceMemory zeros, allocate(static_cast<size_t>(kChainTokens * ldx) * 2));
-    NFP_ASSIGN_OR_RETURN(const DeviceMemory residual, allocate(static_cast<size_t>(kChainTokens * ldx) * 2));
-    fill_f16(kChainTokens * ldx, 3, static_cast<uint16_t*>(residual.get()), nullptr);
-    fill_f16(most * ldx, 1, static_cast<uint16_t*>(x.get()), nullptr);
-    fill_e4m3(most * ldx, 2, static_cast<uint8_t*>(x_e4m3.get()), nullptr);
-    fill_f32(most, 0.01f, static_cast<float*>(scales.get()), nullptr);
-    std::vector<std::pair<DeviceMemory, DeviceMemory>> copies;
-    const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);
-    for (size_t i = 0; i < count; ++i) {
-      NFP_ASSIGN_OR_RETURN(DeviceMemory upper, allocate(planes.bytes()));
-      NFP_ASSIGN_OR_RETURN(DeviceMemory lower, allocate(planes.bytes()));
-      fill_weights(planes, i + 10, static_cast<uint8_t*>(upper.get()), static_cast<uint8_t*>(lower.get()), nullptr,
-                   nullptr, nullptr);
-      copies.emplace_back(std::move(upper), std::move(lower));
-    }
-    if (const cudaError_t status = cudaDeviceSynchronize(); status != cudaSuccess) {
-      return error(ErrorCode::kResource, "tune: filling operands: {}", cudaGetErrorString(status));
-    }
+    NFP_ASSIGN_OR_RETURN(const Operands operands, Operands::create(shape, most));
     for (const Mode mode : options.modes) {
       for (const int m : options.tokens) {
-        const Problem problem{m, shape.n, shape.k, mode, false};
         Config best;
         double best_us = 1e30;
         int tried = 0;
-        for (const Config& config : candidates(problem, gemm.device())) {
+        for (const Config& config : candidates({m, shape.n, shape.k, mode, false}, gemm.device())) {
           if (tried++ >= options.most_candidates) break;
-          const auto launch = [&](int i, CUstream_st* stream) -> Status {
-            const auto& copy = copies[static_cast<size_t>(i) % copies.size()];
-            if (is_fp8(mode) && m <= kChainTokens && shape.k <= kMaxColumns) {
-              GemmInputCall rows;
-              rows.source = GemmInputCall::Source::kNorm;
-              rows.m = m;
-              rows.k = shape.k;
-              rows.x = zeros.get();
-              rows.ldx = ldx;
-              rows.weight = x.get();
-              rows.residual = residual.get();
-              rows.ldr = ldx;
-              rows.y_e4m3 = static_cast<uint8_t*>(x_e4m3.get());
-              rows.ldy_e4m3 = ldx;
-              rows.scales = static_cast<float*>(scales.get());
-              NFP_RETURN_IF_ERROR(prepare_gemm_input(rows, stream));
-            }
-            GemmCall call;
-            call.w = {static_cast<const uint8_t*>(copy.first.get()),
-                      static_cast<const uint8_t*>(copy.second.get()),
-                      nullptr,
-                      shape.n,
-                      shape.k,
-                      Join::kBiased};
-            call.mode = mode;
-            call.m = m;
-            call.x = is_fp8(mode) ? x_e4m3.get() : x.get();
-            call.ldx = ldx;
-            call.token_scale = is_fp8(mode) ? static_cast<const float*>(scales.get()) : nullptr;
-            call.d = d.get();
-            call.ldd = ldd;
-            call.workspace = {workspace.get(), Workspace::kBytes};
-            return gemm.run(call, config, stream);
-          };
-          const int launches = static_cast<int>(std::min<size_t>(copies.size(), 24));
-          NFP_ASSIGN_OR_RETURN(GraphTimer timer, GraphTimer::create(launches, launch));
-          NFP_ASSIGN_OR_RETURN(const double us, timer.median(2, 5));
+          NFP_ASSIGN_OR_RETURN(const double us, operands.time(gemm, config, mode, m));
           if (us < best_us) {
             best_us = us;
             best = config;

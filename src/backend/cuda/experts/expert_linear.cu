@@ -1,0 +1,220 @@
+#include <cuda_fp16.h>
+
+#include "backend/cuda/experts/experts_kernels.h"
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+
+namespace nfp::cuda {
+namespace {
+
+constexpr int kStages = 4;              // of tokens in shared memory
+constexpr int kStageRow = kBlockK + 8;  // halves: rows of 144 bytes, whose fragments are in different banks
+constexpr int kMostTokens = 64;         // at once
+
+// A lane's bytes of 16 rows by 64 k (rows g and g + 8 of the warp's, chunk c: layout.h).
+struct RawWeights {
+  uint4 upper[2], lower[2];
+};
+
+// What differs between planes is in registers, so that one loop serves all.
+struct Planes {
+  const uint8_t* upper;  // where this lane's bytes of the first block lie
+  const uint8_t* lower;  // null: upper bytes only
+  uint32_t bias;         // of a pair of rebuilt numbers
+  uint32_t borrow;       // mask of the lowers' highest bits
+};
+
+__device__ __forceinline__ RawWeights load_weights(const Planes& planes, int block) {
+  const int64_t at = int64_t{block} * kBlockBytes;
+  RawWeights raw;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    raw.upper[row] = __ldg(reinterpret_cast<const uint4*>(planes.upper + at + row * 8 * kBlockK));
+    raw.lower[row] = make_uint4(0, 0, 0, 0);
+    if (planes.lower != nullptr) {
+      raw.lower[row] = __ldg(reinterpret_cast<const uint4*>(planes.lower + at + row * 8 * kBlockK));
+    }
+  }
+  return raw;
+}
+
+// Four weights of one row as two pairs of FP16 (docs/format.md). Without lower bytes the code's value: E4M3's bits,
+// seven places up, are FP16's of a 256th, which is the weight.
+__device__ __forceinline__ void rebuild(const Planes& planes, uint32_t upper, uint32_t lower, uint32_t& first,
+                                        uint32_t& second) {
+  if (planes.lower == nullptr) lower = (upper & 0x01010101u) << 7;
+  const uint32_t t = upper - ((lower >> 7) & planes.borrow);
+  const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
+  first = __byte_perm(lower, high, 0x5140) - planes.bias;
+  second = __byte_perm(lower, high, 0x7362) - planes.bias;
+}
+
+struct Shared {
+  uint16_t x[kStages][kMostTokens][kStageRow];
+  int32_t row[kMostTokens];  // of x, for each token of the chunk
+};
+
+template <ExpertEpilogue kEpilogue>
+__device__ __forceinline__ float gated(float gate, float up) {
+  if constexpr (kEpilogue == ExpertEpilogue::kSwiglu) return gate / (1.0f + __expf(-gate)) * up;
+  constexpr float kTwoRootTwoOverPi = 1.59576912160573f;
+  return gate / (1.0f + __expf(-kTwoRootTwoOverPi * (gate + 0.044715f * gate * gate * gate))) * up;
+}
+
+// Assignments first .. first + count - 1 (at most 8 kTiles) by the block's 64 rows. kAhead blocks of weights are on
+// their way while one is multiplied.
+template <ExpertEpilogue kEpilogue, bool kDense, int kTiles, int kAhead>
+__device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatrix& matrix, const Planes& planes,
+                                         Shared& shared, int first, int count) {
+  constexpr int kTokens = kTiles * 8;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int g = lane / 4, c = lane % 4;
+  const int row0 = static_cast<int>(blockIdx.x) * kExpertRows + warp * 16 + g;
+  for (int t = thread; t < kTokens; t += kExpertThreads) {
+    const int assignment = first + min(t, count - 1);
+    shared.row[t] = p.row != nullptr ? p.row[assignment] : assignment;
+  }
+  __syncthreads();
+  const auto fetch_tokens = [&](int block) {
+    for (int i = thread; i < kTokens * 8; i += kExpertThreads) {
+      const int t = i / 8, k = block * kBlockK + i % 8 * 8;
+      const bool wanted = t < count && k < p.k;
+      const uint16_t* from = p.x + int64_t{shared.row[t]} * p.k + (wanted ? k : 0);
+      ptx::copy_async_16(ptx::shared_address(&shared.x[block % kStages][t][i % 8 * 8]), from, wanted);
+    }
+  };
+  const auto fetch_dense = [&](int block, uint32_t(&a)[4][4]) {
+    const auto* numbers = reinterpret_cast<const uint16_t*>(matrix.upper);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {  // rows g, g + 8, and again 8 k further
+        const int row = row0 + j % 2 * 8, k = block * kBlockK + step * 16 + j / 2 * 8 + c * 2;
+        a[step][j] = row < p.n && k < p.k ? *reinterpret_cast<const uint32_t*>(numbers + int64_t{row} * p.k + k) : 0;
+      }
+    }
+  };
+  RawWeights raw[kAhead];
+  if constexpr (!kDense) {
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      if (s < p.blocks_k) raw[s] = load_weights(planes, s);
+    }
+  }
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (s < p.blocks_k) fetch_tokens(s);
+    ptx::copy_async_commit();
+  }
+  float acc[kTiles][4] = {};
+  for (int base = 0; base < p.blocks_k; base += kAhead) {
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      const int block = base + s;
+      if (block >= p.blocks_k) break;
+      uint32_t a[4][4];
+      if constexpr (kDense) {
+        fetch_dense(block, a);
+      } else {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const uint32_t us[4] = {raw[s].upper[row].x, raw[s].upper[row].y, raw[s].upper[row].z, raw[s].upper[row].w};
+          const uint32_t ls[4] = {raw[s].lower[row].x, raw[s].lower[row].y, raw[s].lower[row].z, raw[s].lower[row].w};
+#pragma unroll
+          for (int step = 0; step < 4; ++step) rebuild(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
+        }
+        if (block + kAhead < p.blocks_k) raw[s] = load_weights(planes, block + kAhead);
+      }
+      ptx::copy_async_wait_group<kStages - 2>();
+      __syncthreads();  // this block's tokens are there, and everyone is done with those of the one before
+      if (block + kStages - 1 < p.blocks_k) fetch_tokens(block + kStages - 1);
+      ptx::copy_async_commit();
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint16_t* token = shared.x[block % kStages][tile * 8 + g];
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+          const auto pair = [&](int k) { return *reinterpret_cast<const uint32_t*>(token + step * 16 + k); };
+          ptx::mma_f16(acc[tile], a[step], pair(c * 2), pair(c * 2 + 8));
+        }
+      }
+    }
+  }
+  ptx::copy_async_wait_group<0>();
+  const bool here[2] = {row0 < p.n, row0 + 8 < p.n};
+  const float scale[2] = {here[0] && matrix.row_scale != nullptr ? matrix.row_scale[row0] : 1.0f,
+                          here[1] && matrix.row_scale != nullptr ? matrix.row_scale[row0 + 8] : 1.0f};
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int t = tile * 8 + c * 2 + j;
+      if (t >= count) continue;
+      uint16_t* y = p.y + int64_t{first + t} * p.columns;
+      const float low = acc[tile][j] * scale[0], high = acc[tile][2 + j] * scale[1];
+      if constexpr (kEpilogue == ExpertEpilogue::kStore) {
+        if (here[0]) y[row0] = __half_as_ushort(__float2half_rn(low));
+        if (here[1]) y[row0 + 8] = __half_as_ushort(__float2half_rn(high));
+      } else if (here[1]) {  // row g of 16 is gate's, row g + 8 up's
+        y[row0 / 16 * 8 + g] = __half_as_ushort(__float2half_rn(gated<kEpilogue>(low, high)));
+      }
+    }
+  }
+  __syncthreads();  // shared memory is free
+}
+
+template <int kMost, ExpertEpilogue kEpilogue>
+__global__ __launch_bounds__(kExpertThreads,
+                             3) void expert_linear_kernel(const __grid_constant__ ExpertLinearParams<kMost> params) {
+  __shared__ __align__(16) Shared shared;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  const ExpertParams& p = params.shape;
+  const int expert = static_cast<int>(blockIdx.y);
+  const int begin = p.start[expert], end = p.start[expert + 1];
+  if (begin == end) return;
+  const ExpertMatrix& matrix = params.matrices[expert];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;  // row + 8 has the same swizzle
+  const int64_t at = blockIdx.x * p.slab_bytes + row * kBlockK + ((lane % 4) ^ ((row / 2) % 4)) * 16;
+  Planes planes{matrix.upper + at, matrix.lower != nullptr ? matrix.lower + at : nullptr, 0u, 0u};
+  if (matrix.lower != nullptr) {
+    planes.bias = matrix.biased ? 0x00400040u : 0u;
+    planes.borrow = matrix.biased ? 0u : 0x01010101u;
+  }
+  const int count = end - begin;
+  if (matrix.dense) {
+    for (int first = begin; first < end; first += 32) {
+      multiply<kEpilogue, true, 4, 1>(p, matrix, planes, shared, first, min(end - first, 32));
+    }
+  } else if (count <= 8) {
+    multiply<kEpilogue, false, 1, 4>(p, matrix, planes, shared, begin, count);
+  } else if (count <= 32) {
+    multiply<kEpilogue, false, 4, 2>(p, matrix, planes, shared, begin, count);
+  } else {
+    for (int first = begin; first < end; first += kMostTokens) {
+      multiply<kEpilogue, false, 8, 1>(p, matrix, planes, shared, first, min(end - first, kMostTokens));
+    }
+  }
+}
+
+template <int kMost>
+const void* function_for(ExpertEpilogue epilogue) {
+  switch (epilogue) {
+    case ExpertEpilogue::kSwiglu:
+      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kSwiglu>);
+    case ExpertEpilogue::kGeglu:
+      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kGeglu>);
+    default:
+      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kStore>);
+  }
+}
+
+}  // namespace
+
+const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue) {
+  return few_experts ? function_for<kFewExperts>(epilogue) : function_for<kMaxExpertsOnDevice>(epilogue);
+}
+
+}  // namespace nfp::cuda

@@ -1,0 +1,118 @@
+#include "backend/cuda/experts/experts.h"
+
+#include <algorithm>
+
+#include "backend/cuda/experts/experts_kernels.h"
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/launch.h"
+
+namespace nfp::cuda {
+namespace {
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+Status bad(std::string_view what, std::string_view field, std::string_view rule) {
+  return error(ErrorCode::kUsage, "{}: {} {}", what, field, rule);
+}
+
+Status check_routes(std::string_view what, const RouteTable& routes, int64_t rows) {
+  if (routes.experts < 1 || routes.experts > kMaxExpertsOnDevice) return bad(what, "experts", "must be 1 to 512");
+  if (routes.top < 1 || routes.top > std::min(routes.experts, kMaxTopExpertsOnDevice)) {
+    return bad(what, "top", "must be 1 to 32, and not more than there are experts");
+  }
+  if (rows < 1 || rows * routes.top > INT32_MAX) return bad(what, "rows", "must be 1 to 2^31 - 1 assignments");
+  if (routes.start == nullptr || routes.row == nullptr || routes.place == nullptr || routes.weight == nullptr) {
+    return bad(what, "start, row, place and weight", "must not be null");
+  }
+  return ok_status();
+}
+
+template <int kMost>
+Status launch_experts(const ExpertLinearCall& c, const ExpertParams& shape, const LaunchShape& at,
+                      CUstream_st* stream) {
+  ExpertLinearParams<kMost> p{};
+  p.shape = shape;
+  std::copy_n(c.matrices, c.routes.experts, p.matrices);
+  void* arguments[] = {&p};
+  return launch("expert_linear", expert_linear_function(kMost == kFewExperts, c.epilogue), at, arguments, stream);
+}
+
+}  // namespace
+
+Status run_route(const RouteCall& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_routes("route", c.routes, c.rows));
+  if (c.hidden <= 0 || c.hidden % 8 != 0) return bad("route", "hidden", "must be a positive multiple of 8");
+  if (c.x == nullptr || c.router == nullptr || c.logits == nullptr || !aligned(c.x) || !aligned(c.router) ||
+      !aligned(c.shared_gate)) {
+    return bad("route", "x, router, shared_gate and logits", "must be there, 16-byte aligned");
+  }
+  if (c.shared_gate != nullptr && c.shared_weight == nullptr) return bad("route", "shared_weight", "is null");
+  RouteCall p = c;
+  void* arguments[] = {&p};
+  LaunchShape shape;
+  shape.dependent = true;
+  shape.grid = static_cast<int>((c.rows + kRouteRows - 1) / kRouteRows);
+  shape.grid_y = (c.routes.experts + 1 + kRouteWarps - 1) / kRouteWarps;
+  shape.block = kRouteWarps * 32;
+  NFP_RETURN_IF_ERROR(launch("route", route_logits_function(), shape, arguments, stream));
+  shape.grid = static_cast<int>((c.rows + kChooseWarps - 1) / kChooseWarps);
+  shape.grid_y = 1;
+  shape.block = kChooseWarps * 32;
+  NFP_RETURN_IF_ERROR(launch("route", choose_experts_function(), shape, arguments, stream));
+  shape.grid = c.routes.experts;
+  shape.block = kAssignThreads;
+  return launch("route", assign_rows_function(), shape, arguments, stream);
+}
+
+Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_routes("expert_linear", c.routes, c.rows));
+  const bool gated = c.epilogue != ExpertEpilogue::kStore;
+  if (c.n <= 0 || c.n > INT32_MAX || (gated && c.n % 16 != 0)) {
+    return bad("expert_linear", "n", "must be positive, with a gate a multiple of 16");
+  }
+  if (c.k <= 0 || c.k > INT32_MAX || c.k % 8 != 0) return bad("expert_linear", "k", "must be a positive multiple of 8");
+  if (c.x == nullptr || c.y == nullptr || !aligned(c.x) || c.matrices == nullptr) {
+    return bad("expert_linear", "x, y and matrices", "must be there, x 16-byte aligned");
+  }
+  for (int32_t e = 0; e < c.routes.experts; ++e) {
+    const ExpertMatrix& matrix = c.matrices[e];
+    if (matrix.upper == nullptr || !aligned(matrix.upper) || !aligned(matrix.lower)) {
+      return error(ErrorCode::kUsage, "expert_linear: matrix {} is null or not 16-byte aligned", e);
+    }
+  }
+  const PlaneShape plane{c.n, c.k};
+  ExpertParams p{};
+  p.start = c.routes.start;
+  p.row = c.sorted ? nullptr : c.routes.row;
+  p.x = static_cast<const uint16_t*>(c.x);
+  p.y = static_cast<uint16_t*>(c.y);
+  p.slab_bytes = static_cast<int64_t>(plane.slab_bytes());
+  p.n = static_cast<int32_t>(c.n);
+  p.k = static_cast<int32_t>(c.k);
+  p.blocks_k = static_cast<int32_t>((c.k + kBlockK - 1) / kBlockK);
+  p.columns = static_cast<int32_t>(gated ? c.n / 2 : c.n);
+  LaunchShape shape;
+  shape.grid = static_cast<int>(plane.row_blocks());
+  shape.grid_y = c.routes.experts;
+  shape.block = kExpertThreads;
+  shape.dependent = true;
+  return c.routes.experts <= kFewExperts ? launch_experts<kFewExperts>(c, p, shape, stream)
+                                         : launch_experts<kMaxExpertsOnDevice>(c, p, shape, stream);
+}
+
+Status run_combine(const CombineCall& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_routes("combine", c.routes, c.rows));
+  if (c.hidden <= 0 || c.hidden % 8 != 0) return bad("combine", "hidden", "must be a positive multiple of 8");
+  if (c.x == nullptr || c.out == nullptr || !aligned(c.x) || !aligned(c.out) || !aligned(c.shared)) {
+    return bad("combine", "x, shared and out", "must be there, 16-byte aligned");
+  }
+  CombineCall p = c;
+  LaunchShape shape;
+  shape.grid = static_cast<int>(c.rows);
+  shape.block = kCombineThreads;
+  shape.dependent = true;
+  void* arguments[] = {&p};
+  return launch("combine", combine_function(), shape, arguments, stream);
+}
+
+}  // namespace nfp::cuda

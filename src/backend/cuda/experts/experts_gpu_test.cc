@@ -1,0 +1,309 @@
+// Experts' kernels against float64. Needs a Hopper GPU; skips elsewhere.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+
+#include "backend/cuda/experts/experts.h"
+#include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/testing/device.h"
+#include "base/float_types.h"
+
+namespace nfp::cuda {
+namespace {
+
+class ExpertsGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  }
+  float number(float sigma) { return std::normal_distribution<float>(0.0f, sigma)(random_); }
+  int integer(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+  std::vector<uint16_t> halves(size_t count, float sigma) {
+    std::vector<uint16_t> out(count);
+    for (uint16_t& v : out) v = fp32_to_fp16(number(sigma));
+    return out;
+  }
+  std::mt19937 random_{5};
+};
+
+void finish(const Status& status) {
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+// Device memory of a step's routes.
+struct Routes {
+  Routes(int64_t rows, int32_t experts, int32_t top)
+      : start(static_cast<size_t>(experts) + 1),
+        row(static_cast<size_t>(rows * top)),
+        place(static_cast<size_t>(rows * top)),
+        weight(static_cast<size_t>(rows * top)) {
+    table = {experts, top, start.get(), row.get(), place.get(), weight.get()};
+  }
+  DeviceVector<int32_t> start, row, place;
+  DeviceVector<float> weight;
+  RouteTable table;
+};
+
+TEST_F(ExpertsGpu, RoutesAreThoseOfFloat64) {
+  struct Case {
+    int64_t rows;
+    int32_t experts, top, hidden;
+    bool renormalise, gate;
+  };
+  for (const Case& c :
+       {Case{1, 8, 2, 64, true, false}, Case{5, 60, 4, 2048, false, true}, Case{300, 128, 8, 512, true, false},
+        Case{33, 512, 10, 72, true, true}, Case{7, 4, 4, 4096, false, false}, Case{1000, 3, 1, 8, true, true},
+        Case{2, 64, 32, 128, false, false}}) {
+    const auto rows = static_cast<size_t>(c.rows), experts = static_cast<size_t>(c.experts),
+               top = static_cast<size_t>(c.top), hidden = static_cast<size_t>(c.hidden);
+    const auto x = halves(rows * hidden, 1.0f);
+    std::vector<float> router(experts * hidden), gate(hidden);
+    for (float& v : router) v = number(2.0f / std::sqrt(static_cast<float>(hidden)));
+    for (float& v : gate) v = number(1.0f / std::sqrt(static_cast<float>(hidden)));
+    const DeviceVector<uint16_t> d_x(x);
+    const DeviceVector<float> d_router(router), d_gate(gate), logits(rows * experts), shared(rows);
+    const Routes routes(c.rows, c.experts, c.top);
+    RouteCall call;
+    call.x = d_x.get();
+    call.router = d_router.get();
+    call.shared_gate = c.gate ? d_gate.get() : nullptr;
+    call.rows = c.rows;
+    call.hidden = c.hidden;
+    call.renormalise = c.renormalise;
+    call.routes = routes.table;
+    call.logits = logits.get();
+    call.shared_weight = shared.get();
+    finish(run_route(call, nullptr));
+    const auto start = routes.start.host(), row = routes.row.host(), place = routes.place.host();
+    const auto weight = routes.weight.host(), shared_weight = shared.host();
+    ASSERT_EQ(start[0], 0);
+    ASSERT_EQ(start[experts], static_cast<int32_t>(rows * top));
+    std::vector<int32_t> expert_of(rows * top, -1);
+    for (size_t e = 0; e < experts; ++e) {
+      ASSERT_LE(start[e], start[e + 1]);
+      for (int32_t a = start[e]; a < start[e + 1]; ++a) {
+        expert_of[static_cast<size_t>(a)] = static_cast<int32_t>(e);
+        if (a > start[e]) {
+          ASSERT_LT(row[static_cast<size_t>(a) - 1], row[static_cast<size_t>(a)]);
+        }
+      }
+    }
+    for (size_t r = 0; r < rows; ++r) {
+      std::vector<double> value(experts);
+      double gate_value = 0;
+      for (size_t i = 0; i < hidden; ++i) {
+        const double v = fp16_to_fp32(x[r * hidden + i]);
+        gate_value += v * double{gate[i]};
+        for (size_t e = 0; e < experts; ++e) value[e] += v * double{router[e * hidden + i]};
+      }
+      if (c.gate) {
+        ASSERT_NEAR(shared_weight[r], 1 / (1 + std::exp(-gate_value)), 1e-5);
+      }
+      std::vector<size_t> order(experts);
+      std::iota(order.begin(), order.end(), size_t{0});
+      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return value[a] > value[b]; });
+      double sum = 0, all = 0;
+      bool near = false;
+      for (size_t i = 0; i < experts; ++i) {
+        const double p = std::exp(value[order[i]] - value[order[0]]);
+        all += p;
+        if (i < top) sum += p;
+        if (i < top && i + 1 < experts) near = near || value[order[i]] - value[order[i + 1]] < 1e-4;
+      }
+      for (size_t i = 0; i < top; ++i) {
+        const size_t at = r * top + i;
+        const auto a = static_cast<size_t>(place[at]);
+        ASSERT_LT(a, rows * top);
+        ASSERT_EQ(static_cast<size_t>(row[a]), r);
+        if (near) continue;  // FP32's order may be another
+        ASSERT_EQ(static_cast<size_t>(expert_of[a]), order[i]) << "row " << r << ", choice " << i;
+        const double want = std::exp(value[order[i]] - value[order[0]]) / (c.renormalise ? sum : all);
+        ASSERT_NEAR(weight[at], want, want * 1e-4);
+      }
+    }
+  }
+}
+
+struct Matrix {
+  std::vector<uint16_t> bits;  // [n, k] what is multiplied
+  std::vector<uint8_t> planes[2];
+};
+
+TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
+  enum class Form { kBiased, kFree, kUpper, kDense };
+  struct Case {
+    int64_t rows, n, k;
+    int32_t experts, top;
+    ExpertEpilogue epilogue;
+    bool sorted;
+  };
+  for (const Case& c :
+       {Case{1, 64, 64, 4, 2, ExpertEpilogue::kStore, false}, Case{40, 192, 200, 5, 2, ExpertEpilogue::kSwiglu, false},
+        Case{300, 96, 2048, 3, 2, ExpertEpilogue::kStore, true},
+        Case{70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, false},
+        Case{9, 1536, 768, 8, 8, ExpertEpilogue::kSwiglu, true},
+        Case{530, 77, 136, 8, 1, ExpertEpilogue::kStore, false}}) {
+    const auto n = static_cast<size_t>(c.n), k = static_cast<size_t>(c.k), experts = static_cast<size_t>(c.experts);
+    const auto assignments = static_cast<size_t>(c.rows * c.top);
+    // Every number of tokens an expert, none among them.
+    std::vector<int32_t> start(experts + 1, 0), row(assignments), expert_of(assignments);
+    for (int32_t& e : expert_of) e = std::min(integer(0, c.experts - 1), integer(0, c.experts - 1));
+    std::sort(expert_of.begin(), expert_of.end());
+    for (size_t a = 0; a < assignments; ++a) {
+      row[a] = integer(0, static_cast<int>(c.rows) - 1);
+      for (size_t e = static_cast<size_t>(expert_of[a]) + 1; e <= experts; ++e) ++start[e];
+    }
+    const PlaneShape shape{c.n, c.k};
+    std::vector<Matrix> matrices(experts);
+    std::vector<ExpertMatrix> device(experts);
+    std::vector<float> row_scale(n);
+    for (float& s : row_scale) s = std::ldexp(1.0f, integer(-2, 3));
+    const DeviceVector<float> d_row_scale(row_scale);
+    std::vector<std::unique_ptr<DeviceVector<uint8_t>>> memory;
+    std::vector<std::unique_ptr<DeviceVector<uint16_t>>> dense_memory;
+    for (size_t e = 0; e < experts; ++e) {
+      Matrix& m = matrices[e];
+      const auto form = static_cast<Form>(e % 4);
+      m.bits = halves(n * k, 0.05f);
+      std::vector<uint8_t> upper(n * k), lower(n * k);
+      for (size_t i = 0; i < n * k; ++i) {
+        uint16_t& w = m.bits[i];
+        if (integer(0, 9) == 0) w = static_cast<uint16_t>(integer(0, 0x3ff) | integer(0, 1) << 15);  // subnormals
+        if ((w & 0x7fff) > 0x3f00) w = static_cast<uint16_t>((w & 0x8000) | 0x3f00);
+        upper[i] = fp32_to_e4m3(fp16_to_fp32(w) * 256.0f);
+        if (form == Form::kFree && (w & 0x7f) != 0 && integer(0, 1) == 0) {  // the other neighbour
+          const int truncated = (w >> 7) & 0x7f;
+          const int other = (upper[i] & 0x7f) == truncated ? truncated + 1 : truncated;
+          if (other < 0x7f) upper[i] = static_cast<uint8_t>((upper[i] & 0x80) | other);
+        }
+        lower[i] = static_cast<uint8_t>(w);
+        if (form == Form::kUpper) w = fp32_to_fp16(e4m3_to_fp32(upper[i]) / 256.0f);
+      }
+      if (form == Form::kDense) {
+        dense_memory.push_back(std::make_unique<DeviceVector<uint16_t>>(m.bits));
+        device[e] = {reinterpret_cast<const uint8_t*>(dense_memory.back()->get()), nullptr, nullptr, false, true};
+        continue;
+      }
+      const Join join = form == Form::kFree ? Join::kFree : Join::kBiased;
+      for (const Plane plane : {Plane::kUpper, Plane::kLower}) {
+        std::vector<uint8_t> packed(shape.bytes());
+        const auto& in = plane == Plane::kUpper ? upper : lower;
+        for (int64_t block = 0; block < shape.row_blocks(); ++block) {
+          const int64_t first = block * kBlockRows;
+          pack_slab(shape, plane, join, std::span(in).subspan(static_cast<size_t>(first) * k),
+                    static_cast<int>(std::min<int64_t>(kBlockRows, c.n - first)),
+                    packed.data() + static_cast<size_t>(block) * shape.slab_bytes());
+        }
+        memory.push_back(std::make_unique<DeviceVector<uint8_t>>(packed));
+      }
+      device[e] = {memory[memory.size() - 2]->get(), form == Form::kUpper ? nullptr : memory.back()->get(),
+                   e % 3 == 0 ? d_row_scale.get() : nullptr, join == Join::kBiased, false};
+    }
+    const auto x = halves((c.sorted ? assignments : static_cast<size_t>(c.rows)) * k, 1.0f);
+    const bool gated = c.epilogue != ExpertEpilogue::kStore;
+    const size_t columns = gated ? n / 2 : n;
+    const DeviceVector<uint16_t> d_x(x), y(assignments * columns);
+    const DeviceVector<int32_t> d_start(start), d_row(row), place(assignments);
+    const DeviceVector<float> weight(assignments);
+    ExpertLinearCall call;
+    call.matrices = device.data();
+    call.routes = {c.experts, c.top, d_start.get(), d_row.get(), place.get(), weight.get()};
+    call.n = c.n;
+    call.k = c.k;
+    call.x = d_x.get();
+    call.sorted = c.sorted;
+    call.rows = c.rows;
+    call.epilogue = c.epilogue;
+    call.y = y.get();
+    finish(run_expert_linear(call, nullptr));
+    const auto got = y.host();
+    for (size_t a = 0; a < assignments; ++a) {
+      const auto e = static_cast<size_t>(expert_of[a]);
+      const uint16_t* token = x.data() + (c.sorted ? a : static_cast<size_t>(row[a])) * k;
+      std::vector<double> value(n), slack(n);
+      for (size_t i = 0; i < n; ++i) {
+        double sum = 0, magnitude = 0;
+        for (size_t j = 0; j < k; ++j) {
+          const double product = double{fp16_to_fp32(matrices[e].bits[i * k + j])} * double{fp16_to_fp32(token[j])};
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        const double scale = device[e].row_scale != nullptr ? row_scale[i] : 1.0f;
+        value[i] = sum * scale;
+        // A tensor core's sums lose up to two bits of FP32 with every 16 of k.
+        slack[i] = magnitude * scale * static_cast<double>(k / 16 + 1) * 0x1p-22;
+      }
+      for (size_t i = 0; i < columns; ++i) {
+        double want = value[i], bound = slack[i];
+        if (gated) {
+          const auto gate_row = static_cast<size_t>(swiglu_gate_row(static_cast<int64_t>(i)));
+          const double gate = value[gate_row], up = value[gate_row + 8];
+          const double cubic = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+          want = (c.epilogue == ExpertEpilogue::kSwiglu ? gate / (1 + std::exp(-gate))
+                                                        : gate * (1 + std::tanh(cubic)) / 2) *
+                 up;
+          bound = 1.13 * slack[gate_row] * std::abs(up) + std::abs(gate) * slack[gate_row + 8] + std::abs(want) * 1e-5;
+        }
+        bound += std::abs(want) * 0x1p-11 + 0x1p-25;
+        ASSERT_LE(std::abs(double{fp16_to_fp32(got[a * columns + i])} - want), bound)
+            << "n " << n << ", k " << k << ", expert " << e << " of " << start[e + 1] - start[e] << ", assignment " << a
+            << ", feature " << i;
+      }
+    }
+  }
+}
+
+TEST_F(ExpertsGpu, CombinesInOrder) {
+  for (const bool shared : {false, true}) {
+    const size_t rows = 37, top = 6, hidden = 1032;
+    const auto x = halves(rows * top * hidden, 1.0f), always = halves(rows * hidden, 1.0f);
+    std::vector<int32_t> place(rows * top);
+    std::iota(place.begin(), place.end(), 0);
+    std::shuffle(place.begin(), place.end(), random_);
+    std::vector<float> weight(rows * top), gate(rows);
+    for (float& w : weight) w = std::abs(number(0.3f));
+    for (float& w : gate) w = std::abs(number(0.3f));
+    const DeviceVector<uint16_t> d_x(x), d_always(always), out(rows * hidden);
+    const DeviceVector<float> d_weight(weight), d_gate(gate);
+    const DeviceVector<int32_t> d_place(place), other(rows * top);
+    CombineCall call;
+    call.x = d_x.get();
+    call.routes = {8, static_cast<int32_t>(top), other.get(), other.get(), d_place.get(), d_weight.get()};
+    call.rows = static_cast<int64_t>(rows);
+    call.hidden = static_cast<int32_t>(hidden);
+    call.shared = shared ? d_always.get() : nullptr;
+    call.shared_weight = d_gate.get();
+    call.out = out.get();
+    finish(run_combine(call, nullptr));
+    const auto got = out.host();
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t i = 0; i < hidden; ++i) {
+        double want = 0, magnitude = 0;
+        const auto add = [&](float by, uint16_t v) {
+          want += double{by} * double{fp16_to_fp32(v)};
+          magnitude += std::abs(double{by} * double{fp16_to_fp32(v)});
+        };
+        for (size_t t = 0; t < top; ++t) {
+          add(weight[r * top + t], x[static_cast<size_t>(place[r * top + t]) * hidden + i]);
+        }
+        if (shared) add(gate[r], always[r * hidden + i]);
+        const double value = fp16_to_fp32(got[r * hidden + i]);
+        const double slack = magnitude * 8 * 0x1p-24 + std::abs(want) * 0x1p-11 + 0x1p-25;
+        ASSERT_LE(std::abs(value - want), slack) << r << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(ExpertsGpu, RefusesWhatDoesNotFit) {
+  EXPECT_FALSE(run_route({}, nullptr).ok());
+  EXPECT_FALSE(run_expert_linear({}, nullptr).ok());
+  EXPECT_FALSE(run_combine({}, nullptr).ok());
+}
+
+}  // namespace
+}  // namespace nfp::cuda

@@ -1,0 +1,44 @@
+// Between experts.cc (checks, launch) and the kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/experts/experts_calls.h"
+
+namespace nfp::cuda {
+
+// Three kernels, one after the other: logits, the choice of each row, the assignments of each expert.
+inline constexpr int kRouteRows = 8;    // that a block of the first has,
+inline constexpr int kRouteWarps = 8;   // and experts
+inline constexpr int kChooseWarps = 4;  // rows a block of the second
+inline constexpr int kAssignThreads = 256;
+const void* route_logits_function();
+const void* choose_experts_function();
+const void* assign_rows_function();
+
+struct ExpertParams {
+  int32_t* start;
+  int32_t* row;  // null where x is sorted
+  const uint16_t* x;
+  uint16_t* y;
+  int64_t slab_bytes;  // of 64 rows of a plane
+  int32_t n;
+  int32_t k;
+  int32_t blocks_k;  // of 64
+  int32_t columns;   // of y
+};
+template <int kMost>
+struct ExpertLinearParams {
+  ExpertParams shape;
+  ExpertMatrix matrices[kMost];
+};
+inline constexpr int kFewExperts = 64;
+inline constexpr int kExpertThreads = 128;
+inline constexpr int kExpertRows = 64;  // of a matrix, a thread block
+// Takes ExpertLinearParams<kFewExperts>, or of kMaxExpertsOnDevice. Grid: blocks of rows, experts.
+const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue);
+
+inline constexpr int kCombineThreads = 256;
+const void* combine_function();
+
+}  // namespace nfp::cuda

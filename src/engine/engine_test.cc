@@ -318,8 +318,8 @@ std::map<std::string, Answer> busy_hour(int32_t steps_in_flight, uint32_t seed, 
     if (draw(6) == 0) r.precision = PrecisionClass::kExact;
     if (draw(6) == 0) cancel_at[r.id] = static_cast<size_t>(1 + draw(10));
     if (draw(5) == 0) {  // n = 2: another answer to the same prompt
-      Request twin = r;
-      twin.id += "b";
+      Request twin = request(r.id + "b", r.prompt, 1, r.precision);
+      twin.sampling = r.sampling;
       twin.sampling.seed = 1;
       EXPECT_TRUE(engine.submit(std::move(twin)).ok());
     }

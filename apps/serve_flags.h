@@ -27,6 +27,7 @@ struct ServeFlags {
   std::string precision = "auto";
   std::string policy;  // empty = slo, with the default targets
   std::string step_times;
+  std::string slo_missed = "last";
   std::vector<double> fp8_levels = {0, 0.5, 0.88, 1};
   double slo_ttft_ms = 500;
   double slo_itl_ms = 50;

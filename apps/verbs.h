@@ -12,6 +12,7 @@ void add_chat(CLI::App& app, Status& status);
 void add_convert(CLI::App& app, Status& status);
 void add_restore(CLI::App& app, Status& status);
 void add_inspect(CLI::App& app, Status& status);
+Status inspect_plan(const std::string& path, bool json);  // of a config.json
 void add_perplexity(CLI::App& app, Status& status);
 void add_bench(CLI::App& app, Status& status);
 void add_replay(CLI::App& app, Status& status);

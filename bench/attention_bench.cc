@@ -50,6 +50,51 @@ std::vector<int32_t> contexts_of(const Case& c) {
   return contexts;
 }
 
+// Random magnitudes of 0.25 to 2, and with `e4m3` no byte that is NaN there.
+std::vector<uint16_t> small_numbers(bool e4m3) {
+  std::vector<uint16_t> pattern(1 << 20);
+  uint32_t state = 1;
+  for (uint16_t& v : pattern) {
+    state = state * 1664525u + 1013904223u;
+    v = static_cast<uint16_t>((state >> 16 & 0x83ff) | (0x3400 + (state >> 8 & 0x800)));  // magnitudes 0.25 to 2
+    if (e4m3) v &= 0xbfbf;                                                                // no code of it is NaN
+  }
+  return pattern;
+}
+
+// Microseconds a call, the median of the replays of a graph of `calls`.
+template <typename Launch>
+double median_replay(int calls, const Launch& launch) {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream));
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < calls; ++i) launch(i, stream);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < 9; ++i) {
+    check(cudaEventRecord(begin, stream));
+    check(cudaGraphLaunch(exec, stream));
+    check(cudaEventRecord(end, stream));
+    check(cudaEventSynchronize(end));
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms * 1e3f / static_cast<float>(calls));
+  }
+  std::sort(times.begin(), times.end());
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return times[times.size() / 2];
+}
+
 // Microseconds a call, the median of the replays. The FP16 buffers are filled with one repeated small number pattern:
 // power, and with it the clock, is a little kinder to it than to a trained model's.
 double time_case(const Case& c) {
@@ -61,13 +106,8 @@ double time_case(const Case& c) {
   const int calls = std::max(copies, c.queries == 1 ? 16 : 2);
   const size_t tokens = static_cast<size_t>(c.sequences) * c.queries;
   const size_t q_stride = static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim;
-  std::vector<uint16_t> pattern(1 << 20);
+  const std::vector<uint16_t> pattern = small_numbers(c.e4m3);
   uint32_t state = 1;
-  for (uint16_t& v : pattern) {
-    state = state * 1664525u + 1013904223u;
-    v = static_cast<uint16_t>((state >> 16 & 0x83ff) | (0x3400 + (state >> 8 & 0x800)));  // magnitudes 0.25 to 2
-    if (c.e4m3) v &= 0xbfbf;                                                              // no code of it is NaN
-  }
   const auto fill = [&](const Device& d, size_t bytes) {
     for (size_t at = 0; at < bytes; at += pattern.size() * 2) {
       check(cudaMemcpy(static_cast<uint8_t*>(d.data) + at, pattern.data(), std::min(bytes - at, pattern.size() * 2),
@@ -121,39 +161,12 @@ double time_case(const Case& c) {
   call.workspace = workspace.data;
   call.workspace_bytes = *bytes;
 
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreate(&stream));
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  for (int i = 0; i < calls; ++i) {
+  return median_replay(calls, [&](int i, cudaStream_t stream) {
     const size_t at = cache / 2 * (i % copies);
     call.cache.keys = static_cast<const uint8_t*>(keys.data) + at;
     call.cache.values = static_cast<const uint8_t*>(values.data) + at;
     check(c.queries == 1 ? run_decode(call, stream) : run_prefill(call, stream));
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 9; ++i) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(exec, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms * 1e3f / static_cast<float>(calls));
-  }
-  std::sort(times.begin(), times.end());
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  return times[times.size() / 2];
+  });
 }
 
 void report(const Case& c) {

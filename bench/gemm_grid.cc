@@ -166,195 +166,259 @@ void consider(Method& method, const std::vector<Candidate>& choices, double expe
   }
 }
 
-void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t m) {
-  const double flops = 2.0 * static_cast<double>(m * shape.n * shape.k);
-  const double bytes16 = 2.0 * static_cast<double>(shape.n * shape.k);
-  const auto plane_bytes = static_cast<size_t>(shape.n * shape.k);
-  const double expect16 = std::max(flops / 7e14, bytes16 / 4.4e12) * 1e6, expect8 = expect16 / 2;
-  std::vector<Method> methods;
+// The methods of one product of one shape, chosen, timed against each other, and printed.
+class Cell {
+ public:
+  Cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t m)
+      : b_(b),
+        shape_(shape),
+        copies_(copies),
+        m_(m),
+        plane_bytes_(static_cast<size_t>(shape.n * shape.k)),
+        expect16_(std::max(2.0 * static_cast<double>(m * shape.n * shape.k) / 7e14,
+                           2.0 * static_cast<double>(shape.n * shape.k) / 4.4e12) *
+                  1e6),
+        expect8_(expect16_ / 2) {}
 
-  const auto add_dense = [&](const char* name, DType input, bool fast) {
-    if (!b.wants(name)) return;
-    Method method{name, {}, 1e30, {}, {}, 0, {}};
-    const auto plans =
-        b.dense.plans({m, shape.n, shape.k, input, DType::kF16, shape.k, shape.n, fast}, b.quick ? 4 : 10);
-    if (!plans.ok()) {
-      fmt::print(stderr, "{}\n", plans.error().message);
-      return;
-    }
-    std::vector<Candidate> choices;
-    for (const DensePlan& plan : *plans) {
-      const auto launch = [&b, &copies, plan, input](int i, CUstream_st* stream) {
-        const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
-        DenseCall call;
-        const bool fp8 = input == DType::kF8E4M3;
-        call.w = fp8 ? copy.dense_e4m3->as<void>() : copy.dense->as<void>();
-        call.x = fp8 ? b.x_e4m3.as<void>() : b.x.as<void>();
-        call.d = b.d.as<void>();
-        call.w_scale = call.x_scale = b.scales.as<float>();
-        call.workspace = b.dense_workspace.as<void>();
-        return b.dense.run(plan, call, stream);
-      };
-      choices.push_back({fmt::format("heuristic {}", choices.size()), launch});
-    }
-    const bool fp8 = input != DType::kF16;
-    consider(method, choices, fp8 ? expect8 : expect16, copies.size(), plane_bytes * (fp8 ? 1 : 2));
-    if (method.launch) methods.push_back(std::move(method));
-  };
-  const auto nested = [&](const Config& config, Mode mode, bool dependent, Join join) -> GraphTimer::Launch {
-    return [&b, &copies, shape, mode, m, config, dependent, join](int i, CUstream_st* stream) {
-      const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
-      GemmCall call;
-      call.w = {copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), nullptr, shape.n, shape.k, join};
-      call.mode = mode;
-      call.m = m;
-      call.x = is_fp8(mode) ? b.x_e4m3.as<void>() : b.x.as<void>();
-      call.ldx = shape.k;
-      call.token_scale = is_fp8(mode) ? b.scales.as<float>() : nullptr;
-      call.d = b.d.as<void>();
-      call.ldd = shape.n;
-      call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
-      call.dependent_launch = dependent;
-      return b.gemm.run(call, config, stream);
-    };
-  };
-  const auto add_nested = [&](const char* name, Mode mode, bool dependent) {
-    if (!b.wants(name)) return;
-    Method method{name, {}, 1e30, {}, {}, 0, {}};
-    const Problem problem{m, shape.n, shape.k, mode, false};
-    std::vector<Candidate> choices;
-    for (const Config& config : b.worth_timing(problem)) {
-      if (static_cast<int>(choices.size()) >= b.candidates_for(m)) break;
-      choices.push_back({to_string(config), nested(config, mode, dependent, Join::kBiased)});
-    }
-    consider(method, choices, is_fp8(mode) ? expect8 : expect16, copies.size(), plane_bytes * (is_fp8(mode) ? 1 : 2));
-    if (dependent && !b.random_tokens) b.table.set(shape.n, shape.k, mode, token_bucket(m), method.config);
-    methods.push_back(std::move(method));
-  };
-  // Another way to run a choice that is already made.
-  const auto add_variant = [&](const char* name, const Method& of, GraphTimer::Launch launch) {
-    if (!b.wants(name)) return;
-    Method method{name, of.choice, of.tuned_us, std::move(launch), {}, 0, of.config};
-    methods.push_back(std::move(method));
-  };
-
-  add_dense("cublas_f16", DType::kF16, false);
-  add_nested("nested_f16", Mode::kF16, true);
-  if (b.wants("nested_f16")) {
-    const Method f16 = methods.back();
-    add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
-    add_variant("nested_f16_no_pdl", f16, nested(f16.config, Mode::kF16, false, Join::kBiased));
+  void run() {
+    choose_f16();
+    choose_e4m3();
+    if (b_.profile) profile();
+    time();
+    print();
   }
-  const Problem f16_problem{m, shape.n, shape.k, Mode::kF16, false};
-  // What an engine runs.
-  const auto add_chosen = [&](const char* name, Mode mode) {
-    if (!b.wants(name)) return;
-    const Choice choice = choose({m, shape.n, shape.k, mode, false}, b.gemm.device(), b.built_in, Reduction::kFastest);
-    Method made{name, to_string(choice.config), is_fp8(mode) ? expect8 : expect16, {}, {}, 0, choice.config};
-    made.launch = nested(choice.config, mode, true, Join::kBiased);
-    methods.push_back(std::move(made));
+
+ private:
+  const Copy& copy_of(int i) const { return copies_[static_cast<size_t>(i) % copies_.size()]; }
+  GraphTimer::Launch nested(const Config& config, Mode mode, bool dependent, Join join) const;
+  GraphTimer::Launch with_quant(const Config& config) const;
+
+  void add_dense(const char* name, DType input, bool fast);
+  void add_nested(const char* name, Mode mode, bool dependent);
+  // Another way to run a choice that is already made.
+  void add_variant(const char* name, const Method& of, GraphTimer::Launch launch);
+  void add_chosen(const char* name, Mode mode);  // what an engine runs
+  void add_untuned();
+  void add_with_quant();
+
+  void choose_f16();
+  void choose_e4m3();
+  void profile();
+  void time();
+  void print();
+
+  Bench& b_;
+  const Shape& shape_;
+  const std::vector<Copy>& copies_;
+  const int64_t m_;
+  const size_t plane_bytes_;
+  const double expect16_, expect8_;  // us
+  std::vector<Method> methods_;
+};
+
+void Cell::add_dense(const char* name, DType input, bool fast) {
+  if (!b_.wants(name)) return;
+  Method method{name, {}, 1e30, {}, {}, 0, {}};
+  const auto plans =
+      b_.dense.plans({m_, shape_.n, shape_.k, input, DType::kF16, shape_.k, shape_.n, fast}, b_.quick ? 4 : 10);
+  if (!plans.ok()) {
+    fmt::print(stderr, "{}\n", plans.error().message);
+    return;
+  }
+  std::vector<Candidate> choices;
+  for (const DensePlan& plan : *plans) {
+    const auto launch = [this, plan, input](int i, CUstream_st* stream) {
+      const Copy& copy = copy_of(i);
+      DenseCall call;
+      const bool fp8 = input == DType::kF8E4M3;
+      call.w = fp8 ? copy.dense_e4m3->as<void>() : copy.dense->as<void>();
+      call.x = fp8 ? b_.x_e4m3.as<void>() : b_.x.as<void>();
+      call.d = b_.d.as<void>();
+      call.w_scale = call.x_scale = b_.scales.as<float>();
+      call.workspace = b_.dense_workspace.as<void>();
+      return b_.dense.run(plan, call, stream);
+    };
+    choices.push_back({fmt::format("heuristic {}", choices.size()), launch});
+  }
+  const bool fp8 = input != DType::kF16;
+  consider(method, choices, fp8 ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (fp8 ? 1 : 2));
+  if (method.launch) methods_.push_back(std::move(method));
+}
+
+GraphTimer::Launch Cell::nested(const Config& config, Mode mode, bool dependent, Join join) const {
+  return [this, mode, config, dependent, join](int i, CUstream_st* stream) {
+    const Copy& copy = copy_of(i);
+    GemmCall call;
+    call.w = {copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), nullptr, shape_.n, shape_.k, join};
+    call.mode = mode;
+    call.m = m_;
+    call.x = is_fp8(mode) ? b_.x_e4m3.as<void>() : b_.x.as<void>();
+    call.ldx = shape_.k;
+    call.token_scale = is_fp8(mode) ? b_.scales.as<float>() : nullptr;
+    call.d = b_.d.as<void>();
+    call.ldd = shape_.n;
+    call.workspace = {b_.workspace.as<void>(), Workspace::kBytes};
+    call.dependent_launch = dependent;
+    return b_.gemm.run(call, config, stream);
   };
-  add_chosen("nested_f16_chosen", Mode::kF16);
+}
+
+void Cell::add_nested(const char* name, Mode mode, bool dependent) {
+  if (!b_.wants(name)) return;
+  Method method{name, {}, 1e30, {}, {}, 0, {}};
+  const Problem problem{m_, shape_.n, shape_.k, mode, false};
+  std::vector<Candidate> choices;
+  for (const Config& config : b_.worth_timing(problem)) {
+    if (static_cast<int>(choices.size()) >= b_.candidates_for(m_)) break;
+    choices.push_back({to_string(config), nested(config, mode, dependent, Join::kBiased)});
+  }
+  consider(method, choices, is_fp8(mode) ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (is_fp8(mode) ? 1 : 2));
+  if (dependent && !b_.random_tokens) b_.table.set(shape_.n, shape_.k, mode, token_bucket(m_), method.config);
+  methods_.push_back(std::move(method));
+}
+
+void Cell::add_variant(const char* name, const Method& of, GraphTimer::Launch launch) {
+  if (!b_.wants(name)) return;
+  Method method{name, of.choice, of.tuned_us, std::move(launch), {}, 0, of.config};
+  methods_.push_back(std::move(method));
+}
+
+void Cell::add_chosen(const char* name, Mode mode) {
+  if (!b_.wants(name)) return;
+  const Choice choice =
+      choose({m_, shape_.n, shape_.k, mode, false}, b_.gemm.device(), b_.built_in, Reduction::kFastest);
+  Method made{name, to_string(choice.config), is_fp8(mode) ? expect8_ : expect16_, {}, {}, 0, choice.config};
+  made.launch = nested(choice.config, mode, true, Join::kBiased);
+  methods_.push_back(std::move(made));
+}
+
+void Cell::add_untuned() {
+  const Problem problem{m_, shape_.n, shape_.k, Mode::kF16, false};
   for (const bool invariant : {false, true}) {
-    const TuningTable* table = !invariant ? nullptr : b.random_tokens ? b.built_in : &b.table;
+    const TuningTable* table = !invariant ? nullptr : b_.random_tokens ? b_.built_in : &b_.table;
     const Choice choice =
-        choose(f16_problem, b.gemm.device(), table, invariant ? Reduction::kBatchInvariant : Reduction::kFastest);
+        choose(problem, b_.gemm.device(), table, invariant ? Reduction::kBatchInvariant : Reduction::kFastest);
     Method made{"", to_string(choice.config), 0, {}, {}, 0, choice.config};
-    made.tuned_us = expect16;
+    made.tuned_us = expect16_;
     add_variant(invariant ? "nested_f16_invariant" : "nested_f16_analytic", made,
                 nested(choice.config, Mode::kF16, true, Join::kBiased));
   }
+}
+
+// As a decode layer runs it: residual add, norm and quantisation in one kernel, then the GEMM.
+GraphTimer::Launch Cell::with_quant(const Config& config) const {
+  return [this, config](int i, CUstream_st* stream) -> Status {
+    GemmInputCall rows;
+    rows.source = GemmInputCall::Source::kNorm;
+    rows.m = m_;
+    rows.k = shape_.k;
+    rows.x = b_.zeros.as<void>();
+    rows.ldx = shape_.k;
+    rows.weight = b_.x.as<uint16_t>() + size_t{64} * 32768;
+    rows.residual = b_.residual.as<void>();
+    rows.ldr = shape_.k;
+    rows.y_e4m3 = b_.quantised.as<uint8_t>();
+    rows.ldy_e4m3 = shape_.k;
+    rows.scales = b_.row_scales.as<float>();
+    NFP_RETURN_IF_ERROR(prepare_gemm_input(rows, stream));
+    const Copy& copy = copy_of(i);
+    GemmCall call;
+    call.w = {copy.upper->as<uint8_t>(), nullptr, nullptr, shape_.n, shape_.k, Join::kBiased};
+    call.mode = Mode::kE4M3;
+    call.m = m_;
+    call.x = b_.quantised.as<void>();
+    call.ldx = shape_.k;
+    call.token_scale = b_.row_scales.as<float>();
+    call.d = b_.d.as<void>();
+    call.ldd = shape_.n;
+    call.workspace = {b_.workspace.as<void>(), Workspace::kBytes};
+    return b_.gemm.run(call, config, stream);
+  };
+}
+
+void Cell::add_with_quant() {
+  if (m_ > 64 || !b_.wants("nested_e4m3_with_quant")) return;
+  Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
+  std::vector<Candidate> choices;
+  for (const Config& config : candidates({m_, shape_.n, shape_.k, Mode::kE4M3, false}, b_.gemm.device())) {
+    if (static_cast<int>(choices.size()) >= b_.candidates_for(m_)) break;
+    choices.push_back({to_string(config), with_quant(config)});
+  }
+  consider(method, choices, expect8_ + 3, copies_.size(), plane_bytes_);
+  methods_.push_back(std::move(method));
+}
+
+void Cell::choose_f16() {
+  add_dense("cublas_f16", DType::kF16, false);
+  add_nested("nested_f16", Mode::kF16, true);
+  if (b_.wants("nested_f16")) {
+    const Method f16 = methods_.back();
+    add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
+    add_variant("nested_f16_no_pdl", f16, nested(f16.config, Mode::kF16, false, Join::kBiased));
+  }
+  add_chosen("nested_f16_chosen", Mode::kF16);
+  add_untuned();
+}
+
+void Cell::choose_e4m3() {
   add_dense("cublas_e4m3_fast", DType::kF8E4M3, true);
   add_dense("cublas_e4m3", DType::kF8E4M3, false);
   add_nested("nested_e4m3", Mode::kE4M3, true);
   add_chosen("nested_e4m3_chosen", Mode::kE4M3);
-  if (m <= 64 && b.wants("nested_e4m3_with_quant")) {  // as a decode layer runs it: residual add, norm and quantisation
-                                                       // in one kernel, then the GEMM
-    const auto chain = [&](const Config& config) -> GraphTimer::Launch {
-      return [&b, shape, m, config, &copies](int i, CUstream_st* stream) -> Status {
-        GemmInputCall rows;
-        rows.source = GemmInputCall::Source::kNorm;
-        rows.m = m;
-        rows.k = shape.k;
-        rows.x = b.zeros.as<void>();
-        rows.ldx = shape.k;
-        rows.weight = b.x.as<uint16_t>() + size_t{64} * 32768;
-        rows.residual = b.residual.as<void>();
-        rows.ldr = shape.k;
-        rows.y_e4m3 = b.quantised.as<uint8_t>();
-        rows.ldy_e4m3 = shape.k;
-        rows.scales = b.row_scales.as<float>();
-        NFP_RETURN_IF_ERROR(prepare_gemm_input(rows, stream));
-        const Copy& copy = copies[static_cast<size_t>(i) % copies.size()];
-        GemmCall call;
-        call.w = {copy.upper->as<uint8_t>(), nullptr, nullptr, shape.n, shape.k, Join::kBiased};
-        call.mode = Mode::kE4M3;
-        call.m = m;
-        call.x = b.quantised.as<void>();
-        call.ldx = shape.k;
-        call.token_scale = b.row_scales.as<float>();
-        call.d = b.d.as<void>();
-        call.ldd = shape.n;
-        call.workspace = {b.workspace.as<void>(), Workspace::kBytes};
-        return b.gemm.run(call, config, stream);
-      };
-    };
-    Method method{"nested_e4m3_with_quant", {}, 1e30, {}, {}, 0, {}};
-    std::vector<Candidate> choices;
-    for (const Config& config : candidates({m, shape.n, shape.k, Mode::kE4M3, false}, b.gemm.device())) {
-      if (static_cast<int>(choices.size()) >= b.candidates_for(m)) break;
-      choices.push_back({to_string(config), chain(config)});
-    }
-    consider(method, choices, expect8 + 3, copies.size(), plane_bytes);
-    methods.push_back(std::move(method));
-  }
+  add_with_quant();
   add_nested("nested_e4m3_promoted", Mode::kE4M3Promoted, true);
   add_chosen("nested_e4m3_promoted_chosen", Mode::kE4M3Promoted);
-  if (m <= 64) {
-    add_nested("nested_w8a16", Mode::kW8A16, true);
-    add_chosen("nested_w8a16_chosen", Mode::kW8A16);
-  }
+  if (m_ > 64) return;
+  add_nested("nested_w8a16", Mode::kW8A16, true);
+  add_chosen("nested_w8a16_chosen", Mode::kW8A16);
+}
 
-  if (b.profile) {  // for a profiler that starts at cudaProfilerStart
-    cudaProfilerStart();
-    for (const Method& method : methods) {
-      if (!method.launch(0, nullptr).ok()) std::exit(1);
-    }
-    cudaDeviceSynchronize();
-    cudaProfilerStop();
+// For a profiler that starts at cudaProfilerStart.
+void Cell::profile() {
+  cudaProfilerStart();
+  for (const Method& method : methods_) {
+    if (!method.launch(0, nullptr).ok()) std::exit(1);
   }
+  cudaDeviceSynchronize();
+  cudaProfilerStop();
+}
+
+void Cell::time() {
   std::vector<GraphTimer> timers;
-  for (Method& method : methods) {
-    auto timer = GraphTimer::create(launches_for(method.tuned_us, copies.size(), plane_bytes), method.launch);
+  for (Method& method : methods_) {
+    auto timer = GraphTimer::create(launches_for(method.tuned_us, copies_.size(), plane_bytes_), method.launch);
     if (!timer.ok()) {
       fmt::print(stderr, "{}: {}\n", method.name, timer.error().message);
       std::exit(1);
     }
     timers.push_back(std::move(*timer));
   }
-  const int rounds = b.quick ? 6 : 11;
-  std::vector<size_t> order(methods.size());
+  const int rounds = b_.quick ? 6 : 11;
+  std::vector<size_t> order(methods_.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::minstd_rand random(2);
   for (int round = 0; round < rounds; ++round) {
     std::shuffle(order.begin(), order.end(), random);
     for (const size_t i : order) {
       const auto us = timers[i].replay();
-      if (us.ok() && round > 0) methods[i].turns.push_back(*us);
+      if (us.ok() && round > 0) methods_[i].turns.push_back(*us);
     }
   }
-  if (m >= 128 && !b.quick && !b.random_tokens) {
-    for (size_t i = 0; i < methods.size(); ++i) {
-      if (std::find(kSustained.begin(), kSustained.end(), methods[i].name) == kSustained.end()) continue;
-      methods[i].reading = b.monitor.during([&] {
+  if (m_ >= 128 && !b_.quick && !b_.random_tokens) {
+    for (size_t i = 0; i < methods_.size(); ++i) {
+      if (std::find(kSustained.begin(), kSustained.end(), methods_[i].name) == kSustained.end()) continue;
+      methods_[i].reading = b_.monitor.during([&] {
         const auto us = timers[i].sustained(100);
-        if (us.ok()) methods[i].sustained_us = *us;
+        if (us.ok()) methods_[i].sustained_us = *us;
       });
     }
   }
-  std::string line = fmt::format("{{\"n\": {}, \"k\": {}, \"m\": {}", shape.n, shape.k, m);
-  if (b.random_tokens) line += ", \"random\": true";
-  for (const Method& method : methods) {
+}
+
+void Cell::print() {
+  std::string line = fmt::format("{{\"n\": {}, \"k\": {}, \"m\": {}", shape_.n, shape_.k, m_);
+  if (b_.random_tokens) line += ", \"random\": true";
+  for (const Method& method : methods_) {
     line += fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"choice\": \"{}\"", method.name,
                         median_of(method.turns), method.tuned_us, method.choice);
     if (method.sustained_us > 0) {
@@ -364,8 +428,8 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
     }
     line += "}";
   }
-  if (b.log_tried) {
-    for (const Method& method : methods) {
+  if (b_.log_tried) {
+    for (const Method& method : methods_) {
       if (method.tried.empty()) continue;
       std::string tried;
       for (const auto& [choice, us] : method.tried)
@@ -373,8 +437,8 @@ void cell(Bench& b, const Shape& shape, const std::vector<Copy>& copies, int64_t
       line += fmt::format(", \"{} tried\": {{{}}}", method.name, tried);
     }
   }
-  fmt::print(b.out, "{}}}\n", line);
-  std::fflush(b.out);
+  fmt::print(b_.out, "{}}}\n", line);
+  std::fflush(b_.out);
 }
 
 // Root-mean-square errors against float64, relative to the outputs'.
@@ -478,6 +542,65 @@ std::vector<int64_t> random_tokens(uint64_t seed, int64_t count, int64_t least) 
   return out;
 }
 
+// "n,k;n,k;..."
+std::vector<Shape> shapes_of(const std::string& flag) {
+  std::vector<Shape> shapes;
+  std::string item;
+  for (const char c : flag + ";") {
+    if (c != ';') {
+      item += c;
+      continue;
+    }
+    const auto pair = numbers(item, ',');
+    if (pair.size() == 2) shapes.push_back({pair[0], pair[1]});
+    item.clear();
+  }
+  return shapes;
+}
+
+// The first line: where and how this ran.
+void print_machine(Bench* b, int argc, char** argv) {
+  int id = 0, driver = 0, runtime = 0;
+  cudaDeviceProp properties{};
+  if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess &&
+      cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
+    b->built_in = built_in_table(properties.name, properties.multiProcessorCount);
+    std::string command;
+    for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
+    const auto now = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
+    const std::chrono::year_month_day day(now);
+    fmt::print(
+        b->out,
+        "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
+        "\"gemm_grid{}\"}}\n",
+        properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
+        static_cast<unsigned>(day.day()), command);
+  }
+}
+
+std::vector<Copy> make_copies(const PlaneShape& planes) {
+  const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);  // FP8 alone exceeds the L2 as well
+  std::vector<Copy> copies;
+  for (size_t i = 0; i < count; ++i) {
+    Copy copy{std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes()),
+              std::make_unique<Buffer>(planes.bytes() * 2), std::make_unique<Buffer>(planes.bytes())};
+    fill_weights(planes, i + 10, copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), copy.dense->as<uint16_t>(),
+                 copy.dense_e4m3->as<uint8_t>(), nullptr);
+    copies.push_back(std::move(copy));
+  }
+  return copies;
+}
+
+void write_table(Bench* b, const std::string& path) {
+  int id = 0;
+  cudaDeviceProp properties{};
+  if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess)
+    b->table.device = properties.name;
+  if (b->built_in != nullptr) b->table.copy_models(*b->built_in);
+  if (const Status written = write_file(path, b->table.dump()); !written.ok())
+    fmt::print(stderr, "{}\n", written.error().message);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Nested products against cuBLASLt, as JSON lines");
   std::string shapes_flag, tokens_flag, random_flag, out_path;
@@ -518,17 +641,7 @@ int run(int argc, char** argv) {
   }
   std::vector<Shape> shapes = kShapes;
   if (!shapes_flag.empty()) {
-    shapes.clear();
-    std::string item;
-    for (const char c : shapes_flag + ";") {
-      if (c != ';') {
-        item += c;
-        continue;
-      }
-      const auto pair = numbers(item, ',');
-      if (pair.size() == 2) shapes.push_back({pair[0], pair[1]});
-      item.clear();
-    }
+    shapes = shapes_of(shapes_flag);
   }
   std::vector<int64_t> tokens(kTokenBuckets.begin(), kTokenBuckets.end());
   if (!tokens_flag.empty()) tokens = numbers(tokens_flag, ',');
@@ -543,24 +656,7 @@ int run(int argc, char** argv) {
   fill_f16(int64_t{64} * 32768, 3, b.residual.as<uint16_t>(), nullptr);
   fill_e4m3(kMostTokens * 32768, 2, b.x_e4m3.as<uint8_t>(), nullptr);
   fill_f32(kMostTokens, 0.01f, b.scales.as<float>(), nullptr);
-  {
-    int id = 0, driver = 0, runtime = 0;
-    cudaDeviceProp properties{};
-    if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess &&
-        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
-      b.built_in = built_in_table(properties.name, properties.multiProcessorCount);
-      std::string command;
-      for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
-      const auto now = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
-      const std::chrono::year_month_day day(now);
-      fmt::print(
-          b.out,
-          "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
-          "\"gemm_grid{}\"}}\n",
-          properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
-          static_cast<unsigned>(day.day()), command);
-    }
-  }
+  print_machine(&b, argc, argv);
   if (b.wanted.empty() && !b.random_tokens) {
     for (const Shape& shape : {Shape{4096, 4096}, Shape{5120, 32768}}) errors(b, shape, 64);
   }
@@ -568,16 +664,7 @@ int run(int argc, char** argv) {
   const auto begin = Clock::now();
   for (size_t index = 0; index < shapes.size(); ++index) {
     const Shape& shape = shapes[index];
-    const PlaneShape planes{shape.n, shape.k};
-    const size_t count = std::max<size_t>(2, kRotation / planes.bytes() + 1);  // FP8 alone exceeds the L2 as well
-    std::vector<Copy> copies;
-    for (size_t i = 0; i < count; ++i) {
-      Copy copy{std::make_unique<Buffer>(planes.bytes()), std::make_unique<Buffer>(planes.bytes()),
-                std::make_unique<Buffer>(planes.bytes() * 2), std::make_unique<Buffer>(planes.bytes())};
-      fill_weights(planes, i + 10, copy.upper->as<uint8_t>(), copy.lower->as<uint8_t>(), copy.dense->as<uint16_t>(),
-                   copy.dense_e4m3->as<uint8_t>(), nullptr);
-      copies.push_back(std::move(copy));
-    }
+    const std::vector<Copy> copies = make_copies({shape.n, shape.k});
     cudaDeviceSynchronize();
     if (b.random_tokens)
       tokens =
@@ -585,18 +672,10 @@ int run(int argc, char** argv) {
     const double end = seconds * static_cast<double>(index + 1) / static_cast<double>(shapes.size());
     for (const int64_t m : tokens) {
       if (seconds > 0 && std::chrono::duration<double>(Clock::now() - begin).count() > end) break;
-      cell(b, shape, copies, m);
+      Cell(b, shape, copies, m).run();
     }
   }
-  if (!table_path.empty()) {
-    int id = 0;
-    cudaDeviceProp properties{};
-    if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess)
-      b.table.device = properties.name;
-    if (b.built_in != nullptr) b.table.copy_models(*b.built_in);
-    if (const Status written = write_file(table_path, b.table.dump()); !written.ok())
-      fmt::print(stderr, "{}\n", written.error().message);
-  }
+  if (!table_path.empty()) write_table(&b, table_path);
   if (b.out != stdout) std::fclose(b.out);
   return 0;
 }

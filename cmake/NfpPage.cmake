@@ -47,6 +47,6 @@ if(MARKDOWN_IT)
 endif()
 
 place(STYLE "${PAGE}/style.css")
-place(SCRIPTS "${PAGE}/markdown.js" "${PAGE}/store.js" "${PAGE}/answer.js" "${PAGE}/chat.js" "${PAGE}/charts.js")
+place(SCRIPTS "${PAGE}/markdown.js" "${PAGE}/store.js" "${PAGE}/answer.js" "${PAGE}/chat.js" "${PAGE}/load.js" "${PAGE}/charts.js")
 string(REPLACE "@LIBRARIES@" "${libraries}" html "${html}")
 file(WRITE "${OUTPUT}" "${html}")

@@ -104,10 +104,4 @@ void BlockManager::publish(int32_t block, const PrefixKey& key, std::span<const 
   published_.emplace(key, block);
 }
 
-void BlockManager::clear_cache() {
-  for (int32_t i = 0; i < total(); ++i) {
-    if (at(i).published) unpublish(i);
-  }
-}
-
 }  // namespace nfp

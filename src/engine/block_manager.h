@@ -45,8 +45,6 @@ class BlockManager {
   // Makes an owned, full block findable. `tokens` are the block's own; `exact` as above. Where an equal block is
   // published already, that one stays (unless this one is exact and that one is not).
   void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact);
-  // Forgets all published blocks that nobody owns, and the names of the others.
-  void clear_cache();
 
  private:
   struct Block {

@@ -54,6 +54,7 @@ struct Engine::Entry {
   std::optional<StopFilter> stop_filter;
   int32_t max_tokens = 0;
   int32_t preemptions = 0;
+  bool shed = false;
   double ttft_target_s = 0, itl_target_s = 0;
   double longest_gap_s = 0;
   EngineClock::time_point arrival;
@@ -261,7 +262,7 @@ void Engine::set_targets(Entry& entry) const {
   if (!request.slo_itl_s) entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * alone(1));
 }
 
-StepPlan Engine::plan_step(StepRecord& record) {
+StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outputs) {
   StepState state;
   // When what is in flight will be done.
   auto start = now();
@@ -279,6 +280,7 @@ StepPlan Engine::plan_step(StepRecord& record) {
     at.ttft_s = entry.ttft_target_s;
     at.itl_s = entry.itl_target_s;
     at.due_s = at.arrival_s + at.ttft_s;
+    if (at.emitted == 0) record.oldest_wait_s = std::max(record.oldest_wait_s, state.now_s - at.arrival_s);
     if (at.emitted > 0 && config_.targets.whole_answer) {
       at.due_s += at.emitted * at.itl_s;
     } else if (at.emitted > 0) {
@@ -293,13 +295,27 @@ StepPlan Engine::plan_step(StepRecord& record) {
   const StepDecision decision = policy_->decide(state);
   record.lost = static_cast<int32_t>(decision.lost.size());
   record.change = decision.change;
-  return scheduler_.schedule(decision);
+  std::vector<std::string> shed;
+  for (const size_t i : decision.shed) shed.push_back(scheduler_.sequences()[i]->request.id);
+  const size_t all = states.size();
+  StepPlan plan = scheduler_.schedule(decision);
+  for (const std::string& id : shed) {
+    Entry& entry = *entries_.at(id);
+    entry.shed = true;
+    end_with(id,
+             error(ErrorCode::kResource,
+                   "the first token cannot come within {:.0f} ms, as {} requests are being answered; try again later",
+                   1e3 * entry.ttft_target_s, all - shed.size()),
+             outputs);
+    outputs.back().retry_after_s = decision.busy_s;
+  }
+  return plan;
 }
 
 bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const auto start = now();
   Step step;
-  step.plan = policy_->plans() ? plan_step(step.record) : scheduler_.schedule();
+  step.plan = policy_->plans() ? plan_step(step.record, outputs) : scheduler_.schedule();
   StepPlan& plan = step.plan;
   const auto preempted = static_cast<int32_t>(plan.preempted.size());
   const Status started = start_sequences(plan);
@@ -521,6 +537,7 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   record.usage = entry.usage;
   record.max_tokens = entry.max_tokens;
   record.preemptions = entry.preemptions;
+  record.shed = entry.shed;
   record.e2e_s = seconds_between(entry.arrival, now);
   if (entry.scheduled) record.queue_s = seconds_between(entry.arrival, *entry.scheduled);
   if (entry.first_token) {

@@ -317,6 +317,12 @@ std::map<std::string, Answer> busy_hour(int32_t steps_in_flight, uint32_t seed, 
     if (draw(5) == 0) r.sampling.stop_token_ids = {4 + draw(90)};
     if (draw(6) == 0) r.precision = PrecisionClass::kExact;
     if (draw(6) == 0) cancel_at[r.id] = static_cast<size_t>(1 + draw(10));
+    if (draw(5) == 0) {  // n = 2: another answer to the same prompt
+      Request twin = request(r.id + "b", r.prompt, 1, r.precision);
+      twin.sampling = r.sampling;
+      twin.sampling.seed = 1;
+      EXPECT_TRUE(engine.submit(std::move(twin)).ok());
+    }
     EXPECT_TRUE(engine.submit(std::move(r)).ok());
     for (int step = draw(6); step > 0; --step) collect(engine.step(), answers);
     for (const auto& [id, count] : cancel_at) {

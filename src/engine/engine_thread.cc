@@ -71,24 +71,6 @@ double EngineThread::seconds_since_progress() const {
   return static_cast<double>(now_ns() - progress_ns_.load(std::memory_order_relaxed)) * 1e-9;
 }
 
-void EngineThread::between_steps(const std::function<void(Engine&)>& fn) {
-  std::mutex done_mutex;
-  std::condition_variable done_wake;
-  bool done = false;
-  {
-    const std::lock_guard lock(mutex_);
-    tasks_.emplace_back([&] {
-      fn(*engine_);
-      const std::lock_guard done_lock(done_mutex);
-      done = true;
-      done_wake.notify_one();
-    });
-  }
-  wake_.notify_one();
-  std::unique_lock done_lock(done_mutex);
-  done_wake.wait(done_lock, [&] { return done; });
-}
-
 void EngineThread::deliver(std::vector<RequestOutput>& outputs) {
   for (RequestOutput& output : outputs) {
     const auto place = sinks_.find(output.id);
@@ -107,18 +89,16 @@ void EngineThread::loop() {
   while (true) {
     std::deque<Submission> incoming;
     std::vector<std::string> cancellations;
-    std::vector<std::function<void()>> tasks;
     bool stop = false;
     {
       std::unique_lock lock(mutex_);
-      while (!stop_ && incoming_.empty() && cancellations_.empty() && tasks_.empty() && engine_->idle()) {
+      while (!stop_ && incoming_.empty() && cancellations_.empty() && engine_->idle()) {
         // Idle counts as progress, so that a health check sees a live engine.
         progress_ns_.store(now_ns(), std::memory_order_relaxed);
         wake_.wait_for(lock, std::chrono::milliseconds(200));
       }
       incoming.swap(incoming_);
       cancellations.swap(cancellations_);
-      tasks.swap(tasks_);
       stop = stop_;
       // Until the next copy of stats_, the drained requests still count as waiting.
       stats_.waiting += static_cast<int32_t>(incoming.size());
@@ -140,7 +120,6 @@ void EngineThread::loop() {
       item.sink(std::move(refused));
     }
     for (const std::string& id : cancellations) engine_->cancel(id);
-    for (const auto& task : tasks) task();
     if (stop) {
       std::vector<std::string> ids;
       for (const auto& [id, sink] : sinks_) ids.push_back(id);

@@ -49,8 +49,6 @@ class EngineThread {
   // Since the engine last finished a step or was idle; for health checks.
   double seconds_since_progress() const;
   bool device_failed() const { return device_failed_.load(std::memory_order_relaxed); }
-  // Runs `fn` on the engine's thread between two steps and waits for it.
-  void between_steps(const std::function<void(Engine&)>& fn);
 
  private:
   void loop();
@@ -63,7 +61,6 @@ class EngineThread {
   std::condition_variable wake_;
   std::deque<Submission> incoming_;
   std::vector<std::string> cancellations_;
-  std::vector<std::function<void()>> tasks_;
   bool stop_ = false;
   EngineStats stats_;  // a copy after each step, under mutex_
   std::atomic<int32_t> queued_{0};

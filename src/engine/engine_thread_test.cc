@@ -65,9 +65,7 @@ TEST(EngineThread, CancelsAndRefusesAndStops) {
     EXPECT_EQ(duplicate.get_future().get(), FinishReason::kError);
     engine.cancel("a");
     EXPECT_EQ(cancelled.get_future().get(), FinishReason::kCancelled);
-    int32_t steps = -1;
-    engine.between_steps([&](Engine& inner) { steps = static_cast<int32_t>(inner.stats().steps); });
-    EXPECT_GT(steps, 0);
+    EXPECT_GT(engine.stats().steps, 0u);
     EXPECT_LT(engine.seconds_since_progress(), 60.0);
     ASSERT_TRUE(engine.submit(request("left", 900), to(left)).ok());
   }

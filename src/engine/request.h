@@ -153,6 +153,7 @@ struct RequestOutput {
   std::optional<std::string> stop_string;           // which stop string ended it
   std::string error;                                // for kError: what happened,
   ErrorCode error_code = ErrorCode::kInvalidInput;  // and whose fault it was
+  double retry_after_s = 0;                         // when it may be worth to try again; 0 = not known
   Usage usage;                                      // so far
 };
 

@@ -228,11 +228,6 @@ bool Tokenizer::adds_bos() const {
 
 std::span<const int32_t> Tokenizer::eog_ids() const { return parts_->spec.special.eog; }
 
-bool Tokenizer::is_eog(int32_t id) const {
-  const std::vector<int32_t>& eog = parts_->spec.special.eog;
-  return std::binary_search(eog.begin(), eog.end(), id);
-}
-
 std::optional<uint8_t> Tokenizer::fallback_byte(int32_t id) const {
   if (!parts_->kind(id).fallback) return std::nullopt;
   return static_cast<uint8_t>(token_bytes(id)[0]);

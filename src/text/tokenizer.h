@@ -84,7 +84,6 @@ class Tokenizer {
   bool adds_bos() const;
   // Tokens that end a generation, ascending: EOS, end of turn, and what generation_config names.
   std::span<const int32_t> eog_ids() const;
-  bool is_eog(int32_t id) const;
 
   // How decode treats the parts that detokenizer.h has to follow.
   // The byte of a byte-fallback token ("<0x0A>" in SentencePiece vocabularies).

@@ -100,8 +100,6 @@ TEST(Tokenizer, RolesComeFromTheConfigs) {
 
   const auto generation = load(byte_level_json(), {}, R"({"eos_token_id": [3, 1]})");
   EXPECT_EQ(Ids(generation->eog_ids().begin(), generation->eog_ids().end()), (Ids{1, 3}));
-  EXPECT_TRUE(generation->is_eog(3));
-  EXPECT_FALSE(generation->is_eog(2));
 
   const auto llama = load(sentencepiece_json(),
                           R"({"tokenizer_class": "LlamaTokenizer", "add_bos_token": false, "add_eos_token": true,

@@ -62,6 +62,11 @@ std::string_view framing_fault(const Request& request, beast::string_view target
     return "the Transfer-Encoding must be 'chunked' and nothing else";
   }
   if (request.count("Content-Length") > 1) return "Content-Length is given more than once";
+  // Beast takes a list whose numbers are all the same, as in "3, 03"; others read the first, or refuse it.
+  const std::string_view length = request.header("Content-Length");
+  if (std::any_of(length.begin(), length.end(), [](char c) { return c < '0' || c > '9'; })) {
+    return "the Content-Length must be a number and nothing else";
+  }
   const size_t hosts = request.count("Host");
   if (hosts > 1) return "Host is given more than once";
   if (hosts == 0 && !http_1_0) return "Host is missing";

@@ -27,6 +27,8 @@ constexpr double kStep[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05,
                             0.1,    0.15,  0.2,   0.3,   0.5,  0.75, 1.0,  2.0,  5.0};
 constexpr double kBetween[] = {0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0};
 
+constexpr double kShare[] = {0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0};
+
 constexpr std::string_view kReasonNames[] = {"stop", "length", "abort", "error"};
 
 class Writer {
@@ -145,6 +147,7 @@ Metrics::Metrics()
       computed_prompt_(kLength),
       params_n_(kAnswers),
       step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)},
+      prediction_off_(kShare),
       predicted_(kStep),
       between_(kBetween) {}
 
@@ -154,8 +157,18 @@ void Metrics::on_step(const StepRecord& step) {
   between_.observe(step.between_s);
   timeline_.add_step(step);
   level_.store(step.fp8_share, std::memory_order_relaxed);
+  oldest_wait_.store(step.oldest_wait_s, std::memory_order_relaxed);
+  for (Level& level : levels_) {
+    const double share = level.share.load(std::memory_order_relaxed);
+    if (share >= 0 && share != step.fp8_share) continue;
+    level.share.store(step.fp8_share, std::memory_order_relaxed);
+    level.tokens.fetch_add(static_cast<uint64_t>(step.tokens), std::memory_order_relaxed);
+    break;
+  }
+  if (step.switched) changes_[static_cast<size_t>(step.change)].fetch_add(1, std::memory_order_relaxed);
   if (step.predicted_s <= 0 || step.seconds <= 0) return;
   predicted_.observe(step.predicted_s);
+  prediction_off_.observe(std::abs(step.predicted_s - step.seconds) / step.seconds);
   // One thread writes, so load and store need not be one.
   const double mean = prediction_error_.load(std::memory_order_relaxed);
   const double off = std::abs(step.predicted_s - step.seconds) / step.seconds;
@@ -184,6 +197,7 @@ void Metrics::on_finished(const RequestRecord& r) {
     generation_length_.observe(r.usage.completion_tokens);
     max_tokens_.observe(r.max_tokens);
   }
+  shed_.fetch_add(r.shed ? 1 : 0, std::memory_order_relaxed);
   if (r.usage.completion_tokens == 0 && !r.pooled) return;
   prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
   const size_t tier = r.own_targets ? 1 : 0;
@@ -261,7 +275,21 @@ std::string Metrics::prometheus(const Facts& facts) const {
   for (size_t i = 0; i < kPrecisionCount; ++i) {
     w.value("nestedfp:tokens_total", e.tokens_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
   }
-  w.counter("nestedfp:precision_switches_total", e.precision_switches, "Steps whose precision differs from the last.");
+  w.head("nestedfp:level_tokens_total", "counter",
+         "Tokens computed (prompt and output) by share of the weights that their step computed in FP8.");
+  for (const Level& level : levels_) {
+    const double share = level.share.load(std::memory_order_relaxed);
+    if (share < 0) break;
+    w.value("nestedfp:level_tokens_total", level.tokens.load(std::memory_order_relaxed),
+            fmt::format("fp8_share=\"{:.3f}\"", share));
+  }
+  w.counter("nestedfp:precision_switches_total", e.precision_switches,
+            "Steps whose precision, or share of the weights in FP8, differs from the last.");
+  w.head("nestedfp:level_changes_total", "counter", "The same by reason.");
+  for (size_t i = 1; i < changes_.size(); ++i) {
+    w.value("nestedfp:level_changes_total", changes_[i].load(std::memory_order_relaxed),
+            fmt::format("reason=\"{}\"", kLevelChangeNames[i]));
+  }
   w.head("nestedfp:step_time_seconds", "histogram", "Duration of a step by precision.");
   for (size_t i = 0; i < kPrecisionCount; ++i) {
     step_time_[i].write(w.out, "nestedfp:step_time_seconds",
@@ -273,6 +301,10 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("nestedfp:predicted_step_time_seconds", predicted_, "Duration of a step as predicted before it ran.");
   w.gauge("nestedfp:step_prediction_error", prediction_error_.load(),
           "Mean of |predicted - measured| / measured over about the last 100 steps.");
+  w.histogram("nestedfp:step_prediction_off", prediction_off_, "|predicted - measured| / measured of each step.");
+  w.gauge("nestedfp:oldest_wait_seconds", oldest_wait_.load(),
+          "Age of the oldest request without a token, when the last step was planned.");
+  w.counter("nestedfp:slo_shed_total", shed_, "Requests refused as their first token could not come in time.");
   constexpr std::string_view kTiers[] = {"tier=\"default\"", "tier=\"own\""};
   const auto by_tier = [&](std::string_view name, const auto& values, std::string_view help) {
     w.head(name, "counter", help);

@@ -54,6 +54,16 @@ class Metrics final : public EngineObserver {
   Histogram ttft_, token_gap_, tpot_, e2e_, queue_, prefill_, decode_, inference_;
   Histogram step_tokens_, prompt_length_, generation_length_, max_tokens_, computed_prompt_, params_n_;
   std::array<Histogram, kPrecisionCount> step_time_;
+  // Tokens by share of FP8, in the order in which the shares occur. Engine's thread writes.
+  struct Level {
+    std::atomic<double> share{-1};
+    std::atomic<uint64_t> tokens{0};
+  };
+  std::array<Level, 16> levels_;
+  std::array<std::atomic<uint64_t>, kLevelChangeNames.size()> changes_{};
+  std::atomic<double> oldest_wait_{0};
+  Histogram prediction_off_;
+  std::atomic<uint64_t> shed_{0};
   Histogram predicted_, between_;
   std::atomic<double> level_{0};             // share of the last step's weights in FP8
   uint64_t predictions_ = 0;                 // engine's thread only

@@ -97,9 +97,10 @@ std::string Timeline::json(int64_t after) const {
     const StepRecord& step = one.step;
     fmt::format_to(std::back_inserter(out),
                    R"({}{{"i":{},"at_ms":{},"precision":"{}","share":{:.3f},"tokens":{},"prefill":{},"running":{},)"
-                   R"("waiting":{},"lost":{},"predicted_ms":{:.2f}}})",
+                   R"("waiting":{},"lost":{},"predicted_ms":{:.2f},"why":"{}"}})",
                    first ? "" : ",", one.index, one.at_ms, name_of(step.precision), step.fp8_share, step.tokens,
-                   step.prefill_tokens, step.sequences, step.waiting, step.lost, step.predicted_s * 1e3);
+                   step.prefill_tokens, step.sequences, step.waiting, step.lost, step.predicted_s * 1e3,
+                   kLevelChangeNames[static_cast<size_t>(step.change)]);
     first = false;
   }
   out += "],\"ttft_ms\":" + percentiles(ttft_) + ",\"tpot_ms\":" + percentiles(tpot_) + "}";

@@ -30,7 +30,7 @@ class Timeline {
   //  "slices": [{"i", "fp16", "fp8", "prefill_fp16", "prefill_fp8", "steps", "running", "waiting", "kv", "ms",
   //              "most_tokens", "most_ms"}, ...],
   //  "switches": [{"i", "at_ms", "precision", "share", "tokens", "prefill", "running", "waiting", "lost",
-  //                "predicted_ms"}, ...],
+  //                "predicted_ms", "why"}, ...], why: of kLevelChangeNames,
   //  "ttft_ms": {"count", "p50", "p90", "p99"}, "tpot_ms": {...}}
   // with the slices and the switches of precision after number `after`; percentiles of the last minute, null where
   // there are too few requests for one: 1, 10 and 100.

@@ -199,6 +199,7 @@ async function poll() {
       $(row + "_count").textContent = values.count;
     }
     $("state").textContent = "ready";
+    showDemoLoad(data.demo_load);
     showSwitches();
     draw();
   } catch (error) {

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "server/serve/api_call.h"
+#include "server/serve/demo_load.h"
 #include "server/serve/embedded.h"
 #include "server/serve/messages_writer.h"
 #include "server/serve/version.h"
@@ -111,6 +112,7 @@ const Api::Route Api::kRoutes[] = {
     {"GET", "/openapi.json", true, false, &Api::openapi},
     {"GET", "/load", true, false, &Api::load},
     {"GET", "/nestedfp/timeline", true, true, &Api::timeline},
+    {"POST", "/nestedfp/demo-load", false, true, &Api::demo_load},
     {"GET", "/v1/models", false, true, &Api::models},
     {"GET", "/v1/models/", false, true, &Api::model},  // ends with '/': the rest is the id
     {"GET", "/tokenizer_info", false, true, &Api::tokenizer_info},
@@ -387,9 +389,9 @@ void Api::page(Call& call) {
        fmt::format("default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; img-src "
                    "data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
                    nonce)},
-                      {"X-Content-Type-Options", "nosniff"},
-                      {"Referrer-Policy", "no-referrer"},
-                      {"Cache-Control", "no-cache"}};
+      {"X-Content-Type-Options", "nosniff"},
+      {"Referrer-Policy", "no-referrer"},
+      {"Cache-Control", "no-cache"}};
   reply(call, std::move(response));
 }
 
@@ -449,10 +451,34 @@ void Api::timeline(Call& call) {
   std::string body = s->metrics->timeline().json(after);
   body.pop_back();  // '}'
   fmt::format_to(std::back_inserter(body),
-                 ",\"running\":{},\"waiting\":{},\"kv_use\":{:.4f},\"kv_tokens\":{},\"precision_switches\":{}}}",
+                 ",\"running\":{},\"waiting\":{},\"kv_use\":{:.4f},\"kv_tokens\":{},\"precision_switches\":{},"
+                 "\"demo_load\":{}}}",
                  e.running, e.waiting, e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0,
-                 int64_t{e.kv_blocks} * e.block_size, e.precision_switches);
+                 int64_t{e.kv_blocks} * e.block_size, e.precision_switches,
+                 s->demo_load != nullptr ? fmt::format("{:.3f}", s->demo_load->rate()) : "null");
   reply_json(call, std::move(body));
+}
+
+void Api::demo_load(Call& call) {
+  DemoLoad* load = state()->demo_load;
+  if (load == nullptr) {
+    return reply_error(call,
+                       ApiError{404, "there is no demo load; start the server with --demo-load", "", "not_found"});
+  }
+  std::string_view query = call.request.query;
+  constexpr std::string_view kRate = "rate=";
+  double rate = -1;
+  if (query.starts_with(kRate)) {
+    query.remove_prefix(kRate.size());
+    const auto [end, code] = std::from_chars(query.data(), query.data() + query.size(), rate);
+    if (code != std::errc() || end != query.data() + query.size()) rate = -1;
+  }
+  if (!(rate >= 0 && rate <= DemoLoad::kMostRate)) {
+    return reply_error(
+        call, bad_request("rate", fmt::format("use ?rate=R, requests a second from 0 to {:.0f}", DemoLoad::kMostRate)));
+  }
+  load->set_rate(rate);
+  reply_json(call, fmt::format("{{\"demo_load\":{:.3f}}}", load->rate()));
 }
 
 std::string Api::model_json() const {

@@ -81,6 +81,7 @@ class Api final : public http::Handler {
   void openapi(Call& call);
   void load(Call& call);
   void timeline(Call& call);
+  void demo_load(Call& call);
   void models(Call& call);
   void model(Call& call);
   void tokenizer_info(Call& call);

@@ -22,6 +22,8 @@
 
 namespace nfp::server {
 
+class DemoLoad;
+
 // A request that the engine works on.
 class LiveRequest {
  public:
@@ -63,6 +65,7 @@ struct ServerState {
   ServedModel model;
   EngineThread* engine = nullptr;
   Metrics* metrics = nullptr;
+  DemoLoad* demo_load = nullptr;  // null = off
   std::unique_ptr<GrammarCompiler> grammars;
   WorkPool* workers = nullptr;
   WorkPool* grammar_workers = nullptr;  // each waits for one grammar to be compiled

@@ -35,9 +35,11 @@ Result<std::unique_ptr<Service>> Service::listen(ServiceOptions options) {
 
 Service::~Service() {
   api_.set_draining();
+  if (demo_load_) demo_load_->set_rate(0);
   if (http_) http_->stop();
   workers_.reset();
   grammar_workers_.reset();
+  demo_load_.reset();
   engine_.reset();
 }
 
@@ -71,6 +73,11 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   state_->default_pooling = options_.default_pooling;
   state_->log_requests = options_.log_requests;
   state_->log_prompts = options_.log_prompts;
+  if (options_.demo_load) {
+    const RequestBounds bounds = served.bounds();
+    demo_load_ = std::make_unique<DemoLoad>(*engine_, bounds.vocab, bounds.max_context);
+    state_->demo_load = demo_load_.get();
+  }
   state_->instance = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
   api_.set_ready(state_.get());
   return ok_status();

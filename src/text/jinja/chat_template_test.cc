@@ -54,7 +54,8 @@ TEST(ChatTemplate, TrimsBlocksAndStripsTheLineBeforeThem) {
 }
 
 TEST(ChatTemplate, PrintsAsPythonDoes) {
-  EXPECT_EQ(rendered("{{ [1, 1.0, 1e16, 1e-5, 0.1, true, none, 'a\\'b', \"q\\\"'\", 'é\\n\\x01', (1,), ()] }}"),
+  EXPECT_EQ(rendered("{{ [1, 1.0] + v + [0.1, true, none, 'a\\'b', \"q\\\"'\", 'é\\n\\x01', (1,), ()] }}",
+                     {{"v", {1e16, 1e-5}}}),
             R"([1, 1.0, 1e+16, 1e-05, 0.1, True, None, "a'b", 'q"\'', 'é\n\x01', (1,), ()])");
   EXPECT_EQ(rendered("{{ big }} {{ big + 1 }}", {{"big", 18446744073709551615u}}),
             "18446744073709551615 18446744073709551616");

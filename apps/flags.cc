@@ -169,7 +169,7 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
   if (needs_sensitivity) {
     if (order.empty()) {
       auto stored = stored_sensitivity(*loaded->source);
-      if (!stored.ok() && !flags.default_order) return stored.error();
+      if (!stored.ok() && stored.error().code != ErrorCode::kUsage) return stored.error();
       order = stored.ok() ? std::move(stored).value() : default_fp8_order(*loaded->model);
     }
     NFP_ASSIGN_OR_RETURN([[maybe_unused]] const double reached, set_fp8_share(*loaded->model, order, flags.fp8_share));

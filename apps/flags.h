@@ -46,9 +46,6 @@ struct ModelFlags {
   int64_t calibrate_tokens = 0;
   uint64_t calibrate_seed = 0;
   double fp8_share = 1.0;
-  // Where neither --calibrate nor the model brings an order of sensitivity: default_fp8_order() instead of an error.
-  bool default_order = false;
-
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false) const;

@@ -9,6 +9,7 @@
 #include "base/cpu_topology.h"
 #include "flags.h"
 #include "model/config.h"
+#include "model/plan.h"
 #include "progress_bar.h"
 #include "verbs.h"
 
@@ -39,12 +40,6 @@ nlohmann::ordered_json summary_json(std::string_view name, const KindSummary& s)
           {"nested_by_row_exponents", s.by_exponents},
           {"dense", s.dense},
           {"exceptions_by_paper_rule", s.matrices - s.by_paper}};
-}
-
-// Keys and values of all layers.
-uint64_t kv_bytes_per_token(const ModelConfig& config, DType dtype) {
-  return uint64_t{2} * static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(config.kv_heads) *
-         static_cast<uint64_t>(config.head_dim) * size_of(dtype);
 }
 
 nlohmann::ordered_json sampling_json(const SamplingDefaults& sampling) {
@@ -166,6 +161,7 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
 }
 
 Status run(const InspectFlags& flags) {
+  if (flags.model.ends_with(".json")) return inspect_plan(flags.model, flags.json);
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   NFP_ASSIGN_OR_RETURN(const SamplingDefaults sampling, load_sampling_defaults(*source, "auto"));
@@ -188,8 +184,11 @@ Status run(const InspectFlags& flags) {
 void add_inspect(CLI::App& app, Status& status) {
   auto flags = std::make_shared<InspectFlags>();
   CLI::App* verb = app.add_subcommand("inspect", "Show what a model is and how its weights nest");
-  verb->footer("Examples:\n  nestedfp inspect model.gguf\n  nestedfp inspect ./Llama-3.2-1B --json");
-  verb->add_option("MODEL", flags->model, "Hugging Face directory, nested checkpoint, .gguf file, or org/name")
+  verb->footer(
+      "Examples:\n  nestedfp inspect model.gguf\n  nestedfp inspect config.json    # what it takes, without weights\n  "
+      "nestedfp inspect ./Llama-3.2-1B --json");
+  verb->add_option("MODEL", flags->model,
+                   "Hugging Face directory, nested checkpoint, .gguf file, or org/name; or a config.json alone")
       ->required();
   verb->add_flag("--all", flags->all, "list every exception");
   verb->add_flag("--json", flags->json, "print one JSON object with every matrix");

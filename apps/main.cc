@@ -9,7 +9,10 @@
 
 namespace {
 
-int exit_code(const nfp::Error& error) { return error.code == nfp::ErrorCode::kUsage ? 2 : 1; }
+int exit_code(const nfp::Error& error) {
+  if (error.code == nfp::ErrorCode::kCancelled) return 130;  // as a shell reports what Ctrl-C ended
+  return error.code == nfp::ErrorCode::kUsage ? 2 : 1;
+}
 
 }  // namespace
 
@@ -33,6 +36,10 @@ int main(int argc, char** argv) {
   nfp::add_replay(app, status);
   nfp::add_evaluate(app, status);
   nfp::add_tune(app, status);
+  nfp::add_pull(app, status);
+  nfp::add_models(app, status);
+  nfp::add_doctor(app, status);
+  nfp::add_completion(app, status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

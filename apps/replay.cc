@@ -26,6 +26,9 @@ struct ReplayFlags {
   bool find_rate = false;
   double attainment = 0.95;
   std::vector<std::string> goodput;
+  std::vector<double> fp8_levels;
+  std::string slo_missed = "last";
+  std::vector<std::string> kl;
   HttpLoadOptions http;
   std::string json, csv, html, command;
 };
@@ -59,6 +62,7 @@ class Simulation {
       if (const auto levels = parse_slo_levels(policy)) {
         SloOptions slo;
         slo.levels = *levels;
+        slo.missed = *parse_slo_missed(flags_.slo_missed);
         return make_slo_policy(model_, slo);
       }
       return parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
@@ -67,15 +71,16 @@ class Simulation {
     ProgressBar bar;
     return simulate(part, model_, make, options_, drawn_by(bar, what));
   }
-  ReplaySummary summary(const ReplayOutcome& outcome, const std::string& policy, const GoodputLimits& limits) const {
-    return summarize(outcome, policy, &model_, options_.max_step_tokens, limits);
+  ReplaySummary summary(const ReplayOutcome& outcome, const std::string& policy, const GoodputLimits& limits,
+                        const KlCurve& kl) const {
+    return summarize(outcome, policy, &model_, options_.max_step_tokens, limits, kl);
   }
 
   // The highest rate with that share of requests within 5 times of a request alone, to 1 %.
   Result<double> highest_rate(const std::string& policy) const {
     const auto holds = [&](double rate) -> Result<bool> {
       NFP_ASSIGN_OR_RETURN(const ReplayOutcome outcome, run(policy, rate));
-      return *summary(outcome, policy, {}).tight >= flags_.attainment;
+      return *summary(outcome, policy, {}, {}).tight >= flags_.attainment;
     };
     double low = 0, high = 0.25;
     while (high < 1e5) {
@@ -107,7 +112,8 @@ Status finish(const ReplayFlags& flags, const ReplayReport& report) {
 }
 
 // The trace against a server. With --simulate the table says what a request takes alone.
-Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLimits& limits, ReplayReport& report) {
+Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLimits& limits, const KlCurve& kl,
+                   ReplayReport& report) {
   std::optional<StepModel> model;
   if (!flags.table.empty()) {
     NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
@@ -122,7 +128,7 @@ Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLi
     ProgressBar bar;
     NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, flags.http, drawn_by(bar, flags.http.url)));
     report.rows.push_back(
-        summarize(outcome, "server", model ? &*model : nullptr, flags.simulation.max_step_tokens, limits));
+        summarize(outcome, "server", model ? &*model : nullptr, flags.simulation.max_step_tokens, limits, kl));
     report.outcomes.push_back(std::move(outcome));
   }
   return ok_status();
@@ -133,6 +139,7 @@ Status run(const ReplayFlags& flags) {
     return error(ErrorCode::kUsage, "say what to play the trace against: --simulate TABLE or --url URL");
   }
   NFP_ASSIGN_OR_RETURN(const GoodputLimits limits, parse_goodput(flags.goodput));
+  NFP_ASSIGN_OR_RETURN(const KlCurve kl, parse_kl(flags.kl));
   NFP_ASSIGN_OR_RETURN(const Trace trace, read_trace_file(flags.trace));
   if (trace.skipped > 0) fmt::print(stderr, "{} rows without a prompt or an answer are left out\n", trace.skipped);
   if (trace.unsorted > 0)
@@ -141,7 +148,7 @@ Status run(const ReplayFlags& flags) {
   report.command = flags.command;
   report.trace = fmt::format("{} ({} requests at {:.2f}/s)", flags.trace, trace.requests.size(), trace.rate());
   if (!flags.http.url.empty()) {
-    NFP_RETURN_IF_ERROR(play_server(flags, trace, limits, report));
+    NFP_RETURN_IF_ERROR(play_server(flags, trace, limits, kl, report));
     return finish(flags, report);
   }
   NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
@@ -150,6 +157,11 @@ Status run(const ReplayFlags& flags) {
   fmt::print(stderr, "{} on {}: {} steps, fitted within {:.1f} % (mean; 95 % of them within {:.1f} %)\n", table.model,
              table.device, table.steps.size(), 100 * fit.mean, 100 * fit.p95);
   model.scale(flags.table_scale);
+  if (!flags.fp8_levels.empty()) {
+    std::vector<double> shares = flags.fp8_levels;
+    std::erase(shares, 0.0);
+    model = model.at_shares(shares);
+  }
   const Simulation simulation(flags, trace, std::move(model));
 
   report.machine = fmt::format("{}, {}, times {}", table.model, table.device, flags.table_scale);
@@ -164,7 +176,7 @@ Status run(const ReplayFlags& flags) {
     for (const double rate : rates) {
       for (const std::string& policy : flags.policies) {
         NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, simulation.run(policy, rate));
-        report.rows.push_back(simulation.summary(outcome, policy, limits));
+        report.rows.push_back(simulation.summary(outcome, policy, limits, kl));
         report.outcomes.push_back(std::move(outcome));
       }
     }
@@ -207,6 +219,18 @@ void add_replay(CLI::App& app, Status& status) {
   verb->add_option("--max-tokens", f.selection.most_tokens, "leave out requests of more tokens, prompt and answer")
       ->check(CLI::Range(1, 1 << 30));
   verb->add_option("--seed", f.selection.seed, "of which requests a lower rate keeps")->capture_default_str();
+  verb->add_option("--fp8-levels", f.fp8_levels,
+                   "shares of the weights that slo may compute in FP8, as serve has it; those that the table lacks are "
+                   "interpolated. Default: those of the table")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_option(
+      "--kl", f.kl,
+      "SHARE:NATS, ...: the KL divergence from FP16 of FP8 in that share of the weights, to report that of "
+      "the trace over that of always FP8");
+  verb->add_option("--slo-missed", f.slo_missed, "as serve has it: last, shed or as-they-come")
+      ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
+      ->capture_default_str();
   SimulationOptions& s = f.simulation;
   verb->add_option("--replicas", s.replicas, "machines behind a router that knows their load")
       ->check(CLI::Range(1, 4096))

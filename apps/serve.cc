@@ -8,6 +8,7 @@
 #include "flags.h"
 #include "progress_bar.h"
 #include "serve_flags.h"
+#include "shell/config_file.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -109,11 +110,13 @@ void add_serve(CLI::App& app, Status& status) {
   verb->footer(
       "Examples:\n"
       "  nestedfp serve model.gguf\n"
+      "  nestedfp serve --config serve.toml\n"
       "  nestedfp serve ./Llama-3.2-1B --host 0.0.0.0 --api-key-file keys --precision-policy threshold:64\n"
       "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
       "       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n"
       "docs/serving.md explains flags, endpoints, metrics and deployment.");
   flags->add_to(*verb);
+  shell::add_config_flag(*verb);
   verb->callback([flags, &status] { status = run(*flags); });
 }
 

@@ -105,6 +105,12 @@ void ServeFlags::add_precision(CLI::App& app) {
                      "wanted mean time between tokens; unless given, at least 3 times that of a request alone")
           ->check(CLI::Range(0.1, 86'400'000.0))
           ->capture_default_str();
+  app.add_option(
+         "--slo-missed", slo_missed,
+         "requests whose first token cannot be in time: last (behind all others), shed (429 with Retry-After) or "
+         "as-they-come")
+      ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
+      ->capture_default_str();
   app.add_option("--step-times", step_times,
                  "table of `bench MODEL steps` that slo predicts from; default: measured at the first start and kept");
   app.add_option(
@@ -116,6 +122,9 @@ void ServeFlags::add_precision(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
+      ->capture_default_str();
+  app.add_option("--pooling", pooling, "of embeddings that do not say: last (the last token's hidden state) or mean")
+      ->check(CLI::IsMember({"last", "mean"}))
       ->capture_default_str();
   app.add_flag("--fp8-head", load.fp8_head, "let lm_head compute in FP8 too in FP8 steps");
   add_share_flag(app, calibration);
@@ -170,6 +179,9 @@ void ServeFlags::add_serving(CLI::App& app) {
   app.add_option("--drain-timeout", drain_timeout_s, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
+  app.add_flag("--demo-load", service.demo_load,
+               "a slider on the page for requests that the server makes for itself, to show what load does; also POST "
+               "/nestedfp/demo-load?rate=R");
   app.add_flag("--no-page", no_page, "no page at /");
   app.add_flag("--disable-log-requests", quiet, "no line for each request");
   app.add_flag("--log-prompts", service.log_prompts, "write prompts into the log");
@@ -191,6 +203,7 @@ Status ServeFlags::resolve() {
     return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);
   }
   service.default_precision = *request_precision;
+  service.default_pooling = pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
     return checked.error();
   }
@@ -217,7 +230,6 @@ Status ServeFlags::resolve() {
   } else if (plans()) {
     fp8_levels = {1};
   }
-  calibration.default_order = true;
   engine.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
 }
@@ -251,6 +263,7 @@ Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepT
   NFP_ASSIGN_OR_RETURN(const StepModel measured, StepModel::fit(table));
   SloOptions options;
   if (!policy.empty()) options.levels = *parse_slo_levels(policy);
+  options.missed = *parse_slo_missed(slo_missed);
   return nfp::make_slo_policy(measured.at_shares(fp8_levels), options);
 }
 

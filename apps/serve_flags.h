@@ -27,6 +27,7 @@ struct ServeFlags {
   std::string precision = "auto";
   std::string policy;  // empty = slo, with the default targets
   std::string step_times;
+  std::string slo_missed = "last";
   std::vector<double> fp8_levels = {0, 0.5, 0.88, 1};
   double slo_ttft_ms = 500;
   double slo_itl_ms = 50;
@@ -34,6 +35,7 @@ struct ServeFlags {
   const CLI::Option* slo_ttft_given = nullptr;
   const CLI::Option* slo_itl_given = nullptr;
   std::string default_request_precision = "auto";
+  std::string pooling = "last";
   std::string kv_dtype = "f16";
   std::string generation_config = "auto";
   bool no_prefix_caching = false;

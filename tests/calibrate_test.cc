@@ -8,6 +8,7 @@
 #include <bit>
 #include <csignal>
 #include <filesystem>
+#include <map>
 
 #include "base/atomic_file.h"
 #include "calibrate/activations.h"
@@ -172,6 +173,68 @@ TEST_F(CalibrateTest, AForwardEndsBeforeTheLinearLayerThatIsNamed) {
   EXPECT_NE(seen[2], embedded);
   EXPECT_EQ(seen[3], seen[2]);
   EXPECT_NE(whole, seen[3]);
+}
+
+TEST_F(CalibrateTest, ExpertsTellOfTheirRowsAndComputeTheSame) {
+  struct Rows final : LinearObserver {
+    void on_linear(const Linear& linear, void*, int32_t rows) override { told[&linear] += rows; }
+    void on_error(const Error& error) override { ADD_FAILURE() << error.message; }
+    std::map<const Linear*, int32_t> told;
+  };
+  const auto loaded = load_with(testing::tiny_model_folder("qwen2-moe"), {});
+  Model& model = *loaded->model;
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 251);
+  const auto runner = SequenceRunner::create(model, 33, 33);
+  ASSERT_TRUE(runner.ok());
+  for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+    const auto hidden_after = [&](const LayerRange& layers) {
+      (*runner)->restart();
+      EXPECT_TRUE((*runner)->feed(tokens, precision, layers).ok());
+      std::vector<float> values(tokens.size() * static_cast<size_t>(model.config().hidden));
+      EXPECT_TRUE(model.backend().download(values.data(), model.hidden().data(), values.size() * sizeof(float)).ok());
+      return values;
+    };
+    Rows rows;
+    EXPECT_EQ(hidden_after({0, -1, &rows, nullptr}), hidden_after({}));
+    std::map<std::pair<int32_t, GemmType>, int32_t> by_layer;
+    for (const auto& [linear, count] : rows.told) {
+      if (linear->expert >= 0) by_layer[{linear->layer, linear->type}] += count;
+      if (linear->expert < 0) EXPECT_EQ(count, 33) << linear->names.front();
+    }
+    ASSERT_EQ(by_layer.size(), 4u);  // the third layer is dense
+    for (const auto& [place, count] : by_layer) EXPECT_EQ(count, 33 * model.config().experts.top);
+    // Before an expert's down: all of gate and up were told, and none of the layer's result is there.
+    const auto linears = model.linears();
+    const auto down = std::find_if(linears.begin(), linears.end(), [](const Linear* linear) {
+      return linear->expert == 1 && linear->type == GemmType::kDown;
+    });
+    ASSERT_NE(down, linears.end());
+    Rows until;
+    const auto before = hidden_after({0, 1, &until, *down});
+    EXPECT_NE(before, hidden_after({0, 1, nullptr, nullptr}));
+    for (const auto& [linear, count] : until.told) EXPECT_EQ(linear->layer, 0);
+    EXPECT_TRUE(until.told.contains(*down));
+  }
+}
+
+TEST_P(CalibrateBothWaysTest, ExpertsAreCalibratedEach) {
+  const std::string model = testing::tiny_model_folder("qwen2-moe");
+  auto settings = options("cache");
+  settings.measure_sensitivity = false;
+  const auto calibration = calibrate(model, settings);
+  ASSERT_TRUE(calibration.ok()) << calibration.error().message;
+  // Two layers of six experts and a shared one, three matrices each, but for the one that does not nest; a dense MLP;
+  // four matrices of attention in each of three layers.
+  EXPECT_EQ(calibration->choices.size(), 2u * 7 * 3 - 1 + 3 + 4 * 3);
+  EXPECT_TRUE(calibration->choices.contains("model.layers.1.mlp.experts.5.gate_proj.weight"));
+  EXPECT_TRUE(calibration->choices.contains("model.layers.0.mlp.shared_expert.down_proj.weight"));
+  const auto plain = load_with(model, {});
+  const auto calibrated = load_with(model, calibration->filter());
+  const auto exact = logits(*plain->model, Precision::kFp16);
+  EXPECT_EQ(logits(*calibrated->model, Precision::kFp16), exact);
+  EXPECT_LT(distance(logits(*calibrated->model, Precision::kFp8), exact),
+            distance(logits(*plain->model, Precision::kFp8), exact));
 }
 
 TEST_F(CalibrateTest, ALayerReadAgainComputesWithItsNewUppers) {

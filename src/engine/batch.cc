@@ -19,8 +19,8 @@ size_t StepShapeHash::operator()(const StepShape& s) const {
   size_t hash = 0;
   for (const size_t part :
        {static_cast<size_t>(s.tokens), static_cast<size_t>(s.sequences), static_cast<size_t>(s.single),
-        static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.needs),
-        static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share)}) {
+        static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.pooled),
+        static_cast<size_t>(s.needs), static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share)}) {
     hash = (hash ^ part) * 0x9e3779b97f4a7c15ull;
     hash ^= hash >> 29;
   }
@@ -44,6 +44,7 @@ StepInput::Layout StepInput::layout(const StepShape& s) {
   place(at.rows, s.rows, kInt);
   place(at.scored_rows, s.scored, kInt);
   place(at.scored_targets, s.scored, kInt);
+  place(at.pooled_rows, s.pooled, kInt);
   place(at.sampling, s.rows, sizeof(SamplingRow));
   at.bytes = used;
   return at;
@@ -52,7 +53,7 @@ StepInput::Layout StepInput::layout(const StepShape& s) {
 Result<std::unique_ptr<StepInput>> StepInput::create(Backend& backend, const StepLimits& limits) {
   std::unique_ptr<StepInput> input(new StepInput(backend, limits));
   StepShape most;
-  most.tokens = most.scored = limits.tokens;
+  most.tokens = most.scored = most.pooled = limits.tokens;
   most.sequences = most.rows = limits.sequences;
   const auto sequences = static_cast<size_t>(limits.sequences);
   const size_t arrays = layout(most).bytes;
@@ -78,7 +79,7 @@ void StepInput::begin(int slot, const StepShape& shape) {
   slot_ = slot;
   shape_ = shape;
   at_ = layout(shape);
-  tokens_ = sequences_ = rows_ = scored_ = biased_ = masked_ = 0;
+  tokens_ = sequences_ = rows_ = scored_ = pooled_ = biased_ = masked_ = 0;
   widest_ = 1;
   host<int32_t>(at_.query_start)[0] = 0;
 }
@@ -138,8 +139,13 @@ void StepInput::add_score(int32_t token_row, int32_t target) {
   host<int32_t>(at_.scored_targets)[scored_++] = target;
 }
 
+void StepInput::add_pooled(int32_t token_row) {
+  assert(pooled_ < shape_.pooled);
+  host<int32_t>(at_.pooled_rows)[pooled_++] = token_row;
+}
+
 void StepInput::upload() {
-  assert(scored_ == shape_.scored);
+  assert(scored_ == shape_.scored && pooled_ == shape_.pooled);
   const auto slot = static_cast<size_t>(slot_);
   const auto width = static_cast<size_t>(limits_.table_width);
   auto* table = tables_[slot].as<int32_t>();
@@ -213,6 +219,9 @@ const int32_t* StepInput::scored_rows(const StepShape& shape) const {
 }
 const int32_t* StepInput::scored_targets(const StepShape& shape) const {
   return device<int32_t>(layout(shape).scored_targets);
+}
+const int32_t* StepInput::pooled_rows(const StepShape& shape) const {
+  return device<int32_t>(layout(shape).pooled_rows);
 }
 
 }  // namespace nfp

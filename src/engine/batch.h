@@ -39,11 +39,12 @@ struct StepShape {
   int32_t single = 0;     // leading sequences with one token each
   int32_t rows = 0;       // of logits that are sampled
   int32_t scored = 0;     // of logits whose given next token is scored
+  int32_t pooled = 0;     // of hidden states that are brought back
   uint32_t needs = 0;     // SamplingNeeds
   Precision precision = Precision::kFp16;
   double fp8_share = 1.0;  // as ForwardArgs has it; one of a few levels
   // One token and one sampled row a sequence: may be padded, and is worth capturing.
-  bool decode() const { return single == tokens && rows == tokens && scored == 0; }
+  bool decode() const { return single == tokens && rows == tokens && scored == 0 && pooled == 0; }
   friend bool operator==(const StepShape&, const StepShape&) = default;
 };
 
@@ -77,6 +78,8 @@ class StepInput {
   void drop_mask();  // the row added last is unrestricted after all
   // A row of logits after this token, of which `target` is scored.
   void add_score(int32_t token_row, int32_t target);
+  // The hidden state of this token is wanted.
+  void add_pooled(int32_t token_row);
 
   // Enqueues the copies.
   void upload();
@@ -86,12 +89,14 @@ class StepInput {
   const int32_t* sampled_rows(const StepShape& shape) const;    // [rows] indices of tokens
   const int32_t* scored_rows(const StepShape& shape) const;     // [scored]
   const int32_t* scored_targets(const StepShape& shape) const;  // [scored]
+  const int32_t* pooled_rows(const StepShape& shape) const;     // [pooled] indices of tokens
   const StepLimits& limits() const { return limits_; }
 
  private:
   // Byte offsets of a shape's arrays behind each other.
   struct Layout {
-    size_t token_ids, token_source, positions, slots, query_start, context, rows, scored_rows, scored_targets, sampling;
+    size_t token_ids, token_source, positions, slots, query_start, context, rows, scored_rows, scored_targets;
+    size_t pooled_rows, sampling;
     size_t bytes;
   };
   static Layout layout(const StepShape& shape);
@@ -118,7 +123,7 @@ class StepInput {
   int slot_ = 0;
   StepShape shape_;
   Layout at_{};
-  int32_t tokens_ = 0, sequences_ = 0, rows_ = 0, scored_ = 0, biased_ = 0, masked_ = 0;
+  int32_t tokens_ = 0, sequences_ = 0, rows_ = 0, scored_ = 0, pooled_ = 0, biased_ = 0, masked_ = 0;
   int32_t widest_ = 0;  // blocks
 };
 

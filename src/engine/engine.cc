@@ -49,10 +49,12 @@ struct Engine::Entry {
   int32_t prompt_counted = 0;   // prompt tokens already in usage.prompt
   int32_t prompt_reported = 0;  // prompt logprobs already collected
   std::vector<OutputToken> prompt_logprobs;
+  PooledStates pooled;
   std::optional<StreamingDetokenizer> detokenizer;
   std::optional<StopFilter> stop_filter;
   int32_t max_tokens = 0;
   int32_t preemptions = 0;
+  bool shed = false;
   double ttft_target_s = 0, itl_target_s = 0;
   double longest_gap_s = 0;
   EngineClock::time_point arrival;
@@ -76,7 +78,8 @@ Engine::~Engine() = default;
 RequestBounds Engine::bounds() const {
   const int64_t cache = int64_t{config_.kv_blocks} * config_.block_size;
   return {.vocab = runner_->vocab(),
-          .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache))};
+          .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache)),
+          .hidden = runner_->hidden()};
 }
 
 bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flight_.empty(); }
@@ -86,8 +89,11 @@ void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std
 Status Engine::submit(Request request) {
   if (device_failure_) return *device_failure_;
   if (idle()) busy_since_ = now();
-  if (const auto bad = validate(request.prompt, request.sampling, bounds())) {
+  if (const auto bad = validate(request.prompt, request.sampling, bounds(), request.pooling)) {
     return Error{ErrorCode::kInvalidInput, bad->message};
+  }
+  if (request.pooling != Pooling::kNone && request.constraint) {
+    return error(ErrorCode::kInvalidInput, "a pooled request has no text for a grammar");
   }
   if (!tokenizer_ && !request.sampling.stop.empty()) {
     return error(ErrorCode::kUnsupported, "stop strings need a tokenizer, and this model was loaded without one");
@@ -110,7 +116,7 @@ Status Engine::submit(Request request) {
   sequence->request = std::move(request);
   merge_bias(sequence->request.sampling.logit_bias);
   const int32_t room = bounds().max_context - sequence->prompt_size();
-  const int32_t max_tokens = sequence->request.sampling.max_tokens.value_or(room);
+  const int32_t max_tokens = sequence->pooled() ? 0 : sequence->request.sampling.max_tokens.value_or(room);
   sequence->limit = sequence->prompt_size() + max_tokens;
 
   auto entry = std::make_unique<Entry>();
@@ -256,7 +262,7 @@ void Engine::set_targets(Entry& entry) const {
   if (!request.slo_itl_s) entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * alone(1));
 }
 
-StepPlan Engine::plan_step(StepRecord& record) {
+StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outputs) {
   StepState state;
   // When what is in flight will be done.
   auto start = now();
@@ -274,6 +280,7 @@ StepPlan Engine::plan_step(StepRecord& record) {
     at.ttft_s = entry.ttft_target_s;
     at.itl_s = entry.itl_target_s;
     at.due_s = at.arrival_s + at.ttft_s;
+    if (at.emitted == 0) record.oldest_wait_s = std::max(record.oldest_wait_s, state.now_s - at.arrival_s);
     if (at.emitted > 0 && config_.targets.whole_answer) {
       at.due_s += at.emitted * at.itl_s;
     } else if (at.emitted > 0) {
@@ -288,13 +295,27 @@ StepPlan Engine::plan_step(StepRecord& record) {
   const StepDecision decision = policy_->decide(state);
   record.lost = static_cast<int32_t>(decision.lost.size());
   record.change = decision.change;
-  return scheduler_.schedule(decision);
+  std::vector<std::string> shed;
+  for (const size_t i : decision.shed) shed.push_back(scheduler_.sequences()[i]->request.id);
+  const size_t all = states.size();
+  StepPlan plan = scheduler_.schedule(decision);
+  for (const std::string& id : shed) {
+    Entry& entry = *entries_.at(id);
+    entry.shed = true;
+    end_with(id,
+             error(ErrorCode::kResource,
+                   "the first token cannot come within {:.0f} ms, as {} requests are being answered; try again later",
+                   1e3 * entry.ttft_target_s, all - shed.size()),
+             outputs);
+    outputs.back().retry_after_s = decision.busy_s;
+  }
+  return plan;
 }
 
 bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const auto start = now();
   Step step;
-  step.plan = policy_->plans() ? plan_step(step.record) : scheduler_.schedule();
+  step.plan = policy_->plans() ? plan_step(step.record, outputs) : scheduler_.schedule();
   StepPlan& plan = step.plan;
   const auto preempted = static_cast<int32_t>(plan.preempted.size());
   const Status started = start_sequences(plan);
@@ -386,6 +407,16 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     scheduler_.computed(item, is_exact(precision));
     account(entry, item, precision);
     if (!result->prompt_logprobs.empty()) take_prompt_logprobs(entry, item, std::move(result->prompt_logprobs[i]));
+    if (item.sequence->pooled()) {
+      if (!result->hidden.empty()) entry.pooled.add(item.sequence->request.pooling, result->hidden[i]);
+      if (item.first + item.count < item.sequence->size()) continue;
+      RequestOutput& output = outputs.emplace_back();
+      output.id = item.sequence->request.id;
+      output.embedding = entry.pooled.result();
+      end(entry, FinishReason::kStop, output);
+      remove(output.id);
+      continue;
+    }
     if (!item.samples) continue;
     OutputToken token = std::move(result->sampled[sample]);
     token.precision = precision;
@@ -506,6 +537,7 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   record.usage = entry.usage;
   record.max_tokens = entry.max_tokens;
   record.preemptions = entry.preemptions;
+  record.shed = entry.shed;
   record.e2e_s = seconds_between(entry.arrival, now);
   if (entry.scheduled) record.queue_s = seconds_between(entry.arrival, *entry.scheduled);
   if (entry.first_token) {
@@ -515,12 +547,17 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
     const double gaps = (entry.usage.completion_tokens - 1) * entry.itl_target_s;
     record.attained = config_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
                                                    : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
+  } else if (entry.sequence->pooled() && reason == FinishReason::kStop) {
+    // What it waited for came when a first token would have come.
+    record.prefill_s = seconds_between(*entry.scheduled, now);
+    record.attained = record.e2e_s <= entry.ttft_target_s;
+    record.pooled = true;
   }
   record.ttft_target_s = entry.ttft_target_s;
   record.itl_target_s = entry.itl_target_s;
   record.longest_gap_s = entry.longest_gap_s;
   record.own_targets = entry.sequence->request.slo_ttft_s || entry.sequence->request.slo_itl_s;
-  if (entry.first_token) output.usage.slo_met = record.attained;
+  if (entry.first_token || record.pooled) output.usage.slo_met = record.attained;
   if (observer_ != nullptr) observer_->on_finished(record);
 }
 

@@ -43,10 +43,11 @@ struct StepRecord {
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
-  double kv_use = 0;       // after the step
-  double fp8_share = 0;    // of the weights computed in FP8
-  double predicted_s = 0;  // by the policy, before it ran; 0 = it did not
-  int32_t lost = 0;        // requests whose deadline could not be kept when it was planned
+  double kv_use = 0;         // after the step
+  double fp8_share = 0;      // of the weights computed in FP8
+  double predicted_s = 0;    // by the policy, before it ran; 0 = it did not
+  int32_t lost = 0;          // requests whose deadline could not be kept when it was planned
+  double oldest_wait_s = 0;  // of a request without its first token, when it was planned
   EngineClock::time_point start;
   double seconds = 0;
   // Of the thread that steps the engine; what other steps in flight need of it is not in these.
@@ -74,7 +75,9 @@ struct RequestRecord {
   double itl_target_s = 0;   // mean time between tokens
   double longest_gap_s = 0;  // between two tokens
   bool own_targets = false;  // the request named one
-  bool attained = false;     // both targets were met, to the last token
+  bool attained = false;     // both targets were met, to the last token; of a pooled request, its end as a first token
+  bool pooled = false;       // it gave hidden states, and no token
+  bool shed = false;         // refused, as its first token could not come in time
 };
 
 // Told of what happens, on the engine's thread; must return quickly and not call the engine.
@@ -145,7 +148,7 @@ class Engine {
   EngineClock::time_point now() const { return config_.now ? config_.now() : EngineClock::now(); }
   void set_targets(Entry& entry) const;
   // Tokens and precision of the next step as a planning policy wants them.
-  StepPlan plan_step(StepRecord& record);
+  StepPlan plan_step(StepRecord& record, std::vector<RequestOutput>& outputs);
 
   // Takes sequences out of the plan whose grammars still work out what may come next: they are planned again.
   void leave_out_unready(StepPlan& plan);

@@ -148,6 +148,107 @@ TEST(Engine, APromptOfOneTokenHasItsLogprobs) {
   EXPECT_EQ(outputs[0].prompt_logprobs[0].token, 5);
 }
 
+Request pooled(std::string id, std::vector<int32_t> prompt, Pooling pooling,
+               PrecisionClass precision = PrecisionClass::kAuto) {
+  Request r = request(std::move(id), std::move(prompt), 1, precision);
+  r.pooling = pooling;
+  return r;
+}
+
+std::map<std::string, RequestOutput> run_pooled(Engine& engine) {
+  std::map<std::string, RequestOutput> ends;
+  for (int i = 0; i < 10000 && !engine.idle(); ++i) {
+    for (RequestOutput& output : engine.step()) {
+      if (output.finish) ends[output.id] = std::move(output);
+    }
+  }
+  EXPECT_TRUE(engine.idle());
+  return ends;
+}
+
+// The scripted runner's hidden state of a token is (token, position).
+TEST(Engine, PooledRequestsGetHiddenStatesAndNoToken) {
+  for (const int32_t in_flight : {1, 2}) {
+    for (const int32_t step_tokens : {8, 9, 64}) {
+      ScriptedRunner runner(kVocab, 1000);
+      EngineConfig config = options(64, {.max_sequences = 8, .max_step_tokens = step_tokens});
+      config.steps_in_flight = in_flight;
+      Engine engine(config, &runner, nullptr, policy("alternate:1"));
+      const std::vector<int32_t> prompt = {5, 9, 6, 7, 8, 5, 5, 5, 4, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 3};
+      ASSERT_TRUE(engine.submit(pooled("last", prompt, Pooling::kLast, PrecisionClass::kExact)).ok());
+      ASSERT_TRUE(engine.submit(pooled("mean", prompt, Pooling::kMean)).ok());
+      ASSERT_TRUE(engine.submit(request("text", {5, 6, 7}, 30)).ok());
+      ASSERT_TRUE(engine.submit(pooled("one", {7}, Pooling::kMean, PrecisionClass::kFast)).ok());
+      auto ends = run_pooled(engine);
+      ASSERT_EQ(ends.size(), 4u);
+      EXPECT_EQ(ends["last"].embedding, (std::vector<float>{3, 19}));
+      EXPECT_EQ(ends["mean"].embedding, (std::vector<float>{302.0f / 20, 9.5f}));
+      EXPECT_EQ(ends["one"].embedding, (std::vector<float>{7, 0}));
+      EXPECT_EQ(ends["text"].usage.completion_tokens, 30);
+      for (const char* id : {"last", "mean", "one"}) {
+        EXPECT_EQ(ends[id].finish, FinishReason::kStop);
+        EXPECT_TRUE(ends[id].tokens.empty());
+        EXPECT_EQ(ends[id].usage.completion_tokens, 0);
+        EXPECT_TRUE(ends[id].usage.slo_met.has_value());
+        EXPECT_EQ(ends[id].usage.prompt.fp16 + ends[id].usage.prompt.fp8, ends[id].usage.prompt_tokens);
+      }
+      EXPECT_EQ(ends["last"].usage.prompt.fp8, 0);
+      EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+    }
+  }
+}
+
+TEST(Engine, PooledRequestsUseThePrefixCacheWhereTheyMay) {
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  const std::vector<int32_t> prompt = {5, 9, 6, 7, 8, 5, 5, 5, 4};
+  for (const char* id : {"first", "second"}) {
+    ASSERT_TRUE(engine.submit(pooled(id, prompt, Pooling::kLast)).ok());
+    auto ends = run_pooled(engine);
+    EXPECT_EQ(ends[id].embedding, (std::vector<float>{4, 8}));
+    EXPECT_EQ(ends[id].usage.cached_tokens, id == std::string("first") ? 0 : 8);
+  }
+  ASSERT_TRUE(engine.submit(pooled("mean", prompt, Pooling::kMean)).ok());
+  auto ends = run_pooled(engine);
+  EXPECT_EQ(ends["mean"].usage.cached_tokens, 0);
+  EXPECT_EQ(ends["mean"].embedding, (std::vector<float>{6, 4}));
+}
+
+TEST(Engine, PooledRequestsSurviveAFullCacheAndEndWhenTheyAreCancelled) {
+  for (const int32_t in_flight : {1, 2}) {
+    ScriptedRunner runner(kVocab, 1000);
+    EngineConfig config = options(12, {.max_sequences = 8, .max_step_tokens = 5});
+    config.steps_in_flight = in_flight;
+    Engine engine(config, &runner, nullptr, policy("fp16"));
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(engine.submit(request("text" + std::to_string(i), {5, 6, 7}, 24)).ok());
+      ASSERT_TRUE(
+          engine.submit(pooled("mean" + std::to_string(i), std::vector<int32_t>(21, 5 + i), Pooling::kMean)).ok());
+    }
+    ASSERT_TRUE(engine.submit(pooled("gone", std::vector<int32_t>(21, 9), Pooling::kMean)).ok());
+    engine.step();
+    EXPECT_TRUE(engine.cancel("gone"));
+    auto ends = run_pooled(engine);
+    EXPECT_EQ(ends["gone"].finish, FinishReason::kCancelled);
+    EXPECT_TRUE(ends["gone"].embedding.empty());
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(ends["mean" + std::to_string(i)].embedding, (std::vector<float>{5.0f + static_cast<float>(i), 10}));
+    }
+    EXPECT_GT(engine.stats().preemptions, 0u);
+    EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+  }
+}
+
+TEST(Engine, APooledPromptMayFillTheContext) {
+  ScriptedRunner runner(kVocab, 16);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  EXPECT_TRUE(engine.submit(pooled("full", std::vector<int32_t>(16, 5), Pooling::kLast)).ok());
+  EXPECT_FALSE(engine.submit(pooled("more", std::vector<int32_t>(17, 5), Pooling::kLast)).ok());
+  EXPECT_FALSE(engine.submit(pooled("none", {}, Pooling::kLast)).ok());
+  EXPECT_FALSE(engine.submit(pooled("bad", {kVocab}, Pooling::kLast)).ok());
+  EXPECT_EQ(run_pooled(engine)["full"].embedding, (std::vector<float>{5, 15}));
+}
+
 TEST(Engine, CachedPrefixesStayInTheirScope) {
   ScriptedRunner runner(kVocab, 1000);
   Engine engine(options(), &runner, nullptr, policy("fp16"));

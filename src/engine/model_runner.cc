@@ -203,6 +203,7 @@ StepShape ModelRunner::shape_of(const StepPlan& plan, Precision precision) const
     shape.sequences += 1;
     shape.single += item.count == 1 ? 1 : 0;
     shape.scored += score_count(item);
+    shape.pooled += pooled_rows(item);
     if (!item.samples) continue;
     shape.rows += 1;
     shape.needs |= needs_of(*item.sequence);
@@ -233,6 +234,13 @@ void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_
   slot.top_n = std::max(slot.top_n, top_n);
 }
 
+void ModelRunner::add_hidden(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot) {
+  const int32_t count = pooled_rows(item);
+  if (count == 0) return;
+  for (int32_t r = 0; r < count; ++r) input_->add_pooled(last_token_row - count + 1 + r);
+  slot.pooled.push_back({index, item.first + item.count - count, count});
+}
+
 Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision) {
   assert(submitted_ - collected_ < slots_.size());
   const StepShape shape = shape_of(plan, precision);
@@ -246,6 +254,7 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
   slot.items = plan.items.size();
   slot.rows.clear();
   slot.scores.clear();
+  slot.pooled.clear();
   slot.top_n = 0;
 
   input_->begin(static_cast<int>(place), shape);
@@ -266,10 +275,12 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
   for (size_t i = 0; i < plan.items.size(); ++i) {
     if (plan.items[i].samples) add_samples(plan.items[i], last_rows_[i], slot);
     if (scores(plan.items[i])) add_scores(plan.items[i], i, last_rows_[i], slot);
+    add_hidden(plan.items[i], i, last_rows_[i], slot);
   }
   input_->upload();
   NFP_RETURN_IF_ERROR(launch(shape, slot.top_n));
   enqueue_downloads(shape, slot);
+  NFP_RETURN_IF_ERROR(enqueue_hidden(shape, slot));
   model_.backend().record(*slot.done);
   return submitted_++;
 }
@@ -338,6 +349,28 @@ void ModelRunner::enqueue_downloads(const StepShape& shape, Slot& slot) {
   download(slot.scored_top, scored_top_, int64_t{shape.scored} * slot.top_n, sizeof(TokenLogprob));
 }
 
+size_t ModelRunner::hidden_row_bytes() const {
+  return static_cast<size_t>(model_.config().hidden) * size_of(model_.backend().activation_dtype());
+}
+
+// Not part of a captured step: shapes with hidden states are prefills.
+Status ModelRunner::enqueue_hidden(const StepShape& shape, Slot& slot) {
+  if (shape.pooled == 0) return ok_status();
+  const size_t row_bytes = hidden_row_bytes();
+  const size_t bytes = static_cast<size_t>(shape.pooled) * row_bytes;
+  if (slot.hidden.bytes() < bytes) {  // the step that used it before has been collected
+    NFP_ASSIGN_OR_RETURN(slot.hidden, model_.backend().allocate_host(bytes));
+  }
+  for (int32_t done = 0; done < shape.pooled; done += config_.limits.max_sequences) {
+    const int32_t count = std::min(config_.limits.max_sequences, shape.pooled - done);
+    const Buffer& normed = model_.final_states(input_->pooled_rows(shape) + done, count);
+    model_.backend().copy({.dst = slot.hidden.as<char>() + static_cast<size_t>(done) * row_bytes,
+                           .src = normed.data(),
+                           .bytes = static_cast<size_t>(count) * row_bytes});
+  }
+  return ok_status();
+}
+
 Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
   assert(ticket == collected_ && collected_ < submitted_);
   Slot& slot = slots_[ticket % slots_.size()];
@@ -347,6 +380,14 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
   for (size_t i = 0; i < slot.rows.size(); ++i) {
     output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.precision, slot.rows[i].logprobs,
                                           slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs, slot.rows[i].top_n));
+  }
+  if (!slot.pooled.empty()) {
+    output.hidden.resize(slot.items);
+    const char* data = slot.hidden.as<char>();
+    for (const Pooled& item : slot.pooled) {
+      output.hidden[item.item] = {data, model_.backend().activation_dtype(), hidden(), item.first, item.count};
+      data += static_cast<size_t>(item.count) * hidden_row_bytes();
+    }
   }
   if (slot.scores.empty()) return output;
   output.prompt_logprobs.resize(slot.items);

@@ -29,6 +29,7 @@ class ModelRunner final : public StepRunner {
 
   int32_t vocab() const override { return model_.config().vocab; }
   int32_t max_context() const override { return config_.max_context; }
+  int32_t hidden() const override { return model_.config().hidden; }
   int32_t max_in_flight() const override { return StepInput::kSlots; }
   Precision computed(Precision asked) const override { return computed_precision(model_.backend(), asked); }
   Status start(const Sequence& sequence) override;
@@ -50,15 +51,22 @@ class ModelRunner final : public StepRunner {
     int32_t count = 0;
     int32_t top_n = 0;
   };
+  struct Pooled {  // an item's hidden states
+    size_t item = 0;
+    int32_t first = 0;  // position of the first one's token
+    int32_t count = 0;
+  };
   // A step in flight, and the host memory that its results come to.
   struct Slot {
     Buffer sampled, top;        // as sampled_ and top_
     Buffer scored, scored_top;  // as scored_ and scored_top_
+    Buffer hidden;              // [rows, hidden] of activation_dtype(); grows as steps ask for more
     std::unique_ptr<Event> done;
     Precision precision = Precision::kFp16;
     size_t items = 0;
     std::vector<Sampled> rows;
     std::vector<Scored> scores;
+    std::vector<Pooled> pooled;
     int32_t top_n = 0;  // of scored_top
   };
 
@@ -70,10 +78,13 @@ class ModelRunner final : public StepRunner {
   StepShape shape_of(const StepPlan& plan, Precision precision) const;
   void add_samples(const ScheduledSequence& item, int32_t token_row, Slot& slot);
   void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
+  void add_hidden(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
   // Enqueues the step, or replays it.
   Status launch(const StepShape& shape, int32_t top_n);
   void enqueue(const StepShape& shape, int32_t top_n);
   void enqueue_downloads(const StepShape& shape, Slot& slot);
+  Status enqueue_hidden(const StepShape& shape, Slot& slot);
+  size_t hidden_row_bytes() const;
 
   Model& model_;
   EngineConfig config_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace nfp {
@@ -54,6 +55,26 @@ Found check_sampling(const SamplingParams& p, int32_t vocab) {
   return std::nullopt;
 }
 
+Found check_tokens(std::span<const int32_t> prompt, const RequestBounds& bounds) {
+  for (const int32_t token : prompt) {
+    if (auto bad = check_token("prompt", token, bounds.vocab)) return bad;
+  }
+  return std::nullopt;
+}
+
+Found check_pooled(std::span<const int32_t> prompt, const RequestBounds& bounds) {
+  if (bounds.hidden < 1) return RequestError{"pooling", "pooling: this runner gives no hidden states"};
+  if (prompt.empty()) return RequestError{"prompt", "the prompt is empty; it needs at least one token"};
+  if (prompt.size() > static_cast<size_t>(std::max(0, bounds.max_context))) {
+    return RequestError{"prompt",
+                        fmt::format("the prompt has {} tokens and the context holds {}; shorten it or allow a longer "
+                                    "context",
+                                    prompt.size(), bounds.max_context),
+                        true};
+  }
+  return check_tokens(prompt, bounds);
+}
+
 Found check_prompt(std::span<const int32_t> prompt, const SamplingParams& p, const RequestBounds& bounds) {
   if (prompt.empty()) return RequestError{"prompt", "the prompt is empty; it needs at least one token"};
   const int64_t room = int64_t{bounds.max_context} - static_cast<int64_t>(prompt.size());
@@ -70,15 +91,14 @@ Found check_prompt(std::span<const int32_t> prompt, const SamplingParams& p, con
                                     *p.max_tokens, prompt.size(), room, bounds.max_context),
                         true};
   }
-  for (const int32_t token : prompt) {
-    if (auto bad = check_token("prompt", token, bounds.vocab)) return bad;
-  }
-  return std::nullopt;
+  return check_tokens(prompt, bounds);
 }
 
 }  // namespace
 
-Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, const RequestBounds& bounds) {
+Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, const RequestBounds& bounds,
+               Pooling pooling) {
+  if (pooling != Pooling::kNone) return check_pooled(prompt, bounds);
   if (auto bad = check_sampling(sampling, bounds.vocab)) return bad;
   return check_prompt(prompt, sampling, bounds);
 }

@@ -44,10 +44,18 @@ struct SamplingParams {
 // Entries of logit_bias, and end-of-generation and stop ids, that one request may have together.
 inline constexpr int32_t kMaxRowBias = 4096;
 
+// What of the hidden states after the final norm a request wants, instead of an answer.
+enum class Pooling : uint8_t {
+  kNone,  // an answer
+  kLast,  // the last token's
+  kMean,  // the mean over all tokens
+};
+
 // What a model and an engine allow a request.
 struct RequestBounds {
   int32_t vocab = 0;        // token ids are 0 to vocab - 1
   int32_t max_context = 0;  // tokens of prompt and answer together
+  int32_t hidden = 0;       // size of a hidden state; 0 = the runner gives none, and pooling is refused
 };
 
 // What is wrong with a request.
@@ -57,9 +65,10 @@ struct RequestError {
   bool too_long = false;  // prompt and answer do not fit into the context
 };
 
-// The one validation of a request: ranges of every field, token ids, and whether prompt and answer fit.
+// The one validation of a request: ranges of every field, token ids, and whether prompt and answer fit. A pooled
+// request has no answer: its prompt may fill the context.
 std::optional<RequestError> validate(std::span<const int32_t> prompt, const SamplingParams& sampling,
-                                     const RequestBounds& bounds);
+                                     const RequestBounds& bounds, Pooling pooling = Pooling::kNone);
 
 // What a request allows its steps to be computed in.
 enum class PrecisionClass : uint8_t {
@@ -97,7 +106,8 @@ struct Request {
   bool skip_special_tokens = true;  // in the text
   // What the client wants of latency, seconds; absent = the engine's targets.
   std::optional<double> slo_ttft_s, slo_itl_s;
-  int32_t priority = 0;  // lower goes first, under a policy that plans
+  int32_t priority = 0;              // lower goes first
+  Pooling pooling = Pooling::kNone;  // anything else: the prompt is computed, and nothing sampled
   // When it came, on the engine's clock; absent = when it is submitted.
   std::optional<std::chrono::steady_clock::time_point> arrival;
   PrefixKey cache_scope;  // cached prefixes are reused only within one scope
@@ -137,11 +147,13 @@ struct RequestOutput {
   std::vector<OutputToken> tokens;  // new tokens; their text may come in a later piece
   // With the first piece, if asked for: [i] is prompt token i given those before it; entry 0 has no probability.
   std::vector<OutputToken> prompt_logprobs;
+  std::vector<float> embedding;  // [hidden] of a pooled request, with its only piece
   std::optional<FinishReason> finish;
   std::optional<int32_t> stop_token;                // which end-of-generation or stop id ended it
   std::optional<std::string> stop_string;           // which stop string ended it
   std::string error;                                // for kError: what happened,
   ErrorCode error_code = ErrorCode::kInvalidInput;  // and whose fault it was
+  double retry_after_s = 0;                         // when it may be worth to try again; 0 = not known
   Usage usage;                                      // so far
 };
 

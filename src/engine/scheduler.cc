@@ -4,9 +4,25 @@
 
 namespace nfp {
 
+namespace {
+
+bool goes_before(const Sequence& a, const Sequence& b) {
+  return a.request.priority != b.request.priority ? a.request.priority < b.request.priority : a.serial < b.serial;
+}
+
+void queue_up(std::deque<std::unique_ptr<Sequence>>& waiting, std::unique_ptr<Sequence> sequence) {
+  const auto later = [&](const std::unique_ptr<Sequence>& other) { return goes_before(*sequence, *other); };
+  // Most are the last.
+  auto place = waiting.end();
+  while (place != waiting.begin() && later(*(place - 1))) --place;
+  waiting.insert(place, std::move(sequence));
+}
+
+}  // namespace
+
 bool Scheduler::enqueue(std::unique_ptr<Sequence>& sequence) {
   if (waiting() >= limits_.max_queue) return false;
-  waiting_.push_back(std::move(sequence));
+  queue_up(waiting_, std::move(sequence));
   return true;
 }
 
@@ -41,12 +57,13 @@ void Scheduler::preempt(size_t index, StepPlan& plan) {
   give_back(*victim);
   plan.preempted.push_back(victim.get());
   ++preemptions_;
-  const auto later = [&](const std::unique_ptr<Sequence>& other) { return other->serial > victim->serial; };
-  waiting_.insert(std::find_if(waiting_.begin(), waiting_.end(), later), std::move(victim));
+  queue_up(waiting_, std::move(victim));
 }
 
 void Scheduler::reuse_prefix(Sequence& sequence) {
-  if (!blocks_->caching() || sequence.request.sampling.prompt_logprobs) return;
+  // Whoever wants something of every token of the prompt has all of them computed.
+  const bool wants_all = sequence.request.sampling.prompt_logprobs || sequence.request.pooling == Pooling::kMean;
+  if (!blocks_->caching() || wants_all) return;
   // The last token is always computed: its logits are what the step is for.
   const int64_t most = sequence.size() - 1;
   const PrefixKey& scope = sequence.request.cache_scope;
@@ -70,7 +87,7 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
 
 void Scheduler::add(StepPlan& plan, Sequence& sequence, int32_t count) const {
   const bool reaches_end = sequence.scheduled + count == sequence.size();
-  plan.items.push_back({&sequence, sequence.scheduled, count, reaches_end,
+  plan.items.push_back({&sequence, sequence.scheduled, count, reaches_end && !sequence.pooled(),
                         sequence.pending > 0 && reaches_end ? sequence.last_row : -1, sequence.life});
   plan.tokens += count;
 }
@@ -84,7 +101,10 @@ void Scheduler::admit(size_t index, StepPlan& plan) {
     prefix_hits_ += static_cast<uint64_t>(sequence.cached);
   }
   sequence.admitted = true;
-  running_.push_back(std::move(*place));
+  const auto later = [&](const std::unique_ptr<Sequence>& other) {
+    return other->request.priority > sequence.request.priority;
+  };
+  running_.insert(std::find_if(running_.begin(), running_.end(), later), std::move(*place));
   waiting_.erase(place);
 }
 
@@ -100,7 +120,7 @@ StepPlan Scheduler::schedule() {
 
   for (size_t i = 0; i < running_.size() && plan.tokens < limits_.max_step_tokens;) {
     Sequence& sequence = *running_[i];
-    if (sequence.pending > 0 && !sequence.may_run_ahead()) {
+    if (sequence.all_scheduled() || (sequence.pending > 0 && !sequence.may_run_ahead())) {
       ++i;
       continue;
     }
@@ -144,7 +164,8 @@ std::span<SequenceState> Scheduler::states() {
     state.missing = sequence.size() - sequence.scheduled;
     state.emitted = sequence.output_size();
     state.running = running;
-    state.ready = running ? sequence.pending == 0 || sequence.may_run_ahead() : sequence.pending == 0;
+    state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
+                          : sequence.pending == 0;
     state.exact = sequence.wants_exact();
     states_.push_back(state);
     viewed_.push_back(&sequence);

@@ -4,8 +4,9 @@
 // While a step is in flight the next one is planned from what will be when it is done (Sequence::scheduled); its tokens
 // are then read on the device. A sequence is scheduled by its missing keys and values: prompt chunks, recomputed tokens
 // after preemption and decode steps are all "the next tokens up to the end, as far as the budget reaches". Running
-// sequences come first in order of arrival, then waiting ones are admitted while budget, places and blocks last. When
-// blocks run out, the youngest running sequence gives its blocks back and waits again (preemption by recomputation).
+// sequences come first, then waiting ones are admitted while budget, places and blocks last, each kind in order of
+// priority and then of arrival. When blocks run out, the last running sequence in that order gives its blocks back and
+// waits again (preemption by recomputation).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ struct ScheduledSequence {
   Sequence* sequence = nullptr;
   int32_t first = 0;     // == sequence->scheduled
   int32_t count = 0;     // tokens first .. first+count-1 are computed
-  bool samples = false;  // the chunk reaches the end: a token is sampled
+  bool samples = false;  // the chunk reaches the end: a token is sampled, unless the request is pooled
   int32_t source = -1;   // >= 0: the one token is that row's of the step in flight
   uint32_t life = 0;     // the sequence's
 };
@@ -50,12 +51,12 @@ class Scheduler {
 
   // False when the queue is full (the sequence is left untouched).
   bool enqueue(std::unique_ptr<Sequence>& sequence);
-  // Plans one step, first come, first served. Blocks for all its tokens are allocated on return.
+  // Plans one step, by priority, then first come, first served. Blocks for all its tokens are allocated on return.
   StepPlan schedule();
   // The same as a policy wants it: what state() showed, in the decision's order. Where blocks run out, running
   // sequences that the decision did not name give theirs back, then the least urgent ones.
   StepPlan schedule(const StepDecision& decision);
-  // What a policy sees: running sequences in order of admission, then waiting ones in order of arrival. Times are the
+  // What a policy sees: running sequences, then waiting ones, each kind in order of priority and arrival. Times are the
   // engine's to fill in; sequences()[i] is what states()[i] describes. Both are valid until the next call of anything.
   std::span<SequenceState> states();
   const std::vector<Sequence*>& sequences() const { return viewed_; }
@@ -85,8 +86,8 @@ class Scheduler {
 
   SchedulerLimits limits_;
   BlockManager* blocks_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival
-  std::deque<std::unique_ptr<Sequence>> waiting_;   // in order of arrival
+  std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then in order of admission
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // by priority, then in order of arrival
   std::vector<SequenceState> states_;
   std::vector<Sequence*> viewed_;
   uint64_t preemptions_ = 0;

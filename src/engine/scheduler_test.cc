@@ -56,6 +56,7 @@ struct Bench {
   }
 
   std::deque<StepPlan> in_flight;
+  std::unique_ptr<Sequence> kept;
   uint64_t serial = 0;
   BlockManager blocks;
   Scheduler scheduler;
@@ -115,6 +116,55 @@ TEST(Scheduler, PreemptsTheYoungestAndLetsItStartAgain) {
   ASSERT_EQ(again.items.size(), 1u);
   EXPECT_EQ(again.items[0].count, 8);  // the prompt and the token it had made
   EXPECT_TRUE(again.items[0].samples);
+}
+
+TEST(Scheduler, AdmitsByPriorityThenArrivalAndPreemptsTheLeastImportant) {
+  Bench bench(100, {.max_sequences = 3, .max_step_tokens = 64});
+  Sequence* first = bench.add(4, 0);
+  bench.run();
+  Sequence* low = bench.add(4, 10);
+  Sequence* plain = bench.add(4, 20);
+  Sequence* also_plain = bench.add(4, 30);
+  Sequence* urgent = bench.add(4, 40);
+  EXPECT_EQ(bench.scheduler.waiting(), 4);
+  for (auto& [sequence, priority] : {std::pair{low, 5}, {urgent, -1}}) {
+    // As the engine has them: the priority is there when they come.
+    auto taken = bench.scheduler.remove(sequence);
+    taken->request.priority = priority;
+    ASSERT_TRUE(bench.scheduler.enqueue(taken));
+  }
+  StepPlan plan = bench.run();
+  ASSERT_EQ(plan.admitted.size(), 2u);
+  EXPECT_EQ(plan.admitted[0], urgent);
+  EXPECT_EQ(plan.admitted[1], plain);
+  // Running: urgent, then in order of admission.
+  plan = bench.run();
+  ASSERT_EQ(plan.items.size(), 3u);
+  EXPECT_EQ(plan.items[0].sequence, urgent);
+  EXPECT_EQ(plan.items[1].sequence, first);
+  bench.remove(plain);
+  EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{also_plain});
+  bench.remove(also_plain);
+  EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{low});
+}
+
+TEST(Scheduler, TheLeastImportantGivesItsBlocksBack) {
+  Bench bench(6, {.max_sequences = 3, .max_step_tokens = 64}, 4, /*caching=*/false);
+  Sequence* low = bench.add(7, 0);
+  bench.scheduler.remove(low).swap(bench.kept);
+  bench.kept->request.priority = 3;
+  ASSERT_TRUE(bench.scheduler.enqueue(bench.kept));
+  bench.run();
+  Sequence* high = bench.add(7, 10);
+  Sequence* other = bench.add(7, 20);
+  bench.run();
+  StepPlan plan;
+  for (int i = 0; i < 9 && plan.preempted.empty(); ++i) plan = bench.run();
+  EXPECT_EQ(plan.preempted, std::vector<Sequence*>{low});  // though it came first
+  EXPECT_EQ(bench.scheduler.running(), 2);
+  ASSERT_EQ(plan.items.size(), 2u);
+  EXPECT_EQ(plan.items[0].sequence, high);
+  EXPECT_EQ(plan.items[1].sequence, other);
 }
 
 TEST(Scheduler, ReusesPrefixesAsThePrecisionAllows) {

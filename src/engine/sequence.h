@@ -44,6 +44,10 @@ struct Sequence {
   // Whether the next step can be planned before the one in flight has told its token: not at its last token, and not
   // where a grammar must see it first.
   bool may_run_ahead() const { return size() < limit && !request.constraint; }
+  bool pooled() const { return request.pooling != Pooling::kNone; }
+  // All its tokens are in steps that were submitted: there is nothing to plan until one of them gives a token, or the
+  // last one ends it.
+  bool all_scheduled() const { return scheduled == size(); }
   bool wants_exact() const { return request.precision == PrecisionClass::kExact; }
 };
 

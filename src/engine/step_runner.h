@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/pooling.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "nested/precision.h"
@@ -18,7 +19,23 @@ struct StepOutput {
   // One entry for each item of the plan: log-probabilities of prompt tokens first+1 .. first+count, as far as they are
   // prompt tokens and the request asks for them.
   std::vector<std::vector<OutputToken>> prompt_logprobs;
+  // Empty, or one entry for each item of the plan: the hidden states that the item's pooling needs.
+  std::vector<HiddenRows> hidden;
 };
+
+// How many of an item's hidden states its pooling needs, the last ones: what StepOutput::hidden must have.
+inline int32_t pooled_rows(const ScheduledSequence& item) {
+  const bool ends = item.first + item.count == item.sequence->size();
+  switch (item.sequence->request.pooling) {
+    case Pooling::kNone:
+      return 0;
+    case Pooling::kLast:
+      return ends ? 1 : 0;
+    case Pooling::kMean:
+      return item.count;
+  }
+  return 0;
+}
 
 // A step that was submitted and is to be collected.
 using StepTicket = uint64_t;
@@ -29,6 +46,8 @@ class StepRunner {
   virtual int32_t vocab() const = 0;
   // Tokens that a sequence may have in all (prompt and output).
   virtual int32_t max_context() const = 0;
+  // Size of the hidden states that pooled requests get; 0 = none.
+  virtual int32_t hidden() const { return 0; }
   // Steps that may be submitted and not yet collected.
   virtual int32_t max_in_flight() const { return 1; }
   // How a step asked for in this precision is computed.

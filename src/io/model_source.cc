@@ -10,6 +10,7 @@
 #include "base/float_types.h"
 #include "base/mapped_file.h"
 #include "io/gguf_tokenizer.h"
+#include "io/hub_cache.h"
 #include "io/sources.h"
 
 namespace nfp {
@@ -18,41 +19,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool looks_like_repository(const std::string& model) {
-  const size_t slash = model.find('/');
-  return slash != std::string::npos && slash > 0 && slash + 1 < model.size() &&
-         model.find('/', slash + 1) == std::string::npos && model.front() != '.' && model.front() != '~';
-}
-
-std::string hub_cache() {
-  if (const char* cache = std::getenv("HF_HUB_CACHE"); cache != nullptr && *cache != '\0') return cache;
-  if (const char* home = std::getenv("HF_HOME"); home != nullptr && *home != '\0') return std::string(home) + "/hub";
-  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg != nullptr && *xdg != '\0') {
-    return std::string(xdg) + "/huggingface/hub";
-  }
-  const char* home = std::getenv("HOME");
-  return std::string(home != nullptr ? home : "") + "/.cache/huggingface/hub";
-}
-
-// Where the hub's client keeps `org/name`: models--org--name/snapshots/COMMIT, COMMIT in refs/main.
-Result<std::string> cached_snapshot(const std::string& model) {
-  const size_t slash = model.find('/');
-  const std::string folder = hub_cache() + "/models--" + model.substr(0, slash) + "--" + model.substr(slash + 1);
-  std::error_code ignored;
-  if (auto commit = read_text_file(folder + "/refs/main", 256); commit.ok()) {
-    while (!commit->empty() && (commit->back() == '\n' || commit->back() == ' ')) commit->pop_back();
-    std::string snapshot = folder + "/snapshots/" + *commit;
-    if (commit->find('/') == std::string::npos && fs::is_directory(snapshot, ignored)) return snapshot;
-  }
-  return error(
-      ErrorCode::kNotFound,
-      "{}: no such file or directory, and not in the Hugging Face cache ({}); download it with: hf download {}", model,
-      hub_cache(), model);
-}
-
 WeightType weight_type(DType dtype) { return dtype == DType::kBF16 ? WeightType::kBF16 : WeightType::kF16; }
 
-// A directory without config.json may hold a GGUF file, as GGUF repositories do.
+// A directory without weights of its own may hold a GGUF file, as GGUF repositories do, some beside a config.json.
 Result<std::string> gguf_inside(const std::string& path) {
   std::vector<std::string> found;
   std::error_code code;
@@ -63,14 +32,16 @@ Result<std::string> gguf_inside(const std::string& path) {
     if (name.ends_with(".gguf") && name != kTokenizerGguf && !later_part) found.push_back(place->path().string());
   }
   if (found.size() > 1) {
-    return error(ErrorCode::kUsage, "{}: holds {} GGUF files; name one of them", path, found.size());
+    return error(ErrorCode::kUsage, "{}: holds {} GGUF files; name one of them (for org/name: org/name:FILE)", path,
+                 found.size());
   }
   return found.empty() ? std::string() : found[0];
 }
 
 Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
   std::error_code code;
-  if (!fs::exists(fs::path(path) / "config.json", code)) {
+  const auto has = [&](const char* name) { return fs::exists(fs::path(path) / name, code); };
+  if (!has("config.json") || (!has("model.safetensors") && !has("model.safetensors.index.json"))) {
     NFP_ASSIGN_OR_RETURN(const std::string gguf, gguf_inside(path));
     if (!gguf.empty()) return open_gguf(gguf);
   }
@@ -93,9 +64,9 @@ Result<std::unique_ptr<ModelSource>> ModelSource::open(const std::string& model)
     if (!model.ends_with(".safetensors")) return open_gguf(model);
     return error(ErrorCode::kUsage, "{}: is one file of a model; give the directory that it lies in", model);
   }
-  if (looks_like_repository(model)) {
-    NFP_ASSIGN_OR_RETURN(const std::string snapshot, cached_snapshot(model));
-    return open_directory(snapshot);
+  if (const auto name = parse_hub_name(model)) {
+    NFP_ASSIGN_OR_RETURN(const std::string found, find_in_hub_cache(*name));
+    return name->file.empty() ? open_directory(found) : open_gguf(found);
   }
   return error(
       ErrorCode::kNotFound,

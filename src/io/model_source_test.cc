@@ -85,17 +85,30 @@ TEST_F(Source, NanIsRefusedByName) {
 TEST_F(Source, TheCacheIsSearchedAndTheDownloadNamed) {
   write_model(path("hub/models--org--name/snapshots/abc"), tiny_model(DType::kF16));
   ASSERT_EQ(setenv("HF_HUB_CACHE", path("hub").c_str(), 1), 0);
-  EXPECT_NE(failure("org/name").find("hf download org/name"), std::string::npos);
+  EXPECT_NE(failure("org/name").find("nestedfp pull org/name"), std::string::npos);
   std::filesystem::create_directories(path("hub/models--org--name/refs"));
   ASSERT_TRUE(write_file(path("hub/models--org--name/refs/main"), "abc\n").ok());
   auto source = ModelSource::open("org/name");
   ASSERT_TRUE(source.ok()) << source.error().message;
   EXPECT_EQ((*source)->path(), path("hub/models--org--name/snapshots/abc"));
-  EXPECT_NE(failure("org/other").find("hf download org/other"), std::string::npos);
+  EXPECT_NE(failure("org/other").find("nestedfp pull org/other"), std::string::npos);
   for (const char* model : {"", "none", "../x/y", "/no/where", "a/b/c", "org/", "/name"}) {
     EXPECT_NE(failure(model).find("no such file or directory"), std::string::npos) << model;
   }
   unsetenv("HF_HUB_CACHE");
+}
+
+TEST_F(Source, AGgufFileBesideAConfigurationIsTheModel) {
+  std::filesystem::create_directories(path("m"));
+  ASSERT_TRUE(write_file(path("m/config.json"), "{}").ok());
+  auto gguf = testing::tiny_gguf_keys();
+  gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  ASSERT_TRUE(write_file(path("m/a.gguf"), gguf.build()).ok());
+  auto source = ModelSource::open(path("m"));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  EXPECT_EQ((*source)->kind(), SourceKind::kGguf);
+  ASSERT_TRUE(write_file(path("m/b.gguf"), gguf.build()).ok());
+  EXPECT_NE(failure(path("m")).find("holds 2 GGUF files"), std::string::npos);
 }
 
 TEST_F(Source, FilesThatAreMissingOrUnreadableAreNamed) {

@@ -273,6 +273,20 @@ void read_experts(Fields& fields, const FamilyDefaults& defaults, const ModelCon
   extra.mlp_only_layers = fields.integers("mlp_only_layers", 0, config.layers - 1);
 }
 
+// Weights that are quantised already; a nested checkpoint's field is for other engines.
+Status refuse_quantised(const Json& root, const std::string& name) {
+  const auto found = root.find("quantization_config");
+  if (found == root.end() || !found->is_object() || root.contains("nestedfp")) return ok_status();
+  const auto method = found->find("quant_method");
+  const std::string text = method != found->end() && method->is_string() ? method->get<std::string>() : "not given";
+  const bool fp8 = text == "fp8" || text == "compressed-tensors" || text == "fbgemm_fp8";
+  return error(ErrorCode::kUnsupported,
+               "{}: field 'quantization_config' has the quant_method '{}': {}; load the FP16 or BF16 original", name,
+               text,
+               fp8 ? "weights that were rounded already have no FP16 to restore"
+                   : "packed integers of few bits have neither an FP16 nor an E4M3 form here");
+}
+
 }  // namespace
 
 Result<ModelConfig> parse_config(std::string_view text, const std::string& name) {
@@ -289,6 +303,7 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   config.family = *family;
   config.architecture = config.family->architecture;
   config.norm_offset = config.family->norm_offset;
+  NFP_RETURN_IF_ERROR(refuse_quantised(root, name));
   const FamilyRules& rules = rules_of(config.family->id);
   const FamilyDefaults& defaults = rules.defaults;
 

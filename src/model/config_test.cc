@@ -402,6 +402,20 @@ TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   EXPECT_EQ(config->windows, (std::vector<int32_t>{7, 0, 0, 7, 0}));
 }
 
+TEST(Config, QuantisedWeightsAreRefusedByTheirMethod) {
+  for (const char* method : {"awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors"}) {
+    Json json = good();
+    json["quantization_config"] = {{"quant_method", method}};
+    const auto config = parse(json);
+    ASSERT_FALSE(config.ok()) << method;
+    EXPECT_EQ(config.error().code, ErrorCode::kUnsupported);
+    EXPECT_NE(config.error().message.find(method), std::string::npos) << config.error().message;
+    EXPECT_NE(config.error().message.find("quantization_config"), std::string::npos);
+    json["nestedfp"] = Json::object();  // what convert writes, for engines that know only the FP8 half
+    EXPECT_TRUE(parse(json).ok());
+  }
+}
+
 TEST(Config, WrongExpertsAndLayersAreNamed) {
   struct Wrong {
     const char *architecture, *field;

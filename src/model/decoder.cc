@@ -57,6 +57,9 @@ class Decoder final : public Model {
   void logits(const int32_t* rows, int32_t count, Precision precision, float* out) override {
     head_.run(backend_, head_matrix(), work_.residual, rows, count, precision, out);
   }
+  const Buffer& final_states(const int32_t* rows, int32_t count) override {
+    return head_.states(backend_, work_.residual, rows, count, Precision::kFp16);
+  }
   std::vector<Linear*> linears() override;
   Status reload(int32_t layer, WeightLoader& weights) override {
     NFP_RETURN_IF_ERROR(layers_[static_cast<size_t>(layer)].load(weights, config_, layer));

@@ -70,9 +70,7 @@ TensorShape shape_of(const ModelConfig& config, TensorRole role, int32_t layer) 
 
 }  // namespace
 
-Result<std::unique_ptr<ModelSource>> open_dummy_model(const std::string& path, uint64_t seed) {
-  NFP_ASSIGN_OR_RETURN(DummyConfig source, read_dummy_config(path));
-  NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source.json, path));
+std::vector<DummyTensor> tensors_of(const ModelConfig& config) {
   std::vector<DummyTensor> tensors;
   const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols, bool bias) {
     tensors.push_back({name + ".weight", Shape{rows, cols}, DummyTensor::Kind::kWeights});
@@ -100,7 +98,13 @@ Result<std::unique_ptr<ModelSource>> open_dummy_model(const std::string& path, u
   }
   norm(name(kFinalNormName), config.hidden);
   if (!config.tied_embeddings) matrix(name(kHeadName), config.vocab, config.hidden, false);
-  return make_dummy_source(std::move(source), tensors, seed);
+  return tensors;
+}
+
+Result<std::unique_ptr<ModelSource>> open_dummy_model(const std::string& path, uint64_t seed) {
+  NFP_ASSIGN_OR_RETURN(DummyConfig source, read_dummy_config(path));
+  NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source.json, path));
+  return make_dummy_source(std::move(source), tensors_of(config), seed);
 }
 
 }  // namespace nfp

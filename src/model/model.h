@@ -45,6 +45,10 @@ class Model {
   // FP32.
   virtual void logits(const int32_t* rows, int32_t count, Precision precision, float* out) = 0;
 
+  // Hidden states of `count` tokens of the last forward (at most reserve()'s rows) as the head reads them, after the
+  // final norm: [count, hidden] of the backend's activation_dtype(), until the next call of this or logits().
+  virtual const Buffer& final_states(const int32_t* rows, int32_t count) = 0;
+
   // The residual stream [tokens, hidden] that the last forward left: FP32 where config().wide_stream, else of the
   // backend's activation_dtype().
   virtual const Buffer& hidden() const = 0;

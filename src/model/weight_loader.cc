@@ -1,9 +1,14 @@
 #include "model/weight_loader.h"
 
 #include <algorithm>
+#include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
+#include "base/log.h"
 #include "model/decoder.h"
+#include "model/dummy_model.h"
 
 namespace nfp {
 namespace {
@@ -31,6 +36,61 @@ class RowSlice final : public MatrixReader {
   const MatrixReader& whole_;
   int64_t begin_, rows_;
 };
+
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", names[i]);
+  }
+  if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
+  return text;
+}
+
+// A head that is tied and in the file nevertheless must be the embedding again. A few rows tell.
+Status check_tied_head(const ModelSource& source) {
+  const std::string head = std::string(kHeadName) + ".weight", table = std::string(kEmbeddingName) + ".weight";
+  const TensorInfo *mine = source.find(head), *theirs = source.find(table);
+  if (mine == nullptr || theirs == nullptr) return ok_status();
+  bool same = mine->shape == theirs->shape;
+  std::vector<uint16_t> a(static_cast<size_t>(mine->row_elements())), b(a.size());
+  for (int64_t i = 0; i < 8 && same; ++i) {
+    const int64_t row = (mine->rows() - 1) * i / 7;
+    NFP_RETURN_IF_ERROR(source.read_fp16_rows(head, row, 1, a.data()));
+    NFP_RETURN_IF_ERROR(source.read_fp16_rows(table, row, 1, b.data()));
+    same = a == b;
+  }
+  if (same) return ok_status();
+  return error(
+      ErrorCode::kInvalidInput,
+      "{}: 'tie_word_embeddings' is true, but '{}' is there and is not '{}'; set it to false if the head is meant",
+      source.path(), head, table);
+}
+
+// That the checkpoint has what the configuration implies, and what else it has.
+Status check_tensors(const ModelSource& source, const ModelConfig& config) {
+  std::vector<std::string> missing, extra;
+  std::unordered_set<std::string> expected;
+  for (DummyTensor& tensor : tensors_of(config)) {
+    if (!source.has(tensor.name)) missing.push_back(tensor.name);
+    expected.insert(std::move(tensor.name));
+  }
+  if (!missing.empty()) {
+    return error(ErrorCode::kInvalidInput, "{}: tensor{} {} {} missing; the checkpoint is incomplete", source.path(),
+                 missing.size() > 1 ? "s" : "", listed(missing), missing.size() > 1 ? "are" : "is");
+  }
+  for (const TensorInfo& tensor : source.tensors()) {
+    // Frequencies of rotation, which old checkpoints hold, follow from the configuration.
+    const bool known = expected.contains(tensor.name) || tensor.name.ends_with("rotary_emb.inv_freq");
+    const bool tied = config.tied_embeddings && tensor.name == std::string(kHeadName) + ".weight";
+    if (!known && !tied) extra.push_back(tensor.name);
+  }
+  if (!extra.empty()) {
+    log::warn("{}: {} tensor{} that the configuration does not imply {} ignored: {}", source.path(), extra.size(),
+              extra.size() > 1 ? "s" : "", extra.size() > 1 ? "are" : "is", listed(extra));
+  }
+  return config.tied_embeddings ? check_tied_head(source) : ok_status();
+}
 
 }  // namespace
 
@@ -128,6 +188,7 @@ Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float
 
 Result<std::unique_ptr<Model>> load_model(const ModelSource& source, const ModelConfig& config, Backend& backend,
                                           ThreadPool& threads, const LoadOptions& options) {
+  NFP_RETURN_IF_ERROR(check_tensors(source, config));
   WeightLoader weights(source, backend, threads, options);
   return load_decoder(config, weights);
 }

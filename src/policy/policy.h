@@ -45,7 +45,7 @@ struct SequenceState {
 
 struct StepState {
   double now_s = 0;                          // when the step will start
-  std::span<const SequenceState> sequences;  // running ones first, each kind in order of arrival
+  std::span<const SequenceState> sequences;  // running ones first, each kind by priority, then arrival
   int32_t max_step_tokens = 0;
   int32_t max_sequences = 0;  // running at once
   int64_t free_tokens = 0;    // room in the KV cache
@@ -72,7 +72,9 @@ struct StepDecision {
   Precision precision = Precision::kFp16;
   double fp8_share = 0;                     // of the weights, 0 in FP16
   std::vector<StepChunk> chunks;            // the most urgent first, no sequence twice; may be empty
-  std::vector<size_t> lost;                 // sequences whose deadline cannot be kept, whatever is done
+  std::vector<size_t> lost;  // sequences whose deadline cannot be kept, whatever is done
+  std::vector<size_t> shed;  // of these, waiting ones that are to be refused
+  double busy_s = 0;         // until the prompts that are there are done, about
   double predicted_s = 0;                   // how long the step takes; 0 = not known
   LevelChange change = LevelChange::kNone;  // from the last decision
 };

@@ -251,19 +251,34 @@ StepDecision SloPolicy::decide(const StepState& state) {
   const double last = last_.fp8_share;
   if (!prefills.empty()) {
     rank(prefills, paces[fastest], decodes, state.now_s);
+    for (const Prefill& prefill : prefills) {
+      if (prefill.rank == 0) continue;
+      decision.lost.push_back(prefill.sequence);
+      const SequenceState& sequence = state.sequences[prefill.sequence];
+      const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
+      if (options_.missed == SloOptions::Missed::kShed && fresh) decision.shed.push_back(prefill.sequence);
+    }
+    if (options_.missed == SloOptions::Missed::kAsTheyCome) {
+      for (Prefill& prefill : prefills) prefill.due = prefill.arrival + prefill.target, prefill.rank = 0;
+    }
+    std::erase_if(prefills, [&](const Prefill& prefill) {
+      return std::find(decision.shed.begin(), decision.shed.end(), prefill.sequence) != decision.shed.end();
+    });
+    double tokens = 0;
+    for (const Prefill& prefill : prefills) tokens += prefill.tokens;
+    decision.busy_s = done_after(paces[fastest], decodes, tokens);
     std::sort(prefills.begin(), prefills.end(), [&](const Prefill& a, const Prefill& b) {
       if (a.rank != b.rank) return a.rank < b.rank;
       if (a.priority != b.priority) return a.priority < b.priority;
       if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
       return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
     });
-    for (const Prefill& prefill : prefills) {
-      if (prefill.rank > 0) decision.lost.push_back(prefill.sequence);
-    }
     // A level below the last step's stays until there is more room than was missing when it was left.
     while (chosen < paces.size()) {
       const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
-      const double reserve = back ? options_.reserve_to_return : options_.reserve;
+      const double share = model_.levels()[paces[chosen].level].fp8_share;
+      double reserve = back ? options_.reserve_to_return : options_.reserve;
+      if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
       if (keeps(prefills, paces[chosen], decodes, state.now_s, reserve)) break;
       ++chosen;
     }
@@ -323,6 +338,13 @@ StepDecision SloPolicy::decide(const StepState& state) {
 }
 
 }  // namespace
+
+std::optional<SloOptions::Missed> parse_slo_missed(std::string_view text) {
+  if (text == "last") return SloOptions::Missed::kLast;
+  if (text == "shed") return SloOptions::Missed::kShed;
+  if (text == "as-they-come") return SloOptions::Missed::kAsTheyCome;
+  return std::nullopt;
+}
 
 std::optional<SloOptions::Levels> parse_slo_levels(std::string_view text) {
   if (text == "slo") return SloOptions::Levels::kAll;

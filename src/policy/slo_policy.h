@@ -13,11 +13,21 @@ namespace nfp {
 struct SloOptions {
   enum class Levels : uint8_t { kAll, kFp16Only, kFp8Only };  // the last two are for comparison
   Levels levels = Levels::kAll;
+  // What becomes of requests whose first token cannot come in time even at the fastest level.
+  enum class Missed : uint8_t {
+    kLast,        // they go behind those that can be in time, to a second deadline
+    kShed,        // those of which nothing has been computed are refused at once
+    kAsTheyCome,  // they keep their place, and may make others late
+  };
+  Missed missed = Missed::kLast;
   // A prefill's precision is lowered where FP16 would leave less than this share of its target as a reserve for
   // requests that have not come yet.
   double reserve = 0.1;
   // The same before a step goes back to less FP8 than the one before it had.
   double reserve_to_return = 0.25;
+  // And at least this for a level with FP8 in a part of the weights: one that keeps the deadlines by a hair lets the
+  // queue stay, and more of the tokens lose FP16 in the end.
+  double reserve_partial = 0.25;
   // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens.
   double longest_gap = 1.6;
   // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait
@@ -43,6 +53,9 @@ struct SloOptions {
 
 // An error where the model has none of the levels that the options ask for.
 Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options);
+
+// "last", "shed", "as-they-come".
+std::optional<SloOptions::Missed> parse_slo_missed(std::string_view text);
 
 // Whether parse_slo_levels takes this text: "slo", and for comparison "slo-fp16" and "slo-fp8", which plan by deadline
 // but compute in one precision.

@@ -107,6 +107,28 @@ TEST(StepModel, SoonKnowsThatTheTableIsOfAnotherMachine) {
   }
 }
 
+TEST(StepModel, SharesThatWereNotMeasuredAreBetweenThoseThatWere) {
+  const StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  const StepModel levels = model.at_shares(std::vector<double>{0.25, 0.5, 1.0});
+  ASSERT_EQ(levels.levels().size(), 4u);
+  EXPECT_EQ(levels.levels()[2].name(), "fp8-w8a8@0.50");
+  for (const int32_t tokens : {1, 30, 500, 3000}) {
+    StepWork work;
+    work.add(tokens, 700);
+    const double exact = model.seconds(0, work), fp8 = model.seconds(1, work);
+    EXPECT_DOUBLE_EQ(levels.seconds(0, work), exact);
+    EXPECT_NEAR(levels.seconds(1, work), exact + 0.25 * (fp8 - exact), 1e-9);
+    EXPECT_NEAR(levels.seconds(2, work), exact + 0.5 * (fp8 - exact), 1e-9);
+    EXPECT_DOUBLE_EQ(levels.seconds(3, work), fp8);
+  }
+  // What was measured is taken as it is, and beyond it nothing is known.
+  StepTable table = synthetic_table();
+  table.levels[1].fp8_share = 0.5;
+  const StepModel half = std::move(StepModel::fit(table)).value().at_shares(std::vector<double>{0.5, 1.0});
+  ASSERT_EQ(half.levels().size(), 2u);
+  EXPECT_EQ(half.levels()[1].fp8_share, 0.5);
+}
+
 TEST(StepModel, RefusesATableWithoutSteps) {
   StepTable table = synthetic_table();
   std::erase_if(table.steps, [](const StepTime& step) { return step.level == 1; });

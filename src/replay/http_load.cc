@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <random>
 
@@ -43,10 +44,13 @@ class Player {
       return error(ErrorCode::kIo, "--url {}: {} cannot be resolved: {}", options_.url, address_.host,
                    failed.message());
     }
+    const std::map<double, int64_t> before = level_tokens();
     start_ = Clock::now();
     for (size_t i = 0; i < trace_.requests.size(); ++i) asio::co_spawn(context_, play(i), asio::detached);
     context_.run();
     outcome_.seconds = seconds_since(start_);
+    outcome_.tokens_by_share = level_tokens();
+    for (const auto& [share, tokens] : before) outcome_.tokens_by_share[share] -= tokens;
     const bool any =
         std::any_of(outcome_.requests.begin(), outcome_.requests.end(), [](const auto& r) { return r.done; });
     if (!any)
@@ -55,6 +59,23 @@ class Player {
   }
 
  private:
+  // What the server has computed so far. Nothing where it does not tell: it need not be a nestedfp.
+  std::map<double, int64_t> level_tokens() {
+    beast::tcp_stream stream(context_);
+    boost::system::error_code failed;
+    stream.connect(endpoints_, failed);
+    if (failed) return {};
+    http::request<http::empty_body> message(http::verb::get, address_.path + "/metrics", 11);
+    message.set(http::field::host, address_.host);
+    message.set(http::field::connection, "close");
+    http::write(stream, message, failed);
+    beast::flat_buffer buffer;
+    http::response<http::string_body> response;
+    if (!failed) http::read(stream, buffer, response, failed);
+    if (failed || response.result() != http::status::ok) return {};
+    return parse_level_tokens(response.body());
+  }
+
   asio::awaitable<void> play(size_t index) {
     ReplayedRequest& record = outcome_.requests[index];
     record.asked = trace_.requests[index];
@@ -176,6 +197,23 @@ class Player {
 };
 
 }  // namespace
+
+std::map<double, int64_t> parse_level_tokens(std::string_view metrics) {
+  constexpr std::string_view kName = "nestedfp:level_tokens_total{", kShare = "fp8_share=\"";
+  std::map<double, int64_t> tokens;
+  while (!metrics.empty()) {
+    const std::string_view line = metrics.substr(0, metrics.find('\n'));
+    metrics.remove_prefix(std::min(metrics.size(), line.size() + 1));
+    const size_t at = line.find(kShare), space = line.rfind(' ');
+    if (!line.starts_with(kName) || at == std::string_view::npos || space == std::string_view::npos) continue;
+    const char* end = line.data() + line.size();
+    double share = 0, count = 0;
+    if (std::from_chars(line.data() + at + kShare.size(), end, share).ec != std::errc()) continue;
+    if (std::from_chars(line.data() + space + 1, end, count).ec != std::errc()) continue;
+    if (share >= 0 && share <= 1 && count >= 0 && count < 1e18) tokens[share] += static_cast<int64_t>(count);
+  }
+  return tokens;
+}
 
 Result<HttpAddress> parse_http_url(const std::string& url) {
   constexpr std::string_view kScheme = "http://";

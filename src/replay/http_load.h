@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 #include "replay/simulator.h"
@@ -22,6 +24,9 @@ struct HttpLoadOptions {
 // A request that fails stays `done == false`. Error: the URL, or a server that answers no request at all.
 Result<ReplayOutcome> play_over_http(const Trace& trace, const HttpLoadOptions& options,
                                      const ReplayProgress& progress);
+
+// Tokens by share of the weights in FP8, from a nestedfp's /metrics; empty where it is another's.
+std::map<double, int64_t> parse_level_tokens(std::string_view metrics);
 
 struct HttpAddress {
   std::string host, port, path;

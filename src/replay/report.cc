@@ -59,8 +59,38 @@ Result<GoodputLimits> parse_goodput(const std::vector<std::string>& texts) {
   return limits;
 }
 
+Result<KlCurve> parse_kl(const std::vector<std::string>& texts) {
+  KlCurve curve;
+  if (texts.empty()) return curve;
+  curve[0] = 0;
+  for (const std::string& text : texts) {
+    const char* end = text.data() + text.size();
+    double share = 0, nats = 0;
+    const auto first = std::from_chars(text.data(), end, share);
+    const bool one = first.ec == std::errc() && first.ptr != end && *first.ptr == ':' && share > 0 && share <= 1;
+    const auto second = one ? std::from_chars(first.ptr + 1, end, nats) : first;
+    if (!one || second.ec != std::errc() || second.ptr != end || !(nats >= 0) || !std::isfinite(nats)) {
+      return error(ErrorCode::kUsage, "--kl {}: use SHARE:NATS, such as 0.5:0.0023", text);
+    }
+    curve[share] = nats;
+  }
+  if (!curve.contains(1) || curve[1] <= 0) {
+    return error(ErrorCode::kUsage, "--kl: the divergence of FP8 in all weights is needed too, 1:NATS");
+  }
+  return curve;
+}
+
+double kl_at(const KlCurve& curve, double share) {
+  const auto above = curve.lower_bound(share);
+  if (above == curve.end()) return curve.rbegin()->second;
+  if (above->first == share || above == curve.begin()) return above->second;
+  const auto below = std::prev(above);
+  const double part = (share - below->first) / (above->first - below->first);
+  return below->second + part * (above->second - below->second);
+}
+
 ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy, const StepModel* model,
-                        int32_t max_step_tokens, const GoodputLimits& limits) {
+                        int32_t max_step_tokens, const GoodputLimits& limits, const KlCurve& kl) {
   ReplaySummary row;
   row.policy = policy;
   row.requests = std::ssize(outcome.requests);
@@ -107,6 +137,15 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   if (limits.any() && row.seconds > 0) row.goodput = static_cast<double>(good) / row.seconds;
   row.fp16_share = fp16 + fp8 > 0 ? static_cast<double>(fp16) / static_cast<double>(fp16 + fp8)
                                   : std::numeric_limits<double>::quiet_NaN();
+  double computed = 0, weights = 0, nats = 0;
+  for (const auto& [share_of_weights, count] : outcome.tokens_by_share) {
+    const auto tokens = static_cast<double>(count);
+    computed += tokens;
+    weights += tokens * share_of_weights;
+    if (!kl.empty()) nats += tokens * kl_at(kl, share_of_weights);
+  }
+  if (computed > 0) row.fp8_weights = weights / computed;
+  if (computed > 0 && !kl.empty()) row.kl_ratio = nats / computed / kl.at(1);
   row.ttft = percentiles(std::move(ttft));
   row.tpot = percentiles(std::move(tpot));
   row.e2e = percentiles(std::move(e2e));
@@ -118,16 +157,16 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
 std::string to_text(const ReplayReport& report) {
   std::string text;
   if (!report.rows.empty()) {
-    text += fmt::format("{:<16} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "policy", "req/s",
-                        "tight %", "loose %", "FP16 %", "TTFT p50", "p90", "worst s", "TPOT p50", "p90 ms", "gap ms",
-                        "goodput");
+    text += fmt::format("{:<16} {:>7} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>6}\n",
+                        "policy", "req/s", "tight %", "loose %", "FP16 %", "FP8 w %", "TTFT p50", "p90", "worst s",
+                        "TPOT p50", "p90 ms", "gap ms", "goodput", "KL %");
   }
   for (const ReplaySummary& row : report.rows) {
-    text +=
-        fmt::format("{:<16} {:>7.2f} {:>7} {:>7} {:>7} {:>9.3f} {:>9.3f} {:>9.2f} {:>9.1f} {:>9.1f} {:>8.0f} {:>8}\n",
-                    row.policy, row.rate, percent(row.tight), percent(row.loose), percent(row.fp16_share), row.ttft.p50,
-                    row.ttft.p90, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90, 1e3 * row.gap.worst,
-                    row.goodput ? fmt::format("{:.2f}", *row.goodput) : "-");
+    text += fmt::format(
+        "{:<16} {:>7.2f} {:>7} {:>7} {:>7} {:>7} {:>9.3f} {:>9.3f} {:>9.2f} {:>9.1f} {:>9.1f} {:>8.0f} {:>8} {:>6}\n",
+        row.policy, row.rate, percent(row.tight), percent(row.loose), percent(row.fp16_share), percent(row.fp8_weights),
+        row.ttft.p50, row.ttft.p90, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90, 1e3 * row.gap.worst,
+        row.goodput ? fmt::format("{:.2f}", *row.goodput) : "-", percent(row.kl_ratio));
     if (row.failed > 0) text += fmt::format("  of these {} of {} failed\n", row.failed, row.requests);
   }
   for (const ReplayReport::Limit& limit : report.limits) {
@@ -150,6 +189,8 @@ std::string to_json(const ReplayReport& report) {
                     {"attainment_e2e_loose", optional(row.e2e_loose)},
                     {"request_goodput", optional(row.goodput)},
                     {"fp16_token_share", optional(row.fp16_share)},
+                    {"fp8_weight_share", optional(row.fp8_weights)},
+                    {"kl_of_fp8s", optional(row.kl_ratio)},
                     {"ttft_s", to_json(row.ttft)},
                     {"tpot_s", to_json(row.tpot)},
                     {"e2e_s", to_json(row.e2e)},

@@ -1,6 +1,7 @@
 // What a replay says: latency, which requests were served as wanted, how much of it in FP16.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,15 +34,25 @@ struct ReplaySummary {
   std::optional<double> e2e_tight, e2e_loose;  // the same of end-to-end time
   std::optional<double> goodput;               // requests a second within the limits
   double fp16_share = 0;                       // of all tokens, prompts too; NaN where a server does not tell
+  std::optional<double> fp8_weights;           // share of the weights in FP8, in the mean over tokens
+  std::optional<double> kl_ratio;              // KL divergence from FP16 over that of FP8 in every step, see KlCurve
   Percentiles ttft, tpot, e2e, gap;            // seconds; gap: each request's longest
   double output_rate = 0;                      // tokens a second
   double seconds = 0;
   uint64_t steps = 0, fp8_steps = 0, switches = 0, preemptions = 0;
 };
 
+// What FP8 in a share of the weights costs: KL divergence from FP16, nats a token, as `evaluate` or `perplexity`
+// measured it, straight lines between. A trace's is the mean over its tokens, each by the share of its step: what FP8
+// keys and values do to later FP16 steps is left out.
+using KlCurve = std::map<double, double>;
+// "0.5:0.0023": share and nats. Error where the share 1 is missing.
+Result<KlCurve> parse_kl(const std::vector<std::string>& texts);
+double kl_at(const KlCurve& curve, double share);
+
 // `model` (null where there is none) says what a request takes alone, in steps of at most max_step_tokens.
 ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy, const StepModel* model,
-                        int32_t max_step_tokens, const GoodputLimits& limits);
+                        int32_t max_step_tokens, const GoodputLimits& limits, const KlCurve& kl = {});
 
 struct ReplayReport {
   std::string command;  // as typed

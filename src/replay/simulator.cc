@@ -218,7 +218,7 @@ Status Fleet::step(const Trace& trace, Replica* replica) {
   replica->steps = steps;
   for (const RequestOutput& output : outputs) {
     if (!output.finish) continue;
-    if (*output.finish == FinishReason::kError) {
+    if (*output.finish == FinishReason::kError && output.error_code != ErrorCode::kResource) {  // kResource: shed
       return error(output.error_code, "simulated request {}: {}", output.id, output.error);
     }
     const TraceRequest& asked = trace.requests[std::stoull(output.id)];

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ struct ReplayOutcome {
   uint64_t fp8_steps = 0;
   uint64_t switches = 0;
   uint64_t preemptions = 0;
+  // Tokens computed (prompts too) by the share of the weights that their step computed in FP8; 0 = FP16. Empty where a
+  // server does not tell.
+  std::map<double, int64_t> tokens_by_share;
 };
 
 struct SimulationOptions {

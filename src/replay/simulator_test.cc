@@ -47,6 +47,43 @@ ReplayOutcome play(const std::vector<TraceRequest>& requests, const char* policy
   return std::move(outcome).value();
 }
 
+TEST(Simulator, ShedRequestsEndAtOnceAndTheOthersAreInTime) {
+  // Ten prompts of a tenth of a second in FP16 and 60 ms in FP8 come at once; targets are half a second.
+  Trace trace;
+  for (int i = 0; i < 20; ++i) trace.requests.push_back({0, 90, 2});
+  const StepModel model = plain_model();
+  const auto make = [&] { return make_slo_policy(model, {.missed = SloOptions::Missed::kShed}); };
+  const auto outcome = simulate(trace, model, make, small());
+  ASSERT_TRUE(outcome.ok()) << outcome.error().message;
+  int done = 0;
+  for (const ReplayedRequest& request : outcome->requests) {
+    if (!request.done) continue;
+    ++done;
+    EXPECT_LE(request.ttft_s, 5 * alone(model, request.asked, 100).ttft_s);
+  }
+  EXPECT_GE(done, 5);
+  EXPECT_LT(done, 20);
+}
+
+TEST(Report, DivergenceFollowsTheLevels) {
+  EXPECT_TRUE(parse_kl({})->empty());
+  const auto curve = parse_kl({"0.5:0.002", "1:0.01"});
+  ASSERT_TRUE(curve.ok());
+  EXPECT_DOUBLE_EQ(kl_at(*curve, 0), 0);
+  EXPECT_DOUBLE_EQ(kl_at(*curve, 0.25), 0.001);
+  EXPECT_DOUBLE_EQ(kl_at(*curve, 0.75), 0.006);
+  EXPECT_DOUBLE_EQ(kl_at(*curve, 1), 0.01);
+  for (const char* wrong : {"0.5:0.1", "1", "1:", "1:x", "0:1", "2:1", "1:nan", "1:-1", "1:0"}) {
+    EXPECT_FALSE(parse_kl({wrong}).ok()) << wrong;
+  }
+  ReplayOutcome outcome;
+  outcome.requests.resize(1);
+  outcome.tokens_by_share = {{0, 600}, {0.5, 200}, {1, 200}};
+  const ReplaySummary row = summarize(outcome, "slo", nullptr, 100, {}, *curve);
+  EXPECT_DOUBLE_EQ(*row.fp8_weights, 0.3);
+  EXPECT_DOUBLE_EQ(*row.kl_ratio, (0.2 * 0.002 + 0.2 * 0.01) / 0.01);
+}
+
 TEST(Simulator, OneRequestTakesWhatItsStepsTake) {
   // 60 tokens at 70 ms, then two steps of one token at 11 ms.
   const ReplayOutcome outcome = play({{0, 60, 3}}, "fp16", small());

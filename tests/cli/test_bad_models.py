@@ -16,7 +16,7 @@ except ImportError:
     sys.exit(77)
 
 import safetensors_file
-from program import TINY, Scratch, failure, main
+from program import TINY, Scratch, failure, main, run, run_json
 
 WEIGHTS = "model.safetensors"
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -145,6 +145,42 @@ class Configuration(Damaged):
             line = failure("generate", model, "-p", "x")
             for part in ("config.json", *naming):
                 self.assertIn(part, line)
+
+    def test_missing_and_extra_tensors(self):
+        model = self.copy()
+        whole = self.tensors(model)
+        gone = [name for name in whole if ".1.mlp." in name]
+        self.write(model, {name: tensor for name, tensor in whole.items() if name not in gone})
+        line = failure("generate", model, "-p", "x")
+        for name in gone:
+            self.assertIn(name, line)
+        self.write(model, {**whole, "model.layers.0.mlp.extra.weight": whole[Q_PROJ], "lm_head.weight": whole["model.embed_tokens.weight"]})
+        _, told = run("generate", model, "-p", "x", "-n", "1")
+        self.assertIn("model.layers.0.mlp.extra.weight", told)
+        self.assertNotIn("lm_head", told)  # tied, and the embedding again
+
+    def test_a_tied_head_that_is_another(self):
+        model = self.copy()
+        tensors = self.tensors(model)
+        dtype, embedding = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = (dtype, -embedding)
+        self.write(model, tensors)
+        line = failure("generate", model, "-p", "x")
+        self.assertIn("tie_word_embeddings", line)
+        self.assertIn("lm_head.weight", line)
+
+    def test_keys_beyond_fp16(self):
+        model = self.copy("llama-bias")
+        tensors = self.tensors(model)
+        dtype, bias = tensors["model.layers.1.self_attn.k_proj.bias"]
+        bias[:] = 60000  # of both parts of a pair, which a rotation adds
+        self.write(model, tensors)
+        prompt = "The engine ran well and the children were glad of it."
+        line = failure("generate", model, "-p", prompt, "-n", "8", "--ignore-eos")
+        for part in ("layer 1", "FP16", "--dtype-kv f32"):
+            self.assertIn(part, line)
+        answer = run_json("generate", model, "-p", prompt, "-n", "8", "--ignore-eos", "--dtype-kv", "f32")
+        self.assertEqual(len(answer["tokens"]), 8)
 
     def test_a_chat_template_nested_a_million_deep(self):
         for opening, closing in (("[", "]"), ('{"a":', "}")):

@@ -34,9 +34,12 @@ def lives(pid):
 
 
 def kill_all(server):
+    """Parents first: an answer's process that ends before its grammar's is taken for one that could not go on."""
     for pid in below(server.process.pid):
         try:
             os.kill(pid, signal.SIGKILL)
+            while lives(pid):
+                time.sleep(0.001)
         except ProcessLookupError:
             pass
 

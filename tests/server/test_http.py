@@ -275,7 +275,8 @@ def test_sigterm_ends_work_that_is_under_way(launch):
                             (path.encode(), len(data)) + data)
     begin = time.time()
     assert server.stop() == 0
-    assert time.time() - begin < 8  # of which the drain timeout and the end of its streams are one
+    # One second is the drain timeout and the end of its streams.
+    assert time.time() - begin < (40 if os.environ.get("NFP_SANITIZE") else 8)
     for s in sockets:
         s.close()
 

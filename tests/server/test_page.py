@@ -1,4 +1,6 @@
-"""The page at / in headless Chromium, driven over its debugging pipe."""
+"""The page at / in headless Chromium, driven over its debugging pipe, at the sizes of a desk and of a phone, light and dark.
+
+Screenshots lie in the folder that tests write to (tests/server of the build)."""
 
 import base64
 import json
@@ -72,7 +74,7 @@ class Browser:
 
     def key(self, key, text=None, modifiers=0):
         common = {"key": key, "code": key, "modifiers": modifiers,
-                  "windowsVirtualKeyCode": {"Enter": 13, "Tab": 9, "Escape": 27}.get(key, 0)}
+                  "windowsVirtualKeyCode": {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37}.get(key, 0)}
         self.call("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
@@ -96,64 +98,252 @@ def browser():
     b.close()
 
 
-def test_chat_by_keyboard_and_timeline(browser, launch):
-    server = launch("--step-us", 20000, "--precision-policy", "alternate:40", "--root-path", "/llm")
-    browser.call("Emulation.setDeviceMetricsOverride", width=1200, height=800, deviceScaleFactor=1, mobile=False)
+CONTRAST = """(() => {
+  const numbers = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const behind = el => {
+    for (; el; el = el.parentElement) {
+      const colour = numbers(getComputedStyle(el).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const bad = [];
+  for (const el of document.querySelectorAll("body *")) {
+    const style = getComputedStyle(el);
+    const own = [...el.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) || el.matches("input, textarea, select");
+    if (!own || el.disabled || !el.getClientRects().length || style.visibility === "hidden" || el.closest("script, style")) continue;
+    const [a, b] = [light(numbers(style.color)), light(behind(el))].sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) bad.push(`${el.tagName}.${el.className}#${el.id} ${ratio.toFixed(2)} ${el.textContent.trim().slice(0, 30)}`);
+  }
+  return bad;
+})()"""
+
+# Names that a screen reader would say, of everything that can be operated.
+NAMELESS = """[...document.querySelectorAll("button, input, select, textarea, canvas, [tabindex]")].filter(el => el.getClientRects().length &&
+  !(el.getAttribute("aria-label") || el.getAttribute("aria-labelledby") || el.labels?.length || el.textContent.trim())).map(el => el.outerHTML.slice(0, 80))"""
+
+
+def open_page(browser, server, width=1280, height=800):
+    browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1 if width > 500 else 2, mobile=width < 500)
     browser.call("Page.navigate", url=server.url + "/")
     browser.wait("document.getElementById('state').textContent === 'ready'")
     browser.wait("document.getElementById('model').textContent.startsWith('fake')")
-    assert browser.js("document.activeElement.id") == "input"
 
+
+def say(browser, text):
+    before = browser.js("document.querySelectorAll('.msg').length")
+    browser.js("document.getElementById('input').focus()")
+    browser.call("Input.insertText", text=text)
+    browser.key("Enter", "\r")
+    browser.wait(f"document.querySelectorAll('.msg').length === {before + 2} && document.getElementById('stop').disabled")
+
+
+def last(browser, what=".body"):
+    return browser.js(f"[...document.querySelectorAll('.msg')].pop().querySelector('{what}').innerText.trim()")
+
+
+def theme(browser, name):
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+    time.sleep(0.3)
+
+
+def complaints(browser, server):
+    """Nothing from elsewhere was asked for, and the console has no complaint."""
+    for event in browser.events:
+        if event["method"] == "Network.requestWillBeSent":
+            assert event["params"]["request"]["url"].startswith((server.url, "data:", "about:")), event
+        assert event["method"] != "Runtime.exceptionThrown", event
+        if event["method"] == "Log.entryAdded":
+            assert event["params"]["entry"]["level"] != "error", event
+
+
+def test_chat_by_keyboard(browser, launch):
+    server = launch("--step-us", 5000, "--root-path", "/llm")
+    open_page(browser, server)
+    assert browser.js("document.activeElement.id") == "input"
     browser.call("Input.insertText", text="first line")
     browser.key("Enter", "\r", modifiers=8)  # Shift: a new line, not an end
     browser.call("Input.insertText", text="SAY:<b>bold</b> & 'quoted' 😀")
     assert browser.js("document.querySelectorAll('.msg').length") == 0
     browser.key("Enter", "\r")
     browser.wait("document.querySelector('.msg.assistant .meta').textContent.includes('tokens in')")
-    assert browser.js("document.querySelector('.msg.assistant .body').textContent") == "<b>bold</b> & 'quoted' 😀"
+    assert last(browser) == "<b>bold</b> & 'quoted' 😀"
     assert browser.js("document.querySelectorAll('.msg b').length") == 0
     assert browser.js("document.activeElement.id") == "input"
-
+    # In which precision prompt and answer were computed.
+    shown = browser.js("[...document.querySelectorAll('.msg.assistant .share')].map(e => e.getAttribute('aria-label'))")
+    assert len(shown) == 2 and shown[0].startswith("prompt: ") and shown[1].startswith("answer: ") and "tokens in FP16" in shown[1]
     # A long answer, stopped by Escape: the server stops too.
-    browser.js("document.getElementById('clear').click()")
-    assert browser.js("document.querySelectorAll('.msg').length") == 0
     browser.call("Input.insertText", text="go on for ever")
     browser.key("Enter", "\r")
     browser.wait("document.getElementById('running').textContent === '1'")
-    time.sleep(3)
-    browser.screenshot("page-light.png")
-    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    time.sleep(1)
-    browser.screenshot("page-dark.png")
-    assert browser.js("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 27)"
     browser.key("Escape")
-    browser.wait("document.getElementById('running').textContent === '0'")
-    server.wait_idle(5)
     browser.wait("[...document.querySelectorAll('.msg.assistant .meta')].pop().textContent === 'stopped'")
-    assert browser.js("document.getElementById('ttft_p50').textContent") != "–"
-    assert int(browser.js("document.getElementById('switches').textContent")) > 0
-
+    server.wait_idle(5)
     # Everything can be reached with Tab, also what unfolds.
     browser.js("document.querySelector('#more summary').focus()")
     browser.key("Enter", "\r")
     browser.wait("document.getElementById('more').open")
     reached = set()
-    for _ in range(20):
+    for _ in range(40):
         browser.key("Tab")
-        reached.add(browser.js("document.activeElement.id"))
-    assert {"send", "clear", "precision", "temperature", "system", "key", "input"} <= reached
+        reached.add(browser.js("document.activeElement.id || document.activeElement.textContent"))
+    assert {"send", "new", "forget", "precision", "temperature", "system", "key", "input", "log", "Edit", "Regenerate", "Copy"} <= reached
+    assert browser.js(NAMELESS) == []
+    complaints(browser, server)
 
-    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
-    time.sleep(1)
-    browser.screenshot("page-phone.png")
-    assert browser.js("document.documentElement.scrollWidth") <= 390
-    # Nothing from elsewhere, and no complaint in the console.
-    for event in browser.events:
-        if event["method"] == "Network.requestWillBeSent":
-            assert event["params"]["request"]["url"].startswith((server.url, "data:", "about:")), event
-        assert event["method"] != "Runtime.exceptionThrown", event
-        if event["method"] == "Log.entryAdded":
-            assert event["params"]["entry"]["level"] != "error" or "favicon" in json.dumps(event), event
+
+MARKDOWN = ("SAY:# Title  **bold** `code` [link](https://example.com/) [bad](javascript:alert(1)) ![i](https://example.com/i.png) "
+            "<img src=x onerror=alert(1)>")
+
+
+def test_markdown_is_rendered_and_harmless(browser, launch):
+    server = launch()
+    open_page(browser, server)
+    if not browser.js("markdown !== null"):
+        pytest.skip("built without markdown-it, DOMPurify and highlight.js (scripts/install-deps)")
+    say(browser, MARKDOWN)
+    here = "[...document.querySelectorAll('.msg')].pop()"
+    assert browser.js(here + ".querySelector('h1').textContent").startswith("Title bold code link")
+    assert browser.js(here + ".querySelectorAll('strong').length") == 1
+    assert browser.js(f"[...{here}.querySelectorAll('a')].map(a => a.getAttribute('href'))") == ["https://example.com/", "https://example.com/i.png"]
+    assert browser.js(here + ".querySelectorAll('img, [onerror]').length") == 0
+    assert "onerror=alert(1)" in last(browser)
+    # The fake model ends at a line break, so what has several lines is rendered here.
+    text = "Some code:\\n\\n```python\\ndef f(x):\\n    return 'a' + x  # <b>\\n```\\n\\n| a | b |\\n| --- | --- |\\n| 1 | 2 |\\n\\n1. one\\n2. two\\n\\n<script>window.evil = 1</script>"
+    browser.js(f"current.messages.push({{role: 'assistant', content: \"{text}\"}}); showConversation()")
+    assert browser.js(here + ".querySelector('.code .bar span').textContent") == "python"
+    assert browser.js(here + ".querySelectorAll('.code .hljs-keyword').length") >= 2
+    assert browser.js(here + ".querySelector('.code code').textContent") == "def f(x):\n    return 'a' + x  # <b>\n"
+    assert browser.js(here + ".querySelectorAll('td').length") == 2 and browser.js(here + ".querySelectorAll('li').length") == 2
+    assert browser.js(here + ".querySelectorAll('script').length") == 0 and browser.js("window.evil") is None
+    browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    browser.js(here + ".querySelector('.code button').click()")
+    browser.wait(here + ".querySelector('.code button').textContent === 'Copied'")
+    assert browser.js("navigator.clipboard.readText()") == "def f(x):\n    return 'a' + x  # <b>\n"
+    # Were something to get through, the page's policy would not run it.
+    browser.js("(() => { const s = document.createElement('script'); s.textContent = 'window.evil = 1'; document.body.append(s); })()")
+    assert browser.js("window.evil") is None
+    for name in ("light", "dark"):
+        theme(browser, name)
+        assert browser.js(CONTRAST) == []
+        browser.screenshot(f"page-markdown-{name}.png")
+
+
+def test_conversations_are_kept(browser, launch):
+    server = launch()
+    open_page(browser, server)
+    say(browser, "SAY:one")
+    say(browser, "SAY:two")
+    browser.js("document.getElementById('new').click()")
+    assert browser.js("document.querySelectorAll('.msg').length") == 0
+    say(browser, "SAY:three")
+    titles = "[...document.querySelectorAll('#conversations .open')].map(e => e.textContent)"
+    assert browser.js(titles) == ["SAY:three", "SAY:one"]
+    browser.call("Page.reload")
+    browser.wait("document.getElementById('state').textContent === 'ready'")
+    assert browser.js(titles) == ["SAY:three", "SAY:one"]
+    browser.js("[...document.querySelectorAll('#conversations .open')][1].click()")
+    assert browser.js("[...document.querySelectorAll('.msg .body')].map(e => e.innerText.trim())")[::2] == ["SAY:one", "SAY:two"]
+    # Edited and sent again: what followed is said anew.
+    browser.js("[...document.querySelectorAll('.msg.user button')].find(b => b.textContent === 'Edit').click()")
+    browser.js("document.querySelector('.msg textarea').value = 'SAY:changed'")
+    browser.js("[...document.querySelectorAll('.msg button')].find(b => b.textContent === 'Send edited').click()")
+    browser.wait("document.getElementById('stop').disabled && [...document.querySelectorAll('.msg')].length === 2")
+    browser.wait("[...document.querySelectorAll('.msg')].pop().innerText.includes('changed')")
+    browser.js("[...document.querySelectorAll('.msg.assistant button')].find(b => b.textContent === 'Regenerate').click()")
+    browser.wait("document.getElementById('stop').disabled && document.querySelectorAll('.msg').length === 2")
+    assert last(browser) == "changed"
+    browser.js("document.querySelector('#conversations .drop').click()")
+    assert browser.js(titles) == ["SAY:three"]
+    browser.js("window.confirm = () => true; document.getElementById('forget').click()")
+    assert browser.js(titles) == [] and browser.js("localStorage.length") <= 1
+    complaints(browser, server)
+
+
+def test_compare(browser, launch):
+    server = launch("--fp8-says", "X", "--step-us", 2000)
+    open_page(browser, server)
+    browser.js("document.getElementById('precision').value = 'compare'")
+    say(browser, "SAY:the same until here")
+    browser.wait("document.querySelectorAll('.pair h3').length === 2")
+    assert browser.js("[...document.querySelectorAll('.pair h3')].map(e => e.textContent)") == ["FP16", "FP8"]
+    assert browser.js("[...document.querySelectorAll('.pair .plain')].map(e => e.textContent)") == ["the same until here", "the same Xntil here"]
+    assert browser.js("[...document.querySelectorAll('.pair mark')].map(e => e.textContent)") == ["u", "X"]
+    assert "differ first at token 10" in browser.js("[...document.querySelectorAll('.msg.compare > .meta')].pop().textContent")
+    labels = browser.js("[...document.querySelectorAll('.pair .share')].map(e => e.getAttribute('aria-label'))")
+    assert len(labels) == 4 and labels[1].endswith("in FP16, 0 in FP8") and " 0 tokens in FP16" in labels[3].replace(":", ": ").replace("  ", " ")
+    for name in ("light", "dark"):
+        theme(browser, name)
+        assert browser.js(CONTRAST) == []
+        browser.screenshot(f"page-compare-{name}.png")
+    complaints(browser, server)
+
+
+def busy(server):
+    """Load that makes a threshold policy change its mind: (pool, stop)."""
+    import concurrent.futures
+    import httpx
+    pool = concurrent.futures.ThreadPoolExecutor(10)
+    for i in range(10):
+        pool.submit(httpx.post, server.url + "/v1/completions", json={"prompt": "x" * 300, "max_tokens": 60 + 10 * i}, timeout=60)
+    return pool
+
+
+@pytest.mark.parametrize("policy", ["threshold:8", "alternate:5"])
+def test_load_and_reasons(browser, launch, policy):
+    server = launch("--step-us", 20000, "--precision-policy", policy)
+    open_page(browser, server)
+    with busy(server):
+        browser.wait("document.querySelectorAll('#why time').length >= 2")
+        browser.wait("document.getElementById('ttft_p50').textContent !== '–'")
+        time.sleep(1.5)
+        for name in ("light", "dark"):
+            theme(browser, name)
+            assert browser.js(CONTRAST) == []
+            browser.screenshot(f"page-load-{policy[:4]}-{name}.png")
+    assert int(browser.js("document.getElementById('switches').textContent.replace(',', '')")) > 0
+    reason = browser.js("[...document.querySelectorAll('#why li')].map(e => e.textContent).join('|')")
+    told = browser.js("document.getElementById('policy').textContent")
+    if policy.startswith("threshold"):
+        assert told == "FP8 in steps of more than 8 tokens, else FP16."
+        assert "to FP8: " in reason and "in the step, step of" in reason and "over 8" in reason
+        assert browser.js("!document.getElementById('line_legend').hidden && document.getElementById('line_text').textContent") == "threshold, 8 tokens"
+    else:
+        assert "every 5 steps" in reason
+    # Prompts and answers are apart, and p99 is not told of ten requests.
+    assert browser.js("[...slices.values()].some(s => s.prefill_fp16 + s.prefill_fp8 >= 300 && s.decode_fp16 + s.decode_fp8 < 300)")
+    assert browser.js("document.getElementById('ttft_count').textContent") == "10"
+    assert browser.js("document.getElementById('ttft_p90').textContent") != "–"
+    assert browser.js("document.getElementById('ttft_p99').textContent") == "–"
+    complaints(browser, server)
+
+
+def test_on_a_phone(browser, launch):
+    server = launch("--step-us", 5000, "--precision-policy", "threshold:8")
+    open_page(browser, server, width=400, height=844)
+    seen = "['chat', 'saved', 'settings', 'load'].filter(id => document.getElementById(id).getClientRects().length > 0)"
+    assert browser.js(seen) == ["chat"]
+    say(browser, "SAY:a word and `code`")
+    with busy(server):
+        for tab in ("saved", "load", "settings", "chat"):
+            browser.js(f"document.getElementById('tab_{tab}').click()")
+            time.sleep(1.2)
+            assert browser.js(seen) == [tab]
+            assert browser.js("document.documentElement.scrollWidth") <= 400
+            for name in ("light", "dark"):
+                theme(browser, name)
+                assert browser.js(CONTRAST) == [], tab
+                browser.screenshot(f"page-phone-{tab}-{name}.png")
+    browser.js("document.getElementById('tab_chat').focus()")
+    browser.key("ArrowRight")
+    assert browser.js("document.activeElement.id") == "tab_saved" and browser.js(seen) == ["saved"]
+    assert browser.js("document.getElementById('tab_saved').getAttribute('aria-selected')") == "true"
+    assert browser.js(NAMELESS) == []
+    complaints(browser, server)
 
 
 def test_errors_are_shown(browser, launch):
@@ -162,9 +352,8 @@ def test_errors_are_shown(browser, launch):
     browser.wait("document.getElementById('model').textContent.includes('API key')")
     browser.call("Input.insertText", text="hello")
     browser.key("Enter", "\r")
-    browser.wait("document.querySelector('.msg.error .body') !== null")
-    assert "API key" in browser.js("document.querySelector('.msg.error .body').textContent")
+    browser.wait("document.querySelector('.msg.error .fault') !== null")
+    assert "API key" in browser.js("document.querySelector('.msg.error .fault').textContent")
     browser.js("document.getElementById('key').value = 'secret'; document.getElementById('key').dispatchEvent(new Event('change'))")
-    browser.call("Input.insertText", text="SAY:welcome")
-    browser.key("Enter", "\r")
-    browser.wait("[...document.querySelectorAll('.msg .body')].pop().textContent === 'welcome'")
+    say(browser, "SAY:welcome")
+    assert last(browser) == "welcome"

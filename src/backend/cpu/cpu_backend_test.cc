@@ -591,5 +591,37 @@ TEST(CpuBackend, ANormMaySpanAllHeads) {
   }
 }
 
+TEST(CpuBackend, KeysAndValuesBeyondFp16AreAnErrorThatNamesTheLayer) {
+  constexpr int32_t kDim = 20;
+  for (const size_t where : {size_t{kDim + 3}, size_t{2 * kDim + 19}}) {  // of the key, of the value
+    for (const float large : {65504.0f, 65536.0f, -1e30f}) {
+      for (const DType dtype : {DType::kF16, DType::kF32, DType::kF8E4M3}) {
+        const auto backend = make(2);
+        std::vector<float> qkv(3 * kDim, 1.0f);
+        qkv[where] = large;
+        const Buffer data = upload(*backend, qkv), still = upload(*backend, {1.0f, 0.0f});
+        const auto cache = backend->make_kv_cache({5, 1, kDim, 16, 1, dtype}).value();
+        const int32_t zero = 0;
+        RopeArgs args;
+        args.qkv = data.data();
+        args.heads = args.kv_heads = 1;
+        args.head_dim = kDim;
+        args.rotary_dim = 2;
+        args.cos_sin = still.as<float>();
+        args.cache = cache.get();
+        args.layer = 4;
+        args.batch.tokens = 1;
+        args.batch.positions = args.batch.slots = &zero;
+        backend->rope(args);
+        const Status status = backend->synchronize();
+        const bool fits = dtype != DType::kF16 || large == 65504.0f;
+        ASSERT_EQ(status.ok(), fits) << large;
+        if (!fits) EXPECT_NE(status.error().message.find("layer 4:"), std::string::npos) << status.error().message;
+        EXPECT_TRUE(backend->synchronize().ok());  // told once
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nfp

@@ -229,6 +229,13 @@ size_t most_split_bytes(const AttentionArgs& args, int threads) {
   return split.bytes();
 }
 
+bool all_finite(const uint16_t* halves, int64_t count) {
+  constexpr uint16_t kInfinity = 0x7c00;
+  uint32_t beyond = 0;
+  for (int64_t i = 0; i < count; ++i) beyond |= (halves[i] & kInfinity) == kInfinity ? 1u : 0u;
+  return beyond == 0;
+}
+
 // A row's experts go to routes.place until sort_assignments puts assignments there.
 void choose_experts(const RouteArgs& args, int64_t row, const KernelTable& kernels) {
   const ExpertRoutes& routes = args.routes;
@@ -381,6 +388,11 @@ Status Executor::run(std::span<const Operation> operations) {
       }
     }
   });
+  if (const int32_t layer = overflowed_layer_.exchange(-1, std::memory_order_relaxed); layer >= 0) {
+    return error(ErrorCode::kUnsupported,
+                 "layer {}: a key or value is beyond FP16's range (65504); keep the KV cache in FP32 (--dtype-kv f32)",
+                 layer);
+  }
   return ok_status();
 }
 
@@ -545,6 +557,7 @@ void Executor::execute(const RopeArgs& args, int thread) {
     if (layer.dtype == DType::kF16) {
       auto* halves = reinterpret_cast<uint16_t*>(narrow);
       kernels_.to_f16(source, dim, halves);
+      if (!all_finite(halves, dim)) overflowed_layer_.store(args.layer, std::memory_order_relaxed);
       write(static_cast<uint16_t*>(cache), halves);
     } else if (layer.dtype == DType::kF8E4M3) {
       kernels_.to_e4m3(source, dim, narrow);

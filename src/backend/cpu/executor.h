@@ -70,6 +70,7 @@ class Executor {
   std::vector<SampleScratch> sampling_;  // one a thread
   // Counts, over one run, threads that are done with reading a product's residual stream: none may write it before.
   alignas(64) std::atomic<int32_t> readers_done_{0};
+  std::atomic<int32_t> overflowed_layer_{-1};  // whose keys or values FP16 does not hold
   bool profiling_ = false;
   std::array<StageTime, kStages> times_{};
 };

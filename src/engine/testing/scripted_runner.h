@@ -31,11 +31,14 @@ class ScriptedRunner final : public StepRunner {
   int32_t vocab() const override { return vocab_; }
   int32_t max_context() const override { return max_context_; }
   int32_t max_in_flight() const override { return 2; }
+  // A hidden state is (token, position).
+  int32_t hidden() const override { return 2; }
   Status start(const Sequence&) override { return ok_status(); }
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
     StepOutput output;
     std::vector<int32_t> row;
     for (const ScheduledSequence& item : plan.items) {
+      add_hidden(item, output);
       if (!item.samples) continue;
       std::vector<int32_t> tokens = item.sequence->tokens;
       if (item.source >= 0) tokens.back() = previous_.at(static_cast<size_t>(item.source));
@@ -61,6 +64,19 @@ class ScriptedRunner final : public StepRunner {
   }
 
  private:
+  void add_hidden(const ScheduledSequence& item, StepOutput& output) {
+    const int32_t count = pooled_rows(item), first = item.first + item.count - count;
+    std::vector<float>& values = states_.emplace_back();
+    for (int32_t position = first; position < first + count; ++position) {
+      values.push_back(static_cast<float>(item.sequence->tokens[static_cast<size_t>(position)]));
+      values.push_back(static_cast<float>(position));
+    }
+    output.hidden.push_back({values.data(), DType::kF32, 2, first, count});
+    while (states_.size() > kKeptStates) states_.pop_front();
+  }
+
+  static constexpr size_t kKeptStates = 4096;  // items; more than two steps have
+
   int32_t default_next(const ScriptedState& state) const {
     const auto last = static_cast<uint32_t>(state.tokens.back());
     const auto length = static_cast<uint32_t>(state.tokens.size());
@@ -73,6 +89,7 @@ class ScriptedRunner final : public StepRunner {
   std::chrono::nanoseconds step_time_;
   std::vector<int32_t> previous_;  // tokens of the step submitted last
   std::deque<StepOutput> in_flight_;
+  std::deque<std::vector<float>> states_;  // a deque: what is in it stays where it is
   StepTicket next_ticket_ = 0;
 };
 

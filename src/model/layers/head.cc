@@ -21,13 +21,18 @@ Status Head::reserve(Backend& backend, const ModelConfig& config, int32_t rows) 
   return ok_status();
 }
 
+const Buffer& Head::states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
+                           Precision consumer) const {
+  backend.gather_rows({hidden.data(), rows, count, norm.hidden, gathered.data(), norm.wide});
+  norm.run(backend, gathered, nullptr, count, consumer, normed);
+  return normed;
+}
+
 void Head::run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
                Precision precision, float* out) const {
-  backend.gather_rows({hidden.data(), rows, count, norm.hidden, gathered.data(), norm.wide});
-  norm.run(backend, gathered, nullptr, count, matrix.weight->consumes(matrix.at(precision)), normed);
   LinearArgs call;
   call.weight = matrix.weight.get();
-  call.x = normed.data();
+  call.x = states(backend, hidden, rows, count, matrix.weight->consumes(matrix.at(precision))).data();
   call.rows = count;
   call.precision = matrix.at(precision);
   call.y = out;

@@ -13,6 +13,10 @@ struct Head {
   void run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
            Precision precision, float* out) const;
 
+  // What the matrix reads, in the form that `consumer` wants: the final norm of rows[0..count).
+  const Buffer& states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
+                       Precision consumer) const;
+
   Norm norm;
   Linear own;  // [vocab, hidden]; empty where tied
   float soft_cap = 0.0f;

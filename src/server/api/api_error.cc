@@ -80,7 +80,9 @@ http::Response error_response(const ApiError& error) {
   http::Response response;
   response.status = error.status;
   response.body = error_json(error);
-  if (error.status == 429 || error.status == 503) response.headers.push_back({"Retry-After", "1"});
+  if (error.status == 429 || error.status == 503) {
+    response.headers.push_back({"Retry-After", std::to_string(error.retry_after_s)});
+  }
   if (error.status == 401) response.headers.push_back({"WWW-Authenticate", "Bearer"});
   return response;
 }

@@ -300,23 +300,11 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
     out->add_special_tokens = flag;
   }
   NFP_API_TRY(fields.get("skip_special_tokens", &out->skip_special_tokens));
-  int truncate = 0;
-  NFP_API_TRY(fields.get("truncate_prompt_tokens", -1, INT32_MAX, &truncate));
-  if (truncate != 0) out->truncate_prompt = truncate;
+  NFP_API_TRY(parse_serving(fields, out));
   NFP_API_TRY(fields.get("return_token_ids", &out->return_token_ids));
   NFP_API_TRY(fields.get("return_tokens_as_token_ids", &out->tokens_as_ids));
-  std::string precision;
-  NFP_API_TRY(fields.get("precision", &precision));
-  if (!precision.empty()) NFP_API_TRY(parse_precision(precision, "precision", &out->precision));
-  NFP_API_TRY(parse_slo(fields, out));
   NFP_API_TRY(parse_grammar(fields, limits, &out->grammar));
 
-  NFP_API_TRY(fields.get("user", &out->user));
-  NFP_API_TRY(fields.get("cache_salt", &out->cache_salt));
-  if (out->cache_salt.size() > 256) return bad_request("cache_salt", "'cache_salt' is longer than 256 bytes");
-  for (const std::string_view name : {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}) {
-    fields.without_effect(name);
-  }
   bool spaces = true;
   NFP_API_TRY(fields.get("spaces_between_special_tokens", &spaces));
   if (!spaces) {
@@ -327,39 +315,6 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
        {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs",
         "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
-  }
-  return std::nullopt;
-}
-
-MaybeError parse_prompt(const Json& prompt, const RequestLimits& limits, std::vector<PromptInput>* out) {
-  const auto refuse = [] {
-    return bad_request("prompt",
-                       "'prompt' must be a string, a list of strings, a list of token ids, or a list of lists "
-                       "of token ids, and not empty");
-  };
-  constexpr size_t kMostTokens = 4u << 20;
-  if (prompt.is_string()) {
-    out->push_back({prompt.get<std::string>(), {}});
-    return std::nullopt;
-  }
-  if (!prompt.is_array() || prompt.empty()) return refuse();
-  if (prompt.front().is_number()) {
-    PromptInput& input = out->emplace_back();
-    return parse_token_list(prompt, "prompt", kMostTokens, &input.tokens);
-  }
-  if (prompt.size() > static_cast<size_t>(limits.max_prompts)) {
-    return bad_request(
-        "prompt", fmt::format("'prompt' has {} entries; at most {} are allowed", prompt.size(), limits.max_prompts));
-  }
-  for (const Json& item : prompt) {
-    PromptInput& input = out->emplace_back();
-    if (item.is_string()) {
-      input.text = item.get<std::string>();
-    } else if (item.is_array() && !item.empty()) {
-      NFP_API_TRY(parse_token_list(item, "prompt", kMostTokens, &input.tokens));
-    } else {
-      return refuse();
-    }
   }
   return std::nullopt;
 }
@@ -441,6 +396,57 @@ MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
 
 }  // namespace
 
+MaybeError parse_serving(Fields& fields, GenerationRequest* out) {
+  int truncate = 0;
+  NFP_API_TRY(fields.get("truncate_prompt_tokens", -1, INT32_MAX, &truncate));
+  if (truncate != 0) out->truncate_prompt = truncate;
+  std::string precision;
+  NFP_API_TRY(fields.get("precision", &precision));
+  if (!precision.empty()) NFP_API_TRY(parse_precision(precision, "precision", &out->precision));
+  NFP_API_TRY(fields.get("user", &out->user));
+  NFP_API_TRY(fields.get("cache_salt", &out->cache_salt));
+  if (out->cache_salt.size() > 256) return bad_request("cache_salt", "'cache_salt' is longer than 256 bytes");
+  for (const std::string_view name : {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}) {
+    fields.without_effect(name);
+  }
+  return parse_slo(fields, out);
+}
+
+MaybeError parse_prompt(const Json& prompt, std::string_view param, const RequestLimits& limits,
+                        std::vector<PromptInput>* out) {
+  const auto refuse = [&] {
+    return bad_request(std::string(param),
+                       fmt::format("'{}' must be a string, a list of strings, a list of token ids, or a list of lists "
+                                   "of token ids, and not empty",
+                                   param));
+  };
+  constexpr size_t kMostTokens = 4u << 20;
+  if (prompt.is_string()) {
+    out->push_back({prompt.get<std::string>(), {}});
+    return std::nullopt;
+  }
+  if (!prompt.is_array() || prompt.empty()) return refuse();
+  if (prompt.front().is_number()) {
+    PromptInput& input = out->emplace_back();
+    return parse_token_list(prompt, param, kMostTokens, &input.tokens);
+  }
+  if (prompt.size() > static_cast<size_t>(limits.max_prompts)) {
+    return bad_request(std::string(param), fmt::format("'{}' has {} entries; at most {} are allowed", param,
+                                                       prompt.size(), limits.max_prompts));
+  }
+  for (const Json& item : prompt) {
+    PromptInput& input = out->emplace_back();
+    if (item.is_string()) {
+      input.text = item.get<std::string>();
+    } else if (item.is_array() && !item.empty()) {
+      NFP_API_TRY(parse_token_list(item, param, kMostTokens, &input.tokens));
+    } else {
+      return refuse();
+    }
+  }
+  return std::nullopt;
+}
+
 MaybeError parse_slo_header(std::string_view text, std::string_view header, std::optional<double>* out) {
   double ms = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), ms);
@@ -473,7 +479,7 @@ MaybeError parse_completion(const Json& body, const RequestLimits& limits, Gener
   NFP_API_TRY(parse_common(fields, limits, out));
   const Json* prompt = fields.find("prompt");
   if (prompt == nullptr) return bad_request("prompt", "'prompt' is missing");
-  NFP_API_TRY(parse_prompt(*prompt, limits, &out->prompts));
+  NFP_API_TRY(parse_prompt(*prompt, "prompt", limits, &out->prompts));
   NFP_API_TRY(fields.get("echo", &out->echo));
   if (fields.find("logprobs") != nullptr) {
     // vLLM's clients may send a truth value here as chat does; OpenAI's completions take a number.

@@ -117,6 +117,11 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
 MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out,
                           std::vector<std::string>* ignored = nullptr);
 MaybeError parse_template_variables(Fields& fields, Json* out);
+// Text or token ids, one or a list: 'prompt' of completions, 'input' of embeddings (`param`).
+MaybeError parse_prompt(const Json& prompt, std::string_view param, const RequestLimits& limits,
+                        std::vector<PromptInput>* out);
+// What any request may say of how it is served: truncate_prompt_tokens, precision, cache_salt, user, priority, targets.
+MaybeError parse_serving(Fields& fields, GenerationRequest* out);
 // `unenforced`: keywords of the tools' schemas that a forced call would not follow; null = not wanted.
 MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out,
                        std::vector<std::string>* unenforced = nullptr);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "server/api/dialects.h"
+#include "server/api/embedding_request.h"
 #include "server/api/generation_request.h"
 #include "server/api/json_schema.h"
 
@@ -200,7 +201,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!body.is_object()) return bad_request("", "no object");
     return parse_anthropic(body, most, body.size() % 2 == 0, out);
   };
-  for (const Parse parse : {Parse(parse_completion), Parse(parse_chat), responses, anthropic}) {
+  const Parse embedding = [](const Json& body, const RequestLimits& most, GenerationRequest* out) -> MaybeError {
+    if (!body.is_object()) return bad_request("", "no object");
+    EmbeddingRequest request;
+    NFP_API_TRY(parse_embedding(body, most, &request));
+    *out = std::move(request.common);
+    return std::nullopt;
+  };
+  for (const Parse parse : {Parse(parse_completion), Parse(parse_chat), responses, anthropic, embedding}) {
     GenerationRequest request;
     if (auto failure = parse(*json, limits, &request)) {
       const std::string shown = error_json(*failure);

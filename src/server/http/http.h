@@ -71,6 +71,11 @@ class Handler {
   virtual void handle(Request request, std::shared_ptr<Exchange> exchange) = 0;
   // Answers for requests that cannot be parsed (400), are too large (413, 431) or come too slowly (408).
   virtual Response protocol_error(int status, std::string_view message) = 0;
+  // An answer's head goes out, `seconds` after its request's came; method and path are empty where that could not be
+  // read. From any thread.
+  virtual void answered(std::string_view method, std::string_view path, int status, double seconds) {
+    (void)method, (void)path, (void)status, (void)seconds;
+  }
 };
 
 std::string_view reason_phrase(int status);

@@ -397,7 +397,9 @@ TEST_F(HttpServerTest, RefusesDoubtfulFraming) {
         "POST /echo HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
         "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
         "POST /echo HTTP/1.1\r\nHost: x\r\nHost: y\r\nTransfer-Encoding: chunked\r\n\r\n",
-        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n"}) {
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3,03\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3, 3\r\n\r\n"}) {
     const std::string got = ask(head + chunks);
     EXPECT_TRUE(got.starts_with("HTTP/1.1 400 ")) << head << " -> " << got;
     EXPECT_EQ(got.find("HTTP/1.1", 1), std::string::npos) << got;

@@ -62,6 +62,11 @@ std::string_view framing_fault(const Request& request, beast::string_view target
     return "the Transfer-Encoding must be 'chunked' and nothing else";
   }
   if (request.count("Content-Length") > 1) return "Content-Length is given more than once";
+  // Beast takes a list whose numbers are all the same, as in "3, 03"; others read the first, or refuse it.
+  const std::string_view length = request.header("Content-Length");
+  if (std::any_of(length.begin(), length.end(), [](char c) { return c < '0' || c > '9'; })) {
+    return "the Content-Length must be a number and nothing else";
+  }
   const size_t hosts = request.count("Host");
   if (hosts > 1) return "Host is given more than once";
   if (hosts == 0 && !http_1_0) return "Host is missing";
@@ -154,8 +159,10 @@ class Session final : public std::enable_shared_from_this<Session> {
   Phase phase_ = Phase::kIdle;
   Clock::time_point deadline_ = Clock::time_point::max();
   Clock::time_point write_deadline_ = Clock::time_point::max();
-  uint64_t serial_ = 0;  // of the current exchange
-  bool active_ = false;  // an exchange is being answered
+  std::string method_, path_;  // of the request that is answered next; empty = its head is not there
+  Clock::time_point arrived_;  // when that was read
+  uint64_t serial_ = 0;        // of the current exchange
+  bool active_ = false;        // an exchange is being answered
   bool counted_ = false;
   bool keep_alive_ = true;
   bool http_1_0_ = false;
@@ -267,6 +274,9 @@ std::optional<Response> Session::check_head(const Parser& parser) {
   http_1_0_ = parser.get().version() < 11;
   head_only_ = parser.get().method() == beast::http::verb::head;
   const Request head = take_head(parser);
+  method_ = head.method;
+  path_ = head.path;
+  arrived_ = Clock::now();
   if (asks_to_close(head)) keep_alive_ = false;
   if (const std::string_view fault = framing_fault(head, parser.get().target(), http_1_0_); !fault.empty()) {
     return context_.handler->protocol_error(400, fault);
@@ -301,6 +311,8 @@ asio::awaitable<bool> Session::read_request() {
   parser.on_chunk_header(on_chunk);
   ByteLease lease(context_.budget);
   ahead_.resize(0);
+  method_.clear();
+  path_.clear();
   set_phase(Phase::kIdle, options.idle_timeout);
 
   bool head_seen = false;
@@ -415,6 +427,8 @@ asio::awaitable<void> Session::run() {
 }
 
 void Session::append_head(const Response& response, bool chunked) {
+  const auto seconds = method_.empty() ? Clock::duration(0) : Clock::now() - arrived_;
+  context_.handler->answered(method_, path_, response.status, std::chrono::duration<double>(seconds).count());
   fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
   if (!response.content_type.empty() && response.status != 204) {
     append_header(out_, "Content-Type", response.content_type);

@@ -22,7 +22,7 @@ class Histogram {
     while (!sum_.compare_exchange_weak(sum, sum + value, std::memory_order_relaxed)) {
     }
   }
-  // Lines NAME_bucket, NAME_sum, NAME_count in Prometheus' text format; `labels` like `model_name="m"`.
+  // Lines NAME_bucket, NAME_sum, NAME_count in Prometheus' text format; `labels` like `model_name="m"`, or none.
   void write(std::string& out, std::string_view name, std::string_view labels) const;
 
  private:

@@ -8,6 +8,7 @@
 
 #include "base/process_memory.h"
 #include "server/grammar/grammar.h"
+#include "server/metrics/process_facts.h"
 
 namespace nfp::server {
 namespace {
@@ -21,9 +22,12 @@ constexpr double kRequest[] = {0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,
                                30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
 constexpr double kIteration[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 constexpr double kLength[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+constexpr double kAnswers[] = {1, 2, 5, 10, 20};
 constexpr double kStep[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
                             0.1,    0.15,  0.2,   0.3,   0.5,  0.75, 1.0,  2.0,  5.0};
 constexpr double kBetween[] = {0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0};
+
+constexpr double kShare[] = {0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0};
 
 constexpr std::string_view kReasonNames[] = {"stop", "length", "abort", "error"};
 
@@ -81,8 +85,16 @@ void write_process(Writer* w) {
   w->head("process_cpu_seconds_total", "counter", "Processor time used, of the system and the program.");
   fmt::format_to(std::back_inserter(w->out), "process_cpu_seconds_total {:.6f}\n",
                  seconds(used.ru_utime) + seconds(used.ru_stime));
-  w->head("process_resident_memory_bytes", "gauge", "Resident memory.");
-  fmt::format_to(std::back_inserter(w->out), "process_resident_memory_bytes {}\n", process_memory().resident);
+  const auto gauge = [&](std::string_view name, auto value, std::string_view help) {
+    w->head(name, "gauge", help);
+    fmt::format_to(std::back_inserter(w->out), "{} {}\n", name, value);
+  };
+  const ProcessFacts self = process_facts();
+  gauge("process_resident_memory_bytes", process_memory().resident, "Resident memory.");
+  gauge("process_virtual_memory_bytes", self.virtual_bytes, "Address space in use.");
+  gauge("process_start_time_seconds", fmt::format("{:.2f}", self.start_s), "When it began, seconds since 1970.");
+  gauge("process_open_fds", self.open_files, "Open file descriptors.");
+  gauge("process_max_fds", self.most_files, "File descriptors that it may open.");
 }
 
 void write_grammars(const GrammarStats& g, Writer* w) {
@@ -111,9 +123,11 @@ void Histogram::write(std::string& out, std::string_view name, std::string_view 
   for (size_t i = 0; i < counts_.size(); ++i) {
     total += counts_[i].load(std::memory_order_relaxed);
     const std::string bound = i < bounds_.size() ? fmt::format("{}", bounds_[i]) : std::string("+Inf");
-    fmt::format_to(std::back_inserter(out), "{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bound, total);
+    fmt::format_to(std::back_inserter(out), "{}_bucket{{{}{}le=\"{}\"}} {}\n", name, labels, labels.empty() ? "" : ",",
+                   bound, total);
   }
-  fmt::format_to(std::back_inserter(out), "{0}_sum{{{1}}} {2}\n{0}_count{{{1}}} {3}\n", name, labels,
+  const std::string braces = labels.empty() ? "" : fmt::format("{{{}}}", labels);
+  fmt::format_to(std::back_inserter(out), "{0}_sum{1} {2}\n{0}_count{1} {3}\n", name, braces,
                  sum_.load(std::memory_order_relaxed), total);
 }
 
@@ -130,7 +144,10 @@ Metrics::Metrics()
       prompt_length_(kLength),
       generation_length_(kLength),
       max_tokens_(kLength),
+      computed_prompt_(kLength),
+      params_n_(kAnswers),
       step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)},
+      prediction_off_(kShare),
       predicted_(kStep),
       between_(kBetween) {}
 
@@ -140,8 +157,18 @@ void Metrics::on_step(const StepRecord& step) {
   between_.observe(step.between_s);
   timeline_.add_step(step);
   level_.store(step.fp8_share, std::memory_order_relaxed);
+  oldest_wait_.store(step.oldest_wait_s, std::memory_order_relaxed);
+  for (Level& level : levels_) {
+    const double share = level.share.load(std::memory_order_relaxed);
+    if (share >= 0 && share != step.fp8_share) continue;
+    level.share.store(step.fp8_share, std::memory_order_relaxed);
+    level.tokens.fetch_add(static_cast<uint64_t>(step.tokens), std::memory_order_relaxed);
+    break;
+  }
+  if (step.switched) changes_[static_cast<size_t>(step.change)].fetch_add(1, std::memory_order_relaxed);
   if (step.predicted_s <= 0 || step.seconds <= 0) return;
   predicted_.observe(step.predicted_s);
+  prediction_off_.observe(std::abs(step.predicted_s - step.seconds) / step.seconds);
   // One thread writes, so load and store need not be one.
   const double mean = prediction_error_.load(std::memory_order_relaxed);
   const double off = std::abs(step.predicted_s - step.seconds) / step.seconds;
@@ -165,9 +192,13 @@ void Metrics::on_finished(const RequestRecord& r) {
   e2e_.observe(r.e2e_s);
   queue_.observe(r.queue_s);
   prompt_length_.observe(r.usage.prompt_tokens);
-  generation_length_.observe(r.usage.completion_tokens);
-  max_tokens_.observe(r.max_tokens);
-  if (r.usage.completion_tokens == 0) return;
+  computed_prompt_.observe(r.usage.prompt_tokens - r.usage.cached_tokens);
+  if (!r.pooled) {
+    generation_length_.observe(r.usage.completion_tokens);
+    max_tokens_.observe(r.max_tokens);
+  }
+  shed_.fetch_add(r.shed ? 1 : 0, std::memory_order_relaxed);
+  if (r.usage.completion_tokens == 0 && !r.pooled) return;
   prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
   const size_t tier = r.own_targets ? 1 : 0;
   judged_[tier].fetch_add(1, std::memory_order_relaxed);
@@ -176,7 +207,7 @@ void Metrics::on_finished(const RequestRecord& r) {
     attained_tokens_[tier].fetch_add(static_cast<uint64_t>(r.usage.completion_tokens), std::memory_order_relaxed);
   }
   prefill_.observe(r.prefill_s);
-  decode_.observe(r.decode_s);
+  if (!r.pooled) decode_.observe(r.decode_s);
   inference_.observe(r.prefill_s + r.decode_s);
   if (r.usage.completion_tokens > 1) {
     const double tpot = r.decode_s / (r.usage.completion_tokens - 1);
@@ -228,7 +259,13 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("vllm:request_prompt_tokens", prompt_length_, "Prompt tokens of a request.");
   w.histogram("vllm:request_generation_tokens", generation_length_, "Tokens generated for a request.");
   w.histogram("vllm:request_params_max_tokens", max_tokens_, "Tokens a request was allowed.");
+  w.histogram("vllm:request_max_num_generation_tokens", max_tokens_, "The same under another of vLLM's names.");
+  w.histogram("vllm:request_params_n", params_n_, "Answers that a request wants of each prompt.");
+  w.histogram("vllm:request_prefill_kv_computed_tokens", computed_prompt_,
+              "Prompt tokens of a request that the prefix cache did not have.");
+
   write_process(&w);
+  if (facts.http != nullptr) facts.http->write(w.out);
 
   w.head("nestedfp:steps_total", "counter", "Engine steps by precision.");
   for (size_t i = 0; i < kPrecisionCount; ++i) {
@@ -238,7 +275,21 @@ std::string Metrics::prometheus(const Facts& facts) const {
   for (size_t i = 0; i < kPrecisionCount; ++i) {
     w.value("nestedfp:tokens_total", e.tokens_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
   }
-  w.counter("nestedfp:precision_switches_total", e.precision_switches, "Steps whose precision differs from the last.");
+  w.head("nestedfp:level_tokens_total", "counter",
+         "Tokens computed (prompt and output) by share of the weights that their step computed in FP8.");
+  for (const Level& level : levels_) {
+    const double share = level.share.load(std::memory_order_relaxed);
+    if (share < 0) break;
+    w.value("nestedfp:level_tokens_total", level.tokens.load(std::memory_order_relaxed),
+            fmt::format("fp8_share=\"{:.3f}\"", share));
+  }
+  w.counter("nestedfp:precision_switches_total", e.precision_switches,
+            "Steps whose precision, or share of the weights in FP8, differs from the last.");
+  w.head("nestedfp:level_changes_total", "counter", "The same by reason.");
+  for (size_t i = 1; i < changes_.size(); ++i) {
+    w.value("nestedfp:level_changes_total", changes_[i].load(std::memory_order_relaxed),
+            fmt::format("reason=\"{}\"", kLevelChangeNames[i]));
+  }
   w.head("nestedfp:step_time_seconds", "histogram", "Duration of a step by precision.");
   for (size_t i = 0; i < kPrecisionCount; ++i) {
     step_time_[i].write(w.out, "nestedfp:step_time_seconds",
@@ -250,6 +301,10 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("nestedfp:predicted_step_time_seconds", predicted_, "Duration of a step as predicted before it ran.");
   w.gauge("nestedfp:step_prediction_error", prediction_error_.load(),
           "Mean of |predicted - measured| / measured over about the last 100 steps.");
+  w.histogram("nestedfp:step_prediction_off", prediction_off_, "|predicted - measured| / measured of each step.");
+  w.gauge("nestedfp:oldest_wait_seconds", oldest_wait_.load(),
+          "Age of the oldest request without a token, when the last step was planned.");
+  w.counter("nestedfp:slo_shed_total", shed_, "Requests refused as their first token could not come in time.");
   constexpr std::string_view kTiers[] = {"tier=\"default\"", "tier=\"own\""};
   const auto by_tier = [&](std::string_view name, const auto& values, std::string_view help) {
     w.head(name, "counter", help);

@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "server/metrics/histogram.h"
+#include "server/metrics/http_counts.h"
 #include "server/metrics/timeline.h"
 
 namespace nfp::server {
@@ -31,8 +32,12 @@ class Metrics final : public EngineObserver {
     uint64_t slow_readers_cut = 0;
     uint64_t request_bytes = 0;
     const GrammarStats* grammars = nullptr;  // null = none
+    const HttpCounts* http = nullptr;        // likewise
   };
   std::string prometheus(const Facts& facts) const;
+
+  // A request for text came: how many answers it wants of each prompt.
+  void on_request(int n) { params_n_.observe(n); }
 
   // Before the first request.
   void set_prefix_caching(bool on) { prefix_caching_ = on; }
@@ -47,8 +52,18 @@ class Metrics final : public EngineObserver {
   std::atomic<uint64_t> generation_tokens_{0};
   std::array<std::atomic<uint64_t>, kFinishReasons> finished_{};
   Histogram ttft_, token_gap_, tpot_, e2e_, queue_, prefill_, decode_, inference_;
-  Histogram step_tokens_, prompt_length_, generation_length_, max_tokens_;
+  Histogram step_tokens_, prompt_length_, generation_length_, max_tokens_, computed_prompt_, params_n_;
   std::array<Histogram, kPrecisionCount> step_time_;
+  // Tokens by share of FP8, in the order in which the shares occur. Engine's thread writes.
+  struct Level {
+    std::atomic<double> share{-1};
+    std::atomic<uint64_t> tokens{0};
+  };
+  std::array<Level, 16> levels_;
+  std::array<std::atomic<uint64_t>, kLevelChangeNames.size()> changes_{};
+  std::atomic<double> oldest_wait_{0};
+  Histogram prediction_off_;
+  std::atomic<uint64_t> shed_{0};
   Histogram predicted_, between_;
   std::atomic<double> level_{0};             // share of the last step's weights in FP8
   uint64_t predictions_ = 0;                 // engine's thread only

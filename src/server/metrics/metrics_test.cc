@@ -63,6 +63,12 @@ TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
   step.precision = Precision::kFp8;
   step.tokens = 7;
   timeline.add_step(step);
+  step.fp8_share = 0.5;
+  step.switched = true;
+  step.change = LevelChange::kFirstTokens;
+  step.tokens = 12;
+  step.waiting = 3;
+  timeline.add_step(step);
   timeline.add_ttft(0.25);
   const auto json = parse_json(timeline.json(-1));
   ASSERT_TRUE(json.ok());
@@ -72,7 +78,10 @@ TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
     fp8 += slice["fp8"].get<int>();
   }
   EXPECT_EQ(fp16, 5);
-  EXPECT_EQ(fp8, 7);
+  EXPECT_EQ(fp8, 19);
+  ASSERT_EQ((*json)["switches"].size(), 1u);
+  EXPECT_EQ((*json)["switches"][0]["why"], "first_tokens");
+  EXPECT_EQ((*json)["switches"][0]["share"], 0.5);
   EXPECT_EQ((*json)["ttft_ms"]["p50"], 250.0);
   EXPECT_TRUE((*json)["tpot_ms"]["p50"].is_null());
   EXPECT_TRUE((*parse_json(timeline.json(1'000'000)))["slices"].empty());

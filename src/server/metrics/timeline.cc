@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+
+#include "server/api/json_text.h"
 
 namespace nfp::server {
 
@@ -26,6 +29,22 @@ void Timeline::add_step(const StepRecord& step) {
   slice.waiting = std::max(slice.waiting, step.waiting);
   slice.kv_use = std::max(slice.kv_use, step.kv_use);
   slice.seconds += step.seconds;
+  (is_exact(step.precision) ? slice.prefill_fp16 : slice.prefill_fp8) += step.prefill_tokens;
+  slice.most_tokens = std::max(slice.most_tokens, step.tokens);
+  slice.most_seconds = std::max(slice.most_seconds, step.seconds);
+  if (!step.switched) return;
+  const auto at = std::chrono::duration_cast<std::chrono::milliseconds>(step.start - start_);
+  switches_.push_back({index, at.count(), step});
+  if (switches_.size() > kSwitches) switches_.pop_front();
+}
+
+void Timeline::set_policy(std::string name, const LatencyTargets& targets) {
+  std::string json = "{\"name\":";
+  append_string(json, name);
+  fmt::format_to(std::back_inserter(json), ",\"ttft_ms\":{},\"itl_ms\":{}}}", targets.ttft_s * 1e3,
+                 targets.itl_s * 1e3);
+  const std::lock_guard lock(mutex_);
+  policy_ = std::move(json);
 }
 
 void Timeline::add_sample(Samples& samples, double seconds) {
@@ -45,26 +64,43 @@ std::string Timeline::percentiles(const Samples& samples) const {
   for (const Sample& sample : samples.ring) {
     if (sample.when >= since) values.push_back(sample.seconds * 1e3);
   }
-  if (values.empty()) return R"({"p50":null,"p90":null,"p99":null})";
   std::sort(values.begin(), values.end());
-  const auto at = [&](double share) {
-    return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+  // Of fewer, a percentile would be the largest value under another name.
+  const auto at = [&](double share, size_t least) {
+    if (values.size() < least) return std::string("null");
+    return fmt::format("{:.2f}", values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)]);
   };
-  return fmt::format(R"({{"p50":{:.2f},"p90":{:.2f},"p99":{:.2f}}})", at(0.5), at(0.9), at(0.99));
+  return fmt::format(R"({{"count":{},"p50":{},"p90":{},"p99":{}}})", values.size(), at(0.5, 1), at(0.9, 10),
+                     at(0.99, 100));
 }
 
 std::string Timeline::json(int64_t after) const {
   const std::lock_guard lock(mutex_);
   const int64_t now = slice_of(EngineClock::now());
-  std::string out = fmt::format(R"({{"now":{},"slice_ms":{},"slices":[)", now, kSliceMs);
+  std::string out = fmt::format(R"({{"now":{},"slice_ms":{},"policy":{},"slices":[)", now, kSliceMs, policy_);
   bool first = true;
   const int64_t oldest = std::max(after + 1, now - static_cast<int64_t>(kSlices) + 1);
   for (int64_t i = std::max<int64_t>(oldest, 0); i <= now; ++i) {
     const Slice& s = slices_[static_cast<size_t>(i) % kSlices];
     if (s.index != i) continue;
     fmt::format_to(std::back_inserter(out),
-                   R"({}{{"i":{},"fp16":{},"fp8":{},"steps":{},"running":{},"waiting":{},"kv":{:.4f},"ms":{:.2f}}})",
-                   first ? "" : ",", i, s.fp16, s.fp8, s.steps, s.sequences, s.waiting, s.kv_use, s.seconds * 1e3);
+                   R"({}{{"i":{},"fp16":{},"fp8":{},"prefill_fp16":{},"prefill_fp8":{},"steps":{},"running":{},)"
+                   R"("waiting":{},"kv":{:.4f},"ms":{:.2f},"most_tokens":{},"most_ms":{:.2f}}})",
+                   first ? "" : ",", i, s.fp16, s.fp8, s.prefill_fp16, s.prefill_fp8, s.steps, s.sequences, s.waiting,
+                   s.kv_use, s.seconds * 1e3, s.most_tokens, s.most_seconds * 1e3);
+    first = false;
+  }
+  out += "],\"switches\":[";
+  first = true;
+  for (const Switch& one : switches_) {
+    if (one.index <= after) continue;
+    const StepRecord& step = one.step;
+    fmt::format_to(std::back_inserter(out),
+                   R"({}{{"i":{},"at_ms":{},"precision":"{}","share":{:.3f},"tokens":{},"prefill":{},"running":{},)"
+                   R"("waiting":{},"lost":{},"predicted_ms":{:.2f},"why":"{}"}})",
+                   first ? "" : ",", one.index, one.at_ms, name_of(step.precision), step.fp8_share, step.tokens,
+                   step.prefill_tokens, step.sequences, step.waiting, step.lost, step.predicted_s * 1e3,
+                   kLevelChangeNames[static_cast<size_t>(step.change)]);
     first = false;
   }
   out += "],\"ttft_ms\":" + percentiles(ttft_) + ",\"tpot_ms\":" + percentiles(tpot_) + "}";

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "server/serve/api_call.h"
+#include "server/serve/demo_load.h"
 #include "server/serve/embedded.h"
 #include "server/serve/messages_writer.h"
 #include "server/serve/version.h"
@@ -18,6 +19,26 @@ constexpr size_t kMaxRequestId = 128;
 std::string random_id() {
   thread_local std::mt19937_64 source(std::random_device{}());
   return fmt::format("req-{:016x}", source());
+}
+
+std::string random_nonce() {
+  std::random_device source;
+  std::string nonce;
+  for (int i = 0; i < 4; ++i) nonce += fmt::format("{:08x}", source());
+  return nonce;
+}
+
+std::string with_nonce(std::string_view page, std::string_view nonce) {
+  constexpr std::string_view kPlace = "@NONCE@";
+  std::string out;
+  out.reserve(page.size() + 256);
+  for (size_t at = 0;;) {
+    const size_t next = page.find(kPlace, at);
+    out += page.substr(at, next - at);
+    if (next == std::string_view::npos) return out;
+    out += nonce;
+    at = next + kPlace.size();
+  }
 }
 
 bool harmless_id(std::string_view text) {
@@ -91,6 +112,7 @@ const Api::Route Api::kRoutes[] = {
     {"GET", "/openapi.json", true, false, &Api::openapi},
     {"GET", "/load", true, false, &Api::load},
     {"GET", "/nestedfp/timeline", true, true, &Api::timeline},
+    {"POST", "/nestedfp/demo-load", false, true, &Api::demo_load},
     {"GET", "/v1/models", false, true, &Api::models},
     {"GET", "/v1/models/", false, true, &Api::model},  // ends with '/': the rest is the id
     {"GET", "/tokenizer_info", false, true, &Api::tokenizer_info},
@@ -98,6 +120,7 @@ const Api::Route Api::kRoutes[] = {
     {"POST", "/detokenize", false, true, &Api::detokenize},
     {"POST", "/v1/completions", false, true, &Api::completions},
     {"POST", "/v1/chat/completions", false, true, &Api::chat_completions},
+    {"POST", "/v1/embeddings", false, true, &Api::embeddings},
     {"POST", "/v1/responses", false, true, &Api::responses},
     {"GET", "/v1/responses/", false, true, &Api::stored_response},
     {"DELETE", "/v1/responses/", false, true, &Api::delete_response},
@@ -105,7 +128,28 @@ const Api::Route Api::kRoutes[] = {
     {"POST", "/v1/messages/count_tokens", false, true, &Api::count_tokens},
 };
 
-Api::Api(ApiOptions options) : options_(std::move(options)) {
+std::string_view Api::handler_name(const Route& route) {
+  if (route.path == "/v1/models/") return "/v1/models/{id}";
+  if (route.path == "/v1/responses/") return "/v1/responses/{id}";
+  return route.path;
+}
+
+std::vector<std::string_view> Api::handler_names() {
+  std::vector<std::string_view> names;
+  for (const Route& route : kRoutes) {
+    if (std::find(names.begin(), names.end(), handler_name(route)) == names.end()) names.push_back(handler_name(route));
+  }
+  return names;
+}
+
+void Api::answered(std::string_view method, std::string_view path, int status, double seconds) {
+  path = inner_path(path);
+  const auto route =
+      std::find_if(std::begin(kRoutes), std::end(kRoutes), [&](const Route& one) { return one.matches(path); });
+  http_counts_.add(route == std::end(kRoutes) ? "" : handler_name(*route), method, status, seconds);
+}
+
+Api::Api(ApiOptions options) : options_(std::move(options)), http_counts_(handler_names()) {
   while (options_.root_path.ends_with('/')) options_.root_path.pop_back();
 }
 
@@ -118,12 +162,15 @@ std::string_view Api::inner_path(std::string_view path) const {
   return path;
 }
 
+bool Api::Route::matches(std::string_view asked) const {
+  const bool prefix = path.size() > 1 && path.back() == '/';
+  return prefix ? asked.starts_with(path) && asked.size() > path.size() : asked == path;
+}
+
 const Api::Route* Api::find_route(std::string_view method, std::string_view path, bool* path_known) const {
   *path_known = false;
   for (const Route& route : kRoutes) {
-    const bool prefix = route.path.size() > 1 && route.path.back() == '/';
-    const bool matches = prefix ? path.starts_with(route.path) && path.size() > route.path.size() : path == route.path;
-    if (!matches) continue;
+    if (!route.matches(path)) continue;
     *path_known = true;
     if (method == route.method || (method == "HEAD" && route.method == "GET")) return &route;
   }
@@ -207,11 +254,13 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
       return refuse(ApiError{405, fmt::format("{} is not allowed here", request.method), "", "method_not_allowed"},
                     allow.c_str());
     }
-    for (const std::string_view other : {"/embeddings", "/rerank", "/score", "/pooling", "/classify"}) {
+    for (const std::string_view other : {"/rerank", "/score", "/pooling", "/classify"}) {
       if (path.ends_with(other)) {
-        return refuse(ApiError{
-            404, fmt::format("this server generates text only; it has no {}", path.substr(path.rfind('/') + 1)), "",
-            "not_found"});
+        return refuse(ApiError{404,
+                               fmt::format("there is no {} here, as it needs a model with a head for it; this server "
+                                           "has /v1/embeddings",
+                                           path.substr(path.rfind('/') + 1)),
+                               "", "not_found"});
       }
     }
     return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
@@ -332,13 +381,17 @@ void Api::page(Call& call) {
   if (!options_.page) return reply_error(call, ApiError{404, "the page is switched off", "", "not_found"});
   http::Response response;
   response.content_type = "text/html; charset=utf-8";
-  response.body = kPageHtml;
-  response.headers = {{"Content-Security-Policy",
-                       "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-                       "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
-                      {"X-Content-Type-Options", "nosniff"},
-                      {"Referrer-Policy", "no-referrer"},
-                      {"Cache-Control", "no-cache"}};
+  // Only the page's own scripts and styles carry this answer's nonce: what a model writes cannot run.
+  const std::string nonce = random_nonce();
+  response.body = with_nonce(kPageHtml, nonce);
+  response.headers = {
+      {"Content-Security-Policy",
+       fmt::format("default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; img-src "
+                   "data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+                   nonce)},
+      {"X-Content-Type-Options", "nosniff"},
+      {"Referrer-Policy", "no-referrer"},
+      {"Cache-Control", "no-cache"}};
   reply(call, std::move(response));
 }
 
@@ -371,6 +424,7 @@ void Api::metrics(Call& call) {
     facts.request_bytes = stats.request_bytes;
   }
   facts.grammars = &s->grammars->stats();
+  facts.http = &http_counts_;
   http::Response response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   response.body = s->metrics->prometheus(facts);
@@ -397,10 +451,34 @@ void Api::timeline(Call& call) {
   std::string body = s->metrics->timeline().json(after);
   body.pop_back();  // '}'
   fmt::format_to(std::back_inserter(body),
-                 ",\"running\":{},\"waiting\":{},\"kv_use\":{:.4f},\"kv_tokens\":{},\"precision_switches\":{}}}",
+                 ",\"running\":{},\"waiting\":{},\"kv_use\":{:.4f},\"kv_tokens\":{},\"precision_switches\":{},"
+                 "\"demo_load\":{}}}",
                  e.running, e.waiting, e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0,
-                 int64_t{e.kv_blocks} * e.block_size, e.precision_switches);
+                 int64_t{e.kv_blocks} * e.block_size, e.precision_switches,
+                 s->demo_load != nullptr ? fmt::format("{:.3f}", s->demo_load->rate()) : "null");
   reply_json(call, std::move(body));
+}
+
+void Api::demo_load(Call& call) {
+  DemoLoad* load = state()->demo_load;
+  if (load == nullptr) {
+    return reply_error(call,
+                       ApiError{404, "there is no demo load; start the server with --demo-load", "", "not_found"});
+  }
+  std::string_view query = call.request.query;
+  constexpr std::string_view kRate = "rate=";
+  double rate = -1;
+  if (query.starts_with(kRate)) {
+    query.remove_prefix(kRate.size());
+    const auto [end, code] = std::from_chars(query.data(), query.data() + query.size(), rate);
+    if (code != std::errc() || end != query.data() + query.size()) rate = -1;
+  }
+  if (!(rate >= 0 && rate <= DemoLoad::kMostRate)) {
+    return reply_error(
+        call, bad_request("rate", fmt::format("use ?rate=R, requests a second from 0 to {:.0f}", DemoLoad::kMostRate)));
+  }
+  load->set_rate(rate);
+  reply_json(call, fmt::format("{{\"demo_load\":{:.3f}}}", load->rate()));
 }
 
 std::string Api::model_json() const {

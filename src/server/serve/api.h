@@ -11,6 +11,7 @@
 
 #include "server/http/http.h"
 #include "server/http/http_server.h"
+#include "server/metrics/http_counts.h"
 #include "server/serve/server_state.h"
 
 namespace nfp::server {
@@ -40,6 +41,7 @@ class Api final : public http::Handler {
   std::optional<http::Response> check_head(const http::Request& request) override;
   void handle(http::Request request, std::shared_ptr<http::Exchange> exchange) override;
   http::Response protocol_error(int status, std::string_view message) override;
+  void answered(std::string_view method, std::string_view path, int status, double seconds) override;
 
  private:
   struct Call;  // one request on its way through
@@ -49,8 +51,11 @@ class Api final : public http::Handler {
     bool open;  // without an API key
     bool needs_model;
     void (Api::*run)(Call&);
+    bool matches(std::string_view asked) const;
   };
   static const Route kRoutes[];
+  static std::string_view handler_name(const Route& route);  // as metrics show its path
+  static std::vector<std::string_view> handler_names();
 
   std::string_view inner_path(std::string_view path) const;
   const Route* find_route(std::string_view method, std::string_view path, bool* path_known) const;
@@ -76,6 +81,7 @@ class Api final : public http::Handler {
   void openapi(Call& call);
   void load(Call& call);
   void timeline(Call& call);
+  void demo_load(Call& call);
   void models(Call& call);
   void model(Call& call);
   void tokenizer_info(Call& call);
@@ -83,6 +89,7 @@ class Api final : public http::Handler {
   void detokenize(Call& call);
   void completions(Call& call);
   void chat_completions(Call& call);
+  void embeddings(Call& call);
   void responses(Call& call);
   void stored_response(Call& call);
   void delete_response(Call& call);
@@ -91,6 +98,8 @@ class Api final : public http::Handler {
   void generate(Call& call, bool chat);
   // What all requests for text need once they are parsed.
   void run(Call& call, MaybeError failure, GenerationRequest request);
+  // What headers and the key say of a request, where its body does not.
+  MaybeError read_headers(const Call& call, GenerationRequest* request) const;
 
   ServerState* state() const { return state_.load(std::memory_order_acquire); }
 
@@ -98,6 +107,7 @@ class Api final : public http::Handler {
   std::atomic<ServerState*> state_{nullptr};
   std::atomic<bool> draining_{false};
   std::function<http::ServerStats()> server_stats_;
+  HttpCounts http_counts_;  // one handler for each of kRoutes' paths
 };
 
 // Equal, in a time that depends only on the sizes.

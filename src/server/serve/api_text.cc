@@ -1,10 +1,11 @@
-// The endpoints that answer with text of the model: completions, chat, the Responses API, the Messages API.
+// The endpoints that the engine works for: completions, chat, the Responses API, the Messages API, embeddings.
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "server/api/dialects.h"
 #include "server/serve/api_call.h"
+#include "server/serve/embedding.h"
 #include "server/serve/generation.h"
 
 namespace nfp::server {
@@ -35,24 +36,41 @@ void Api::generate(Call& call, bool chat) {
   run(call, std::move(failure), std::move(request));
 }
 
-void Api::run(Call& call, MaybeError failure, GenerationRequest request) {
-  if (!failure) failure = check_model(request.model);
+MaybeError Api::read_headers(const Call& call, GenerationRequest* request) const {
+  NFP_API_TRY(check_model(request->model));
   const std::string_view precision = call.request.header("X-NestedFP-Precision");
-  if (!failure && !precision.empty() && !request.precision) {
-    failure = parse_precision(precision, "X-NestedFP-Precision", &request.precision);
+  if (!precision.empty() && !request->precision) {
+    NFP_API_TRY(parse_precision(precision, "X-NestedFP-Precision", &request->precision));
   }
   // The gateway's names (llm-d, and what it sent before); a field of the body wins.
   const std::tuple<const char*, const char*, std::optional<double>*> latencies[] = {
-      {"x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", &request.slo_ttft_ms},
-      {"x-llm-d-slo-tpot-ms", "x-slo-tpot-ms", &request.slo_itl_ms}};
+      {"x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", &request->slo_ttft_ms},
+      {"x-llm-d-slo-tpot-ms", "x-slo-tpot-ms", &request->slo_itl_ms}};
   for (const auto& [name, older, value] : latencies) {
     for (const char* header : {name, older}) {
       const std::string_view text = call.request.header(header);
-      if (!failure && !text.empty() && !*value) failure = parse_slo_header(text, header, value);
+      if (!text.empty() && !*value) NFP_API_TRY(parse_slo_header(text, header, value));
     }
   }
+  request->key = call.key;
+  return std::nullopt;
+}
+
+void Api::embeddings(Call& call) {
+  const auto body = json_body(call);
+  if (!body) return;
+  EmbeddingRequest request;
+  auto failure = parse_embedding(*body, state()->limits, &request);
+  if (!failure) failure = read_headers(call, &request.common);
   if (failure) return reply_error(call, *failure);
-  request.key = call.key;
+  auto embedding = std::make_shared<Embedding>(state(), call.exchange, std::move(request), call.request_id,
+                                               call.headers, call.stop, std::move(call.request.lease));
+  embedding->start(call.on_worker);
+}
+
+void Api::run(Call& call, MaybeError failure, GenerationRequest request) {
+  if (!failure) failure = read_headers(call, &request);
+  if (failure) return reply_error(call, *failure);
   auto generation = std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id,
                                                  call.headers, call.stop, std::move(call.request.lease));
   generation->start(call.on_worker);

@@ -1,6 +1,7 @@
 #include "server/serve/generation.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/log.h"
 #include "server/api/json_text.h"
@@ -12,13 +13,6 @@ namespace nfp::server {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// The root of all keys under which this client's prefixes are found. Neither half of it can be known from outside.
-PrefixKey cache_scope(uint64_t instance, int key, std::string_view salt) {
-  std::vector<int32_t> parts = {static_cast<int32_t>(instance >> 32), static_cast<int32_t>(instance), key};
-  parts.insert(parts.end(), salt.begin(), salt.end());
-  return extend(PrefixKey{}, parts);
-}
 
 double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
@@ -212,30 +206,15 @@ MaybeError Generation::prepare(Prepared* out) const {
       out->prompt_texts.push_back(request_.echo ? model.tokenizer().decode(input.tokens, false) : "");
       continue;
     }
-    auto tokens = model.encode(*input.text, request_.add_special_tokens.value_or(true), stop);
+    auto tokens = model.encode_prompt(*input.text, request_.add_special_tokens.value_or(true), stop);
     if (!tokens.ok()) return prompt_error(tokens.error(), "prompt");
-    if (tokens->empty()) {
-      // A tokenizer without BOS makes nothing of nothing: the model then starts from its end-of-text token.
-      const auto first = model.tokenizer().bos_id() ? model.tokenizer().bos_id() : model.tokenizer().eos_id();
-      if (!first) return bad_request("prompt", "'prompt' is empty");
-      tokens->push_back(*first);
-    }
     out->prompts.push_back(std::move(*tokens));
     out->prompt_texts.push_back(request_.echo ? *input.text : "");
   }
 
   if (request_.truncate_prompt) {
-    const int32_t context = model.bounds().max_context;
-    if (*request_.truncate_prompt > context) {
-      return bad_request("truncate_prompt_tokens",
-                         fmt::format("'truncate_prompt_tokens' is {}, and this model's context {} tokens",
-                                     *request_.truncate_prompt, context));
-    }
-    const int32_t room = std::max(1, context - request_.sampling.max_tokens.value_or(1));
-    const auto most = static_cast<size_t>(*request_.truncate_prompt < 0 ? room : *request_.truncate_prompt);
-    for (auto& prompt : out->prompts) {
-      if (prompt.size() > most) prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(most));
-    }
+    const int32_t room = std::max(1, model.bounds().max_context - request_.sampling.max_tokens.value_or(1));
+    NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &out->prompts));
   }
   for (const auto& prompt : out->prompts) {
     auto bad = validate(prompt, request_.sampling, model.bounds());
@@ -266,6 +245,7 @@ void Generation::run(Prepared prepared) {
     cancel_all();
     return fail(*failure);
   }
+  state_->metrics->on_request(request_.n);
   // Weak: the exchange must not keep alive what keeps it alive.
   exchange_->on_abort([weak = weak_from_this()] {
     if (const auto self = weak.lock(); self && !self->ended_) {
@@ -329,8 +309,7 @@ MaybeError Generation::submit_all(Prepared& prepared) {
     return bad_request(
         "n", fmt::format("the request wants {} answers, and the queue of this server holds {}", choices_.size(), most));
   }
-  // What one key's requests computed is no other's: whether a prompt is cached tells that it has been sent.
-  const PrefixKey scope = cache_scope(state_->instance, request_.key, request_.cache_salt);
+  const PrefixKey scope = state_->cache_scope(request_.key, request_.cache_salt);
   std::vector<EngineThread::Submission> submissions;
   submissions.reserve(choices_.size());
   for (size_t i = 0; i < choices_.size(); ++i) {
@@ -380,6 +359,10 @@ void Generation::on_output(size_t index, RequestOutput output) {
   Choice& choice = choices_[index];
   if (output.finish == FinishReason::kError || output.finish == FinishReason::kCancelled) {
     ApiError failure = from_engine(Error{output.error_code, output.error});
+    if (output.retry_after_s > 0) {
+      failure.code = "slo_unattainable";
+      failure.retry_after_s = static_cast<int>(std::clamp(std::ceil(output.retry_after_s), 1.0, 600.0));
+    }
     if (output.finish == FinishReason::kCancelled) {
       failure = ApiError{503, "the request was cancelled because the server is shutting down", "", ""};
     }

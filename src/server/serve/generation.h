@@ -14,18 +14,17 @@
 
 namespace nfp::server {
 
-class Generation : public std::enable_shared_from_this<Generation> {
+class Generation final : public LiveRequest, public std::enable_shared_from_this<Generation> {
  public:
   // `stop` ends the preparation when the client goes away; `lease` is for what `request` holds.
   Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
              std::string request_id, std::vector<http::Header> headers, std::stop_source stop, http::ByteLease lease);
-  ~Generation();
+  ~Generation() override;
 
   // Prepares here, `on_worker` or on the exchange's thread; compiles the grammar elsewhere; then runs on the exchange's
   // thread.
   void start(bool on_worker);
-  // From any thread: the server does not wait any longer.
-  void cut_off();
+  void cut_off() override;
 
  private:
   struct Prepared {

@@ -125,4 +125,27 @@ Result<std::vector<int32_t>> ServedModel::encode(std::string_view text, bool add
       text, EncodeOptions{.add_special_tokens = add_special, .parse_special = true, .stop = std::move(stop)});
 }
 
+Result<std::vector<int32_t>> ServedModel::encode_prompt(std::string_view text, bool add_special,
+                                                        std::stop_token stop) const {
+  NFP_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, encode(text, add_special, std::move(stop)));
+  if (!tokens.empty()) return tokens;
+  const auto first = tokenizer().bos_id() ? tokenizer().bos_id() : tokenizer().eos_id();
+  if (!first) return error(ErrorCode::kInvalidInput, "the text is empty, and this model has no token to start from");
+  tokens.push_back(*first);
+  return tokens;
+}
+
+MaybeError truncate_prompts(int32_t most, int32_t room, int32_t context, std::vector<std::vector<int32_t>>* prompts) {
+  if (most > context) {
+    return bad_request(
+        "truncate_prompt_tokens",
+        fmt::format("'truncate_prompt_tokens' is {}, and this model's context {} tokens", most, context));
+  }
+  const auto kept = static_cast<size_t>(most < 0 ? room : most);
+  for (auto& prompt : *prompts) {
+    if (prompt.size() > kept) prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(kept));
+  }
+  return std::nullopt;
+}
+
 }  // namespace nfp::server

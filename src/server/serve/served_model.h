@@ -47,6 +47,9 @@ class ServedModel {
   Result<std::string> render_chat(const GenerationRequest& request, bool with_tools, std::stop_token stop = {}) const;
   // kInvalidInput: so long that no tokens of this model could fit it into the context; it is not tokenized then.
   Result<std::vector<int32_t>> encode(std::string_view text, bool add_special, std::stop_token stop = {}) const;
+  // The same, never empty: a tokenizer without BOS makes nothing of nothing, and the model then starts from its
+  // end-of-text token.
+  Result<std::vector<int32_t>> encode_prompt(std::string_view text, bool add_special, std::stop_token stop = {}) const;
 
  private:
   ServedModel() = default;
@@ -58,6 +61,9 @@ class ServedModel {
   std::optional<ChatTemplate> chat_tools_;  // where the model has another one for tools
   int64_t created_ = 0;
 };
+
+// truncate_prompt_tokens: the last `most` tokens of each prompt; -1 = the last `room`.
+MaybeError truncate_prompts(int32_t most, int32_t room, int32_t context, std::vector<std::vector<int32_t>>* prompts);
 
 // --chat-template: a file with a template, the name of one of the model's own, or "chatml". Empty: as it is.
 Status choose_chat_template(const std::string& name, ServedModel::Facts& facts);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -21,21 +22,29 @@
 
 namespace nfp::server {
 
-class Generation;
+class DemoLoad;
 
-// The requests for text that are being answered, so that all can be ended at once.
-class LiveGenerations {
+// A request that the engine works on.
+class LiveRequest {
  public:
-  void add(const std::shared_ptr<Generation>& one) {
+  virtual ~LiveRequest() = default;
+  // From any thread: the server does not wait any longer.
+  virtual void cut_off() = 0;
+};
+
+// Those that are being answered, so that all can be ended at once.
+class LiveRequests {
+ public:
+  void add(const std::shared_ptr<LiveRequest>& one) {
     const std::lock_guard lock(mutex_);
     live_[one.get()] = one;
   }
-  void remove(const Generation* one) {
+  void remove(const LiveRequest* one) {
     const std::lock_guard lock(mutex_);
     live_.erase(one);
   }
-  std::vector<std::shared_ptr<Generation>> all() const {
-    std::vector<std::shared_ptr<Generation>> out;
+  std::vector<std::shared_ptr<LiveRequest>> all() const {
+    std::vector<std::shared_ptr<LiveRequest>> out;
     const std::lock_guard lock(mutex_);
     for (const auto& [key, weak] : live_) {
       if (auto one = weak.lock()) out.push_back(std::move(one));
@@ -45,7 +54,7 @@ class LiveGenerations {
 
  private:
   mutable std::mutex mutex_;
-  std::unordered_map<const Generation*, std::weak_ptr<Generation>> live_;
+  std::unordered_map<const LiveRequest*, std::weak_ptr<LiveRequest>> live_;
 };
 
 struct ServerState {
@@ -56,20 +65,30 @@ struct ServerState {
   ServedModel model;
   EngineThread* engine = nullptr;
   Metrics* metrics = nullptr;
+  DemoLoad* demo_load = nullptr;  // null = off
   std::unique_ptr<GrammarCompiler> grammars;
   WorkPool* workers = nullptr;
   WorkPool* grammar_workers = nullptr;  // each waits for one grammar to be compiled
-  LiveGenerations live;
+  LiveRequests live;
   ResponseStore responses;
   RequestLimits limits;
   ToolFormat tool_format = ToolFormat::kNone;
   ReasoningFormat reasoning_format = ReasoningFormat::kNone;
   PrecisionClass default_precision = PrecisionClass::kAuto;
+  Pooling default_pooling = Pooling::kLast;  // of embeddings
   bool log_requests = true;
   bool log_prompts = false;
   uint64_t instance = 0;  // random: ids of two runs differ
   std::atomic<uint64_t> serial{0};
-  std::atomic<int32_t> in_flight{0};  // generation requests being answered
+  // The root of all keys under which this client's prefixes are found: what one key's requests computed is no other's,
+  // as whether a prompt is cached tells that it has been sent. Neither half of it can be known from outside.
+  PrefixKey cache_scope(int key, std::string_view salt) const {
+    std::vector<int32_t> parts = {static_cast<int32_t>(instance >> 32), static_cast<int32_t>(instance), key};
+    parts.insert(parts.end(), salt.begin(), salt.end());
+    return extend(PrefixKey{}, parts);
+  }
+
+  std::atomic<int32_t> in_flight{0};  // requests for text or embeddings being answered
 };
 
 }  // namespace nfp::server

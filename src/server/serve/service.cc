@@ -7,7 +7,6 @@
 #include <random>
 
 #include "base/log.h"
-#include "server/serve/generation.h"
 
 namespace nfp::server {
 
@@ -36,9 +35,11 @@ Result<std::unique_ptr<Service>> Service::listen(ServiceOptions options) {
 
 Service::~Service() {
   api_.set_draining();
+  if (demo_load_) demo_load_->set_rate(0);
   if (http_) http_->stop();
   workers_.reset();
   grammar_workers_.reset();
+  demo_load_.reset();
   engine_.reset();
 }
 
@@ -54,6 +55,7 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   grammar_workers_ = std::make_unique<WorkPool>(32, 256);
   engine->set_observer(&metrics_);
   metrics_.set_prefix_caching(engine->config().prefix_caching);
+  metrics_.timeline().set_policy(engine->policy().name(), engine->config().targets);
   engine_ = std::make_unique<EngineThread>(std::move(engine), [](const Error& lost) {
     log::error("the device is lost, and this process with it: {}", lost.message);
     ::kill(::getpid(), SIGTERM);  // the program drains, and exits with an error
@@ -68,8 +70,14 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   state_->tool_format = tools;
   state_->reasoning_format = reasoning;
   state_->default_precision = options_.default_precision;
+  state_->default_pooling = options_.default_pooling;
   state_->log_requests = options_.log_requests;
   state_->log_prompts = options_.log_prompts;
+  if (options_.demo_load) {
+    const RequestBounds bounds = served.bounds();
+    demo_load_ = std::make_unique<DemoLoad>(*engine_, bounds.vocab, bounds.max_context);
+    state_->demo_load = demo_load_.get();
+  }
   state_->instance = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
   api_.set_ready(state_.get());
   return ok_status();
@@ -94,7 +102,7 @@ bool Service::drain() {
     log::warn("{} requests did not end in time and are cut off", http_->stats().exchanges);
     // Their streams end with an event that says so, where the client still reads.
     if (state_) {
-      for (const auto& generation : state_->live.all()) generation->cut_off();
+      for (const auto& request : state_->live.all()) request->cut_off();
     }
     http_->wait_idle(std::chrono::milliseconds(500));
   }

@@ -15,6 +15,7 @@
 #include "base/result.h"
 #include "server/http/http_server.h"
 #include "server/serve/api.h"
+#include "server/serve/demo_load.h"
 #include "server/serve/server_state.h"
 
 namespace nfp::server {
@@ -27,9 +28,11 @@ struct ServiceOptions {
   std::string reasoning_parser = "auto";
   std::string chat_template;  // see choose_chat_template(); empty = the model's own
   PrecisionClass default_precision = PrecisionClass::kAuto;
+  Pooling default_pooling = Pooling::kLast;                            // of embeddings that do not say
   uint64_t response_store_bytes = ServerState::kDefaultResponseBytes;  // of the Responses API; 0 = keep none
   bool log_requests = true;
   bool log_prompts = false;
+  bool demo_load = false;  // see DemoLoad
   GrammarLimits grammars;
   std::chrono::milliseconds drain_timeout{30'000};
 };
@@ -63,6 +66,7 @@ class Service {
   std::unique_ptr<EngineThread> engine_;
   std::unique_ptr<WorkPool> workers_;
   std::unique_ptr<WorkPool> grammar_workers_;
+  std::unique_ptr<DemoLoad> demo_load_;
 };
 
 }  // namespace nfp::server

@@ -88,8 +88,18 @@ Result<StepOutput> FakeRunner::collect(StepTicket) {
 Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision) {
   tokens_ = plan.tokens;
   StepOutput& output = submitted_;
+  states_.clear();
   for (const ScheduledSequence& item : plan.items) {
     const Sequence& sequence = *item.sequence;
+    const int32_t states = pooled_rows(item), first = item.first + item.count - states;
+    std::vector<float>& values = states_.emplace_back(static_cast<size_t>(states * hidden()));
+    for (int32_t i = 0; i < states; ++i) {
+      float* state = values.data() + static_cast<ptrdiff_t>(i) * hidden();
+      state[0] = static_cast<float>(sequence.tokens[static_cast<size_t>(first + i)]);
+      state[1] = static_cast<float>(first + i);
+      state[2] = 1;
+    }
+    output.hidden.push_back({values.data(), DType::kF32, hidden(), first, states});
     const SamplingParams& sampling = sequence.request.sampling;
     auto& prompt_scores = output.prompt_logprobs.emplace_back();
     if (sampling.prompt_logprobs) {
@@ -99,6 +109,7 @@ Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision)
     }
     if (!item.samples) continue;
     int32_t token = answer(sequence, sequence.output_size());
+    if (options_.fp8_says > 0 && !is_exact(precision) && sequence.output_size() == 9) token = options_.fp8_says;
     if (sequence.request.constraint) token = first_allowed(*sequence.request.constraint, token);
     output.sampled.push_back(scored(token, sampling.logprobs ? sampling.top_logprobs : 0, precision));
   }

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <string>
+#include <vector>
 
 #include "engine/step_runner.h"
 #include "server/testing/byte_tokenizer.h"
@@ -20,11 +22,14 @@ class FakeRunner final : public StepRunner {
     // Steps end on this grid, so that each sequence gets a token every period; 0 = as fast as possible.
     std::chrono::microseconds period{0};
     std::chrono::microseconds per_token{0};  // additional time for each token of a step
+    int32_t fp8_says = 0;                    // tenth token of answers in FP8 steps; 0 = the same as in FP16
   };
   explicit FakeRunner(Options options) : options_(options) {}
 
   int32_t vocab() const override { return kByteVocab; }
   int32_t max_context() const override { return options_.max_context; }
+  // A token's hidden state: itself, its position, 1, and zeros.
+  int32_t hidden() const override { return 8; }
   Status start(const Sequence&) override { return ok_status(); }
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
   Result<StepOutput> collect(StepTicket ticket) override;
@@ -36,7 +41,8 @@ class FakeRunner final : public StepRunner {
   Options options_;
   std::chrono::steady_clock::time_point next_{};
   StepOutput submitted_;
-  int32_t tokens_ = 0;  // of the step submitted
+  std::deque<std::vector<float>> states_;  // that `submitted_`, or what was collected last, refers to
+  int32_t tokens_ = 0;                     // of the step submitted
   StepTicket tickets_ = 0;
 };
 

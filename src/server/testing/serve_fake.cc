@@ -40,6 +40,8 @@ struct Flags {
   double stall_timeout = 120;
   bool log_requests = false;
   bool strict = false;
+  std::string pooling = "last";
+  std::string fp8_says;
   std::string reasoning_parser = "auto";
   std::string chat_template;
   uint64_t response_store = 64u << 20;
@@ -65,14 +67,16 @@ Status run(const Flags& flags) {
   options.api.stall_timeout_s = flags.stall_timeout;
   options.tool_call_parser = flags.tool_parser;
   options.limits.strict = flags.strict;
+  options.default_pooling = flags.pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   options.reasoning_parser = flags.reasoning_parser;
   options.chat_template = flags.chat_template;
   options.response_store_bytes = flags.response_store;
   options.log_requests = flags.log_requests;
   if (flags.log_requests) log::set_level(log::Level::kInfo);
   options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
-  server::FakeRunner runner(
-      {flags.max_context, std::chrono::microseconds(flags.step_us), std::chrono::microseconds(flags.token_us)});
+  server::FakeRunner runner({flags.max_context, std::chrono::microseconds(flags.step_us),
+                             std::chrono::microseconds(flags.token_us),
+                             flags.fp8_says.empty() ? 0 : flags.fp8_says.front()});
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(options));
 
   NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());
@@ -135,6 +139,8 @@ int main(int argc, char** argv) {
   app.add_option("--reasoning-parser", flags.reasoning_parser);
   app.add_option("--chat-template", flags.chat_template);
   app.add_flag("--strict-requests", flags.strict);
+  app.add_option("--pooling", flags.pooling);
+  app.add_option("--fp8-says", flags.fp8_says, "one character: the tenth of answers in FP8 steps");
   app.add_option("--generation-config", flags.generation_config);
   app.add_flag("--log-requests", flags.log_requests);
   CLI11_PARSE(app, argc, argv);

@@ -1,0 +1,60 @@
+#include "download_bar.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+namespace nfp {
+namespace {
+
+std::string size_text(double bytes) {
+  return bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6);
+}
+
+std::string time_text(double seconds) {
+  const auto whole = static_cast<long>(seconds + 0.5);
+  return whole >= 3600 ? fmt::format("{} h {:02} min", whole / 3600, whole % 3600 / 60)
+         : whole >= 60 ? fmt::format("{} min {:02} s", whole / 60, whole % 60)
+                       : fmt::format("{} s", whole);
+}
+
+}  // namespace
+
+DownloadBar::DownloadBar() : terminal_(::isatty(STDERR_FILENO) != 0) {}
+
+DownloadBar::~DownloadBar() {
+  if (drawn_ && terminal_) fmt::print(stderr, "\r\033[K");
+}
+
+ProgressCallback DownloadBar::callback() {
+  return [this](const Progress& progress) { draw(progress); };
+}
+
+void DownloadBar::draw(const Progress& progress) {
+  const Clock::time_point now = Clock::now();
+  if (progress.total != total_) {  // another set of files
+    total_ = progress.total;
+    first_ = progress.done;
+    began_ = now;
+    next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
+  }
+  if (now < next_) return;
+  next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
+  drawn_ = true;
+  const double seconds = std::chrono::duration<double>(now - began_).count();
+  const double speed = static_cast<double>(progress.done - first_) / seconds;  // bytes/s
+  std::string line = fmt::format("{} of {}", size_text(static_cast<double>(progress.done)),
+                                 size_text(static_cast<double>(progress.total)));
+  if (speed > 0) {
+    line += fmt::format(", {}/s, {} left", size_text(speed),
+                        time_text(static_cast<double>(progress.total - progress.done) / speed));
+  }
+  if (!terminal_) return fmt::print(stderr, "{}\n", line);
+  const auto filled = static_cast<size_t>(progress.total > 0 ? progress.done * 25 / progress.total : 0);
+  fmt::print(stderr, "\r\033[K[{}{}] {}", std::string(filled, '#'), std::string(25 - filled, '.'), line);
+  std::fflush(stderr);
+}
+
+}  // namespace nfp

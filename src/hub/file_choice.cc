@@ -1,0 +1,138 @@
+#include "hub/file_choice.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/json_depth.h"
+#include "io/gguf_tokenizer.h"
+#include "io/nested_checkpoint.h"
+
+namespace nfp {
+namespace {
+
+constexpr std::array<std::string_view, 7> kDescriptive = {
+    "config.json",  "generation_config.json",      "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    kTokenizerGguf, "model.safetensors.index.json"};
+
+const HubFile* find(const HubModel& model, std::string_view path) {
+  const auto place =
+      std::find_if(model.files.begin(), model.files.end(), [&](const HubFile& file) { return file.path == path; });
+  return place == model.files.end() ? nullptr : &*place;
+}
+
+bool has_safetensors(const HubModel& model) {
+  return find(model, "model.safetensors") != nullptr || find(model, "model.safetensors.index.json") != nullptr;
+}
+
+bool is_later_part(std::string_view path) {
+  return path.find("-of-") != std::string_view::npos && path.find("-00001-of-") == std::string_view::npos;
+}
+
+// With PREFIX.safetensors.index.json the files that it names, else PREFIX.safetensors. `prefix`: with the folder.
+Status add_safetensors(const HubModel& model, const HubName& name, const ReadFile& read, const std::string& prefix,
+                       std::vector<HubFile>& out) {
+  std::set<std::string> paths;
+  const std::string index = prefix + ".safetensors.index.json";
+  if (find(model, index) != nullptr) {
+    NFP_ASSIGN_OR_RETURN(const std::string text, read(index));
+    const auto root =
+        json_too_deep(text) ? nlohmann::json() : nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const auto map = root.is_object() ? root.find("weight_map") : root.end();
+    if (map == root.end() || !map->is_object() || map->empty()) {
+      return error(ErrorCode::kInvalidInput, "{}: {} has no object 'weight_map'", name.text(), index);
+    }
+    const size_t slash = prefix.rfind('/');
+    const std::string folder = slash == std::string::npos ? "" : prefix.substr(0, slash + 1);
+    for (const auto& shard : *map) {
+      if (!shard.is_string()) return error(ErrorCode::kInvalidInput, "{}: {}: a shard has no name", name.text(), index);
+      paths.insert(folder + shard.get<std::string>());
+    }
+  } else {
+    paths.insert(prefix + ".safetensors");
+  }
+  for (const std::string& path : paths) {
+    const HubFile* file = find(model, path);
+    if (file == nullptr) return error(ErrorCode::kNotFound, "{}: has no {}, which its index names", name.text(), path);
+    out.push_back(*file);
+  }
+  return ok_status();
+}
+
+Result<std::vector<HubFile>> gguf_files(const HubModel& model, const HubName& name) {
+  std::vector<HubFile> all, out;
+  for (const HubFile& file : model.files) {
+    if (file.path.ends_with(".gguf") && file.path != kTokenizerGguf && !is_later_part(file.path)) all.push_back(file);
+  }
+  std::string list;
+  for (const HubFile& file : all) {
+    list += fmt::format("{}{} ({:.2f} GB)", list.empty() ? "" : ", ", file.path, static_cast<double>(file.size) / 1e9);
+  }
+  const HubFile* chosen = name.file.empty() && all.size() == 1 ? all.data() : find(model, name.file);
+  if (chosen == nullptr && name.file.empty()) {
+    return error(ErrorCode::kUsage, "{}: holds {} GGUF files; choose one with --file: {}", name.text(), all.size(),
+                 list);
+  }
+  if (chosen == nullptr) {
+    return error(ErrorCode::kUsage, "{}: has no file {}; {}", name.repository, name.file,
+                 all.empty() ? "it has no GGUF file at all" : "its GGUF files are " + list);
+  }
+  if (!chosen->path.ends_with(".gguf")) {
+    return error(ErrorCode::kUsage, "{}: --file chooses a GGUF file; without it the whole model is taken",
+                 chosen->path);
+  }
+  out.push_back(*chosen);
+  const size_t part = chosen->path.find("-00001-of-");
+  if (part == std::string::npos) return out;
+  for (const HubFile& file : model.files) {
+    if (file.path != chosen->path && file.path.size() == chosen->path.size() &&
+        file.path.compare(0, part, chosen->path, 0, part) == 0 &&
+        file.path.compare(part + 6, std::string::npos, chosen->path, part + 6, std::string::npos) == 0) {
+      out.push_back(file);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<HubFile> descriptive_files(const HubModel& model, const std::string& file) {
+  std::vector<HubFile> out;
+  if (!file.empty() || !has_safetensors(model)) return out;
+  for (const HubFile& candidate : model.files) {
+    // Of a nested checkpoint the lower bytes have an index of their own, in a folder.
+    if (std::find(kDescriptive.begin(), kDescriptive.end(), candidate.path) != kDescriptive.end() ||
+        candidate.path.ends_with("/lower.safetensors.index.json")) {
+      out.push_back(candidate);
+    }
+  }
+  return out;
+}
+
+Result<std::vector<HubFile>> weight_files(const HubModel& model, const HubName& name, const ReadFile& read) {
+  const bool safetensors = has_safetensors(model);
+  const auto any = [&](std::string_view end) {
+    return std::any_of(model.files.begin(), model.files.end(),
+                       [&](const HubFile& file) { return file.path.ends_with(end); });
+  };
+  if (!name.file.empty() || (!safetensors && any(".gguf"))) return gguf_files(model, name);
+  if (!safetensors || find(model, "config.json") == nullptr) {
+    return error(ErrorCode::kUnsupported, "{}: holds no model that can be served: it has no {}{}", name.text(),
+                 safetensors ? "config.json" : "safetensors or GGUF file",
+                 any(".bin") || any(".pt") || any(".pth") ? " (PyTorch's pickled files are not read)" : "");
+  }
+  std::vector<HubFile> out;
+  NFP_RETURN_IF_ERROR(add_safetensors(model, name, read, "model", out));
+  NFP_ASSIGN_OR_RETURN(const std::string config, read("config.json"));
+  const auto root =
+      json_too_deep(config) ? nlohmann::json() : nlohmann::json::parse(config, nullptr, /*allow_exceptions=*/false);
+  if (root.is_object() && root.contains("nestedfp")) {
+    NFP_ASSIGN_OR_RETURN(const NestedInfo info, parse_nested_info(config, name.text() + ": config.json"));
+    NFP_RETURN_IF_ERROR(add_safetensors(model, name, read, info.lower_directory + "/lower", out));
+  }
+  return out;
+}
+
+}  // namespace nfp

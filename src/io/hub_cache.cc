@@ -1,0 +1,104 @@
+#include "io/hub_cache.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/mapped_file.h"
+
+namespace nfp {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// What the hub allows in the name of an organisation or a model.
+bool is_name(std::string_view text) {
+  const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; };
+  return !text.empty() && text.size() <= 96 && text.front() != '.' && text.front() != '-' &&
+         std::all_of(text.begin(), text.end(), fits) && text.find("..") == std::string_view::npos &&
+         text.find("--") == std::string_view::npos;
+}
+
+}  // namespace
+
+std::string hub_home() {
+  if (const std::string home = variable("HF_HOME"); !home.empty()) return home;
+  if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) return xdg + "/huggingface";
+  return variable("HOME") + "/.cache/huggingface";
+}
+
+std::string hub_cache() {
+  const std::string cache = variable("HF_HUB_CACHE");
+  return cache.empty() ? hub_home() + "/hub" : cache;
+}
+
+std::string HubName::text() const {
+  return repository + (revision == "main" ? "" : "@" + revision) + (file.empty() ? "" : ":" + file);
+}
+
+bool is_plain_relative_path(std::string_view path) {
+  if (path.empty() || path.size() > 1024) return false;
+  const auto unfit = [](unsigned char c) { return c < 0x20 || c == 0x7f || c == '\\'; };
+  if (std::any_of(path.begin(), path.end(), unfit)) return false;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    const std::string_view part = path.substr(begin, end - begin);
+    if (part.empty() || part == "." || part == ".." || part.size() > 255) return false;
+    begin = end + 1;
+  }
+  return true;
+}
+
+std::optional<HubName> parse_hub_name(std::string_view text) {
+  HubName name;
+  if (const size_t colon = text.find(':'); colon != std::string_view::npos) {
+    name.file = text.substr(colon + 1);
+    text = text.substr(0, colon);
+    if (!is_plain_relative_path(name.file)) return std::nullopt;
+  }
+  if (const size_t at = text.find('@'); at != std::string_view::npos) {
+    name.revision = text.substr(at + 1);
+    text = text.substr(0, at);
+    if (!is_plain_relative_path(name.revision)) return std::nullopt;
+  }
+  const size_t slash = text.find('/');
+  if (slash == std::string_view::npos || !is_name(text.substr(0, slash)) || !is_name(text.substr(slash + 1))) {
+    return std::nullopt;
+  }
+  name.repository = text;
+  return name;
+}
+
+std::string hub_folder(const std::string& cache, const std::string& repository) {
+  const size_t slash = repository.find('/');
+  return cache + "/models--" + repository.substr(0, slash) + "--" + repository.substr(slash + 1);
+}
+
+Result<std::string> find_in_hub_cache(const HubName& name) { return find_in_hub_cache_at(hub_cache(), name); }
+
+Result<std::string> find_in_hub_cache_at(const std::string& cache, const HubName& name) {
+  const std::string folder = hub_folder(cache, name.repository);
+  std::error_code ignored;
+  std::string commit = name.revision;
+  if (auto ref = read_text_file(folder + "/refs/" + name.revision, 256); ref.ok()) {
+    commit = std::move(ref).value();
+    while (!commit.empty() && (commit.back() == '\n' || commit.back() == ' ')) commit.pop_back();
+  }
+  const std::string snapshot = folder + "/snapshots/" + commit;
+  const bool there =
+      commit.find('/') == std::string::npos && is_plain_relative_path(commit) && fs::is_directory(snapshot, ignored);
+  if (there && name.file.empty()) return snapshot;
+  if (there && fs::exists(snapshot + "/" + name.file, ignored)) return snapshot + "/" + name.file;
+  return error(
+      ErrorCode::kNotFound,
+      "{}: no such file or directory, and not in the Hugging Face cache ({}); download it with: nestedfp pull {}",
+      name.text(), cache, name.text());
+}
+
+}  // namespace nfp

@@ -1,0 +1,74 @@
+// One answer of the server as it comes.
+function headers() {
+  const h = {"Content-Type": "application/json"};
+  if ($("key").value) h.Authorization = "Bearer " + $("key").value;
+  return h;
+}
+
+function settings() {
+  const number = id => $(id).value === "" ? undefined : Number($(id).value);
+  return {max_tokens: number("max_tokens"), temperature: number("temperature"), top_p: number("top_p"),
+          top_k: number("top_k"), min_p: number("min_p"), seed: number("seed")};
+}
+
+// Fills `into` (content, thoughts, tokens, meta) and calls `changed` for each piece; `fault` is set where it fails.
+async function ask(body, signal, into, changed) {
+  const began = performance.now();
+  Object.assign(into, {content: "", thoughts: "", meta: "", fault: ""});
+  try {
+    const response = await fetch(base + "/v1/chat/completions", {method: "POST", headers: headers(), body: JSON.stringify({...body, stream: true}), signal});
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const {value, done} = await reader.read();
+      if (done) break;
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) {
+        if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
+        const data = JSON.parse(event.slice(6));
+        if (data.error) throw new Error(data.error.message);
+        for (const choice of data.choices) {
+          into.content += choice.delta.content || "";
+          into.thoughts += choice.delta.reasoning_content || "";
+          if (into.tokens && choice.logprobs) into.tokens.push(...(choice.logprobs.content || []).map(t => t.token));
+        }
+        if (data.nestedfp) into.meta = {counts: data.nestedfp, seconds: (performance.now() - began) / 1000};
+      }
+      changed();
+    }
+  } catch (error) {
+    if (error.name === "AbortError") into.meta = "stopped"; else into.fault = error.message;
+  }
+  changed();
+}
+
+// "prompt [bar] FP16 31, FP8 0; answer [bar] FP16 90, FP8 30".
+function showMeta(element, meta) {
+  if (!meta || !meta.counts) {
+    element.textContent = meta || "";
+    return;
+  }
+  const {prompt, completion} = meta.counts, n = completion.fp16_tokens + completion.fp8_tokens;
+  element.textContent = `${n} tokens in ${meta.seconds.toFixed(1)} s`;
+  for (const [name, c] of [["prompt", prompt], ["answer", completion]]) {
+    const all = c.fp16_tokens + c.fp8_tokens, bar = document.createElement("span"), part = document.createElement("i");
+    bar.className = "share";
+    bar.setAttribute("role", "img");
+    bar.setAttribute("aria-label", `${name}: ${c.fp16_tokens} tokens in FP16, ${c.fp8_tokens} in FP8`);
+    part.style.width = (all ? 100 * c.fp8_tokens / all : 0) + "%";
+    bar.append(part);
+    element.append(` · ${name}`, bar, `FP16 ${c.fp16_tokens}, FP8 ${c.fp8_tokens}`);
+  }
+}
+
+// Where two answers part: index of the first differing token, or -1; and how much text is before it.
+function firstDifference(a, b) {
+  let length = 0;
+  for (let i = 0; i < Math.max(a.length, b.length); i++) {
+    if (a[i] !== b[i]) return {token: i, length};
+    length += a[i].length;
+  }
+  return {token: -1, length};
+}

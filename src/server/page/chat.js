@@ -1,0 +1,289 @@
+// The conversation that is shown: sending, stopping, editing, asking again, comparing.
+let current = null;
+let abort = null;
+
+function bubble(role, who) {
+  const el = document.createElement("div");
+  el.className = "msg " + role;
+  for (const part of ["who", "body", "meta", "tools"]) {
+    const child = document.createElement("div");
+    child.className = part;
+    el.append(child);
+  }
+  el.querySelector(".who").textContent = who;
+  return el;
+}
+
+function scrollDown(force) {
+  const log = $("log");
+  if (force || log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
+}
+
+function fault(text) {
+  const el = document.createElement("div");
+  el.className = "fault";
+  el.textContent = text;
+  return el;
+}
+
+function thoughts(text) {
+  const box = document.createElement("details"), label = document.createElement("summary"), body = document.createElement("div");
+  label.textContent = "Thoughts";
+  body.className = "thoughts";
+  body.textContent = text;
+  box.append(label, body);
+  return box;
+}
+
+// The parts of one answer; kept where they are when more of it comes.
+function showAnswer(el, message) {
+  const body = el.querySelector(".body");
+  if (message.pair) return showPair(el, message);
+  const open = body.querySelector("details")?.open;
+  const text = document.createElement("div");
+  text.className = "body";
+  showText(text, message.content);
+  body.replaceChildren();
+  if (message.thoughts) {
+    const box = thoughts(message.thoughts);
+    box.open = open || (!message.content && !message.meta);
+    body.append(box);
+  }
+  body.append(text);
+  if (message.fault) body.append(fault(message.fault));
+  el.classList.toggle("error", Boolean(message.fault));
+  showMeta(el.querySelector(".meta"), message.meta);
+}
+
+function showPair(el, message) {
+  el.classList.add("compare");
+  const [a, b] = message.pair, at = firstDifference(a.tokens, b.tokens);
+  const ended = message.pair.every(one => one.meta || one.fault);
+  // While one is ahead of the other, the end of the shorter is no difference.
+  const parted = at.token >= 0 && (ended || at.token < Math.min(a.tokens.length, b.tokens.length));
+  const pair = document.createElement("div");
+  pair.className = "pair";
+  for (const one of message.pair) {
+    const side = document.createElement("div"), title = document.createElement("h3"), text = document.createElement("div"), meta = document.createElement("div");
+    title.textContent = one.precision === "exact" ? "FP16" : "FP8";
+    text.className = "plain";
+    meta.className = "meta";
+    const token = one.tokens[at.token];
+    if (parted && token !== undefined && one.content.slice(at.length, at.length + token.length) === token) {
+      const mark = document.createElement("mark");
+      mark.textContent = token;
+      mark.title = "the first token that differs";
+      text.append(one.content.slice(0, at.length), mark, one.content.slice(at.length + token.length));
+    } else {
+      text.textContent = one.content;
+    }
+    showMeta(meta, one.meta);
+    side.append(title, text);
+    if (one.fault) side.append(fault(one.fault));
+    side.append(meta);
+    pair.append(side);
+  }
+  el.querySelector(".body").replaceChildren(pair);
+  const same = ended && at.token < 0 ? "The two answers are the same." : "";
+  el.querySelector(".meta").textContent =
+    parted ? `They differ first at token ${at.token + 1}: ${JSON.stringify(a.tokens[at.token] ?? "(end)")} in FP16, ${JSON.stringify(b.tokens[at.token] ?? "(end)")} in FP8.` : same;
+}
+
+function tools(el, ...buttons) { el.querySelector(".tools").replaceChildren(...buttons); }
+
+function draw_message(index) {
+  const message = current.messages[index];
+  if (message.role === "user") {
+    const el = bubble("user", "you");
+    el.querySelector(".body").textContent = message.content;
+    tools(el, copyButton("Copy", () => message.content), button("Edit", () => edit(index, el)));
+    return el;
+  }
+  const el = bubble("assistant", "model");
+  showAnswer(el, message);
+  answerTools(el, index);
+  return el;
+}
+
+function answerTools(el, index) {
+  const message = current.messages[index];
+  tools(el, copyButton("Copy", () => message.pair ? message.pair.map(p => p.content).join("\n\n") : message.content), button("Regenerate", () => again(index)));
+}
+
+function showConversation() {
+  $("log").replaceChildren(...current.messages.map((_, i) => draw_message(i)));
+  if (!current.messages.length) {
+    const hint = document.createElement("p");
+    hint.className = "empty";
+    hint.textContent = "Write a message below. Enter sends, Shift+Enter starts a new line, Escape stops an answer.";
+    $("log").append(hint);
+  }
+  scrollDown(true);
+  listConversations();
+}
+
+function listConversations() {
+  const list = $("conversations");
+  list.replaceChildren(...store.all.filter(c => c.messages.length).map(one => {
+    const item = document.createElement("li"), open = button(one.title || "(empty)", () => openConversation(one)), drop = button("×", () => forget(one));
+    open.className = "open";
+    if (one === current) open.setAttribute("aria-current", "true");
+    drop.className = "drop";
+    drop.setAttribute("aria-label", `Delete "${one.title}"`);
+    item.append(open, drop);
+    return item;
+  }));
+}
+
+function openConversation(one) {
+  if (abort) abort.abort();
+  current = one;
+  showConversation();
+  showTab("chat");
+  $("input").focus();
+}
+
+function forget(one) {
+  if (one === current && abort) abort.abort();
+  store.drop(one);
+  if (one === current) current = store.create();
+  showConversation();
+}
+
+// The conversation as the server is told it: without what failed, and of a pair the FP16 answer.
+function history(messages) {
+  const told = $("system").value ? [{role: "system", content: $("system").value}] : [];
+  for (const m of messages) {
+    const content = m.pair ? m.pair[0].content : m.content;
+    if (m.role === "user" || content) told.push({role: m.role, content});
+  }
+  return told;
+}
+
+async function answer() {
+  const conversation = current, compare = $("precision").value === "compare";
+  const message = compare ? {role: "assistant", content: "", pair: ["exact", "fast"].map(precision => ({precision, tokens: [], content: ""}))} : {role: "assistant", content: ""};
+  const body = {...settings(), messages: history(conversation.messages)};
+  const index = conversation.messages.push(message) - 1;
+  const el = bubble("assistant", "model");
+  $("log").append(el);
+  scrollDown(true);
+  const mine = abort = new AbortController();
+  $("send").disabled = true;
+  $("stop").disabled = false;
+  tell("the model answers");
+  let waiting = false;
+  const changed = () => {  // once a frame, however many pieces come
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      showAnswer(el, message);
+      if (current === conversation) scrollDown();
+    });
+  };
+  if (compare) {
+    // The same random numbers for both.
+    if (body.seed === undefined) body.seed = Math.floor(Math.random() * 2 ** 31);
+    await Promise.all(message.pair.map(one => ask({...body, precision: one.precision, logprobs: true}, mine.signal, one, changed)));
+    message.content = message.pair[0].content;
+  } else {
+    await ask({...body, precision: $("precision").value}, mine.signal, message, changed);
+  }
+  showAnswer(el, message);
+  if (abort === mine) {
+    abort = null;
+    $("send").disabled = false;
+    $("stop").disabled = true;
+  }
+  if (store.all.includes(conversation)) store.touch(conversation);
+  if (current !== conversation) return listConversations();
+  answerTools(el, index);
+  listConversations();
+  const failed = message.fault || message.pair?.find(one => one.fault)?.fault;
+  tell(failed ? "failed: " + failed : message.meta === "stopped" ? "stopped" : "answer: " + message.content.slice(0, 500));
+  if (document.activeElement === document.body || document.activeElement === $("stop")) $("input").focus();
+}
+
+function send(text) {
+  current.messages.push({role: "user", content: text});
+  store.touch(current);
+  showConversation();
+  answer();
+}
+
+// Everything from this message on is said anew.
+function rewind(index) {
+  if (abort) abort.abort();
+  current.messages.length = index;
+}
+
+function again(index) {
+  rewind(index);
+  showConversation();
+  answer();
+}
+
+function edit(index, el) {
+  const area = document.createElement("textarea");
+  area.value = current.messages[index].content;
+  area.setAttribute("aria-label", "Edited message");
+  const done = () => {
+    const text = area.value.trim();
+    if (!text) return;
+    rewind(index);
+    send(text);
+    $("input").focus();
+  };
+  area.addEventListener("keydown", event => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) event.preventDefault(), done();
+    if (event.key === "Escape") event.stopPropagation(), el.replaceWith(draw_message(index));
+  });
+  el.querySelector(".body").replaceChildren(area);
+  tools(el, button("Send edited", done), button("Cancel", () => el.replaceWith(draw_message(index))));
+  area.focus();
+}
+
+const tabs = ["chat", "saved", "load", "settings"];
+function showTab(name) {
+  document.body.dataset.tab = name;
+  for (const one of tabs) {
+    $("tab_" + one).setAttribute("aria-selected", String(one === name));
+    $("tab_" + one).tabIndex = one === name ? 0 : -1;
+  }
+  draw();
+}
+for (const name of tabs) {
+  $("tab_" + name).addEventListener("click", () => showTab(name));
+  $("tab_" + name).addEventListener("keydown", event => {
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+    if (!step) return;
+    const next = tabs[(tabs.indexOf(name) + step + tabs.length) % tabs.length];
+    showTab(next);
+    $("tab_" + next).focus();
+  });
+}
+
+$("form").addEventListener("submit", event => {
+  event.preventDefault();
+  const text = $("input").value.trim();
+  if (!text || abort) return;
+  $("input").value = "";
+  send(text);
+});
+$("input").addEventListener("keydown", event => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("form").requestSubmit();
+  }
+});
+document.addEventListener("keydown", event => { if (event.key === "Escape" && abort) abort.abort(); });
+$("stop").addEventListener("click", () => abort && abort.abort());
+$("new").addEventListener("click", () => openConversation(store.create()));
+$("forget").addEventListener("click", () => {
+  if (!confirm("Delete all conversations that this browser keeps?")) return;
+  if (abort) abort.abort();
+  store.all = [];
+  store.save();
+  openConversation(store.create());
+});

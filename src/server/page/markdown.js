@@ -1,0 +1,72 @@
+// Markdown of an answer as elements. HTML in it is shown as text, what the renderer makes is sanitised, and no image is
+// fetched. Where the libraries were not there when the program was built, answers are plain text.
+const markdown = (() => {
+  if (typeof window.markdownit !== "function" || !window.DOMPurify) return null;
+  const renderer = window.markdownit({html: false, linkify: true, breaks: false}).disable("image");
+  const clean = html => DOMPurify.sanitize(html, {
+    RETURN_DOM_FRAGMENT: true, ALLOW_DATA_ATTR: false, ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+    ALLOWED_TAGS: ["p", "br", "hr", "em", "strong", "s", "code", "pre", "a", "ul", "ol", "li", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
+    ALLOWED_ATTR: ["href", "class", "start"]});
+  return text => {
+    const part = clean(renderer.render(text));
+    for (const link of part.querySelectorAll("a")) {
+      link.target = "_blank";
+      link.rel = "noopener noreferrer nofollow";
+    }
+    for (const pre of part.querySelectorAll("pre")) frameCode(pre);
+    return part;
+  };
+})();
+
+function frameCode(pre) {
+  const code = pre.querySelector("code") || pre;
+  const language = ((code.className || "").match(/language-([\w+#-]+)/) || [])[1] || "";
+  if (language && window.hljs && hljs.getLanguage(language) && code.textContent.length < 50000) {
+    const shown = DOMPurify.sanitize(hljs.highlight(language, code.textContent, true).value, {ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true});
+    code.replaceChildren(shown);
+  }
+  const frame = document.createElement("div"), bar = document.createElement("div"), name = document.createElement("span");
+  frame.className = "code";
+  bar.className = "bar";
+  name.textContent = language || "text";
+  bar.append(name, copyButton("Copy code", () => code.textContent));
+  pre.replaceWith(frame);
+  pre.tabIndex = 0;  // so that the keyboard can scroll it
+  frame.append(bar, pre);
+}
+
+function button(label, act) {
+  const b = document.createElement("button");
+  b.type = "button";
+  b.textContent = label;
+  b.addEventListener("click", () => act(b));
+  return b;
+}
+
+function copyButton(label, text) {
+  return button(label, async b => {
+    try {
+      await navigator.clipboard.writeText(text());
+    } catch {  // a page that does not come over HTTPS or from this machine may not write there
+      const area = document.createElement("textarea");
+      area.value = text();
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    b.textContent = "Copied";
+    tell("copied");
+    setTimeout(() => { b.textContent = label; }, 1500);
+  });
+}
+
+// `text` into `element`, as Markdown where that can be had.
+function showText(element, text) {
+  if (!markdown) {
+    element.classList.add("plain");
+    element.textContent = text;
+  } else {
+    element.replaceChildren(markdown(text));
+  }
+}

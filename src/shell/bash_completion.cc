@@ -1,0 +1,98 @@
+#include <fmt/format.h>
+
+#include "shell/command_tree.h"
+
+namespace nfp::shell {
+namespace {
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : " ") + word;
+  return out;
+}
+
+struct Tables {
+  std::string steps;   // which words lead from a path to a longer one
+  std::string values;  // what may follow a flag
+  std::string words;   // flags and verbs of a path
+};
+
+void add(const Command& command, const std::string& path, Tables& tables) {
+  std::string free_values;
+  std::vector<std::string> flags, verbs;
+  for (const Argument& flag : command.flags) {
+    std::string pattern;
+    for (const std::string& name : flag.names) {
+      flags.push_back(name);
+      pattern += fmt::format("{}'{} {}'", pattern.empty() ? "" : " | ", path, name);
+    }
+    if (!flag.choices.empty()) {
+      tables.values += fmt::format("    {}) values='{}' ;;\n", pattern, joined(flag.choices));
+    } else if (!flag.value.empty()) {
+      free_values += (free_values.empty() ? "" : " | ") + pattern;
+    }
+  }
+  // What has no list of values may name a file.
+  if (!free_values.empty()) tables.values += fmt::format("    {}) files=1 ;;\n", free_values);
+  for (const Command& verb : command.commands) {
+    verbs.push_back(verb.name);
+    tables.steps += fmt::format("      '{} {}') path='{}' ;;\n", path, verb.name,
+                                path.empty() ? verb.name : path + " " + verb.name);
+  }
+  tables.words += fmt::format("    '{}') flags='{}' verbs='{}' models={} ;;\n", path, joined(flags), joined(verbs),
+                              command.positionals.empty() ? 0 : 1);
+  for (const Command& verb : command.commands) add(verb, path.empty() ? verb.name : path + " " + verb.name, tables);
+}
+
+}  // namespace
+
+std::string bash_completion(const Command& tree) {
+  Tables tables;
+  add(tree, "", tables);
+  return fmt::format(
+      R"sh(# bash completion for {0}, made by `{0} completion bash`.
+_{0}() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} path='' values='' files=0 flags='' verbs='' models=0 i
+  # Bash gives --flag=value as three words.
+  if [[ $cur == '=' ]]; then
+    cur=''
+  elif [[ $prev == '=' ]]; then
+    prev=${{COMP_WORDS[COMP_CWORD - 2]}}
+  fi
+  for ((i = 1; i < COMP_CWORD; ++i)); do
+    case "$path ${{COMP_WORDS[i]}}" in
+{1}    esac
+  done
+  COMPREPLY=()
+  case "$path $prev" in
+{2}  esac
+  if [[ -n $values ]]; then
+    mapfile -t COMPREPLY < <(compgen -W "$values" -- "$cur")
+    return
+  fi
+  if ((files)); then
+    compopt -o filenames 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+    return
+  fi
+  case "$path" in
+{3}  esac
+  if [[ $cur == -* ]]; then
+    mapfile -t COMPREPLY < <(compgen -W "$flags" -- "$cur")
+    return
+  fi
+  mapfile -t COMPREPLY < <(
+    compgen -W "$verbs" -- "$cur"
+    if ((models)); then
+      compgen -f -- "$cur"
+      compgen -W "$("${{COMP_WORDS[0]}}" models --names 2>/dev/null)" -- "$cur"
+    fi
+  )
+  if ((models)); then compopt -o filenames 2>/dev/null; fi
+}}
+complete -F _{0} {0}
+)sh",
+      tree.name, tables.steps, tables.values, tables.words);
+}
+
+}  // namespace nfp::shell

@@ -285,6 +285,18 @@ class Inspect(Scratch):
             self.assertEqual(facts["kv_bytes_per_token_fp8"], 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"])
             self.assertEqual(facts["kv_bytes_per_token_f16"], 2 * facts["kv_bytes_per_token_fp8"])
 
+    def test_a_configuration_alone_gives_what_its_weights_give(self):
+        for model in MODELS:
+            plan = json.loads(run("inspect", os.path.join(model, "config.json"), "--json")[0])
+            facts = json.loads(run("inspect", model, "--json")[0])
+            for field in ("parameters", "kv_bytes_per_token_f16", "kv_bytes_per_token_fp8", "layers", "head_dim"):
+                self.assertEqual(plan[field], facts[field], f"{model}: {field}")
+            shapes = {tensor["name"]: tensor["shape"] for tensor in plan["tensors"]}
+            for matrix in facts["matrices"]:
+                self.assertEqual(shapes[matrix["name"]], matrix["shape"], model)
+        out, _ = run("inspect", os.path.join(F16_MODEL, "config.json"))
+        self.assertIn("GPUs of", out)
+
 
 class Perplexity(Scratch):
     def setUp(self):

@@ -487,6 +487,19 @@ class Demo(Scratch):
             out, _ = run("generate", DEMO, "-p", "The capital of France is", "-n", "8", "-q", "--precision", precision)
             self.assertIn("Paris", out)
 
+    def test_chat_answers_a_new_users_first_questions(self):
+        # As scripts/quickstart leaves it: how the model is sampled lies beside it.
+        model = self.path("demo.gguf")
+        os.symlink(os.path.abspath(DEMO), model)
+        shutil.copy(os.path.join(os.path.dirname(__file__), "../../scripts/demo/generation_config.json"),
+                    self.path("demo.generation_config.json"))
+        out, _ = run("chat", model, "-n", "60", stdin="What is the capital of France?\nWhy is the sky blue?\nWhat is 2 + 2?\n")
+        self.assertIn("Paris", out.splitlines()[0])
+        self.assertIn("Rayleigh scattering", out)
+        again, _ = run("chat", model, "-n", "60", stdin="What is the capital of France?\nWhy is the sky blue?\nWhat is 2 + 2?\n")
+        self.assertEqual(out, again)
+        self.assertEqual(json.loads(run("inspect", model, "--json")[0])["sampling"], {"temperature": 0.0})
+
     def test_chat_answers(self):
         out, _ = run("chat", DEMO, "-n", "40", "--temperature", "0", stdin="What is the capital of France?\n/quit\n")
         self.assertIn("Paris", out)

@@ -53,7 +53,8 @@ install(FILES "${PROJECT_BINARY_DIR}/nestedfpConfig.cmake" "${PROJECT_BINARY_DIR
 # only its maker's header is for others.
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/src/*.h")
 foreach(header IN LISTS headers)
-  if(header MATCHES "^(server|capi)/")  # wiring of the program, and of the C libraries: no API
+  # Wiring of the program, and of the C libraries: no API. libcurl.h would ask every user for curl's headers.
+  if(header MATCHES "^(server|capi|doctor|shell)/|^hub/libcurl\\.h$")
     continue()
   endif()
   if(header MATCHES "^backend/(cpu|cuda)/" AND NOT header MATCHES "^backend/(cpu|cuda)/(cpu|cuda)_backend\\.h$")

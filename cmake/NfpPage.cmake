@@ -17,6 +17,9 @@ endfunction()
 function(library file package before after)
   file(READ "${file}" part)
   string(REPLACE "</script" "<\\/script" part "${part}")
+  # Debian 12's 2.4.1+dfsg+~2.4.0-2+deb12u1 asks for a variable that is not there where the original asks for FORCE_BODY,
+  # an option that the page does not set: all HTML would fail.
+  string(REGEX REPLACE "\\(shadowNode\\.__depth>=[A-Za-z]+\\|\\|[A-Za-z]+\\(shadowNode\\.__depth\\)\\)&&" "false&&" part "${part}")
   set(licences "")
   if(EXISTS "/usr/share/doc/${package}/copyright")
     file(READ "/usr/share/doc/${package}/copyright" licences)

@@ -113,9 +113,15 @@ nfp_venv() {
 
 nfp_sha256_is() { [[ -f "$1" && "$(sha256sum "$1" | cut -d ' ' -f 1)" == "$2" ]]; }
 
-# nfp_demo_model: fetches the demo model once into the cache folder; its path is $NFP_DEMO_FILE. Needs nfp_venv.
+# nfp_demo_model: fetches the demo model once into the cache folder; its path is $NFP_DEMO_FILE. Needs nfp_venv. How it is
+# to be sampled lies beside it, where nestedfp looks for that: so small a model answers sensibly only when it is greedy.
 nfp_demo_model() {
-  nfp_sha256_is "$NFP_DEMO_FILE" "$NFP_DEMO_SHA256" && return
+  nfp_sha256_is "$NFP_DEMO_FILE" "$NFP_DEMO_SHA256" || nfp_fetch_demo_model
+  cmp -s "${NFP_ROOT}/scripts/demo/generation_config.json" "${NFP_DEMO_FILE%.gguf}.generation_config.json" ||
+    cp "${NFP_ROOT}/scripts/demo/generation_config.json" "${NFP_DEMO_FILE%.gguf}.generation_config.json"
+}
+
+nfp_fetch_demo_model() {
   local folder work
   folder="$(dirname "$NFP_DEMO_FILE")"
   say "Demo model SmolLM2-135M-Instruct (98 MB) into ${folder}"

@@ -199,8 +199,11 @@ TEST_F(CalibrateTest, ExpertsTellOfTheirRowsAndComputeTheSame) {
     EXPECT_EQ(hidden_after({0, -1, &rows, nullptr}), hidden_after({}));
     std::map<std::pair<int32_t, GemmType>, int32_t> by_layer;
     for (const auto& [linear, count] : rows.told) {
-      if (linear->expert >= 0) by_layer[{linear->layer, linear->type}] += count;
-      if (linear->expert < 0) EXPECT_EQ(count, 33) << linear->names.front();
+      if (linear->expert >= 0) {
+        by_layer[{linear->layer, linear->type}] += count;
+      } else {
+        EXPECT_EQ(count, 33) << linear->names.front();
+      }
     }
     ASSERT_EQ(by_layer.size(), 4u);  // the third layer is dense
     for (const auto& [place, count] : by_layer) EXPECT_EQ(count, 33 * model.config().experts.top);

@@ -318,9 +318,12 @@ std::map<std::string, Answer> busy_hour(int32_t steps_in_flight, uint32_t seed, 
     if (draw(6) == 0) r.precision = PrecisionClass::kExact;
     if (draw(6) == 0) cancel_at[r.id] = static_cast<size_t>(1 + draw(10));
     if (draw(5) == 0) {  // n = 2: another answer to the same prompt
-      Request twin = r;
-      twin.id += "b";
+      Request twin;
+      twin.id = r.id + "b";
+      twin.prompt = r.prompt;
+      twin.sampling = r.sampling;
       twin.sampling.seed = 1;
+      twin.precision = r.precision;
       EXPECT_TRUE(engine.submit(std::move(twin)).ok());
     }
     EXPECT_TRUE(engine.submit(std::move(r)).ok());

@@ -103,13 +103,17 @@ uint64_t ModelSource::file_bytes() const {
 }
 
 Result<std::optional<std::string>> ModelSource::text_file(const std::string& name) const {
+  std::string place = path_ + "/" + name;
   if (kind_ == SourceKind::kGguf) {
-    const bool there = name == "generation_config.json" && !generation_json_.empty();
-    return there ? std::optional<std::string>(generation_json_) : std::nullopt;
+    if (name != "generation_config.json") return std::optional<std::string>();
+    place = path_.substr(0, path_.size() - (path_.ends_with(".gguf") ? 5 : 0)) + "." + name;
   }
-  auto text = read_text_file(path_ + "/" + name);
+  auto text = read_text_file(place);
   if (text.ok()) return std::optional<std::string>(std::move(text).value());
-  if (text.error().code == ErrorCode::kNotFound) return std::optional<std::string>();
+  if (text.error().code == ErrorCode::kNotFound) {
+    return generation_json_.empty() || name != "generation_config.json" ? std::optional<std::string>()
+                                                                        : std::optional<std::string>(generation_json_);
+  }
   return std::move(text).error();
 }
 

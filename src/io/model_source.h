@@ -74,7 +74,8 @@ class ModelSource {
   const std::string& config_json() const { return config_json_; }
   // The small file `name` beside the weights ("tokenizer.json", "tokenizer_config.json", "generation_config.json",
   // "chat_template.jinja"): its text, nothing where it is absent, an error where it cannot be read. A GGUF file has
-  // only the generation_config.json that its general.sampling.* keys make.
+  // only the generation_config.json that its general.sampling.* keys make, or X.generation_config.json beside X.gguf,
+  // which goes before them.
   Result<std::optional<std::string>> text_file(const std::string& name) const;
   // Of a GGUF file, or of a nested checkpoint made from one; nullptr otherwise.
   const GgufTokenizer* gguf_tokenizer() const { return gguf_tokenizer_ ? &*gguf_tokenizer_ : nullptr; }

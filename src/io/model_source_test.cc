@@ -111,6 +111,19 @@ TEST_F(Source, AGgufFileBesideAConfigurationIsTheModel) {
   EXPECT_NE(failure(path("m")).find("holds 2 GGUF files"), std::string::npos);
 }
 
+TEST_F(Source, SamplingOfAGgufFileMayLieBesideIt) {
+  auto gguf = testing::tiny_gguf_keys();
+  gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  ASSERT_TRUE(write_file(path("a.gguf"), gguf.build()).ok());
+  auto source = ModelSource::open(path("a.gguf"));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  EXPECT_FALSE((*source)->text_file("generation_config.json").value().has_value());
+  ASSERT_TRUE(write_file(path("a.generation_config.json"), "{}").ok());
+  ASSERT_TRUE(write_file(path("a.tokenizer.json"), "{}").ok());
+  EXPECT_EQ((*source)->text_file("generation_config.json").value(), "{}");
+  EXPECT_FALSE((*source)->text_file("tokenizer.json").value().has_value());
+}
+
 TEST_F(Source, FilesThatAreMissingOrUnreadableAreNamed) {
   std::filesystem::create_directories(path("m"));
   EXPECT_NE(failure(path("m")).find("config.json"), std::string::npos);

@@ -60,6 +60,26 @@ StepWork work_of(const StepTime& step) {
   return work;
 }
 
+namespace {
+
+// How strongly attention is wished to be cheap, by what the longest measured one took.
+struct AttentionWeights {
+  double pairs, keys;
+};
+AttentionWeights attention_weights(const StepTable& table) {
+  double most_pairs = 0, pairs_ms = 1, most_keys = 1000, keys_ms = 1;
+  bool told_apart = false;
+  for (const StepTime& step : table.steps) {
+    const StepWork work = work_of(step);
+    told_apart = told_apart || step.prefill_context > 0;
+    if (work.prefill_pairs > most_pairs) most_pairs = work.prefill_pairs, pairs_ms = step.ms;
+    if (work.decode_keys > 0) keys_ms = std::max(keys_ms, step.ms), most_keys = std::max(most_keys, work.decode_keys);
+  }
+  return {(told_apart ? 0.02 : 0.5) * most_pairs / pairs_ms, 0.02 * most_keys / keys_ms};
+}
+
+}  // namespace
+
 Result<StepModel> StepModel::fit(const StepTable& table) {
   StepModel model;
   model.levels_ = table.levels;
@@ -110,16 +130,9 @@ Result<StepModel> StepModel::fit(const StepTable& table) {
   }
   // And one for cheap attention: where every prompt was measured from its start, or all contexts were short, the data
   // cannot tell it from what tokens cost.
-  double most_pairs = 0, pairs_ms = 1, most_keys = 1000, keys_ms = 1;
-  bool told_apart = false;
-  for (const StepTime& step : table.steps) {
-    const StepWork work = work_of(step);
-    told_apart = told_apart || step.prefill_context > 0;
-    if (work.prefill_pairs > most_pairs) most_pairs = work.prefill_pairs, pairs_ms = step.ms;
-    if (work.decode_keys > 0) keys_ms = std::max(keys_ms, step.ms), most_keys = std::max(most_keys, work.decode_keys);
-  }
-  rows.emplace_back(columns, 0.0)[shared] = (told_apart ? 0.02 : 0.5) * most_pairs / pairs_ms;
-  rows.emplace_back(columns, 0.0)[shared + 1] = 0.02 * most_keys / keys_ms;
+  const AttentionWeights cheap = attention_weights(table);
+  rows.emplace_back(columns, 0.0)[shared] = cheap.pairs;
+  rows.emplace_back(columns, 0.0)[shared + 1] = cheap.keys;
   wanted.insert(wanted.end(), 2, 0.0);
   for (size_t c = 0; c < columns; ++c) {  // columns of one size, so that coordinate descent converges
     double square = 0;

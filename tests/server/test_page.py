@@ -177,6 +177,7 @@ def test_chat_by_keyboard(browser, launch):
     shown = browser.js("[...document.querySelectorAll('.msg.assistant .share')].map(e => e.getAttribute('aria-label'))")
     assert len(shown) == 2 and shown[0].startswith("prompt: ") and shown[1].startswith("answer: ") and "tokens in FP16" in shown[1]
     # A long answer, stopped by Escape: the server stops too.
+    browser.js("document.getElementById('new').click()")
     browser.call("Input.insertText", text="go on for ever")
     browser.key("Enter", "\r")
     browser.wait("document.getElementById('running').textContent === '1'")
@@ -196,7 +197,7 @@ def test_chat_by_keyboard(browser, launch):
     complaints(browser, server)
 
 
-MARKDOWN = ("SAY:# Title  **bold** `code` [link](https://example.com/) [bad](javascript:alert(1)) ![i](https://example.com/i.png) "
+MARKDOWN = ("SAY:# Title **bold** `code` [link](https://example.com/) [bad](javascript:alert(1)) ![i](https://example.com/i.png) "
             "<img src=x onerror=alert(1)>")
 
 
@@ -287,7 +288,9 @@ def busy(server):
     """Load that makes a threshold policy change its mind: (pool, stop)."""
     import concurrent.futures
     import httpx
-    pool = concurrent.futures.ThreadPoolExecutor(10)
+    pool = concurrent.futures.ThreadPoolExecutor(11)
+    pool.submit(httpx.post, server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 250}, timeout=60)
+    time.sleep(1)
     for i in range(10):
         pool.submit(httpx.post, server.url + "/v1/completions", json={"prompt": "x" * 300, "max_tokens": 60 + 10 * i}, timeout=60)
     return pool
@@ -316,7 +319,7 @@ def test_load_and_reasons(browser, launch, policy):
         assert "every 5 steps" in reason
     # Prompts and answers are apart, and p99 is not told of ten requests.
     assert browser.js("[...slices.values()].some(s => s.prefill_fp16 + s.prefill_fp8 >= 300 && s.decode_fp16 + s.decode_fp8 < 300)")
-    assert browser.js("document.getElementById('ttft_count').textContent") == "10"
+    assert browser.js("document.getElementById('ttft_count').textContent") == "11"
     assert browser.js("document.getElementById('ttft_p90').textContent") != "–"
     assert browser.js("document.getElementById('ttft_p99').textContent") == "–"
     complaints(browser, server)

@@ -6,7 +6,7 @@
 namespace nfp::server {
 namespace {
 
-using dialect::text_of;
+using dialect::read_text_parts;
 
 std::string text_field(const Json& object, const char* name) {
   return object.is_object() && object.contains(name) && object[name].is_string() ? object[name].get<std::string>()
@@ -17,7 +17,7 @@ std::string text_field(const Json& object, const char* name) {
 MaybeError tool_result(const Json& block, const std::string& where, Json* messages) {
   std::string text;
   if (block.contains("content") && !block["content"].is_null()) {
-    NFP_API_TRY(text_of(block["content"], where + ".content", {"text"}, &text));
+    NFP_API_TRY(read_text_parts(block["content"], where + ".content", {"text"}, &text));
   }
   if (block.contains("is_error") && block["is_error"] == true) text = "Error: " + text;
   messages->push_back({{"role", "tool"}, {"tool_call_id", text_field(block, "tool_use_id")}, {"content", text}});
@@ -36,7 +36,7 @@ MaybeError add_message(const Json& message, const std::string& where, Json* mess
   const Json& content = message["content"];
   if (content.is_string() || role == "system") {
     std::string text;
-    NFP_API_TRY(text_of(content, where + ".content", {"text"}, &text));
+    NFP_API_TRY(read_text_parts(content, where + ".content", {"text"}, &text));
     messages->push_back({{"role", role}, {"content", text}});
     return std::nullopt;
   }
@@ -140,20 +140,11 @@ MaybeError read_output_config(const Json& config, Json* chat) {
   return std::nullopt;
 }
 
-}  // namespace
-
-MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool counting, GenerationRequest* out) {
-  Fields fields(body);
-  Json chat = Json::object();
-  dialect::pass_on(fields, &chat);
-  for (const char* other : {"stop", "metadata"}) chat.erase(other);
-  std::vector<std::string> ignored;
-  if (fields.find("stop") != nullptr) ignored.emplace_back("stop");
-
+MaybeError read_messages(Fields& fields, const RequestLimits& limits, Json* chat) {
   Json messages = Json::array();
   if (const Json* system = fields.find("system")) {
     std::string text;
-    NFP_API_TRY(text_of(*system, "system", {"text"}, &text));
+    NFP_API_TRY(read_text_parts(*system, "system", {"text"}, &text));
     if (!text.empty()) messages.push_back({{"role", "system"}, {"content", text}});
   }
   const Json* given = fields.find("messages");
@@ -170,9 +161,36 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   // A last message of the assistant is the beginning of the answer.
   const Json& last = messages.back();
   if (last["role"] == "assistant" && !last.contains("tool_calls") && last["content"] != "") {
-    chat["continue_final_message"] = true;
+    (*chat)["continue_final_message"] = true;
   }
-  chat["messages"] = std::move(messages);
+  (*chat)["messages"] = std::move(messages);
+  return std::nullopt;
+}
+
+MaybeError read_thinking(const Json& thinking, Json* chat) {
+  const std::string type = text_field(thinking, "type");
+  if (type != "enabled" && type != "disabled" && type != "adaptive") {
+    return bad_request("thinking", "'thinking' must be an object whose 'type' is enabled, disabled or adaptive");
+  }
+  for (const char* name : {"enable_thinking", "thinking"}) {
+    if (!chat->contains("chat_template_kwargs")) (*chat)["chat_template_kwargs"] = Json::object();
+    Json& variables = (*chat)["chat_template_kwargs"];
+    if (variables.is_object() && !variables.contains(name)) variables[name] = type != "disabled";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool counting, GenerationRequest* out) {
+  Fields fields(body);
+  Json chat = Json::object();
+  dialect::pass_on(fields, &chat);
+  for (const char* other : {"stop", "metadata"}) chat.erase(other);
+  std::vector<std::string> ignored;
+  if (fields.find("stop") != nullptr) ignored.emplace_back("stop");
+
+  NFP_API_TRY(read_messages(fields, limits, &chat));
 
   if (const Json* tools = fields.find("tools")) {
     Json known;
@@ -191,19 +209,8 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   } else if (!counting) {
     return bad_request("max_tokens", "'max_tokens' is missing");
   }
-  bool thinks = false;
-  if (const Json* thinking = fields.find("thinking")) {
-    const std::string type = text_field(*thinking, "type");
-    if (type != "enabled" && type != "disabled" && type != "adaptive") {
-      return bad_request("thinking", "'thinking' must be an object whose 'type' is enabled, disabled or adaptive");
-    }
-    for (const char* name : {"enable_thinking", "thinking"}) {
-      if (!chat.contains("chat_template_kwargs")) chat["chat_template_kwargs"] = Json::object();
-      Json& variables = chat["chat_template_kwargs"];
-      if (variables.is_object() && !variables.contains(name)) variables[name] = type != "disabled";
-    }
-    thinks = true;
-  }
+  const Json* thinking = fields.find("thinking");
+  if (thinking != nullptr) NFP_API_TRY(read_thinking(*thinking, &chat));
   if (const Json* metadata = fields.find("metadata")) {
     if (const std::string user = text_field(*metadata, "user_id"); !user.empty()) chat["user"] = user;
   }
@@ -221,7 +228,7 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   for (auto& acts : out->template_fields) {
     if (acts.field == "reasoning_effort") acts.field = "output_config.effort";
   }
-  if (thinks) out->template_fields.push_back({"thinking", {"enable_thinking", "thinking"}});
+  if (thinking != nullptr) out->template_fields.push_back({"thinking", {"enable_thinking", "thinking"}});
   out->api = TextApi::kMessages;
   out->ignored.insert(out->ignored.end(), ignored.begin(), ignored.end());
   return std::nullopt;

@@ -38,8 +38,8 @@ void pass_on(Fields& fields, Json* chat) {
   }
 }
 
-MaybeError text_of(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
-                   std::string* out) {
+MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
+                           std::string* out) {
   if (content.is_string()) {
     *out = content.get<std::string>();
     return std::nullopt;

@@ -32,8 +32,8 @@ namespace dialect {
 // Fields that all of these APIs take as chat completions do.
 void pass_on(Fields& fields, Json* chat);
 // Text of a string or of a list of parts whose type is one of `types`; parts are separated by line breaks.
-MaybeError text_of(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
-                   std::string* out);
+MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
+                           std::string* out);
 // The error of the chat parser, with the names that this API's clients know: (chat's, theirs).
 struct Renamed {
   std::string_view from, to;

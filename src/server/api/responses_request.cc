@@ -6,7 +6,7 @@
 namespace nfp::server {
 namespace {
 
-using dialect::text_of;
+using dialect::read_text_parts;
 
 // Items of `input`, as the messages that chat templates know.
 class Conversation {
@@ -44,7 +44,7 @@ class Conversation {
     const Json* content = fields.find("content");
     if (content == nullptr) return bad_request(where + ".content", fmt::format("'{}.content' is missing", where));
     std::string text;
-    NFP_API_TRY(text_of(*content, where + ".content", {"input_text", "output_text", "text", "refusal"}, &text));
+    NFP_API_TRY(read_text_parts(*content, where + ".content", {"input_text", "output_text", "text", "refusal"}, &text));
     Json entry = {{"role", role}, {"content", text}};
     if (role == "assistant") take_reasoning(entry);
     messages_->push_back(std::move(entry));
@@ -75,7 +75,7 @@ class Conversation {
     NFP_API_TRY(named(fields.get("call_id", &id), where));
     const Json* output = fields.find("output");
     if (output == nullptr) return bad_request(where + ".output", fmt::format("'{}.output' is missing", where));
-    NFP_API_TRY(text_of(*output, where + ".output", {"input_text", "output_text", "text"}, &text));
+    NFP_API_TRY(read_text_parts(*output, where + ".output", {"input_text", "output_text", "text"}, &text));
     messages_->push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", text}});
     return std::nullopt;
   }
@@ -83,7 +83,7 @@ class Conversation {
   MaybeError reasoning(Fields& fields, const std::string& where) {
     const Json* content = fields.find("content");
     if (content == nullptr) return std::nullopt;  // a summary alone is for people
-    return text_of(*content, where + ".content", {"reasoning_text", "text"}, &reasoning_);
+    return read_text_parts(*content, where + ".content", {"reasoning_text", "text"}, &reasoning_);
   }
 
   void take_reasoning(Json& entry) {
@@ -188,6 +188,72 @@ void show(std::string& out, std::string_view name, const Json* value, std::strin
   out += value == nullptr ? std::string(otherwise) : dump(*value);
 }
 
+MaybeError read_input(Fields& fields, const RequestLimits& limits, Json* messages) {
+  const Json* input = fields.find("input");
+  if (input == nullptr) return bad_request("input", "'input' is missing");
+  if (input->is_string()) {
+    messages->push_back({{"role", "user"}, {"content", *input}});
+  } else if (input->is_array() && !input->empty()) {
+    if (input->size() > static_cast<size_t>(limits.max_messages)) {
+      return bad_request(
+          "input", fmt::format("'input' has {} items; at most {} are allowed", input->size(), limits.max_messages));
+    }
+    Conversation conversation(messages);
+    for (size_t i = 0; i < input->size(); ++i) {
+      NFP_API_TRY(conversation.add((*input)[i], fmt::format("input[{}]", i)));
+    }
+  } else {
+    return bad_request("input", "'input' must be a string or a non-empty list of items");
+  }
+  return std::nullopt;
+}
+
+// How long the answer may be, and what comes with it.
+MaybeError read_answer_options(Fields& fields, Json* chat, std::vector<std::string>* ignored) {
+  if (fields.find("max_output_tokens") != nullptr) {
+    int most = 1;
+    NFP_API_TRY(fields.get("max_output_tokens", 1, INT32_MAX, &most));
+    (*chat)["max_tokens"] = most;
+  }
+  if (const Json* include = fields.find("include")) {
+    if (!include->is_array()) return bad_request("include", "'include' must be a list of strings");
+    if (std::find(include->begin(), include->end(), Json("message.output_text.logprobs")) != include->end()) {
+      (*chat)["logprobs"] = true;
+    }
+  }
+  if (const Json* top = fields.find("top_logprobs")) {
+    (*chat)["logprobs"] = true;
+    (*chat)["top_logprobs"] = *top;
+  }
+  std::string truncation;
+  NFP_API_TRY(fields.get("truncation", &truncation));
+  if (!truncation.empty() && truncation != "auto" && truncation != "disabled") {
+    return bad_request("truncation", "'truncation' must be auto or disabled");
+  }
+  if (truncation == "auto") ignored->emplace_back("truncation");
+  std::string tier;
+  NFP_API_TRY(fields.get("service_tier", &tier));
+  return std::nullopt;
+}
+
+// The options as the answer repeats them.
+void show_options(Fields& fields, ResponsesRequest* out) {
+  std::string& shown = out->shown;
+  show(shown, "instructions", out->instructions.is_null() ? nullptr : &out->instructions, "null");
+  show(shown, "metadata", fields.find("metadata"), "{}");
+  show(shown, "tools", fields.find("tools"), "[]");
+  show(shown, "tool_choice", fields.find("tool_choice"), "\"auto\"");
+  show(shown, "parallel_tool_calls", fields.find("parallel_tool_calls"), "true");
+  show(shown, "text", fields.find("text"), R"({"format":{"type":"text"}})");
+  show(shown, "reasoning", fields.find("reasoning"), R"({"effort":null,"summary":null})");
+  show(shown, "max_output_tokens", fields.find("max_output_tokens"), "null");
+  show(shown, "previous_response_id", fields.find("previous_response_id"), "null");
+  show(shown, "top_logprobs", fields.find("top_logprobs"), "0");
+  show(shown, "user", fields.find("user"), "null");
+  shown +=
+      fmt::format(R"(,"store":{},"truncation":"disabled","background":false,"service_tier":"default")", out->store);
+}
+
 }  // namespace
 
 MaybeError read_responses(const Json& body, const RequestLimits& limits, ResponsesRequest* out) {
@@ -195,22 +261,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   Json& chat = out->chat;
   dialect::pass_on(fields, &chat);
 
-  const Json* input = fields.find("input");
-  if (input == nullptr) return bad_request("input", "'input' is missing");
-  if (input->is_string()) {
-    out->input.push_back({{"role", "user"}, {"content", *input}});
-  } else if (input->is_array() && !input->empty()) {
-    if (input->size() > static_cast<size_t>(limits.max_messages)) {
-      return bad_request(
-          "input", fmt::format("'input' has {} items; at most {} are allowed", input->size(), limits.max_messages));
-    }
-    Conversation conversation(&out->input);
-    for (size_t i = 0; i < input->size(); ++i) {
-      NFP_API_TRY(conversation.add((*input)[i], fmt::format("input[{}]", i)));
-    }
-  } else {
-    return bad_request("input", "'input' must be a string or a non-empty list of items");
-  }
+  NFP_API_TRY(read_input(fields, limits, &out->input));
   if (const Json* instructions = fields.find("instructions")) {
     if (!instructions->is_string()) return bad_request("instructions", "'instructions' must be a string");
     out->instructions = *instructions;
@@ -218,46 +269,19 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   NFP_API_TRY(fields.get("previous_response_id", &out->previous));
   NFP_API_TRY(fields.get("store", &out->store));
 
-  const Json* tools = fields.find("tools");
-  if (tools != nullptr) {
+  if (const Json* tools = fields.find("tools")) {
     Json known;
     NFP_API_TRY(read_tools(*tools, &known));
     if (!known.empty()) chat["tools"] = std::move(known);
   }
-  const Json* tool_choice = fields.find("tool_choice");
-  if (tool_choice != nullptr) NFP_API_TRY(read_tool_choice(*tool_choice, &chat));
-  const Json* parallel = fields.find("parallel_tool_calls");
-  if (parallel != nullptr) chat["parallel_tool_calls"] = *parallel;
-  const Json* text = fields.find("text");
-  if (text != nullptr) NFP_API_TRY(read_text_options(*text, &chat));
-  const Json* reasoning = fields.find("reasoning");
-  if (reasoning != nullptr) {
+  if (const Json* tool_choice = fields.find("tool_choice")) NFP_API_TRY(read_tool_choice(*tool_choice, &chat));
+  if (const Json* parallel = fields.find("parallel_tool_calls")) chat["parallel_tool_calls"] = *parallel;
+  if (const Json* text = fields.find("text")) NFP_API_TRY(read_text_options(*text, &chat));
+  if (const Json* reasoning = fields.find("reasoning")) {
     if (!reasoning->is_object()) return bad_request("reasoning", "'reasoning' must be an object");
     if (reasoning->contains("effort")) chat["reasoning_effort"] = (*reasoning)["effort"];
   }
-  if (fields.find("max_output_tokens") != nullptr) {
-    int most = 1;
-    NFP_API_TRY(fields.get("max_output_tokens", 1, INT32_MAX, &most));
-    chat["max_tokens"] = most;
-  }
-  if (const Json* include = fields.find("include")) {
-    if (!include->is_array()) return bad_request("include", "'include' must be a list of strings");
-    if (std::find(include->begin(), include->end(), Json("message.output_text.logprobs")) != include->end()) {
-      chat["logprobs"] = true;
-    }
-  }
-  if (const Json* top = fields.find("top_logprobs")) {
-    chat["logprobs"] = true;
-    chat["top_logprobs"] = *top;
-  }
-  std::string truncation;
-  NFP_API_TRY(fields.get("truncation", &truncation));
-  if (!truncation.empty() && truncation != "auto" && truncation != "disabled") {
-    return bad_request("truncation", "'truncation' must be auto or disabled");
-  }
-  if (truncation == "auto") out->ignored.emplace_back("truncation");
-  std::string tier;
-  NFP_API_TRY(fields.get("service_tier", &tier));
+  NFP_API_TRY(read_answer_options(fields, &chat, &out->ignored));
   fields.without_effect("stream_options");  // it has nothing that is done here
   fields.without_effect("max_tool_calls");  // of tools that a server runs
   for (const char* name : {"background", "conversation", "prompt"}) {
@@ -265,20 +289,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   }
   NFP_API_TRY(fields.rest(limits, &out->ignored));
 
-  std::string& shown = out->shown;
-  show(shown, "instructions", out->instructions.is_null() ? nullptr : &out->instructions, "null");
-  show(shown, "metadata", fields.find("metadata"), "{}");
-  show(shown, "tools", tools, "[]");
-  show(shown, "tool_choice", tool_choice, "\"auto\"");
-  show(shown, "parallel_tool_calls", parallel, "true");
-  show(shown, "text", text, R"({"format":{"type":"text"}})");
-  show(shown, "reasoning", reasoning, R"({"effort":null,"summary":null})");
-  show(shown, "max_output_tokens", fields.find("max_output_tokens"), "null");
-  show(shown, "previous_response_id", fields.find("previous_response_id"), "null");
-  show(shown, "top_logprobs", fields.find("top_logprobs"), "0");
-  show(shown, "user", fields.find("user"), "null");
-  shown +=
-      fmt::format(R"(,"store":{},"truncation":"disabled","background":false,"service_tier":"default")", out->store);
+  show_options(fields, out);
   return std::nullopt;
 }
 

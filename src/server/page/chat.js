@@ -41,7 +41,7 @@ function showAnswer(el, message) {
   if (message.pair) return showPair(el, message);
   const open = body.querySelector("details")?.open;
   const text = document.createElement("div");
-  text.className = "body";
+  text.className = "text";
   showText(text, message.content);
   body.replaceChildren();
   if (message.thoughts) {
@@ -85,7 +85,7 @@ function showPair(el, message) {
   }
   el.querySelector(".body").replaceChildren(pair);
   const same = ended && at.token < 0 ? "The two answers are the same." : "";
-  el.querySelector(".meta").textContent =
+  el.querySelector(":scope > .meta").textContent =
     parted ? `They differ first at token ${at.token + 1}: ${JSON.stringify(a.tokens[at.token] ?? "(end)")} in FP16, ${JSON.stringify(b.tokens[at.token] ?? "(end)")} in FP8.` : same;
 }
 
@@ -185,7 +185,8 @@ async function answer() {
   if (compare) {
     // The same random numbers for both.
     if (body.seed === undefined) body.seed = Math.floor(Math.random() * 2 ** 31);
-    await Promise.all(message.pair.map(one => ask({...body, precision: one.precision, logprobs: true}, mine.signal, one, changed)));
+    // One after the other: in a step together with the exact one, the fast one would get FP16 as well.
+    for (const one of message.pair) if (!mine.signal.aborted) await ask({...body, precision: one.precision, logprobs: true}, mine.signal, one, changed);
     message.content = message.pair[0].content;
   } else {
     await ask({...body, precision: $("precision").value}, mine.signal, message, changed);

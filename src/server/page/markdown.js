@@ -1,10 +1,17 @@
+// What the library lets through, as elements.
+function sanitised(html, rules) {
+  const template = document.createElement("template");
+  template.innerHTML = DOMPurify.sanitize(html, rules);
+  return template.content;
+}
+
 // Markdown of an answer as elements. HTML in it is shown as text, what the renderer makes is sanitised, and no image is
 // fetched. Where the libraries were not there when the program was built, answers are plain text.
 const markdown = (() => {
   if (typeof window.markdownit !== "function" || !window.DOMPurify) return null;
   const renderer = window.markdownit({html: false, linkify: true, breaks: false}).disable("image");
-  const clean = html => DOMPurify.sanitize(html, {
-    RETURN_DOM_FRAGMENT: true, ALLOW_DATA_ATTR: false, ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  const clean = html => sanitised(html, {
+    ALLOW_DATA_ATTR: false, ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
     ALLOWED_TAGS: ["p", "br", "hr", "em", "strong", "s", "code", "pre", "a", "ul", "ol", "li", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
     ALLOWED_ATTR: ["href", "class", "start"]});
   return text => {
@@ -22,8 +29,7 @@ function frameCode(pre) {
   const code = pre.querySelector("code") || pre;
   const language = ((code.className || "").match(/language-([\w+#-]+)/) || [])[1] || "";
   if (language && window.hljs && hljs.getLanguage(language) && code.textContent.length < 50000) {
-    const shown = DOMPurify.sanitize(hljs.highlight(language, code.textContent, true).value, {ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true});
-    code.replaceChildren(shown);
+    code.replaceChildren(sanitised(hljs.highlight(language, code.textContent, true).value, {ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"]}));
   }
   const frame = document.createElement("div"), bar = document.createElement("div"), name = document.createElement("span");
   frame.className = "code";
@@ -63,10 +69,11 @@ function copyButton(label, text) {
 
 // `text` into `element`, as Markdown where that can be had.
 function showText(element, text) {
-  if (!markdown) {
-    element.classList.add("plain");
-    element.textContent = text;
-  } else {
-    element.replaceChildren(markdown(text));
+  try {
+    if (markdown) return element.replaceChildren(markdown(text));
+  } catch (error) {
+    console.warn("not shown as Markdown:", error);
   }
+  element.classList.add("plain");
+  element.textContent = text;
 }

@@ -184,6 +184,65 @@ Status run(const ReplayFlags& flags) {
   return finish(flags, report);
 }
 
+void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
+  verb.add_option("TRACE", f.trace, "trace file")->required();
+  verb.add_option("--simulate", f.table, "step times: what `bench MODEL steps` wrote (docs/step-times.md)");
+  verb.add_option("--url", f.http.url,
+                  "a server with OpenAI's API, http://HOST:PORT; with --simulate the table only says what a request "
+                  "takes alone");
+  verb.add_option("--model", f.http.model, "of --url: the model's name");
+  verb.add_option("--api-key", f.http.api_key, "of --url");
+  verb.add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
+  verb.add_option("--table-engine", f.source.engine, "likewise of several engines");
+  verb.add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
+  verb.add_option("--policies", f.policies,
+                  "fp16, fp8, threshold:N, alternate:N, slo; slo-fp16 and slo-fp8 plan by deadline in one precision")
+      ->capture_default_str();
+  verb.add_option("--rate", f.rates, "requests a second (several may be given); default: the trace's")
+      ->check(CLI::Range(1e-6, 1e6));
+  verb.add_option("--speed", f.selection.speed, "the trace's clock runs so many times as fast")
+      ->check(CLI::Range(1e-6, 1e6));
+  verb.add_option("--requests", f.selection.requests, "only the first so many")->check(CLI::Range(1, 1 << 30));
+  verb.add_option("--max-tokens", f.selection.most_tokens, "leave out requests of more tokens, prompt and answer")
+      ->check(CLI::Range(1, 1 << 30));
+  verb.add_option("--seed", f.selection.seed, "of which requests a lower rate keeps")->capture_default_str();
+  verb.add_option("--fp8-levels", f.fp8_levels,
+                  "shares of the weights that slo may compute in FP8, as serve has it; those that the table lacks are "
+                  "interpolated. Default: those of the table")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0));
+  verb.add_option("--kl", f.kl,
+                  "SHARE:NATS, ...: the KL divergence from FP16 of FP8 in that share of the weights, to report that of "
+                  "the trace over that of always FP8");
+  verb.add_option("--slo-missed", f.slo_missed, "as serve has it: last, shed or as-they-come")
+      ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
+      ->capture_default_str();
+}
+
+void add_simulation_flags(CLI::App& verb, SimulationOptions& s) {
+  verb.add_option("--replicas", s.replicas, "machines behind a router that knows their load")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  verb.add_option("--max-num-seqs", s.max_sequences, "requests in a step")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  verb.add_option("--max-num-batched-tokens", s.max_step_tokens, "tokens of a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb.add_option("--kv-tokens", s.kv_tokens, "tokens that a machine's KV cache holds")
+      ->check(CLI::Range(int64_t{1024}, int64_t{1} << 30))
+      ->capture_default_str();
+  verb.add_option("--steps-in-flight", s.steps_in_flight, "2: a step is planned while one runs")
+      ->check(CLI::Range(1, 2))
+      ->capture_default_str();
+  verb.add_option("--noise", s.noise, "steps differ from the table by up to this share")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  verb.add_option("--slo-factor", s.slo_factor, "targets, in times of the request alone in FP16")
+      ->check(CLI::Range(1.0, 1000.0))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void add_replay(CLI::App& app, Status& status) {
@@ -198,61 +257,8 @@ void add_replay(CLI::App& app, Status& status) {
       "ttft:500\n"
       "docs/slo.md explains the policies and what the figures mean.");
   ReplayFlags& f = *flags;
-  verb->add_option("TRACE", f.trace, "trace file")->required();
-  verb->add_option("--simulate", f.table, "step times: what `bench MODEL steps` wrote (docs/step-times.md)");
-  verb->add_option("--url", f.http.url,
-                   "a server with OpenAI's API, http://HOST:PORT; with --simulate the table only says what a request "
-                   "takes alone");
-  verb->add_option("--model", f.http.model, "of --url: the model's name");
-  verb->add_option("--api-key", f.http.api_key, "of --url");
-  verb->add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
-  verb->add_option("--table-engine", f.source.engine, "likewise of several engines");
-  verb->add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
-  verb->add_option("--policies", f.policies,
-                   "fp16, fp8, threshold:N, alternate:N, slo; slo-fp16 and slo-fp8 plan by deadline in one precision")
-      ->capture_default_str();
-  verb->add_option("--rate", f.rates, "requests a second (several may be given); default: the trace's")
-      ->check(CLI::Range(1e-6, 1e6));
-  verb->add_option("--speed", f.selection.speed, "the trace's clock runs so many times as fast")
-      ->check(CLI::Range(1e-6, 1e6));
-  verb->add_option("--requests", f.selection.requests, "only the first so many")->check(CLI::Range(1, 1 << 30));
-  verb->add_option("--max-tokens", f.selection.most_tokens, "leave out requests of more tokens, prompt and answer")
-      ->check(CLI::Range(1, 1 << 30));
-  verb->add_option("--seed", f.selection.seed, "of which requests a lower rate keeps")->capture_default_str();
-  verb->add_option("--fp8-levels", f.fp8_levels,
-                   "shares of the weights that slo may compute in FP8, as serve has it; those that the table lacks are "
-                   "interpolated. Default: those of the table")
-      ->delimiter(',')
-      ->check(CLI::Range(0.0, 1.0));
-  verb->add_option(
-      "--kl", f.kl,
-      "SHARE:NATS, ...: the KL divergence from FP16 of FP8 in that share of the weights, to report that of "
-      "the trace over that of always FP8");
-  verb->add_option("--slo-missed", f.slo_missed, "as serve has it: last, shed or as-they-come")
-      ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
-      ->capture_default_str();
-  SimulationOptions& s = f.simulation;
-  verb->add_option("--replicas", s.replicas, "machines behind a router that knows their load")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  verb->add_option("--max-num-seqs", s.max_sequences, "requests in a step")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
-  verb->add_option("--max-num-batched-tokens", s.max_step_tokens, "tokens of a step")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  verb->add_option("--kv-tokens", s.kv_tokens, "tokens that a machine's KV cache holds")
-      ->check(CLI::Range(int64_t{1024}, int64_t{1} << 30))
-      ->capture_default_str();
-  verb->add_option("--steps-in-flight", s.steps_in_flight, "2: a step is planned while one runs")
-      ->check(CLI::Range(1, 2))
-      ->capture_default_str();
-  verb->add_option("--noise", s.noise, "steps differ from the table by up to this share")
-      ->check(CLI::Range(0.0, 0.9))
-      ->capture_default_str();
-  verb->add_option("--slo-factor", s.slo_factor, "targets, in times of the request alone in FP16")
-      ->check(CLI::Range(1.0, 1000.0))
-      ->capture_default_str();
+  add_trace_flags(*verb, f);
+  add_simulation_flags(*verb, f.simulation);
   verb->add_flag("--find-rate", f.find_rate, "for each policy the highest rate that holds --attainment");
   verb->add_option("--attainment", f.attainment, "share of requests within 5 times of a request alone")
       ->check(CLI::Range(0.01, 1.0))

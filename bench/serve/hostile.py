@@ -2,7 +2,7 @@
 and over, from a process of his own, and every gap between two of his tokens is taken down.
 
     hostile.py NESTEDFP MODEL OUT.json [--case NAME ...] [--flag=--threads=2 ...]
-    hostile.py NESTEDFP_SERVE_FAKE fake OUT.json     the same against the model that costs nothing, for sanitizers
+    hostile.py NESTEDFP_SERVE_FAKE fake OUT.json --sanitized     the same against the model that costs nothing
 
 Starts the server on 127.0.0.1, talks to nothing else, and each case is bounded in count and time. After each case, with the
 bystander asleep: /health is 200, nothing runs, no KV block is in use, memory is back within 20 MB. At the end SIGTERM under
@@ -402,6 +402,7 @@ async def main():
     parser.add_argument("out")
     parser.add_argument("--case", action="append", choices=sorted(CASES))
     parser.add_argument("--flag", action="append", default=[])
+    parser.add_argument("--sanitized", action="store_true", help="memory is not judged: a sanitizer keeps what was freed")
     args = parser.parse_args()
     command = [args.program, "serve", args.model, "--port", "0", "--served-model-name", "m", "--max-model-len", "2048",
                "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--kv-cache-memory", f"{KV_MB}MiB",
@@ -483,7 +484,8 @@ async def main():
     ours = [n for n in windows if n != "stop_and_continue"]
     worst = max(ours, key=lambda n: results[n]["longest_gap_ms"])
     good = (len(texts) == 1 and not errors and results["sigterm"]["exit_code"] == 0 and
-            all(r["health"] == 200 and r["running"] == 0 and r["kv_use"] == 0 and r["memory_mb"] <= 20
+            all(r["health"] == 200 and r["running"] == 0 and r["kv_use"] == 0 and
+                (args.sanitized or r["memory_mb"] <= 20)
                 for n, r in results.items() if n not in ("quiet", "sigterm")))
     result = {"what": "hostile clients beside one who streams greedy answers", "command": " ".join(["hostile.py", "NESTEDFP", "MODEL"]),
               "date": time.strftime("%Y-%m-%d %H:%M"), "model": os.path.basename(args.model),

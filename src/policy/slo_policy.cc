@@ -86,6 +86,10 @@ class SloPolicy final : public PrecisionPolicy {
   double step_limit() const;
   // The TTFT target of the prompt that a token of recent ones belongs to, in the mean: who comes next may be like it.
   double typical_target() const;
+  size_t choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
+                            const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision);
+  void add_prompts(const StepState& state, const Pace& pace, double error, const std::vector<Prefill>& prefills,
+                   int32_t running, StepWork* work, StepDecision* decision) const;
   Pace pace_at(size_t level, const StepWork& decodes, double limit_s, const StepState& state) const;
   // When the last of `tokens` prompt tokens is done, seconds from now.
   double done_after(const Pace& pace, const StepWork& decodes, double tokens) const;
@@ -202,6 +206,77 @@ double SloPolicy::typical_target() const {
   return tokens > 0 ? weighted / tokens : kNever;
 }
 
+// Which prompts are lost or shed, the order of the others, and the first pace that keeps them in time.
+size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
+                                     const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision) {
+  size_t chosen = 0;
+  const double last = last_.fp8_share;
+  rank(*prefills, paces[fastest], decodes, state.now_s);
+  for (const Prefill& prefill : *prefills) {
+    if (prefill.rank == 0) continue;
+    decision->lost.push_back(prefill.sequence);
+    const SequenceState& sequence = state.sequences[prefill.sequence];
+    const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
+    if (options_.missed == SloOptions::Missed::kShed && fresh) decision->shed.push_back(prefill.sequence);
+  }
+  if (options_.missed == SloOptions::Missed::kAsTheyCome) {
+    for (Prefill& prefill : *prefills) prefill.due = prefill.arrival + prefill.target, prefill.rank = 0;
+  }
+  std::erase_if(*prefills, [&](const Prefill& prefill) {
+    return std::find(decision->shed.begin(), decision->shed.end(), prefill.sequence) != decision->shed.end();
+  });
+  double tokens = 0;
+  for (const Prefill& prefill : *prefills) tokens += prefill.tokens;
+  decision->busy_s = done_after(paces[fastest], decodes, tokens);
+  std::sort(prefills->begin(), prefills->end(), [&](const Prefill& a, const Prefill& b) {
+    if (a.rank != b.rank) return a.rank < b.rank;
+    if (a.priority != b.priority) return a.priority < b.priority;
+    if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
+    return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
+  });
+  // A level below the last step's stays until there is more room than was missing when it was left.
+  while (chosen < paces.size()) {
+    const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
+    const double share = model_.levels()[paces[chosen].level].fp8_share;
+    double reserve = back ? options_.reserve_to_return : options_.reserve;
+    if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
+    if (keeps(*prefills, paces[chosen], decodes, state.now_s, reserve)) break;
+    ++chosen;
+  }
+  return chosen == paces.size() ? fastest : chosen;
+}
+
+// Chunks of prompts behind the decoding sequences, which are in `work`.
+void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error,
+                            const std::vector<Prefill>& prefills, int32_t running, StepWork* work,
+                            StepDecision* decision) const {
+  int32_t room = std::min(pace.chunk, state.max_step_tokens - work->tokens);
+  int64_t free_tokens = state.free_tokens - work->tokens;
+  double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
+  for (const Prefill& prefill : prefills) {
+    if (room < 1) break;
+    const SequenceState& sequence = state.sequences[prefill.sequence];
+    if (!sequence.running) {
+      if (running >= state.max_sequences) continue;
+      if (sequence.missing > free_tokens && running > 0) continue;
+    }
+    // The pace is of prompts without anything in the cache; what attention to that adds counts here.
+    int32_t count = std::min(room, prefill.tokens);
+    count = std::max(model_.largest_chunk(pace.level, *work, sequence.context, count, end_s),
+                     std::min(count, options_.least_chunk - (pace.chunk - room)));
+    if (count < 1) break;
+    running += sequence.running ? 0 : 1;
+    free_tokens -= prefill.tokens;
+    decision->chunks.push_back({prefill.sequence, count});
+    work->add(count, sequence.context);
+    room -= count;
+    if (count < prefill.tokens || prefill.rank > 0) continue;
+    // Its first token comes when the step ends: what else is put into the step must not make it late.
+    const double left = prefill.due - state.now_s, least = model_.seconds(pace.level, *work);
+    if (least <= left) end_s = std::min(end_s, std::max(least, left * (1 - options_.end_errors * error)));
+  }
+}
+
 StepDecision SloPolicy::decide(const StepState& state) {
   see_arrivals(state);
   const double error = std::min(model_.recent_error().mean, options_.most_error);
@@ -249,41 +324,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
 
   size_t chosen = 0;
   const double last = last_.fp8_share;
-  if (!prefills.empty()) {
-    rank(prefills, paces[fastest], decodes, state.now_s);
-    for (const Prefill& prefill : prefills) {
-      if (prefill.rank == 0) continue;
-      decision.lost.push_back(prefill.sequence);
-      const SequenceState& sequence = state.sequences[prefill.sequence];
-      const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
-      if (options_.missed == SloOptions::Missed::kShed && fresh) decision.shed.push_back(prefill.sequence);
-    }
-    if (options_.missed == SloOptions::Missed::kAsTheyCome) {
-      for (Prefill& prefill : prefills) prefill.due = prefill.arrival + prefill.target, prefill.rank = 0;
-    }
-    std::erase_if(prefills, [&](const Prefill& prefill) {
-      return std::find(decision.shed.begin(), decision.shed.end(), prefill.sequence) != decision.shed.end();
-    });
-    double tokens = 0;
-    for (const Prefill& prefill : prefills) tokens += prefill.tokens;
-    decision.busy_s = done_after(paces[fastest], decodes, tokens);
-    std::sort(prefills.begin(), prefills.end(), [&](const Prefill& a, const Prefill& b) {
-      if (a.rank != b.rank) return a.rank < b.rank;
-      if (a.priority != b.priority) return a.priority < b.priority;
-      if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
-      return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
-    });
-    // A level below the last step's stays until there is more room than was missing when it was left.
-    while (chosen < paces.size()) {
-      const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
-      const double share = model_.levels()[paces[chosen].level].fp8_share;
-      double reserve = back ? options_.reserve_to_return : options_.reserve;
-      if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
-      if (keeps(prefills, paces[chosen], decodes, state.now_s, reserve)) break;
-      ++chosen;
-    }
-    if (chosen == paces.size()) chosen = fastest;
-  }
+  if (!prefills.empty()) chosen = choose_for_prompts(state, paces, fastest, decodes, &prefills, &decision);
   const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
   while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > limit &&
@@ -298,31 +339,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
 
   const Pace& pace = paces[chosen];
   StepWork work = decodes;
-  int32_t room = std::min(pace.chunk, state.max_step_tokens - decodes.tokens);
-  int64_t free_tokens = state.free_tokens - decodes.tokens;
-  double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
-  for (const Prefill& prefill : prefills) {
-    if (room < 1) break;
-    const SequenceState& sequence = state.sequences[prefill.sequence];
-    if (!sequence.running) {
-      if (running >= state.max_sequences) continue;
-      if (sequence.missing > free_tokens && running > 0) continue;
-    }
-    // The pace is of prompts without anything in the cache; what attention to that adds counts here.
-    int32_t count = std::min(room, prefill.tokens);
-    count = std::max(model_.largest_chunk(pace.level, work, sequence.context, count, end_s),
-                     std::min(count, options_.least_chunk - (pace.chunk - room)));
-    if (count < 1) break;
-    running += sequence.running ? 0 : 1;
-    free_tokens -= prefill.tokens;
-    decision.chunks.push_back({prefill.sequence, count});
-    work.add(count, sequence.context);
-    room -= count;
-    if (count < prefill.tokens || prefill.rank > 0) continue;
-    // Its first token comes when the step ends: what else is put into the step must not make it late.
-    const double left = prefill.due - state.now_s, least = model_.seconds(pace.level, work);
-    if (least <= left) end_s = std::min(end_s, std::max(least, left * (1 - options_.end_errors * error)));
-  }
+  add_prompts(state, pace, error, prefills, running, &work, &decision);
   const StepLevel& level = model_.levels()[pace.level];
   decision.precision = level.precision;
   decision.fp8_share = level.fp8_share;

@@ -177,6 +177,7 @@ def test_chat_by_keyboard(browser, launch):
     shown = browser.js("[...document.querySelectorAll('.msg.assistant .share')].map(e => e.getAttribute('aria-label'))")
     assert len(shown) == 2 and shown[0].startswith("prompt: ") and shown[1].startswith("answer: ") and "tokens in FP16" in shown[1]
     # A long answer, stopped by Escape: the server stops too.
+    browser.js("document.getElementById('new').click()")
     browser.call("Input.insertText", text="go on for ever")
     browser.key("Enter", "\r")
     browser.wait("document.getElementById('running').textContent === '1'")

@@ -75,6 +75,39 @@ std::string escape_label(std::string_view text) {
   return out;
 }
 
+// Requests, KV cache and prefix cache under vLLM's names.
+void write_engine(const EngineStats& e, bool prefix_caching, Writer* w) {
+  const double kv_use = e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0;
+  w->gauge("vllm:num_requests_running", e.running, "Requests in the running batch.");
+  w->gauge("vllm:num_requests_waiting", e.waiting, "Requests waiting to be admitted.");
+  w->gauge("vllm:num_requests_swapped", 0, "Always 0: preempted requests are recomputed, not swapped.");
+  w->gauge("vllm:kv_cache_usage_perc", kv_use, "Share of KV cache blocks in use (1 = all).");
+  w->gauge("vllm:gpu_cache_usage_perc", kv_use, "The same under its older name.");
+  w->head("vllm:cache_config_info", "gauge", "The KV cache's configuration, as labels.");
+  w->value("vllm:cache_config_info", 1,
+           fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\",num_cpu_blocks=\"0\",enable_prefix_caching=\"{}\"",
+                       e.block_size, e.kv_blocks, prefix_caching ? "True" : "False"));
+  w->head("vllm:lora_requests_info", "gauge", "LoRA adapters in use: none, there is no LoRA.");
+  w->value("vllm:lora_requests_info", 0, "max_lora=\"0\",waiting_lora_adapters=\"\",running_lora_adapters=\"\"");
+  w->counter("vllm:num_preemptions_total", e.preemptions, "Requests that gave their KV blocks back to older ones.");
+  w->counter("vllm:prefix_cache_queries_total", e.prefix_queries, "Prompt tokens looked up in the prefix cache.");
+  w->counter("vllm:prefix_cache_hits_total", e.prefix_hits, "Prompt tokens found there.");
+  w->counter("vllm:gpu_prefix_cache_queries_total", e.prefix_queries, "The same under its older name.");
+  w->counter("vllm:gpu_prefix_cache_hits_total", e.prefix_hits, "The same under its older name.");
+  w->counter("vllm:prompt_tokens_cached_total", e.prefix_hits, "Prompt tokens taken from the prefix cache.");
+}
+
+void write_steps(const EngineStats& e, Writer* w) {
+  w->head("nestedfp:steps_total", "counter", "Engine steps by precision.");
+  for (size_t i = 0; i < kPrecisionCount; ++i) {
+    w->value("nestedfp:steps_total", e.steps_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
+  }
+  w->head("nestedfp:tokens_total", "counter", "Tokens computed (prompt and output) by precision of their step.");
+  for (size_t i = 0; i < kPrecisionCount; ++i) {
+    w->value("nestedfp:tokens_total", e.tokens_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
+  }
+}
+
 // Of the process, under the names of Prometheus's own client libraries, which have no labels.
 void write_process(Writer* w) {
   rusage used = {};
@@ -219,25 +252,8 @@ void Metrics::on_finished(const RequestRecord& r) {
 std::string Metrics::prometheus(const Facts& facts) const {
   const EngineStats& e = facts.engine;
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escape_label(facts.model_name));
-  const double kv_use = e.kv_blocks > 0 ? static_cast<double>(e.kv_blocks_used) / e.kv_blocks : 0;
   Writer w(labels);
-  w.gauge("vllm:num_requests_running", e.running, "Requests in the running batch.");
-  w.gauge("vllm:num_requests_waiting", e.waiting, "Requests waiting to be admitted.");
-  w.gauge("vllm:num_requests_swapped", 0, "Always 0: preempted requests are recomputed, not swapped.");
-  w.gauge("vllm:kv_cache_usage_perc", kv_use, "Share of KV cache blocks in use (1 = all).");
-  w.gauge("vllm:gpu_cache_usage_perc", kv_use, "The same under its older name.");
-  w.head("vllm:cache_config_info", "gauge", "The KV cache's configuration, as labels.");
-  w.value("vllm:cache_config_info", 1,
-          fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\",num_cpu_blocks=\"0\",enable_prefix_caching=\"{}\"",
-                      e.block_size, e.kv_blocks, prefix_caching_ ? "True" : "False"));
-  w.head("vllm:lora_requests_info", "gauge", "LoRA adapters in use: none, there is no LoRA.");
-  w.value("vllm:lora_requests_info", 0, "max_lora=\"0\",waiting_lora_adapters=\"\",running_lora_adapters=\"\"");
-  w.counter("vllm:num_preemptions_total", e.preemptions, "Requests that gave their KV blocks back to older ones.");
-  w.counter("vllm:prefix_cache_queries_total", e.prefix_queries, "Prompt tokens looked up in the prefix cache.");
-  w.counter("vllm:prefix_cache_hits_total", e.prefix_hits, "Prompt tokens found there.");
-  w.counter("vllm:gpu_prefix_cache_queries_total", e.prefix_queries, "The same under its older name.");
-  w.counter("vllm:gpu_prefix_cache_hits_total", e.prefix_hits, "The same under its older name.");
-  w.counter("vllm:prompt_tokens_cached_total", e.prefix_hits, "Prompt tokens taken from the prefix cache.");
+  write_engine(e, prefix_caching_, &w);
   w.counter("vllm:prompt_tokens_total", prompt_tokens_, "Prompt tokens of finished requests.");
   w.counter("vllm:generation_tokens_total", generation_tokens_, "Tokens generated.");
   w.head("vllm:request_success_total", "counter", "Finished requests by reason.");
@@ -267,14 +283,7 @@ std::string Metrics::prometheus(const Facts& facts) const {
   write_process(&w);
   if (facts.http != nullptr) facts.http->write(w.out);
 
-  w.head("nestedfp:steps_total", "counter", "Engine steps by precision.");
-  for (size_t i = 0; i < kPrecisionCount; ++i) {
-    w.value("nestedfp:steps_total", e.steps_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
-  }
-  w.head("nestedfp:tokens_total", "counter", "Tokens computed (prompt and output) by precision of their step.");
-  for (size_t i = 0; i < kPrecisionCount; ++i) {
-    w.value("nestedfp:tokens_total", e.tokens_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
-  }
+  write_steps(e, &w);
   w.head("nestedfp:level_tokens_total", "counter",
          "Tokens computed (prompt and output) by share of the weights that their step computed in FP8.");
   for (const Level& level : levels_) {

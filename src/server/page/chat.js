@@ -85,7 +85,7 @@ function showPair(el, message) {
   }
   el.querySelector(".body").replaceChildren(pair);
   const same = ended && at.token < 0 ? "The two answers are the same." : "";
-  el.querySelector(".meta").textContent =
+  el.querySelector(":scope > .meta").textContent =
     parted ? `They differ first at token ${at.token + 1}: ${JSON.stringify(a.tokens[at.token] ?? "(end)")} in FP16, ${JSON.stringify(b.tokens[at.token] ?? "(end)")} in FP8.` : same;
 }
 

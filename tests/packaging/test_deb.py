@@ -71,10 +71,12 @@ def base_system():
         new = f"{path}.tmp-{os.getpid()}.tar"
         try:
             done = subprocess.run(["mmdebstrap", "--mode=root", "--variant=minbase", suite[1], new], capture_output=True, text=True,
-                                  timeout=600)
+                                  timeout=300)
             if done.returncode != 0:
                 skip(f"mmdebstrap cannot make a system of {suite[1]} (no network?): " + done.stderr.strip().splitlines()[-1])
             os.replace(new, path)
+        except subprocess.TimeoutExpired:
+            skip(f"mmdebstrap made no system of {suite[1]} in 300 s (a slow network?)")
         finally:
             if os.path.exists(new):
                 os.remove(new)

@@ -287,26 +287,8 @@ Status refuse_quantised(const Json& root, const std::string& name) {
                    : "packed integers of few bits have neither an FP16 nor an E4M3 form here");
 }
 
-}  // namespace
-
-Result<ModelConfig> parse_config(std::string_view text, const std::string& name) {
-  NFP_ASSIGN_OR_RETURN(const Json root, parse_object(text, name));
-  Fields fields(root, name);
-  ModelConfig config;
-  config.model_type = fields.text("model_type", "");
-  if (fields.has("architectures") && root["architectures"].is_array() && !root["architectures"].empty() &&
-      root["architectures"][0].is_string()) {
-    config.architecture = root["architectures"][0].get<std::string>();
-  }
-  const auto family = find_family(config.architecture, config.model_type);
-  if (!family.ok()) return error(family.error().code, "{}: {}", name, family.error().message);
-  config.family = *family;
-  config.architecture = config.family->architecture;
-  config.norm_offset = config.family->norm_offset;
-  NFP_RETURN_IF_ERROR(refuse_quantised(root, name));
-  const FamilyRules& rules = rules_of(config.family->id);
-  const FamilyDefaults& defaults = rules.defaults;
-
+// What every decoder has: its sizes, and its activation.
+void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
   constexpr int32_t kMaxDim = 1 << 20;
   config.hidden = fields.integer("hidden_size", std::nullopt, 1, kMaxDim);
   config.layers = fields.integer("num_hidden_layers", std::nullopt, 1, 4096);
@@ -341,6 +323,29 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   } else {
     fields.fail("hidden_act", fmt::format("is '{}'; supported are silu and gelu_pytorch_tanh", act));
   }
+}
+
+}  // namespace
+
+Result<ModelConfig> parse_config(std::string_view text, const std::string& name) {
+  NFP_ASSIGN_OR_RETURN(const Json root, parse_object(text, name));
+  Fields fields(root, name);
+  ModelConfig config;
+  config.model_type = fields.text("model_type", "");
+  if (fields.has("architectures") && root["architectures"].is_array() && !root["architectures"].empty() &&
+      root["architectures"][0].is_string()) {
+    config.architecture = root["architectures"][0].get<std::string>();
+  }
+  const auto family = find_family(config.architecture, config.model_type);
+  if (!family.ok()) return error(family.error().code, "{}: {}", name, family.error().message);
+  config.family = *family;
+  config.architecture = config.family->architecture;
+  config.norm_offset = config.family->norm_offset;
+  NFP_RETURN_IF_ERROR(refuse_quantised(root, name));
+  const FamilyRules& rules = rules_of(config.family->id);
+  const FamilyDefaults& defaults = rules.defaults;
+
+  read_sizes(fields, defaults, config);
   NFP_RETURN_IF_ERROR(fields.status());
   FamilyFields extra;
   extra.local_rope_theta = fields.number("rope_local_base_freq", 0.0f, 0.0, 1e12);

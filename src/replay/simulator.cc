@@ -80,6 +80,7 @@ class Recorder final : public EngineObserver {
     outcome_.steps += 1;
     outcome_.fp8_steps += is_exact(step.precision) ? 0 : 1;
     outcome_.switches += step.switched ? 1 : 0;
+    outcome_.tokens_by_share[step.fp8_share] += step.tokens;
   }
   void on_finished(const RequestRecord& record) override {
     ReplayedRequest& request = outcome_.requests[std::stoull(record.id)];

@@ -94,6 +94,7 @@ TEST(Simulator, OneRequestTakesWhatItsStepsTake) {
   EXPECT_NEAR(request.e2e_s, 0.092, 2e-4);
   EXPECT_EQ(outcome.steps, 3u);
   EXPECT_EQ(request.fp16_tokens, 63);
+  EXPECT_EQ(outcome.tokens_by_share, (std::map<double, int64_t>{{0.0, 62}}));  // the last token is not computed on
   const AloneTimes times = alone(plain_model(), {0, 60, 3}, 100);
   EXPECT_NEAR(times.ttft_s, request.ttft_s, 1e-6);
   EXPECT_NEAR(times.e2e_s, request.e2e_s, 1e-6);

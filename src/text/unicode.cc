@@ -10,6 +10,10 @@ namespace nfp::text {
 namespace {
 
 utf8proc_category_t category(char32_t c) { return utf8proc_category(static_cast<utf8proc_int32_t>(c)); }
+bool is_cased(char32_t c) {
+  const utf8proc_category_t k = category(c);
+  return k == UTF8PROC_CATEGORY_LL || k == UTF8PROC_CATEGORY_LU || k == UTF8PROC_CATEGORY_LT;
+}
 
 // Case_Ignorable, but for its rarest members.
 bool is_case_ignorable(char32_t c) {
@@ -97,21 +101,12 @@ bool is_python_space(char32_t c) { return is_white_space(c) || (c >= 0x1C && c <
 bool is_line_break(char32_t c) {
   return (c >= 10 && c <= 13) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
 }
-bool is_alpha(char32_t c) {
+bool is_word(char32_t c) {
   const utf8proc_category_t k = category(c);
-  return k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
+  const bool is_letter = k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
+  const bool is_number = k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+  return c == '_' || is_letter || is_number;
 }
-bool is_digit(char32_t c) { return category(c) == UTF8PROC_CATEGORY_ND; }
-bool is_numeric(char32_t c) {
-  const utf8proc_category_t k = category(c);
-  return k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
-}
-bool is_alnum(char32_t c) { return is_alpha(c) || is_numeric(c); }
-bool is_cased(char32_t c) {
-  const utf8proc_category_t k = category(c);
-  return k == UTF8PROC_CATEGORY_LL || k == UTF8PROC_CATEGORY_LU || k == UTF8PROC_CATEGORY_LT;
-}
-bool is_word(char32_t c) { return c == '_' || is_alnum(c); }
 
 bool is_printable(char32_t c) {
   switch (category(c)) {

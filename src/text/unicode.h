@@ -14,13 +14,8 @@ size_t byte_of(std::string_view text, size_t index);
 
 bool is_python_space(char32_t c);  // str.isspace, str.strip, and \s of re: White_Space and the separators 1C to 1F
 bool is_line_break(char32_t c);    // str.splitlines
-bool is_alpha(char32_t c);
-bool is_digit(char32_t c);  // decimal digits; Python's isdigit also takes superscripts and the like
-bool is_numeric(char32_t c);
-bool is_alnum(char32_t c);
-bool is_cased(char32_t c);
-bool is_printable(char32_t c);  // what repr leaves unescaped
-bool is_word(char32_t c);       // \w of re
+bool is_printable(char32_t c);     // what repr leaves unescaped
+bool is_word(char32_t c);          // \w of re
 
 enum class Case { kLower, kUpper, kCapitalize, kTitle };
 // str.lower, upper, capitalize and title. nullopt: a letter of the text has a capital of several letters (U+FB01 and

@@ -296,7 +296,7 @@ TEST_F(GrammarTest, AllProcessesKilledEndsTheAnswersUnderWayOnly) {
 TEST_F(GrammarTest, GivesWayToTheServer) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const int ours = getpriority(PRIO_PROCESS, 0);
-  if (ours > 4) GTEST_SKIP() << "runs with too low a priority to see others give way";
+  if (ours >= 19) GTEST_SKIP() << "runs with too low a priority to see others give way";
   ASSERT_TRUE(compiler_->compile(spec(Kind::kRegex, "[a-c]+")).ok());  // the vocabulary is indexed
   std::stop_source stop;
   std::thread asks([&] { (void)compiler_->compile(slow_to_compile(), stop.get_token()); });
@@ -307,7 +307,7 @@ TEST_F(GrammarTest, GivesWayToTheServer) {
     }
     return nice;
   };
-  while (lowest() < ours + 15) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  while (lowest() < std::min(19, ours + 15)) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   stop.request_stop();
   asks.join();
   // An answer starts as the server is, however long its grammar took to compile.
@@ -315,7 +315,9 @@ TEST_F(GrammarTest, GivesWayToTheServer) {
   ASSERT_TRUE(compiled.ok()) << compiled.error().message;
   const auto constraint = (*compiled)->instantiate();
   while (lowest() > ours) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // what was stopped is gone
-  EXPECT_TRUE(constraint->ready(std::chrono::seconds(20)));
+  while (!constraint->ready(std::chrono::milliseconds(20))) {
+  }
+  EXPECT_EQ(constraint->failure(), "");
 }
 
 TEST_F(GrammarTest, KeepsCompiledGrammarsWithinTheirBytes) {

@@ -353,8 +353,8 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t experts = 0;            // of a layer; 0 = none
-  int32_t top_experts = 0;        // of a token
+  int32_t experts = 0;      // of a layer; 0 = none
+  int32_t top_experts = 0;  // of a token
 };
 
 struct DeviceMemory {

@@ -41,8 +41,8 @@ struct EngineConfig {
   bool prefix_caching = true;
 
   Precision fp8 = Precision::kFp8;  // which FP8 arithmetic kFast requests get
-  // Shares of the weights that a step may compute in FP8, ascending, in (0, 1]: a policy's share is rounded up to one of
-  // these (down to the last), so that steps have few shapes.
+  // Shares of the weights that a step may compute in FP8, ascending, in (0, 1]: a policy's share is rounded up to one
+  // of these (down to the last), so that steps have few shapes.
   std::vector<double> fp8_levels = {0.5, 0.88, 1.0};
 
   LatencyTargets targets;

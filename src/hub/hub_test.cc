@@ -128,7 +128,8 @@ TEST(FileChoice, OnlyWhatServingNeeds) {
 TEST(FileChoice, NestedCheckpointsHaveTheirLowerBytesElsewhere) {
   EXPECT_EQ(
       chosen(repository({"config.json", "model.safetensors", "nestedfp/lower.safetensors", "tokenizer.gguf"}), "",
-             {{"config.json", R"({"nestedfp": {"version": 1, "lower": "nestedfp", "source_dtype": "F16", "uppers": "nearest"}})"}}),
+             {{"config.json",
+               R"({"nestedfp": {"version": 1, "lower": "nestedfp", "source_dtype": "F16", "uppers": "nearest"}})"}}),
       "config.json tokenizer.gguf | model.safetensors nestedfp/lower.safetensors");
 }
 

@@ -72,9 +72,9 @@ struct StepDecision {
   Precision precision = Precision::kFp16;
   double fp8_share = 0;                     // of the weights, 0 in FP16
   std::vector<StepChunk> chunks;            // the most urgent first, no sequence twice; may be empty
-  std::vector<size_t> lost;  // sequences whose deadline cannot be kept, whatever is done
-  std::vector<size_t> shed;  // of these, waiting ones that are to be refused
-  double busy_s = 0;         // until the prompts that are there are done, about
+  std::vector<size_t> lost;                 // sequences whose deadline cannot be kept, whatever is done
+  std::vector<size_t> shed;                 // of these, waiting ones that are to be refused
+  double busy_s = 0;                        // until the prompts that are there are done, about
   double predicted_s = 0;                   // how long the step takes; 0 = not known
   LevelChange change = LevelChange::kNone;  // from the last decision
 };

@@ -143,7 +143,8 @@ class Reader {
       if (at_end()) return bad("the array of '" + entry.key + "' does not end");
       NFP_RETURN_IF_ERROR(read_value(entry, /*in_array=*/true));
       skip_lines();
-      if (!at_end() && peek() != ']' && !take(',')) return bad("in the array of '" + entry.key + "' a comma is missing");
+      if (!at_end() && peek() != ']' && !take(','))
+        return bad("in the array of '" + entry.key + "' a comma is missing");
     }
   }
 

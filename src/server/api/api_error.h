@@ -12,9 +12,9 @@ namespace nfp::server {
 
 struct ApiError {
   int status = 400;
-  std::string message;  // says what is wrong and what would be right
-  std::string param;    // the field at fault; empty = none
-  std::string code;     // machine-readable; empty = none
+  std::string message;    // says what is wrong and what would be right
+  std::string param;      // the field at fault; empty = none
+  std::string code;       // machine-readable; empty = none
   int retry_after_s = 1;  // of 429 and 503
 };
 

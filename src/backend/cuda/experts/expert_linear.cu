@@ -1,6 +1,7 @@
 #include <cuda_fp16.h>
 
 #include "backend/cuda/experts/experts_kernels.h"
+#include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/mma.cuh"
@@ -54,13 +55,6 @@ struct Shared {
   uint16_t x[kStages][kMostTokens][kStageRow];
   int32_t row[kMostTokens];  // of x, for each token of the chunk
 };
-
-template <ExpertEpilogue kEpilogue>
-__device__ __forceinline__ float gated(float gate, float up) {
-  if constexpr (kEpilogue == ExpertEpilogue::kSwiglu) return gate / (1.0f + __expf(-gate)) * up;
-  constexpr float kTwoRootTwoOverPi = 1.59576912160573f;
-  return gate / (1.0f + __expf(-kTwoRootTwoOverPi * (gate + 0.044715f * gate * gate * gate))) * up;
-}
 
 // Assignments first .. first + count - 1 (at most 8 kTiles) by the block's 64 rows. kAhead blocks of weights are on
 // their way while one is multiplied.
@@ -157,7 +151,8 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
         if (here[0]) y[row0] = __half_as_ushort(__float2half_rn(low));
         if (here[1]) y[row0 + 8] = __half_as_ushort(__float2half_rn(high));
       } else if (here[1]) {  // row g of 16 is gate's, row g + 8 up's
-        y[row0 / 16 * 8 + g] = __half_as_ushort(__float2half_rn(gated<kEpilogue>(low, high)));
+        y[row0 / 16 * 8 + g] =
+            __half_as_ushort(__float2half_rn(gate_of<kEpilogue == ExpertEpilogue::kGeglu>(low) * high));
       }
     }
   }

@@ -2,14 +2,13 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/fused/gemm_input_kernel.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 
 namespace nfp::cuda {
 namespace {
-
-constexpr float kLargestE4m3 = 448.0f;
 
 template <bool kBf16>
 __device__ __forceinline__ float widen(uint16_t bits) {
@@ -119,14 +118,6 @@ __device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* part
 
 // Computed here and not further down, where the compiler would.
 __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
-
-// silu(gate), or gelu(gate) by tanh: x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)).
-template <bool kGelu>
-__device__ __forceinline__ float gate_of(float x) {
-  if constexpr (!kGelu) return x / (1.0f + __expf(-x));
-  constexpr float kTwoRootTwoOverPi = 1.59576912160573f;
-  return x / (1.0f + __expf(-kTwoRootTwoOverPi * (x + 0.044715f * x * x * x)));
-}
 
 // kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
 // of is known at compile time: the GEMM of a decode step waits for every instruction here.

@@ -1,14 +1,13 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/fused/stream_norm_kernel.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 
 namespace nfp::cuda {
 namespace {
-
-constexpr float kLargestE4m3 = 448.0f;
 
 __device__ __forceinline__ float4 load4(const float* p, int i) { return *reinterpret_cast<const float4*>(p + i); }
 

@@ -1,0 +1,16 @@
+// What kernels beside a GEMM compute alike.
+#pragma once
+
+namespace nfp::cuda {
+
+inline constexpr float kLargestE4m3 = 448.0f;
+
+// silu(gate), or gelu(gate) by tanh: x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)).
+template <bool kGelu>
+__device__ __forceinline__ float gate_of(float x) {
+  if constexpr (!kGelu) return x / (1.0f + __expf(-x));
+  constexpr float kTwoRootTwoOverPi = 1.59576912160573f;
+  return x / (1.0f + __expf(-kTwoRootTwoOverPi * (x + 0.044715f * x * x * x)));
+}
+
+}  // namespace nfp::cuda

@@ -94,14 +94,16 @@ struct Bench {
   bool log_tried = false;
   bool profile = false;
   std::vector<std::string> wanted{};  // methods; empty = all
-  // Where the device has a model of time, in its order, every fifth from anywhere.
+  // Where the device has a model of time, in its order; for random numbers of tokens every fifth from anywhere.
   std::vector<Config> worth_timing(const Problem& problem) const {
     std::vector<Config> all = candidates(problem, gemm.device());
-    const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(problem.mode);
-    if (model == nullptr || !random_tokens) return all;
+    const Mode mode = problem.mode == Mode::kW8A16 ? Mode::kE4M3 : problem.mode;
+    const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(mode);
+    if (model == nullptr) return all;
     std::stable_sort(all.begin(), all.end(), [&](const Config& one, const Config& other) {
       return predict_us(*model, problem, one, gemm.device()) < predict_us(*model, problem, other, gemm.device());
     });
+    if (!random_tokens) return all;
     std::minstd_rand random(static_cast<unsigned>(problem.m));
     for (size_t i = 4; i < all.size(); i += 5) std::swap(all[i], all[i + random() % (all.size() - i)]);
     return all;

@@ -41,7 +41,7 @@ struct Epilogue {
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kChunk = staging_tokens(kTile);
   static constexpr int kGroup = staging_group(kTile);
-  static constexpr int kHalves = staging_halves(kTile);
+  static constexpr int kSlots = staging_slots(kTile);
   static constexpr int kChunkBytes = kChunk * 128;
 
   const KernelParams& p;
@@ -106,13 +106,14 @@ struct Epilogue {
     const int column0 = kSwiglu ? row0 / 2 : row0;
     if constexpr (kTokenScale) {
       ptx::copy_async_wait();  // prepare()'s
-      if constexpr (kHalves == 2) barrier();
+      if constexpr (kSlots > 1) barrier();
     }
     // 16 bytes of the residual: 8 (4 with swiglu) threads a token.
     constexpr int kLanes = kSwiglu ? 4 : 8;
     constexpr int kTokensAtOnce = kGroup * kChunk;
     constexpr int kLoads = (kTokensAtOnce * kLanes + 127) / 128;
-    constexpr int kGroups = kTokens / kTokensAtOnce;
+    constexpr int kGroups = (kTokens + kTokensAtOnce - 1) / kTokensAtOnce;
+    chunk_mask &= ~0u >> (32 - chunks(kTile));  // the last group may have fewer
     uint4 ahead[kLoads];
     const auto fetch = [&](int group) {
 #pragma unroll
@@ -135,8 +136,8 @@ struct Epilogue {
         if constexpr (kResidual) fetch(group + 1);
         continue;
       }
-      const uint32_t half = staging + (kHalves == 2 ? groups_stored % 2 * (kGroup * kChunkBytes) : 0);
-      if constexpr (kHalves == 1) {
+      const uint32_t slot = staging + groups_stored % kSlots * (kGroup * kChunkBytes);
+      if constexpr (kSlots == 1) {
         wait_for_store(groups_stored - 1);
         barrier();
       }
@@ -145,7 +146,7 @@ struct Epilogue {
         for (int i = 0; i < kLoads; ++i) {
           const int t = (thread + i * 128) / kLanes;
           if (t < kTokensAtOnce) {
-            ptx::store_shared_16(half + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
+            ptx::store_shared_16(slot + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
                                  ahead[i]);
           }
         }
@@ -155,7 +156,8 @@ struct Epilogue {
 #pragma unroll
       for (int inner = 0; inner < kGroup; ++inner) {
         const int chunk = group * kGroup + inner;
-        const uint32_t buffer = half + inner * kChunkBytes;
+        if (chunk >= chunks(kTile)) break;
+        const uint32_t buffer = slot + inner * kChunkBytes;
         if ((wanted >> inner & 1) == 0) continue;
         float2 token_scales[kTokenScale ? kChunk / 8 : 1];
         if constexpr (kTokenScale && !kResidual) {  // all at once, where registers allow
@@ -208,8 +210,8 @@ struct Epilogue {
         }
       }
       ptx::fence_async_shared();
-      // After this barrier the group is complete, and the other half is free for the next one.
-      if constexpr (kHalves == 2) wait_for_store(groups_stored - 1);
+      // After this barrier the group is complete, and the next slot is free.
+      if constexpr (kSlots > 1) wait_for_store(groups_stored - (kSlots - 1));
       barrier();
       // Warps take turns, so that the others go on while one hands its group over.
       if (warp == groups_stored % 4 && ptx::elect_one()) {
@@ -217,7 +219,7 @@ struct Epilogue {
         for (int inner = 0; inner < kGroup; ++inner) {
           const int token = first + inner * kChunk;
           if ((wanted >> inner & 1) != 0 && token < p.m)
-            ptx::tensor_store_2d(&p.d_map, half + inner * kChunkBytes, column0, token);
+            ptx::tensor_store_2d(&p.d_map, slot + inner * kChunkBytes, column0, token);
         }
         ptx::store_commit();
       }

@@ -158,60 +158,71 @@ __device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&a
   const int parts = p.shares / p.split_tiles;
   const int first = work.tile * parts;
   const int me = work.share - first;
+  uint32_t mine = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk_owner(kTile, chunk, parts) == me) mine |= 1u << chunk;
+  }
   const auto part = [&](int index) {
     const int slot = 2 * (first + index) * slot_blocks + slot_block;
     return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(slot) * (kTile.tokens / 8 * 128) + thread;
   };
+  // a + b = b + a, so what the second part adds first is no matter; from the third on its own sums wait their turn in
+  // memory, too.
+  const bool in_turn = me >= 2;
   float4* const out = part(me);
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk_owner(kTile, chunk, parts) == me) continue;
+    if ((mine >> chunk & 1) == 0 || in_turn) {
 #pragma unroll
-    for (int j = chunk * kPieces; j < (chunk + 1) * kPieces; ++j) {
-      __stcg(out + j * 128, make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
+      for (int j = chunk * kPieces; j < (chunk + 1) * kPieces; ++j)
+        __stcg(out + j * 128, make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
     }
+    // (Sums begin from 0 everywhere: -0 + -0 would keep its sign.)
+#pragma unroll
+    for (int i = chunk * kPieces * 4; i < (chunk + 1) * kPieces * 4; ++i) acc[i] = in_turn ? 0.0f : acc[i] + 0.0f;
   }
   ptx::named_barrier(1 + warpgroup, 128);
+  // The counter goes up to `parts` as they arrive, and on, back to 0, as they have seen that all have.
+  const auto count = static_cast<uint32_t>(2 * parts - 1);
   if (thread == 0) {
     __threadfence();
-    atomicAdd(counter, 1);
-    while ((*static_cast<volatile uint32_t*>(counter) & 0xffff) != static_cast<uint32_t>(parts)) __nanosleep(32);
+    atomicInc(counter, count);
+    while (*static_cast<volatile uint32_t*>(counter) < static_cast<uint32_t>(parts)) __nanosleep(32);
     __threadfence();
+    atomicInc(counter, count);
   }
   ptx::named_barrier(1 + warpgroup, 128);
-  uint32_t mask = 0;
+  // So many tokens of a part are on their way at once as registers allow.
+  constexpr int kTokensAtOnce = lean(kTile) ? 16 : kTile.tokens <= 160 ? 128 : kTile.tokens <= 216 ? 64 : 32;
+  constexpr int kAtOnce = kTokensAtOnce < kPieces * 8 ? 1 : kTokensAtOnce / 8 / kPieces;
+#pragma unroll 1
+  for (int index = 0; index < parts; ++index) {
+    if (index == me && !in_turn) continue;
+    const float4* const in = part(index);
 #pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk_owner(kTile, chunk, parts) != me) continue;
-    mask |= 1u << chunk;
-    // Before those of this part, this part's and those after it: loads in flight, a few registers.
-    float* const own = &acc[4 * chunk * kPieces];
-    const auto add = [&](int index, float(&sum)[4 * kPieces]) {
-      const float4* in = part(index) + chunk * kPieces * 128;
+    for (int begin = 0; begin < kChunks; begin += kAtOnce) {
+      constexpr int kMost = kAtOnce * kPieces;
+      float4 v[kMost];
 #pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        const float4 v = ptx::load_global_cg(in + j * 128);
-        sum[4 * j] += v.x;
-        sum[4 * j + 1] += v.y;
-        sum[4 * j + 2] += v.z;
-        sum[4 * j + 3] += v.w;
+      for (int j = 0; j < kMost; ++j) {
+        const int chunk = begin + j / kPieces;
+        if (chunk < kChunks && (mine >> chunk & 1) != 0) v[j] = ptx::load_global_cg(in + (begin * kPieces + j) * 128);
       }
-    };
-    float sum[4 * kPieces];
 #pragma unroll
-    for (int j = 0; j < 4 * kPieces; ++j) sum[j] = 0.0f;
-#pragma unroll 1
-    for (int index = 0; index < me; ++index) add(index, sum);
-#pragma unroll
-    for (int j = 0; j < 4 * kPieces; ++j) sum[j] += own[j];
-#pragma unroll 1
-    for (int index = me + 1; index < parts; ++index) add(index, sum);
-#pragma unroll
-    for (int j = 0; j < 4 * kPieces; ++j) own[j] = sum[j];
+      for (int j = 0; j < kMost; ++j) {
+        const int chunk = begin + j / kPieces;
+        if (chunk < kChunks && (mine >> chunk & 1) != 0) {
+          float* const own = &acc[4 * (begin * kPieces + j)];
+          own[0] += v[j].x;
+          own[1] += v[j].y;
+          own[2] += v[j].z;
+          own[3] += v[j].w;
+        }
+      }
+    }
   }
-  // The last to have seen them all leaves the counter ready for the next launch.
-  if (thread == 0 && atomicAdd(counter, 1u << 16) >> 16 == static_cast<uint32_t>(parts - 1)) *counter = 0;
-  return mask;
+  return mine;
 }
 
 // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,

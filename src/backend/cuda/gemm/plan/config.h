@@ -61,9 +61,12 @@ constexpr bool exists(const Tile& t, Mode mode) {
     case Mode::kE4M3:
       return true;
     case Mode::kE4M3Promoted:
-      return t.tokens <= 128 && !t.along_tokens && t.warpgroups != 3;
+      return t.tokens <= 128 && !t.along_tokens && t.warpgroups != 3 && (t.tokens % 32 == 0 || t.tokens < 32) &&
+             (t.row_blocks == 1 || t.tokens == 128) && (t.tokens != 64 || t.blocks_per_sm == 1);
     case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair
-      return (plain && (t.tokens <= 64 || t.tokens == 128)) || (t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
+      return (t.cluster == 1 && t.warpgroups < 3 && t.row_blocks == 1 &&
+              (t.tokens <= 64 || (plain && t.tokens == 128))) ||
+             (t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
   }
   return false;
 }
@@ -72,35 +75,75 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{8, 1, 1, 1},
                                       Tile{16, 1, 1, 2},
                                       Tile{16, 1, 1, 1},
+                                      Tile{24, 1, 1, 2},
+                                      Tile{24, 1, 1, 1},
                                       Tile{32, 1, 1, 2},
                                       Tile{32, 1, 1, 1},
+                                      Tile{40, 1, 1, 2},
+                                      Tile{40, 1, 1, 1},
+                                      Tile{48, 1, 1, 2},
+                                      Tile{48, 1, 1, 1},
                                       Tile{64, 1, 1, 1},
+                                      Tile{72, 1, 1, 1},
+                                      Tile{80, 1, 1, 1},
+                                      Tile{88, 1, 1, 1},
                                       Tile{96, 1, 1, 1},
+                                      Tile{104, 1, 1, 1},
                                       Tile{112, 1, 1, 1},
+                                      Tile{120, 1, 1, 1},
                                       Tile{128, 1, 1, 1},
                                       Tile{128, 1, 2, 1},
+                                      Tile{136, 1, 1, 1},
                                       Tile{144, 1, 1, 1},
                                       Tile{144, 1, 2, 1},
                                       Tile{144, 1, 2, 1, 2, true},
+                                      Tile{152, 1, 1, 1},
                                       Tile{160, 1, 1, 1},
                                       Tile{160, 1, 2, 1},
                                       Tile{160, 1, 2, 1, 2, true},
+                                      Tile{168, 1, 1, 1},
                                       Tile{176, 1, 1, 1},
                                       Tile{176, 1, 2, 1, 2, true},
+                                      Tile{184, 1, 1, 1},
                                       Tile{192, 1, 1, 1},
                                       Tile{192, 1, 2, 1},
+                                      Tile{200, 1, 1, 1},
                                       Tile{208, 1, 1, 1},
                                       Tile{208, 1, 2, 1, 2, true},
+                                      Tile{216, 1, 1, 1},
                                       Tile{224, 1, 1, 1},
+                                      Tile{232, 1, 1, 1},
                                       Tile{240, 1, 1, 1},
+                                      Tile{248, 1, 1, 1},
                                       Tile{256, 1, 1, 1},
                                       Tile{256, 1, 2, 1},
                                       Tile{256, 1, 2, 1, 2, true},
+                                      Tile{16, 1, 1, 1, 1},
+                                      Tile{32, 1, 1, 1, 1},
+                                      Tile{48, 1, 1, 1, 1},
                                       Tile{64, 1, 1, 1, 1},
+                                      Tile{72, 1, 1, 1, 1},
+                                      Tile{80, 1, 1, 1, 1},
+                                      Tile{88, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 1},
+                                      Tile{104, 1, 1, 1, 1},
+                                      Tile{112, 1, 1, 1, 1},
+                                      Tile{120, 1, 1, 1, 1},
                                       Tile{128, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 3},
+                                      Tile{104, 1, 1, 1, 3},
+                                      Tile{112, 1, 1, 1, 3},
+                                      Tile{120, 1, 1, 1, 3},
                                       Tile{128, 1, 1, 1, 3},
+                                      Tile{136, 1, 1, 1, 3},
+                                      Tile{144, 1, 1, 1, 3},
+                                      Tile{152, 1, 1, 1, 3},
+                                      Tile{160, 1, 1, 1, 3},
+                                      Tile{168, 1, 1, 1, 3},
+                                      Tile{176, 1, 1, 1, 3},
+                                      Tile{96, 2, 1, 1},
+                                      Tile{112, 2, 1, 1},
+                                      Tile{120, 2, 1, 1},
                                       Tile{128, 2, 1, 1}};
 
 // Tokens that one block of a cluster loads for a stage.
@@ -111,27 +154,38 @@ constexpr int box_tokens(const Tile& t) { return t.along_tokens ? t.tokens : t.t
 inline constexpr int kStagingTokens = 32;
 constexpr int stage_bytes(const Tile& t) { return t.rows() * 128 + t.tokens * 128; }
 // Outputs on their way to memory, for each warpgroup: 64 columns of 2 bytes for chunks of this many tokens.
-// Wide tiles stage two chunks at a time, and have room twice, so that one half is filled while the copy engine empties
-// the other.
 constexpr int staging_tokens(const Tile& t) {
-  return t.tokens < kStagingTokens ? t.tokens : t.tokens % kStagingTokens != 0 ? kStagingTokens / 2 : kStagingTokens;
+  return t.tokens < kStagingTokens        ? t.tokens
+         : t.tokens % kStagingTokens == 0 ? kStagingTokens
+         : t.tokens % 16 == 0             ? 16
+                                          : 8;
 }
-constexpr int staging_group(const Tile& t) {
-  return t.tokens % 128 == 0 && t.blocks_per_sm == 1 && t.warpgroups == 2 ? 2 : 1;
-}
-constexpr int staging_halves(const Tile& t) { return t.tokens > kStagingTokens && t.blocks_per_sm == 1 ? 2 : 1; }
-constexpr int staging_bytes(const Tile& t) { return staging_halves(t) * staging_group(t) * staging_tokens(t) * 128; }
-constexpr int fixed_bytes(const Tile& t) {
-  return 512 /* barriers */ + t.warpgroups * (staging_bytes(t) + t.tokens * 4 /* token scales */);
-}
+// Chunks that are handed over at one barrier.
+constexpr int staging_group(const Tile& t) { return t.tokens > kStagingTokens && staging_tokens(t) == 8 ? 2 : 1; }
 // Narrow tiles get by with 96 registers a thread, so two blocks fit an SM, or one with a deep ring beside the small
 // kernels around it: those find 27 KB and half the registers free, and dependent launch can overlap them.
-constexpr bool lean(const Tile& t) { return t.tokens <= 32 || t.blocks_per_sm == 2; }
-constexpr int stages(const Tile& t) {
+constexpr bool lean(const Tile& t) { return t.tokens <= 48 || t.blocks_per_sm == 2; }
+constexpr int fixed_bytes(const Tile& t, int staging_slots) {
+  const int staging = staging_slots * staging_group(t) * staging_tokens(t) * 128;
+  return 512 /* barriers */ + t.warpgroups * (staging + t.tokens * 4 /* token scales */);
+}
+constexpr int stages(const Tile& t, int staging_slots) {
   const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : lean(t) ? 200 * 1024 : 227 * 1024;
-  const int fit = (budget - fixed_bytes(t)) / stage_bytes(t);
+  const int fit = (budget - fixed_bytes(t, staging_slots)) / stage_bytes(t);
   return fit < 12 ? fit : 12;
 }
+// Wide tiles have room for several groups, so that some are filled while the copy engine empties the others: it takes
+// some 600 cycles for one, however small. Four warps hand groups over in turn, and none has two under way. No stage is
+// given up for more than two.
+constexpr int staging_slots(const Tile& t) {
+  if (t.tokens <= kStagingTokens || t.blocks_per_sm == 2) return 1;
+  int slots = 4;
+  while (slots > 2 && stages(t, slots) < stages(t, 2)) --slots;
+  return slots;
+}
+constexpr int staging_bytes(const Tile& t) { return staging_slots(t) * staging_group(t) * staging_tokens(t) * 128; }
+constexpr int fixed_bytes(const Tile& t) { return fixed_bytes(t, staging_slots(t)); }
+constexpr int stages(const Tile& t) { return stages(t, staging_slots(t)); }
 constexpr int shared_bytes(const Tile& t) { return fixed_bytes(t) + stages(t) * stage_bytes(t); }
 
 // Tokens are given out in chunks of staging_tokens() when a cluster sums its parts: chunk c of a tile to part
@@ -234,7 +288,8 @@ std::vector<Config> candidates(const Problem& problem, const DeviceShape& device
 Config analytic_choice(const Problem& problem, const DeviceShape& device);
 
 // Token counts are tuned at these sizes; choose() in table.h says what a count in between takes.
-inline constexpr std::array kTokenBuckets = {1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096};
+inline constexpr std::array kTokenBuckets = {1,   8,   16,  24,  32,  40,   48,   64,  96,
+                                             128, 192, 256, 384, 512, 1024, 2048, 4096};
 int token_bucket(int64_t m);
 
 }  // namespace nfp::cuda

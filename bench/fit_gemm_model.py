@@ -15,7 +15,8 @@ import sys
 
 import numpy as np
 
-SMS, CLUSTERS_OF_4 = 132, 31  # of the H200 that was measured
+SMS = 132
+clusters_of_4 = 31  # of the machine that was measured, where its file does not say
 FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0.0, "exchange_us": 1.0, "exchange_us_kb": 0.02,
                "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 1.0}
 QUANTITIES = list(FIRST_GUESS)
@@ -38,7 +39,7 @@ def parse(config):
 def resident_clusters(blocks):  # as in predict.cc
     if blocks <= 2:
         return SMS // blocks
-    return CLUSTERS_OF_4 // (blocks // 4) if blocks % 4 == 0 else CLUSTERS_OF_4 * 4 * 7 // 8 // blocks
+    return clusters_of_4 // (blocks // 4) if blocks % 4 == 0 else clusters_of_4 * 4 * 7 // 8 // blocks
 
 
 def features(n, k, m, config, fp8):
@@ -46,7 +47,7 @@ def features(n, k, m, config, fp8):
     rows, tokens, cluster, along, blocks, splits, exchange = parse(config)
     steps_of_tile, m_tiles = ceil_div(k, 128 if fp8 else 64), ceil_div(m, tokens * (cluster if along else 1))
     tiles = m_tiles * ceil_div(n, rows * (1 if along else cluster))
-    room = (CLUSTERS_OF_4 if cluster == 4 else SMS // cluster) * blocks
+    room = (clusters_of_4 if cluster == 4 else SMS // cluster) * blocks
     cut_tiles = shares = 0
     parts_in_cluster = 1
     if splits > 1:
@@ -171,10 +172,13 @@ class Fit:
 def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
+    global clusters_of_4
     samples = collections.defaultdict(list)
     for path in sys.argv[2:]:
         with open(path) as file:
             for row in map(json.loads, file):
+                if "clusters_of_4" in row:
+                    clusters_of_4 = row["clusters_of_4"]
                 for key, mode in MODES.items():
                     samples[mode] += [(row["n"], row["k"], row["m"], config, us) for config, us in row.get(key, {}).items()]
     with open(sys.argv[1]) as file:

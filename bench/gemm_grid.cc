@@ -355,7 +355,8 @@ void Cell::choose_f16() {
   add_nested("nested_f16", Mode::kF16, true);
   if (b_.wants("nested_f16")) {
     const Method f16 = methods_.back();
-    add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
+    if (exists(f16.config.tile, Mode::kF16, Join::kFree))
+      add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
     add_variant("nested_f16_no_pdl", f16, nested(f16.config, Mode::kF16, false, Join::kBiased));
   }
   add_chosen("nested_f16_chosen", Mode::kF16);
@@ -574,9 +575,10 @@ void print_machine(Bench* b, int argc, char** argv) {
     fmt::print(
         b->out,
         "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
-        "\"gemm_grid{}\"}}\n",
+        "\"gemm_grid{}\", \"clusters_of_4\": {}}}\n",
         properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
-        static_cast<unsigned>(day.day()), command);
+        static_cast<unsigned>(day.day()), command,
+        b->gemm.device().clusters_of_4);
   }
 }
 

@@ -97,10 +97,10 @@ class GemmGpu : public ::testing::Test {
   std::unique_ptr<DeviceArray<uint8_t>> workspace_;
 };
 
-std::vector<Config> all_configs(Mode mode) {
+std::vector<Config> all_configs(Mode mode, Join join = Join::kBiased) {
   std::vector<Config> configs;
   for (const Tile& tile : kTiles) {
-    if (!exists(tile, mode)) continue;
+    if (!exists(tile, mode, join)) continue;
     for (const int splits : {1, 0, 2, 3}) configs.push_back({tile, static_cast<int16_t>(splits), false});
     for (const int splits : {2, 3, 4, 8}) {
       if (can_exchange(tile, splits)) configs.push_back({tile, static_cast<int16_t>(splits), true});
@@ -126,7 +126,7 @@ TEST_F(GemmGpu, IdentityRestoresEveryPattern) {
   for (const Join join : {Join::kBiased, Join::kFree}) {
     const HostMatrix w = nest(n, k, bits, join, random);
     const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
-    for (const Config& config : all_configs(Mode::kF16)) {
+    for (const Config& config : all_configs(Mode::kF16, join)) {
       d.poison();
       GemmCall call;
       call.w = {upper.get(), lower.get(), nullptr, n, k, join};
@@ -337,7 +337,7 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
   // (kernels.md), a step per 32 k.
   const double loss = fp8 ? static_cast<double>(c.k / 32 + 2) * 0x1p-13 : static_cast<double>(c.k) * 0x1p-23;
   const double round = c.f32 ? 0x1p-22 : output == Output::kBF16 ? 0x1p-8 : 0x1p-10;
-  for (const Config& config : all_configs(c.mode)) {
+  for (const Config& config : all_configs(c.mode, c.join)) {
     GemmCall call;
     call.w = {upper.get(), lower.get(), c.extras ? d_row.get() : nullptr, c.n, c.k, c.join};
     call.mode = c.mode;

@@ -166,13 +166,13 @@ template <Operand kOperand, Tile t>
 constexpr auto kFunction =
     &nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm, t.warpgroups, t.along_tokens>;
 
-template <Operand kOperand, Mode kMode, size_t... kIndex>
+template <Operand kOperand, Mode kMode, Join kJoin, size_t... kIndex>
 auto make_entries(std::index_sequence<kIndex...>) {
-  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode) ? 1 : 0))> out{};
+  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode, kJoin) ? 1 : 0))> out{};
   size_t used = 0;
   const auto add = [&]<size_t i>() {
     constexpr Tile t = kTiles[i];
-    if constexpr (exists(t, kMode)) {
+    if constexpr (exists(t, kMode, kJoin)) {
       out[used++] = {kOperand, t, reinterpret_cast<const void*>(kFunction<kOperand, t>), threads(t)};
     }
   };
@@ -181,9 +181,9 @@ auto make_entries(std::index_sequence<kIndex...>) {
 }
 
 // Every tile of kTiles that exists in the mode.
-template <Operand kOperand, Mode kMode>
+template <Operand kOperand, Mode kMode, Join kJoin = Join::kBiased>
 std::span<const KernelEntry> all_entries() {
-  static const auto entries = make_entries<kOperand, kMode>(std::make_index_sequence<kTiles.size()>());
+  static const auto entries = make_entries<kOperand, kMode, kJoin>(std::make_index_sequence<kTiles.size()>());
   return entries;
 }
 

@@ -51,7 +51,13 @@ struct Tile {
 // Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232. Rebuilding
 // weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the fastest in a mode
 // are not compiled for it.
-constexpr bool exists(const Tile& t, Mode mode) {
+constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
+  // Matrices that need the free join are few: a tile of each second width.
+  if (mode == Mode::kF16 && join == Join::kFree) {
+    const bool whole = t.row_blocks == 1 && t.warpgroups == 2 && !t.along_tokens;
+    return (whole && t.cluster == 1 && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
+           (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96));
+  }
   const bool plain = t.cluster == 1 && t.warpgroups == 2 && t.row_blocks == 1;
   switch (mode) {
     case Mode::kF16:
@@ -229,6 +235,7 @@ struct Problem {
   int64_t k = 0;
   Mode mode = Mode::kF16;
   bool swiglu = false;  // the epilogue joins pairs of rows
+  Join join = Join::kBiased;
 };
 
 struct DeviceShape {

@@ -179,7 +179,7 @@ std::optional<Config> TuningTable::find(const Problem& problem) const {
   if (shape == choices_.end()) shape = choices_.find({problem.n, problem.k, measured_as(problem)});
   if (shape == choices_.end()) return std::nullopt;
   const auto at = shape->second.lower_bound(token_bucket(problem.m));
-  if (at == shape->second.end() || !exists(at->second.tile, problem.mode)) return std::nullopt;
+  if (at == shape->second.end() || !exists(at->second.tile, problem.mode, problem.join)) return std::nullopt;
   return at->second;
 }
 
@@ -304,7 +304,7 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
     if (found) return best;
     // No tile can keep all parts of so many tokens: the widest exchange holds nothing in memory.
     for (const Tile& tile : kTiles) {
-      if (exists(tile, problem.mode) && tile.row_blocks == 1 && can_exchange(tile, splits))
+      if (exists(tile, problem.mode, problem.join) && tile.row_blocks == 1 && can_exchange(tile, splits))
         best.config = {tile, static_cast<int16_t>(splits), true};
     }
     return best;

@@ -103,6 +103,24 @@ struct Kernel {
     }
   }
 
+  // Rows of the last tile of tokens that nothing is loaded into. What they hold is multiplied, though nothing comes of
+  // it, and zeros take less power. (Behind other tiles of the same block they hold old tokens.)
+  static __device__ __forceinline__ void clear_tail(const KernelParams& p, const Pipe& pipe, int cluster, int clusters,
+                                                    uint32_t rank) {
+    WorkList list(p, cluster, clusters);
+    Work work;
+    if (!list.next(work)) return;
+    const int rows = Ring::token_rows(p, Ring::first_token(tile_origin(p, work.tile).token, rank));
+    const int pieces = (kTokens - rows) * 8;  // of 16 bytes
+    if (pieces == 0) return;
+    for (int stage = 0; stage < kStages; ++stage) {
+      const uint32_t first = pipe.ring + stage * kStageBytes + Ring::kWeightBytes + rows * 128;
+      for (int i = static_cast<int>(threadIdx.x); i < pieces; i += static_cast<int>(blockDim.x))
+        ptx::store_shared_16(first + i * 16, make_uint4(0, 0, 0, 0));
+    }
+    ptx::fence_async_shared();
+  }
+
   static __device__ __forceinline__ void run(const KernelParams& p, uint8_t* memory) {
     const uint32_t base = ptx::shared_address(memory);
     Pipe pipe;
@@ -120,8 +138,9 @@ struct Kernel {
     const int cluster = static_cast<int>(blockIdx.x) / kCluster;
     const int clusters = static_cast<int>(gridDim.x) / kCluster;
 
+    clear_tail(p, pipe, cluster, clusters, rank);
     if (threadIdx.x == kConsumers * 128) {
-      ptx::prefetch_tensor_map(&p.x);
+      ptx::prefetch_tensor_map(p.m_tiles > 1 ? &p.x : &p.x_tail);
       for (int s = 0; s < kStages; ++s) {
         ptx::mbarrier_init(pipe.full + s * 8, 1);
         ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * 4 * kCluster);

@@ -156,10 +156,11 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
 constexpr int loaders(const Tile& t) { return t.along_tokens ? 1 : t.cluster; }
 constexpr int box_tokens(const Tile& t) { return t.tokens / loaders(t); }
 // The same for the last tile of m tokens. The copy engine fills rows beyond the last token with zeros, but slowly: on
-// an H200 a 64 x 64 tile over 65536 x 5120 weights took 82.7 us with 60 tokens and 110.2 with 20. So they are left out,
-// but for those up to the next eight of a swizzle's pattern.
+// an H200 a 64 x 64 tile over 65536 x 5120 weights took 82.7 us with 60 tokens and 110.2 with 20. So they are left out
+// (but where several blocks share, whose parts begin at every eighth row, as the swizzle does).
 constexpr int tail_rows(const Tile& t, int64_t m) {
   const int64_t tokens = m - (m - 1) / t.tokens * t.tokens;
+  if (loaders(t) == 1) return static_cast<int>(tokens);
   return static_cast<int>((tokens + 8 * loaders(t) - 1) / (8 * loaders(t)) * 8);
 }
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Fits the model of src/backend/cuda/gemm/plan/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
 
-    bench/fit_gemm_model.py src/backend/cuda/gemm/choices_h200.json bench/results/gemm-h200-fit.jsonl
+    bench/fit_gemm_model.py src/backend/cuda/gemm/plan/choices_h200.json bench/results/gemm-h200-fit.jsonl
 
-Replaces "models" in the first file, and prints how well each mode is fitted. The quantities are positive, so their
-logarithms are fitted (Levenberg-Marquardt, Huber weights) to the logarithms of the times. Every cell (n, k, m) has an
-offset of its own, drawn towards 0: a clock that all its candidates shared. Needs numpy.
+Replaces "models" in the first file, of the modes that were timed, from where they stand, and prints how well each mode is
+fitted. The quantities are positive, so their logarithms are fitted (Levenberg-Marquardt, Huber weights) to the logarithms
+of the times. Every cell (n, k, m) has an offset of its own, drawn towards 0: a clock that all its candidates shared.
+Needs numpy.
 """
 import collections
 import json
 import math
+import multiprocessing
 import re
 import sys
 
@@ -107,14 +109,15 @@ class Fit:
         self.best = np.full(self.cells, np.inf)
         np.minimum.at(self.best, self.cell, self.us)
 
-    def first_guess(self):
-        guess = dict(FIRST_GUESS, tflops=1400.0 if self.fp8 else 700.0)
-        steps, ends = [], []
+    def first_guess(self, model):
+        """The model that there is, and for what it does not know rough rates."""
+        guess = {key: model.get(key) or value for key, value in dict(FIRST_GUESS, tflops=1400.0 if self.fp8 else 700.0).items()}
+        costs = []
         for name in self.tiles:
             rows, tokens = parse(name)[:2]
-            steps.append(2 * rows * max(tokens, 32 if self.fp8 else 100) * (128 if self.fp8 else 64) * SMS / (1.6e9 if self.fp8 else 8e8))
-            ends.append(0.5e-4 * rows * tokens + 0.3)
-        return np.log(np.array(list(guess.values()) + steps + ends))
+            step = 2 * rows * max(tokens, 32 if self.fp8 else 100) * (128 if self.fp8 else 64) * SMS / (1.6e9 if self.fp8 else 8e8)
+            costs.append(model.get("tiles", {}).get(name, [step, 0.5e-4 * rows * tokens + 0.3]))
+        return np.log(np.array(list(guess.values()) + [cost[0] for cost in costs] + [cost[1] for cost in costs]))
 
     def predict(self, p):
         q, f, count = dict(zip(QUANTITIES, np.exp(p))), self.f, len(QUANTITIES)
@@ -125,8 +128,8 @@ class Fit:
         return q["launch_us"] + overlapped + TURN_US_KB * f["turns"] + sum(
             q[f"{way}_us"] * f[way] + q[f"{way}_us_kb"] * f[f"{way}_kb"] for way in ("exchange", "split", "stream"))
 
-    def run(self, rounds=30, shrink=4.0):
-        p = first = self.first_guess()
+    def run(self, model, rounds=30, shrink=4.0):
+        p = first = self.first_guess(model)
         y, damping = np.log(self.us), 1.0
         prior = 0.02 * len(y) / 1000
         by_cell = lambda v: np.bincount(self.cell, v, self.cells)
@@ -160,13 +163,21 @@ class Fit:
         ratio = self.us[chosen] / self.best
         print(f"{mode}: {self.cells} cells, {len(us)} times; predicted choice / fastest {math.exp(np.log(ratio).mean()):.3f}, worst {ratio.max():.2f}")
 
-    def entry(self, p):
+    def entry(self, p, model):
         rounded = [float(f"{v:.4g}") for v in np.exp(p)]
         count = len(QUANTITIES)
         out = dict(zip(QUANTITIES, rounded))
-        out["tiles"] = {name: [rounded[count + i], rounded[count + len(self.tiles) + i]]
-                        for i, name in enumerate(self.tiles) if (self.tile == i).sum() >= LEAST_SAMPLES}
+        out["tiles"] = dict(model.get("tiles", {}))
+        out["tiles"].update({name: [rounded[count + i], rounded[count + len(self.tiles) + i]]
+                             for i, name in enumerate(self.tiles) if (self.tile == i).sum() >= LEAST_SAMPLES})
         return out
+
+
+def fitted(mode, samples, model):
+    fit = Fit(mode, samples)
+    p = fit.run(model)
+    fit.report(mode, p)
+    return mode, fit.entry(p, model)
 
 
 def main():
@@ -183,16 +194,14 @@ def main():
                     samples[mode] += [(row["n"], row["k"], row["m"], config, us) for config, us in row.get(key, {}).items()]
     with open(sys.argv[1]) as file:
         table = json.load(file)
-    models = {}
-    for mode in MODES.values():
-        fit = Fit(mode, samples[mode])
-        p = fit.run()
-        fit.report(mode, p)
-        models[mode] = fit.entry(p)
+    models = dict(table.get("models", {}))
+    with multiprocessing.Pool() as pool:
+        models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {})) for mode in MODES.values() if samples[mode]]))
     table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models, "choices": table["choices"]}
     text = re.sub(r"\[\s+([\d.e-]+),\s+([\d.e-]+)\s+\]", r"[\1, \2]", json.dumps(table, indent=1))
     with open(sys.argv[1], "w") as file:
         file.write(text + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -194,7 +194,7 @@ __device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&a
   }
   ptx::named_barrier(1 + warpgroup, 128);
   // So many tokens of a part are on their way at once as registers allow.
-  constexpr int kTokensAtOnce = lean(kTile) ? 16 : kTile.tokens <= 160 ? 128 : kTile.tokens < 200 ? 64 : 32;
+  constexpr int kTokensAtOnce = lean(kTile) ? 16 : kTile.tokens <= 96 ? 96 : kTile.tokens < 200 ? 64 : 32;
   constexpr int kAtOnce = kTokensAtOnce < kPieces * 8 ? 1 : kTokensAtOnce / 8 / kPieces;
 #pragma unroll 1
   for (int index = 0; index < parts; ++index) {

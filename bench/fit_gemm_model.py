@@ -74,7 +74,7 @@ def features(n, k, m, config, fp8):
             steps += rounds * ceil_div(cut_tiles * steps_of_tile, shares)
             ends += rounds * (fragments if stream else 1)
     parts = shares / cut_tiles if shares > cut_tiles else 1
-    staged = tokens if tokens < 32 else 32 if tokens % 32 == 0 else 16 if tokens % 16 == 0 else 8
+    staged = 8 if tokens <= 32 else 32 if tokens % 32 == 0 else 16 if tokens % 16 == 0 else 8
     if splits > 1 and shares <= room and tokens > staged and rows in (64, 128):
         passed = 2 * (parts - 1) / parts  # each part adds up a slice
     else:

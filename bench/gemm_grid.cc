@@ -94,7 +94,8 @@ struct Bench {
   bool log_tried = false;
   bool profile = false;
   std::vector<std::string> wanted{};  // methods; empty = all
-  // Where the device has a model of time, in its order; for random numbers of tokens every fifth from anywhere.
+  // Where the device has a model of time, what would be chosen and then in the model's order; for random numbers of
+  // tokens every fifth from anywhere.
   std::vector<Config> worth_timing(const Problem& problem) const {
     std::vector<Config> all = candidates(problem, gemm.device());
     const Mode mode = problem.mode == Mode::kW8A16 ? Mode::kE4M3 : problem.mode;
@@ -103,6 +104,9 @@ struct Bench {
     std::stable_sort(all.begin(), all.end(), [&](const Config& one, const Config& other) {
       return predict_us(*model, problem, one, gemm.device()) < predict_us(*model, problem, other, gemm.device());
     });
+    const Config chosen = choose(problem, gemm.device(), built_in, Reduction::kFastest).config;
+    std::erase(all, chosen);
+    all.insert(all.begin(), chosen);
     if (!random_tokens) return all;
     std::minstd_rand random(static_cast<unsigned>(problem.m));
     for (size_t i = 4; i < all.size(); i += 5) std::swap(all[i], all[i + random() % (all.size() - i)]);
@@ -577,8 +581,7 @@ void print_machine(Bench* b, int argc, char** argv) {
         "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
         "\"gemm_grid{}\", \"clusters_of_4\": {}}}\n",
         properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
-        static_cast<unsigned>(day.day()), command,
-        b->gemm.device().clusters_of_4);
+        static_cast<unsigned>(day.day()), command, b->gemm.device().clusters_of_4);
   }
 }
 

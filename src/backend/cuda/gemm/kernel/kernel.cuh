@@ -91,7 +91,9 @@ struct Kernel {
       bool joined = false;
       if constexpr (can_slice(kTile)) {
         if (p.sliced) {
-          chunk_mask = slice_parts<kTile>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
+          chunk_mask = slice_parts < kTile,
+          kTokens >= 200 ||
+              kOperand == Operand::kE4M3Promoted > (p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
           joined = true;
         }
       }

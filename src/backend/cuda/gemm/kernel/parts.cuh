@@ -149,7 +149,8 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
 // Where all parts of a cut tile run at once: each warpgroup gives the others the sums of the tokens that they store,
 // adds up those of its own in order of k, and so reads and stores no more than any other. Returns the chunks that it
 // stores.
-template <Tile kTile>
+// kTight: registers are short.
+template <Tile kTile, bool kTight>
 __device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&acc)[kTile.tokens / 2], const Work& work,
                                                 int slot_block, int slot_blocks, uint32_t* counter, int warpgroup) {
   constexpr int kChunks = chunks(kTile);
@@ -193,9 +194,9 @@ __device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&a
     atomicInc(counter, count);
   }
   ptx::named_barrier(1 + warpgroup, 128);
-  // So many tokens of a part are on their way at once as registers allow.
-  constexpr int kTokensAtOnce = lean(kTile) ? 16 : kTile.tokens <= 96 ? 96 : kTile.tokens < 200 ? 64 : 32;
-  constexpr int kAtOnce = kTokensAtOnce < kPieces * 8 ? 1 : kTokensAtOnce / 8 / kPieces;
+  // So many chunks of a part are on their way at once as registers allow.
+  constexpr int kTokensAtOnce = kTight ? 0 : lean(kTile) ? 8 : kTile.tokens <= 96 ? 96 : 64;
+  constexpr int kAtOnce = kTokensAtOnce < kPieces * 8 ? 1 : kTokensAtOnce / (kPieces * 8);
 #pragma unroll 1
   for (int index = 0; index < parts; ++index) {
     if (index == me && !in_turn) continue;
@@ -269,27 +270,35 @@ __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p,
     const int index = chunk - first_chunk(kTile, me, splits);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) {
+      // As many blocks of 8 tokens at once as registers allow.
+      constexpr int kAtOnce = kTile.tokens <= 128 && kOperand != Operand::kE4M3Promoted ? kChunkBlocks : 1;
 #pragma unroll
-      for (int j = 0; j < kChunkBlocks; ++j) {
-        float* own = &acc[b][(chunk * kChunkBlocks + j) * 4];
-        float4 sum = make_float4(0, 0, 0, 0);
+      for (int begin = chunk * kChunkBlocks; begin < (chunk + 1) * kChunkBlocks; begin += kAtOnce) {
+        float* const own = &acc[b][begin * 4];
+        const uint32_t from = begin % kChunkBlocks * kRow;
+        float sum[4 * kAtOnce];
+#pragma unroll
+        for (int j = 0; j < 4 * kAtOnce; ++j) sum[j] = 0.0f;
 #pragma unroll 1
         for (int part = 0; part < splits; ++part) {
-          float4 v = make_float4(own[0], own[1], own[2], own[3]);
-          if (part != me) {
-            const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * kRow);
-            v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
-                            __uint_as_float(bits.w));
+          if (part == me) {
+#pragma unroll
+            for (int j = 0; j < 4 * kAtOnce; ++j) sum[j] += own[j];
+            continue;
           }
-          sum.x += v.x;
-          sum.y += v.y;
-          sum.z += v.z;
-          sum.w += v.w;
+          uint4 v[kAtOnce];
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) v[j] = ptx::load_shared_16(mine + place(b, part, index) + from + j * kRow);
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            sum[4 * j] += __uint_as_float(v[j].x);
+            sum[4 * j + 1] += __uint_as_float(v[j].y);
+            sum[4 * j + 2] += __uint_as_float(v[j].z);
+            sum[4 * j + 3] += __uint_as_float(v[j].w);
+          }
         }
-        own[0] = sum.x;
-        own[1] = sum.y;
-        own[2] = sum.z;
-        own[3] = sum.w;
+#pragma unroll
+        for (int j = 0; j < 4 * kAtOnce; ++j) own[j] = sum[j];
       }
     }
   }

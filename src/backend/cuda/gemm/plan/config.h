@@ -153,14 +153,16 @@ constexpr int tail_rows(const Tile& t, int64_t m) {
 inline constexpr int kStagingTokens = 32;
 constexpr int stage_bytes(const Tile& t) { return t.rows() * 128 + t.tokens * 128; }
 // Outputs on their way to memory, for each warpgroup: 64 columns of 2 bytes for chunks of this many tokens.
+// (Narrow tiles have small ones, so that blocks that hold parts of a tile can share its few tokens out.)
 constexpr int staging_tokens(const Tile& t) {
-  return t.tokens < kStagingTokens        ? t.tokens
-         : t.tokens % kStagingTokens == 0 ? kStagingTokens
-         : t.tokens % 16 == 0             ? 16
-                                          : 8;
+  if (t.tokens <= kStagingTokens) return 8;
+  return t.tokens % kStagingTokens == 0 ? kStagingTokens : t.tokens % 16 == 0 ? 16 : 8;
 }
 // Chunks that are handed over at one barrier.
-constexpr int staging_group(const Tile& t) { return t.tokens > kStagingTokens && staging_tokens(t) == 8 ? 2 : 1; }
+constexpr int staging_group(const Tile& t) {
+  if (t.tokens <= kStagingTokens) return t.tokens / 8;
+  return staging_tokens(t) == 8 ? 2 : 1;
+}
 // Narrow tiles get by with 96 registers a thread, so two blocks fit an SM, or one with a deep ring beside the small
 // kernels around it: those find 27 KB and half the registers free, and dependent launch can overlap them.
 constexpr bool lean(const Tile& t) { return t.tokens <= 48 || t.blocks_per_sm == 2; }

@@ -49,30 +49,33 @@ struct Tile {
 };
 
 // Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232. Rebuilding
-// weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the fastest in a mode
-// are not compiled for it.
+// weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the fastest in a
+// mode, or hardly, are not compiled for it.
 constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
-  // Matrices that need the free join are few: a tile of each second width.
-  if (mode == Mode::kF16 && join == Join::kFree) {
-    const bool whole = t.row_blocks == 1 && t.warpgroups == 2 && !t.along_tokens;
-    return (whole && t.cluster == 1 && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
-           (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96));
-  }
-  const bool plain = t.cluster == 1 && t.warpgroups == 2 && t.row_blocks == 1;
+  const bool one_row_block = t.warpgroups == 2 && t.row_blocks == 1;
+  const bool plain = one_row_block && t.cluster == 1;
+  const bool twins = t.blocks_per_sm == 2;
   switch (mode) {
     case Mode::kF16:
-      return t.warpgroups != 3 && t.row_blocks == 1;
+      if (join == Join::kFree) {  // matrices that need it are few: a tile of each second width
+        return (plain && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
+               (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96));
+      }
+      return (one_row_block && !(twins && t.tokens > 32)) || (t.warpgroups == 1 && t.tokens != 112);
     case Mode::kBF16:  // nothing but tests runs BF16 activations
-      return plain && t.blocks_per_sm == 1 && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
+      return plain && !twins && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
     case Mode::kE4M3:
-      return true;
+      if (t.along_tokens) return t.tokens == 144;
+      if (t.cluster == 2) return t.tokens == 128 || t.tokens == 192 || t.tokens == 256;
+      return !(twins && t.tokens > 32);
     case Mode::kE4M3Promoted:
-      return t.tokens <= 128 && (t.tokens % 16 == 0 || t.tokens == 8) && t.tokens != 80 && t.tokens != 112 &&
-             !t.along_tokens && t.warpgroups != 3 && (t.row_blocks == 1 || t.tokens == 128);
+      if (t.along_tokens || t.tokens > 128) return false;
+      return (one_row_block && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
+             (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96 || t.tokens == 128)) ||
+             (t.row_blocks == 2 && t.tokens == 128);
     case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair
-      return (t.cluster == 1 && t.warpgroups < 3 && t.row_blocks == 1 &&
-              (t.tokens <= 64 || (plain && t.tokens == 128))) ||
-             (t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
+      return (plain && (t.tokens <= 64 || t.tokens == 128)) ||
+             (one_row_block && t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
   }
   return false;
 }
@@ -88,13 +91,9 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{48, 1, 1, 2},
                                       Tile{48, 1, 1, 1},
                                       Tile{64, 1, 1, 1},
-                                      Tile{72, 1, 1, 1},
                                       Tile{80, 1, 1, 1},
-                                      Tile{88, 1, 1, 1},
                                       Tile{96, 1, 1, 1},
-                                      Tile{104, 1, 1, 1},
                                       Tile{112, 1, 1, 1},
-                                      Tile{120, 1, 1, 1},
                                       Tile{128, 1, 1, 1},
                                       Tile{128, 1, 2, 1},
                                       Tile{144, 1, 1, 1},
@@ -116,24 +115,18 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{256, 1, 2, 1, 2, true},
                                       Tile{16, 1, 1, 1, 1},
                                       Tile{32, 1, 1, 1, 1},
-                                      Tile{48, 1, 1, 1, 1},
                                       Tile{64, 1, 1, 1, 1},
                                       Tile{80, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 1},
                                       Tile{112, 1, 1, 1, 1},
                                       Tile{128, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 3},
-                                      Tile{104, 1, 1, 1, 3},
                                       Tile{112, 1, 1, 1, 3},
-                                      Tile{120, 1, 1, 1, 3},
                                       Tile{128, 1, 1, 1, 3},
-                                      Tile{136, 1, 1, 1, 3},
                                       Tile{144, 1, 1, 1, 3},
                                       Tile{160, 1, 1, 1, 3},
                                       Tile{176, 1, 1, 1, 3},
-                                      Tile{96, 2, 1, 1},
                                       Tile{112, 2, 1, 1},
-                                      Tile{120, 2, 1, 1},
                                       Tile{128, 2, 1, 1}};
 
 // Tokens that one block of a cluster loads for a stage.

@@ -81,7 +81,7 @@ TEST(Predict, ChoosesForAnyNumberOfTokens) {
         }
         // Stream-K is only taken by a margin.
         ASSERT_LE(predict_us(model, problem, choice.config, kH200),
-                  1.1 * predict_us(model, problem, analytic_choice(problem, kH200), kH200));
+                  1.25 * predict_us(model, problem, analytic_choice(problem, kH200), kH200));
       }
     }
   }

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import checkpoint, op, settings, versions
+from . import checkpoint, metrics, op, settings, versions
 
 logger = init_logger("vllm.nestedfp")
 
@@ -227,3 +227,4 @@ class NestedFPConfig(QuantizationConfig):
 def register() -> None:
     register_quantization_config("nestedfp")(NestedFPConfig)
     checkpoint.install_loader()
+    metrics.install_field()

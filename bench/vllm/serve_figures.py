@@ -19,9 +19,8 @@ ENGINES = {
                  "worker_cls": "nestedfp.vllm.worker.Worker",
                  "additional_config": {"nestedfp": {"policy": "alternate:1"}}},
 }
-# The same engine in other ways, where --also names them: without dependent launch of our kernels, and with Inductor's
-# kernels launched so too (they then let ours begin while they end).
-VARIANTS = {"independent": {}, "pdl": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": True}}}}
+# The same engine in other ways, where --also names them: without dependent launch, and without that of Inductor's kernels.
+VARIANTS = {"independent": {}, "inductor waits": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}}}
 VARIANT_ENVIRONMENT = {"independent": {"NESTEDFP_INDEPENDENT_START": "1"}}
 ENGINES.update({name: {**ENGINES["nestedfp"], **more} for name, more in VARIANTS.items()})
 # name: engine, what its requests ask for

@@ -86,10 +86,21 @@ def write(path: Path, family: str) -> None:
     save(path / "model.safetensors", tensors(family, np.random.default_rng(len(family))))
 
 
+def write_tokenizer(path: Path) -> None:
+    """A word for each token: "w0 w1 ...". For tests over HTTP; the others pass token ids."""
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+                 "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
+                 "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(VOCAB)}, "unk_token": "w0"}}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w0", "eos_token": "w1", "unk_token": "w0"}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+
+
 def main() -> None:
     for family in FAMILIES:
         write(Path(sys.argv[1]) / family, family)
     write_adapter(Path(sys.argv[1]) / "llama-lora")
+    write_tokenizer(Path(sys.argv[1]) / "llama")
 
 
 if __name__ == "__main__":

@@ -273,7 +273,9 @@ class InsideVllm(unittest.TestCase):
         with torch._subclasses.fake_tensor.FakeTensorMode():
             x, plane = torch.empty(5, 128, dtype=torch.float16), torch.empty(64 * 128, dtype=torch.uint8)
             y = torch.ops.nestedfp.linear(x, plane, plane, torch.empty(0), None, 64, 128, 0)
+            half = torch.ops.nestedfp.swiglu(x, plane, plane, torch.empty(0), 64, 128, 0)
         self.assertEqual((tuple(y.shape), y.dtype), ((5, 64), torch.float16))
+        self.assertEqual((tuple(half.shape), half.dtype), ((5, 32), torch.float16))
 
     def test_scheduler_output_carries_the_precision(self):
         import pickle
@@ -425,6 +427,27 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(counts["slo_attained"], 0)  # 0.12 s a token
         self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
         self.assertIsNone(made.make_stats().nestedfp)
+
+    def test_rows_of_gate_and_up_alternate(self):
+        from nestedfp.vllm import op, swiglu
+
+        n, k = 48, 8
+        weight = torch.arange(n * k).reshape(n, k)
+        x = torch.randn(5, k).double()
+        ordered = op.interleave(weight)
+        for i in range(n // 2):  # as the kernels have it (swiglu_gate_row, layout.h)
+            row = i // 8 * 16 + i % 8
+            self.assertTrue(torch.equal(ordered[row], weight[i]) and torch.equal(ordered[row + 8], weight[n // 2 + i]))
+        self.assertTrue(torch.equal(op.in_order(x @ ordered.double().t()), x @ weight.double().t()))
+        self.assertEqual(op.interleave(torch.zeros(n, 1)).shape, (n, 1))
+        layer = SimpleNamespace(bias=None)
+        self.assertTrue(swiglu.may_join("model.layers.3.mlp.gate_up_proj", [24, 24], layer))
+        for prefix, parts, other in (("model.layers.3.mlp.gate_up_proj", [20, 20], layer),
+                                     ("model.layers.3.mlp.gate_up_proj", [24, 16], layer),
+                                     ("model.layers.3.mlp.experts.gate_up_proj", [24, 24], layer),
+                                     ("model.layers.3.self_attn.qkv_proj", [24, 24], layer),
+                                     ("model.layers.3.mlp.gate_up_proj", [24, 24], SimpleNamespace(bias=x))):
+            self.assertFalse(swiglu.may_join(prefix, parts, other))
 
     def test_graphs_are_kept_apart_by_precision(self):
         from nestedfp.vllm.op import Step

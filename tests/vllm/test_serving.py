@@ -190,7 +190,7 @@ class Serving(unittest.TestCase):
         for kind in ("llama", "llama nested", "qwen2"):
             self.assert_close(f"{kind} fp16 tp2", f"{kind} fp16", 5e-3)
         self.assert_close("llama fp16 tp2", "llama stock fp16 tp2", 5e-3)
-        self.assert_close("llama fp16 pp2", "llama fp16", 2e-3)
+        self.assert_close("llama fp16 pp2", "llama fp16", 5e-3)
         for kind in ("llama", "llama v1"):
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp16", 5e-3, key="exact")
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp8", self.fp8_noise(), key="fast")

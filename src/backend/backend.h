@@ -385,6 +385,8 @@ class Backend {
   virtual Status accepts(const StepReserve& most) const = 0;
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
+  // Tokens a step at most, where nobody says.
+  virtual int32_t default_step_tokens() const { return 2048; }
 
   // Once weights are there, before the first step: steps will have at most this.
   virtual Status reserve(const StepReserve& most) = 0;
@@ -426,6 +428,12 @@ class Backend {
   virtual void linear(const LinearArgs& args) = 0;
   virtual void rope(const RopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+  // One after the other, of the same batch and cache. A backend may do both in one kernel, after which qkv is of no
+  // use.
+  virtual void rope_attention(const RopeArgs& first, const AttentionArgs& then) {
+    rope(first);
+    attention(then);
+  }
   virtual void route(const RouteArgs& args) = 0;
   virtual void expert_linear(const ExpertLinearArgs& args) = 0;
   virtual void combine_experts(const CombineExpertsArgs& args) = 0;

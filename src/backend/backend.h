@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/expert_routes.h"
 #include "backend/sampling.h"
 #include "base/dtype.h"
 #include "base/result.h"
@@ -216,17 +217,6 @@ struct AttentionArgs {
 
 inline constexpr int32_t kMaxExperts = 512;    // a layer
 inline constexpr int32_t kMaxTopExperts = 32;  // a token
-
-// Where a step's rows go: device memory that `route` fills and the others read. A row takes part once for each of its
-// `top` experts; these assignments are sorted by expert, and within an expert by row.
-struct ExpertRoutes {
-  int32_t experts = 0;
-  int32_t top = 0;
-  int32_t* start = nullptr;  // [experts + 1] expert e has assignments start[e] .. start[e + 1] - 1
-  int32_t* row = nullptr;    // [rows * top] of each assignment
-  int32_t* place = nullptr;  // [rows, top] the assignment of each row's experts, likeliest first
-  float* weight = nullptr;   // [rows, top] what its result counts
-};
 
 // Softmax of x router^T over the experts in FP32; the `top` likeliest of each row are its experts.
 struct RouteArgs {

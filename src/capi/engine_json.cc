@@ -82,20 +82,6 @@ std::function<Status(const Json&)> one_of(std::string_view name, T& into, std::m
 
 constexpr int64_t kMost = 1 << 30;
 
-std::string_view name_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "abort";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "";
-}
-
 Json tokens_json(const std::vector<OutputToken>& tokens) {
   Json out = Json::array();
   for (const OutputToken& token : tokens) {

@@ -652,10 +652,6 @@ void CudaBackend::attend(const AttentionArgs& args, const cuda::AttentionCall::R
   if (!exact) keep(quantise(scratch_.data(), batch.tokens, features, args.out));
 }
 
-cuda::RouteTable route_table(const ExpertRoutes& routes) {
-  return {routes.experts, routes.top, routes.start, routes.row, routes.place, routes.weight};
-}
-
 void CudaBackend::route(const RouteArgs& args) {
   const auto timed = profiler_.time("route", stream_);
   cuda::RouteCall call;
@@ -665,7 +661,7 @@ void CudaBackend::route(const RouteArgs& args) {
   call.rows = args.rows;
   call.hidden = args.hidden;
   call.renormalise = args.renormalise;
-  call.routes = route_table(args.routes);
+  call.routes = args.routes;
   call.logits = args.logits;
   call.shared_weight = args.shared_weight;
   keep(cuda::run_route(call, stream_));
@@ -702,7 +698,7 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
                      2 * assignments * static_cast<uint64_t>(first.n() * first.k()));
   cuda::ExpertLinearCall call;
   call.matrices = matrices_.data();
-  call.routes = route_table(args.routes);
+  call.routes = args.routes;
   call.n = first.n();
   call.k = first.k();
   call.x = args.x;
@@ -719,7 +715,7 @@ void CudaBackend::combine_experts(const CombineExpertsArgs& args) {
   const auto timed = profiler_.time("combine", stream_);
   cuda::CombineCall call;
   call.x = args.x;
-  call.routes = route_table(args.routes);
+  call.routes = args.routes;
   call.rows = args.rows;
   call.hidden = args.hidden;
   call.shared = args.shared;

@@ -212,14 +212,14 @@ class Targets(unittest.TestCase):
         rng = random.Random(depth)
         clock, target, now, free = Clock(), Target(0.0, 1.0, tpot_s), 0.0, 0.0
         target.came(1, 0.0)
-        ends, chosen = [], []
+        ends, chosen, numbers = [], [], []
         for _ in range(steps):
             while len(ends) >= depth:
                 now = max(now, ends.pop(0))
-                clock.ended(now)
+                clock.ended(numbers.pop(0), now)
                 target.came(1, now)
             precision = self.FP8 if clock.late([Wanted(target, 1, len(ends))], 1, now) else self.FP16
-            clock.scheduled(precision, 1, now)
+            numbers.append(clock.scheduled(precision, 1, now))
             free = max(free, now) + seconds[precision] * (1 + jitter * (rng.random() - 0.5))
             ends.append(free)
             chosen.append(precision)
@@ -239,9 +239,9 @@ class Targets(unittest.TestCase):
     def test_first_tokens(self):
         clock = Clock()
         for precision, seconds in ((self.FP16, 0.1), (self.FP8, 0.06)):
-            clock.scheduled(precision, 1000, 0.0)
+            number = clock.scheduled(precision, 1000, 0.0)
             clock.last_end_s = 0.0
-            clock.ended(seconds)
+            self.assertEqual(clock.ended(number, seconds), (precision, seconds))
         clock.last_end_s = 0.0
         target = Target(10.0, 0.25, None)
         self.assertFalse(clock.late([Wanted(target, 2)], 1000, 10.0))  # two steps of 0.1 s
@@ -249,6 +249,12 @@ class Targets(unittest.TestCase):
         clock.scheduled(self.FP16, 1000, 10.0)  # behind one that is under way
         self.assertTrue(clock.late([Wanted(target, 2)], 1000, 10.01))
         self.assertAlmostEqual(clock.starts(10.01), 10.1)
+        last = clock.scheduled(self.FP8, 1000, 10.02)
+        self.assertAlmostEqual(clock.starts(10.02), 10.16)
+        clock.last_end_s = 10.1
+        self.assertAlmostEqual(clock.ended(last, 10.2)[1], 0.1)  # the one before never ended
+        self.assertIsNone(clock.ended(last, 10.3))
+        self.assertEqual(clock.starts(10.3), 10.3)
 
     def test_counts_are_taken_once(self):
         from nestedfp.vllm.metrics import Counts
@@ -448,6 +454,42 @@ class InsideVllm(unittest.TestCase):
                                      ("model.layers.3.self_attn.qkv_proj", [24, 24], layer),
                                      ("model.layers.3.mlp.gate_up_proj", [24, 24], SimpleNamespace(bias=x))):
             self.assertFalse(swiglu.may_join(prefix, parts, other))
+
+    def test_mlps_of_known_forms_leave_their_activation_to_the_product(self):
+        from unittest.mock import patch
+
+        from nestedfp.vllm import quantization, swiglu
+        from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+        from vllm.model_executor import parameter
+        from vllm.model_executor.layers import linear
+        from vllm.model_executor.models.llama import LlamaMLP
+        from vllm.model_executor.models.qwen2 import Qwen2MLP
+
+        config = quantization.NestedFPConfig()
+        config.nested = checkpoint.NestedInfo("nestedfp", "F16", "nearest")
+        config.prepared = config.joins_swiglu = True
+        patches = [patch.object(module, f"get_tensor_model_parallel_{name}", return_value=value)
+                   for module in (linear, parameter) for name, value in (("rank", 0), ("world_size", 1))]
+        for p in patches:
+            p.start()
+        try:
+            class OtherMLP(LlamaMLP):
+                pass
+
+            with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+                made = [kind(128, 384, "silu", quant_config=config, prefix=f"model.layers.{i}.mlp")
+                        for i, kind in enumerate((LlamaMLP, Qwen2MLP, OtherMLP, LlamaMLP))]
+        finally:
+            for p in patches:
+                p.stop()
+        for mlp in made[:3]:
+            layer = mlp.gate_up_proj
+            planes = layer.quant_method.order(layer, layer.weight.data, layer.weight_scale.data)
+            self.assertEqual([plane.shape for plane in planes], [(768, 128), (768, 1)])
+            self.assertTrue(layer.nestedfp_interleaved)
+        self.assertEqual(swiglu.join(torch.nn.ModuleList(made)), 2)
+        self.assertEqual([mlp.gate_up_proj.nestedfp_swiglu for mlp in made], [True, True, False, False])
+        self.assertEqual([isinstance(mlp.act_fn, torch.nn.Identity) for mlp in made], [True, True, False, False])
 
     def test_graphs_are_kept_apart_by_precision(self):
         from nestedfp.vllm.op import Step

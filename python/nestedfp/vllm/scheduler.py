@@ -28,6 +28,7 @@ from .targets import TPOT, TTFT, Clock, Target, Wanted, milliseconds
 
 logger = init_logger("vllm.nestedfp")
 
+_NUMBER = "nestedfp_step"  # of a SchedulerOutput
 _EXACT_SALT = "nestedfp-exact"
 _LOG_SECONDS = 10.0
 
@@ -117,7 +118,7 @@ class _ChoosesPrecision:
         setattr(output, ATTRIBUTE, precision)
         self.nestedfp_steps[precision] += 1
         self.nestedfp_tokens[precision] += tokens
-        self.nestedfp_clock.scheduled(precision, tokens, now_s)
+        setattr(output, _NUMBER, self.nestedfp_clock.scheduled(precision, tokens, now_s))
         name = "fp8" if precision == FP8 else "fp16"
         self.nestedfp_counts.add(f"steps_{name}")
         self.nestedfp_counts.add(f"tokens_{name}", tokens)
@@ -134,8 +135,9 @@ class _ChoosesPrecision:
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         now_s = time.time()
-        if scheduler_output.total_num_scheduled_tokens > 0 and self.nestedfp_clock.under_way:
-            precision, seconds = self.nestedfp_clock.ended(now_s)
+        number = getattr(scheduler_output, _NUMBER, None)
+        if number is not None and (ended := self.nestedfp_clock.ended(number, now_s)) is not None:
+            precision, seconds = ended
             self.nestedfp_counts.add("seconds_fp8" if precision == FP8 else "seconds_fp16", seconds)
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if self.nestedfp_targets or self.nestedfp_ended:

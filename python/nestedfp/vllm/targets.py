@@ -104,23 +104,31 @@ class Clock:
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        self.under_way: deque[tuple[int, int, float]] = deque()  # precision, tokens, when it was scheduled
+        self.under_way: deque[tuple[int, int, int, float]] = deque()  # number, precision, tokens, when it was scheduled
+        self.steps = 0
         self.last_end_s = 0.0
 
     def starts(self, now_s: float) -> float:
         """The oldest step began when the one before it ended, or when it was scheduled."""
         at = 0.0
-        for i, (precision, tokens, scheduled_s) in enumerate(self.under_way):
+        for i, (_, precision, tokens, scheduled_s) in enumerate(self.under_way):
             begin = max(scheduled_s, self.last_end_s if i == 0 else at)
             at = begin + (self.times.expected(precision, tokens) or 0.0)
         return max(now_s, at)
 
-    def scheduled(self, precision: int, tokens: int, now_s: float) -> None:
-        self.under_way.append((precision, tokens, now_s))
+    def scheduled(self, precision: int, tokens: int, now_s: float) -> int:
+        """The step's number."""
+        self.steps += 1
+        self.under_way.append((self.steps, precision, tokens, now_s))
+        return self.steps
 
-    def ended(self, now_s: float) -> tuple[int, float]:
-        """The oldest step: its precision and seconds."""
-        precision, tokens, scheduled_s = self.under_way.popleft()
+    def ended(self, number: int, now_s: float) -> tuple[int, float] | None:
+        """Its precision and seconds; None if nobody knows it. Older ones that never ended were dropped by vLLM."""
+        while self.under_way and self.under_way[0][0] < number:
+            self.under_way.popleft()
+        if not self.under_way or self.under_way[0][0] != number:
+            return None
+        _, precision, tokens, scheduled_s = self.under_way.popleft()
         seconds = now_s - max(scheduled_s, self.last_end_s)
         self.times.observe(precision, tokens, seconds)
         self.last_end_s = now_s

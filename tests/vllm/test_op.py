@@ -197,6 +197,24 @@ class Op(unittest.TestCase):
                 got, want = compiled(a, b).double(), gated(a, b).double()
                 self.assertLess(float((got - want).norm() / want.norm()), 2e-3)
 
+    def test_planes_take_no_more_memory_than_they_need(self):
+        """With the allocator as vLLM sets it while it loads."""
+        op.device(torch.cuda.current_device())
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
+        try:
+            before, kept, needed = torch.cuda.memory_allocated(), [], 0
+            for n, k in ((6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336)) * 2:
+                weight = normal(n, k, sigma=0.05)
+                kept.append(op.nest(weight))
+                del weight
+                needed += 2 * kept[-1].upper.numel()
+            taken = torch.cuda.memory_allocated() - before
+            self.assertLess(taken, 1.005 * needed)
+        finally:
+            torch._C._accelerator_setAllocatorSettings("max_split_size_mb:1048576")
+
     def test_no_rows(self):
         _, planes = self.nested(64, 128, torch.float16)
         self.assertEqual(tuple(self.run_op(torch.empty(0, 128, dtype=torch.float16, device="cuda"), planes).shape), (0, 64))

@@ -199,6 +199,10 @@ struct DecodeLoader {
   bool rotates;  // that kernel left this step's keys as they are
   bool fetched;  // `token` is of the walk's row
   NewToken<kDim, kE4m3> token;
+  // A new token whose tile was asked for before the token was there; context 0 = none.
+  NewRow early = {};
+  uint32_t early_stage;
+  NewToken<kDim, kE4m3> early_token;
 
   __device__ __forceinline__ DecodeLoader(const DecodeParams& p, const DecodeWalk& start, int first_tile,
                                           uint32_t ring_address)
@@ -211,17 +215,33 @@ struct DecodeLoader {
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) load_next(p, stage);
     wait(p);
+    if constexpr (kCanRotate<kDim>) {
+      if (early.context > 0) early_token.fetch(p, early.sequence, early.head);
+    }
+  }
+  // Once all that the kernel before has left is asked for.
+  __device__ __forceinline__ void finish_early(const DecodeParams& p) {
+    if constexpr (kCanRotate<kDim>) {
+      if (early.context > 0) early_token.append(p, early, early_stage);
+    }
   }
   __device__ __forceinline__ void load_next(const DecodeParams& p, int stage) {
     if (!walk.done) {
       // The last tile has the key that the kernel before appended, or computed.
       const bool is_last = tile == walk.tiles - 1;
-      if (is_last) wait(p);
       const bool appends = is_last && rotates && walk.context > 0;
+      const bool is_early = appends && !waited && early.context == 0;
+      if (is_last && !is_early) wait(p);
       const uint32_t to = ring + stage * kStageBytes;
       load_decode_tile<kDim, kE4m3>(p, walk, tile, block, to, appends ? (walk.context - 1) % kDecodeTile : -1);
       if constexpr (kCanRotate<kDim>) {
-        if (appends) token.append(p, walk, block, to);
+        const NewRow row = {walk.sequence, walk.head, walk.context, block};
+        if (is_early) {
+          early = row;
+          early_stage = to;
+        } else if (appends) {
+          token.append(p, row, to);
+        }
       }
       tile += kStep;
       settle(p);
@@ -238,7 +258,7 @@ struct DecodeLoader {
   }
   __device__ __forceinline__ void fetch(const DecodeParams& p) {
     if (!rotates || fetched || !waited || walk.done) return;
-    if constexpr (kCanRotate<kDim>) token.fetch(p, walk);
+    if constexpr (kCanRotate<kDim>) token.fetch(p, walk.sequence, walk.head);
     fetched = true;
   }
   __device__ __forceinline__ void settle(const DecodeParams& p) {
@@ -337,6 +357,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
 
   DecodeState<kDim, kHalves, kE4m3> state;
   state.load_q(p, walk.sequence, walk.head);
+  loader.finish_early(p);
   bool rotates = p.rotation.cos_sin != nullptr;  // the queries, which have just been loaded
   int stage = 0;
   DecodeWalk following;

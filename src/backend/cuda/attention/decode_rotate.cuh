@@ -96,6 +96,11 @@ __device__ __forceinline__ void append_pair(uint8_t* cache, uint32_t tile, int r
   }
 }
 
+// Where a row's new token is: its sequence and KV head, the context that it ends, and the cache block.
+struct NewRow {
+  int sequence, head, context, block;
+};
+
 // A row's new key and value as the product left them, a few columns a lane: fetched when a warp comes to the row, used
 // when it comes to the row's last tile.
 template <int kDim, bool kE4m3>
@@ -107,9 +112,8 @@ struct NewToken {
 
   static __device__ __forceinline__ int column(int i) { return (static_cast<int>(threadIdx.x) % 32 + 32 * i) * 2; }
 
-  __device__ __forceinline__ void fetch(const DecodeParams& p, const DecodeWalk& walk) {
-    const uint16_t* const key =
-        p.a.q + int64_t{p.a.query_start[walk.sequence]} * p.a.q_stride + (p.a.heads + walk.head) * kDim;
+  __device__ __forceinline__ void fetch(const DecodeParams& p, int sequence, int head) {
+    const uint16_t* const key = p.a.q + int64_t{p.a.query_start[sequence]} * p.a.q_stride + (p.a.heads + head) * kDim;
     const uint16_t* const value = key + p.a.kv_heads * kDim;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -123,16 +127,14 @@ struct NewToken {
     }
   }
 
-  // To the cache, where the walk's row has it in `block`, and to `stage`, which its tile is being loaded into. All
-  // lanes of a warp.
-  __device__ __forceinline__ void append(const DecodeParams& p, const DecodeWalk& walk, int block,
-                                         uint32_t stage) const {
+  // To the cache, and to `stage`, which its tile is being loaded into. All lanes of a warp.
+  __device__ __forceinline__ void append(const DecodeParams& p, const NewRow& to, uint32_t stage) const {
     const DecodeRotation& r = p.rotation;
-    const int position = walk.context - 1;
+    const int position = to.context - 1;
     const float* const table = r.cos_sin + int64_t{position} * kDim;
-    const int64_t place =
-        (((int64_t{block} * p.a.kv_heads + walk.head) << p.a.block_shift) + (position & ((1 << p.a.block_shift) - 1))) *
-        Tile::kRowBytes;
+    const int64_t place = (((int64_t{to.block} * p.a.kv_heads + to.head) << p.a.block_shift) +
+                           (position & ((1 << p.a.block_shift) - 1))) *
+                          Tile::kRowBytes;
     float factor = 1.0f;
     if (r.k_norm != nullptr) {
       float sum = 0.0f;

@@ -113,6 +113,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
 
   DecodeState<kDim, kHalves, kE4m3> state;
   state.load_q(p, walk.sequence, walk.head);
+  loader.finish_early(p);
   int stage = 0;
   DecodeWalk following;
 #pragma unroll 1

@@ -4,17 +4,10 @@
 #include <string_view>
 #include <vector>
 
+#include "text/utf8.h"
+
 namespace nfp::server {
 namespace {
-
-void append_utf8(std::string& out, uint32_t code) {
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else {
-    out += static_cast<char>(0xC0 | (code >> 6));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  }
-}
 
 // GPT-2's printable stand-in for a byte.
 std::string stand_in(int byte) {
@@ -28,7 +21,7 @@ std::string stand_in(int byte) {
     return codes;
   }();
   std::string out;
-  append_utf8(out, table[static_cast<size_t>(byte)]);
+  text::append_utf8(out, table[static_cast<size_t>(byte)]);
   return out;
 }
 

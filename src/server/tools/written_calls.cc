@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "text/utf8.h"
+
 namespace nfp::server {
 namespace {
 
@@ -14,24 +16,6 @@ std::string_view trim(std::string_view text) {
   while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
   return text;
-}
-
-void append_code_point(std::string& out, uint32_t code) {
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xC0 | (code >> 6));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xE0 | (code >> 12));
-    out += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  } else {
-    out += static_cast<char>(0xF0 | (code >> 18));
-    out += static_cast<char>(0x80 | ((code >> 12) & 0x3F));
-    out += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  }
 }
 
 // Literals of Python (`None`, `True`, "text", 1.5, lists, tuples, dicts) and, with `gemma`, FunctionGemma's: bare keys,
@@ -179,7 +163,7 @@ class LiteralReader {
         if (at_ + width > text_.size()) return false;
         const char* first = text_.data() + at_;
         if (std::from_chars(first, first + width, code, 16).ptr != first + width || code > 0x10FFFF) return false;
-        append_code_point(made, code);
+        text::append_utf8(made, code);
         at_ += width;
       } else if (c == '\\' || c == '\'' || c == '"') {
         made += c;

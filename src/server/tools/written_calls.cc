@@ -213,10 +213,32 @@ std::string type_of_parameter(const Json& tools, const std::string& function, co
   return "";
 }
 
+WrittenCalls json_calls(std::string_view text, bool need_arguments) {
+  auto parsed = parse_json(trim(text));
+  if (!parsed.ok()) return std::nullopt;
+  Json list = parsed->is_array() ? std::move(*parsed) : Json::array({std::move(*parsed)});
+  std::vector<WrittenCall> calls;
+  for (const Json& item : list) {
+    if (!item.is_object() || !item.contains("name") || !item["name"].is_string()) return std::nullopt;
+    const char* field = item.contains("arguments") ? "arguments" : "parameters";
+    if (need_arguments && !item.contains(field)) return std::nullopt;
+    const Json arguments = item.contains(field) ? item[field] : Json::object();
+    if (!arguments.is_object()) return std::nullopt;
+    calls.push_back({item["name"].get<std::string>(), dump(arguments)});
+  }
+  if (calls.empty()) return std::nullopt;
+  return calls;
+}
+
 }  // namespace
 
 WrittenCalls read_python_calls(std::string_view text) {
-  LiteralReader reader(trim(text), /*gemma=*/false);
+  constexpr std::string_view kPrint = "print(";
+  text = trim(text);
+  if (text.starts_with(kPrint) && text.ends_with("))")) {
+    text = text.substr(kPrint.size(), text.size() - kPrint.size() - 1);
+  }
+  LiteralReader reader(text, /*gemma=*/false);
   std::vector<WrittenCall> calls;
   const bool list = reader.take('[');
   do {
@@ -227,20 +249,11 @@ WrittenCalls read_python_calls(std::string_view text) {
   return calls;
 }
 
-WrittenCalls read_json_calls(std::string_view text) {
-  auto parsed = parse_json(trim(text));
-  if (!parsed.ok()) return std::nullopt;
-  Json list = parsed->is_array() ? std::move(*parsed) : Json::array({std::move(*parsed)});
-  std::vector<WrittenCall> calls;
-  for (const Json& item : list) {
-    if (!item.is_object() || !item.contains("name") || !item["name"].is_string()) return std::nullopt;
-    const char* field = item.contains("arguments") ? "arguments" : "parameters";
-    const Json arguments = item.contains(field) ? item[field] : Json::object();
-    if (!arguments.is_object()) return std::nullopt;
-    calls.push_back({item["name"].get<std::string>(), dump(arguments)});
-  }
-  if (calls.empty()) return std::nullopt;
-  return calls;
+WrittenCalls read_json_calls(std::string_view text) { return json_calls(text, /*need_arguments=*/false); }
+
+WrittenCalls read_unmarked_calls(std::string_view text) {
+  auto calls = read_python_calls(text);
+  return calls ? std::move(calls) : json_calls(text, /*need_arguments=*/true);
 }
 
 WrittenCalls read_xml_calls(std::string_view text, const Json& tools) {

@@ -9,11 +9,36 @@
 
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/plan/tuning_table.h"
-#include "backend/cuda/testing/device.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {
 namespace {
+
+template <typename T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(size_t count, int fill = 0) : count_(count) {
+    EXPECT_EQ(cudaMalloc(&data_, std::max<size_t>(count, 1) * sizeof(T)), cudaSuccess);
+    EXPECT_EQ(cudaMemset(data_, fill, count * sizeof(T)), cudaSuccess);
+  }
+  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
+    EXPECT_EQ(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  ~DeviceArray() { cudaFree(data_); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  T* get() const { return static_cast<T*>(data_); }
+  void poison() { cudaMemset(data_, 0xff, count_ * sizeof(T)); }  // NaN in every float format here
+  std::vector<T> host() const {
+    std::vector<T> out(count_);
+    EXPECT_EQ(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+    return out;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t count_;
+};
 
 struct HostMatrix {
   int64_t n, k;
@@ -59,7 +84,7 @@ class GemmGpu : public ::testing::Test {
     auto created = Gemm::create();
     if (!created.ok()) GTEST_SKIP() << created.error().message;
     gemm_.emplace(std::move(*created));
-    workspace_ = std::make_unique<DeviceVector<uint8_t>>(Workspace::kBytes, 0);
+    workspace_ = std::make_unique<DeviceArray<uint8_t>>(Workspace::kBytes);
   }
   void run(GemmCall call, const Config& config) {
     call.workspace = {workspace_->get(), Workspace::kBytes};
@@ -69,7 +94,7 @@ class GemmGpu : public ::testing::Test {
     ASSERT_EQ(done, cudaSuccess) << to_string(config) << ": " << cudaGetErrorString(done);
   }
   std::optional<Gemm> gemm_;
-  std::unique_ptr<DeviceVector<uint8_t>> workspace_;
+  std::unique_ptr<DeviceArray<uint8_t>> workspace_;
 };
 
 std::vector<Config> all_configs(Mode mode) {
@@ -96,11 +121,11 @@ TEST_F(GemmGpu, IdentityRestoresEveryPattern) {
   while (bits.size() < n * k) bits.push_back(bits[random() % 32258]);
   std::vector<uint16_t> identity(k * k);
   for (int64_t i = 0; i < k; ++i) identity[static_cast<size_t>(i * k + i)] = 0x3c00;
-  const DeviceVector<uint16_t> x(identity);
-  DeviceVector<uint16_t> d(n * k, 0);
+  const DeviceArray<uint16_t> x(identity);
+  DeviceArray<uint16_t> d(n * k);
   for (const Join join : {Join::kBiased, Join::kFree}) {
     const HostMatrix w = nest(n, k, bits, join, random);
-    const DeviceVector<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
+    const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
     for (const Config& config : all_configs(Mode::kF16)) {
       d.poison();
       GemmCall call;
@@ -136,10 +161,10 @@ TEST_F(GemmGpu, IdentityRestoresEveryUpper) {
   while (bits.size() < n * k) bits.push_back(bits[random() % 32258]);
   std::vector<uint16_t> identity(k * k);
   for (int64_t i = 0; i < k; ++i) identity[static_cast<size_t>(i * k + i)] = 0x3c00;
-  const DeviceVector<uint16_t> x(identity);
-  DeviceVector<uint16_t> d(n * k, 0);
+  const DeviceArray<uint16_t> x(identity);
+  DeviceArray<uint16_t> d(n * k);
   const HostMatrix w = nest(n, k, bits, Join::kFree, random);
-  const DeviceVector<uint8_t> upper(w.planes[0]);
+  const DeviceArray<uint8_t> upper(w.planes[0]);
   for (const Config& config : all_configs(Mode::kW8A16)) {
     d.poison();
     GemmCall call;
@@ -177,10 +202,10 @@ TEST_F(GemmGpu, Fp32OutputsAreTheSumsThemselves) {
     bias.push_back(normal(random));
   }
   const HostMatrix w = nest(n, k, bits, Join::kBiased, random);
-  const DeviceVector<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
-  const DeviceVector<uint16_t> x(identity);
-  const DeviceVector<float> d_row(row_scale), d_bias(bias);
-  DeviceVector<float> d(n * k, 0);
+  const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
+  const DeviceArray<uint16_t> x(identity);
+  const DeviceArray<float> d_row(row_scale), d_bias(bias);
+  DeviceArray<float> d(n * k);
   for (const Config& config : all_configs(Mode::kF16)) {
     d.poison();
     GemmCall call;
@@ -304,10 +329,10 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
     }
   }
 
-  const DeviceVector<uint8_t> upper(w.planes[0]), lower(w.planes[1]), dx(x_bytes);
-  const DeviceVector<float> d_token(token_scale), d_row(row_scale), d_bias(bias);
-  const DeviceVector<uint8_t> d_residual(residual);
-  DeviceVector<uint8_t> d(static_cast<size_t>(c.m * ldd) * d_size, 0);
+  const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]), dx(x_bytes);
+  const DeviceArray<float> d_token(token_scale), d_row(row_scale), d_bias(bias);
+  const DeviceArray<uint8_t> d_residual(residual);
+  DeviceArray<uint8_t> d(static_cast<size_t>(c.m * ldd) * d_size);
   // FP32 sums lose 2^-24 of the running sum a step; Hopper's E4M3 sums keep 14 bits below the largest term
   // (kernels.md), a step per 32 k.
   const double loss = fp8 ? static_cast<double>(c.k / 32 + 2) * 0x1p-13 : static_cast<double>(c.k) * 0x1p-23;
@@ -411,7 +436,7 @@ TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
         std::memcpy(&x_bytes[i * 2], &half, 2);
       }
     }
-    const DeviceVector<uint8_t> upper(w.planes[0]), lower(w.planes[1]), x(x_bytes);
+    const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]), x(x_bytes);
     for (const int splits : {1, 2, 3}) {
       std::vector<std::vector<uint16_t>> first;  // by class: promotion intervals differ between one and two row blocks
       first.resize(2);
@@ -421,7 +446,7 @@ TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
         for (const auto& [m, exchange] :
              {std::pair{most, false}, {int64_t{1}, true}, {int64_t{37}, false}, {most, true}, {int64_t{37}, true}}) {
           if (exchange && !can_exchange(tile, splits)) continue;
-          DeviceVector<uint16_t> d(static_cast<size_t>(m * n), 0);
+          DeviceArray<uint16_t> d(static_cast<size_t>(m * n));
           GemmCall call;
           call.w = {upper.get(), lower.get(), nullptr, n, k, Join::kBiased};
           call.mode = mode;
@@ -452,13 +477,13 @@ TEST_F(GemmGpu, InvariantCutsHoldForManyTokens) {
   for (int64_t i = 0; i < n * k; ++i) bits.push_back(fp32_to_fp16(std::clamp(normal(random) * 0.1f, -1.75f, 1.75f)));
   for (int64_t i = 0; i < most * k; ++i) x_bits.push_back(fp32_to_fp16(normal(random)));
   const HostMatrix w = nest(n, k, bits, Join::kBiased, random);
-  const DeviceVector<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
-  const DeviceVector<uint16_t> x(x_bits);
+  const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]);
+  const DeviceArray<uint16_t> x(x_bits);
   std::vector<uint16_t> first;
   for (const int64_t m : {int64_t{16}, most, int64_t{4100}}) {
     const Choice choice = choose({m, n, k, Mode::kF16, false}, gemm_->device(), nullptr, Reduction::kBatchInvariant);
     ASSERT_GT(choice.config.splits, 1);
-    DeviceVector<uint16_t> d(static_cast<size_t>(m * n), 0);
+    DeviceArray<uint16_t> d(static_cast<size_t>(m * n));
     GemmCall call;
     call.w = {upper.get(), lower.get(), nullptr, n, k, Join::kBiased};
     call.m = m;
@@ -475,7 +500,7 @@ TEST_F(GemmGpu, InvariantCutsHoldForManyTokens) {
 }
 
 TEST_F(GemmGpu, RefusesWhatItCannotRun) {
-  DeviceVector<uint8_t> memory(1 << 20, 0);
+  DeviceArray<uint8_t> memory(1 << 20);
   GemmCall good;
   good.w = {memory.get(), memory.get(), nullptr, 64, 64, Join::kBiased};
   good.m = 4;

@@ -18,10 +18,10 @@ inline bool has_hopper() {
 template <typename T>
 class DeviceVector {
  public:
-  static constexpr int kPoison = 0xff;  // bytes: NaN in every float format, -1 in integers
-  explicit DeviceVector(size_t count, int fill = kPoison) : count_(count) {
+  // Poisoned: NaN in every float format, -1 in integers.
+  explicit DeviceVector(size_t count) : count_(count) {
     EXPECT_EQ(cudaMalloc(&data_, std::max<size_t>(count, 1) * sizeof(T)), cudaSuccess);
-    EXPECT_EQ(cudaMemset(data_, fill, count * sizeof(T)), cudaSuccess);
+    EXPECT_EQ(cudaMemset(data_, 0xff, count * sizeof(T)), cudaSuccess);
   }
   explicit DeviceVector(const std::vector<T>& host) : DeviceVector(host.size()) {
     EXPECT_EQ(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
@@ -30,7 +30,6 @@ class DeviceVector {
   DeviceVector(const DeviceVector&) = delete;
   DeviceVector& operator=(const DeviceVector&) = delete;
   T* get() const { return static_cast<T*>(data_); }
-  void poison() { EXPECT_EQ(cudaMemset(data_, kPoison, count_ * sizeof(T)), cudaSuccess); }
   std::vector<T> host() const {
     std::vector<T> out(count_);
     EXPECT_EQ(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);

@@ -151,6 +151,8 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   row.e2e = percentiles(std::move(e2e));
   row.gap = percentiles(std::move(gap));
   if (row.seconds > 0) row.output_rate = static_cast<double>(output) / row.seconds;
+  row.joules = outcome.joules;
+  if (row.joules && output > 0) row.joules_per_token = *row.joules / static_cast<double>(output);
   return row;
 }
 
@@ -167,6 +169,10 @@ std::string to_text(const ReplayReport& report) {
         row.policy, row.rate, percent(row.tight), percent(row.loose), percent(row.fp16_share), percent(row.fp8_weights),
         row.ttft.p50, row.ttft.p90, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90, 1e3 * row.gap.worst,
         row.goodput ? fmt::format("{:.2f}", *row.goodput) : "-", percent(row.kl_ratio));
+    if (row.joules) {
+      text += fmt::format("  GPU energy {:.0f} J, {:.3f} J an answer's token\n", *row.joules,
+                          row.joules_per_token.value_or(0));
+    }
     if (row.failed > 0) text += fmt::format("  of these {} of {} failed\n", row.failed, row.requests);
   }
   for (const ReplayReport::Limit& limit : report.limits) {
@@ -196,6 +202,8 @@ std::string to_json(const ReplayReport& report) {
                     {"e2e_s", to_json(row.e2e)},
                     {"longest_gap_s", to_json(row.gap)},
                     {"output_tokens_per_s", row.output_rate},
+                    {"gpu_joules", optional(row.joules)},
+                    {"gpu_joules_per_output_token", optional(row.joules_per_token)},
                     {"seconds", row.seconds},
                     {"steps", row.steps},
                     {"fp8_steps", row.fp8_steps},

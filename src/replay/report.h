@@ -38,6 +38,8 @@ struct ReplaySummary {
   std::optional<double> kl_ratio;              // KL divergence from FP16 over that of FP8 in every step, see KlCurve
   Percentiles ttft, tpot, e2e, gap;            // seconds; gap: each request's longest
   double output_rate = 0;                      // tokens a second
+  std::optional<double> joules;                // of the server's GPUs, idle power included
+  std::optional<double> joules_per_token;      // of the answers
   double seconds = 0;
   uint64_t steps = 0, fp8_steps = 0, switches = 0, preemptions = 0;
 };

@@ -29,7 +29,7 @@ struct ReplayFlags {
   std::vector<std::string> goodput;
   std::vector<double> fp8_levels;
   std::string slo_missed = "last";
-  bool as_served = false;
+  bool as_served = false, exact_decode = false;
   std::vector<std::string> kl;
   HttpLoadOptions http;
   std::string json, csv, html, command;
@@ -65,6 +65,7 @@ class Simulation {
         SloOptions slo;
         slo.levels = *levels;
         slo.missed = *parse_slo_missed(flags_.slo_missed);
+        slo.exact_decode = flags_.exact_decode;
         return make_slo_policy(model_, slo);
       }
       return parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
@@ -224,6 +225,7 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
                   "interpolated. Default: those of the table")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0));
+  verb.add_flag("--exact-decode", f.exact_decode, "as serve has it");
   verb.add_option("--kl", f.kl,
                   "SHARE:NATS, ...: the KL divergence from FP16 of FP8 in that share of the weights, to report that of "
                   "the trace over that of always FP8");

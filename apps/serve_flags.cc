@@ -120,6 +120,8 @@ void ServeFlags::add_precision(CLI::App& app) {
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app.add_flag("--exact-decode", exact_decode,
+               "let slo compute prompts in FP8 beside sequences that decode in FP16, in two launches a step");
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
@@ -262,6 +264,7 @@ Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepT
   SloOptions options;
   if (!policy.empty()) options.levels = *parse_slo_levels(policy);
   options.missed = *parse_slo_missed(slo_missed);
+  options.exact_decode = exact_decode;
   return nfp::make_slo_policy(measured.at_shares(fp8_levels), options);
 }
 

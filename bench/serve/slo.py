@@ -3,16 +3,13 @@ long prompt beside running streams.
 
     slo.py NESTEDFP MODEL OUT.json [PARTS] [--trace AZURE.csv]
 
-PARTS (default: long,burst,trace): `long` is a prompt of 3,900 tokens beside four streams, `burst` a made-up trace of
-bursts, `trace` a part of an Azure trace (--trace). Default flags, a new table of step times; everything takes some six
+PARTS (default: long,burst,trace): `long` is a prompt of 3,900 tokens beside four streams, `burst` the made-up bursts of
+burst.csv (gamma-distributed gaps with a coefficient of variation of 2.5, log-normal lengths), `trace` a part of an Azure trace (--trace). Default flags, a new table of step times; everything takes some six
 minutes on two cores with the demo model."""
 
 import argparse
 import asyncio
-import csv
-import datetime
 import json
-import math
 import os
 import random
 import re
@@ -25,7 +22,7 @@ import urllib.request
 import record
 
 LONG, STREAMS = 3900, 4
-BURST = {"requests": 70, "rate": 1.1, "cv": 2.5, "input": 220, "output": 50, "seed": 5}
+BURST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "burst.csv")
 TRACE = {"requests": 40, "rate": 0.7, "most_tokens": 2000, "seed": 1}
 
 
@@ -116,20 +113,6 @@ async def long_prompt(server):
             "prediction": server.prediction(), "level_changes": server.changes()}
 
 
-def write_burst(path):
-    """Gamma-distributed gaps, log-normal lengths."""
-    numbers = random.Random(BURST["seed"])
-    shape, now, start = 1 / BURST["cv"] ** 2, 0.0, datetime.datetime(2024, 1, 1)
-    length = lambda median, most: max(4, min(most, int(numbers.lognormvariate(math.log(median), 0.8))))
-    with open(path, "w", newline="", encoding="ascii") as f:
-        rows = csv.writer(f)
-        rows.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
-        for _ in range(BURST["requests"]):
-            rows.writerow([(start + datetime.timedelta(seconds=now)).isoformat(sep=" "), length(BURST["input"], 1500),
-                           length(BURST["output"], 300)])
-            now += numbers.gammavariate(shape, 1 / shape) / BURST["rate"]
-
-
 def play(args, folder, table, trace, flags):
     """The trace against both policies on the machine, then simulated from `table`."""
     keep = ("attainment_tight", "attainment_loose", "fp16_token_share", "ttft_s", "tpot_s", "longest_gap_s", "requests", "failed",
@@ -183,9 +166,7 @@ def main():
             if "long" in parts:
                 result["long_prompt"] = asyncio.run(long_prompt(server))
         if "burst" in parts:
-            trace = os.path.join(folder, "burst.csv")
-            write_burst(trace)
-            result["burst"] = {"trace": BURST, **play(args, folder, table, trace, [])}
+            result["burst"] = {"trace": os.path.basename(BURST), **play(args, folder, table, BURST, [])}
         if "trace" in parts and args.trace:
             flags = ["--requests", str(TRACE["requests"]), "--rate", str(TRACE["rate"]), "--max-tokens", str(TRACE["most_tokens"]),
                      "--seed", str(TRACE["seed"])]

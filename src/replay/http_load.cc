@@ -191,6 +191,7 @@ class Player {
     for (const char* part : {"prompt", "completion"}) {
       const Json counts = precision->value(part, Json::object());
       record.fp16_tokens += counts.value("fp16_tokens", 0);
+      if (std::string_view(part) == "completion") record.fp16_output = counts.value("fp16_tokens", 0);
       record.fp8_tokens += counts.value("fp8_tokens", 0);
     }
     return false;

@@ -93,6 +93,7 @@ class Recorder final : public EngineObserver {
     request.output = record.usage.completion_tokens;
     if (request.output > 1) request.tpot_s = record.decode_s / (request.output - 1);
     request.fp16_tokens = record.usage.prompt.fp16 + record.usage.completion.fp16;
+    request.fp16_output = record.usage.completion.fp16;
     request.fp8_tokens = record.usage.prompt.fp8 + record.usage.completion.fp8;
     ++finished;
   }

@@ -26,6 +26,7 @@ struct ReplayedRequest {
   double longest_gap_s = 0;
   int32_t output = 0;                       // tokens that came
   int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
+  int64_t fp16_output = 0;                  // of the answer alone
 };
 
 struct ReplayOutcome {

@@ -14,7 +14,7 @@
 namespace nfp {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kWeightSuffix = ".weight";
 

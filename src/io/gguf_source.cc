@@ -22,7 +22,8 @@ namespace {
 constexpr std::string_view kRopeFactors = "rope_freqs.weight", kLongFactors = "rope_factors_long.weight",
                            kShortFactors = "rope_factors_short.weight";
 
-constexpr int64_t kMostLayers = 4096;  // a configuration with more is refused
+// Configurations with more are refused.
+constexpr int64_t kMostLayers = 4096, kMostExperts = 4096;
 
 // Of a model split over several files, the others' paths: "x-00001-of-00003.gguf" -> "x-00002-of-00003.gguf", ...
 Result<std::vector<std::string>> other_parts(const std::string& path, int64_t count) {
@@ -107,8 +108,9 @@ class GgufSource final : public ModelSource {
         continue;
       }
       // The matrices of all experts, one behind the other.
-      if (tensor.shape.rank() != 3 || tensor.shape[0] < 1) {
-        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' must have three dimensions", file.path(), tensor.name);
+      if (tensor.shape.rank() != 3 || tensor.shape[0] < 1 || tensor.shape[0] > kMostExperts) {
+        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' must have three dimensions, the last of 1 to {}",
+                     file.path(), tensor.name, kMostExperts);
       }
       const int64_t experts = tensor.shape[0];
       const size_t each = bytes.size() / static_cast<size_t>(experts);

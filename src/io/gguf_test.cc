@@ -268,7 +268,7 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   GgufBuilder flat = testing::tiny_gguf_keys();
   flat.integer("llama.expert_count", 2);
   flat.tensor("blk.0.ffn_up_exps.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
-  expect(flat.build(), "'blk.0.ffn_up_exps.weight' must have three dimensions");
+  expect(flat.build(), "'blk.0.ffn_up_exps.weight' must have three dimensions, the last of 1 to 4096");
   GgufBuilder no_heads;
   no_heads.string("general.architecture", "qwen2").integer("qwen2.block_count", 1).integer("qwen2.embedding_length", 8);
   no_heads.integer("qwen2.attention.head_count", 0).integer("qwen2.feed_forward_length", 64);

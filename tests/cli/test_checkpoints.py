@@ -87,7 +87,7 @@ class TextTowers(Scratch):
             self.assertEqual(plan["parameters"], facts["parameters"])
             nested = self.path("nested-" + name)
             run("convert", wrapped, nested, "--calibrate", "none")
-            self.assertEqual(run("generate", nested, *arguments)[0], run("generate", wrapped, *arguments)[0])
+            self.assertEqual(json.loads(run("generate", nested, *arguments)[0])["tokens"], expected["tokens"])
 
 
 if __name__ == "__main__":

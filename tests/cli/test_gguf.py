@@ -80,7 +80,9 @@ def add_family(writer, kind, config):
 def gguf_tensors(model, kind):
     """(name, values) as the converter has them: rows in its order, the experts of a layer as one tensor."""
     config = model.config
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind.upper()), config["num_hidden_layers"])
+    # The package may be older than an architecture whose names are Llama's.
+    architecture = getattr(gguf.MODEL_ARCH, kind.upper(), gguf.MODEL_ARCH.LLAMA)
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     stacks = {}
     for name, values in model.weights.items():

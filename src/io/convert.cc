@@ -141,7 +141,14 @@ uint64_t plain_bytes(const ModelSource& source) {
   return bytes;
 }
 
-Status refuse_fp8(const ModelSource& source) {
+Status refuse_quantised(const ModelSource& source) {
+  for (const TensorInfo& tensor : source.tensors()) {
+    if (gemm_type(tensor.name) && size_of(tensor.dtype) == 1) {
+      return error(ErrorCode::kUnsupported,
+                   "{}: tensor '{}' is {}, quantised already; convert the FP16 or BF16 original", source.path(),
+                   tensor.name, tensor.stored);
+    }
+  }
   if (!source.stored_fp8()) return ok_status();
   return error(
       ErrorCode::kUnsupported,
@@ -295,7 +302,7 @@ Result<ConvertReport> convert(const ModelSource& source, const std::string& dest
   if (source.kind() == SourceKind::kNested) {
     return error(ErrorCode::kUnsupported, "{}: is a nested checkpoint already", source.path());
   }
-  NFP_RETURN_IF_ERROR(refuse_fp8(source));
+  NFP_RETURN_IF_ERROR(refuse_quantised(source));
   NFP_ASSIGN_OR_RETURN(StagedDirectory staged,
                        StagedDirectory::create(destination, options.force, source.path(), plain_bytes(source)));
   auto report = convert_into(staged, source, options, threads);

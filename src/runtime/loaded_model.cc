@@ -97,7 +97,7 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   }
   NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
   if (const auto& fp8 = loaded->source->stored_fp8()) {
-    log::info(
+    log::warn(
         "{}: its weights are FP8 already ({}): FP16 steps compute with these too, the original cannot be restored",
         loaded->source->path(), fp8->text);
   }

@@ -83,9 +83,12 @@ void add_bench(CLI::App& app, Status& status) {
   verb->add_option("--repeats", common.repeats, "runs of each test, interleaved; medians are shown")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  flags->step_tokens = verb->add_option("--step-tokens", common.step_tokens,
-                                        "tokens a step at most (chunked prefill); default 512, in a mode 2048 as serve")
-                           ->check(CLI::Range(1, 1 << 20));
+  flags->step_tokens =
+      verb->add_option(
+              "--step-tokens", common.step_tokens,
+              "tokens a step at most (chunked prefill); default 512, in a mode as serve: 2048 on a CPU, 8192 on "
+              "a GPU")
+          ->check(CLI::Range(1, 1 << 20));
   verb->add_flag(
       "--machine", common.machine,
       "also measure what this machine can do at most (reading memory, arithmetic) on the same threads, and show "

@@ -20,7 +20,7 @@ struct BenchFlags {
   ModelFlags model;
   std::string precisions = "auto";
   int32_t repeats = 3;
-  int32_t step_tokens = 2048;
+  int32_t step_tokens = 0;  // of a mode; 0 = the backend's default
   bool machine = false;
   bool json = false;
 
@@ -33,7 +33,7 @@ struct BenchFlags {
   Result<Ceilings> measure(const LoadedModel& loaded) const;
   // Without its tokenizer: tokens are made up and stay tokens.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity) const;
-  EngineConfig engine(int32_t ctx, int32_t max_sequences) const;
+  EngineConfig engine(const LoadedModel& loaded, int32_t ctx, int32_t max_sequences) const;
 };
 
 struct LatencyMode {

@@ -121,6 +121,7 @@ CalibrationOptions ModelFlags::calibration_options() const {
 EngineConfig ModelFlags::engine_config() const {
   EngineConfig config;
   config.limits.max_sequences = 1;
+  config.limits.max_step_tokens = 0;
   config.max_context = ctx;
   config.memory_share = device.gpu_memory_utilization;
   config.kv_dtype = kv_dtype_value();

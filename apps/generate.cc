@@ -61,20 +61,6 @@ class Printer {
   std::optional<Precision> last_;
 };
 
-std::string_view finish_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "cancelled";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "";
-}
-
 void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Generation& g, uint64_t seed) {
   nlohmann::ordered_json tokens = nlohmann::ordered_json::array();
   for (const OutputToken& token : g.tokens)
@@ -83,7 +69,7 @@ void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Gen
   const nlohmann::ordered_json out = {{"model", flags.model.model},
                                       {"backend", loaded.backend->info().device},
                                       {"text", g.text},
-                                      {"finish_reason", finish_name(g.finish)},
+                                      {"finish_reason", name_of(g.finish)},
                                       {"tokens", tokens},
                                       {"seed", seed},
                                       {"usage",

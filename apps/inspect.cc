@@ -8,6 +8,7 @@
 
 #include "base/cpu_topology.h"
 #include "flags.h"
+#include "inspect_json.h"
 #include "model/config.h"
 #include "model/plan.h"
 #include "progress_bar.h"
@@ -79,33 +80,25 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
                           {"subnormal_share", m.fp8.subnormal_share},
                           {"narrow_rows", m.fp8.narrow_rows}}}});
   }
-  const nlohmann::ordered_json out = {
-      {"path", source.path()},
-      {"architecture", config.architecture},
-      {"layers", config.layers},
-      {"hidden_size", config.hidden},
-      {"heads", config.heads},
-      {"kv_heads", config.kv_heads},
-      {"head_dim", config.head_dim},
-      {"vocab", config.vocab},
-      {"max_context", config.max_context},
-      {"parameters", r.parameters},
-      {"linear_parameters", r.linear_parameters},
-      {"file_bytes", r.file_bytes},
-      {"fp16_bytes", r.fp16_bytes},
-      {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
-      {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
-      {"stored_fp8", source.stored_fp8() ? nlohmann::ordered_json(source.stored_fp8()->text) : nullptr},
-      {"sampling", sampling_json(sampling)},
-      {"linear", summary_json("all", r.total)},
-      {"by_type", kinds},
-      {"rows", r.rows},
-      {"rows_with_exponent", r.shifted_rows},
-      {"rows_by_exponent", exponents},
-      {"bf16", {{"source", r.bf16}, {"inexact_weights", r.inexact}, {"largest_error", r.largest_error}}},
-      {"fp8",
-       {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
-      {"matrices", matrices}};
+  nlohmann::ordered_json out = shape_json(source.path(), config);
+  out.update(
+      {{"parameters", r.parameters},
+       {"linear_parameters", r.linear_parameters},
+       {"file_bytes", r.file_bytes},
+       {"fp16_bytes", r.fp16_bytes},
+       {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
+       {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
+       {"stored_fp8", source.stored_fp8() ? nlohmann::ordered_json(source.stored_fp8()->text) : nullptr},
+       {"sampling", sampling_json(sampling)},
+       {"linear", summary_json("all", r.total)},
+       {"by_type", kinds},
+       {"rows", r.rows},
+       {"rows_with_exponent", r.shifted_rows},
+       {"rows_by_exponent", exponents},
+       {"bf16", {{"source", r.bf16}, {"inexact_weights", r.inexact}, {"largest_error", r.largest_error}}},
+       {"fp8",
+        {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
+       {"matrices", matrices}});
   fmt::print("{}\n", out.dump(2));
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flags.h"
+#include "inspect_json.h"
 #include "io/dummy_source.h"
 #include "model/dummy_model.h"
 #include "model/plan.h"
@@ -46,29 +47,21 @@ void print_json(const std::string& path, const ModelConfig& config, const ModelP
                       {"heads_divide", fit.divides}});
     }
   }
-  const nlohmann::ordered_json out = {{"path", path},
-                                      {"architecture", config.architecture},
-                                      {"layers", config.layers},
-                                      {"hidden_size", config.hidden},
-                                      {"heads", config.heads},
-                                      {"kv_heads", config.kv_heads},
-                                      {"head_dim", config.head_dim},
-                                      {"vocab", config.vocab},
-                                      {"max_context", config.max_context},
-                                      {"experts", config.experts.count},
-                                      {"experts_per_token", config.experts.top},
-                                      {"parameters", plan.parameters},
-                                      {"active_parameters", plan.active},
-                                      {"linear_parameters", plan.linear},
-                                      {"weight_bytes", plan.both_bytes},
-                                      {"weight_bytes_fp8_alone", plan.fp8_bytes},
-                                      {"weight_bytes_two_copies", plan.two_copies_bytes},
-                                      {"decode_step_bytes_fp16", plan.step_fp16_bytes},
-                                      {"decode_step_bytes_fp8", plan.step_fp8_bytes},
-                                      {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
-                                      {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
-                                      {"gpus", gpus},
-                                      {"tensors", shapes_json(config)}};
+  nlohmann::ordered_json out = shape_json(path, config);
+  out.update({{"experts", config.experts.count},
+              {"experts_per_token", config.experts.top},
+              {"parameters", plan.parameters},
+              {"active_parameters", plan.active},
+              {"linear_parameters", plan.linear},
+              {"weight_bytes", plan.both_bytes},
+              {"weight_bytes_fp8_alone", plan.fp8_bytes},
+              {"weight_bytes_two_copies", plan.two_copies_bytes},
+              {"decode_step_bytes_fp16", plan.step_fp16_bytes},
+              {"decode_step_bytes_fp8", plan.step_fp8_bytes},
+              {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
+              {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
+              {"gpus", gpus},
+              {"tensors", shapes_json(config)}});
   fmt::print("{}\n", out.dump(2));
 }
 

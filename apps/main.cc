@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/mapping_guard.h"
+#include "server/grammar/grammar.h"
 #include "verbs.h"
 
 namespace {
@@ -17,6 +18,7 @@ int exit_code(const nfp::Error& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  nfp::server::run_as_grammar_process(argc, argv);
   nfp::install_mapping_guard();
   CLI::App app(
       "nestedfp: one 16-bit copy of a language model's weights, run in exact FP16 or in FP8, step by step.\n"

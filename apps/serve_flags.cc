@@ -68,8 +68,10 @@ void ServeFlags::add_engine(CLI::App& app) {
   app.add_option("--max-num-seqs", engine.limits.max_sequences, "requests computed at once")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  app.add_option("--max-num-batched-tokens", engine.limits.max_step_tokens, "tokens of a step")
-      ->check(CLI::Range(1, 1 << 20))
+  engine.limits.max_step_tokens = 0;
+  app.add_option("--max-num-batched-tokens", engine.limits.max_step_tokens,
+                 "tokens of a step; 0 = 2048 on a CPU, 8192 on a GPU")
+      ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--max-queue", engine.limits.max_queue, "waiting requests; more are answered 429")
       ->check(CLI::Range(1, 1 << 20))

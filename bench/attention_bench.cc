@@ -5,33 +5,18 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "backend/cuda/attention/attention.h"
+#include "backend/cuda/gemm/tune/timing.h"
+#include "device_memory.h"
 
 namespace nfp::cuda {
 namespace {
 
-void check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "attention_bench: %s\n", cudaGetErrorString(status));
-  std::exit(1);
-}
-void check(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "attention_bench: %s\n", status.error().message.c_str());
-  std::exit(1);
-}
-
-struct Device {
-  void* data = nullptr;
-  explicit Device(size_t bytes) { check(cudaMalloc(&data, bytes)); }
-  ~Device() { cudaFree(data); }
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
-};
+using bench::must;
+using Memory = bench::DeviceMemory;
 
 struct Case {
   int sequences, queries, context;
@@ -62,39 +47,6 @@ std::vector<uint16_t> small_numbers(bool e4m3) {
   return pattern;
 }
 
-// Microseconds a call, the median of the replays of a graph of `calls`.
-template <typename Launch>
-double median_replay(int calls, const Launch& launch) {
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreate(&stream));
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  for (int i = 0; i < calls; ++i) launch(i, stream);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 9; ++i) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(exec, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms * 1e3f / static_cast<float>(calls));
-  }
-  std::sort(times.begin(), times.end());
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  return times[times.size() / 2];
-}
-
 // Microseconds a call, the median of the replays. The FP16 buffers are filled with one repeated small number pattern:
 // power, and with it the clock, is a little kinder to it than to a trained model's.
 double time_case(const Case& c) {
@@ -108,13 +60,15 @@ double time_case(const Case& c) {
   const size_t q_stride = static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim;
   const std::vector<uint16_t> pattern = small_numbers(c.e4m3);
   uint32_t state = 1;
-  const auto fill = [&](const Device& d, size_t bytes) {
+  const auto fill = [&](const Memory& memory, size_t bytes) {
     for (size_t at = 0; at < bytes; at += pattern.size() * 2) {
-      check(cudaMemcpy(static_cast<uint8_t*>(d.data) + at, pattern.data(), std::min(bytes - at, pattern.size() * 2),
-                       cudaMemcpyHostToDevice));
+      const size_t part = std::min(bytes - at, pattern.size() * 2);
+      if (cudaMemcpy(memory.as<uint8_t>(at), pattern.data(), part, cudaMemcpyHostToDevice) != cudaSuccess) {
+        bench::fail("a buffer cannot be filled");
+      }
     }
   };
-  const Device keys(cache / 2 * copies), values(cache / 2 * copies), q(tokens * q_stride * 2),
+  Memory keys(cache / 2 * copies), values(cache / 2 * copies), q(tokens * q_stride * 2),
       out(tokens * c.heads * c.head_dim * 2), start((c.sequences + 1) * 4), context(c.sequences * 4),
       table(static_cast<size_t>(c.sequences) * width * 4);
   fill(keys, cache / 2 * copies);
@@ -128,9 +82,9 @@ double time_case(const Case& c) {
     state = state * 1664525u + 1013904223u;
     std::swap(blocks[i], blocks[(uint64_t{state} * (i + 1)) >> 32]);
   }
-  check(cudaMemcpy(start.data, starts.data(), starts.size() * 4, cudaMemcpyHostToDevice));
-  check(cudaMemcpy(context.data, contexts.data(), contexts.size() * 4, cudaMemcpyHostToDevice));
-  check(cudaMemcpy(table.data, blocks.data(), blocks.size() * 4, cudaMemcpyHostToDevice));
+  start.upload(starts);
+  context.upload(contexts);
+  table.upload(blocks);
 
   AttentionCall call;
   call.heads = c.heads;
@@ -141,12 +95,12 @@ double time_case(const Case& c) {
   call.cache.block_size = kBlock;
   call.cache.type = c.e4m3 ? KvType::kE4m3 : KvType::kF16;
   if (c.e4m3) call.cache.key_scale = call.cache.value_scale = 1.0f / 256;
-  call.q = q.data;
+  call.q = q.get();
   call.q_stride = static_cast<int64_t>(q_stride);
-  call.out = out.data;
-  call.query_start = static_cast<const int32_t*>(start.data);
-  call.context = static_cast<const int32_t*>(context.data);
-  call.block_table = static_cast<const int32_t*>(table.data);
+  call.out = out.get();
+  call.query_start = start.as<int32_t>();
+  call.context = context.as<int32_t>();
+  call.block_table = table.as<int32_t>();
   call.table_width = width;
   call.sequences = c.sequences;
   call.tokens = static_cast<int>(tokens);
@@ -154,19 +108,18 @@ double time_case(const Case& c) {
   call.early_cache_reads = true;
   call.likely_context = c.context;
   call.cut = c.cut;
-  const Result<size_t> bytes = decode_workspace_bytes(call);
-  if (!bytes.ok()) check(Status(bytes.error()));
-  const Device workspace(*bytes);
-  check(cudaMemset(workspace.data, 0, *bytes));
-  call.workspace = workspace.data;
-  call.workspace_bytes = *bytes;
+  const size_t bytes = must(decode_workspace_bytes(call));
+  const Memory workspace(bytes);
+  call.workspace = workspace.get();
+  call.workspace_bytes = bytes;
 
-  return median_replay(calls, [&](int i, cudaStream_t stream) {
+  GraphTimer timer = must(GraphTimer::create(calls, [&](int i, CUstream_st* stream) {
     const size_t at = cache / 2 * (i % copies);
-    call.cache.keys = static_cast<const uint8_t*>(keys.data) + at;
-    call.cache.values = static_cast<const uint8_t*>(values.data) + at;
-    check(c.queries == 1 ? run_decode(call, stream) : run_prefill(call, stream));
-  });
+    call.cache.keys = keys.as<uint8_t>(at);
+    call.cache.values = values.as<uint8_t>(at);
+    return c.queries == 1 ? run_decode(call, stream) : run_prefill(call, stream);
+  }));
+  return must(timer.median(2, 7));
 }
 
 void report(const Case& c) {

@@ -18,10 +18,12 @@ if(TARGET nestedfp)
   install(FILES packaging/serve.toml packaging/Containerfile DESTINATION "${CMAKE_INSTALL_DOCDIR}/examples")
 endif()
 
+# Debian asks for somebody to write to about a package: who makes one for others gives a name and an address.
+set(NFP_MAINTAINER "nestedfp <root@localhost>" CACHE STRING "Maintainer of the Debian package: \"NAME <ADDRESS>\"")
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME nestedfp)
 set(CPACK_PACKAGE_VENDOR "nestedfp")
-set(CPACK_PACKAGE_CONTACT "the nestedfp authors <nestedfp@localhost>")
+set(CPACK_PACKAGE_CONTACT "${NFP_MAINTAINER}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "large language models in FP16 or FP8 from one copy of the weights")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)

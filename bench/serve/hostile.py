@@ -395,7 +395,7 @@ async def settle(t, asleep, awake, base_mb=None):
     return state
 
 
-async def main():
+def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("model")
@@ -403,7 +403,11 @@ async def main():
     parser.add_argument("--case", action="append", choices=sorted(CASES))
     parser.add_argument("--flag", action="append", default=[])
     parser.add_argument("--sanitized", action="store_true", help="memory is not judged: a sanitizer keeps what was freed")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def start(args):
+    """The server, its output in OUT.log, and its port."""
     command = [args.program, "serve", args.model, "--port", "0", "--served-model-name", "m", "--max-model-len", "2048",
                "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--kv-cache-memory", f"{KV_MB}MiB",
                "--disable-log-requests", "--drain-timeout", "2"]
@@ -412,14 +416,82 @@ async def main():
                    "--drain-timeout-ms", "2000"]
     log = open(args.out + ".log", "w+", encoding="utf-8")  # pylint: disable=consider-using-with
     server = subprocess.Popen(command + args.flag, stderr=log, stdout=log)  # pylint: disable=consider-using-with
-    port = None
     for _ in range(1200):
         with open(log.name, encoding="utf-8", errors="replace") as f:
             if found := re.search(r"^(?:ready.*|http.*):(\d+)\s", f.read(), re.M):
-                port = int(found.group(1))
-                break
+                return server, int(found.group(1))
         assert server.poll() is None, "the server ended"
         time.sleep(0.1)
+    server.kill()
+    sys.exit("the server is not ready after 120 s")
+
+
+async def warm_up(t):
+    """Everything once, and every block of the KV cache, so that what first use takes is not counted as a leak."""
+    await statuses([t.post("/v1/completions", completion(prompt=[100 + i] * 1900, max_tokens=1), 120) for i in range(7)])
+    await statuses([t.post("/v1/completions", completion(guided_regex="[a-z]+", n=4)),
+                    t.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 30_000}]}),
+                    t.post("/v1/completions", {"prompt": "a", "x": [0] * 900_000})])
+
+
+async def attack(t, name):
+    """Case `name`: what came of it, and what the engine's thread did between its steps meanwhile."""
+    before = t.between_steps()
+    begin = time.monotonic()
+    try:
+        result = {"outcome": await asyncio.wait_for(CASES[name](t), CASE_S + 10)}
+    except asyncio.TimeoutError:
+        result = {"outcome": {"timed_out": True}}
+    end = time.monotonic()
+    between = {le: n - before[le] for le, n in t.between_steps().items() if n > before[le]}
+    longest = 1000 * max(between, default=0)
+    result.update({"seconds": round(end - begin, 2), "steps": sum(between.values()),
+                   "between_steps_ms_at_most": longest if longest < 1e6 else "more than 1000",
+                   "between_steps_over_20_ms": sum(n for le, n in between.items() if le > 0.02)})
+    return result, (begin, end)
+
+
+async def terminate(t, server):
+    """SIGTERM under load: what streams is cut after --drain-timeout with an event that says so."""
+    body = completion(stream=True, max_tokens=1900, ignore_eos=True)
+    streams = [asyncio.create_task(t.post("/v1/completions", body, 20)) for _ in range(20)]
+    await asyncio.sleep(1.5)
+    begin = time.monotonic()
+    server.send_signal(signal.SIGTERM)
+    cut = await asyncio.gather(*streams)
+    code = await asyncio.to_thread(server.wait, 60)
+    return {"exit_code": code, "seconds": round(time.monotonic() - begin, 2),
+            "streams_with_an_error_event": sum(1 for _, rest in cut if b'"error"' in rest and b"[DONE]" in rest)}
+
+
+def latencies(gaps, begin, end):
+    """What the bystander saw from `begin` to `end`."""
+    inside = [g for at, g, _ in gaps if begin <= at <= end + 0.5]
+    firsts = [f for at, _, f in gaps if f is not None and begin <= at <= end + 0.5]
+    return {"longest_gap_ms": round(1000 * max(inside, default=0), 1), "p99_gap_ms": round(1000 * percentile(inside, 0.99), 1),
+            "longest_first_token_ms": round(1000 * max(firsts, default=0), 1), "tokens": len(inside)}
+
+
+def summary(args, results, texts, errors, base):
+    ours = [n for n in results if n not in ("stop_and_continue", "sigterm")]
+    worst = max(ours, key=lambda n: results[n]["longest_gap_ms"])
+    good = (len(texts) == 1 and not errors and results["sigterm"]["exit_code"] == 0 and
+            all(r["health"] == 200 and r["running"] == 0 and r["kv_use"] == 0 and
+                (args.sanitized or r["memory_mb"] <= 20)
+                for n, r in results.items() if n not in ("quiet", "sigterm")))
+    return {"what": "hostile clients beside one who streams greedy answers", "command": " ".join(["hostile.py", "NESTEDFP", "MODEL"]),
+            "date": time.strftime("%Y-%m-%d %H:%M"), "model": os.path.basename(args.model),
+            "cpus": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[1], 1),
+            "bystander": {"longest_gap_ms": results[worst]["longest_gap_ms"], "in_case": worst, "answers": sum(texts.values()),
+                          "different_texts": len(texts), "errors": errors[:5]},
+            "steps": sum(results[n]["steps"] for n in ours if n != "quiet"),
+            "between_steps_over_20_ms": sum(results[n]["between_steps_over_20_ms"] for n in ours if n != "quiet"),
+            "resident_mb_before": base["resident_mb"], "cases": results, "passed": good}
+
+
+async def main():
+    args = arguments()
+    server, port = start(args)
     t = Target(port, server.pid)
     awake, asleep, done = multiprocessing.Event(), multiprocessing.Event(), multiprocessing.Event()
     report = multiprocessing.Queue()
@@ -428,31 +500,14 @@ async def main():
     windows, results = {}, {}
     try:
         awake.set()
-        begin = time.monotonic()
         await asyncio.sleep(5)
-        # Everything once, and every block of the KV cache, so that what first use takes is not counted as a leak.
-        await statuses([t.post("/v1/completions", completion(prompt=[100 + i] * 1900, max_tokens=1), 120) for i in range(7)])
-        await statuses([t.post("/v1/completions", completion(guided_regex="[a-z]+", n=4)),
-                        t.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 30_000}]}),
-                        t.post("/v1/completions", {"prompt": "a", "x": [0] * 900_000})])
+        await warm_up(t)
         base = await settle(t, asleep, awake)
         begin = time.monotonic()
         await asyncio.sleep(5)
         windows["quiet"] = (begin, time.monotonic())
         for name in args.case or CASES:
-            before = t.between_steps()
-            begin = time.monotonic()
-            try:
-                results[name] = {"outcome": await asyncio.wait_for(CASES[name](t), CASE_S + 10)}
-            except asyncio.TimeoutError:
-                results[name] = {"outcome": {"timed_out": True}}
-            windows[name] = (begin, time.monotonic())
-            results[name]["seconds"] = round(windows[name][1] - begin, 2)
-            between = {le: n - before[le] for le, n in t.between_steps().items() if n > before[le]}
-            longest = 1000 * max(between, default=0)
-            results[name].update({"steps": sum(between.values()),
-                                  "between_steps_ms_at_most": longest if longest < 1e6 else "more than 1000",
-                                  "between_steps_over_20_ms": sum(n for le, n in between.items() if le > 0.02)})
+            results[name], windows[name] = await attack(t, name)
             results[name].update(await settle(t, asleep, awake, base["resident_mb"]))
             results[name]["memory_mb"] = round(results[name]["resident_mb"] - base["resident_mb"], 1)
             print(name, results[name], flush=True)
@@ -460,43 +515,16 @@ async def main():
         done.set()
         gaps, texts, errors = report.get(timeout=120)
         watcher.join(10)
-        # SIGTERM under load: what streams is cut after --drain-timeout with an event that says so.
-        body = completion(stream=True, max_tokens=1900, ignore_eos=True)
-        streams = [asyncio.create_task(t.post("/v1/completions", body, 20)) for _ in range(20)]
-        await asyncio.sleep(1.5)
-        begin = time.monotonic()
-        server.send_signal(signal.SIGTERM)
-        cut = await asyncio.gather(*streams)
-        code = await asyncio.to_thread(server.wait, 60)
-        results["sigterm"] = {"exit_code": code, "seconds": round(time.monotonic() - begin, 2),
-                              "streams_with_an_error_event": sum(1 for _, rest in cut if b'"error"' in rest and b"[DONE]" in rest)}
+        results["sigterm"] = await terminate(t, server)
     finally:
         done.set()
         if server.poll() is None:
             server.kill()
     for name, (begin, end) in windows.items():
-        inside = [g for at, g, _ in gaps if begin <= at <= end + 0.5]
-        firsts = [f for at, _, f in gaps if f is not None and begin <= at <= end + 0.5]
-        results.setdefault(name, {})
-        results[name].update({"longest_gap_ms": round(1000 * max(inside, default=0), 1),
-                              "p99_gap_ms": round(1000 * percentile(inside, 0.99), 1),
-                              "longest_first_token_ms": round(1000 * max(firsts, default=0), 1), "tokens": len(inside)})
-    ours = [n for n in windows if n != "stop_and_continue"]
-    worst = max(ours, key=lambda n: results[n]["longest_gap_ms"])
-    good = (len(texts) == 1 and not errors and results["sigterm"]["exit_code"] == 0 and
-            all(r["health"] == 200 and r["running"] == 0 and r["kv_use"] == 0 and
-                (args.sanitized or r["memory_mb"] <= 20)
-                for n, r in results.items() if n not in ("quiet", "sigterm")))
-    result = {"what": "hostile clients beside one who streams greedy answers", "command": " ".join(["hostile.py", "NESTEDFP", "MODEL"]),
-              "date": time.strftime("%Y-%m-%d %H:%M"), "model": os.path.basename(args.model),
-              "cpus": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[1], 1),
-              "bystander": {"longest_gap_ms": results[worst]["longest_gap_ms"], "in_case": worst, "answers": sum(texts.values()),
-                            "different_texts": len(texts), "errors": errors[:5]},
-              "steps": sum(results[n]["steps"] for n in ours if n != "quiet"),
-              "between_steps_over_20_ms": sum(results[n]["between_steps_over_20_ms"] for n in ours if n != "quiet"),
-              "resident_mb_before": base["resident_mb"], "cases": results, "passed": good}
+        results.setdefault(name, {}).update(latencies(gaps, begin, end))
+    result = summary(args, results, texts, errors, base)
     record.save(result, args.out)
-    sys.exit(0 if good else 1)
+    sys.exit(0 if result["passed"] else 1)
 
 
 if __name__ == "__main__":

@@ -34,104 +34,120 @@ def metric(text, name):
     return sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.M))
 
 
-async def main():
-    program, model, seconds, out = sys.argv[1:5]
-    seconds = float(seconds)
+def start(program, model):
+    """The server, and its address."""
     server = subprocess.Popen(
         [program, "serve", model, "--port", "0", "--served-model-name", "m", "--max-model-len", "512", "--max-num-seqs", "16",
          "--kv-cache-memory", "24MB", "--disable-log-requests"]
         + ([] if "--precision-policy" in FLAGS else ["--precision-policy", "alternate:3"]) + FLAGS,
         stderr=subprocess.PIPE, text=True)
     SERVERS.append(server)
-    url = None
     for line in server.stderr:
         if line.startswith("ready"):
-            url = re.search(r"http://\S+", line).group(0)
-            break
-    counts = {"complete": 0, "killed": 0, "compared": 0, "different": 0, "errors": 0, "queue_full": 0, "unhealthy": 0}
-    alone = {}
-    exact_seen = []
-    memory = []
-    stop_at = time.time() + seconds
-    source = random.Random(1)
+            return server, re.search(r"http://\S+", line).group(0)
+    sys.exit("the server ended")
 
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=200)) as client:
-        async def answer(body):
-            try:
-                r = await client.post(url + "/v1/completions", json=body)
-            except httpx.HTTPError as failure:
-                print("no answer:", repr(failure), file=sys.stderr)
-                counts["errors"] += 1
-                return None
-            if r.status_code == 429:
-                counts["queue_full"] += 1
-                return None
-            if r.status_code != 200:
-                counts["errors"] += 1
-                return None
-            return r.json()
 
-        def request():
-            text = source.choice(TEXTS) * source.randint(1, 8)
-            return {"prompt": text, "max_tokens": source.randint(4, 120), "temperature": source.choice([0, 0, 0, 1]),
-                    "ignore_eos": True, "precision": source.choice(["auto", "auto", "exact", "exact", "fast"])}
+class Soak:
+    def __init__(self, client, url, pid, seconds):
+        self.client, self.url, self.pid = client, url, pid
+        self.stop_at = time.time() + seconds
+        self.source = random.Random(1)
+        self.counts = {"complete": 0, "killed": 0, "compared": 0, "different": 0, "errors": 0, "queue_full": 0, "unhealthy": 0}
+        self.exact = []  # (prompt, tokens, text) of greedy answers that were computed in FP16 throughout
+        self.memory = []
 
-        async def worker():
-            while time.time() < stop_at:
-                body = request()
-                if source.random() < 1 / 3:
-                    body["stream"] = True
-                    after = source.randint(0, 20)
-                    try:
-                        async with client.stream("POST", url + "/v1/completions", json=body) as r:
-                            async for _ in r.aiter_lines():
-                                after -= 1
-                                if after < 0:
-                                    break
-                    except httpx.HTTPError:
-                        counts["errors"] += 1
-                    counts["killed"] += 1
-                    continue
-                got = await answer(body)
-                if got is None:
-                    await asyncio.sleep(0.05)
-                    continue
-                counts["complete"] += 1
-                used = got["usage"]["nestedfp"]
-                if body["temperature"] == 0 and used["prompt"]["fp8_tokens"] + used["completion"]["fp8_tokens"] == 0:
-                    exact_seen.append((body["prompt"], body["max_tokens"], got["choices"][0]["text"]))
+    async def answer(self, body):
+        try:
+            r = await self.client.post(self.url + "/v1/completions", json=body)
+        except httpx.HTTPError as failure:
+            print("no answer:", repr(failure), file=sys.stderr)
+            self.counts["errors"] += 1
+            return None
+        if r.status_code != 200:
+            self.counts["queue_full" if r.status_code == 429 else "errors"] += 1
+            return None
+        return r.json()
 
-        async def watcher():
-            while time.time() < stop_at:
-                await asyncio.sleep(2)
-                if (await client.get(url + "/health")).status_code != 200:
-                    counts["unhealthy"] += 1
-                memory.append(resident_kb(server.pid))
+    def request(self):
+        pick = self.source
+        return {"prompt": pick.choice(TEXTS) * pick.randint(1, 8), "max_tokens": pick.randint(4, 120), "temperature": pick.choice([0, 0, 0, 1]),
+                "ignore_eos": True, "precision": pick.choice(["auto", "auto", "exact", "exact", "fast"])}
 
-        await asyncio.gather(watcher(), *(worker() for _ in range(CLIENTS)))
+    async def leave_early(self, body):
+        body["stream"] = True
+        after = self.source.randint(0, 20)
+        try:
+            async with self.client.stream("POST", self.url + "/v1/completions", json=body) as r:
+                async for _ in r.aiter_lines():
+                    after -= 1
+                    if after < 0:
+                        break
+        except httpx.HTTPError:
+            self.counts["errors"] += 1
+        self.counts["killed"] += 1
+
+    async def work(self):
+        while time.time() < self.stop_at:
+            body = self.request()
+            if self.source.random() < 1 / 3:
+                await self.leave_early(body)
+                continue
+            got = await self.answer(body)
+            if got is None:
+                await asyncio.sleep(0.05)
+                continue
+            self.counts["complete"] += 1
+            used = got["usage"]["nestedfp"]
+            if body["temperature"] == 0 and used["prompt"]["fp8_tokens"] + used["completion"]["fp8_tokens"] == 0:
+                self.exact.append((body["prompt"], body["max_tokens"], got["choices"][0]["text"]))
+
+    async def watch(self):
+        while time.time() < self.stop_at:
+            await asyncio.sleep(2)
+            if (await self.client.get(self.url + "/health")).status_code != 200:
+                self.counts["unhealthy"] += 1
+            self.memory.append(resident_kb(self.pid))
+
+    async def idle_metrics(self):
+        """What the server counts once nothing runs any more."""
         for _ in range(100):
-            text = (await client.get(url + "/metrics")).text
+            text = (await self.client.get(self.url + "/metrics")).text
             if metric(text, "vllm:num_requests_running") + metric(text, "vllm:num_requests_waiting") == 0:
                 break
             await asyncio.sleep(0.1)
-        final = {"kv_use": metric(text, "vllm:kv_cache_usage_perc"), "preemptions": metric(text, "vllm:num_preemptions_total"),
-                 "precision_switches": metric(text, "nestedfp:precision_switches_total"),
-                 "steps": metric(text, "nestedfp:steps_total")}
-        # The same requests alone, each prompt once: a shorter answer is the beginning of the longest.
-        longest = {}
-        for prompt, tokens, _ in exact_seen:
+        return {"kv_use": metric(text, "vllm:kv_cache_usage_perc"), "preemptions": metric(text, "vllm:num_preemptions_total"),
+                "precision_switches": metric(text, "nestedfp:precision_switches_total"),
+                "steps": metric(text, "nestedfp:steps_total")}
+
+    async def compare(self):
+        """The same requests alone, each prompt once: a shorter answer is the beginning of the longest."""
+        longest, alone = {}, {}
+        for prompt, tokens, _ in self.exact:
             longest[prompt] = max(longest.get(prompt, 0), tokens)
         for prompt, tokens in longest.items():
-            got = await answer({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "precision": "exact"})
+            got = await self.answer({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "precision": "exact"})
             alone[prompt] = got["choices"][0]["text"] if got else ""
-        for prompt, _, text in exact_seen:
-            counts["compared"] += 1
+        for prompt, _, text in self.exact:
+            self.counts["compared"] += 1
             # The last character may be cut differently where it ends within a character.
             if not alone[prompt].startswith(text.rstrip("\ufffd")):
-                counts["different"] += 1
+                self.counts["different"] += 1
+
+
+async def main():
+    program, model, seconds, out = sys.argv[1:5]
+    seconds = float(seconds)
+    server, url = start(program, model)
+    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=200)) as client:
+        soak = Soak(client, url, server.pid, seconds)
+        await asyncio.gather(soak.watch(), *(soak.work() for _ in range(CLIENTS)))
+        final = await soak.idle_metrics()
+        await soak.compare()
     server.terminate()
     code = server.wait(60)
     SERVERS.clear()
+    counts, memory = soak.counts, soak.memory
     third = max(1, len(memory) // 3)
     result = {"what": "random requests with clients killed in mid-stream, preemption and precision changes on a real model",
               "command": f"bench/serve/soak.py NESTEDFP MODEL {seconds:.0f} OUT {CLIENTS} {' '.join(FLAGS)}".strip(), "date": time.strftime("%Y-%m-%d %H:%M"),

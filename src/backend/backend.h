@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/expert_routes.h"
 #include "backend/sampling.h"
 #include "base/dtype.h"
 #include "base/result.h"
@@ -217,17 +218,6 @@ struct AttentionArgs {
 inline constexpr int32_t kMaxExperts = 512;    // a layer
 inline constexpr int32_t kMaxTopExperts = 32;  // a token
 
-// Where a step's rows go: device memory that `route` fills and the others read. A row takes part once for each of its
-// `top` experts; these assignments are sorted by expert, and within an expert by row.
-struct ExpertRoutes {
-  int32_t experts = 0;
-  int32_t top = 0;
-  int32_t* start = nullptr;  // [experts + 1] expert e has assignments start[e] .. start[e + 1] - 1
-  int32_t* row = nullptr;    // [rows * top] of each assignment
-  int32_t* place = nullptr;  // [rows, top] the assignment of each row's experts, likeliest first
-  float* weight = nullptr;   // [rows, top] what its result counts
-};
-
 // Softmax of x router^T over the experts in FP32; the `top` likeliest of each row are its experts.
 struct RouteArgs {
   const void* x = nullptr;             // [rows, hidden]
@@ -385,6 +375,8 @@ class Backend {
   virtual Status accepts(const StepReserve& most) const = 0;
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
+  // Tokens a step at most, where nobody says.
+  virtual int32_t default_step_tokens() const { return 2048; }
 
   // Once weights are there, before the first step: steps will have at most this.
   virtual Status reserve(const StepReserve& most) = 0;
@@ -426,6 +418,12 @@ class Backend {
   virtual void linear(const LinearArgs& args) = 0;
   virtual void rope(const RopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+  // One after the other, of the same batch and cache. A backend may do both in one kernel, after which qkv is of no
+  // use.
+  virtual void rope_attention(const RopeArgs& first, const AttentionArgs& then) {
+    rope(first);
+    attention(then);
+  }
   virtual void route(const RouteArgs& args) = 0;
   virtual void expert_linear(const ExpertLinearArgs& args) = 0;
   virtual void combine_experts(const CombineExpertsArgs& args) = 0;

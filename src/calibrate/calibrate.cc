@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/json_depth.h"
 #include "base/mapped_file.h"
 #include "calibrate/choose_layers.h"
 #include "calibrate/smoothing.h"
@@ -134,7 +135,9 @@ std::string Calibration::to_json() const {
 }
 
 Result<std::vector<Sensitivity>> stored_sensitivity(const ModelSource& source) {
-  const auto json = nlohmann::json::parse(source.config_json(), nullptr, /*allow_exceptions=*/false);
+  const auto json = json_too_deep(source.config_json())
+                        ? nlohmann::json()
+                        : nlohmann::json::parse(source.config_json(), nullptr, /*allow_exceptions=*/false);
   const auto* at = json.is_object() && json.contains("nestedfp") ? &json["nestedfp"] : nullptr;
   at = at != nullptr && at->is_object() && at->contains("calibration") ? &(*at)["calibration"] : nullptr;
   at = at != nullptr && at->is_object() && at->contains("order") ? &(*at)["order"] : nullptr;

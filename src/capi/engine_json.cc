@@ -82,20 +82,6 @@ std::function<Status(const Json&)> one_of(std::string_view name, T& into, std::m
 
 constexpr int64_t kMost = 1 << 30;
 
-std::string_view name_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "abort";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "";
-}
-
 Json tokens_json(const std::vector<OutputToken>& tokens) {
   Json out = Json::array();
   for (const OutputToken& token : tokens) {
@@ -131,7 +117,8 @@ Result<EngineSettings> parse_settings(const Json& json) {
                                         {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
   fields.integer("max_model_len", settings.serving.max_context, 0, kMost);
   fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
-  fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 1, kMost);
+  settings.serving.limits.max_step_tokens = 0;
+  fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 0, kMost);
   fields.number("gpu_memory_utilization", settings.serving.memory_share);
   fields.boolean("enable_prefix_caching", settings.serving.prefix_caching);
   fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,

@@ -26,7 +26,7 @@ constexpr std::array<std::string_view, kInstructionSets> kSetNames = {"scalar", 
 
 std::string name_of(InstructionSet set) { return std::string(kSetNames[static_cast<size_t>(set)]); }
 
-std::string text_of(const std::string& path) {
+std::string file_text(const std::string& path) {
   auto text = read_text_file(path, size_t{1} << 20);
   return text.ok() ? std::move(text).value() : "";
 }
@@ -50,7 +50,7 @@ void read_gpu(SystemFacts& facts, const std::string& root) {
 #ifdef NFP_HAVE_CUDA
   facts.cuda_built = true;
 #endif
-  facts.driver = driver_version(text_of(root + "/proc/driver/nvidia/version"));
+  facts.driver = driver_version(file_text(root + "/proc/driver/nvidia/version"));
   const auto backend = make_backend("cuda", {});
   if (backend.ok()) {
     facts.gpu = (*backend)->info().device;
@@ -96,7 +96,7 @@ SystemFacts read_system_facts(bool grammars, const std::string& root) {
   const auto pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
   if (pages > 0 && page > 0) facts.memory = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page);
   facts.available = available_memory();
-  facts.huge_pages = chosen_word(text_of(root + "/sys/kernel/mm/transparent_hugepage/enabled"));
+  facts.huge_pages = chosen_word(file_text(root + "/sys/kernel/mm/transparent_hugepage/enabled"));
   read_gpu(facts, root);
   facts.grammars = grammars;
   if (const auto curl = libcurl(); curl.ok()) {

@@ -23,8 +23,8 @@ namespace nfp {
 
 // What steps may hold at most.
 struct StepLimits {
-  int32_t tokens = 512;       // of a step
-  int32_t sequences = 64;     // of a step, and rows sampled in one
+  int32_t tokens = 1;         // of a step
+  int32_t sequences = 1;      // of a step, and rows sampled in one
   int32_t table_width = 1;    // blocks of a sequence
   int32_t vocab = 1;          // for masks of allowed tokens
   int32_t block_size = 16;    // tokens

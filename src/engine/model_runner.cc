@@ -98,6 +98,7 @@ Status ModelRunner::prepare() {
   Backend& backend = model_.backend();
   const ModelConfig& config = model_.config();
   SchedulerLimits& most = config_.limits;
+  if (most.max_step_tokens <= 0) most.max_step_tokens = backend.default_step_tokens();
   most.max_step_tokens = std::max(most.max_step_tokens, most.max_sequences);
   if (config_.max_context <= 0) config_.max_context = std::min(config.max_context, kDefaultContext);
   if (config_.max_context > config.max_context) {

@@ -96,6 +96,11 @@ Found check_prompt(std::span<const int32_t> prompt, const SamplingParams& p, con
 
 }  // namespace
 
+std::string_view name_of(FinishReason reason) {
+  constexpr std::string_view kNames[] = {"stop", "length", "abort", "error"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
 Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, const RequestBounds& bounds,
                Pooling pooling) {
   if (pooling != Pooling::kNone) return check_pooled(prompt, bounds);

@@ -115,6 +115,8 @@ struct Request {
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
+std::string_view name_of(
+    FinishReason reason);  // as OpenAI's and vLLM's APIs have it: "stop", "length", "abort", "error"
 
 struct OutputToken {
   int32_t token = 0;

@@ -1,20 +1,11 @@
 #include <charconv>
 #include <optional>
 
+#include "base/csv.h"
 #include "eval/throughput.h"
 
 namespace nfp {
 namespace {
-
-std::vector<std::string_view> split(std::string_view line) {
-  std::vector<std::string_view> fields;
-  while (true) {
-    const size_t comma = line.find(',');
-    fields.push_back(line.substr(0, comma));
-    if (comma == std::string_view::npos) return fields;
-    line.remove_prefix(comma + 1);
-  }
-}
 
 std::optional<int32_t> count_in(const std::vector<std::string_view>& fields, size_t column) {
   if (column >= fields.size()) return std::nullopt;
@@ -37,7 +28,7 @@ Result<std::vector<BenchRequest>> parse_trace(std::string_view text, std::string
     text.remove_prefix(std::min(end + 1, text.size()));
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty()) continue;
-    const std::vector<std::string_view> fields = split(line);
+    const std::vector<std::string_view> fields = split_csv(line);
     if (line_number == 1) {
       for (size_t i = 0; i < fields.size(); ++i) {
         if (fields[i] == "ContextTokens") input = i;

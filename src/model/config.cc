@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/json_depth.h"
 #include "io/fp8_checkpoint.h"
 #include "model/families/families.h"
 
@@ -157,14 +158,8 @@ class Fields {
 };
 
 Result<Json> parse_object(std::string_view text, const std::string& name) {
-  // Nesting is bounded by hand: the parser recurses.
-  int depth = 0;
-  const auto bounded = [&](int, Json::parse_event_t event, Json&) {
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) ++depth;
-    if (event == Json::parse_event_t::object_end || event == Json::parse_event_t::array_end) --depth;
-    return depth < 64;
-  };
-  Json json = Json::parse(text, bounded, /*allow_exceptions=*/false);
+  if (json_too_deep(text)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return error(ErrorCode::kInvalidInput, "{}: is not valid JSON", name);
   if (!json.is_object()) return error(ErrorCode::kInvalidInput, "{}: must be a JSON object", name);
   return json;

@@ -234,7 +234,15 @@ TEST(Config, ErrorsNameFileAndField) {
   EXPECT_EQ(parse(unknown).error().code, ErrorCode::kUnsupported);
   EXPECT_FALSE(parse_config("{", "c").ok());
   EXPECT_FALSE(parse_config("[1]", "c").ok());
-  EXPECT_FALSE(parse_config(std::string(100000, '['), "c").ok());
+  // Also what no field of the configuration is: others read the same text.
+  Json whole = good();
+  whole["other"] = "here";
+  std::string deep = whole.dump();
+  ASSERT_TRUE(parse_config(deep, "c").ok());
+  deep.replace(deep.find("\"here\""), 6, std::string(1'000'000, '[') + std::string(1'000'000, ']'));
+  const auto nested = parse_config(deep, "c");
+  ASSERT_FALSE(nested.ok());
+  EXPECT_EQ(nested.error().message, "c: is nested too deeply");
 }
 
 TEST(Config, Yarn) {

@@ -10,20 +10,12 @@
 #include <fstream>
 #include <optional>
 
+#include "base/csv.h"
+
 namespace nfp {
 namespace {
 
 constexpr double kMostSeconds = 1e11;  // year 5138: beyond it the unit is wrong
-
-std::vector<std::string_view> split(std::string_view line) {
-  std::vector<std::string_view> fields;
-  while (true) {
-    const size_t comma = line.find(',');
-    fields.push_back(line.substr(0, comma));
-    if (comma == std::string_view::npos) return fields;
-    line.remove_prefix(comma + 1);
-  }
-}
 
 template <typename Number>
 std::optional<Number> number_in(std::string_view text) {
@@ -143,7 +135,7 @@ class Reader {
       trace_.format = "mooncake";
       return ok_status();
     }
-    const std::vector<std::string_view> names = split(line);
+    const std::vector<std::string_view> names = split_csv(line);
     const auto column = [&](std::string_view name) {
       return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
     };
@@ -165,7 +157,7 @@ class Reader {
   }
 
   Status csv_row(std::string_view line) {
-    const std::vector<std::string_view> fields = split(line);
+    const std::vector<std::string_view> fields = split_csv(line);
     if (fields.size() != columns_) return fail("has {} columns, and the header {}", fields.size(), columns_);
     const std::string_view time = fields[time_];
     const std::optional<double> seconds = trace_.format == "azure" ? seconds_of_date(time) : number_in<double>(time);

@@ -3,26 +3,10 @@
 #include <algorithm>
 #include <set>
 
+#include "text/utf8.h"
+
 namespace nfp::shell {
 namespace {
-
-void append_utf8(uint32_t code, std::string& out) {
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xc0 | (code >> 6));
-    out += static_cast<char>(0x80 | (code & 0x3f));
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xe0 | (code >> 12));
-    out += static_cast<char>(0x80 | ((code >> 6) & 0x3f));
-    out += static_cast<char>(0x80 | (code & 0x3f));
-  } else {
-    out += static_cast<char>(0xf0 | (code >> 18));
-    out += static_cast<char>(0x80 | ((code >> 12) & 0x3f));
-    out += static_cast<char>(0x80 | ((code >> 6) & 0x3f));
-    out += static_cast<char>(0x80 | (code & 0x3f));
-  }
-}
 
 bool is_bare(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
@@ -215,7 +199,7 @@ class Reader {
     if (digits == 0 || code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) {
       return bad("a string has an escape that TOML does not know; a backslash is written \\\\, or the string in '...'");
     }
-    append_utf8(code, out);
+    text::append_utf8(out, code);
     return ok_status();
   }
 

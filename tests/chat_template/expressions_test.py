@@ -30,9 +30,9 @@ TESTS = ["defined", "undefined", "none", "string", "number", "integer", "float",
          "false", "odd", "even", "eq(1)", "equalto('a')", "ne(n)", "gt(1)",
          "lt 3", "ge(2)", "le(x)", "in([1, 'a', none])", "in l", "sameas(none)"]
 TEXT_FILTERS = ["trim", "trim('Hd')", "length", "count", "lower", "upper", "capitalize", "title", "string", "indent", "indent(2, true)",
-                "indent('> ', blank=true)", "replace('a', 'b')", "replace('l', 'L', 1)", "replace('', '.')", "int", "int(default=5)",
-                "first", "last", "list", "reverse", "unique | join", "sort | join", "map('upper') | join('.')", "tojson", "tojson(ensure_ascii=true)"]
-LIST_FILTERS = ["length", "first", "last", "list", "reverse | list", "sort", "sort(reverse=true)", "unique | list", "join", "join(', ')", "join('-') | upper",
+                "indent('> ', blank=true)", "replace('a', 'b')", "replace('l', 'L', 1)", "int", "int(default=5)",
+                "first", "last", "list", "reverse", "sort | join", "map('upper') | join('.')", "tojson", "tojson(ensure_ascii=true)"]
+LIST_FILTERS = ["length", "first", "last", "list", "reverse | list", "sort", "sort(reverse=true)", "join", "join(', ')", "join('-') | upper",
                 "tojson", "tojson(indent=2)", "tojson(indent=0)", "tojson(separators=(',', ':'))", "map('upper') | list", "map('string') | join('/')", "map(attribute='name') | list", "map(attribute='in.z', default='?') | list",
                 "map(attribute=0) | list", "select | list", "select('string') | list", "reject('none') | list", "selectattr('v') | list", "selectattr('v', 'gt', 1) | list",
                 "rejectattr('name', 'equalto', 'x') | list", "sort(attribute='name')", "sort(attribute='v')",
@@ -48,7 +48,7 @@ STRING_METHODS = ["strip()", "lstrip()", "rstrip()", "strip('H d')", "split()", 
                   "startswith('H')", "startswith(('a', 'H'))", "endswith('d')", "find('o')",
                   "count('l')", "count('')", "replace('l', 'L')", "replace('l', 'L', 1)",
                   "join(ls)", "join(['x', 'y'])", "join('abc')",
-                  "removeprefix('He')", "removesuffix('ld')", "nope()", "strip"]
+                  "nope()", "strip"]
 # What jinja2 has and chat templates do not use: refused with a message that names it.
 UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s | center(9) }}", "{{ s | escape }}", "{{ dd | groupby('v') }}",
                "{{ s | urlencode }}", "{{ s | wordcount }}", "{{ s | truncate(3) }}", "{{ '%s' | format(1) }}", "{{ s is lower }}", "{{ s is escaped }}",
@@ -62,7 +62,9 @@ UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s 
                "{{ dict(d) }}", "{{ namespace(d) }}", "{{ n | abs }}", "{{ n | float }}", "{{ x | round }}", "{{ l | sum }}", "{{ l | min }}", "{{ l | max }}",
                "{{ n is divisibleby(2) }}", "{{ n is lessthan(2) }}", "{{ s.rsplit(' ') }}", "{{ s.rfind('l') }}", "{{ s.isdigit() }}", "{{ s.isalpha() }}",
                "{{ l.index(1) }}", "{{ (1, 2).count(1) }}", "{{ l.copy() }}", "{{ d.copy() }}", "{% raw %}x{% endraw %}",
-               "{% for i in l %}{{ loop.depth + 1 }}{% endfor %}"]
+               "{% for i in l %}{{ loop.depth + 1 }}{% endfor %}", "{% for i in l %}{{ loop.cycle(1, 2) }}{% endfor %}",
+               "{{ l | unique | list }}", "{{ s.removeprefix('He') }}", "{{ s.removesuffix('ld') }}", "{{ s | replace('', '.') }}",
+               "{{ real | int }}", "{% set loop = 1 %}"]
 
 
 class Programs:
@@ -145,7 +147,7 @@ class Programs:
             return self.tag(f"if {e()}") + body() + middle + self.tag("endif")
         if kind in (3, 4):
             inside = self.pick(["{{ loop.index }}", "{{ loop.index0 }}{{ loop.first }}{{ loop.last }}", "{{ loop.length }}{{ loop.revindex }}",
-                                "{{ loop.previtem }}|{{ loop.nextitem }}", "{{ loop.cycle('p', 'q') }}", "{{ i }}", "",
+                                "{{ loop.previtem }}|{{ loop.nextitem }}", "{{ i }}", "",
                                 "{% set v = i %}{{ v }}", "{% if loop.index > 2 %}{% break %}{% endif %}", "{% if i == 1 %}{% continue %}{% endif %}"])
             condition = f" if {self.pick(['i', 'i != 1', 'i is string', 'loop is defined', e()])}" if r.random() < 0.3 else ""
             other = self.tag("else") + body() if r.random() < 0.3 else ""
@@ -180,7 +182,7 @@ def may_differ(error, text):
     """Outside of the comparison: addresses of Python objects, integers of any size, sets, and what UNSUPPORTED says."""
     return ("0x7f" in re.sub(r"\W", "", text.lower()) or "too large" in error or ("unsupported operand" in error and ("dict_" in error or "'view'" in error))
             or any(message in error for message in ("formatting with %", "capital of several letters", "comparing two views",
-                                                    "view or range", "printing a value", "unhashable type", "cannot be sliced", "multiplying a list", "of floats is", "dict's key of type")))
+                                                    "view or range", "printing a value", "unhashable type", "cannot be sliced", "multiplying a list", "of floats is", "int of a text", "'LoopContext' object is not iterable", "dict's key of type")))
 
 
 def refuses(program):

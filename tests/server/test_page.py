@@ -5,6 +5,7 @@ Screenshots lie in the folder that tests write to (tests/server of the build).""
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -126,11 +127,11 @@ NAMELESS = """[...document.querySelectorAll("button, input, select, textarea, ca
   !(el.getAttribute("aria-label") || el.getAttribute("aria-labelledby") || el.labels?.length || el.textContent.trim())).map(el => el.outerHTML.slice(0, 80))"""
 
 
-def open_page(browser, server, width=1280, height=800):
+def open_page(browser, server, width=1280, height=800, model="fake"):
     browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1 if width > 500 else 2, mobile=width < 500)
     browser.call("Page.navigate", url=server.url + "/")
     browser.wait("document.getElementById('state').textContent === 'ready'")
-    browser.wait("document.getElementById('model').textContent.startsWith('fake')")
+    browser.wait("document.getElementById('model').textContent.startsWith(" + repr(model) + ")")
 
 
 def say(browser, text):
@@ -275,12 +276,31 @@ def test_compare(browser, launch):
     assert browser.js("[...document.querySelectorAll('.pair .plain')].map(e => e.textContent)") == ["the same until here", "the same Xntil here"]
     assert browser.js("[...document.querySelectorAll('.pair mark')].map(e => e.textContent)") == ["u", "X"]
     assert "differ first at token 10" in browser.js("[...document.querySelectorAll('.msg.compare > .meta')].pop().textContent")
+    # Prompt and answer of each side, all of it in the side's precision: neither took what the other had computed.
     labels = browser.js("[...document.querySelectorAll('.pair .share')].map(e => e.getAttribute('aria-label'))")
-    assert len(labels) == 4 and labels[1].endswith("in FP16, 0 in FP8") and " 0 tokens in FP16" in labels[3].replace(":", ": ").replace("  ", " ")
+    counts = [tuple(map(int, re.search(r"(\d+) tokens in FP16, (\d+) in FP8", label).groups())) for label in labels]
+    assert [label.split(":")[0] for label in labels] == ["prompt", "answer"] * 2
+    prompt, text = counts[0][0], counts[1][0]
+    assert prompt > 32 and text > 10 and counts == [(prompt, 0), (text, 0), (0, prompt), (0, text)]
     for name in ("light", "dark"):
         theme(browser, name)
         assert browser.js(CONTRAST) == []
         browser.screenshot(f"page-compare-{name}.png")
+    complaints(browser, server)
+
+
+def test_a_new_users_first_questions(browser, launch_real, tmp_path):
+    """As scripts/quickstart leaves the demo model: how it is sampled lies beside it."""
+    demo = os.path.abspath(os.environ.get("NFP_DEMO_MODEL", ""))
+    os.symlink(demo, tmp_path / "demo.gguf")
+    shutil.copy(os.path.join(os.path.dirname(__file__), "../../scripts/demo/generation_config.json"), tmp_path / "demo.generation_config.json")
+    server = launch_real("--max-model-len", 1024, "--kv-cache-memory", "256MB", model=str(tmp_path / "demo.gguf"))
+    open_page(browser, server, model="demo")
+    browser.js("document.getElementById('max_tokens').value = 60")
+    for question, answer in (("What is the capital of France?", "Paris"), ("Why is the sky blue?", "Rayleigh scattering"),
+                             ("What is 2 + 2?", "4")):
+        say(browser, question)
+        assert answer in last(browser), (question, last(browser))
     complaints(browser, server)
 
 

@@ -89,7 +89,8 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override {
     cudaStreamSynchronize(stream_);
     uploader_.reset();
-    for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &rounded_})
+    for (Buffer* buffer :
+         {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &overflowed_layer_, &rounded_})
       buffer->reset();
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -99,6 +100,7 @@ class CudaBackend final : public Backend {
   Precision fastest_fp8() const override { return Precision::kFp8W8A8; }
   Status accepts(const StepReserve& most) const override;
   bool prefers_graphs() const override { return true; }
+  int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
   Status reserve(const StepReserve& most) override;
   std::optional<DeviceMemory> memory() const override {
     size_t free = 0, total = 0;
@@ -152,7 +154,8 @@ class CudaBackend final : public Backend {
   void rms_norm(const RmsNormArgs& args) override;
   void linear(const LinearArgs& args) override;
   void rope(const RopeArgs& args) override;
-  void attention(const AttentionArgs& args) override;
+  void attention(const AttentionArgs& args) override { attend(args, {}); }
+  void rope_attention(const RopeArgs& first, const AttentionArgs& then) override;
   void route(const RouteArgs& args) override;
   void expert_linear(const ExpertLinearArgs& args) override;
   void combine_experts(const CombineExpertsArgs& args) override;
@@ -182,10 +185,20 @@ class CudaBackend final : public Backend {
     if (!status.ok() && !failure_) failure_ = std::move(status).error();
   }
   Status failure() {
-    if (!failure_) return ok_status();
-    return *failure_;  // stays: a device that failed once does not come back
+    if (failure_) return *failure_;  // stays: a device that failed once does not come back
+    auto* const layer = overflowed_layer_.as<volatile int32_t>();
+    if (*layer < 0) return ok_status();
+    const int32_t overflowed = *layer;
+    *layer = -1;
+    return error(
+        ErrorCode::kUnsupported,
+        "layer {}: a key or value is beyond FP16's range (65504); run the model with --device cpu --dtype-kv f32",
+        overflowed);
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
+  // With a rotation: all sequences are decoded, and no kernel has rotated them.
+  void attend(const AttentionArgs& args, const cuda::AttentionCall::Rotation& rotation);
+  static cuda::AttentionCall attention_call(const AttentionArgs& args);
   // RMSNorm of `count` heads together, in place.
   void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
   // Rounds FP16 rows to E4M3 with a scale each.
@@ -201,6 +214,7 @@ class CudaBackend final : public Backend {
   int64_t widest_ = 0;                              // features of any weight's inputs
   int64_t widest_gated_ = 0;                        // rows of any interleaved weight
   Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_;
+  Buffer overflowed_layer_;                   // host: i32 that kernels write where keys leave FP16, else -1
   Buffer rounded_;                            // inputs that came in no linear's form; only where there are experts
   std::vector<cuda::ExpertMatrix> matrices_;  // of a call
   cuda::Profiler profiler_;
@@ -236,6 +250,8 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   backend->threads_ = std::make_unique<ThreadPool>(std::max(1, threads));
   NFP_ASSIGN_OR_RETURN(backend->gemm_workspace_, backend->allocate(cuda::Workspace::kBytes));
   NFP_ASSIGN_OR_RETURN(backend->dense_workspace_, backend->allocate(cuda::DenseGemm::kWorkspaceBytes));
+  NFP_ASSIGN_OR_RETURN(backend->overflowed_layer_, backend->allocate_host(sizeof(int32_t)));
+  *backend->overflowed_layer_.as<int32_t>() = -1;
   backend->info_ = {
       "cuda",
       fmt::format("{}, {:.0f} GiB{}", properties.name, static_cast<double>(properties.totalGlobalMem) / double{1 << 30},
@@ -566,15 +582,29 @@ void CudaBackend::rope(const RopeArgs& args) {
   call.values = cache.values(args.layer);
   call.e4m3_cache = cache.spec().dtype == DType::kF8E4M3;
   call.block_size = cache.spec().block_size;
+  call.overflowed_layer = overflowed_layer_.as<int32_t>();
+  call.layer = args.layer;
   keep(cuda::run_rope(call, stream_));
 }
 
-void CudaBackend::attention(const AttentionArgs& args) {
-  const auto timed = profiler_.time("attention", stream_);
+void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& then) {
+  const BatchView& batch = first.batch;
+  cuda::AttentionCall call = attention_call(then);
+  call.sequences = batch.single;
+  call.deterministic = options_.deterministic;
+  if (batch.single < batch.sequences || first.norm_spans_heads || first.rotary_dim != first.head_dim ||
+      !cuda::gains_by_rotating(call)) {
+    rope(first);
+    attention(then);
+    return;
+  }
+  attend(then,
+         {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflowed_layer_.as<int32_t>(), first.layer});
+}
+
+cuda::AttentionCall CudaBackend::attention_call(const AttentionArgs& args) {
   const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
   const BatchView& batch = args.batch;
-  const int64_t features = int64_t{args.heads} * args.head_dim;
-  const bool exact = is_exact(args.consumer);
   cuda::AttentionCall call;
   call.heads = args.heads;
   call.kv_heads = args.kv_heads;
@@ -589,11 +619,20 @@ void CudaBackend::attention(const AttentionArgs& args) {
   call.cache.block_size = cache.spec().block_size;
   call.q = args.qkv;
   call.q_stride = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim;
-  call.out = exact ? args.out : scratch_.data();
   call.query_start = batch.query_start;
   call.context = batch.context;
   call.block_table = batch.block_table;
   call.table_width = batch.table_width;
+  return call;
+}
+
+void CudaBackend::attend(const AttentionArgs& args, const cuda::AttentionCall::Rotation& rotation) {
+  const auto timed = profiler_.time("attention", stream_);
+  const BatchView& batch = args.batch;
+  const int64_t features = int64_t{args.heads} * args.head_dim;
+  const bool exact = is_exact(args.consumer);
+  cuda::AttentionCall call = attention_call(args);
+  call.out = exact ? args.out : scratch_.data();
   call.deterministic = options_.deterministic;
   call.workspace = attention_workspace_.data();
   call.workspace_bytes = attention_workspace_.bytes();
@@ -602,6 +641,7 @@ void CudaBackend::attention(const AttentionArgs& args) {
   if (single > 0) {
     call.sequences = call.tokens = single;
     call.early_cache_reads = true;  // steps begin with a copy, so only this step's keys may still be on their way
+    call.rotation = rotation;
     keep(cuda::run_decode(call, stream_));
   }
   if (batch.sequences > single) {
@@ -614,10 +654,6 @@ void CudaBackend::attention(const AttentionArgs& args) {
   if (!exact) keep(quantise(scratch_.data(), batch.tokens, features, args.out));
 }
 
-cuda::RouteTable route_table(const ExpertRoutes& routes) {
-  return {routes.experts, routes.top, routes.start, routes.row, routes.place, routes.weight};
-}
-
 void CudaBackend::route(const RouteArgs& args) {
   const auto timed = profiler_.time("route", stream_);
   cuda::RouteCall call;
@@ -627,7 +663,7 @@ void CudaBackend::route(const RouteArgs& args) {
   call.rows = args.rows;
   call.hidden = args.hidden;
   call.renormalise = args.renormalise;
-  call.routes = route_table(args.routes);
+  call.routes = args.routes;
   call.logits = args.logits;
   call.shared_weight = args.shared_weight;
   keep(cuda::run_route(call, stream_));
@@ -664,7 +700,7 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
                      2 * assignments * static_cast<uint64_t>(first.n() * first.k()));
   cuda::ExpertLinearCall call;
   call.matrices = matrices_.data();
-  call.routes = route_table(args.routes);
+  call.routes = args.routes;
   call.n = first.n();
   call.k = first.k();
   call.x = args.x;
@@ -681,7 +717,7 @@ void CudaBackend::combine_experts(const CombineExpertsArgs& args) {
   const auto timed = profiler_.time("combine", stream_);
   cuda::CombineCall call;
   call.x = args.x;
-  call.routes = route_table(args.routes);
+  call.routes = args.routes;
   call.rows = args.rows;
   call.hidden = args.hidden;
   call.shared = args.shared;

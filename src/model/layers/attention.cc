@@ -43,14 +43,13 @@ bool Attention::run(const Pass& pass) const {
   rotate.cos_sin = !rotates ? pass.still_cos_sin : local_rope ? pass.local_cos_sin : pass.cos_sin;
   rotate.cache = pass.args.cache;
   rotate.batch = pass.args.batch;
-  pass.backend.rope(rotate);
   AttentionArgs call = attend;
   call.qkv = work.qkv.data();
   call.cache = pass.args.cache;
   call.batch = pass.args.batch;
   call.out = work.attended.data();
   call.consumer = pass.consumer(output);
-  pass.backend.attention(call);
+  pass.backend.rope_attention(rotate, call);
   return pass.multiply_into_stream(output, work.attended);
 }
 

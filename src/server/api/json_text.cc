@@ -2,33 +2,9 @@
 
 #include <cmath>
 
+#include "text/utf8.h"
+
 namespace nfp::server {
-namespace {
-
-// Length of the valid UTF-8 sequence at `at`, 0 if there is none.
-size_t utf8_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0u; };
-  const auto continues = [&](size_t i) { return (byte(i) & 0xC0u) == 0x80u; };
-  const unsigned first = byte(at);
-  if (first < 0x80) return 1;
-  if (first >= 0xC2 && first <= 0xDF) return continues(at + 1) ? 2 : 0;
-  if (first >= 0xE0 && first <= 0xEF) {
-    if (!continues(at + 1) || !continues(at + 2)) return 0;
-    if (first == 0xE0 && byte(at + 1) < 0xA0) return 0;
-    if (first == 0xED && byte(at + 1) > 0x9F) return 0;
-    return 3;
-  }
-  if (first >= 0xF0 && first <= 0xF4) {
-    if (!continues(at + 1) || !continues(at + 2) || !continues(at + 3)) return 0;
-    if (first == 0xF0 && byte(at + 1) < 0x90) return 0;
-    if (first == 0xF4 && byte(at + 1) > 0x8F) return 0;
-    return 4;
-  }
-  return 0;
-}
-
-}  // namespace
-
 void append_escaped(std::string& out, std::string_view text) {
   size_t plain = 0;  // start of what needs no escape
   for (size_t i = 0; i < text.size();) {
@@ -46,10 +22,11 @@ void append_escaped(std::string& out, std::string_view text) {
       *fmt::format_to(code, "\\u{:04x}", c) = '\0';
       replacement = std::string_view(code, 6);
     } else if (c >= 0x80) {
-      length = utf8_length(text, i);
-      if (length == 0) {
-        length = 1;
-        replacement = "\xEF\xBF\xBD";
+      const text::Utf8Unit unit = text::utf8_unit(text.substr(i));
+      if (unit.kind == text::Utf8Unit::kComplete) {
+        length = unit.size;
+      } else {
+        replacement = text::kReplacement;
       }
     }
     if (!replacement.empty()) {

@@ -62,8 +62,11 @@ class GrammarCompiler {
   virtual const GrammarStats& stats() const = 0;
 };
 
-// The first grammar process, which is started again should it end. Best started before the server has threads, and
-// before a model is in memory.
+// First of all in the main() of a program that compiles grammars, which starts itself again for them: where this
+// process is such a one, does its work and never returns.
+void run_as_grammar_process(int argc, char** argv);
+
+// The first grammar process, which is started again should it end.
 class GrammarHost {
  public:
   virtual ~GrammarHost() = default;  // ends all grammar processes

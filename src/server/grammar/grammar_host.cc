@@ -1,12 +1,14 @@
 #include "server/grammar/grammar_host.h"
 
 #include <signal.h>
+#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/log.h"
@@ -14,6 +16,48 @@
 
 namespace nfp::server {
 namespace {
+
+constexpr int kChannel = 3;  // of the first process, since it was started
+char process_name[] = "nestedfp-grammar";
+std::atomic<bool> main_asks{false};  // whether this program's main() calls run_as_grammar_process()
+
+// The loader's and the sanitizers' variables. Others may hold keys, which a grammar's process has no use for.
+std::vector<char*> environment_for_grammars() {
+  std::vector<char*> kept;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+    if (name.starts_with("LD_") || name.ends_with("SAN_OPTIONS") || name == "GLIBC_TUNABLES") kept.push_back(*entry);
+  }
+  kept.push_back(nullptr);
+  return kept;
+}
+
+// This program again, as the first process. Not a copy of this one: whoever copies a process with threads may copy
+// locks that are held and never released, and one that holds a model's page tables is slow to copy. -1 and errno where
+// it fails.
+pid_t start_first(int channel) {
+  posix_spawn_file_actions_t files;
+  posix_spawnattr_t attributes;
+  sigset_t all;
+  sigfillset(&all);
+  if (posix_spawn_file_actions_init(&files) != 0) return -1;
+  if (posix_spawnattr_init(&attributes) != 0) {
+    posix_spawn_file_actions_destroy(&files);
+    return -1;
+  }
+  posix_spawn_file_actions_adddup2(&files, channel, kChannel);
+  // No signal reaches it before it has said which ones it ignores.
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  posix_spawnattr_setsigmask(&attributes, &all);
+  char* arguments[] = {process_name, nullptr};
+  const std::vector<char*> environment = environment_for_grammars();
+  pid_t pid = -1;
+  const int failed = posix_spawn(&pid, "/proc/self/exe", &files, &attributes, arguments, environment.data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&files);
+  errno = failed;
+  return failed == 0 ? pid : -1;
+}
 
 bool send_vocabulary(int channel, const GrammarVocabulary& vocabulary) {
   const Tokenizer& tokenizer = *vocabulary.tokenizer;
@@ -37,8 +81,10 @@ bool send_vocabulary(int channel, const GrammarVocabulary& vocabulary) {
 }  // namespace
 
 Status ProcessHost::start() {
-  if (fork_first()) return ok_status();
-  return error(ErrorCode::kResource, "no process for grammars can be started: {}", std::strerror(errno));
+  if (!main_asks) return error(ErrorCode::kUnsupported, "main() does not call run_as_grammar_process()");
+  if (make_first()) return ok_status();
+  return error(ErrorCode::kResource, "no process for grammars can be started from /proc/self/exe: {}",
+               std::strerror(errno));
 }
 
 ProcessHost::~ProcessHost() {
@@ -49,13 +95,12 @@ ProcessHost::~ProcessHost() {
   waitpid(pid_, nullptr, 0);
 }
 
-bool ProcessHost::fork_first() {
+bool ProcessHost::make_first() {
   auto pair = socket_pair();
-  if (!pair) return false;
-  const pid_t pid = fork();
+  if (!pair || !main_asks) return false;
+  const pid_t pid = start_first(pair->second.get());
   if (pid < 0) return false;
-  if (pid == 0) grammar_worker_main(pair->second.get());  // closes what else it has inherited
-  if (pid_ >= 0) waitpid(pid_, nullptr, 0);               // its channel is closed, so it has ended
+  if (pid_ >= 0) waitpid(pid_, nullptr, 0);  // its channel is closed, so it has ended
   pid_ = pid;
   first_ = std::move(pair->first);
   return true;
@@ -81,9 +126,7 @@ std::optional<Fd> ProcessHost::compile(const GrammarVocabulary& vocabulary, std:
       log::warn("a process for grammars has ended; another is started");
       restarts->fetch_add(1, std::memory_order_relaxed);
     }
-    // The first one is best forked before the server has threads and a model, and does so little that it hardly ever
-    // ends. If it has, a copy of the whole server must do, whose pages nobody touches.
-    if ((!first_ || !connected(first_.get())) && !fork_first()) break;
+    if ((!first_ || !connected(first_.get())) && !make_first()) break;
     make_holder(vocabulary);
   }
   return std::nullopt;
@@ -92,6 +135,11 @@ std::optional<Fd> ProcessHost::compile(const GrammarVocabulary& vocabulary, std:
 bool ProcessHost::alive() {
   const std::lock_guard lock(mutex_);
   return holder_ && connected(holder_.get());
+}
+
+void run_as_grammar_process(int argc, char** argv) {
+  main_asks = true;
+  if (argc == 1 && std::string_view(argv[0]) == process_name) grammar_worker_main(kChannel);
 }
 
 Result<std::unique_ptr<GrammarHost>> start_grammar_host() {

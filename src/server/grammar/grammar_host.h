@@ -37,7 +37,7 @@ class ProcessHost final : public GrammarHost {
   bool alive();
 
  private:
-  bool fork_first();
+  bool make_first();
   bool make_holder(const GrammarVocabulary& vocabulary);
 
   std::mutex mutex_;

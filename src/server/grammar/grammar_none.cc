@@ -22,6 +22,8 @@ class NoGrammars final : public GrammarCompiler {
 
 bool grammars_available() { return false; }
 
+void run_as_grammar_process(int, char**) {}
+
 Result<std::unique_ptr<GrammarHost>> start_grammar_host() { return std::unique_ptr<GrammarHost>(); }
 
 std::unique_ptr<GrammarCompiler> make_grammar_compiler(std::shared_ptr<const Tokenizer>, int32_t,

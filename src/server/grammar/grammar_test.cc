@@ -13,7 +13,6 @@
 
 #include "server/api/json_schema.h"
 #include "server/testing/byte_tokenizer.h"
-#include "server/testing/sanitizer_options.h"
 
 namespace nfp::server {
 namespace {
@@ -263,6 +262,37 @@ TEST_F(GrammarTest, SurvivesTheEndOfTheProcessesThatMakeOthers) {
   EXPECT_TRUE(goes_on(*under_way, "abc"));
   EXPECT_TRUE(allows(spec(Kind::kRegex, "[g-i]+"), "ghi"));  // its holder lives
   EXPECT_EQ(compiler_->stats().restarts, 1u);
+}
+
+// A process for grammars is the program, started again, without what the server knows: no keys of its environment, none
+// of its descriptors but the standard ones.
+TEST_F(GrammarTest, ProcessesHaveNothingOfTheServers) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  setenv("NESTEDFP_API_KEY", "secret", 1);
+  // Not closed on exec: as a library might leave it.
+  const int port = dup(STDERR_FILENO);
+  const auto compiled = compiler_->compile(spec(Kind::kRegex, "[a-c]+"));
+  close(port);
+  unsetenv("NESTEDFP_API_KEY");
+  ASSERT_TRUE(compiled.ok()) << compiled.error().message;
+  const auto under_way = (*compiled)->instantiate();
+  ASSERT_TRUE(goes_on(*under_way, "abc"));
+  int seen = 0;
+  for (const Thread& thread : threads_below(getpid())) {
+    if (thread.process == getpid()) continue;
+    ++seen;
+    const std::string folder = fmt::format("/proc/{}/", thread.process);
+    std::ifstream name_file(folder + "cmdline"), environment_file(folder + "environ");
+    const std::string name{std::istreambuf_iterator<char>(name_file), {}};
+    const std::string environment{std::istreambuf_iterator<char>(environment_file), {}};
+    EXPECT_EQ(name, std::string("nestedfp-grammar\0", 17));
+    EXPECT_EQ(environment.find("secret"), std::string::npos);
+    for (const auto& fd : std::filesystem::directory_iterator(folder + "fd")) {
+      const std::string file = std::filesystem::read_symlink(fd.path()).string();
+      EXPECT_TRUE(std::stoi(fd.path().filename()) <= 2 || file.starts_with("socket:")) << file;
+    }
+  }
+  EXPECT_GE(seen, 4);  // the first, the vocabulary's, the grammar's, the answer's
 }
 
 TEST_F(GrammarTest, AllProcessesKilledEndsTheAnswersUnderWayOnly) {

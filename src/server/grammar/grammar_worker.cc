@@ -307,16 +307,12 @@ std::optional<std::pair<xgrammar::TokenizerInfo, int32_t>> read_vocabulary(int c
 
 void grammar_worker_main(int channel) {
   // Nothing of the server's stays open here: not its port, not its files.
-  if (channel != 3) {
-    dup2(channel, 3);
-    channel = 3;
-  }
-  close_range(4, ~0u, 0);
+  close_range(static_cast<unsigned>(channel) + 1, ~0u, 0);
 #ifndef NFP_SANITIZED
   // xgrammar has its own log, which clients could fill.
   const int nowhere = open("/dev/null", O_RDWR);
   for (int fd = 0; fd <= 2; ++fd) dup2(nowhere, fd);
-  if (nowhere > 3) close(nowhere);
+  if (nowhere > 2) close(nowhere);
 #endif
   prctl(PR_SET_NAME, "nestedfp-gram");
   server_nice = getpriority(PRIO_PROCESS, 0);

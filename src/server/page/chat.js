@@ -185,8 +185,9 @@ async function answer() {
   if (compare) {
     // The same random numbers for both.
     if (body.seed === undefined) body.seed = Math.floor(Math.random() * 2 ** 31);
-    // One after the other: in a step together with the exact one, the fast one would get FP16 as well.
-    for (const one of message.pair) if (!mine.signal.aborted) await ask({...body, precision: one.precision, logprobs: true}, mine.signal, one, changed);
+    // One after the other: in a step together with the exact one, the fast one would get FP16 as well. And each with
+    // prefixes of its own: what was computed for others, or for the other side, may be of either precision.
+    for (const one of message.pair) if (!mine.signal.aborted) await ask({...body, precision: one.precision, cache_salt: "compare, " + one.precision, logprobs: true}, mine.signal, one, changed);
     message.content = message.pair[0].content;
   } else {
     await ask({...body, precision: $("precision").value}, mine.signal, message, changed);

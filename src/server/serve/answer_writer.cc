@@ -4,19 +4,11 @@
 #include <unordered_set>
 
 #include "server/api/json_text.h"
+#include "text/unicode.h"
+#include "text/utf8.h"
 
 namespace nfp::server {
 namespace {
-
-int64_t code_points(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0u) != 0x80u; });
-}
-
-bool valid_utf8(std::string_view text) {
-  std::string escaped;
-  append_escaped(escaped, text);
-  return escaped.find("\xEF\xBF\xBD") == std::string::npos || text.find("\xEF\xBF\xBD") != std::string_view::npos;
-}
 
 void separate(std::string& list) {
   if (!list.empty()) list += ',';
@@ -39,7 +31,7 @@ std::string AnswerWriter::token_text(int32_t token) const {
   const Tokenizer& tokenizer = model_->tokenizer();
   if (tokenizer.is_special(token)) return std::string(tokenizer.id_to_token(token).value_or(""));
   const std::string_view bytes = tokenizer.token_bytes(token);
-  if (valid_utf8(bytes)) return std::string(bytes);
+  if (text::is_utf8(bytes)) return std::string(bytes);
   std::string out = "bytes:";
   for (const char c : bytes) out += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
   return out;
@@ -83,7 +75,7 @@ void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, bool first_
     append_string(lists->tokens, text);
     separate(lists->offsets);
     fmt::format_to(std::back_inserter(lists->offsets), "{}", lists->offset);
-    lists->offset += code_points(model_->tokenizer().token_bytes(token.token));
+    lists->offset += static_cast<int64_t>(text::count_code_points(model_->tokenizer().token_bytes(token.token)));
     separate(lists->logprobs);
     separate(lists->tops);
     if (none) {

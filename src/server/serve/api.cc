@@ -8,6 +8,7 @@
 #include "server/serve/api_call.h"
 #include "server/serve/demo_load.h"
 #include "server/serve/embedded.h"
+#include "server/serve/live_request.h"
 #include "server/serve/messages_writer.h"
 #include "server/serve/version.h"
 
@@ -364,11 +365,6 @@ std::optional<Json> Api::json_body(Call& call) const {
   return std::move(*parsed);
 }
 
-void Api::tell_ignored(Call& call, const std::vector<std::string>& names) const {
-  if (names.empty()) return;
-  call.headers.push_back({"X-NestedFP-Ignored", fmt::format("{}", fmt::join(names, ", "))});
-}
-
 MaybeError Api::check_model(const std::string& name) const {
   if (name.empty() || state()->model.knows(name)) return std::nullopt;
   return ApiError{404,
@@ -580,7 +576,7 @@ void Api::tokenize(Call& call) {
     return fields.rest(state()->limits, &request.ignored);
   };
   if (auto failure = read()) return reply_error(call, *failure);
-  tell_ignored(call, request.ignored);
+  tell_ignored(call.headers, call.request_id, request.ignored);
   if (!request.messages.empty()) {
     auto text = model.render_chat(request, true, call.stop.get_token());
     if (!text.ok()) return reply_error(call, from_engine(text.error()));
@@ -630,7 +626,7 @@ void Api::detokenize(Call& call) {
     return fields.rest(state()->limits, &ignored);
   };
   if (auto failure = read()) return reply_error(call, *failure);
-  tell_ignored(call, ignored);
+  tell_ignored(call.headers, call.request_id, ignored);
   std::string out = "{\"prompt\":";
   append_string(out, state()->model.tokenizer().decode(ids, false));
   reply_json(call, out + "}");

@@ -70,7 +70,6 @@ class Api final : public http::Handler {
   void on_worker(Call& call, std::function<void(Call&)> work);
   // The body as a JSON object, or nothing after an error has been sent.
   std::optional<Json> json_body(Call& call) const;
-  void tell_ignored(Call& call, const std::vector<std::string>& names) const;
   MaybeError check_model(const std::string& name) const;
   std::string model_json() const;
 

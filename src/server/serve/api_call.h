@@ -5,9 +5,11 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "server/serve/api.h"
+#include "server/serve/live_request.h"
 
 namespace nfp::server {
 
@@ -22,6 +24,9 @@ struct Api::Call : std::enable_shared_from_this<Api::Call> {
   int key = 0;                        // which API key; 0 = there are none
   bool on_worker = false;             // not on the exchange's thread
   std::stop_source stop;              // the client has gone
+
+  // For whoever answers it; takes over what it holds.
+  RequestContext context() { return {exchange, request_id, headers, stop, std::move(request.lease)}; }
 };
 
 }  // namespace nfp::server

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <future>
 #include <mutex>
+#include <stdexcept>
 
 #include "server/serve/service.h"
 #include "server/testing/byte_tokenizer.h"
@@ -114,25 +116,32 @@ class ApiTest : public ::testing::Test {
       return exchange;
     }
     request.body = std::move(body);
+    request.lease = http::ByteLease(budget_);
+    EXPECT_TRUE(request.lease.resize(request.body.size()));
     api_->handle(std::move(request), exchange);
     return exchange;
   }
+  // The answer's JSON. Another status ends the test: what follows looks into a body of this one.
   Json ask(std::string path, std::string body, int status = 200, std::vector<http::Header> headers = {}) {
     const char* method = body.empty() ? "GET" : "POST";
     auto exchange = send(method, std::move(path), std::move(body), std::move(headers));
-    EXPECT_TRUE(exchange->wait([&] { return exchange->ended; }));
-    EXPECT_EQ(exchange->head.status, status) << exchange->head.body;
+    if (!exchange->wait([&] { return exchange->ended; })) throw std::runtime_error("no answer");
     auto json = parse_json(exchange->head.body);
-    EXPECT_TRUE(json.ok()) << exchange->head.body;
-    return json.ok() ? *json : Json();
+    if (exchange->head.status != status || !json.ok()) {
+      throw std::runtime_error(fmt::format("{}, not {}: {}", exchange->head.status, status, exchange->head.body));
+    }
+    return std::move(*json);
   }
-  // The data of each event of a stream, "[DONE]" left out but asserted.
+  // The data of each event of a stream, "[DONE]" left out but asserted. An error ends the test.
   std::vector<Json> stream(std::string path, std::string body) {
     auto exchange = send("POST", std::move(path), std::move(body));
-    EXPECT_TRUE(exchange->wait([&] { return exchange->ended; }));
+    if (!exchange->wait([&] { return exchange->ended; })) throw std::runtime_error("no answer");
     std::vector<Json> events;
     std::string_view rest = exchange->head.body;
-    EXPECT_TRUE(rest.ends_with("data: [DONE]\n\n")) << rest;
+    if (exchange->head.status != 200 || rest.find("data: {\"error\"") != std::string_view::npos ||
+        !rest.ends_with("data: [DONE]\n\n")) {
+      throw std::runtime_error(fmt::format("{}: {}", exchange->head.status, rest));
+    }
     for (size_t end; (end = rest.find("\n\n")) != std::string_view::npos; rest.remove_prefix(end + 2)) {
       const std::string_view event = rest.substr(0, end);
       EXPECT_TRUE(event.starts_with("data: "));
@@ -142,6 +151,7 @@ class ApiTest : public ::testing::Test {
   }
 
   GrammarLimits grammar_limits_;
+  std::shared_ptr<http::ByteBudget> budget_;  // of all requests; none: whatever they want
   std::vector<std::shared_ptr<FakeExchange>> exchanges_;
   Metrics metrics_;
   std::unique_ptr<FakeRunner> runner_;
@@ -179,6 +189,25 @@ TEST_F(ApiTest, EchoAndLogprobsLineUp) {
   EXPECT_EQ(lists["text_offset"][7], 6);  // SAY:hé are six characters
   EXPECT_EQ(choice["prompt_logprobs"].size(), 7u);
   EXPECT_TRUE(choice["prompt_logprobs"][0].is_null());
+}
+
+// Nothing comes before a prompt's only token, alone and beside longer prompts.
+TEST_F(ApiTest, APromptOfOneTokenHasItsEntryInEveryList) {
+  start();
+  for (const char* prompts : {R"(["a"])", R"(["a","abc","b"])", R"(["abc","a"])"}) {
+    for (const int generated : {0, 1, 2}) {
+      const Json r = ask("/v1/completions", fmt::format(R"({{"prompt":{},"echo":true,"logprobs":1,"max_tokens":{}}})",
+                                                        prompts, generated));
+      for (const Json& choice : r["choices"]) {
+        const size_t count = choice["text"].get<std::string>().size();  // a byte is a token
+        EXPECT_GE(count, 1u + static_cast<size_t>(generated));
+        for (const char* list : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+          EXPECT_EQ(choice["logprobs"][list].size(), count) << prompts << " " << generated << " " << list;
+        }
+        EXPECT_TRUE(choice["logprobs"]["token_logprobs"][0].is_null());
+      }
+    }
+  }
 }
 
 TEST_F(ApiTest, MaxTokensZeroScoresThePrompt) {
@@ -436,6 +465,52 @@ TEST_F(ApiTest, LargeWorkEndsWithItsClient) {
   EXPECT_EQ(
       ask("/v1/completions", R"({"prompt":"SAY:b","user":")" + std::string(20'000, 'u') + "\"}")["choices"][0]["text"],
       "b");
+}
+
+// Whatever a request's size is made of: rendering and tokenizing it is no work for a thread that serves connections.
+TEST_F(ApiTest, WhatIsLargeWaitsForAWorker) {
+  start();
+  std::promise<void> release;
+  ASSERT_TRUE(workers_->submit([&](const std::stop_token&) { release.get_future().wait(); }, std::stop_source()));
+  const std::string too_long = R"({"max_tokens":100000,"messages":[{"role":"user","content":"a"})";
+  const std::string text(20'000, 't');
+  // What is refused is refused at once where it is small.
+  EXPECT_TRUE(send("POST", "/v1/chat/completions", too_long + "]}")->ended);
+  std::string empty;
+  for (int i = 0; i < 4000; ++i) empty += R"(,{"role":"user","content":""})";
+  std::vector<std::shared_ptr<FakeExchange>> sent;
+  for (
+      const std::string& more :
+      {R"(,{"role":"user","content":")" + text + "\"}]}", empty + "]}",
+       R"(],"chat_template_kwargs":{"x":")" + text + "\"}}",
+       R"(,{"role":"assistant","content":"","reasoning_content":")" + text + "\"}]}",
+       R"(,{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":\")" +
+           text + R"(\"}"}}]}]})"}) {
+    sent.push_back(send("POST", "/v1/chat/completions", too_long + more));
+    EXPECT_FALSE(sent.back()->ended) << more.substr(0, 60);
+  }
+  release.set_value();
+  for (const auto& exchange : sent) {
+    ASSERT_TRUE(exchange->wait([&] { return exchange->ended; }));
+    EXPECT_EQ(exchange->head.status, 400) << exchange->head.body;
+    EXPECT_NE(exchange->head.body.find("context_length_exceeded"), std::string::npos) << exchange->head.body;
+  }
+}
+
+// A tree takes many times the bytes of its text, and counts as what it takes.
+TEST_F(ApiTest, WhatIsParsedCountsAmongTheBytesOfRequests) {
+  start();
+  budget_ = std::make_shared<http::ByteBudget>(200'000);
+  std::string lists = R"({"prompt":"SAY:a","x":[[])";
+  for (int i = 0; i < 10'000; ++i) lists += ",[]";
+  const Json refused = ask("/v1/completions", lists + "]}", 429);
+  EXPECT_NE(refused["error"]["message"].get<std::string>().find("bytes of requests"), std::string::npos);
+  EXPECT_EQ(
+      ask("/v1/completions", R"({"prompt":"SAY:a","user":")" + std::string(30'000, 'u') + "\"}")["choices"][0]["text"],
+      "a");
+  exchanges_.clear();
+  workers_.reset();  // whose thread may be the last to hold a request
+  EXPECT_EQ(budget_->used(), 0u);
 }
 
 TEST_F(ApiTest, APromptThatCannotFitIsNotTokenized) {

@@ -63,17 +63,13 @@ void Api::embeddings(Call& call) {
   auto failure = parse_embedding(*body, state()->limits, &request);
   if (!failure) failure = read_headers(call, &request.common);
   if (failure) return reply_error(call, *failure);
-  auto embedding = std::make_shared<Embedding>(state(), call.exchange, std::move(request), call.request_id,
-                                               call.headers, call.stop, std::move(call.request.lease));
-  embedding->start(call.on_worker);
+  std::make_shared<Embedding>(state(), call.context(), std::move(request))->start(call.on_worker);
 }
 
 void Api::run(Call& call, MaybeError failure, GenerationRequest request) {
   if (!failure) failure = read_headers(call, &request);
   if (failure) return reply_error(call, *failure);
-  auto generation = std::make_shared<Generation>(state(), call.exchange, std::move(request), call.request_id,
-                                                 call.headers, call.stop, std::move(call.request.lease));
-  generation->start(call.on_worker);
+  std::make_shared<Generation>(state(), call.context(), std::move(request))->start(call.on_worker);
 }
 
 void Api::responses(Call& call) {
@@ -143,7 +139,7 @@ void Api::count_tokens(Call& call) {
   auto failure = parse_anthropic(*body, state()->limits, /*counting=*/true, &request);
   if (!failure) failure = check_model(request.model);
   if (failure) return reply_error(call, *failure);
-  tell_ignored(call, request.ignored);
+  tell_ignored(call.headers, call.request_id, request.ignored);
   const ServedModel& model = state()->model;
   const auto stop = call.stop.get_token();
   const auto text = model.render_chat(request, request.tool_choice != ToolChoice::kNone, stop);

@@ -40,50 +40,10 @@ void append_base64(std::string& out, const std::vector<float>& values) {
   if (bytes > 0) flush();
 }
 
-Embedding::Embedding(ServerState* state, std::shared_ptr<http::Exchange> exchange, EmbeddingRequest request,
-                     std::string request_id, std::vector<http::Header> headers, std::stop_source stop,
-                     http::ByteLease lease)
-    : state_(state),
-      exchange_(std::move(exchange)),
+Embedding::Embedding(ServerState* state, RequestContext context, EmbeddingRequest request)
+    : LiveRequest(state, std::move(context)),
       request_(std::move(request)),
-      request_id_(std::move(request_id)),
-      headers_(std::move(headers)),
-      stop_(std::move(stop)),
-      lease_(std::move(lease)),
-      id_(fmt::format("embd-{:016x}{:08x}", state->instance, ++state->serial)) {
-  ++state_->in_flight;
-}
-
-Embedding::~Embedding() {
-  state_->live.remove(this);
-  --state_->in_flight;
-}
-
-void Embedding::start(bool on_worker) {
-  state_->live.add(shared_from_this());
-  if (!on_worker) exchange_->on_abort([stop = stop_]() mutable { stop.request_stop(); });
-  const auto& ignored = request_.common.ignored;
-  if (!ignored.empty()) {
-    const std::string names = fmt::format("{}", fmt::join(ignored, ", "));
-    headers_.push_back({"X-NestedFP-Ignored", names});
-    log::warn("request={} fields that are not known here were ignored: {}", request_id_, names);
-  }
-  auto failure = prepare();
-  if (!on_worker) return failure ? fail(*failure) : run();
-  exchange_->post([self = shared_from_this(), failure = std::move(failure)] {
-    if (failure) return self->fail(*failure);
-    self->run();
-  });
-}
-
-void Embedding::cut_off() {
-  stop_.request_stop();
-  exchange_->post([self = shared_from_this()] {
-    if (self->ended_) return;
-    self->cancel_all();
-    self->fail(ApiError{503, "the request was cut off because the server is shutting down", "", ""});
-  });
-}
+      id_(fmt::format("embd-{:016x}{:08x}", state->instance, ++state->serial)) {}
 
 // On a worker or the exchange's thread.
 MaybeError Embedding::prepare() {
@@ -154,13 +114,7 @@ void Embedding::run() {
   embeddings_.resize(prompts_.size());
   submit_more();
   if (ended_) return;
-  exchange_->on_abort([weak = weak_from_this()] {
-    if (const auto self = weak.lock(); self && !self->ended_) {
-      self->ended_ = true;
-      self->cancel_all();
-      self->log_end(499, "disconnected");
-    }
-  });
+  watch_client();
 }
 
 std::string Embedding::engine_id(size_t index) const { return fmt::format("{}-{}", id_, index); }
@@ -178,11 +132,10 @@ void Embedding::submit_more() {
     request.priority = common.priority;
     request.arrival = EngineClock::now();
     request.cache_scope = state_->cache_scope(common.key, common.cache_salt);
-    const Status status =
-        state_->engine->submit(std::move(request), [self = shared_from_this(), index](RequestOutput&& output) {
-          self->exchange_->post(
-              [self, index, piece = std::move(output)]() mutable { self->on_output(index, std::move(piece)); });
-        });
+    const Status status = state_->engine->submit(std::move(request), [self = self(), index](RequestOutput&& output) {
+      self->exchange_->post(
+          [self, index, piece = std::move(output)]() mutable { self->on_output(index, std::move(piece)); });
+    });
     if (!status.ok()) {
       if (submitted_ > done_) return;
       return fail(from_engine(status.error()));
@@ -272,8 +225,8 @@ void Embedding::log_end(int status, std::string_view outcome) const {
   log::info(
       "request={} endpoint=embeddings status={} outcome={} inputs={} prompt_tokens={} fp16_tokens={} fp8_tokens={} "
       "e2e_ms={:.1f}",
-      request_id_, status, dump(Json(std::string(outcome))), prompts_.size(), usage_.prompt_tokens, usage_.prompt.fp16,
-      usage_.prompt.fp8,
+      request_id_, status, dump(Json(std::string(outcome))), request_.common.chat ? 1 : request_.common.prompts.size(),
+      usage_.prompt_tokens, usage_.prompt.fp16, usage_.prompt.fp8,
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - arrival_).count());
 }
 

@@ -2,57 +2,42 @@
 // vectors. A batch goes through the engine a window at a time, so that it does not fill the queue.
 #pragma once
 
-#include <chrono>
 #include <memory>
-#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "server/api/embedding_request.h"
-#include "server/http/http.h"
-#include "server/serve/server_state.h"
+#include "server/serve/live_request.h"
 
 namespace nfp::server {
 
-class Embedding final : public LiveRequest, public std::enable_shared_from_this<Embedding> {
+class Embedding final : public LiveRequest {
  public:
-  // As Generation's.
-  Embedding(ServerState* state, std::shared_ptr<http::Exchange> exchange, EmbeddingRequest request,
-            std::string request_id, std::vector<http::Header> headers, std::stop_source stop, http::ByteLease lease);
-  ~Embedding() override;
-
-  // Prepares here, `on_worker` or on the exchange's thread; then runs on the latter.
-  void start(bool on_worker);
-  void cut_off() override;
+  Embedding(ServerState* state, RequestContext context, EmbeddingRequest request);
 
  private:
   static constexpr size_t kWindow = 64;  // inputs in the engine at once
 
-  MaybeError prepare();
-  void run();
+  const std::vector<std::string>& ignored() const override { return request_.common.ignored; }
+  MaybeError prepare() override;
+  void run() override;
   // Fills the window. Where the queue is full, what is in the engine goes on, and the rest waits for it.
   void submit_more();
   void on_output(size_t index, RequestOutput output);
   void respond();
-  void cancel_all();
-  void fail(const ApiError& error);
+  void cancel_all() override;
+  void fail(const ApiError& error) override;
+  void log_disconnected() const override { log_end(499, "disconnected"); }
   void log_end(int status, std::string_view outcome) const;
   std::string engine_id(size_t index) const;
+  std::shared_ptr<Embedding> self() { return std::static_pointer_cast<Embedding>(shared_from_this()); }
 
-  ServerState* state_;
-  std::shared_ptr<http::Exchange> exchange_;
   EmbeddingRequest request_;
-  std::string request_id_;
-  std::vector<http::Header> headers_;
-  std::stop_source stop_;
-  http::ByteLease lease_;
   std::string id_;
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<std::vector<float>> embeddings_;  // [input][dimensions]
   Usage usage_;                                 // of all inputs that are done
   size_t submitted_ = 0, done_ = 0;
-  bool ended_ = false;
-  std::chrono::steady_clock::time_point arrival_ = std::chrono::steady_clock::now();
 };
 
 // Cut to the first `dimensions`, then to length 1 where that is wanted; zeros stay zeros.

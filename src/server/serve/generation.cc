@@ -82,32 +82,8 @@ std::string_view endpoint_of(const GenerationRequest& request) {
 
 }  // namespace
 
-Generation::Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
-                       std::string request_id, std::vector<http::Header> headers, std::stop_source stop,
-                       http::ByteLease lease)
-    : state_(state),
-      exchange_(std::move(exchange)),
-      request_(std::move(request)),
-      request_id_(std::move(request_id)),
-      headers_(std::move(headers)),
-      stop_(std::move(stop)),
-      lease_(std::move(lease)),
-      writer_(make_writer(request_, *state)) {
-  ++state_->in_flight;
-}
-
-Generation::~Generation() {
-  state_->live.remove(this);
-  --state_->in_flight;
-}
-
-bool Generation::forced_call() const {
-  return request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
-}
-
-void Generation::start(bool on_worker) {
-  state_->live.add(shared_from_this());
-  if (!on_worker) exchange_->on_abort([stop = stop_]() mutable { stop.request_stop(); });
+Generation::Generation(ServerState* state, RequestContext context, GenerationRequest request)
+    : LiveRequest(state, std::move(context)), request_(std::move(request)), writer_(make_writer(request_, *state)) {
   grammar_ = forced_call() ? forced_call_grammar(request_) : std::move(request_.grammar);
   if (!grammar_.unenforced.empty()) {
     headers_.push_back({"X-NestedFP-Unenforced", fmt::format("{}", fmt::join(grammar_.unenforced, ", "))});
@@ -118,63 +94,40 @@ void Generation::start(bool on_worker) {
     const auto read = [this](const std::string& name) { return state_->model.template_reads(name); };
     if (std::none_of(variables.begin(), variables.end(), read)) request_.ignored.push_back(field);
   }
-  if (!request_.ignored.empty()) {
-    const std::string names = fmt::format("{}", fmt::join(request_.ignored, ", "));
-    headers_.push_back({"X-NestedFP-Ignored", names});
-    log::warn("request={} fields that are not known here were ignored: {}", request_id_, names);
-  }
-  auto what = std::make_shared<Prepared>();
-  prepared(what, prepare(what.get()), on_worker);
 }
 
-// With prompts as tokens, or a reason why not.
-void Generation::prepared(std::shared_ptr<Prepared> what, MaybeError failure, bool on_worker) {
+bool Generation::forced_call() const {
+  return request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
+}
+
+void Generation::prepared(MaybeError failure, bool on_worker) {
   if (!failure && grammar_.kind != GrammarSpec::Kind::kNone) {
-    what->constraint = state_->grammars->find(grammar_);
-    if (!what->constraint) return compile(std::move(what), on_worker);
+    prepared_.constraint = state_->grammars->find(grammar_);
+    if (!prepared_.constraint) return compile(on_worker);
   }
-  if (!on_worker) return failure ? fail(*failure) : run(std::move(*what));
-  exchange_->post([self = shared_from_this(), what, failure = std::move(failure)] {
-    if (failure) return self->fail(*failure);
-    self->run(std::move(*what));
-  });
+  go_on(std::move(failure), on_worker);
 }
 
-void Generation::compile(std::shared_ptr<Prepared> what, bool on_worker) {
+void Generation::compile(bool on_worker) {
   const bool taken = state_->grammar_workers->submit(
-      [self = shared_from_this(), what](const std::stop_token& stop) {
+      [self = self()](const std::stop_token& stop) {
         auto compiled = self->state_->grammars->compile(self->grammar_, stop);
         MaybeError failure;
         if (compiled.ok()) {
-          what->constraint = std::move(*compiled);
+          self->prepared_.constraint = std::move(*compiled);
         } else {
           failure = from_engine(compiled.error());
           failure->param = self->grammar_.param;
           if (compiled.error().code == ErrorCode::kUnsupported) failure->code = "unsupported_parameter";
         }
-        self->exchange_->post([self, what, failure = std::move(failure)] {
-          if (failure) return self->fail(*failure);
-          self->run(std::move(*what));
-        });
+        self->go_on(std::move(failure), /*on_worker=*/true);
       },
       stop_);
-  if (taken) return;
-  const ApiError failure{429, "too many grammars wait to be compiled; try again later", "", ""};
-  if (!on_worker) return fail(failure);
-  exchange_->post([self = shared_from_this(), failure] { self->fail(failure); });
-}
-
-void Generation::cut_off() {
-  stop_.request_stop();
-  exchange_->post([self = shared_from_this()] {
-    if (self->ended_) return;
-    self->cancel_all();
-    self->fail(ApiError{503, "the request was cut off because the server is shutting down", "", ""});
-  });
+  if (!taken) go_on(ApiError{429, "too many grammars wait to be compiled; try again later", "", ""}, on_worker);
 }
 
 // On a worker or the exchange's thread.
-MaybeError Generation::prepare(Prepared* out) const {
+MaybeError Generation::prepare() {
   const ServedModel& model = state_->model;
   const std::stop_token stop = stop_.get_token();
   if (request_.chat) {
@@ -192,31 +145,31 @@ MaybeError Generation::prepare(Prepared* out) const {
     }
     const ReasoningMarks marks = marks_of(state_->reasoning_format);
     const size_t end = text->find_last_not_of(" \n\t\r");
-    out->thinking = !marks.open.empty() && end != std::string::npos &&
-                    std::string_view(*text).substr(0, end + 1).ends_with(marks.open);
+    prepared_.thinking = !marks.open.empty() && end != std::string::npos &&
+                         std::string_view(*text).substr(0, end + 1).ends_with(marks.open);
     // Templates write their own special tokens.
     auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false), stop);
     if (!tokens.ok()) return prompt_error(tokens.error(), prompt_field(request_));
-    out->prompts.push_back(std::move(*tokens));
-    out->prompt_texts.emplace_back();
+    prepared_.prompts.push_back(std::move(*tokens));
+    prepared_.prompt_texts.emplace_back();
   }
   for (const PromptInput& input : request_.prompts) {
     if (!input.text) {
-      out->prompts.push_back(input.tokens);
-      out->prompt_texts.push_back(request_.echo ? model.tokenizer().decode(input.tokens, false) : "");
+      prepared_.prompts.push_back(input.tokens);
+      prepared_.prompt_texts.push_back(request_.echo ? model.tokenizer().decode(input.tokens, false) : "");
       continue;
     }
     auto tokens = model.encode_prompt(*input.text, request_.add_special_tokens.value_or(true), stop);
     if (!tokens.ok()) return prompt_error(tokens.error(), "prompt");
-    out->prompts.push_back(std::move(*tokens));
-    out->prompt_texts.push_back(request_.echo ? *input.text : "");
+    prepared_.prompts.push_back(std::move(*tokens));
+    prepared_.prompt_texts.push_back(request_.echo ? *input.text : "");
   }
 
   if (request_.truncate_prompt) {
     const int32_t room = std::max(1, model.bounds().max_context - request_.sampling.max_tokens.value_or(1));
-    NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &out->prompts));
+    NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &prepared_.prompts));
   }
-  for (const auto& prompt : out->prompts) {
+  for (const auto& prompt : prepared_.prompts) {
     auto bad = validate(prompt, request_.sampling, model.bounds());
     if (!bad) continue;
     if (!bad->too_long) return bad_request(std::move(bad->field), std::move(bad->message));
@@ -234,26 +187,20 @@ MaybeError Generation::prepare(Prepared* out) const {
   return std::nullopt;
 }
 
-void Generation::run(Prepared prepared) {
+void Generation::run() {
   if (ended_ || exchange_->aborted()) return;
   if (state_->log_prompts) {
-    for (const auto& prompt : prepared.prompts) {
+    for (const auto& prompt : prepared_.prompts) {
       log::info("request={} prompt={}", request_id_, dump(Json(state_->model.tokenizer().decode(prompt, false))));
     }
   }
-  if (auto failure = submit_all(prepared)) {
+  if (auto failure = submit_all()) {
     cancel_all();
     return fail(*failure);
   }
+  prepared_ = {};  // the engine has its own
   state_->metrics->on_request(request_.n);
-  // Weak: the exchange must not keep alive what keeps it alive.
-  exchange_->on_abort([weak = weak_from_this()] {
-    if (const auto self = weak.lock(); self && !self->ended_) {
-      self->ended_ = true;
-      self->cancel_all();
-      self->log_end("disconnected");
-    }
-  });
+  watch_client();
   if (!request_.stream) return;
   http::Response head;
   head.content_type = "text/event-stream; charset=utf-8";
@@ -265,7 +212,7 @@ void Generation::run(Prepared prepared) {
 }
 
 // Who separates thoughts and calls from the answer. `needs_special`: marks of these may be special tokens.
-void Generation::set_parser(Choice& choice, bool thinking, bool* needs_special) const {
+void Generation::set_parser(Choice& choice, bool* needs_special) const {
   if (!request_.chat) return;
   if (forced_call()) {
     choice.parser = make_forced_call_parser(request_.tool_name);
@@ -281,16 +228,16 @@ void Generation::set_parser(Choice& choice, bool thinking, bool* needs_special) 
   const ReasoningMarks marks = marks_of(state_->reasoning_format);
   // What follows a grammar has no thoughts in it.
   if (marks.open.empty() || grammar_.kind != GrammarSpec::Kind::kNone) return;
-  choice.parser = make_reasoning_parser(state_->reasoning_format, thinking, std::move(choice.parser));
+  choice.parser = make_reasoning_parser(state_->reasoning_format, prepared_.thinking, std::move(choice.parser));
   const auto mark = state_->model.tokenizer().token_to_id(marks.open);
   *needs_special = *needs_special || (mark && state_->model.tokenizer().is_special(*mark));
 }
 
-MaybeError Generation::submit_all(Prepared& prepared) {
+MaybeError Generation::submit_all() {
   const auto samples = static_cast<size_t>(request_.best_of);
   bool needs_special = false;
-  choices_.reserve(prepared.prompts.size() * samples);
-  for (size_t p = 0; p < prepared.prompts.size(); ++p) {
+  choices_.reserve(prepared_.prompts.size() * samples);
+  for (size_t p = 0; p < prepared_.prompts.size(); ++p) {
     for (size_t s = 0; s < samples; ++s) {
       Choice& choice = choices_.emplace_back();
       choice.prompt = p;
@@ -298,9 +245,9 @@ MaybeError Generation::submit_all(Prepared& prepared) {
       choice.index = static_cast<int>(p * samples + s);
       choice.engine_id = fmt::format("{}-{}", writer_->id(), choice.index);
       choice.stop_reason = "null";
-      if (request_.echo) choice.prompt_text = prepared.prompt_texts[p];
-      if (request_.return_token_ids) choice.prompt_ids = prepared.prompts[p];
-      set_parser(choice, prepared.thinking, &needs_special);
+      if (request_.echo) choice.prompt_text = prepared_.prompt_texts[p];
+      if (request_.return_token_ids) choice.prompt_ids = prepared_.prompts[p];
+      set_parser(choice, &needs_special);
     }
   }
   unfinished_ = choices_.size();
@@ -316,7 +263,7 @@ MaybeError Generation::submit_all(Prepared& prepared) {
     const Choice& choice = choices_[i];
     Request request;
     request.id = choice.engine_id;
-    request.prompt = prepared.prompts[choice.prompt];
+    request.prompt = prepared_.prompts[choice.prompt];
     request.sampling = request_.sampling;
     SamplingParams& sampling = request.sampling;
     if (sampling.seed) *sampling.seed += static_cast<uint64_t>(choice.sample);
@@ -333,8 +280,8 @@ MaybeError Generation::submit_all(Prepared& prepared) {
     request.arrival = EngineClock::now();  // the engine may be in the middle of a step
     request.skip_special_tokens = request_.skip_special_tokens && !needs_special;
     request.cache_scope = scope;
-    if (prepared.constraint) {
-      request.constraint = prepared.constraint->instantiate();
+    if (prepared_.constraint) {
+      request.constraint = prepared_.constraint->instantiate();
       if (sampling.min_tokens > 0) {
         // The grammar knows whether the text may go on; the engine would forbid the end whatever it says.
         std::vector<int32_t> ends = state_->model.end_ids();
@@ -343,7 +290,7 @@ MaybeError Generation::submit_all(Prepared& prepared) {
         sampling.min_tokens = 0;
       }
     }
-    submissions.push_back({std::move(request), [self = shared_from_this(), i](RequestOutput&& output) {
+    submissions.push_back({std::move(request), [self = self(), i](RequestOutput&& output) {
                              self->exchange_->post([self, i, piece = std::move(output)]() mutable {
                                self->on_output(i, std::move(piece));
                              });

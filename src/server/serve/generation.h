@@ -4,27 +4,17 @@
 
 #include <chrono>
 #include <memory>
-#include <stop_token>
 #include <string>
 #include <vector>
 
-#include "server/http/http.h"
 #include "server/serve/answer_writer.h"
-#include "server/serve/server_state.h"
+#include "server/serve/live_request.h"
 
 namespace nfp::server {
 
-class Generation final : public LiveRequest, public std::enable_shared_from_this<Generation> {
+class Generation final : public LiveRequest {
  public:
-  // `stop` ends the preparation when the client goes away; `lease` is for what `request` holds.
-  Generation(ServerState* state, std::shared_ptr<http::Exchange> exchange, GenerationRequest request,
-             std::string request_id, std::vector<http::Header> headers, std::stop_source stop, http::ByteLease lease);
-  ~Generation() override;
-
-  // Prepares here, `on_worker` or on the exchange's thread; compiles the grammar elsewhere; then runs on the exchange's
-  // thread.
-  void start(bool on_worker);
-  void cut_off() override;
+  Generation(ServerState* state, RequestContext context, GenerationRequest request);
 
  private:
   struct Prepared {
@@ -35,37 +25,34 @@ class Generation final : public LiveRequest, public std::enable_shared_from_this
   };
 
   bool forced_call() const;
-  MaybeError prepare(Prepared* out) const;
-  void prepared(std::shared_ptr<Prepared> what, MaybeError failure, bool on_worker);
-  void compile(std::shared_ptr<Prepared> what, bool on_worker);
-  void run(Prepared prepared);
-  void set_parser(Choice& choice, bool thinking, bool* needs_special) const;
-  MaybeError submit_all(Prepared& prepared);
+  const std::vector<std::string>& ignored() const override { return request_.ignored; }
+  MaybeError prepare() override;
+  // Grammars are compiled on threads of their own.
+  void prepared(MaybeError failure, bool on_worker) override;
+  void compile(bool on_worker);
+  void run() override;
+  void set_parser(Choice& choice, bool* needs_special) const;
+  MaybeError submit_all();
   void on_output(size_t index, RequestOutput output);
   std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);
   // What the text is made of; calls get their ids.
   std::vector<ToolEvent> read(Choice& choice, std::string text) const;
   void choice_done();
-  void cancel_all();
-  void fail(const ApiError& error);
+  void cancel_all() override;
+  void fail(const ApiError& error) override;
+  void log_disconnected() const override { log_end("disconnected"); }
   void finish_stream();
   void respond_whole();
   void log_end(std::string_view outcome) const;
+  std::shared_ptr<Generation> self() { return std::static_pointer_cast<Generation>(shared_from_this()); }
 
-  ServerState* state_;
-  std::shared_ptr<http::Exchange> exchange_;
   GenerationRequest request_;
-  std::string request_id_;
-  std::vector<http::Header> headers_;
-  std::stop_source stop_;
-  http::ByteLease lease_;
+  Prepared prepared_;    // on the thread that prepares, then on the exchange's
   GrammarSpec grammar_;  // what the answer must follow, a forced tool call included
   std::unique_ptr<AnswerWriter> writer_;
   std::vector<Choice> choices_;  // prompts x best_of
   size_t unfinished_ = 0;
   bool streaming_ = false;  // the head has been sent
-  bool ended_ = false;
-  std::chrono::steady_clock::time_point arrival_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point first_token_;
   std::string scratch_;
 };

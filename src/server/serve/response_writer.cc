@@ -36,17 +36,7 @@ void ResponseWriter::append_logprobs(std::string& out, const LogprobLists& lists
 
 std::string_view ResponseWriter::finish_name(const Choice& choice) const {
   if (!choice.finish) return "";
-  switch (*choice.finish) {
-    case FinishReason::kStop:
-      return choice.calls.empty() ? "stop" : "tool_calls";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "abort";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "";
+  return *choice.finish == FinishReason::kStop && !choice.calls.empty() ? "tool_calls" : name_of(*choice.finish);
 }
 
 void ResponseWriter::append_usage(std::string& out, std::span<const Choice> choices) const {

@@ -23,14 +23,7 @@
 namespace nfp::server {
 
 class DemoLoad;
-
-// A request that the engine works on.
-class LiveRequest {
- public:
-  virtual ~LiveRequest() = default;
-  // From any thread: the server does not wait any longer.
-  virtual void cut_off() = 0;
-};
+class LiveRequest;
 
 // Those that are being answered, so that all can be ended at once.
 class LiveRequests {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/log.h"
+#include "server/serve/live_request.h"
 
 namespace nfp::server {
 

@@ -6,10 +6,10 @@
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "base/stop_signals.h"
+#include "server/grammar/grammar.h"
 #include "server/serve/service.h"
 #include "server/testing/byte_tokenizer.h"
 #include "server/testing/fake_runner.h"
-#include "server/testing/sanitizer_options.h"
 
 using namespace nfp;  // NOLINT(google-build-using-namespace)
 
@@ -109,6 +109,7 @@ Status run(const Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  server::run_as_grammar_process(argc, argv);
   block_stop_signals();
   Flags flags;
   CLI::App app("the server over a model that costs nothing");

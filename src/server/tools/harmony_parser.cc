@@ -8,6 +8,9 @@ namespace {
 constexpr std::string_view kMessage = "<|message|>";
 constexpr std::string_view kEnds[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"};
 constexpr size_t kLongestEnd = 11;  // bytes
+// The prompt ends with "<|start|>assistant", so that a header may begin in its middle: with the channel, or with whom
+// the message is for.
+constexpr std::string_view kStarts[] = {"<|channel|>", "<|start|>", " to=functions."};
 constexpr size_t kMaxHeader = 1024;
 
 class HarmonyParser final : public ToolCallParser {
@@ -17,9 +20,10 @@ class HarmonyParser final : public ToolCallParser {
     if (where_ == Where::kBody) release(partial(), events);
   }
 
-  void finish(std::vector<ToolEvent>* events, bool) override {
+  void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kBody) release(0, events);
-    if (where_ == Where::kStart) emit(ToolEvent::Kind::kText, held_, events);
+    const bool no_header = where_ == Where::kHeader && !cut && held_.starts_with(kStarts[2]);
+    if (where_ == Where::kStart || no_header) emit(ToolEvent::Kind::kText, held_, events);
     held_.clear();
   }
 
@@ -30,10 +34,10 @@ class HarmonyParser final : public ToolCallParser {
     held_ += c;
     switch (where_) {
       case Where::kStart: {
-        const std::string_view first = "<|channel|>", other = "<|start|>";
-        if (held_ == first || held_ == other) {
+        const auto begins = [&](std::string_view start) { return start.starts_with(held_); };
+        if (std::find(std::begin(kStarts), std::end(kStarts), held_) != std::end(kStarts)) {
           where_ = Where::kHeader;
-        } else if (!first.starts_with(held_) && !other.starts_with(held_)) {
+        } else if (std::none_of(std::begin(kStarts), std::end(kStarts), begins)) {
           where_ = Where::kBody;
           kind_ = ToolEvent::Kind::kText;
         }

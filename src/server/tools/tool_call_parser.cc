@@ -411,18 +411,25 @@ std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const J
       return std::make_unique<MistralParser>();
     case ToolFormat::kQwen3Coder: {
       const auto read = [tools](std::string_view text) { return read_xml_calls(text, tools); };
-      return make_region_parser(
-          {{"<tool_call>", "</tool_call>", read}, {"<function=", "</tool_call>", read, /*from_start=*/true, true}});
+      // After some words it often leaves out the first mark, hardly ever the last.
+      return make_region_parser({{"<tool_call>", "</tool_call>", read},
+                                 {"<function=", "</tool_call>", read, /*from_start=*/false, /*keeps_open=*/true}});
     }
     case ToolFormat::kPythonic:
-      return make_region_parser({{"<|python_start|>", "<|python_end|>", read_python_calls},
-                                 {"[", "", read_python_calls, /*from_start=*/true, /*keeps_open=*/true}});
+      // Llama 4 writes JSON instead now and then, between the same marks or as the whole answer.
+      return make_region_parser({{"<|python_start|>", "<|python_end|>", read_unmarked_calls},
+                                 {"[", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true},
+                                 {"{", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true}});
     case ToolFormat::kPhi4:
       return make_region_parser(
           {{"<|tool_call|>", "<|/tool_call|>", read_json_calls}, {"functools", "", read_json_calls}});
     case ToolFormat::kGemma:
+      // Gemma 3 has no form of its own: these are the ones that its documentation has prompts for.
       return make_region_parser({{"<start_function_call>", "<end_function_call>", read_gemma_calls},
-                                 {"```tool_code\n", "```", read_python_calls}});
+                                 {"```tool_code\n", "```", read_python_calls},
+                                 {"```json\n", "```", read_unmarked_calls, /*from_start=*/true},
+                                 {"[", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true},
+                                 {"{", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true}});
     case ToolFormat::kHarmony:
       return make_harmony_parser();
     case ToolFormat::kNone:

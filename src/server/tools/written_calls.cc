@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "text/utf8.h"
+
 namespace nfp::server {
 namespace {
 
@@ -14,24 +16,6 @@ std::string_view trim(std::string_view text) {
   while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
   return text;
-}
-
-void append_code_point(std::string& out, uint32_t code) {
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xC0 | (code >> 6));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xE0 | (code >> 12));
-    out += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  } else {
-    out += static_cast<char>(0xF0 | (code >> 18));
-    out += static_cast<char>(0x80 | ((code >> 12) & 0x3F));
-    out += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  }
 }
 
 // Literals of Python (`None`, `True`, "text", 1.5, lists, tuples, dicts) and, with `gemma`, FunctionGemma's: bare keys,
@@ -179,7 +163,7 @@ class LiteralReader {
         if (at_ + width > text_.size()) return false;
         const char* first = text_.data() + at_;
         if (std::from_chars(first, first + width, code, 16).ptr != first + width || code > 0x10FFFF) return false;
-        append_code_point(made, code);
+        text::append_utf8(made, code);
         at_ += width;
       } else if (c == '\\' || c == '\'' || c == '"') {
         made += c;
@@ -229,10 +213,32 @@ std::string type_of_parameter(const Json& tools, const std::string& function, co
   return "";
 }
 
+WrittenCalls json_calls(std::string_view text, bool need_arguments) {
+  auto parsed = parse_json(trim(text));
+  if (!parsed.ok()) return std::nullopt;
+  Json list = parsed->is_array() ? std::move(*parsed) : Json::array({std::move(*parsed)});
+  std::vector<WrittenCall> calls;
+  for (const Json& item : list) {
+    if (!item.is_object() || !item.contains("name") || !item["name"].is_string()) return std::nullopt;
+    const char* field = item.contains("arguments") ? "arguments" : "parameters";
+    if (need_arguments && !item.contains(field)) return std::nullopt;
+    const Json arguments = item.contains(field) ? item[field] : Json::object();
+    if (!arguments.is_object()) return std::nullopt;
+    calls.push_back({item["name"].get<std::string>(), dump(arguments)});
+  }
+  if (calls.empty()) return std::nullopt;
+  return calls;
+}
+
 }  // namespace
 
 WrittenCalls read_python_calls(std::string_view text) {
-  LiteralReader reader(trim(text), /*gemma=*/false);
+  constexpr std::string_view kPrint = "print(";
+  text = trim(text);
+  if (text.starts_with(kPrint) && text.ends_with("))")) {
+    text = text.substr(kPrint.size(), text.size() - kPrint.size() - 1);
+  }
+  LiteralReader reader(text, /*gemma=*/false);
   std::vector<WrittenCall> calls;
   const bool list = reader.take('[');
   do {
@@ -243,20 +249,11 @@ WrittenCalls read_python_calls(std::string_view text) {
   return calls;
 }
 
-WrittenCalls read_json_calls(std::string_view text) {
-  auto parsed = parse_json(trim(text));
-  if (!parsed.ok()) return std::nullopt;
-  Json list = parsed->is_array() ? std::move(*parsed) : Json::array({std::move(*parsed)});
-  std::vector<WrittenCall> calls;
-  for (const Json& item : list) {
-    if (!item.is_object() || !item.contains("name") || !item["name"].is_string()) return std::nullopt;
-    const char* field = item.contains("arguments") ? "arguments" : "parameters";
-    const Json arguments = item.contains(field) ? item[field] : Json::object();
-    if (!arguments.is_object()) return std::nullopt;
-    calls.push_back({item["name"].get<std::string>(), dump(arguments)});
-  }
-  if (calls.empty()) return std::nullopt;
-  return calls;
+WrittenCalls read_json_calls(std::string_view text) { return json_calls(text, /*need_arguments=*/false); }
+
+WrittenCalls read_unmarked_calls(std::string_view text) {
+  auto calls = read_python_calls(text);
+  return calls ? std::move(calls) : json_calls(text, /*need_arguments=*/true);
 }
 
 WrittenCalls read_xml_calls(std::string_view text, const Json& tools) {

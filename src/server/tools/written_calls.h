@@ -16,10 +16,13 @@ struct WrittenCall {
 };
 using WrittenCalls = std::optional<std::vector<WrittenCall>>;
 
-// Python: `[f(city="Paris", days=3), g()]`, or one call without brackets. (Llama 4; Gemma's ```tool_code```.)
+// Python: `[f(city="Paris", days=3), g()]`, or one call without brackets, or that printed: `print(f())`. (Llama 4;
+// Gemma's ```tool_code```.)
 WrittenCalls read_python_calls(std::string_view text);
 // JSON: `[{"name": "f", "arguments": {...}}]` or one object; "parameters" serves too. (Phi-4-mini.)
 WrittenCalls read_json_calls(std::string_view text);
+// Where no mark says that these are calls: JSON whose "arguments" or "parameters" are there, or Python.
+WrittenCalls read_unmarked_calls(std::string_view text);
 // Qwen3-Coder: `<function=f><parameter=city>\nParis\n</parameter></function>`, any number of times. Values are text
 // unless the tool's schema (of `tools`, as in a request; may be null) says otherwise.
 WrittenCalls read_xml_calls(std::string_view text, const Json& tools);

@@ -105,6 +105,85 @@ TEST(WrittenCalls, Harmony) {
   expect(ToolFormat::kHarmony, "plain text", "plain text", {});
 }
 
+// What users recorded of the models themselves, in form: reports on other servers that did not read it. Names and texts
+// are other ones.
+TEST(WrittenCalls, AsModelsWroteThem) {
+  // Qwen3-Coder 30B (ollama #18530, #12751): words before the call, and no <tool_call>.
+  expect(ToolFormat::kQwen3Coder,
+         "I'll list the sources first.\n\n<function=glob>\n<parameter=pattern>\n**/*.cc\n</parameter>\n</function>\n"
+         "</tool_call>",
+         "I'll list the sources first.", {{"glob", {{"pattern", "**/*.cc"}}}});
+  expect(ToolFormat::kQwen3Coder,
+         "Two files.\n\n<function=list_files>\n</function>\n<function=list_files>\n</function>", "Two files.",
+         {{"list_files", Json::object()}, {"list_files", Json::object()}});
+  // A program as a value (Qwen's own examples): its indentation, blank lines and comparisons are part of it.
+  const Json tools = Json::parse(R"([{"type":"function","function":{"name":"write","parameters":{"type":"object",
+    "properties":{"path":{"type":"string"},"content":{"type":"string"},"lines":{"type":"array"}}}}}])");
+  expect(
+      ToolFormat::kQwen3Coder,
+      "<tool_call>\n<function=write>\n<parameter=path>\na.py\n</parameter>\n<parameter=content>\nfor i in x:\n    if "
+      "i < 3 and i > 1:\n\n        print(\"<b>\")\n</parameter>\n<parameter=lines>\n[1, {\"a\": \"é\"}]\n</parameter>\n"
+      "</function>\n</tool_call>",
+      "",
+      {{"write",
+        {{"path", "a.py"},
+         {"content", "for i in x:\n    if i < 3 and i > 1:\n\n        print(\"<b>\")"},
+         {"lines", {1, {{"a", "é"}}}}}}},
+      tools);
+  // Llama 4 Scout and Maverick (Meta's prompt format; vLLM #16214, #46863).
+  expect(ToolFormat::kPythonic, R"([get_weather(city="San Francisco"), get_weather(city="Seattle")])", "",
+         {{"get_weather", {{"city", "San Francisco"}}}, {"get_weather", {{"city", "Seattle"}}}});
+  expect(ToolFormat::kPythonic,
+         R"(<|python_start|>{"name": "web_search", "parameters": {"query": "latest news"}}<|python_end|>)", "",
+         {{"web_search", {{"query", "latest news"}}}});
+  expect(ToolFormat::kPythonic,
+         R"({"type": "function", "name": "shell", "parameters": {"command": "echo hello", "timeout": 12000}})", "",
+         {{"shell", {{"command", "echo hello"}, {"timeout", 12000}}}});
+  for (const ToolFormat format : {ToolFormat::kPythonic, ToolFormat::kGemma}) {
+    for (const char* answer : {R"({"answer": 42})", R"([{"name": "Ada", "born": 1815}])", R"({"name": "Ada"})"}) {
+      expect(format, answer, answer, {});
+    }
+  }
+  // Phi-4-mini (vLLM #14682, #48795): lists inside of lists; and with its special tokens around (llama.cpp #12288).
+  expect(
+      ToolFormat::kPhi4,
+      R"(functools[{"name": "search", "arguments": {"tags": ["a", "b]"], "most": 7.0}}, {"name": "now", "arguments": {}}])",
+      "", {{"search", {{"tags", {"a", "b]"}}, {"most", 7.0}}}, {"now", Json::object()}});
+  expect(ToolFormat::kPhi4, R"(<|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>)", "",
+         {{"foo", {{"a", 1}}}});
+  // Gemma 3, by the two prompts of its documentation and its cookbook's tool_code.
+  expect(ToolFormat::kGemma, R"([get_product(product_id="807", fields=["name", 'price'])])", "",
+         {{"get_product", {{"product_id", "807"}, {"fields", {"name", "price"}}}}});
+  expect(ToolFormat::kGemma, "```json\n{\"name\": \"get_product\", \"parameters\": {\"product_id\": \"807\"}}\n```", "",
+         {{"get_product", {{"product_id", "807"}}}});
+  expect(ToolFormat::kGemma, R"({"name": "get_product", "parameters": {"product_id": "807"}})", "",
+         {{"get_product", {{"product_id", "807"}}}});
+  expect(ToolFormat::kGemma, "```tool_code\nprint(convert(amount=200000.0, currency=\"EUR\"))\n```", "",
+         {{"convert", {{"amount", 200000.0}, {"currency", "EUR"}}}});
+  expect(ToolFormat::kGemma, "```json\n{\"a\": 1}\n```\nThat is all.", "```json\n{\"a\": 1}\n```\nThat is all.", {});
+  // gpt-oss (llama.cpp #15181, #15158; vllm-mlx #562): for whom the call is before the channel, also as the first words
+  // of the answer; a call in the channel of thoughts; words to the user before a call; no <|constrain|>.
+  expect(ToolFormat::kHarmony,
+         " to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{\"city\":\"Lima\"}<|call|>", "",
+         {{"get_weather", {{"city", "Lima"}}}});
+  expect(ToolFormat::kHarmony,
+         "<|channel|>analysis<|message|>Sorted by temperature.<|end|><|start|>assistant to=functions.get_weather"
+         "<|channel|>commentary json<|message|>{\"city\":\"Lima\"}<|call|>",
+         "", {{"get_weather", {{"city", "Lima"}}}}, nullptr, "Sorted by temperature.");
+  expect(ToolFormat::kHarmony,
+         "<|channel|>analysis<|message|>We need to search.\n<|end|><|start|>assistant<|channel|>analysis "
+         "to=functions.grep code<|message|>{\"path\":\"\",\"pattern\":\"View\"}<|call|>",
+         "", {{"grep", {{"path", ""}, {"pattern", "View"}}}}, nullptr, "We need to search.\n");
+  expect(
+      ToolFormat::kHarmony,
+      "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>commentary<|message|>I'll look at both "
+      "files.<|end|><|start|>assistant<|channel|>commentary to=functions.read <|constrain|>json<|message|>"
+      "{\"path\":\"a\"}<|call|>",
+      "I'll look at both files.", {{"read", {{"path", "a"}}}}, nullptr, "Plan.");
+  expect(ToolFormat::kHarmony, " to=functions.f is how a call begins.", " to=functions.f is how a call begins.", {});
+  expect(ToolFormat::kHarmony, " to begin with", " to begin with", {});
+}
+
 TEST(WrittenCalls, DeepAndBrokenOnesAreText) {
   const std::string deep = "f(x=" + std::string(10'000, '[') + ")";
   EXPECT_FALSE(read_python_calls(deep));

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
+#include <ranges>
 #include <vector>
 
 #include "text/jinja/interpreter.h"
@@ -17,51 +19,43 @@ using nlohmann::ordered_json;
 // What the caller passes is not on the template's account, but for the nesting: JSON deeper than this is refused.
 constexpr int kMaxInputDepth = 256;
 
-class InputConverter {
- public:
-  explicit InputConverter(jinja::Heap& heap) : heap_(heap) {}
+template <typename... Args>
+[[noreturn]] void refuse_input(fmt::format_string<Args...> format, Args&&... args) {
+  throw jinja::Failure{ErrorCode::kInvalidInput, fmt::format(format, std::forward<Args>(args)...), 0};
+}
 
-  jinja::Value convert(const ordered_json& json, int depth = 0) {
-    if (depth > kMaxInputDepth) fail("the input is nested deeper than {} levels", kMaxInputDepth);
-    switch (json.type()) {
-      case ordered_json::value_t::boolean:
-        return jinja::Value::boolean(json.get<bool>());
-      case ordered_json::value_t::number_integer:
-        return jinja::Value::integer(json.get<int64_t>());
-      case ordered_json::value_t::number_unsigned:
-        return jinja::Value::integer(static_cast<jinja::Int>(json.get<uint64_t>()));
-      case ordered_json::value_t::number_float:
-        return jinja::Value::real(json.get<double>());
-      case ordered_json::value_t::string:
-        return string(json.get_ref<const std::string&>());
-      case ordered_json::value_t::array: {
-        auto* list = heap_.make<jinja::List>();
-        list->items.reserve(json.size());
-        for (const ordered_json& item : json) list->items.push_back(convert(item, depth + 1));
-        return jinja::Value::object(jinja::Kind::kList, list);
-      }
-      case ordered_json::value_t::object: {
-        auto* dict = heap_.make<jinja::Dict>();
-        for (auto it = json.begin(); it != json.end(); ++it) dict->set(string(it.key()), convert(*it, depth + 1));
-        return jinja::Value::object(jinja::Kind::kDict, dict);
-      }
-      default:
-        return jinja::Value::none();
+jinja::Value convert(jinja::Heap& heap, const std::string& s) {
+  if (!text::is_utf8(s)) refuse_input("a string of the input is not valid UTF-8");
+  return heap.string(s);
+}
+
+jinja::Value convert(jinja::Heap& heap, const ordered_json& json, int depth = 0) {
+  if (depth > kMaxInputDepth) refuse_input("the input is nested deeper than {} levels", kMaxInputDepth);
+  switch (json.type()) {
+    case ordered_json::value_t::boolean:
+      return jinja::Value::boolean(json.get<bool>());
+    case ordered_json::value_t::number_integer:
+      return jinja::Value::integer(json.get<int64_t>());
+    case ordered_json::value_t::number_unsigned:
+      return jinja::Value::integer(static_cast<jinja::Int>(json.get<uint64_t>()));
+    case ordered_json::value_t::number_float:
+      return jinja::Value::real(json.get<double>());
+    case ordered_json::value_t::string:
+      return convert(heap, json.get_ref<const std::string&>());
+    case ordered_json::value_t::array: {
+      auto* list = heap.make<jinja::List>();
+      for (const ordered_json& item : json) list->items.push_back(convert(heap, item, depth + 1));
+      return jinja::Value::object(jinja::Kind::kList, list);
     }
+    case ordered_json::value_t::object: {
+      auto* dict = heap.make<jinja::Dict>();
+      for (const auto& [key, value] : json.items()) dict->set(convert(heap, key), convert(heap, value, depth + 1));
+      return jinja::Value::object(jinja::Kind::kDict, dict);
+    }
+    default:
+      return jinja::Value::none();
   }
-
-  jinja::Value string(const std::string& s) {
-    if (!text::is_utf8(s)) fail("a string of the input is not valid UTF-8");
-    return heap_.string(s);
-  }
-
- private:
-  template <typename... Args>
-  [[noreturn]] static void fail(fmt::format_string<Args...> format, Args&&... args) {
-    throw jinja::Failure{ErrorCode::kInvalidInput, fmt::format(format, std::forward<Args>(args)...), 0};
-  }
-  jinja::Heap& heap_;
-};
+}
 
 // raise_exception's text is the template's, so it may be of any length and have line breaks.
 std::string one_line(std::string_view message) {
@@ -76,22 +70,18 @@ std::string one_line(std::string_view message) {
 std::vector<jinja::Value> make_context(const jinja::Template& program, const ChatTemplateInput& input,
                                        jinja::Heap& heap) {
   std::vector<jinja::Value> context(program.symbol_names.size());
-  InputConverter converter(heap);
-  const auto set = [&](std::string_view name, const auto& make) {
-    const auto it = program.symbols.find(name);
-    if (it != program.symbols.end()) context[it->second] = make();
-  };
-  set("messages", [&] { return converter.convert(input.messages); });
-  set("tools", [&] { return converter.convert(input.tools); });
-  set("documents", [] { return jinja::Value::none(); });
-  set("add_generation_prompt", [&] { return jinja::Value::boolean(input.add_generation_prompt); });
-  if (input.bos_token) set("bos_token", [&] { return converter.string(*input.bos_token); });
-  if (input.eos_token) set("eos_token", [&] { return converter.string(*input.eos_token); });
-  if (input.extra.is_object()) {
-    for (auto it = input.extra.begin(); it != input.extra.end(); ++it) {
-      set(it.key(), [&] { return converter.convert(*it); });
+  const auto set = [&](std::string_view name, const auto& input_value) {
+    if (const auto it = program.symbols.find(name); it != program.symbols.end()) {
+      context[it->second] = convert(heap, input_value);
     }
-  }
+  };
+  set("messages", input.messages);
+  set("tools", input.tools);
+  set("documents", ordered_json());
+  set("add_generation_prompt", ordered_json(input.add_generation_prompt));
+  if (input.bos_token) set("bos_token", *input.bos_token);
+  if (input.eos_token) set("eos_token", *input.eos_token);
+  for (const auto& [name, value] : input.extra.items()) set(name, value);
   return context;
 }
 
@@ -130,38 +120,21 @@ Result<std::string> pick_chat_template(const ordered_json& chat_template, bool h
   if (!chat_template.is_array()) {
     return error(ErrorCode::kInvalidInput, "field 'chat_template' must be a string or a list of named templates");
   }
-  std::vector<std::pair<std::string, const ordered_json*>> templates;
+  std::map<std::string, std::string, std::less<>> templates;  // of two with one name the last counts, as in a dict
   for (const ordered_json& entry : chat_template) {
-    const auto entry_name = entry.is_object() ? entry.find("name") : entry.end();
-    const auto entry_text = entry.is_object() ? entry.find("template") : entry.end();
-    if (!entry.is_object() || entry_name == entry.end() || entry_text == entry.end() || !entry_name->is_string() ||
-        !entry_text->is_string()) {
+    const auto has = [&](const char* field) {
+      return entry.is_object() && entry.contains(field) && entry[field].is_string();
+    };
+    if (!has("name") || !has("template")) {
       return error(ErrorCode::kInvalidInput,
                    "field 'chat_template': each entry of the list needs the strings 'name' and 'template'");
     }
-    templates.emplace_back(entry_name->get<std::string>(), &*entry_text);
+    templates[entry["name"].get<std::string>()] = entry["template"].get<std::string>();
   }
-  const auto find = [&](std::string_view wanted) -> const ordered_json* {
-    const ordered_json* found = nullptr;
-    for (const auto& [entry_name, text] : templates) {
-      if (entry_name == wanted) found = text;  // the last one of a name counts, as in a dict made of the list
-    }
-    return found;
-  };
-  const ordered_json* chosen = nullptr;
-  if (!name.empty()) {
-    chosen = find(name);
-  } else {
-    if (has_tools) chosen = find("tool_use");
-    if (chosen == nullptr) chosen = find("default");
-  }
-  if (chosen != nullptr) return chosen->get<std::string>();
-  std::vector<std::string> names;
-  names.reserve(templates.size());
-  for (const auto& [entry_name, text] : templates) names.push_back(entry_name);
-  std::sort(names.begin(), names.end());
-  return error(ErrorCode::kNotFound, "field 'chat_template' has no template '{}'; it has: {}",
-               name.empty() ? std::string_view("default") : name, fmt::join(names, ", "));
+  if (name.empty()) name = has_tools && templates.contains("tool_use") ? "tool_use" : "default";
+  if (const auto it = templates.find(name); it != templates.end()) return it->second;
+  return error(ErrorCode::kNotFound, "field 'chat_template' has no template '{}'; it has: {}", name,
+               fmt::join(std::views::keys(templates), ", "));
 }
 
 }  // namespace nfp

@@ -20,15 +20,25 @@
 #include <nlohmann/json.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
-#include "text/jinja/limits.h"
 
 namespace nfp {
+
+// What one render may use.
+struct ChatTemplateLimits {
+  uint64_t max_output_bytes = 16u << 20;   // the rendered prompt
+  uint64_t max_memory_bytes = 512u << 20;  // all that one render makes, temporaries included
+  uint64_t max_steps = 10'000'000;         // nodes evaluated, items visited, and one for every 64 bytes handled
+  int max_depth = 1'000;                   // nested evaluations; a macro that calls itself uses about four per call
+  std::stop_token stop = {};               // ends the render early
+};
 
 // What transformers passes to a template. Strings must be UTF-8.
 struct ChatTemplateInput {

@@ -212,11 +212,10 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% set ns = namespace(x=[1]) %}{% for a in range(100000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
-        "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('', 'b' * 1000) }}",
-        "{{ 'a' | indent(99999999999, true) }}",
+        "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
+        "{{ 'a' | indent(99999999999, true) }}", "{{ range(100000) | reverse | sort }}",
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
-        "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}",
-        "{{ range(100000) | unique | list }}"}) {
+        "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}"}) {
     ChatTemplateInput input = with(ordered_json::object());
     input.limits.max_steps = 1'000'000;
     input.limits.max_output_bytes = 1 << 20;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "text/jinja/operators.h"
 #include "text/jinja/text.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -25,14 +24,16 @@ Value default_value(Runtime& rt, const Value& v, const Args& args) {
 Value to_int(Runtime& rt, const Value& v, const Args& args) {
   if (v.undefined()) rt.fail_undefined(v);
   if (v.is_integral()) return Value::integer(v.as_int());
+  if (v.is(Kind::kFloat)) {
+    if (!(std::fabs(v.as_real()) < 0x1p120)) rt.fail("cannot convert float {} to integer", v.as_real());
+    return Value::integer(static_cast<Int>(v.as_real()));
+  }
   const auto whole = v.is(Kind::kString) ? parse_int(v.text()) : std::nullopt;
   if (whole) return Value::integer(*whole);
-  const auto real = v.is(Kind::kString) ? parse_real(v.text()) : std::nullopt;
-  const double d = v.is(Kind::kFloat) ? v.as_real() : real.value_or(NAN);
-  if (v.is(Kind::kFloat) && std::isinf(d)) rt.fail("cannot convert float infinity to integer");
-  if (!std::isfinite(d)) return args[0].missing() ? Value::integer(0) : args[0];
-  if (std::fabs(d) >= 0x1p120) rt.fail("an integer is too large");
-  return Value::integer(static_cast<Int>(d));
+  if (v.is(Kind::kString) && v.text().find_first_of("0123456789") != std::string_view::npos) {
+    rt.fail("int of a text that is no whole number is not supported in chat templates");
+  }
+  return args[0].missing() ? Value::integer(0) : args[0];
 }
 
 Value string(Runtime& rt, const Value& v, const Args&) { return v.is(Kind::kString) ? v : rt.string(to_text(rt, v)); }
@@ -82,12 +83,11 @@ Value title(Runtime& rt, const Value& v, const Args&) {
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
     const bool separator = ends_word(text::next_code_point(all, end));
     const size_t second = end;
-    for (size_t next = end; next < all.size(); end = next) {
-      if (ends_word(text::next_code_point(all, next)) != separator) break;
+    for (size_t next = end; !separator && next < all.size(); end = next) {
+      if (ends_word(text::next_code_point(all, next))) break;
     }
-    const auto part = [&](size_t from, size_t to) { return std::string_view(all).substr(from, to - from); };
-    out +=
-        with_case(rt, part(begin, second), text::Case::kUpper) + with_case(rt, part(second, end), text::Case::kLower);
+    out += with_case(rt, all.substr(begin, second - begin), text::Case::kUpper);
+    out += with_case(rt, all.substr(second, end - second), text::Case::kLower);
   }
   return rt.string(std::move(out));
 }
@@ -198,23 +198,6 @@ Value dict_sort(Runtime& rt, const Value& v, const Args& args) {
   return rt.list(sorted(rt, pairs_of(rt, v), keys, truthy(rt, args[2])));
 }
 
-Value unique(Runtime& rt, const Value& v, const Args& args) {
-  std::vector<Value> seen, out;
-  Cursor cursor(rt, v);
-  for (Value item; cursor.next(&item);) {
-    const Value key = key_of(rt, item, args[1], args[0]);
-    if (key.is(Kind::kList) || key.is(Kind::kDict)) rt.fail("unhashable type: '{}'", type_name(key));
-    const auto equal = [&](const Value& other) {
-      rt.step();
-      return equals(rt, key, other);
-    };
-    if (std::any_of(seen.begin(), seen.end(), equal)) continue;
-    seen.push_back(key);
-    out.push_back(item);
-  }
-  return generator(rt, std::move(out));
-}
-
 std::string_view name_argument(Runtime& rt, const Value& v, const char* of) {
   if (!v.is(Kind::kString)) rt.fail("the {}'s name must be a string", of);
   return v.text().substr(0, 100);
@@ -226,11 +209,10 @@ Value map(Runtime& rt, const Value& v, const Args& args) {
   if (!truthy(rt, v)) return generator(rt, {});
   if (!args.positional.empty()) {
     const std::string_view name = name_argument(rt, args[0], "filter");
-    const Callable* filter = find_filter(name);
-    if (filter == nullptr) rt.fail("the filter {} is not supported in chat templates", name);
+    const Callable& filter = find_filter(rt, name);
     const Args rest{{args.positional.begin() + 1, args.positional.end()}, args.named};
     Cursor cursor(rt, v);
-    for (Value item; cursor.next(&item);) out.push_back(invoke(rt, *filter, item, rest));
+    for (Value item; cursor.next(&item);) out.push_back(invoke(rt, filter, item, rest));
     return generator(rt, std::move(out));
   }
   Value path, otherwise;
@@ -250,18 +232,17 @@ Value select(Runtime& rt, const Value& v, const Args& args) {
   constexpr size_t kBefore = by_attribute ? 1 : 0;  // arguments before the test's name
   std::vector<Value> out;
   if (!truthy(rt, v)) return generator(rt, {});
-  const Test* test = nullptr;
+  const Callable* test = nullptr;
   Args rest;
   if (!args[kBefore].missing()) {
     const std::string_view name = name_argument(rt, args[kBefore], "test");
-    test = find_test(name);
-    if (test == nullptr) rt.fail("the test {} is not supported in chat templates", name);
+    test = &find_test(rt, name);
     if (!args[kBefore + 1].missing()) rest.positional.push_back(args[kBefore + 1]);
   }
   Cursor cursor(rt, v);
   for (Value item; cursor.next(&item);) {
     const Value tested = by_attribute ? path_item(rt, item, args[0]) : item;
-    if ((test != nullptr ? holds(rt, *test, tested, rest) : truthy(rt, tested)) == wanted) out.push_back(item);
+    if (truthy(rt, test != nullptr ? invoke(rt, *test, tested, rest) : tested) == wanted) out.push_back(item);
   }
   return generator(rt, std::move(out));
 }
@@ -293,71 +274,69 @@ constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapital
                                  {"title", title},
                                  {"tojson", tojson, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
                                  {"trim", trim, 0, 1, {"chars"}},
-                                 {"unique", unique, 0, 2, {"case_sensitive", "attribute"}},
                                  {"upper", change_text<text::Case::kUpper>}};
 
 // --- Tests
 
 template <Kind kind>
-bool is_kind(Runtime&, const Value& v, const Value&) {
-  return v.is(kind);
+Value is_kind(Runtime&, const Value& v, const Args&) {
+  return Value::boolean(v.is(kind));
 }
 template <bool wanted>
-bool is_bool(Runtime&, const Value& v, const Value&) {
-  return v.is(Kind::kBool) && (v.as_int() != 0) == wanted;
+Value is_bool(Runtime&, const Value& v, const Args&) {
+  return Value::boolean(v.is(Kind::kBool) && (v.as_int() != 0) == wanted);
 }
 template <Compare op>
-bool compares(Runtime& rt, const Value& v, const Value& argument) {
-  return compare(rt, op, v, argument);
+Value compares(Runtime& rt, const Value& v, const Args& args) {
+  return Value::boolean(compare(rt, op, v, args[0]));
 }
-bool is_defined(Runtime&, const Value& v, const Value&) { return !v.undefined(); }
-bool is_number(Runtime&, const Value& v, const Value&) { return v.is_number(); }
-bool iterable(Runtime&, const Value& v, const Value&) { return is_iterable(v); }
-bool sequence(Runtime& rt, const Value& v, const Value&) {
+Value is_defined(Runtime&, const Value& v, const Args&) { return Value::boolean(!v.undefined()); }
+Value is_number(Runtime&, const Value& v, const Args&) { return Value::boolean(v.is_number()); }
+Value iterable(Runtime&, const Value& v, const Args&) { return Value::boolean(is_iterable(v)); }
+Value sequence(Runtime& rt, const Value& v, const Args&) {
   if (v.is(Kind::kView)) rt.fail("whether a view or range is a sequence is not supported in chat templates");
-  return v.is(Kind::kString) || v.is_sequence() || v.is(Kind::kDict) || v.undefined();
+  return Value::boolean(v.is(Kind::kString) || v.is_sequence() || v.is(Kind::kDict) || v.undefined());
 }
-bool same_as(Runtime&, const Value& v, const Value& argument) { return identical(v, argument); }
+Value same_as(Runtime&, const Value& v, const Args& args) { return Value::boolean(identical(v, args[0])); }
 template <int remainder>
-bool parity(Runtime& rt, const Value& v, const Value&) {
-  return equals(rt, arithmetic(rt, Binary::kModulo, v, Value::integer(2)), Value::integer(remainder));
+Value parity(Runtime& rt, const Value& v, const Args&) {
+  return Value::boolean(equals(rt, arithmetic(rt, Binary::kModulo, v, Value::integer(2)), Value::integer(remainder)));
 }
 
-constexpr Test kTests[] = {{"boolean", is_kind<Kind::kBool>},
-                           {"defined", is_defined},
-                           {"eq", compares<Compare::kEqual>, true},
-                           {"equalto", compares<Compare::kEqual>, true},
-                           {"even", parity<0>},
-                           {"false", is_bool<false>},
-                           {"float", is_kind<Kind::kFloat>},
-                           {"ge", compares<Compare::kGreaterEqual>, true},
-                           {"gt", compares<Compare::kGreater>, true},
-                           {"in", compares<Compare::kIn>, true},
-                           {"integer", is_kind<Kind::kInt>},
-                           {"iterable", iterable},
-                           {"le", compares<Compare::kLessEqual>, true},
-                           {"lt", compares<Compare::kLess>, true},
-                           {"mapping", is_kind<Kind::kDict>},
-                           {"ne", compares<Compare::kNotEqual>, true},
-                           {"none", is_kind<Kind::kNone>},
-                           {"number", is_number},
-                           {"odd", parity<1>},
-                           {"sameas", same_as, true},
-                           {"sequence", sequence},
-                           {"string", is_kind<Kind::kString>},
-                           {"true", is_bool<true>},
-                           {"undefined", is_kind<Kind::kUndefined>}};
+constexpr Callable kTests[] = {{"boolean", is_kind<Kind::kBool>},
+                               {"defined", is_defined},
+                               {"eq", compares<Compare::kEqual>, 1, 1},
+                               {"equalto", compares<Compare::kEqual>, 1, 1},
+                               {"even", parity<0>},
+                               {"false", is_bool<false>},
+                               {"float", is_kind<Kind::kFloat>},
+                               {"ge", compares<Compare::kGreaterEqual>, 1, 1},
+                               {"gt", compares<Compare::kGreater>, 1, 1},
+                               {"in", compares<Compare::kIn>, 1, 1},
+                               {"integer", is_kind<Kind::kInt>},
+                               {"iterable", iterable},
+                               {"le", compares<Compare::kLessEqual>, 1, 1},
+                               {"lt", compares<Compare::kLess>, 1, 1},
+                               {"mapping", is_kind<Kind::kDict>},
+                               {"ne", compares<Compare::kNotEqual>, 1, 1},
+                               {"none", is_kind<Kind::kNone>},
+                               {"number", is_number},
+                               {"odd", parity<1>},
+                               {"sameas", same_as, 1, 1},
+                               {"sequence", sequence},
+                               {"string", is_kind<Kind::kString>},
+                               {"true", is_bool<true>},
+                               {"undefined", is_kind<Kind::kUndefined>}};
 
 }  // namespace
 
-const Callable* find_filter(std::string_view name) { return find_name(kFilters, name); }
-const Test* find_test(std::string_view name) { return find_name(kTests, name); }
-
-bool holds(Runtime& rt, const Test& test, const Value& value, const Args& args) {
-  if (!args.named.empty() || args.positional.size() != (test.has_argument ? 1 : 0)) {
-    rt.fail("the test {} takes {}", test.name, test.has_argument ? "one argument" : "no arguments");
-  }
-  return test.holds(rt, value, args[0]);
+const Callable& find_filter(Runtime& rt, std::string_view name) {
+  if (const Callable* filter = find_name(kFilters, name)) return *filter;
+  rt.fail("the filter {} is not supported in chat templates", name);
+}
+const Callable& find_test(Runtime& rt, std::string_view name) {
+  if (const Callable* test = find_name(kTests, name)) return *test;
+  rt.fail("the test {} is not supported in chat templates", name);
 }
 
 }  // namespace nfp::jinja

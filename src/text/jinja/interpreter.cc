@@ -6,20 +6,6 @@
 namespace nfp::jinja {
 namespace {
 
-// Goes back to a member's old value when a block is left, also by an exception.
-template <typename T>
-class Restore {
- public:
-  Restore(T& member, T value) : member_(member), old_(std::exchange(member, std::move(value))) {}
-  ~Restore() { member_ = std::move(old_); }
-  Restore(const Restore&) = delete;
-  Restore& operator=(const Restore&) = delete;
-
- private:
-  T& member_;
-  T old_;
-};
-
 class Interpreter {
  public:
   Interpreter(const Template& program, Runtime& rt, std::vector<Value> context)
@@ -38,36 +24,20 @@ class Interpreter {
 
   // --- Variables
 
-  // What a search through a scope costs, so that thousands of variables do not come for free.
-  void pay_for(const Scope& scope) { rt_.work(scope.variables.size() * sizeof(Symbol)); }
-
   void store(Symbol symbol, const Value& value) {
-    pay_for(*scope_);
-    for (auto& [name, slot] : scope_->variables) {
-      if (name == symbol) {
-        slot = value;
-        return;
-      }
-    }
-    rt_.charge(sizeof(scope_->variables[0]));
-    scope_->variables.emplace_back(symbol, value);
+    rt_.step();
+    if (!scope_->variables.contains(symbol)) rt_.charge(sizeof(*scope_->variables.begin()));
+    scope_->variables[symbol] = value;
   }
 
   Value load(Symbol symbol) {
     for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
       rt_.step();
-      pay_for(*scope);
-      for (const auto& [variable, value] : scope->variables) {
-        if (variable == symbol) return value;
-      }
+      if (const auto it = scope->variables.find(symbol); it != scope->variables.end()) return it->second;
     }
     if (!context_[symbol].missing()) return context_[symbol];
     const std::string_view name = program_.symbol_names[symbol];
-    if (const Callable* callable = find_function(name)) {
-      auto* function = rt_.make<Function>();
-      function->callable = callable;
-      return context_[symbol] = Value::object(Kind::kFunction, function);
-    }
+    if (const Callable* callable = find_function(name)) return context_[symbol] = function(rt_, callable);
     const std::string refused = why_no_function(name);
     return rt_.undefined(refused.empty() ? fmt::format("'{}' is undefined", name) : refused);
   }
@@ -79,7 +49,7 @@ class Interpreter {
       if (!space.is(Kind::kNamespace)) rt_.fail("cannot assign attribute on non-namespace object");
       return rt_.set(space.as<Namespace>().attributes, rt_.string(target.name), value);
     }
-    const Runtime::Nest nest(rt_);
+    const auto nest = rt_.nest();
     const std::vector<Value> items = items_of(rt_, value);
     if (items.size() != target.items.size()) {
       rt_.fail("{} values to unpack (expected {}, got {})",
@@ -97,7 +67,7 @@ class Interpreter {
   }
 
   Flow run_body(const std::vector<Stmt*>& body) {
-    const Runtime::Nest nest(rt_);
+    const auto nest = rt_.nest();
     for (const Stmt* s : body) {
       rt_.step();
       rt_.line = s->line;
@@ -202,7 +172,7 @@ class Interpreter {
   // --- Expressions
 
   Value evaluate(const Expr& e) {
-    const Runtime::Nest nest(rt_);
+    const auto nest = rt_.nest();
     rt_.step();
     rt_.line = e.line;
     switch (e.kind) {
@@ -289,14 +259,8 @@ class Interpreter {
   }
 
   Value apply(const Expr& e, const Value& subject, const Args& args) {
-    if (e.kind == ExprKind::kFilter) {
-      if (e.filter == nullptr) rt_.fail("the filter {} is not supported in chat templates", e.name);
-      return invoke(rt_, *e.filter, subject, args);
-    }
-    if (e.kind == ExprKind::kTest) {
-      if (e.test == nullptr) rt_.fail("the test {} is not supported in chat templates", e.name);
-      return Value::boolean(holds(rt_, *e.test, subject, args));
-    }
+    if (e.kind == ExprKind::kFilter) return invoke(rt_, find_filter(rt_, e.name), subject, args);
+    if (e.kind == ExprKind::kTest) return invoke(rt_, find_test(rt_, e.name), subject, args);
     if (subject.undefined()) rt_.fail_undefined(subject);
     if (subject.is(Kind::kMacro)) return call_macro(*subject.as<Macro>().node, subject.as<Macro>().scope, args);
     if (!subject.is(Kind::kFunction)) rt_.fail("'{}' object is not callable", type_name(subject));

@@ -2,14 +2,13 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "text/jinja/operators.h"
 #include "text/jinja/parser.h"
-#include "text/jinja/runtime.h"
 
 namespace nfp::jinja {
 
@@ -20,7 +19,7 @@ namespace nfp::jinja {
 struct Scope : Object {
   explicit Scope(Scope* around) : parent(around) {}
   Scope* const parent;
-  std::vector<std::pair<Symbol, Value>> variables;
+  std::map<Symbol, Value> variables;
 };
 
 struct Macro : Object {
@@ -34,7 +33,7 @@ struct Loop : Object {
   Loop(Runtime& rt, const Value& iterable) : source(items_of(rt, iterable)) {}
   // Whether there is an item `index`, which is then in `items`.
   bool reach(size_t index);
-  // loop.NAME; kMissing when there is no such attribute. loop.cycle() is in methods.cc.
+  // loop.NAME; kMissing when there is no such attribute.
   Value attribute(Runtime& rt, std::string_view name);
 
   const std::vector<Value> source;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 
-#include "text/jinja/runtime.h"
 #include "text/jinja/text.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -169,7 +168,7 @@ class Lexer {
     const std::optional<Int> value = real ? Int{0} : parse_int(token.text);
     if (!value) fail("an integer is too large");
     token.integer = *value;
-    if (real) token.real = parse_real(token.text).value_or(0);
+    if (real) std::from_chars(token.text.data(), token.text.data() + token.text.size(), token.real);
   }
 
   void string(char quote) {
@@ -227,12 +226,10 @@ class Lexer {
   }
 
   void balance(char c) {
-    if (c == '{') open_ += '}';
-    if (c == '(') open_ += ')';
-    if (c == '[') open_ += ']';
-    if (c == '}' || c == ')' || c == ']') {
-      if (open_.empty()) fail(fmt::format("unexpected '{}'", c));
-      if (open_.back() != c) fail(fmt::format("unexpected '{}', expected '{}'", c, open_.back()));
+    constexpr std::string_view kOpen = "{([", kClose = "})]";
+    if (const size_t at = kOpen.find(c); at != kOpen.npos) open_ += kClose[at];
+    if (kClose.find(c) != kClose.npos) {
+      if (open_.empty() || open_.back() != c) fail(fmt::format("unexpected '{}'", c));
       open_.pop_back();
     }
   }

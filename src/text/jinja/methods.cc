@@ -4,7 +4,6 @@
 
 #include "text/jinja/filters.h"
 #include "text/jinja/interpreter.h"
-#include "text/jinja/operators.h"
 #include "text/jinja/text.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -52,15 +51,6 @@ Value has_affix(Runtime& rt, const Value& self, const Args& args) {
 template <bool left, bool right>
 Value strip_method(Runtime& rt, const Value& self, const Args& args) {
   return rt.string(strip(rt, self.text(), args[0], left, right));
-}
-
-template <bool at_end>
-Value without_affix(Runtime& rt, const Value& self, const Args& args) {
-  const std::string_view affix = text_argument(rt, args[0]);
-  std::string_view rest = self.text();
-  if (!at_end && rest.starts_with(affix)) rest.remove_prefix(affix.size());
-  if (at_end && rest.ends_with(affix)) rest.remove_suffix(affix.size());
-  return rt.string(rest);
 }
 
 Value replace_method(Runtime& rt, const Value& self, const Args& args) {
@@ -113,8 +103,6 @@ constexpr Callable kStringMethods[] = {{"capitalize", change_case<text::Case::kC
                                        {"join", join_method, 1, 1},
                                        {"lower", change_case<text::Case::kLower>},
                                        {"lstrip", strip_method<true, false>, 0, 1},
-                                       {"removeprefix", without_affix<false>, 1, 1},
-                                       {"removesuffix", without_affix<true>, 1, 1},
                                        {"replace", replace_method, 2, 3},
                                        {"rstrip", strip_method<false, true>, 0, 1},
                                        {"split", split_method, 0, 2, {"sep", "maxsplit"}},
@@ -124,7 +112,7 @@ constexpr Callable kStringMethods[] = {{"capitalize", change_case<text::Case::kC
                                        {"title", change_case<text::Case::kTitle>},
                                        {"upper", change_case<text::Case::kUpper>}};
 
-// --- dict and loop
+// --- dict
 
 Value dict_get(Runtime& rt, const Value& self, const Args& args) {
   const Value* found = rt.find(self.as_dict(), args[0]);
@@ -148,13 +136,6 @@ constexpr Callable kDictMethods[] = {{"get", dict_get, 1, 2},
                                      {"items", dict_view<Part::kItems>},
                                      {"keys", dict_view<Part::kKeys>},
                                      {"values", dict_view<Part::kValues>}};
-
-Value loop_cycle(Runtime& rt, const Value& self, const Args& args) {
-  if (args.positional.empty() || !args.named.empty()) rt.fail("no items for cycling given");
-  return args[self.as<Loop>().index0 % args.positional.size()];
-}
-
-constexpr Callable kLoopMethods[] = {{"cycle", loop_cycle, 0, Callable::kAny}};
 
 // --- Global functions
 
@@ -203,26 +184,17 @@ Value strftime_now(Runtime& rt, const Value&, const Args& args) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(whole);
   std::tm parts{};
   localtime_r(&seconds, &parts);
-  std::string out;
+  std::string plain;  // what Python and C make of it alike
   for (size_t i = 0; i < format.size(); ++i) {
-    if (format[i] != '%' || i + 1 == format.size()) {
-      out += format[i];
-      continue;
-    }
-    const char kind = format[++i];
-    if (kind == 'f') {
-      out += fmt::format("{:06}", std::chrono::duration_cast<std::chrono::microseconds>(now - whole).count());
-    } else if (kind == '%') {
-      out += '%';
-    } else if (kind != 'z' && kind != 'Z') {
-      std::string directive = {'%', kind};
-      if (std::string_view("-_0^#").find(kind) != std::string_view::npos && i + 1 < format.size())
-        directive += format[++i];
-      char buffer[256];
-      out.append(buffer, strftime(buffer, sizeof(buffer), directive.c_str(), &parts));
+    const std::string_view directive = format[i] == '%' ? format.substr(i++, 2) : format.substr(i, 1);
+    if (directive == "%f") {
+      plain += fmt::format("{:06}", std::chrono::duration_cast<std::chrono::microseconds>(now - whole).count());
+    } else if (directive != "%z" && directive != "%Z") {
+      plain += directive == "%" ? "%%" : directive;
     }
   }
-  return rt.string(std::move(out));
+  std::vector<char> out(64 * (plain.size() + 1));
+  return rt.string(std::string_view(out.data(), strftime(out.data(), out.size(), plain.c_str(), &parts)));
 }
 
 constexpr Callable kFunctions[] = {{"dict", make_dict, 0, Callable::kAny},
@@ -230,15 +202,6 @@ constexpr Callable kFunctions[] = {{"dict", make_dict, 0, Callable::kAny},
                                    {"raise_exception", raise_exception, 1, 1, {"message"}},
                                    {"range", make_range, 1, 3},
                                    {"strftime_now", strftime_now, 1, 1, {"format"}}};
-
-// Whether `words`, separated by blanks, has the word.
-bool has_word(std::string_view words, std::string_view word) {
-  for (size_t at = words.find(word); at != words.npos; at = words.find(word, at + 1)) {
-    const size_t end = at + word.size();
-    if ((at == 0 || words[at - 1] == ' ') && (end == words.size() || words[end] == ' ')) return true;
-  }
-  return false;
-}
 
 // A copy of the arguments with each in its place.
 Args in_places(Runtime& rt, const Callable& callable, const Args& args) {
@@ -264,6 +227,13 @@ Args in_places(Runtime& rt, const Callable& callable, const Args& args) {
 
 }  // namespace
 
+Value function(Runtime& rt, const Callable* callable, const Value& self) {
+  auto* function = rt.make<Function>();
+  function->callable = callable;
+  function->self = self;
+  return Value::object(Kind::kFunction, function);
+}
+
 Value invoke(Runtime& rt, const Callable& callable, const Value& subject, const Args& args) {
   return callable.call(rt, subject, callable.most == Callable::kAny ? args : in_places(rt, callable, args));
 }
@@ -272,42 +242,26 @@ const Callable* find_function(std::string_view name) { return find_name(kFunctio
 
 const Callable* find_method(Kind kind, std::string_view name) {
   if (kind == Kind::kString) return find_name(kStringMethods, name);
-  if (kind == Kind::kDict) return find_name(kDictMethods, name);
-  return kind == Kind::kLoop ? find_name(kLoopMethods, name) : nullptr;
+  return kind == Kind::kDict ? find_name(kDictMethods, name) : nullptr;
 }
 
 std::string why_no_method(const Value& object, std::string_view name) {
-  struct Names {
-    Kind kind;
-    std::string_view unsafe;  // they change their object
-    std::string_view unused;
+  const auto among = [&](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
   };
-  constexpr Names kNames[] = {
-      {Kind::kString, "",
-       "casefold center encode expandtabs format format_map index isalnum isalpha isascii isdecimal isdigit "
-       "isidentifier "
-       "islower isnumeric isprintable isspace istitle isupper ljust maketrans partition rfind rindex rjust rpartition "
-       "rsplit swapcase translate zfill"},
-      {Kind::kList, "append clear extend insert pop remove reverse sort", "copy count index"},
-      {Kind::kTuple, "", "count index"},
-      {Kind::kDict, "clear pop popitem setdefault update", "copy fromkeys"},
-      {Kind::kLoop, "", "changed depth depth0"}};
-  for (const Names& names : kNames) {
-    if (!object.is(names.kind)) continue;
-    if (has_word(names.unsafe, name)) {
-      return fmt::format("access to attribute '{}' of '{}' object is unsafe.", name, type_name(object));
-    }
-    if (has_word(names.unused, name)) {
-      return fmt::format("the method {} of {} is not supported in chat templates", name, type_name(object));
-    }
+  const bool list = object.is(Kind::kList), dict = object.is(Kind::kDict);
+  if ((list && among({"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"})) ||
+      (dict && among({"clear", "pop", "popitem", "setdefault", "update"}))) {
+    return fmt::format("access to attribute '{}' of '{}' object is unsafe.", name, type_name(object));
   }
-  return {};
+  const bool has_methods = object.is(Kind::kString) || object.is_sequence() || object.is(Kind::kLoop);
+  if (!has_methods && !(dict && among({"copy", "fromkeys"}))) return {};
+  return fmt::format("the method {} of {} is not supported in chat templates", name, type_name(object));
 }
 
 std::string why_no_function(std::string_view name) {
-  return has_word("cycler joiner lipsum", name)
-             ? fmt::format("the function {} is not supported in chat templates", name)
-             : std::string();
+  if (name != "cycler" && name != "joiner" && name != "lipsum") return {};
+  return fmt::format("the function {} is not supported in chat templates", name);
 }
 
 }  // namespace nfp::jinja

@@ -1,15 +1,12 @@
-#include "text/jinja/operators.h"
-
+// Python's operators on values.
 #include <algorithm>
 #include <cmath>
 
 #include "text/jinja/text.h"
+#include "text/jinja/value.h"
 
 namespace nfp::jinja {
 namespace {
-
-constexpr const char* kCompareSymbols[] = {"==", "!=", "<", "<=", ">", ">="};
-constexpr const char* kBinarySymbols[] = {"+", "-", "*", "/", "//", "%"};
 
 double real_of(const Value& number) {
   return number.is(Kind::kFloat) ? number.as_real() : static_cast<double>(number.as_int());
@@ -24,7 +21,7 @@ bool holds(Compare op, Number a, Number b) {
 bool same(Runtime& rt, const Value& a, const Value& b) { return identical(a, b) || equals(rt, a, b); }
 
 bool ordered(Runtime& rt, Compare op, const Value& a, const Value& b) {
-  const Runtime::Nest nest(rt);
+  const auto nest = rt.nest();
   if (a.is_integral() && b.is_integral()) return holds(op, a.as_int(), b.as_int());
   if (a.is_number() && b.is_number()) return holds(op, real_of(a), real_of(b));
   if (a.undefined()) rt.fail_undefined(a);
@@ -154,7 +151,7 @@ bool identical(const Value& a, const Value& b) {
 }
 
 bool equals(Runtime& rt, const Value& a, const Value& b) {
-  const Runtime::Nest nest(rt);
+  const auto nest = rt.nest();
   if (a.is_integral() && b.is_integral()) return a.as_int() == b.as_int();
   if (a.is_number() && b.is_number()) return real_of(a) == real_of(b);
   if (a.kind() != b.kind()) return false;
@@ -208,28 +205,21 @@ bool compare(Runtime& rt, Compare op, const Value& a, const Value& b) {
 }
 
 std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const std::vector<Value>& keys, bool reverse) {
-  const size_t n = items.size();
-  rt.charge(n * (2 * sizeof(size_t) + sizeof(Value)));
-  std::vector<size_t> order(n), merged(n);
-  for (size_t i = 0; i < n; ++i) order[i] = reverse ? n - 1 - i : i;
+  std::vector<size_t> order;
   const auto less = [&](size_t a, size_t b) {
     rt.step();
     return !same(rt, keys[a], keys[b]) && ordered(rt, Compare::kLess, keys[a], keys[b]);
   };
-  // Merge sort: the standard library's sorts promise nothing for an inconsistent order or a comparison that throws.
-  for (size_t width = 1; width < n; width *= 2) {
-    for (size_t begin = 0; begin < n; begin += 2 * width) {
-      const size_t middle = std::min(begin + width, n), end = std::min(begin + 2 * width, n);
-      for (size_t left = begin, right = middle, out = begin; out < end; ++out) {
-        const bool take_right = left == middle || (right < end && less(order[right], order[left]));
-        merged[out] = take_right ? order[right++] : order[left++];
-      }
-    }
-    order.swap(merged);
+  // By insertion: the standard library's sorts promise nothing for an inconsistent order.
+  for (size_t i = 0; i < items.size(); ++i) {
+    rt.charge(sizeof(size_t) + sizeof(Value));
+    const size_t item = reverse ? items.size() - 1 - i : i;
+    auto place = order.end();
+    while (place != order.begin() && less(item, place[-1])) --place;
+    order.insert(place, item);
   }
   if (reverse) std::reverse(order.begin(), order.end());
   std::vector<Value> out;
-  out.reserve(n);
   for (const size_t i : order) out.push_back(items[i]);
   return out;
 }

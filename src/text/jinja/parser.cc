@@ -18,24 +18,6 @@ constexpr int kMaxBlockNesting = 100;
 constexpr int kMaxNesting = 300;  // expressions within expressions; Python gives up at about the same depth
 constexpr size_t kMaxArguments = 255;
 
-template <typename T>
-using Operators = std::span<const std::pair<std::string_view, T>>;
-
-constexpr std::pair<std::string_view, Compare> kCompares[] = {
-    {"==", Compare::kEqual},  {"!=", Compare::kNotEqual},     {"<", Compare::kLess}, {"<=", Compare::kLessEqual},
-    {">", Compare::kGreater}, {">=", Compare::kGreaterEqual}, {"in", Compare::kIn},  {"not", Compare::kNotIn}};
-constexpr std::pair<std::string_view, Binary> kSums[] = {{"+", Binary::kAdd}, {"-", Binary::kSubtract}};
-constexpr std::pair<std::string_view, Binary> kProducts[] = {
-    {"*", Binary::kMultiply}, {"/", Binary::kDivide}, {"//", Binary::kFloorDivide}, {"%", Binary::kModulo}};
-
-template <typename T>
-std::optional<T> find_op(Operators<T> table, const TokenData& token) {
-  for (const auto& [text, op] : table) {
-    if ((token.kind == Token::kOperator || token.kind == Token::kName) && token.text == text) return op;
-  }
-  return std::nullopt;
-}
-
 std::optional<Value> literal_of(std::string_view name) {
   if (name == "true" || name == "True") return Value::boolean(true);
   if (name == "false" || name == "False") return Value::boolean(false);
@@ -53,19 +35,11 @@ class Parser {
   }
 
  private:
-  // One level of expressions within expressions, while it lives.
-  class Nest {
-   public:
-    explicit Nest(Parser& parser) : parser_(parser) {
-      if (++parser_.nesting_ > kMaxNesting) parser_.fail("expressions are nested too deeply");
-    }
-    ~Nest() { --parser_.nesting_; }
-    Nest(const Nest&) = delete;
-    Nest& operator=(const Nest&) = delete;
-
-   private:
-    Parser& parser_;
-  };
+  // One level of expressions within expressions, while what it returns lives.
+  [[nodiscard]] Restore<int> nest() {
+    if (nesting_ >= kMaxNesting) fail("expressions are nested too deeply");
+    return Restore<int>(nesting_, nesting_ + 1);
+  }
 
   // --- Tokens
 
@@ -74,6 +48,13 @@ class Parser {
   bool at(Token kind) const { return current().kind == kind; }
   bool at(std::string_view op) const { return at(Token::kOperator) && current().text == op; }
   bool at_name(std::string_view name) const { return at(Token::kName) && current().text == name; }
+  // Which of these operators the current token is.
+  template <typename Op>
+  std::optional<Op> operator_of(std::span<const std::string_view> symbols, Op first) const {
+    const auto it = std::find(symbols.begin(), symbols.end(), current().text);
+    if (it == symbols.end() || !(at(Token::kOperator) || at(Token::kName))) return std::nullopt;
+    return static_cast<Op>(static_cast<size_t>(first) + static_cast<size_t>(it - symbols.begin()));
+  }
   // The current token, stepping behind it; the last one stays.
   const TokenData& take() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
   bool skip_if(std::string_view op) { return at(op) && (take(), true); }
@@ -143,13 +124,9 @@ class Parser {
     return result;
   }
   // A body that runs as a function of its own: no break out of it.
-  std::vector<Stmt*> function_body(Stmt* s, std::string_view end) {
-    const int loops = std::exchange(loops_, 0);
-    macros_.push_back(s);
-    std::vector<Stmt*> result = body_to(end);
-    macros_.pop_back();
-    loops_ = loops;
-    return result;
+  std::vector<Stmt*> function_body(std::string_view end) {
+    const Restore<int> loops(loops_, 0), macros(macros_, macros_ + 1);
+    return body_to(end);
   }
 
   Stmt* statement() {
@@ -161,7 +138,7 @@ class Parser {
     if (tag.text == "macro") return parse_macro(line);
     if (tag.text == "generation") {
       Stmt* s = make(StmtKind::kGeneration, line);
-      s->body = function_body(s, "endgeneration");
+      s->body = function_body("endgeneration");
       return s;
     }
     if (tag.text == "break" || tag.text == "continue") {
@@ -191,7 +168,6 @@ class Parser {
 
   Stmt* parse_for(int line) {
     Stmt* s = make(StmtKind::kFor, line);
-    ++all_loops_;
     s->target = target("in", false);
     if (!skip_if_name("in")) fail("expected 'in'");
     s->expr = tuple(false, "recursive");
@@ -201,7 +177,6 @@ class Parser {
     s->body = body({"else", "endfor"});
     --loops_;
     if (take().text == "else") s->other = body_to("endfor");
-    --all_loops_;
     return s;
   }
 
@@ -230,7 +205,7 @@ class Parser {
       s->parameters.push_back(parameter(*s));
     }
     take();
-    s->body = function_body(s, "endmacro");
+    s->body = function_body("endmacro");
     return s;
   }
 
@@ -276,11 +251,7 @@ class Parser {
 
   void note_read(const Expr& variable) {
     out_.read[variable.symbol] = true;
-    if (macros_.empty() || (variable.name != "varargs" && variable.name != "kwargs" && variable.name != "caller")) {
-      return;
-    }
-    const auto& parameters = macros_.back()->parameters;
-    if (std::none_of(parameters.begin(), parameters.end(), [&](const auto& p) { return p.name == variable.name; })) {
+    if (macros_ > 0 && (variable.name == "varargs" || variable.name == "kwargs" || variable.name == "caller")) {
       unsupported("varargs, kwargs and caller of macros are");
     }
   }
@@ -312,7 +283,7 @@ class Parser {
     if (target->kind == ExprKind::kTuple) {
       for (const Expr* item : target->items) check_target(item);
     } else if (target->kind == ExprKind::kName) {
-      if (all_loops_ > 0 && target->name == "loop") fail("Can't assign to special loop variable in for-loop target");
+      if (target->name == "loop") unsupported("assigning to 'loop' is");
     } else if (target->kind != ExprKind::kNamespaceName) {
       fail("can't assign to this expression");
     }
@@ -332,7 +303,7 @@ class Parser {
   }
 
   Expr* expression() {
-    const Nest nest(*this);
+    const auto nesting = nest();
     const int line = current().line;
     Expr* value = disjunction();
     while (skip_if_name("if")) {
@@ -357,7 +328,7 @@ class Parser {
   Expr* conjunction() { return chain("and", ExprKind::kAnd, &Parser::negation); }
 
   Expr* negation() {
-    const Nest nest(*this);
+    const auto nesting = nest();
     const int line = current().line;
     if (skip_if_name("not")) return make(ExprKind::kNot, line, {negation()});
     return comparison();
@@ -367,7 +338,7 @@ class Parser {
     const int line = current().line;
     std::vector<Expr*> items = {sum()};
     std::vector<Compare> compares;
-    while (const std::optional<Compare> op = find_op<Compare>(kCompares, current())) {
+    while (const std::optional<Compare> op = operator_of(kCompareSymbols, Compare::kEqual)) {
       if (*op == Compare::kNotIn) {
         if (look().kind != Token::kName || look().text != "in") break;
         take();
@@ -382,10 +353,12 @@ class Parser {
     return e;
   }
 
-  // Parts with operators of `table` between them, from the left.
-  Expr* arithmetic(Operators<Binary> table, Expr* (Parser::*part)()) {
+  // Parts with operators from `first` to `last` between them, from the left.
+  Expr* arithmetic(Binary first, Binary last, Expr* (Parser::*part)()) {
+    const auto from = static_cast<size_t>(first), to = static_cast<size_t>(last) + 1;
+    const auto symbols = std::span(kBinarySymbols).subspan(from, to - from);
     Expr* left = (this->*part)();
-    while (const std::optional<Binary> op = find_op(table, current())) {
+    while (const std::optional<Binary> op = operator_of(symbols, first)) {
       const int line = take().line;
       Expr* right = (this->*part)();
       left = make(ExprKind::kBinary, line, {left, right});
@@ -393,8 +366,8 @@ class Parser {
     }
     return left;
   }
-  Expr* sum() { return arithmetic(kSums, &Parser::concatenation); }
-  Expr* product() { return arithmetic(kProducts, &Parser::factor); }
+  Expr* sum() { return arithmetic(Binary::kAdd, Binary::kSubtract, &Parser::concatenation); }
+  Expr* product() { return arithmetic(Binary::kMultiply, Binary::kModulo, &Parser::factor); }
 
   Expr* concatenation() {
     const int line = current().line;
@@ -410,7 +383,7 @@ class Parser {
   }
 
   Expr* unary() {
-    const Nest nest(*this);
+    const auto nesting = nest();
     const int line = current().line;
     if (at("+")) unsupported("unary + is");
     return postfix(skip_if("-") ? make(ExprKind::kNegate, line, {unary()}) : primary(false));
@@ -461,7 +434,7 @@ class Parser {
     if (at("[")) return make(ExprKind::kList, line, collection("]", false));
     if (at("{")) return make(ExprKind::kDict, line, collection("}", true));
     if (!at("(")) fail(fmt::format("unexpected '{}'", here()));
-    const Nest nest(*this);
+    const auto nesting = nest();
     take();
     Expr* e = tuple(true, {}, true);
     expect(")");
@@ -532,9 +505,6 @@ class Parser {
       if (named) {
         name = out_.name_of(take().text);
         take();
-        for (const auto& [other, ignored] : into->named) {
-          if (other == name) fail(fmt::format("keyword argument repeated: {}", name));
-        }
       }
       Expr* value = expression();
       into->depth = std::max(into->depth, value->depth + 1);
@@ -558,7 +528,6 @@ class Parser {
     while (skip_if("|")) {
       Expr* e = make(ExprKind::kFilter, current().line, {value});
       e->name = out_.name_of(expect(Token::kName, "a name").text);
-      e->filter = find_filter(e->name);
       if (at("(")) arguments(e);
       value = e;
     }
@@ -570,7 +539,6 @@ class Parser {
     const bool negated = skip_if_name("not");
     Expr* e = make(ExprKind::kTest, line, {value});
     e->name = out_.name_of(expect(Token::kName, "a name").text);
-    e->test = find_test(e->name);
     const bool argument_follows = (at(Token::kName) && !at_name("else") && !at_name("or") && !at_name("and")) ||
                                   at(Token::kString) || at(Token::kInteger) || at(Token::kFloat) || at("[") || at("{");
     if (at("(")) {
@@ -587,11 +555,10 @@ class Parser {
   Template& out_;
   const std::vector<TokenData> tokens_;
   size_t at_ = 0;
-  int nesting_ = 0;            // expressions around the place
-  int blocks_ = 0;             // block tags around it
-  int loops_ = 0;              // for loops around it, within the innermost macro
-  int all_loops_ = 0;          // for loops around it in all
-  std::vector<Stmt*> macros_;  // around it
+  int nesting_ = 0;  // expressions around the place
+  int blocks_ = 0;   // block tags around it
+  int loops_ = 0;    // for loops around it, within the innermost macro
+  int macros_ = 0;   // macros around it
 };
 
 }  // namespace

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "text/jinja/filters.h"
-#include "text/jinja/operators.h"
 #include "text/jinja/value.h"
 
 namespace nfp::jinja {
@@ -47,10 +45,9 @@ struct Expr {
   int line = 0;
   int depth = 1;  // longest way down to a leaf
   Symbol symbol = 0;
-  std::string_view name;  // of an attribute, filter or test
+  std::string_view
+      name;  // of an attribute, or of a filter or test, which is an error only once it runs, as in jinja2's ifs
   Value constant;
-  const Callable* filter = nullptr;  // null: no such filter, which is an error once it runs, as in jinja2's ifs
-  const Test* test = nullptr;
   std::vector<Expr*> items;
   std::vector<Compare> compares;
   std::vector<std::pair<std::string_view, Expr*>> named;

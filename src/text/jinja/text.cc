@@ -1,37 +1,14 @@
 #include "text/jinja/text.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 
-#include "text/jinja/operators.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
 namespace nfp::jinja {
 namespace {
-
-// The shortest digits that read back as the same number; an exponent from 1e16 on and below 1e-4.
-std::string repr_real(double d) {
-  char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), d, std::chars_format::scientific).ptr;
-  const std::string_view scientific(buffer, static_cast<size_t>(end - buffer));
-  const size_t e = scientific.find('e');
-  const std::string_view sign = scientific[0] == '-' ? "-" : "";
-  std::string digits(scientific.substr(0, e));
-  std::erase_if(digits, [](char c) { return c == '-' || c == '.'; });
-  int exponent = 0;
-  std::from_chars(scientific.data() + e + (scientific[e + 1] == '+' ? 2 : 1), end, exponent);
-  if (exponent >= 16 || exponent < -4) {
-    const std::string fraction = digits.size() > 1 ? "." + digits.substr(1) : "";
-    return fmt::format("{}{}{}e{}{:02}", sign, digits[0], fraction, exponent < 0 ? '-' : '+', std::abs(exponent));
-  }
-  if (exponent < 0) return fmt::format("{}0.{}{}", sign, std::string(static_cast<size_t>(-exponent) - 1, '0'), digits);
-  const auto whole = static_cast<size_t>(exponent) + 1;
-  if (digits.size() <= whole) return fmt::format("{}{}{}.0", sign, digits, std::string(whole - digits.size(), '0'));
-  return fmt::format("{}{}.{}", sign, digits.substr(0, whole), digits.substr(whole));
-}
 
 // Values as Python's repr() prints them, or as JSON.
 class Writer {
@@ -39,7 +16,7 @@ class Writer {
   Writer(Runtime& rt, const JsonStyle& style, bool json) : rt_(rt), style_(style), json_(json) {}
 
   void value(const Value& v) {
-    const Runtime::Nest nest(rt_);
+    const auto nest = rt_.nest();
     rt_.step();
     switch (v.kind()) {
       case Kind::kNone:
@@ -74,7 +51,8 @@ class Writer {
   void real(double d) {
     if (std::isnan(d)) return put(json_ ? "NaN" : "nan");
     if (std::isinf(d)) return put(d < 0 ? json_ ? "-Infinity" : "-inf" : json_ ? "Infinity" : "inf");
-    put(repr_real(d));
+    std::string text = fmt::format("{}", d);  // the shortest digits that read back; exponents begin where Python's do
+    put(text.find_first_of(".e") == std::string::npos ? text + ".0" : text);
   }
 
   void other(const Value& v) {
@@ -229,18 +207,6 @@ std::optional<Int> parse_int(std::string_view text) {
   return negative ? -value : value;
 }
 
-std::optional<double> parse_real(std::string_view text) {
-  text = text::strip_space(text);
-  const bool signed_plus = text.starts_with('+');
-  if (signed_plus) text.remove_prefix(1);
-  if (text.empty() || (signed_plus && text.starts_with('-'))) return std::nullopt;
-  double value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (end != text.data() + text.size() || text.find('(') != text.npos) return std::nullopt;
-  // Too large is infinity in Python and too small zero; from_chars leaves the value alone then.
-  return code == std::errc::result_out_of_range ? std::strtod(std::string(text).c_str(), nullptr) : value;
-}
-
 size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, size_t from) {
   if (from > text.size()) return std::string_view::npos;
   if (needle.empty()) return from;
@@ -328,18 +294,13 @@ std::string replace(Runtime& rt, std::string_view text, std::string_view from, s
     out += part;
   };
   size_t begin = 0;
+  if (from.empty()) rt.fail("replacing an empty text is not supported in chat templates");
   for (Int n = 0; limit < 0 || n < limit; ++n) {
     const size_t at = find_text(rt, text, from, begin);
     if (at == std::string_view::npos) break;
     put(text.substr(begin, at - begin));
     put(to);
     begin = at + from.size();
-    if (from.empty()) {  // before each code point, and at the end
-      if (begin == text.size()) break;
-      const size_t size = text::utf8_length(text[begin]);
-      put(text.substr(begin, size));
-      begin += size;
-    }
   }
   put(text.substr(begin));
   return out;

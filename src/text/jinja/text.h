@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "text/jinja/runtime.h"
 #include "text/unicode.h"
 
 namespace nfp::jinja {
@@ -27,10 +26,9 @@ struct JsonStyle {
 };
 std::string to_json(Runtime& rt, const Value& v, const JsonStyle& style);
 
-// What Python's int() and float() make of a text in ASCII digits; nullopt where they raise ValueError, and for integers
-// beyond kIntBound.
+// What Python's int() makes of a text in ASCII digits; nullopt where it raises ValueError, and for integers beyond
+// kIntBound.
 std::optional<Int> parse_int(std::string_view text);
-std::optional<double> parse_real(std::string_view text);
 
 // First occurrence at or after byte `from`, in linear time; npos when there is none. An empty needle is found at
 // `from`.

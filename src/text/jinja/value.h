@@ -1,16 +1,27 @@
 // The values of a template: Python's None, bool, int, float, str, list, tuple, dict and what jinja2 adds (Undefined,
-// namespaces, loops, macros). A Value is a small handle; what it points to belongs to a Heap and lives as long as that
-// Heap, which is one render. Nothing is freed before, so cycles (a namespace that holds itself) need no care, and the
-// account of the render (runtime.h) bounds what a hostile template can take.
+// namespaces, loops, macros); one render's account; and Python's operators on the values.
+//
+// A Value is a small handle; what it points to belongs to a Heap and lives as long as that Heap, which is one render.
+// Nothing is freed before, so cycles (a namespace that holds itself) need no care, and the render's account (Runtime)
+// bounds what a hostile template can take.
+//
+// Inside this folder a failing template throws Failure, which ChatTemplate catches and turns into a Result: jinja2's
+// semantics are those of exceptions, raised in the middle of any expression.
 #pragma once
 
+#include <bit>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "base/result.h"
+#include "text/jinja/chat_template.h"
 
 namespace nfp::jinja {
 
@@ -164,5 +175,188 @@ inline const std::vector<Value>& Value::items() const { return as<List>().items;
 
 // Python's name of a value's type, for error messages: "str", "dict", "NoneType" ...
 const char* type_name(const Value& v);
+
+// --- One render's account: errors, limits and the values it makes
+
+// Goes back to a member's old value when a block is left, also by an exception.
+template <typename T>
+class Restore {
+ public:
+  Restore(T& member, T value) : member_(member), old_(std::exchange(member, std::move(value))) {}
+  ~Restore() { member_ = std::move(old_); }
+  Restore(const Restore&) = delete;
+  Restore& operator=(const Restore&) = delete;
+
+ private:
+  T& member_;
+  T old_;
+};
+
+struct Failure {
+  ErrorCode code = ErrorCode::kInvalidInput;
+  std::string message;
+  int line = 0;
+};
+
+class Runtime {
+ public:
+  explicit Runtime(const ChatTemplateLimits& limits) : limits_(limits) {}
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  [[noreturn]] void fail(std::string message) const {
+    throw Failure{ErrorCode::kInvalidInput, std::move(message), line};
+  }
+  template <typename... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const requires(sizeof...(Args) > 0) {
+    fail(fmt::format(format, std::forward<Args>(args)...));
+  }
+  [[noreturn]] void fail_undefined(const Value& undefined) const { fail(undefined.as<Undefined>().message); }
+
+  void step() {
+    ++steps_;
+    check_steps();
+    if (steps_ % kStopEvery == 0 && limits_.stop.stop_requested()) {
+      throw Failure{ErrorCode::kCancelled, "no longer wanted", line};
+    }
+  }
+  // Bytes that are looked at (a search, a comparison).
+  void work(uint64_t bytes) {
+    steps_ += bytes / 64;
+    check_steps();
+  }
+  // Bytes about to be made, `count` times; called before the memory is taken.
+  void charge(uint64_t bytes, Int count = 1) {
+    if (count > 0 && bytes > 0 && count > static_cast<Int>((limits_.max_memory_bytes - memory_) / bytes)) {
+      exceeded("stopped: it needs more than {} bytes of memory", limits_.max_memory_bytes);
+    }
+    const uint64_t total = count > 0 ? bytes * static_cast<uint64_t>(count) : 0;
+    memory_ += total;
+    work(total);
+  }
+  void check_output(uint64_t bytes) const {
+    if (bytes > limits_.max_output_bytes) {
+      exceeded("stopped: it prints more than {} bytes", limits_.max_output_bytes);
+    }
+  }
+
+  template <typename T, typename... Args>
+  T* make(Args&&... args) {
+    charge(sizeof(T));
+    return heap_.make<T>(std::forward<Args>(args)...);
+  }
+  Value string(std::string text) {
+    charge(text.size() + sizeof(Str));
+    return heap_.string(std::move(text));
+  }
+  Value string(std::string_view text) { return string(std::string(text)); }
+  Value string(const char* text) { return string(std::string(text)); }
+  Value list(std::vector<Value> items, Kind kind = Kind::kList) {
+    charge(sizeof(Value), static_cast<Int>(items.size()));
+    List* list = kind == Kind::kIterator ? make<Iterator>() : make<List>();
+    list->items = std::move(items);
+    return Value::object(kind, list);
+  }
+  Value tuple(const Value& a, const Value& b) { return list({a, b}, Kind::kTuple); }
+  Value undefined(std::string message) {
+    auto* undefined = make<Undefined>();
+    undefined->message = std::move(message);
+    return Value::object(Kind::kUndefined, undefined);
+  }
+
+  const Value* find(const Dict& dict, std::string_view key) {
+    step();
+    work(key.size() * std::bit_width(dict.entries.size()));
+    return dict.find(key);
+  }
+  const Value* find(const Dict& dict, const Value& key) {
+    if (key.is(Kind::kString)) return find(dict, key.text());
+    step();
+    if (key.is(Kind::kList) || key.is(Kind::kDict)) fail("unhashable type: '{}'", type_name(key));
+    if (key.is(Kind::kFloat)) unsupported_key(key);
+    return dict.find(key);
+  }
+  void set(Dict& dict, const Value& key, const Value& value) {
+    if (!Dict::is_key(key)) unsupported_key(key);
+    find(dict, key);
+    charge(2 * sizeof(Dict::Entry) + (key.is(Kind::kString) ? key.text().size() : 0));
+    dict.set(key, value);
+  }
+
+  // One level of nested evaluation, while what it returns lives.
+  [[nodiscard]] Restore<int> nest() {
+    if (depth_ >= limits_.max_depth) {
+      exceeded("stopped: nested deeper than {} levels; a macro or value seems to contain itself", limits_.max_depth);
+    }
+    return Restore<int>(depth_, depth_ + 1);
+  }
+
+  int line = 0;                                              // of the node that runs
+  std::optional<std::chrono::system_clock::time_point> now;  // for strftime_now; nullopt: the clock
+
+ private:
+  static constexpr uint64_t kStopEvery = 1024;  // steps between two looks at the stop token
+
+  [[noreturn]] void unsupported_key(const Value& key) const {
+    fail("a dict's key of type '{}' is not supported in chat templates", type_name(key));
+  }
+  template <typename Limit>
+  [[noreturn]] void exceeded(fmt::format_string<const Limit&> format, const Limit& limit) const {
+    throw Failure{ErrorCode::kResource, fmt::format(format, limit), line};
+  }
+  void check_steps() const {
+    if (steps_ > limits_.max_steps) {
+      exceeded("stopped after {} steps; the template seems to run without end", limits_.max_steps);
+    }
+  }
+
+  ChatTemplateLimits limits_;
+  uint64_t steps_ = 0;
+  uint64_t memory_ = 0;
+  int depth_ = 0;
+  Heap heap_;
+};
+
+// --- Python's operators; all fail (throw Failure) where Python raises
+
+enum class Compare : uint8_t { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
+inline constexpr std::string_view kCompareSymbols[] = {
+    "==", "!=", "<", "<=", ">", ">=", "in", "not"};  // of kNotIn: the first word
+bool truthy(Runtime& rt, const Value& v);
+bool equals(Runtime& rt, const Value& a, const Value& b);
+bool identical(const Value& a, const Value& b);  // `is` of Python
+bool compare(Runtime& rt, Compare op, const Value& a, const Value& b);
+// `items` in the order of their `keys`; equal ones keep their order, also backwards. Equal keys are never asked which
+// is less, so None and None sort. A template's values may be ordered inconsistently (NaN): the order is then any.
+std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const std::vector<Value>& keys, bool reverse);
+
+enum class Binary : uint8_t { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo };
+inline constexpr std::string_view kBinarySymbols[] = {"+", "-", "*", "/", "//", "%"};
+Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b);
+Value negate(Runtime& rt, const Value& a);
+Int int_argument(Runtime& rt, const Value& v, const char* what);  // what range, slices and widths take
+
+// Attributes, items and slices, with the rules of jinja2's sandboxed environment: `a.b` looks for an attribute
+// first and an item second, `a["b"]` the other way round, and what is not there is Undefined
+Value get_item(Runtime& rt, const Value& object, const Value& key);            // object[key]
+Value get_attribute(Runtime& rt, const Value& object, std::string_view name);  // object.name
+Value slice(Runtime& rt, const Value& object, const Value& start, const Value& stop, const Value& step);
+// What jinja2's make_attrgetter looks up: "a.b.0", an index, or (none) the item itself. An undefined step on the way
+// becomes `otherwise` (unless that is missing or None), and the way goes on from there.
+Value path_item(Runtime& rt, const Value& object, const Value& path, const Value& otherwise = {});
+
+Int length(Runtime& rt, const Value& v);
+bool is_iterable(const Value& v);
+class Cursor {
+ public:
+  Cursor(Runtime& rt, const Value& v);  // fails where v is not iterable
+  bool next(Value* item);               // false at the end
+
+ private:
+  Runtime& rt_;
+  Value v_;
+  size_t at_ = 0;  // an index, or a byte of a string
+};
+std::vector<Value> items_of(Runtime& rt, const Value& v);  // list(v)
 
 }  // namespace nfp::jinja

@@ -245,7 +245,32 @@ Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
   return k;
 }
 
+DecodeRotation make_rotation(const AttentionCall& c) {
+  const AttentionCall::Rotation& r = c.rotation;
+  return {r.cos_sin,
+          r.q_norm,
+          r.k_norm,
+          r.norm_eps,
+          r.layer,
+          static_cast<uint8_t*>(const_cast<void*>(c.cache.keys)),
+          static_cast<uint8_t*>(const_cast<void*>(c.cache.values)),
+          r.overflowed_layer};
+}
+
 }  // namespace
+
+bool can_rotate(const AttentionCall& c) {
+  return (c.head_dim == 64    ? kCanRotate<64>
+          : c.head_dim == 128 ? kCanRotate<128>
+                              : false) &&
+         (!is_e4m3(c) || (c.cache.key_scale == 1.0f && c.cache.value_scale == 1.0f));
+}
+
+bool gains_by_rotating(const AttentionCall& c) {
+  if (c.deterministic || !can_rotate(c) || !check_shape(c).ok()) return false;
+  const Result<DecodeKernels> kernels = decode_kernels(c);
+  return kernels.ok() && !cut_for_warps(c, kernels->warps_device);
+}
 
 Result<size_t> decode_workspace_bytes(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_shape(c));
@@ -259,8 +284,15 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   const size_t needed = workspace_bytes(c, k.spans());
   if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < needed)
     return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes", needed);
+  if (c.rotation.cos_sin != nullptr &&
+      (!can_rotate(c) || c.q_stride < (int64_t{c.heads} + 2 * c.kv_heads) * c.head_dim ||
+       !aligned(c.rotation.cos_sin, 8) || !aligned(c.rotation.q_norm, 8) || !aligned(c.rotation.k_norm, 8)))
+    return error(ErrorCode::kUsage,
+                 "attention: rotation needs heads of 64 or 128, cache scales of 1, k and v behind q, and 8-byte "
+                 "alignment");
   DecodeParams p{};
   p.a = make_params(c);
+  p.rotation = make_rotation(c);
   p.arrivals = static_cast<uint32_t*>(c.workspace);
   uint8_t* const exchange = static_cast<uint8_t*>(c.workspace) + kArrivalBytes;
   p.exchange = reinterpret_cast<float*>(exchange);

@@ -58,6 +58,19 @@ struct AttentionCall {
 
   // Decode: the context that sizes the launch of small batches, where known; longer and shorter ones work as well.
   int likely_context = 0;
+  // Decode, where q and the token's key and value, which follow all q heads of its row, are as the product left them:
+  // the kernel norms and rotates q and k as RopeCall (step.h) does with rotary_dim = head_dim, and appends k and v to
+  // the cache. Only where can_rotate().
+  struct Rotation {
+    const float* cos_sin = nullptr;  // device [positions, head_dim]; null = all of it is done
+    const float* q_norm = nullptr;   // device [head_dim], or null; 8-byte aligned, like the next
+    const float* k_norm = nullptr;
+    float norm_eps = 1e-6f;
+    // FP16 caches: where a kernel writes `layer` when a key or value does not fit FP16; null = nowhere.
+    int32_t* overflowed_layer = nullptr;
+    int32_t layer = 0;
+  };
+  Rotation rotation;
   // Decode: the order of every sum depends on the sequence's context alone, not on its neighbours in the batch.
   // (Prefill's always does.)
   bool deterministic = false;
@@ -74,6 +87,12 @@ struct AttentionCall {
 };
 
 inline constexpr int kMaxAttentionRows = 65536;  // sequences * kv_heads of a decode call
+
+// Whether decode calls of this shape and cache can have a rotation: heads of 64 or 128 that rotate whole, scales 1.
+bool can_rotate(const AttentionCall& call);
+// Whether that is quicker than a kernel of its own before: not where warps have spans of their own, whose rows are so
+// short that they wait for the new token.
+bool gains_by_rotating(const AttentionCall& call);
 
 // What a decode call like this one needs, or any with fewer sequences.
 Result<size_t> decode_workspace_bytes(const AttentionCall& call);

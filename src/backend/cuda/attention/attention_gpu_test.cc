@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/cuda/attention/attention.h"
+#include "backend/cuda/step/step.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {
@@ -50,6 +51,7 @@ struct Shape {
   float soft_cap = 0.0f;
   int window = 0;
   bool e4m3 = false;
+  bool rotates = false;  // rows have new keys and values behind their queries, and the cache's scales are 1
 };
 struct Sequence {
   int queries, context;
@@ -86,8 +88,8 @@ class Batch {
         for (int head = 0; head < shape.kv_heads; ++head) {
           for (int d = 0; d < shape.head_dim; ++d) {
             const size_t at = cache_index(s, head, position) + d;
-            wide_keys_[at] = store_number(keys_, at, kKeyScale);
-            wide_values_[at] = store_number(values_, at, kValueScale);
+            wide_keys_[at] = store_number(keys_, at, key_scale());
+            wide_values_[at] = store_number(values_, at, value_scale());
           }
         }
       }
@@ -95,7 +97,8 @@ class Batch {
     q_stride_ = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
     q_.assign(static_cast<size_t>(query_start_.back()) * q_stride_, kNan);
     for (int token = 0; token < query_start_.back(); ++token) {
-      for (int i = 0; i < shape.heads * shape.head_dim; ++i) q_[int64_t{token} * q_stride_ + i] = number();
+      const int filled = shape.rotates ? q_stride_ : shape.heads * shape.head_dim;
+      for (int i = 0; i < filled; ++i) q_[int64_t{token} * q_stride_ + i] = number();
     }
     device_keys_ = std::make_unique<DeviceCopy<uint8_t>>(keys_);
     device_values_ = std::make_unique<DeviceCopy<uint8_t>>(values_);
@@ -117,8 +120,8 @@ class Batch {
     c.cache.keys = device_keys_->get();
     c.cache.values = device_values_->get();
     c.cache.type = shape_.e4m3 ? KvType::kE4m3 : KvType::kF16;
-    c.cache.key_scale = kKeyScale;  // (of no meaning for FP16)
-    c.cache.value_scale = kValueScale;
+    c.cache.key_scale = key_scale();  // (of no meaning for FP16)
+    c.cache.value_scale = value_scale();
     c.cache.blocks = static_cast<int64_t>(wide_keys_.size()) / shape_.kv_heads / shape_.block_size / shape_.head_dim;
     c.cache.block_size = shape_.block_size;
     c.q = device_q_->get();
@@ -141,6 +144,71 @@ class Batch {
     device_keys_->set(other.keys_);
     device_values_->set(other.values_);
     device_q_->set(other.q_);
+  }
+  // What rotates the same tokens by a kernel of its own.
+  RopeCall rope(const AttentionCall::Rotation& rotation, const int32_t* positions, const int32_t* slots) const {
+    RopeCall c;
+    c.qkv = device_q_->get();
+    c.tokens = query_start_.back();
+    c.heads = shape_.heads;
+    c.kv_heads = shape_.kv_heads;
+    c.head_dim = shape_.head_dim;
+    c.cos_sin = rotation.cos_sin;
+    c.positions = positions;
+    c.slots = slots;
+    c.q_norm = rotation.q_norm;
+    c.k_norm = rotation.k_norm;
+    c.norm_eps = rotation.norm_eps;
+    c.keys = device_keys_->get();
+    c.values = device_values_->get();
+    c.e4m3_cache = shape_.e4m3;
+    c.block_size = shape_.block_size;
+    return c;
+  }
+  std::vector<int32_t> last_positions() const {
+    std::vector<int32_t> out;
+    for (const Sequence& s : sequences_) out.push_back(s.context - 1);
+    return out;
+  }
+  std::vector<int32_t> last_slots() const {
+    std::vector<int32_t> out;
+    for (size_t s = 0; s < sequences_.size(); ++s) {
+      const int position = sequences_[s].context - 1;
+      out.push_back(table_[s * width_ + position / shape_.block_size] * shape_.block_size +
+                    position % shape_.block_size);
+    }
+    return out;
+  }
+  // The device's cache, and the queries that `rotated` has, are what expect_close() goes by from here on.
+  void adopt(const Batch& rotated) {
+    q_ = rotated.device_q_->host();
+    keys_ = device_keys_->host();
+    values_ = device_values_->host();
+    for (size_t i = 0; i < wide_keys_.size(); ++i) {
+      wide_keys_[i] = number_at(keys_, i, key_scale());
+      wide_values_[i] = number_at(values_, i, value_scale());
+    }
+  }
+  // Both batches' caches on the device: the same numbers but for a last place.
+  void expect_same_cache(const Batch& other) const {
+    int failures = 0;
+    const auto compare = [&](const DeviceCopy<uint8_t>& ours, const DeviceCopy<uint8_t>& theirs) {
+      const std::vector<uint8_t> a = ours.host(), b = theirs.host();
+      for (size_t i = 0; i < wide_keys_.size(); ++i) {
+        const float x = number_at(a, i, 1.0f), y = number_at(b, i, 1.0f);
+        if (std::isnan(x) && std::isnan(y)) continue;
+        const float step = shape_.e4m3 ? 0x1p-3f * std::abs(y) + 0x1p-9f : 0x1p-10f * std::abs(y) + 0x1p-24f;
+        if (!(std::abs(x - y) <= step) && ++failures <= 12) ADD_FAILURE() << "at " << i << ": " << x << ", not " << y;
+      }
+    };
+    compare(*device_keys_, *other.device_keys_);
+    compare(*device_values_, *other.device_values_);
+    EXPECT_EQ(failures, 0);
+  }
+  void set_q(int at, uint16_t half) const {
+    std::vector<uint16_t> q = device_q_->host();
+    q[static_cast<size_t>(at)] = half;
+    device_q_->set(q);
   }
   void poison() const { device_out_->set(poisoned()); }
   std::vector<uint16_t> out() const { return device_out_->host(); }
@@ -230,6 +298,14 @@ class Batch {
       return out;
     }();
     return table[random_() >> 16];
+  }
+  float key_scale() const { return shape_.rotates ? 1.0f : kKeyScale; }
+  float value_scale() const { return shape_.rotates ? 1.0f : kValueScale; }
+  float number_at(const std::vector<uint8_t>& cache, size_t at, float scale) const {
+    if (shape_.e4m3) return e4m3_to_fp32(cache[at]) * scale;
+    uint16_t half = 0;
+    std::memcpy(&half, &cache[at * 2], 2);
+    return fp16_to_fp32(half);
   }
   float store_number(std::vector<uint8_t>& cache, size_t at, float scale) {
     const uint16_t half = number();
@@ -367,6 +443,94 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionShapesGpu,
                                   std::to_string(static_cast<int>(s.soft_cap)) + "window" + std::to_string(s.window) +
                                   (s.e4m3 ? "e4m3" : "");
                          });
+
+// Rotation inside the decode kernels against a kernel of its own before them, and against float64 of what that leaves.
+class RotationGpu : public AttentionGpu, public ::testing::WithParamInterface<Shape> {};
+
+TEST_P(RotationGpu, SameAsAKernelBefore) {
+  Shape shape = GetParam();
+  shape.rotates = true;
+  std::vector<Sequence> few = {{1, 1}, {1, 16}, {1, 17}, {1, 700}, {1, 64}};
+  std::vector<Sequence> many;
+  for (int i = 0; i < 90; ++i) many.push_back({1, 1 + (i * 37) % 200});
+  const std::vector<std::vector<Sequence>> batches = {{{1, 200}}, {{1, 3000}}, few, many};
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::vector<float> weights(static_cast<size_t>(shape.head_dim)), table(static_cast<size_t>(3001 * shape.head_dim));
+  for (float& w : weights) w = 1.0f + 0.2f * normal(random);
+  for (int position = 0; position <= 3000; ++position) {
+    for (int i = 0; i < shape.head_dim / 2; ++i) {
+      const double angle = position * std::pow(10000.0, -2.0 * i / shape.head_dim);
+      table[static_cast<size_t>(position * shape.head_dim + i)] = static_cast<float>(std::cos(angle));
+      table[static_cast<size_t>(position * shape.head_dim + shape.head_dim / 2 + i)] =
+          static_cast<float>(std::sin(angle));
+    }
+  }
+  const DeviceCopy<float> norm(weights), cos_sin(table);
+  const DeviceCopy<int32_t> overflowed(std::vector<int32_t>{-1});
+  for (const bool norms : {false, true}) {
+    for (const std::vector<Sequence>& sequences : batches) {
+      for (const DecodeCut cut : {DecodeCut::kAuto, DecodeCut::kBlocks, DecodeCut::kWarps}) {
+        SCOPED_TRACE(testing::Message() << sequences.size() << " sequences, cut " << static_cast<int>(cut)
+                                        << (norms ? ", norms" : ""));
+        Batch batch(shape, sequences, 7), reference(shape, sequences, 7);
+        const DeviceCopy<int32_t> positions(batch.last_positions()), slots(batch.last_slots());
+        AttentionCall call = batch.call(0, batch.sequences());
+        call.cut = cut;
+        call.rotation.cos_sin = cos_sin.get();
+        if (norms) call.rotation.q_norm = call.rotation.k_norm = norm.get();
+        call.rotation.overflowed_layer = overflowed.get();
+        call.rotation.layer = 3;
+        ASSERT_TRUE(can_rotate(call));
+        const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+        attach(call, workspace);
+        ASSERT_TRUE(run_rope(reference.rope(call.rotation, positions.get(), slots.get()), nullptr).ok());
+        const Status status = run_decode(call, nullptr);
+        ASSERT_TRUE(status.ok()) << status.error().message;
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        batch.expect_same_cache(reference);
+        batch.adopt(reference);
+        batch.expect_close(batch.out());
+      }
+    }
+  }
+  EXPECT_EQ(overflowed.host()[0], -1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RotationGpu,
+                         ::testing::Values(Shape{32, 8, 128}, Shape{9, 3, 64, 32}, Shape{16, 1, 128, 64},
+                                           Shape{8, 8, 64, 16, 0.0f, 50}, Shape{16, 4, 128, 16, 30.0f, 0, true},
+                                           Shape{12, 1, 64, 16, 0.0f, 0, true}),
+                         [](const auto& param) {
+                           const Shape& s = param.param;
+                           return "h" + std::to_string(s.heads) + "kv" + std::to_string(s.kv_heads) + "d" +
+                                  std::to_string(s.head_dim) + (s.e4m3 ? "e4m3" : "");
+                         });
+
+TEST_F(AttentionGpu, KeysBeyondFp16AreTold) {
+  const Shape shape{4, 2, 64, 16, 0.0f, 0, false, true};
+  for (const bool value : {false, true}) {
+    const Batch batch(shape, {{1, 20}, {1, 40}}, 3);
+    AttentionCall call = batch.call(0, batch.sequences());
+    const DeviceCopy<float> cos_sin(std::vector<float>(64 * 64, 1.0f));  // a turn that doubles
+    const DeviceCopy<int32_t> overflowed(std::vector<int32_t>{-1});
+    call.rotation.cos_sin = cos_sin.get();
+    call.rotation.overflowed_layer = overflowed.get();
+    call.rotation.layer = 7;
+    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+    attach(call, workspace);
+    ASSERT_TRUE(run_decode(call, nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(overflowed.host()[0], -1);
+    // The second sequence's second head: two features of 60000 that are added, or a value that already is infinite.
+    const int at = (1 * 8 + 4 + 1 + (value ? 2 : 0)) * 64 + 5;
+    batch.set_q(at, value ? 0x7c00 : fp32_to_fp16(60000.0f));
+    if (!value) batch.set_q(at + 32, fp32_to_fp16(60000.0f));
+    ASSERT_TRUE(run_decode(call, nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(overflowed.host()[0], 7);
+  }
+}
 
 TEST_F(AttentionGpu, ManySequences) {
   std::vector<Sequence> sequences;

@@ -33,14 +33,30 @@ struct PrefillParams {
   CUtensorMap keys, values;  // [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle
 };
 
+struct DecodeRotation {
+  const float* cos_sin;  // null: none
+  const float* q_norm;
+  const float* k_norm;
+  float norm_eps;
+  int32_t layer;
+  uint8_t* keys;  // the cache
+  uint8_t* values;
+  int32_t* overflowed_layer;
+};
+
 struct DecodeParams {
   AttentionParams a;
+  DecodeRotation rotation;
   uint32_t* arrivals;  // deterministic: [sequences * kv_heads], zero between calls
   float* partials;     // deterministic: slots of (rows * (dim + 2)) floats
   float* exchange;     // otherwise: such slots, zero between calls (decode_exchange.cuh)
   bool deterministic;
   int cluster;  // blocks that share each row; 0 = balanced spans
 };
+
+// The decode kernels of these head dimensions can rotate (decode_rotate.cuh); those of 256 have no registers left.
+template <int kDim>
+inline constexpr bool kCanRotate = kDim <= 128;
 
 inline constexpr int kDecodeTile = 16;  // keys
 inline constexpr int kMaxDecodeCluster = 16;

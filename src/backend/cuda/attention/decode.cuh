@@ -15,6 +15,7 @@
 #pragma once
 
 #include "backend/cuda/attention/decode_merge.cuh"
+#include "backend/cuda/attention/decode_rotate.cuh"
 #include "backend/cuda/attention/decode_walk.cuh"
 #include "backend/cuda/attention/kv_tile.cuh"
 #include "backend/cuda/attention/softmax.cuh"
@@ -34,13 +35,14 @@ struct DecodeLayout {
   // Each warp's sums, each warp's tops, the block's tops.
   static constexpr int kMergeBytes = (kDecodeWarps * kRows * (kDim + 2) + 2 * kRows) * static_cast<int>(sizeof(float));
   static constexpr int kSlotFloats = kRows * (kDim + 2);
+  static constexpr int kBlocks = kRingBytes > 112 * 1024 ? 0 : 2;  // on an SM: what shared memory has room for; 0 = 1
 };
 
 // Tile `tile` of the walk's row, from cache block `block`, into a stage: keys, then values. Rows past the context
-// become zeros, since what is there may be no number.
+// become zeros, since what is there may be no number. Row `left_out` is left alone; -1 = none.
 template <int kDim, bool kE4m3>
 __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const DecodeWalk& walk, int tile, int block,
-                                                 uint32_t stage) {
+                                                 uint32_t stage, int left_out) {
   using Tile = KvTile<kDim, kE4m3>;
   constexpr int kRowsAtOnce = 32 / Tile::kChunks;
   const int lane = threadIdx.x % 32;
@@ -58,6 +60,7 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
     const int row = row0 + i * kRowsAtOnce;
     const uint32_t to = stage + Tile::byte(row, chunk);
+    if (kCanRotate<kDim> && row == left_out) continue;
     ptx::copy_async_16(to, k + i * kRowsAtOnce * row_bytes, row < rows);
     ptx::copy_async_16(to + kDecodeTile * Tile::kRowBytes, v + i * kRowsAtOnce * row_bytes, row < rows);
   }
@@ -192,27 +195,54 @@ struct DecodeLoader {
   DecodeWalk walk;
   uint32_t ring;
   int first, tile, block;
-  bool waited;  // for the kernel before
+  bool waited;   // for the kernel before
+  bool rotates;  // that kernel left this step's keys as they are
+  bool fetched;  // `token` is of the walk's row
+  NewToken<kDim, kE4m3> token;
+  // A new token whose tile was asked for before the token was there; context 0 = none.
+  NewRow early = {};
+  uint32_t early_stage;
+  NewToken<kDim, kE4m3> early_token;
 
   __device__ __forceinline__ DecodeLoader(const DecodeParams& p, const DecodeWalk& start, int first_tile,
                                           uint32_t ring_address)
-      : walk(start), ring(ring_address), first(first_tile), tile(start.begin + first_tile) {
+      : walk(start), ring(ring_address), first(first_tile), tile(start.begin + first_tile), fetched(false) {
     waited = !p.a.early_cache_reads;
+    rotates = kCanRotate<kDim> && p.rotation.cos_sin != nullptr;
+    if (rotates) prefetch_rotation<kDim>(p, walk.context);
     settle(p);
     block = look_up(p);
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) load_next(p, stage);
-    if (!waited) ptx::dependency_wait();
-    waited = true;
+    wait(p);
+    if constexpr (kCanRotate<kDim>) {
+      if (early.context > 0) early_token.fetch(p, early.sequence, early.head);
+    }
+  }
+  // Once all that the kernel before has left is asked for.
+  __device__ __forceinline__ void finish_early(const DecodeParams& p) {
+    if constexpr (kCanRotate<kDim>) {
+      if (early.context > 0) early_token.append(p, early, early_stage);
+    }
   }
   __device__ __forceinline__ void load_next(const DecodeParams& p, int stage) {
     if (!walk.done) {
-      // The last tile has the key that the kernel before appended.
-      if (!waited && tile == walk.tiles - 1) {
-        ptx::dependency_wait();
-        waited = true;
+      // The last tile has the key that the kernel before appended, or computed.
+      const bool is_last = tile == walk.tiles - 1;
+      const bool appends = is_last && rotates && walk.context > 0;
+      const bool is_early = appends && !waited && early.context == 0;
+      if (is_last && !is_early) wait(p);
+      const uint32_t to = ring + stage * kStageBytes;
+      load_decode_tile<kDim, kE4m3>(p, walk, tile, block, to, appends ? (walk.context - 1) % kDecodeTile : -1);
+      if constexpr (kCanRotate<kDim>) {
+        const NewRow row = {walk.sequence, walk.head, walk.context, block};
+        if (is_early) {
+          early = row;
+          early_stage = to;
+        } else if (appends) {
+          token.append(p, row, to);
+        }
       }
-      load_decode_tile<kDim, kE4m3>(p, walk, tile, block, ring + stage * kStageBytes);
       tile += kStep;
       settle(p);
       block = look_up(p);
@@ -221,11 +251,27 @@ struct DecodeLoader {
   }
 
  private:
+  __device__ __forceinline__ void wait(const DecodeParams& p) {
+    if (!waited) ptx::dependency_wait();
+    waited = true;
+    fetch(p);
+  }
+  __device__ __forceinline__ void fetch(const DecodeParams& p) {
+    if (!rotates || fetched || !waited || walk.done) return;
+    if constexpr (kCanRotate<kDim>) token.fetch(p, walk.sequence, walk.head);
+    fetched = true;
+  }
   __device__ __forceinline__ void settle(const DecodeParams& p) {
+    bool moved = false;
     while (!walk.done && tile >= walk.end) {
       walk.next(p);
       tile = walk.begin + first;
+      moved = true;
     }
+    if (!moved || !rotates || walk.done) return;
+    prefetch_rotation<kDim>(p, walk.context);
+    fetched = false;
+    fetch(p);
   }
   __device__ __forceinline__ int look_up(const DecodeParams& p) const {
     if (walk.done) return 0;
@@ -283,7 +329,8 @@ __device__ __forceinline__ void merge_neighbours(const DecodeParams& p, const De
 }
 
 template <int kDim, int kRows, bool kE4m3>
-__global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __grid_constant__ DecodeParams p) {
+__global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>::kBlocks) void decode_attention(
+    const __grid_constant__ DecodeParams p) {
   using Layout = DecodeLayout<kDim, kRows, kE4m3>;
   constexpr int kHalves = kRows / 8;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -310,10 +357,15 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
 
   DecodeState<kDim, kHalves, kE4m3> state;
   state.load_q(p, walk.sequence, walk.head);
+  loader.finish_early(p);
+  bool rotates = p.rotation.cos_sin != nullptr;  // the queries, which have just been loaded
   int stage = 0;
   DecodeWalk following;
 #pragma unroll 1
   for (; !walk.done; walk = following) {
+    if constexpr (kCanRotate<kDim>) {
+      if (rotates) rotate_queries<kDim, kHalves, kE4m3>(p, walk.context, state.q);
+    }
     state.clear();
 #pragma unroll 1
     for (int tile = walk.begin + warp; tile < walk.end; tile += kDecodeWarps) {
@@ -330,8 +382,9 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_attention(const __gr
     following = walk;
     following.next(p);
     // On their way during the merge.
-    if (!following.done && (following.sequence != walk.sequence || following.head != walk.head))
-      state.load_q(p, following.sequence, following.head);
+    const bool is_new = !following.done && (following.sequence != walk.sequence || following.head != walk.head);
+    if (is_new) state.load_q(p, following.sequence, following.head);
+    rotates = kCanRotate<kDim> && is_new && p.rotation.cos_sin != nullptr;
     __syncthreads();  // the merge before has been read
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {

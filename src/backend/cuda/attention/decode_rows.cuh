@@ -90,7 +90,8 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWal
 }
 
 template <int kDim, int kRows, bool kE4m3>
-__global__ __launch_bounds__(kDecodeWarps * 32) void decode_rows(const __grid_constant__ DecodeParams p) {
+__global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>::kBlocks) void decode_rows(
+    const __grid_constant__ DecodeParams p) {
   using Layout = DecodeLayout<kDim, kRows, kE4m3>;
   constexpr int kHalves = kRows / 8;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -112,10 +113,14 @@ __global__ __launch_bounds__(kDecodeWarps * 32) void decode_rows(const __grid_co
 
   DecodeState<kDim, kHalves, kE4m3> state;
   state.load_q(p, walk.sequence, walk.head);
+  loader.finish_early(p);
   int stage = 0;
   DecodeWalk following;
 #pragma unroll 1
   for (; !walk.done; walk = following) {
+    if constexpr (kCanRotate<kDim>) {
+      if (p.rotation.cos_sin != nullptr) rotate_queries<kDim, kHalves, kE4m3>(p, walk.context, state.q);
+    }
     state.clear();
 #pragma unroll 1
     for (int tile = walk.begin; tile < walk.end; ++tile) {

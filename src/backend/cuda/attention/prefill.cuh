@@ -228,10 +228,13 @@ __device__ __forceinline__ void multiply_keys(uint32_t q_low, uint32_t keys,
   ptx::wgmma_commit();
 }
 
+// Once the values are there.
 template <int kDim>
 __device__ __forceinline__ void multiply_values(const uint32_t (&weights)[PrefillLayout<kDim>::kKeys / 16][4],
-                                                uint32_t values, float (&o)[kDim / 2]) {
+                                                uint32_t full, uint32_t parity, uint32_t values, float (&o)[kDim / 2]) {
   using Layout = PrefillLayout<kDim>;
+  ptx::mbarrier_wait(full, parity);
+  ptx::wgmma_fence();
   const uint64_t descriptor = values_descriptor(values, Layout::kBandBytes);
 #pragma unroll
   for (int i = 0; i < Layout::kKeys / 16; ++i)
@@ -249,12 +252,40 @@ __device__ __forceinline__ void pack_weights(const float (&s)[kKeys / 2], uint32
   }
 }
 
+// Positions of the queries that a warpgroup's rows of a tile have.
+template <int kRows>
+struct RowPositions {
+  const AttentionParams& p;
+  const PrefillTile& tile;
+  int row0;  // of the tile
+  int first = of(0), last = of(kRows - 1);
+
+  __device__ __forceinline__ int of(int row) const {
+    return tile.position0 + (tile.first_row + min(row0 + row, tile.rows - 1)) / p.group;
+  }
+};
+
+// Weights of the keys from `key0` on, of which a row sees those up to its own position.
+template <int kKeys, int kRows>
+__device__ __forceinline__ void softmax_keys(const RowPositions<kRows>& positions, int key0, float (&s)[kKeys / 2],
+                                             float (&largest)[2], float (&sum)[2], float (&scale)[2]) {
+  const bool masked = key0 + kKeys - 1 > positions.first || key0 <= positions.last - positions.p.window;
+  int limit[2] = {};
+  if (masked) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int column0 = key0 + lane % 4 * 2;
+    limit[0] = positions.of(row) - column0;
+    limit[1] = positions.of(row + 8) - column0;
+  }
+  softmax_tile<kKeys>(positions.p, s, masked, limit, largest, sum, scale);
+}
+
 // One of the two warpgroups with 64 rows each.
 template <int kDim>
 __device__ __forceinline__ void consume_prefill(const PrefillParams& params, const PrefillBarriers& barriers,
                                                 int group_index, uint32_t q_shared, uint32_t ring) {
   using Layout = PrefillLayout<kDim>;
-  constexpr int kKeys = Layout::kKeys, kStages = Layout::kStages, kChunks = kDim / 8;
+  constexpr int kKeys = Layout::kKeys, kStages = Layout::kStages;
   const AttentionParams& p = params.a;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = threadIdx.x % 32;
   const auto arrive = [&](uint32_t barrier) {
@@ -271,27 +302,14 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
 
     load_prefill_queries<kDim>(p, tile, group_index, thread, row0, q_shared);
 
-    const auto position = [&](int row) {
-      return tile.position0 + (tile.first_row + min(row0 + row, tile.rows - 1)) / p.group;
-    };
-    const int group_first = position(0), group_last = position(Layout::kGroupRows - 1);
-    float o[kDim / 2], s[kKeys / 2];
+    const RowPositions<Layout::kGroupRows> positions{p, tile, row0};
+    float o[kDim / 2] = {}, s[kKeys / 2];
     uint32_t weights[kKeys / 16][4];
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, scale[2];
-#pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
 
     const uint32_t q_low = ptx::descriptor_low(q_shared);
     const auto softmax = [&](int index) {
-      const int key0 = tile.first_key + index * kKeys;
-      const bool masked = key0 + kKeys - 1 > group_first || key0 <= group_last - p.window;
-      int limit[2] = {};
-      if (masked) {
-        const int column0 = key0 + lane % 4 * 2;
-        limit[0] = position(warp * 16 + lane / 4) - column0;
-        limit[1] = position(warp * 16 + lane / 4 + 8) - column0;
-      }
-      softmax_tile<kKeys>(p, s, masked, limit, largest, sum, scale);
+      softmax_keys<kKeys>(positions, tile.first_key + index * kKeys, s, largest, sum, scale);
     };
     const auto keys_of = [&](int n) { return ring + n % kStages * 2 * Layout::kTileBytes; };
     const auto parity_of = [&](int n) { return static_cast<uint32_t>(n / kStages % 2); };
@@ -318,9 +336,8 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
       ptx::named_barrier(4 + group_index, 256);
       ptx::wgmma_fence();
       multiply_keys<kDim>(q_low, keys_of(ahead), s);
-      ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
-      ptx::wgmma_fence();
-      multiply_values<kDim>(weights, keys_of(use) + Layout::kTileBytes, o);
+      multiply_values<kDim>(weights, barriers.values_full(use % kStages), parity_of(use),
+                            keys_of(use) + Layout::kTileBytes, o);
       ptx::named_barrier_arrive(4 + (group_index ^ 1), 256);
       ptx::wgmma_wait<1>();
       ptx::pin_registers(s);
@@ -333,9 +350,8 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
       for (int i = 0; i < kDim / 2; ++i) o[i] *= scale[i / 2 % 2];
       pack_weights<kKeys>(s, weights);
     }
-    ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
-    ptx::wgmma_fence();
-    multiply_values<kDim>(weights, keys_of(use) + Layout::kTileBytes, o);
+    multiply_values<kDim>(weights, barriers.values_full(use % kStages), parity_of(use),
+                          keys_of(use) + Layout::kTileBytes, o);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     arrive(barriers.values_empty(use % kStages));

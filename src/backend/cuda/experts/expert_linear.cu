@@ -56,39 +56,90 @@ struct Shared {
   int32_t row[kMostTokens];  // of x, for each token of the chunk
 };
 
+// A lane's part of the products: rows `row` and row + 8 of the matrix, and columns pair and pair + 1 of each eight.
+struct Lane {
+  int row;
+  int group;  // row within eight
+  int pair;
+};
+__device__ __forceinline__ Lane this_lane() {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  return {static_cast<int>(blockIdx.x) * kExpertRows + thread / 32 * 16 + lane / 4, lane / 4, lane % 4 * 2};
+}
+
+// Starts the copies of 64 k of the tokens; zeros behind the last k and the last token.
+template <int kTokens>
+__device__ __forceinline__ void fetch_tokens(const ExpertParams& p, Shared& shared, int count, int block) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTokens * 8; i += kExpertThreads) {
+    const int t = i / 8, k = block * kBlockK + i % 8 * 8;
+    const bool wanted = t < count && k < p.k;
+    const uint16_t* from = p.x + int64_t{shared.row[t]} * p.k + (wanted ? k : 0);
+    ptx::copy_async_16(ptx::shared_address(&shared.x[block % kStages][t][i % 8 * 8]), from, wanted);
+  }
+}
+
+// The operand of four products of 16 k, from a matrix that is not nested.
+__device__ __forceinline__ void load_dense(const ExpertParams& p, const ExpertMatrix& matrix, const Lane& lane,
+                                           int block, uint32_t (&a)[4][4]) {
+  const auto* numbers = reinterpret_cast<const uint16_t*>(matrix.upper);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // rows `row`, row + 8, and again 8 k further
+      const int row = lane.row + j % 2 * 8, k = block * kBlockK + step * 16 + j / 2 * 8 + lane.pair;
+      a[step][j] = row < p.n && k < p.k ? *reinterpret_cast<const uint32_t*>(numbers + int64_t{row} * p.k + k) : 0;
+    }
+  }
+}
+// The same from bytes.
+__device__ __forceinline__ void rebuild_operand(const Planes& planes, const RawWeights& raw, uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const uint32_t us[4] = {raw.upper[row].x, raw.upper[row].y, raw.upper[row].z, raw.upper[row].w};
+    const uint32_t ls[4] = {raw.lower[row].x, raw.lower[row].y, raw.lower[row].z, raw.lower[row].w};
+#pragma unroll
+    for (int step = 0; step < 4; ++step) rebuild(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
+  }
+}
+
+template <ExpertEpilogue kEpilogue, int kTiles>
+__device__ __forceinline__ void store_products(const ExpertParams& p, const ExpertMatrix& matrix, const Lane& lane,
+                                               const float (&acc)[kTiles][4], int first, int count) {
+  const int row = lane.row;
+  const bool here[2] = {row < p.n, row + 8 < p.n};
+  const float scale[2] = {here[0] && matrix.row_scale != nullptr ? matrix.row_scale[row] : 1.0f,
+                          here[1] && matrix.row_scale != nullptr ? matrix.row_scale[row + 8] : 1.0f};
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int t = tile * 8 + lane.pair + j;
+      if (t >= count) continue;
+      uint16_t* y = p.y + int64_t{first + t} * p.columns;
+      const float low = acc[tile][j] * scale[0], high = acc[tile][2 + j] * scale[1];
+      if constexpr (kEpilogue == ExpertEpilogue::kStore) {
+        if (here[0]) y[row] = __half_as_ushort(__float2half_rn(low));
+        if (here[1]) y[row + 8] = __half_as_ushort(__float2half_rn(high));
+      } else if (here[1]) {  // the first eight rows of 16 are gate's, the others up's
+        y[row / 16 * 8 + lane.group] =
+            __half_as_ushort(__float2half_rn(gate_of<kEpilogue == ExpertEpilogue::kGeglu>(low) * high));
+      }
+    }
+  }
+}
+
 // Assignments first .. first + count - 1 (at most 8 kTiles) by the block's 64 rows. kAhead blocks of weights are on
 // their way while one is multiplied.
 template <ExpertEpilogue kEpilogue, bool kDense, int kTiles, int kAhead>
 __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatrix& matrix, const Planes& planes,
                                          Shared& shared, int first, int count) {
   constexpr int kTokens = kTiles * 8;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int g = lane / 4, c = lane % 4;
-  const int row0 = static_cast<int>(blockIdx.x) * kExpertRows + warp * 16 + g;
-  for (int t = thread; t < kTokens; t += kExpertThreads) {
+  const Lane lane = this_lane();
+  for (int t = static_cast<int>(threadIdx.x); t < kTokens; t += kExpertThreads) {
     const int assignment = first + min(t, count - 1);
     shared.row[t] = p.row != nullptr ? p.row[assignment] : assignment;
   }
   __syncthreads();
-  const auto fetch_tokens = [&](int block) {
-    for (int i = thread; i < kTokens * 8; i += kExpertThreads) {
-      const int t = i / 8, k = block * kBlockK + i % 8 * 8;
-      const bool wanted = t < count && k < p.k;
-      const uint16_t* from = p.x + int64_t{shared.row[t]} * p.k + (wanted ? k : 0);
-      ptx::copy_async_16(ptx::shared_address(&shared.x[block % kStages][t][i % 8 * 8]), from, wanted);
-    }
-  };
-  const auto fetch_dense = [&](int block, uint32_t(&a)[4][4]) {
-    const auto* numbers = reinterpret_cast<const uint16_t*>(matrix.upper);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {  // rows g, g + 8, and again 8 k further
-        const int row = row0 + j % 2 * 8, k = block * kBlockK + step * 16 + j / 2 * 8 + c * 2;
-        a[step][j] = row < p.n && k < p.k ? *reinterpret_cast<const uint32_t*>(numbers + int64_t{row} * p.k + k) : 0;
-      }
-    }
-  };
   RawWeights raw[kAhead];
   if constexpr (!kDense) {
 #pragma unroll
@@ -98,7 +149,7 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
   }
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-    if (s < p.blocks_k) fetch_tokens(s);
+    if (s < p.blocks_k) fetch_tokens<kTokens>(p, shared, count, s);
     ptx::copy_async_commit();
   }
   float acc[kTiles][4] = {};
@@ -109,53 +160,28 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
       if (block >= p.blocks_k) break;
       uint32_t a[4][4];
       if constexpr (kDense) {
-        fetch_dense(block, a);
+        load_dense(p, matrix, lane, block, a);
       } else {
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const uint32_t us[4] = {raw[s].upper[row].x, raw[s].upper[row].y, raw[s].upper[row].z, raw[s].upper[row].w};
-          const uint32_t ls[4] = {raw[s].lower[row].x, raw[s].lower[row].y, raw[s].lower[row].z, raw[s].lower[row].w};
-#pragma unroll
-          for (int step = 0; step < 4; ++step) rebuild(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
-        }
+        rebuild_operand(planes, raw[s], a);
         if (block + kAhead < p.blocks_k) raw[s] = load_weights(planes, block + kAhead);
       }
       ptx::copy_async_wait_group<kStages - 2>();
       __syncthreads();  // this block's tokens are there, and everyone is done with those of the one before
-      if (block + kStages - 1 < p.blocks_k) fetch_tokens(block + kStages - 1);
+      if (block + kStages - 1 < p.blocks_k) fetch_tokens<kTokens>(p, shared, count, block + kStages - 1);
       ptx::copy_async_commit();
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const uint16_t* token = shared.x[block % kStages][tile * 8 + g];
+        const uint16_t* token = shared.x[block % kStages][tile * 8 + lane.group];
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
           const auto pair = [&](int k) { return *reinterpret_cast<const uint32_t*>(token + step * 16 + k); };
-          ptx::mma_f16(acc[tile], a[step], pair(c * 2), pair(c * 2 + 8));
+          ptx::mma_f16(acc[tile], a[step], pair(lane.pair), pair(lane.pair + 8));
         }
       }
     }
   }
   ptx::copy_async_wait_group<0>();
-  const bool here[2] = {row0 < p.n, row0 + 8 < p.n};
-  const float scale[2] = {here[0] && matrix.row_scale != nullptr ? matrix.row_scale[row0] : 1.0f,
-                          here[1] && matrix.row_scale != nullptr ? matrix.row_scale[row0 + 8] : 1.0f};
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int t = tile * 8 + c * 2 + j;
-      if (t >= count) continue;
-      uint16_t* y = p.y + int64_t{first + t} * p.columns;
-      const float low = acc[tile][j] * scale[0], high = acc[tile][2 + j] * scale[1];
-      if constexpr (kEpilogue == ExpertEpilogue::kStore) {
-        if (here[0]) y[row0] = __half_as_ushort(__float2half_rn(low));
-        if (here[1]) y[row0 + 8] = __half_as_ushort(__float2half_rn(high));
-      } else if (here[1]) {  // row g of 16 is gate's, row g + 8 up's
-        y[row0 / 16 * 8 + g] =
-            __half_as_ushort(__float2half_rn(gate_of<kEpilogue == ExpertEpilogue::kGeglu>(low) * high));
-      }
-    }
-  }
+  store_products<kEpilogue, kTiles>(p, matrix, lane, acc, first, count);
   __syncthreads();  // shared memory is free
 }
 

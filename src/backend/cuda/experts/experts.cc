@@ -15,7 +15,7 @@ Status bad(std::string_view what, std::string_view field, std::string_view rule)
   return error(ErrorCode::kUsage, "{}: {} {}", what, field, rule);
 }
 
-Status check_routes(std::string_view what, const RouteTable& routes, int64_t rows) {
+Status check_routes(std::string_view what, const ExpertRoutes& routes, int64_t rows) {
   if (routes.experts < 1 || routes.experts > kMaxExpertsOnDevice) return bad(what, "experts", "must be 1 to 512");
   if (routes.top < 1 || routes.top > std::min(routes.experts, kMaxTopExpertsOnDevice)) {
     return bad(what, "top", "must be 1 to 32, and not more than there are experts");

@@ -3,20 +3,12 @@
 
 #include <cstdint>
 
+#include "backend/expert_routes.h"
+
 namespace nfp::cuda {
 
 inline constexpr int kMaxExpertsOnDevice = 512;    // of a layer
 inline constexpr int kMaxTopExpertsOnDevice = 32;  // of a token
-
-// As ExpertRoutes of backend.h; device memory.
-struct RouteTable {
-  int32_t experts = 0;
-  int32_t top = 0;
-  int32_t* start = nullptr;  // [experts + 1] expert e has assignments start[e] .. start[e + 1] - 1
-  int32_t* row = nullptr;    // [rows * top] of each assignment
-  int32_t* place = nullptr;  // [rows, top] the assignment of each row's experts, likeliest first
-  float* weight = nullptr;   // [rows, top]
-};
 
 struct RouteCall {
   const void* x = nullptr;             // [rows, hidden] FP16
@@ -25,7 +17,7 @@ struct RouteCall {
   int64_t rows = 0;
   int32_t hidden = 0;  // a multiple of 8
   bool renormalise = false;
-  RouteTable routes;
+  ExpertRoutes routes;
   float* logits = nullptr;         // [rows, experts]; working space
   float* shared_weight = nullptr;  // [rows] sigmoid(x shared_gate), with shared_gate
 };
@@ -43,7 +35,7 @@ enum class ExpertEpilogue : uint8_t { kStore, kSwiglu, kGeglu };
 
 struct ExpertLinearCall {
   const ExpertMatrix* matrices = nullptr;  // host [experts]
-  RouteTable routes;
+  ExpertRoutes routes;
   int64_t n = 0;            // rows of every matrix; with a gate in swiglu order (layout.h), a multiple of 16
   int64_t k = 0;            // a multiple of 8
   const void* x = nullptr;  // FP16 [rows, k], or where `sorted` [rows * top, k] by assignment
@@ -56,7 +48,7 @@ struct ExpertLinearCall {
 // out[r] = sum over i of weight[r, i] x[place[r, i]] in the order of i, plus shared_weight[r] shared[r].
 struct CombineCall {
   const void* x = nullptr;  // FP16 [rows * top, hidden] by assignment
-  RouteTable routes;
+  ExpertRoutes routes;
   int64_t rows = 0;
   int32_t hidden = 0;                    // a multiple of 8
   const void* shared = nullptr;          // FP16 [rows, hidden], or null

@@ -45,7 +45,7 @@ struct Routes {
   }
   DeviceVector<int32_t> start, row, place;
   DeviceVector<float> weight;
-  RouteTable table;
+  ExpertRoutes table;
 };
 
 TEST_F(ExpertsGpu, RoutesAreThoseOfFloat64) {

@@ -119,38 +119,61 @@ __device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* part
 // Computed here and not further down, where the compiler would.
 __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
-// kVectors groups of eight columns a thread, blockDim apart, stay in registers from load to store. What a row is made
-// of is known at compile time: the GEMM of a decode step waits for every instruction here.
+// A thread's part of a row: kVectors groups of eight columns, blockDim apart, in registers from load to store. What a
+// row is made of is known at compile time: the GEMM of a decode step waits for every instruction here.
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
-__global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p) {
-  constexpr bool kNorm = kSource == GemmInputSource::kNorm;
-  constexpr bool kGelu = kSource == GemmInputSource::kGeglu;
-  constexpr bool kGated = kSource == GemmInputSource::kSwiglu || kGelu;
-  extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
-  __shared__ float2 scratch[32], parts[kMaxRowBlocks];
-  ptx::launch_dependents();
-  // A cluster of p.blocks blocks shares a token's row: this one has columns [begin, end) of it.
-  const int64_t token = blockIdx.x / p.blocks;
-  const uint32_t rank = blockIdx.x % p.blocks;
-  const int64_t begin = int64_t{rank} * p.block_columns;
-  const int64_t end = min(p.k, begin + p.block_columns);
-  const auto* x = static_cast<const uint16_t*>(p.x) + token * p.ldx;
+struct RowPart {
+  static constexpr bool kNorm = kSource == GemmInputSource::kNorm;
+  static constexpr bool kGelu = kSource == GemmInputSource::kGeglu;
+  static constexpr bool kGated = kSource == GemmInputSource::kSwiglu || kGelu;
   // What a row is made of stays in registers as 16-bit numbers, which leave room for more rows on an SM; what SwiGLU
   // makes has none until the end.
-  constexpr bool kPacked = !kGated;
-  float v[kPacked ? 1 : kVectors][8];
-  Totals totals{0.0f, 0.0f};
+  static constexpr bool kPacked = !kGated;
   // Every load before the first store, so that all are in flight together; a norm of more than four groups a thread has
   // too few registers for that and goes group by group.
-  constexpr bool kEarlyLoads = kVectors <= 4 || kSource == GemmInputSource::kPlain;
-  uint4 raw[kVectors], second[kVectors];
+  static constexpr bool kEarlyLoads = kVectors <= 4 || kSource == GemmInputSource::kPlain;
   // FP32 weights take twice the registers.
-  constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
-  constexpr int kWeights = kEarlyWeight ? kVectors : 1;
+  static constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
+  static constexpr int kWeights = kEarlyWeight ? kVectors : 1;
+  static constexpr bool kEarlyPlace = kVectors <= 2;
+
+  int64_t token;
+  int64_t begin, end;  // the block's columns
+  const uint16_t* x;   // the row
+  float v[kPacked ? 1 : kVectors][8];
+  uint4 raw[kVectors], second[kVectors];
   uint4 weight[kWeights];
   float weight_f32[kWeightF32 ? kWeights : 1][8];
-  const auto column_of = [&](int i) { return begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8; };
-  const auto load = [&](int i) {
+  uint32_t place[kEarlyPlace ? kVectors : 1][4];
+
+  __device__ __forceinline__ RowPart(const GemmInputParams& p, int64_t row, uint32_t rank)
+      : token(row),
+        begin(int64_t{rank} * p.block_columns),
+        end(min(p.k, begin + p.block_columns)),
+        x(static_cast<const uint16_t*>(p.x) + row * p.ldx) {}
+
+  __device__ __forceinline__ int64_t column_of(int i) const {
+    return begin + (int64_t{i} * blockDim.x + threadIdx.x) * 8;
+  }
+  // Where each pair of codes goes: even k and its neighbour stay neighbours. Computed before the wait where registers
+  // allow.
+  static __device__ __forceinline__ uint32_t place_of(int i, int j) {
+    return static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
+  }
+  __device__ __forceinline__ void find_places() {
+    if constexpr (kEarlyPlace) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          place[i][j] = place_of(i, j);
+          now(place[i][j]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load(const GemmInputParams& p, int i) {
     const int64_t first = column_of(i);
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
     if constexpr (kGated) {
@@ -162,61 +185,33 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
       if (kNorm && p.residual != nullptr)
         second[i] = load8<kAligned>(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, end);
     }
-  };
-  const auto load_weight = [&](int i) {
+  }
+  __device__ __forceinline__ void load_weight(const GemmInputParams& p, int i) {
     const int64_t first = column_of(i);
-    const int place = kEarlyWeight ? i : 0;
+    const int at = kEarlyWeight ? i : 0;
     if constexpr (kNorm && kWeightF32) {
-      load4_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[place]);
-      load4_f32<kAligned>(static_cast<const float*>(p.weight), first + 4, end, weight_f32[place] + 4);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first, end, weight_f32[at]);
+      load4_f32<kAligned>(static_cast<const float*>(p.weight), first + 4, end, weight_f32[at] + 4);
     } else if constexpr (kNorm) {
-      weight[place] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
+      weight[at] = load8<kAligned>(static_cast<const uint16_t*>(p.weight), first, end);
     }
-  };
-  const auto multiply = [&](int i, float(&to)[8]) {
-    if constexpr (!kEarlyWeight) load_weight(i);
-    const int place = kEarlyWeight ? i : 0;
+  }
+  __device__ __forceinline__ void multiply(const GemmInputParams& p, int i, float (&to)[8]) {
+    if constexpr (!kEarlyWeight) load_weight(p, i);
+    const int at = kEarlyWeight ? i : 0;
     float w[8];
     if constexpr (kWeightF32) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) w[j] = weight_f32[place][j] + p.weight_offset;
+      for (int j = 0; j < 8; ++j) w[j] = weight_f32[at][j] + p.weight_offset;
     } else {
-      widen8<kBf16>(weight[place], w);
+      widen8<kBf16>(weight[at], w);
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) to[j] *= w[j];
-  };
-  // Where each pair of codes goes: even k and its neighbour stay neighbours. Computed before the wait where registers
-  // allow.
-  const auto place_of = [&](int i, int j) {
-    return static_cast<uint32_t>(activation_byte((i * blockDim.x + threadIdx.x) * 8 + j * 2));
-  };
-  constexpr bool kEarlyPlace = kVectors <= 2;
-  uint32_t place[kEarlyPlace ? kVectors : 1][4];
-  if constexpr (kEarlyPlace) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        place[i][j] = place_of(i, j);
-        now(place[i][j]);
-      }
-    }
   }
-  if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
-  // The norm's weights do not depend on the kernel before; the rest may.
-  if constexpr (kEarlyWeight) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) load_weight(i);
-  }
-  ptx::dependency_wait();
-  if constexpr (kEarlyLoads) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) load(i);
-  }
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    if constexpr (!kEarlyLoads) load(i);
+
+  // Makes group i of what was loaded, and adds it to the row's totals.
+  __device__ __forceinline__ void make(const GemmInputParams& p, int i, Totals& totals) {
     float element[8], other[8];
     widen8<kBf16>(raw[i], element);
     widen8<kBf16>(second[i], other);
@@ -233,26 +228,19 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
     if constexpr (kNorm) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) totals.sum += element[j] * element[j];
-      multiply(i, element);
+      multiply(p, i, element);
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) totals.largest = fmaxf(totals.largest, fabsf(element[j]));
   }
-  if (kNorm || p.y_e4m3 != nullptr) totals = reduce(totals, scratch, parts, p.blocks, rank);
-  // The norm's factor is the row's, so the largest magnitude needs no second reduction.
-  const float factor = kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
-  const bool has_codes = p.y_e4m3 != nullptr;
-  const float largest = totals.largest * factor;
-  const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
-  if (has_codes && threadIdx.x == 0 && rank == 0) p.scales[token] = scale;
-  const float inverse = 1.0f / scale;
-  const int columns = has_codes ? min(p.block_columns, p.padded_k - static_cast<int>(begin)) : 0;  // of codes
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
+
+  // Group i times the row's factor, to memory in 16 bits and to `codes`, of which the block has `columns`, in E4M3.
+  __device__ __forceinline__ void store(const GemmInputParams& p, int i, float factor, float inverse, uint8_t* codes,
+                                        int columns) {
     float element[8];
     if constexpr (kPacked) {
       widen8<kBf16>(raw[i], element);
-      if constexpr (kNorm) multiply(i, element);
+      if constexpr (kNorm) multiply(p, i, element);
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j) element[j] = v[i][j];
@@ -262,7 +250,7 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
     if (p.y_f16 != nullptr) {
       store8<kAligned>(static_cast<uint16_t*>(p.y_f16) + token * p.ldy, column_of(i), end, narrow8<kBf16>(element));
     }
-    if (static_cast<int>((i * blockDim.x + threadIdx.x) * 8) >= columns) continue;
+    if (static_cast<int>((i * blockDim.x + threadIdx.x) * 8) >= columns) return;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const float2 pair = make_float2(element[j] * inverse, element[j + 1] * inverse);
@@ -270,15 +258,60 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
           __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
   }
-  if (!has_codes) return;
-  for (int i = static_cast<int>(kVectors * blockDim.x * 8 + threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
-    *reinterpret_cast<uint16_t*>(codes + i) = 0;  // padding past the last vector
+};
+
+// The block's `columns` codes to memory, `made` of which threads have written; the rest is padding.
+__device__ __forceinline__ void store_codes(uint8_t* codes, int made, int columns, uint8_t* out) {
+  for (int i = made + static_cast<int>(threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
+    *reinterpret_cast<uint16_t*>(codes + i) = 0;
   }
   __syncthreads();
-  uint8_t* out = p.y_e4m3 + token * p.ldy_e4m3 + begin;
   for (int i = threadIdx.x * 16; i < columns; i += blockDim.x * 16) {
     *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(codes + i);
   }
+}
+
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
+__global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p) {
+  using Part = RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>;
+  extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
+  __shared__ float2 scratch[32], parts[kMaxRowBlocks];
+  ptx::launch_dependents();
+  // A cluster of p.blocks blocks shares a token's row: this one has columns [begin, end) of it.
+  const uint32_t rank = blockIdx.x % p.blocks;
+  Part part(p, blockIdx.x / p.blocks, rank);
+  part.find_places();
+  if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
+  // The norm's weights do not depend on the kernel before; the rest may.
+  if constexpr (Part::kEarlyWeight) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) part.load_weight(p, i);
+  }
+  ptx::dependency_wait();
+  if constexpr (Part::kEarlyLoads) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) part.load(p, i);
+  }
+  Totals totals{0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    if constexpr (!Part::kEarlyLoads) part.load(p, i);
+    part.make(p, i, totals);
+  }
+  const bool has_codes = p.y_e4m3 != nullptr;
+  if (Part::kNorm || has_codes) totals = reduce(totals, scratch, parts, p.blocks, rank);
+  // The norm's factor is the row's, so the largest magnitude needs no second reduction.
+  const float factor = Part::kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
+  const float largest = totals.largest * factor;
+  const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+  if (has_codes && threadIdx.x == 0 && rank == 0) p.scales[part.token] = scale;
+  const float inverse = 1.0f / scale;
+  const int columns = has_codes ? min(p.block_columns, p.padded_k - static_cast<int>(part.begin)) : 0;  // of codes
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) part.store(p, i, factor, inverse, codes, columns);
+  if (!has_codes) return;
+  store_codes(codes, static_cast<int>(kVectors * blockDim.x * 8), columns,
+              p.y_e4m3 + part.token * p.ldy_e4m3 + part.begin);
 }
 
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32>

@@ -88,6 +88,15 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, uint4 v) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t v) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
+}
+
+__device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+
 // From the L2, where another SM's writes are. Volatile: never moved above the barrier that orders it.
 __device__ __forceinline__ float4 load_global_cg(const float4* p) {
   float4 v;

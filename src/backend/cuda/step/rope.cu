@@ -35,28 +35,34 @@ __device__ __forceinline__ void load_f32(const float* from, float (&v)[kVector])
   }
 }
 
-// How numbers lie in the cache.
+// How numbers lie in the cache. store() returns whether they all fit.
 struct F16Store {
   using Element = uint16_t;
   template <int kVector>
-  static __device__ __forceinline__ void store(Element* to, const float (&v)[kVector]) {
+  static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
     Packed<kVector> raw;
     auto* pairs = reinterpret_cast<__half2*>(&raw);
+    uint32_t beyond = 0;
 #pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) pairs[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+    for (int i = 0; i < kVector / 2; ++i) {
+      pairs[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+      beyond |= __vcmpeq2(*reinterpret_cast<const uint32_t*>(pairs + i) & 0x7c007c00u, 0x7c007c00u);
+    }
     *reinterpret_cast<Packed<kVector>*>(to) = raw;
+    return beyond == 0;
   }
 };
 struct E4m3Store {  // nearest even; beyond 448 becomes 448, NaN stays
   using Element = uint8_t;
   template <int kVector>
-  static __device__ __forceinline__ void store(Element* to, const float (&v)[kVector]) {
+  static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
     std::conditional_t<kVector == 8, uint2, uint32_t> raw;
     auto* pairs = reinterpret_cast<uint16_t*>(&raw);
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i)
       pairs[i] = __nv_cvt_float2_to_fp8x2(float2{v[2 * i], v[2 * i + 1]}, __NV_SATFINITE, __NV_E4M3);
     *reinterpret_cast<decltype(raw)*>(to) = raw;
+    return true;
   }
 };
 
@@ -132,8 +138,10 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
     const int block = slot / c.block_size;
     auto* cache = static_cast<typename Store::Element*>(is_value ? c.values : c.keys) +
                   ((int64_t{block} * c.kv_heads + kv_head) * c.block_size + (slot - block * c.block_size)) * c.head_dim;
-    if (has_first) Store::store(cache + first * kVector, a);
-    if (has_second) Store::store(cache + second * kVector, b);
+    bool fits = true;
+    if (has_first) fits = Store::store(cache + first * kVector, a);
+    if (has_second) fits = Store::store(cache + second * kVector, b) && fits;
+    if (!fits && c.overflowed_layer != nullptr) *c.overflowed_layer = c.layer;
   }
 }
 

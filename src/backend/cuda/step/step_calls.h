@@ -57,6 +57,9 @@ struct RopeCall {
   void* values = nullptr;
   bool e4m3_cache = false;  // codes of the numbers themselves (scale 1); magnitudes over 448 become 448
   int32_t block_size = 16;
+  // FP16 caches: where the kernel writes `layer` when a key or value does not fit FP16; null = nowhere.
+  int32_t* overflowed_layer = nullptr;
+  int32_t layer = 0;
   bool dependent_launch = true;
 };
 

@@ -94,6 +94,95 @@ struct Epilogue {
     return kSwiglu ? t * 64 + ((column16 ^ (t / 2 % 4)) * 16) : t * 128 + ((column16 ^ (t % 8)) * 16);
   }
 
+  static constexpr int kTokensAtOnce = kGroup * kChunk;
+  static constexpr int kGroups = kTokens / kTokensAtOnce;
+
+  // The residual of a group of chunks, on its way through registers: 16 bytes a load, 8 (4 with swiglu) threads a
+  // token.
+  template <bool kSwiglu>
+  struct Residual {
+    static constexpr int kLanes = kSwiglu ? 4 : 8;
+    static constexpr int kLoads = (kTokensAtOnce * kLanes + 127) / 128;
+    uint4 ahead[kLoads];
+
+    __device__ __forceinline__ void fetch(const KernelParams& p, int group, int token0, int column0, int thread) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int t = (thread + i * 128) / kLanes, column = column0 + thread % kLanes * 8;
+        const int token = token0 + group * kTokensAtOnce + t;
+        ahead[i] = make_uint4(0, 0, 0, 0);
+        if (group < kGroups && t < kTokensAtOnce && token < p.m && column < (kSwiglu ? p.n / 2 : p.n)) {
+          ahead[i] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.residual) + token * p.ldr + column);
+        }
+      }
+    }
+    __device__ __forceinline__ void stage(uint32_t half, int thread) const {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int t = (thread + i * 128) / kLanes;
+        if (t < kTokensAtOnce) {
+          ptx::store_shared_16(half + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
+                               ahead[i]);
+        }
+      }
+    }
+  };
+
+  // One chunk of tokens -> its staging buffer, where the residual lies already if there is one.
+  template <bool kSwiglu, bool kResidual>
+  __device__ __forceinline__ void stage_chunk(const float (&acc)[kTokens / 2], const RowFactors& f, int chunk, int warp,
+                                              int lane, uint32_t buffer) const {
+    float2 token_scales[kTokenScale ? kChunk / 8 : 1];
+    if constexpr (kTokenScale && !kResidual) {  // all at once, where registers allow
+#pragma unroll
+      for (int j = 0; j < kChunk / 8; ++j)
+        token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
+    }
+#pragma unroll
+    for (int j = 0; j < kChunk / 8; ++j) {
+      const int base = (chunk * (kChunk / 8) + j) * 4;
+      float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
+      if constexpr (kTokenScale) {
+        if constexpr (kResidual)
+          token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
+        v0 *= token_scales[j].x;
+        v1 *= token_scales[j].y;
+        v2 *= token_scales[j].x;
+        v3 *= token_scales[j].y;
+      }
+      v0 = fmaf(v0, f.scale0, f.bias0);
+      v1 = fmaf(v1, f.scale0, f.bias0);
+      v2 = fmaf(v2, f.scale1, f.bias1);
+      v3 = fmaf(v3, f.scale1, f.bias1);
+      const int t = j * 8 + lane % 8;
+      if constexpr (kSwiglu) {  // v0, v1: gate; v2, v3: up
+        v0 = silu_times(v0, v2);
+        v1 = silu_times(v1, v3);
+        const uint32_t address = buffer + staged<true>(t, warp);
+        if constexpr (kResidual) {
+          uint32_t r0;
+          ptx::load_matrix_x1_trans(address, r0);
+          const float2 r = unpack_pair(r0, kBf16);
+          v0 += r.x;
+          v1 += r.y;
+        }
+        ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, kBf16));
+      } else {
+        const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
+        if constexpr (kResidual) {
+          uint32_t r0, r1;
+          ptx::load_matrix_x2_trans(address, r0, r1);
+          const float2 a = unpack_pair(r0, kBf16), b = unpack_pair(r1, kBf16);
+          v0 += a.x;
+          v1 += a.y;
+          v2 += b.x;
+          v3 += b.y;
+        }
+        ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, kBf16), pack_pair(v2, v3, kBf16));
+      }
+    }
+  }
+
   // chunk_mask: of the tile's chunks, those that this block stores.
   template <bool kSwiglu, bool kResidual>
   __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
@@ -108,31 +197,15 @@ struct Epilogue {
       ptx::copy_async_wait();  // prepare()'s
       if constexpr (kHalves == 2) barrier();
     }
-    // 16 bytes of the residual: 8 (4 with swiglu) threads a token.
-    constexpr int kLanes = kSwiglu ? 4 : 8;
-    constexpr int kTokensAtOnce = kGroup * kChunk;
-    constexpr int kLoads = (kTokensAtOnce * kLanes + 127) / 128;
-    constexpr int kGroups = kTokens / kTokensAtOnce;
-    uint4 ahead[kLoads];
-    const auto fetch = [&](int group) {
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int t = (thread + i * 128) / kLanes, column = column0 + thread % kLanes * 8;
-        const int token = token0 + group * kTokensAtOnce + t;
-        ahead[i] = make_uint4(0, 0, 0, 0);
-        if (group < kGroups && t < kTokensAtOnce && token < p.m && column < (kSwiglu ? p.n / 2 : p.n)) {
-          ahead[i] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.residual) + token * p.ldr + column);
-        }
-      }
-    };
-    if constexpr (kResidual) fetch(0);
+    Residual<kSwiglu> residual;
+    if constexpr (kResidual) residual.fetch(p, 0, token0, column0, thread);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const int first = token0 + group * kTokensAtOnce;
       if (first >= p.m) break;
       const uint32_t wanted = chunk_mask >> (group * kGroup) & ((1u << kGroup) - 1);
       if (wanted == 0) {
-        if constexpr (kResidual) fetch(group + 1);
+        if constexpr (kResidual) residual.fetch(p, group + 1, token0, column0, thread);
         continue;
       }
       const uint32_t half = staging + (kHalves == 2 ? groups_stored % 2 * (kGroup * kChunkBytes) : 0);
@@ -141,71 +214,14 @@ struct Epilogue {
         barrier();
       }
       if constexpr (kResidual) {
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-          const int t = (thread + i * 128) / kLanes;
-          if (t < kTokensAtOnce) {
-            ptx::store_shared_16(half + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
-                                 ahead[i]);
-          }
-        }
-        fetch(group + 1);
+        residual.stage(half, thread);
+        residual.fetch(p, group + 1, token0, column0, thread);
         barrier();
       }
 #pragma unroll
       for (int inner = 0; inner < kGroup; ++inner) {
-        const int chunk = group * kGroup + inner;
-        const uint32_t buffer = half + inner * kChunkBytes;
         if ((wanted >> inner & 1) == 0) continue;
-        float2 token_scales[kTokenScale ? kChunk / 8 : 1];
-        if constexpr (kTokenScale && !kResidual) {  // all at once, where registers allow
-#pragma unroll
-          for (int j = 0; j < kChunk / 8; ++j)
-            token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
-        }
-#pragma unroll
-        for (int j = 0; j < kChunk / 8; ++j) {
-          const int base = (chunk * (kChunk / 8) + j) * 4;
-          float v0 = acc[base], v1 = acc[base + 1], v2 = acc[base + 2], v3 = acc[base + 3];
-          if constexpr (kTokenScale) {
-            if constexpr (kResidual)
-              token_scales[j] = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
-            v0 *= token_scales[j].x;
-            v1 *= token_scales[j].y;
-            v2 *= token_scales[j].x;
-            v3 *= token_scales[j].y;
-          }
-          v0 = fmaf(v0, f.scale0, f.bias0);
-          v1 = fmaf(v1, f.scale0, f.bias0);
-          v2 = fmaf(v2, f.scale1, f.bias1);
-          v3 = fmaf(v3, f.scale1, f.bias1);
-          const int t = j * 8 + lane % 8;
-          if constexpr (kSwiglu) {  // v0, v1: gate; v2, v3: up
-            v0 = silu_times(v0, v2);
-            v1 = silu_times(v1, v3);
-            const uint32_t address = buffer + staged<true>(t, warp);
-            if constexpr (kResidual) {
-              uint32_t r0;
-              ptx::load_matrix_x1_trans(address, r0);
-              const float2 r = unpack_pair(r0, kBf16);
-              v0 += r.x;
-              v1 += r.y;
-            }
-            ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, kBf16));
-          } else {
-            const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
-            if constexpr (kResidual) {
-              uint32_t r0, r1;
-              ptx::load_matrix_x2_trans(address, r0, r1);
-              const float2 a = unpack_pair(r0, kBf16), b = unpack_pair(r1, kBf16);
-              v0 += a.x;
-              v1 += a.y;
-              v2 += b.x;
-              v3 += b.y;
-            }
-            ptx::store_matrix_x2_trans(address, pack_pair(v0, v1, kBf16), pack_pair(v2, v3, kBf16));
-          }
-        }
+        stage_chunk<kSwiglu, kResidual>(acc, f, group * kGroup + inner, warp, lane, half + inner * kChunkBytes);
       }
       ptx::fence_async_shared();
       // After this barrier the group is complete, and the other half is free for the next one.

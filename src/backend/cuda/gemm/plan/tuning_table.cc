@@ -74,15 +74,15 @@ Result<TuningTable> TuningTable::parse(std::string_view text, const std::string&
   if (json_too_deep(text)) return bad("is nested too deeply");
   const Json root = Json::parse(text, nullptr, false);
   if (!root.is_object()) return bad("is not a JSON object");
-  const auto text_of = [](const Json& object, const char* key) -> std::string {
+  const auto string_field = [](const Json& object, const char* key) -> std::string {
     const auto at = object.find(key);
     return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
   };
-  const std::string format = text_of(root, "format");
+  const std::string format = string_field(root, "format");
   if (format != kFormat && format != kFormatWithoutModels)
     return bad(fmt::format("'format' is neither '{}' nor '{}'", kFormat, kFormatWithoutModels));
   TuningTable table;
-  table.device = text_of(root, "device");
+  table.device = string_field(root, "device");
   if (format == kFormat) {
     const auto models = root.find("models");
     if (models == root.end() || !models->is_object()) return bad("'models' is not an object");
@@ -105,8 +105,8 @@ Result<TuningTable> TuningTable::parse(std::string_view text, const std::string&
       sizes[i] = at->get<int64_t>();
       if (sizes[i] <= 0 || sizes[i] > (int64_t{1} << 30)) return bad("'n' or 'k' of a choice is out of range");
     }
-    const auto mode = parse_mode(text_of(entry, "mode"));
-    if (!mode) return bad(fmt::format("unknown mode '{}'", text_of(entry, "mode")));
+    const auto mode = parse_mode(string_field(entry, "mode"));
+    if (!mode) return bad(fmt::format("unknown mode '{}'", string_field(entry, "mode")));
     const auto by_tokens = entry.find("by_tokens");
     if (by_tokens == entry.end() || !by_tokens->is_object()) return bad("'by_tokens' of a choice is not an object");
     for (const auto& [key, value] : by_tokens->items()) {

@@ -50,6 +50,8 @@ TEST(TuningTable, RefusesWhatItDoesNotKnow) {
         entry(R"({"n": 1, "k": 2, "mode": "e4m3-promoted", "by_tokens": {"1": "128x256 c1 b1"}})")}) {
     EXPECT_NE(message(bad).find("choices.json: "), std::string::npos) << bad;
   }
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  EXPECT_NE(message(entry(deep)).find("choices.json: is nested too deeply"), std::string::npos);
 }
 
 TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {

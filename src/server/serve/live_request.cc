@@ -1,0 +1,67 @@
+#include "server/serve/live_request.h"
+
+#include <utility>
+
+#include "base/log.h"
+
+namespace nfp::server {
+
+LiveRequest::LiveRequest(ServerState* state, RequestContext context)
+    : state_(state),
+      exchange_(std::move(context.exchange)),
+      request_id_(std::move(context.id)),
+      headers_(std::move(context.headers)),
+      stop_(std::move(context.stop)),
+      lease_(std::move(context.lease)) {
+  ++state_->in_flight;
+}
+
+LiveRequest::~LiveRequest() {
+  state_->live.remove(this);
+  --state_->in_flight;
+}
+
+void LiveRequest::start(bool on_worker) {
+  tell_ignored(headers_, request_id_, ignored());
+  state_->live.add(shared_from_this());
+  if (!on_worker) exchange_->on_abort([stop = stop_]() mutable { stop.request_stop(); });
+  prepared(prepare(), on_worker);
+}
+
+void LiveRequest::go_on(MaybeError failure, bool on_worker) {
+  if (!on_worker) return failure ? fail(*failure) : run();
+  exchange_->post([self = shared_from_this(), failure = std::move(failure)] {
+    if (failure) return self->fail(*failure);
+    self->run();
+  });
+}
+
+void LiveRequest::cut_off() {
+  stop_.request_stop();
+  exchange_->post([self = shared_from_this()] {
+    if (self->ended_) return;
+    self->cancel_all();
+    self->fail(ApiError{503, "the request was cut off because the server is shutting down", "", ""});
+  });
+}
+
+void LiveRequest::watch_client() {
+  // Weak: the exchange must not keep alive what keeps it alive.
+  exchange_->on_abort([weak = weak_from_this()] {
+    if (const auto self = weak.lock(); self && !self->ended_) {
+      self->ended_ = true;
+      self->cancel_all();
+      self->log_disconnected();
+    }
+  });
+}
+
+void tell_ignored(std::vector<http::Header>& headers, std::string_view request_id,
+                  const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  const std::string list = fmt::format("{}", fmt::join(names, ", "));
+  headers.push_back({"X-NestedFP-Ignored", list});
+  log::warn("request={} fields that are not known here were ignored: {}", request_id, list);
+}
+
+}  // namespace nfp::server

@@ -141,6 +141,7 @@ def main() -> None:
             emit(event="failed", engine=name, error=str(error))
     while arguments.wait_for and not os.path.exists(arguments.wait_for):
         time.sleep(0.2)
+    emit(event="measuring")
     modes = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items() if name in alive}
 
     def item(what: str, batch: int, tokens: int, answer: int, repeats: int, value) -> None:

@@ -62,7 +62,8 @@ struct BatchItem {
 
 class StepInput {
  public:
-  static constexpr int kSlots = 2;  // steps in flight: the host arrays of one are read while the next is planned
+  // Host arrays: two steps in flight, as those of one are read while the next is planned, each of two launches at most.
+  static constexpr int kSlots = 4;
 
   static Result<std::unique_ptr<StepInput>> create(Backend& backend, const StepLimits& limits);
 

@@ -1,5 +1,5 @@
-"""`vllm serve` with the plugin's scheduler and worker, over HTTP, with CUDA graphs: what a request asks for, and metrics. On a
-Hopper GPU; skips elsewhere. Environment: test_serving.py."""
+"""`vllm serve` with the plugin's scheduler and worker, over HTTP, with CUDA graphs: what a request asks for, and metrics.
+On a Hopper GPU; skips elsewhere. Environment: test_serving.py."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """vLLM engines over tiny models, with and without nestedfp, on a Hopper GPU. Skips elsewhere.
 
-NESTEDFP_NESTED_MODELS names a folder with NAME and NAME-nested (what `nestedfp convert` made of NAME) for each family of
-make_models.py; NESTEDFP_TEST_OUT a folder that keeps reports and logs; NESTEDFP_TEST_JOBS how many engines run at once, NESTEDFP_TEST_ONLY which (their
-names with commas)."""
+NESTEDFP_NESTED_MODELS names a folder with NAME and NAME-nested (what `nestedfp convert` made of NAME) for each family
+of make_models.py; NESTEDFP_TEST_OUT a folder that keeps reports and logs; NESTEDFP_TEST_JOBS how many engines run at
+once, NESTEDFP_TEST_SECONDS how long each may; NESTEDFP_TEST_ONLY which (their names with commas)."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """The plugin's counts, from the scheduler to Prometheus (stat_logger.py).
 
-The scheduler runs in the engine's process, /metrics in the server's; between them goes vLLM's SchedulerStats, which gets one field
-more here: what was counted since the last one.
+The scheduler runs in the engine's process, /metrics in the server's; between them goes vLLM's SchedulerStats, which
+gets one field more here: what was counted since the last one.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def device(index: int) -> _Device:
     return made
 
 
-def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int,
-         k: int, join: int, swiglu: bool) -> torch.Tensor:
+def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
+         n: int, k: int, join: int, swiglu: bool) -> torch.Tensor:
     m = x.shape[0]
     columns = n // 2 if swiglu else n
     y = x.new_empty((m, columns))
@@ -112,15 +112,15 @@ def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch
     kind = 1 if x.dtype is torch.bfloat16 else 0
     stream = torch._C._cuda_getCurrentRawStream(index)
     if swiglu:
-        code = on.library.nfp_linear_run_swiglu(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns, scratch,
-                                                stream)
+        code = on.library.nfp_linear_run_swiglu(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
+                                                scratch, stream)
     else:
         bias_pointer = None
         if bias is not None:
             kept = on.biases.get(bias.data_ptr())
             bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
-        code = on.library.nfp_linear_run(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns, bias_pointer,
-                                         scratch, stream)
+        code = on.library.nfp_linear_run(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
+                                         bias_pointer, scratch, stream)
     if code:
         _library.check(code)
     return y
@@ -196,8 +196,8 @@ class NotNested(Exception):
 
 
 def _return_free_blocks(weight: torch.Tensor) -> None:
-    """vLLM loads with max_split_size_mb:20: a plane would take a free block whole that is up to 20 MiB larger (of the dense
-    weight before it), and keep it."""
+    """vLLM loads with max_split_size_mb:20: a plane would take a free block whole that is up to 20 MiB larger (of the
+    dense weight before it), and keep it."""
     if weight.numel() >= 1 << 20:
         torch.cuda.empty_cache()
 

@@ -1,10 +1,11 @@
-"""Kernels that begin while the one before them ends (programmatic dependent launch), for what Inductor compiles around the
-linear layers.
+"""Kernels that begin while the one before them ends (programmatic dependent launch), for what Inductor compiles around
+the linear layers.
 
 Ours fetch weights while the kernel before them still runs, if that one lets them. Inductor's do with its option
-triton.enable_pdl, and wait themselves only before they touch what the kernel just before them wrote. That is not enough behind
-ours: they let the next one start at their own beginning, so that what was written two kernels before may not be there yet.
-Here Inductor's kernels wait before they touch anything. Then each kernel that ends has seen all before it end.
+triton.enable_pdl, and wait themselves only before they touch what the kernel just before them wrote. That is not enough
+behind ours: they let the next one start at their own beginning, so that what was written two kernels before may not be
+there yet. Here Inductor's kernels wait before they touch anything. Then each kernel that ends has seen all before it
+end.
 """
 
 from __future__ import annotations
@@ -39,6 +40,6 @@ def install() -> bool:
 
 
 def enable(config: Any) -> None:
-    """For the model of this vLLM configuration, unless it says otherwise (compilation_config.inductor_compile_config)."""
+    """For the model of this vLLM configuration, unless its compilation_config.inductor_compile_config says otherwise."""
     if install() and not INDEPENDENT_START:
         config.compilation_config.inductor_compile_config.setdefault(OPTION, True)

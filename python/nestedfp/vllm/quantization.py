@@ -69,7 +69,8 @@ class _NestedLinearMethod(LinearMethodBase):
             return self.dense.apply(layer, x, bias)
         n, k, join = layer.nestedfp_shape
         if layer.nestedfp_swiglu:
-            y = torch.ops.nestedfp.swiglu(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, n, k, join)
+            y = torch.ops.nestedfp.swiglu(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, n, k,
+                                          join)
             return y.view(*x.shape[:-1], n // 2)
         y = torch.ops.nestedfp.linear(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, bias, n,
                                       k, join)
@@ -86,7 +87,8 @@ class _NestedLinearMethod(LinearMethodBase):
 
     def order(self, layer: torch.nn.Module, *planes: torch.Tensor) -> list[torch.Tensor]:
         """The rows of a weight, or of its planes, as the kernels want them."""
-        layer.nestedfp_interleaved = self.config.joins_swiglu and swiglu.may_join(self.prefix, layer.nestedfp_parts, layer)
+        layer.nestedfp_interleaved = (self.config.joins_swiglu
+                                      and swiglu.may_join(self.prefix, layer.nestedfp_parts, layer))
         return [op.interleave(plane) if layer.nestedfp_interleaved else plane for plane in planes]
 
 

@@ -84,7 +84,7 @@ class _ChoosesPrecision:
             count, request = scheduled.get(name), self.requests.get(name)
             if request is None:
                 continue
-            # Tokens that this step or one under way will give are in num_output_placeholders with asynchronous scheduling.
+            # With asynchronous scheduling: tokens that this step or one under way will give.
             in_flight = getattr(request, "num_output_placeholders", 0)
             if count is None:
                 if target.first_s is None and in_flight == 0:  # it waits: this step, and one of its own at least

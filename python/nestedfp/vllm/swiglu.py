@@ -1,7 +1,7 @@
 """silu(gate) * up inside the product that computes both, in the layers that vLLM's Llama and Qwen MLPs are made of.
 
-The weight's rows are ordered for it while it is nested. Where the MLP turns out to be another one, the layer's result is put
-back in order instead.
+The weight's rows are ordered for it while it is nested. Where the MLP turns out to be another one, the layer's result is
+put back in order instead.
 """
 
 from __future__ import annotations

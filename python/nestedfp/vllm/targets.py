@@ -1,8 +1,8 @@
 """Latency targets of requests, and which steps must be FP8 for them to be kept. Nothing here needs vLLM.
 
-vLLM chooses the tokens of a step; what is left to choose is the precision. So the rule is: FP16, unless at FP16's pace a
-request of this step would get its next token after it is due. A first token is due `slo_ttft_ms` after the request came, token i
-after it at i times `slo_tpot_ms`: time lost earlier is made good, and time saved is spent on FP16 again.
+vLLM chooses the tokens of a step; what is left to choose is the precision. So the rule is: FP16, unless at FP16's pace
+a request of this step would get its next token after it is due. A first token is due `slo_ttft_ms` after the request
+came, token i after it at i times `slo_tpot_ms`: time lost earlier is made good, and time saved is spent on FP16 again.
 """
 
 from __future__ import annotations

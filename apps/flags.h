@@ -20,7 +20,7 @@ struct DeviceFlags {
   std::string device = "auto";
   std::string load_format = "auto";
   bool deterministic = false;
-  double gpu_memory_utilization = 0.9;
+  double gpu_memory_utilization = EngineConfig{}.memory_share;
 
   void add_to(CLI::App& app);
   void apply(LoadedModelOptions& options) const;

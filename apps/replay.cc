@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "base/atomic_file.h"
+#include "engine/engine_config.h"
 #include "policy/slo_policy.h"
 #include "progress_bar.h"
 #include "replay/http_load.h"
@@ -28,6 +29,7 @@ struct ReplayFlags {
   std::vector<std::string> goodput;
   std::vector<double> fp8_levels;
   std::string slo_missed = "last";
+  bool as_served = false, exact_decode = false;
   std::vector<std::string> kl;
   HttpLoadOptions http;
   std::string json, csv, html, command;
@@ -63,6 +65,7 @@ class Simulation {
         SloOptions slo;
         slo.levels = *levels;
         slo.missed = *parse_slo_missed(flags_.slo_missed);
+        slo.exact_decode = flags_.exact_decode;
         return make_slo_policy(model_, slo);
       }
       return parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
@@ -132,6 +135,17 @@ Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLi
     report.outcomes.push_back(std::move(outcome));
   }
   return ok_status();
+}
+
+// The defaults of `serve` (ServeFlags and EngineConfig), but for what was given.
+void serve_as_default(ReplayFlags& flags, const CLI::App& verb) {
+  const EngineConfig served;
+  flags.simulation.ttft_s = served.targets.ttft_s;
+  flags.simulation.itl_s = served.targets.itl_s;
+  flags.simulation.serve_least = kServeLeast;
+  if (verb.count("--max-num-seqs") == 0) flags.simulation.max_sequences = served.limits.max_sequences;
+  if (verb.count("--max-num-batched-tokens") == 0) flags.simulation.max_step_tokens = served.limits.max_step_tokens;
+  if (flags.fp8_levels.empty()) flags.fp8_levels = served.fp8_levels;
 }
 
 Status run(const ReplayFlags& flags) {
@@ -211,6 +225,7 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
                   "interpolated. Default: those of the table")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0));
+  verb.add_flag("--exact-decode", f.exact_decode, "as serve has it");
   verb.add_option("--kl", f.kl,
                   "SHARE:NATS, ...: the KL divergence from FP16 of FP8 in that share of the weights, to report that of "
                   "the trace over that of always FP8");
@@ -219,7 +234,8 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
       ->capture_default_str();
 }
 
-void add_simulation_flags(CLI::App& verb, SimulationOptions& s) {
+void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
+  SimulationOptions& s = f.simulation;
   verb.add_option("--replicas", s.replicas, "machines behind a router that knows their load")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -241,6 +257,9 @@ void add_simulation_flags(CLI::App& verb, SimulationOptions& s) {
   verb.add_option("--slo-factor", s.slo_factor, "targets, in times of the request alone in FP16")
       ->check(CLI::Range(1.0, 1000.0))
       ->capture_default_str();
+  verb.add_flag("--as-served", f.as_served,
+                "what `serve` does with default flags instead: its targets (500 and 50 ms, and at least 3 times the "
+                "request alone), its steps and its FP8 levels");
 }
 
 }  // namespace
@@ -258,7 +277,7 @@ void add_replay(CLI::App& app, Status& status) {
       "docs/slo.md explains the policies and what the figures mean.");
   ReplayFlags& f = *flags;
   add_trace_flags(*verb, f);
-  add_simulation_flags(*verb, f.simulation);
+  add_simulation_flags(*verb, f);
   verb->add_flag("--find-rate", f.find_rate, "for each policy the highest rate that holds --attainment");
   verb->add_option("--attainment", f.attainment, "share of requests within 5 times of a request alone")
       ->check(CLI::Range(0.01, 1.0))
@@ -277,6 +296,7 @@ void add_replay(CLI::App& app, Status& status) {
       if (option->get_expected_max() == 0) continue;
       for (const std::string& value : option->results()) flags->command += " " + value;
     }
+    if (flags->as_served) serve_as_default(*flags, *verb);
     status = run(*flags);
   });
 }

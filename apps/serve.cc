@@ -78,6 +78,12 @@ Status run(ServeFlags& flags) {
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load,
                                                  flags.plans_shares() || (policy && policy->needs_sensitivity())));
   }
+  if (!loaded->tokenizer) {
+    return error(ErrorCode::kUsage,
+                 "--load-format dummy: {} has no tokenizer to serve with; put a tokenizer.json beside its config.json, or "
+                 "use bench, which needs none",
+                 flags.model);
+  }
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
   int32_t& step_tokens = flags.engine.limits.max_step_tokens;
   if (step_tokens <= 0) step_tokens = loaded->backend->default_step_tokens();

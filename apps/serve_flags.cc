@@ -122,6 +122,8 @@ void ServeFlags::add_precision(CLI::App& app) {
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app.add_flag("--exact-decode", exact_decode,
+               "let slo compute prompts in FP8 beside sequences that decode in FP16, in two launches a step");
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
@@ -213,13 +215,10 @@ Status ServeFlags::resolve() {
     return checked.error();
   }
   device.apply(load);
-  if (load.dummy) {
-    return error(ErrorCode::kUsage, "--load-format dummy has no tokenizer to serve with; use bench, which needs none");
-  }
   engine.targets.ttft_s = slo_ttft_ms / 1e3;
   engine.targets.itl_s = slo_itl_ms / 1e3;
-  engine.targets.least_ttft = slo_ttft_given->count() > 0 ? 0 : 3;
-  engine.targets.least_itl = slo_itl_given->count() > 0 ? 0 : 3;
+  engine.targets.least_ttft = slo_ttft_given->count() > 0 ? 0 : kServeLeast;
+  engine.targets.least_itl = slo_itl_given->count() > 0 ? 0 : kServeLeast;
   engine.memory_share = device.gpu_memory_utilization;
   engine.fp8 = precision == "fp8-w8a8" ? Precision::kFp8W8A8 : Precision::kFp8;
   engine.prefix_caching = !no_prefix_caching;
@@ -255,8 +254,9 @@ Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
       fmt::format("share {} head {} deterministic {}", calibration.fp8_share, load.fp8_head, load.deterministic);
   NFP_ASSIGN_OR_RETURN(StartSteps found, start_step_times(loaded, options));
   if (found.seconds > 0) {
-    fmt::print(stderr, "step times measured in {:.1f} s{}\n", found.seconds,
-               found.path.empty() ? "" : ", kept in " + found.path);
+    fmt::print(stderr, "step times measured in {:.1f} s{}{}\n", found.seconds,
+               found.path.empty() ? "" : ", kept in " + found.path,
+               found.busy ? " until the next start, which measures again, as the machine was busy" : "");
   }
   return std::move(found.table);
 }
@@ -266,6 +266,7 @@ Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepT
   SloOptions options;
   if (!policy.empty()) options.levels = *parse_slo_levels(policy);
   options.missed = *parse_slo_missed(slo_missed);
+  options.exact_decode = exact_decode;
   return nfp::make_slo_policy(measured.at_shares(fp8_levels), options);
 }
 

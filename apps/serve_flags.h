@@ -29,6 +29,7 @@ struct ServeFlags {
   std::string step_times;
   std::string slo_missed = "last";
   std::vector<double> fp8_levels = {0, 0.5, 0.88, 1};
+  bool exact_decode = false;
   double slo_ttft_ms = 500;
   double slo_itl_ms = 50;
   // Whether these were given by the user, whose word is not raised to what the machine can do.

@@ -164,6 +164,11 @@ NFP_API size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m);
 NFP_API nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, const void* x,
                                   int64_t ldx, void* y, int64_t ldy, const float* bias, void* scratch,
                                   nfp_stream stream);
+/* y[m, n / 2] = silu(gate) * up, where x W^T holds both: blocks of 8 gate rows and 8 up rows alternate in W; n a multiple
+ * of 16. What goes into silu is not rounded to `type` before. */
+NFP_API nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m,
+                                         const void* x, int64_t ldx, void* y, int64_t ldy, void* scratch,
+                                         nfp_stream stream);
 NFP_API int64_t nfp_max_quantised_columns(void);
 /* The kernel that such a call runs, for people: "m 16, n 4096, k 14336, f16: 128x16 c1 b1 split4 (tuned), ...". Writes
  * at most `bytes` with the closing zero. */

@@ -1,5 +1,5 @@
 """serve_figures.py --model DIR --out FILE: decode steps, time to first token and throughput of vLLM with nestedfp (both
-precisions from one engine, and alternating step by step) beside stock vLLM in FP16 and FP8, on one GPU, interleaved.
+precisions from one engine, and alternating step by step) beside stock vLLM in FP16 and FP8, interleaved.
 
 The engines are processes that start together and stay; each measures alone, in turn, while the others wait. Prints one
 JSON object a line, and writes them to FILE. Weights are vLLM's dummy ones (--load-format dummy)."""
@@ -19,13 +19,14 @@ ENGINES = {
                  "worker_cls": "nestedfp.vllm.worker.Worker",
                  "additional_config": {"nestedfp": {"policy": "alternate:1"}}},
 }
-# The same with NESTEDFP_INDEPENDENT_START=1, where --independent asks for it.
-INDEPENDENT = "nestedfp independent"
-ENGINES[INDEPENDENT] = ENGINES["nestedfp"]
+# The same engine in other ways, where --also names them: without dependent launch, and without that of Inductor's kernels.
+VARIANTS = {"independent": {}, "inductor waits": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}}}
+VARIANT_ENVIRONMENT = {"independent": {"NESTEDFP_INDEPENDENT_START": "1"}}
+ENGINES.update({name: {**ENGINES["nestedfp"], **more} for name, more in VARIANTS.items()})
 # name: engine, what its requests ask for
 MODES = {"vllm fp16": ("stock fp16", None), "vllm fp8": ("stock fp8", None), "nestedfp fp16": ("nestedfp", "exact"),
          "nestedfp fp8": ("nestedfp", "fast"), "nestedfp alternating": ("nestedfp", "auto"),
-         "independent fp16": (INDEPENDENT, "exact"), "independent fp8": (INDEPENDENT, "fast")}
+         **{f"{name} {mode}": (name, tier) for name in VARIANTS for mode, tier in (("fp16", "exact"), ("fp8", "fast"))}}
 
 
 def engine_main(arguments) -> None:
@@ -35,11 +36,13 @@ def engine_main(arguments) -> None:
     from vllm import LLM, SamplingParams
 
     vocab = json.load(open(arguments.model + "/config.json"))["vocab_size"]
+    extra = {"hf_overrides": {"num_hidden_layers": arguments.layers}} if arguments.layers else {}
     begin = time.time()
     llm = LLM(model=arguments.model, skip_tokenizer_init=True, load_format="dummy", dtype="float16",
               enable_prefix_caching=False, max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
               kv_cache_memory_bytes=int(arguments.kv_gib * (1 << 30)), gpu_memory_utilization=0.25,
-              generation_config="vllm", seed=0, **ENGINES[arguments.engine])
+              tensor_parallel_size=arguments.tensor_parallel, generation_config="vllm", seed=0, **extra,
+              **ENGINES[arguments.engine])
     engine = llm.llm_engine
     stamps: list[float] = []
     step = engine.step
@@ -80,9 +83,11 @@ def engine_main(arguments) -> None:
 
 class Engine:
     def __init__(self, name: str, arguments):
-        command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib)]
+        command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib),
+                   "--tensor-parallel", str(arguments.tensor_parallel)]
+        command += ["--layers", str(arguments.layers)] if arguments.layers else []
         self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
-        environment = {**os.environ, **({"NESTEDFP_INDEPENDENT_START": "1"} if name == INDEPENDENT else {})}
+        environment = {**os.environ, **VARIANT_ENVIRONMENT.get(name, {})}
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
 
     def line(self) -> dict:
@@ -107,7 +112,10 @@ def main() -> None:
     parser.add_argument("--ttft", default="1024,4000")
     parser.add_argument("--throughput", default="", help="BATCH:PROMPT:ANSWER, ...")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--independent", action="store_true", help="one engine more: without dependent launch")
+    parser.add_argument("--engines", default="stock fp16,stock fp8,nestedfp")
+    parser.add_argument("--also", default="", help="variants of nestedfp's engine: " + ", ".join(VARIANTS))
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--layers", type=int, help="of the model, fewer than it has: steps are then that much shorter")
     parser.add_argument("--wait-for", help="a file: measure once it is there")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds from the start")
     arguments = parser.parse_args()
@@ -122,7 +130,8 @@ def main() -> None:
         sink.write(text + "\n")
         sink.flush()
 
-    engines = {name: Engine(name, arguments) for name in ENGINES if arguments.independent or name != INDEPENDENT}
+    wanted = [name.strip() for name in f"{arguments.engines},{arguments.also}".split(",") if name.strip()]
+    engines = {name: Engine(name, arguments) for name in wanted}
     alive = {}
     for name, engine in engines.items():
         try:
@@ -132,6 +141,7 @@ def main() -> None:
             emit(event="failed", engine=name, error=str(error))
     while arguments.wait_for and not os.path.exists(arguments.wait_for):
         time.sleep(0.2)
+    emit(event="measuring")
     modes = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items() if name in alive}
 
     def item(what: str, batch: int, tokens: int, answer: int, repeats: int, value) -> None:

@@ -72,6 +72,8 @@ _FUNCTIONS = {
     "nfp_linear_scratch_bytes": (c_size_t, [c_void_p, c_int64]),
     "nfp_linear_run": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p,
                                  c_void_p, c_void_p]),
+    "nfp_linear_run_swiglu": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p,
+                                        c_void_p]),
     "nfp_linear_describe": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_char_p, c_size_t]),
     "nfp_policy_create": (c_int32, [c_char_p, POINTER(c_void_p)]),
     "nfp_policy_destroy": (None, [c_void_p]),

@@ -43,11 +43,12 @@ NestedMatrix matrix_of(const nfp_weight& weight) {
 struct Key {
   int64_t m;
   Mode mode;
+  bool swiglu;
   bool operator==(const Key&) const = default;
 };
 struct KeyHash {
   size_t operator()(const Key& key) const {
-    return static_cast<size_t>(key.m) * 0x9e3779b97f4a7c15u + static_cast<size_t>(key.mode);
+    return static_cast<size_t>(key.m) * 0x9e3779b97f4a7c15u + static_cast<size_t>(key.mode) * 2 + (key.swiglu ? 1 : 0);
   }
 };
 
@@ -66,18 +67,71 @@ struct nfp_linear {
     if (precision == NFP_PRECISION_FP8 && quantisable) return Mode::kE4M3;
     return type == NFP_BF16 ? Mode::kBF16 : Mode::kF16;
   }
-  Config config(int64_t m, Mode mode_of_call) {
-    const Key key{m, mode_of_call};
+  Config config(int64_t m, Mode mode_of_call, bool swiglu) {
+    const Key key{m, mode_of_call, swiglu};
     {
       const std::shared_lock lock(mutex);
       if (const auto known = configs.find(key); known != configs.end()) return known->second;
     }
-    const Problem problem{m, matrix.n, matrix.k, mode_of_call, false};
+    const Problem problem{m, matrix.n, matrix.k, mode_of_call, swiglu, matrix.join};
     const Config chosen = choose(problem, gpu->gemm.device(), gpu->table, Reduction::kFastest).config;
     const std::unique_lock lock(mutex);
     return configs.emplace(key, chosen).first->second;
   }
 };
+
+namespace {
+
+// One product, its activations rounded first where the precision asks for it.
+struct Product {
+  int64_t m;
+  const void* x;
+  int64_t ldx;
+  void* y;
+  int64_t ldy;
+  const float* bias;
+  bool swiglu;
+};
+
+nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, const Product& product, void* scratch,
+                    nfp_stream stream) {
+  const bool bf16 = type == NFP_BF16;
+  const int64_t m = product.m, k = linear.matrix.k;
+  GemmCall call;
+  call.w = linear.matrix;
+  call.mode = linear.mode(precision, type);
+  call.m = m;
+  if (call.mode == Mode::kE4M3) {
+    NFP_CAPI_REQUIRE(scratch != nullptr, "nfp_linear_run: FP8 needs scratch of nfp_linear_scratch_bytes()");
+    GemmInputCall rows;
+    rows.m = m;
+    rows.k = k;
+    rows.bf16 = bf16;
+    rows.dependent_launch = linear.dependent_launch;
+    rows.x = product.x;
+    rows.ldx = product.ldx;
+    rows.y_e4m3 = static_cast<uint8_t*>(scratch);
+    rows.ldy_e4m3 = e4m3_row_bytes(k);
+    rows.scales = e4m3_scales(scratch, m, k);
+    if (const auto status = prepare_gemm_input(rows, stream); !status.ok()) return fail(status.error());
+    call.x = scratch;
+    call.ldx = rows.ldy_e4m3;
+    call.token_scale = rows.scales;
+  } else {
+    call.x = product.x;
+    call.ldx = product.ldx;
+    call.dependent_launch = linear.dependent_launch;
+  }
+  call.d = product.y;
+  call.ldd = product.ldy;
+  call.output = bf16 ? Output::kBF16 : Output::kF16;
+  call.bias = product.bias;
+  call.swiglu = product.swiglu;
+  call.workspace = linear.workspace;
+  return done(linear.gpu->gemm.run(call, linear.config(m, call.mode, product.swiglu), stream));
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -175,39 +229,16 @@ nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type 
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(linear != nullptr, "nfp_linear_run: linear is null");
     NFP_CAPI_REQUIRE(m > 0, "nfp_linear_run: m must be positive");
-    const bool bf16 = type == NFP_BF16;
-    const int64_t k = linear->matrix.k;
-    GemmCall call;
-    call.w = linear->matrix;
-    call.mode = linear->mode(precision, type);
-    call.m = m;
-    if (call.mode == Mode::kE4M3) {
-      NFP_CAPI_REQUIRE(scratch != nullptr, "nfp_linear_run: FP8 needs scratch of nfp_linear_scratch_bytes()");
-      GemmInputCall rows;
-      rows.m = m;
-      rows.k = k;
-      rows.bf16 = bf16;
-      rows.dependent_launch = linear->dependent_launch;
-      rows.x = x;
-      rows.ldx = ldx;
-      rows.y_e4m3 = static_cast<uint8_t*>(scratch);
-      rows.ldy_e4m3 = e4m3_row_bytes(k);
-      rows.scales = e4m3_scales(scratch, m, k);
-      if (const auto status = prepare_gemm_input(rows, stream); !status.ok()) return fail(status.error());
-      call.x = scratch;
-      call.ldx = rows.ldy_e4m3;
-      call.token_scale = rows.scales;
-    } else {
-      call.x = x;
-      call.ldx = ldx;
-      call.dependent_launch = linear->dependent_launch;
-    }
-    call.d = y;
-    call.ldd = ldy;
-    call.output = bf16 ? Output::kBF16 : Output::kF16;
-    call.bias = bias;
-    call.workspace = linear->workspace;
-    return done(linear->gpu->gemm.run(call, linear->config(m, call.mode), stream));
+    return multiply(*linear, precision, type, {m, x, ldx, y, ldy, bias, false}, scratch, stream);
+  });
+}
+
+nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, const void* x,
+                                 int64_t ldx, void* y, int64_t ldy, void* scratch, nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(linear != nullptr, "nfp_linear_run_swiglu: linear is null");
+    NFP_CAPI_REQUIRE(m > 0, "nfp_linear_run_swiglu: m must be positive");
+    return multiply(*linear, precision, type, {m, x, ldx, y, ldy, nullptr, true}, scratch, stream);
   });
 }
 
@@ -215,7 +246,8 @@ nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_
                                size_t bytes) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(linear != nullptr && text != nullptr && bytes > 0 && m > 0, "nfp_linear_describe: bad argument");
-    const Problem problem{m, linear->matrix.n, linear->matrix.k, linear->mode(precision, type), false};
+    const Problem problem{m,     linear->matrix.n,   linear->matrix.k, linear->mode(precision, type),
+                          false, linear->matrix.join};
     const DeviceShape& device = linear->gpu->gemm.device();
     const std::string line =
         describe(problem, choose(problem, device, linear->gpu->table, Reduction::kFastest), device);

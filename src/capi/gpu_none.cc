@@ -36,6 +36,10 @@ nfp_status nfp_linear_run(nfp_linear*, nfp_precision, nfp_type, int64_t, const v
                           const float*, void*, nfp_stream) {
   return none();
 }
+nfp_status nfp_linear_run_swiglu(nfp_linear*, nfp_precision, nfp_type, int64_t, const void*, int64_t, void*, int64_t,
+                                 void*, nfp_stream) {
+  return none();
+}
 nfp_status nfp_linear_describe(nfp_linear*, nfp_precision, nfp_type, int64_t, char*, size_t) { return none(); }
 nfp_status nfp_gemm(nfp_gpu*, const nfp_gemm_call*, nfp_stream) { return none(); }
 nfp_status nfp_rows(nfp_gpu*, const nfp_rows_call*, nfp_stream) { return none(); }

@@ -23,8 +23,8 @@ namespace nfp {
 
 // What steps may hold at most.
 struct StepLimits {
-  int32_t tokens = 512;       // of a step
-  int32_t sequences = 64;     // of a step, and rows sampled in one
+  int32_t tokens = 1;         // of a step
+  int32_t sequences = 1;      // of a step, and rows sampled in one
   int32_t table_width = 1;    // blocks of a sequence
   int32_t vocab = 1;          // for masks of allowed tokens
   int32_t block_size = 16;    // tokens
@@ -62,7 +62,8 @@ struct BatchItem {
 
 class StepInput {
  public:
-  static constexpr int kSlots = 2;  // steps in flight: the host arrays of one are read while the next is planned
+  // Host arrays: two steps in flight, as those of one are read while the next is planned, each of two launches at most.
+  static constexpr int kSlots = 4;
 
   static Result<std::unique_ptr<StepInput>> create(Backend& backend, const StepLimits& limits);
 

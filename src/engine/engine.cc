@@ -196,19 +196,34 @@ Precision Engine::choose_precision(StepPlan& plan, LevelChange& change) {
     plan.fp8_share = share_level(1.0);
     return config_.fp8;
   }
-  const auto exact = std::count_if(plan.items.begin(), plan.items.end(), is_class(PrecisionClass::kExact));
+  // Single tokens that are computed apart are exact anyway.
+  const auto apart = [&](const ScheduledSequence& item) { return plan.exact_singles && item.count == 1; };
+  const auto exact = std::count_if(plan.items.begin(), plan.items.end(), [&](const ScheduledSequence& item) {
+    return item.sequence->wants_exact() && !apart(item);
+  });
   if (exact == 0) return wanted;
   change = LevelChange::kRequests;
   if (exact == static_cast<std::ptrdiff_t>(plan.items.size())) return Precision::kFp16;
   // Both kinds are there: each gets every other step. Those left out keep their blocks and are planned again.
   const bool exact_now = std::exchange(exact_turn_, !exact_turn_);
   std::erase_if(plan.items, [&](const ScheduledSequence& item) {
-    if (item.sequence->wants_exact() == exact_now) return false;
+    if (item.sequence->wants_exact() == exact_now || apart(item)) return false;
     plan.tokens -= item.count;
     if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
     return true;
   });
   return exact_now ? Precision::kFp16 : wanted;
+}
+
+Precision Engine::part_singles(StepPlan& plan, Precision precision) {
+  const auto single = [](const ScheduledSequence& item) { return item.count == 1; };
+  plan.exact_singles = plan.exact_singles && !is_exact(precision);
+  if (!plan.exact_singles) return precision;
+  const auto first_chunk = std::stable_partition(plan.items.begin(), plan.items.end(), single);
+  if (first_chunk == plan.items.begin()) plan.exact_singles = false;
+  if (first_chunk != plan.items.end()) return precision;
+  plan.exact_singles = false;
+  return Precision::kFp16;
 }
 
 void Engine::free_slot(Sequence& sequence) {
@@ -299,6 +314,7 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
   for (const size_t i : decision.shed) shed.push_back(scheduler_.sequences()[i]->request.id);
   const size_t all = states.size();
   StepPlan plan = scheduler_.schedule(decision);
+  plan.exact_singles = decision.exact_singles;
   for (const std::string& id : shed) {
     Entry& entry = *entries_.at(id);
     entry.shed = true;
@@ -322,7 +338,7 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   leave_out_unready(plan);
   if (plan.items.empty() && started.ok()) return false;
   if (!policy_->plans()) step.record.change = LevelChange::kRule;
-  step.precision = runner_->computed(choose_precision(plan, step.record.change));
+  step.precision = part_singles(plan, runner_->computed(choose_precision(plan, step.record.change)));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {
@@ -345,7 +361,11 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   if (record.switched && record.change == LevelChange::kNone) record.change = LevelChange::kRequests;  // no longer
   if (!record.switched) record.change = LevelChange::kNone;
   last_level_ = level;
-  for (const ScheduledSequence& item : plan.items) step.work.add(item.count, item.first);
+  step.work.apart = plan.exact_singles;
+  for (const ScheduledSequence& item : plan.items) {
+    step.work.add(item.count, item.first);
+    if (!is_exact(step.precision) && is_exact(step.of(item))) record.exact_tokens += 1;
+  }
   if (policy_->model() != nullptr) {
     const size_t known = policy_->model()->find_level(step.precision, record.fp8_share);
     if (known < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(known, step.work);
@@ -396,7 +416,9 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   record.index = totals_.steps++;
   totals_.precision_switches += record.switched ? 1 : 0;
   totals_.steps_by_precision[static_cast<size_t>(precision)] += 1;
-  totals_.tokens_by_precision[static_cast<size_t>(precision)] += static_cast<uint64_t>(record.tokens);
+  totals_.tokens_by_precision[static_cast<size_t>(precision)] +=
+      static_cast<uint64_t>(record.tokens - record.exact_tokens);
+  totals_.tokens_by_precision[static_cast<size_t>(Precision::kFp16)] += static_cast<uint64_t>(record.exact_tokens);
 
   size_t next_sample = 0;
   for (size_t i = 0; i < step.plan.items.size(); ++i) {
@@ -404,8 +426,8 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     const size_t sample = item.samples ? next_sample++ : 0;
     if (item.sequence == nullptr) continue;
     Entry& entry = *by_sequence_.at(item.sequence);
-    scheduler_.computed(item, is_exact(precision));
-    account(entry, item, precision);
+    scheduler_.computed(item, is_exact(step.of(item)));
+    account(entry, item, step.of(item));
     if (!result->prompt_logprobs.empty()) take_prompt_logprobs(entry, item, std::move(result->prompt_logprobs[i]));
     if (item.sequence->pooled()) {
       if (!result->hidden.empty()) entry.pooled.add(item.sequence->request.pooling, result->hidden[i]);
@@ -419,7 +441,7 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     }
     if (!item.samples) continue;
     OutputToken token = std::move(result->sampled[sample]);
-    token.precision = precision;
+    token.precision = step.of(item);
     RequestOutput& output = outputs.emplace_back();
     output.id = item.sequence->request.id;
     take_token(entry, std::move(token), output);

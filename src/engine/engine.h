@@ -45,6 +45,7 @@ struct StepRecord {
   int32_t preempted = 0;
   double kv_use = 0;         // after the step
   double fp8_share = 0;      // of the weights computed in FP8
+  int32_t exact_tokens = 0;  // of `tokens`, those that an FP8 step computed in FP16 (StepPlan::exact_singles)
   double predicted_s = 0;    // by the policy, before it ran; 0 = it did not
   int32_t lost = 0;          // requests whose deadline could not be kept when it was planned
   double oldest_wait_s = 0;  // of a request without its first token, when it was planned
@@ -143,6 +144,9 @@ class Engine {
     Precision precision = Precision::kFp16;
     StepWork work;
     StepRecord record;
+    Precision of(const ScheduledSequence& item) const {
+      return plan.exact_singles && item.count == 1 ? Precision::kFp16 : precision;
+    }
   };
 
   EngineClock::time_point now() const { return config_.now ? config_.now() : EngineClock::now(); }
@@ -154,6 +158,8 @@ class Engine {
   void leave_out_unready(StepPlan& plan);
   // `change` becomes kRequests where the step's requests decide.
   Precision choose_precision(StepPlan& plan, LevelChange& change);
+  // Settles whether single tokens are computed apart, and in what the rest is.
+  Precision part_singles(StepPlan& plan, Precision precision);
   double share_level(double share) const;
   Status start_sequences(const StepPlan& plan);
   // False where there is nothing to submit. Requests that fail end in `outputs`.

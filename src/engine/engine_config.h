@@ -14,6 +14,9 @@ namespace nfp {
 
 inline constexpr int32_t kDefaultContext = 4096;  // tokens
 
+// What `serve` has for `least_ttft` and `least_itl` below where the operator gave no targets.
+inline constexpr double kServeLeast = 3;
+
 // What a request's latency should be, where it names no target of its own. `least_ttft` and `least_itl` raise these to
 // so many times what the machine needs for the request alone, by the policy's step model (0 = never).
 struct LatencyTargets {

@@ -195,11 +195,11 @@ Status ModelRunner::start(const Sequence& sequence) {
   return model_.backend().reset_history(*history_, sequence.history_slot, tokens.first(prompt), tokens.subspan(prompt));
 }
 
-StepShape ModelRunner::shape_of(const StepPlan& plan, Precision precision) const {
+StepShape ModelRunner::shape_of(const Part& part) const {
   StepShape shape;
-  shape.precision = precision;
-  shape.fp8_share = is_exact(precision) ? 0.0 : plan.fp8_share;
-  for (const ScheduledSequence& item : plan.items) {
+  shape.precision = part.precision;
+  shape.fp8_share = is_exact(part.precision) ? 0.0 : part.fp8_share;
+  for (const ScheduledSequence& item : part.items) {
     shape.tokens += item.count;
     shape.sequences += 1;
     shape.single += item.count == 1 ? 1 : 0;
@@ -215,24 +215,23 @@ StepShape ModelRunner::shape_of(const StepPlan& plan, Precision precision) const
   return shape;
 }
 
-void ModelRunner::add_samples(const ScheduledSequence& item, int32_t token_row, Slot& slot) {
+void ModelRunner::add_samples(const ScheduledSequence& item, int32_t token_row, Precision precision, Slot& slot) {
   const Sequence& sequence = *item.sequence;
   const SamplingRow row = sampling_row(sequence);
   collect_bias(sequence, biases_);
   input_->add_row(token_row, row, biases_);
   if (sequence.request.constraint && !sequence.request.constraint->fill(input_->add_mask())) input_->drop_mask();
-  slot.rows.push_back({row.report >= 0, std::max(0, row.report)});
+  slot.rows.push_back({precision, row.report >= 0, std::max(0, row.report)});
 }
 
-void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot) {
+void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision,
+                             Slot& slot) {
   const Sequence& sequence = *item.sequence;
   const int32_t count = score_count(item), first_row = last_token_row - item.count + 1;
   for (int32_t r = 0; r < count; ++r) {
     input_->add_score(first_row + r, sequence.tokens[static_cast<size_t>(item.first + r + 1)]);
   }
-  const int32_t top_n = *sequence.request.sampling.prompt_logprobs;
-  slot.scores.push_back({index, count, top_n});
-  slot.top_n = std::max(slot.top_n, top_n);
+  slot.scores.push_back({precision, index, count, *sequence.request.sampling.prompt_logprobs});
 }
 
 void ModelRunner::add_hidden(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot) {
@@ -244,28 +243,51 @@ void ModelRunner::add_hidden(const ScheduledSequence& item, size_t index, int32_
 
 Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision) {
   assert(submitted_ - collected_ < slots_.size());
-  const StepShape shape = shape_of(plan, precision);
-  if (shape.tokens > config_.limits.max_step_tokens || shape.sequences > config_.limits.max_sequences) {
+  const auto sequences = static_cast<int32_t>(plan.items.size());
+  if (plan.tokens > config_.limits.max_step_tokens || sequences > config_.limits.max_sequences) {
     return error(ErrorCode::kResource, "a step of {} tokens and {} sequences is over the {} and {} there is room for",
-                 shape.tokens, shape.sequences, config_.limits.max_step_tokens, config_.limits.max_sequences);
+                 plan.tokens, sequences, config_.limits.max_step_tokens, config_.limits.max_sequences);
   }
   const size_t place = submitted_ % slots_.size();
   Slot& slot = slots_[place];
-  slot.precision = precision;
   slot.items = plan.items.size();
   slot.rows.clear();
   slot.scores.clear();
   slot.pooled.clear();
+  slot.scored_rows = slot.hidden_rows = 0;
   slot.top_n = 0;
+  size_t hidden_bytes = 0;
+  for (const ScheduledSequence& item : plan.items) {
+    if (scores(item)) slot.top_n = std::max(slot.top_n, *item.sequence->request.sampling.prompt_logprobs);
+    hidden_bytes += static_cast<size_t>(pooled_rows(item)) * hidden_row_bytes();
+  }
+  if (slot.hidden.bytes() < hidden_bytes) {  // the step that used it before has been collected
+    NFP_ASSIGN_OR_RETURN(slot.hidden, model_.backend().allocate_host(hidden_bytes));
+  }
 
-  input_->begin(static_cast<int>(place), shape);
-  singles_first_.resize(plan.items.size());
+  const std::span<const ScheduledSequence> items(plan.items);
+  const auto host_slot = static_cast<int>(2 * place);
+  size_t apart = 0;
+  while (plan.exact_singles && apart < items.size() && items[apart].count == 1) ++apart;
+  if (apart > 0) NFP_RETURN_IF_ERROR(submit_part({items.first(apart), 0, Precision::kFp16}, host_slot, slot));
+  const Part others = {items.subspan(apart), apart, precision, plan.fp8_share};
+  if (!others.items.empty()) NFP_RETURN_IF_ERROR(submit_part(others, host_slot + 1, slot));
+  enqueue_downloads(slot);
+  model_.backend().record(*slot.done);
+  return submitted_++;
+}
+
+Status ModelRunner::submit_part(const Part& part, int host_slot, Slot& slot) {
+  const StepShape shape = shape_of(part);
+  const FirstRows first = {static_cast<int32_t>(slot.rows.size()), static_cast<int32_t>(slot.scored_rows)};
+  input_->begin(host_slot, shape);
+  singles_first_.resize(part.items.size());
   for (size_t i = 0; i < singles_first_.size(); ++i) singles_first_[i] = i;
   std::stable_partition(singles_first_.begin(), singles_first_.end(),
-                        [&](size_t i) { return plan.items[i].count == 1; });
-  last_rows_.resize(plan.items.size());
+                        [&](size_t i) { return part.items[i].count == 1; });
+  last_rows_.resize(part.items.size());
   for (const size_t i : singles_first_) {
-    const ScheduledSequence& item = plan.items[i];
+    const ScheduledSequence& item = part.items[i];
     const std::span<const int32_t> tokens(item.sequence->tokens);
     last_rows_[i] =
         input_->add({.tokens = tokens.subspan(static_cast<size_t>(item.first), static_cast<size_t>(item.count)),
@@ -273,40 +295,40 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
                      .source = item.source,
                      .blocks = item.sequence->blocks});
   }
-  for (size_t i = 0; i < plan.items.size(); ++i) {
-    if (plan.items[i].samples) add_samples(plan.items[i], last_rows_[i], slot);
-    if (scores(plan.items[i])) add_scores(plan.items[i], i, last_rows_[i], slot);
-    add_hidden(plan.items[i], i, last_rows_[i], slot);
+  for (size_t i = 0; i < part.items.size(); ++i) {
+    const ScheduledSequence& item = part.items[i];
+    if (item.samples) add_samples(item, last_rows_[i], part.precision, slot);
+    if (scores(item)) add_scores(item, part.first + i, last_rows_[i], part.precision, slot);
+    add_hidden(item, part.first + i, last_rows_[i], slot);
   }
   input_->upload();
-  NFP_RETURN_IF_ERROR(launch(shape, slot.top_n));
-  enqueue_downloads(shape, slot);
-  NFP_RETURN_IF_ERROR(enqueue_hidden(shape, slot));
-  model_.backend().record(*slot.done);
-  return submitted_++;
+  NFP_RETURN_IF_ERROR(launch(shape, first, slot.top_n));
+  slot.scored_rows += static_cast<size_t>(shape.scored);
+  enqueue_hidden(shape, slot);
+  return ok_status();
 }
 
-Status ModelRunner::launch(const StepShape& shape, int32_t top_n) {
+Status ModelRunner::launch(const StepShape& shape, FirstRows first, int32_t top_n) {
   const auto& sizes = graph_sizes_;
   if (!shape.decode() || model_.backend().profiling() || !std::binary_search(sizes.begin(), sizes.end(), shape.rows)) {
-    enqueue(shape, top_n);
+    enqueue(shape, first, top_n);
     return ok_status();
   }
   Backend& backend = model_.backend();
   const auto [place, fresh] = graphs_.try_emplace(shape);
   if (fresh) {  // loads what is loaded late, so that the capture only records
-    enqueue(shape, top_n);
+    enqueue(shape, first, top_n);
     return ok_status();
   }
   if (!place->second) {
     NFP_RETURN_IF_ERROR(backend.begin_capture());
-    enqueue(shape, top_n);
+    enqueue(shape, first, top_n);
     NFP_ASSIGN_OR_RETURN(place->second, backend.end_capture());
   }
   return backend.replay(*place->second);
 }
 
-void ModelRunner::enqueue(const StepShape& shape, int32_t top_n) {
+void ModelRunner::enqueue(const StepShape& shape, FirstRows first, int32_t top_n) {
   model_.forward({.batch = input_->view(shape, sampled_.as<SampledRow>()),
                   .precision = shape.precision,
                   .cache = cache_.get(),
@@ -316,8 +338,8 @@ void ModelRunner::enqueue(const StepShape& shape, int32_t top_n) {
     SampleArgs args = input_->sampling(shape);
     args.logits = logits_.as<float>();
     args.history = history_.get();
-    args.out = sampled_.as<SampledRow>();
-    args.top = top_.as<TokenLogprob>();
+    args.out = sampled_.as<SampledRow>() + first.sampled;
+    args.top = top_.as<TokenLogprob>() + static_cast<ptrdiff_t>(first.sampled) * kMaxTopLogprobs;
     model_.backend().sample(args);
   }
   for (int32_t done = 0; done < shape.scored; done += config_.limits.max_sequences) {
@@ -329,13 +351,13 @@ void ModelRunner::enqueue(const StepShape& shape, int32_t top_n) {
     args.rows = count;
     args.vocab = vocab();
     args.top_n = top_n;
-    args.out = scored_.as<SampledRow>() + done;
-    args.top = scored_top_.as<TokenLogprob>() + static_cast<ptrdiff_t>(done) * top_n;
+    args.out = scored_.as<SampledRow>() + first.scored + done;
+    args.top = scored_top_.as<TokenLogprob>() + (static_cast<ptrdiff_t>(first.scored) + done) * top_n;
     model_.backend().score(args);
   }
 }
 
-void ModelRunner::enqueue_downloads(const StepShape& shape, Slot& slot) {
+void ModelRunner::enqueue_downloads(Slot& slot) {
   Backend& backend = model_.backend();
   const auto download = [&](const Buffer& host, const Buffer& device, int64_t count, size_t size) {
     if (count > 0) backend.copy({.dst = host.data(), .src = device.data(), .bytes = static_cast<size_t>(count) * size});
@@ -346,30 +368,26 @@ void ModelRunner::enqueue_downloads(const StepShape& shape, Slot& slot) {
   if (alternatives) {
     download(slot.top, top_, static_cast<int64_t>(slot.rows.size()) * kMaxTopLogprobs, sizeof(TokenLogprob));
   }
-  download(slot.scored, scored_, shape.scored, sizeof(SampledRow));
-  download(slot.scored_top, scored_top_, int64_t{shape.scored} * slot.top_n, sizeof(TokenLogprob));
+  const auto scored = static_cast<int64_t>(slot.scored_rows);
+  download(slot.scored, scored_, scored, sizeof(SampledRow));
+  download(slot.scored_top, scored_top_, scored * slot.top_n, sizeof(TokenLogprob));
 }
 
 size_t ModelRunner::hidden_row_bytes() const {
   return static_cast<size_t>(model_.config().hidden) * size_of(model_.backend().activation_dtype());
 }
 
-// Not part of a captured step: shapes with hidden states are prefills.
-Status ModelRunner::enqueue_hidden(const StepShape& shape, Slot& slot) {
-  if (shape.pooled == 0) return ok_status();
+// Not part of a captured step: shapes with hidden states are prefills. Before the next launch, which overwrites them.
+void ModelRunner::enqueue_hidden(const StepShape& shape, Slot& slot) {
   const size_t row_bytes = hidden_row_bytes();
-  const size_t bytes = static_cast<size_t>(shape.pooled) * row_bytes;
-  if (slot.hidden.bytes() < bytes) {  // the step that used it before has been collected
-    NFP_ASSIGN_OR_RETURN(slot.hidden, model_.backend().allocate_host(bytes));
-  }
   for (int32_t done = 0; done < shape.pooled; done += config_.limits.max_sequences) {
     const int32_t count = std::min(config_.limits.max_sequences, shape.pooled - done);
     const Buffer& normed = model_.final_states(input_->pooled_rows(shape) + done, count);
-    model_.backend().copy({.dst = slot.hidden.as<char>() + static_cast<size_t>(done) * row_bytes,
+    model_.backend().copy({.dst = slot.hidden.as<char>() + slot.hidden_rows * row_bytes,
                            .src = normed.data(),
                            .bytes = static_cast<size_t>(count) * row_bytes});
+    slot.hidden_rows += static_cast<size_t>(count);
   }
-  return ok_status();
 }
 
 Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
@@ -379,8 +397,9 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
   NFP_RETURN_IF_ERROR(model_.backend().wait(*slot.done));
   StepOutput output;
   for (size_t i = 0; i < slot.rows.size(); ++i) {
-    output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.precision, slot.rows[i].logprobs,
-                                          slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs, slot.rows[i].top_n));
+    output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.rows[i].precision,
+                                          slot.rows[i].logprobs, slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs,
+                                          slot.rows[i].top_n));
   }
   if (!slot.pooled.empty()) {
     output.hidden.resize(slot.items);
@@ -396,7 +415,7 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
   for (const Scored& item : slot.scores) {
     for (int32_t r = 0; r < item.count; ++r, ++row) {
       output.prompt_logprobs[item.item].push_back(
-          output_token(slot.scored.as<SampledRow>()[row], slot.precision, true,
+          output_token(slot.scored.as<SampledRow>()[row], item.precision, true,
                        slot.scored_top.as<TokenLogprob>() + row * static_cast<size_t>(slot.top_n), item.top_n));
     }
   }

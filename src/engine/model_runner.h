@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -30,7 +31,7 @@ class ModelRunner final : public StepRunner {
   int32_t vocab() const override { return model_.config().vocab; }
   int32_t max_context() const override { return config_.max_context; }
   int32_t hidden() const override { return model_.config().hidden; }
-  int32_t max_in_flight() const override { return StepInput::kSlots; }
+  int32_t max_in_flight() const override { return kInFlight; }
   Precision computed(Precision asked) const override { return computed_precision(model_.backend(), asked); }
   Status start(const Sequence& sequence) override;
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
@@ -42,11 +43,14 @@ class ModelRunner final : public StepRunner {
   size_t graphs() const { return graphs_.size(); }
 
  private:
+  static constexpr int kInFlight = StepInput::kSlots / 2;
   struct Sampled {  // a row, as collect() needs it
+    Precision precision = Precision::kFp16;
     bool logprobs = false;
     int32_t top_n = 0;
   };
   struct Scored {  // an item's prompt tokens
+    Precision precision = Precision::kFp16;
     size_t item = 0;
     int32_t count = 0;
     int32_t top_n = 0;
@@ -62,8 +66,8 @@ class ModelRunner final : public StepRunner {
     Buffer scored, scored_top;  // as scored_ and scored_top_
     Buffer hidden;              // [rows, hidden] of activation_dtype(); grows as steps ask for more
     std::unique_ptr<Event> done;
-    Precision precision = Precision::kFp16;
     size_t items = 0;
+    size_t scored_rows = 0, hidden_rows = 0;  // of launches so far
     std::vector<Sampled> rows;
     std::vector<Scored> scores;
     std::vector<Pooled> pooled;
@@ -75,15 +79,27 @@ class ModelRunner final : public StepRunner {
   // Of a KV cache whose size in blocks is not given.
   Result<int64_t> choose_kv_blocks() const;
   Result<int64_t> blocks_that_fit(uint64_t block_bytes) const;
-  StepShape shape_of(const StepPlan& plan, Precision precision) const;
-  void add_samples(const ScheduledSequence& item, int32_t token_row, Slot& slot);
-  void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
+  // Some of a plan's items, that one launch computes; `first` is the index of the first.
+  struct Part {
+    std::span<const ScheduledSequence> items;
+    size_t first = 0;
+    Precision precision = Precision::kFp16;
+    double fp8_share = 1.0;
+  };
+  StepShape shape_of(const Part& part) const;
+  Status submit_part(const Part& part, int host_slot, Slot& slot);
+  void add_samples(const ScheduledSequence& item, int32_t token_row, Precision precision, Slot& slot);
+  void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision, Slot& slot);
   void add_hidden(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
-  // Enqueues the step, or replays it.
-  Status launch(const StepShape& shape, int32_t top_n);
-  void enqueue(const StepShape& shape, int32_t top_n);
-  void enqueue_downloads(const StepShape& shape, Slot& slot);
-  Status enqueue_hidden(const StepShape& shape, Slot& slot);
+  // Where a launch's rows begin among those of its step.
+  struct FirstRows {
+    int32_t sampled = 0, scored = 0;
+  };
+  // Enqueues a launch, or replays it.
+  Status launch(const StepShape& shape, FirstRows first, int32_t top_n);
+  void enqueue(const StepShape& shape, FirstRows first, int32_t top_n);
+  void enqueue_downloads(Slot& slot);
+  void enqueue_hidden(const StepShape& shape, Slot& slot);
   size_t hidden_row_bytes() const;
 
   Model& model_;
@@ -99,13 +115,13 @@ class ModelRunner final : public StepRunner {
   Buffer top_;         // TokenLogprob [max_sequences, kMaxTopLogprobs]
   Buffer scored_;      // SampledRow [max_step_tokens]
   Buffer scored_top_;  // TokenLogprob [max_step_tokens, top_n]
-  std::array<Slot, StepInput::kSlots> slots_;
+  std::array<Slot, kInFlight> slots_;
   StepTicket submitted_ = 0, collected_ = 0;
   // Null: seen once, and captured when it comes again.
   std::unordered_map<StepShape, std::unique_ptr<Graph>, StepShapeHash> graphs_;
   // Working space of submit().
-  std::vector<size_t> singles_first_;  // of a plan's items: those with one token first
-  std::vector<int32_t> last_rows_;     // of each item: its last token's index
+  std::vector<size_t> singles_first_;  // of a launch's items: those with one token first
+  std::vector<int32_t> last_rows_;     // of each of a launch's items: its last token's index
   std::vector<LogitBias> biases_;      // of a row
 };
 

@@ -40,7 +40,10 @@ struct StepPlan {
   std::vector<ScheduledSequence> items;
   int32_t tokens = 0;
   int32_t prefill_tokens = 0;
-  double fp8_share = 1.0;            // of the weights in FP8, should the step run in FP8 (the policy's choice)
+  double fp8_share = 1.0;  // of the weights in FP8, should the step run in FP8 (the policy's choice)
+  // In an FP8 step, items of one token are computed in FP16, in a launch of their own before the others; they come
+  // first.
+  bool exact_singles = false;
   std::vector<Sequence*> preempted;  // in this call; they wait again
   std::vector<Sequence*> admitted;   // in this call
 };

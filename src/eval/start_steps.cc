@@ -5,11 +5,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <tuple>
 
 #include "base/atomic_file.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
-#include "eval/step_times.h"
+#include "eval/bench_engine.h"
+#include "eval/step_probe.h"
 
 namespace nfp {
 namespace {
@@ -24,71 +27,134 @@ fs::path folder_of(const StartStepsOptions& options) {
   return home != nullptr && *home != '\0' ? fs::path(home) / ".cache" / "nestedfp" / "step-times" : fs::path();
 }
 
-// Everything that a step's time depends on and that may differ between two starts.
+// Everything that a step's time depends on and that may differ between two starts, after how it is measured.
 std::string key_of(const LoadedModel& loaded, const StartStepsOptions& options) {
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(), loaded.backend->info().device,
+  return fmt::format("2|{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(), loaded.backend->info().device,
                      loaded.backend->info().threads, name_of(options.engine.kv_dtype), name_of(options.engine.fp8),
                      options.variant);
 }
 
-// Sizes of what is measured; `longest` bounds both time and memory.
-StepTimesOptions plan(int32_t longest, const StartStepsOptions& options) {
-  StepTimesOptions steps;
-  steps.levels = {{Precision::kFp16}, {options.engine.fp8}};
-  steps.prefill.clear();
-  for (int32_t tokens = longest; tokens >= 16 && steps.prefill.size() < 4; tokens /= 4) steps.prefill.push_back(tokens);
-  steps.sequences = {1, 4, 16};
-  steps.contexts = {std::max(8, longest / 16)};
-  steps.mixed = {};
-  steps.repeats = 1;
-  steps.decode_steps = 6;
-  return steps;
+// A kind of step, and how long it took each time.
+struct Kind {
+  StepTime step;
+  std::vector<double> seconds = {};
+};
+
+// What tells the model's terms apart: tokens alone, chunks behind long contexts, decoding sequences with short and long
+// ones, both together. Attention does not depend on the level, so only FP16 sees contexts.
+std::vector<Kind> kinds_of(int32_t max_sequences, int32_t context) {
+  std::vector<Kind> kinds;
+  const int32_t far = context - 256, middle = context / 3;
+  for (const size_t level : {0, 1}) {
+    for (int32_t tokens = 16; tokens <= 2048; tokens *= 2) kinds.push_back({{level, tokens}});
+    for (int32_t n = 1; n <= max_sequences; n *= 2) kinds.push_back({{level, 0, 0, n, std::min(48, context / 2)}});
+    kinds.push_back({{level, 64, 0, 8, std::min(256, context / 2)}});
+    if (level > 0) continue;
+    for (const int32_t tokens : {32, 128, 512}) {
+      for (const int32_t before : {middle, far}) kinds.push_back({{level, tokens, before}});
+    }
+    for (const int32_t n : {1, 4, 16}) kinds.push_back({{level, 0, 0, n, middle}});
+    kinds.push_back({{level, 0, 0, 1, far}});
+  }
+  return kinds;
 }
 
-// Prompt tokens that plan(longest) computes: each prompt twice at two levels, then the batches that decode.
-int64_t tokens_of(int32_t longest) {
-  return int64_t{4} * longest * 4 / 3 + 21 * std::max(8, longest / 16) + 2 * longest;
+// Fastest first; what a level has is measured next to the same at the other, so that load which comes and goes meets
+// both.
+bool goes_before(const Kind& a, const Kind& b) {
+  const auto place = [](const StepTime& s) {
+    return std::tuple(s.tokens(), s.prefill_context, s.decode_context, s.level);
+  };
+  return place(a.step) < place(b.step);
+}
+
+constexpr double kRounds = 3.5;  // that the time is meant for
+constexpr size_t kLeastRounds = 2, kMostRounds = 7;
+
+// The kinds that one round has time for, the smallest first.
+Status choose_kinds(StepProbe& probe, double round_s, std::vector<Kind>* kinds) {
+  const StepTime known = {0, std::min(64, probe.config().max_context / 2)};
+  double per_token = 0;
+  for (int i = 0; i < 2; ++i) {  // the first run warms up
+    NFP_ASSIGN_OR_RETURN(const auto seconds, probe.run(known, {Precision::kFp16}, 1));
+    per_token = seconds.front() / known.tokens();
+  }
+  std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });
+  std::sort(kinds->begin(), kinds->end(), goes_before);
+  double sum = 0;
+  size_t taken = 0;
+  for (const Kind& kind : *kinds) {
+    sum += per_token * std::max(kind.step.tokens(), 8);
+    if (sum > round_s && taken >= 8) break;
+    ++taken;
+  }
+  if (taken % 2 > 0 && taken < kinds->size() && (*kinds)[taken].step.level > 0) ++taken;
+  kinds->resize(taken);
+  return ok_status();
 }
 
 Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options) {
-  const int32_t context = loaded.config.max_context;
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   EngineConfig engine = options.engine;
-  engine.limits.max_sequences = 17;
-  engine.kv_blocks = 0;
-  engine.kv_bytes = 0;  // a cache that holds what is measured; the server's own may be far smaller
+  if (engine.max_context <= 0) engine.max_context = std::min(loaded.config.max_context, kDefaultContext);
+  engine.max_context = std::min(engine.max_context, 4096);
+  const int32_t sequences = std::min(engine.limits.max_sequences, 256);
+  std::vector<Kind> kinds = kinds_of(sequences, engine.max_context);
+  int64_t tokens = 0;  // of KV cache
+  for (const Kind& kind : kinds) {
+    tokens = std::max(tokens, kind.step.prefill_context + kind.step.prefill_tokens +
+                                  int64_t{kind.step.decode_sequences} * (kind.step.decode_context + engine.block_size));
+  }
+  NFP_ASSIGN_OR_RETURN(const auto probe, StepProbe::create(loaded, engine, tokens));
+  NFP_RETURN_IF_ERROR(choose_kinds(*probe, options.seconds / kRounds, &kinds));
 
-  // How fast the machine is, to know what there is time for.
-  engine.limits.max_step_tokens = std::min(64, options.engine.limits.max_step_tokens);
-  engine.max_context = std::min(context, 128);
-  double tokens_per_s = 0;
-  {
-    NFP_ASSIGN_OR_RETURN(const auto probe, BenchEngine::create(loaded, engine));
-    const std::vector<BenchRequest> request = {{std::min(64, engine.max_context - 1), 1}};
-    for (int i = 0; i < 2; ++i) {  // the first run warms up
-      NFP_ASSIGN_OR_RETURN(const BenchRun run, probe->run(request, {Precision::kFp16}, 1));
-      tokens_per_s = request.front().input / std::max(run.seconds, 1e-6);
+  StepTable table;
+  table.model = loaded.name;
+  table.device = loaded.backend->info().device;
+  table.weight_bytes = static_cast<int64_t>(loaded.model->weight_bytes());
+  table.max_step_tokens = probe->config().limits.max_step_tokens;
+  table.max_sequences = probe->config().limits.max_sequences;
+  table.kv_dtype = name_of(probe->config().kv_dtype);
+  table.levels = {{Precision::kFp16, 0}, {probe->computed(options.engine.fp8), 1}};
+  double round_s = 0;
+  for (size_t round = 0; round < kMostRounds; ++round) {
+    if (round >= kLeastRounds && elapsed() + round_s > options.seconds) break;
+    const double before = elapsed();
+    for (Kind& kind : kinds) {
+      const int32_t count = kind.step.tokens() < 16 ? 3 : 1;  // short steps are more easily disturbed
+      NFP_ASSIGN_OR_RETURN(const auto seconds, probe->run(kind.step, table.levels[kind.step.level], count));
+      kind.seconds.push_back(median(seconds));
     }
+    round_s = elapsed() - before;
   }
-  int32_t longest = 32;
-  while (longest < 4096 && 2 * longest + 256 <= context &&
-         static_cast<double>(tokens_of(2 * longest)) < tokens_per_s * options.seconds) {
-    longest *= 2;
+  for (const Kind& kind : kinds) {
+    // Whatever else the machine did made some of them longer, and none shorter.
+    const double fastest = *std::min_element(kind.seconds.begin(), kind.seconds.end());
+    StepTime& step = table.steps.emplace_back(kind.step);
+    step.ms = 1e3 * fastest;
+    step.samples = static_cast<int32_t>(kind.seconds.size());
+    table.spread += (median(kind.seconds) / fastest - 1) / static_cast<double>(kinds.size());
   }
-  const StepTimesOptions steps = plan(longest, options);
-  // Prompts in at least two steps: what attention to tokens in the cache costs is told by the second.
-  engine.limits.max_step_tokens = std::clamp(longest / 2, 1, options.engine.limits.max_step_tokens);
-  StepTimesOptions late = steps;  // two sequences with long contexts
-  late.prefill = {};
-  late.sequences = {2};
-  late.contexts = {longest};
-  engine.max_context = std::min(context, std::max(steps.context_needed(), late.context_needed()));
-  if (engine.max_context < late.context_needed()) late.contexts = {std::max(1, longest / 2)};
-  NFP_ASSIGN_OR_RETURN(const auto bench, BenchEngine::create(loaded, engine));
-  NFP_ASSIGN_OR_RETURN(StepTable table, measure_step_times(*bench, steps, {}));
-  NFP_ASSIGN_OR_RETURN(const StepTable more, measure_step_times(*bench, late, {}));
-  table.steps.insert(table.steps.end(), more.steps.begin(), more.steps.end());
   return table;
 }
+
+// Of two tables of the same steps, each step's lower time.
+StepTable faster_of(const StepTable& a, const StepTable& b) {
+  StepTable best = a;
+  for (StepTime& step : best.steps) {
+    for (const StepTime& other : b.steps) {
+      StepTime same = other;
+      same.ms = step.ms, same.samples = step.samples;
+      if (same == step) step.ms = std::min(step.ms, other.ms);
+    }
+  }
+  best.spread = std::min(a.spread, b.spread);
+  return best;
+}
+
+// Above it the machine had other work: what was measured is used, and measured again at the next start.
+constexpr double kQuietSpread = 0.1;
 
 Status keep(const fs::path& path, const std::string& text) {
   std::error_code failed;
@@ -100,30 +166,30 @@ Status keep(const fs::path& path, const std::string& text) {
 
 Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options) {
   StartSteps found;
+  std::optional<StepTable> kept;
   const fs::path folder = folder_of(options);
   if (!folder.empty()) {
     found.path = (folder / fmt::format("{:016x}.json", std::hash<std::string>{}(key_of(loaded, options)))).string();
-    const auto text = read_text_file(found.path);
-    if (text.ok()) {
+    if (const auto text = read_text_file(found.path); text.ok()) {
       auto table = parse_step_table(*text, found.path);
       // The file's name is a hash: what it holds must be of this model and device all the same.
       if (table.ok() && table->model == loaded.name && table->device == loaded.backend->info().device) {
-        found.table = std::move(table).value();
-        return found;
+        kept = std::move(table).value();
       }
     }
+  }
+  if (kept && kept->spread <= kQuietSpread) {
+    found.table = std::move(*kept);
+    return found;
   }
   const auto start = std::chrono::steady_clock::now();
   NFP_ASSIGN_OR_RETURN(found.table, measure(loaded, options));
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  // A machine that was so busy with something else is measured again at the next start; until then the steps that run
-  // correct the table.
-  if (folder.empty() || found.seconds > 3 * options.seconds) {
-    found.path.clear();
-    return found;
-  }
-  if (const Status kept = keep(found.path, to_json_text(found.table)); !kept.ok()) {
-    log::warn("step times are measured again at the next start: {}", kept.error().message);
+  found.busy = found.table.spread > kQuietSpread;
+  if (kept && found.busy) found.table = faster_of(found.table, *kept);
+  if (folder.empty()) return found;
+  if (const Status saved = keep(found.path, to_json_text(found.table)); !saved.ok()) {
+    log::warn("step times are measured again at the next start: {}", saved.error().message);
     found.path.clear();
   }
   return found;

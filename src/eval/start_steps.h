@@ -1,5 +1,6 @@
 // The step times that a server needs before its first request: few steps, chosen so that measuring them takes seconds,
-// kept in the user's cache folder for the next start.
+// kept in the user's cache folder for the next start. Each kind is measured in several rounds, of which the fastest
+// counts; where they differ much (StepTable::spread), they are measured again at the next start, until they do not.
 #pragma once
 
 #include <functional>
@@ -23,6 +24,7 @@ struct StartSteps {
   StepTable table;
   std::string path;    // where it is kept; empty = nowhere
   double seconds = 0;  // that measuring took; 0 = it was there
+  bool busy = false;   // the machine had other work meanwhile
 };
 
 Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "base/gpu_energy.h"
+
 namespace nfp {
 
 Result<std::vector<ThroughputRow>> measure_throughput(BenchEngine& engine, const ThroughputOptions& options,
@@ -21,13 +23,19 @@ Result<std::vector<ThroughputRow>> measure_throughput(BenchEngine& engine, const
       NFP_ASSIGN_OR_RETURN([[maybe_unused]] const BenchRun run, engine.run(few, {precision}, 0));
     }
   }
+  const bool on_gpu = engine.loaded().backend->memory().has_value();
+  const Result<GpuEnergy> energy =
+      on_gpu ? GpuEnergy::open() : Result<GpuEnergy>(error(ErrorCode::kUnsupported, "computed on a CPU"));
   std::vector<ThroughputRow> rows;
   for (const auto& load : options.loads) {
     std::vector<ThroughputRow> found(options.precisions.size());
+    std::vector<std::vector<double>> joules(found.size());
     for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
       for (size_t i = 0; i < found.size(); ++i) {
+        const double before = energy.ok() ? energy->joules() : 0;
         NFP_ASSIGN_OR_RETURN(const BenchRun run,
                              engine.run(load, {options.precisions[i]}, static_cast<uint32_t>(repeat) + 1));
+        if (energy.ok()) joules[i].push_back(energy->joules() - before);
         ThroughputRow& row = found[i];
         row.input_tokens = run.input_tokens;
         row.output_tokens = run.output_tokens;
@@ -49,6 +57,7 @@ Result<std::vector<ThroughputRow>> measure_throughput(BenchEngine& engine, const
       row.requests = static_cast<int32_t>(load.size());
       row.max_sequences = places;
       row.seconds = median(row.seconds_repeats);
+      if (!joules[i].empty()) row.joules = median(joules[i]);
       row.output_tokens_per_s = static_cast<double>(row.output_tokens) / row.seconds;
       row.total_tokens_per_s = static_cast<double>(row.input_tokens + row.output_tokens) / row.seconds;
       if (on_row) on_row(row);
@@ -68,6 +77,7 @@ nlohmann::ordered_json to_json(const ThroughputRow& row) {
           {"seconds_repeats", row.seconds_repeats},
           {"output_tokens_per_s", row.output_tokens_per_s},
           {"total_tokens_per_s", row.total_tokens_per_s},
+          {"gpu_joules", row.joules ? nlohmann::ordered_json(*row.joules) : nlohmann::ordered_json(nullptr)},
           {"ttft_mean_ms", row.ttft_mean_ms},
           {"ttft_p99_ms", row.ttft_p99_ms},
           {"itl_mean_ms", row.itl_mean_ms},
@@ -81,10 +91,11 @@ nlohmann::ordered_json to_json(const ThroughputRow& row) {
 std::string to_text(const ThroughputRow& row) {
   return fmt::format(
       "{:<8} {:>4} requests  {:>8.1f} output tokens/s  {:>9.1f} in all  {:.2f} s  first token {:.1f} ms (p99 {:.1f})  "
-      "between tokens {:.2f} ms (p99 {:.2f})  host: submit {:.0f} us, wait {:.0f}, output {:.0f}, late {:.0f}%{}",
+      "between tokens {:.2f} ms (p99 {:.2f})  host: submit {:.0f} us, wait {:.0f}, output {:.0f}, late {:.0f}%{}{}",
       name_of(row.precision), row.requests, row.output_tokens_per_s, row.total_tokens_per_s, row.seconds,
       row.ttft_mean_ms, row.ttft_p99_ms, row.itl_mean_ms, row.itl_p99_ms, row.host.submit_us, row.host.wait_us,
       row.host.output_us, 100 * row.host.late_share,
+      row.joules ? fmt::format("  {:.3f} J a token", *row.joules / static_cast<double>(row.output_tokens)) : "",
       row.preempted > 0 ? fmt::format("  {} preempted", row.preempted) : "");
 }
 

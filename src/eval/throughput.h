@@ -3,6 +3,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,7 @@ struct ThroughputRow {
   double output_tokens_per_s = 0;
   double total_tokens_per_s = 0;
   std::vector<double> seconds_repeats;
+  std::optional<double> joules;  // of all GPUs that this process sees, idle power included; the median too
   // Of the last repeat. TTFT counts the time in the queue.
   double ttft_mean_ms = 0, ttft_p99_ms = 0;
   double itl_mean_ms = 0, itl_p99_ms = 0;

@@ -71,6 +71,7 @@ inline constexpr std::array<std::string_view, 6> kLevelChangeNames = {"none", "f
 struct StepDecision {
   Precision precision = Precision::kFp16;
   double fp8_share = 0;                     // of the weights, 0 in FP16
+  bool exact_singles = false;               // chunks of one token stay in FP16, in a launch of their own
   std::vector<StepChunk> chunks;            // the most urgent first, no sequence twice; may be empty
   std::vector<size_t> lost;                 // sequences whose deadline cannot be kept, whatever is done
   std::vector<size_t> shed;                 // of these, waiting ones that are to be refused

@@ -26,6 +26,7 @@ struct Prefill {
 // How fast a level gets through prompts beside the sequences that decode.
 struct Pace {
   size_t level = 0;
+  bool apart = false;   // decoding sequences stay in FP16
   double limit_s = 0;   // of a step
   double decode_s = 0;  // a step without prompts
   int32_t chunk = 0;    // prompt tokens of a step
@@ -79,6 +80,7 @@ class SloPolicy final : public PrecisionPolicy {
 
  private:
   void see_arrivals(const StepState& state);
+  void see_loss(double arrival, double now);
   double longest_wait(const Prefill& prefill) const {
     return std::max(options_.longest_wait_s, 2 * options_.grace * prefill.target);
   }
@@ -90,7 +92,10 @@ class SloPolicy final : public PrecisionPolicy {
                             const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision);
   void add_prompts(const StepState& state, const Pace& pace, double error, const std::vector<Prefill>& prefills,
                    int32_t running, StepWork* work, StepDecision* decision) const;
-  Pace pace_at(size_t level, const StepWork& decodes, double limit_s, const StepState& state) const;
+  Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
+  // How much FP8 a pace is, to compare with.
+  double harm(const Pace& pace) const { return harm(model_.levels()[pace.level].fp8_share, pace.apart); }
+  static double harm(double fp8_share, bool apart) { return fp8_share - (apart && fp8_share > 0 ? 1e-3 : 0.0); }
   // When the last of `tokens` prompt tokens is done, seconds from now.
   double done_after(const Pace& pace, const StepWork& decodes, double tokens) const;
   void rank(std::vector<Prefill>& prefills, const Pace& fastest, const StepWork& decodes, double now) const;
@@ -106,6 +111,10 @@ class SloPolicy final : public PrecisionPolicy {
   };
   std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
+  struct Loss {
+    double arrival = 0, seen_s = 0;
+  };
+  std::deque<Loss> losses_;  // deadlines that were lost lately, each request once
   StepDecision last_;
 };
 
@@ -120,11 +129,21 @@ void SloPolicy::see_arrivals(const StepState& state) {
   newest_arrival_ = newest;
 }
 
-Pace SloPolicy::pace_at(size_t level, const StepWork& decodes, double limit_s, const StepState& state) const {
+void SloPolicy::see_loss(double arrival, double now) {
+  if (std::any_of(losses_.begin(), losses_.end(), [&](const Loss& loss) { return loss.arrival == arrival; })) return;
+  losses_.push_back({arrival, now});
+  if (losses_.size() > 64) losses_.pop_front();
+}
+
+Pace SloPolicy::pace_at(size_t level, bool apart, const StepWork& both_kinds, double limit_s,
+                        const StepState& state) const {
   Pace pace;
   pace.level = level;
+  pace.apart = apart;
+  StepWork decodes = both_kinds;
+  decodes.apart = apart;
   pace.limit_s = limit_s;
-  pace.decode_s = decodes.tokens > 0 ? model_.seconds(level, decodes) : 0.0;
+  pace.decode_s = decodes.tokens > 0 ? model_.seconds(apart ? model_.exact_level() : level, decodes) : 0.0;
   const int32_t room = state.max_step_tokens - decodes.tokens;
   pace.chunk = model_.largest_chunk(level, decodes, 0, room, limit_s);
   // Where decodes leave prompts no room within the limit, they get a small chunk all the same, or they would starve.
@@ -141,6 +160,7 @@ double SloPolicy::done_after(const Pace& pace, const StepWork& decodes, double t
   if (pace.chunk <= 0) return kNever;
   if (tokens > pace.chunk) return tokens / pace.chunk * pace.chunk_s;
   StepWork both = decodes;
+  both.apart = pace.apart;
   both.add(static_cast<int32_t>(std::max(1.0, tokens)), 0);
   return model_.seconds(pace.level, both);
 }
@@ -210,10 +230,12 @@ double SloPolicy::typical_target() const {
 size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
                                      const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision) {
   size_t chosen = 0;
-  const double last = last_.fp8_share;
+  const double last = harm(last_.fp8_share, last_.exact_singles);
   rank(*prefills, paces[fastest], decodes, state.now_s);
   for (const Prefill& prefill : *prefills) {
     if (prefill.rank == 0) continue;
+    // Those that lost theirs long ago and wait for the last place say nothing about the load now.
+    if (state.now_s < prefill.arrival + 2 * prefill.target) see_loss(prefill.arrival, state.now_s);
     decision->lost.push_back(prefill.sequence);
     const SequenceState& sequence = state.sequences[prefill.sequence];
     const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
@@ -234,11 +256,14 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
     return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
   });
+  while (!losses_.empty() && losses_.front().seen_s < state.now_s - options_.loss_s) losses_.pop_front();
+  const double loss_reserve =
+      std::min(options_.most_loss_reserve, options_.reserve_per_loss * static_cast<double>(losses_.size()));
   // A level below the last step's stays until there is more room than was missing when it was left.
   while (chosen < paces.size()) {
-    const bool back = model_.levels()[paces[chosen].level].fp8_share < last;
-    const double share = model_.levels()[paces[chosen].level].fp8_share;
-    double reserve = back ? options_.reserve_to_return : options_.reserve;
+    const double share = harm(paces[chosen]);
+    double reserve = share < last ? options_.reserve_to_return : options_.reserve;
+    reserve = std::max(reserve, loss_reserve);
     if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
     if (keeps(*prefills, paces[chosen], decodes, state.now_s, reserve)) break;
     ++chosen;
@@ -309,11 +334,19 @@ StepDecision SloPolicy::decide(const StepState& state) {
   limit = std::min(limit, gap);
   const double short_limit = std::min(limit, step_limit());
   std::vector<Pace> paces;
-  for (const size_t level : levels_) {
-    paces.push_back(pace_at(level, decodes, short_limit, state));
-    paces.push_back(pace_at(level, decodes, limit, state));
-  }
-  for (const size_t level : levels_) paces.push_back(pace_at(level, decodes, slack, state));
+  const bool both =
+      options_.exact_decode && options_.levels == SloOptions::Levels::kAll && decodes.tokens > 0 && !prefills.empty();
+  const auto for_each_level = [&](const auto& add) {
+    for (const size_t level : levels_) {
+      if (both && !is_exact(model_.levels()[level].precision)) add(level, true);
+      add(level, false);
+    }
+  };
+  for_each_level([&](size_t level, bool apart) {
+    paces.push_back(pace_at(level, apart, decodes, short_limit, state));
+    paces.push_back(pace_at(level, apart, decodes, limit, state));
+  });
+  for_each_level([&](size_t level, bool apart) { paces.push_back(pace_at(level, apart, decodes, slack, state)); });
   const auto speed = [&](const Pace& pace) { return pace.chunk > 0 ? pace.chunk / pace.chunk_s : 0.0; };
   size_t fastest = 0;
   for (size_t i = 1; i < paces.size(); ++i) {
@@ -323,7 +356,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   }
 
   size_t chosen = 0;
-  const double last = last_.fp8_share;
+  const double last = harm(last_.fp8_share, last_.exact_singles);
   if (!prefills.empty()) chosen = choose_for_prompts(state, paces, fastest, decodes, &prefills, &decision);
   const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
@@ -339,18 +372,33 @@ StepDecision SloPolicy::decide(const StepState& state) {
 
   const Pace& pace = paces[chosen];
   StepWork work = decodes;
+  work.apart = pace.apart;
   add_prompts(state, pace, error, prefills, running, &work, &decision);
-  const StepLevel& level = model_.levels()[pace.level];
+  // Nor in this very step: its chunk may be shorter than the pace's.
+  size_t taken = pace.level;
+  bool apart = pace.apart;
+  double seconds = work.tokens > 0 ? model_.seconds(taken, work) : 0;
+  for (const Pace& other : paces) {
+    StepWork same = work;
+    same.apart = other.apart;
+    if (work.tokens == 0 || harm(other) >= harm(model_.levels()[taken].fp8_share, apart)) continue;
+    if (model_.seconds(other.level, same) > seconds) continue;
+    taken = other.level, apart = other.apart, seconds = model_.seconds(other.level, same);
+  }
+  const StepLevel& level = model_.levels()[taken];
   decision.precision = level.precision;
   decision.fp8_share = level.fp8_share;
-  decision.predicted_s = work.tokens > 0 ? model_.seconds(pace.level, work) : 0;
-  if (decision.fp8_share > last) {
+  decision.exact_singles = apart;
+  decision.predicted_s = seconds;
+  const double now = harm(decision.fp8_share, apart);
+  if (now > last) {
     decision.change = chosen == for_prompts ? LevelChange::kFirstTokens : LevelChange::kPace;
-  } else if (decision.fp8_share < last) {
+  } else if (now < last) {
     decision.change = LevelChange::kRoom;
   }
   last_.precision = decision.precision;
   last_.fp8_share = decision.fp8_share;
+  last_.exact_singles = decision.exact_singles;
   return decision;
 }
 

@@ -28,6 +28,11 @@ struct SloOptions {
   // And at least this for a level with FP8 in a part of the weights: one that keeps the deadlines by a hair lets the
   // queue stay, and more of the tokens lose FP16 in the end.
   double reserve_partial = 0.25;
+  // And at least this for each deadline that was lost in the last so many seconds, up to a limit: the load is near what
+  // the machine can do at all, and what FP16 would take of it now is missing when more comes.
+  double reserve_per_loss = 0.3;
+  double most_loss_reserve = 0.9;
+  double loss_s = 60;
   // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens.
   double longest_gap = 1.6;
   // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait
@@ -45,6 +50,10 @@ struct SloOptions {
   double itl_margin_errors = 0.5;
   double most_error = 0.2;   // no larger error is planned with
   int32_t least_chunk = 16;  // prompt tokens of a step at least, where there are any
+  // Whether prompts may be in FP8 while what decodes beside them stays in FP16, in a launch of its own: where that is
+  // faster than FP16 for all and in time, it comes before FP8 for all. What decodes then gives up less FP16 and prompts
+  // more, as two launches take longer than one (docs/slo.md has figures).
+  bool exact_decode = false;
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;
   // One that lost that too goes before all others once it has waited this long for its first token.

@@ -190,6 +190,47 @@ TEST(SloPolicy, AsTheyComeNobodyIsPutBehind) {
   EXPECT_EQ(decision.lost, (std::vector<size_t>{0}));
 }
 
+TEST(SloPolicy, LostDeadlinesMakeItTakeFp8Earlier) {
+  const auto policy = slo();
+  const auto lone = [&](double now) { return policy->decide(state_of({prompt(1000, now, 0.1)}, now)).precision; };
+  EXPECT_EQ(lone(1), Precision::kFp16);  // 61 of 100 ms
+  // Two that no level could keep.
+  policy->decide(state_of({prompt(2000, 1.9, 0.05), prompt(2000, 1.91, 0.05)}, 1.92));
+  policy->decide(state_of({}, 1.93));
+  EXPECT_EQ(lone(10), Precision::kFp8W8A8);
+  policy->decide(state_of({}, 11));
+  EXPECT_EQ(lone(100), Precision::kFp16);  // forgotten
+}
+
+TEST(SloPolicy, PromptsMayBeInFp8BesideFp16) {
+  // 64 sequences decode in 15 ms, and 1000 tokens take 61 ms in FP16 and 35 ms in FP8: together 65 ms in FP16, 50 ms
+  // apart and 37 ms in FP8. What decodes has time for all of that.
+  std::vector<SequenceState> sequences;
+  for (int i = 0; i < 64; ++i) sequences.push_back(decoding(100, 10, 1));
+  sequences.push_back(prompt(1000, 0, 0));
+  const auto at = [&](double ttft, bool exact_decode = true) {
+    sequences.back().ttft_s = ttft;
+    sequences.back().due_s = ttft;
+    StepState state = state_of(sequences, 0);
+    state.max_sequences = 128;
+    return slo({.exact_decode = exact_decode})->decide(state);
+  };
+  EXPECT_EQ(at(1).precision, Precision::kFp16);
+  bool seen = false;
+  for (double ttft = 0.1; ttft > 0.045; ttft -= 0.001) {
+    const StepDecision decision = at(ttft);
+    seen = seen || decision.exact_singles;
+    if (decision.exact_singles) {
+      EXPECT_FALSE(is_exact(decision.precision));
+      EXPECT_GT(ttft, 0.05);
+    }
+    EXPECT_FALSE(at(ttft, false).exact_singles);
+  }
+  EXPECT_TRUE(seen);
+  EXPECT_FALSE(at(0.045).exact_singles);
+  EXPECT_EQ(at(0.045).fp8_share, 1);
+}
+
 // A steady load: the same prompt every 70 ms, which FP16 alone could just not keep up with, beside four sequences.
 TEST(SloPolicy, DoesNotFlapOnASteadyLoad) {
   const auto policy = slo_with_levels();
@@ -230,7 +271,7 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
   static const StepModel fitted = model().at_shares(std::vector<double>{0.5, 0.88, 1.0});
   const auto missed =
       *rc::gen::element(SloOptions::Missed::kLast, SloOptions::Missed::kShed, SloOptions::Missed::kAsTheyCome);
-  const auto policy = slo_with_levels({.missed = missed});
+  const auto policy = slo_with_levels({.missed = missed, .exact_decode = *rc::gen::arbitrary<bool>()});
   const double now = 1000;
   const auto in = [](double low, double high) { return low + (high - low) * *rc::gen::inRange(0, 1001) / 1000.0; };
   for (int step = 0; step < 3; ++step) {
@@ -281,9 +322,14 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
     }
     const size_t level = fitted.find_level(decision.precision, decision.fp8_share);
     RC_ASSERT(level < fitted.levels().size());
+    work.apart = decision.exact_singles;
     for (size_t lower = 0; lower < level; ++lower) {
-      RC_ASSERT(fitted.seconds(level, work) < fitted.seconds(lower, work));
+      StepWork other = work;
+      other.apart = false;
+      if (decision.chunks.empty()) break;
+      RC_ASSERT(fitted.seconds(level, work) < fitted.seconds(lower, other));
     }
+    if (decision.exact_singles) RC_ASSERT(level > 0);
     for (const size_t gone : decision.shed) {
       RC_ASSERT(missed == SloOptions::Missed::kShed && !seen.contains(gone) && !sequences[gone].running);
     }

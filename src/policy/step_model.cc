@@ -54,6 +54,7 @@ std::vector<double> knots_of(const StepTable& table) {
 StepWork work_of(const StepTime& step) {
   StepWork work;
   if (step.prefill_tokens > 0) work.add(step.prefill_tokens, step.prefill_context);
+  work.singles += step.decode_sequences;
   work.tokens += step.decode_sequences;
   work.sequences += step.decode_sequences;
   work.decode_keys += static_cast<double>(step.decode_sequences) * step.decode_context;
@@ -189,7 +190,7 @@ StepModel StepModel::at_shares(std::span<const double> shares) const {
   };
   take(0);
   for (const double share : shares) take(share);
-  model.drift_ = 1;
+  model.drift_ = model.pair_factor_ = model.key_factor_ = 1;
   model.error_ = {};
   model.factor_.assign(model.levels_.size(), std::vector<double>(kSizes, 1.0));
   return model;
@@ -205,7 +206,28 @@ double StepModel::linear_seconds(size_t level, double tokens) const {
   return at[left] + slope * (tokens - knots_[left]);
 }
 
+namespace {
+
+// The two launches of a step whose single tokens are computed apart.
+bool two_launches(const StepWork& work) { return work.apart && work.singles > 0 && work.singles < work.tokens; }
+StepWork singles_of(const StepWork& work) {
+  StepWork part;
+  part.tokens = part.sequences = part.singles = work.singles;
+  part.decode_keys = work.decode_keys;
+  return part;
+}
+StepWork chunks_of(const StepWork& work) {
+  StepWork part;
+  part.tokens = work.tokens - work.singles;
+  part.sequences = work.sequences - work.singles;
+  part.prefill_pairs = work.prefill_pairs;
+  return part;
+}
+
+}  // namespace
+
 double StepModel::table_seconds(size_t level, const StepWork& work) const {
+  if (two_launches(work)) return table_seconds(exact_level(), singles_of(work)) + table_seconds(level, chunks_of(work));
   return linear_seconds(level, work.tokens) + per_pair_ * work.prefill_pairs + per_key_ * work.decode_keys +
          per_sequence_ * work.sequences;
 }
@@ -214,14 +236,22 @@ int StepModel::size_of(int32_t tokens) {
   return std::min<int>(std::bit_width(static_cast<uint32_t>(std::max(tokens, 1))) - 1, kSizes - 1);
 }
 
-double StepModel::seconds(size_t level, const StepWork& work) const {
+StepModel::Terms StepModel::terms(size_t level, const StepWork& work) const {
   // Between two sizes the factor is interpolated: a prediction must not jump where a bucket ends.
   const double place = std::log2(std::max(work.tokens, 1));
   const auto low = static_cast<size_t>(std::min<double>(place, kSizes - 1));
   const size_t high = std::min<size_t>(low + 1, kSizes - 1);
   const double share = std::min(place - static_cast<double>(low), 1.0);
   const std::vector<double>& factor = factor_[level];
-  return table_seconds(level, work) * drift_ * (factor[low] + share * (factor[high] - factor[low]));
+  return {.linear = linear_seconds(level, work.tokens) * (factor[low] + share * (factor[high] - factor[low])),
+          .pairs = per_pair_ * work.prefill_pairs * pair_factor_,
+          .keys = per_key_ * work.decode_keys * key_factor_,
+          .sequences = per_sequence_ * work.sequences};
+}
+
+double StepModel::seconds(size_t level, const StepWork& work) const {
+  if (two_launches(work)) return seconds(exact_level(), singles_of(work)) + seconds(level, chunks_of(work));
+  return terms(level, work).sum() * drift_;
 }
 
 int32_t StepModel::largest_chunk(size_t level, const StepWork& work, int32_t context, int32_t most,
@@ -261,8 +291,18 @@ void StepModel::observe(size_t level, const StepWork& work, double measured) {
   }
   // Clipped before it counts: a step that waited for something else says nothing about the next.
   const double ratio = std::log(std::clamp(measured / predicted, 0.74, 1.35));
-  moved(drift_, 0.05 * ratio, kMostMachine);
-  moved(factor_[level][static_cast<size_t>(size_of(work.tokens))], 0.05 * ratio, kMostFactor);
+  // A normalised gradient step: each factor moves by its share of the prediction, all together by a tenth of the error.
+  const bool two = two_launches(work);
+  const StepWork main = two ? chunks_of(work) : work;
+  Terms parts = terms(level, main);
+  const double linear = parts.linear * drift_ / predicted;
+  if (two) parts.keys += terms(exact_level(), singles_of(work)).keys;
+  const double pairs = parts.pairs * drift_ / predicted, keys = parts.keys * drift_ / predicted;
+  const double by = 0.1 * ratio / (1 + linear * linear + pairs * pairs + keys * keys);
+  moved(drift_, by, kMostMachine);
+  moved(factor_[level][static_cast<size_t>(size_of(main.tokens))], by * linear, kMostFactor);
+  moved(pair_factor_, by * pairs, kMostFactor);
+  moved(key_factor_, by * keys, kMostFactor);
 }
 
 StepModel::FitError StepModel::error_on(std::span<const StepTime> steps) const {

@@ -24,14 +24,18 @@ namespace nfp {
 struct StepWork {
   int32_t tokens = 0;        // of all sequences
   int32_t sequences = 0;     // with at least one token
+  int32_t singles = 0;       // of these, with one
   double prefill_pairs = 0;  // (query, key) pairs of chunks of more than one token
   double decode_keys = 0;    // keys that single tokens attend to, themselves included
+  // Two launches: the single tokens in FP16, then the chunks at the step's level (StepPlan::exact_singles).
+  bool apart = false;
 
   // A chunk of `count` tokens behind `context` tokens in the cache.
   void add(int32_t count, int32_t context) {
     tokens += count;
     sequences += 1;
     if (count == 1) {
+      singles += 1;
       decode_keys += context + 1;
     } else {
       prefill_pairs += static_cast<double>(count) * (context + 0.5 * (count + 1));
@@ -63,7 +67,8 @@ class StepModel {
   int32_t largest_chunk(size_t level, const StepWork& work, int32_t context, int32_t most, double limit_s) const;
 
   // Learns from a step that took `seconds`. The first kFirstSteps say how fast this machine is now, at once; after them
-  // one outlier moves a prediction by 3 % at most. All together move it by a factor of kMostDrift at most.
+  // one outlier moves a prediction by 3 % at most, and what moves are the terms that the prediction was made of: the
+  // machine, the size of the step, attention. All together move it by a factor of kMostDrift at most.
   void observe(size_t level, const StepWork& work, double seconds);
   static constexpr double kMostDrift = 1000;
   static constexpr uint64_t kFirstSteps = 32;
@@ -86,6 +91,12 @@ class StepModel {
   static constexpr int kSizes = 24;  // buckets by the logarithm of a step's tokens
   static int size_of(int32_t tokens);
   double linear_seconds(size_t level, double tokens) const;
+  // The terms of one launch with what was learnt, all but that of the machine.
+  struct Terms {
+    double linear = 0, pairs = 0, keys = 0, sequences = 0;
+    double sum() const { return linear + pairs + keys + sequences; }
+  };
+  Terms terms(size_t level, const StepWork& work) const;
 
   std::vector<StepLevel> levels_;
   std::vector<double> knots_;                // tokens, ascending
@@ -94,7 +105,8 @@ class StepModel {
   double per_key_ = 0;
   double per_sequence_ = 0;
   double drift_ = 1;                         // of the machine, all levels
-  std::vector<std::vector<double>> factor_;  // [level][size], beside drift_
+  std::vector<std::vector<double>> factor_;  // [level][size] of linear layers, beside drift_
+  double pair_factor_ = 1, key_factor_ = 1;  // of attention, likewise
   Error error_;
 };
 

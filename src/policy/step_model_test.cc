@@ -80,6 +80,44 @@ TEST(StepModel, LearnsThatTheMachineIsSlower) {
   EXPECT_LT(model.recent_error().mean, 0.34);
 }
 
+TEST(StepModel, LearnsWhatAttentionCosts) {
+  // Attention of prompts takes 1.6 times what the table says, and all else what it says: steps at several contexts
+  // tell.
+  StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  const auto work = [](int32_t tokens, int32_t context) {
+    StepWork step;
+    step.add(tokens, context);
+    return step;
+  };
+  const auto truth = [&](const StepWork& step) {
+    StepWork without = step;
+    without.prefill_pairs = 0;
+    const double rest = model.table_seconds(0, without);
+    return rest + 1.6 * (model.table_seconds(0, step) - rest);
+  };
+  for (int i = 0; i < 600; ++i) {
+    const StepWork step = work(i % 2 == 0 ? 32 : 512, i % 3 * 3000);
+    model.observe(0, step, truth(step));
+  }
+  for (const int32_t context : {0, 3000, 6000}) {
+    const StepWork step = work(512, context);
+    EXPECT_NEAR(model.seconds(0, step), truth(step), 0.06 * truth(step)) << context;
+  }
+}
+
+TEST(StepModel, TwoLaunchesTakeWhatEachTakes) {
+  const StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  StepWork singles, chunk, both;
+  for (int i = 0; i < 8; ++i) singles.add(1, 300), both.add(1, 300);
+  chunk.add(500, 100);
+  both.add(500, 100);
+  both.apart = true;
+  EXPECT_NEAR(model.seconds(1, both), model.seconds(0, singles) + model.seconds(1, chunk), 1e-12);
+  EXPECT_GT(model.seconds(1, both), model.seconds(1, chunk));
+  singles.apart = true;  // nothing to part
+  EXPECT_LT(model.seconds(1, singles), model.seconds(0, singles));
+}
+
 TEST(StepModel, OutliersAndNonsenseMoveItLittle) {
   StepModel model = std::move(StepModel::fit(synthetic_table())).value();
   StepWork work;

@@ -27,10 +27,11 @@ struct StepTime {
   int32_t prefill_context = 0;   // tokens of that prompt that came in steps before
   int32_t decode_sequences = 0;  // with one token each
   int32_t decode_context = 0;    // tokens of each of them in the KV cache, the step's own included; rounded mean
-  double ms = 0;                 // from result to result of an engine that is kept busy; median
-  int32_t samples = 0;           // steps that this is the median of
+  double ms = 0;                 // from result to result of an engine that is kept busy
+  int32_t samples = 0;           // steps that this is the median of, or the fastest
   int32_t tokens() const { return prefill_tokens + decode_sequences; }
   int32_t sequences() const { return decode_sequences + (prefill_tokens > 0 ? 1 : 0); }
+  friend bool operator==(const StepTime&, const StepTime&) = default;
 };
 
 struct StepTable {
@@ -42,6 +43,9 @@ struct StepTable {
   std::string kv_dtype;
   std::vector<StepLevel> levels;
   std::vector<StepTime> steps;  // no two describe the same step
+  // Where steps were measured several times and the fastest counts: by how much of it the median of the times lay
+  // above, in the mean. A busy machine shows here. 0 = not told.
+  double spread = 0;
 };
 
 // `where` names the file in errors, which name the field too.

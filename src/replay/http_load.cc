@@ -18,6 +18,7 @@
 #include <chrono>
 #include <random>
 
+#include "base/gpu_energy.h"
 #include "base/json_depth.h"
 
 namespace nfp {
@@ -47,10 +48,13 @@ class Player {
                    failed.message());
     }
     const std::map<double, int64_t> before = level_tokens();
+    const Result<GpuEnergy> energy = energy_of_server();
+    const double joules = energy.ok() ? energy->joules() : 0;
     start_ = Clock::now();
     for (size_t i = 0; i < trace_.requests.size(); ++i) asio::co_spawn(context_, play(i), asio::detached);
     context_.run();
     outcome_.seconds = seconds_since(start_);
+    if (energy.ok()) outcome_.joules = energy->joules() - joules;
     outcome_.tokens_by_share = level_tokens();
     for (const auto& [share, tokens] : before) outcome_.tokens_by_share[share] -= tokens;
     const bool any =
@@ -61,6 +65,13 @@ class Player {
   }
 
  private:
+  Result<GpuEnergy> energy_of_server() const {
+    const bool here = std::all_of(endpoints_.begin(), endpoints_.end(),
+                                  [](const auto& endpoint) { return endpoint.endpoint().address().is_loopback(); });
+    if (!here) return error(ErrorCode::kUnsupported, "the server is on another machine");
+    return GpuEnergy::open();
+  }
+
   // What the server has computed so far. Nothing where it does not tell: it need not be a nestedfp.
   std::map<double, int64_t> level_tokens() {
     beast::tcp_stream stream(context_);
@@ -181,6 +192,7 @@ class Player {
     for (const char* part : {"prompt", "completion"}) {
       const Json counts = precision->value(part, Json::object());
       record.fp16_tokens += counts.value("fp16_tokens", 0);
+      if (std::string_view(part) == "completion") record.fp16_output = counts.value("fp16_tokens", 0);
       record.fp8_tokens += counts.value("fp8_tokens", 0);
     }
     return false;

@@ -100,7 +100,7 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   row.switches = outcome.switches;
   row.preemptions = outcome.preemptions;
   std::vector<double> ttft, tpot, e2e, gap;
-  int64_t fp16 = 0, fp8 = 0, output = 0, good = 0;
+  int64_t fp16 = 0, fp8 = 0, fp16_output = 0, output = 0, good = 0;
   std::array<int64_t, 4> met{};
   double last_arrival = 0;
   for (const ReplayedRequest& request : outcome.requests) {
@@ -114,6 +114,7 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
     if (request.output > 1) tpot.push_back(request.tpot_s), gap.push_back(request.longest_gap_s);
     fp16 += request.fp16_tokens;
     fp8 += request.fp8_tokens;
+    fp16_output += request.fp16_output;
     output += request.output;
     good += request.ttft_s <= limits.ttft_s.value_or(std::numeric_limits<double>::infinity()) &&
                     request.tpot_s <= limits.tpot_s.value_or(std::numeric_limits<double>::infinity()) &&
@@ -137,6 +138,8 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   if (limits.any() && row.seconds > 0) row.goodput = static_cast<double>(good) / row.seconds;
   row.fp16_share = fp16 + fp8 > 0 ? static_cast<double>(fp16) / static_cast<double>(fp16 + fp8)
                                   : std::numeric_limits<double>::quiet_NaN();
+  row.fp16_answers = fp16 + fp8 > 0 && output > 0 ? static_cast<double>(fp16_output) / static_cast<double>(output)
+                                                  : std::numeric_limits<double>::quiet_NaN();
   double computed = 0, weights = 0, nats = 0;
   for (const auto& [share_of_weights, count] : outcome.tokens_by_share) {
     const auto tokens = static_cast<double>(count);
@@ -151,6 +154,8 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   row.e2e = percentiles(std::move(e2e));
   row.gap = percentiles(std::move(gap));
   if (row.seconds > 0) row.output_rate = static_cast<double>(output) / row.seconds;
+  row.joules = outcome.joules;
+  if (row.joules && output > 0) row.joules_per_token = *row.joules / static_cast<double>(output);
   return row;
 }
 
@@ -167,6 +172,10 @@ std::string to_text(const ReplayReport& report) {
         row.policy, row.rate, percent(row.tight), percent(row.loose), percent(row.fp16_share), percent(row.fp8_weights),
         row.ttft.p50, row.ttft.p90, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90, 1e3 * row.gap.worst,
         row.goodput ? fmt::format("{:.2f}", *row.goodput) : "-", percent(row.kl_ratio));
+    if (row.joules) {
+      text += fmt::format("  GPU energy {:.0f} J, {:.3f} J an answer's token\n", *row.joules,
+                          row.joules_per_token.value_or(0));
+    }
     if (row.failed > 0) text += fmt::format("  of these {} of {} failed\n", row.failed, row.requests);
   }
   for (const ReplayReport::Limit& limit : report.limits) {
@@ -189,6 +198,7 @@ std::string to_json(const ReplayReport& report) {
                     {"attainment_e2e_loose", optional(row.e2e_loose)},
                     {"request_goodput", optional(row.goodput)},
                     {"fp16_token_share", optional(row.fp16_share)},
+                    {"fp16_answer_share", optional(row.fp16_answers)},
                     {"fp8_weight_share", optional(row.fp8_weights)},
                     {"kl_of_fp8s", optional(row.kl_ratio)},
                     {"ttft_s", to_json(row.ttft)},
@@ -196,6 +206,8 @@ std::string to_json(const ReplayReport& report) {
                     {"e2e_s", to_json(row.e2e)},
                     {"longest_gap_s", to_json(row.gap)},
                     {"output_tokens_per_s", row.output_rate},
+                    {"gpu_joules", optional(row.joules)},
+                    {"gpu_joules_per_output_token", optional(row.joules_per_token)},
                     {"seconds", row.seconds},
                     {"steps", row.steps},
                     {"fp8_steps", row.fp8_steps},

@@ -34,10 +34,13 @@ struct ReplaySummary {
   std::optional<double> e2e_tight, e2e_loose;  // the same of end-to-end time
   std::optional<double> goodput;               // requests a second within the limits
   double fp16_share = 0;                       // of all tokens, prompts too; NaN where a server does not tell
+  double fp16_answers = 0;                     // of the answers' tokens alone; likewise
   std::optional<double> fp8_weights;           // share of the weights in FP8, in the mean over tokens
   std::optional<double> kl_ratio;              // KL divergence from FP16 over that of FP8 in every step, see KlCurve
   Percentiles ttft, tpot, e2e, gap;            // seconds; gap: each request's longest
   double output_rate = 0;                      // tokens a second
+  std::optional<double> joules;                // of the server's GPUs, idle power included
+  std::optional<double> joules_per_token;      // of the answers
   double seconds = 0;
   uint64_t steps = 0, fp8_steps = 0, switches = 0, preemptions = 0;
 };

@@ -28,6 +28,7 @@ class SimulatedRunner final : public StepRunner {
 
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
     StepWork work;
+    work.apart = plan.exact_singles;
     Step step;
     for (const ScheduledSequence& item : plan.items) {
       work.add(item.count, item.first);
@@ -80,7 +81,8 @@ class Recorder final : public EngineObserver {
     outcome_.steps += 1;
     outcome_.fp8_steps += is_exact(step.precision) ? 0 : 1;
     outcome_.switches += step.switched ? 1 : 0;
-    outcome_.tokens_by_share[step.fp8_share] += step.tokens;
+    outcome_.tokens_by_share[step.fp8_share] += step.tokens - step.exact_tokens;
+    if (step.exact_tokens > 0) outcome_.tokens_by_share[0] += step.exact_tokens;
   }
   void on_finished(const RequestRecord& record) override {
     ReplayedRequest& request = outcome_.requests[std::stoull(record.id)];
@@ -91,6 +93,7 @@ class Recorder final : public EngineObserver {
     request.output = record.usage.completion_tokens;
     if (request.output > 1) request.tpot_s = record.decode_s / (request.output - 1);
     request.fp16_tokens = record.usage.prompt.fp16 + record.usage.completion.fp16;
+    request.fp16_output = record.usage.completion.fp16;
     request.fp8_tokens = record.usage.prompt.fp8 + record.usage.completion.fp8;
     ++finished;
   }
@@ -198,8 +201,11 @@ Status Fleet::submit(const TraceRequest& asked, size_t index) {
   request.arrival = time_at(asked.arrival_s);
   TraceRequest two = asked;
   two.output = 2;
-  request.slo_ttft_s = options_.slo_factor * alone(model_, asked, max_step_tokens_).ttft_s;
-  request.slo_itl_s = options_.slo_factor * alone(model_, two, max_step_tokens_).tpot_s;
+  const auto target = [&](const std::optional<double>& fixed, double alone_s) {
+    return fixed ? std::max(*fixed, options_.serve_least * alone_s) : options_.slo_factor * alone_s;
+  };
+  request.slo_ttft_s = target(options_.ttft_s, alone(model_, asked, max_step_tokens_).ttft_s);
+  request.slo_itl_s = target(options_.itl_s, alone(model_, two, max_step_tokens_).tpot_s);
   const Status status = least->engine->submit(std::move(request));
   if (status.ok()) {
     least->tokens += asked.input + asked.output;

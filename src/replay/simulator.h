@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct ReplayedRequest {
   double longest_gap_s = 0;
   int32_t output = 0;                       // tokens that came
   int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
+  int64_t fp16_output = 0;                  // of the answer alone
 };
 
 struct ReplayOutcome {
@@ -34,6 +36,7 @@ struct ReplayOutcome {
   uint64_t fp8_steps = 0;
   uint64_t switches = 0;
   uint64_t preemptions = 0;
+  std::optional<double> joules;  // that the GPUs of a server on this machine used
   // Tokens computed (prompts too) by the share of the weights that their step computed in FP8; 0 = FP16. Empty where a
   // server does not tell.
   std::map<double, int64_t> tokens_by_share;
@@ -46,7 +49,11 @@ struct SimulationOptions {
   int64_t kv_tokens = 1 << 20;  // of each replica
   int32_t steps_in_flight = 1;
   Precision fp8 = Precision::kFp8W8A8;
-  double slo_factor = 5;      // targets, in times of the request alone in FP16
+  double slo_factor = 5;  // targets, in times of the request alone in FP16
+  // Targets as `serve` has them instead: these, seconds, and where `serve_least` is above 0 at least so many times what
+  // the request takes alone.
+  std::optional<double> ttft_s, itl_s;
+  double serve_least = 0;
   bool whole_answer = false;  // as LatencyTargets has it
   // Step times differ by up to this share from the table's, so that a policy that predicts from the table is not told
   // the truth; the same seed gives the same run.

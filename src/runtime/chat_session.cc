@@ -52,8 +52,6 @@ void ChatSession::reset() {
   if (!system_.empty()) messages_.push_back({{"role", "system"}, {"content", system_}});
 }
 
-size_t ChatSession::turns() const { return (messages_.size() - (system_.empty() ? 0 : 1)) / 2; }
-
 Result<Generation> ChatSession::say(std::string message, const SamplingParams& sampling,
                                     const GenerationCallback& on_output, const std::atomic<bool>* stop) {
   messages_.push_back({{"role", "user"}, {"content", std::move(message)}});

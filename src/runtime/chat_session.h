@@ -32,7 +32,6 @@ class ChatSession {
                          const std::atomic<bool>* stop);
   // Forgets everything but the system message.
   void reset();
-  size_t turns() const;
 
  private:
   ChatSession(LoadedModel& loaded, Engine& engine, ChatTemplate chat_template, std::string system);

@@ -12,7 +12,7 @@ import re
 import sys
 
 # Other programs' and other people's.
-FOREIGN = {"org/name", "--clock-control", "--scheduling-policy", "GGML_NATIVE", "CUDA_VISIBLE_DEVICES", "manylinux_2_36_x86_64", "startupProbe"}
+FOREIGN = {"org/name", "--clock-control", "--scheduling-policy", "GGML_NATIVE", "CUDA_VISIBLE_DEVICES", "manylinux_2_36_x86_64", "startupProbe", "--compilation-config", "--enable-lora"}
 NOT_CODE = (".md", ".html", ".json", ".svg", ".jinja", ".txt")
 
 

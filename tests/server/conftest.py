@@ -98,7 +98,8 @@ def fake(launch):
 
 @pytest.fixture(scope="session")
 def launch_real(tmp_path_factory):
-    """launch_real("--flag", ...) starts nestedfp serve on the demo model, or a `model` that is made of it."""
+    """launch_real("--flag", ...) starts nestedfp serve on the demo model, or a `model` that is made of it,
+    on NFP_DEVICE (cpu, cuda, auto)."""
     demo = os.environ.get("NFP_DEMO_MODEL")
     if not demo or not os.path.exists(demo):
         pytest.skip("NFP_DEMO_MODEL does not name the demo model (scripts/test fetches it)")
@@ -106,7 +107,8 @@ def launch_real(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
 
     def start(*flags, model=demo):
-        command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", "0", "--served-model-name", "demo", *map(str, flags)]
+        command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", "0", "--served-model-name", "demo",
+                   "--device", os.environ.get("NFP_DEVICE", "cpu"), *map(str, flags)]
         with open(folder / f"{len(running)}.log", "w", encoding="utf-8") as log:
             running.append(Server(command, log))
         return running[-1]

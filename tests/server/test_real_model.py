@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import json
+import os
+import subprocess
 
 import httpx
 import openai
@@ -76,3 +78,28 @@ def test_structured_output(client):
             response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}})
         text = r.choices[0].message.content if not stream else "".join(c.choices[0].delta.content or "" for c in r)
         assert set(json.loads(text)) == {"city", "population"}, text
+
+
+def test_a_burst_makes_it_switch(launch_real, tmp_path):
+    """What docs/slo.md shows a new user: a burst, played by replay against a server that decides by deadlines. Its table says
+    what a quiet machine's would, that FP8 is faster, so that the test does not depend on what else runs here."""
+    kinds = [{"prefill_tokens": n, "decode_sequences": 0} for n in (16, 64, 256)]
+    kinds += [{"prefill_tokens": 0, "decode_sequences": n} for n in (1, 4, 16)]
+    steps = [{"level": level, "prefill_context": 0, "decode_context": 64 if kind["decode_sequences"] else 0, "samples": 1,
+              "ms": (8 + sum(kind.values())) * (1 if level == 0 else 0.6), **kind} for level in (0, 1) for kind in kinds]
+    table = tmp_path / "steps.json"
+    table.write_text(json.dumps({"format": "nestedfp-step-times", "version": 1, "model": "demo", "device": "test", "weight_bytes": 1,
+                                 "max_step_tokens": 256, "max_sequences": 16, "kv_dtype": "f16", "steps": steps,
+                                 "levels": [{"precision": "fp16", "fp8_share": 0}, {"precision": "fp8", "fp8_share": 1}]}))
+    server = launch_real("--step-times", table, "--fp8-levels", "0,1")
+    burst = os.path.join(os.path.dirname(__file__), "../../bench/serve/burst.csv")
+    report = tmp_path / "report.json"
+    subprocess.run([os.environ["NFP_PROGRAM"], "replay", burst, "--url", server.url, "--model", "demo", "--speed", "20", "--requests", "16",
+                    "--max-tokens", "300", "--json", report], check=True, timeout=300)
+    row = json.loads(report.read_text())["rows"][0]
+    assert row["failed"] == 0
+    assert 0 <= row["fp16_token_share"] < 1
+    # And it goes back: a lone request has all the time that it needs.
+    alone = httpx.post(server.url + "/v1/completions", json={"model": "demo", "prompt": "Once", "max_tokens": 4}).json()
+    assert alone["usage"]["nestedfp"]["completion"]["fp8_tokens"] == 0
+    assert server.metric("nestedfp:precision_switches_total") >= 1

@@ -1,5 +1,5 @@
-"""make_models.py FOLDER: tiny Llama, Qwen2 and Mistral models with random weights, as transformers would save them, for
-the plugin's tests. Head size 64 and features that two GPUs can share. Needs numpy only."""
+"""make_models.py FOLDER: tiny Llama, Qwen2 and Mistral models with random weights, as transformers would save them, and
+a LoRA adapter for the first, for the plugin's tests. Head size 64 and features that two GPUs can share. Needs numpy only."""
 
 import json
 import struct
@@ -44,6 +44,38 @@ def tensors(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return out
 
 
+def save(path: Path, values: dict[str, np.ndarray]) -> None:
+    """As one safetensors file."""
+    data, header, offset = [], {}, 0
+    for name, value in values.items():
+        header[name] = {"dtype": "F16", "shape": list(value.shape), "data_offsets": [offset, offset + value.nbytes]}
+        data.append(value.tobytes())
+        offset += value.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def write_adapter(path: Path) -> None:
+    """A LoRA adapter for these shapes, as peft would save it. It changes q/k/v, gate/up and down: both kinds of fused
+    layers and one that tensor parallelism cuts along its input."""
+    path.mkdir(parents=True, exist_ok=True)
+    rank, rng = 8, np.random.default_rng(11)
+    shapes = {"self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
+              "mlp.gate_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN)}
+    values = {}
+    for i in range(LAYERS):
+        for name, (rows, columns) in shapes.items():
+            stem = f"base_model.model.model.layers.{i}.{name}"
+            values[f"{stem}.lora_A.weight"] = (rng.standard_normal((rank, columns)) * 0.1).astype(np.float16)
+            values[f"{stem}.lora_B.weight"] = (rng.standard_normal((rows, rank)) * 0.1).astype(np.float16)
+    save(path / "adapter_model.safetensors", values)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 16, "lora_dropout": 0.0, "bias": "none",
+              "target_modules": [name.split(".")[1] for name in shapes], "base_model_name_or_path": "llama"}
+    (path / "adapter_config.json").write_text(json.dumps(config, indent=1))
+
+
 def write(path: Path, family: str) -> None:
     path.mkdir(parents=True, exist_ok=True)
     config = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
@@ -51,20 +83,24 @@ def write(path: Path, family: str) -> None:
               "max_position_embeddings": 512, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "float16",
               "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, **FAMILIES[family]}
     (path / "config.json").write_text(json.dumps(config, indent=1))
-    data, header, offset = [], {}, 0
-    for name, value in tensors(family, np.random.default_rng(len(family))).items():
-        header[name] = {"dtype": "F16", "shape": list(value.shape), "data_offsets": [offset, offset + value.nbytes]}
-        data.append(value.tobytes())
-        offset += value.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + b"".join(data))
+    save(path / "model.safetensors", tensors(family, np.random.default_rng(len(family))))
+
+
+def write_tokenizer(path: Path) -> None:
+    """A word for each token: "w0 w1 ...". For tests over HTTP; the others pass token ids."""
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+                 "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
+                 "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(VOCAB)}, "unk_token": "w0"}}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w0", "eos_token": "w1", "unk_token": "w0"}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def main() -> None:
     for family in FAMILIES:
         write(Path(sys.argv[1]) / family, family)
+    write_adapter(Path(sys.argv[1]) / "llama-lora")
+    write_tokenizer(Path(sys.argv[1]) / "llama")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """nestedfp's op on the GPU against torch. Skips where there is no torch or no Hopper GPU."""
 
+import importlib.util
 import unittest
 
 try:
@@ -139,6 +140,80 @@ class Op(unittest.TestCase):
             precision = i % 2
             graphs[precision][0].replay()
             self.assertTrue(torch.equal(graphs[precision][1], eager[precision]))
+
+    def test_swiglu_in_the_product(self):
+        for dtype, limits in ((torch.float16, (1.5e-3, 1.2e-2)), (torch.bfloat16, (8e-3, 1.5e-2))):
+            for n, k in ((32, 128), (208, 328), (2048, 1024)):
+                weight = normal(n, k, sigma=0.05, dtype=dtype)
+                weight[weight.abs() < 2.0**-10] = 0
+                planes = op.nest(op.interleave(weight))
+                for m in (1, 7, 33, 300):
+                    x = normal(m, k, dtype=dtype, seed=m)
+                    token = (x.float().abs().amax(1, keepdim=True) / 448)
+                    rounded = e4m3(x.float() / token) * token.double()
+                    uppers = e4m3(weight.float() * 256) / 256
+                    for precision, a, w, limit in ((_library.FP16, x.double(), weight.double(), limits[0]),
+                                                   (_library.FP8, rounded, uppers, limits[1])):
+                        op.Step.forced = precision
+                        gate, up = (a @ w.t()).split(n // 2, 1)
+                        want = torch.nn.functional.silu(gate) * up
+                        arguments = (x, planes.upper, planes.lower, planes.scale)
+                        got = op._swiglu(*arguments, n, k, planes.join).double()
+                        self.assertLess(float((got - want).norm() / want.norm()), limit, (dtype, precision, n, k, m))
+                        whole = op.in_order(op._linear(*arguments, None, n, k, planes.join)).double()
+                        want = torch.cat([gate, up], 1)
+                        self.assertLess(float((whole - want).norm() / want.norm()), limit, (dtype, precision, n, k, m))
+
+    @unittest.skipUnless(HAVE_GPU and importlib.util.find_spec("vllm"), "needs vLLM")
+    def test_inductor_s_kernels_wait_for_all_before_them(self):
+        """What a kernel wrote is read two kernels later, with one of ours between that lets the next begin at once."""
+        from nestedfp.vllm import overlap
+        from torch._inductor.utils import run_and_get_code
+
+        op.register()
+        self.assertTrue(overlap.install())
+        n = 1024
+        weight, planes = self.nested(n, n, torch.float16, outliers=False)
+        op.Step.forced = _library.FP16
+
+        def gated(a, b):
+            x = torch.nn.functional.silu(a) * 0.5
+            gate = torch.sigmoid(b) + x
+            y = torch.ops.nestedfp.linear(x, planes.upper, planes.lower, planes.scale, None, n, n, planes.join)
+            return y * gate + b
+
+        compiled = torch.compile(gated, options={overlap.OPTION: True}, dynamic=False)
+        a, b = normal(64, n, seed=1), normal(64, n, seed=2)
+        with torch.inference_mode():
+            got, codes = run_and_get_code(compiled, a, b)
+            kernels = [code for code in "".join(codes).split("@triton.jit")[1:] if "tl.load" in code]
+            self.assertGreaterEqual(len(kernels), 2)
+            for code in kernels:
+                self.assertIn("gdc_launch_dependents", code)
+                self.assertLess(code.index("gdc_wait"), code.index("tl.load"))
+            for i in range(50):
+                a, b = normal(64, n, seed=10 + i), normal(64, n, seed=100 + i)
+                torch.cuda.synchronize()
+                got, want = compiled(a, b).double(), gated(a, b).double()
+                self.assertLess(float((got - want).norm() / want.norm()), 2e-3)
+
+    def test_planes_take_no_more_memory_than_they_need(self):
+        """With the allocator as vLLM sets it while it loads."""
+        op.device(torch.cuda.current_device())
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
+        try:
+            before, kept, needed = torch.cuda.memory_allocated(), [], 0
+            for n, k in ((6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336)) * 2:
+                weight = normal(n, k, sigma=0.05)
+                kept.append(op.nest(weight))
+                del weight
+                needed += 2 * kept[-1].upper.numel()
+            taken = torch.cuda.memory_allocated() - before
+            self.assertLess(taken, 1.005 * needed)
+        finally:
+            torch._C._accelerator_setAllocatorSettings("max_split_size_mb:1048576")
 
     def test_no_rows(self):
         _, planes = self.nested(64, 128, torch.float16)

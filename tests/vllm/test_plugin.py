@@ -16,6 +16,7 @@ from nestedfp import _library
 from nestedfp.vllm import checkpoint, versions
 from nestedfp.vllm.policy import Policy, precision_of_step, tier_of
 from nestedfp.vllm.settings import Settings
+from nestedfp.vllm.targets import Clock, StepTimes, Target, Wanted, milliseconds
 
 try:
     import torch
@@ -115,7 +116,10 @@ class Decisions(unittest.TestCase):
         self.assertEqual(Settings.parse({"nestedfp": {"policy": "fp8"}}).threshold(), -1)
         self.assertGreater(Settings.parse({"nestedfp": {"policy": "fp16"}}).threshold(), 1 << 20)
         self.assertIsNone(Settings.parse({"nestedfp": {"policy": "alternate:3"}}).threshold())
-        for bad in ({"nestedfp": 1}, {"nestedfp": {"polcy": "fp16"}}, {"nestedfp": {"policy": 8}}):
+        both = Settings.parse({"nestedfp": {"policy": "fp8", "slo_ttft_ms": 500, "slo_tpot_ms": 20.5}})
+        self.assertEqual((both.policy, both.slo_ttft_ms, both.slo_tpot_ms), ("fp8-w8a8", 500, 20.5))
+        for bad in ({"nestedfp": 1}, {"nestedfp": {"polcy": "fp16"}}, {"nestedfp": {"policy": 8}},
+                    {"nestedfp": {"slo_ttft_ms": -1}}, {"nestedfp": {"slo_tpot_ms": "soon"}}):
             with self.assertRaises(ValueError):
                 Settings.parse(bad)
 
@@ -132,6 +136,17 @@ class Decisions(unittest.TestCase):
             self.assertEqual(alternate.choose(tokens, step_index=index), (index // 3) % 2)
         with self.assertRaisesRegex(_library.NestedFPError, "threshold:TOKENS"):
             Policy("now and then")
+
+    def test_the_op_s_threshold_is_the_library_s(self):
+        """What the op compares the rows of a call with, where there is no scheduler of ours."""
+        rng = random.Random(5)
+        for text in ("fp16", "fp8", "fp8-w8a8", *(f"threshold:{rng.randrange(1, 5000)}" for _ in range(20))):
+            settings = Settings.parse({"nestedfp": {"policy": text}})
+            policy = Policy(settings.policy)
+            for _ in range(200):
+                tokens = rng.choice([1, settings.threshold() if settings.threshold() > 0 else 1, rng.randrange(1, 9000)])
+                tokens = min(tokens, 1 << 20)
+                self.assertEqual(_library.FP8 if tokens > settings.threshold() else _library.FP16, policy.choose(tokens), text)
 
     def test_requests_have_the_last_word(self):
         for wanted in (_library.FP16, _library.FP8):
@@ -155,6 +170,103 @@ class Decisions(unittest.TestCase):
             del os.environ["NESTEDFP_ANY_VLLM"]
 
 
+class Targets(unittest.TestCase):
+    FP16, FP8 = _library.FP16, _library.FP8
+
+    def test_milliseconds(self):
+        self.assertEqual((milliseconds(None), milliseconds(250), milliseconds("12.5")), (None, 0.25, 0.0125))
+        for bad in (0, -3, "x", float("nan"), float("inf"), True, [5]):
+            with self.assertRaisesRegex(ValueError, "positive"):
+                milliseconds(bad)
+
+    def test_step_times(self):
+        times = StepTimes(0.5)
+        self.assertIsNone(times.expected(self.FP16, 3))
+        times.observe(self.FP16, 100, 0.010)
+        times.observe(self.FP16, 127, 0.020)  # of one size: 64 to 127
+        times.observe(self.FP16, 4000, 0.5)
+        self.assertAlmostEqual(times.expected(self.FP16, 64), 0.015)
+        self.assertAlmostEqual(times.expected(self.FP16, 1), 0.015)  # the nearest
+        self.assertAlmostEqual(times.expected(self.FP16, 1 << 20), 0.5)
+        self.assertIsNone(times.expected(self.FP8, 100))
+
+    def test_when_tokens_are_due(self):
+        target = Target(100.0, 0.5, 0.1)
+        self.assertAlmostEqual(target.due(0), 100.5)
+        self.assertAlmostEqual(target.due(1), 100.6)  # the second, while the first is under way
+        target.came(1, 100.3)
+        self.assertAlmostEqual(target.due(0), 100.4)
+        target.came(3, 100.9)
+        self.assertAlmostEqual(target.due(0), 100.7)
+        self.assertFalse(target.kept())  # 0.2 s a token
+        self.assertIsNone(Target(1.0, None, 0.1).due(0))
+        self.assertIsNone(Target(1.0, None, 0.1).due(1))
+        self.assertIsNone(Target(1.0, 0.5, None).due(2))
+        self.assertFalse(Target(1.0, 0.5, None).kept())  # no token
+        late = Target(1.0, 0.5, None)
+        late.came(1, 1.6)
+        self.assertFalse(late.kept())
+
+    def simulate(self, tpot_s, depth, steps=600, seconds=(0.014, 0.008), jitter=0.1):
+        """A request that decodes alone, `depth` steps scheduled ahead: its mean pace after a start, and the share of FP8."""
+        rng = random.Random(depth)
+        clock, target, now, free = Clock(), Target(0.0, 1.0, tpot_s), 0.0, 0.0
+        target.came(1, 0.0)
+        ends, chosen, numbers = [], [], []
+        for _ in range(steps):
+            while len(ends) >= depth:
+                now = max(now, ends.pop(0))
+                clock.ended(numbers.pop(0), now)
+                target.came(1, now)
+            precision = self.FP8 if clock.late([Wanted(target, 1, len(ends))], 1, now) else self.FP16
+            numbers.append(clock.scheduled(precision, 1, now))
+            free = max(free, now) + seconds[precision] * (1 + jitter * (rng.random() - 0.5))
+            ends.append(free)
+            chosen.append(precision)
+        return (target.last_s - target.first_s) / (target.tokens - 1), sum(chosen) / len(chosen), target.kept()
+
+    def test_as_little_fp8_as_the_pace_needs(self):
+        for depth in (1, 2):
+            pace, share, _ = self.simulate(0.010, depth)  # between the two: (14 - 10) / (14 - 8) of the steps
+            self.assertLess(pace, 0.01005)
+            self.assertAlmostEqual(share, 2 / 3, delta=0.03)
+            pace, share, kept = self.simulate(0.020, depth)
+            self.assertEqual((share, kept), (0, True))
+            _, share, kept = self.simulate(0.004, depth)  # cannot be kept: all that can be done is done
+            self.assertGreater(share, 0.98)
+            self.assertFalse(kept)
+
+    def test_first_tokens(self):
+        clock = Clock()
+        for precision, seconds in ((self.FP16, 0.1), (self.FP8, 0.06)):
+            number = clock.scheduled(precision, 1000, 0.0)
+            clock.last_end_s = 0.0
+            self.assertEqual(clock.ended(number, seconds), (precision, seconds))
+        clock.last_end_s = 0.0
+        target = Target(10.0, 0.25, None)
+        self.assertFalse(clock.late([Wanted(target, 2)], 1000, 10.0))  # two steps of 0.1 s
+        self.assertTrue(clock.late([Wanted(target, 3)], 1000, 10.0))
+        clock.scheduled(self.FP16, 1000, 10.0)  # behind one that is under way
+        self.assertTrue(clock.late([Wanted(target, 2)], 1000, 10.01))
+        self.assertAlmostEqual(clock.starts(10.01), 10.1)
+        last = clock.scheduled(self.FP8, 1000, 10.02)
+        self.assertAlmostEqual(clock.starts(10.02), 10.16)
+        clock.last_end_s = 10.1
+        self.assertAlmostEqual(clock.ended(last, 10.2)[1], 0.1)  # the one before never ended
+        self.assertIsNone(clock.ended(last, 10.3))
+        self.assertEqual(clock.starts(10.3), 10.3)
+
+    def test_counts_are_taken_once(self):
+        from nestedfp.vllm.metrics import Counts
+
+        counts = Counts()
+        self.assertIsNone(counts.take())
+        counts.add("late")
+        counts.add("late", 2)
+        self.assertEqual(counts.take(), {"late": 3})
+        self.assertIsNone(counts.take())
+
+
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
 class InsideVllm(unittest.TestCase):
     def test_the_op_and_its_fake(self):
@@ -167,7 +279,9 @@ class InsideVllm(unittest.TestCase):
         with torch._subclasses.fake_tensor.FakeTensorMode():
             x, plane = torch.empty(5, 128, dtype=torch.float16), torch.empty(64 * 128, dtype=torch.uint8)
             y = torch.ops.nestedfp.linear(x, plane, plane, torch.empty(0), None, 64, 128, 0)
+            half = torch.ops.nestedfp.swiglu(x, plane, plane, torch.empty(0), 64, 128, 0)
         self.assertEqual((tuple(y.shape), y.dtype), ((5, 64), torch.float16))
+        self.assertEqual((tuple(half.shape), half.dtype), ((5, 32), torch.float16))
 
     def test_scheduler_output_carries_the_precision(self):
         import pickle
@@ -175,9 +289,44 @@ class InsideVllm(unittest.TestCase):
         from nestedfp.vllm.policy import ATTRIBUTE
         from vllm.v1.core.sched.output import SchedulerOutput
 
-        output = SchedulerOutput.make_empty()
-        setattr(output, ATTRIBUTE, _library.FP8)
-        self.assertEqual(getattr(pickle.loads(pickle.dumps(output)), ATTRIBUTE), _library.FP8)
+        rng = random.Random(2)
+        for precision in (_library.FP16, _library.FP8):
+            output = SchedulerOutput.make_empty()
+            output.num_scheduled_tokens = {f"request-{i}": rng.randrange(1, 300) for i in range(rng.randrange(1, 40))}
+            output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+            setattr(output, ATTRIBUTE, precision)
+            buffers = []  # as vLLM's queue to its workers does it
+            data = pickle.dumps(output, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+            for back in (pickle.loads(data, buffers=buffers), pickle.loads(pickle.dumps(output))):
+                self.assertEqual(getattr(back, ATTRIBUTE), precision)
+                self.assertEqual(back, output)
+
+    def test_counts_reach_prometheus(self):
+        """Over vLLM's own wire format between its processes."""
+        from nestedfp.vllm import metrics
+        from nestedfp.vllm.stat_logger import StatLogger
+        from prometheus_client import generate_latest
+        from vllm.v1.engine import EngineCoreOutputs
+        from vllm.v1.metrics.stats import SchedulerStats
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        metrics.install_field()
+        stats = SchedulerStats(num_running_reqs=3)
+        setattr(stats, metrics.FIELD, {"steps_fp8": 2, "tokens_fp8": 300, "seconds_fp8": 0.25, "late": 1, "unknown": 9})
+        config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m", quantization="nestedfp"))
+        logger = StatLogger(config, [0])
+        for one in (stats, stats, SchedulerStats()):
+            data = MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=one))
+            back = MsgpackDecoder(EngineCoreOutputs).decode(data).scheduler_stats
+            self.assertEqual(back.num_running_reqs, one.num_running_reqs)
+            logger.record(back, None)
+        text = generate_latest().decode()
+        self.assertIn('nestedfp:steps_total{engine="0",model_name="m",precision="fp8"} 4.0', text)
+        self.assertIn('nestedfp:step_seconds_total{engine="0",model_name="m",precision="fp8"} 0.5', text)
+        self.assertIn('nestedfp:slo_steps_total{engine="0",model_name="m"} 2.0', text)
+        other = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m", quantization=None))
+        StatLogger(other, [0]).record(stats, None)
+        self.assertIn('nestedfp:slo_steps_total{engine="0",model_name="m"} 2.0', generate_latest().decode())
 
     def test_the_scheduler_decides(self):
         """Over a scheduler of ours in vLLM's place: its real SchedulerOutputs in, decisions out."""
@@ -190,9 +339,19 @@ class InsideVllm(unittest.TestCase):
                 self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker),
                                                    additional_config={"nestedfp": {"policy": "threshold:10"}})
                 self.waiting, self.kv_cache_manager = [], SimpleNamespace(usage=0.1)
+                self.requests = {}
 
             def add_request(self, request):
-                pass
+                self.requests[request.request_id] = request
+
+            def update_from_output(self, scheduler_output, outputs):
+                for output in outputs:
+                    if output.finish_reason is not None:
+                        self._free_request(self.requests.pop(output.request_id))
+                return {0: SimpleNamespace(outputs=outputs)}
+
+            def make_stats(self):
+                return SimpleNamespace()
 
             def schedule(self):
                 return self.next
@@ -208,9 +367,11 @@ class InsideVllm(unittest.TestCase):
         made = Scheduler("nestedfp.vllm.worker.Worker")
 
         class Request:
-            def __init__(self, name, tier):
+            def __init__(self, name, tier, **extra):
                 self.request_id, self.cache_salt, self.block_hashes, self.hashed = name, None, [1], 0
-                self.sampling_params = SimpleNamespace(extra_args={"nestedfp_precision": tier} if tier else None)
+                extra = {**extra, **({"nestedfp_precision": tier} if tier else {})}
+                self.sampling_params = SimpleNamespace(extra_args=extra or None)
+                self.arrival_time, self.num_prompt_tokens, self.num_computed_tokens = 1000.0, 8, 8
 
             def update_block_hashes(self):
                 self.hashed += 1
@@ -238,6 +399,124 @@ class InsideVllm(unittest.TestCase):
         made._free_request(requests["b"])
         self.assertEqual(decide({"a": 20, "b": 3}), fp8)
         self.assertEqual(sum(made.nestedfp_steps.values()), 7)
+
+        # Targets. FP16 steps take 0.1 s by this clock.
+        from unittest.mock import patch
+
+        made = Scheduler("nestedfp.vllm.worker.Worker")
+        with patch.object(scheduler.time, "time") as clock, self.assertLogs("vllm.nestedfp", "WARNING") as logs:
+            def step(now_s, seconds, scheduled, *outputs):
+                clock.return_value = now_s
+                precision = decide({}, {name: (1, 1) for name in scheduled})
+                clock.return_value = now_s + seconds
+                made.update_from_output(made.next, [SimpleNamespace(request_id=name, new_token_ids=[5], finish_reason=end)
+                                                    for name, end in outputs])
+                return precision
+
+            for request in (Request("t", None, slo_tpot_ms=50, slo_ttft_ms=150), Request("x", "exact", slo_tpot_ms=50),
+                            Request("u", None, slo_tpot_ms="soon"), Request("v", None)):
+                made.add_request(request)
+            self.assertEqual(set(made.nestedfp_targets), {"t", "x"})
+            self.assertIn("'soon'", logs.output[0])
+            self.assertEqual(step(1000.0, 0.1, "t", ("t", None)), fp16)  # in time
+            self.assertEqual(step(1000.1, 0.06, "t", ("t", None)), fp8)  # due at 1000.15, FP16 would take 0.1 s
+            self.assertEqual(step(1000.2, 0.1, "tx", ("t", None), ("x", None)), fp16)  # exact is exact
+            self.assertEqual(step(1000.3, 0.1, "v", ("v", None)), fp16)
+            self.assertEqual(step(1000.4, 0.06, "t", ("t", "stop")), fp8)
+            self.assertEqual(set(made.nestedfp_targets), {"x"})
+            made._free_request(made.requests["x"])  # its client has left
+            step(1000.5, 0.1, "v")
+            self.assertEqual((made.nestedfp_targets, made.nestedfp_ended), ({}, {}))
+        counts = made.make_stats().nestedfp
+        self.assertEqual({key: counts[key] for key in ("steps_fp16", "steps_fp8", "switches", "late", "slo_requests")},
+                         {"steps_fp16": 4, "steps_fp8": 2, "switches": 4, "late": 2, "slo_requests": 1})
+        self.assertEqual(counts["slo_attained"], 0)  # 0.12 s a token
+        self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
+        self.assertIsNone(made.make_stats().nestedfp)
+
+    def test_dependent_launch_unless_the_user_says_otherwise(self):
+        from nestedfp.vllm import overlap
+
+        for given, wanted in (({}, True), ({overlap.OPTION: False}, False)):
+            compilation = SimpleNamespace(inductor_compile_config=dict(given))
+            overlap.enable(SimpleNamespace(compilation_config=compilation))
+            self.assertEqual(compilation.inductor_compile_config[overlap.OPTION], wanted)
+        from torch._inductor.codegen.triton import TritonKernel
+
+        lines = []
+
+        class Kernel:
+            GDC_WAIT, inside_reduction, range_trees = TritonKernel.GDC_WAIT, True, [SimpleNamespace(is_loop=True)]
+            body, enabled = SimpleNamespace(writeline=lambda text: lines.append(("body", text))), True
+
+            def _enable_pdl_codegen(self):
+                return self.enabled
+
+        buffer = SimpleNamespace(writeline=lambda text: lines.append(("buffer", text)))
+        kernel = Kernel()
+        TritonKernel._handle_pdl_before_access(kernel, buffer, "x")  # in a loop: before it
+        kernel.inside_reduction = False
+        TritonKernel._handle_pdl_before_access(kernel, buffer, "x", consider_reads=True)
+        kernel.enabled = False
+        TritonKernel._handle_pdl_before_access(kernel, buffer, "x")
+        self.assertEqual(lines, [("body", Kernel.GDC_WAIT), ("buffer", Kernel.GDC_WAIT)])
+
+    def test_rows_of_gate_and_up_alternate(self):
+        from nestedfp.vllm import op, swiglu
+
+        n, k = 48, 8
+        weight = torch.arange(n * k).reshape(n, k)
+        x = torch.randn(5, k).double()
+        ordered = op.interleave(weight)
+        for i in range(n // 2):  # as the kernels have it (swiglu_gate_row, layout.h)
+            row = i // 8 * 16 + i % 8
+            self.assertTrue(torch.equal(ordered[row], weight[i]) and torch.equal(ordered[row + 8], weight[n // 2 + i]))
+        self.assertTrue(torch.equal(op.in_order(x @ ordered.double().t()), x @ weight.double().t()))
+        self.assertEqual(op.interleave(torch.zeros(n, 1)).shape, (n, 1))
+        layer = SimpleNamespace(bias=None)
+        self.assertTrue(swiglu.may_join("model.layers.3.mlp.gate_up_proj", [24, 24], layer))
+        for prefix, parts, other in (("model.layers.3.mlp.gate_up_proj", [20, 20], layer),
+                                     ("model.layers.3.mlp.gate_up_proj", [24, 16], layer),
+                                     ("model.layers.3.mlp.experts.gate_up_proj", [24, 24], layer),
+                                     ("model.layers.3.self_attn.qkv_proj", [24, 24], layer),
+                                     ("model.layers.3.mlp.gate_up_proj", [24, 24], SimpleNamespace(bias=x))):
+            self.assertFalse(swiglu.may_join(prefix, parts, other))
+
+    def test_mlps_of_known_forms_leave_their_activation_to_the_product(self):
+        from unittest.mock import patch
+
+        from nestedfp.vllm import quantization, swiglu
+        from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+        from vllm.model_executor import parameter
+        from vllm.model_executor.layers import linear
+        from vllm.model_executor.models.llama import LlamaMLP
+        from vllm.model_executor.models.qwen2 import Qwen2MLP
+
+        config = quantization.NestedFPConfig()
+        config.nested = checkpoint.NestedInfo("nestedfp", "F16", "nearest")
+        config.prepared = config.joins_swiglu = True
+        patches = [patch.object(module, f"get_tensor_model_parallel_{name}", return_value=value)
+                   for module in (linear, parameter) for name, value in (("rank", 0), ("world_size", 1))]
+        for p in patches:
+            p.start()
+        try:
+            class OtherMLP(LlamaMLP):
+                pass
+
+            with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+                made = [kind(128, 384, "silu", quant_config=config, prefix=f"model.layers.{i}.mlp")
+                        for i, kind in enumerate((LlamaMLP, Qwen2MLP, OtherMLP, LlamaMLP))]
+        finally:
+            for p in patches:
+                p.stop()
+        for mlp in made[:3]:
+            layer = mlp.gate_up_proj
+            planes = layer.quant_method.order(layer, layer.weight.data, layer.weight_scale.data)
+            self.assertEqual([plane.shape for plane in planes], [(768, 128), (768, 1)])
+            self.assertTrue(layer.nestedfp_interleaved)
+        self.assertEqual(swiglu.join(torch.nn.ModuleList(made)), 2)
+        self.assertEqual([mlp.gate_up_proj.nestedfp_swiglu for mlp in made], [True, True, False, False])
+        self.assertEqual([isinstance(mlp.act_fn, torch.nn.Identity) for mlp in made], [True, True, False, False])
 
     def test_graphs_are_kept_apart_by_precision(self):
         from nestedfp.vllm.op import Step

@@ -1,10 +1,12 @@
 """vLLM engines over tiny models, with and without nestedfp, on a Hopper GPU. Skips elsewhere.
 
-NESTEDFP_NESTED_MODELS names a folder with NAME and NAME-nested (what `nestedfp convert` made of NAME) for each family of
-make_models.py; NESTEDFP_TEST_OUT a folder that keeps reports and logs."""
+NESTEDFP_NESTED_MODELS names a folder with NAME and NAME-nested (what `nestedfp convert` made of NAME) for each family
+of make_models.py; NESTEDFP_TEST_OUT a folder that keeps reports and logs; NESTEDFP_TEST_JOBS how many engines run at
+once, NESTEDFP_TEST_SECONDS how long each may; NESTEDFP_TEST_ONLY which (their names with commas)."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,9 +24,11 @@ except ImportError:
 
 MODELS = Path(os.environ.get("NESTEDFP_NESTED_MODELS", ""))
 HERE = Path(__file__).parent
+SECONDS = float(os.environ.get("NESTEDFP_TEST_SECONDS", "220"))  # for one engine, from its start to its end
 
 ORDINARY = ["--quantization", "nestedfp"]
 PER_STEP = [*ORDINARY, "--per-step", "--policy", "alternate:1"]
+BF16 = ["--dtype", "bfloat16", "--eager", "--attention", "TRITON_ATTN"]  # which every build of vLLM has for BF16
 # name: model, arguments, vLLM's model runner (1: the second; None: as vLLM chooses)
 RUNS = {
     "llama stock fp16": ("llama", ["--eager"], None),
@@ -39,13 +43,29 @@ RUNS = {
     "llama v1 alternate": ("llama", PER_STEP, 0),
     "qwen2 stock fp16": ("qwen2", ["--eager"], None),
     "qwen2 fp16": ("qwen2", [*ORDINARY, "--policy", "fp16"], None),
-    "qwen2 stock bf16": ("qwen2", ["--dtype", "bfloat16", "--eager"], None),
-    "qwen2 bf16": ("qwen2", [*ORDINARY, "--policy", "fp16", "--dtype", "bfloat16", "--eager"], None),
+    "qwen2 stock bf16": ("qwen2", BF16, None),
+    "qwen2 bf16": ("qwen2", [*ORDINARY, "--policy", "fp16", *BF16], None),
     "qwen2 nested bf16 refused": ("qwen2-nested", ["--policy", "fp16", "--dtype", "bfloat16"], None),
     "mistral stock fp16": ("mistral", ["--eager"], None),
     "mistral nested fp16": ("mistral-nested", ["--policy", "threshold:512"], None),
 }
-WIDE = {"llama fp16 tp2": ("llama", [*ORDINARY, "--policy", "fp16", "--tensor-parallel", "2"], None)}
+RUNS.update({
+    "llama lora stock fp16": ("llama", ["--eager", "--lora", "llama-lora"], None),
+    "llama lora fp16": ("llama", [*ORDINARY, "--policy", "fp16", "--lora", "llama-lora"], None),
+    "llama lora alternate": ("llama", [*PER_STEP, "--lora", "llama-lora"], None),
+    "llama speculative fp16": ("llama", [*ORDINARY, "--policy", "fp16", "--speculate"], None),
+    "llama speculative alternate": ("llama", [*PER_STEP, "--speculate"], None),
+})
+TWO = ["--tensor-parallel", "2"]
+WIDE = {
+    "llama stock fp16 tp2": ("llama", ["--eager", *TWO], None),
+    "llama fp16 tp2": ("llama", [*ORDINARY, "--policy", "fp16", *TWO], None),
+    "llama nested fp16 tp2": ("llama-nested", ["--policy", "fp16", *TWO], None),
+    "qwen2 fp16 tp2": ("qwen2", [*ORDINARY, "--policy", "fp16", "--eager", *TWO], None),
+    "llama alternate tp2": ("llama", [*PER_STEP, *TWO, "--steps", "10000"], 1),
+    "llama v1 alternate tp2": ("llama", [*PER_STEP, *TWO, "--steps", "1000"], 0),
+    "llama fp16 pp2": ("llama", [*ORDINARY, "--policy", "fp16", "--eager", "--pipeline-parallel", "2"], None),
+}
 
 
 @unittest.skipUnless(HAVE_GPU and MODELS.name, "needs vLLM, a Hopper GPU and NESTEDFP_NESTED_MODELS")
@@ -55,7 +75,7 @@ class Serving(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = Path(os.environ.get("NESTEDFP_TEST_OUT") or tempfile.mkdtemp())
+        cls.folder = folder = Path(os.environ.get("NESTEDFP_TEST_OUT") or tempfile.mkdtemp())
 
         def run(item):
             name, (model, arguments, runner) = item
@@ -63,21 +83,31 @@ class Serving(unittest.TestCase):
             if runner is not None:
                 environment["VLLM_USE_V2_MODEL_RUNNER"] = str(runner)
             out = folder / f"{name.replace(' ', '-')}.json"
+            environment["NESTEDFP_MODE_LOG"] = str(out.with_suffix(".modes"))
+            arguments = [str(MODELS / a) if a == "llama-lora" else a for a in arguments]
             command = [sys.executable, str(HERE / "serve_once.py"), str(MODELS / model), str(out), *arguments]
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=220,
-                                  env=environment)
-            out.with_suffix(".log").write_text(done.stdout)
-            return name, json.loads(out.read_text()) if out.exists() else None, done.stdout
+            log = out.with_suffix(".log")
+            with log.open("w") as sink:
+                engine = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment,
+                                          start_new_session=True)
+                try:
+                    engine.wait(SECONDS)
+                except subprocess.TimeoutExpired:
+                    os.killpg(engine.pid, signal.SIGKILL)  # with its workers
+                    sink.write(f"stopped after {SECONDS} s\n")
+            return name, json.loads(out.read_text()) if out.exists() else None, log.read_text()
 
-        runs = dict(RUNS)
-        if torch.cuda.device_count() >= 2:
-            runs.update(WIDE)
+        runs = {**WIDE, **RUNS} if torch.cuda.device_count() >= 2 else dict(RUNS)
+        only = os.environ.get("NESTEDFP_TEST_ONLY", "").split(",")
+        runs = {name: run for name, run in runs.items() if not only[0] or name in only}
         with ThreadPoolExecutor(int(os.environ.get("NESTEDFP_TEST_JOBS", "12"))) as pool:
             for name, report, log in pool.map(run, runs.items()):
                 cls.reports[name], cls.logs[name] = report, log
 
     def report(self, name):
-        if self.reports.get(name) is None:
+        if name not in self.logs:
+            self.skipTest(f"{name} was left out")
+        if self.reports[name] is None:
             self.fail(f"{name} did not run:\n" + "\n".join(self.logs[name].splitlines()[-25:]))
         return self.reports[name]
 
@@ -129,7 +159,7 @@ class Serving(unittest.TestCase):
                                              self.report(f"{kind} fp16")["prompts"])[1], self.fp8_noise() / 2)
 
     def test_decode_steps_in_graphs_are_their_prompts(self):
-        for name in RUNS:
+        for name in self.logs:
             if name.endswith("refused"):
                 continue
             worst = self.report(name)["decode_vs_prompt"]
@@ -138,13 +168,42 @@ class Serving(unittest.TestCase):
             self.assertLess(worst, 0.5 if "fp8" in name or "bf16" in name else 0.05)
 
     def test_fp16_weights_are_refused_with_bf16_activations(self):
+        if "qwen2 nested bf16 refused" not in self.logs:
+            self.skipTest("left out")
         self.assertIsNone(self.reports["qwen2 nested bf16 refused"])
         self.assertIn("--dtype float16", self.logs["qwen2 nested bf16 refused"])
 
+    def test_adapters_and_drafts(self):
+        """LoRA over nested weights is LoRA over FP16's; drafted tokens are checked in the step's precision."""
+        self.assert_close("llama lora fp16", "llama lora stock fp16", 5e-3)
+        self.assert_close("llama lora alternate", "llama lora stock fp16", 5e-3, key="exact")
+        self.assertGreater(self.distance(self.report("llama lora fp16")["prompts"], self.report("llama fp16")["prompts"])[1],
+                           0.05)  # or the adapter did nothing
+        for name in ("llama speculative fp16", "llama speculative alternate"):
+            metrics = self.report(name)["metrics"]
+            drafted = sum(value for key, value in metrics.items() if "num_draft_tokens" in key)
+            print(f"{name}: {metrics}", flush=True)
+            self.assertGreater(drafted, 0)
+
+    @unittest.skipUnless(HAVE_GPU and torch.cuda.device_count() >= 2, "needs two GPUs")
     def test_two_gpus_answer_as_one(self):
-        if torch.cuda.device_count() < 2:
-            self.skipTest("needs two GPUs")
-        self.assert_close("llama fp16 tp2", "llama fp16", 5e-3)
+        for kind in ("llama", "llama nested", "qwen2"):
+            self.assert_close(f"{kind} fp16 tp2", f"{kind} fp16", 5e-3)
+        self.assert_close("llama fp16 tp2", "llama stock fp16 tp2", 5e-3)
+        self.assert_close("llama fp16 pp2", "llama fp16", 5e-3)
+        for kind in ("llama", "llama v1"):
+            self.assert_close(f"{kind} alternate tp2", f"{kind} fp16", 5e-3, key="exact")
+            self.assert_close(f"{kind} alternate tp2", f"{kind} fp8", self.fp8_noise(), key="fast")
+
+    @unittest.skipUnless(HAVE_GPU and torch.cuda.device_count() >= 2, "needs two GPUs")
+    def test_all_ranks_have_one_precision(self):
+        for name, steps in (("llama alternate tp2", 10000), ("llama v1 alternate tp2", 1000)):
+            self.report(name)
+            logs = [(self.folder / f"{name.replace(' ', '-')}.modes.{rank}").read_bytes() for rank in (0, 1)]
+            print(f"{name}: {len(logs[0])} steps, {sum(logs[0])} in FP8", flush=True)
+            self.assertGreaterEqual(len(logs[0]), steps)
+            self.assertEqual(logs[0], logs[1])
+            self.assertEqual(set(logs[0]), {0, 1})
 
 
 if __name__ == "__main__":

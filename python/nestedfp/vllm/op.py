@@ -41,6 +41,7 @@ class _Device:
         self.handle = ctypes.c_void_p()
         with torch.cuda.device(index):
             _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
+            torch.cuda.empty_cache()  # _return_free_blocks
             self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
         # By where the planes lie, and their shape. What is kept stays allocated, so an address means one tensor.
         self.linears: dict[tuple[int, int, int, int, int], tuple[ctypes.c_void_p, tuple[torch.Tensor, ...]]] = {}
@@ -84,10 +85,11 @@ def device(index: int) -> _Device:
     return made
 
 
-def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
-            bias: torch.Tensor | None, n: int, k: int, join: int) -> torch.Tensor:
+def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
+         n: int, k: int, join: int, swiglu: bool) -> torch.Tensor:
     m = x.shape[0]
-    y = x.new_empty((m, n))
+    columns = n // 2 if swiglu else n
+    y = x.new_empty((m, columns))
     if m == 0:
         return y
     index = x.get_device()
@@ -98,10 +100,6 @@ def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: to
     if x.stride(1) != 1 or ldx % 8 or x.data_ptr() % 16:
         x = x.contiguous()
         ldx = k
-    bias_pointer = None
-    if bias is not None:
-        kept = on.biases.get(bias.data_ptr())
-        bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
     precision = Step.forced
     if precision is None:
         precision = FP8 if m > Step.threshold else FP16
@@ -111,17 +109,54 @@ def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: to
         if bytes_needed:
             held = x.new_empty((bytes_needed + 1) // 2)
             scratch = held.data_ptr()
-    code = on.library.nfp_linear_run(linear, precision, 1 if x.dtype is torch.bfloat16 else 0, m, x.data_ptr(), ldx,
-                                     y.data_ptr(), n, bias_pointer, scratch,
-                                     torch._C._cuda_getCurrentRawStream(index))
+    kind = 1 if x.dtype is torch.bfloat16 else 0
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    if swiglu:
+        code = on.library.nfp_linear_run_swiglu(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
+                                                scratch, stream)
+    else:
+        bias_pointer = None
+        if bias is not None:
+            kept = on.biases.get(bias.data_ptr())
+            bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
+        code = on.library.nfp_linear_run(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
+                                         bias_pointer, scratch, stream)
     if code:
         _library.check(code)
     return y
 
 
+def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
+            bias: torch.Tensor | None, n: int, k: int, join: int) -> torch.Tensor:
+    return _run(x, upper, lower, scale, bias, n, k, join, False)
+
+
 def _linear_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
                  bias: torch.Tensor | None, n: int, k: int, join: int) -> torch.Tensor:
     return x.new_empty((x.shape[0], n))
+
+
+def _swiglu(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
+            join: int) -> torch.Tensor:
+    """silu(gate) * up of a weight whose rows interleave() has ordered."""
+    return _run(x, upper, lower, scale, None, n, k, join, True)
+
+
+def _swiglu_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
+                 join: int) -> torch.Tensor:
+    return x.new_empty((x.shape[0], n // 2))
+
+
+def interleave(rows: torch.Tensor) -> torch.Tensor:
+    """[gate; up] -> blocks of 8 rows of each in turn: what the epilogue that computes SwiGLU needs."""
+    n = rows.shape[0]
+    return rows.reshape(2, n // 16, 8, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+
+def in_order(y: torch.Tensor) -> torch.Tensor:
+    """Columns of a product with an interleaved weight -> [gate, up]."""
+    m, n = y.shape
+    return y.view(m, n // 16, 2, 8).transpose(1, 2).reshape(m, n)
 
 
 _namespace: torch.library.Library | None = None
@@ -135,6 +170,8 @@ def register() -> None:
 
     _namespace = torch.library.Library("nestedfp", "FRAGMENT")
     direct_register_custom_op(op_name="linear", op_func=_linear, mutates_args=[], fake_impl=_linear_fake,
+                              target_lib=_namespace)
+    direct_register_custom_op(op_name="swiglu", op_func=_swiglu, mutates_args=[], fake_impl=_swiglu_fake,
                               target_lib=_namespace)
 
 
@@ -158,11 +195,19 @@ class NotNested(Exception):
     """The matrix must stay dense; says why."""
 
 
+def _return_free_blocks(weight: torch.Tensor) -> None:
+    """vLLM loads with max_split_size_mb:20: a plane would take a free block whole that is up to 20 MiB larger (of the
+    dense weight before it), and keep it."""
+    if weight.numel() >= 1 << 20:
+        torch.cuda.empty_cache()
+
+
 def nest(weight: torch.Tensor) -> Planes:
     """W[n, k] (FP16 or BF16, on the GPU) -> planes. Raises NotNested where it cannot be, ValueError where it is no
     weight at all."""
     n, k = weight.shape
     on = device(weight.get_device())
+    _return_free_blocks(weight)
     planes = Planes(n, k, weight.device)
     if weight.stride(1) != 1:
         weight = weight.contiguous()
@@ -190,6 +235,7 @@ def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, free_joi
     """A nested checkpoint's tensors (or slices of them): upper and lower bytes [n, k], scale[n] = 2^(e - 8)."""
     n, k = upper.shape
     on = device(upper.get_device())
+    _return_free_blocks(upper)
     planes = Planes(n, k, upper.device, JOIN_FREE if free_join else JOIN_BIASED)
     with torch.cuda.device(upper.device):
         for which, source, target in ((_library.UPPER, upper, planes.upper), (_library.LOWER, lower, planes.lower)):
@@ -234,7 +280,7 @@ def self_test(where: torch.device, dtype: torch.dtype) -> None:
     planes = nest(weight)
     if not torch.equal(restore(planes, dtype).view(torch.int16), weight.view(torch.int16)):
         raise RuntimeError("nestedfp: self-test failed: the weights do not come back bit for bit on this GPU")
-    exact = x.double() @ weight.double().t()
+    exact = (x.cpu().double() @ weight.cpu().double().t()).to(where)  # on the host: cuBLAS would keep a workspace
     kept = Step.forced
     try:
         # Rounding of the result; and of both operands to E4M3 (3 bits: 2^-4 / sqrt(3) of a value each).

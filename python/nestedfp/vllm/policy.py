@@ -35,11 +35,14 @@ class Policy:
         return self.chosen.value
 
 
+def extra_of(request: Any) -> dict[str, Any]:
+    """The fields that vLLM does not know (vllm_xargs over HTTP)."""
+    return getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
+
+
 def tier_of(request: Any) -> str:
     """What the request's sampling parameters allow."""
-    parameters = getattr(request, "sampling_params", None)
-    extra = getattr(parameters, "extra_args", None) or {}
-    return extra.get(ATTRIBUTE, "auto")
+    return extra_of(request).get(ATTRIBUTE, "auto")
 
 
 def precision_of_step(wanted: int, tiers: list[str]) -> int:

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import checkpoint, op, settings, versions
+from . import checkpoint, metrics, op, overlap, settings, swiglu, versions
 
 logger = init_logger("vllm.nestedfp")
 
@@ -68,9 +68,28 @@ class _NestedLinearMethod(LinearMethodBase):
         if layer.nestedfp_shape is None:
             return self.dense.apply(layer, x, bias)
         n, k, join = layer.nestedfp_shape
+        if layer.nestedfp_swiglu:
+            y = torch.ops.nestedfp.swiglu(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, n, k,
+                                          join)
+            return y.view(*x.shape[:-1], n // 2)
         y = torch.ops.nestedfp.linear(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, bias, n,
                                       k, join)
+        if layer.nestedfp_interleaved:
+            y = op.in_order(y)
         return y.view(*x.shape[:-1], n)
+
+    def prepare(self, layer: torch.nn.Module, parts: list[int]) -> None:
+        """Of create_weights()."""
+        layer.nestedfp_shape = None
+        layer.nestedfp_parts = parts
+        layer.nestedfp_interleaved = False
+        layer.nestedfp_swiglu = False  # swiglu.join()
+
+    def order(self, layer: torch.nn.Module, *planes: torch.Tensor) -> list[torch.Tensor]:
+        """The rows of a weight, or of its planes, as the kernels want them."""
+        layer.nestedfp_interleaved = (self.config.joins_swiglu
+                                      and swiglu.may_join(self.prefix, layer.nestedfp_parts, layer))
+        return [op.interleave(plane) if layer.nestedfp_interleaved else plane for plane in planes]
 
 
 @register_weight_loader_v2_supported_method
@@ -89,7 +108,7 @@ class NestedOnlineLinearMethod(_NestedLinearMethod):
             data=torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype),
             input_dim=1, output_dim=0, weight_loader=extra_weight_attrs.get("weight_loader"))
         layer.register_parameter("weight", weight)
-        layer.nestedfp_shape = None
+        self.prepare(layer, output_partition_sizes)
         initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -100,9 +119,10 @@ class NestedOnlineLinearMethod(_NestedLinearMethod):
         op.self_test(weight.device, weight.dtype)
         op.device(weight.get_device()).forget()
         try:
-            _install(layer, op.nest(weight))
+            _install(layer, op.nest(*self.order(layer, weight)))
         except op.NotNested as why:
             layer.nestedfp_shape = None
+            layer.nestedfp_interleaved = False
             _dense_layers.add(self.prefix, str(why))
         except ValueError as error:
             raise ValueError(f"{self.prefix}.weight: {error}") from error
@@ -125,7 +145,7 @@ class NestedCheckpointLinearMethod(_NestedLinearMethod):
         scale = ChannelQuantScaleParameter(data=torch.empty(rows, 1, dtype=torch.float32), output_dim=0,
                                            weight_loader=loader)
         layer.register_parameter("weight_scale", scale)
-        layer.nestedfp_shape = None
+        self.prepare(layer, output_partition_sizes)
         self.dtype = params_dtype
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -135,8 +155,8 @@ class NestedCheckpointLinearMethod(_NestedLinearMethod):
         upper = layer.weight.data
         op.self_test(upper.device, self.dtype)
         op.device(upper.get_device()).forget()
-        _install(layer, op.pack(upper.view(torch.uint8), layer.weight_lower.data, layer.weight_scale.data,
-                                self.config.nested.uppers == "free"))
+        planes = self.order(layer, upper.view(torch.uint8), layer.weight_lower.data, layer.weight_scale.data)
+        _install(layer, op.pack(*planes, self.config.nested.uppers == "free"))
 
 
 class NestedFPConfig(QuantizationConfig):
@@ -147,6 +167,7 @@ class NestedFPConfig(QuantizationConfig):
         self.nested: checkpoint.NestedInfo | None = None
         self.ignore: list[str] = []
         self.prepared = False
+        self.joins_swiglu = False
 
     @classmethod
     def get_name(cls) -> str:
@@ -212,6 +233,9 @@ class NestedFPConfig(QuantizationConfig):
             return
         self.prepared = True
         op.register()
+        config = get_current_vllm_config()
+        overlap.enable(config)
+        self.joins_swiglu = config.lora_config is None  # adapters add to what the activation gets
         wanted = settings.current()
         threshold = wanted.threshold()
         if get_current_vllm_config().parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
@@ -227,3 +251,5 @@ class NestedFPConfig(QuantizationConfig):
 def register() -> None:
     register_quantization_config("nestedfp")(NestedFPConfig)
     checkpoint.install_loader()
+    metrics.install_field()
+    swiglu.install()

@@ -7,7 +7,8 @@ that on the SchedulerOutput, which goes to every worker. All ranks of a step so 
 A request may say what it allows: ``extra_args={"nestedfp_precision": "exact"}`` of its SamplingParams (over HTTP:
 ``"vllm_xargs": {"nestedfp_precision": "exact"}``). A step with an exact request in it is FP16, and such a request reuses
 no cached prefix of others' (whose keys and values an FP8 step may have computed): it gets a salt of its own kind.
-"fast" steps are FP8 as long as all requests of the step say so; "auto", the default, follows the policy.
+"fast" steps are FP8 as long as all requests of the step say so; "auto", the default, follows the policy. Latency targets
+(``slo_ttft_ms``, ``slo_tpot_ms``, likewise) make a step FP8 that would be too late for such a request in FP16 (targets.py).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as SyncScheduler
 
 from .._library import FP8, FP16
-from . import settings
-from .policy import ATTRIBUTE, TIERS, Policy, precision_of_step, tier_of
+from . import metrics, settings
+from .policy import ATTRIBUTE, TIERS, Policy, extra_of, precision_of_step, tier_of
+from .targets import TPOT, TTFT, Clock, Target, Wanted, milliseconds
 
 logger = init_logger("vllm.nestedfp")
 
+_NUMBER = "nestedfp_step"  # of a SchedulerOutput
 _EXACT_SALT = "nestedfp-exact"
 _LOG_SECONDS = 10.0
 
@@ -37,8 +40,14 @@ class _ChoosesPrecision:
         super().__init__(*args, **kwargs)
         if self.vllm_config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
             raise ValueError("nestedfp's scheduler needs --worker-cls nestedfp.vllm.worker.Worker")
-        self.nestedfp_policy = Policy(settings.Settings.parse(self.vllm_config.additional_config).policy)
+        self.nestedfp_settings = settings.Settings.parse(self.vllm_config.additional_config)
+        self.nestedfp_policy = Policy(self.nestedfp_settings.policy)
         self.nestedfp_tiers: dict[str, str] = {}
+        self.nestedfp_targets: dict[str, Target] = {}
+        self.nestedfp_ended: dict[str, Target] = {}  # of requests that ended in this update
+        self.nestedfp_clock = Clock()
+        self.nestedfp_counts = metrics.Counts()
+        self.nestedfp_last: int | None = None  # precision of the step before
         self.nestedfp_steps = {FP16: 0, FP8: 0}
         self.nestedfp_tokens = {FP16: 0, FP8: 0}
         self.nestedfp_next_log = time.monotonic() + _LOG_SECONDS
@@ -55,7 +64,38 @@ class _ChoosesPrecision:
             request.cache_salt = (request.cache_salt or "") + _EXACT_SALT
             request.block_hashes = []
             request.update_block_hashes()
+        self.nestedfp_add_target(request)
         super().add_request(request)
+
+    def nestedfp_add_target(self, request: Any) -> None:
+        found = []
+        for name, default in ((TTFT, self.nestedfp_settings.slo_ttft_ms), (TPOT, self.nestedfp_settings.slo_tpot_ms)):
+            try:
+                found.append(milliseconds(extra_of(request).get(name, default)))
+            except ValueError as error:
+                logger.warning("nestedfp: request %s: %s %s; ignored", request.request_id, name, error)
+                found.append(milliseconds(default))
+        if found != [None, None]:
+            self.nestedfp_targets[request.request_id] = Target(request.arrival_time, *found)
+
+    def nestedfp_late(self, scheduled: dict[str, int], tokens: int, now_s: float) -> bool:
+        wanted = []
+        for name, target in self.nestedfp_targets.items():
+            count, request = scheduled.get(name), self.requests.get(name)
+            if request is None:
+                continue
+            # With asynchronous scheduling: tokens that this step or one under way will give.
+            in_flight = getattr(request, "num_output_placeholders", 0)
+            if count is None:
+                if target.first_s is None and in_flight == 0:  # it waits: this step, and one of its own at least
+                    wanted.append(Wanted(target, 2))
+                continue
+            missing = request.num_prompt_tokens - request.num_computed_tokens
+            if target.first_s is None and missing > 0:
+                wanted.append(Wanted(target, 1 + -(-missing // count)))
+            else:
+                wanted.append(Wanted(target, 1, max(0, in_flight - 1)))
+        return self.nestedfp_clock.late(wanted, tokens, now_s)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
@@ -68,19 +108,61 @@ class _ChoosesPrecision:
         prefill += sum(scheduled[name] for name, answered in zip(cached.req_ids, cached.num_output_tokens) if not answered)
         wanted = self.nestedfp_policy.choose(tokens, prefill, len(scheduled), len(self.waiting),
                                              self.kv_cache_manager.usage, sum(self.nestedfp_steps.values()))
+        now_s = time.time()  # the clock of Request.arrival_time
+        if wanted == FP16 and self.nestedfp_targets and self.nestedfp_late(scheduled, tokens, now_s):
+            wanted, late = FP8, True
+        else:
+            late = False
         tiers = [self.nestedfp_tiers.get(name, "auto") for name in scheduled] if self.nestedfp_tiers else []
         precision = precision_of_step(wanted, tiers)
         setattr(output, ATTRIBUTE, precision)
         self.nestedfp_steps[precision] += 1
         self.nestedfp_tokens[precision] += tokens
+        setattr(output, _NUMBER, self.nestedfp_clock.scheduled(precision, tokens, now_s))
+        name = "fp8" if precision == FP8 else "fp16"
+        self.nestedfp_counts.add(f"steps_{name}")
+        self.nestedfp_counts.add(f"tokens_{name}", tokens)
+        if late and precision == FP8:
+            self.nestedfp_counts.add("late")
+        if self.nestedfp_last not in (None, precision):
+            self.nestedfp_counts.add("switches")
+        self.nestedfp_last = precision
         if time.monotonic() >= self.nestedfp_next_log:
             self.nestedfp_next_log = time.monotonic() + _LOG_SECONDS
             logger.info("nestedfp: %d steps (%d tokens) in FP16, %d (%d) in FP8", self.nestedfp_steps[FP16],
                         self.nestedfp_tokens[FP16], self.nestedfp_steps[FP8], self.nestedfp_tokens[FP8])
         return output
 
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        now_s = time.time()
+        number = getattr(scheduler_output, _NUMBER, None)
+        if number is not None and (ended := self.nestedfp_clock.ended(number, now_s)) is not None:
+            precision, seconds = ended
+            self.nestedfp_counts.add("seconds_fp8" if precision == FP8 else "seconds_fp16", seconds)
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        if self.nestedfp_targets or self.nestedfp_ended:
+            for one in (output for group in outputs.values() for output in group.outputs):
+                target = self.nestedfp_targets.get(one.request_id) or self.nestedfp_ended.get(one.request_id)
+                if target is None:
+                    continue
+                if one.new_token_ids:
+                    target.came(len(one.new_token_ids), now_s)
+                if one.finish_reason is not None:
+                    self.nestedfp_counts.add("slo_requests")
+                    self.nestedfp_counts.add("slo_attained", int(target.kept()))
+            self.nestedfp_ended.clear()
+        return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            setattr(stats, metrics.FIELD, self.nestedfp_counts.take())
+        return stats
+
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.nestedfp_tiers.pop(request.request_id, None)
+        if (target := self.nestedfp_targets.pop(request.request_id, None)) is not None:
+            self.nestedfp_ended[request.request_id] = target
         return super()._free_request(request, *args, **kwargs)
 
 

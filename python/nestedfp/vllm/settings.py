@@ -5,8 +5,10 @@ vLLM hashes that object into the key of its compile cache, and hands it to every
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from .targets import milliseconds
 
 DEFAULT_POLICY = "threshold:1024"
 
@@ -14,9 +16,13 @@ DEFAULT_POLICY = "threshold:1024"
 @dataclass(frozen=True)
 class Settings:
     """policy: "fp16", "fp8-w8a8" ("fp8" for short) or "threshold:TOKENS" (FP8 in steps of more tokens) without more
-    ado; every policy of libnestedfp with nestedfp.vllm's scheduler and worker."""
+    ado; every policy of libnestedfp with nestedfp.vllm's scheduler and worker.
+
+    slo_ttft_ms, slo_tpot_ms: latency targets of requests that name none, with that scheduler (targets.py)."""
 
     policy: str = DEFAULT_POLICY
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
 
     @classmethod
     def parse(cls, additional_config: Any) -> Settings:
@@ -28,11 +34,16 @@ class Settings:
         for name, value in given.items():
             if name not in known:
                 raise ValueError(f"additional_config: nestedfp has no field '{name}'; it has {', '.join(sorted(known))}")
-            if not isinstance(value, str):
+            if name == "policy" and not isinstance(value, str):
                 raise ValueError(f"additional_config: nestedfp.{name} must be a string")
+            if name != "policy":
+                try:
+                    milliseconds(value)
+                except ValueError as error:
+                    raise ValueError(f"additional_config: nestedfp.{name}: {error}") from error
         settings = cls(**given)
         if settings.policy == "fp8":
-            settings = cls(policy="fp8-w8a8")
+            settings = replace(settings, policy="fp8-w8a8")
         return settings
 
     def threshold(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -78,6 +79,7 @@ def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
 
 class Worker(GpuWorker):
     nestedfp_serving = False  # warm-up runs come without a scheduler's decision
+    nestedfp_mode_log: Any = None
 
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
         if self.vllm_config.model_config.quantization != "nestedfp":
@@ -98,12 +100,17 @@ class Worker(GpuWorker):
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
         result = super().compile_or_warm_up_model(*args, **kwargs)
         self.nestedfp_serving = True
+        prefix = os.environ.get("NESTEDFP_MODE_LOG")
+        if prefix:  # a byte for each step: its precision, to be compared between ranks
+            self.nestedfp_mode_log = open(f"{prefix}.{self.rank}", "wb", buffering=0)  # noqa: SIM115
         return result
 
     def execute_model(self, scheduler_output: Any) -> Any:
         precision = getattr(scheduler_output, ATTRIBUTE, None)
         if precision is not None:
             Step.forced = precision
+            if self.nestedfp_mode_log is not None:
+                self.nestedfp_mode_log.write(bytes([precision]))
         elif self.nestedfp_serving and scheduler_output.total_num_scheduled_tokens > 0:
             raise RuntimeError("nestedfp: a step came without a precision; add --scheduler-cls "
                                "nestedfp.vllm.scheduler.Scheduler")

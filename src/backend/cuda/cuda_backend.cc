@@ -588,10 +588,12 @@ void CudaBackend::rope(const RopeArgs& args) {
 }
 
 void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& then) {
-  // Decode's kernel rotates by itself.
   const BatchView& batch = first.batch;
-  if (options_.deterministic || batch.single < batch.sequences || first.norm_spans_heads ||
-      first.rotary_dim != first.head_dim || !cuda::can_rotate(attention_call(then))) {
+  cuda::AttentionCall call = attention_call(then);
+  call.sequences = batch.single;
+  call.deterministic = options_.deterministic;
+  if (batch.single < batch.sequences || first.norm_spans_heads || first.rotary_dim != first.head_dim ||
+      !cuda::gains_by_rotating(call)) {
     rope(first);
     attention(then);
     return;

@@ -191,13 +191,8 @@ void Metrics::on_step(const StepRecord& step) {
   timeline_.add_step(step);
   level_.store(step.fp8_share, std::memory_order_relaxed);
   oldest_wait_.store(step.oldest_wait_s, std::memory_order_relaxed);
-  for (Level& level : levels_) {
-    const double share = level.share.load(std::memory_order_relaxed);
-    if (share >= 0 && share != step.fp8_share) continue;
-    level.share.store(step.fp8_share, std::memory_order_relaxed);
-    level.tokens.fetch_add(static_cast<uint64_t>(step.tokens), std::memory_order_relaxed);
-    break;
-  }
+  count_tokens(step.fp8_share, step.tokens - step.exact_tokens);
+  if (step.exact_tokens > 0) count_tokens(0, step.exact_tokens);
   if (step.switched) changes_[static_cast<size_t>(step.change)].fetch_add(1, std::memory_order_relaxed);
   if (step.predicted_s <= 0 || step.seconds <= 0) return;
   predicted_.observe(step.predicted_s);
@@ -207,6 +202,16 @@ void Metrics::on_step(const StepRecord& step) {
   const double off = std::abs(step.predicted_s - step.seconds) / step.seconds;
   const double share = 1.0 / static_cast<double>(std::min<uint64_t>(++predictions_, 100));
   prediction_error_.store(mean + share * (off - mean), std::memory_order_relaxed);
+}
+
+void Metrics::count_tokens(double fp8_share, int32_t tokens) {
+  for (Level& level : levels_) {
+    const double share = level.share.load(std::memory_order_relaxed);
+    if (share >= 0 && share != fp8_share) continue;
+    level.share.store(fp8_share, std::memory_order_relaxed);
+    level.tokens.fetch_add(static_cast<uint64_t>(tokens), std::memory_order_relaxed);
+    break;
+  }
 }
 
 void Metrics::on_token_gap(double seconds) {

@@ -46,6 +46,8 @@ class Metrics final : public EngineObserver {
  private:
   static constexpr size_t kFinishReasons = 4;
 
+  void count_tokens(double fp8_share, int32_t tokens);
+
   Timeline timeline_;
   bool prefix_caching_ = true;
   std::atomic<uint64_t> prompt_tokens_{0};

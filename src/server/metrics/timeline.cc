@@ -23,7 +23,8 @@ void Timeline::add_step(const StepRecord& step) {
     slice = Slice();
     slice.index = index;
   }
-  (is_exact(step.precision) ? slice.fp16 : slice.fp8) += step.tokens;
+  (is_exact(step.precision) ? slice.fp16 : slice.fp8) += step.tokens - step.exact_tokens;
+  slice.fp16 += step.exact_tokens;
   ++slice.steps;
   slice.sequences = std::max(slice.sequences, step.sequences);
   slice.waiting = std::max(slice.waiting, step.waiting);

@@ -4,26 +4,13 @@
 #include <string_view>
 #include <vector>
 
-#include "text/utf8.h"
+#include "text/byte_level.h"
 
 namespace nfp::server {
 namespace {
 
 // GPT-2's printable stand-in for a byte.
-std::string stand_in(int byte) {
-  static const std::vector<uint32_t> table = [] {
-    std::vector<uint32_t> codes(256);
-    uint32_t next = 256;
-    for (uint32_t b = 0; b < 256; ++b) {
-      const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
-      codes[b] = printable ? b : next++;
-    }
-    return codes;
-  }();
-  std::string out;
-  text::append_utf8(out, table[static_cast<size_t>(byte)]);
-  return out;
-}
+std::string stand_in(int byte) { return text::byte_level_encode(std::string(1, static_cast<char>(byte))); }
 
 }  // namespace
 

@@ -266,6 +266,12 @@ bool can_rotate(const AttentionCall& c) {
          (!is_e4m3(c) || (c.cache.key_scale == 1.0f && c.cache.value_scale == 1.0f));
 }
 
+bool gains_by_rotating(const AttentionCall& c) {
+  if (c.deterministic || !can_rotate(c) || !check_shape(c).ok()) return false;
+  const Result<DecodeKernels> kernels = decode_kernels(c);
+  return kernels.ok() && !cut_for_warps(c, kernels->warps_device);
+}
+
 Result<size_t> decode_workspace_bytes(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_shape(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));

@@ -90,6 +90,9 @@ inline constexpr int kMaxAttentionRows = 65536;  // sequences * kv_heads of a de
 
 // Whether decode calls of this shape and cache can have a rotation: heads of 64 or 128 that rotate whole, scales 1.
 bool can_rotate(const AttentionCall& call);
+// Whether that is quicker than a kernel of its own before: not where warps have spans of their own, whose rows are so
+// short that they wait for the new token.
+bool gains_by_rotating(const AttentionCall& call);
 
 // What a decode call like this one needs, or any with fewer sequences.
 Result<size_t> decode_workspace_bytes(const AttentionCall& call);

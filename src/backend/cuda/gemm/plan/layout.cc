@@ -1,7 +1,6 @@
 #include "backend/cuda/gemm/plan/layout.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/float_types.h"
 
@@ -45,11 +44,6 @@ void pack_slab(const PlaneShape& shape, Plane plane, Join join, std::span<const 
       }
     }
   }
-}
-
-bool exact_in_bf16(std::span<const uint16_t> fp16) {
-  return std::all_of(fp16.begin(), fp16.end(),
-                     [](uint16_t bits) { return (std::bit_cast<uint32_t>(fp16_to_fp32(bits)) & 0xffffu) == 0; });
 }
 
 }  // namespace nfp::cuda

@@ -90,7 +90,4 @@ constexpr uint16_t join_fp16(Join join, uint8_t upper, uint8_t lower) {
   return static_cast<uint16_t>(bits);
 }
 
-// Whether every FP16 weight (bits) is a BF16 number too, so that FP16 mode may run with BF16 activations.
-bool exact_in_bf16(std::span<const uint16_t> fp16);
-
 }  // namespace nfp::cuda

@@ -147,10 +147,5 @@ TEST(Layout, SwigluRowsPairInsideSixteen) {
   EXPECT_EQ(*seen.rbegin(), 127);
 }
 
-TEST(Layout, ExactInBf16) {
-  EXPECT_TRUE(exact_in_bf16(std::vector<uint16_t>{fp32_to_fp16(1.5f), fp32_to_fp16(-0.0078125f), 1, 0x8000}));
-  EXPECT_FALSE(exact_in_bf16(std::vector<uint16_t>{fp32_to_fp16(1.5f), 0x3c01}));
-}
-
 }  // namespace
 }  // namespace nfp::cuda

@@ -1,0 +1,179 @@
+"""The latency policy on a real machine: a burst played against it and against FP16 first come, the same simulated, and a
+long prompt beside running streams.
+
+    slo.py NESTEDFP MODEL OUT.json [PARTS] [--trace AZURE.csv]
+
+PARTS (default: long,burst,trace): `long` is a prompt of 3,900 tokens beside four streams, `burst` the made-up bursts of
+burst.csv (gamma-distributed gaps with a coefficient of variation of 2.5, log-normal lengths), `trace` a part of an Azure trace (--trace). Default flags, a new table of step times; everything takes some six
+minutes on two cores with the demo model."""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+
+import record
+
+LONG, STREAMS = 3900, 4
+BURST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "burst.csv")
+TRACE = {"requests": 40, "rate": 0.7, "most_tokens": 2000, "seed": 1}
+
+
+class Server:
+    def __init__(self, program, model, cache, *flags):
+        self.process = subprocess.Popen([program, "serve", model, "--port", "0", "--served-model-name", "m",
+                                         "--disable-log-requests", *flags], stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, "XDG_CACHE_HOME": cache})
+        self.says = []
+        for line in self.process.stderr:
+            self.says.append(line.rstrip())
+            if found := re.search(r"ready .*http://[^ ]*:(\d+) ", line):
+                self.port = int(found.group(1))
+                break
+        else:
+            raise RuntimeError("\n".join(self.says))
+        threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(60)
+
+    def metrics(self):
+        return urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics").read().decode()
+
+    def prediction(self):
+        """Of all steps: mean error, and the share of them that was at most 12 % off."""
+        text = self.metrics()
+        value = lambda name: float(re.search(rf"^nestedfp:step_prediction_off_{name}[^\n]* (\S+)$", text, re.M).group(1))
+        count = value("count")
+        within = re.search(r'^nestedfp:step_prediction_off_bucket\{[^\n]*le="0\.12"[^\n]* (\S+)$', text, re.M)
+        return {"steps": count, "mean_error": value("sum") / max(count, 1),
+                "within_12_percent": float(within.group(1)) / max(count, 1)} if count else None
+
+    def changes(self):
+        found = re.findall(r'^nestedfp:level_changes_total\{[^\n]*reason="(\w+)"[^\n]* (\S+)$', self.metrics(), re.M)
+        return {reason: float(count) for reason, count in found if float(count)}
+
+
+def token_ids(count, seed):
+    numbers = random.Random(seed)
+    return [16 + numbers.randrange(224) for _ in range(count)]
+
+
+async def complete(port, prompt, count, stop=None):
+    """Times of the answer's tokens."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+    body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": count, "stream": True, "temperature": 0,
+                       "ignore_eos": True}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                 b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    times = []
+    while not (stop and stop.is_set()):
+        line = await reader.readline()
+        if not line or b"[DONE]" in line:
+            break
+        if b'"choices":[{' in line:
+            times.append(time.perf_counter())
+    writer.close()
+    return times
+
+
+async def long_prompt(server):
+    alone = []
+    for seed in (1, 2):
+        begin = time.perf_counter()
+        alone.append((await complete(server.port, token_ids(LONG, seed), 2))[0] - begin)
+    runs = []
+    for seed in (3, 4):
+        stop = asyncio.Event()
+        streams = [asyncio.create_task(complete(server.port, token_ids(30, 10 + i), 3000, stop)) for i in range(STREAMS)]
+        await asyncio.sleep(2)
+        begin = time.perf_counter()
+        end = (await complete(server.port, token_ids(LONG, seed), 2))[0]
+        await asyncio.sleep(0.3)
+        stop.set()
+        gaps = [(b - a, b > begin and a < end) for times in await asyncio.gather(*streams) for a, b in zip(times, times[1:])]
+        beside = sorted(gap for gap, during in gaps if during)
+        before = sorted(gap for gap, during in gaps if not during)
+        runs.append({"prefill_s": end - begin, "gaps": len(beside), "longest_gap_ms": 1e3 * beside[-1],
+                     "median_gap_ms": 1e3 * beside[len(beside) // 2], "median_gap_before_ms": 1e3 * before[len(before) // 2]})
+    best = min(alone)
+    return {"prompt_tokens": LONG, "streams": STREAMS, "alone_s": alone, "beside": runs,
+            "longer_percent": [100 * (run["prefill_s"] / best - 1) for run in runs],
+            "prediction": server.prediction(), "level_changes": server.changes()}
+
+
+def play(args, folder, table, trace, flags):
+    """The trace against both policies on the machine, then simulated from `table`."""
+    keep = ("attainment_tight", "attainment_loose", "fp16_token_share", "ttft_s", "tpot_s", "longest_gap_s", "requests", "failed",
+            "seconds", "rate", "switches")
+    result = {}
+    for policy, serve in (("fp16", ["--precision-policy", "fp16"]), ("slo", [])):
+        out = os.path.join(folder, "replay.json")
+        with Server(args.nestedfp, args.model, args.cache, *serve) as server:
+            run = subprocess.run([args.nestedfp, "replay", trace, "--url", f"http://127.0.0.1:{server.port}", "--model", "m",
+                                  "--simulate", table, *flags, "--json", out], capture_output=True, text=True)
+            if run.returncode:
+                raise RuntimeError(run.stderr[-2000:])
+            with open(out, encoding="utf-8") as f:
+                row = json.load(f)["rows"][0]
+            real = {name: row[name] for name in keep if name in row}
+            if policy == "slo":
+                real |= {"prediction": server.prediction(), "level_changes": server.changes()}
+        subprocess.run([args.nestedfp, "replay", trace, "--simulate", table, "--as-served", "--policies", policy, *flags, "--json",
+                        out], capture_output=True, text=True, check=True)
+        with open(out, encoding="utf-8") as f:
+            row = json.load(f)["rows"][0]
+        simulated = {name: row[name] for name in keep if name in row}
+        result[policy] = {"real": real, "simulated": simulated}
+    for name in ("attainment_tight", "attainment_loose"):
+        result[f"{name}_gain_points"] = 100 * (result["slo"]["real"][name] - result["fp16"]["real"][name])
+        for policy in ("fp16", "slo"):
+            of = result[policy]
+            of[f"{name}_simulated_off_points"] = 100 * (of["simulated"][name] - of["real"][name])
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("nestedfp")
+    parser.add_argument("model")
+    parser.add_argument("out")
+    parser.add_argument("parts", nargs="?", default="long,burst,trace")
+    parser.add_argument("--trace", help="an Azure trace (CSV)")
+    args = parser.parse_args()
+    parts = args.parts.split(",")
+    result = {"what": __doc__.split("\n")[0], **record.host(), "load_average": os.getloadavg()[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        args.cache = os.path.join(folder, "cache")
+        begin = time.perf_counter()
+        with Server(args.nestedfp, args.model, args.cache) as server:
+            tables = os.path.join(args.cache, "nestedfp", "step-times")
+            table = os.path.join(tables, os.listdir(tables)[0])
+            with open(table, encoding="utf-8") as f:
+                result["step_times"] = json.load(f)
+            result["start"] = {"seconds": time.perf_counter() - begin, "says": [s for s in server.says if "step times" in s]}
+            if "long" in parts:
+                result["long_prompt"] = asyncio.run(long_prompt(server))
+        if "burst" in parts:
+            result["burst"] = {"trace": os.path.basename(BURST), **play(args, folder, table, BURST, [])}
+        if "trace" in parts and args.trace:
+            flags = ["--requests", str(TRACE["requests"]), "--rate", str(TRACE["rate"]), "--max-tokens", str(TRACE["most_tokens"]),
+                     "--seed", str(TRACE["seed"])]
+            result["trace"] = {"trace": {"file": os.path.basename(args.trace), **TRACE}, **play(args, folder, table, args.trace, flags)}
+    result["load_average_after"] = os.getloadavg()[0]
+    record.save(result, args.out)
+
+
+if __name__ == "__main__":
+    main()

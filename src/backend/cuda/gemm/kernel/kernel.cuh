@@ -91,9 +91,8 @@ struct Kernel {
       bool joined = false;
       if constexpr (can_slice(kTile)) {
         if (p.sliced) {
-          chunk_mask = slice_parts < kTile,
-          kTokens >= 200 ||
-              kOperand == Operand::kE4M3Promoted > (p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
+          constexpr bool kTight = kTokens >= 200 || kOperand == Operand::kE4M3Promoted;
+          chunk_mask = slice_parts<kTile, kTight>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
           joined = true;
         }
       }

@@ -60,7 +60,7 @@ struct MultiplyE4m3 {
   static __device__ __forceinline__ void promoted(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
                                                   int first_iteration, int iterations, int warpgroup) {
     const int thread = threadIdx.x % 128;
-    float sum[kTokens / 2];
+    float sum[kTokens / 2] = {};
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) {
 #pragma unroll
@@ -74,6 +74,7 @@ struct MultiplyE4m3 {
       const int first_stage = pipe.stage;
       if constexpr (kRowBlocks == 1) {
         int held = first_stage;
+        ptx::pin_registers(sum);  // or ptxas moves them between products of the smallest tiles, one at a time
         for (int c = 0; c < count; ++c) {
           ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
           ptx::wgmma_fence();

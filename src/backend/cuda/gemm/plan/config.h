@@ -70,7 +70,7 @@ constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
       return !(twins && t.tokens > 32);
     case Mode::kE4M3Promoted:
       if (t.along_tokens || t.tokens > 128) return false;
-      return (one_row_block && ((t.tokens == 8 && twins) || t.tokens == 16 || t.tokens % 32 == 0)) ||
+      return (one_row_block && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
              (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96 || t.tokens == 128)) ||
              (t.row_blocks == 2 && t.tokens == 128);
     case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair

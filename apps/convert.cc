@@ -59,7 +59,7 @@ std::string decide(const ConvertFlags& flags, const ModelSource& source, ThreadP
   const auto config = parse_config(source.config_json(), source.path() + ": config.json");
   const bool nested = std::any_of(source.tensors().begin(), source.tensors().end(),
                                   [](const TensorInfo& tensor) { return tensor.stored == "nested"; });
-  if (!config.ok() || nested) return "none";
+  if (!config.ok() || nested || source.stored_fp8()) return "none";
   CalibrationOptions options = flags.calibration.calibration_options();
   options.text = kSelfText;
   const double seconds = estimate_calibration(*config, options, threads);

@@ -88,6 +88,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"fp16_bytes", r.fp16_bytes},
        {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
        {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
+       {"stored_fp8", source.stored_fp8() ? nlohmann::ordered_json(source.stored_fp8()->text) : nullptr},
        {"sampling", sampling_json(sampling)},
        {"linear", summary_json("all", r.total)},
        {"by_type", kinds},
@@ -112,6 +113,9 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
       human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
       human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)));
+  if (source.stored_fp8()) {
+    fmt::print("FP8 already, {}: no original to restore\n\n", source.stored_fp8()->text);
+  }
   if (!sampling.empty()) fmt::print("sampling, as its authors have it: {}\n\n", sampling.text());
   fmt::print("{:<9} {:>8} {:>16} {:>18} {:>6}\n", "linear", "matrices", "nest by |w|<=1.75", "by row exponents",
              "dense");

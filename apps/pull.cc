@@ -9,6 +9,7 @@
 #include "download_bar.h"
 #include "flags.h"
 #include "interrupt.h"
+#include "io/text_model.h"
 #include "model/config.h"
 #include "verbs.h"
 
@@ -27,7 +28,8 @@ struct PullFlags {
 // That the weights are worth their download: the configuration is one that we run, and there is a tokenizer.
 Status check_model(const std::string& snapshot) {
   NFP_ASSIGN_OR_RETURN(const std::string json, read_text_file(snapshot + "/config.json", size_t{16} << 20));
-  const auto config = parse_config(json, snapshot + "/config.json");
+  NFP_ASSIGN_OR_RETURN(const auto text, text_model_config(json, snapshot + "/config.json"));
+  const auto config = parse_config(text ? *text : json, snapshot + "/config.json");
   Status status = config.ok() ? ok_status() : Status(config.error());
   if (status.ok() && !read_text_file(snapshot + "/tokenizer.json").ok() &&
       !read_text_file(snapshot + "/tokenizer.gguf").ok()) {

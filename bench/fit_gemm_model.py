@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
 """Fits the model of src/backend/cuda/gemm/plan/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
 
-    bench/fit_gemm_model.py src/backend/cuda/gemm/choices_h200.json bench/results/gemm-h200-fit.jsonl
+    bench/fit_gemm_model.py src/backend/cuda/gemm/plan/choices_h200.json bench/results/gemm-h200-fit.jsonl
 
-Replaces "models" in the first file, and prints how well each mode is fitted. The quantities are positive, so their
-logarithms are fitted (Levenberg-Marquardt, Huber weights) to the logarithms of the times. Every cell (n, k, m) has an
-offset of its own, drawn towards 0: a clock that all its candidates shared. Needs numpy.
+Replaces "models" in the first file, of the modes that were timed, from where they stand, and prints how well each mode is
+fitted. The quantities are positive, so their logarithms are fitted (Levenberg-Marquardt, Huber weights) to the logarithms
+of the times. Every cell (n, k, m) has an offset of its own, drawn towards 0: a clock that all its candidates shared.
+Needs numpy.
 """
 import collections
 import json
 import math
+import multiprocessing
 import re
 import sys
 
 import numpy as np
 
-SMS, CLUSTERS_OF_4 = 132, 31  # of the H200 that was measured
+SMS = 132
+clusters_of_4 = 31  # of the machine that was measured, where its file does not say
 FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0.0, "exchange_us": 1.0, "exchange_us_kb": 0.02,
                "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 1.0}
 QUANTITIES = list(FIRST_GUESS)
@@ -38,7 +41,7 @@ def parse(config):
 def resident_clusters(blocks):  # as in predict.cc
     if blocks <= 2:
         return SMS // blocks
-    return CLUSTERS_OF_4 // (blocks // 4) if blocks % 4 == 0 else CLUSTERS_OF_4 * 4 * 7 // 8 // blocks
+    return clusters_of_4 // (blocks // 4) if blocks % 4 == 0 else clusters_of_4 * 4 * 7 // 8 // blocks
 
 
 def features(n, k, m, config, fp8):
@@ -46,7 +49,7 @@ def features(n, k, m, config, fp8):
     rows, tokens, cluster, along, blocks, splits, exchange = parse(config)
     steps_of_tile, m_tiles = ceil_div(k, 128 if fp8 else 64), ceil_div(m, tokens * (cluster if along else 1))
     tiles = m_tiles * ceil_div(n, rows * (1 if along else cluster))
-    room = (CLUSTERS_OF_4 if cluster == 4 else SMS // cluster) * blocks
+    room = (clusters_of_4 if cluster == 4 else SMS // cluster) * blocks
     cut_tiles = shares = 0
     parts_in_cluster = 1
     if splits > 1:
@@ -71,7 +74,7 @@ def features(n, k, m, config, fp8):
             steps += rounds * ceil_div(cut_tiles * steps_of_tile, shares)
             ends += rounds * (fragments if stream else 1)
     parts = shares / cut_tiles if shares > cut_tiles else 1
-    staged = tokens if tokens < 32 else 16 if tokens % 32 else 32
+    staged = 8 if tokens <= 32 else 32 if tokens % 32 == 0 else 16 if tokens % 16 == 0 else 8
     if splits > 1 and shares <= room and tokens > staged and rows in (64, 128):
         passed = 2 * (parts - 1) / parts  # each part adds up a slice
     else:
@@ -106,14 +109,15 @@ class Fit:
         self.best = np.full(self.cells, np.inf)
         np.minimum.at(self.best, self.cell, self.us)
 
-    def first_guess(self):
-        guess = dict(FIRST_GUESS, tflops=1400.0 if self.fp8 else 700.0)
-        steps, ends = [], []
+    def first_guess(self, model):
+        """The model that there is, and for what it does not know rough rates."""
+        guess = {key: model.get(key) or value for key, value in dict(FIRST_GUESS, tflops=1400.0 if self.fp8 else 700.0).items()}
+        costs = []
         for name in self.tiles:
             rows, tokens = parse(name)[:2]
-            steps.append(2 * rows * max(tokens, 32 if self.fp8 else 100) * (128 if self.fp8 else 64) * SMS / (1.6e9 if self.fp8 else 8e8))
-            ends.append(0.5e-4 * rows * tokens + 0.3)
-        return np.log(np.array(list(guess.values()) + steps + ends))
+            step = 2 * rows * max(tokens, 32 if self.fp8 else 100) * (128 if self.fp8 else 64) * SMS / (1.6e9 if self.fp8 else 8e8)
+            costs.append(model.get("tiles", {}).get(name, [step, 0.5e-4 * rows * tokens + 0.3]))
+        return np.log(np.array(list(guess.values()) + [cost[0] for cost in costs] + [cost[1] for cost in costs]))
 
     def predict(self, p):
         q, f, count = dict(zip(QUANTITIES, np.exp(p))), self.f, len(QUANTITIES)
@@ -124,8 +128,8 @@ class Fit:
         return q["launch_us"] + overlapped + TURN_US_KB * f["turns"] + sum(
             q[f"{way}_us"] * f[way] + q[f"{way}_us_kb"] * f[f"{way}_kb"] for way in ("exchange", "split", "stream"))
 
-    def run(self, rounds=30, shrink=4.0):
-        p = first = self.first_guess()
+    def run(self, model, rounds=30, shrink=4.0):
+        p = first = self.first_guess(model)
         y, damping = np.log(self.us), 1.0
         prior = 0.02 * len(y) / 1000
         by_cell = lambda v: np.bincount(self.cell, v, self.cells)
@@ -159,36 +163,45 @@ class Fit:
         ratio = self.us[chosen] / self.best
         print(f"{mode}: {self.cells} cells, {len(us)} times; predicted choice / fastest {math.exp(np.log(ratio).mean()):.3f}, worst {ratio.max():.2f}")
 
-    def entry(self, p):
+    def entry(self, p, model):
         rounded = [float(f"{v:.4g}") for v in np.exp(p)]
         count = len(QUANTITIES)
         out = dict(zip(QUANTITIES, rounded))
-        out["tiles"] = {name: [rounded[count + i], rounded[count + len(self.tiles) + i]]
-                        for i, name in enumerate(self.tiles) if (self.tile == i).sum() >= LEAST_SAMPLES}
+        out["tiles"] = dict(model.get("tiles", {}))
+        out["tiles"].update({name: [rounded[count + i], rounded[count + len(self.tiles) + i]]
+                             for i, name in enumerate(self.tiles) if (self.tile == i).sum() >= LEAST_SAMPLES})
         return out
+
+
+def fitted(mode, samples, model):
+    fit = Fit(mode, samples)
+    p = fit.run(model)
+    fit.report(mode, p)
+    return mode, fit.entry(p, model)
 
 
 def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
+    global clusters_of_4
     samples = collections.defaultdict(list)
     for path in sys.argv[2:]:
         with open(path) as file:
             for row in map(json.loads, file):
+                if "clusters_of_4" in row:
+                    clusters_of_4 = row["clusters_of_4"]
                 for key, mode in MODES.items():
                     samples[mode] += [(row["n"], row["k"], row["m"], config, us) for config, us in row.get(key, {}).items()]
     with open(sys.argv[1]) as file:
         table = json.load(file)
-    models = {}
-    for mode in MODES.values():
-        fit = Fit(mode, samples[mode])
-        p = fit.run()
-        fit.report(mode, p)
-        models[mode] = fit.entry(p)
+    models = dict(table.get("models", {}))
+    with multiprocessing.Pool() as pool:
+        models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {})) for mode in MODES.values() if samples[mode]]))
     table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models, "choices": table["choices"]}
     text = re.sub(r"\[\s+([\d.e-]+),\s+([\d.e-]+)\s+\]", r"[\1, \2]", json.dumps(table, indent=1))
     with open(sys.argv[1], "w") as file:
         file.write(text + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

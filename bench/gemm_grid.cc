@@ -94,14 +94,20 @@ struct Bench {
   bool log_tried = false;
   bool profile = false;
   std::vector<std::string> wanted{};  // methods; empty = all
-  // Where the device has a model of time, in its order, every fifth from anywhere.
+  // Where the device has a model of time, what would be chosen and then in the model's order; for random numbers of
+  // tokens every fifth from anywhere.
   std::vector<Config> worth_timing(const Problem& problem) const {
     std::vector<Config> all = candidates(problem, gemm.device());
-    const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(problem.mode);
-    if (model == nullptr || !random_tokens) return all;
+    const Mode mode = problem.mode == Mode::kW8A16 ? Mode::kE4M3 : problem.mode;
+    const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(mode);
+    if (model == nullptr) return all;
     std::stable_sort(all.begin(), all.end(), [&](const Config& one, const Config& other) {
       return predict_us(*model, problem, one, gemm.device()) < predict_us(*model, problem, other, gemm.device());
     });
+    const Config chosen = choose(problem, gemm.device(), built_in, Reduction::kFastest).config;
+    std::erase(all, chosen);
+    all.insert(all.begin(), chosen);
+    if (!random_tokens) return all;
     std::minstd_rand random(static_cast<unsigned>(problem.m));
     for (size_t i = 4; i < all.size(); i += 5) std::swap(all[i], all[i + random() % (all.size() - i)]);
     return all;
@@ -353,7 +359,8 @@ void Cell::choose_f16() {
   add_nested("nested_f16", Mode::kF16, true);
   if (b_.wants("nested_f16")) {
     const Method f16 = methods_.back();
-    add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
+    if (exists(f16.config.tile, Mode::kF16, Join::kFree))
+      add_variant("nested_f16_free_join", f16, nested(f16.config, Mode::kF16, true, Join::kFree));
     add_variant("nested_f16_no_pdl", f16, nested(f16.config, Mode::kF16, false, Join::kBiased));
   }
   add_chosen("nested_f16_chosen", Mode::kF16);
@@ -572,9 +579,9 @@ void print_machine(Bench* b, int argc, char** argv) {
     fmt::print(
         b->out,
         "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
-        "\"gemm_grid{}\"}}\n",
+        "\"gemm_grid{}\", \"clusters_of_4\": {}}}\n",
         properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
-        static_cast<unsigned>(day.day()), command);
+        static_cast<unsigned>(day.day()), command, b->gemm.device().clusters_of_4);
   }
 }
 

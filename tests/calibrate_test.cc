@@ -111,6 +111,40 @@ TEST_P(CalibrateBothWaysTest, Fp16StaysBitForBitAndFp8ComesCloser) {
             distance(logits(*plain->model, Precision::kFp8), exact));
 }
 
+// Every family, every second one with compensation.
+class CalibrateEveryModelTest : public CalibrateTest, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, CalibrateEveryModelTest, ::testing::ValuesIn(testing::kTinyModels),
+                         [](const auto& tested) {
+                           std::string name = tested.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(CalibrateEveryModelTest, Fp16StaysBitForBitCalibratedAndInParts) {
+  const auto place = std::find(std::begin(testing::kTinyModels), std::end(testing::kTinyModels), GetParam());
+  auto settings = options("cache");
+  settings.tokens = 256;
+  settings.compensate = (place - std::begin(testing::kTinyModels)) % 2 == 1;
+  const std::string model = testing::tiny_model_folder(GetParam());
+  const auto calibration = calibrate(model, settings);
+  ASSERT_TRUE(calibration.ok()) << calibration.error().message;
+  const auto plain = load_with(model, {});
+  const auto calibrated = load_with(model, calibration->filter());
+  const auto exact = logits(*plain->model, Precision::kFp16);
+  EXPECT_EQ(logits(*calibrated->model, Precision::kFp16), exact);
+  const auto whole = logits(*calibrated->model, Precision::kFp8);
+  EXPECT_NE(whole, exact);
+  EXPECT_NE(whole, logits(*plain->model, Precision::kFp8));
+  for (const double share : {0.5, 0.0}) {
+    const auto reached = set_fp8_share(*calibrated->model, calibration->sensitivities, share);
+    ASSERT_TRUE(reached.ok()) << reached.error().message;
+    EXPECT_EQ(logits(*calibrated->model, Precision::kFp16), exact);
+    const auto part = logits(*calibrated->model, Precision::kFp8);
+    EXPECT_NE(part, whole);
+    EXPECT_EQ(part == exact, *reached == 0.0);
+  }
+}
+
 TEST_P(CalibrateBothWaysTest, TheSameForAnyNumberOfThreads) {
   auto one = options("one", 1);
   one.measure_sensitivity = false;

@@ -29,7 +29,7 @@ class GpuTest : public ::testing::Test {
 // Tiny models that the GPU computes: heads of a multiple of 16 features.
 std::vector<std::string> models() {
   std::vector<std::string> names;
-  for (const char* name : kTinyModels) {
+  for (const char* name : all_tiny_models()) {
     if (tiny_model_folder(name).empty()) continue;
     auto model = TinyModel::load(name, "scalar", 1);
     if (!model.ok()) continue;

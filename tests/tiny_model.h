@@ -2,6 +2,7 @@
 // any schedule of steps. For tests.
 #pragma once
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +22,16 @@ inline constexpr const char* kTinyModels[] = {
     "qwen3",      "qwen2-heads16",    "qwen3-yarn",  "phi3",           "gemma2",     "gemma3",
     "phi4-mini",  "llama-yarn",       "smollm3",     "smollm3-window", "mixtral",    "qwen2-moe",
     "qwen3-moe",  "qwen3-moe-window", "olmoe"};
+
+// Those that are FP8 already.
+inline constexpr const char* kTinyFp8Models[] = {"phi4-fp8-tensor", "qwen3-fp8-channel", "qwen3-moe-fp8-block"};
+
+// Both.
+inline std::vector<const char*> all_tiny_models() {
+  std::vector<const char*> names(std::begin(kTinyModels), std::end(kTinyModels));
+  names.insert(names.end(), std::begin(kTinyFp8Models), std::end(kTinyFp8Models));
+  return names;
+}
 
 struct GoldenSequence {
   std::vector<int32_t> tokens;

@@ -151,6 +151,12 @@ Result<std::vector<Sensitivity>> stored_sensitivity(const ModelSource& source) {
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
+  if (source->stored_fp8() && source->stored_fp8()->by_rows) {
+    return error(ErrorCode::kUsage,
+                 "{}: its weights are FP8 already ({}): there is no neighbour to choose; leave out "
+                 "--calibrate",
+                 source->path(), source->stored_fp8()->text);
+  }
   NFP_ASSIGN_OR_RETURN(const uint64_t key, settings_key(*source, options));
   std::string cache = options.cache;
   if (cache.empty()) {

@@ -73,7 +73,7 @@ struct nfp_linear {
       const std::shared_lock lock(mutex);
       if (const auto known = configs.find(key); known != configs.end()) return known->second;
     }
-    const Problem problem{m, matrix.n, matrix.k, mode_of_call, swiglu};
+    const Problem problem{m, matrix.n, matrix.k, mode_of_call, swiglu, matrix.join};
     const Config chosen = choose(problem, gpu->gemm.device(), gpu->table, Reduction::kFastest).config;
     const std::unique_lock lock(mutex);
     return configs.emplace(key, chosen).first->second;
@@ -246,7 +246,8 @@ nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_
                                size_t bytes) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(linear != nullptr && text != nullptr && bytes > 0 && m > 0, "nfp_linear_describe: bad argument");
-    const Problem problem{m, linear->matrix.n, linear->matrix.k, linear->mode(precision, type), false};
+    const Problem problem{m,     linear->matrix.n,   linear->matrix.k, linear->mode(precision, type),
+                          false, linear->matrix.join};
     const DeviceShape& device = linear->gpu->gemm.device();
     const std::string line =
         describe(problem, choose(problem, device, linear->gpu->table, Reduction::kFastest), device);

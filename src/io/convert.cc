@@ -149,7 +149,12 @@ Status refuse_quantised(const ModelSource& source) {
                    tensor.name, tensor.stored);
     }
   }
-  return ok_status();
+  if (!source.stored_fp8()) return ok_status();
+  return error(
+      ErrorCode::kUnsupported,
+      "{}: its weights are FP8 already ({}), and have no original to restore; it runs as it is, or convert the "
+      "FP16 or BF16 original",
+      source.path(), source.stored_fp8()->text);
 }
 
 // A linear layer's matrix on its way into the checkpoint.

@@ -1,39 +1,117 @@
 // A Hugging Face directory: config.json and safetensors, sharded or not.
 #include <cstring>
+#include <map>
 #include <utility>
 
+#include "base/log.h"
+#include "io/fp8_checkpoint.h"
 #include "io/gguf_tokenizer.h"
 #include "io/shard_set.h"
 #include "io/sources.h"
+#include "io/text_model.h"
 
 namespace nfp {
 namespace {
+
+// Tensors of the other parts of a multimodal checkpoint, by part: "vision_tower" of "model.vision_tower.x.weight".
+class OtherParts {
+ public:
+  void add(const SafetensorsEntry& entry) {
+    std::string_view name = entry.name;
+    if (name.starts_with("model.")) name.remove_prefix(6);
+    auto& [count, bytes] = parts_[std::string(name.substr(0, name.find('.')))];
+    ++count;
+    bytes += entry.end - entry.begin;
+  }
+  void tell(const std::string& path) const {
+    std::string text;
+    for (const auto& [part, size] : parts_) {
+      text += fmt::format("{}{} ({} tensors, {:.1f} MB)", text.empty() ? "" : ", ", part, size.first,
+                          static_cast<double>(size.second) * 1e-6);
+    }
+    log::warn("{}: is read as a text model; ignored: {}", path, text.empty() ? "nothing" : text);
+  }
+
+ private:
+  std::map<std::string, std::pair<int64_t, uint64_t>> parts_;
+};
 
 class DirectorySource final : public ModelSource {
  public:
   explicit DirectorySource(const std::string& path) : ModelSource(SourceKind::kHuggingFace, path) {}
 
   Status open_files(std::string config_json) {
-    config_json_ = std::move(config_json);
+    const std::string file = path_ + "/config.json";
+    NFP_ASSIGN_OR_RETURN(auto text_config, text_model_config(config_json, file));
+    const bool multimodal = text_config.has_value();
+    config_json_ = multimodal ? std::move(*text_config) : std::move(config_json);
     NFP_ASSIGN_OR_RETURN(shards_, ShardSet::open(path_, "model"));
-    for (const SafetensorsEntry* entry : shards_.entries()) {
-      add_tensor({entry->name, entry->dtype, std::string(info(entry->dtype).safetensors_name), entry->shape,
-                  entry->end - entry->begin});
+    // What is quantised in other ways is refused with the configuration.
+    const auto scheme = find_fp8_scheme(config_json_, file);
+    const bool is_fp8 = scheme.ok() && scheme->has_value();
+    if (is_fp8) {
+      NFP_ASSIGN_OR_RETURN(fp8_, Fp8Weights::open(shards_, **scheme, path_));
     }
+    OtherParts others;
+    for (const SafetensorsEntry* entry : shards_.entries()) {
+      const auto name = multimodal ? text_model_tensor(entry->name) : std::optional(entry->name);
+      if (!name) {
+        others.add(*entry);
+      } else if (!is_fp8 || !Fp8Weights::is_scale(entry->name)) {
+        NFP_RETURN_IF_ERROR(add(*entry, *name));
+      }
+    }
+    if (multimodal) others.tell(path_);
+    if (!fp8_.empty()) stored_fp8_ = StoredFp8{fp8_.text(), fp8_.any_by_rows()};
     NFP_ASSIGN_OR_RETURN(tokenizer_file_, read_tokenizer_gguf(path_, gguf_tokenizer_));
     return ok_status();
   }
 
+  Result<std::unique_ptr<MatrixReader>> matrix(std::string_view name, ThreadPool& threads,
+                                               MatrixAnalysis* analysis) const override {
+    const TensorInfo* tensor = find(name);
+    const Fp8Matrix* fp8 = tensor == nullptr ? nullptr : fp8_.find(stored(*tensor).name);
+    if (fp8 == nullptr || fp8->block_rows > 0) return ModelSource::matrix(name, threads, analysis);
+    return make_fp8_reader(
+        *fp8, shards_.bytes(*fp8->codes), path_ + ": " + tensor->name, [this, tensor] { release(*tensor); }, threads,
+        analysis);
+  }
+
   Status read_rows(const TensorInfo& tensor, int64_t first, int64_t count, std::byte* out) const override {
-    const auto row = static_cast<size_t>(tensor.row_elements()) * size_of(tensor.dtype);
-    const std::span<const std::byte> bytes = shards_.bytes(*shards_.find(tensor.name));
-    std::memcpy(out, bytes.data() + static_cast<size_t>(first) * row, static_cast<size_t>(count) * row);
+    const SafetensorsEntry& entry = stored(tensor);
+    const auto elements = static_cast<size_t>(tensor.row_elements());
+    const size_t row = elements * size_of(entry.dtype);
+    const std::span<const std::byte> bytes = shards_.bytes(entry).subspan(static_cast<size_t>(first) * row);
+    const Fp8Matrix* fp8 = fp8_.find(entry.name);
+    if (fp8 == nullptr) {
+      std::memcpy(out, bytes.data(), static_cast<size_t>(count) * row);
+      return ok_status();
+    }
+    const auto* codes = reinterpret_cast<const uint8_t*>(bytes.data());
+    auto* values = reinterpret_cast<uint16_t*>(out);
+    for (int64_t r = first; r < first + count; ++r, codes += elements, values += elements) {
+      fp8_row_to_fp16(*fp8, r, std::span(codes, elements), values);
+    }
     return ok_status();
   }
-  void release(const TensorInfo& tensor) const override { shards_.release(*shards_.find(tensor.name)); }
+  void release(const TensorInfo& tensor) const override { shards_.release(stored(tensor)); }
 
  private:
+  const SafetensorsEntry& stored(const TensorInfo& tensor) const {
+    return *entries_[static_cast<size_t>(&tensor - tensors().data())];
+  }
+
+  Status add(const SafetensorsEntry& entry, const std::string& name) {
+    if (has(name)) return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is there twice", path_, name);
+    const DType dtype = fp8_.find(entry.name) != nullptr ? DType::kF16 : entry.dtype;
+    add_tensor({name, dtype, std::string(info(entry.dtype).safetensors_name), entry.shape, entry.end - entry.begin});
+    entries_.push_back(&entry);
+    return ok_status();
+  }
+
   ShardSet shards_;
+  Fp8Weights fp8_;
+  std::vector<const SafetensorsEntry*> entries_;  // in the order of tensors()
   MappedFile tokenizer_file_;
 };
 

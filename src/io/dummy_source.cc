@@ -9,6 +9,7 @@
 
 #include "base/float_types.h"
 #include "base/mapped_file.h"
+#include "io/text_model.h"
 #include "nested/matrix_analysis.h"
 
 namespace nfp {
@@ -130,6 +131,8 @@ Result<DummyConfig> read_dummy_config(const std::string& config) {
   out.directory = is_directory ? config : fs::path(config).parent_path().string();
   if (out.directory.empty()) out.directory = ".";
   NFP_ASSIGN_OR_RETURN(out.json, read_text_file(file, size_t{16} << 20));
+  NFP_ASSIGN_OR_RETURN(auto text, text_model_config(out.json, file));
+  if (text) out.json = std::move(*text);
   return out;
 }
 

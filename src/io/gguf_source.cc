@@ -8,6 +8,7 @@
 #include "base/mapped_file.h"
 #include "io/family.h"
 #include "io/gguf.h"
+#include "io/gguf_families.h"
 #include "io/gguf_rope.h"
 #include "io/gguf_tokenizer.h"
 #include "io/sources.h"
@@ -16,8 +17,13 @@
 namespace nfp {
 namespace {
 
-// Llama 3's RoPE scaling as a divisor for each frequency; in the configuration here, so not a tensor of the model.
-constexpr std::string_view kRopeFactors = "rope_freqs.weight";
+// Scalings of rotation as a divisor for each frequency: Llama 3's, and LongRoPE's two. In the configuration here, so
+// not tensors of the model.
+constexpr std::string_view kRopeFactors = "rope_freqs.weight", kLongFactors = "rope_factors_long.weight",
+                           kShortFactors = "rope_factors_short.weight";
+
+// Configurations with more are refused.
+constexpr int64_t kMostLayers = 4096, kMostExperts = 4096;
 
 // Of a model split over several files, the others' paths: "x-00001-of-00003.gguf" -> "x-00002-of-00003.gguf", ...
 Result<std::vector<std::string>> other_parts(const std::string& path, int64_t count) {
@@ -41,18 +47,7 @@ class GgufSource final : public ModelSource {
 
   Status open_file() {
     NFP_ASSIGN_OR_RETURN(gguf_, parse_gguf(files_[0]->bytes(), path_));
-    const auto name = gguf_.text("general.architecture");
-    if (!name) return error(ErrorCode::kInvalidInput, "{}: metadata 'general.architecture' is missing", path_);
-    std::string supported;
-    for (const Family& known : families()) {
-      if (known.gguf.empty()) continue;
-      if (known.gguf == *name) family_ = &known;
-      supported += fmt::format("{}{}", supported.empty() ? "" : ", ", known.gguf);
-    }
-    if (family_ == nullptr) {
-      return error(ErrorCode::kUnsupported, "{}: architecture '{}' is not supported in GGUF files; supported are {}",
-                   path_, *name, supported);
-    }
+    NFP_ASSIGN_OR_RETURN(family_, family_of_gguf(gguf_, path_));
     NFP_RETURN_IF_ERROR(add_tensors(gguf_, *files_[0]));
     NFP_RETURN_IF_ERROR(open_other_parts());
     NFP_RETURN_IF_ERROR(make_config());
@@ -101,25 +96,55 @@ class GgufSource final : public ModelSource {
 
   Status add_tensors(const GgufFile& gguf, const MappedFile& file) {
     for (const GgufTensor& tensor : gguf.tensors) {
-      if (tensor.name == kRopeFactors) {
-        NFP_RETURN_IF_ERROR(read_rope_factors(tensor, file));
+      if (auto* factors = factors_of(tensor.name)) {
+        NFP_RETURN_IF_ERROR(read_rope_factors(tensor, file, *factors));
         continue;
       }
-      TensorInfo info;
-      info.name = hf_name(*family_, tensor.name);
-      info.dtype = tensor.type->type == GgmlType::kF32    ? DType::kF32
-                   : tensor.type->type == GgmlType::kBF16 ? DType::kBF16
-                                                          : DType::kF16;
-      info.stored = std::string(tensor.type->name);
-      info.shape = tensor.shape;
-      info.file_bytes = tensor.bytes;
-      if (has(info.name)) {
-        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' appears twice", file.path(), tensor.name);
+      const std::string name = hf_name(*family_, tensor.name);
+      const std::span<const std::byte> bytes = file.bytes().subspan(tensor.begin, tensor.bytes);
+      const size_t mark = name.find('#');
+      if (mark == std::string::npos) {
+        NFP_RETURN_IF_ERROR(add(tensor, name, tensor.shape, {tensor.type, &file, bytes}));
+        continue;
       }
-      add_tensor(std::move(info));
-      stored_.push_back({tensor.type, &file, file.bytes().subspan(tensor.begin, tensor.bytes)});
+      // The matrices of all experts, one behind the other.
+      if (tensor.shape.rank() != 3 || tensor.shape[0] < 1 || tensor.shape[0] > kMostExperts) {
+        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' must have three dimensions, the last of 1 to {}",
+                     file.path(), tensor.name, kMostExperts);
+      }
+      const int64_t experts = tensor.shape[0];
+      const size_t each = bytes.size() / static_cast<size_t>(experts);
+      for (int64_t e = 0; e < experts; ++e) {
+        std::string numbered = name;
+        numbered.replace(mark, 1, std::to_string(e));
+        NFP_RETURN_IF_ERROR(add(tensor, numbered, {tensor.shape[1], tensor.shape[2]},
+                                {tensor.type, &file, bytes.subspan(static_cast<size_t>(e) * each, each)}));
+      }
     }
     return ok_status();
+  }
+
+  Status add(const GgufTensor& tensor, const std::string& name, const Shape& shape, const Stored& place) {
+    TensorInfo info;
+    info.name = name;
+    info.dtype = tensor.type->type == GgmlType::kF32    ? DType::kF32
+                 : tensor.type->type == GgmlType::kBF16 ? DType::kBF16
+                                                        : DType::kF16;
+    info.stored = std::string(tensor.type->name);
+    info.shape = shape;
+    info.file_bytes = place.bytes.size();
+    if (has(info.name)) {
+      return error(ErrorCode::kInvalidInput, "{}: tensor '{}' appears twice", place.file->path(), tensor.name);
+    }
+    add_tensor(std::move(info));
+    stored_.push_back(place);
+    return ok_status();
+  }
+
+  std::vector<float>* factors_of(std::string_view tensor) {
+    if (tensor == kRopeFactors) return &rope_factors_;
+    if (tensor == kLongFactors) return &long_factors_;
+    return tensor == kShortFactors ? &short_factors_ : nullptr;
   }
 
   Status open_other_parts() {
@@ -137,12 +162,12 @@ class GgufSource final : public ModelSource {
     return ok_status();
   }
 
-  Status read_rope_factors(const GgufTensor& tensor, const MappedFile& file) {
+  static Status read_rope_factors(const GgufTensor& tensor, const MappedFile& file, std::vector<float>& factors) {
     if (tensor.type->type != GgmlType::kF32 || tensor.shape.rank() != 1 || tensor.shape[0] > 4096) {
       return error(ErrorCode::kInvalidInput, "{}: tensor '{}' must be a vector of F32", file.path(), tensor.name);
     }
-    rope_factors_.resize(static_cast<size_t>(tensor.shape[0]));
-    std::memcpy(rope_factors_.data(), file.bytes().data() + tensor.begin, tensor.bytes);
+    factors.resize(static_cast<size_t>(tensor.shape[0]));
+    std::memcpy(factors.data(), file.bytes().data() + tensor.begin, tensor.bytes);
     return ok_status();
   }
 
@@ -177,18 +202,18 @@ class GgufSource final : public ModelSource {
     return row - inside + (inside < half ? 2 * inside : 2 * (inside - half) + 1);
   }
 
-  // Of Gemma 3: what llama.cpp's files say, and what it takes for granted (src/models/gemma3.cpp there).
-  void add_gemma3(nlohmann::ordered_json& config) const {
-    const int64_t layers = config["num_hidden_layers"];
-    if (const auto window = gguf_.integer(key("attention.sliding_window"))) config["sliding_window"] = *window;
-    config["sliding_window_pattern"] = gguf_.integer(key("attention.sliding_window_pattern")).value_or(6);
-    config["rope_local_base_freq"] = gguf_.number(key("rope.freq_base_swa")).value_or(10000.0);
-    // Only the model of 27 B parameters, which has 62 layers, scales by another size than a head's.
-    const int64_t hidden = config["hidden_size"];
-    config["query_pre_attn_scalar"] = layers == 62 ? hidden / heads_ : config.value("head_dim", hidden / heads_);
-    config["attn_logit_softcapping"] = nullptr;
-    config["final_logit_softcapping"] = nullptr;
-    config["hidden_activation"] = "gelu_pytorch_tanh";
+  GgufFacts facts(int64_t layers) const {
+    GgufFacts facts{*family_, gguf_, path_, long_factors_, short_factors_, {}};
+    for (int64_t i = 0; i < layers && family_->has(TensorRole::kRouter); ++i) {
+      const auto layer = static_cast<int32_t>(i);
+      if (!has(family_->name(TensorRole::kRouter, layer) + ".weight")) facts.dense_layers.push_back(layer);
+    }
+    return facts;
+  }
+  // Whether the first layer's matrices of this kind have biases.
+  bool has_bias(GemmType type) const {
+    const std::vector<std::string> names = family_->names(type, 0);
+    return !names.empty() && has(names.front() + ".bias");
   }
 
   Status make_config() {
@@ -240,21 +265,12 @@ class GgufSource final : public ModelSource {
                                   {"high_freq_factor", scaling->high_freq_factor},
                                   {"original_max_position_embeddings", scaling->original_context}};
       }
-    } else if (gguf_.text(key("rope.scaling.type")) == "linear") {
-      config["rope_scaling"] = {{"rope_type", "linear"},
-                                {"factor", gguf_.number(key("rope.scaling.factor")).value_or(1.0)}};
     }
-    if (family_->id == FamilyId::kGemma3) add_gemma3(config);
-    if (gguf_.integer(key("expert_count")).value_or(0) > 0) {
-      return error(ErrorCode::kUnsupported,
-                   "{}: metadata '{}' is above 0; models with experts are read from safetensors", path_,
-                   key("expert_count"));
-    }
-    if (gguf_.text(key("rope.scaling.type")) == "yarn") {
-      return error(ErrorCode::kUnsupported, "{}: rope scaling 'yarn' is not supported", path_);
-    }
-    config["attention_bias"] = has(family_->names(GemmType::kQkv, 0).front() + ".bias");
-    config["mlp_bias"] = has(family_->names(GemmType::kGateUp, 0).front() + ".bias");
+    const GgufFacts known = facts(std::min(config["num_hidden_layers"].get<int64_t>(), kMostLayers));
+    if (rope_factors_.empty()) NFP_RETURN_IF_ERROR(add_rope_scaling(known, config));
+    add_family_fields(known, config);
+    config["attention_bias"] = config["qkv_bias"] = has_bias(GemmType::kQkv);
+    config["mlp_bias"] = has_bias(GemmType::kGateUp);
     config["tie_word_embeddings"] = !has("lm_head.weight");
     config["torch_dtype"] = "float16";
     NFP_ASSIGN_OR_RETURN(const TensorInfo* embedding, need("model.embed_tokens.weight"));
@@ -293,7 +309,7 @@ class GgufSource final : public ModelSource {
   const Family* family_ = nullptr;
   int64_t heads_ = 1, kv_heads_ = 1;
   std::vector<Stored> stored_;  // in the order of tensors()
-  std::vector<float> rope_factors_;
+  std::vector<float> rope_factors_, long_factors_, short_factors_;
 };
 
 }  // namespace

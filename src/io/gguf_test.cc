@@ -261,7 +261,14 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   GgufBuilder yarn = testing::tiny_gguf_keys("qwen2");
   yarn.string("qwen2.rope.scaling.type", "yarn");
   yarn.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
-  expect(yarn.build(), "rope scaling 'yarn' is not supported");
+  yarn.number("qwen2.rope.scaling.yarn_ext_factor", 0.5f);
+  expect(yarn.build(), "'qwen2.rope.scaling.yarn_ext_factor' is not supported");
+  GgufBuilder dense = testing::tiny_gguf_keys("qwen2moe");
+  expect(dense.build(), "'qwen2moe.expert_count' is 0 or missing");
+  GgufBuilder flat = testing::tiny_gguf_keys();
+  flat.integer("llama.expert_count", 2);
+  flat.tensor("blk.0.ffn_up_exps.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  expect(flat.build(), "'blk.0.ffn_up_exps.weight' must have three dimensions, the last of 1 to 4096");
   GgufBuilder no_heads;
   no_heads.string("general.architecture", "qwen2").integer("qwen2.block_count", 1).integer("qwen2.embedding_length", 8);
   no_heads.integer("qwen2.attention.head_count", 0).integer("qwen2.feed_forward_length", 64);

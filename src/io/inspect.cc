@@ -34,9 +34,9 @@ struct Sums {
   }
 };
 
-// One row as its upper bytes and exponent give it.
-void add_row(std::span<const uint16_t> exact, const uint8_t* upper, int exponent, Sums& sums) {
-  const double scale = std::ldexp(1.0, exponent - 8);
+// One row as its upper bytes, exponent and factor give it.
+void add_row(std::span<const uint16_t> exact, const uint8_t* upper, int exponent, float factor, Sums& sums) {
+  const double scale = std::ldexp(static_cast<double>(factor), exponent - 8);
   double row_squares = 0;
   for (size_t i = 0; i < exact.size(); ++i) {
     const double w = fp16_to_fp32(exact[i]);
@@ -68,8 +68,10 @@ Result<Sums> sum_matrix(const MatrixReader& matrix, ThreadPool& threads) {
     for (int64_t r = range.begin; r < range.end && status.ok(); ++r) {
       int8_t exponent = 0;
       status = matrix.read_nested(r, 1, upper.data(), lower.data(), &exponent);
+      float factor = 1;
+      if (status.ok()) status = matrix.row_factors(r, 1, &factor);
       if (status.ok()) status = matrix.read_fp16(r, 1, exact.data());
-      if (status.ok()) add_row(exact, upper.data(), exponent, mine);
+      if (status.ok()) add_row(exact, upper.data(), exponent, factor, mine);
     }
     const std::lock_guard lock(mutex);
     if (!status.ok() && !failure) failure = std::move(status).error();

@@ -29,7 +29,8 @@ enum class SourceKind : uint8_t { kHuggingFace, kNested, kGguf };
 
 struct TensorInfo {
   std::string name;  // "model.layers.0.self_attn.q_proj.weight"
-  DType dtype;  // as read: the source's own for plain types, F16 for quantised GGUF types, the original one for nested
+  // As read: the source's own for plain types, F16 for quantised GGUF types and for FP8, the original one for nested.
+  DType dtype;
   std::string stored;       // as the file spells it: "BF16", "Q4_1", "nested"
   Shape shape;              // outermost first
   uint64_t file_bytes = 0;  // in the source's files
@@ -58,6 +59,12 @@ struct GgufTokenizer {
   std::string_view chat_template;  // may be empty
 };
 
+// Linear layers that the files hold in FP8 (docs/models.md, "Sources"): there is no original to restore.
+struct StoredFp8 {
+  std::string text;      // how, for people
+  bool by_rows = false;  // some have a scale a row (or a matrix), so that FP8 is the very codes
+};
+
 class ModelSource {
  public:
   // `model`: a directory, a .gguf file, or org/name. Errors name the file and, where a model is not in the cache, the
@@ -79,6 +86,8 @@ class ModelSource {
   Result<std::optional<std::string>> text_file(const std::string& name) const;
   // Of a GGUF file, or of a nested checkpoint made from one; nullptr otherwise.
   const GgufTokenizer* gguf_tokenizer() const { return gguf_tokenizer_ ? &*gguf_tokenizer_ : nullptr; }
+
+  const std::optional<StoredFp8>& stored_fp8() const { return stored_fp8_; }
 
   // What tokenizer.gguf must hold to carry a GGUF file's tokenizer on; nothing for other kinds.
   virtual std::optional<std::string> tokenizer_gguf() const { return std::nullopt; }
@@ -115,6 +124,7 @@ class ModelSource {
   std::string config_json_;
   std::string generation_json_;  // of a GGUF file with general.sampling.*; else empty
   std::optional<GgufTokenizer> gguf_tokenizer_;
+  std::optional<StoredFp8> stored_fp8_;
 
  private:
   struct Hash {

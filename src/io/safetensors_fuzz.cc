@@ -1,5 +1,5 @@
 // A safetensors file: a parsed header must describe tensors that lie inside the file, apart from each other. And the
-// configuration of a nested checkpoint, the other JSON that this folder reads.
+// configurations of nested, FP8 and multimodal checkpoints, the other JSON that this folder reads.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,10 @@
 #include <string>
 #include <string_view>
 
+#include "io/fp8_checkpoint.h"
 #include "io/nested_checkpoint.h"
 #include "io/safetensors.h"
+#include "io/text_model.h"
 
 namespace {
 
@@ -44,6 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     (void)nfp::nested_config(text, *info, {});
     (void)nfp::plain_config(text);
   }
+  (void)nfp::find_fp8_scheme(text, "config.json");
+  (void)nfp::text_model_config(text, "config.json");
   return 0;
 }
 
@@ -56,6 +60,9 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
       R"("b":{"dtype":"BF16","shape":[],"data_offsets":[24,26]}})",
       R"({"hidden_size":4,"quantization_config":{"ignore":["x"]},"nestedfp":{"version":1,"lower":"nestedfp",)"
       R"("source_dtype":"F16","uppers":"free","dtypes":{"a":"BF16"},"inexact":["a"]}})",
+      R"({"quantization_config":{"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{"g":)"
+      R"({"weights":{"num_bits":8,"type":"float","strategy":"block","block_structure":[128,128]}}}}})",
+      R"({"architectures":["Gemma3ForConditionalGeneration"],"eos_token_id":1,"text_config":{"model_type":"gemma3_text"}})",
   };
   const std::string_view start = kSeeds[seed % std::size(kSeeds)];
   if (size >= 16 || max_size < start.size()) return LLVMFuzzerMutate(data, size, max_size);

@@ -23,6 +23,7 @@ class ScaledSource final : public ModelSource {
   Status open() {
     config_json_ = inner_->config_json();
     if (inner_->gguf_tokenizer() != nullptr) gguf_tokenizer_ = *inner_->gguf_tokenizer();
+    stored_fp8_ = inner_->stored_fp8();
     for (const auto& [name, scaling] : scalings_) {
       NFP_ASSIGN_OR_RETURN(const TensorInfo* tensor, inner_need(name));
       const auto fits = [](const std::vector<int8_t>& exponents, int64_t size) {

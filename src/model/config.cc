@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/json_depth.h"
+#include "io/fp8_checkpoint.h"
 #include "model/families/families.h"
 
 namespace nfp {
@@ -268,33 +269,20 @@ void read_experts(Fields& fields, const FamilyDefaults& defaults, const ModelCon
   extra.mlp_only_layers = fields.integers("mlp_only_layers", 0, config.layers - 1);
 }
 
-// Weights that are quantised already; a nested checkpoint's field is for other engines.
-Status refuse_quantised(const Json& root, const std::string& name) {
-  const auto found = root.find("quantization_config");
-  if (found == root.end() || !found->is_object() || root.contains("nestedfp")) return ok_status();
-  const auto method = found->find("quant_method");
-  const std::string text = method != found->end() && method->is_string() ? method->get<std::string>() : "not given";
-  const bool fp8 = text == "fp8" || text == "compressed-tensors" || text == "fbgemm_fp8";
-  return error(ErrorCode::kUnsupported,
-               "{}: field 'quantization_config' has the quant_method '{}': {}; load the FP16 or BF16 original", name,
-               text,
-               fp8 ? "weights that were rounded already have no FP16 to restore"
-                   : "packed integers of few bits have neither an FP16 nor an E4M3 form here");
-}
-
 // What every decoder has: its sizes, and its activation.
 void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
   constexpr int32_t kMaxDim = 1 << 20;
   config.hidden = fields.integer("hidden_size", std::nullopt, 1, kMaxDim);
   config.layers = fields.integer("num_hidden_layers", std::nullopt, 1, 4096);
-  config.heads = fields.integer("num_attention_heads", std::nullopt, 1, 4096);
+  const auto given = [](int32_t value) { return value > 0 ? std::optional(value) : std::nullopt; };
+  config.heads = fields.integer("num_attention_heads", given(defaults.heads), 1, 4096);
   const int32_t kv_heads = defaults.kv_heads > 0 ? defaults.kv_heads : config.heads;
   config.kv_heads =
       fields.integer("num_key_value_heads", fields.null_or("num_key_value_heads", config.heads, kv_heads), 1, 4096);
   const int32_t even_share = config.heads > 0 && config.hidden % config.heads == 0 ? config.hidden / config.heads : 0;
   config.head_dim = fields.integer("head_dim", defaults.head_dim > 0 ? defaults.head_dim : even_share, 1, 4096);
   config.intermediate = fields.integer("intermediate_size", std::nullopt, 1, kMaxDim * 4);
-  config.vocab = fields.integer("vocab_size", std::nullopt, 1, 1 << 24);
+  config.vocab = fields.integer("vocab_size", given(defaults.vocab), 1, 1 << 24);
   config.max_context = fields.integer("max_position_embeddings", defaults.max_context, 1, 1 << 30);
   config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps, 0.0, 1.0);
   config.tied_embeddings = fields.boolean("tie_word_embeddings", defaults.tied_embeddings);
@@ -336,7 +324,7 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   config.family = *family;
   config.architecture = config.family->architecture;
   config.norm_offset = config.family->norm_offset;
-  NFP_RETURN_IF_ERROR(refuse_quantised(root, name));
+  if (const auto fp8 = find_fp8_scheme(text, name); !fp8.ok()) return fp8.error();
   const FamilyRules& rules = rules_of(config.family->id);
   const FamilyDefaults& defaults = rules.defaults;
 

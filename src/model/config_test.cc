@@ -411,7 +411,7 @@ TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
 }
 
 TEST(Config, QuantisedWeightsAreRefusedByTheirMethod) {
-  for (const char* method : {"awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors"}) {
+  for (const char* method : {"awq", "gptq", "bitsandbytes"}) {
     Json json = good();
     json["quantization_config"] = {{"quant_method", method}};
     const auto config = parse(json);
@@ -422,6 +422,21 @@ TEST(Config, QuantisedWeightsAreRefusedByTheirMethod) {
     json["nestedfp"] = Json::object();  // what convert writes, for engines that know only the FP8 half
     EXPECT_TRUE(parse(json).ok());
   }
+  Json json = good();
+  json["quantization_config"] = {{"quant_method", "fp8"}};
+  EXPECT_TRUE(parse(json).ok());
+}
+
+TEST(Config, Gemma3LeavesOutWhatItsLargerModelsShare) {
+  Json json = of_family("Gemma3ForCausalLM", "gemma3_text");
+  json.erase("num_attention_heads");
+  json.erase("num_key_value_heads");
+  json.erase("vocab_size");
+  const auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->heads, 8);
+  EXPECT_EQ(config->kv_heads, 4);
+  EXPECT_EQ(config->vocab, 262208);
 }
 
 TEST(Config, WrongExpertsAndLayersAreNamed) {

@@ -7,6 +7,7 @@
 
 #include "backend/devices/devices.h"
 #include "base/json_depth.h"
+#include "base/log.h"
 #include "model/dummy_model.h"
 
 namespace nfp {
@@ -95,6 +96,11 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
     NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
   }
   NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
+  if (const auto& fp8 = loaded->source->stored_fp8()) {
+    log::warn(
+        "{}: its weights are FP8 already ({}): FP16 steps compute with these too, the original cannot be restored",
+        loaded->source->path(), fp8->text);
+  }
   NFP_RETURN_IF_ERROR(read_chat_template(*loaded));
   auto tokenizer = load_tokenizer(*loaded->source);
   if (tokenizer.ok()) {

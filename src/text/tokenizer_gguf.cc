@@ -23,6 +23,9 @@ constexpr std::string_view kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kTekkenPattern =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// o200k's, of GPT-4o and Phi-4-mini: words with what the apostrophe adds to them.
+constexpr std::string_view kO200kPattern =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kDigit = R"(\p{N})";
 
 struct KnownPre {
@@ -44,6 +47,7 @@ constexpr KnownPre kKnownPre[] = {
     {"dbrx", kLlama3Pattern, "", false, false, false},     {"smaug-bpe", kLlama3Pattern, "", false, false, false},
     {"qwen2", kQwen2Pattern, "", true, false, false},      {"deepseek-r1-qwen", kQwen2Pattern, "", true, false, false},
     {"stablelm2", kQwen2Pattern, "", false, false, false}, {"tekken", kTekkenPattern, "", false, true, true},
+    {"gpt-4o", kO200kPattern, "", false, false, false},
 };
 
 Result<const KnownPre*> find_pre(std::string_view name) {

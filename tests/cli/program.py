@@ -21,7 +21,9 @@ PROGRAM, TINY = sys.argv[1:3]
 CACHE = tempfile.TemporaryDirectory(prefix="nfp-cache-")
 atexit.register(CACHE.cleanup)
 os.environ["XDG_CACHE_HOME"] = CACHE.name
-MODELS = [os.path.join(TINY, name) for name in sorted(os.listdir(TINY)) if os.path.isdir(os.path.join(TINY, name))]
+ALL_MODELS = [os.path.join(TINY, name) for name in sorted(os.listdir(TINY)) if os.path.isdir(os.path.join(TINY, name))]
+FP8_MODELS = [model for model in ALL_MODELS if "-fp8-" in os.path.basename(model)]  # whose weights are FP8 already
+MODELS = [model for model in ALL_MODELS if model not in FP8_MODELS]
 F16_MODEL = os.path.join(TINY, "llama-tied")
 
 

@@ -18,7 +18,7 @@ except ImportError as missing:
 
 import reference
 import tiny_tokenizer
-from program import MODELS, Scratch, main, run_json
+from program import ALL_MODELS, MODELS, Scratch, main, run_json
 
 CONTEXT = 32  # tokens a chunk of the perplexity test
 # FP8 steps in FP32 arithmetic, where the best kernels of a machine may round activations to BF16.
@@ -36,7 +36,7 @@ def golden_of(model):
 
 class Generate(unittest.TestCase):
     def test_it_chooses_the_likeliest_tokens(self):
-        for model in MODELS:
+        for model in ALL_MODELS:
             source = reference.Model(model)
             for precision in ("fp16", "fp8"):
                 weights, _ = reference.weights_in(source, precision)

@@ -14,7 +14,7 @@ import sys
 import time
 import unittest
 
-from program import F16_MODEL, MODELS, PROGRAM, Scratch, failure, main, run
+from program import ALL_MODELS, F16_MODEL, MODELS, PROGRAM, Scratch, failure, main, run
 
 DEMO = os.environ.get("NFP_DEMO_MODEL", "")
 
@@ -278,7 +278,7 @@ def tensors(folder):
 
 class Inspect(Scratch):
     def test_tables(self):
-        for model in MODELS:
+        for model in ALL_MODELS:
             out, _ = run("inspect", model)
             self.assertIn("gate", out)
             facts = json.loads(run("inspect", model, "--json")[0])
@@ -286,7 +286,7 @@ class Inspect(Scratch):
             self.assertEqual(facts["kv_bytes_per_token_f16"], 2 * facts["kv_bytes_per_token_fp8"])
 
     def test_a_configuration_alone_gives_what_its_weights_give(self):
-        for model in MODELS:
+        for model in ALL_MODELS:
             plan = json.loads(run("inspect", os.path.join(model, "config.json"), "--json")[0])
             facts = json.loads(run("inspect", model, "--json")[0])
             for field in ("parameters", "kv_bytes_per_token_f16", "kv_bytes_per_token_fp8", "layers", "head_dim"):

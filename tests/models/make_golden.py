@@ -44,7 +44,13 @@ def load(folder, weights):
     if transformers is None:
         config = reference.Model(folder).config
         return lambda tokens: reference.logits(config, weights, tokens, dtype=np.float32)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    if "quantization_config" in reference.Model(folder).config:
+        # Of a checkpoint that is FP8 already only the configuration is read.
+        config = transformers.AutoConfig.from_pretrained(folder)
+        del config.quantization_config
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

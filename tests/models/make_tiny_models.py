@@ -11,7 +11,8 @@ nested, one matrix that cannot be nested, BF16 values too small for FP16, the ch
 matrix for q, k and v and one for gate and up, heads of which a part rotates, LongRoPE and YaRN, norms of (1 + weight)
 before and after attention and MLP, GeGLU, scaled embeddings, soft caps, a rotary base of their own for layers with a
 window, layers whose heads do not rotate, experts in all layers and in some, with weights that sum to 1 and that do not,
-a shared expert, and a norm of all query heads together.
+a shared expert, a norm of all query heads together, and linear layers that are FP8 already: with a scale a matrix, a row and
+a block.
 """
 
 import argparse
@@ -26,6 +27,7 @@ except ImportError:
     print("skipped: numpy is not installed (scripts/test installs it)")
     sys.exit(77)
 
+import e4m3
 import safetensors_file
 import tiny_tokenizer
 
@@ -275,6 +277,49 @@ MODELS = {
                    "num_experts": 8, "num_experts_per_tok": 4, "norm_topk_prob": False, "clip_qkv": None,
                    "pad_token_id": 1},
     },
+    "phi4-fp8-tensor": {
+        "seed": 32,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "fp8": "tensor",
+        "config": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 64,
+                   "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 112, "num_hidden_layers": 2,
+                   "partial_rotary_factor": 0.5, "pad_token_id": 2,
+                   "quantization_config": {"quant_method": "fp8", "activation_scheme": "static",
+                                           "ignored_layers": ["lm_head"]}},
+    },
+    "qwen3-fp8-channel": {
+        "seed": 33,
+        "dtype": "BF16",
+        "shards": 2,
+        "tokenizer": "qwen2",
+        "fp8": "channel",
+        "config": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "attention_bias": True, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+                   "quantization_config": {
+                       "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+                       "quantization_status": "compressed", "config_groups": {"group_0": {
+                           "targets": ["Linear"],
+                           "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False},
+                           "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
+                                                 "dynamic": True}}}}},
+    },
+    "qwen3-moe-fp8-block": {
+        "seed": 34,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "qwen2",
+        "fp8": "block",
+        "config": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "num_experts": 4, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 40, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [],
+                   "use_sliding_window": False,
+                   "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+                                           "weight_block_size": [24, 20]}},
+    },
 }
 
 COMMON = {
@@ -453,6 +498,31 @@ def stored(dtype, values):
     return values.astype(safetensors_file.STORAGE[dtype])
 
 
+def quantised(name, tensor, values):
+    """What the file of an FP8 model holds for one tensor: codes, and scales of which a product with a code is exact in
+    float32 (BF16 numbers)."""
+    spec, config = MODELS[name], full_config(name)
+    if "fp8" not in spec or tensor not in linear_names(config) or tensor == "lm_head.weight":
+        return {tensor: (spec["dtype"], stored(spec["dtype"], values))}
+    rows, columns = values.shape
+    down, across = {"tensor": (rows, columns), "channel": (1, columns), "block": (24, 20)}[spec["fp8"]]
+    scales = np.array([[np.abs(values[r : r + down, c : c + across]).max() / 448 for c in range(0, columns, across)]
+                       for r in range(0, rows, down)])
+    bits = safetensors_file.f32_to_bf16(scales.astype(np.float32))
+    scales = safetensors_file.to_f32("BF16", bits).astype(np.float64)
+    spread = np.repeat(np.repeat(scales, down, 0)[:rows], across, 1)[:, :columns]
+    codes = e4m3.code_of(e4m3.nearest(np.clip(values / spread, -448, 448)))
+    found = {tensor: ("F8_E4M3", codes)}
+    if spec["fp8"] == "tensor":
+        found[tensor + "_scale"] = ("F32", scales.astype(np.float32).reshape(1))
+        found[tensor.replace(".weight", ".input_scale")] = ("F32", np.full(1, 0.05, np.float32))
+    elif spec["fp8"] == "channel":
+        found[tensor + "_scale"] = ("BF16", bits.reshape(rows, 1))
+    else:
+        found[tensor + "_scale_inv"] = ("F32", scales.astype(np.float32))
+    return found
+
+
 def write_weights(folder, tensors, shards):
     metadata = {"format": "pt"}
     if shards == 1:
@@ -479,7 +549,9 @@ def make_model(out, name):
     folder = os.path.join(out, name)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    tensors = {tensor: (spec["dtype"], stored(spec["dtype"], values)) for tensor, values in make_weights(name).items()}
+    tensors = {}
+    for tensor, values in make_weights(name).items():
+        tensors.update(quantised(name, tensor, values))
     write_weights(folder, tensors, spec["shards"])
     write_json(os.path.join(folder, "config.json"), config)
     write_json(os.path.join(folder, "generation_config.json"),

@@ -10,6 +10,7 @@ import os
 
 import numpy as np
 
+import e4m3
 import make_tiny_models
 import safetensors_file
 
@@ -18,32 +19,31 @@ class Model:
     def __init__(self, folder):
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             self.config = json.load(file)
-        self.weights = {}
+        stored = {}
         for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
-            for name, (dtype, array) in safetensors_file.read(path).items():
+            stored.update(safetensors_file.read(path))
+        self.weights = {}
+        self.scaled_by_rows = set()  # FP8 in the file, with a scale a row or a matrix
+        for name, (dtype, array) in stored.items():
+            if dtype == "F8_E4M3":
+                self.weights[name] = self.dequantised(name, array, stored)
+            elif not name.endswith(("_scale", "_scale_inv")):
                 self.weights[name] = safetensors_file.to_f32(dtype, array)
+
+    def dequantised(self, name, codes, stored):
+        scales = safetensors_file.to_f32(*stored.get(name + "_scale", stored.get(name + "_scale_inv"))).astype(np.float64)
+        rows, columns = codes.shape
+        if scales.ndim == 2 and scales.shape[1] > 1 or name + "_scale_inv" in stored:
+            down, across = self.config["quantization_config"]["weight_block_size"]
+            scales = np.repeat(np.repeat(scales, down, 0)[:rows], across, 1)[:, :columns]
+        else:
+            scales = scales.reshape(-1, 1)
+            self.scaled_by_rows.add(name)
+        return e4m3.number_of(codes) * scales
 
     def linear_names(self):
         """The matrices that docs/format.md nests."""
         return [name for name in self.weights if name.endswith("_proj.weight") or ".experts." in name or name == "lm_head.weight"]
-
-
-def e4m3_values():
-    """The 127 finite non-negative E4M3 numbers, ascending; the index is the bit pattern."""
-    codes = np.arange(127)
-    exponent, mantissa = codes >> 3, codes & 7
-    return np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-
-
-def round_to_e4m3(values):
-    """Round to nearest, ties to even; |values| <= 448."""
-    grid = e4m3_values()
-    magnitude = np.abs(values)
-    above = np.clip(np.searchsorted(grid, magnitude), 1, 126)
-    below = above - 1
-    to_below, to_above = magnitude - grid[below], grid[above] - magnitude
-    up = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
-    return np.sign(values) * np.where(up, grid[above], grid[below])
 
 
 def row_exponents(matrix):
@@ -67,10 +67,13 @@ def weights_in(model, precision):
         weights[name] = values.astype(np.float64)
         if name not in linear:
             continue
+        stats["matrices"] += 1
+        if name in model.scaled_by_rows:  # both precisions have the file's very weights
+            stats["by_paper"] += int(np.abs(values).max() <= 1.75)
+            continue
         exact = values.astype(np.float16).astype(np.float64)
         weights[name] = exact
         exponents = row_exponents(exact)
-        stats["matrices"] += 1
         stats["by_paper"] += int(np.abs(exact).max() <= 1.75)
         if exponents is None:
             stats["dense"].append(name)
@@ -78,7 +81,7 @@ def weights_in(model, precision):
         stats["rows_with_exponent"] += int((exponents > 0).sum())
         if precision == "fp8" and name != "lm_head.weight":
             scale = 2.0 ** exponents[:, None]
-            weights[name] = round_to_e4m3(exact / scale * 256.0) / 256.0 * scale
+            weights[name] = e4m3.nearest(exact / scale * 256.0) / 256.0 * scale
     return weights, stats
 
 

@@ -176,7 +176,10 @@ def main():
         theirs = tokenizers.Tokenizer.from_file(str(path))
         good &= run(name, theirs, [path], arguments.tool, texts, arguments.count, arguments.seed)
         parts = {"smollm2": pipelines.smollm2_parts,
+                 "gpt2": lambda: pipelines.gguf_parts_of_byte_level(theirs, "gpt-2"),
+                 "llama3": lambda: pipelines.gguf_parts_of_byte_level(theirs, "llama-bpe", bos=0),
                  "qwen2": lambda: pipelines.gguf_parts_of_byte_level(theirs, "qwen2"),
+                 "tekken": lambda: pipelines.gguf_parts_of_byte_level(theirs, "tekken", bos=1),
                  "llama2": lambda: pipelines.gguf_parts_of_sentencepiece(theirs)}.get(name)
         if parts:
             dump = arguments.folder / f"{name}.vocab"

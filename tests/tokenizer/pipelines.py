@@ -18,6 +18,12 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + CONTRACTION +
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + CONTRACTION +
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 MARK = "\u2581"
 
 
@@ -112,6 +118,33 @@ def tekken():
     return tokenizer
 
 
+def phi4_mini():
+    split = pre_tokenizers.Split(Regex(O200K), "isolated")
+    pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer = byte_level(pre, special=["<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>", "<|system|>"])
+    tokenizer.add_special_tokens([AddedToken("<|tool|>", normalized=False, special=True)])
+    tokenizer.add_tokens([AddedToken("<|tag|>", lstrip=True, rstrip=True, normalized=False)])
+    return tokenizer
+
+
+def deepseek_distill():
+    """Llama 3's or Qwen's pipeline with special tokens of letters beyond ASCII."""
+    tokenizer = llama3()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in
+                                  ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")])
+    tokenizer.post_processor = bos_template("<｜begin▁of▁sentence｜>", tokenizer)
+    return tokenizer
+
+
+def olmo():
+    """GPT-NeoX's: NFC, and runs of spaces as added tokens that are looked for in normalized text."""
+    tokenizer = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer=normalizers.NFC(),
+                           special=["<|endoftext|>", "<|padding|>"])
+    tokenizer.add_tokens([AddedToken(" " * length, normalized=True) for length in range(24, 1, -1)])
+    return tokenizer
+
+
 def digits_byte_level():
     pre = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -193,6 +226,16 @@ def llama2():
     return finish(sentencepiece(), normalizer=normalizer, decoder=decoder)
 
 
+def phi3():
+    """Llama 2's with special tokens that take the spaces behind them."""
+    tokenizer = llama2()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, rstrip=True, special=True) for t in
+                                  ("<|assistant|>", "<|user|>", "<|system|>", "<|end|>")])
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", normalized=False, special=True)])
+    tokenizer.add_tokens([AddedToken("</s>", normalized=False, rstrip=True)])
+    return tokenizer
+
+
 def llama2_crossing():
     """Llama 2 with a token that joins a letter and a following space, so that the text must not be cut at spaces."""
     spec = sentencepiece()
@@ -245,8 +288,8 @@ def whitespace():
     return byte_level(pre, normalizer=normalizers.NFKC(), special=["<s>"])
 
 
-ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, qwen2, tekken, digits_byte_level, smollm2, llama2, llama2_crossing,
-       mistral, gemma, metaspace_unknown, splits, whitespace]
+ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, phi4_mini, olmo, digits_byte_level,
+       smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown, splits, whitespace]
 
 
 def dump_vocab(parts, path):
@@ -271,14 +314,14 @@ def dump_vocab(parts, path):
     ]))
 
 
-def gguf_parts_of_byte_level(tokenizer, pre):
+def gguf_parts_of_byte_level(tokenizer, pre, bos=None):
     """A GGUF vocabulary of model "gpt2" equal to the given tokenizer."""
     spec = json.loads(tokenizer.to_str())
     vocab = spec["model"]["vocab"] | {t["content"]: t["id"] for t in spec["added_tokens"]}
     added = {t["content"]: 3 if t["special"] else 4 for t in spec["added_tokens"]}
     tokens = sorted(vocab, key=vocab.get)
     return {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": [added.get(t, 1) for t in tokens],
-            "merges": [" ".join(merge) for merge in spec["model"]["merges"]]}
+            "merges": [" ".join(merge) for merge in spec["model"]["merges"]], "bos_token_id": bos}
 
 
 def gguf_parts_of_sentencepiece(tokenizer):

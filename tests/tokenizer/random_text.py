@@ -4,7 +4,7 @@ import random
 
 WORDS = ("the The word words left lef t right ri ght both don't I'LL we'Ve it'ſ naïve café Straße İstanbul ǅ né éé "
          "<|im_start|> <|im_end|> <|im <|endoftext|> <|strip|> [one] <mask> <s> </s> <unk> [INST] <0x0A> <0x41> ▁ ▁▁ "
-         "<tool_call> <start_of_turn> <eot_id> <table> e. x. https://a.b/c?d=e%20f def f(x): return x**2").split(" ")
+         "<tool_call> <start_of_turn> <eot_id> <table> <|assistant|> <|user|> <|end|> <|tag|> <｜User｜> <think> e. x. https://a.b/c?d=e%20f def f(x): return x**2").split(" ")
 SPACES = [" ", "  ", "   ", "\n", "\r\n", "\n\n\n", "\t", "\v", "\f", "\u0085", "\u00a0", "\u1680", "\u180e", "\u2003",
           "\u2028", "\u2029", "\u202f", "\u205f", "\u3000", "\u200b", "\u200c", "\u200d", "\ufeff", " \n ", "\n  \n"]
 CONTRACTIONS = ["'s", "'S", "'t", "'RE", "'ve", "'m", "'lL", "'d", "'x", "''", "'", "’s", "'\u017f", "'\u1e9e"]

@@ -434,6 +434,33 @@ class InsideVllm(unittest.TestCase):
         self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
         self.assertIsNone(made.make_stats().nestedfp)
 
+    def test_dependent_launch_unless_the_user_says_otherwise(self):
+        from nestedfp.vllm import overlap
+
+        for given, wanted in (({}, True), ({overlap.OPTION: False}, False)):
+            compilation = SimpleNamespace(inductor_compile_config=dict(given))
+            overlap.enable(SimpleNamespace(compilation_config=compilation))
+            self.assertEqual(compilation.inductor_compile_config[overlap.OPTION], wanted)
+        from torch._inductor.codegen.triton import TritonKernel
+
+        lines = []
+
+        class Kernel:
+            GDC_WAIT, inside_reduction, range_trees = TritonKernel.GDC_WAIT, True, [SimpleNamespace(is_loop=True)]
+            body, enabled = SimpleNamespace(writeline=lambda text: lines.append(("body", text))), True
+
+            def _enable_pdl_codegen(self):
+                return self.enabled
+
+        buffer = SimpleNamespace(writeline=lambda text: lines.append(("buffer", text)))
+        kernel = Kernel()
+        TritonKernel._handle_pdl_before_access(kernel, buffer, "x")  # in a loop: before it
+        kernel.inside_reduction = False
+        TritonKernel._handle_pdl_before_access(kernel, buffer, "x", consider_reads=True)
+        kernel.enabled = False
+        TritonKernel._handle_pdl_before_access(kernel, buffer, "x")
+        self.assertEqual(lines, [("body", Kernel.GDC_WAIT), ("buffer", Kernel.GDC_WAIT)])
+
     def test_rows_of_gate_and_up_alternate(self):
         from nestedfp.vllm import op, swiglu
 

@@ -12,6 +12,8 @@ namespace nfp {
 // What transformers takes for fields that a family's config.json leaves out. A null there is not left out.
 struct FamilyDefaults {
   bool tied_embeddings = false;
+  int32_t heads = 0;     // 0 = must be given
+  int32_t vocab = 0;     // likewise
   int32_t kv_heads = 0;  // 0 = as many as query heads
   int32_t head_dim = 0;  // 0 = hidden_size / num_attention_heads
   int32_t max_context = 2048;

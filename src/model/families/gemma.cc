@@ -50,6 +50,8 @@ const FamilyRules kGemma2Rules = {{.tied_embeddings = true,
                                    .logit_cap = 30},
                                   configure_gemma2};
 const FamilyRules kGemma3Rules = {{.tied_embeddings = true,
+                                   .heads = 8,
+                                   .vocab = 262208,
                                    .kv_heads = 4,
                                    .head_dim = 256,
                                    .max_context = 131072,

@@ -328,6 +328,19 @@ __device__ __forceinline__ void merge_neighbours(const DecodeParams& p, const De
   merge_exchange<kDim, kRows>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
 }
 
+// A warp's sums and, by row, its largest score and the total of its weights, for the block's merge.
+template <int kDim, int kHalves, bool kE4m3>
+__device__ __forceinline__ void share_sums(DecodeState<kDim, kHalves, kE4m3>& state, int warp, int lane, float* sums,
+                                           float2* tops) {
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const int row = warp * kHalves * 8 + lane / 4 + h * 8;
+    const float sum = quad_sum(state.sum[h]);
+    if (lane % 4 == 0) tops[row] = make_float2(state.largest[h], sum);
+    state.store_sums(sums + row * kDim, h);
+  }
+}
+
 template <int kDim, int kRows, bool kE4m3>
 __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>::kBlocks) void decode_attention(
     const __grid_constant__ DecodeParams p) {
@@ -386,13 +399,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
     if (is_new) state.load_q(p, following.sequence, following.head);
     rotates = kCanRotate<kDim> && is_new && p.rotation.cos_sin != nullptr;
     __syncthreads();  // the merge before has been read
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const int row = warp * kRows + lane / 4 + h * 8;
-      const float sum = quad_sum(state.sum[h]);
-      if (lane % 4 == 0) tops[row] = make_float2(state.largest[h], sum);
-      state.store_sums(sums + row * kDim, h);
-    }
+    share_sums<kDim, kHalves, kE4m3>(state, warp, lane, sums, tops);
     __syncthreads();
 
     if (p.cluster > 0) {

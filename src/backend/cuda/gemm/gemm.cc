@@ -68,20 +68,27 @@ Status check_call(const GemmCall& c) {
 using EncodeTiled = decltype(cuTensorMapEncodeTiled);
 constexpr cuuint32_t kElementSteps[2] = {1, 1};
 
-// The tensor map that the copy engine reads x by.
+// The tensor maps that the copy engine reads x by.
 Status map_x(EncodeTiled* encode, const GemmCall& call, const Config& config, KernelParams* p) {
   const bool fp8 = is_fp8(call.mode);
   const PlaneShape shape{call.w.n, call.w.k};
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(fp8 ? shape.padded_k() : call.w.k),
                               static_cast<cuuint64_t>(call.m)};
   const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(call.ldx * (fp8 ? 1 : 2))};
-  const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(box_tokens(config.tile))};
   const auto type =
       fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
           : (call.mode == Mode::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
-  const CUresult status =
-      encode(&p->x, type, 2, const_cast<void*>(call.x), dims, pitch, box, kElementSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  p->last_token = static_cast<int>((call.m - 1) / config.tile.tokens * config.tile.tokens);
+  p->tail_rows = tail_rows(config.tile, call.m);
+  CUresult status = CUDA_SUCCESS;
+  for (const auto& [map, rows] : {std::pair{&p->x, box_tokens(config.tile)}, {&p->x_tail, p->tail_rows}}) {
+    const cuuint32_t box[2] = {fp8 ? 128u : 64u, static_cast<cuuint32_t>(rows)};
+    if (status == CUDA_SUCCESS) {
+      status = encode(map, type, 2, const_cast<void*>(call.x), dims, pitch, box, kElementSteps,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    }
+  }
   if (status == CUDA_SUCCESS) return ok_status();
   return error(ErrorCode::kUsage, "nested gemm: cuTensorMapEncodeTiled refused x (m {}, k {}, ldx {}): error {}",
                call.m, call.w.k, call.ldx, static_cast<int>(status));

@@ -63,7 +63,7 @@ struct GemmCall {
   // still runs.
   bool dependent_launch = true;
 
-  Problem problem() const { return {m, w.n, w.k, mode, swiglu}; }
+  Problem problem() const { return {m, w.n, w.k, mode, swiglu, w.join}; }
 };
 
 class Gemm {

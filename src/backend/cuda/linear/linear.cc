@@ -15,6 +15,7 @@ struct ChoiceKey {
   int32_t k = 0;
   Mode mode = Mode::kF16;
   bool swiglu = false;
+  Join join = Join::kBiased;
   Reduction reduction = Reduction::kFastest;
   bool operator==(const ChoiceKey&) const = default;
 };
@@ -38,7 +39,7 @@ struct KeyHash {
     uint64_t hash =
         mix(static_cast<uint64_t>(key.m), static_cast<uint64_t>(key.n) << 32 | static_cast<uint32_t>(key.k));
     return mix(hash, static_cast<uint64_t>(key.mode) << 16 | static_cast<uint64_t>(key.swiglu) << 8 |
-                         static_cast<uint64_t>(key.reduction));
+                         static_cast<uint64_t>(key.join) << 9 | static_cast<uint64_t>(key.reduction));
   }
   size_t operator()(const DenseKey& key) const {
     uint64_t hash =
@@ -102,7 +103,7 @@ struct LinearRunner::State {
   const Config& config(const ChoiceKey& key) {
     const auto [place, added] = configs.try_emplace(key);
     if (added) {
-      const Problem problem{key.m, key.n, key.k, key.mode, key.swiglu};
+      const Problem problem{key.m, key.n, key.k, key.mode, key.swiglu, key.join};
       place->second = choose(problem, gemm.device(), table, key.reduction).config;
     }
     return place->second;
@@ -172,6 +173,7 @@ struct LinearRunner::State {
                         static_cast<int32_t>(product.k),
                         c.mode,
                         product.fused,
+                        c.w.join,
                         call.reduction};
     return gemm.run(c, config(key), call.stream);
   }

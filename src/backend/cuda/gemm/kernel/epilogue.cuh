@@ -41,7 +41,7 @@ struct Epilogue {
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kChunk = staging_tokens(kTile);
   static constexpr int kGroup = staging_group(kTile);
-  static constexpr int kHalves = staging_halves(kTile);
+  static constexpr int kSlots = staging_slots(kTile);
   static constexpr int kChunkBytes = kChunk * 128;
 
   const KernelParams& p;
@@ -95,7 +95,7 @@ struct Epilogue {
   }
 
   static constexpr int kTokensAtOnce = kGroup * kChunk;
-  static constexpr int kGroups = kTokens / kTokensAtOnce;
+  static constexpr int kGroups = (kTokens + kTokensAtOnce - 1) / kTokensAtOnce;
 
   // The residual of a group of chunks, on its way through registers: 16 bytes a load, 8 (4 with swiglu) threads a
   // token.
@@ -116,12 +116,12 @@ struct Epilogue {
         }
       }
     }
-    __device__ __forceinline__ void stage(uint32_t half, int thread) const {
+    __device__ __forceinline__ void stage(uint32_t slot, int thread) const {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const int t = (thread + i * 128) / kLanes;
         if (t < kTokensAtOnce) {
-          ptx::store_shared_16(half + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
+          ptx::store_shared_16(slot + t / kChunk * kChunkBytes + staged<kSwiglu>(t % kChunk, thread % kLanes),
                                ahead[i]);
         }
       }
@@ -195,8 +195,9 @@ struct Epilogue {
     const int column0 = kSwiglu ? row0 / 2 : row0;
     if constexpr (kTokenScale) {
       ptx::copy_async_wait();  // prepare()'s
-      if constexpr (kHalves == 2) barrier();
+      if constexpr (kSlots > 1) barrier();
     }
+    chunk_mask &= ~0u >> (32 - chunks(kTile));  // the last group may have fewer
     Residual<kSwiglu> residual;
     if constexpr (kResidual) residual.fetch(p, 0, token0, column0, thread);
 #pragma unroll
@@ -208,24 +209,25 @@ struct Epilogue {
         if constexpr (kResidual) residual.fetch(p, group + 1, token0, column0, thread);
         continue;
       }
-      const uint32_t half = staging + (kHalves == 2 ? groups_stored % 2 * (kGroup * kChunkBytes) : 0);
-      if constexpr (kHalves == 1) {
+      const uint32_t slot = staging + groups_stored % kSlots * (kGroup * kChunkBytes);
+      if constexpr (kSlots == 1) {
         wait_for_store(groups_stored - 1);
         barrier();
       }
       if constexpr (kResidual) {
-        residual.stage(half, thread);
+        residual.stage(slot, thread);
         residual.fetch(p, group + 1, token0, column0, thread);
         barrier();
       }
 #pragma unroll
       for (int inner = 0; inner < kGroup; ++inner) {
+        if (group * kGroup + inner >= chunks(kTile)) break;
         if ((wanted >> inner & 1) == 0) continue;
-        stage_chunk<kSwiglu, kResidual>(acc, f, group * kGroup + inner, warp, lane, half + inner * kChunkBytes);
+        stage_chunk<kSwiglu, kResidual>(acc, f, group * kGroup + inner, warp, lane, slot + inner * kChunkBytes);
       }
       ptx::fence_async_shared();
-      // After this barrier the group is complete, and the other half is free for the next one.
-      if constexpr (kHalves == 2) wait_for_store(groups_stored - 1);
+      // After this barrier the group is complete, and the next slot is free.
+      if constexpr (kSlots > 1) wait_for_store(groups_stored - (kSlots - 1));
       barrier();
       // Warps take turns, so that the others go on while one hands its group over.
       if (warp == groups_stored % 4 && ptx::elect_one()) {
@@ -233,7 +235,7 @@ struct Epilogue {
         for (int inner = 0; inner < kGroup; ++inner) {
           const int token = first + inner * kChunk;
           if ((wanted >> inner & 1) != 0 && token < p.m)
-            ptx::tensor_store_2d(&p.d_map, half + inner * kChunkBytes, column0, token);
+            ptx::tensor_store_2d(&p.d_map, slot + inner * kChunkBytes, column0, token);
         }
         ptx::store_commit();
       }

@@ -91,7 +91,9 @@ struct Kernel {
       bool joined = false;
       if constexpr (can_slice(kTile)) {
         if (p.sliced) {
-          chunk_mask = slice_parts<kTile>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
+          chunk_mask = slice_parts < kTile,
+          kTokens >= 200 ||
+              kOperand == Operand::kE4M3Promoted > (p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
           joined = true;
         }
       }
@@ -101,6 +103,24 @@ struct Kernel {
       const int row0 = (Ring::first_row_block(origin.cluster_row, rank) + block) * kBlockRows;
       epilogue.store(acc, row0, Ring::first_token(origin.token, rank), chunk_mask);
     }
+  }
+
+  // Rows of the last tile of tokens that nothing is loaded into. What they hold is multiplied, though nothing comes of
+  // it, and zeros take less power. (Behind other tiles of the same block they hold old tokens.)
+  static __device__ __forceinline__ void clear_tail(const KernelParams& p, const Pipe& pipe, int cluster, int clusters,
+                                                    uint32_t rank) {
+    WorkList list(p, cluster, clusters);
+    Work work;
+    if (!list.next(work)) return;
+    const int rows = Ring::token_rows(p, Ring::first_token(tile_origin(p, work.tile).token, rank));
+    const int pieces = (kTokens - rows) * 8;  // of 16 bytes
+    if (pieces == 0) return;
+    for (int stage = 0; stage < kStages; ++stage) {
+      const uint32_t first = pipe.ring + stage * kStageBytes + Ring::kWeightBytes + rows * 128;
+      for (int i = static_cast<int>(threadIdx.x); i < pieces; i += static_cast<int>(blockDim.x))
+        ptx::store_shared_16(first + i * 16, make_uint4(0, 0, 0, 0));
+    }
+    ptx::fence_async_shared();
   }
 
   static __device__ __forceinline__ void run(const KernelParams& p, uint8_t* memory) {
@@ -120,8 +140,9 @@ struct Kernel {
     const int cluster = static_cast<int>(blockIdx.x) / kCluster;
     const int clusters = static_cast<int>(gridDim.x) / kCluster;
 
+    clear_tail(p, pipe, cluster, clusters, rank);
     if (threadIdx.x == kConsumers * 128) {
-      ptx::prefetch_tensor_map(&p.x);
+      ptx::prefetch_tensor_map(p.m_tiles > 1 ? &p.x : &p.x_tail);
       for (int s = 0; s < kStages; ++s) {
         ptx::mbarrier_init(pipe.full + s * 8, 1);
         ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * 4 * kCluster);
@@ -166,13 +187,13 @@ template <Operand kOperand, Tile t>
 constexpr auto kFunction =
     &nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm, t.warpgroups, t.along_tokens>;
 
-template <Operand kOperand, Mode kMode, size_t... kIndex>
+template <Operand kOperand, Mode kMode, Join kJoin, size_t... kIndex>
 auto make_entries(std::index_sequence<kIndex...>) {
-  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode) ? 1 : 0))> out{};
+  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode, kJoin) ? 1 : 0))> out{};
   size_t used = 0;
   const auto add = [&]<size_t i>() {
     constexpr Tile t = kTiles[i];
-    if constexpr (exists(t, kMode)) {
+    if constexpr (exists(t, kMode, kJoin)) {
       out[used++] = {kOperand, t, reinterpret_cast<const void*>(kFunction<kOperand, t>), threads(t)};
     }
   };
@@ -181,9 +202,9 @@ auto make_entries(std::index_sequence<kIndex...>) {
 }
 
 // Every tile of kTiles that exists in the mode.
-template <Operand kOperand, Mode kMode>
+template <Operand kOperand, Mode kMode, Join kJoin = Join::kBiased>
 std::span<const KernelEntry> all_entries() {
-  static const auto entries = make_entries<kOperand, kMode>(std::make_index_sequence<kTiles.size()>());
+  static const auto entries = make_entries<kOperand, kMode, kJoin>(std::make_index_sequence<kTiles.size()>());
   return entries;
 }
 

@@ -10,8 +10,9 @@
 namespace nfp::cuda {
 
 struct KernelParams {
-  CUtensorMap x;      // activations [m, k]: boxes of 128 bytes of k by box_tokens() rows, 128-byte swizzle
-  CUtensorMap d_map;  // outputs: boxes of 64 (swiglu: 32) columns by staging_tokens() rows, swizzle as wide as the box
+  CUtensorMap x;       // activations [m, k]: boxes of 128 bytes of k by box_tokens() rows, 128-byte swizzle
+  CUtensorMap x_tail;  // the same with boxes of tail_rows, for the last tile of tokens
+  CUtensorMap d_map;   // outputs: boxes of 64 (swiglu: 32) columns by staging_tokens() rows, swizzle as wide as the box
   const uint8_t* upper;      // planes in the layout of layout.h
   const uint8_t* lower;      // unused in the modes of upper bytes alone
   void* d;                   // [m, n] FP16, BF16 or FP32 (n / 2 columns with swiglu)
@@ -29,6 +30,9 @@ struct KernelParams {
   int row_blocks;  // of the weight, in blocks of 64
   int k_groups;    // of the weight's planes, padding included
   int k_iterations;
+  int last_token;  // where the last tile of tokens begins
+  int tail_rows;   // of it, that each block loads: rows beyond the last token are not asked for (tail_rows() of
+                   // config.h)
   int m_tiles;
   int n_tiles;  // clusters
   int tiles;

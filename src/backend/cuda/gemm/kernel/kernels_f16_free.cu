@@ -2,6 +2,6 @@
 
 namespace nfp::cuda {
 
-std::span<const KernelEntry> kernels_f16_free() { return all_entries<Operand::kF16Free, Mode::kF16>(); }
+std::span<const KernelEntry> kernels_f16_free() { return all_entries<Operand::kF16Free, Mode::kF16, Join::kFree>(); }
 
 }  // namespace nfp::cuda

@@ -121,8 +121,8 @@ struct MultiplyF16 {
   static constexpr bool kTurns = kConsumers > 1 && !kLean;
   // Sums, two fragments, a stage as it was loaded, and some 45 more; and a ring deep enough to keep one stage longer.
   // In lean kernels only without lower bytes: there a stage is so small that the steps between its halves would count.
-  static constexpr bool kWholeStages = kRowBlocks == 1 && (!kLean || !Ring::kLowers) && kTokens < 256 &&
-                                       Ring::kStages > 4 &&
+  static constexpr bool kWholeStages = kRowBlocks == 1 && (!kLean || (!Ring::kLowers && kTokens <= 32)) &&
+                                       kTokens < 256 && Ring::kStages > 4 &&
                                        kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
 
   // One row block: a whole stage's weights are rebuilt while the stage before is multiplied; two fragments take turns.

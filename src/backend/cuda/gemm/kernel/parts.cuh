@@ -149,7 +149,8 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
 // Where all parts of a cut tile run at once: each warpgroup gives the others the sums of the tokens that they store,
 // adds up those of its own in order of k, and so reads and stores no more than any other. Returns the chunks that it
 // stores.
-template <Tile kTile>
+// kTight: registers are short.
+template <Tile kTile, bool kTight>
 __device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&acc)[kTile.tokens / 2], const Work& work,
                                                 int slot_block, int slot_blocks, uint32_t* counter, int warpgroup) {
   constexpr int kChunks = chunks(kTile);
@@ -158,60 +159,71 @@ __device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&a
   const int parts = p.shares / p.split_tiles;
   const int first = work.tile * parts;
   const int me = work.share - first;
+  uint32_t mine = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk_owner(kTile, chunk, parts) == me) mine |= 1u << chunk;
+  }
   const auto part = [&](int index) {
     const int slot = 2 * (first + index) * slot_blocks + slot_block;
     return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(slot) * (kTile.tokens / 8 * 128) + thread;
   };
+  // a + b = b + a, so what the second part adds first is no matter; from the third on its own sums wait their turn in
+  // memory, too.
+  const bool in_turn = me >= 2;
   float4* const out = part(me);
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk_owner(kTile, chunk, parts) == me) continue;
+    if ((mine >> chunk & 1) == 0 || in_turn) {
 #pragma unroll
-    for (int j = chunk * kPieces; j < (chunk + 1) * kPieces; ++j) {
-      __stcg(out + j * 128, make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
+      for (int j = chunk * kPieces; j < (chunk + 1) * kPieces; ++j)
+        __stcg(out + j * 128, make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
     }
+    // (Sums begin from 0 everywhere: -0 + -0 would keep its sign.)
+#pragma unroll
+    for (int i = chunk * kPieces * 4; i < (chunk + 1) * kPieces * 4; ++i) acc[i] = in_turn ? 0.0f : acc[i] + 0.0f;
   }
   ptx::named_barrier(1 + warpgroup, 128);
+  // The counter goes up to `parts` as they arrive, and on, back to 0, as they have seen that all have.
+  const auto count = static_cast<uint32_t>(2 * parts - 1);
   if (thread == 0) {
     __threadfence();
-    atomicAdd(counter, 1);
-    while ((*static_cast<volatile uint32_t*>(counter) & 0xffff) != static_cast<uint32_t>(parts)) __nanosleep(32);
+    atomicInc(counter, count);
+    while (*static_cast<volatile uint32_t*>(counter) < static_cast<uint32_t>(parts)) __nanosleep(32);
     __threadfence();
+    atomicInc(counter, count);
   }
   ptx::named_barrier(1 + warpgroup, 128);
-  uint32_t mask = 0;
+  // So many chunks of a part are on their way at once as registers allow.
+  constexpr int kTokensAtOnce = kTight ? 0 : lean(kTile) ? 8 : kTile.tokens <= 96 ? 96 : 64;
+  constexpr int kAtOnce = kTokensAtOnce < kPieces * 8 ? 1 : kTokensAtOnce / (kPieces * 8);
+#pragma unroll 1
+  for (int index = 0; index < parts; ++index) {
+    if (index == me && !in_turn) continue;
+    const float4* const in = part(index);
 #pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk_owner(kTile, chunk, parts) != me) continue;
-    mask |= 1u << chunk;
-    // Before those of this part, this part's and those after it: loads in flight, a few registers.
-    float* const own = &acc[4 * chunk * kPieces];
-    const auto add = [&](int index, float(&sum)[4 * kPieces]) {
-      const float4* in = part(index) + chunk * kPieces * 128;
+    for (int begin = 0; begin < kChunks; begin += kAtOnce) {
+      constexpr int kMost = kAtOnce * kPieces;
+      float4 v[kMost];
 #pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        const float4 v = ptx::load_global_cg(in + j * 128);
-        sum[4 * j] += v.x;
-        sum[4 * j + 1] += v.y;
-        sum[4 * j + 2] += v.z;
-        sum[4 * j + 3] += v.w;
+      for (int j = 0; j < kMost; ++j) {
+        const int chunk = begin + j / kPieces;
+        if (chunk < kChunks && (mine >> chunk & 1) != 0) v[j] = ptx::load_global_cg(in + (begin * kPieces + j) * 128);
       }
-    };
-    float sum[4 * kPieces];
 #pragma unroll
-    for (int j = 0; j < 4 * kPieces; ++j) sum[j] = 0.0f;
-#pragma unroll 1
-    for (int index = 0; index < me; ++index) add(index, sum);
-#pragma unroll
-    for (int j = 0; j < 4 * kPieces; ++j) sum[j] += own[j];
-#pragma unroll 1
-    for (int index = me + 1; index < parts; ++index) add(index, sum);
-#pragma unroll
-    for (int j = 0; j < 4 * kPieces; ++j) own[j] = sum[j];
+      for (int j = 0; j < kMost; ++j) {
+        const int chunk = begin + j / kPieces;
+        if (chunk < kChunks && (mine >> chunk & 1) != 0) {
+          float* const own = &acc[4 * (begin * kPieces + j)];
+          own[0] += v[j].x;
+          own[1] += v[j].y;
+          own[2] += v[j].z;
+          own[3] += v[j].w;
+        }
+      }
+    }
   }
-  // The last to have seen them all leaves the counter ready for the next launch.
-  if (thread == 0 && atomicAdd(counter, 1u << 16) >> 16 == static_cast<uint32_t>(parts - 1)) *counter = 0;
-  return mask;
+  return mine;
 }
 
 // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,
@@ -258,27 +270,35 @@ __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p,
     const int index = chunk - first_chunk(kTile, me, splits);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) {
+      // As many blocks of 8 tokens at once as registers allow.
+      constexpr int kAtOnce = kTile.tokens <= 128 && kOperand != Operand::kE4M3Promoted ? kChunkBlocks : 1;
 #pragma unroll
-      for (int j = 0; j < kChunkBlocks; ++j) {
-        float* own = &acc[b][(chunk * kChunkBlocks + j) * 4];
-        float4 sum = make_float4(0, 0, 0, 0);
+      for (int begin = chunk * kChunkBlocks; begin < (chunk + 1) * kChunkBlocks; begin += kAtOnce) {
+        float* const own = &acc[b][begin * 4];
+        const uint32_t from = begin % kChunkBlocks * kRow;
+        float sum[4 * kAtOnce];
+#pragma unroll
+        for (int j = 0; j < 4 * kAtOnce; ++j) sum[j] = 0.0f;
 #pragma unroll 1
         for (int part = 0; part < splits; ++part) {
-          float4 v = make_float4(own[0], own[1], own[2], own[3]);
-          if (part != me) {
-            const uint4 bits = ptx::load_shared_16(mine + place(b, part, index) + j * kRow);
-            v = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
-                            __uint_as_float(bits.w));
+          if (part == me) {
+#pragma unroll
+            for (int j = 0; j < 4 * kAtOnce; ++j) sum[j] += own[j];
+            continue;
           }
-          sum.x += v.x;
-          sum.y += v.y;
-          sum.z += v.z;
-          sum.w += v.w;
+          uint4 v[kAtOnce];
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) v[j] = ptx::load_shared_16(mine + place(b, part, index) + from + j * kRow);
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            sum[4 * j] += __uint_as_float(v[j].x);
+            sum[4 * j + 1] += __uint_as_float(v[j].y);
+            sum[4 * j + 2] += __uint_as_float(v[j].z);
+            sum[4 * j + 3] += __uint_as_float(v[j].w);
+          }
         }
-        own[0] = sum.x;
-        own[1] = sum.y;
-        own[2] = sum.z;
-        own[3] = sum.w;
+#pragma unroll
+        for (int j = 0; j < 4 * kAtOnce; ++j) own[j] = sum[j];
       }
     }
   }

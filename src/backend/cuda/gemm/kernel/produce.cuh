@@ -62,13 +62,16 @@ struct Producer {
   static __device__ __forceinline__ void load_tokens(const KernelParams& p, const Pipe& pipe, int token0, int iteration,
                                                      uint32_t rank) {
     constexpr int kElements = kFp8 ? 128 : 64;
+    const bool tail = token0 >= p.last_token;
+    const CUtensorMap* const map = tail ? &p.x_tail : &p.x;
     const uint32_t dst = pipe.data() + kWeightBytes;
-    if constexpr (kCluster == 1 || kAlongTokens) {
-      ptx::tensor_load_2d(dst, &p.x, iteration * kElements, token0, pipe.full_bar(), ptx::kEvictLast);
+    if constexpr (Ring::kLoaders == 1) {
+      if (token0 <= p.last_token)
+        ptx::tensor_load_2d(dst, map, iteration * kElements, token0, pipe.full_bar(), ptx::kEvictLast);
     } else {
-      constexpr int kShare = kTokens / kCluster;
-      ptx::tensor_load_2d_multicast(dst + rank * kShare * 128, &p.x, iteration * kElements,
-                                    token0 + static_cast<int>(rank) * kShare, pipe.full_bar(), peers(pipe),
+      const int rows = tail ? p.tail_rows : box_tokens(kTile);
+      ptx::tensor_load_2d_multicast(dst + rank * rows * 128, map, iteration * kElements,
+                                    token0 + static_cast<int>(rank) * rows, pipe.full_bar(), peers(pipe),
                                     ptx::kEvictLast);
     }
   }
@@ -91,11 +94,12 @@ struct Producer {
     while (list.next(work)) {
       Sources from = sources(p, work.tile, work.k_begin, rank);
       const int token = Ring::first_token(tile_origin(p, work.tile).token, rank);
+      const int bytes = kWeightBytes + Ring::token_rows(p, token) * 128;
 #pragma unroll 1
       for (int k = work.k_begin; k < work.k_end; ++k) {
         ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
         if constexpr (kRole == Role::kUppers) {
-          ptx::mbarrier_expect(pipe.full_bar(), kStageBytes);
+          ptx::mbarrier_expect(pipe.full_bar(), bytes);
           load_plane(p.upper, from, pipe.data(), pipe.full_bar(), policy, rank, peers(pipe));
         } else if constexpr (kRole == Role::kLowers) {
           load_plane(p.lower, from, pipe.data() + kBlocks * kCopyBytes, pipe.full_bar(), policy, rank, peers(pipe));
@@ -112,8 +116,8 @@ struct Producer {
   static __device__ __forceinline__ void produce_all(const KernelParams& p, Pipe pipe, int cluster, int clusters,
                                                      uint32_t rank) {
     const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
-    const auto load_weights = [&](Sources& from, const Pipe& at) {
-      ptx::mbarrier_expect(at.full_bar(), kStageBytes);
+    const auto load_weights = [&](Sources& from, const Pipe& at, int token) {
+      ptx::mbarrier_expect(at.full_bar(), kWeightBytes + Ring::token_rows(p, token) * 128);
       load_plane(p.upper, from, at.data(), at.full_bar(), policy, rank, peers(at));
       if constexpr (kLowers)
         load_plane(p.lower, from, at.data() + kBlocks * kCopyBytes, at.full_bar(), policy, rank, peers(at));
@@ -126,9 +130,10 @@ struct Producer {
       Work work;
       while (early < kStages && ahead.next(work)) {
         Sources from = sources(p, work.tile, work.k_begin, rank);
+        const int token = Ring::first_token(tile_origin(p, work.tile).token, rank);
 #pragma unroll 1
         for (int k = work.k_begin; k < work.k_end && early < kStages; ++k, ++early) {
-          load_weights(from, fill);
+          load_weights(from, fill, token);
           fill.advance();
         }
       }
@@ -146,7 +151,7 @@ struct Producer {
       for (int k = work.k_begin; k < work.k_end; ++k) {
         if (k >= work.k_begin + skipped) {
           ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
-          load_weights(from, pipe);
+          load_weights(from, pipe, token);
         }
         load_tokens(p, pipe, token, k, rank);
         pipe.advance();

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
 #include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/ptx/barrier.cuh"
@@ -39,6 +40,7 @@ struct Ring {
   static constexpr int kRingBytes = stages(kTile) * stage_bytes(kTile);
   static constexpr int kWeightBytes = kTile.rows() * (kFp8 || kLowers ? 128 : 64);
   static constexpr int kStageBytes = kWeightBytes + kTokens * 128;
+  static constexpr int kLoaders = loaders(kTile);  // blocks that share the tokens that they load
   // Without lower bytes stages are smaller, and there are more of them.
   static constexpr int kMostStages = 24;
   static constexpr int kStages = kRingBytes / kStageBytes < kMostStages ? kRingBytes / kStageBytes : kMostStages;
@@ -51,6 +53,13 @@ struct Ring {
   }
   static __device__ __forceinline__ int first_token(int token, uint32_t rank) {
     return (kAlongTokens ? token * kCluster + static_cast<int>(rank) : token) * kTokens;
+  }
+
+  // Rows of tokens that arrive in this block for the tile that begins at `token`. (Of a cluster along tokens the last
+  // blocks may have none.)
+  static __device__ __forceinline__ int token_rows(const KernelParams& p, int token) {
+    if (token < p.last_token) return kTokens;
+    return token == p.last_token ? p.tail_rows * kLoaders : 0;
   }
 
   struct Pipe {

@@ -135,12 +135,12 @@ Config analytic_choice(const Problem& problem, const DeviceShape& device) {
   Tile tile{static_cast<int16_t>(widest), 1, 1, 1};
   for (const int tokens : {8, 16, 32, 64, 96, 128, 192}) {
     const Tile narrower{static_cast<int16_t>(tokens), 1, 1, 1};
-    if (tokens >= problem.m && tokens < widest && exists(narrower, problem.mode)) {
+    if (tokens >= problem.m && tokens < widest && exists(narrower, problem.mode, problem.join)) {
       tile = narrower;
       break;
     }
   }
-  if (!exists(tile, problem.mode)) tile = {256, 1, 2, 1};
+  if (!exists(tile, problem.mode, problem.join)) tile = {256, 1, 2, 1};
   const int64_t tiles = int64_t{ceil_div(problem.m, tile.tokens)} * ceil_div(problem.n, tile.rows());
   const int64_t iterations = ceil_div(problem.k, step_k(problem.mode));
   const int64_t splits = std::min<int64_t>({device.sms / tiles, iterations / 4, 8});

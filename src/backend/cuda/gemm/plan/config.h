@@ -49,21 +49,33 @@ struct Tile {
 };
 
 // Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232. Rebuilding
-// weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the fastest in a mode
-// are not compiled for it.
-constexpr bool exists(const Tile& t, Mode mode) {
-  const bool plain = t.cluster == 1 && t.warpgroups == 2 && t.row_blocks == 1;
+// weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the fastest in a
+// mode, or hardly, are not compiled for it.
+constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
+  const bool one_row_block = t.warpgroups == 2 && t.row_blocks == 1;
+  const bool plain = one_row_block && t.cluster == 1;
+  const bool twins = t.blocks_per_sm == 2;
   switch (mode) {
     case Mode::kF16:
-      return t.warpgroups != 3 && t.row_blocks == 1;
+      if (join == Join::kFree) {  // matrices that need it are few: a tile of each second width
+        return (plain && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
+               (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96));
+      }
+      return (one_row_block && !(twins && t.tokens > 32)) || (t.warpgroups == 1 && t.tokens != 112);
     case Mode::kBF16:  // nothing but tests runs BF16 activations
-      return plain && t.blocks_per_sm == 1 && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
+      return plain && !twins && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
     case Mode::kE4M3:
-      return true;
+      if (t.along_tokens) return t.tokens == 144;
+      if (t.cluster == 2) return t.tokens == 128 || t.tokens == 192 || t.tokens == 256;
+      return !(twins && t.tokens > 32);
     case Mode::kE4M3Promoted:
-      return t.tokens <= 128 && !t.along_tokens && t.warpgroups != 3;
+      if (t.along_tokens || t.tokens > 128) return false;
+      return (one_row_block && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
+             (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96 || t.tokens == 128)) ||
+             (t.row_blocks == 2 && t.tokens == 128);
     case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair
-      return (plain && (t.tokens <= 64 || t.tokens == 128)) || (t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
+      return (plain && (t.tokens <= 64 || t.tokens == 128)) ||
+             (one_row_block && t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
   }
   return false;
 }
@@ -72,9 +84,14 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{8, 1, 1, 1},
                                       Tile{16, 1, 1, 2},
                                       Tile{16, 1, 1, 1},
+                                      Tile{24, 1, 1, 2},
                                       Tile{32, 1, 1, 2},
                                       Tile{32, 1, 1, 1},
+                                      Tile{40, 1, 1, 2},
+                                      Tile{48, 1, 1, 2},
+                                      Tile{48, 1, 1, 1},
                                       Tile{64, 1, 1, 1},
+                                      Tile{80, 1, 1, 1},
                                       Tile{96, 1, 1, 1},
                                       Tile{112, 1, 1, 1},
                                       Tile{128, 1, 1, 1},
@@ -96,42 +113,73 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{256, 1, 1, 1},
                                       Tile{256, 1, 2, 1},
                                       Tile{256, 1, 2, 1, 2, true},
+                                      Tile{16, 1, 1, 1, 1},
+                                      Tile{32, 1, 1, 1, 1},
                                       Tile{64, 1, 1, 1, 1},
+                                      Tile{80, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 1},
+                                      Tile{112, 1, 1, 1, 1},
                                       Tile{128, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 3},
+                                      Tile{112, 1, 1, 1, 3},
                                       Tile{128, 1, 1, 1, 3},
+                                      Tile{144, 1, 1, 1, 3},
+                                      Tile{160, 1, 1, 1, 3},
+                                      Tile{176, 1, 1, 1, 3},
+                                      Tile{112, 2, 1, 1},
                                       Tile{128, 2, 1, 1}};
 
 // Tokens that one block of a cluster loads for a stage.
-constexpr int box_tokens(const Tile& t) { return t.along_tokens ? t.tokens : t.tokens / t.cluster; }
+constexpr int loaders(const Tile& t) { return t.along_tokens ? 1 : t.cluster; }
+constexpr int box_tokens(const Tile& t) { return t.tokens / loaders(t); }
+// The same for the last tile of m tokens. The copy engine fills rows beyond the last token with zeros, but slowly: on
+// an H200 a 64 x 64 tile over 65536 x 5120 weights took 82.7 us with 60 tokens and 110.2 with 20. So they are left out
+// (but where several blocks share, whose parts begin at every eighth row, as the swizzle does).
+constexpr int tail_rows(const Tile& t, int64_t m) {
+  const int64_t tokens = m - (m - 1) / t.tokens * t.tokens;
+  if (loaders(t) == 1) return static_cast<int>(tokens);
+  return static_cast<int>((tokens + 8 * loaders(t) - 1) / (8 * loaders(t)) * 8);
+}
 
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16
 // tokens, or 128 k of E4M3.
 inline constexpr int kStagingTokens = 32;
 constexpr int stage_bytes(const Tile& t) { return t.rows() * 128 + t.tokens * 128; }
 // Outputs on their way to memory, for each warpgroup: 64 columns of 2 bytes for chunks of this many tokens.
-// Wide tiles stage two chunks at a time, and have room twice, so that one half is filled while the copy engine empties
-// the other.
+// (Narrow tiles have small ones, so that blocks that hold parts of a tile can share its few tokens out.)
 constexpr int staging_tokens(const Tile& t) {
-  return t.tokens < kStagingTokens ? t.tokens : t.tokens % kStagingTokens != 0 ? kStagingTokens / 2 : kStagingTokens;
+  if (t.tokens <= kStagingTokens) return 8;
+  return t.tokens % kStagingTokens == 0 ? kStagingTokens : t.tokens % 16 == 0 ? 16 : 8;
 }
+// Chunks that are handed over at one barrier.
 constexpr int staging_group(const Tile& t) {
-  return t.tokens % 128 == 0 && t.blocks_per_sm == 1 && t.warpgroups == 2 ? 2 : 1;
-}
-constexpr int staging_halves(const Tile& t) { return t.tokens > kStagingTokens && t.blocks_per_sm == 1 ? 2 : 1; }
-constexpr int staging_bytes(const Tile& t) { return staging_halves(t) * staging_group(t) * staging_tokens(t) * 128; }
-constexpr int fixed_bytes(const Tile& t) {
-  return 512 /* barriers */ + t.warpgroups * (staging_bytes(t) + t.tokens * 4 /* token scales */);
+  if (t.tokens <= kStagingTokens) return t.tokens / 8;
+  return staging_tokens(t) == 8 ? 2 : 1;
 }
 // Narrow tiles get by with 96 registers a thread, so two blocks fit an SM, or one with a deep ring beside the small
 // kernels around it: those find 27 KB and half the registers free, and dependent launch can overlap them.
-constexpr bool lean(const Tile& t) { return t.tokens <= 32 || t.blocks_per_sm == 2; }
-constexpr int stages(const Tile& t) {
+constexpr bool lean(const Tile& t) { return t.tokens <= 48 || t.blocks_per_sm == 2; }
+constexpr int fixed_bytes(const Tile& t, int staging_slots) {
+  const int staging = staging_slots * staging_group(t) * staging_tokens(t) * 128;
+  return 512 /* barriers */ + t.warpgroups * (staging + t.tokens * 4 /* token scales */);
+}
+constexpr int stages(const Tile& t, int staging_slots) {
   const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : lean(t) ? 200 * 1024 : 227 * 1024;
-  const int fit = (budget - fixed_bytes(t)) / stage_bytes(t);
+  const int fit = (budget - fixed_bytes(t, staging_slots)) / stage_bytes(t);
   return fit < 12 ? fit : 12;
 }
+// Wide tiles have room for several groups, so that some are filled while the copy engine empties the others: it takes
+// some 600 cycles for one, however small. Four warps hand groups over in turn, and none has two under way. No stage is
+// given up for more than two.
+constexpr int staging_slots(const Tile& t) {
+  if (t.tokens <= kStagingTokens || t.blocks_per_sm == 2) return 1;
+  int slots = 4;
+  while (slots > 2 && stages(t, slots) < stages(t, 2)) --slots;
+  return slots;
+}
+constexpr int staging_bytes(const Tile& t) { return staging_slots(t) * staging_group(t) * staging_tokens(t) * 128; }
+constexpr int fixed_bytes(const Tile& t) { return fixed_bytes(t, staging_slots(t)); }
+constexpr int stages(const Tile& t) { return stages(t, staging_slots(t)); }
 constexpr int shared_bytes(const Tile& t) { return fixed_bytes(t) + stages(t) * stage_bytes(t); }
 
 // Tokens are given out in chunks of staging_tokens() when a cluster sums its parts: chunk c of a tile to part
@@ -175,6 +223,7 @@ struct Problem {
   int64_t k = 0;
   Mode mode = Mode::kF16;
   bool swiglu = false;  // the epilogue joins pairs of rows
+  Join join = Join::kBiased;
 };
 
 struct DeviceShape {
@@ -234,7 +283,8 @@ std::vector<Config> candidates(const Problem& problem, const DeviceShape& device
 Config analytic_choice(const Problem& problem, const DeviceShape& device);
 
 // Token counts are tuned at these sizes; choose() in table.h says what a count in between takes.
-inline constexpr std::array kTokenBuckets = {1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096};
+inline constexpr std::array kTokenBuckets = {1,   8,   16,  24,  32,  40,   48,   64,  96,
+                                             128, 192, 256, 384, 512, 1024, 2048, 4096};
 int token_bucket(int64_t m);
 
 }  // namespace nfp::cuda

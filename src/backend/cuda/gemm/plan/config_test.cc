@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 namespace nfp::cuda {
@@ -30,6 +32,36 @@ TEST(Config, EveryTileFitsAnSm) {
     EXPECT_LE((shared_bytes(tile) + 1024) * tile.blocks_per_sm, 228 * 1024) << to_string({tile, 1, false});
     EXPECT_GE(stages(tile), 3) << to_string({tile, 1, false});
     EXPECT_EQ(tile.tokens / tile.cluster % 8, 0);
+  }
+}
+
+TEST(Config, OutputsAreStagedInWholeChunks) {
+  for (const Tile& tile : kTiles) {
+    const std::string name = to_string({tile, 1, false});
+    EXPECT_EQ(chunks(tile) * staging_tokens(tile), tile.tokens) << name;
+    EXPECT_LE(chunks(tile), 32) << name;  // bits of a mask
+    EXPECT_EQ(staging_bytes(tile) % 1024, 0) << name;
+    EXPECT_LE(staging_slots(tile), 4) << name;  // a warp has at most one group under way
+    EXPECT_EQ(stages(tile), stages(tile, std::min(staging_slots(tile), 2))) << name;
+  }
+}
+
+// What the blocks of a tile load of its last tokens: all of them, and hardly more.
+TEST(Config, TailsHoldTheLastTokens) {
+  for (const Tile& tile : kTiles) {
+    for (int64_t m = 1; m < 600; ++m) {
+      const int64_t tokens = (m - 1) % tile.tokens + 1;
+      const int rows = tail_rows(tile, m), loaded = rows * loaders(tile);
+      ASSERT_GE(loaded, tokens) << to_string({tile, 1, false}) << " m " << m;
+      ASSERT_LE(loaded, tile.tokens);
+      ASSERT_LE(rows, box_tokens(tile));
+      if (loaders(tile) == 1) {
+        ASSERT_EQ(loaded, tokens);
+      } else {
+        ASSERT_EQ(rows % 8, 0);
+        ASSERT_LT(loaded, tokens + 8 * loaders(tile));
+      }
+    }
   }
 }
 

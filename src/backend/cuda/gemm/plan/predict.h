@@ -38,7 +38,7 @@ int slots(const Tile& tile, const DeviceShape& device);
 template <typename Visit>
 void for_each_tile(const Problem& problem, const Visit& visit) {
   for (const Tile& tile : kTiles) {
-    if (!exists(tile, problem.mode)) continue;
+    if (!exists(tile, problem.mode, problem.join)) continue;
     // A token tile at most twice as wide as the smallest that holds all tokens, and never so narrow that weights are
     // read often.
     const bool smallest = tile.tokens == 8;

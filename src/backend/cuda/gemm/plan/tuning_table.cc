@@ -179,7 +179,7 @@ std::optional<Config> TuningTable::find(const Problem& problem) const {
   if (shape == choices_.end()) shape = choices_.find({problem.n, problem.k, measured_as(problem)});
   if (shape == choices_.end()) return std::nullopt;
   const auto at = shape->second.lower_bound(token_bucket(problem.m));
-  if (at == shape->second.end() || !exists(at->second.tile, problem.mode)) return std::nullopt;
+  if (at == shape->second.end() || !exists(at->second.tile, problem.mode, problem.join)) return std::nullopt;
   return at->second;
 }
 
@@ -197,8 +197,9 @@ constexpr int64_t kFineBuckets = 64;
 // The fastest candidate by prediction. Choices that were measured to be the fastest at the numbers of tokens on either
 // side are taken unless another should be so much faster.
 constexpr double kMeasuredNearby = 0.97;
-// Stream-K's time depends most on what the L2 still holds, which is not modelled well.
-constexpr double kStreamMargin = 1.02;
+// Stream-K's time depends most on what the L2 still holds, which is not modelled well: with more than two tiles of
+// tokens it took up to 1.5 times as long as predicted.
+constexpr double kStreamMargin = 1.02, kWideStreamMargin = 1.2;
 Config predicted(const Problem& problem, const DeviceShape& device, const TimeModel& model, const TuningTable& table) {
   std::array<std::optional<Config>, 2> nearby;
   Problem neighbour = problem;
@@ -214,7 +215,7 @@ Config predicted(const Problem& problem, const DeviceShape& device, const TimeMo
   const auto consider = [&](const Config& config) {
     double us = predict_us(model, problem, config, device);
     if (config == nearby[0] || config == nearby[1]) us *= kMeasuredNearby;
-    if (config.splits == 0) us *= kStreamMargin;
+    if (config.splits == 0) us *= problem.m <= 2 * config.tile.tokens ? kStreamMargin : kWideStreamMargin;
     if (us < best_us) {
       best_us = us;
       best = config;
@@ -304,7 +305,7 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
     if (found) return best;
     // No tile can keep all parts of so many tokens: the widest exchange holds nothing in memory.
     for (const Tile& tile : kTiles) {
-      if (exists(tile, problem.mode) && tile.row_blocks == 1 && can_exchange(tile, splits))
+      if (exists(tile, problem.mode, problem.join) && tile.row_blocks == 1 && can_exchange(tile, splits))
         best.config = {tile, static_cast<int16_t>(splits), true};
     }
     return best;

@@ -1,0 +1,136 @@
+#include "io/gguf_families.h"
+
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <set>
+#include <utility>
+
+namespace nfp {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void add_experts(const GgufFacts& facts, Json& config) {
+  const GgufFile& gguf = facts.gguf;
+  const FamilyId id = facts.family.id;
+  const int64_t count = gguf.integer(facts.key("expert_count")).value_or(0);
+  const int64_t used = gguf.integer(facts.key("expert_used_count")).value_or(0);
+  config[id == FamilyId::kMixtral ? "num_local_experts" : "num_experts"] = count;
+  config["num_experts_per_tok"] = used;
+  const int64_t intermediate = config["intermediate_size"];
+  config["moe_intermediate_size"] =
+      gguf.integer(facts.key("expert_feed_forward_length")).value_or(used > 0 ? intermediate / used : 0);
+  config["shared_expert_intermediate_size"] =
+      gguf.integer(facts.key("expert_shared_feed_forward_length")).value_or(intermediate);
+  // Files do not say whether a token's weights are made to sum to 1.
+  config["norm_topk_prob"] = id == FamilyId::kQwen3Moe;
+  config["mlp_only_layers"] = facts.dense_layers;
+}
+
+void add_gemma(const GgufFacts& facts, Json& config) {
+  const GgufFile& gguf = facts.gguf;
+  const bool third = facts.family.id == FamilyId::kGemma3;
+  const int64_t layers = config["num_hidden_layers"], heads = config["num_attention_heads"];
+  const int64_t hidden = config["hidden_size"];
+  if (const auto window = gguf.integer(facts.key("attention.sliding_window"))) config["sliding_window"] = *window;
+  if (third) {
+    config["sliding_window_pattern"] = gguf.integer(facts.key("attention.sliding_window_pattern")).value_or(6);
+    config["rope_local_base_freq"] = gguf.number(facts.key("rope.freq_base_swa")).value_or(10000.0);
+  }
+  // Only the models of 27 B parameters scale by another size than a head's.
+  config["query_pre_attn_scalar"] =
+      layers == (third ? 62 : 46) ? hidden / heads : config.value("head_dim", hidden / heads);
+  const auto cap = [&](const char* key, double otherwise) {
+    return third ? Json() : Json(gguf.number(facts.key(key)).value_or(otherwise));
+  };
+  config["attn_logit_softcapping"] = cap("attn_logit_softcapping", 50.0);
+  config["final_logit_softcapping"] = cap("final_logit_softcapping", 30.0);
+  config["hidden_activation"] = "gelu_pytorch_tanh";
+}
+
+void add_phi3(const GgufFacts& facts, Json& config) {
+  const GgufFile& gguf = facts.gguf;
+  const int64_t window = gguf.integer(facts.key("attention.sliding_window")).value_or(0);
+  config["sliding_window"] = window > 0 ? Json(window) : Json();
+  const int64_t head_dim = config.value("head_dim", int64_t{0});
+  if (const auto rotating = gguf.integer(facts.key("rope.dimension_count")); rotating && head_dim > 0) {
+    config["partial_rotary_factor"] = static_cast<double>(*rotating) / static_cast<double>(head_dim);
+  }
+  const int64_t context = config.value("max_position_embeddings", int64_t{0});
+  config["original_max_position_embeddings"] =
+      gguf.integer(facts.key("rope.scaling.original_context_length")).value_or(context);
+  if (facts.long_factors.empty() && facts.short_factors.empty()) return;
+  Json scaling = {{"type", "longrope"}, {"short_factor", facts.short_factors}, {"long_factor", facts.long_factors}};
+  if (const auto factor = gguf.number(facts.key("rope.scaling.attn_factor"))) scaling["attention_factor"] = *factor;
+  config["rope_scaling"] = scaling;
+}
+
+}  // namespace
+
+std::string GgufFacts::key(std::string_view suffix) const { return fmt::format("{}.{}", family.gguf, suffix); }
+
+Result<const Family*> family_of_gguf(const GgufFile& gguf, const std::string& path) {
+  const auto name = gguf.text("general.architecture");
+  if (!name) return error(ErrorCode::kInvalidInput, "{}: metadata 'general.architecture' is missing", path);
+  const bool experts = gguf.integer(fmt::format("{}.expert_count", *name)).value_or(0) > 0;
+  std::set<std::string_view> supported;
+  for (const Family& known : families()) {
+    if (known.gguf == *name && known.has(TensorRole::kRouter) == experts) return &known;
+    if (!known.gguf.empty()) supported.insert(known.gguf);
+  }
+  if (supported.contains(*name)) {
+    return error(ErrorCode::kUnsupported, "{}: metadata '{}.expert_count' is {}, which is not supported", path, *name,
+                 experts ? "above 0" : "0 or missing");
+  }
+  return error(ErrorCode::kUnsupported, "{}: architecture '{}' is not supported in GGUF files; supported are {}", path,
+               *name, fmt::join(supported, ", "));
+}
+
+void add_family_fields(const GgufFacts& facts, Json& config) {
+  switch (facts.family.id) {
+    case FamilyId::kGemma2:
+    case FamilyId::kGemma3:
+      return add_gemma(facts, config);
+    case FamilyId::kPhi3:
+      return add_phi3(facts, config);
+    case FamilyId::kSmolLm3:
+      config["no_rope_layer_interval"] = 4;
+      return;
+    case FamilyId::kMixtral:
+    case FamilyId::kQwen2Moe:
+    case FamilyId::kQwen3Moe:
+    case FamilyId::kOlmoe:
+      config["sliding_window"] = nullptr;
+      return add_experts(facts, config);
+    default:
+      return;
+  }
+}
+
+Status add_rope_scaling(const GgufFacts& facts, Json& config) {
+  const GgufFile& gguf = facts.gguf;
+  const auto type = gguf.text(facts.key("rope.scaling.type"));
+  if (type != "linear" && type != "yarn") return ok_status();
+  const auto factor = gguf.number(facts.key("rope.scaling.factor")).value_or(1.0);
+  Json scaling = {{"rope_type", *type}, {"factor", factor}};
+  if (type == "yarn") {
+    for (const char* field : {"yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"}) {
+      const std::string key = facts.key(fmt::format("rope.scaling.{}", field));
+      if (gguf.number(key))
+        return error(ErrorCode::kUnsupported, "{}: metadata '{}' is not supported", facts.path, key);
+    }
+    if (const auto original = gguf.integer(facts.key("rope.scaling.original_context_length"))) {
+      scaling["original_max_position_embeddings"] = *original;
+    }
+    for (const auto& [hf, name] :
+         {std::pair("beta_fast", "yarn_beta_fast"), std::pair("beta_slow", "yarn_beta_slow")}) {
+      const auto value = gguf.number(facts.key(fmt::format("rope.scaling.{}", name)));
+      if (value) scaling[hf] = *value;
+    }
+  }
+  config["rope_scaling"] = scaling;
+  return ok_status();
+}
+
+}  // namespace nfp

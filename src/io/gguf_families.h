@@ -1,0 +1,37 @@
+// From a GGUF file's metadata to fields of config.json that are a family's own: what the file says, and what llama.cpp,
+// for which such files are made, takes for granted (its src/models/ and conversion/).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "io/family.h"
+#include "io/gguf.h"
+
+namespace nfp {
+
+// The family of a file; `path` is for messages. One architecture's name may mean two families, with experts and
+// without.
+Result<const Family*> family_of_gguf(const GgufFile& gguf, const std::string& path);
+
+struct GgufFacts {
+  const Family& family;
+  const GgufFile& gguf;
+  std::string path;
+  // Of tensors: divisors of frequencies, and layers with a dense MLP where others have experts.
+  std::vector<float> long_factors, short_factors;
+  std::vector<int32_t> dense_layers;
+
+  std::string key(std::string_view suffix) const;  // "llama.SUFFIX"
+};
+
+// `config` holds what all families have.
+void add_family_fields(const GgufFacts& facts, nlohmann::ordered_json& config);
+// YaRN and linear scaling of rotation.
+Status add_rope_scaling(const GgufFacts& facts, nlohmann::ordered_json& config);
+
+}  // namespace nfp

@@ -1,0 +1,63 @@
+#include "io/text_model.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/json_depth.h"
+
+namespace nfp {
+namespace {
+
+struct Multimodal {
+  std::string_view architecture;
+  std::string_view text_architecture, text_model_type;
+};
+constexpr Multimodal kMultimodal[] = {
+    {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM", "gemma3_text"},
+    {"Mistral3ForConditionalGeneration", "MistralForCausalLM", "mistral"},
+};
+
+}  // namespace
+
+Result<std::optional<std::string>> text_model_config(std::string_view config_json, const std::string& name) {
+  using Json = nlohmann::ordered_json;
+  if (json_too_deep(config_json)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
+  const Json root = Json::parse(config_json, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
+  const auto architectures = root.find("architectures");
+  const bool named = architectures != root.end() && architectures->is_array() && !architectures->empty();
+  const auto known = std::find_if(std::begin(kMultimodal), std::end(kMultimodal), [&](const Multimodal& model) {
+    return named && architectures->front() == model.architecture;
+  });
+  if (known == std::end(kMultimodal)) return std::optional<std::string>();
+  const auto text = root.find("text_config");
+  if (text == root.end() || !text->is_object()) {
+    return error(ErrorCode::kInvalidInput, "{}: field 'text_config' is missing; {} is read as the text model in it",
+                 name, known->architecture);
+  }
+  Json config = *text;
+  if (config.value("model_type", Json(known->text_model_type)) != known->text_model_type) {
+    return error(ErrorCode::kUnsupported, "{}: text_config: field 'model_type' is {}; of {} only {} is supported", name,
+                 config["model_type"].dump(), known->architecture, known->text_model_type);
+  }
+  config["architectures"] = {known->text_architecture};
+  config["model_type"] = known->text_model_type;
+  for (const char* field : {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "dtype",
+                            "tie_word_embeddings", "quantization_config"}) {
+    if (root.contains(field) && !config.contains(field)) config[field] = root[field];
+  }
+  return std::optional(config.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+std::optional<std::string> text_model_tensor(std::string_view name) {
+  // As Hugging Face's files have it, and as transformers 4.52 and later name it in memory.
+  constexpr std::string_view kOutside = "language_model.", kInside = "model.language_model.";
+  if (name.starts_with(kOutside)) return std::string(name.substr(kOutside.size()));
+  if (name.starts_with(kInside)) return "model." + std::string(name.substr(kInside.size()));
+  if (name.starts_with("lm_head.")) return std::string(name);
+  return std::nullopt;
+}
+
+}  // namespace nfp

@@ -1,0 +1,19 @@
+// The text model of a multimodal checkpoint: its part of config.json, and its tensors' names.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace nfp {
+
+// Of a multimodal configuration that we know the config.json of its text model: text_config, with what is said beside
+// it of ids, dtype and quantisation. Nothing for other configurations. `name` is the file, for messages.
+Result<std::optional<std::string>> text_model_config(std::string_view config_json, const std::string& name);
+
+// A tensor's name in the text model; nothing for those of other parts.
+std::optional<std::string> text_model_tensor(std::string_view name);
+
+}  // namespace nfp

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Checkpoints in other forms than a text model's 16-bit weights: test_checkpoints.py PROGRAM TINY_MODELS"""
+
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
+
+from program import FP8_MODELS, TINY, Scratch, failure, main, run
+
+import numpy as np
+import safetensors_file
+
+
+class Fp8Already(Scratch):
+    def test_it_runs_and_says_that_there_is_no_original(self):
+        self.assertEqual(len(FP8_MODELS), 3)
+        for model in FP8_MODELS:
+            tokens = {}
+            for precision in ("fp16", "fp8", "fp8-w8a8"):
+                out, err = run("generate", model, "-p", "a b c", "-n", "8", "--ignore-eos", "--json", "--precision",
+                               precision)
+                self.assertIn("FP8 already", err)
+                tokens[precision] = [token["id"] for token in json.loads(out)["tokens"]]
+            if "block" not in model:
+                scalar = {**os.environ, "NESTEDFP_CPU": "scalar"}
+                one, two = (run("generate", model, "-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision",
+                                precision, env=scalar)[0] for precision in ("fp16", "fp8"))
+                self.assertEqual(one, two, model)
+            self.assertIn("FP8 already", run("inspect", model)[0])
+            self.assertIn("matrices with a scale", json.loads(run("inspect", model, "--json")[0])["stored_fp8"])
+            self.assertIn("FP8 already", failure("convert", model, self.path("out"), "--calibrate", "none"))
+            self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_codes_have_no_neighbour_to_choose_and_rounded_blocks_do(self):
+        for model in FP8_MODELS:
+            arguments = ("generate", model, "-p", "a", "-n", "2", "--calibrate", "self", "--calibrate-tokens", "64",
+                         "--precision", "fp8")
+            if "block" in model:
+                run(*arguments)
+            else:
+                self.assertIn("leave out --calibrate", failure(*arguments, code=2))
+
+
+class TextTowers(Scratch):
+    """A multimodal checkpoint, of which the text model is read."""
+
+    def wrap(self, folder, architecture, prefix):
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            text = json.load(file)
+        outside = {key: text.pop(key) for key in ("bos_token_id", "eos_token_id", "torch_dtype", "tie_word_embeddings")}
+        text.pop("architectures")
+        out = self.path(architecture)
+        os.mkdir(out)
+        tensors = {}
+        for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
+            for name, value in safetensors_file.read(path).items():
+                tensors[prefix + name] = value
+        zeros = np.zeros((3, 4), np.float32)
+        for name in ("vision_tower.encoder.layers.0.weight", "multi_modal_projector.linear_1.weight"):
+            tensors[name] = ("F32", zeros)
+        safetensors_file.write(os.path.join(out, "model.safetensors"), tensors)
+        config = {"architectures": [architecture], "model_type": architecture.lower(), "text_config": text,
+                  "vision_config": {"hidden_size": 4}, **outside}
+        pathlib.Path(out, "config.json").write_text(json.dumps(config))
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            shutil.copy(os.path.join(folder, name), out)
+        return out
+
+    def test_it_is_the_text_model(self):
+        for name, architecture in (("gemma3", "Gemma3ForConditionalGeneration"),
+                                   ("mistral", "Mistral3ForConditionalGeneration")):
+            folder = os.path.join(TINY, name)
+            wrapped = self.wrap(folder, architecture, "language_model.")
+            for precision in ("fp16", "fp8"):
+                arguments = ("-p", "a b c", "-n", "12", "--ignore-eos", "--json", "--precision", precision)
+                expected = json.loads(run("generate", folder, *arguments)[0])
+                out, err = run("generate", wrapped, *arguments)
+                self.assertEqual(json.loads(out)["tokens"], expected["tokens"])
+            self.assertIn("multi_modal_projector (1 tensors", err)
+            self.assertIn("vision_tower (1 tensors", err)
+            plan = json.loads(run("inspect", os.path.join(wrapped, "config.json"), "--json")[0])
+            facts = json.loads(run("inspect", folder, "--json")[0])
+            self.assertEqual(plan["parameters"], facts["parameters"])
+            nested = self.path("nested-" + name)
+            run("convert", wrapped, nested, "--calibrate", "none")
+            self.assertEqual(json.loads(run("generate", nested, *arguments)[0])["tokens"], expected["tokens"])
+
+
+if __name__ == "__main__":
+    main()

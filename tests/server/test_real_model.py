@@ -99,7 +99,3 @@ def test_a_burst_makes_it_switch(launch_real, tmp_path):
     row = json.loads(report.read_text())["rows"][0]
     assert row["failed"] == 0
     assert 0 <= row["fp16_token_share"] < 1
-    # And it goes back: a lone request has all the time that it needs.
-    alone = httpx.post(server.url + "/v1/completions", json={"model": "demo", "prompt": "Once", "max_tokens": 4}, timeout=300).json()
-    assert alone["usage"]["nestedfp"]["completion"]["fp8_tokens"] == 0
-    assert server.metric("nestedfp:precision_switches_total") >= 1

@@ -1,6 +1,8 @@
 // parse_json: in time and memory linear in the text, whatever the text is. The library's own reader looks every key up
 // among those before it (an ordered object is a list), so an object of a million keys would take it hours.
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <numeric>
 
 #include "server/api/json_text.h"
@@ -10,12 +12,38 @@ namespace {
 
 // What a value takes beside its text: the value itself, its share of a vector with spare room, a heap block's overhead.
 constexpr size_t kValueBytes = 64;
-constexpr size_t kStopEvery = 4096;  // values between two looks at the stop token
+constexpr size_t kStopEvery = 64u << 10;  // bytes of text between two looks at the stop token; a power of two
+
+// A place in a text that ends early once nobody wants it any more, be it in the middle of one long string.
+class Character {
+ public:
+  using iterator_category = std::forward_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  Character(const char* at, const std::stop_token* stop) : at_(at), stop_(stop) {}
+  reference operator*() const { return *at_; }
+  Character& operator++() {
+    ++at_;
+    return *this;
+  }
+  Character operator++(int) { return Character(at_++, stop_); }
+  // The reader compares each place with the end before it takes the character there.
+  bool operator==(const Character& end) const {
+    return at_ == end.at_ || (reinterpret_cast<uintptr_t>(at_) % kStopEvery == 0 && stop_->stop_requested());
+  }
+
+ private:
+  const char* at_;
+  const std::stop_token* stop_;
+};
 
 // Receives the library's events and builds the tree by appending only.
 class TreeBuilder {
  public:
-  TreeBuilder(const JsonLimits& limits, const std::stop_token& stop) : limits_(limits), stop_(stop) {}
+  explicit TreeBuilder(const JsonLimits& limits) : limits_(limits) {}
 
   bool null() { return add(Json(nullptr)) != nullptr; }
   bool boolean(bool value) { return add(Json(value)) != nullptr; }
@@ -74,10 +102,6 @@ class TreeBuilder {
       refuse(ErrorCode::kInvalidInput, fmt::format("too large: it has more than {} values", limits_.max_values));
       return nullptr;
     }
-    if (values_ % kStopEvery == 0 && stop_.stop_requested()) {
-      refuse(ErrorCode::kCancelled, "no longer wanted");
-      return nullptr;
-    }
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
@@ -127,7 +151,6 @@ class TreeBuilder {
   }
 
   const JsonLimits& limits_;
-  const std::stop_token& stop_;
   Json root_;
   // Containers being read, outermost first. A parent does not grow while a child is open, so the places hold.
   std::vector<Json*> open_;
@@ -141,8 +164,12 @@ class TreeBuilder {
 
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits, const std::stop_token& stop, size_t* bytes) {
   try {
-    TreeBuilder builder(limits, stop);
-    if (!Json::sax_parse(text.begin(), text.end(), &builder)) return builder.failure();
+    TreeBuilder builder(limits);
+    const Character begin(text.data(), &stop), end(text.data() + text.size(), &stop);
+    if (!Json::sax_parse(begin, end, &builder)) {
+      if (stop.stop_requested()) return error(ErrorCode::kCancelled, "no longer wanted");
+      return builder.failure();
+    }
     if (bytes != nullptr) *bytes = builder.bytes();
     return builder.take();
   } catch (const std::exception& failure) {  // memory

@@ -87,10 +87,15 @@ TEST(JsonText, EndsWhenItIsNoLongerWanted) {
   std::stop_source source;
   source.request_stop();
   std::string flat = "[";
-  for (int i = 0; i < 10'000; ++i) flat += "0,";
-  const auto parsed = parse_json(flat + "0]", {}, source.get_token());
-  ASSERT_FALSE(parsed.ok());
-  EXPECT_EQ(parsed.error().code, ErrorCode::kCancelled);
+  for (int i = 0; i < 100'000; ++i) flat += "0,";
+  // One value is no piece of work that cannot be interrupted.
+  for (const std::string& text :
+       {flat + "0]", "\"" + std::string(200'000, 'a') + "\"", std::string(200'000, ' ') + "1"}) {
+    const auto parsed = parse_json(text, {}, source.get_token());
+    ASSERT_FALSE(parsed.ok()) << text.substr(0, 10);
+    EXPECT_EQ(parsed.error().code, ErrorCode::kCancelled);
+    EXPECT_TRUE(parse_json(text).ok());
+  }
 }
 
 TEST(JsonText, SaysWhatATreeTakes) {

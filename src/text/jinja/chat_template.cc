@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <map>
-#include <ranges>
 #include <vector>
 
 #include "text/jinja/interpreter.h"
@@ -133,8 +132,10 @@ Result<std::string> pick_chat_template(const ordered_json& chat_template, bool h
   }
   if (name.empty()) name = has_tools && templates.contains("tool_use") ? "tool_use" : "default";
   if (const auto it = templates.find(name); it != templates.end()) return it->second;
+  std::vector<std::string_view> names;  // no view of the keys: Clang 14, which builds the fuzzers, does not compile one
+  for (const auto& [known, source] : templates) names.push_back(known);
   return error(ErrorCode::kNotFound, "field 'chat_template' has no template '{}'; it has: {}", name,
-               fmt::join(std::views::keys(templates), ", "));
+               fmt::join(names, ", "));
 }
 
 }  // namespace nfp

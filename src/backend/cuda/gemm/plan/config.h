@@ -66,7 +66,7 @@ constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
       return plain && !twins && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
     case Mode::kE4M3:
       if (t.along_tokens) return t.tokens == 144;
-      if (t.cluster == 2) return t.tokens == 128 || t.tokens == 192 || t.tokens == 256;
+      if (t.cluster == 2) return t.tokens == 128 || t.tokens == 192;
       return !(twins && t.tokens > 32);
     case Mode::kE4M3Promoted:
       if (t.along_tokens || t.tokens > 128) return false;

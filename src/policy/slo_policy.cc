@@ -80,7 +80,6 @@ class SloPolicy final : public PrecisionPolicy {
 
  private:
   void see_arrivals(const StepState& state);
-  void see_loss(double arrival, double now);
   double longest_wait(const Prefill& prefill) const {
     return std::max(options_.longest_wait_s, 2 * options_.grace * prefill.target);
   }
@@ -111,10 +110,6 @@ class SloPolicy final : public PrecisionPolicy {
   };
   std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
-  struct Loss {
-    double arrival = 0, seen_s = 0;
-  };
-  std::deque<Loss> losses_;  // deadlines that were lost lately, each request once
   StepDecision last_;
 };
 
@@ -127,12 +122,6 @@ void SloPolicy::see_arrivals(const StepState& state) {
     if (recent_.size() > 64) recent_.pop_front();
   }
   newest_arrival_ = newest;
-}
-
-void SloPolicy::see_loss(double arrival, double now) {
-  if (std::any_of(losses_.begin(), losses_.end(), [&](const Loss& loss) { return loss.arrival == arrival; })) return;
-  losses_.push_back({arrival, now});
-  if (losses_.size() > 64) losses_.pop_front();
 }
 
 Pace SloPolicy::pace_at(size_t level, bool apart, const StepWork& both_kinds, double limit_s,
@@ -234,8 +223,6 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   rank(*prefills, paces[fastest], decodes, state.now_s);
   for (const Prefill& prefill : *prefills) {
     if (prefill.rank == 0) continue;
-    // Those that lost theirs long ago and wait for the last place say nothing about the load now.
-    if (state.now_s < prefill.arrival + 2 * prefill.target) see_loss(prefill.arrival, state.now_s);
     decision->lost.push_back(prefill.sequence);
     const SequenceState& sequence = state.sequences[prefill.sequence];
     const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
@@ -256,14 +243,10 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
     return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
   });
-  while (!losses_.empty() && losses_.front().seen_s < state.now_s - options_.loss_s) losses_.pop_front();
-  const double loss_reserve =
-      std::min(options_.most_loss_reserve, options_.reserve_per_loss * static_cast<double>(losses_.size()));
   // A level below the last step's stays until there is more room than was missing when it was left.
   while (chosen < paces.size()) {
     const double share = harm(paces[chosen]);
     double reserve = share < last ? options_.reserve_to_return : options_.reserve;
-    reserve = std::max(reserve, loss_reserve);
     if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
     if (keeps(*prefills, paces[chosen], decodes, state.now_s, reserve)) break;
     ++chosen;

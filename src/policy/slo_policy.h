@@ -28,11 +28,6 @@ struct SloOptions {
   // And at least this for a level with FP8 in a part of the weights: one that keeps the deadlines by a hair lets the
   // queue stay, and more of the tokens lose FP16 in the end.
   double reserve_partial = 0.25;
-  // And at least this for each deadline that was lost in the last so many seconds, up to a limit: the load is near what
-  // the machine can do at all, and what FP16 would take of it now is missing when more comes.
-  double reserve_per_loss = 0.3;
-  double most_loss_reserve = 0.9;
-  double loss_s = 60;
   // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens.
   double longest_gap = 1.6;
   // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait

@@ -107,8 +107,8 @@ def launch_real(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
 
     def start(*flags, model=demo):
-        command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", "0", "--served-model-name", "demo",
-                   "--device", os.environ.get("NFP_DEVICE", "cpu"), *map(str, flags)]
+        command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", "0",
+                   "--device", os.environ.get("NFP_DEVICE", "cpu"), "--served-model-name", "demo", *map(str, flags)]
         with open(folder / f"{len(running)}.log", "w", encoding="utf-8") as log:
             running.append(Server(command, log))
         return running[-1]

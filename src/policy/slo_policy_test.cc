@@ -190,18 +190,6 @@ TEST(SloPolicy, AsTheyComeNobodyIsPutBehind) {
   EXPECT_EQ(decision.lost, (std::vector<size_t>{0}));
 }
 
-TEST(SloPolicy, LostDeadlinesMakeItTakeFp8Earlier) {
-  const auto policy = slo();
-  const auto lone = [&](double now) { return policy->decide(state_of({prompt(1000, now, 0.1)}, now)).precision; };
-  EXPECT_EQ(lone(1), Precision::kFp16);  // 61 of 100 ms
-  // Two that no level could keep.
-  policy->decide(state_of({prompt(2000, 1.9, 0.05), prompt(2000, 1.91, 0.05)}, 1.92));
-  policy->decide(state_of({}, 1.93));
-  EXPECT_EQ(lone(10), Precision::kFp8W8A8);
-  policy->decide(state_of({}, 11));
-  EXPECT_EQ(lone(100), Precision::kFp16);  // forgotten
-}
-
 TEST(SloPolicy, PromptsMayBeInFp8BesideFp16) {
   // 64 sequences decode in 15 ms, and 1000 tokens take 61 ms in FP16 and 35 ms in FP8: together 65 ms in FP16, 50 ms
   // apart and 37 ms in FP8. What decodes has time for all of that.

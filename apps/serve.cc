@@ -79,10 +79,11 @@ Status run(ServeFlags& flags) {
                                                  flags.plans_shares() || (policy && policy->needs_sensitivity())));
   }
   if (!loaded->tokenizer) {
-    return error(ErrorCode::kUsage,
-                 "--load-format dummy: {} has no tokenizer to serve with; put a tokenizer.json beside its config.json, or "
-                 "use bench, which needs none",
-                 flags.model);
+    return error(
+        ErrorCode::kUsage,
+        "--load-format dummy: {} has no tokenizer to serve with; put a tokenizer.json beside its config.json, or "
+        "use bench, which needs none",
+        flags.model);
   }
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
   int32_t& step_tokens = flags.engine.limits.max_step_tokens;

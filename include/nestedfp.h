@@ -164,8 +164,8 @@ NFP_API size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m);
 NFP_API nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, const void* x,
                                   int64_t ldx, void* y, int64_t ldy, const float* bias, void* scratch,
                                   nfp_stream stream);
-/* y[m, n / 2] = silu(gate) * up, where x W^T holds both: blocks of 8 gate rows and 8 up rows alternate in W; n a multiple
- * of 16. What goes into silu is not rounded to `type` before. */
+/* y[m, n / 2] = silu(gate) * up, where x W^T holds both: blocks of 8 gate rows and 8 up rows alternate in W; n a
+ * multiple of 16. What goes into silu is not rounded to `type` before. */
 NFP_API nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m,
                                          const void* x, int64_t ldx, void* y, int64_t ldy, void* scratch,
                                          nfp_stream stream);

@@ -30,7 +30,7 @@ struct LatencyTargets {
 };
 
 struct EngineConfig {
-  SchedulerLimits limits;  // max_step_tokens 0 = the backend's default
+  SchedulerLimits limits;   // max_step_tokens 0 = the backend's default
   int32_t max_context = 0;  // tokens of prompt and answer together; 0 = the model's, at most kDefaultContext
 
   // KV cache. Its size is kv_blocks, or where that is 0 kv_bytes, or where both are 0: on a device with memory of its

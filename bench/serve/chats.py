@@ -36,7 +36,7 @@ def serve(program, model, precision, chats, tokens):
             body = json.dumps({"messages": [{"role": "user", "content": f"Tell me a story about the number {i}."}], "stream": True,
                                "max_tokens": tokens, "ignore_eos": True, "temperature": 0}).encode()
             s = socket.create_connection(("127.0.0.1", port))
-            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
                       b"Content-Length: %d\r\n\r\n" % len(body) + body)
             sockets.register(s, selectors.EVENT_READ, [b"", 0])
         events = []  # (time, chats that have begun, tokens so far), after each read

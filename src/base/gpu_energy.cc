@@ -2,10 +2,11 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <string>
+
+#include "base/csv.h"
 
 namespace nfp {
 namespace {
@@ -22,12 +23,9 @@ bool find(void* library, const char* name, Function& out) {
 
 std::vector<std::string_view> visible_gpus(std::string_view text) {
   std::vector<std::string_view> names;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t comma = std::min(text.find(',', at), text.size());
-    const std::string_view name = text.substr(at, comma - at);
+  for (const std::string_view name : split_csv(text)) {
     if (name.empty() || name.starts_with('-')) break;
     names.push_back(name);
-    at = comma + 1;
   }
   return names;
 }

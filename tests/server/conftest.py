@@ -119,4 +119,5 @@ def launch_real(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def real(launch_real):
-    return launch_real("--max-num-seqs", 16, "--max-model-len", 2048, "--kv-cache-memory", "512MB")
+    # On a busy machine a grammar over the model's 49,152 tokens takes its time to compile.
+    return launch_real("--max-num-seqs", 16, "--max-model-len", 2048, "--kv-cache-memory", "512MB", "--grammar-compile-timeout", 200)

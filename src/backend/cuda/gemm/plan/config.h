@@ -75,7 +75,7 @@ constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
              (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96 || t.tokens == 128)) ||
              (t.row_blocks == 2 && t.tokens == 128);
     case Mode::kW8A16:  // reading is all that counts up to 64 tokens; beyond, one tile for an SM and one for a pair
-      return (plain && (t.tokens <= 64 || t.tokens == 128)) || (t.warpgroups == 1 && t.tokens <= 64) ||
+      return (plain && (t.tokens <= 64 || t.tokens == 128)) ||
              (one_row_block && t.tokens == 256 && t.cluster == 2 && !t.along_tokens);
   }
   return false;

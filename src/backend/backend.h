@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/experts.h"
+#include "backend/expert_routes.h"
 #include "backend/sampling.h"
 #include "base/dtype.h"
 #include "base/result.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backend/experts.h"
+#include "backend/expert_routes.h"
 
 namespace nfp::cuda {
 

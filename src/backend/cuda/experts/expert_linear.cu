@@ -185,6 +185,21 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
   __syncthreads();  // shared memory is free
 }
 
+// The expert that is number `slot` among those with assignments, -1 = there are fewer. Every warp finds it for itself.
+__device__ __forceinline__ int nth_with_assignments(const int32_t* start, int experts, int slot) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int before = 0;
+#pragma unroll 4
+  for (int base = 0; base < experts; base += 32) {
+    const int e = base + lane;
+    const uint32_t has = __ballot_sync(0xffffffffu, e < experts && start[e] < start[e + 1]);
+    const int count = __popc(has);
+    if (slot < before + count) return base + static_cast<int>(__fns(has, 0, slot - before + 1));
+    before += count;
+  }
+  return -1;
+}
+
 template <int kMost, ExpertEpilogue kEpilogue>
 __global__ __launch_bounds__(kExpertThreads,
                              3) void expert_linear_kernel(const __grid_constant__ ExpertLinearParams<kMost> params) {
@@ -192,9 +207,9 @@ __global__ __launch_bounds__(kExpertThreads,
   ptx::launch_dependents();
   ptx::dependency_wait();
   const ExpertParams& p = params.shape;
-  const int expert = static_cast<int>(blockIdx.y);
+  const int expert = nth_with_assignments(p.start, p.experts, static_cast<int>(blockIdx.y));
+  if (expert < 0) return;
   const int begin = p.start[expert], end = p.start[expert + 1];
-  if (begin == end) return;
   const ExpertMatrix& matrix = params.matrices[expert];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;  // row + 8 has the same swizzle

@@ -25,7 +25,7 @@ constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 4
 static_assert(2 * consumer_registers(2) + producer_registers(2) <= 3 * entry_registers(2));
 static_assert(3 * consumer_registers(3) + producer_registers(3) <= 4 * entry_registers(3));
 // Lean kernels (config.h) need no such exchange.
-constexpr int threads(const Tile& t) { return t.warpgroups * 128 + (lean(t) ? 32 : 128); }
+constexpr int threads(const Tile& t) { return t.warpgroups * 128 + (lean(t) ? 64 : 128); }
 
 template <Operand kOperand, Tile kTile>
 struct Ring {

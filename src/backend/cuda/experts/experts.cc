@@ -51,10 +51,12 @@ Status run_route(const RouteCall& c, CUstream_st* stream) {
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.dependent = true;
-  shape.grid = static_cast<int>((c.rows + kRouteRows - 1) / kRouteRows);
+  // Few rows are spread over more blocks, each of which reads the router again.
+  const int rows = c.rows <= 16 ? 1 : c.rows <= 64 ? 2 : kMostRouteRows;
+  shape.grid = static_cast<int>((c.rows + rows - 1) / rows);
   shape.grid_y = (c.routes.experts + 1 + kRouteWarps - 1) / kRouteWarps;
   shape.block = kRouteWarps * 32;
-  NFP_RETURN_IF_ERROR(launch("route", route_logits_function(), shape, arguments, stream));
+  NFP_RETURN_IF_ERROR(launch("route", route_logits_function(rows), shape, arguments, stream));
   shape.grid = static_cast<int>((c.rows + kChooseWarps - 1) / kChooseWarps);
   shape.grid_y = 1;
   shape.block = kChooseWarps * 32;
@@ -91,10 +93,9 @@ Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
   p.k = static_cast<int32_t>(c.k);
   p.blocks_k = static_cast<int32_t>((c.k + kBlockK - 1) / kBlockK);
   p.columns = static_cast<int32_t>(gated ? c.n / 2 : c.n);
-  p.experts = c.routes.experts;
   LaunchShape shape;
   shape.grid = static_cast<int>(plane.row_blocks());
-  shape.grid_y = static_cast<int>(std::min<int64_t>(c.routes.experts, c.rows * c.routes.top));
+  shape.grid_y = c.routes.experts;
   shape.block = kExpertThreads;
   shape.dependent = true;
   return c.routes.experts <= kFewExperts ? launch_experts<kFewExperts>(c, p, shape, stream)

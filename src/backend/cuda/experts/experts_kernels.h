@@ -8,11 +8,11 @@
 namespace nfp::cuda {
 
 // Three kernels, one after the other: logits, the choice of each row, the assignments of each expert.
-inline constexpr int kRouteRows = 8;    // that a block of the first has,
-inline constexpr int kRouteWarps = 8;   // and experts
-inline constexpr int kChooseWarps = 4;  // rows a block of the second
+inline constexpr int kMostRouteRows = 8;  // that a block of the first has,
+inline constexpr int kRouteWarps = 8;     // and experts
+inline constexpr int kChooseWarps = 4;    // rows a block of the second
 inline constexpr int kAssignThreads = 256;
-const void* route_logits_function();
+const void* route_logits_function(int rows);  // 1, 2 or kMostRouteRows a block
 const void* choose_experts_function();
 const void* assign_rows_function();
 
@@ -26,7 +26,6 @@ struct ExpertParams {
   int32_t k;
   int32_t blocks_k;  // of 64
   int32_t columns;   // of y
-  int32_t experts;
 };
 template <int kMost>
 struct ExpertLinearParams {
@@ -36,8 +35,7 @@ struct ExpertLinearParams {
 inline constexpr int kFewExperts = 64;
 inline constexpr int kExpertThreads = 128;
 inline constexpr int kExpertRows = 64;  // of a matrix, a thread block
-// Takes ExpertLinearParams<kFewExperts>, or of kMaxExpertsOnDevice. Grid: blocks of rows, as many experts as may have
-// assignments.
+// Takes ExpertLinearParams<kFewExperts>, or of kMaxExpertsOnDevice. Grid: blocks of rows, experts.
 const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue);
 
 inline constexpr int kCombineThreads = 256;

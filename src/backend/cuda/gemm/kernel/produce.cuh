@@ -82,15 +82,37 @@ struct Producer {
     return static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group);
   }
 
+  // Holds the first round of the ring back to what memory delivers. Nothing that is multiplied does so yet: all SMs
+  // would ask for a ring full of weights at once, and the kernel before, for whose last results these tokens wait,
+  // would find some microseconds of them queued in front of its own few loads.
+  struct Pace {
+    uint32_t start = cycles();
+    int stage = 0;
+    static __device__ __forceinline__ uint32_t cycles() {
+      uint32_t now;
+      asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+      return now;
+    }
+    __device__ __forceinline__ void wait(const KernelParams& p) {
+      if (stage < kStages && stage >= p.burst) {
+        const uint32_t due = static_cast<uint32_t>(stage - p.burst + 1) * p.pace;
+        while (cycles() - start < due) __nanosleep(32);
+      }
+      ++stage;
+    }
+  };
+
   enum class Role { kWeights, kUppers, kLowers, kActivations };
   template <Role kRole>
   static __device__ __forceinline__ void produce_one(const KernelParams& p, Pipe pipe, int cluster, int clusters,
                                                      uint32_t rank) {
+    constexpr bool kPaced = kRole != Role::kActivations && kTokens <= 128;
     const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
     // Weights never depend on the kernel before; activations do.
     if constexpr (kRole == Role::kActivations) ptx::dependency_wait();
     WorkList list(p, cluster, clusters);
     Work work;
+    [[maybe_unused]] Pace pace;
     pipe.parity = 1;  // a fresh barrier counts as just emptied
     while (list.next(work)) {
       Sources from = sources(p, work.tile, work.k_begin, rank);
@@ -99,6 +121,7 @@ struct Producer {
 #pragma unroll 1
       for (int k = work.k_begin; k < work.k_end; ++k) {
         ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
+        if constexpr (kPaced) pace.wait(p);
         if constexpr (kRole == Role::kWeights || kRole == Role::kUppers) {
           ptx::mbarrier_expect(pipe.full_bar(), bytes);
           load_plane(p.upper, from, pipe.data(), pipe.full_bar(), policy, rank, peers(pipe));

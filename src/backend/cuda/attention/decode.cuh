@@ -89,8 +89,8 @@ struct DecodeState {
     }
   }
   // The group's heads as an mma operand: q[.][h] and q[.][kHalves + h] of row g + 8h.
-  __device__ __forceinline__ void load_q(const DecodeParams& p, int sequence, int head) {
-    const uint16_t* token = p.a.q + p.a.query_start[sequence] * p.a.q_stride;
+  __device__ __forceinline__ void load_q(const DecodeParams& p, int query, int head) {
+    const uint16_t* token = p.a.q + query * p.a.q_stride;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       const int row = threadIdx.x % 32 / 4 + h * 8;
@@ -216,7 +216,7 @@ struct DecodeLoader {
     for (int stage = 0; stage < kStages; ++stage) load_next(p, stage);
     wait(p);
     if constexpr (kCanRotate<kDim>) {
-      if (early.context > 0) early_token.fetch(p, early.sequence, early.head);
+      if (early.context > 0) early_token.fetch(p, early.token, early.head);
     }
   }
   // Once all that the kernel before has left is asked for.
@@ -235,7 +235,7 @@ struct DecodeLoader {
       const uint32_t to = ring + stage * kStageBytes;
       load_decode_tile<kDim, kE4m3>(p, walk, tile, block, to, appends ? (walk.context - 1) % kDecodeTile : -1);
       if constexpr (kCanRotate<kDim>) {
-        const NewRow row = {walk.sequence, walk.head, walk.context, block};
+        const NewRow row = {walk.token, walk.head, walk.context, block};
         if (is_early) {
           early = row;
           early_stage = to;
@@ -258,7 +258,7 @@ struct DecodeLoader {
   }
   __device__ __forceinline__ void fetch(const DecodeParams& p) {
     if (!rotates || fetched || !waited || walk.done) return;
-    if constexpr (kCanRotate<kDim>) token.fetch(p, walk.sequence, walk.head);
+    if constexpr (kCanRotate<kDim>) token.fetch(p, walk.token, walk.head);
     fetched = true;
   }
   __device__ __forceinline__ void settle(const DecodeParams& p) {
@@ -360,16 +360,14 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
   DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
                                   : start_walk(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
                                                p.deterministic ? 1 : kLeastDecodeSpan, span);
-  // A block without work leaves, unless its cluster adds up something.
-  if (p.cluster > 0 ? cluster_blocks == 1 && walk.begin == walk.end : walk.done) {
-    if (p.a.early_cache_reads) ptx::dependency_wait();
-    return;
-  }
+  // A block without work leaves at once, unless its cluster adds up something: there is one with work, which waits for
+  // the kernel before, and the next kernel finds the room. (A cluster's barriers wait for nobody who has left.)
+  if (p.cluster > 0 ? cluster_blocks <= kFewDecodeBlocks && walk.begin == walk.end : walk.done) return;
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
   DecodeLoader<kDim, kE4m3, Layout::kStages, kDecodeWarps> loader(p, walk, warp, ring);
 
   DecodeState<kDim, kHalves, kE4m3> state;
-  state.load_q(p, walk.sequence, walk.head);
+  state.load_q(p, walk.token, walk.head);
   loader.finish_early(p);
   bool rotates = p.rotation.cos_sin != nullptr;  // the queries, which have just been loaded
   int stage = 0;
@@ -396,7 +394,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
     following.next(p);
     // On their way during the merge.
     const bool is_new = !following.done && (following.sequence != walk.sequence || following.head != walk.head);
-    if (is_new) state.load_q(p, following.sequence, following.head);
+    if (is_new) state.load_q(p, following.token, following.head);
     rotates = kCanRotate<kDim> && is_new && p.rotation.cos_sin != nullptr;
     __syncthreads();  // the merge before has been read
     share_sums<kDim, kHalves, kE4m3>(state, warp, lane, sums, tops);

@@ -10,8 +10,8 @@
 
 namespace nfp::cuda {
 
-__device__ __forceinline__ uint16_t* decode_output(const DecodeParams& p, const DecodeWalk& walk) {
-  return p.a.out + (int64_t{p.a.query_start[walk.sequence]} * p.a.heads + walk.head * p.a.group) * p.a.head_dim;
+__device__ __forceinline__ uint16_t* decode_output(const DecodeParams& p, int query, int head) {
+  return p.a.out + (int64_t{query} * p.a.heads + head * p.a.group) * p.a.head_dim;
 }
 __device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* out, int row, int column, float2 v,
                                              float total) {
@@ -20,6 +20,8 @@ __device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* ou
   *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
 }
 __device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
+
+inline constexpr int kFewDecodeBlocks = 4;
 
 enum class MergeTo : uint8_t { kOutput, kSlot, kExchange, kShared };
 
@@ -50,7 +52,7 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
       v.y += part.y * scale;
     }
     if (to == MergeTo::kOutput) {
-      store_output(p, decode_output(p, walk), row, column, v, total);
+      store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
     } else if (to == MergeTo::kSlot) {
       __stcg(reinterpret_cast<float2*>(slot + row * kDim + column), v);
       if (column == 0) __stcg(reinterpret_cast<float2*>(slot + kRows * kDim + row * 2), make_float2(largest, total));
@@ -90,7 +92,7 @@ __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const Decode
       v.z += part.z * scale;
       v.w += part.w * scale;
     }
-    uint16_t* out = decode_output(p, walk);
+    uint16_t* out = decode_output(p, walk.token, walk.head);
     store_output(p, out, row, column, make_float2(v.x, v.y), total);
     store_output(p, out, row, column + 2, make_float2(v.z, v.w), total);
   }
@@ -124,7 +126,7 @@ __device__ __forceinline__ void merge_exchange(const DecodeParams& p, const Deco
       for (int j = 0; j < kAtOnce; ++j) add({n[2 * j], n[2 * j + 1]});
     }
     for (; piece < pieces; ++piece) add(wait_for<2>([&](int j) { return place(piece * 2 + j); }));
-    store_output(p, decode_output(p, walk), row, column, v, total);
+    store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
   }
   __syncthreads();  // until all have read
   for (int piece = 0; piece < pieces; ++piece) {
@@ -134,11 +136,47 @@ __device__ __forceinline__ void merge_exchange(const DecodeParams& p, const Deco
   }
 }
 
-// The same over the first `blocks` of the cluster, from their shared memory. Every block has a share of the columns,
-// eight lanes each pair of them.
+// The same over the first `blocks` of the cluster, of which this is one, from their shared memory. Every block has a
+// share of the columns: few blocks' sums are added by a thread for each pair of them, many by eight lanes.
+template <int kDim, int kRows>
+__device__ __forceinline__ void merge_few(const DecodeParams& p, const DecodeWalk& walk, int blocks, const float* sums,
+                                          const float2* block_tops) {
+  constexpr int kThreads = kDecodeWarps * 32;
+  const int pairs = p.a.group * kDim / 2;
+  for (int pair = static_cast<int>(ptx::cluster_rank() * kThreads + threadIdx.x); pair < pairs;
+       pair += blocks * kThreads) {
+    const int row = pair / (kDim / 2), column = pair % (kDim / 2) * 2;
+    float2 top[kFewDecodeBlocks], part[kFewDecodeBlocks];
+#pragma unroll
+    for (int i = 0; i < kFewDecodeBlocks; ++i) {
+      top[i] = make_float2(-INFINITY, 0.0f);
+      part[i] = make_float2(0.0f, 0.0f);
+      if (i < blocks) {
+        top[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(block_tops + row), i));
+        part[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(sums + row * kDim + column), i));
+      }
+    }
+    float largest = top[0].x;
+#pragma unroll
+    for (int i = 1; i < kFewDecodeBlocks; ++i) largest = fmaxf(largest, top[i].x);
+    const float base = finite_base(largest);
+    float total = 0.0f;
+    float2 v = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kFewDecodeBlocks; ++i) {
+      const float scale = exp2_fast(top[i].x - base);
+      total += top[i].y * scale;
+      v.x += part[i].x * scale;
+      v.y += part[i].y * scale;
+    }
+    store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
+  }
+}
+
 template <int kDim, int kRows>
 __device__ __forceinline__ void merge_cluster(const DecodeParams& p, const DecodeWalk& walk, int blocks,
                                               const float* sums, const float2* block_tops) {
+  if (blocks <= kFewDecodeBlocks) return merge_few<kDim, kRows>(p, walk, blocks, sums, block_tops);
   constexpr int kLanes = 8, kPairsAtOnce = kDecodeWarps * 32 / kLanes;
   const int pairs = p.a.group * kDim / 2, lane = threadIdx.x % kLanes;
   for (int base_pair = static_cast<int>(ptx::cluster_rank()) * kPairsAtOnce; base_pair < pairs;
@@ -178,7 +216,7 @@ __device__ __forceinline__ void merge_cluster(const DecodeParams& p, const Decod
       v.x += __shfl_xor_sync(0xffffffffu, v.x, offset);
       v.y += __shfl_xor_sync(0xffffffffu, v.y, offset);
     }
-    if (lane == 0 && pair < pairs) store_output(p, decode_output(p, walk), row, column, v, total);
+    if (lane == 0 && pair < pairs) store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
   }
 }
 

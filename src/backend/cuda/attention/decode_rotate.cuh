@@ -96,9 +96,9 @@ __device__ __forceinline__ void append_pair(uint8_t* cache, uint32_t tile, int r
   }
 }
 
-// Where a row's new token is: its sequence and KV head, the context that it ends, and the cache block.
+// Where a row's new token is: among the queries, its KV head, the context that it ends, and the cache block.
 struct NewRow {
-  int sequence, head, context, block;
+  int token, head, context, block;
 };
 
 // A row's new key and value as the product left them, a few columns a lane: fetched when a warp comes to the row, used
@@ -112,8 +112,8 @@ struct NewToken {
 
   static __device__ __forceinline__ int column(int i) { return (static_cast<int>(threadIdx.x) % 32 + 32 * i) * 2; }
 
-  __device__ __forceinline__ void fetch(const DecodeParams& p, int sequence, int head) {
-    const uint16_t* const key = p.a.q + int64_t{p.a.query_start[sequence]} * p.a.q_stride + (p.a.heads + head) * kDim;
+  __device__ __forceinline__ void fetch(const DecodeParams& p, int token, int head) {
+    const uint16_t* const key = p.a.q + int64_t{token} * p.a.q_stride + (p.a.heads + head) * kDim;
     const uint16_t* const value = key + p.a.kv_heads * kDim;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {

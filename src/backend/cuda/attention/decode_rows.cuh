@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWal
                                           const DecodeState<kDim, kHalves, kE4m3>& state,
                                           const float (&total)[kHalves]) {
   using Tile = KvTile<kDim, kE4m3>;
-  uint16_t* const out = decode_output(p, walk);
+  uint16_t* const out = decode_output(p, p.a.query_start[walk.sequence], walk.head);
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     const int row = threadIdx.x % 32 / 4 + h * 8;
@@ -108,11 +108,12 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
     if (p.a.early_cache_reads) ptx::dependency_wait();
     return;
   }
+  const int query = kDim <= 128 ? p.a.query_start[walk.sequence] : 0;  // before anything waits
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
   DecodeLoader<kDim, kE4m3, Layout::kStages, 1> loader(p, walk, 0, ring);
 
   DecodeState<kDim, kHalves, kE4m3> state;
-  state.load_q(p, walk.sequence, walk.head);
+  state.load_q(p, kDim <= 128 ? query : p.a.query_start[walk.sequence], walk.head);
   loader.finish_early(p);
   int stage = 0;
   DecodeWalk following;
@@ -134,7 +135,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
     }
     following = walk;
     following.next(p);
-    if (!following.done) state.load_q(p, following.sequence, following.head);
+    if (!following.done) state.load_q(p, p.a.query_start[following.sequence], following.head);
     float total[kHalves];
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) total[h] = quad_sum(state.sum[h]);

@@ -11,6 +11,7 @@ namespace nfp::cuda {
 // one.
 struct DecodeWalk {
   int sequence, head;       // KV head
+  int token;                // the sequence's query
   int context, first_tile;  // of the sequence: the window may hide the tiles before
   int tiles;                // of the row
   int begin, end;           // the piece, in tiles of the row
@@ -36,6 +37,7 @@ struct DecodeWalk {
 
   __device__ __forceinline__ void enter(const DecodeParams& p) {
     context = p.a.context[sequence];
+    token = p.a.query_start[sequence];  // here, and not when the query is there and waits for it
     first_tile = first_visible_tile(p, context);
     tiles = count_tiles(p, context);
   }
@@ -106,7 +108,7 @@ __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit
   return walk;
 }
 
-// The part of a row for this block of its cluster, maybe none. `blocks` have some.
+// The part of a row for this block of its cluster, maybe none. The first `blocks` have some.
 __device__ __forceinline__ DecodeWalk share_row(const DecodeParams& p, int rank, int& blocks) {
   DecodeWalk walk{};
   const int row = static_cast<int>(blockIdx.x) / p.cluster;

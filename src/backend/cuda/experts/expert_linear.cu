@@ -21,9 +21,10 @@ struct RawWeights {
 // What differs between planes is in registers, so that one loop serves all.
 struct Planes {
   const uint8_t* upper;  // where this lane's bytes of the first block lie
-  const uint8_t* lower;  // null: upper bytes only
-  uint32_t bias;         // of a pair of rebuilt numbers
-  uint32_t borrow;       // mask of the lowers' highest bits
+  const uint8_t* lower;  // or upper again, where they stand alone: loads behind a branch would wait for each other
+  bool has_lower;
+  uint32_t bias;    // of a pair of rebuilt numbers
+  uint32_t borrow;  // mask of the lowers' highest bits
 };
 
 __device__ __forceinline__ RawWeights load_weights(const Planes& planes, int block) {
@@ -32,10 +33,7 @@ __device__ __forceinline__ RawWeights load_weights(const Planes& planes, int blo
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     raw.upper[row] = __ldg(reinterpret_cast<const uint4*>(planes.upper + at + row * 8 * kBlockK));
-    raw.lower[row] = make_uint4(0, 0, 0, 0);
-    if (planes.lower != nullptr) {
-      raw.lower[row] = __ldg(reinterpret_cast<const uint4*>(planes.lower + at + row * 8 * kBlockK));
-    }
+    raw.lower[row] = __ldg(reinterpret_cast<const uint4*>(planes.lower + at + row * 8 * kBlockK));
   }
   return raw;
 }
@@ -44,7 +42,7 @@ __device__ __forceinline__ RawWeights load_weights(const Planes& planes, int blo
 // seven places up, are FP16's of a 256th, which is the weight.
 __device__ __forceinline__ void rebuild(const Planes& planes, uint32_t upper, uint32_t lower, uint32_t& first,
                                         uint32_t& second) {
-  if (planes.lower == nullptr) lower = (upper & 0x01010101u) << 7;
+  if (!planes.has_lower) lower = (upper & 0x01010101u) << 7;
   const uint32_t t = upper - ((lower >> 7) & planes.borrow);
   const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
   first = __byte_perm(lower, high, 0x5140) - planes.bias;
@@ -143,9 +141,7 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
   RawWeights raw[kAhead];
   if constexpr (!kDense) {
 #pragma unroll
-    for (int s = 0; s < kAhead; ++s) {
-      if (s < p.blocks_k) raw[s] = load_weights(planes, s);
-    }
+    for (int s = 0; s < kAhead; ++s) raw[s] = load_weights(planes, min(s, p.blocks_k - 1));
   }
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
@@ -163,7 +159,7 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
         load_dense(p, matrix, lane, block, a);
       } else {
         rebuild_operand(planes, raw[s], a);
-        if (block + kAhead < p.blocks_k) raw[s] = load_weights(planes, block + kAhead);
+        raw[s] = load_weights(planes, min(block + kAhead, p.blocks_k - 1));
       }
       ptx::copy_async_wait_group<kStages - 2>();
       __syncthreads();  // this block's tokens are there, and everyone is done with those of the one before
@@ -199,8 +195,9 @@ __global__ __launch_bounds__(kExpertThreads,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;  // row + 8 has the same swizzle
   const int64_t at = blockIdx.x * p.slab_bytes + row * kBlockK + ((lane % 4) ^ ((row / 2) % 4)) * 16;
-  Planes planes{matrix.upper + at, matrix.lower != nullptr ? matrix.lower + at : nullptr, 0u, 0u};
-  if (matrix.lower != nullptr) {
+  const bool has_lower = matrix.lower != nullptr;
+  Planes planes{matrix.upper + at, (has_lower ? matrix.lower : matrix.upper) + at, has_lower, 0u, 0u};
+  if (has_lower) {
     planes.bias = matrix.biased ? 0x00400040u : 0u;
     planes.borrow = matrix.biased ? 0u : 0x01010101u;
   }

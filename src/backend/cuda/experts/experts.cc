@@ -51,10 +51,12 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.dependent = true;
-  shape.grid = static_cast<int>((c.rows + kRouteRows - 1) / kRouteRows);
+  // Few rows are spread over more blocks, each of which reads the router again.
+  const int rows = c.rows <= 16 ? 1 : c.rows <= 64 ? 2 : kMostRouteRows;
+  shape.grid = static_cast<int>((c.rows + rows - 1) / rows);
   shape.grid_y = (c.routes.experts + 1 + kRouteWarps - 1) / kRouteWarps;
   shape.block = kRouteWarps * 32;
-  NFP_RETURN_IF_ERROR(launch("route", route_logits_function(), shape, arguments, stream));
+  NFP_RETURN_IF_ERROR(launch("route", route_logits_function(rows), shape, arguments, stream));
   shape.grid = static_cast<int>((c.rows + kChooseWarps - 1) / kChooseWarps);
   shape.grid_y = 1;
   shape.block = kChooseWarps * 32;

@@ -8,11 +8,11 @@
 namespace nfp::cuda {
 
 // Three kernels, one after the other: logits, the choice of each row, the assignments of each expert.
-inline constexpr int kRouteRows = 8;    // that a block of the first has,
-inline constexpr int kRouteWarps = 8;   // and experts
-inline constexpr int kChooseWarps = 4;  // rows a block of the second
+inline constexpr int kMostRouteRows = 8;  // that a block of the first has,
+inline constexpr int kRouteWarps = 8;     // and experts
+inline constexpr int kChooseWarps = 4;    // rows a block of the second
 inline constexpr int kAssignThreads = 256;
-const void* route_logits_function();
+const void* route_logits_function(int rows);  // 1, 2 or kMostRouteRows a block
 const void* choose_experts_function();
 const void* assign_rows_function();
 

@@ -19,30 +19,51 @@ __device__ __forceinline__ float4 widen4(uint2 raw) {
   return make_float4(low.x, low.y, high.x, high.y);
 }
 
-// A warp has one expert and kRouteRows rows, which share the reading of its weights. The last expert is the shared
-// one's gate, where there is one.
+// A warp has one expert and kRows rows, which share the reading of its weights. The last expert is the shared one's
+// gate, where there is one.
+template <int kRows>
 __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const RouteArgs p) {
+  constexpr int kAtOnce = 8;  // loads on their way, of 128 columns each
   ptx::launch_dependents();
-  ptx::dependency_wait();
   const int expert = static_cast<int>(blockIdx.y) * kRouteWarps + static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t first = int64_t{blockIdx.x} * kRouteRows;
+  const int64_t first = int64_t{blockIdx.x} * kRows;
   const bool gate = expert == p.routes.experts;
   if (expert > p.routes.experts || (gate && p.shared_gate == nullptr)) return;
   const float* weights = gate ? p.shared_gate : p.router + int64_t{expert} * p.hidden;
   const auto* x = static_cast<const uint16_t*>(p.x);
-  float sums[kRouteRows] = {};
-  for (int k = lane * 4; k < p.hidden; k += 128) {
-    const float4 w = *reinterpret_cast<const float4*>(weights + k);
+  float4 w[kAtOnce];
+  const auto load_weights = [&](int base) {
 #pragma unroll
-    for (int r = 0; r < kRouteRows; ++r) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int k = base + i * 128 + lane * 4;
+      w[i] = k < p.hidden ? __ldg(reinterpret_cast<const float4*>(weights + k)) : make_float4(0, 0, 0, 0);
+    }
+  };
+  load_weights(0);  // nobody writes them
+  ptx::dependency_wait();
+  float sums[kRows] = {};
+  for (int base = 0; base < p.hidden; base += kAtOnce * 128) {
+    if (base > 0) load_weights(base);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
       if (first + r >= p.rows) continue;
-      const float4 v = widen4(*reinterpret_cast<const uint2*>(x + (first + r) * p.hidden + k));
-      sums[r] += v.x * w.x + v.y * w.y + v.z * w.z + v.w * w.w;
+      const uint16_t* row = x + (first + r) * p.hidden;
+      uint2 raw[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int k = base + i * 128 + lane * 4;
+        raw[i] = k < p.hidden ? *reinterpret_cast<const uint2*>(row + k) : make_uint2(0, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float4 v = widen4(raw[i]);
+        sums[r] += v.x * w[i].x + v.y * w[i].y + v.z * w[i].z + v.w * w[i].w;
+      }
     }
   }
 #pragma unroll
-  for (int r = 0; r < kRouteRows; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     const float sum = warp_sum(sums[r]);
     if (lane != 0 || first + r >= p.rows) continue;
     if (gate) {
@@ -165,7 +186,11 @@ __global__ __launch_bounds__(kAssignThreads) void assign_rows_kernel(const Route
 
 }  // namespace
 
-const void* route_logits_function() { return reinterpret_cast<const void*>(&route_logits_kernel); }
+const void* route_logits_function(int rows) {
+  return rows == 1   ? reinterpret_cast<const void*>(&route_logits_kernel<1>)
+         : rows == 2 ? reinterpret_cast<const void*>(&route_logits_kernel<2>)
+                     : reinterpret_cast<const void*>(&route_logits_kernel<kMostRouteRows>);
+}
 const void* choose_experts_function() { return reinterpret_cast<const void*>(&choose_experts_kernel); }
 const void* assign_rows_function() { return reinterpret_cast<const void*>(&assign_rows_kernel); }
 

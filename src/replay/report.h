@@ -43,6 +43,7 @@ struct ReplaySummary {
   std::optional<double> joules_per_token;      // of the answers
   double seconds = 0;
   uint64_t steps = 0, fp8_steps = 0, switches = 0, preemptions = 0;
+  std::map<std::string, uint64_t> switch_reasons;  // kLevelChangeNames
 };
 
 // What FP8 in a share of the weights costs: KL divergence from FP16, nats a token, as `evaluate` or `perplexity`

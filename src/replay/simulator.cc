@@ -80,7 +80,7 @@ class Recorder final : public EngineObserver {
   void on_step(const StepRecord& step) override {
     outcome_.steps += 1;
     outcome_.fp8_steps += is_exact(step.precision) ? 0 : 1;
-    outcome_.switches += step.switched ? 1 : 0;
+    if (step.switched) outcome_.count_switches(std::string(kLevelChangeNames[static_cast<size_t>(step.change)]), 1);
     outcome_.tokens_by_share[step.fp8_share] += step.tokens - step.exact_tokens;
     if (step.exact_tokens > 0) outcome_.tokens_by_share[0] += step.exact_tokens;
   }

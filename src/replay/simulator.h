@@ -35,11 +35,18 @@ struct ReplayOutcome {
   uint64_t steps = 0;
   uint64_t fp8_steps = 0;
   uint64_t switches = 0;
+  std::map<std::string, uint64_t> switch_reasons;  // the same by reason (kLevelChangeNames)
   uint64_t preemptions = 0;
   std::optional<double> joules;  // that the GPUs of a server on this machine used
   // Tokens computed (prompts too) by the share of the weights that their step computed in FP8; 0 = FP16. Empty where a
   // server does not tell.
   std::map<double, int64_t> tokens_by_share;
+
+  void count_switches(const std::string& reason, uint64_t count) {
+    if (count == 0) return;
+    switches += count;
+    switch_reasons[reason] += count;
+  }
 };
 
 struct SimulationOptions {

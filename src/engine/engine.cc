@@ -453,6 +453,10 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   const auto now = this->now();
   record.seconds = seconds_between(std::max(record.start, last_collected_), now);
   policy_->observe(precision, record.fp8_share, work, record.seconds);
+  if (const StepModel* model = policy_->model()) {
+    const size_t level = model->find_level(precision, record.fp8_share);
+    if (level < model->levels().size()) record.table_s = model->table_seconds(level, work);
+  }
   last_collected_ = now;
   record.wait_s = seconds_between(waits, arrived);
   record.between_s = between;

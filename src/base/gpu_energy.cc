@@ -11,6 +11,8 @@
 namespace nfp {
 namespace {
 
+constexpr const char* kLibrary = "libnvidia-ml.so.1";
+
 template <typename Function>
 bool find(void* library, const char* name, Function& out) {
   out = reinterpret_cast<Function>(::dlsym(library, name));
@@ -28,9 +30,9 @@ std::vector<std::string_view> visible_gpus(std::string_view text) {
   return names;
 }
 
-Result<GpuEnergy> GpuEnergy::open(const char* name) {
-  void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return error(ErrorCode::kUnsupported, "{} is not here (no NVIDIA driver)", name);
+Result<GpuEnergy> GpuEnergy::open() {
+  void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return error(ErrorCode::kUnsupported, "{} is not here (no NVIDIA driver)", kLibrary);
   int (*init)() = nullptr;
   int (*count)(unsigned*) = nullptr;
   int (*by_index)(unsigned, void**) = nullptr;
@@ -40,26 +42,22 @@ Result<GpuEnergy> GpuEnergy::open(const char* name) {
       !find(library, "nvmlDeviceGetHandleByIndex_v2", by_index) ||
       !find(library, "nvmlDeviceGetHandleByUUID", by_uuid) ||
       !find(library, "nvmlDeviceGetTotalEnergyConsumption", energy.read_)) {
-    return error(ErrorCode::kUnsupported, "{} is too old to count energy", name);
+    return error(ErrorCode::kUnsupported, "{} is too old to count energy", kLibrary);
   }
   unsigned all = 0;
   if (init() != 0 || count(&all) != 0) return error(ErrorCode::kUnsupported, "the NVIDIA driver does not answer");
-  const auto add = [&](int failed, void* device) {
-    if (failed == 0) energy.devices_.push_back(device);
+  void* device = nullptr;  // what the driver found
+  const auto add = [&](int status) {
+    if (status == 0) energy.devices_.push_back(device);
   };
-  void* device = nullptr;
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
-    for (const std::string_view each : visible_gpus(visible)) {
+    for (const std::string_view name : visible_gpus(visible)) {
       unsigned index = 0;
-      const bool number = std::from_chars(each.data(), each.data() + each.size(), index).ec == std::errc();
-      const int failed = number ? by_index(index, &device) : by_uuid(std::string(each).c_str(), &device);
-      add(failed, device);
+      const bool number = std::from_chars(name.data(), name.data() + name.size(), index).ec == std::errc();
+      add(number ? by_index(index, &device) : by_uuid(std::string(name).c_str(), &device));
     }
   } else {
-    for (unsigned i = 0; i < all; ++i) {
-      const int failed = by_index(i, &device);
-      add(failed, device);
-    }
+    for (unsigned i = 0; i < all; ++i) add(by_index(i, &device));
   }
   if (energy.devices_.empty()) return error(ErrorCode::kUnsupported, "the NVIDIA driver shows no GPU");
   for (void* each : energy.devices_) {

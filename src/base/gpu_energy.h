@@ -12,7 +12,7 @@ class GpuEnergy {
  public:
   // The GPUs that CUDA_VISIBLE_DEVICES names, or all. An error that says why where there is no driver, no GPU, or one
   // that does not count (before Volta).
-  static Result<GpuEnergy> open(const char* library = "libnvidia-ml.so.1");
+  static Result<GpuEnergy> open();
 
   // Since the driver was loaded, all GPUs together. The counter moves every 20 to 100 ms: ask about seconds.
   double joules() const;

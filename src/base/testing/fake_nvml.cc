@@ -1,35 +1,30 @@
-// Stands in for the driver's libnvidia-ml: two GPUs, "GPU-a" and "GPU-b", that have used 1 and 10 joules. Whatever is
-// not a handle that it gave out is refused.
-#include <cstring>
-
+// A libnvidia-ml.so.1 with two GPUs, for tests: handles are checked, and energy grows by a joule at each question.
 namespace {
-int devices[2];
-}
+constexpr int kInvalidArgument = 2;
+int gpus[2];
+unsigned long long millijoules = 1000;
+}  // namespace
 
 extern "C" {
 
 int nvmlInit_v2() { return 0; }
-
 int nvmlDeviceGetCount_v2(unsigned* count) {
   *count = 2;
   return 0;
 }
-
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
-  if (index > 1) return 2;  // NVML_ERROR_INVALID_ARGUMENT
-  *device = &devices[index];
+  if (index >= 2) return kInvalidArgument;
+  *device = &gpus[index];
   return 0;
 }
-
 int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
-  if (std::strcmp(uuid, "GPU-a") != 0 && std::strcmp(uuid, "GPU-b") != 0) return 6;  // NVML_ERROR_NOT_FOUND
-  *device = &devices[uuid[4] - 'a'];
+  if (uuid[0] != 'G') return kInvalidArgument;
+  *device = &gpus[1];
   return 0;
 }
-
-int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
-  if (device != &devices[0] && device != &devices[1]) return 2;
-  *millijoules = device == &devices[0] ? 1000 : 10'000;
+int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* energy) {
+  if (device != &gpus[0] && device != &gpus[1]) return kInvalidArgument;
+  *energy = millijoules += 1000;
   return 0;
 }
 }

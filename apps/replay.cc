@@ -50,8 +50,9 @@ Status write(const std::string& path, const std::string& text) {
 class Simulation {
  public:
   Simulation(const ReplayFlags& flags, const Trace& trace, StepModel model)
-      : flags_(flags), trace_(trace), model_(std::move(model)) {
+      : flags_(flags), trace_(trace), model_(model), reference_(std::move(model)) {
     options_ = flags.simulation;
+    model_.scale(options_.slowdown);
     for (const StepLevel& level : model_.levels()) {
       if (!is_exact(level.precision)) options_.fp8 = level.precision;
     }
@@ -77,7 +78,7 @@ class Simulation {
   }
   ReplaySummary summary(const ReplayOutcome& outcome, const std::string& policy, const GoodputLimits& limits,
                         const KlCurve& kl) const {
-    return summarize(outcome, policy, &model_, options_.max_step_tokens, limits, kl);
+    return summarize(outcome, policy, &reference_, options_.max_step_tokens, limits, kl);
   }
 
   // The highest rate with that share of requests within 5 times of a request alone, to 1 %.
@@ -104,7 +105,7 @@ class Simulation {
  private:
   const ReplayFlags& flags_;
   const Trace& trace_;
-  StepModel model_;
+  StepModel model_, reference_;  // of the machine, and of what requests take alone
   SimulationOptions options_;
 };
 
@@ -274,6 +275,12 @@ void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
       ->capture_default_str();
   verb.add_option("--noise", s.noise, "steps differ from the table by up to this share")
       ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  verb.add_option(
+          "--slowdown", s.slowdown,
+          "steps take so many times what the table says; what requests take alone, which attainment is measured "
+          "by, stays the table's")
+      ->check(CLI::Range(1e-3, 1e3))
       ->capture_default_str();
   verb.add_option("--slo-factor", s.slo_factor, "targets, in times of the request alone in FP16")
       ->check(CLI::Range(1.0, 1000.0))

@@ -304,6 +304,7 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
     }
   }
   state.sequences = states;
+  state.steps_ahead = config_.steps_in_flight - 1;
   state.max_step_tokens = scheduler_.limits().max_step_tokens;
   state.max_sequences = scheduler_.limits().max_sequences;
   state.free_tokens = int64_t{blocks_.available()} * blocks_.block_size();

@@ -196,7 +196,10 @@ class Player {
     if (usage == json.end() || !usage->is_object()) return false;
     record.output = usage->value("completion_tokens", record.output);
     const auto precision = usage->find("nestedfp");
-    if (precision == usage->end()) return false;
+    if (precision == usage->end() || !precision->is_object()) return false;
+    if (const auto met = precision->find("slo_met"); met != precision->end() && met->is_boolean()) {
+      record.own_met = met->get<bool>();
+    }
     for (const char* part : {"prompt", "completion"}) {
       const Json counts = precision->value(part, Json::object());
       record.fp16_tokens += counts.value("fp16_tokens", 0);

@@ -202,7 +202,7 @@ Status Fleet::submit(const TraceRequest& asked, size_t index) {
   TraceRequest two = asked;
   two.output = 2;
   const auto target = [&](const std::optional<double>& fixed, double alone_s) {
-    return fixed ? std::max(*fixed, options_.serve_least * alone_s) : options_.slo_factor * alone_s;
+    return fixed ? std::max(*fixed, options_.serve_least * alone_s) : options_.slo_factor * alone_s / options_.slowdown;
   };
   request.slo_ttft_s = target(options_.ttft_s, alone(model_, asked, max_step_tokens_).ttft_s);
   request.slo_itl_s = target(options_.itl_s, alone(model_, two, max_step_tokens_).tpot_s);

@@ -27,6 +27,7 @@ struct ReplayedRequest {
   int32_t output = 0;                       // tokens that came
   int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
   int64_t fp16_output = 0;                  // of the answer alone
+  std::optional<bool> own_met;              // whether the server says that its targets for this request were met
 };
 
 struct ReplayOutcome {
@@ -57,6 +58,8 @@ struct SimulationOptions {
   int32_t steps_in_flight = 1;
   Precision fp8 = Precision::kFp8W8A8;
   double slo_factor = 5;  // targets, in times of the request alone in FP16
+  // How many times as long as on the machine that `slo_factor` is measured on the model's steps take.
+  double slowdown = 1;
   // Targets as `serve` has them instead: these, seconds, and where `serve_least` is above 0 at least so many times what
   // the request takes alone.
   std::optional<double> ttft_s, itl_s;

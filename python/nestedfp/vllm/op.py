@@ -1,4 +1,5 @@
-"""``torch.ops.nestedfp.linear``: y = x W^T + bias, FP16 or FP8 by the precision of the step.
+"""``torch.ops.nestedfp.linear``: y = x W^T + bias, FP16 or FP8 by the precision of the step; ``swiglu`` and
+``norm_linear`` with what follows and goes before it.
 
 The choice is inside the op. vLLM traces a model once for all batch sizes and drops Dynamo's guards, so a branch outside
 would be frozen at what the first trace saw. A CUDA graph holds the kernels of the precision that was in force when it
@@ -32,6 +33,19 @@ def set_threshold(tokens: int) -> None:
     Step.threshold = tokens
 
 
+class _Linear:
+    """One weight, ready to be multiplied. What is held of tensors stays allocated, so that an address means one of
+    them."""
+
+    def __init__(self, handle: ctypes.c_void_p, held: tuple[torch.Tensor, ...], shape: tuple[int, int]):
+        self.handle = handle
+        self.held = held
+        self.shape = shape
+        # Elements of scratch by rows of x, in FP8 and behind a norm: the host asks for them for every product.
+        self.rounding: dict[int, int] = {}
+        self.norming: dict[int, int] = {}
+
+
 class _Device:
     """Kernels and workspace of one GPU. Products share a workspace, so linear layers of one process run on one stream
     at a time: what vLLM does with the layers that this plugin takes."""
@@ -43,12 +57,11 @@ class _Device:
             _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
             torch.cuda.empty_cache()  # _return_free_blocks
             self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
-        # By where the planes lie, and their shape. What is kept stays allocated, so an address means one tensor.
-        self.linears: dict[tuple[int, int, int, int, int], tuple[ctypes.c_void_p, tuple[torch.Tensor, ...]]] = {}
+        self.linears: dict[int, _Linear] = {}  # by where the upper plane lies
         self.biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def linear(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
-               join: int) -> ctypes.c_void_p:
+               join: int) -> _Linear:
         """Made once for a weight."""
         row_scale = scale.data_ptr() if scale.numel() else None
         weight = _library.Weight(ctypes.sizeof(_library.Weight), upper.data_ptr(), lower.data_ptr(), row_scale, n, k,
@@ -57,9 +70,16 @@ class _Device:
         _library.check(self.library.nfp_linear_create(self.handle, ctypes.byref(weight), self.workspace.data_ptr(),
                                                       self.workspace.numel(), ctypes.byref(made)))
         self.library.nfp_linear_set_independent_start(made, INDEPENDENT_START)
-        key = (upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k)
-        self.linears[key] = (made, (upper, lower, scale))
-        return made
+        linear = self.linears[upper.data_ptr()] = _Linear(made, (upper, lower, scale), (n, k))
+        return linear
+
+    def scratch(self, linear: _Linear, m: int, behind_norm: bool) -> int:
+        """Elements of 16 bits."""
+        kept = linear.norming if behind_norm else linear.rounding
+        library = self.library
+        needs = library.nfp_linear_norm_scratch_bytes if behind_norm else library.nfp_linear_scratch_bytes
+        kept[m] = (needs(linear.handle, m) + 1) // 2
+        return kept[m]
 
     def bias(self, bias: torch.Tensor) -> torch.Tensor:
         """FP32, which the epilogue adds. Made in the warm-up, outside of any capture."""
@@ -69,8 +89,8 @@ class _Device:
 
     def forget(self) -> None:
         """Lets go of all tensors: weights are being loaded."""
-        for handle, _ in self.linears.values():
-            self.library.nfp_linear_destroy(handle)
+        for linear in self.linears.values():
+            self.library.nfp_linear_destroy(linear.handle)
         self.linears.clear()
         self.biases.clear()
 
@@ -85,8 +105,13 @@ def device(index: int) -> _Device:
     return made
 
 
+def _dense_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+
+
 def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
-         n: int, k: int, join: int, swiglu: bool) -> torch.Tensor:
+         n: int, k: int, join: int, swiglu: bool, norm: _library.Norm | None = None) -> torch.Tensor:
+    """With ``norm``: of the norm of x."""
     m = x.shape[0]
     columns = n // 2 if swiglu else n
     y = x.new_empty((m, columns))
@@ -94,8 +119,9 @@ def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch
         return y
     index = x.get_device()
     on = _devices.get(index) or device(index)
-    known = on.linears.get((upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k))
-    linear = known[0] if known is not None else on.linear(upper, lower, scale, n, k, join)
+    linear = on.linears.get(upper.data_ptr())
+    if linear is None or linear.shape != (n, k):
+        linear = on.linear(upper, lower, scale, n, k, join)
     ldx = x.stride(0)
     if x.stride(1) != 1 or ldx % 8 or x.data_ptr() % 16:
         x = x.contiguous()
@@ -104,22 +130,27 @@ def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch
     if precision is None:
         precision = FP8 if m > Step.threshold else FP16
     scratch = None
-    if precision == FP8:
-        bytes_needed = on.library.nfp_linear_scratch_bytes(linear, m)
-        if bytes_needed:
-            held = x.new_empty((bytes_needed + 1) // 2)
+    if precision == FP8 or norm is not None:
+        elements = (linear.rounding if norm is None else linear.norming).get(m)
+        if elements is None:
+            elements = on.scratch(linear, m, norm is not None)
+        if elements:
+            held = x.new_empty(elements)
             scratch = held.data_ptr()
+    bias_pointer = None
+    if bias is not None:
+        kept = on.biases.get(bias.data_ptr())
+        bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
     kind = 1 if x.dtype is torch.bfloat16 else 0
     stream = torch._C._cuda_getCurrentRawStream(index)
-    if swiglu:
-        code = on.library.nfp_linear_run_swiglu(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
-                                                scratch, stream)
+    if norm is not None:
+        code = on.library.nfp_linear_run_norm(linear.handle, precision, kind, m, x.data_ptr(), ldx, norm, y.data_ptr(),
+                                              columns, bias_pointer, swiglu, scratch, stream)
+    elif swiglu:
+        code = on.library.nfp_linear_run_swiglu(linear.handle, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(),
+                                                columns, scratch, stream)
     else:
-        bias_pointer = None
-        if bias is not None:
-            kept = on.biases.get(bias.data_ptr())
-            bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
-        code = on.library.nfp_linear_run(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
+        code = on.library.nfp_linear_run(linear.handle, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
                                          bias_pointer, scratch, stream)
     if code:
         _library.check(code)
@@ -145,6 +176,25 @@ def _swiglu(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: to
 def _swiglu_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
                  join: int) -> torch.Tensor:
     return x.new_empty((x.shape[0], n // 2))
+
+
+def _norm_linear(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, upper: torch.Tensor,
+                 lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int, k: int, join: int,
+                 swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """h = x + residual; linear() or swiglu() of RMSNorm(h), and h. `norms` puts it in."""
+    residual = _dense_rows(residual)
+    h = torch.empty_like(residual)
+    norm = _library.Norm(_NORM_BYTES, weight.data_ptr(), epsilon, residual.data_ptr(), h.data_ptr(), k)
+    return _run(x, upper, lower, scale, bias, n, k, join, swiglu, norm), h
+
+
+_NORM_BYTES = ctypes.sizeof(_library.Norm)
+
+
+def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+                      upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int,
+                      k: int, join: int, swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
 
 
 def interleave(rows: torch.Tensor) -> torch.Tensor:
@@ -173,6 +223,8 @@ def register() -> None:
                               target_lib=_namespace)
     direct_register_custom_op(op_name="swiglu", op_func=_swiglu, mutates_args=[], fake_impl=_swiglu_fake,
                               target_lib=_namespace)
+    direct_register_custom_op(op_name="norm_linear", op_func=_norm_linear, mutates_args=[],
+                              fake_impl=_norm_linear_fake, target_lib=_namespace)
 
 
 class Planes:

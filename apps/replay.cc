@@ -223,6 +223,9 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
                   "takes alone");
   verb.add_option("--model", f.http.model, "of --url: the model's name");
   verb.add_option("--api-key", f.http.api_key, "of --url");
+  verb.add_option("--vocab", f.http.vocab, "of --url: prompts are of random token ids below this")
+      ->check(CLI::Range(16, 1 << 24))
+      ->capture_default_str();
   verb.add_flag(
       "--send-targets", f.send_targets,
       "with --url and --simulate: each request names its own targets, --slo-factor times what it takes alone");

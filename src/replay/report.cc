@@ -192,7 +192,8 @@ std::string to_text(const ReplayReport& report) {
         row.ttft.p50, row.ttft.p90, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90, 1e3 * row.gap.worst,
         row.goodput ? fmt::format("{:.2f}", *row.goodput) : "-", percent(row.kl_ratio));
     if (row.switches > 0) text += fmt::format("  precision changed {} times: {}\n", row.switches, reasons_of(row));
-    if (row.own) text += fmt::format("  {} % met the server's own targets for them, it says\n", percent(row.own));
+    if (row.own && row.policy == "server")
+      text += fmt::format("  {} % met the server's own targets for them\n", percent(row.own));
     if (row.joules) {
       text += fmt::format("  GPU energy {:.0f} J, {:.3f} J an answer's token\n", *row.joules,
                           row.joules_per_token.value_or(0));

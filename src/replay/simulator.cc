@@ -87,6 +87,7 @@ class Recorder final : public EngineObserver {
   void on_finished(const RequestRecord& record) override {
     ReplayedRequest& request = outcome_.requests[std::stoull(record.id)];
     request.done = record.finish == FinishReason::kLength;
+    request.own_met = record.attained;
     request.ttft_s = record.ttft_s;
     request.e2e_s = record.e2e_s;
     request.longest_gap_s = record.longest_gap_s;

@@ -27,7 +27,7 @@ struct ReplayedRequest {
   int32_t output = 0;                       // tokens that came
   int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
   int64_t fp16_output = 0;                  // of the answer alone
-  std::optional<bool> own_met;              // whether the server says that its targets for this request were met
+  std::optional<bool> own_met;              // whether the engine found its targets for this request met
 };
 
 struct ReplayOutcome {

@@ -146,7 +146,9 @@ TEST(Simulator, ChangesAreCountedByReason) {
   EXPECT_GT(outcome.switch_reasons.at("first_tokens"), 0u);
   EXPECT_GT(outcome.switch_reasons.at("room"), 0u);
   const ReplaySummary row = summarize(outcome, "slo", nullptr, 100, {});
-  const std::string text = to_text({.rows = {row}});
+  ReplayReport report;
+  report.rows = {row};
+  const std::string text = to_text(report);
   EXPECT_NE(text.find("precision changed"), std::string::npos) << text;
   EXPECT_NE(text.find("for first tokens in time"), std::string::npos) << text;
 }

@@ -29,7 +29,8 @@ struct ReplayFlags {
   std::vector<std::string> goodput;
   std::vector<double> fp8_levels;
   std::string slo_missed = "last";
-  bool as_served = false, exact_decode = false;
+  bool as_served = false, exact_decode = false, send_targets = false;
+  bool sequences_given = false, step_tokens_given = false;  // in `simulation`
   std::vector<std::string> kl;
   HttpLoadOptions http;
   std::string json, csv, html, command;
@@ -49,8 +50,9 @@ Status write(const std::string& path, const std::string& text) {
 class Simulation {
  public:
   Simulation(const ReplayFlags& flags, const Trace& trace, StepModel model)
-      : flags_(flags), trace_(trace), model_(std::move(model)) {
+      : flags_(flags), trace_(trace), model_(model), reference_(std::move(model)) {
     options_ = flags.simulation;
+    model_.scale(options_.slowdown);
     for (const StepLevel& level : model_.levels()) {
       if (!is_exact(level.precision)) options_.fp8 = level.precision;
     }
@@ -76,7 +78,7 @@ class Simulation {
   }
   ReplaySummary summary(const ReplayOutcome& outcome, const std::string& policy, const GoodputLimits& limits,
                         const KlCurve& kl) const {
-    return summarize(outcome, policy, &model_, options_.max_step_tokens, limits, kl);
+    return summarize(outcome, policy, &reference_, options_.max_step_tokens, limits, kl);
   }
 
   // The highest rate with that share of requests within 5 times of a request alone, to 1 %.
@@ -103,7 +105,7 @@ class Simulation {
  private:
   const ReplayFlags& flags_;
   const Trace& trace_;
-  StepModel model_;
+  StepModel model_, reference_;  // of the machine, and of what requests take alone
   SimulationOptions options_;
 };
 
@@ -118,10 +120,24 @@ Status finish(const ReplayFlags& flags, const ReplayReport& report) {
 Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLimits& limits, const KlCurve& kl,
                    ReplayReport& report) {
   std::optional<StepModel> model;
+  int32_t step_tokens = flags.simulation.max_step_tokens;
   if (!flags.table.empty()) {
     NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
     NFP_ASSIGN_OR_RETURN(model, StepModel::fit(table));
     model->scale(flags.table_scale);
+    if (!flags.step_tokens_given) step_tokens = table.max_step_tokens;
+  }
+  HttpLoadOptions http = flags.http;
+  http.seed = flags.selection.seed;
+  if (flags.send_targets) {
+    if (!model)
+      return error(ErrorCode::kUsage, "--send-targets needs the step times that they follow from: --simulate");
+    http.targets = [&](const TraceRequest& asked) -> HttpLoadOptions::Targets {
+      TraceRequest two = asked;
+      two.output = std::max(asked.output, 2);
+      const AloneTimes times = alone(*model, two, step_tokens);
+      return {flags.simulation.slo_factor * times.ttft_s, flags.simulation.slo_factor * times.tpot_s};
+    };
   }
   report.machine = flags.http.url;
   for (const double rate : flags.rates.empty() ? std::vector<double>{0} : flags.rates) {
@@ -129,26 +145,26 @@ Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLi
     selection.rate = rate;
     NFP_ASSIGN_OR_RETURN(const Trace part, select(trace, selection));
     ProgressBar bar;
-    NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, flags.http, drawn_by(bar, flags.http.url)));
-    report.rows.push_back(
-        summarize(outcome, "server", model ? &*model : nullptr, flags.simulation.max_step_tokens, limits, kl));
+    NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, http, drawn_by(bar, flags.http.url)));
+    report.rows.push_back(summarize(outcome, "server", model ? &*model : nullptr, step_tokens, limits, kl));
     report.outcomes.push_back(std::move(outcome));
   }
   return ok_status();
 }
 
-// The defaults of `serve` (ServeFlags and EngineConfig), but for what was given.
-void serve_as_default(ReplayFlags& flags, const CLI::App& verb) {
+// The defaults of `serve` (ServeFlags and EngineConfig), but for what was given; the step's limits are those that the
+// table was measured with.
+void serve_as_default(ReplayFlags& flags, const StepTable& table) {
   const EngineConfig served;
   flags.simulation.ttft_s = served.targets.ttft_s;
   flags.simulation.itl_s = served.targets.itl_s;
   flags.simulation.serve_least = kServeLeast;
-  if (verb.count("--max-num-seqs") == 0) flags.simulation.max_sequences = served.limits.max_sequences;
-  if (verb.count("--max-num-batched-tokens") == 0) flags.simulation.max_step_tokens = served.limits.max_step_tokens;
+  if (!flags.sequences_given) flags.simulation.max_sequences = table.max_sequences;
+  if (!flags.step_tokens_given) flags.simulation.max_step_tokens = table.max_step_tokens;
   if (flags.fp8_levels.empty()) flags.fp8_levels = served.fp8_levels;
 }
 
-Status run(const ReplayFlags& flags) {
+Status run(ReplayFlags flags) {
   if (flags.http.url.empty() && flags.table.empty()) {
     return error(ErrorCode::kUsage, "say what to play the trace against: --simulate TABLE or --url URL");
   }
@@ -166,6 +182,7 @@ Status run(const ReplayFlags& flags) {
     return finish(flags, report);
   }
   NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
+  if (flags.as_served) serve_as_default(flags, table);
   NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
   const StepModel::FitError fit = model.error_on(table.steps);
   fmt::print(stderr, "{} on {}: {} steps, fitted within {:.1f} % (mean; 95 % of them within {:.1f} %)\n", table.model,
@@ -206,6 +223,12 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
                   "takes alone");
   verb.add_option("--model", f.http.model, "of --url: the model's name");
   verb.add_option("--api-key", f.http.api_key, "of --url");
+  verb.add_option("--vocab", f.http.vocab, "of --url: prompts are of random token ids below this")
+      ->check(CLI::Range(16, 1 << 24))
+      ->capture_default_str();
+  verb.add_flag(
+      "--send-targets", f.send_targets,
+      "with --url and --simulate: each request names its own targets, --slo-factor times what it takes alone");
   verb.add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
   verb.add_option("--table-engine", f.source.engine, "likewise of several engines");
   verb.add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
@@ -219,7 +242,9 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
   verb.add_option("--requests", f.selection.requests, "only the first so many")->check(CLI::Range(1, 1 << 30));
   verb.add_option("--max-tokens", f.selection.most_tokens, "leave out requests of more tokens, prompt and answer")
       ->check(CLI::Range(1, 1 << 30));
-  verb.add_option("--seed", f.selection.seed, "of which requests a lower rate keeps")->capture_default_str();
+  verb.add_option("--seed", f.selection.seed,
+                  "of which requests a lower rate keeps, and of the prompts that --url sends")
+      ->capture_default_str();
   verb.add_option("--fp8-levels", f.fp8_levels,
                   "shares of the weights that slo may compute in FP8, as serve has it; those that the table lacks are "
                   "interpolated. Default: those of the table")
@@ -253,6 +278,12 @@ void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
       ->capture_default_str();
   verb.add_option("--noise", s.noise, "steps differ from the table by up to this share")
       ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  verb.add_option(
+          "--slowdown", s.slowdown,
+          "steps take so many times what the table says; what requests take alone, which attainment is measured "
+          "by, stays the table's")
+      ->check(CLI::Range(1e-3, 1e3))
       ->capture_default_str();
   verb.add_option("--slo-factor", s.slo_factor, "targets, in times of the request alone in FP16")
       ->check(CLI::Range(1.0, 1000.0))
@@ -296,7 +327,8 @@ void add_replay(CLI::App& app, Status& status) {
       if (option->get_expected_max() == 0) continue;
       for (const std::string& value : option->results()) flags->command += " " + value;
     }
-    if (flags->as_served) serve_as_default(*flags, *verb);
+    flags->sequences_given = verb->count("--max-num-seqs") > 0;
+    flags->step_tokens_given = verb->count("--max-num-batched-tokens") > 0;
     status = run(*flags);
   });
 }

@@ -304,6 +304,7 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
     }
   }
   state.sequences = states;
+  state.steps_ahead = config_.steps_in_flight - 1;
   state.max_step_tokens = scheduler_.limits().max_step_tokens;
   state.max_sequences = scheduler_.limits().max_sequences;
   state.free_tokens = int64_t{blocks_.available()} * blocks_.block_size();
@@ -453,6 +454,10 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   const auto now = this->now();
   record.seconds = seconds_between(std::max(record.start, last_collected_), now);
   policy_->observe(precision, record.fp8_share, work, record.seconds);
+  if (const StepModel* model = policy_->model()) {
+    const size_t level = model->find_level(precision, record.fp8_share);
+    if (level < model->levels().size()) record.table_s = model->table_seconds(level, work);
+  }
   last_collected_ = now;
   record.wait_s = seconds_between(waits, arrived);
   record.between_s = between;

@@ -47,6 +47,7 @@ struct StepRecord {
   double fp8_share = 0;      // of the weights computed in FP8
   int32_t exact_tokens = 0;  // of `tokens`, those that an FP8 step computed in FP16 (StepPlan::exact_singles)
   double predicted_s = 0;    // by the policy, before it ran; 0 = it did not
+  double table_s = 0;        // by the measured table alone, without what was learnt since; 0 = there is none
   int32_t lost = 0;          // requests whose deadline could not be kept when it was planned
   double oldest_wait_s = 0;  // of a request without its first token, when it was planned
   EngineClock::time_point start;

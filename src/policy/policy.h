@@ -44,7 +44,8 @@ struct SequenceState {
 };
 
 struct StepState {
-  double now_s = 0;                          // when the step will start
+  double now_s = 0;         // when the step will start
+  int32_t steps_ahead = 0;  // steps that are planned while others run: whoever comes waits for these too
   std::span<const SequenceState> sequences;  // running ones first, each kind by priority, then arrival
   int32_t max_step_tokens = 0;
   int32_t max_sequences = 0;  // running at once

@@ -94,7 +94,7 @@ class SloPolicy final : public PrecisionPolicy {
     return std::max(options_.longest_wait_s, 2 * options_.grace * prefill.target);
   }
   // How long a step may be, for those who come while it runs.
-  double step_limit() const;
+  double step_limit(int32_t steps_ahead) const;
   // The TTFT target of the prompt that a token of recent ones belongs to, in the mean: who comes next may be like it.
   double typical_target() const;
   Demand demand_of(const StepState& state, double error, StepDecision* decision) const;
@@ -205,7 +205,10 @@ bool SloPolicy::keeps(const std::vector<Prefill>& prefills, const Pace& pace, co
                       double reserve) const {
   double tokens = 0;
   for (const Prefill& prefill : prefills) {  // in order of urgency
-    if (prefill.rank == kLost) return false;
+    if (prefill.rank == kLost) {
+      if (now - prefill.arrival > options_.patience_s) return false;
+      continue;
+    }
     tokens += prefill.tokens;
     const double spare = prefill.rank == 0 ? reserve * prefill.target : 0.0;
     if (now + done_after(pace, decodes, tokens) + spare > prefill.due) return false;
@@ -214,13 +217,13 @@ bool SloPolicy::keeps(const std::vector<Prefill>& prefills, const Pace& pace, co
   return done_after(pace, decodes, tokens) <= typical_target();
 }
 
-double SloPolicy::step_limit() const {
+double SloPolicy::step_limit(int32_t steps_ahead) const {
   if (recent_.empty()) return kNever;
   std::vector<double> sorted;
   for (const Arrival& arrival : recent_) sorted.push_back(arrival.target);
   const auto low = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 10);
   std::nth_element(sorted.begin(), low, sorted.end());
-  return options_.step_share * *low;
+  return options_.step_share / (1 + steps_ahead) * *low;
 }
 
 double SloPolicy::typical_target() const {
@@ -302,6 +305,7 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
 // The decoding sequences are in the decision already.
 Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* decision) const {
   const double catch_up = options_.catch_up * (1 - options_.catch_up_errors * error);
+  const double longest_gap = options_.longest_gap - options_.longest_gap_errors * error;
   const double itl_margin = options_.itl_margin + options_.itl_margin_errors * error;
   Demand demand;
   for (size_t i = 0; i < state.sequences.size(); ++i) {
@@ -312,7 +316,7 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
       if (demand.decodes.tokens >= state.max_step_tokens) continue;
       decision->chunks.push_back({i, 1});
       demand.decodes.add(1, sequence.context);
-      demand.longest_gap = std::min(demand.longest_gap, options_.longest_gap * sequence.itl_s);
+      demand.longest_gap = std::min(demand.longest_gap, longest_gap * sequence.itl_s);
       // Aiming a little below the target leaves room for steps that take longer than predicted.
       const double slack = sequence.due_s - state.now_s - itl_margin * sequence.itl_s * sequence.emitted;
       demand.slack = std::min(demand.slack, std::max(slack, catch_up * sequence.itl_s));
@@ -321,13 +325,20 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
     demand.prefills.push_back(
         {i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});
   }
+  // Where no level computes what decodes within its pace, shorter steps cannot bring that back, and prompts that get a
+  // few tokens in each of them would only wait as well.
+  if (demand.decodes.tokens > 0) {
+    double least = kNever;
+    for (const size_t level : levels_) least = std::min(least, model_.seconds(level, demand.decodes));
+    if (least > demand.limit()) demand.slack = demand.longest_gap = 2 * least;
+  }
   return demand;
 }
 
 // Candidates, the most wanted first: less FP8, then shorter steps; where nothing else keeps the deadlines, steps as
 // long as the decoding sequences' slack allows.
 std::vector<Pace> SloPolicy::paces_for(const StepState& state, const Demand& demand) const {
-  const double limit = demand.limit(), short_limit = std::min(limit, step_limit());
+  const double limit = demand.limit(), short_limit = std::min(limit, step_limit(state.steps_ahead));
   std::vector<Pace> paces;
   const bool both = options_.exact_decode && options_.levels == SloOptions::Levels::kAll && demand.decodes.tokens > 0 &&
                     !demand.prefills.empty();

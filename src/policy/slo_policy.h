@@ -24,15 +24,17 @@ struct SloOptions {
   // requests that have not come yet.
   double reserve = 0.1;
   // The same before a step goes back to less FP8 than the one before it had.
-  double reserve_to_return = 0.25;
+  double reserve_to_return = 0.4;
   // And at least this for a level with FP8 in a part of the weights: one that keeps the deadlines by a hair lets the
   // queue stay, and more of the tokens lose FP16 in the end.
   double reserve_partial = 0.25;
-  // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens.
-  double longest_gap = 1.6;
+  // No step is planned that makes a decoding sequence wait longer than this many of its target between two tokens, less
+  // so many times the mean error of recent predictions.
+  double longest_gap = 1.9;
+  double longest_gap_errors = 2;
   // A step takes no more than this share of the shortest of recent TTFT targets: whoever comes while it runs must wait
-  // for its end.
-  double step_share = 0.75;
+  // for its end. Where steps are planned ahead, all that such a one waits for shares this.
+  double step_share = 0.5;
   // Steps need never be shorter than this share of the target gap for a decoding sequence's sake: shorter ones cost
   // more for each prompt token.
   double catch_up = 1;
@@ -53,6 +55,8 @@ struct SloOptions {
   double grace = 2;
   // One that lost that too goes before all others once it has waited this long for its first token.
   double longest_wait_s = 10;
+  // What can be in time no more is no reason for FP8, until it has waited this long.
+  double patience_s = 30;
 };
 
 // An error where the model has none of the levels that the options ask for.

@@ -82,7 +82,48 @@ TEST(SloPolicy, APromptsChunkLeavesRunningRequestsTheirPace) {
   ASSERT_EQ(decision.chunks.size(), 5u);
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(decision.chunks[i].sequence, i);
   EXPECT_GT(decision.chunks[4].tokens, 100);
-  EXPECT_LE(decision.predicted_s, 1.6 * 0.05 + 1e-9);
+  EXPECT_LE(decision.predicted_s, 1.9 * 0.05 + 1e-9);
+}
+
+TEST(SloPolicy, APaceThatNothingKeepsDoesNotStarvePrompts) {
+  // 16 sequences want a token every millisecond, and no level computes 16 tokens in that. The prompt gets about as long
+  // a part of the step as they do, not the few tokens that steps of a millisecond have room for.
+  std::vector<SequenceState> sequences;
+  for (int i = 0; i < 16; ++i) sequences.push_back(decoding(200, -1, 0.001));
+  StepWork decodes;
+  for (int i = 0; i < 16; ++i) decodes.add(1, 200);
+  const double alone = std::min(model().seconds(0, decodes), model().seconds(1, decodes));
+  ASSERT_GT(alone, 0.002);
+  sequences.push_back(prompt(2000, 0, 1, 0.001));
+  const StepDecision decision = slo()->decide(state_of(sequences, 0));
+  ASSERT_EQ(decision.chunks.size(), 17u);
+  EXPECT_GT(decision.predicted_s, 1.5 * alone);
+  EXPECT_LE(decision.predicted_s, 2 * alone + 1e-9);
+  EXPECT_GT(decision.chunks.back().tokens, 16);
+}
+
+TEST(SloPolicy, WithStepsAheadEachIsShorter) {
+  // A newcomer waits for all of them.
+  const auto predicted = [](int32_t ahead) {
+    const std::vector<SequenceState> sequences = {prompt(2000, 0, 0.4), prompt(2000, 0, 0.4)};
+    StepState state = state_of(sequences, 0);
+    state.steps_ahead = ahead;
+    return slo()->decide(state).predicted_s;
+  };
+  EXPECT_LE(predicted(1), 0.25 * 0.4 + 1e-9);
+  EXPECT_GT(predicted(0), predicted(1));
+}
+
+TEST(SloPolicy, WhatIsLostIsNoReasonForFp8UntilItHasWaitedLong) {
+  // The first is far beyond any deadline of its own; the second has all the time there is.
+  const auto share = [](double waited) {
+    const std::vector<SequenceState> sequences = {prompt(30000, -waited, 0.1), prompt(10, 0, 10)};
+    SloOptions options;
+    options.longest_wait_s = 1e-3;
+    return slo(options)->decide(state_of(sequences, 0)).fp8_share;
+  };
+  EXPECT_EQ(share(5), 0);
+  EXPECT_EQ(share(31), 1);
 }
 
 TEST(SloPolicy, LowerPriorityNumbersGoFirst) {

@@ -47,7 +47,7 @@ class Player {
       return error(ErrorCode::kIo, "--url {}: {} cannot be resolved: {}", options_.url, address_.host,
                    failed.message());
     }
-    const std::map<double, int64_t> before = level_tokens();
+    const ServerCounts before = server_counts();
     const Result<GpuEnergy> energy = energy_of_server();
     const double joules = energy.ok() ? energy->joules() : 0;
     start_ = Clock::now();
@@ -55,8 +55,11 @@ class Player {
     context_.run();
     outcome_.seconds = seconds_since(start_);
     if (energy.ok()) outcome_.joules = energy->joules() - joules;
-    outcome_.tokens_by_share = level_tokens();
-    for (const auto& [share, tokens] : before) outcome_.tokens_by_share[share] -= tokens;
+    ServerCounts after = server_counts();
+    for (const auto& [share, tokens] : before.tokens_by_share) after.tokens_by_share[share] -= tokens;
+    for (const auto& [reason, count] : before.level_changes) after.level_changes[reason] -= count;
+    outcome_.tokens_by_share = std::move(after.tokens_by_share);
+    for (const auto& [reason, count] : after.level_changes) outcome_.count_switches(reason, count);
     const bool any =
         std::any_of(outcome_.requests.begin(), outcome_.requests.end(), [](const auto& r) { return r.done; });
     if (!any)
@@ -73,7 +76,7 @@ class Player {
   }
 
   // What the server has computed so far. Nothing where it does not tell: it need not be a nestedfp.
-  std::map<double, int64_t> level_tokens() {
+  ServerCounts server_counts() {
     beast::tcp_stream stream(context_);
     boost::system::error_code failed;
     stream.connect(endpoints_, failed);
@@ -86,7 +89,7 @@ class Player {
     http::response<http::string_body> response;
     if (!failed) http::read(stream, buffer, response, failed);
     if (failed || response.result() != http::status::ok) return {};
-    return parse_level_tokens(response.body());
+    return parse_server_counts(response.body());
   }
 
   asio::awaitable<void> play(size_t index) {
@@ -111,14 +114,20 @@ class Player {
   std::string body_of(size_t index, const TraceRequest& asked) const {
     std::mt19937_64 random(options_.seed * 1000003 + index);
     std::vector<int> prompt(static_cast<size_t>(asked.input));
-    for (int& token : prompt) token = 16 + static_cast<int>(random() % 224);  // ids that every vocabulary has
-    const Json body = {{"model", options_.model},
-                       {"prompt", prompt},
-                       {"max_tokens", asked.output},
-                       {"stream", true},
-                       {"temperature", 0},
-                       {"ignore_eos", true},
-                       {"stream_options", {{"include_usage", true}}}};
+    const int low = std::min(300, options_.vocab / 2);
+    for (int& token : prompt) token = low + static_cast<int>(random() % static_cast<uint64_t>(options_.vocab - low));
+    Json body = {{"model", options_.model},
+                 {"prompt", prompt},
+                 {"max_tokens", asked.output},
+                 {"stream", true},
+                 {"temperature", 0},
+                 {"ignore_eos", true},
+                 {"stream_options", {{"include_usage", true}}}};
+    if (options_.targets) {
+      const HttpLoadOptions::Targets targets = options_.targets(asked);
+      body["slo_ttft_ms"] = 1e3 * targets.ttft_s;
+      body["slo_itl_ms"] = 1e3 * targets.itl_s;
+    }
     return body.dump();
   }
 
@@ -188,7 +197,10 @@ class Player {
     if (usage == json.end() || !usage->is_object()) return false;
     record.output = usage->value("completion_tokens", record.output);
     const auto precision = usage->find("nestedfp");
-    if (precision == usage->end()) return false;
+    if (precision == usage->end() || !precision->is_object()) return false;
+    if (const auto met = precision->find("slo_met"); met != precision->end() && met->is_boolean()) {
+      record.own_met = met->get<bool>();
+    }
     for (const char* part : {"prompt", "completion"}) {
       const Json counts = precision->value(part, Json::object());
       record.fp16_tokens += counts.value("fp16_tokens", 0);
@@ -212,21 +224,40 @@ class Player {
 
 }  // namespace
 
-std::map<double, int64_t> parse_level_tokens(std::string_view metrics) {
-  constexpr std::string_view kName = "nestedfp:level_tokens_total{", kShare = "fp8_share=\"";
-  std::map<double, int64_t> tokens;
+namespace {
+
+// The value of a label in a line of Prometheus' text format; empty where the line has none of that name.
+std::string_view label_of(std::string_view line, std::string_view start) {
+  const size_t at = line.find(start);
+  if (at == std::string_view::npos) return {};
+  const std::string_view rest = line.substr(at + start.size());
+  return rest.substr(0, std::min(rest.find('"'), rest.size()));
+}
+
+}  // namespace
+
+ServerCounts parse_server_counts(std::string_view metrics) {
+  constexpr std::string_view kTokens = "nestedfp:level_tokens_total{", kChanges = "nestedfp:level_changes_total{";
+  ServerCounts counts;
   while (!metrics.empty()) {
     const std::string_view line = metrics.substr(0, metrics.find('\n'));
     metrics.remove_prefix(std::min(metrics.size(), line.size() + 1));
-    const size_t at = line.find(kShare), space = line.rfind(' ');
-    if (!line.starts_with(kName) || at == std::string_view::npos || space == std::string_view::npos) continue;
-    const char* end = line.data() + line.size();
-    double share = 0, count = 0;
-    if (std::from_chars(line.data() + at + kShare.size(), end, share).ec != std::errc()) continue;
-    if (std::from_chars(line.data() + space + 1, end, count).ec != std::errc()) continue;
-    if (share >= 0 && share <= 1 && count >= 0 && count < 1e18) tokens[share] += static_cast<int64_t>(count);
+    const size_t space = line.rfind(' ');
+    if (!(line.starts_with(kTokens) || line.starts_with(kChanges)) || space == std::string_view::npos) continue;
+    double count = 0;
+    if (std::from_chars(line.data() + space + 1, line.data() + line.size(), count).ec != std::errc()) continue;
+    if (!(count >= 0 && count < 1e18)) continue;
+    if (line.starts_with(kChanges)) {
+      const std::string_view reason = label_of(line, "reason=\"");
+      if (!reason.empty() && count > 0) counts.level_changes[std::string(reason)] += static_cast<uint64_t>(count);
+      continue;
+    }
+    const std::string_view text = label_of(line, "fp8_share=\"");
+    double share = 0;
+    if (std::from_chars(text.data(), text.data() + text.size(), share).ec != std::errc()) continue;
+    if (share >= 0 && share <= 1) counts.tokens_by_share[share] += static_cast<int64_t>(count);
   }
-  return tokens;
+  return counts;
 }
 
 Result<HttpAddress> parse_http_url(const std::string& url) {

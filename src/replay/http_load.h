@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -19,14 +20,26 @@ struct HttpLoadOptions {
   std::string api_key;     // empty = none
   double timeout_s = 600;  // of one request
   uint64_t seed = 1;       // of the prompts' tokens
+  // Prompts are of token ids below this. The lowest are left out: they are often single bytes, and a model that goes on
+  // in bytes has its tokens held back until they make a character, which looks as if they came late.
+  int32_t vocab = 2000;
+  // What each request says it wants; empty = nothing, so that the server's own targets count.
+  struct Targets {
+    double ttft_s = 0, itl_s = 0;
+  };
+  std::function<Targets(const TraceRequest&)> targets;
 };
 
 // A request that fails stays `done == false`. Error: the URL, or a server that answers no request at all.
 Result<ReplayOutcome> play_over_http(const Trace& trace, const HttpLoadOptions& options,
                                      const ReplayProgress& progress);
 
-// Tokens by share of the weights in FP8, from a nestedfp's /metrics; empty where it is another's.
-std::map<double, int64_t> parse_level_tokens(std::string_view metrics);
+// What a nestedfp's /metrics say it has computed so far; nothing where it is another's.
+struct ServerCounts {
+  std::map<double, int64_t> tokens_by_share;      // of the weights in FP8
+  std::map<std::string, uint64_t> level_changes;  // by reason (kLevelChangeNames)
+};
+ServerCounts parse_server_counts(std::string_view metrics);
 
 struct HttpAddress {
   std::string host, port, path;

@@ -43,15 +43,19 @@ TEST(HttpLoad, SaysThatNobodyAnswered) {
   EXPECT_EQ(outcome.error().code, ErrorCode::kIo);
 }
 
-TEST(HttpLoad, ReadsTokensByLevel) {
-  const auto tokens = parse_level_tokens(
+TEST(HttpLoad, ReadsTokensByLevelAndChanges) {
+  const ServerCounts counts = parse_server_counts(
       "# TYPE nestedfp:level_tokens_total counter\n"
       "nestedfp:level_tokens_total{model_name=\"m\",engine=\"0\",fp8_share=\"0.000\"} 120\n"
       "nestedfp:level_tokens_total{model_name=\"m\",engine=\"0\",fp8_share=\"0.880\"} 1e3\n"
       "nestedfp:level_tokens_total{fp8_share=\"7\"} 5\nnestedfp:level_tokens_total{fp8_share=\"x\"} 5\n"
+      "nestedfp:level_changes_total{model_name=\"m\",engine=\"0\",reason=\"first_tokens\"} 3\n"
+      "nestedfp:level_changes_total{reason=\"pace\"} 0\nnestedfp:level_changes_total{reason=\"room\"} -1\n"
+      "nestedfp:level_changes_total{reason=\"room\"} 2\nnestedfp:level_changes_total{reason=\"room\n"
       "nestedfp:level_tokens_total{fp8_share=\"0.5\"}\nother{fp8_share=\"0.5\"} 3");
-  EXPECT_EQ(tokens, (std::map<double, int64_t>{{0.0, 120}, {0.88, 1000}}));
-  EXPECT_TRUE(parse_level_tokens("").empty());
+  EXPECT_EQ(counts.tokens_by_share, (std::map<double, int64_t>{{0.0, 120}, {0.88, 1000}}));
+  EXPECT_EQ(counts.level_changes, (std::map<std::string, uint64_t>{{"first_tokens", 3}, {"room", 2}}));
+  EXPECT_TRUE(parse_server_counts("").tokens_by_share.empty());
 }
 
 }  // namespace

@@ -22,6 +22,21 @@ Json to_json(const Percentiles& p) {
   return {{"mean", p.mean}, {"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}, {"max", p.worst}};
 }
 
+// What the reasons' names in kLevelChangeNames mean to a reader of the report.
+std::string reasons_of(const ReplaySummary& row) {
+  const std::map<std::string, std::string_view> words = {{"first_tokens", "for first tokens in time"},
+                                                         {"pace", "for the pace of answers"},
+                                                         {"room", "back, as there was room"},
+                                                         {"rule", "by the policy's rule"},
+                                                         {"requests", "as requests asked for it"}};
+  std::string text;
+  for (const auto& [reason, count] : row.switch_reasons) {
+    const auto known = words.find(reason);
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, known == words.end() ? reason : known->second);
+  }
+  return text;
+}
+
 Json optional(const std::optional<double>& value) { return value && std::isfinite(*value) ? Json(*value) : Json(); }
 
 }  // namespace
@@ -98,9 +113,10 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   row.steps = outcome.steps;
   row.fp8_steps = outcome.fp8_steps;
   row.switches = outcome.switches;
+  row.switch_reasons = outcome.switch_reasons;
   row.preemptions = outcome.preemptions;
   std::vector<double> ttft, tpot, e2e, gap;
-  int64_t fp16 = 0, fp8 = 0, fp16_output = 0, output = 0, good = 0;
+  int64_t fp16 = 0, fp8 = 0, fp16_output = 0, output = 0, good = 0, judged = 0, own = 0;
   std::array<int64_t, 4> met{};
   double last_arrival = 0;
   for (const ReplayedRequest& request : outcome.requests) {
@@ -116,6 +132,8 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
     fp8 += request.fp8_tokens;
     fp16_output += request.fp16_output;
     output += request.output;
+    judged += request.own_met ? 1 : 0;
+    own += request.own_met.value_or(false) ? 1 : 0;
     good += request.ttft_s <= limits.ttft_s.value_or(std::numeric_limits<double>::infinity()) &&
                     request.tpot_s <= limits.tpot_s.value_or(std::numeric_limits<double>::infinity()) &&
                     request.e2e_s <= limits.e2e_s.value_or(std::numeric_limits<double>::infinity())
@@ -135,6 +153,7 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   if (model != nullptr) {
     row.tight = share(met[0]), row.loose = share(met[1]), row.e2e_tight = share(met[2]), row.e2e_loose = share(met[3]);
   }
+  if (judged > 0) row.own = share(own);
   if (limits.any() && row.seconds > 0) row.goodput = static_cast<double>(good) / row.seconds;
   row.fp16_share = fp16 + fp8 > 0 ? static_cast<double>(fp16) / static_cast<double>(fp16 + fp8)
                                   : std::numeric_limits<double>::quiet_NaN();
@@ -172,6 +191,9 @@ std::string to_text(const ReplayReport& report) {
         row.policy, row.rate, percent(row.tight), percent(row.loose), percent(row.fp16_share), percent(row.fp8_weights),
         row.ttft.p50, row.ttft.p90, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90, 1e3 * row.gap.worst,
         row.goodput ? fmt::format("{:.2f}", *row.goodput) : "-", percent(row.kl_ratio));
+    if (row.switches > 0) text += fmt::format("  precision changed {} times: {}\n", row.switches, reasons_of(row));
+    if (row.own && row.policy == "server")
+      text += fmt::format("  {} % met the server's own targets for them\n", percent(row.own));
     if (row.joules) {
       text += fmt::format("  GPU energy {:.0f} J, {:.3f} J an answer's token\n", *row.joules,
                           row.joules_per_token.value_or(0));
@@ -196,6 +218,7 @@ std::string to_json(const ReplayReport& report) {
                     {"attainment_loose", optional(row.loose)},
                     {"attainment_e2e_tight", optional(row.e2e_tight)},
                     {"attainment_e2e_loose", optional(row.e2e_loose)},
+                    {"attainment_own_targets", optional(row.own)},
                     {"request_goodput", optional(row.goodput)},
                     {"fp16_token_share", optional(row.fp16_share)},
                     {"fp16_answer_share", optional(row.fp16_answers)},
@@ -212,6 +235,7 @@ std::string to_json(const ReplayReport& report) {
                     {"steps", row.steps},
                     {"fp8_steps", row.fp8_steps},
                     {"switches", row.switches},
+                    {"switch_reasons", row.switch_reasons},
                     {"preemptions", row.preemptions}});
   }
   Json limits = Json::array();

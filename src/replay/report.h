@@ -32,6 +32,7 @@ struct ReplaySummary {
   // are each at most so many times those of the request alone in FP16.
   std::optional<double> tight, loose;          // 5 and 10 times
   std::optional<double> e2e_tight, e2e_loose;  // the same of end-to-end time
+  std::optional<double> own;                   // met the engine's targets for them, as it says
   std::optional<double> goodput;               // requests a second within the limits
   double fp16_share = 0;                       // of all tokens, prompts too; NaN where a server does not tell
   double fp16_answers = 0;                     // of the answers' tokens alone; likewise
@@ -43,6 +44,7 @@ struct ReplaySummary {
   std::optional<double> joules_per_token;      // of the answers
   double seconds = 0;
   uint64_t steps = 0, fp8_steps = 0, switches = 0, preemptions = 0;
+  std::map<std::string, uint64_t> switch_reasons;  // kLevelChangeNames
 };
 
 // What FP8 in a share of the weights costs: KL divergence from FP16, nats a token, as `evaluate` or `perplexity`

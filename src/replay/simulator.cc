@@ -80,13 +80,14 @@ class Recorder final : public EngineObserver {
   void on_step(const StepRecord& step) override {
     outcome_.steps += 1;
     outcome_.fp8_steps += is_exact(step.precision) ? 0 : 1;
-    outcome_.switches += step.switched ? 1 : 0;
+    if (step.switched) outcome_.count_switches(std::string(kLevelChangeNames[static_cast<size_t>(step.change)]), 1);
     outcome_.tokens_by_share[step.fp8_share] += step.tokens - step.exact_tokens;
     if (step.exact_tokens > 0) outcome_.tokens_by_share[0] += step.exact_tokens;
   }
   void on_finished(const RequestRecord& record) override {
     ReplayedRequest& request = outcome_.requests[std::stoull(record.id)];
     request.done = record.finish == FinishReason::kLength;
+    request.own_met = record.attained;
     request.ttft_s = record.ttft_s;
     request.e2e_s = record.e2e_s;
     request.longest_gap_s = record.longest_gap_s;
@@ -202,7 +203,7 @@ Status Fleet::submit(const TraceRequest& asked, size_t index) {
   TraceRequest two = asked;
   two.output = 2;
   const auto target = [&](const std::optional<double>& fixed, double alone_s) {
-    return fixed ? std::max(*fixed, options_.serve_least * alone_s) : options_.slo_factor * alone_s;
+    return fixed ? std::max(*fixed, options_.serve_least * alone_s) : options_.slo_factor * alone_s / options_.slowdown;
   };
   request.slo_ttft_s = target(options_.ttft_s, alone(model_, asked, max_step_tokens_).ttft_s);
   request.slo_itl_s = target(options_.itl_s, alone(model_, two, max_step_tokens_).tpot_s);

@@ -27,6 +27,7 @@ struct ReplayedRequest {
   int32_t output = 0;                       // tokens that came
   int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
   int64_t fp16_output = 0;                  // of the answer alone
+  std::optional<bool> own_met;              // whether the engine found its targets for this request met
 };
 
 struct ReplayOutcome {
@@ -35,11 +36,18 @@ struct ReplayOutcome {
   uint64_t steps = 0;
   uint64_t fp8_steps = 0;
   uint64_t switches = 0;
+  std::map<std::string, uint64_t> switch_reasons;  // the same by reason (kLevelChangeNames)
   uint64_t preemptions = 0;
   std::optional<double> joules;  // that the GPUs of a server on this machine used
   // Tokens computed (prompts too) by the share of the weights that their step computed in FP8; 0 = FP16. Empty where a
   // server does not tell.
   std::map<double, int64_t> tokens_by_share;
+
+  void count_switches(const std::string& reason, uint64_t count) {
+    if (count == 0) return;
+    switches += count;
+    switch_reasons[reason] += count;
+  }
 };
 
 struct SimulationOptions {
@@ -50,6 +58,8 @@ struct SimulationOptions {
   int32_t steps_in_flight = 1;
   Precision fp8 = Precision::kFp8W8A8;
   double slo_factor = 5;  // targets, in times of the request alone in FP16
+  // How many times as long as on the machine that `slo_factor` is measured on the model's steps take.
+  double slowdown = 1;
   // Targets as `serve` has them instead: these, seconds, and where `serve_least` is above 0 at least so many times what
   // the request takes alone.
   std::optional<double> ttft_s, itl_s;

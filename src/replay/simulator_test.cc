@@ -120,6 +120,39 @@ TEST(Simulator, PrecisionFollowsThePolicy) {
   EXPECT_EQ(outcome.switches, 1u);
 }
 
+std::vector<TraceRequest> burst() {
+  std::vector<TraceRequest> requests;
+  for (int i = 0; i < 120; ++i) requests.push_back({0.05 * i + (i / 40) * 3, 20 + 37 * i % 90, 1 + 13 * i % 40});
+  return requests;
+}
+
+TEST(Simulator, ASlowerMachineKeepsTheTargetsOfTheTable) {
+  // 60 tokens take 70 ms by the model that is given, which is of a machine half as fast as the table's: the target is
+  // five times 35 ms, and FP16 (70 ms) and two steps of 11 ms are within it.
+  SimulationOptions options = small();
+  options.slowdown = 2;
+  std::vector<TraceRequest> requests;
+  for (int i = 0; i < 3; ++i) requests.push_back({0, 60, 1});
+  const ReplayOutcome relaxed = play(requests, "slo", small()), pressed = play(requests, "slo", options);
+  EXPECT_EQ(relaxed.requests[2].fp8_tokens, 0);
+  EXPECT_GT(pressed.requests[2].fp8_tokens, 0);
+}
+
+TEST(Simulator, ChangesAreCountedByReason) {
+  const ReplayOutcome outcome = play(burst(), "slo", small());
+  uint64_t sum = 0;
+  for (const auto& [reason, count] : outcome.switch_reasons) sum += count;
+  EXPECT_EQ(sum, outcome.switches);
+  EXPECT_GT(outcome.switch_reasons.at("first_tokens"), 0u);
+  EXPECT_GT(outcome.switch_reasons.at("room"), 0u);
+  const ReplaySummary row = summarize(outcome, "slo", nullptr, 100, {});
+  ReplayReport report;
+  report.rows = {row};
+  const std::string text = to_text(report);
+  EXPECT_NE(text.find("precision changed"), std::string::npos) << text;
+  EXPECT_NE(text.find("for first tokens in time"), std::string::npos) << text;
+}
+
 TEST(Simulator, ReplicasShareTheRequests) {
   SimulationOptions options = small();
   options.replicas = 2;
@@ -134,12 +167,6 @@ TEST(Simulator, StepsInFlightDelayAnArrivalByAStep) {
   options.steps_in_flight = 2;
   const ReplayOutcome outcome = play({{0, 60, 3}}, "fp16", options);
   EXPECT_NEAR(outcome.requests[0].e2e_s, 0.092, 2e-4);
-}
-
-std::vector<TraceRequest> burst() {
-  std::vector<TraceRequest> requests;
-  for (int i = 0; i < 120; ++i) requests.push_back({0.05 * i + (i / 40) * 3, 20 + 37 * i % 90, 1 + 13 * i % 40});
-  return requests;
 }
 
 TEST(Simulator, TheSameSeedGivesTheSameRun) {
@@ -188,6 +215,16 @@ TEST(Report, PercentilesAreOfTheNearestRank) {
   EXPECT_EQ(p.mean, 2.5);
   EXPECT_EQ(p.worst, 4);
   EXPECT_EQ(percentiles({}).p99, 0);
+}
+
+TEST(Report, SharesOfOwnTargetsAreOfAllRequests) {
+  ReplayOutcome outcome;
+  outcome.requests.resize(4);
+  EXPECT_FALSE(summarize(outcome, "server", nullptr, 100, {}).own);
+  for (int i = 0; i < 3; ++i) outcome.requests[i].done = true;
+  outcome.requests[0].own_met = outcome.requests[1].own_met = true;
+  outcome.requests[2].own_met = false;
+  EXPECT_DOUBLE_EQ(*summarize(outcome, "server", nullptr, 100, {}).own, 0.5);
 }
 
 TEST(Report, CountsWhatIsWithinTheLimits) {

@@ -34,10 +34,12 @@ class Server:
         with open(self.log.name, encoding="utf-8", errors="replace") as f:
             return f.read()
 
+    def metrics(self):
+        return httpx.get(self.url + "/metrics").text
+
     def metric(self, name):
         """Sum of a metric over all its label sets."""
-        text = httpx.get(self.url + "/metrics").text
-        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.M)
+        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", self.metrics(), re.M)
         assert values, f"{name} is not in /metrics"
         return sum(map(float, values))
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
 
 import httpx
@@ -85,8 +86,19 @@ def test_a_burst_makes_it_switch(launch_real, step_times, tmp_path):
     server = launch_real("--step-times", step_times, "--fp8-levels", "0,1")
     burst = os.path.join(os.path.dirname(__file__), "../../bench/serve/burst.csv")
     report = tmp_path / "report.json"
-    subprocess.run([os.environ["NFP_PROGRAM"], "replay", burst, "--url", server.url, "--model", "demo", "--speed", "200", "--requests", "8",
-                    "--max-tokens", "150", "--json", report], check=True, timeout=300)
+    played = subprocess.run([os.environ["NFP_PROGRAM"], "replay", burst, "--url", server.url, "--model", "demo", "--speed", "200",
+                             "--requests", "8", "--max-tokens", "150", "--json", report], check=True, timeout=300,
+                            stdout=subprocess.PIPE, text=True).stdout
     row = json.loads(report.read_text())["rows"][0]
     assert row["failed"] == 0
     assert 0 <= row["fp16_token_share"] < 1
+    # And it goes back. With ten minutes for each token no machine is too slow: whatever the burst taught the policy about this
+    # one, nothing but less FP8 is left to want.
+    alone = httpx.post(server.url + "/v1/completions", timeout=300, json={
+        "model": "demo", "prompt": "Once", "max_tokens": 4, "slo_ttft_ms": 600_000, "slo_itl_ms": 600_000}).json()
+    assert alone["usage"]["nestedfp"]["completion"]["fp8_tokens"] == 0
+    reasons = dict(re.findall(r'^nestedfp:level_changes_total\{[^\n]*reason="(\w+)"[^\n]* (\S+)$', server.metrics(), re.M))
+    assert float(reasons["room"]) >= 1, reasons
+    # The report tells of it too: all that changed until the last of its requests had ended.
+    assert sum(row["switch_reasons"].values()) == row["switches"]
+    assert row["switches"] == 0 or "precision changed" in played

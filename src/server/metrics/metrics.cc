@@ -194,10 +194,11 @@ void Metrics::on_step(const StepRecord& step) {
   count_tokens(step.fp8_share, step.tokens - step.exact_tokens);
   if (step.exact_tokens > 0) count_tokens(0, step.exact_tokens);
   if (step.switched) changes_[static_cast<size_t>(step.change)].fetch_add(1, std::memory_order_relaxed);
+  // Here and below: one thread writes, so load and store need not be one.
+  by_table_.store(by_table_.load(std::memory_order_relaxed) + step.table_s, std::memory_order_relaxed);
   if (step.predicted_s <= 0 || step.seconds <= 0) return;
   predicted_.observe(step.predicted_s);
   prediction_off_.observe(std::abs(step.predicted_s - step.seconds) / step.seconds);
-  // One thread writes, so load and store need not be one.
   const double mean = prediction_error_.load(std::memory_order_relaxed);
   const double off = std::abs(step.predicted_s - step.seconds) / step.seconds;
   const double share = 1.0 / static_cast<double>(std::min<uint64_t>(++predictions_, 100));
@@ -316,6 +317,11 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.gauge("nestedfp:step_prediction_error", prediction_error_.load(),
           "Mean of |predicted - measured| / measured over about the last 100 steps.");
   w.histogram("nestedfp:step_prediction_off", prediction_off_, "|predicted - measured| / measured of each step.");
+  w.head(
+      "nestedfp:table_step_time_seconds_total", "counter",
+      "How long the steps so far take by the table of step times that slo predicts from, without what it learnt "
+      "since: beside the sum of step_time_seconds it tells how much slower than when it was measured the machine is.");
+  w.value("nestedfp:table_step_time_seconds_total", by_table_.load(std::memory_order_relaxed), "");
   w.gauge("nestedfp:oldest_wait_seconds", oldest_wait_.load(),
           "Age of the oldest request without a token, when the last step was planned.");
   w.counter("nestedfp:slo_shed_total", shed_, "Requests refused as their first token could not come in time.");

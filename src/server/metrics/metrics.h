@@ -65,6 +65,7 @@ class Metrics final : public EngineObserver {
   std::array<std::atomic<uint64_t>, kLevelChangeNames.size()> changes_{};
   std::atomic<double> oldest_wait_{0};
   Histogram prediction_off_;
+  std::atomic<double> by_table_{0};  // seconds
   std::atomic<uint64_t> shed_{0};
   Histogram predicted_, between_;
   std::atomic<double> level_{0};             // share of the last step's weights in FP8

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Fits the model of src/backend/cuda/gemm/plan/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
 
-    bench/fit_gemm_model.py src/backend/cuda/gemm/plan/choices_h200.json bench/results/gemm-h200-fit.jsonl
+    bench/fit_gemm_model.py src/backend/cuda/gemm/plan/choices_h200.json bench/results/gemm-h200-fit.jsonl [--tuned FILE...]
 
 Replaces "models" in the first file, of the modes that were timed, from where they stand, and prints how well each mode is
-fitted. The quantities are positive, so their logarithms are fitted (Levenberg-Marquardt, Huber weights) to the logarithms
+fitted. From the files after --tuned (gemm_grid --tokens 1,8,16,24,32,40,48,64 --log-tried), whose times are fitted to as well, the
+fastest that was tried becomes the choice for that many tokens; choices for more tokens go, where the mode has a model. The quantities are positive, so their logarithms are fitted (Levenberg-Marquardt, Huber weights) to the logarithms
 of the times. Every cell (n, k, m) has an offset of its own, drawn towards 0: a clock that all its candidates shared.
 Needs numpy.
 """
@@ -25,6 +26,7 @@ QUANTITIES = list(FIRST_GUESS)
 MODES = {"nested_f16 tried": "f16", "nested_e4m3 tried": "e4m3", "nested_e4m3_promoted tried": "e4m3-promoted"}
 TURN_US_KB = 0.087  # kTurnMicroseconds of predict.cc
 LEAST_SAMPLES = 6  # of a tile that enters the file
+FINE_BUCKETS = 64  # kFineBuckets of tuning_table.cc
 
 
 def ceil_div(a, b):
@@ -180,14 +182,34 @@ def fitted(mode, samples, model):
     return mode, fit.entry(p, model)
 
 
+def retune(choices, rows, models):
+    """Choices for the numbers of tokens that were timed by themselves."""
+    table = {(c["n"], c["k"], c["mode"]): dict(c["by_tokens"]) for c in choices}
+    for row in rows:
+        for key, mode in {**MODES, "nested_w8a16 tried": "w8a16"}.items():
+            if key in row and row["m"] <= FINE_BUCKETS:
+                best = min(row[key].items(), key=lambda tried: tried[1])[0]
+                table.setdefault((row["n"], row["k"], mode), {})[str(row["m"])] = best
+    out = []
+    for (n, k, mode), by_tokens in table.items():
+        kept = {m: by_tokens[m] for m in sorted(by_tokens, key=int) if mode not in models or int(m) <= FINE_BUCKETS}
+        out.append({"n": n, "k": k, "mode": mode, "by_tokens": kept})
+    return out
+
+
 def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     global clusters_of_4
-    samples = collections.defaultdict(list)
+    samples, tuned = collections.defaultdict(list), None
     for path in sys.argv[2:]:
+        if path == "--tuned":
+            tuned = []
+            continue
         with open(path) as file:
             for row in map(json.loads, file):
+                if tuned is not None:
+                    tuned.append(row)
                 if "clusters_of_4" in row:
                     clusters_of_4 = row["clusters_of_4"]
                 for key, mode in MODES.items():
@@ -197,7 +219,8 @@ def main():
     models = dict(table.get("models", {}))
     with multiprocessing.Pool() as pool:
         models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {})) for mode in MODES.values() if samples[mode]]))
-    table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models, "choices": table["choices"]}
+    table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models,
+             "choices": table["choices"] if tuned is None else retune(table["choices"], tuned, models)}
     text = re.sub(r"\[\s+([\d.e-]+),\s+([\d.e-]+)\s+\]", r"[\1, \2]", json.dumps(table, indent=1))
     with open(sys.argv[1], "w") as file:
         file.write(text + "\n")

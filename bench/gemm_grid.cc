@@ -1,10 +1,10 @@
 // The grid of docs/kernels.md: nested FP16 and FP8 products against cuBLASLt's on the same machine in the same minute,
 // as JSON lines.
 //
-//   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--random-m SEED,COUNT[,LEAST]] [--quick] [--out FILE]
+//   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--random-m SEED,COUNT[,LEAST]] [--choices FILE] [--quick] [--out FILE]
 //
 // --random-m measures what an engine would run, whatever the number of tokens: COUNT counts a shape, log-uniform in 1
-// to 8192 (each shape its own), with the choice that the built-in table makes.
+// to 8192 (each shape its own), with the choice that the built-in table makes, or FILE (a table before it is built in).
 //
 // Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates(); choices take turns in
 // random order), then the winners are measured in turns, also in random order, and from 128 tokens on the four that
@@ -19,10 +19,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,7 +85,8 @@ struct Bench {
   Buffer quantised{size_t{64} * 32768}, residual{size_t{64} * 32768 * 2}, zeros{size_t{64} * 32768 * 2},
       row_scales{64 * 4};
   TuningTable table{};
-  const TuningTable* built_in = nullptr;  // of this device
+  const TuningTable* built_in = nullptr;  // of this device, or what --choices named in its place
+  TuningTable given{};
   FILE* out = stdout;
   bool random_tokens = false;
   bool quick = false;
@@ -571,7 +574,7 @@ void print_machine(Bench* b, int argc, char** argv) {
   cudaDeviceProp properties{};
   if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess &&
       cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
-    b->built_in = built_in_table(properties.name, properties.multiProcessorCount);
+    if (b->built_in == nullptr) b->built_in = built_in_table(properties.name, properties.multiProcessorCount);
     std::string command;
     for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
     const auto now = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
@@ -598,6 +601,13 @@ std::vector<Copy> make_copies(const PlaneShape& planes) {
   return copies;
 }
 
+Result<TuningTable> load_table(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return TuningTable::parse(text.str(), path);
+}
+
 void write_table(Bench* b, const std::string& path) {
   int id = 0;
   cudaDeviceProp properties{};
@@ -621,7 +631,9 @@ int run(int argc, char** argv) {
   app.add_option("--seconds", seconds, "for all shapes: each has its share, and goes on to the next when it is spent");
   app.add_option("--candidates", tried, "of our kernels, per cell");
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
-  std::string table_path;
+  std::string table_path, choices_path;
+  app.add_option("--choices", choices_path, "choices to run by, in place of the built-in ones of this device")
+      ->check(CLI::ExistingFile);
   app.add_option("--table", table_path, "file for the tuned choices");
   std::vector<std::string> methods;
   app.add_option("--methods", methods, "name,name (default: all)")->delimiter(',');
@@ -645,6 +657,15 @@ int run(int argc, char** argv) {
   if (!out_path.empty() && (b.out = std::fopen(out_path.c_str(), "w")) == nullptr) {
     fmt::print(stderr, "gemm_grid: cannot write {}\n", out_path);
     return 1;
+  }
+  if (!choices_path.empty()) {
+    auto given = load_table(choices_path);
+    if (!given.ok()) {
+      fmt::print(stderr, "gemm_grid: {}\n", given.error().message);
+      return 1;
+    }
+    b.given = std::move(*given);
+    b.built_in = &b.given;
   }
   std::vector<Shape> shapes = kShapes;
   if (!shapes_flag.empty()) {

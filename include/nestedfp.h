@@ -169,6 +169,23 @@ NFP_API nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, n
 NFP_API nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m,
                                          const void* x, int64_t ldx, void* y, int64_t ldy, void* scratch,
                                          nfp_stream stream);
+/* The RMSNorm before a product: h = x + residual, rounded to `type`; what is multiplied is
+ * h / sqrt(mean(h^2) + epsilon) * weight. */
+typedef struct nfp_norm {
+  size_t size;        /* sizeof(nfp_norm) */
+  const void* weight; /* device [k] of `type` */
+  float epsilon;
+  const void* residual; /* device [m, k] of `type`, ldr elements from row to row; NULL: h = x */
+  void* h;              /* [m, k], written, ldr too; may be residual. With a residual only */
+  int64_t ldr;
+} nfp_norm;
+/* Bytes of `scratch` (device, 256-byte aligned) that m rows need behind a norm, in either precision. */
+NFP_API size_t nfp_linear_norm_scratch_bytes(const nfp_linear* linear, int64_t m);
+/* nfp_linear_run or, with `swiglu`, nfp_linear_run_swiglu (then without bias), of what the norm makes of x: two kernels
+ * in either precision. NFP_UNSUPPORTED where k is no multiple of 8 or more than nfp_max_quantised_columns(). */
+NFP_API nfp_status nfp_linear_run_norm(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m,
+                                       const void* x, int64_t ldx, const nfp_norm* norm, void* y, int64_t ldy,
+                                       const float* bias, int32_t swiglu, void* scratch, nfp_stream stream);
 NFP_API int64_t nfp_max_quantised_columns(void);
 /* The kernel that such a call runs, for people: "m 16, n 4096, k 14336, f16: 128x16 c1 b1 split4 (tuned), ...". Writes
  * at most `bytes` with the closing zero. */

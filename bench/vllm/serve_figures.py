@@ -19,9 +19,11 @@ ENGINES = {
                  "worker_cls": "nestedfp.vllm.worker.Worker",
                  "additional_config": {"nestedfp": {"policy": "alternate:1"}}},
 }
-# The same engine in other ways, where --also names them: without dependent launch, and without that of Inductor's kernels.
-VARIANTS = {"independent": {}, "inductor waits": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}}}
-VARIANT_ENVIRONMENT = {"independent": {"NESTEDFP_INDEPENDENT_START": "1"}}
+# The same engine in other ways, where --also names them: without dependent launch, without that of Inductor's kernels,
+# and with norms that Inductor compiles.
+VARIANTS = {"independent": {}, "inductor waits": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}},
+            "norms apart": {}}
+VARIANT_ENVIRONMENT = {"independent": {"NESTEDFP_INDEPENDENT_START": "1"}, "norms apart": {"NESTEDFP_NORMS_APART": "1"}}
 ENGINES.update({name: {**ENGINES["nestedfp"], **more} for name, more in VARIANTS.items()})
 # name: engine, what its requests ask for
 MODES = {"vllm fp16": ("stock fp16", None), "vllm fp8": ("stock fp8", None), "nestedfp fp16": ("nestedfp", "exact"),

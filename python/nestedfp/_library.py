@@ -35,6 +35,11 @@ class Weight(ctypes.Structure):
                 ("k", c_int64), ("join", c_int32)]
 
 
+class Norm(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("weight", c_void_p), ("epsilon", c_float), ("residual", c_void_p), ("h", c_void_p),
+                ("ldr", c_int64)]
+
+
 class StepLoad(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("step_tokens", c_int32), ("prefill_tokens", c_int32), ("running", c_int32),
                 ("waiting", c_int32), ("kv_use", c_double), ("recent_tpot_s", c_double), ("recent_ttft_s", c_double),
@@ -74,6 +79,9 @@ _FUNCTIONS = {
                                  c_void_p, c_void_p]),
     "nfp_linear_run_swiglu": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p,
                                         c_void_p]),
+    "nfp_linear_norm_scratch_bytes": (c_size_t, [c_void_p, c_int64]),
+    "nfp_linear_run_norm": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, POINTER(Norm), c_void_p,
+                                      c_int64, c_void_p, c_int32, c_void_p, c_void_p]),
     "nfp_linear_describe": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_char_p, c_size_t]),
     "nfp_policy_create": (c_int32, [c_char_p, POINTER(c_void_p)]),
     "nfp_policy_destroy": (None, [c_void_p]),

@@ -46,18 +46,18 @@ Result<GpuEnergy> GpuEnergy::open() {
   }
   unsigned all = 0;
   if (init() != 0 || count(&all) != 0) return error(ErrorCode::kUnsupported, "the NVIDIA driver does not answer");
-  const auto add = [&](bool found, void* device) {
-    if (found) energy.devices_.push_back(device);
+  void* device = nullptr;  // what the driver found
+  const auto add = [&](int status) {
+    if (status == 0) energy.devices_.push_back(device);
   };
-  void* device = nullptr;
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
     for (const std::string_view name : visible_gpus(visible)) {
       unsigned index = 0;
       const bool number = std::from_chars(name.data(), name.data() + name.size(), index).ec == std::errc();
-      add((number ? by_index(index, &device) : by_uuid(std::string(name).c_str(), &device)) == 0, device);
+      add(number ? by_index(index, &device) : by_uuid(std::string(name).c_str(), &device));
     }
   } else {
-    for (unsigned i = 0; i < all; ++i) add(by_index(i, &device) == 0, device);
+    for (unsigned i = 0; i < all; ++i) add(by_index(i, &device));
   }
   if (energy.devices_.empty()) return error(ErrorCode::kUnsupported, "the NVIDIA driver shows no GPU");
   for (void* each : energy.devices_) {

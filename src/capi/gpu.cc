@@ -82,7 +82,7 @@ struct nfp_linear {
 
 namespace {
 
-// One product, its activations rounded first where the precision asks for it.
+// One product, with what its activations go through before it.
 struct Product {
   int64_t m;
   const void* x;
@@ -91,6 +91,7 @@ struct Product {
   int64_t ldy;
   const float* bias;
   bool swiglu;
+  const nfp_norm* norm = nullptr;
 };
 
 nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, const Product& product, void* scratch,
@@ -101,8 +102,10 @@ nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, 
   call.w = linear.matrix;
   call.mode = linear.mode(precision, type);
   call.m = m;
-  if (call.mode == Mode::kE4M3) {
-    NFP_CAPI_REQUIRE(scratch != nullptr, "nfp_linear_run: FP8 needs scratch of nfp_linear_scratch_bytes()");
+  const bool quantised = call.mode == Mode::kE4M3;
+  if (quantised || product.norm != nullptr) {
+    NFP_CAPI_REQUIRE(scratch != nullptr, "nfp_linear_run: FP8, and a norm, need scratch of nfp_linear_scratch_bytes(), "
+                                         "nfp_linear_norm_scratch_bytes()");
     GemmInputCall rows;
     rows.m = m;
     rows.k = k;
@@ -110,13 +113,26 @@ nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, 
     rows.dependent_launch = linear.dependent_launch;
     rows.x = product.x;
     rows.ldx = product.ldx;
-    rows.y_e4m3 = static_cast<uint8_t*>(scratch);
-    rows.ldy_e4m3 = e4m3_row_bytes(k);
-    rows.scales = e4m3_scales(scratch, m, k);
-    if (const auto status = prepare_gemm_input(rows, stream); !status.ok()) return fail(status.error());
+    if (const nfp_norm* const norm = product.norm; norm != nullptr) {
+      rows.source = GemmInputCall::Source::kNorm;
+      rows.weight = norm->weight;
+      rows.epsilon = norm->epsilon;
+      rows.residual = const_cast<void*>(norm->residual);  // not written: h has its own place
+      rows.ldr = norm->ldr;
+      rows.h = norm->h;
+    }
     call.x = scratch;
-    call.ldx = rows.ldy_e4m3;
-    call.token_scale = rows.scales;
+    if (quantised) {
+      rows.y_e4m3 = static_cast<uint8_t*>(scratch);
+      rows.ldy_e4m3 = e4m3_row_bytes(k);
+      rows.scales = e4m3_scales(scratch, m, k);
+      call.ldx = rows.ldy_e4m3;
+      call.token_scale = rows.scales;
+    } else {
+      rows.y_f16 = scratch;
+      rows.ldy = call.ldx = k;
+    }
+    if (const auto status = prepare_gemm_input(rows, stream); !status.ok()) return fail(status.error());
   } else {
     call.x = product.x;
     call.ldx = product.ldx;
@@ -239,6 +255,28 @@ nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nf
     NFP_CAPI_REQUIRE(linear != nullptr, "nfp_linear_run_swiglu: linear is null");
     NFP_CAPI_REQUIRE(m > 0, "nfp_linear_run_swiglu: m must be positive");
     return multiply(*linear, precision, type, {m, x, ldx, y, ldy, nullptr, true}, scratch, stream);
+  });
+}
+
+size_t nfp_linear_norm_scratch_bytes(const nfp_linear* linear, int64_t m) {
+  if (linear == nullptr || m <= 0 || !linear->quantisable) return 0;
+  return activation_bytes(m, linear->matrix.k);
+}
+
+nfp_status nfp_linear_run_norm(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, const void* x,
+                               int64_t ldx, const nfp_norm* norm, void* y, int64_t ldy, const float* bias,
+                               int32_t swiglu, void* scratch, nfp_stream stream) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(linear != nullptr && complete(norm) && m > 0,
+                     "nfp_linear_run_norm: linear or norm is null, norm->size is not set, or m is not positive");
+    NFP_CAPI_REQUIRE((norm->residual == nullptr) == (norm->h == nullptr),
+                     "nfp_linear_run_norm: residual and h go together");
+    NFP_CAPI_REQUIRE(swiglu == 0 || bias == nullptr, "nfp_linear_run_norm: a bias does not go with swiglu");
+    if (!linear->quantisable || linear->matrix.k % 8 != 0) {
+      return fail(NFP_UNSUPPORTED, "nfp_linear_run_norm: rows must be of a multiple of 8 columns, of at most "
+                                   "nfp_max_quantised_columns()");
+    }
+    return multiply(*linear, precision, type, {m, x, ldx, y, ldy, bias, swiglu != 0, norm}, scratch, stream);
   });
 }
 

@@ -40,6 +40,11 @@ nfp_status nfp_linear_run_swiglu(nfp_linear*, nfp_precision, nfp_type, int64_t, 
                                  void*, nfp_stream) {
   return none();
 }
+size_t nfp_linear_norm_scratch_bytes(const nfp_linear*, int64_t) { return 0; }
+nfp_status nfp_linear_run_norm(nfp_linear*, nfp_precision, nfp_type, int64_t, const void*, int64_t, const nfp_norm*,
+                               void*, int64_t, const float*, int32_t, void*, nfp_stream) {
+  return none();
+}
 nfp_status nfp_linear_describe(nfp_linear*, nfp_precision, nfp_type, int64_t, char*, size_t) { return none(); }
 nfp_status nfp_gemm(nfp_gpu*, const nfp_gemm_call*, nfp_stream) { return none(); }
 nfp_status nfp_rows(nfp_gpu*, const nfp_rows_call*, nfp_stream) { return none(); }

@@ -164,6 +164,37 @@ class Op(unittest.TestCase):
                         want = torch.cat([gate, up], 1)
                         self.assertLess(float((whole - want).norm() / want.norm()), limit, (dtype, precision, n, k, m))
 
+    def test_norm_before_the_product(self):
+        for dtype, limits in ((torch.float16, (1e-3, 1e-2)), (torch.bfloat16, (8e-3, 1.3e-2))):
+            for n, k in ((32, 128), (208, 328), (2048, 1024)):
+                weight = normal(n, k, sigma=0.05, dtype=dtype)
+                weight[weight.abs() < 2.0**-10] = 0
+                plain, joined = op.nest(weight), op.nest(op.interleave(weight))
+                bias = normal(n, dtype=dtype, seed=3)
+                norm = normal(k, dtype=dtype, seed=5)
+                for m in (1, 7, 33, 300):
+                    x, residual = normal(m, k, dtype=dtype, seed=m), normal(m, k, dtype=dtype, seed=m + 1)
+                    before = residual.clone()
+                    h = (x.float() + residual.float()).to(dtype)
+                    wide = h.double()
+                    normed = wide / (wide.pow(2).mean(1, keepdim=True) + 1e-5).sqrt() * norm.double()
+                    token = normed.abs().amax(1, keepdim=True) / 448
+                    rounded = e4m3((normed / token).float()) * token
+                    uppers = e4m3(weight.float() * 256) / 256
+                    for precision, a, w, limit in ((_library.FP16, normed, weight.double(), limits[0]),
+                                                   (_library.FP8, rounded, uppers, limits[1])):
+                        op.Step.forced = precision
+                        gate, up = (a @ w.t()).split(n // 2, 1)
+                        wants = ((plain, bias, False, torch.cat([gate, up], 1) + bias.double()),
+                                 (joined, None, True, torch.nn.functional.silu(gate) * up))
+                        for planes, b, swiglu, want in wants:
+                            got, sum_of = op._norm_linear(x, residual, norm, 1e-5, planes.upper, planes.lower,
+                                                          planes.scale, b, n, k, planes.join, swiglu)
+                            self.assertTrue(torch.equal(sum_of, h))
+                            self.assertTrue(torch.equal(residual, before))
+                            error = float((got.double() - want).norm() / want.norm())
+                            self.assertLess(error, limit, (dtype, precision, n, k, m, swiglu))
+
     @unittest.skipUnless(HAVE_GPU and importlib.util.find_spec("vllm"), "needs vLLM")
     def test_inductor_s_kernels_wait_for_all_before_them(self):
         """What a kernel wrote is read two kernels later, with one of ours between that lets the next begin at once."""

@@ -461,6 +461,69 @@ class InsideVllm(unittest.TestCase):
         TritonKernel._handle_pdl_before_access(kernel, buffer, "x")
         self.assertEqual(lines, [("body", Kernel.GDC_WAIT), ("buffer", Kernel.GDC_WAIT)])
 
+    def norm_graph(self, reads_normed_twice=False, bias_after=False, weight_type=None):
+        """(hidden, residual) -> norm -> swiglu -> norm -> linear, as vLLM's graphs hold them before they are lowered."""
+        import vllm.ir.ops  # noqa: F401
+        from nestedfp.vllm import op
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        op.register()
+        half, nested = torch.float16, torch.ops.nestedfp
+        x, residual = torch.empty(5, 64, dtype=half), torch.empty(5, 64, dtype=half)
+        weight = torch.empty(64, dtype=weight_type or half)
+        plane, scale, bias = torch.empty(128 * 64, dtype=torch.uint8), torch.empty(0), torch.empty(64, dtype=half)
+
+        def model(x, residual, weight, plane, scale, bias):
+            norm = torch.ops.vllm_ir.fused_add_rms_norm
+            normed, residual = norm(x, residual, weight, 1e-5, None)
+            x = nested.swiglu(normed.reshape(-1, 64), plane, plane, scale, 128, 64, 0)
+            normed, residual = norm(x, residual, weight, 1e-5, None)
+            y = nested.linear(normed, plane, plane, scale, bias * 2 if bias_after else bias, 64, 64, 0)
+            return (y, residual, normed) if reads_normed_twice else (y, residual)
+
+        return make_fx(model, tracing_mode="fake")(x, residual, weight, plane, scale, bias)
+
+    def targets(self, traced):
+        from nestedfp.vllm import norms
+
+        norms.JoinNorms()(traced.graph)
+        traced.graph.lint()
+        for node in traced.graph.nodes:
+            self.assertIn("val", node.meta if node.op != "output" else {"val": 0}, node)
+        return [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+
+    def test_norms_join_the_product_that_alone_reads_them(self):
+        names = [name for name in self.targets(self.norm_graph()) if "getitem" not in name]
+        self.assertEqual(names, ["nestedfp.norm_linear.default"] * 2)
+        traced = self.norm_graph()
+        self.targets(traced)
+        swiglu, linear = [node for node in traced.graph.nodes if "norm_linear" in str(node.target)]
+        self.assertEqual(swiglu.args[3:4] + swiglu.args[7:], (1e-5, None, 128, 64, 0, True))
+        self.assertEqual(linear.args[7].name, "bias_1")
+        self.assertEqual(linear.args[8:], (64, 64, 0, False))
+        self.assertEqual([tuple(value.shape) for value in swiglu.meta["val"]], [(5, 64), (5, 64)])
+
+    def test_other_norms_stay(self):
+        for given in ({"reads_normed_twice": True}, {"bias_after": True}):
+            names = " ".join(self.targets(self.norm_graph(**given)))
+            self.assertEqual((names.count("fused_add_rms_norm"), names.count("norm_linear")), (1, 1), given)
+            self.assertEqual(names.count("nestedfp.linear"), 1)
+        names = " ".join(self.targets(self.norm_graph(weight_type=torch.float32)))
+        self.assertEqual((names.count("fused_add_rms_norm"), names.count("norm_linear")), (2, 0))
+
+    def test_norms_join_unless_the_user_has_a_pass(self):
+        from nestedfp.vllm import norms
+        from vllm.compilation.passes.inductor_pass import InductorPass
+
+        other = norms.JoinNorms()
+        for given in ({}, {norms.HOOK: other}):
+            compilation = SimpleNamespace(inductor_compile_config=dict(given))
+            norms.enable(SimpleNamespace(compilation_config=compilation))
+            found = compilation.inductor_compile_config[norms.HOOK]
+            self.assertIsInstance(found, InductorPass)
+            self.assertEqual(found is other, bool(given))
+            self.assertEqual(found.uuid(), other.uuid())
+
     def test_rows_of_gate_and_up_alternate(self):
         from nestedfp.vllm import op, swiglu
 

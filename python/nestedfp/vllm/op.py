@@ -1,4 +1,5 @@
-"""``torch.ops.nestedfp.linear``: y = x W^T + bias, FP16 or FP8 by the precision of the step.
+"""``torch.ops.nestedfp.linear``: y = x W^T + bias, FP16 or FP8 by the precision of the step; ``swiglu`` and
+``norm_linear`` with what follows and goes before it.
 
 The choice is inside the op. vLLM traces a model once for all batch sizes and drops Dynamo's guards, so a branch outside
 would be frozen at what the first trace saw. A CUDA graph holds the kernels of the precision that was in force when it
@@ -85,8 +86,13 @@ def device(index: int) -> _Device:
     return made
 
 
+def _dense_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.contiguous().clone()
+
+
 def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
-         n: int, k: int, join: int, swiglu: bool) -> torch.Tensor:
+         n: int, k: int, join: int, swiglu: bool, norm: _library.Norm | None = None) -> torch.Tensor:
+    """With ``norm``: of the norm of x."""
     m = x.shape[0]
     columns = n // 2 if swiglu else n
     y = x.new_empty((m, columns))
@@ -104,21 +110,25 @@ def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch
     if precision is None:
         precision = FP8 if m > Step.threshold else FP16
     scratch = None
-    if precision == FP8:
-        bytes_needed = on.library.nfp_linear_scratch_bytes(linear, m)
+    if precision == FP8 or norm is not None:
+        needs = on.library.nfp_linear_scratch_bytes if norm is None else on.library.nfp_linear_norm_scratch_bytes
+        bytes_needed = needs(linear, m)
         if bytes_needed:
             held = x.new_empty((bytes_needed + 1) // 2)
             scratch = held.data_ptr()
+    bias_pointer = None
+    if bias is not None:
+        kept = on.biases.get(bias.data_ptr())
+        bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
     kind = 1 if x.dtype is torch.bfloat16 else 0
     stream = torch._C._cuda_getCurrentRawStream(index)
-    if swiglu:
+    if norm is not None:
+        code = on.library.nfp_linear_run_norm(linear, precision, kind, m, x.data_ptr(), ldx, norm, y.data_ptr(), columns,
+                                              bias_pointer, swiglu, scratch, stream)
+    elif swiglu:
         code = on.library.nfp_linear_run_swiglu(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
                                                 scratch, stream)
     else:
-        bias_pointer = None
-        if bias is not None:
-            kept = on.biases.get(bias.data_ptr())
-            bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
         code = on.library.nfp_linear_run(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
                                          bias_pointer, scratch, stream)
     if code:
@@ -147,6 +157,25 @@ def _swiglu_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scal
     return x.new_empty((x.shape[0], n // 2))
 
 
+def _norm_linear(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, upper: torch.Tensor,
+                 lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int, k: int, join: int,
+                 swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """h = x + residual; linear() or swiglu() of RMSNorm(h), and h. `norms` puts it in."""
+    residual = _dense_rows(residual)
+    h = torch.empty_like(residual)
+    norm = _library.Norm(_NORM_BYTES, weight.data_ptr(), epsilon, residual.data_ptr(), h.data_ptr(), k)
+    return _run(x, upper, lower, scale, bias, n, k, join, swiglu, norm), h
+
+
+_NORM_BYTES = ctypes.sizeof(_library.Norm)
+
+
+def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+                      upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int,
+                      k: int, join: int, swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
+
+
 def interleave(rows: torch.Tensor) -> torch.Tensor:
     """[gate; up] -> blocks of 8 rows of each in turn: what the epilogue that computes SwiGLU needs."""
     n = rows.shape[0]
@@ -173,6 +202,8 @@ def register() -> None:
                               target_lib=_namespace)
     direct_register_custom_op(op_name="swiglu", op_func=_swiglu, mutates_args=[], fake_impl=_swiglu_fake,
                               target_lib=_namespace)
+    direct_register_custom_op(op_name="norm_linear", op_func=_norm_linear, mutates_args=[],
+                              fake_impl=_norm_linear_fake, target_lib=_namespace)
 
 
 class Planes:

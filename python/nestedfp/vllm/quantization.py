@@ -20,7 +20,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import checkpoint, metrics, op, overlap, settings, swiglu, versions
+from . import checkpoint, metrics, norms, op, overlap, settings, swiglu, versions
 
 logger = init_logger("vllm.nestedfp")
 
@@ -235,6 +235,7 @@ class NestedFPConfig(QuantizationConfig):
         op.register()
         config = get_current_vllm_config()
         overlap.enable(config)
+        norms.enable(config)
         self.joins_swiglu = config.lora_config is None  # adapters add to what the activation gets
         wanted = settings.current()
         threshold = wanted.threshold()

@@ -27,6 +27,7 @@ Status check_call(const GemmInputCall& c) {
   if (c.source == GemmInputCall::Source::kGeglu && c.bf16) return bad("bf16", "does not go with kGeglu");
   if (c.residual != nullptr && (c.source != GemmInputCall::Source::kNorm || c.ldr < c.k))
     return bad("residual", "belongs to kNorm, with ldr >= k");
+  if (c.h != nullptr && c.residual == nullptr) return bad("h", "belongs to a norm with a residual");
   if (c.y_f16 == nullptr && c.y_e4m3 == nullptr) return bad("y_f16 and y_e4m3", "are both null");
   if (c.y_f16 != nullptr && c.ldy < c.k) return bad("ldy", "is smaller than a row");
   if (c.y_e4m3 != nullptr) {
@@ -47,6 +48,7 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   p.x = c.x;
   p.weight = c.weight;
   p.residual = c.residual;
+  p.h = c.h != nullptr ? c.h : c.residual;
   p.y_f16 = c.y_f16;
   p.y_e4m3 = c.y_e4m3;
   p.ldx = c.ldx;
@@ -59,7 +61,7 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   p.weight_offset = c.weight_offset;
   const bool is_aligned = c.k % 8 == 0 && aligned(c.x, 16) && c.ldx % 8 == 0 &&
                           (c.weight == nullptr || aligned(c.weight, 16)) &&
-                          (c.residual == nullptr || (aligned(c.residual, 16) && c.ldr % 8 == 0)) &&
+                          (c.residual == nullptr || (aligned(c.residual, 16) && aligned(p.h, 16) && c.ldr % 8 == 0)) &&
                           (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
   p.scales = c.scales;
 

@@ -223,7 +223,7 @@ struct RowPart {
       for (int j = 0; j < 8; ++j) element[j] += other[j];
       raw[i] = narrow8<kBf16>(element);  // the norm sees what the residual stream holds
       widen8<kBf16>(raw[i], element);
-      store8<kAligned>(static_cast<uint16_t*>(p.residual) + token * p.ldr, column_of(i), end, raw[i]);
+      store8<kAligned>(static_cast<uint16_t*>(p.h) + token * p.ldr, column_of(i), end, raw[i]);
     }
     if constexpr (kNorm) {
 #pragma unroll

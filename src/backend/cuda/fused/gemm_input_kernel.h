@@ -13,7 +13,8 @@ inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread
 struct GemmInputParams {
   const void* x;
   const void* weight;  // of a norm
-  void* residual;
+  const void* residual;
+  void* h;  // may be residual
   void* y_f16;
   uint8_t* y_e4m3;
   float* scales;  // written with y_e4m3

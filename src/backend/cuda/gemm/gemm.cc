@@ -17,20 +17,20 @@ Status check(cudaError_t status, const char* what) {
   return error(ErrorCode::kResource, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-std::span<const KernelEntry> entries(Mode mode, Join join) {
+Operand operand_of(Mode mode, Join join) {
   switch (mode) {
     case Mode::kF16:
-      return join == Join::kBiased ? kernels_f16_biased() : kernels_f16_free();
+      return join == Join::kBiased ? Operand::kF16Biased : Operand::kF16Free;
     case Mode::kBF16:
-      return join == Join::kBiased ? kernels_bf16_biased() : kernels_bf16_free();
+      return join == Join::kBiased ? Operand::kBF16Biased : Operand::kBF16Free;
     case Mode::kE4M3:
-      return kernels_e4m3();
+      return Operand::kE4M3;
     case Mode::kE4M3Promoted:
-      return kernels_e4m3_promoted();
+      return Operand::kE4M3Promoted;
     case Mode::kW8A16:
-      return kernels_w8a16();
+      break;
   }
-  return {};
+  return Operand::kW8A16;
 }
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
@@ -197,15 +197,14 @@ Result<Gemm> Gemm::create() {
   if (found != cudaDriverEntryPointSuccess) {
     return error(ErrorCode::kUnsupported, "the CUDA driver has no cuTensorMapEncodeTiled; install driver 525 or later");
   }
-  for (const auto& group : {kernels_f16_biased(), kernels_f16_free(), kernels_bf16_biased(), kernels_bf16_free(),
-                            kernels_e4m3(), kernels_e4m3_promoted(), kernels_w8a16()}) {
-    for (const KernelEntry& entry : group) {
+  for (size_t operand = 0; operand < kOperands; ++operand) {
+    for (const KernelEntry& entry : kernels(static_cast<Operand>(operand))) {
       NFP_RETURN_IF_ERROR(check(
           cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(entry.tile)),
           "sizing shared memory"));
     }
   }
-  for (const KernelEntry& entry : kernels_f16_biased()) {
+  for (const KernelEntry& entry : kernels(Operand::kF16Biased)) {
     if (entry.tile.tokens != 128 || entry.tile.cluster != 1) continue;  // any that fills an SM
     for (auto [blocks, clusters] : {std::pair{2u, &gemm.device_.clusters_of_2}, {4u, &gemm.device_.clusters_of_4}}) {
       cudaLaunchAttribute attribute;
@@ -227,7 +226,7 @@ Result<Gemm> Gemm::create() {
 
 Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) const {
   NFP_RETURN_IF_ERROR(check_call(call));
-  const auto group = entries(call.mode, call.w.join);
+  const auto group = kernels(operand_of(call.mode, call.w.join));
   const auto entry =
       std::find_if(group.begin(), group.end(), [&](const KernelEntry& e) { return e.tile == config.tile; });
   if (entry == group.end()) {

@@ -186,13 +186,22 @@ template <Operand kOperand, Tile t>
 constexpr auto kFunction =
     &nested_gemm<kOperand, t.tokens, t.row_blocks, t.cluster, t.blocks_per_sm, t.warpgroups, t.along_tokens>;
 
-template <Operand kOperand, Mode kMode, Join kJoin, size_t... kIndex>
+// Of the tiles that exist in a mode, every kFiles-th from kFile on: widths, which is what compile time depends on, are
+// spread evenly over the files.
+template <Mode kMode, Join kJoin, int kFile, int kFiles>
+constexpr bool in_file(size_t index) {
+  int before = 0;
+  for (size_t i = 0; i < index; ++i) before += exists(kTiles[i], kMode, kJoin) ? 1 : 0;
+  return exists(kTiles[index], kMode, kJoin) && before % kFiles == kFile;
+}
+
+template <Operand kOperand, Mode kMode, Join kJoin, int kFile, int kFiles, size_t... kIndex>
 auto make_entries(std::index_sequence<kIndex...>) {
-  std::array<KernelEntry, (0 + ... + (exists(kTiles[kIndex], kMode, kJoin) ? 1 : 0))> out{};
+  std::array<KernelEntry, (0 + ... + (in_file<kMode, kJoin, kFile, kFiles>(kIndex) ? 1 : 0))> out{};
   size_t used = 0;
   const auto add = [&]<size_t i>() {
     constexpr Tile t = kTiles[i];
-    if constexpr (exists(t, kMode, kJoin)) {
+    if constexpr (in_file<kMode, kJoin, kFile, kFiles>(i)) {
       out[used++] = {kOperand, t, reinterpret_cast<const void*>(kFunction<kOperand, t>), threads(t)};
     }
   };
@@ -200,10 +209,10 @@ auto make_entries(std::index_sequence<kIndex...>) {
   return out;
 }
 
-// Every tile of kTiles that exists in the mode.
-template <Operand kOperand, Mode kMode, Join kJoin = Join::kBiased>
-std::span<const KernelEntry> all_entries() {
-  static const auto entries = make_entries<kOperand, kMode, kJoin>(std::make_index_sequence<kTiles.size()>());
+template <Operand kOperand, Mode kMode, Join kJoin, int kFile, int kFiles>
+std::span<const KernelEntry> entries_of_file() {
+  static const auto entries =
+      make_entries<kOperand, kMode, kJoin, kFile, kFiles>(std::make_index_sequence<kTiles.size()>());
   return entries;
 }
 

@@ -1,6 +1,8 @@
-// The compiled kernels, by operand and tile. One .cu file per group of instances, so that they compile side by side.
+// The compiled kernels, by operand and tile. Those of one operand are compiled in several files of about equal length
+// (kernels.cu.in; the build says how many).
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "backend/cuda/gemm/plan/config.h"
@@ -8,6 +10,7 @@
 namespace nfp::cuda {
 
 enum class Operand : uint8_t { kF16Biased, kF16Free, kBF16Biased, kBF16Free, kE4M3, kE4M3Promoted, kW8A16 };
+inline constexpr size_t kOperands = 7;
 
 struct KernelEntry {
   Operand operand;
@@ -16,12 +19,6 @@ struct KernelEntry {
   int threads;
 };
 
-std::span<const KernelEntry> kernels_f16_biased();
-std::span<const KernelEntry> kernels_f16_free();
-std::span<const KernelEntry> kernels_bf16_biased();
-std::span<const KernelEntry> kernels_bf16_free();
-std::span<const KernelEntry> kernels_e4m3();
-std::span<const KernelEntry> kernels_e4m3_promoted();
-std::span<const KernelEntry> kernels_w8a16();
+std::span<const KernelEntry> kernels(Operand operand);
 
 }  // namespace nfp::cuda

@@ -62,11 +62,11 @@ Result<std::unique_ptr<LoadedModel>> BenchFlags::load(bool needs_sensitivity) co
   return loaded;
 }
 
-EngineConfig BenchFlags::engine(const LoadedModel& loaded, int32_t ctx, int32_t max_sequences) const {
+EngineConfig BenchFlags::engine(int32_t ctx, int32_t max_sequences) const {
   EngineConfig config = model.engine_config();
   config.max_context = std::max(ctx, model.ctx);
   config.limits.max_sequences = max_sequences;
-  config.limits.max_step_tokens = step_tokens > 0 ? step_tokens : loaded.backend->default_step_tokens();
+  config.limits.max_step_tokens = step_tokens;
   return config;
 }
 
@@ -100,12 +100,13 @@ Status LatencyMode::run(const BenchFlags& common) const {
   NFP_ASSIGN_OR_RETURN(wanted.precisions, common.precision_list());
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
   for (Precision& precision : wanted.precisions) precision = common.on_device(precision, *loaded);
-  EngineConfig served = common.engine(*loaded, largest(wanted.inputs) + wanted.output, largest(wanted.batches));
+  EngineConfig served = common.engine(largest(wanted.inputs) + wanted.output, largest(wanted.batches));
   nlohmann::ordered_json breakdowns = nlohmann::ordered_json::array();
   std::vector<LatencyRow> rows;
   std::vector<SwitchingRow> switches;
   {
     NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
+    served.limits = engine->config().limits;  // what was left open is chosen
     NFP_ASSIGN_OR_RETURN(rows,
                          measure_latency(*engine, wanted, [](const LatencyRow& row) { print_line(to_text(row)); }));
     for (const LatencyRow& row : rows) {
@@ -121,9 +122,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
     served.graphs = false;
     for (const LatencyRow& row : rows) {
       const BreakdownCase c = {row.batch, row.input};
-      served.max_context =
-          std::max(served.max_context,
-                   row.input + c.output(std::max(served.limits.max_step_tokens, served.limits.max_sequences)));
+      served.max_context = std::max(served.max_context, row.input + c.output(served.limits.max_step_tokens));
     }
     NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
     for (const LatencyRow& row : rows) {
@@ -186,7 +185,7 @@ Status ThroughputMode::run(const BenchFlags& common) const {
   }
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
   for (Precision& precision : options.precisions) precision = common.on_device(precision, *loaded);
-  const EngineConfig served = common.engine(*loaded, ctx, std::min(largest(requests), max_sequences));
+  const EngineConfig served = common.engine(ctx, std::min(largest(requests), max_sequences));
   NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
   NFP_ASSIGN_OR_RETURN(
       const std::vector<ThroughputRow> rows,
@@ -194,7 +193,7 @@ Status ThroughputMode::run(const BenchFlags& common) const {
   if (!common.json) return ok_status();
   nlohmann::ordered_json out = report_head(*loaded, std::nullopt);
   out["mode"] = "throughput";
-  out["step_tokens"] = served.limits.max_step_tokens;
+  out["step_tokens"] = engine->config().limits.max_step_tokens;
   out["repeats"] = common.repeats;
   if (trace.empty()) {
     out["input"] = input;
@@ -246,8 +245,8 @@ Status StepsMode::run(const BenchFlags& common) const {
   }
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(shares));
   for (BenchLevel& level : wanted.levels) level.precision = common.on_device(level.precision, *loaded);
-  NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, common.engine(*loaded, wanted.context_needed(),
-                                                                                     wanted.sequences_needed())));
+  NFP_ASSIGN_OR_RETURN(const auto engine,
+                       BenchEngine::create(*loaded, common.engine(wanted.context_needed(), wanted.sequences_needed())));
   NFP_ASSIGN_OR_RETURN(const StepTable table, measure_step_times(*engine, wanted, print_line));
   fmt::print("{}\n", to_json_text(table));
   return ok_status();

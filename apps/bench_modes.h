@@ -33,7 +33,7 @@ struct BenchFlags {
   Result<Ceilings> measure(const LoadedModel& loaded) const;
   // Without its tokenizer: tokens are made up and stay tokens.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity) const;
-  EngineConfig engine(const LoadedModel& loaded, int32_t ctx, int32_t max_sequences) const;
+  EngineConfig engine(int32_t ctx, int32_t max_sequences) const;
 };
 
 struct LatencyMode {

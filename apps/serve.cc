@@ -86,8 +86,6 @@ Status run(ServeFlags& flags) {
         flags.model);
   }
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
-  int32_t& step_tokens = flags.engine.limits.max_step_tokens;
-  if (step_tokens <= 0) step_tokens = loaded->backend->default_step_tokens();
   if (flags.plans()) {
     NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
     NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));

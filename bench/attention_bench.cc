@@ -108,7 +108,7 @@ double time_case(const Case& c) {
   call.early_cache_reads = true;
   call.likely_context = c.context;
   call.cut = c.cut;
-  const size_t bytes = must(decode_workspace_bytes(call));
+  const size_t bytes = must(decode_needs(call)).workspace_bytes;
   const Memory workspace(bytes);
   call.workspace = workspace.get();
   call.workspace_bytes = bytes;

@@ -14,6 +14,13 @@ def host():
             "cpus": len(os.sched_getaffinity(0)), "real_time_priority": os.sched_getscheduler(0) != os.SCHED_OTHER}
 
 
+def cpu_seconds(pid):
+    """Of all threads that the process has had, user and system."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as f:
+        fields = f.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def save(result, out):
     text = json.dumps(result, indent=1)
     with open(out, "w", encoding="utf-8") as f:

@@ -22,11 +22,6 @@ class Server:
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
             return int(re.search(rf"{name}:\s+(\d+)", f.read()).group(1))
 
-    def cpu_s(self):
-        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as f:
-            fields = f.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def stop(self):
         self.process.terminate()
         assert self.process.wait(60) == 0
@@ -49,7 +44,7 @@ def main():
     idle = server.memory_kb("VmRSS")
     streams = load("streams", "--port", server.port, "--streams", 4000, "--tokens", 400, "--period-ms", 50)
     streams["server_memory_above_idle_mb"] = round((server.memory_kb("VmHWM") - idle) / 1024, 1)
-    streams["server_cpu_s"] = server.cpu_s()
+    streams["server_cpu_s"] = record.cpu_seconds(server.process.pid)
     results["streams_4000"] = streams
     server.stop()
 

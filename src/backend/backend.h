@@ -215,22 +215,6 @@ struct AttentionArgs {
 
 // ---- experts (mixture-of-experts layers) ----
 
-inline constexpr int32_t kMaxExperts = 512;    // a layer
-inline constexpr int32_t kMaxTopExperts = 32;  // a token
-
-// Softmax of x router^T over the experts in FP32; the `top` likeliest of each row are its experts.
-struct RouteArgs {
-  const void* x = nullptr;             // [rows, hidden]
-  const float* router = nullptr;       // device [experts, hidden]
-  const float* shared_gate = nullptr;  // device [hidden], or null
-  int32_t rows = 0;
-  int32_t hidden = 0;
-  bool renormalise = false;  // a row's weights are made to sum to 1
-  ExpertRoutes routes;
-  float* logits = nullptr;         // device [rows, experts], working space
-  float* shared_weight = nullptr;  // device [rows] sigmoid(x shared_gate), where there is such a gate
-};
-
 // The linear layer of each assignment's expert. Its result for a row does not depend on the step's other rows.
 struct ExpertLinearArgs {
   const LinearWeight* const* weights = nullptr;  // host [experts], each [n, k]; outlives a graph
@@ -247,17 +231,6 @@ struct ExpertLinearArgs {
   bool is_exact(int32_t expert) const {
     return (exact[static_cast<size_t>(expert) / 64] >> (static_cast<size_t>(expert) % 64) & 1u) != 0;
   }
-};
-
-// out[r] = sum over i of weight[r, i] x[place[r, i]], in the order of i, plus shared_weight[r] shared[r].
-struct CombineExpertsArgs {
-  const void* x = nullptr;  // [rows * top, hidden] by assignment
-  ExpertRoutes routes;
-  int32_t rows = 0;
-  int32_t hidden = 0;
-  const void* shared = nullptr;          // [rows, hidden], or null
-  const float* shared_weight = nullptr;  // device [rows]; null = 1
-  void* out = nullptr;                   // [rows, hidden]
 };
 
 // out[i] = x[rows[i]].
@@ -343,8 +316,7 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t experts = 0;      // of a layer; 0 = none
-  int32_t top_experts = 0;  // of a token
+  int32_t experts = 0;  // of a layer; 0 = none
 };
 
 struct DeviceMemory {
@@ -370,9 +342,6 @@ class Backend {
   virtual bool supports(Precision precision) const = 0;
   // Which FP8 to run where none is asked for by name, but speed is wanted.
   virtual Precision fastest_fp8() const { return Precision::kFp8; }
-  // kUnsupported, naming the configuration's field, for steps that the backend cannot compute. Asked before weights are
-  // read; reserve() asks it again.
-  virtual Status accepts(const StepReserve& most) const = 0;
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
   // Tokens a step at most, where nobody says.

@@ -1,9 +1,13 @@
-// Apart from backend.h because nvcc does not compile result.h's fmt.
+// Where a token's experts are, and the operations that say so. Apart from backend.h because nvcc does not compile
+// result.h's fmt.
 #pragma once
 
 #include <cstdint>
 
 namespace nfp {
+
+inline constexpr int32_t kMaxExperts = 512;    // a layer
+inline constexpr int32_t kMaxTopExperts = 32;  // a token
 
 // Where a step's rows go: device memory that `route` fills and the others read. A row takes part once for each of its
 // `top` experts; these assignments are sorted by expert, and within an expert by row.
@@ -14,6 +18,30 @@ struct ExpertRoutes {
   int32_t* row = nullptr;    // [rows * top] of each assignment
   int32_t* place = nullptr;  // [rows, top] the assignment of each row's experts, likeliest first
   float* weight = nullptr;   // [rows, top] what its result counts
+};
+
+// Softmax of x router^T over the experts in FP32; the `top` likeliest of each row are its experts.
+struct RouteArgs {
+  const void* x = nullptr;             // [rows, hidden]
+  const float* router = nullptr;       // device [experts, hidden]
+  const float* shared_gate = nullptr;  // device [hidden], or null
+  int32_t rows = 0;
+  int32_t hidden = 0;
+  bool renormalise = false;  // a row's weights are made to sum to 1
+  ExpertRoutes routes;
+  float* logits = nullptr;         // device [rows, experts], working space
+  float* shared_weight = nullptr;  // device [rows] sigmoid(x shared_gate), where there is such a gate
+};
+
+// out[r] = sum over i of weight[r, i] x[place[r, i]], in the order of i, plus shared_weight[r] shared[r].
+struct CombineExpertsArgs {
+  const void* x = nullptr;  // [rows * top, hidden] by assignment
+  ExpertRoutes routes;
+  int32_t rows = 0;
+  int32_t hidden = 0;
+  const void* shared = nullptr;          // [rows, hidden], or null
+  const float* shared_weight = nullptr;  // device [rows]; null = 1
+  void* out = nullptr;                   // [rows, hidden]
 };
 
 }  // namespace nfp

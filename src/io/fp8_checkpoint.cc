@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kWeightSuffix = ".weight";
 
-std::string text_of(const Json& object, const char* field) {
+std::string string_field(const Json& object, const char* field) {
   const auto found = object.find(field);
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
@@ -28,7 +28,7 @@ class Scheme {
   Scheme(const Json& object, const std::string& name) : object_(object), name_(name) {}
 
   Result<std::optional<Fp8Scheme>> read() {
-    scheme_.method = text_of(object_, "quant_method");
+    scheme_.method = string_field(object_, "quant_method");
     if (scheme_.method == "fp8") {
       NFP_RETURN_IF_ERROR(block(object_, "weight_block_size"));
       return std::optional(scheme_);
@@ -54,7 +54,7 @@ class Scheme {
   }
 
   Status compressed_tensors() {
-    const std::string format = text_of(object_, "format");
+    const std::string format = string_field(object_, "format");
     if (format != "float-quantized" && format != "naive-quantized") return refused("format", format);
     const auto groups = object_.find("config_groups");
     if (groups == object_.end() || !groups->is_object()) return refused("config_groups", "");
@@ -62,7 +62,7 @@ class Scheme {
       const Json* weights = value.is_object() && value.contains("weights") ? &value["weights"] : nullptr;
       if (weights == nullptr || !weights->is_object()) return refused("weights", "");
       const auto bits = weights->find("num_bits");
-      const std::string type = text_of(*weights, "type"), strategy = text_of(*weights, "strategy");
+      const std::string type = string_field(*weights, "type"), strategy = string_field(*weights, "strategy");
       if (bits == weights->end() || *bits != 8) return refused("num_bits", bits == weights->end() ? "" : bits->dump());
       if (type != "float") return refused("type", type);
       if (strategy != "tensor" && strategy != "channel" && strategy != "block") return refused("strategy", strategy);

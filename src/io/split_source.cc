@@ -19,23 +19,23 @@ struct HeadRows {
   int64_t query = 0, key_value = 0;
 };
 
-int64_t whole(const Json& config, const char* field, int64_t otherwise) {
+int64_t size_field(const Json& config, const char* field, int64_t otherwise) {
   const auto found = config.find(field);
   if (found == config.end() || !found->is_number_integer()) return otherwise;
   const int64_t value = found->get<int64_t>();
   return value >= 0 && value <= 1 << 24 ? value : 0;
 }
 
-std::string text_of(const Json& config, const char* field) {
-  const auto found = config.find(field);
+std::string model_type_of(const Json& config) {
+  const auto found = config.find("model_type");
   return found != config.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 HeadRows head_rows(const Json& config) {
-  const int64_t heads = whole(config, "num_attention_heads", 0);
+  const int64_t heads = size_field(config, "num_attention_heads", 0);
   if (heads == 0) return {};
-  const int64_t dim = whole(config, "head_dim", whole(config, "hidden_size", 0) / heads);
-  return {heads * dim, whole(config, "num_key_value_heads", heads) * dim};
+  const int64_t dim = size_field(config, "head_dim", size_field(config, "hidden_size", 0) / heads);
+  return {heads * dim, size_field(config, "num_key_value_heads", heads) * dim};
 }
 
 class SplitSource final : public ModelSource {
@@ -106,7 +106,7 @@ std::shared_ptr<const ModelSource> split_fused(std::shared_ptr<const ModelSource
   if (source->stored_fp8() || json_too_deep(source->config_json())) return source;
   const Json config = Json::parse(source->config_json(), nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) return source;
-  const auto family = find_family("", text_of(config, "model_type"));
+  const auto family = find_family("", model_type_of(config));
   const auto names = find_family("LlamaForCausalLM", "");
   if (!family.ok() || !names.ok()) return source;
   if (!(*family)->has(TensorRole::kQueryKeyValue) && !(*family)->has(TensorRole::kGateUp)) return source;

@@ -86,18 +86,7 @@ class Decoder final : public Model {
   Workspace work_;
 };
 
-StepReserve needs_of(const ModelConfig& config, int32_t tokens, int32_t rows) {
-  return {.tokens = std::max(tokens, rows),
-          .sequences = rows,
-          .heads = config.heads,
-          .kv_heads = config.kv_heads,
-          .head_dim = config.head_dim,
-          .experts = config.experts.count,
-          .top_experts = config.experts.top};
-}
-
 Status Decoder::load(WeightLoader& weights) {
-  NFP_RETURN_IF_ERROR(backend_.accepts(needs_of(config_, 1, 1)));
   NFP_RETURN_IF_ERROR(embedding_.load(weights, config_));
   layers_.resize(static_cast<size_t>(config_.layers));
   for (int32_t i = 0; i < config_.layers; ++i) {
@@ -135,7 +124,12 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
   }
   NFP_RETURN_IF_ERROR(work_.reserve(backend_, config_, tokens));
   NFP_RETURN_IF_ERROR(head_.reserve(backend_, config_, rows));
-  return backend_.reserve(needs_of(config_, tokens, rows));
+  return backend_.reserve({.tokens = std::max(tokens, rows),
+                           .sequences = rows,
+                           .heads = config_.heads,
+                           .kv_heads = config_.kv_heads,
+                           .head_dim = config_.head_dim,
+                           .experts = config_.experts.count});
 }
 
 void Decoder::forward(const ForwardArgs& args) {

@@ -33,6 +33,16 @@ struct Pace {
   double chunk_s = 0;   // the time of that step
 };
 
+// What the sequences of a step ask of it.
+struct Demand {
+  StepWork decodes;             // one token each
+  double slack = kNever;        // seconds until the first of these must have its token
+  double longest_gap = kNever;  // seconds that none of them should wait, whatever its slack
+  std::vector<Prefill> prefills;
+  int32_t running = 0;
+  double limit() const { return std::min(slack, longest_gap); }
+};
+
 class SloPolicy final : public PrecisionPolicy {
  public:
   SloPolicy(StepModel model, const SloOptions& options) : model_(std::move(model)), options_(options) {
@@ -87,10 +97,14 @@ class SloPolicy final : public PrecisionPolicy {
   double step_limit() const;
   // The TTFT target of the prompt that a token of recent ones belongs to, in the mean: who comes next may be like it.
   double typical_target() const;
+  Demand demand_of(const StepState& state, double error, StepDecision* decision) const;
+  std::vector<Pace> paces_for(const StepState& state, const Demand& demand) const;
   size_t choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
                             const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision);
   void add_prompts(const StepState& state, const Pace& pace, double error, const std::vector<Prefill>& prefills,
                    int32_t running, StepWork* work, StepDecision* decision) const;
+  void settle_level(const std::vector<Pace>& paces, const Pace& pace, const StepWork& work,
+                    StepDecision* decision) const;
   Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
   // How much FP8 a pace is, to compare with.
   double harm(const Pace& pace) const { return harm(model_.levels()[pace.level].fp8_share, pace.apart); }
@@ -285,79 +299,58 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
   }
 }
 
-StepDecision SloPolicy::decide(const StepState& state) {
-  see_arrivals(state);
-  const double error = std::min(model_.recent_error().mean, options_.most_error);
+// The decoding sequences are in the decision already.
+Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* decision) const {
   const double catch_up = options_.catch_up * (1 - options_.catch_up_errors * error);
   const double itl_margin = options_.itl_margin + options_.itl_margin_errors * error;
-  StepDecision decision;
-  StepWork decodes;
-  double limit = kNever, gap = kNever;
-  std::vector<Prefill> prefills;
-  int32_t running = 0;
+  Demand demand;
   for (size_t i = 0; i < state.sequences.size(); ++i) {
     const SequenceState& sequence = state.sequences[i];
-    running += sequence.running ? 1 : 0;
+    demand.running += sequence.running ? 1 : 0;
     if (!sequence.ready) continue;
     if (sequence.running && sequence.missing == 1 && sequence.emitted > 0) {
-      if (decodes.tokens >= state.max_step_tokens) continue;
-      decision.chunks.push_back({i, 1});
-      decodes.add(1, sequence.context);
-      gap = std::min(gap, options_.longest_gap * sequence.itl_s);
+      if (demand.decodes.tokens >= state.max_step_tokens) continue;
+      decision->chunks.push_back({i, 1});
+      demand.decodes.add(1, sequence.context);
+      demand.longest_gap = std::min(demand.longest_gap, options_.longest_gap * sequence.itl_s);
       // Aiming a little below the target leaves room for steps that take longer than predicted.
       const double slack = sequence.due_s - state.now_s - itl_margin * sequence.itl_s * sequence.emitted;
-      limit = std::min(limit, std::max(slack, catch_up * sequence.itl_s));
+      demand.slack = std::min(demand.slack, std::max(slack, catch_up * sequence.itl_s));
       continue;
     }
-    prefills.push_back({i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});
+    demand.prefills.push_back(
+        {i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});
   }
-  // Candidates, the most wanted first: less FP8, then shorter steps; where nothing else keeps the deadlines, steps as
-  // long as the decoding sequences' slack allows.
-  const double slack = limit;
-  limit = std::min(limit, gap);
-  const double short_limit = std::min(limit, step_limit());
+  return demand;
+}
+
+// Candidates, the most wanted first: less FP8, then shorter steps; where nothing else keeps the deadlines, steps as
+// long as the decoding sequences' slack allows.
+std::vector<Pace> SloPolicy::paces_for(const StepState& state, const Demand& demand) const {
+  const double limit = demand.limit(), short_limit = std::min(limit, step_limit());
   std::vector<Pace> paces;
-  const bool both =
-      options_.exact_decode && options_.levels == SloOptions::Levels::kAll && decodes.tokens > 0 && !prefills.empty();
-  const auto for_each_level = [&](const auto& add) {
+  const bool both = options_.exact_decode && options_.levels == SloOptions::Levels::kAll && demand.decodes.tokens > 0 &&
+                    !demand.prefills.empty();
+  const auto add = [&](size_t level, bool apart, double limit_s) {
+    paces.push_back(pace_at(level, apart, demand.decodes, limit_s, state));
+  };
+  const auto for_each_level = [&](const auto& add_level) {
     for (const size_t level : levels_) {
-      if (both && !is_exact(model_.levels()[level].precision)) add(level, true);
-      add(level, false);
+      if (both && !is_exact(model_.levels()[level].precision)) add_level(level, true);
+      add_level(level, false);
     }
   };
   for_each_level([&](size_t level, bool apart) {
-    paces.push_back(pace_at(level, apart, decodes, short_limit, state));
-    paces.push_back(pace_at(level, apart, decodes, limit, state));
+    add(level, apart, short_limit);
+    add(level, apart, limit);
   });
-  for_each_level([&](size_t level, bool apart) { paces.push_back(pace_at(level, apart, decodes, slack, state)); });
-  const auto speed = [&](const Pace& pace) { return pace.chunk > 0 ? pace.chunk / pace.chunk_s : 0.0; };
-  size_t fastest = 0;
-  for (size_t i = 1; i < paces.size(); ++i) {
-    const bool faster =
-        prefills.empty() ? paces[i].decode_s < paces[fastest].decode_s : speed(paces[i]) > speed(paces[fastest]);
-    if (faster) fastest = i;
-  }
+  for_each_level([&](size_t level, bool apart) { add(level, apart, demand.slack); });
+  return paces;
+}
 
-  size_t chosen = 0;
-  const double last = harm(last_.fp8_share, last_.exact_singles);
-  if (!prefills.empty()) chosen = choose_for_prompts(state, paces, fastest, decodes, &prefills, &decision);
-  const size_t for_prompts = chosen;
-  // Decoding sequences: their next token must not be late for precision's sake either.
-  while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > limit &&
-         paces[fastest].decode_s < paces[chosen].decode_s) {
-    ++chosen;
-  }
-  // Precision is never given away for nothing.
-  const auto time_of = [&](const Pace& pace) { return prefills.empty() ? pace.decode_s : 1.0 / speed(pace); };
-  for (size_t i = 0; i < chosen; ++i) {
-    if (time_of(paces[i]) <= time_of(paces[chosen])) chosen = i;
-  }
-
-  const Pace& pace = paces[chosen];
-  StepWork work = decodes;
-  work.apart = pace.apart;
-  add_prompts(state, pace, error, prefills, running, &work, &decision);
-  // Nor in this very step: its chunk may be shorter than the pace's.
+// Precision is not given away in this very step either: its chunk may be shorter than the pace's.
+void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, const StepWork& work,
+                             StepDecision* decision) const {
   size_t taken = pace.level;
   bool apart = pace.apart;
   double seconds = work.tokens > 0 ? model_.seconds(taken, work) : 0;
@@ -369,11 +362,46 @@ StepDecision SloPolicy::decide(const StepState& state) {
     taken = other.level, apart = other.apart, seconds = model_.seconds(other.level, same);
   }
   const StepLevel& level = model_.levels()[taken];
-  decision.precision = level.precision;
-  decision.fp8_share = level.fp8_share;
-  decision.exact_singles = apart;
-  decision.predicted_s = seconds;
-  const double now = harm(decision.fp8_share, apart);
+  decision->precision = level.precision;
+  decision->fp8_share = level.fp8_share;
+  decision->exact_singles = apart;
+  decision->predicted_s = seconds;
+}
+
+StepDecision SloPolicy::decide(const StepState& state) {
+  see_arrivals(state);
+  const double error = std::min(model_.recent_error().mean, options_.most_error);
+  StepDecision decision;
+  Demand demand = demand_of(state, error, &decision);
+  const std::vector<Pace> paces = paces_for(state, demand);
+  const bool prompts = !demand.prefills.empty();
+  const auto speed = [&](const Pace& pace) { return pace.chunk > 0 ? pace.chunk / pace.chunk_s : 0.0; };
+  size_t fastest = 0;
+  for (size_t i = 1; i < paces.size(); ++i) {
+    const bool faster = prompts ? speed(paces[i]) > speed(paces[fastest]) : paces[i].decode_s < paces[fastest].decode_s;
+    if (faster) fastest = i;
+  }
+
+  size_t chosen = 0;
+  if (prompts) chosen = choose_for_prompts(state, paces, fastest, demand.decodes, &demand.prefills, &decision);
+  const size_t for_prompts = chosen;
+  // Decoding sequences: their next token must not be late for precision's sake either.
+  while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > demand.limit() &&
+         paces[fastest].decode_s < paces[chosen].decode_s) {
+    ++chosen;
+  }
+  // Precision is never given away for nothing.
+  const auto time_of = [&](const Pace& pace) { return demand.prefills.empty() ? pace.decode_s : 1.0 / speed(pace); };
+  for (size_t i = 0; i < chosen; ++i) {
+    if (time_of(paces[i]) <= time_of(paces[chosen])) chosen = i;
+  }
+
+  StepWork work = demand.decodes;
+  work.apart = paces[chosen].apart;
+  add_prompts(state, paces[chosen], error, demand.prefills, demand.running, &work, &decision);
+  settle_level(paces, paces[chosen], work, &decision);
+  const double last = harm(last_.fp8_share, last_.exact_singles);
+  const double now = harm(decision.fp8_share, decision.exact_singles);
   if (now > last) {
     decision.change = chosen == for_prompts ? LevelChange::kFirstTokens : LevelChange::kPace;
   } else if (now < last) {

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string text_of(const Json& row, const char* name) {
+std::string string_field(const Json& row, const char* name) {
   const auto place = row.find(name);
   return place != row.end() && place->is_string() ? place->get<std::string>() : "";
 }
@@ -49,11 +49,11 @@ Result<StepTable> parse_step_rows(std::string_view text, std::string_view where,
   for (size_t i = 0; i < rows.size(); ++i) {
     const Json& row = rows[i];
     if (!row.is_object()) return error(ErrorCode::kInvalidInput, "{}: rows[{}]: must be an object", where, i);
-    const std::string model = text_of(row, "model"), engine = text_of(row, "engine");
+    const std::string model = string_field(row, "model"), engine = string_field(row, "engine");
     if (model.find(source.model) == std::string::npos || engine.find(source.engine) == std::string::npos) continue;
     models.insert(model);
     engines.insert(engine);
-    const std::string precision = text_of(row, "precision"), kind = text_of(row, "kind");
+    const std::string precision = string_field(row, "precision"), kind = string_field(row, "kind");
     const int32_t tokens = count_of(row, "tokens"), context = count_of(row, "context_per_sequence");
     const auto ms = row.find("ms");
     const bool timed = ms != row.end() && ms->is_number() && ms->get<double>() > 0 && ms->get<double>() < 1e9;

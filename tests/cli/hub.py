@@ -48,7 +48,7 @@ class Hub:
         server.hub = self
         if context:
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return server
 
     def close(self):

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -118,5 +119,20 @@ def launch_real(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def real(launch_real):
-    return launch_real("--max-num-seqs", 16, "--max-model-len", 2048, "--kv-cache-memory", "512MB")
+def step_times(tmp_path_factory):
+    """A table as a quiet machine's would be, where FP8 is faster: nothing is measured at the start, and what the server decides
+    does not depend on what else runs here."""
+    kinds = [{"prefill_tokens": n, "decode_sequences": 0} for n in (16, 64, 256)]
+    kinds += [{"prefill_tokens": 0, "decode_sequences": n} for n in (1, 4, 16)]
+    steps = [{"level": level, "prefill_context": 0, "decode_context": 64 if kind["decode_sequences"] else 0, "samples": 1,
+              "ms": (8 + sum(kind.values())) * (1 if level == 0 else 0.6), **kind} for level in (0, 1) for kind in kinds]
+    path = tmp_path_factory.mktemp("step-times") / "steps.json"
+    path.write_text(json.dumps({"format": "nestedfp-step-times", "version": 1, "model": "demo", "device": "test", "weight_bytes": 1,
+                                "max_step_tokens": 256, "max_sequences": 16, "kv_dtype": "f16", "steps": steps,
+                                "levels": [{"precision": "fp16", "fp8_share": 0}, {"precision": "fp8", "fp8_share": 1}]}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def real(launch_real, step_times):
+    return launch_real("--max-num-seqs", 16, "--max-model-len", 2048, "--kv-cache-memory", "512MB", "--step-times", step_times)

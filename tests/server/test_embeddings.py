@@ -108,10 +108,12 @@ def test_batches_larger_than_the_queue_and_beside_answers(launch):
     server = launch("--max-queue", 80, "--max-num-seqs", 8, "--step-us", 500)
     text = [("ab" * (i % 50)) + chr(97 + i % 26) for i in range(1000)]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        answer = pool.submit(httpx.post, server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 200}, timeout=300)
+        answer = pool.submit(httpx.post, server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 600}, timeout=300)
+        while server.metric("vllm:num_requests_running") == 0:  # else the batches could fill the queue before it comes
+            assert not answer.done(), answer.result().text
         batch = pool.submit(vectors, server, input=text, normalize=False, pooling="mean")
         last = pool.submit(vectors, server, input=text[:300], normalize=False)
-        assert answer.result().json()["usage"]["completion_tokens"] == 200
+        assert answer.result().json()["usage"]["completion_tokens"] == 600
         for t, v in zip(text, batch.result()):
             assert near(v[:3], [sum(t.encode()) / len(t), (len(t) - 1) / 2, 1], 1e-4), t
         assert [v[0] for v in last.result()] == [ord(t[-1]) for t in text[:300]]
@@ -124,11 +126,11 @@ def test_a_client_that_leaves_ends_its_batch(launch):
     with server.connect() as s:
         body = json.dumps({"input": ["x" * 100] * 500}).encode()
         s.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        for _ in range(200):
-            if server.metric("vllm:num_requests_running") > 0:
-                break
+        while server.metric("vllm:num_requests_waiting") == 0:
+            assert httpx.get(server.url + "/load").json() == {"server_load": 1} or server.metric("vllm:prompt_tokens_total") == 0
     server.wait_idle(5)
     assert httpx.get(server.url + "/load").json() == {"server_load": 0}
+    assert server.metric("vllm:prompt_tokens_total") < 500 * 100
 
 
 def test_precision_prefixes_and_metrics(launch):

@@ -80,18 +80,9 @@ def test_structured_output(client):
         assert set(json.loads(text)) == {"city", "population"}, text
 
 
-def test_a_burst_makes_it_switch(launch_real, tmp_path):
-    """What docs/slo.md shows a new user: a burst, played by replay against a server that decides by deadlines. Its table says
-    what a quiet machine's would, that FP8 is faster, so that the test does not depend on what else runs here."""
-    kinds = [{"prefill_tokens": n, "decode_sequences": 0} for n in (16, 64, 256)]
-    kinds += [{"prefill_tokens": 0, "decode_sequences": n} for n in (1, 4, 16)]
-    steps = [{"level": level, "prefill_context": 0, "decode_context": 64 if kind["decode_sequences"] else 0, "samples": 1,
-              "ms": (8 + sum(kind.values())) * (1 if level == 0 else 0.6), **kind} for level in (0, 1) for kind in kinds]
-    table = tmp_path / "steps.json"
-    table.write_text(json.dumps({"format": "nestedfp-step-times", "version": 1, "model": "demo", "device": "test", "weight_bytes": 1,
-                                 "max_step_tokens": 256, "max_sequences": 16, "kv_dtype": "f16", "steps": steps,
-                                 "levels": [{"precision": "fp16", "fp8_share": 0}, {"precision": "fp8", "fp8_share": 1}]}))
-    server = launch_real("--step-times", table, "--fp8-levels", "0,1")
+def test_a_burst_makes_it_switch(launch_real, step_times, tmp_path):
+    """What docs/slo.md shows a new user: a burst, played by replay against a server that decides by deadlines."""
+    server = launch_real("--step-times", step_times, "--fp8-levels", "0,1")
     burst = os.path.join(os.path.dirname(__file__), "../../bench/serve/burst.csv")
     report = tmp_path / "report.json"
     subprocess.run([os.environ["NFP_PROGRAM"], "replay", burst, "--url", server.url, "--model", "demo", "--speed", "200", "--requests", "8",

@@ -1,5 +1,5 @@
-"""Residual add, RMSNorm, rounding to E4M3 and product in one operation: an Inductor pass that joins each norm to the linear
-layer that alone reads it.
+"""Residual add, RMSNorm, rounding to E4M3 and product in one operation: an Inductor pass that joins each norm to the
+linear layer that alone reads it.
 
 An FP8 step then rounds activations where the norm makes them. Otherwise the norm's 16 bits would go to memory and come
 back to be rounded by a kernel of its own. In an FP16 step the norm is a kernel of ours in place of Inductor's.

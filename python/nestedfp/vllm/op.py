@@ -33,6 +33,19 @@ def set_threshold(tokens: int) -> None:
     Step.threshold = tokens
 
 
+class _Linear:
+    """One weight, ready to be multiplied. What is held of tensors stays allocated, so that an address means one of
+    them."""
+
+    def __init__(self, handle: ctypes.c_void_p, held: tuple[torch.Tensor, ...], shape: tuple[int, int]):
+        self.handle = handle
+        self.held = held
+        self.shape = shape
+        # Elements of scratch by rows of x, in FP8 and behind a norm: the host asks for them for every product.
+        self.rounding: dict[int, int] = {}
+        self.norming: dict[int, int] = {}
+
+
 class _Device:
     """Kernels and workspace of one GPU. Products share a workspace, so linear layers of one process run on one stream
     at a time: what vLLM does with the layers that this plugin takes."""
@@ -44,12 +57,11 @@ class _Device:
             _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
             torch.cuda.empty_cache()  # _return_free_blocks
             self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
-        # By where the planes lie, and their shape. What is kept stays allocated, so an address means one tensor.
-        self.linears: dict[tuple[int, int, int, int, int], tuple[ctypes.c_void_p, tuple[torch.Tensor, ...]]] = {}
+        self.linears: dict[int, _Linear] = {}  # by where the upper plane lies
         self.biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def linear(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
-               join: int) -> ctypes.c_void_p:
+               join: int) -> _Linear:
         """Made once for a weight."""
         row_scale = scale.data_ptr() if scale.numel() else None
         weight = _library.Weight(ctypes.sizeof(_library.Weight), upper.data_ptr(), lower.data_ptr(), row_scale, n, k,
@@ -58,9 +70,16 @@ class _Device:
         _library.check(self.library.nfp_linear_create(self.handle, ctypes.byref(weight), self.workspace.data_ptr(),
                                                       self.workspace.numel(), ctypes.byref(made)))
         self.library.nfp_linear_set_independent_start(made, INDEPENDENT_START)
-        key = (upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k)
-        self.linears[key] = (made, (upper, lower, scale))
-        return made
+        linear = self.linears[upper.data_ptr()] = _Linear(made, (upper, lower, scale), (n, k))
+        return linear
+
+    def scratch(self, linear: _Linear, m: int, behind_norm: bool) -> int:
+        """Elements of 16 bits."""
+        kept = linear.norming if behind_norm else linear.rounding
+        library = self.library
+        needs = library.nfp_linear_norm_scratch_bytes if behind_norm else library.nfp_linear_scratch_bytes
+        kept[m] = (needs(linear.handle, m) + 1) // 2
+        return kept[m]
 
     def bias(self, bias: torch.Tensor) -> torch.Tensor:
         """FP32, which the epilogue adds. Made in the warm-up, outside of any capture."""
@@ -70,8 +89,8 @@ class _Device:
 
     def forget(self) -> None:
         """Lets go of all tensors: weights are being loaded."""
-        for handle, _ in self.linears.values():
-            self.library.nfp_linear_destroy(handle)
+        for linear in self.linears.values():
+            self.library.nfp_linear_destroy(linear.handle)
         self.linears.clear()
         self.biases.clear()
 
@@ -87,7 +106,7 @@ def device(index: int) -> _Device:
 
 
 def _dense_rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.contiguous().clone()
+    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
@@ -100,8 +119,9 @@ def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch
         return y
     index = x.get_device()
     on = _devices.get(index) or device(index)
-    known = on.linears.get((upper.data_ptr(), lower.data_ptr(), scale.data_ptr(), n, k))
-    linear = known[0] if known is not None else on.linear(upper, lower, scale, n, k, join)
+    linear = on.linears.get(upper.data_ptr())
+    if linear is None or linear.shape != (n, k):
+        linear = on.linear(upper, lower, scale, n, k, join)
     ldx = x.stride(0)
     if x.stride(1) != 1 or ldx % 8 or x.data_ptr() % 16:
         x = x.contiguous()
@@ -111,10 +131,11 @@ def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch
         precision = FP8 if m > Step.threshold else FP16
     scratch = None
     if precision == FP8 or norm is not None:
-        needs = on.library.nfp_linear_scratch_bytes if norm is None else on.library.nfp_linear_norm_scratch_bytes
-        bytes_needed = needs(linear, m)
-        if bytes_needed:
-            held = x.new_empty((bytes_needed + 1) // 2)
+        elements = (linear.rounding if norm is None else linear.norming).get(m)
+        if elements is None:
+            elements = on.scratch(linear, m, norm is not None)
+        if elements:
+            held = x.new_empty(elements)
             scratch = held.data_ptr()
     bias_pointer = None
     if bias is not None:
@@ -123,13 +144,13 @@ def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch
     kind = 1 if x.dtype is torch.bfloat16 else 0
     stream = torch._C._cuda_getCurrentRawStream(index)
     if norm is not None:
-        code = on.library.nfp_linear_run_norm(linear, precision, kind, m, x.data_ptr(), ldx, norm, y.data_ptr(), columns,
-                                              bias_pointer, swiglu, scratch, stream)
+        code = on.library.nfp_linear_run_norm(linear.handle, precision, kind, m, x.data_ptr(), ldx, norm, y.data_ptr(),
+                                              columns, bias_pointer, swiglu, scratch, stream)
     elif swiglu:
-        code = on.library.nfp_linear_run_swiglu(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
-                                                scratch, stream)
+        code = on.library.nfp_linear_run_swiglu(linear.handle, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(),
+                                                columns, scratch, stream)
     else:
-        code = on.library.nfp_linear_run(linear, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
+        code = on.library.nfp_linear_run(linear.handle, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
                                          bias_pointer, scratch, stream)
     if code:
         _library.check(code)

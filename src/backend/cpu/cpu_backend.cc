@@ -49,7 +49,6 @@ class CpuBackend final : public Backend {
   const BackendInfo& info() const override { return info_; }
 
   bool supports(Precision) const override { return true; }
-  Status accepts(const StepReserve&) const override { return ok_status(); }
   bool prefers_graphs() const override { return false; }
   Status reserve(const StepReserve&) override { return ok_status(); }  // the executor takes what a step needs
 

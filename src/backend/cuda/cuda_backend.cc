@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <map>
 #include <thread>
@@ -98,7 +99,6 @@ class CudaBackend final : public Backend {
   const BackendInfo& info() const override { return info_; }
   bool supports(Precision) const override { return true; }
   Precision fastest_fp8() const override { return Precision::kFp8W8A8; }
-  Status accepts(const StepReserve& most) const override;
   bool prefers_graphs() const override { return true; }
   int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
   Status reserve(const StepReserve& most) override;
@@ -154,7 +154,7 @@ class CudaBackend final : public Backend {
   void rms_norm(const RmsNormArgs& args) override;
   void linear(const LinearArgs& args) override;
   void rope(const RopeArgs& args) override;
-  void attention(const AttentionArgs& args) override { attend(args, {}); }
+  void attention(const AttentionArgs& args) override { attend(attention_call(args), args); }
   void rope_attention(const RopeArgs& first, const AttentionArgs& then) override;
   void route(const RouteArgs& args) override;
   void expert_linear(const ExpertLinearArgs& args) override;
@@ -196,9 +196,9 @@ class CudaBackend final : public Backend {
         overflowed);
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
-  // With a rotation: all sequences are decoded, and no kernel has rotated them.
-  void attend(const AttentionArgs& args, const cuda::AttentionCall::Rotation& rotation);
-  static cuda::AttentionCall attention_call(const AttentionArgs& args);
+  cuda::AttentionCall attention_call(const AttentionArgs& args) const;
+  // `call` is attention_call(args), or that with a rotation, where all sequences are decoded and none was rotated.
+  void attend(cuda::AttentionCall call, const AttentionArgs& args);
   // RMSNorm of `count` heads together, in place.
   void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
   // Rounds FP16 rows to E4M3 with a scale each.
@@ -214,6 +214,7 @@ class CudaBackend final : public Backend {
   int64_t widest_ = 0;                              // features of any weight's inputs
   int64_t widest_gated_ = 0;                        // rows of any interleaved weight
   Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_;
+  std::array<int32_t, 2> most_rotated_{};     // by KvType: decoded sequences that attention rotates by itself
   Buffer overflowed_layer_;                   // host: i32 that kernels write where keys leave FP16, else -1
   Buffer rounded_;                            // inputs that came in no linear's form; only where there are experts
   std::vector<cuda::ExpertMatrix> matrices_;  // of a call
@@ -318,18 +319,7 @@ Result<std::unique_ptr<Event>> CudaBackend::make_event() {
   return std::unique_ptr<Event>(std::move(event));
 }
 
-Status CudaBackend::accepts(const StepReserve& most) const {
-  if (most.experts > cuda::kMaxExpertsOnDevice || most.top_experts > cuda::kMaxTopExpertsOnDevice) {
-    return error(ErrorCode::kUnsupported,
-                 "the GPU backend computes up to {} experts a layer and {} a token, and this model has {} and {} "
-                 "(num_experts, num_experts_per_tok); use --device cpu",
-                 cuda::kMaxExpertsOnDevice, cuda::kMaxTopExpertsOnDevice, most.experts, most.top_experts);
-  }
-  return ok_status();
-}
-
 Status CudaBackend::reserve(const StepReserve& most) {
-  NFP_RETURN_IF_ERROR(accepts(most));
   if (uploader_) {
     NFP_RETURN_IF_ERROR(uploader_->finish());
     uploader_.reset();
@@ -355,11 +345,13 @@ Status CudaBackend::reserve(const StepReserve& most) {
   call.head_dim = most.head_dim;
   call.sequences = most.sequences;
   call.deterministic = options_.deterministic;
-  NFP_ASSIGN_OR_RETURN(size_t attention, cuda::decode_workspace_bytes(call));
-  if (most.head_dim <= kMaxE4m3HeadDim) {  // the cache, of either type, comes later
-    call.cache.type = cuda::KvType::kE4m3;
-    NFP_ASSIGN_OR_RETURN(const size_t e4m3, cuda::decode_workspace_bytes(call));
-    attention = std::max(attention, e4m3);
+  size_t attention = 0;
+  for (const cuda::KvType type : {cuda::KvType::kF16, cuda::KvType::kE4m3}) {  // the cache comes later
+    if (type == cuda::KvType::kE4m3 && most.head_dim > kMaxE4m3HeadDim) continue;
+    call.cache.type = type;
+    NFP_ASSIGN_OR_RETURN(const cuda::DecodeNeeds needs, cuda::decode_needs(call));
+    attention = std::max(attention, needs.workspace_bytes);
+    most_rotated_[static_cast<size_t>(type)] = needs.most_rotated;
   }
   if (attention_workspace_.bytes() < attention) {
     attention_workspace_.reset();
@@ -422,87 +414,77 @@ void CudaBackend::embed(const EmbedArgs& args) {
   const auto timed = profiler_.time("embed", stream_);
   const CudaWeight& table = device_weight(args.table);
   const cuda::WeightSegment& segment = table.segments().front();
-  cuda::EmbedCall call;
-  call.table.vocab = table.n();
-  call.table.hidden = table.k();
+  cuda::EmbeddingTable from{.vocab = table.n(), .hidden = table.k()};
   if (segment.nested) {
-    call.table.upper = segment.matrix.upper;
-    call.table.lower = segment.matrix.lower;
-    call.table.join = segment.matrix.join;
-    call.table.row_scale = segment.matrix.row_scale;
+    from.upper = segment.matrix.upper;
+    from.lower = segment.matrix.lower;
+    from.join = segment.matrix.join;
+    from.row_scale = segment.matrix.row_scale;
   } else {
-    call.table.dense = segment.dense;
+    from.dense = segment.dense;
   }
-  call.tokens = {args.batch.token_ids, args.batch.token_source, args.batch.previous};
-  call.rows = args.batch.tokens;
-  call.scale = args.scale;
-  call.out = args.out;
-  call.out_is_f32 = args.out_is_f32;
-  keep(cuda::run_embed(call, stream_));
+  keep(cuda::run_embed({.table = from,
+                        .tokens = {args.batch.token_ids, args.batch.token_source, args.batch.previous},
+                        .rows = args.batch.tokens,
+                        .scale = args.scale,
+                        .out = args.out,
+                        .out_is_f32 = args.out_is_f32},
+                       stream_));
 }
 
 Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void* out) {
-  cuda::GemmInputCall call;
-  call.m = rows;
-  call.k = features;
-  call.x = x;
-  call.ldx = features;
-  call.y_e4m3 = static_cast<uint8_t*>(out);
-  call.ldy_e4m3 = cuda::e4m3_row_bytes(features);
-  call.scales = cuda::e4m3_scales(out, rows, features);
-  return cuda::prepare_gemm_input(call, stream_);
+  return cuda::prepare_gemm_input({.m = rows,
+                                   .k = features,
+                                   .x = x,
+                                   .ldx = features,
+                                   .y_e4m3 = static_cast<uint8_t*>(out),
+                                   .ldy_e4m3 = cuda::e4m3_row_bytes(features),
+                                   .scales = cuda::e4m3_scales(out, rows, features)},
+                                  stream_);
 }
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {
   const auto timed = profiler_.time("rms_norm", stream_);
   const bool exact = is_exact(args.consumer);
+  auto* const codes = exact ? nullptr : static_cast<uint8_t*>(args.out);
+  float* const scales = exact ? nullptr : cuda::e4m3_scales(args.out, args.rows, args.hidden);
   if (args.x_is_f32) {
-    cuda::StreamNormCall call;
-    call.rows = args.rows;
-    call.columns = args.hidden;
-    call.x = static_cast<const float*>(args.x);
-    call.residual = static_cast<float*>(args.residual);
-    call.weight = args.weight;
-    call.epsilon = args.eps;
+    cuda::StreamNormCall call{.rows = args.rows,
+                              .columns = args.hidden,
+                              .x = static_cast<const float*>(args.x),
+                              .residual = static_cast<float*>(args.residual),
+                              .weight = args.weight,
+                              .epsilon = args.eps};
     if (args.out_is_f32) {
       call.y_f32 = static_cast<float*>(args.out);
-    } else if (exact) {
-      call.y_f16 = static_cast<uint16_t*>(args.out);
     } else {
-      call.y_e4m3 = static_cast<uint8_t*>(args.out);
-      call.scales = cuda::e4m3_scales(args.out, args.rows, args.hidden);
+      call.y_f16 = exact ? static_cast<uint16_t*>(args.out) : nullptr;
+      call.y_e4m3 = codes;
+      call.scales = scales;
     }
     keep(cuda::run_stream_norm(call, stream_));
     return;
   }
   if (args.out == nullptr) {
-    cuda::AddCall call;
-    call.x = args.x;
-    call.residual = args.residual;
-    call.count = int64_t{args.rows} * args.hidden;
-    keep(cuda::run_add(call, stream_));
+    keep(cuda::run_add({.x = args.x, .residual = args.residual, .count = int64_t{args.rows} * args.hidden}, stream_));
     return;
   }
-  cuda::GemmInputCall call;
-  call.source = cuda::GemmInputCall::Source::kNorm;
-  call.m = args.rows;
-  call.k = args.hidden;
-  call.x = args.x;
-  call.ldx = args.hidden;
-  call.weight = args.weight;
-  call.weight_f32 = true;
-  call.epsilon = args.eps;
-  call.residual = args.residual;
-  call.ldr = args.hidden;
-  if (exact) {
-    call.y_f16 = args.out;
-    call.ldy = args.hidden;
-  } else {
-    call.y_e4m3 = static_cast<uint8_t*>(args.out);
-    call.ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden);
-    call.scales = cuda::e4m3_scales(args.out, args.rows, args.hidden);
-  }
-  keep(cuda::prepare_gemm_input(call, stream_));
+  keep(cuda::prepare_gemm_input({.source = cuda::GemmInputCall::Source::kNorm,
+                                 .m = args.rows,
+                                 .k = args.hidden,
+                                 .x = args.x,
+                                 .ldx = args.hidden,
+                                 .weight = args.weight,
+                                 .weight_f32 = true,
+                                 .epsilon = args.eps,
+                                 .residual = args.residual,
+                                 .ldr = args.hidden,
+                                 .y_f16 = exact ? args.out : nullptr,
+                                 .ldy = args.hidden,
+                                 .y_e4m3 = codes,
+                                 .ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden),
+                                 .scales = scales},
+                                stream_));
 }
 
 void CudaBackend::linear(const LinearArgs& args) {
@@ -510,138 +492,126 @@ void CudaBackend::linear(const LinearArgs& args) {
   const auto timed =
       profiler_.time("linear", stream_, weight.bytes_read(args.precision),
                      2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
-  cuda::LinearCall call;
-  call.x = args.x;
+  const void* x = args.x;
   if (args.x_is_plain && !is_exact(weight.consumes(args.precision))) {
-    keep(quantise(args.x, args.rows, weight.k(), rounded_.data()));
-    call.x = rounded_.data();
+    keep(quantise(x, args.rows, weight.k(), rounded_.data()));
+    x = rounded_.data();
   }
-  call.rows = args.rows;
-  call.reserved_rows = args.rows;  // who writes E4M3 rows and who reads them agree on the number
-  call.precision = args.precision;
-  call.epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::LinearEpilogue::kStore
+  const cuda::LinearCall call{
+      .x = x,
+      .rows = args.rows,
+      .reserved_rows = args.rows,  // who writes E4M3 rows and who reads them agree on the number
+      .precision = args.precision,
+      .epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::LinearEpilogue::kStore
                   : args.activation == Activation::kSilu      ? cuda::LinearEpilogue::kSwiglu
-                                                              : cuda::LinearEpilogue::kGeglu;
-  call.consumer = args.consumer;
-  call.y = args.y;
-  call.y_is_f32 = args.y_is_f32;
-  call.reduction = options_.deterministic ? cuda::Reduction::kBatchInvariant : cuda::Reduction::kFastest;
-  call.workspace.gemm = {gemm_workspace_.data(), gemm_workspace_.bytes()};
-  call.workspace.dense = dense_workspace_.data();
-  call.workspace.scratch = scratch_.data();
-  call.workspace.scratch_bytes = scratch_.bytes();
-  call.stream = stream_;
+                                                              : cuda::LinearEpilogue::kGeglu,
+      .consumer = args.consumer,
+      .y = args.y,
+      .y_is_f32 = args.y_is_f32,
+      .reduction = options_.deterministic ? cuda::Reduction::kBatchInvariant : cuda::Reduction::kFastest,
+      .workspace = {.gemm = {gemm_workspace_.data(), gemm_workspace_.bytes()},
+                    .dense = dense_workspace_.data(),
+                    .scratch = scratch_.data(),
+                    .scratch_bytes = scratch_.bytes()},
+      .stream = stream_};
   keep(linear_->run(weight, call));
   if (args.soft_cap <= 0) return;
   assert(args.y_is_f32);
-  cuda::SoftCapCall cap;
-  cap.x = static_cast<float*>(args.y);
-  cap.count = args.rows * weight.n();
-  cap.cap = args.soft_cap;
-  keep(cuda::run_soft_cap(cap, stream_));
+  keep(cuda::run_soft_cap({static_cast<float*>(args.y), args.rows * weight.n(), args.soft_cap}, stream_));
 }
 
 void CudaBackend::norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight) {
   uint16_t* const x = static_cast<uint16_t*>(args.qkv) + int64_t{first} * args.head_dim;
-  cuda::GemmInputCall call;
-  call.source = cuda::GemmInputCall::Source::kNorm;
-  call.m = args.batch.tokens;
-  call.k = int64_t{count} * args.head_dim;
-  call.x = x;
-  call.ldx = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim;
-  call.weight = weight;
-  call.weight_f32 = true;
-  call.epsilon = args.norm_eps;
-  call.y_f16 = x;
-  call.ldy = call.ldx;
-  keep(cuda::prepare_gemm_input(call, stream_));
+  const int64_t pitch = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim;
+  keep(cuda::prepare_gemm_input({.source = cuda::GemmInputCall::Source::kNorm,
+                                 .m = args.batch.tokens,
+                                 .k = int64_t{count} * args.head_dim,
+                                 .x = x,
+                                 .ldx = pitch,
+                                 .weight = weight,
+                                 .weight_f32 = true,
+                                 .epsilon = args.norm_eps,
+                                 .y_f16 = x,
+                                 .ldy = pitch},
+                                stream_));
 }
 
 void CudaBackend::rope(const RopeArgs& args) {
   const auto timed = profiler_.time("rope", stream_);
   const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
-  cuda::RopeCall call;
-  call.qkv = args.qkv;
-  call.tokens = args.batch.tokens;
-  call.heads = args.heads;
-  call.kv_heads = args.kv_heads;
-  call.head_dim = args.head_dim;
-  call.rotary_dim = args.rotary_dim;
-  call.cos_sin = args.cos_sin;
-  call.positions = args.batch.positions;
-  call.slots = args.batch.slots;
   if (args.norm_spans_heads) {  // in place, by kernels of their own
     norm_heads(args, 0, args.heads, args.q_norm);
     norm_heads(args, args.heads, args.kv_heads, args.k_norm);
-  } else {
-    call.q_norm = args.q_norm;
-    call.k_norm = args.k_norm;
-    call.norm_eps = args.norm_eps;
   }
-  call.keys = cache.keys(args.layer);
-  call.values = cache.values(args.layer);
-  call.e4m3_cache = cache.spec().dtype == DType::kF8E4M3;
-  call.block_size = cache.spec().block_size;
-  call.overflowed_layer = overflowed_layer_.as<int32_t>();
-  call.layer = args.layer;
-  keep(cuda::run_rope(call, stream_));
+  keep(cuda::run_rope({.qkv = args.qkv,
+                       .tokens = args.batch.tokens,
+                       .heads = args.heads,
+                       .kv_heads = args.kv_heads,
+                       .head_dim = args.head_dim,
+                       .rotary_dim = args.rotary_dim,
+                       .cos_sin = args.cos_sin,
+                       .positions = args.batch.positions,
+                       .slots = args.batch.slots,
+                       .q_norm = args.norm_spans_heads ? nullptr : args.q_norm,
+                       .k_norm = args.norm_spans_heads ? nullptr : args.k_norm,
+                       .norm_eps = args.norm_eps,
+                       .keys = cache.keys(args.layer),
+                       .values = cache.values(args.layer),
+                       .e4m3_cache = cache.spec().dtype == DType::kF8E4M3,
+                       .block_size = cache.spec().block_size,
+                       .overflowed_layer = overflowed_layer_.as<int32_t>(),
+                       .layer = args.layer},
+                      stream_));
 }
 
 void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& then) {
   const BatchView& batch = first.batch;
   cuda::AttentionCall call = attention_call(then);
-  call.sequences = batch.single;
-  call.deterministic = options_.deterministic;
-  if (batch.single < batch.sequences || first.norm_spans_heads || first.rotary_dim != first.head_dim ||
-      !cuda::gains_by_rotating(call)) {
+  if (batch.single == batch.sequences && batch.single <= most_rotated_[static_cast<size_t>(call.cache.type)] &&
+      !first.norm_spans_heads && first.rotary_dim == first.head_dim) {
+    call.rotation = {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflowed_layer_.as<int32_t>(),
+                     first.layer};
+  } else {
     rope(first);
-    attention(then);
-    return;
   }
-  attend(then,
-         {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflowed_layer_.as<int32_t>(), first.layer});
+  attend(call, then);
 }
 
-cuda::AttentionCall CudaBackend::attention_call(const AttentionArgs& args) {
+cuda::AttentionCall CudaBackend::attention_call(const AttentionArgs& args) const {
   const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
   const BatchView& batch = args.batch;
-  cuda::AttentionCall call;
-  call.heads = args.heads;
-  call.kv_heads = args.kv_heads;
-  call.head_dim = args.head_dim;
-  call.scale = args.scale;
-  call.soft_cap = args.soft_cap;
-  call.window = args.window;
-  call.cache.keys = cache.keys(args.layer);
-  call.cache.values = cache.values(args.layer);
-  call.cache.type = cache.spec().dtype == DType::kF8E4M3 ? cuda::KvType::kE4m3 : cuda::KvType::kF16;
-  call.cache.blocks = cache.spec().blocks;
-  call.cache.block_size = cache.spec().block_size;
-  call.q = args.qkv;
-  call.q_stride = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim;
-  call.query_start = batch.query_start;
-  call.context = batch.context;
-  call.block_table = batch.block_table;
-  call.table_width = batch.table_width;
-  return call;
+  return {.heads = args.heads,
+          .kv_heads = args.kv_heads,
+          .head_dim = args.head_dim,
+          .scale = args.scale,
+          .soft_cap = args.soft_cap,
+          .window = args.window,
+          .cache = {.keys = cache.keys(args.layer),
+                    .values = cache.values(args.layer),
+                    .type = cache.spec().dtype == DType::kF8E4M3 ? cuda::KvType::kE4m3 : cuda::KvType::kF16,
+                    .blocks = cache.spec().blocks,
+                    .block_size = cache.spec().block_size},
+          .q = args.qkv,
+          .q_stride = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim,
+          .out = is_exact(args.consumer) ? args.out : scratch_.data(),
+          .query_start = batch.query_start,
+          .context = batch.context,
+          .block_table = batch.block_table,
+          .table_width = batch.table_width,
+          .rotation = {},
+          .deterministic = options_.deterministic,
+          .workspace = attention_workspace_.data(),
+          .workspace_bytes = attention_workspace_.bytes()};
 }
 
-void CudaBackend::attend(const AttentionArgs& args, const cuda::AttentionCall::Rotation& rotation) {
+void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args) {
   const auto timed = profiler_.time("attention", stream_);
   const BatchView& batch = args.batch;
-  const int64_t features = int64_t{args.heads} * args.head_dim;
-  const bool exact = is_exact(args.consumer);
-  cuda::AttentionCall call = attention_call(args);
-  call.out = exact ? args.out : scratch_.data();
-  call.deterministic = options_.deterministic;
-  call.workspace = attention_workspace_.data();
-  call.workspace_bytes = attention_workspace_.bytes();
   // Where results must not depend on how a sequence was cut into steps, one kernel computes all of them.
   const int32_t single = options_.deterministic ? 0 : batch.single;
   if (single > 0) {
     call.sequences = call.tokens = single;
     call.early_cache_reads = true;  // steps begin with a copy, so only this step's keys may still be on their way
-    call.rotation = rotation;
     keep(cuda::run_decode(call, stream_));
   }
   if (batch.sequences > single) {
@@ -651,22 +621,13 @@ void CudaBackend::attend(const AttentionArgs& args, const cuda::AttentionCall::R
     call.early_cache_reads = false;
     keep(cuda::run_prefill(call, stream_));
   }
-  if (!exact) keep(quantise(scratch_.data(), batch.tokens, features, args.out));
+  const int64_t features = int64_t{args.heads} * args.head_dim;
+  if (!is_exact(args.consumer)) keep(quantise(scratch_.data(), batch.tokens, features, args.out));
 }
 
 void CudaBackend::route(const RouteArgs& args) {
   const auto timed = profiler_.time("route", stream_);
-  cuda::RouteCall call;
-  call.x = args.x;
-  call.router = args.router;
-  call.shared_gate = args.shared_gate;
-  call.rows = args.rows;
-  call.hidden = args.hidden;
-  call.renormalise = args.renormalise;
-  call.routes = args.routes;
-  call.logits = args.logits;
-  call.shared_weight = args.shared_weight;
-  keep(cuda::run_route(call, stream_));
+  keep(cuda::run_route(args, stream_));
 }
 
 void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
@@ -698,75 +659,55 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
   const auto timed =
       profiler_.time("experts", stream_, first.bytes_read(args.precision) * std::min<uint64_t>(count, assignments),
                      2 * assignments * static_cast<uint64_t>(first.n() * first.k()));
-  cuda::ExpertLinearCall call;
-  call.matrices = matrices_.data();
-  call.routes = args.routes;
-  call.n = first.n();
-  call.k = first.k();
-  call.x = args.x;
-  call.sorted = args.sorted;
-  call.rows = args.rows;
-  call.epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::ExpertEpilogue::kStore
-                  : args.activation == Activation::kSilu      ? cuda::ExpertEpilogue::kSwiglu
-                                                              : cuda::ExpertEpilogue::kGeglu;
-  call.y = args.y;
-  keep(cuda::run_expert_linear(call, stream_));
+  keep(cuda::run_expert_linear({.matrices = matrices_.data(),
+                                .routes = args.routes,
+                                .n = first.n(),
+                                .k = first.k(),
+                                .x = args.x,
+                                .sorted = args.sorted,
+                                .rows = args.rows,
+                                .epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::ExpertEpilogue::kStore
+                                            : args.activation == Activation::kSilu      ? cuda::ExpertEpilogue::kSwiglu
+                                                                                        : cuda::ExpertEpilogue::kGeglu,
+                                .y = args.y},
+                               stream_));
 }
 
 void CudaBackend::combine_experts(const CombineExpertsArgs& args) {
   const auto timed = profiler_.time("combine", stream_);
-  cuda::CombineCall call;
-  call.x = args.x;
-  call.routes = args.routes;
-  call.rows = args.rows;
-  call.hidden = args.hidden;
-  call.shared = args.shared;
-  call.shared_weight = args.shared_weight;
-  call.out = args.out;
-  keep(cuda::run_combine(call, stream_));
+  keep(cuda::run_combine(args, stream_));
 }
 
 void CudaBackend::gather_rows(const GatherRowsArgs& args) {
   const auto timed = profiler_.time("gather_rows", stream_);
-  cuda::GatherCall call;
-  call.x = args.x;
-  call.rows = args.rows;
-  call.count = args.count;
-  call.hidden = args.hidden;
-  call.out = args.out;
-  call.is_f32 = args.is_f32;
-  keep(cuda::run_gather(call, stream_));
+  keep(cuda::run_gather({args.x, args.rows, args.count, args.hidden, args.out, args.is_f32}, stream_));
 }
 
 void CudaBackend::sample(const SampleArgs& args) {
   const auto timed = profiler_.time("sample", stream_);
-  cuda::SampleCall call;
-  call.logits = {args.logits, args.vocab, args.rows, args.vocab};
-  call.needs = args.needs;
-  call.row = args.row;
-  call.bias = args.bias;
-  call.allowed = args.allowed;
-  call.allowed_words = args.allowed_words;
-  if (args.history != nullptr) {
-    const auto& history = static_cast<const CudaTokenHistory&>(*args.history);
-    call.history = history.counts;
-    call.counter = history.counter.as<uint32_t>();
-  }
-  call.out = args.out;
-  call.top = args.top;
-  keep(cuda::run_sample(call, stream_));
+  const auto* const history = static_cast<const CudaTokenHistory*>(args.history);
+  keep(cuda::run_sample({.logits = {args.logits, args.vocab, args.rows, args.vocab},
+                         .needs = args.needs,
+                         .row = args.row,
+                         .bias = args.bias,
+                         .allowed = args.allowed,
+                         .allowed_words = args.allowed_words,
+                         .history = history != nullptr ? history->counts : cuda::TokenCounts(),
+                         .counter = history != nullptr ? history->counter.as<uint32_t>() : nullptr,
+                         .out = args.out,
+                         .top = args.top},
+                        stream_));
 }
 
 void CudaBackend::score(const ScoreArgs& args) {
   const auto timed = profiler_.time("score", stream_);
-  cuda::ScoreCall call;
-  call.logits = {args.logits, args.vocab, args.rows, args.vocab};
-  call.target = args.target;
-  call.top_n = args.top_n;
-  call.out = args.out;
-  call.top = args.top;
-  call.top_stride = args.top_n;
-  keep(cuda::run_score(call, stream_));
+  keep(cuda::run_score({.logits = {args.logits, args.vocab, args.rows, args.vocab},
+                        .target = args.target,
+                        .top_n = args.top_n,
+                        .out = args.out,
+                        .top = args.top,
+                        .top_stride = args.top_n},
+                       stream_));
 }
 
 Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {

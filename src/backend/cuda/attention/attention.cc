@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "backend/cuda/attention/attention_kernel.h"
+#include "backend/cuda/launch.h"
 
 namespace nfp::cuda {
 namespace {
@@ -130,10 +131,12 @@ int choose_cluster(const AttentionCall& c, const Residency& device) {
 }
 
 // Warps with spans of their own: measured on an H200 with 16 to 256 sequences of 3, 4 and 8 KV heads.
+int most_cut_for_blocks(const AttentionCall& c, const Residency& device) {
+  return (device.blocks * 7 - 1) / (c.kv_heads * 5);
+}
 bool cut_for_warps(const AttentionCall& c, const Residency& device) {
   if (c.deterministic || c.cut == DecodeCut::kBlocks) return false;
-  if (c.cut == DecodeCut::kWarps) return true;
-  return int64_t{c.sequences} * c.kv_heads * 5 >= int64_t{device.blocks} * 7;
+  return c.cut == DecodeCut::kWarps || c.sequences > most_cut_for_blocks(c, device);
 }
 
 AttentionParams make_params(const AttentionCall& c) {
@@ -194,26 +197,10 @@ Status encode_cache(const AttentionCall& c, const void* data, CUtensorMap& map) 
                c.cache.blocks, static_cast<int>(encoded));
 }
 
-Status launch(const AttentionKernel& kernel, int64_t grid, int cluster, bool dependent, void** arguments,
-              CUstream_st* stream) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
-  config.dynamicSmemBytes = kernel.shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (dependent) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  const cudaError_t status = cudaLaunchKernelExC(&config, kernel.function, arguments);
-  if (status == cudaSuccess) return ok_status();
-  return error(ErrorCode::kResource, "attention: launching: {}", cudaGetErrorString(status));
+Status launch_kernel(const AttentionKernel& kernel, int64_t grid, int cluster, bool dependent, void** arguments,
+                     CUstream_st* stream) {
+  const LaunchShape shape{static_cast<int>(grid), cluster, kernel.threads, kernel.shared_bytes, dependent};
+  return launch("attention", kernel.function, shape, arguments, stream);
 }
 
 constexpr size_t kArrivalBytes = size_t{kMaxAttentionRows} * sizeof(uint32_t);
@@ -266,16 +253,11 @@ bool can_rotate(const AttentionCall& c) {
          (!is_e4m3(c) || (c.cache.key_scale == 1.0f && c.cache.value_scale == 1.0f));
 }
 
-bool gains_by_rotating(const AttentionCall& c) {
-  if (c.deterministic || !can_rotate(c) || !check_shape(c).ok()) return false;
-  const Result<DecodeKernels> kernels = decode_kernels(c);
-  return kernels.ok() && !cut_for_warps(c, kernels->warps_device);
-}
-
-Result<size_t> decode_workspace_bytes(const AttentionCall& c) {
+Result<DecodeNeeds> decode_needs(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_shape(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));
-  return workspace_bytes(c, k.spans());
+  const bool rotates = can_rotate(c) && !c.deterministic;
+  return DecodeNeeds{workspace_bytes(c, k.spans()), rotates ? most_cut_for_blocks(c, k.warps_device) : 0};
 }
 
 Status run_decode(const AttentionCall& c, CUstream_st* stream) {
@@ -300,7 +282,7 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   p.deterministic = c.deterministic;
   void* arguments[] = {&p};
   if (cut_for_warps(c, k.warps_device))
-    return launch(k.warps, k.warps_device.blocks, 1, c.dependent_launch, arguments, stream);
+    return launch_kernel(k.warps, k.warps_device.blocks, 1, c.dependent_launch, arguments, stream);
   p.cluster = choose_cluster(c, k.device);
   int64_t grid = int64_t{c.sequences} * c.kv_heads * p.cluster;
   if (p.cluster == 0) {  // no more blocks than the table can give work to
@@ -308,7 +290,7 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
     const int64_t work = std::max<int64_t>(1, capacity / kDecodeTile / kLeastDecodeSpan) * c.sequences * c.kv_heads;
     grid = std::min<int64_t>(k.device.blocks, work);
   }
-  return launch(k.blocks, grid, p.cluster, c.dependent_launch, arguments, stream);
+  return launch_kernel(k.blocks, grid, p.cluster, c.dependent_launch, arguments, stream);
 }
 
 Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
@@ -321,7 +303,7 @@ Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
     const AttentionKernel kernel = prefill_e4m3_kernel(padded_dim(c.head_dim));
     NFP_RETURN_IF_ERROR(residency(kernel));
     void* arguments[] = {const_cast<AttentionParams*>(&a)};
-    return launch(kernel, tiles, 1, c.dependent_launch, arguments, stream);
+    return launch_kernel(kernel, tiles, 1, c.dependent_launch, arguments, stream);
   }
   if (c.cache.blocks <= 0 || c.cache.blocks * c.kv_heads * c.cache.block_size > INT_MAX)
     return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
@@ -332,7 +314,7 @@ Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
   const AttentionKernel kernel = prefill_kernel(padded_dim(c.head_dim));
   NFP_ASSIGN_OR_RETURN(const Residency device, residency(kernel));
   void* arguments[] = {&p};
-  return launch(kernel, std::min<int64_t>(device.blocks, tiles), 1, c.dependent_launch, arguments, stream);
+  return launch_kernel(kernel, std::min<int64_t>(device.blocks, tiles), 1, c.dependent_launch, arguments, stream);
 }
 
 }  // namespace nfp::cuda

@@ -75,7 +75,7 @@ struct AttentionCall {
   // (Prefill's always does.)
   bool deterministic = false;
   DecodeCut cut = DecodeCut::kAuto;  // not deterministic; for tests and measurements
-  // Decode only: at least decode_workspace_bytes(), 16-byte aligned, zeroed before the first call that uses it; each
+  // Decode only: at least decode_needs() says, 16-byte aligned, zeroed before the first call that uses it; each
   // call leaves it fit for the next.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
@@ -90,12 +90,15 @@ inline constexpr int kMaxAttentionRows = 65536;  // sequences * kv_heads of a de
 
 // Whether decode calls of this shape and cache can have a rotation: heads of 64 or 128 that rotate whole, scales 1.
 bool can_rotate(const AttentionCall& call);
-// Whether that is quicker than a kernel of its own before: not where warps have spans of their own, whose rows are so
-// short that they wait for the new token.
-bool gains_by_rotating(const AttentionCall& call);
 
-// What a decode call like this one needs, or any with fewer sequences.
-Result<size_t> decode_workspace_bytes(const AttentionCall& call);
+// Of a decode call like this one, or any with fewer sequences.
+struct DecodeNeeds {
+  size_t workspace_bytes = 0;
+  // Up to so many sequences a rotation is quicker than a kernel of its own before: not where warps have spans of their
+  // own, whose rows are so short that they wait for the new token. 0 where it cannot be.
+  int most_rotated = 0;
+};
+Result<DecodeNeeds> decode_needs(const AttentionCall& call);
 
 // Each enqueues one kernel: no allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
 Status run_decode(const AttentionCall& call, CUstream_st* stream);

@@ -341,9 +341,9 @@ class Batch {
 };
 
 std::vector<uint8_t> zeroed_workspace(const AttentionCall& call) {
-  const Result<size_t> bytes = decode_workspace_bytes(call);
-  EXPECT_TRUE(bytes.ok()) << bytes.error().message;
-  return std::vector<uint8_t>(bytes.ok() ? *bytes : 0, 0);
+  const Result<DecodeNeeds> needs = decode_needs(call);
+  EXPECT_TRUE(needs.ok()) << needs.error().message;
+  return std::vector<uint8_t>(needs.ok() ? needs->workspace_bytes : 0, 0);
 }
 void attach(AttentionCall& call, const DeviceCopy<uint8_t>& workspace) {
   call.workspace = workspace.get();

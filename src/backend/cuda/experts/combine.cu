@@ -7,7 +7,7 @@ namespace nfp::cuda {
 namespace {
 
 // A thread block a row, four features a thread at a time.
-__global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineCall p) {
+__global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineExpertsArgs p) {
   ptx::launch_dependents();
   ptx::dependency_wait();
   const int64_t row = blockIdx.x;

@@ -235,7 +235,7 @@ const void* function_for(ExpertEpilogue epilogue) {
 }  // namespace
 
 const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue) {
-  return few_experts ? function_for<kFewExperts>(epilogue) : function_for<kMaxExpertsOnDevice>(epilogue);
+  return few_experts ? function_for<kFewExperts>(epilogue) : function_for<kMaxExperts>(epilogue);
 }
 
 }  // namespace nfp::cuda

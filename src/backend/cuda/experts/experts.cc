@@ -16,8 +16,8 @@ Status bad(std::string_view what, std::string_view field, std::string_view rule)
 }
 
 Status check_routes(std::string_view what, const ExpertRoutes& routes, int64_t rows) {
-  if (routes.experts < 1 || routes.experts > kMaxExpertsOnDevice) return bad(what, "experts", "must be 1 to 512");
-  if (routes.top < 1 || routes.top > std::min(routes.experts, kMaxTopExpertsOnDevice)) {
+  if (routes.experts < 1 || routes.experts > kMaxExperts) return bad(what, "experts", "must be 1 to 512");
+  if (routes.top < 1 || routes.top > std::min(routes.experts, kMaxTopExperts)) {
     return bad(what, "top", "must be 1 to 32, and not more than there are experts");
   }
   if (rows < 1 || rows * routes.top > INT32_MAX) return bad(what, "rows", "must be 1 to 2^31 - 1 assignments");
@@ -39,7 +39,7 @@ Status launch_experts(const ExpertLinearCall& c, const ExpertParams& shape, cons
 
 }  // namespace
 
-Status run_route(const RouteCall& c, CUstream_st* stream) {
+Status run_route(const RouteArgs& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_routes("route", c.routes, c.rows));
   if (c.hidden <= 0 || c.hidden % 8 != 0) return bad("route", "hidden", "must be a positive multiple of 8");
   if (c.x == nullptr || c.router == nullptr || c.logits == nullptr || !aligned(c.x) || !aligned(c.router) ||
@@ -47,7 +47,7 @@ Status run_route(const RouteCall& c, CUstream_st* stream) {
     return bad("route", "x, router, shared_gate and logits", "must be there, 16-byte aligned");
   }
   if (c.shared_gate != nullptr && c.shared_weight == nullptr) return bad("route", "shared_weight", "is null");
-  RouteCall p = c;
+  RouteArgs p = c;
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.dependent = true;
@@ -97,16 +97,16 @@ Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
   shape.block = kExpertThreads;
   shape.dependent = true;
   return c.routes.experts <= kFewExperts ? launch_experts<kFewExperts>(c, p, shape, stream)
-                                         : launch_experts<kMaxExpertsOnDevice>(c, p, shape, stream);
+                                         : launch_experts<kMaxExperts>(c, p, shape, stream);
 }
 
-Status run_combine(const CombineCall& c, CUstream_st* stream) {
+Status run_combine(const CombineExpertsArgs& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_routes("combine", c.routes, c.rows));
   if (c.hidden <= 0 || c.hidden % 8 != 0) return bad("combine", "hidden", "must be a positive multiple of 8");
   if (c.x == nullptr || c.out == nullptr || !aligned(c.x) || !aligned(c.out) || !aligned(c.shared)) {
     return bad("combine", "x, shared and out", "must be there, 16-byte aligned");
   }
-  CombineCall p = c;
+  CombineExpertsArgs p = c;
   LaunchShape shape;
   shape.grid = static_cast<int>(c.rows);
   shape.block = kCombineThreads;

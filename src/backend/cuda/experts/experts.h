@@ -15,8 +15,8 @@ struct CUstream_st;
 
 namespace nfp::cuda {
 
-Status run_route(const RouteCall& call, CUstream_st* stream);
+Status run_route(const RouteArgs& call, CUstream_st* stream);
 Status run_expert_linear(const ExpertLinearCall& call, CUstream_st* stream);
-Status run_combine(const CombineCall& call, CUstream_st* stream);
+Status run_combine(const CombineExpertsArgs& call, CUstream_st* stream);
 
 }  // namespace nfp::cuda

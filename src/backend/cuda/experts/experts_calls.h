@@ -7,21 +7,6 @@
 
 namespace nfp::cuda {
 
-inline constexpr int kMaxExpertsOnDevice = 512;    // of a layer
-inline constexpr int kMaxTopExpertsOnDevice = 32;  // of a token
-
-struct RouteCall {
-  const void* x = nullptr;             // [rows, hidden] FP16
-  const float* router = nullptr;       // [experts, hidden]
-  const float* shared_gate = nullptr;  // [hidden], or null
-  int64_t rows = 0;
-  int32_t hidden = 0;  // a multiple of 8
-  bool renormalise = false;
-  ExpertRoutes routes;
-  float* logits = nullptr;         // [rows, experts]; working space
-  float* shared_weight = nullptr;  // [rows] sigmoid(x shared_gate), with shared_gate
-};
-
 // One expert's matrix [n, k]: byte planes (layout.h), or dense FP16.
 struct ExpertMatrix {
   const uint8_t* upper = nullptr;    // of dense ones the FP16 numbers, row-major
@@ -43,17 +28,6 @@ struct ExpertLinearCall {
   int64_t rows = 0;
   ExpertEpilogue epilogue = ExpertEpilogue::kStore;
   void* y = nullptr;  // FP16 [rows * top, n (or n / 2)] by assignment
-};
-
-// out[r] = sum over i of weight[r, i] x[place[r, i]] in the order of i, plus shared_weight[r] shared[r].
-struct CombineCall {
-  const void* x = nullptr;  // FP16 [rows * top, hidden] by assignment
-  ExpertRoutes routes;
-  int64_t rows = 0;
-  int32_t hidden = 0;                    // a multiple of 8
-  const void* shared = nullptr;          // FP16 [rows, hidden], or null
-  const float* shared_weight = nullptr;  // [rows]; null = 1
-  void* out = nullptr;                   // FP16 [rows, hidden]
 };
 
 }  // namespace nfp::cuda

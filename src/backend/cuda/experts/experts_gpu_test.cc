@@ -67,7 +67,7 @@ TEST_F(ExpertsGpu, RoutesAreThoseOfFloat64) {
     const DeviceVector<uint16_t> d_x(x);
     const DeviceVector<float> d_router(router), d_gate(gate), logits(rows * experts), shared(rows);
     const Routes routes(c.rows, c.experts, c.top);
-    RouteCall call;
+    RouteArgs call;
     call.x = d_x.get();
     call.router = d_router.get();
     call.shared_gate = c.gate ? d_gate.get() : nullptr;
@@ -270,10 +270,10 @@ TEST_F(ExpertsGpu, CombinesInOrder) {
     const DeviceVector<uint16_t> d_x(x), d_always(always), out(rows * hidden);
     const DeviceVector<float> d_weight(weight), d_gate(gate);
     const DeviceVector<int32_t> d_place(place), other(rows * top);
-    CombineCall call;
+    CombineExpertsArgs call;
     call.x = d_x.get();
     call.routes = {8, static_cast<int32_t>(top), other.get(), other.get(), d_place.get(), d_weight.get()};
-    call.rows = static_cast<int64_t>(rows);
+    call.rows = static_cast<int32_t>(rows);
     call.hidden = static_cast<int32_t>(hidden);
     call.shared = shared ? d_always.get() : nullptr;
     call.shared_weight = d_gate.get();

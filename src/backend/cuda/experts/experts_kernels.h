@@ -35,7 +35,7 @@ struct ExpertLinearParams {
 inline constexpr int kFewExperts = 64;
 inline constexpr int kExpertThreads = 128;
 inline constexpr int kExpertRows = 64;  // of a matrix, a thread block
-// Takes ExpertLinearParams<kFewExperts>, or of kMaxExpertsOnDevice. Grid: blocks of rows, experts.
+// Takes ExpertLinearParams<kFewExperts>, or of kMaxExperts. Grid: blocks of rows, experts.
 const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue);
 
 inline constexpr int kCombineThreads = 256;

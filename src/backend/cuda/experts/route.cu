@@ -21,7 +21,7 @@ __device__ __forceinline__ float4 widen4(uint2 raw) {
 
 // A warp has one expert and kRouteRows rows, which share the reading of its weights. The last expert is the shared
 // one's gate, where there is one.
-__global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const RouteCall p) {
+__global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const RouteArgs p) {
   ptx::launch_dependents();
   ptx::dependency_wait();
   const int expert = static_cast<int>(blockIdx.y) * kRouteWarps + static_cast<int>(threadIdx.x) / 32;
@@ -55,10 +55,10 @@ __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const Ro
 
 // A warp has a row: softmax, and `top` times the likeliest that is left, of equals the first. The row's experts stay at
 // the beginning of its logits, which nobody needs any more.
-__global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const RouteCall p) {
+__global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const RouteArgs p) {
   ptx::launch_dependents();
   ptx::dependency_wait();
-  constexpr int kMine = kMaxExpertsOnDevice / 32;
+  constexpr int kMine = kMaxExperts / 32;
   const int64_t row = int64_t{blockIdx.x} * kChooseWarps + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= p.rows) return;
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const
 }
 
 // A block has an expert: how many assignments those before it have, and then its own in order of rows.
-__global__ __launch_bounds__(kAssignThreads) void assign_rows_kernel(const RouteCall p) {
+__global__ __launch_bounds__(kAssignThreads) void assign_rows_kernel(const RouteArgs p) {
   constexpr int kWarps = kAssignThreads / 32;
   __shared__ int counts[kWarps];
   ptx::launch_dependents();

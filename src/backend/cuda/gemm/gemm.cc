@@ -78,7 +78,7 @@ Status map_x(EncodeTiled* encode, const GemmCall& call, const Config& config, Ke
   const auto type =
       fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
           : (call.mode == Mode::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
-  p->last_token = static_cast<int>((call.m - 1) / config.tile.tokens * config.tile.tokens);
+  p->last_token = static_cast<int>((call.m - 1) / load_tokens(config.tile) * load_tokens(config.tile));
   p->tail_rows = tail_rows(config.tile, call.m);
   CUresult status = CUDA_SUCCESS;
   for (const auto& [map, rows] : {std::pair{&p->x, box_tokens(config.tile)}, {&p->x_tail, p->tail_rows}}) {

@@ -409,6 +409,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{33, 248, 321, Mode::kF16, Join::kBiased, true, false, 8},
         Case{75, 272, 300, Mode::kF16, Join::kFree, true, true, 8},
         Case{290, 1040, 200, Mode::kF16, Join::kBiased, true, false, 8},
+        Case{450, 208, 200, Mode::kF16, Join::kBiased, false, true, 8},
         Case{201, 208, 700, Mode::kE4M3, Join::kBiased, true, true, 8}, Case{66, 330, 1030, Mode::kE4M3Promoted},
         Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, true, true},
         Case{1, 200, 520, Mode::kF16, Join::kBiased, false, false, 0, true},
@@ -470,7 +471,7 @@ TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
 
 // Rows of shared memory beyond the last token are not loaded, so behind other tiles of a block they hold old ones.
 TEST_F(GemmGpu, LastTokensDoNotDependOnTheTilesBefore) {
-  constexpr int64_t n = 1024, k = 256, last = 3;
+  constexpr int64_t n = 1024, k = 256;
   std::mt19937 random(9);
   std::normal_distribution<float> normal;
   std::vector<uint16_t> bits;
@@ -481,6 +482,7 @@ TEST_F(GemmGpu, LastTokensDoNotDependOnTheTilesBefore) {
     const auto size = static_cast<size_t>(is_fp8(mode) ? 1 : 2);
     for (const Tile& tile : kTiles) {
       if (!exists(tile, mode)) continue;
+      const int64_t last = (halves(tile) - 1) * load_tokens(tile) + 3;
       // More tiles than run at once, whatever their size.
       const int64_t m = (tile.tokens <= 64 ? 64 : 24) * tile.tokens + last;
       std::vector<uint8_t> x_bytes(static_cast<size_t>(m * k) * size);

@@ -155,14 +155,14 @@ struct Kernel {
     }
     ptx::launch_dependents();
     if (threadIdx.x >= kConsumers * 128) {
-      if constexpr (!kLean && kConsumers > 1) ptx::release_registers<producer_registers(kConsumers)>();
+      if constexpr (!kLean && kConsumers > 1) ptx::release_registers<producer_registers(kTile)>();
       Producer<kOperand, kTile>::produce(p, pipe, cluster, clusters, rank);
       if (p.exchange > 1) {
         ptx::cluster_sync();
         ptx::cluster_sync();
       }
     } else {
-      if constexpr (!kLean && kConsumers > 1) ptx::claim_registers<consumer_registers(kConsumers)>();
+      if constexpr (!kLean && kConsumers > 1) ptx::claim_registers<consumer_registers(kTile)>();
       consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
     }
     // A block must not leave while another may still write into its shared memory or arrive at its barriers.

@@ -30,7 +30,7 @@ struct KernelParams {
   int row_blocks;  // of the weight, in blocks of 64
   int k_groups;    // of the weight's planes, padding included
   int k_iterations;
-  int last_token;  // where the last tile of tokens begins
+  int last_token;  // where the last copy of tokens begins
   int tail_rows;   // of it, that each block loads: rows beyond the last token are not asked for (tail_rows() of
                    // config.h)
   int m_tiles;

@@ -64,7 +64,8 @@ struct MultiplyF16 {
   static constexpr auto kWeightBytes = Ring::kWeightBytes;
   static constexpr auto kStageBytes = Ring::kStageBytes;
   static constexpr auto kBlocks = Ring::kBlocks;
-  using Mma = ptx::Wgmma<kTokens>;
+  static constexpr auto kHalfTokens = Ring::kLoadTokens;  // what one instruction multiplies
+  using Mma = ptx::Wgmma<kHalfTokens>;
   static constexpr bool kWide = kTokens >= 192;
 
   // Weights of 64 rows by 64 k as A operands: [k16 step][register].
@@ -92,18 +93,23 @@ struct MultiplyF16 {
         rebuild<kOperand, kWide>(us[step], ls[step], one, a[step][row], a[step][2 + row]);
     }
   }
-  static __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], const uint32_t (&a)[4], uint64_t tokens,
-                                                  int accumulate) {
-    if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
-      Mma::rs_bf16(acc, a, tokens, accumulate);
-    } else {
-      Mma::rs_f16(acc, a, tokens, accumulate);
+  static __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], const uint32_t (&a)[4],
+                                                  uint32_t tokens_low, int accumulate) {
+#pragma unroll
+    for (int half = 0; half < halves(kTile); ++half) {
+      auto& sums = *reinterpret_cast<float(*)[kHalfTokens / 2]>(&acc[half * (kHalfTokens / 2)]);
+      const uint64_t tokens = ptx::descriptor_128b_from_low(tokens_low + half * kHalfTokens * (128 / 16));
+      if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free) {
+        Mma::rs_bf16(sums, a, tokens, accumulate);
+      } else {
+        Mma::rs_f16(sums, a, tokens, accumulate);
+      }
     }
   }
   static __device__ __forceinline__ void issue_f16(float (&acc)[kTokens / 2], const Fragment& a, uint32_t tokens_low) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      multiply(acc, a[step], ptx::descriptor_128b_from_low(tokens_low + step * 2), 1);
+      multiply(acc, a[step], tokens_low + step * 2, 1);
     }
   }
 
@@ -123,7 +129,7 @@ struct MultiplyF16 {
   // In lean kernels only without lower bytes: there a stage is so small that the steps between its halves would count.
   static constexpr bool kWholeStages = kRowBlocks == 1 && (!kLean || (!Ring::kLowers && kTokens <= 32)) &&
                                        kTokens < 256 && Ring::kStages > 4 &&
-                                       kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kConsumers);
+                                       kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kTile);
 
   // One row block: a whole stage's weights are rebuilt while the stage before is multiplied; two fragments take turns.
   static __device__ __forceinline__ void whole_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
@@ -182,6 +188,11 @@ struct MultiplyF16 {
     }
   }
 
+  // (Computed, not kept: the widest tiles have no register for it.)
+  static __device__ __forceinline__ int before(const Pipe& pipe) {
+    return (pipe.stage == 0 ? Ring::kStages : pipe.stage) - 1;
+  }
+
   // Half a stage at a time, for kernels without the registers for two stages' weights, or with two row blocks.
   static __device__ __forceinline__ void half_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
                                                      int warpgroup, uint32_t one) {
@@ -190,7 +201,6 @@ struct MultiplyF16 {
     const uint32_t first_tokens = ptx::descriptor_low(pipe.ring + kWeightBytes);
     uint32_t fragment[2][2][4];
     int accumulate = 0;
-    int previous = 0;
     for (int i = 0; i < iterations; ++i) {
       ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
       const uint32_t tokens = first_tokens + pipe.stage * (kStageBytes / 16);
@@ -212,20 +222,18 @@ struct MultiplyF16 {
           ptx::wgmma_fence();
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
-            const uint64_t b_operand = ptx::descriptor_128b_from_low(tokens + (2 * half + s) * 2);
-            multiply(acc[b], fragment[half][s], b_operand, s == 1 || half == 1 ? 1 : accumulate);
+            multiply(acc[b], fragment[half][s], tokens + (2 * half + s) * 2, s == 1 || half == 1 ? 1 : accumulate);
           }
           ptx::wgmma_commit();
           ptx::wgmma_wait<1>();  // the pair before this one is done, and its fragment registers are free
-          if (b == 0 && half == 0 && i > 0) Ring::release(pipe, previous, thread);
+          if (b == 0 && half == 0 && i > 0) Ring::release(pipe, before(pipe), thread);
         }
       }
       accumulate = 1;
-      previous = pipe.stage;
       pipe.advance();
     }
     ptx::wgmma_wait<0>();
-    Ring::release(pipe, previous, thread);
+    Ring::release(pipe, before(pipe), thread);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
   }

@@ -18,11 +18,11 @@ struct Work {
   int share;  // that this is a part of, for a cut tile
 };
 
-// What one cluster does: its shares of the cut tiles (ShareLength), then whole tiles.
+// What one cluster does: its shares of the cut tiles (ShareLength), then whole tiles. (As few registers as may be: they
+// stay beside the sums of the widest tiles.)
 class WorkList {
  public:
-  __device__ WorkList(const KernelParams& p, int cluster, int clusters)
-      : p_(p), clusters_(clusters), share_(cluster), tile_(p.split_tiles + cluster) {}
+  __device__ WorkList(const KernelParams& p, int cluster, int clusters) : p_(p), clusters_(clusters), next_(cluster) {}
 
   __device__ bool next(Work& work) {
     while (true) {
@@ -30,26 +30,30 @@ class WorkList {
         work.tile = position_ / p_.k_iterations;
         work.k_begin = position_ - work.tile * p_.k_iterations;
         work.k_end = min(p_.k_iterations, work.k_begin + end_ - position_);
-        work.share = share_ - clusters_;
+        work.share = next_ - clusters_;
         position_ += work.k_end - work.k_begin;
         return true;
       }
-      if (share_ >= p_.shares) break;
-      position_ = p_.length.begin(share_);
-      end_ = p_.length.begin(share_ + 1);
-      share_ += clusters_;
+      if (next_ < 0) break;
+      if (next_ >= p_.shares) {
+        next_ = ~(p_.split_tiles + next_ % clusters_);
+        break;
+      }
+      position_ = p_.length.begin(next_);
+      end_ = p_.length.begin(next_ + 1);
+      next_ += clusters_;
     }
-    if (tile_ >= p_.tiles) return false;
-    work = {tile_, 0, p_.k_iterations, 0};
-    tile_ += clusters_;
+    const int tile = ~next_;
+    if (tile >= p_.tiles) return false;
+    work = {tile, 0, p_.k_iterations, 0};
+    next_ -= clusters_;
     return true;
   }
 
  private:
   const KernelParams& p_;
   int clusters_;
-  int share_;
-  int tile_;
+  int next_;  // share, or ~(whole tile)
   int position_ = 0;
   int end_ = 0;
 };

@@ -62,13 +62,20 @@ struct Producer {
   static __device__ __forceinline__ void load_tokens(const KernelParams& p, const Pipe& pipe, int token0, int iteration,
                                                      uint32_t rank) {
     constexpr int kElements = kFp8 ? 128 : 64;
-    const bool tail = token0 >= p.last_token;
-    const CUtensorMap* const map = tail ? &p.x_tail : &p.x;
     const uint32_t dst = pipe.data() + kWeightBytes;
     if constexpr (Ring::kLoaders == 1) {
-      if (token0 <= p.last_token)
-        ptx::tensor_load_2d(dst, map, iteration * kElements, token0, pipe.full_bar(), ptx::kEvictLast);
+#pragma unroll
+      for (int half = 0; half < halves(kTile); ++half) {
+        const int first = token0 + half * Ring::kLoadTokens;
+        const CUtensorMap* const map = first >= p.last_token ? &p.x_tail : &p.x;
+        if (first <= p.last_token) {
+          ptx::tensor_load_2d(dst + half * Ring::kLoadTokens * 128, map, iteration * kElements, first, pipe.full_bar(),
+                              ptx::kEvictLast);
+        }
+      }
     } else {
+      const bool tail = token0 >= p.last_token;
+      const CUtensorMap* const map = tail ? &p.x_tail : &p.x;
       const int rows = tail ? p.tail_rows : box_tokens(kTile);
       ptx::tensor_load_2d_multicast(dst + rank * rows * 128, map, iteration * kElements,
                                     token0 + static_cast<int>(rank) * rows, pipe.full_bar(), peers(pipe),

@@ -20,10 +20,8 @@ namespace nfp::cuda {
 // the producer is a whole warpgroup, and hands its registers over. Claiming more than was released would wait for ever.
 constexpr int entry_registers(int consumers) { return 65536 / ((consumers + 1) * 128) / 8 * 8; }
 // (A single consumer has 256 from the start.)
-constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 232; }
-constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 40; }
-static_assert(2 * consumer_registers(2) + producer_registers(2) <= 3 * entry_registers(2));
-static_assert(3 * consumer_registers(3) + producer_registers(3) <= 4 * entry_registers(3));
+constexpr int consumer_registers(const Tile& t) { return t.warpgroups == 3 ? 160 : halves(t) == 2 ? 240 : 232; }
+constexpr int producer_registers(const Tile& t) { return t.warpgroups == 3 ? 32 : halves(t) == 2 ? 24 : 40; }
 // Lean kernels (config.h) need no such exchange.
 constexpr int threads(const Tile& t) { return t.warpgroups * 128 + (lean(t) ? 32 : 128); }
 
@@ -40,12 +38,15 @@ struct Ring {
   static constexpr int kRingBytes = stages(kTile) * stage_bytes(kTile);
   static constexpr int kWeightBytes = kTile.rows() * (kFp8 || kLowers ? 128 : 64);
   static constexpr int kStageBytes = kWeightBytes + kTokens * 128;
-  static constexpr int kLoaders = loaders(kTile);  // blocks that share the tokens that they load
+  static constexpr int kLoaders = loaders(kTile);         // blocks that share the tokens that they load,
+  static constexpr int kLoadTokens = load_tokens(kTile);  // so many at once
   // Without lower bytes stages are smaller, and there are more of them.
   static constexpr int kMostStages = 24;
   static constexpr int kStages = kRingBytes / kStageBytes < kMostStages ? kRingBytes / kStageBytes : kMostStages;
   static constexpr int kBlocks = kConsumers * kRowBlocks;  // of 64 rows in this thread block
   static_assert(kStages >= 3 && kStages * 16 + kConsumers * 4 <= 512);
+  static_assert(kConsumers == 1 || kConsumers * consumer_registers(kTile) + producer_registers(kTile) <=
+                                       (kConsumers + 1) * entry_registers(kConsumers));
 
   // Of the tile that a cluster works at, this block's: `row` and `token` are in units of clusters.
   static __device__ __forceinline__ int first_row_block(int row, uint32_t rank) {
@@ -58,8 +59,13 @@ struct Ring {
   // Rows of tokens that arrive in this block for the tile that begins at `token`. (Of a cluster along tokens the last
   // blocks may have none.)
   static __device__ __forceinline__ int token_rows(const KernelParams& p, int token) {
-    if (token < p.last_token) return kTokens;
-    return token == p.last_token ? p.tail_rows * kLoaders : 0;
+    int rows = 0;
+#pragma unroll
+    for (int half = 0; half < halves(kTile); ++half) {
+      const int first = token + half * kLoadTokens;
+      rows += first < p.last_token ? kLoadTokens : first == p.last_token ? p.tail_rows * kLoaders : 0;
+    }
+    return rows;
   }
 
   struct Pipe {

@@ -36,7 +36,7 @@ constexpr Output bulk_store_type(Mode mode) { return mode == Mode::kBF16 ? Outpu
 
 // A thread block computes rows() x tokens of D^T with its consumer warpgroups.
 struct Tile {
-  int16_t tokens = 0;         // wgmma's N
+  int16_t tokens = 0;         // wgmma's N (twice, above 256)
   int16_t row_blocks = 1;     // blocks of 64 rows per warpgroup
   int16_t cluster = 1;        // thread blocks along n that share one load of X,
   int16_t blocks_per_sm = 1;  // resident at once
@@ -48,9 +48,9 @@ struct Tile {
   constexpr bool operator==(const Tile&) const = default;
 };
 
-// Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232. Rebuilding
-// weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the fastest in a
-// mode, or hardly, are not compiled for it.
+// Sums stay in registers: 96 a thread in a lean kernel (below), 160 beside two other warpgroups, else 232 or 240.
+// Rebuilding weights takes about 50 of them, and promotion keeps a second set of sums. Tiles that were never the
+// fastest in a mode, or hardly, are not compiled for it.
 constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
   const bool one_row_block = t.warpgroups == 2 && t.row_blocks == 1;
   const bool plain = one_row_block && t.cluster == 1;
@@ -58,16 +58,17 @@ constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
   switch (mode) {
     case Mode::kF16:
       if (join == Join::kFree) {  // matrices that need it are few: a tile of each second width
-        return (plain && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
+        return (plain && (t.tokens == 8 || t.tokens == 16 || (t.tokens % 32 == 0 && t.tokens <= 256))) ||
                (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96));
       }
-      return (one_row_block && !(twins && t.tokens > 32)) || (t.warpgroups == 1 && t.tokens != 112);
+      if (t.cluster == 2 && !t.along_tokens && t.tokens == 128) return false;
+      return (one_row_block && !(twins && t.tokens > 32)) || t.warpgroups == 1;
     case Mode::kBF16:  // nothing but tests runs BF16 activations
       return plain && !twins && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
     case Mode::kE4M3:
+      if (t.tokens > 256) return false;  // nothing is rebuilt, so little is gained
       if (t.along_tokens) return t.tokens == 144;
-      if (t.cluster == 2) return t.tokens == 128 || t.tokens == 192;
-      return !(twins && t.tokens > 32);
+      return t.cluster == 1 && !(twins && t.tokens > 32) && t.tokens != 240 && !(t.row_blocks == 2 && t.tokens == 128);
     case Mode::kE4M3Promoted:
       if (t.along_tokens || t.tokens > 128) return false;
       return (one_row_block && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
@@ -97,7 +98,6 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{128, 1, 1, 1},
                                       Tile{128, 1, 2, 1},
                                       Tile{144, 1, 1, 1},
-                                      Tile{144, 1, 2, 1},
                                       Tile{144, 1, 2, 1, 2, true},
                                       Tile{160, 1, 1, 1},
                                       Tile{160, 1, 2, 1},
@@ -105,20 +105,19 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{176, 1, 1, 1},
                                       Tile{176, 1, 2, 1, 2, true},
                                       Tile{192, 1, 1, 1},
-                                      Tile{192, 1, 2, 1},
                                       Tile{208, 1, 1, 1},
-                                      Tile{208, 1, 2, 1, 2, true},
                                       Tile{224, 1, 1, 1},
                                       Tile{240, 1, 1, 1},
                                       Tile{256, 1, 1, 1},
                                       Tile{256, 1, 2, 1},
                                       Tile{256, 1, 2, 1, 2, true},
+                                      Tile{288, 1, 1, 1},
+                                      Tile{320, 1, 1, 1},
                                       Tile{16, 1, 1, 1, 1},
                                       Tile{32, 1, 1, 1, 1},
                                       Tile{64, 1, 1, 1, 1},
                                       Tile{80, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 1},
-                                      Tile{112, 1, 1, 1, 1},
                                       Tile{128, 1, 1, 1, 1},
                                       Tile{96, 1, 1, 1, 3},
                                       Tile{112, 1, 1, 1, 3},
@@ -129,14 +128,17 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{112, 2, 1, 1},
                                       Tile{128, 2, 1, 1}};
 
-// Tokens that one block of a cluster loads for a stage.
+// A tile of more than 256 tokens is two halves: two instructions, and two copies of tokens.
+constexpr int halves(const Tile& t) { return t.tokens > 256 ? 2 : 1; }
+constexpr int load_tokens(const Tile& t) { return t.tokens / halves(t); }
+// Tokens that one block of a cluster loads at once.
 constexpr int loaders(const Tile& t) { return t.along_tokens ? 1 : t.cluster; }
-constexpr int box_tokens(const Tile& t) { return t.tokens / loaders(t); }
-// The same for the last tile of m tokens. The copy engine fills rows beyond the last token with zeros, but slowly: on
+constexpr int box_tokens(const Tile& t) { return load_tokens(t) / loaders(t); }
+// The same for the last copy of m tokens. The copy engine fills rows beyond the last token with zeros, but slowly: on
 // an H200 a 64 x 64 tile over 65536 x 5120 weights took 82.7 us with 60 tokens and 110.2 with 20. So they are left out
 // (but where several blocks share, whose parts begin at every eighth row, as the swizzle does).
 constexpr int tail_rows(const Tile& t, int64_t m) {
-  const int64_t tokens = m - (m - 1) / t.tokens * t.tokens;
+  const int64_t tokens = m - (m - 1) / load_tokens(t) * load_tokens(t);
   if (loaders(t) == 1) return static_cast<int>(tokens);
   return static_cast<int>((tokens + 8 * loaders(t) - 1) / (8 * loaders(t)) * 8);
 }
@@ -192,9 +194,11 @@ constexpr int owned_chunks(const Tile& t, int splits) { return (chunks(t) + spli
 constexpr int exchange_bytes(const Tile& t, int splits) {
   return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4;
 }
-// Whether blocks can each add up a slice of a cut tile: only whole chunks are stored. (Registers: with three warpgroups
-// or two blocks of rows there are none left for it, nor for fetching ahead.)
-constexpr bool can_slice(const Tile& t) { return chunks(t) > 1 && t.warpgroups < 3 && t.row_blocks == 1; }
+// Whether blocks can each add up a slice of a cut tile: only whole chunks are stored. (Registers: with three
+// warpgroups, two blocks of rows or two halves there are none left for it.)
+constexpr bool can_slice(const Tile& t) {
+  return chunks(t) > 1 && t.warpgroups < 3 && t.row_blocks == 1 && halves(t) == 1;
+}
 inline constexpr int kMaxCluster = 8;
 constexpr bool can_exchange(const Tile& t, int splits) {
   return splits > 1 && splits * t.cluster <= kMaxCluster && exchange_bytes(t, splits) <= stages(t) * stage_bytes(t);

@@ -49,11 +49,14 @@ TEST(Config, OutputsAreStagedInWholeChunks) {
 // What the blocks of a tile load of its last tokens: all of them, and hardly more.
 TEST(Config, TailsHoldTheLastTokens) {
   for (const Tile& tile : kTiles) {
-    for (int64_t m = 1; m < 600; ++m) {
-      const int64_t tokens = (m - 1) % tile.tokens + 1;
+    EXPECT_EQ(halves(tile) * load_tokens(tile), tile.tokens);
+    EXPECT_EQ(load_tokens(tile) % 8, 0);  // the swizzle begins anew
+    EXPECT_LE(load_tokens(tile), 256);    // of one instruction, and of one copy
+    for (int64_t m = 1; m < 700; ++m) {
+      const int64_t tokens = (m - 1) % load_tokens(tile) + 1;
       const int rows = tail_rows(tile, m), loaded = rows * loaders(tile);
       ASSERT_GE(loaded, tokens) << to_string({tile, 1, false}) << " m " << m;
-      ASSERT_LE(loaded, tile.tokens);
+      ASSERT_LE(loaded, load_tokens(tile));
       ASSERT_LE(rows, box_tokens(tile));
       if (loaders(tile) == 1) {
         ASSERT_EQ(loaded, tokens);

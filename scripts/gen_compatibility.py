@@ -7,9 +7,25 @@ tables against a running server."""
 import argparse
 import json
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# package, what the tests do with it. Versions are those that tests/requirements*.txt pin.
+CLIENTS = [
+    ("openai", "chat, completions, responses, embeddings, tools, structured outputs, errors; asynchronous, 100 at a time"),
+    ("openai-agents", "agents with tools over `/v1/responses`, whole and streamed"),
+    ("anthropic", "`/v1/messages`, streams, tools, counting of tokens, errors"),
+    ("litellm", "as `openai/` and `hosted_vllm/`: chat, streams, tools, embeddings, its own errors"),
+    ("langchain-openai", "chat, streams, tools, batches, embeddings, structured output by schema and by function"),
+    ("instructor", "models of pydantic by tools and by JSON schema"),
+    ("pydantic-ai-slim", "agents with tools, streams, structured output"),
+    ("llm", "the command: streamed, whole, a conversation that goes on"),
+    ("guidellm", "a benchmark of concurrent requests, and what it reports of them"),
+    ("lm_eval", "likelihoods and generated answers, one by one and in batches"),
+    ("schemathesis", "requests made from `/openapi.json`"),
+]
 
 # path, as others have it, ours. The last is empty for paths that openapi.json has.
 ENDPOINTS = [
@@ -165,7 +181,19 @@ def text():
         for name, whose, state, note in fields(api):
             note = note.replace("|", "\\|").replace("\n", " ")
             out.append(f"| `{name}` | {whose} | {state} | {note} |")
-    return "\n".join(out) + "\n"
+    return "\n".join(out + clients()) + "\n"
+
+
+def clients():
+    """Table of CLIENTS."""
+    pins = {}
+    for path in sorted((ROOT / "tests").glob("requirements*.txt")):
+        pins.update(re.findall(r"^([\w.-]+)==(\S+)$", path.read_text(), re.M))
+    return ["", "## Packages", "", "These run against the server unmodified in `scripts/test`, over a fake model that says what it is told to",
+            "and over the demo model (guidellm and schemathesis over the first alone, lm_eval over the second).",
+            "[serving.md](serving.md#measuring-and-testing) says what was tried by hand.", "",
+            "| package | version | what is tried |", "| --- | --- | --- |",
+            *(f"| `{name}` | {pins[name]} | {what} |" for name, what in CLIENTS)]
 
 
 def main():

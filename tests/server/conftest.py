@@ -100,7 +100,7 @@ def fake(launch):
 @pytest.fixture(scope="session")
 def launch_real(tmp_path_factory):
     """launch_real("--flag", ...) starts nestedfp serve on the demo model, or a `model` that is made of it,
-    on NFP_DEVICE (cpu, cuda, auto)."""
+    on NFP_DEVICE (cpu, cuda, auto). On a GPU sums depend on a request's company without --deterministic."""
     demo = os.environ.get("NFP_DEMO_MODEL")
     if not demo or not os.path.exists(demo):
         pytest.skip("NFP_DEMO_MODEL does not name the demo model (scripts/test fetches it)")
@@ -109,7 +109,7 @@ def launch_real(tmp_path_factory):
 
     def start(*flags, model=demo):
         command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", "0",
-                   "--device", os.environ.get("NFP_DEVICE", "cpu"), "--served-model-name", "demo", *map(str, flags)]
+                   "--device", os.environ.get("NFP_DEVICE", "cpu"), "--deterministic", "--served-model-name", "demo", *map(str, flags)]
         with open(folder / f"{len(running)}.log", "w", encoding="utf-8") as log:
             running.append(Server(command, log))
         return running[-1]
@@ -135,4 +135,6 @@ def step_times(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def real(launch_real, step_times):
-    return launch_real("--max-num-seqs", 16, "--max-model-len", 2048, "--kv-cache-memory", "512MB", "--step-times", step_times)
+    # On a busy machine a grammar over the model's 49,152 tokens takes its time to compile.
+    return launch_real("--max-num-seqs", 16, "--max-model-len", 2048, "--kv-cache-memory", "512MB", "--step-times", step_times,
+                       "--grammar-compile-timeout", 200)

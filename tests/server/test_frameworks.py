@@ -1,5 +1,5 @@
-"""Packages that people put between themselves and a server, unmodified: litellm, langchain-openai, instructor, pydantic-ai
-and llm. tests/requirements-clients.txt pins them; one that is not installed is skipped."""
+"""Packages that people put between themselves and a server, unmodified: litellm, langchain-openai, instructor, pydantic-ai,
+llm and guidellm. tests/requirements-clients.txt pins them; one that is not installed is skipped."""
 
 import asyncio
 import json
@@ -186,3 +186,29 @@ def test_llm_command(fake, tmp_path):
     assert run("-m", "local", "SAY:from a command") == "from a command"
     assert run("-m", "local", "--no-stream", "-o", "temperature", "0", "SAY:whole") == "whole"
     assert run("-c", "SAY:and on") == "and on"  # the conversation goes on
+
+
+# --- guidellm
+
+
+def test_guidellm(fake, tmp_path):
+    pytest.importorskip("guidellm")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    # It makes prompts of so many tokens with the model's tokenizer: here a token is a byte.
+    bytewise = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bytewise.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    report = tmp_path / "report.json"
+    run = subprocess.run([sys.executable, "-m", "guidellm", "benchmark", "run", "--target", fake.url, "--rate-type", "concurrent",
+                          "--rate", "4", "--max-requests", "12", "--data", "prompt_tokens=100,output_tokens=16", "--processor", tmp_path,
+                          "--output-path", report, "--disable-progress"], env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                         capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout[-1000:] + run.stderr[-3000:]
+    figures = json.loads(report.read_text())["benchmarks"][0]
+    assert figures["request_totals"] == {"successful": 12, "errored": 0, "incomplete": 0, "total": 12}
+    metrics = {name: figures["metrics"][name]["successful"] for name in ("prompt_token_count", "output_token_count", "time_to_first_token_ms",
+                                                                         "request_latency")}
+    assert metrics["output_token_count"]["min"] == metrics["output_token_count"]["max"] == 16
+    assert 100 <= metrics["prompt_token_count"]["min"] and metrics["prompt_token_count"]["max"] < 200  # and the chat template's
+    assert 0 < metrics["time_to_first_token_ms"]["median"] <= 1000 * metrics["request_latency"]["max"]

@@ -19,7 +19,7 @@ function surface(id) {
   return [context, width, height];
 }
 
-const axis = 14, headroom = 16;  // pixels below and above what is drawn
+const axis = 18, headroom = 16;  // pixels below (marks of switches over times) and above what is drawn
 
 // Bars of the last minute, the parts of each above each other, in whole pixels so that they close up evenly; a time axis,
 // a line at `line.at` and a tick at each switch. `label` names the top.

@@ -26,7 +26,11 @@ void print_json(const BenchmarkOptions& options, const LoadedModel& loaded, cons
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const BenchmarkRow& row : rows) {
     nlohmann::ordered_json stages = nlohmann::ordered_json::object();
-    for (const StageTime& stage : row.stages) stages[std::string(stage.stage)] = stage.seconds * 1e6;
+    nlohmann::ordered_json bytes = nlohmann::ordered_json::object();
+    for (const StageTime& stage : row.stages) {
+      stages[std::string(stage.stage)] = stage.seconds * 1e6;
+      if (stage.weight_bytes > 0) bytes[std::string(stage.stage)] = stage.weight_bytes;
+    }
     list.push_back({{"test", row.test},
                     {"precision", name_of(row.precision)},
                     {"batch", row.batch},
@@ -34,7 +38,8 @@ void print_json(const BenchmarkOptions& options, const LoadedModel& loaded, cons
                     {"step_ms", row.step_ms},
                     {"weight_gb_per_s", row.weight_gb_per_s},
                     {"gflop_per_s", row.gflop_per_s},
-                    {"stage_us", stages}});
+                    {"stage_us", stages},
+                    {"stage_weight_bytes", bytes}});
     if (ceilings) {
       list.back()["share_of_read"] = row.weight_gb_per_s / ceilings->read_gbs;
       list.back()["share_of_arithmetic"] = row.gflop_per_s / arithmetic_ceiling(*ceilings, loaded, row.precision);

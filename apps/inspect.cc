@@ -9,6 +9,7 @@
 #include "base/cpu_topology.h"
 #include "flags.h"
 #include "inspect_json.h"
+#include "io/split_source.h"
 #include "model/config.h"
 #include "model/plan.h"
 #include "progress_bar.h"
@@ -64,6 +65,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
     for (const auto& [e, count] : m.exponents) rows[std::to_string(e)] = count;
     matrices.push_back({{"name", m.name},
+                        {"part_of", m.part_of.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(m.part_of)},
                         {"type", name_of(m.type)},
                         {"shape", {m.rows, m.cols}},
                         {"nested", m.nests},
@@ -137,7 +139,8 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
   constexpr size_t kShown = 12;
   for (size_t i = 0; i < exceptions.size() && (flags.all || i < kShown || !exceptions[i]->nests); ++i) {
     const MatrixReport& m = *exceptions[i];
-    fmt::print("  {}: largest |w| {:.4f}; {}\n", m.name, m.largest,
+    const std::string place = m.part_of.empty() ? "" : " (of " + m.part_of + ")";
+    fmt::print("  {}{}: largest |w| {:.4f}; {}\n", m.name, place, m.largest,
                m.nests ? "nested, rows by exponent " + exponents_text(m.exponents) : "dense: " + m.reason);
   }
   if (!flags.all && exceptions.size() > kShown) fmt::print("  ... (--all lists every one)\n");
@@ -159,14 +162,15 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
 
 Status run(const InspectFlags& flags) {
   if (flags.model.ends_with(".json")) return inspect_plan(flags.model, flags.json);
-  NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
+  NFP_ASSIGN_OR_RETURN(auto opened, ModelSource::open(flags.model));
+  const std::shared_ptr<const ModelSource> source = std::move(opened);
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   NFP_ASSIGN_OR_RETURN(const SamplingDefaults sampling, load_sampling_defaults(*source, "auto"));
   ThreadPool threads(usable_cpu_count());
   InspectReport report;
   {
     ProgressBar bar;
-    NFP_ASSIGN_OR_RETURN(report, inspect(*source, threads, bar.callback()));
+    NFP_ASSIGN_OR_RETURN(report, inspect(*split_fused(source), threads, bar.callback()));
   }
   if (flags.json) {
     print_json(config, *source, report, sampling);

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 
 #include "backend/devices/devices.h"
 #include "base/float_types.h"
@@ -26,15 +27,19 @@ class GpuTest : public ::testing::Test {
   }
 };
 
-// Tiny models that the GPU computes: heads of a multiple of 16 features.
+// Tiny models that the GPU computes: heads of a multiple of 16 features. All families are among them.
 std::vector<std::string> models() {
   std::vector<std::string> names;
+  std::set<FamilyId> found;
   for (const char* name : all_tiny_models()) {
     if (tiny_model_folder(name).empty()) continue;
     auto model = TinyModel::load(name, "scalar", 1);
-    if (!model.ok()) continue;
-    if ((*model)->config().head_dim % 16 == 0) names.emplace_back(name);
+    EXPECT_TRUE(model.ok()) << name << ": " << (model.ok() ? "" : model.error().message);
+    if (!model.ok() || (*model)->config().head_dim % 16 != 0) continue;
+    names.emplace_back(name);
+    found.insert((*model)->config().family->id);
   }
+  for (const Family& family : families()) EXPECT_TRUE(found.contains(family.id)) << family.architecture;
   return names;
 }
 

@@ -146,14 +146,17 @@ Result<std::vector<BenchmarkRow>> run_benchmark(LoadedModel& loaded, const Bench
     NFP_ASSIGN_OR_RETURN(const Measured m, measure(loaded, options, c, 0, true));
     row.stages = loaded.backend->profile();
     loaded.backend->set_profiling(false);
-    double flops = 0;
+    double flops = 0, bytes = 0;
     for (StageTime& stage : row.stages) {
       const auto count = static_cast<double>(std::max<int64_t>(1, m.steps));
       stage.seconds /= count;
       stage.weight_bytes = static_cast<uint64_t>(static_cast<double>(stage.weight_bytes) / count);
       stage.flops = static_cast<uint64_t>(static_cast<double>(stage.flops) / count);
       flops += static_cast<double>(stage.flops);
+      bytes += static_cast<double>(stage.weight_bytes);
     }
+    // Where the backend counts what it reads: of experts only those that the step's tokens went to.
+    if (row.step_ms > 0 && bytes > 0) row.weight_gb_per_s = bytes / (row.step_ms * 1e-3) / 1e9;
     if (row.step_ms > 0) row.gflop_per_s = flops / (row.step_ms * 1e-3) / 1e9;
   }
   return rows;

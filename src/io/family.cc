@@ -86,6 +86,7 @@ constexpr Family kFamilies[] = {
     {FamilyId::kQwen3, "Qwen3ForCausalLM", "qwen3", "qwen3", kLlamaLayer},
     {FamilyId::kSmolLm3, "SmolLM3ForCausalLM", "smollm3", "smollm3", kLlamaLayer, /*gguf_permutes_qk=*/true},
     {FamilyId::kPhi3, "Phi3ForCausalLM", "phi3", "phi3", kPhi3Layer},
+    {FamilyId::kGemma, "GemmaForCausalLM", "gemma", "gemma", kLlamaLayer, false, /*norm_offset=*/1.0f},
     {FamilyId::kGemma2, "Gemma2ForCausalLM", "gemma2", "gemma2", kGemmaLayer, false, /*norm_offset=*/1.0f},
     {FamilyId::kGemma3, "Gemma3ForCausalLM", "gemma3_text", "gemma3", kGemmaLayer, false, /*norm_offset=*/1.0f},
     {FamilyId::kMixtral, "MixtralForCausalLM", "mixtral", "llama", kMixtralLayer, /*gguf_permutes_qk=*/true},

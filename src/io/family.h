@@ -107,6 +107,7 @@ enum class FamilyId : uint8_t {
   kQwen3,
   kSmolLm3,
   kPhi3,
+  kGemma,
   kGemma2,
   kGemma3,
   kMixtral,

@@ -197,6 +197,9 @@ Result<Fp8Weights> Fp8Weights::open(const ShardSet& shards, const Fp8Scheme& sch
                    "{}: tensor '{}' is {} and has no '{}_scale'; the checkpoint is incomplete", path, entry->name,
                    info(entry->dtype).safetensors_name, entry->name);
     }
+    if (entry->shape.elements() == 0) {
+      return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is empty; the checkpoint is damaged", path, entry->name);
+    }
     Fp8Matrix matrix;
     matrix.codes = entry;
     NFP_ASSIGN_OR_RETURN(matrix.scales, read_scales(shards, *scales, path));

@@ -163,6 +163,9 @@ TEST_F(Fp8Checkpoint, WhatIsWrongIsNamed) {
     return matrix.ok() ? std::string() : matrix.error().message;
   };
   EXPECT_NE(message(kRows, {codes}).find(name + "_scale'"), std::string::npos);
+  const TestTensor empty{name, DType::kF8E4M3, {0, 7}, ""};
+  EXPECT_NE(message(kRows, {empty, random_scales(name + "_scale", DType::kF32, {1}, 2)}).find("is empty"),
+            std::string::npos);
   for (const Shape& shape : {Shape{3}, Shape{4}, Shape{8, 2}, Shape{1, 8}}) {
     EXPECT_NE(
         message(kRows, {codes, random_scales(name + "_scale", DType::kF32, shape, 2)}).find("scales for a matrix"),

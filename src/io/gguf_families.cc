@@ -89,6 +89,9 @@ Result<const Family*> family_of_gguf(const GgufFile& gguf, const std::string& pa
 
 void add_family_fields(const GgufFacts& facts, Json& config) {
   switch (facts.family.id) {
+    case FamilyId::kGemma:
+      config["hidden_activation"] = "gelu_pytorch_tanh";
+      return;
     case FamilyId::kGemma2:
     case FamilyId::kGemma3:
       return add_gemma(facts, config);

@@ -184,7 +184,9 @@ class GgufSource final : public ModelSource {
     return heads == 0 ? 0 : tensor.rows() / heads;
   }
   // llama.cpp's converter adds the offset to the weights of norms, which it keeps as vectors of F32.
-  static bool is_norm(const TensorInfo& tensor) { return tensor.shape.rank() == 1 && tensor.dtype == DType::kF32; }
+  static bool is_norm(const TensorInfo& tensor) {  // biases are vectors of FP32 too
+    return tensor.shape.rank() == 1 && tensor.dtype == DType::kF32 && tensor.name.ends_with("norm.weight");
+  }
   void take_offset(std::byte* row, int64_t elements) const {
     for (int64_t i = 0; i < elements; ++i, row += sizeof(float)) {
       float value = 0;

@@ -134,6 +134,7 @@ Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, co
     NFP_ASSIGN_OR_RETURN(const std::unique_ptr<MatrixReader> matrix, source.matrix(tensor.name, threads, &analysis));
     MatrixReport& m = report.matrices.emplace_back();
     m.name = tensor.name;
+    m.part_of = tensor.part_of;
     m.type = *type;
     m.rows = matrix->rows();
     m.cols = matrix->cols();

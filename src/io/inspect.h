@@ -27,6 +27,7 @@ struct Fp8Check {
 
 struct MatrixReport {
   std::string name;
+  std::string part_of;  // the file's tensor whose rows these are; empty = that of this name
   GemmType type = GemmType::kQkv;
   int64_t rows = 0, cols = 0;
   bool nests_by_paper = false;       // every |w| <= 1.75 (NestedFP, section 4.1)
@@ -68,7 +69,7 @@ struct InspectReport {
   std::string verdict_text;
 };
 
-// Reads every linear layer twice, on all threads.
+// Reads every linear layer twice, on all threads. Fused matrices count as the source has them (io/split_source.h).
 Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress);
 
 }  // namespace nfp

@@ -31,9 +31,10 @@ struct TensorInfo {
   std::string name;  // "model.layers.0.self_attn.q_proj.weight"
   // As read: the source's own for plain types, F16 for quantised GGUF types and for FP8, the original one for nested.
   DType dtype;
-  std::string stored;       // as the file spells it: "BF16", "Q4_1", "nested"
-  Shape shape;              // outermost first
-  uint64_t file_bytes = 0;  // in the source's files
+  std::string stored;        // as the file spells it: "BF16", "Q4_1", "nested"
+  Shape shape;               // outermost first
+  uint64_t file_bytes = 0;   // in the source's files
+  std::string part_of = {};  // the tensor whose rows these are, where it is read in parts (io/split_source.h)
 
   // A tensor is read by slices of its outermost dimension; a scalar is one row of one element.
   int64_t rows() const { return shape.rank() == 0 ? 1 : shape[0]; }

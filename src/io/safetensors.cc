@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kMostHeader = 100u << 20;  // what the reference implementation accepts
 constexpr size_t kMostEntries = 1u << 20;
+constexpr uint64_t kMostEmptyRows = 1u << 20;
 
 class HeaderParser {
  public:
@@ -67,14 +68,19 @@ class HeaderParser {
     entry.dtype = *known;
     simdjson::dom::array shape;
     if (value["shape"].get(shape) != simdjson::SUCCESS) return bad(fmt::format("tensor '{}' has no shape", entry.name));
-    uint64_t bytes = size_of(entry.dtype);
+    uint64_t bytes = size_of(entry.dtype), largest = 0;
     for (simdjson::dom::element dim : shape) {
       uint64_t size = 0;
       if (dim.get(size) != simdjson::SUCCESS || size > INT64_MAX || __builtin_mul_overflow(bytes, size, &bytes) ||
           entry.shape.rank() >= Shape::kMaxRank) {
         return bad(fmt::format("tensor '{}' has an impossible shape", entry.name));
       }
+      largest = std::max(largest, size);
       entry.shape.push_back(static_cast<int64_t>(size));
+    }
+    // What has no elements needs no bytes in the file, and readers take memory for each row.
+    if (bytes == 0 && largest > kMostEmptyRows) {
+      return bad(fmt::format("tensor '{}' has an impossible shape", entry.name));
     }
     simdjson::dom::array offsets;
     uint64_t ends[2] = {};

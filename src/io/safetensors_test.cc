@@ -61,6 +61,8 @@ TEST(Safetensors, EveryFaultIsNamed) {
       {one(R"("dtype":"F32","shape":[2.5],"data_offsets":[0,8])"), "impossible shape"},
       {one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8])"), "impossible shape"},
       {one(R"("dtype":"F32","shape":[1,1,1,1,1,1,1,1,2],"data_offsets":[0,8])"), "impossible shape"},
+      {one(R"("dtype":"F32","shape":[1152921504606846976,0],"data_offsets":[0,0])"), "impossible shape"},
+      {one(R"("dtype":"F32","shape":[0,1152921504606846976,8],"data_offsets":[0,0])"), "impossible shape"},
       {one(R"("dtype":"F32","shape":[2],"data_offsets":[0])"), "outside"},
       {one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"), "outside"},
       {one(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), "outside"},

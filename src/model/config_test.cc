@@ -297,6 +297,23 @@ Json gemma(const char* architecture, const char* type) {
   return json;
 }
 
+TEST(Config, Gemma) {
+  Json json = gemma("GemmaForCausalLM", "gemma");
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->norm_offset, 1.0f);
+  EXPECT_EQ(config->embedding_scale, 8.0f);
+  EXPECT_EQ(config->attention_scale, 1.0f / 16);
+  EXPECT_EQ(config->attention_cap + config->logit_cap, 0.0f);
+  EXPECT_EQ(config->head_dim, 256);
+  EXPECT_EQ(config->activation, Activation::kGeluTanh);
+  EXPECT_TRUE(config->tied_embeddings && config->wide_stream);
+  EXPECT_FALSE(config->qk_norm || config->qkv_bias);
+  EXPECT_EQ(config->windows, std::vector<int32_t>(7, 0));
+  json["hidden_act"] = "gelu";
+  EXPECT_NE(parse(json).error().message.find("hidden_act"), std::string::npos);
+}
+
 TEST(Config, Gemma2) {
   Json json = gemma("Gemma2ForCausalLM", "gemma2");
   auto config = parse(json);

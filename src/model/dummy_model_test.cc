@@ -69,6 +69,7 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                      {"Qwen2", R"(, "tie_word_embeddings": true)"},
                                      {"Qwen3", ""},
                                      {"Phi3", R"(, "partial_rotary_factor": 0.5)"},
+                                     {"Gemma", ""},
                                      {"Gemma2", ""},
                                      {"Gemma3", R"(, "sliding_window": 3)"},
                                      {"SmolLM3", R"(, "no_rope_layers": [1, 0])"},

@@ -1,5 +1,7 @@
 """jinja2 set up as transformers' apply_chat_template sets it up, and a driver that compares it with nfp_render.
 
+With NFP_ORACLE=transformers in the environment it is transformers itself that compiles the templates.
+
 Both sides render the same cases; texts must be equal, and where one fails the other must fail too (the wording of an
 error is free). Exit status 77 (skipped) when jinja2 is not installed.
 """
@@ -7,6 +9,7 @@ error is free). Exit status 77 (skipped) when jinja2 is not installed.
 import copy
 import datetime
 import json
+import os
 import subprocess
 import sys
 
@@ -54,7 +57,12 @@ def make_environment(now):
 class Oracle:
     def __init__(self, now=1_700_000_000):
         self.now = now
-        self.environment = make_environment(now)
+        environment = make_environment(now)
+        self.compile, self.fixed = environment.from_string, {}
+        if os.environ.get("NFP_ORACLE") == "transformers":
+            from transformers.utils.chat_template_utils import _compile_jinja_template
+            self.compile = _compile_jinja_template
+            self.fixed = {"strftime_now": environment.globals["strftime_now"]}  # the test's time, not the present
         self.compiled = {}
 
     def render(self, case):
@@ -62,13 +70,13 @@ class Oracle:
         source = case["template"]
         try:
             if source not in self.compiled:
-                self.compiled[source] = self.environment.from_string(source)
+                self.compiled[source] = self.compile(source)
             arguments = {"messages": case.get("messages", []), "tools": case.get("tools"), "documents": None,
                          "add_generation_prompt": case.get("add_generation_prompt", False)}
             for token in ("bos_token", "eos_token"):
                 if token in case:
                     arguments[token] = case[token]
-            arguments.update(case.get("extra", {}))
+            arguments.update(case.get("extra", {}), **self.fixed)
             # a copy, because the filter `indent` changes a list that it is applied to
             arguments = copy.deepcopy(arguments)
             text = self.compiled[source].render(**arguments)

@@ -8,6 +8,7 @@ put in.
 
 import json
 import os
+import re
 import shutil
 import sys
 
@@ -52,6 +53,25 @@ PUT_IN = [(row, 2.5, 0, ("q",)), (column, 1.875, 0, ("down",)), (spikes, 9.25, 1
 BROKEN = [(broken, 5.0, 0, ("v",)), (broken, 5.0, 0, ("up",)), (broken, 5.0, 1, ("o",))]
 
 
+def parts_of(weights, config):
+    """The same arrays by the names that `inspect` has: parts of fused matrices by themselves."""
+    heads, dim = config["num_attention_heads"], config.get("head_dim")
+    dim = dim or config["hidden_size"] // heads
+    query, key_value = heads * dim, config["num_key_value_heads"] * dim
+    out = {}
+    for name, array in weights.items():
+        if name.endswith("qkv_proj.weight"):
+            ends, letters = (query, query + key_value), "qkv"
+        elif name.endswith("gate_up_proj.weight"):
+            ends, letters = (len(array) // 2,), ("gate", "up")
+        else:
+            out[name] = array
+            continue
+        for letter, part in zip(letters, np.split(array, ends)):
+            out[name.replace("qkv_proj", f"{letter}_proj").replace("gate_up_proj", f"{letter}_proj")] = part
+    return out
+
+
 class Outliers(Scratch):
     def make(self, base, put_in):
         """A tiny model with outliers; the matrices that have them."""
@@ -60,21 +80,23 @@ class Outliers(Scratch):
             if name.endswith((".safetensors", ".safetensors.index.json")):
                 os.remove(os.path.join(folder, name))
         weights = make_tiny_models.make_weights(base)
-        for tensor in make_tiny_models.linear_names(make_tiny_models.full_config(base)):
+        config = make_tiny_models.full_config(base)
+        for tensor in make_tiny_models.linear_names(config):
             weights[tensor] = np.clip(weights[tensor], -1, 1)
+        matrices = parts_of(weights, config)
         names = set()
         for pattern, size, layer, parts in put_in:
             for part in parts:
                 block = ATTENTION if part in "qkvo" else MLP
                 name = f"model.layers.{layer}.{block.format(part)}.weight"
-                pattern(weights[name], size)
+                pattern(matrices[name], size)
                 names.add(name)
         tensors = {name: ("F16", values.astype(np.float16)) for name, values in weights.items()}
         safetensors_file.write(os.path.join(folder, "model.safetensors"), tensors)
-        return folder, names, {name: array.astype(np.float64) for name, (_, array) in tensors.items()}
+        return folder, names, parts_of({name: array.astype(np.float64) for name, (_, array) in tensors.items()}, config)
 
     def test_exceptions_are_reported_where_weights_are(self):
-        for base in ("qwen2-heads16", "llama-tied", "gemma2", "smollm3"):
+        for base in ("qwen2-heads16", "llama-tied", "gemma2", "smollm3", "phi3", "phi4-mini"):
             folder, names, weights = self.make(base, PUT_IN)
             report = run_json("inspect", folder)
             exceptions = {m["name"] for m in report["matrices"] if not m["nested_by_paper_rule"]}
@@ -88,6 +110,9 @@ class Outliers(Scratch):
                 self.assertEqual(matrix["rows_by_exponent"], needed, matrix["name"])
                 self.assertTrue(matrix["nested"], matrix["name"])
                 self.assertEqual(matrix["largest"], largest.max())
+                fused = re.sub(r"[qkv]_proj", "qkv_proj", re.sub(r"(gate|up)_proj", "gate_up_proj", matrix["name"]))
+                is_part = base.startswith("phi") and fused != matrix["name"]
+                self.assertEqual(matrix["part_of"], fused if is_part else None)
             by_type = {entry["type"]: entry for entry in report["by_type"]}
             for kind in set(TYPES.values()):
                 count = sum(TYPES[name.split(".")[-2].removesuffix("_proj")] == kind for name in names)

@@ -147,6 +147,18 @@ MODELS = {
                    "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5],
                                     "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0]}},
     },
+    "gemma": {
+        "seed": 51,
+        "embedding": 0.125,  # times sqrt(hidden), as large as what the layers add
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 144,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+                   "hidden_act": "gelu_pytorch_tanh", "attention_bias": True},
+    },
     "gemma2": {
         "seed": 21,
         "embedding": 0.125,  # times sqrt(hidden), as large as what the layers add
@@ -473,7 +485,9 @@ def make_weights(name):
         if has_bias(config, tensor):
             weights[tensor.replace(".weight", ".bias")] = np.round(random.normal(n) * 16.0) / 64.0
     gemma = config["model_type"].startswith("gemma")
-    places = ("input", "post_attention", "pre_feedforward", "post_feedforward") if gemma else ("input", "post_attention")
+    places = ("input", "post_attention")
+    if config["model_type"] in ("gemma2", "gemma3_text"):
+        places += ("pre_feedforward", "post_feedforward")
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
     one = 0.0 if gemma else 1.0
     spanning = config["model_type"] == "olmoe"

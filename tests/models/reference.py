@@ -156,6 +156,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     count = len(tokens)
     weights = {name: values.astype(dtype) for name, values in weights.items()}
     gemma = config["model_type"].startswith("gemma")
+    post_norms = config["model_type"] in ("gemma2", "gemma3_text")
     cap, logit_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
 
     def linear(x, name):
@@ -173,7 +174,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
         return norm(whole, name).reshape(x.shape)
 
     def post_norm(x, name):
-        return norm(x, name) if gemma else x
+        return norm(x, name) if post_norms else x
 
     def activation(x):
         if gemma:
@@ -249,7 +250,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, kv]
         attended = linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
         x = x + post_norm(attended, prefix + "post_attention_layernorm.weight")
-        h = norm(x, prefix + ("pre_feedforward_layernorm.weight" if gemma else "post_attention_layernorm.weight"))
+        h = norm(x, prefix + ("pre_feedforward_layernorm.weight" if post_norms else "post_attention_layernorm.weight"))
         if make_tiny_models.has_experts(config, layer):
             x = x + experts(h, layer)
             continue

@@ -12,7 +12,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define NFP_UNROLL
 #else
-#define NFP_UNROLL _Pragma("GCC unroll 16")
+#define NFP_UNROLL _Pragma("GCC unroll 24")
 #endif
 
 namespace nfp {
@@ -28,7 +28,7 @@ using cpu::PanelKind;
 
 constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
 constexpr int kAccumulators = kTileRows * kTileVectors;
-static_assert(kDirectRows <= cpu::kMaxDirectRows);
+static_assert(kDirectRows <= kDirectUpperRows && kDirectUpperRows <= cpu::kMaxDirectRows);
 constexpr int64_t kPrefetchGroups = 16;  // measured: 4 to 64 groups ahead on Emerald Rapids
 
 // Memory to bring to L2 while a block is multiplied: runs of kRunLines cache lines.
@@ -47,6 +47,7 @@ struct Fp32Steps {
   using W = Vec;
   static constexpr int kUnits = 4;  // multiply-adds a group of four steps takes
   static constexpr int kStepsPerUnit = 1;
+  static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
   static constexpr size_t kUpperBytes = S == Source::kDense ? 2 * kGroupBytes : kGroupBytes;
   static void prefetch_group(const Panel& panel, int64_t group) {
     const uint8_t* upper = panel.upper + group * static_cast<int64_t>(kUpperBytes);
@@ -73,6 +74,20 @@ struct Fp32Steps {
       unpack_dense(upper, w);
     }
   }
+#if defined(NFP_HAVE_STAGES)
+  // The group's FP16 words, in `words` or where they are.
+  static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
+    const uint8_t* upper = panel.upper + static_cast<size_t>(group) * kUpperBytes;
+    if constexpr (S == Source::kBoth) {
+      stage_both(upper, panel.lower + static_cast<size_t>(group) * kGroupBytes, words);
+    } else if constexpr (S == Source::kUpper) {
+      stage_upper(upper, words);
+    } else {
+      return reinterpret_cast<const uint16_t*>(upper);
+    }
+    return words;
+  }
+#endif
   static Vec mac(Vec acc, X x, W w) { return fma(splat(x), w, acc); }
   static W load_block(const float* p) { return load(p); }
   static void store_block(float* p, W w) { store(p, w); }
@@ -85,6 +100,7 @@ struct PairSteps {
   using W = Pairs;
   static constexpr int kUnits = 2;
   static constexpr int kStepsPerUnit = 2;
+  static constexpr int kMostDirectRows = kDirectRows;
   static void prefetch_group(const Panel& panel, int64_t group) {
     prefetch(panel.upper + group * static_cast<int64_t>(kGroupBytes));
   }
@@ -149,20 +165,87 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
   }
 }
 
+#if defined(NFP_HAVE_STAGES)
+// The same for FP32 steps, by hand: while one group is multiplied the next one is unpacked, and while one step is
+// multiplied the next one's weights are widened. Processors take the oldest operation that is ready first, so an
+// unpacking that stands behind a group's multiply-adds is begun when these are done, and its latency would be waited
+// for. One load of each x serves all panels.
+template <typename Steps, int P, int M>
+void direct_staged(const Panel* panels, const float* x, int64_t stride, int64_t units, float* out) {
+  constexpr int kSteps = Steps::kUnits;
+  Vec acc[P][M];
+  NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = zero(); }
+  alignas(64) uint16_t room[2][P][kStageWords];
+  const uint16_t* words[P];
+  const uint16_t* next[P];
+  Vec w[P];
+  const auto multiply = [&](const float* at, const Vec* weights) __attribute__((always_inline)) {
+    NFP_UNROLL for (int m = 0; m < M; ++m) {
+      const Vec value = splat(M > kPointerRows ? at[m] : at[m * stride]);
+      NFP_UNROLL for (int p = 0; p < P; ++p) fma_here(value, weights[p], acc[p][m]);
+    }
+  };
+  constexpr int64_t kUnitFloats = M > kPointerRows ? M : 1;  // of x
+  const int64_t groups = units / kSteps;
+  const int64_t last = (units + kSteps - 1) / kSteps - 1;
+  NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = Steps::stage(panels[p], 0, room[0][p]);
+  NFP_UNROLL for (int p = 0; p < P; ++p) widen_here(words[p], w[p]);
+  const float* at = x;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t ahead = g + kPrefetchGroups + (g + kPrefetchGroups < groups ? 0 : (P - 1) * groups);
+    const int64_t following = g < last ? g + 1 : last;
+    NFP_UNROLL for (int u = 0; u < kSteps; ++u) {
+      constexpr int kEach = (P + 1) / 2;  // panels to unpack in each of the first two steps
+      NFP_UNROLL for (int p = 0; p < P; ++p) {
+        if (p / kEach != u) continue;
+        Steps::prefetch_group(panels[p], ahead);
+        next[p] = Steps::stage(panels[p], following, room[(g + 1) & 1][p]);
+      }
+      Vec now[P];
+      NFP_UNROLL for (int p = 0; p < P; ++p) now[p] = w[p];
+      NFP_UNROLL for (int p = 0; p < P; ++p) {
+        widen_here(u + 1 < kSteps ? words[p] + (u + 1) * kPanelRows : next[p], w[p]);
+      }
+      multiply(at + u * kUnitFloats, now);
+    }
+    at += kSteps * kUnitFloats;
+    NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = next[p];
+  }
+  for (int64_t u = groups * kSteps; u < units; ++u, at += kUnitFloats) {
+    NFP_UNROLL for (int p = 0; p < P; ++p) widen_here(words[p] + (u - groups * kSteps) * kPanelRows, w[p]);
+    multiply(at, w);
+  }
+  NFP_UNROLL for (int p = 0; p < P; ++p) {
+    NFP_UNROLL for (int m = 0; m < M; ++m) store(out + m * kGroupColumns + p * kPanelRows, acc[p][m]);
+  }
+}
+#endif
+
+template <typename Steps, int P, int M>
+void direct_tile(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
+#if defined(NFP_HAVE_STAGES)
+  if constexpr (std::is_same_v<typename Steps::X, float>) {
+    return direct_staged<Steps, P, M>(panels, x, stride, units, out);
+  }
+#endif
+  direct<Steps, P, M>(panels, x, stride, units, out);
+}
+
 template <typename Steps, int P>
 void direct_rows(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, int rows, float* out) {
   switch (rows) {
     case 1:
-      return direct<Steps, P, 1>(panels, x, stride, units, out);
+      return direct_tile<Steps, P, 1>(panels, x, stride, units, out);
     case 2:
-      return direct<Steps, P, 2>(panels, x, stride, units, out);
+      return direct_tile<Steps, P, 2>(panels, x, stride, units, out);
     case 3:
-      return direct<Steps, P, 3>(panels, x, stride, units, out);
+      return direct_tile<Steps, P, 3>(panels, x, stride, units, out);
     case 4:
-      return direct<Steps, P, 4>(panels, x, stride, units, out);
-#define NFP_CASE(n)                                                                                               \
-  case n:                                                                                                         \
-    if constexpr (n <= kDirectRows && n * P <= kAccumulators) direct<Steps, P, n>(panels, x, stride, units, out); \
+      return direct_tile<Steps, P, 4>(panels, x, stride, units, out);
+#define NFP_CASE(n)                                                      \
+  case n:                                                                \
+    if constexpr (n <= Steps::kMostDirectRows && n * P <= kAccumulators) \
+      direct_tile<Steps, P, n>(panels, x, stride, units, out);           \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
@@ -172,6 +255,18 @@ void direct_rows(const Panel* panels, const typename Steps::X* x, int64_t stride
       NFP_CASE(10)
       NFP_CASE(11)
       NFP_CASE(12)
+      NFP_CASE(13)
+      NFP_CASE(14)
+      NFP_CASE(15)
+      NFP_CASE(16)
+      NFP_CASE(17)
+      NFP_CASE(18)
+      NFP_CASE(19)
+      NFP_CASE(20)
+      NFP_CASE(21)
+      NFP_CASE(22)
+      NFP_CASE(23)
+      NFP_CASE(24)
 #undef NFP_CASE
     default:
       return;
@@ -182,8 +277,8 @@ template <typename Steps>
 void direct_panels(const Panel* panels, int count, const typename Steps::X* x, int64_t stride, int64_t units, int rows,
                    float* out) {
   while (count > 0) {
-    const bool wide = count >= kTileVectors && rows * kTileVectors <= kAccumulators;
-    const int step = wide ? kTileVectors : (count >= 2 && kTileVectors >= 2 ? 2 : 1);
+    const auto fits = [&](int step) { return count >= step && kTileVectors >= step && rows * step <= kAccumulators; };
+    const int step = fits(kTileVectors) ? kTileVectors : (fits(2) ? 2 : 1);
     if (step == kTileVectors) {
       direct_rows<Steps, kTileVectors>(panels, x, stride, units, rows, out);
     } else if (step == 2) {
@@ -400,7 +495,7 @@ void run_panels(const LinearTask& task, const Panel* panels, int count, const ty
                 float* block, float* acc, DirectRows& few, const Finish& done) {
   const int64_t left = task.last - (panels - task.panels) - count;
   const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
-  if (task.rows <= kDirectRows) {
+  if (task.rows <= Steps::kMostDirectRows) {
     const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
     direct_panels<Steps>(panels, count, few.get(x, stride, units, task.rows), stride, units, task.rows, acc);
     done(acc, 0, task.rows);

@@ -11,6 +11,7 @@ namespace {
 constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 halves of weights and a broadcast fill 16 registers
 constexpr int kTileVectors = 1;
 constexpr int kDirectRows = 6;  // up to which panels are unpacked in registers
+constexpr int kDirectUpperRows = kDirectRows;
 
 struct Vec {
   __m256 lo, hi;

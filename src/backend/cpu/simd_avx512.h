@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
 constexpr int kTileVectors = 4;
-constexpr int kDirectRows = 12;  // up to which panels are unpacked in registers: 2 panels x 12 rows
+constexpr int kDirectRows = 12;       // up to which panels are unpacked in registers: 2 panels x 12 rows
+constexpr int kDirectUpperRows = 24;  // the same where only upper bytes are: 1 panel x 24 rows
 
 using Vec = __m512;
 using Pairs = __m512i;
@@ -84,14 +85,27 @@ inline Vec widen_stored(const uint16_t* p) {
   return r;
 }
 
-inline void widen(__m512i a, __m512i b, Vec w[4]) {  // a: steps 0 and 1, b: steps 2 and 3
-  alignas(64) uint16_t stored[64];
-  _mm512_store_si512(stored, a);
-  _mm512_store_si512(stored + 32, b);
-  w[0] = widen_stored(stored);
-  w[1] = widen_stored(stored + 16);
-  w[2] = widen_stored(stored + 32);
-  w[3] = widen_stored(stored + 48);
+// A group's weights as FP16, step after step: what the unpacking below makes of bytes, kept in memory so that each step
+// is widened when it is needed and registers stay free for sums.
+#define NFP_HAVE_STAGES 1
+constexpr int kStageWords = 64;
+inline void stage(__m512i a, __m512i b, uint16_t* words) {  // a: steps 0 and 1, b: steps 2 and 3
+  _mm512_store_si512(words, a);
+  _mm512_store_si512(words + 32, b);
+}
+
+// The same, and a multiply-add, where the compiler is to leave them in the order in which they are written, and sums in
+// the registers in which they are.
+inline void widen_here(const uint16_t* p, Vec& r) {
+  asm volatile("vcvtph2ps %1, %0" : "=v"(r) : "m"(*reinterpret_cast<const __m256i_u*>(p)));
+}
+inline void fma_here(Vec a, Vec b, Vec& sum) { asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+
+inline void widen(const uint16_t* words, Vec w[4]) {
+  w[0] = widen_stored(words);
+  w[1] = widen_stored(words + 16);
+  w[2] = widen_stored(words + 32);
+  w[3] = widen_stored(words + 48);
 }
 
 // FP16's high byte from a truncated upper byte: sign, 0, bits 6..1.
@@ -106,26 +120,38 @@ inline __m512i high_byte(__m512i t) {
 
 // Algorithm 1 with its borrow taken as a masked subtraction: as cheap as a biased lower byte, and right for every
 // calibrated upper too. One interleave of bytes then gives sixteen rows of one k a 256-bit half.
-inline void unpack_both(const uint8_t* upper, const uint8_t* lower, Vec w[4]) {
+inline void stage_both(const uint8_t* upper, const uint8_t* lower, uint16_t* words) {
   const __m512i u = _mm512_loadu_si512(upper);
   const __m512i l = _mm512_loadu_si512(lower);
   const __m512i t = _mm512_mask_add_epi8(u, _mm512_movepi8_mask(l), u, _mm512_set1_epi8(-1));
   const __m512i h = high_byte(t);
-  widen(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), w);
+  stage(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), words);
 }
 
-inline void unpack_upper(const uint8_t* upper, Vec w[4]) {
+inline void stage_upper(const uint8_t* upper, uint16_t* words) {
   const __m512i u = _mm512_loadu_si512(upper);
 #ifdef NFP_AVX512_GFNI
   const __m512i h = high_byte(u);
   const __m512i l = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(1), 0);  // bit 0 to bit 7
-  widen(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), w);
+  stage(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), words);
 #else
   const __m512i keep = _mm512_set1_epi16(static_cast<short>(0xbf80));
   const __m512i none = _mm512_setzero_si512();
-  widen(_mm512_and_si512(_mm512_srai_epi16(_mm512_unpacklo_epi8(none, u), 1), keep),
-        _mm512_and_si512(_mm512_srai_epi16(_mm512_unpackhi_epi8(none, u), 1), keep), w);
+  stage(_mm512_and_si512(_mm512_srai_epi16(_mm512_unpacklo_epi8(none, u), 1), keep),
+        _mm512_and_si512(_mm512_srai_epi16(_mm512_unpackhi_epi8(none, u), 1), keep), words);
 #endif
+}
+
+inline void unpack_both(const uint8_t* upper, const uint8_t* lower, Vec w[4]) {
+  alignas(64) uint16_t words[kStageWords];
+  stage_both(upper, lower, words);
+  widen(words, w);
+}
+
+inline void unpack_upper(const uint8_t* upper, Vec w[4]) {
+  alignas(64) uint16_t words[kStageWords];
+  stage_upper(upper, words);
+  widen(words, w);
 }
 
 inline void unpack_dense(const uint8_t* words, Vec w[4]) {

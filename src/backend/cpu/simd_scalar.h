@@ -14,6 +14,7 @@ namespace {
 constexpr int kTileRows = 4;
 constexpr int kTileVectors = 1;
 constexpr int kDirectRows = 4;  // up to which panels are unpacked in registers
+constexpr int kDirectUpperRows = kDirectRows;
 
 struct Vec {
   float v[16];

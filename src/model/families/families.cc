@@ -16,6 +16,8 @@ const FamilyRules& rules_of(FamilyId family) {
       return kSmolLm3Rules;
     case FamilyId::kPhi3:
       return kPhi3Rules;
+    case FamilyId::kGemma:
+      return kGemmaRules;
     case FamilyId::kGemma2:
       return kGemma2Rules;
     case FamilyId::kGemma3:

@@ -1,0 +1,203 @@
+// The CPU's matrix kernel by number of rows, over matrices that no cache holds, beside what the machine can do at most:
+// a JSON line for each number of rows. Rows "mixed" are what the experts of a mixture get of a batch: every row of 32
+// has two experts of eight, by chance. Run it alone and with a high priority.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "backend/cpu/ceilings.h"
+#include "backend/cpu/huge_pages.h"
+#include "backend/cpu/kernel_table.h"
+#include "base/cpu_topology.h"
+#include "base/thread_pool.h"
+
+namespace nfp::cpu {
+namespace {
+
+struct Shape {
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t bytes() const { return 2 * n * k; }
+};
+
+// The experts of a layer: gate and up together, and down.
+constexpr int64_t kHidden = 1024, kWide = 4096;
+constexpr std::array<Shape, 2> kShapes = {Shape{2 * kWide, kHidden}, Shape{kHidden, kWide}};
+constexpr int kLayerExperts = 8, kTop = 2, kBatch = 32;
+
+struct Matrix {
+  Shape shape;
+  std::vector<Panel> panels;
+};
+
+struct Setting {
+  std::vector<int32_t> rows;  // of matrices 2i and 2i + 1
+  bool upper_only = false;
+};
+
+class Bench {
+ public:
+  Bench(ThreadPool& threads, const KernelTable& kernels, int experts) : threads_(threads), kernels_(kernels) {
+    int64_t bytes = 0;
+    for (const Shape& shape : kShapes) bytes += shape.bytes() * experts;
+    auto memory = Mapping::create(static_cast<size_t>(bytes));
+    if (!memory.ok()) std::exit(1);
+    memory_ = std::move(memory).value();
+    fill();
+    auto* at = memory_.as<uint8_t>();
+    scale_.assign(kPanelRows, 1.0f);
+    for (int e = 0; e < experts; ++e) {
+      for (const Shape& shape : kShapes) {
+        Matrix& matrix = matrices_.emplace_back(Matrix{shape, {}});
+        for (int64_t row = 0; row < shape.n; row += kPanelRows) {
+          Panel panel;
+          panel.upper = at + row * shape.k;
+          panel.lower = panel.upper + shape.n * shape.k;
+          panel.scale = scale_.data();
+          panel.column = row;
+          matrix.panels.push_back(panel);
+        }
+        at += shape.bytes();
+      }
+    }
+    for (auto& x : x_) x.assign(static_cast<size_t>(kMaxLinearRows * kWide), 0.25f);
+    for (auto& y : y_) y.assign(static_cast<size_t>(kMaxLinearRows * kWide * 2), 0.0f);
+    for (int t = 0; t < threads.size(); ++t) {
+      auto scratch = Mapping::create(linear_scratch_bytes(kMaxLinearRows, kWide));
+      if (!scratch.ok()) std::exit(1);
+      scratch_.push_back(std::move(scratch).value());
+    }
+  }
+
+  // Seconds of a pass over all matrices, the fastest of a few.
+  double seconds(const Setting& setting) {
+    double best = 1e9;
+    for (int i = 0; i < 9; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      threads_.run([&](int thread) { pass(setting, thread); });
+      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+  }
+
+  // Of the matrices that have rows.
+  double bytes(const Setting& setting) const {
+    double sum = 0;
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+      if (setting.rows[i / 2] > 0)
+        sum += static_cast<double>(matrices_[i].shape.bytes()) * (setting.upper_only ? 0.5 : 1);
+    }
+    return sum;
+  }
+  double flops(const Setting& setting) const {
+    double sum = 0;
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+      sum += static_cast<double>(matrices_[i].shape.bytes()) * setting.rows[i / 2];
+    }
+    return sum;
+  }
+  size_t experts() const { return matrices_.size() / 2; }
+
+ private:
+  void fill() {
+    std::mt19937_64 random(1);
+    std::vector<uint64_t> pool(1 << 17);
+    for (uint64_t& word : pool) word = random() & 0xbfbfbfbfbfbfbfbfu;  // magnitudes under 1 in either reading
+    const size_t piece = pool.size() * sizeof(uint64_t);
+    threads_.parallel_for(static_cast<int64_t>(memory_.bytes() / piece), 1, [&](Range range) {
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        std::memcpy(memory_.as<char>() + static_cast<size_t>(i) * piece, pool.data(), piece);
+      }
+    });
+  }
+
+  void pass(const Setting& setting, int thread) {
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+      if (setting.rows[i / 2] == 0) continue;
+      const Matrix& matrix = matrices_[i];
+      const Range share = partition(static_cast<int64_t>(matrix.panels.size()), thread, threads_.size(), 2);
+      LinearTask task;
+      task.panels = matrix.panels.data();
+      task.first = share.begin;
+      task.last = share.end;
+      task.k = task.x_stride = matrix.shape.k;
+      task.x = x_[i % 2].data();
+      task.upper_only = setting.upper_only;
+      task.rows = setting.rows[i / 2];
+      task.y = y_[i % 2].data();
+      task.y_stride = matrix.shape.n;
+      task.scratch = scratch_[static_cast<size_t>(thread)].data();
+      kernels_.linear(task);
+    }
+  }
+
+  ThreadPool& threads_;
+  const KernelTable& kernels_;
+  Mapping memory_;
+  std::vector<float> scale_;
+  std::vector<Matrix> matrices_;
+  std::array<std::vector<float>, 2> x_, y_;
+  std::vector<Mapping> scratch_;
+};
+
+std::vector<int32_t> mixed_rows(size_t experts) {
+  std::mt19937 random(7);
+  std::vector<int32_t> rows(experts, 0);
+  for (size_t layer = 0; layer < experts; layer += kLayerExperts) {
+    for (int i = 0; i < kBatch; ++i) {
+      std::array<int, kLayerExperts> order;
+      for (int e = 0; e < kLayerExperts; ++e) order[static_cast<size_t>(e)] = e;
+      std::shuffle(order.begin(), order.end(), random);
+      for (size_t j = 0; j < kTop; ++j) ++rows[layer + static_cast<size_t>(order[j])];
+    }
+  }
+  return rows;
+}
+
+int run(int layers, const std::vector<int32_t>& all_rows) {
+  const auto set = choose_instruction_set("", detect_features());
+  if (!set.ok()) return 1;
+  ThreadPool threads(usable_cpu_count());
+  const auto machine = measure_machine({});
+  if (!machine.ok()) return 1;
+  const double read = machine->read_gbs * 1e9, fma = machine->fma_gflops * 1e9;
+  fmt::print("{{\"read_gb_s\": {:.1f}, \"fma_gflop_s\": {:.0f}, \"kernels\": \"{}\"}}\n", read * 1e-9, fma * 1e-9,
+             kernels_of(*set).name);
+  Bench bench(threads, kernels_of(*set), layers * kLayerExperts);
+  const auto report = [&](const std::string& name, Setting setting) {
+    for (const bool upper_only : {false, true}) {
+      setting.upper_only = upper_only;
+      const double s = bench.seconds(setting);
+      const double reading = bench.bytes(setting) / read, arithmetic = bench.flops(setting) / fma;
+      fmt::print(
+          "{{\"rows\": \"{}\", \"precision\": \"{}\", \"ms\": {:.2f}, \"reading_ms\": {:.2f}, \"arithmetic_ms\": "
+          "{:.2f}, "
+          "\"over_reading\": {:.2f}, \"over_bound\": {:.2f}}}\n",
+          name, upper_only ? "fp8" : "fp16", s * 1e3, reading * 1e3, arithmetic * 1e3, s / reading,
+          s / std::max(reading, arithmetic));
+      std::fflush(stdout);
+    }
+  };
+  for (const int32_t rows : all_rows) {
+    report(std::to_string(rows), {std::vector<int32_t>(bench.experts(), rows), false});
+  }
+  report("mixed", {mixed_rows(bench.experts()), false});
+  return 0;
+}
+
+}  // namespace
+}  // namespace nfp::cpu
+
+// [layers of experts [rows...]]
+int main(int argc, char** argv) {
+  std::vector<int32_t> rows;
+  for (int i = 2; i < argc; ++i) rows.push_back(std::clamp(std::atoi(argv[i]), 1, 512));
+  if (argc <= 2) rows = {1, 2, 4, 6, 8, 10, 12, 16, 24, 32};
+  return nfp::cpu::run(argc > 1 ? std::clamp(std::atoi(argv[1]), 1, 64) : 8, rows);
+}

@@ -1,0 +1,116 @@
+#include "io/split_source.h"
+
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/json_depth.h"
+#include "io/family.h"
+
+namespace nfp {
+namespace {
+
+using Json = nlohmann::json;
+
+struct HeadRows {
+  int64_t query = 0, key_value = 0;
+};
+
+int64_t size_field(const Json& config, const char* field, int64_t otherwise) {
+  const auto found = config.find(field);
+  if (found == config.end() || !found->is_number_integer()) return otherwise;
+  const int64_t value = found->get<int64_t>();
+  return value >= 0 && value <= 1 << 24 ? value : 0;
+}
+
+std::string model_type_of(const Json& config) {
+  const auto found = config.find("model_type");
+  return found != config.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+HeadRows head_rows(const Json& config) {
+  const int64_t heads = size_field(config, "num_attention_heads", 0);
+  if (heads == 0) return {};
+  const int64_t dim = size_field(config, "head_dim", size_field(config, "hidden_size", 0) / heads);
+  return {heads * dim, size_field(config, "num_key_value_heads", heads) * dim};
+}
+
+class SplitSource final : public ModelSource {
+ public:
+  SplitSource(std::shared_ptr<const ModelSource> inner, const Family& family, const Family& names,
+              const HeadRows& heads)
+      : ModelSource(inner->kind(), inner->path()), inner_(std::move(inner)) {
+    config_json_ = inner_->config_json();
+    if (inner_->gguf_tokenizer() != nullptr) gguf_tokenizer_ = *inner_->gguf_tokenizer();
+    for (const TensorInfo& tensor : inner_->tensors()) {
+      const auto role = tensor.shape.rank() == 2 && tensor.name.ends_with(".weight") ? role_of(family, tensor.name)
+                                                                                     : std::optional<TensorRole>();
+      const int64_t rows = tensor.rows();
+      if (role == TensorRole::kQueryKeyValue && rows == heads.query + 2 * heads.key_value) {
+        add_part(tensor, names, TensorRole::kQuery, 0, heads.query);
+        add_part(tensor, names, TensorRole::kKey, heads.query, heads.key_value);
+        add_part(tensor, names, TensorRole::kValue, heads.query + heads.key_value, heads.key_value);
+      } else if (role == TensorRole::kGateUp && rows % 2 == 0) {
+        add_part(tensor, names, TensorRole::kGate, 0, rows / 2);
+        add_part(tensor, names, TensorRole::kUp, rows / 2, rows / 2);
+      } else {
+        add_tensor(tensor);
+      }
+    }
+  }
+
+  std::optional<std::string> tokenizer_gguf() const override { return inner_->tokenizer_gguf(); }
+
+  Result<std::unique_ptr<MatrixReader>> matrix(std::string_view name, ThreadPool& threads,
+                                               MatrixAnalysis* analysis) const override {
+    return parts_.contains(name) ? ModelSource::matrix(name, threads, analysis)
+                                 : inner_->matrix(name, threads, analysis);
+  }
+  Status read_rows(const TensorInfo& tensor, int64_t first, int64_t count, std::byte* out) const override {
+    const auto part = parts_.find(tensor.name);
+    if (part == parts_.end()) return inner_->read_rows(*inner_->find(tensor.name), first, count, out);
+    return inner_->read_rows(*part->second.whole, part->second.first + first, count, out);
+  }
+  void release(const TensorInfo& tensor) const override {
+    const auto part = parts_.find(tensor.name);
+    inner_->release(part == parts_.end() ? *inner_->find(tensor.name) : *part->second.whole);
+  }
+
+ private:
+  struct Part {
+    const TensorInfo* whole;
+    int64_t first;  // row
+  };
+
+  void add_part(const TensorInfo& tensor, const Family& names, TensorRole role, int64_t first, int64_t rows) {
+    constexpr size_t kPrefix = std::string_view("model.layers.").size();
+    TensorInfo part = tensor;
+    part.name = names.name(role, std::atoi(tensor.name.c_str() + kPrefix)) + ".weight";
+    part.part_of = tensor.name;
+    part.shape = {rows, tensor.shape[1]};
+    part.file_bytes = tensor.file_bytes / static_cast<uint64_t>(tensor.rows()) * static_cast<uint64_t>(rows);
+    parts_.emplace(part.name, Part{&tensor, first});
+    add_tensor(std::move(part));
+  }
+
+  const std::shared_ptr<const ModelSource> inner_;
+  std::map<std::string, Part, std::less<>> parts_;
+};
+
+}  // namespace
+
+std::shared_ptr<const ModelSource> split_fused(std::shared_ptr<const ModelSource> source) {
+  if (source->stored_fp8() || json_too_deep(source->config_json())) return source;
+  const Json config = Json::parse(source->config_json(), nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) return source;
+  const auto family = find_family("", model_type_of(config));
+  const auto names = find_family("LlamaForCausalLM", "");
+  if (!family.ok() || !names.ok()) return source;
+  if (!(*family)->has(TensorRole::kQueryKeyValue) && !(*family)->has(TensorRole::kGateUp)) return source;
+  return std::make_shared<SplitSource>(std::move(source), **family, **names, head_rows(config));
+}
+
+}  // namespace nfp

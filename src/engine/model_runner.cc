@@ -177,13 +177,14 @@ Result<int64_t> ModelRunner::blocks_that_fit(uint64_t block_bytes) const {
   const auto context = static_cast<uint64_t>((config_.max_context + config_.block_size - 1) / config_.block_size);
   constexpr double kGiB = 1 << 30;
   if (blocks <= context) {
-    return error(
-        ErrorCode::kResource,
-        "of {:.1f} GiB GPU memory {:.1f} may be used and {:.1f} are taken by weights and buffers: what is left "
-        "holds {} tokens of KV cache, less than one context of {}; ask for a shorter context, fewer sequences "
-        "or tokens a step, or a larger --gpu-memory-utilization",
-        static_cast<double>(memory->total) / kGiB, static_cast<double>(allowed) / kGiB,
-        static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(config_.block_size), config_.max_context);
+    return error(ErrorCode::kResource,
+                 "of {:.1f} GiB GPU memory {:.1f} may be used and {:.1f} are taken, by weights, buffers and other "
+                 "programs: what is left "
+                 "holds {} tokens of KV cache, less than one context of {}; ask for a shorter context, fewer sequences "
+                 "or tokens a step, or a larger --gpu-memory-utilization",
+                 static_cast<double>(memory->total) / kGiB, static_cast<double>(allowed) / kGiB,
+                 static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(config_.block_size),
+                 config_.max_context);
   }
   return static_cast<int64_t>(std::min<uint64_t>(blocks - 1, uint64_t{1} << 26));
 }

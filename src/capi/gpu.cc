@@ -104,8 +104,9 @@ nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, 
   call.m = m;
   const bool quantised = call.mode == Mode::kE4M3;
   if (quantised || product.norm != nullptr) {
-    NFP_CAPI_REQUIRE(scratch != nullptr, "nfp_linear_run: FP8, and a norm, need scratch of nfp_linear_scratch_bytes(), "
-                                         "nfp_linear_norm_scratch_bytes()");
+    NFP_CAPI_REQUIRE(scratch != nullptr,
+                     "nfp_linear_run: FP8, and a norm, need scratch of nfp_linear_scratch_bytes(), "
+                     "nfp_linear_norm_scratch_bytes()");
     GemmInputCall rows;
     rows.m = m;
     rows.k = k;
@@ -273,8 +274,9 @@ nfp_status nfp_linear_run_norm(nfp_linear* linear, nfp_precision precision, nfp_
                      "nfp_linear_run_norm: residual and h go together");
     NFP_CAPI_REQUIRE(swiglu == 0 || bias == nullptr, "nfp_linear_run_norm: a bias does not go with swiglu");
     if (!linear->quantisable || linear->matrix.k % 8 != 0) {
-      return fail(NFP_UNSUPPORTED, "nfp_linear_run_norm: rows must be of a multiple of 8 columns, of at most "
-                                   "nfp_max_quantised_columns()");
+      return fail(NFP_UNSUPPORTED,
+                  "nfp_linear_run_norm: rows must be of a multiple of 8 columns, of at most "
+                  "nfp_max_quantised_columns()");
     }
     return multiply(*linear, precision, type, {m, x, ldx, y, ldy, bias, swiglu != 0, norm}, scratch, stream);
   });

@@ -65,8 +65,8 @@ struct FamilyRules {
   Status (*configure)(const FamilyFields& fields, ModelConfig& config);
 };
 
-extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules, kGemma2Rules,
-    kGemma3Rules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmoeRules;
+extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
+    kGemma2Rules, kGemma3Rules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmoeRules;
 
 const FamilyRules& rules_of(FamilyId family);
 

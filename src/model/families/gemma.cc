@@ -33,7 +33,9 @@ Status configure_sliding(const FamilyFields& fields, ModelConfig& config, int32_
   return ok_status();
 }
 
-Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) { return configure_sliding(fields, config, 2); }
+Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) {
+  return configure_sliding(fields, config, 2);
+}
 
 Status configure_gemma3(const FamilyFields& fields, ModelConfig& config) {
   config.qk_norm = true;
@@ -44,12 +46,9 @@ Status configure_gemma3(const FamilyFields& fields, ModelConfig& config) {
 }  // namespace
 
 // As transformers' GemmaConfig, Gemma2Config and Gemma3TextConfig have them.
-const FamilyRules kGemmaRules = {{.tied_embeddings = true,
-                                  .kv_heads = 16,
-                                  .head_dim = 256,
-                                  .max_context = 8192,
-                                  .activation = "gelu_pytorch_tanh"},
-                                 configure_gemma};
+const FamilyRules kGemmaRules = {
+    {.tied_embeddings = true, .kv_heads = 16, .head_dim = 256, .max_context = 8192, .activation = "gelu_pytorch_tanh"},
+    configure_gemma};
 const FamilyRules kGemma2Rules = {{.tied_embeddings = true,
                                    .kv_heads = 4,
                                    .head_dim = 256,

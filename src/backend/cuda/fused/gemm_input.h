@@ -32,9 +32,10 @@ struct GemmInputCall {
   bool weight_f32 = false;
   float weight_offset = 0.0f;  // with weight_f32: added to each weight; Gemma's norms multiply by 1 + weight
   float epsilon = 1e-5f;
-  void* residual = nullptr;  // kNorm: [m, k], read, and replaced by h unless h has a place of its own; null = no residual
+  void* residual =
+      nullptr;  // kNorm: [m, k], read, and replaced by h unless h has a place of its own; null = no residual
   int64_t ldr = 0;
-  void* h = nullptr;  // kNorm with residual: [m, k], ldr elements from row to row; null = residual
+  void* h = nullptr;      // kNorm with residual: [m, k], ldr elements from row to row; null = residual
   void* y_f16 = nullptr;  // [m, k], may be x where both have k columns; null = not wanted
   int64_t ldy = 0;
   uint8_t* y_e4m3 = nullptr;  // [m, padded_k]; null = not wanted

@@ -99,6 +99,17 @@ def fake(launch):
     return launch()
 
 
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    """For client packages: nothing is sent to anybody but the server, and nothing is kept in the home folder."""
+    old = dict(os.environ)
+    os.environ.update(OPENAI_API_KEY="none", LITELLM_LOCAL_MODEL_COST_MAP="True", LANGSMITH_TRACING="false", DO_NOT_TRACK="1",
+                      LLM_USER_PATH=str(tmp_path_factory.mktemp("llm")))
+    yield
+    os.environ.clear()
+    os.environ.update(old)
+
+
 @pytest.fixture(scope="session")
 def launch_real(tmp_path_factory):
     """launch_real("--flag", ...) starts nestedfp serve on the demo model, or a `model` that is made of it,

@@ -10,18 +10,8 @@ import sys
 import httpx
 import pytest
 
+pytestmark = pytest.mark.usefixtures("quiet")
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet(tmp_path_factory):
-    """Nothing is sent to anybody but the server, and nothing is kept in the home folder."""
-    old = dict(os.environ)
-    os.environ.update(OPENAI_API_KEY="none", LITELLM_LOCAL_MODEL_COST_MAP="True", LANGSMITH_TRACING="false", DO_NOT_TRACK="1",
-                      LLM_USER_PATH=str(tmp_path_factory.mktemp("llm")))
-    yield
-    os.environ.clear()
-    os.environ.update(old)
 
 
 def have_grammars(server):

@@ -12,23 +12,13 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+pytestmark = pytest.mark.usefixtures("quiet")
 QUESTION = "What is the capital of France?"
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"], "additionalProperties": False}
 
 
 class Guess(BaseModel):
     age: int = Field(ge=0, le=99)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet(tmp_path_factory):
-    """Nothing is sent to anybody but the server, and nothing is kept in the home folder."""
-    old = dict(os.environ)
-    os.environ.update(OPENAI_API_KEY="none", LITELLM_LOCAL_MODEL_COST_MAP="True", LANGSMITH_TRACING="false", DO_NOT_TRACK="1",
-                      LLM_USER_PATH=str(tmp_path_factory.mktemp("llm")))
-    yield
-    os.environ.clear()
-    os.environ.update(old)
 
 
 @pytest.fixture(scope="module")

@@ -124,9 +124,6 @@ inline void forget_loads() { asm volatile("" ::: "memory"); }
 template <typename Steps, int P, int M>
 constexpr bool kTooManyValues = !std::is_same_v<Steps, Fp32Steps<Source::kUpper>> && M * (P + Steps::kUnits) > 24;
 
-// Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.
-constexpr int kPointerRows = 8;
-
 // acc[m][p] of `P` panels from `first` and `M` rows of x: [M, stride], or [units, M] from more than kPointerRows on.
 // out: [M, kGroupColumns].
 template <typename Steps, int P, int M>
@@ -481,10 +478,9 @@ struct DirectRows {
   const X* get(const X* x, int64_t stride, int64_t units, int rows) {
     if (rows <= kPointerRows) return x;
     auto* packed = static_cast<X*>(area);
-    if (source == x) return packed;
-    source = x;
-    for (int64_t u = 0; u < units; ++u) {
-      for (int m = 0; m < rows; ++m) packed[u * rows + m] = x[m * stride + u];
+    if constexpr (kPointerRows < kDirectUpperRows) {
+      if (source != x) pack_rows(x, stride, units, rows, packed);
+      source = x;
     }
     return packed;
   }

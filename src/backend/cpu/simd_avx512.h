@@ -11,8 +11,10 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
 constexpr int kTileVectors = 4;
-constexpr int kDirectRows = 12;       // up to which panels are unpacked in registers: 2 panels x 12 rows
+constexpr int kDirectRows = 18;       // up to which panels are unpacked in registers: 2 panels x 12 rows, 1 x 18
 constexpr int kDirectUpperRows = 24;  // the same where only upper bytes are: 1 panel x 24 rows
+constexpr int kPointerRows =
+    4;  // of x that direct() can address one by one; more are packed, so that one pointer reads them all
 
 using Vec = __m512;
 using Pairs = __m512i;
@@ -83,6 +85,35 @@ inline Vec widen_stored(const uint16_t* p) {
   Vec r;
   asm("vcvtph2ps %1, %0" : "=v"(r) : "m"(*reinterpret_cast<const __m256i_u*>(p)));
   return r;
+}
+
+// out[j][i] = x[i][j] of four rows of four words of 32 bits.
+inline void transpose_four(const void* x, int64_t stride, void* out, int64_t out_stride) {
+  const auto* from = static_cast<const float*>(x);
+  auto* to = static_cast<float*>(out);
+  __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + stride);
+  __m128 c = _mm_loadu_ps(from + 2 * stride), d = _mm_loadu_ps(from + 3 * stride);
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  _mm_storeu_ps(to, a);
+  _mm_storeu_ps(to + out_stride, b);
+  _mm_storeu_ps(to + 2 * out_stride, c);
+  _mm_storeu_ps(to + 3 * out_stride, d);
+}
+
+// packed[u][m] = x[m][u] of more than kPointerRows rows. Where fewer than four are left the four begin earlier.
+template <typename X>
+void pack_rows(const X* x, int64_t stride, int64_t units, int64_t rows, X* packed) {
+  static_assert(sizeof(X) == 4 && kPointerRows >= 4);
+  const int64_t whole = units / 4 * 4;
+  for (int64_t u = 0; u < whole; u += 4) {
+    for (int64_t m = 0; m < rows; m += 4) {
+      const int64_t first = m + 4 > rows ? rows - 4 : m;
+      transpose_four(x + first * stride + u, stride, packed + u * rows + first, rows);
+    }
+  }
+  for (int64_t u = whole; u < units; ++u) {
+    for (int64_t m = 0; m < rows; ++m) packed[u * rows + m] = x[m * stride + u];
+  }
 }
 
 // A group's weights as FP16, step after step: what the unpacking below makes of bytes, kept in memory so that each step

@@ -8,6 +8,8 @@ Where a GPU has no room for all of them (a large model and many requests): --eng
 then takes nine tenths of the GPU, and serve_ratios.py FILE... puts such files together."""
 
 import argparse
+import atexit
+import contextlib
 import json
 import os
 import re
@@ -118,7 +120,8 @@ class Engine:
 
     def end(self) -> None:
         """With the processes that hold its GPU memory."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def ask(self, **fields) -> dict:
@@ -156,7 +159,9 @@ def main() -> None:
         sink.flush()
 
     wanted = [name.strip() for name in f"{arguments.engines},{arguments.also}".split(",") if name.strip()]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     engines = {name: Engine(name, arguments) for name in wanted}
+    atexit.register(lambda: [engine.end() for engine in engines.values()])
     alive = {}
     for name, engine in engines.items():
         try:
@@ -195,14 +200,12 @@ def main() -> None:
              all={mode: [round(v, 3) for v in values] for mode, values in found.items()})
 
     for tokens in map(int, filter(None, arguments.ttft.split(","))):
-        item("time to first token, ms", 1, tokens, 1, max(arguments.repeats, 7), lambda got: got["seconds"] * 1e3)
+        item("time to first token, ms", 1, tokens, 1, max(arguments.repeats, 15), lambda got: got["seconds"] * 1e3)
     for batch in map(int, filter(None, arguments.decode.split(","))):
         item("decode step, ms", batch, 128, 96, arguments.repeats, lambda got: got["mean_step_ms"])
     for text in filter(None, arguments.throughput.split(",")):
         batch, tokens, answer = map(int, text.split(":"))
         item("output tokens/s", batch, tokens, answer, 1, lambda got: batch * answer / got["seconds"], "alternating", 16)
-    for engine in engines.values():
-        engine.end()
 
 
 if __name__ == "__main__":

@@ -186,6 +186,8 @@ void ServeFlags::add_serving(CLI::App& app) {
   app.add_flag("--demo-load", service.demo_load,
                "a slider on the page for requests that the server makes for itself, to show what load does; also POST "
                "/nestedfp/demo-load?rate=R");
+  app.add_option("--step-log", service.step_log,
+                 "a CSV file with a line for each step: tokens, level, predicted and measured time");
   app.add_flag("--no-page", no_page, "no page at /");
   app.add_flag("--disable-log-requests", quiet, "no line for each request");
   app.add_flag("--log-prompts", service.log_prompts, "write prompts into the log");

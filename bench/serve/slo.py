@@ -11,10 +11,12 @@ minutes on two cores with the demo model. What other programs computed meanwhile
 
 import argparse
 import asyncio
+import csv
 import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -30,10 +32,32 @@ BURST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "burst.csv")
 TRACE = {"requests": 40, "rate": 0.7, "most_tokens": 2000, "seed": 1}
 
 
+def prediction(steps):
+    """Errors of predictions, and beside them what steps differ from an equal one right before: no prediction can be better
+    than about that."""
+    def summary(errors):
+        errors = sorted(errors)
+        return {"steps": len(errors), "mean_error": sum(errors) / len(errors), "p95": errors[int(0.95 * (len(errors) - 1))],
+                "within_12_percent": sum(e <= 0.12 for e in errors) / len(errors)} if errors else None
+
+    def kind(step):
+        return (step["precision"], step["fp8_share"], step["tokens"], step["prefill_tokens"], step["sequences"])
+
+    ms = [float(step["ms"]) for step in steps]
+    alike = [abs(ms[i - 1] - ms[i]) / ms[i] for i in range(1, len(steps)) if kind(steps[i]) == kind(steps[i - 1])
+             and float(steps[i]["prefill_pairs"]) <= 1.05 * float(steps[i - 1]["prefill_pairs"])]
+    predicted = [(float(step["predicted_ms"]), t) for step, t in zip(steps, ms)]
+    return {**(summary([abs(p - t) / t for p, t in predicted if p > 0]) or {}), "alike_in_turn": summary(alike)}
+
+
 class Server:
+    keep_steps, kept = None, 0
+
     def __init__(self, program, model, cache, *flags):
+        self.step_log = os.path.join(cache, "steps.csv")
         self.process = subprocess.Popen([program, "serve", model, "--port", "0", "--served-model-name", "m",
-                                         "--disable-log-requests", *flags], stderr=subprocess.PIPE, text=True,
+                                         "--disable-log-requests", "--step-log", self.step_log, *flags],
+                                        stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, "XDG_CACHE_HOME": cache})
         self.says = []
         for line in self.process.stderr:
@@ -52,6 +76,9 @@ class Server:
     def __exit__(self, *_):
         self.process.terminate()
         self.process.wait(60)
+        if Server.keep_steps:
+            Server.kept += 1
+            shutil.copy(self.step_log, os.path.join(Server.keep_steps, f"steps{Server.kept}.csv"))
 
     def cpu(self):
         """Seconds of CPU: the whole machine's, the server's, this program's with the children that have ended."""
@@ -79,13 +106,8 @@ class Server:
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics").read().decode()
 
     def prediction(self):
-        """Of all steps: mean error, and the share of them that was at most 12 % off."""
-        text = self.metrics()
-        value = lambda name: float(re.search(rf"^nestedfp:step_prediction_off_{name}[^\n]* (\S+)$", text, re.M).group(1))
-        count = value("count")
-        within = re.search(r'^nestedfp:step_prediction_off_bucket\{[^\n]*le="0\.12"[^\n]* (\S+)$', text, re.M)
-        return {"steps": count, "mean_error": value("sum") / max(count, 1),
-                "within_12_percent": float(within.group(1)) / max(count, 1)} if count else None
+        with open(self.step_log, encoding="utf-8") as f:
+            return prediction(list(csv.DictReader(f)))
 
     def changes(self):
         found = re.findall(r'^nestedfp:level_changes_total\{[^\n]*reason="(\w+)"[^\n]* (\S+)$', self.metrics(), re.M)
@@ -187,11 +209,14 @@ def main():
     parser.add_argument("out")
     parser.add_argument("parts", nargs="?", default="long,burst,trace")
     parser.add_argument("--trace", help="an Azure trace (CSV)")
+    parser.add_argument("--keep-steps", help="a folder for the servers' step logs")
     args = parser.parse_args()
+    Server.keep_steps = args.keep_steps
     parts = args.parts.split(",")
     result = {"what": __doc__.split("\n")[0], **record.host(), "load_average": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory() as folder:
         args.cache = os.path.join(folder, "cache")
+        os.makedirs(args.cache)
         begin = time.perf_counter()
         with Server(args.nestedfp, args.model, args.cache) as server:
             tables = os.path.join(args.cache, "nestedfp", "step-times")

@@ -448,7 +448,7 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     take_token(entry, std::move(token), output);
     if (output.finish) remove(output.id);
   }
-  const StepWork work = step.work;
+  const StepWork work = record.work = step.work;
   in_flight_.pop_front();
 
   const auto now = this->now();

@@ -43,6 +43,7 @@ struct StepRecord {
   int32_t sequences = 0;
   int32_t waiting = 0;
   int32_t preempted = 0;
+  StepWork work;             // what its time depends on
   double kv_use = 0;         // after the step
   double fp8_share = 0;      // of the weights computed in FP8
   int32_t exact_tokens = 0;  // of `tokens`, those that an FP8 step computed in FP16 (StepPlan::exact_singles)

@@ -111,7 +111,7 @@ Result<StepModel> StepModel::fit(const StepTable& table) {
       if (reached > 0) row[step.level * own + k + 1] = weight * reached;
     }
     row[shared] = weight * work.prefill_pairs;
-    row[shared + 1] = weight * work.decode_keys;
+    row[shared + 1] = weight * work.keys();
     row[shared + 2] = weight * work.sequences;
     wanted.push_back(1.0);
   }
@@ -221,6 +221,7 @@ StepWork chunks_of(const StepWork& work) {
   part.tokens = work.tokens - work.singles;
   part.sequences = work.sequences - work.singles;
   part.prefill_pairs = work.prefill_pairs;
+  part.prefill_keys = work.prefill_keys;
   return part;
 }
 
@@ -228,7 +229,7 @@ StepWork chunks_of(const StepWork& work) {
 
 double StepModel::table_seconds(size_t level, const StepWork& work) const {
   if (two_launches(work)) return table_seconds(exact_level(), singles_of(work)) + table_seconds(level, chunks_of(work));
-  return linear_seconds(level, work.tokens) + per_pair_ * work.prefill_pairs + per_key_ * work.decode_keys +
+  return linear_seconds(level, work.tokens) + per_pair_ * work.prefill_pairs + per_key_ * work.keys() +
          per_sequence_ * work.sequences;
 }
 
@@ -245,7 +246,7 @@ StepModel::Terms StepModel::terms(size_t level, const StepWork& work) const {
   const std::vector<double>& factor = factor_[level];
   return {.linear = linear_seconds(level, work.tokens) * (factor[low] + share * (factor[high] - factor[low])),
           .pairs = per_pair_ * work.prefill_pairs * pair_factor_,
-          .keys = per_key_ * work.decode_keys * key_factor_,
+          .keys = per_key_ * work.keys() * key_factor_,
           .sequences = per_sequence_ * work.sequences};
 }
 

@@ -3,7 +3,7 @@
 //   T(level, step) = linear layers at that level, by the tokens of the step: piecewise linear between measured counts
 //                    (a table, since tiles and caches make steps of it)
 //                  + attention of prompts, by pairs of a query and a key
-//                  + attention of decoding sequences, by keys read
+//                  + attention by keys read, of decoding sequences and, once a chunk, of prompts
 //                  + a fixed share for each sequence (sampling, block tables)
 //
 // All coefficients are at least zero, so a prediction never falls when a step grows. Those of attention are shared by
@@ -26,7 +26,9 @@ struct StepWork {
   int32_t sequences = 0;     // with at least one token
   int32_t singles = 0;       // of these, with one
   double prefill_pairs = 0;  // (query, key) pairs of chunks of more than one token
-  double decode_keys = 0;    // keys that single tokens attend to, themselves included
+  double prefill_keys = 0;   // keys that these chunks attend to, themselves included
+  double decode_keys = 0;    // the same of single tokens
+  double keys() const { return prefill_keys + decode_keys; }
   // Two launches: the single tokens in FP16, then the chunks at the step's level (StepPlan::exact_singles).
   bool apart = false;
 
@@ -39,6 +41,7 @@ struct StepWork {
       decode_keys += context + 1;
     } else {
       prefill_pairs += static_cast<double>(count) * (context + 0.5 * (count + 1));
+      prefill_keys += context + count;
     }
   }
 };

@@ -32,6 +32,26 @@ TEST(StepModel, PredictsStepsThatItHasNotSeen) {
   EXPECT_LE(error.p95, 0.12);
 }
 
+// Keys and values are read, and on a CPU widened, once for a chunk however few its tokens are.
+TEST(StepModel, KnowsThatAShortChunkBehindALongContextReadsAllOfIt) {
+  const auto slower = [](StepTime step) {
+    const double chunk_keys = step.prefill_tokens > 0 ? step.prefill_context + step.prefill_tokens : 0;
+    step.ms =
+        synthetic_ms(step) + 2e-3 * (chunk_keys + static_cast<double>(step.decode_sequences) * step.decode_context);
+    return step;
+  };
+  StepTable table = synthetic_table();
+  for (StepTime& step : table.steps) step = slower(step);
+  const StepModel model = std::move(StepModel::fit(table)).value();
+  std::vector<StepTime> unseen;
+  for (const int32_t tokens : {20, 40, 90, 1500}) {
+    for (const int32_t context : {0, 700, 3800}) unseen.push_back(slower({0, tokens, context}));
+  }
+  const StepModel::FitError error = model.error_on(unseen);
+  EXPECT_LE(error.mean, 0.02);
+  EXPECT_LE(error.worst, 0.06);
+}
+
 // What a step does only grows, so its time never falls. rapidcheck draws the steps.
 RC_GTEST_PROP(StepModel, NeverFallsWhenAStepGrows, ()) {
   static const StepModel model = std::move(StepModel::fit(synthetic_table())).value();

@@ -65,6 +65,31 @@ def test_metrics_parse_and_count(fake):
         assert f"# TYPE {name} " in text, name
 
 
+def test_demo_load(launch):
+    """The page's slider: requests that the server makes for itself, as many as it is told to, and none any more at 0."""
+    server = launch("--demo-load", "--step-us", 500)
+    answered = lambda: server.metric("vllm:request_success_total")
+    set_rate = lambda rate: httpx.post(f"{server.url}/nestedfp/demo-load?rate={rate}", headers=JSON)
+    assert httpx.get(server.url + "/nestedfp/timeline").json()["demo_load"] == 0
+    for rate in ("-1", "1001", "nan", "", "2x"):
+        assert set_rate(rate).status_code == 400, rate
+    assert answered() == 0
+    assert set_rate(100).json() == {"demo_load": 100}
+    end = time.time() + 60
+    while answered() < 5 and time.time() < end:
+        time.sleep(0.05)
+    assert answered() >= 5
+    timeline = httpx.get(server.url + "/nestedfp/timeline").json()
+    assert timeline["demo_load"] == 100
+    assert sum(s["fp16"] + s["fp8"] for s in timeline["slices"]) > 0
+    assert set_rate(0).json() == {"demo_load": 0}
+    time.sleep(0.1)
+    server.wait_idle()
+    before = answered()
+    time.sleep(0.3)  # thirty more would have come
+    assert answered() == before
+
+
 def test_root_path_and_origins(launch):
     server = launch("--root-path", "/llm", "--allowed-origins", "https://a.example")
     base = f"http://127.0.0.1:{server.port}"

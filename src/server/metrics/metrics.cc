@@ -189,6 +189,7 @@ void Metrics::on_step(const StepRecord& step) {
   step_time_[static_cast<size_t>(step.precision)].observe(step.seconds);
   between_.observe(step.between_s);
   timeline_.add_step(step);
+  if (step_log_) step_log_->add(step);
   level_.store(step.fp8_share, std::memory_order_relaxed);
   oldest_wait_.store(step.oldest_wait_s, std::memory_order_relaxed);
   count_tokens(step.fp8_share, step.tokens - step.exact_tokens);

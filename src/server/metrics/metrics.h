@@ -5,11 +5,14 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "engine/engine.h"
 #include "server/metrics/histogram.h"
 #include "server/metrics/http_counts.h"
+#include "server/metrics/step_log.h"
 #include "server/metrics/timeline.h"
 
 namespace nfp::server {
@@ -41,6 +44,7 @@ class Metrics final : public EngineObserver {
 
   // Before the first request.
   void set_prefix_caching(bool on) { prefix_caching_ = on; }
+  void set_step_log(std::unique_ptr<StepLog> log) { step_log_ = std::move(log); }  // likewise
   Timeline& timeline() { return timeline_; }
 
  private:
@@ -49,6 +53,7 @@ class Metrics final : public EngineObserver {
   void count_tokens(double fp8_share, int32_t tokens);
 
   Timeline timeline_;
+  std::unique_ptr<StepLog> step_log_;  // null = none
   bool prefix_caching_ = true;
   std::atomic<uint64_t> prompt_tokens_{0};
   std::atomic<uint64_t> generation_tokens_{0};

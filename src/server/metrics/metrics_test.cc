@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "server/api/json_text.h"
 
 namespace nfp::server {
@@ -85,6 +88,44 @@ TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
   EXPECT_EQ((*json)["ttft_ms"]["p50"], 250.0);
   EXPECT_TRUE((*json)["tpot_ms"]["p50"].is_null());
   EXPECT_TRUE((*parse_json(timeline.json(1'000'000)))["slices"].empty());
+}
+
+TEST(StepLog, HasALineForEachStep) {
+  const std::string path = (std::filesystem::temp_directory_path() / "nfp_step_log_test.csv").string();
+  Metrics metrics;
+  auto log = StepLog::create(path);
+  ASSERT_TRUE(log.ok()) << log.error().message;
+  metrics.set_step_log(std::move(log).value());
+  StepRecord step;
+  step.precision = Precision::kFp8;
+  step.fp8_share = 0.5;
+  step.change = LevelChange::kFirstTokens;
+  step.tokens = 33;
+  step.prefill_tokens = 32;
+  step.sequences = 2;
+  step.waiting = 4;
+  step.work.add(32, 100);
+  step.work.add(1, 50);
+  step.predicted_s = 0.010;
+  step.table_s = 0.008;
+  step.seconds = 0.0125;
+  metrics.on_step(step);
+  step.start += std::chrono::milliseconds(1500);
+  metrics.on_step(step);
+  std::ifstream file(path);  // lines are there as soon as they are written
+  std::string head, first, second, more;
+  ASSERT_TRUE(std::getline(file, head) && std::getline(file, first) && std::getline(file, second));
+  EXPECT_FALSE(std::getline(file, more));
+  EXPECT_EQ(head,
+            "start_s,precision,fp8_share,change,tokens,prefill_tokens,sequences,waiting,prefill_pairs,prefill_keys,"
+            "decode_keys,predicted_ms,table_ms,ms");
+  EXPECT_EQ(first, "0.0000,fp8,0.500,first_tokens,33,32,2,4,3728,132,51,10.000,8.000,12.500");
+  EXPECT_EQ(second.substr(0, 11), "1.5000,fp8,");
+  std::filesystem::remove(path);
+
+  const auto refused = StepLog::create("/nonexistent/steps.csv");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("/nonexistent/steps.csv"), std::string::npos);
 }
 
 }  // namespace

@@ -27,6 +27,10 @@ Result<std::unique_ptr<Service>> Service::listen(ServiceOptions options) {
   // A log that nobody reads any more must not end the server.
   std::signal(SIGPIPE, SIG_IGN);
   std::unique_ptr<Service> service(new Service(std::move(options)));
+  if (!service->options_.step_log.empty()) {
+    NFP_ASSIGN_OR_RETURN(auto log, StepLog::create(service->options_.step_log));
+    service->metrics_.set_step_log(std::move(log));
+  }
   NFP_ASSIGN_OR_RETURN(service->grammar_host_, start_grammar_host());
   NFP_ASSIGN_OR_RETURN(service->http_, http::Server::listen(service->options_.http, &service->api_));
   service->api_.set_server_stats([http = service->http_.get()] { return http->stats(); });

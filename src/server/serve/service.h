@@ -33,6 +33,7 @@ struct ServiceOptions {
   bool log_requests = true;
   bool log_prompts = false;
   bool demo_load = false;  // see DemoLoad
+  std::string step_log;    // a file for StepLog; empty = none
   GrammarLimits grammars;
   std::chrono::milliseconds drain_timeout{30'000};
 };

@@ -40,6 +40,7 @@ struct Flags {
   double stall_timeout = 120;
   bool log_requests = false;
   bool strict = false;
+  bool demo_load = false;
   std::string pooling = "last";
   std::string fp8_says;
   std::string reasoning_parser = "auto";
@@ -67,6 +68,7 @@ Status run(const Flags& flags) {
   options.api.stall_timeout_s = flags.stall_timeout;
   options.tool_call_parser = flags.tool_parser;
   options.limits.strict = flags.strict;
+  options.demo_load = flags.demo_load;
   options.default_pooling = flags.pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   options.reasoning_parser = flags.reasoning_parser;
   options.chat_template = flags.chat_template;
@@ -140,6 +142,7 @@ int main(int argc, char** argv) {
   app.add_option("--reasoning-parser", flags.reasoning_parser);
   app.add_option("--chat-template", flags.chat_template);
   app.add_flag("--strict-requests", flags.strict);
+  app.add_flag("--demo-load", flags.demo_load);
   app.add_option("--pooling", flags.pooling);
   app.add_option("--fp8-says", flags.fp8_says, "one character: the tenth of answers in FP8 steps");
   app.add_option("--generation-config", flags.generation_config);

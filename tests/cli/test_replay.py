@@ -1,0 +1,129 @@
+"""`nestedfp replay --simulate` from outside: formats of traces, reports, the highest rate, replicas, traces that are wrong."""
+
+import csv
+import json
+import random
+import re
+import unittest
+
+from program import Scratch, failure, main, run
+
+
+def table():
+    """A machine whose FP8 takes 0.6 of FP16's time, but for 1 ms a step."""
+    kinds = [(n, 0, 0, 0) for n in (16, 64, 256, 1024)] + [(64, 1000, 0, 0)]
+    kinds += [(0, 0, n, 64) for n in (1, 8, 32)] + [(0, 0, 8, 1000)]
+    steps = []
+    for level, factor in ((0, 1.0), (1, 0.6)):
+        for tokens, before, sequences, context in kinds:
+            ms = 1 + factor * (6 + 0.08 * (tokens + sequences)) + 1e-5 * tokens * before + 2e-4 * sequences * context
+            steps.append({"level": level, "prefill_tokens": tokens, "prefill_context": before, "decode_sequences": sequences,
+                          "decode_context": context, "ms": ms, "samples": 1})
+    return {"format": "nestedfp-step-times", "version": 1, "model": "m", "device": "d", "weight_bytes": 1, "max_step_tokens": 1024,
+            "max_sequences": 32, "kv_dtype": "f16", "levels": [{"precision": "fp16", "fp8_share": 0}, {"precision": "fp8", "fp8_share": 1}],
+            "steps": steps}
+
+
+def requests(count=120, rate=6.0, seed=1):
+    """(seconds, prompt tokens, answer tokens), in tenths of a second so that every format holds the same."""
+    numbers, now, made = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now += numbers.expovariate(rate)
+        made.append((round(now, 1), numbers.randrange(8, 900), numbers.randrange(1, 60)))
+    return made
+
+
+def azure(rows):
+    lines = [f"2024-05-14 14:{int(t) // 60:02}:{t % 60:09.6f}+00:00,{prompt},{answer}" for t, prompt, answer in rows]
+    return "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n"
+
+
+class Replay(Scratch):
+    def write(self, name, text):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+        return self.path(name)
+
+    def setUp(self):
+        super().setUp()
+        self.table = self.write("steps.json", json.dumps(table()))
+        self.trace = self.write("azure.csv", azure(requests()))
+
+    def report(self, trace, *flags):
+        run("replay", trace, "--simulate", self.table, *flags, "--json", self.path("report.json"))
+        with open(self.path("report.json"), encoding="utf-8") as file:
+            return json.load(file)
+
+    def test_all_formats_say_the_same(self):
+        rows = requests()
+        burst_gpt = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
+            f"{t},ChatGPT,{prompt},{answer},{prompt + answer},Conversation log\n" for t, prompt, answer in rows)
+        mooncake = "".join(json.dumps({"timestamp": round(1000 * t), "input_length": prompt, "output_length": answer, "hash_ids": [1]}) + "\n"
+                           for t, prompt, answer in rows)
+        reports = [self.report(trace)["rows"] for trace in (
+            self.trace, self.write("burst.csv", burst_gpt), self.write("mooncake.jsonl", mooncake))]
+        self.assertEqual([row["policy"] for row in reports[0]], ["fp16", "threshold:1024", "slo-fp16", "slo-fp8", "slo"])
+        for other in reports[1:]:
+            for one, two in zip(reports[0], other):
+                for name in ("attainment_tight", "attainment_loose", "fp16_token_share", "switches", "requests"):
+                    self.assertAlmostEqual(one[name], two[name], places=9, msg=name)
+                self.assertAlmostEqual(one["ttft_s"]["p90"], two["ttft_s"]["p90"], places=4)
+
+    def test_policies_are_what_they_say(self):
+        rows = {row["policy"]: row for row in self.report(self.trace, "--goodput", "ttft:400", "tpot:40")["rows"]}
+        for policy, row in rows.items():
+            self.assertEqual((row["requests"], row["failed"]), (120, 0), policy)
+            self.assertLessEqual(row["attainment_tight"], row["attainment_loose"], policy)
+        self.assertEqual(rows["fp16"]["fp16_token_share"], 1)
+        self.assertEqual(rows["slo-fp8"]["fp16_token_share"], 0)
+        self.assertGreaterEqual(rows["slo"]["attainment_tight"], rows["slo-fp16"]["attainment_tight"])
+        self.assertGreater(rows["slo"]["fp16_token_share"], 0)
+        self.assertEqual(sum(rows["slo"]["switch_reasons"].values()), rows["slo"]["switches"])
+
+    def test_the_same_command_gives_the_same_report(self):
+        flags = ("--noise", "0.1", "--rate", "4", "--replicas", "2")
+        self.assertEqual(self.report(self.trace, *flags), self.report(self.trace, *flags))
+
+    def test_more_machines_are_not_slower(self):
+        one, three = (self.report(self.trace, "--policies", "slo-fp16", "--rate", "6", "--replicas", n)["rows"][0] for n in ("1", "3"))
+        self.assertGreaterEqual(three["attainment_tight"], one["attainment_tight"])
+        self.assertLess(three["ttft_s"]["mean"], one["ttft_s"]["mean"])
+
+    def test_the_highest_rate_holds_and_more_does_not(self):
+        out, _ = run("replay", self.trace, "--simulate", self.table, "--find-rate", "--attainment", "0.9", "--policies", "slo-fp16", "slo-fp8",
+                     "--json", self.path("report.json"))
+        with open(self.path("report.json"), encoding="utf-8") as file:
+            found = {limit["policy"]: limit["rate"] for limit in json.load(file)["highest_rates"]}
+        self.assertLess(found["slo-fp16"], found["slo-fp8"])
+        self.assertIn("slo-fp16", out)
+        for policy, rate in found.items():
+            at, above = (self.report(self.trace, "--policies", policy, "--rate", str(r))["rows"][0]["attainment_tight"] for r in (rate, 1.5 * rate))
+            self.assertGreaterEqual(at, 0.9)
+            self.assertLess(above, 0.9)
+
+    def test_reports(self):
+        run("replay", self.trace, "--simulate", self.table, "--policies", "fp16", "slo", "--csv", self.path("r.csv"), "--html", self.path("r.html"))
+        with open(self.path("r.csv"), encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        self.assertEqual(len(lines), 2 * 120)
+        with open(self.path("r.html"), encoding="utf-8") as file:
+            page = file.read()
+        self.assertIn("<svg", page)
+        self.assertEqual(re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page), [])  # it loads nothing
+        self.assertIn("slo", page)
+
+    def test_what_is_wrong_is_named(self):
+        rows = requests(5)
+        self.report(self.write("unsorted.csv", azure(rows[::-1])))  # put in order
+        for name, text, said in (
+                ("negative.csv", azure([(1.0, -5, 3)]), "line 2"), ("nan.csv", azure(rows).replace(f",{rows[2][1]},", ",nan,"), "line 4"),
+                ("huge.csv", azure([(1.0, 10**12, 3)]), "line 2"), ("empty.csv", "", "empty.csv"), ("what.csv", "a,b\n1,2\n", "what.csv")):
+            line = failure("replay", self.write(name, text), "--simulate", self.table)
+            self.assertIn(name, line)
+            self.assertIn(said, line)
+        failure("replay", self.trace, "--simulate", self.write("no.json", "{}"))
+        failure("replay", self.trace, code=2)  # neither --simulate nor --url
+
+
+if __name__ == "__main__":
+    main()

@@ -108,6 +108,8 @@ class Fit:
         self.cell = np.array([cells.setdefault(s[:3], len(cells)) for s in samples])
         self.cells = len(cells)
         self.us = np.array([s[4] for s in samples])
+        # How much faster stream-K must be predicted to be chosen (kStreamMargin, kWideStreamMargin of tuning_table.cc).
+        self.margin = np.array([1 if parse(s[3])[5] else 1.02 if s[2] <= 2 * parse(s[3])[1] else 1.2 for s in samples])
         self.best = np.full(self.cells, np.inf)
         np.minimum.at(self.best, self.cell, self.us)
 
@@ -160,7 +162,7 @@ class Fit:
         return p
 
     def report(self, mode, p):
-        us = self.predict(p)
+        us = self.predict(p) * self.margin
         chosen = [np.flatnonzero(self.cell == c)[np.argmin(us[self.cell == c])] for c in range(self.cells)]
         ratio = self.us[chosen] / self.best
         print(f"{mode}: {self.cells} cells, {len(us)} times; predicted choice / fastest {math.exp(np.log(ratio).mean()):.3f}, worst {ratio.max():.2f}")

@@ -45,6 +45,9 @@ struct Kernel {
   static constexpr auto kStages = Ring::kStages;
   static constexpr auto kStageBytes = Ring::kStageBytes;
   static constexpr auto kBlocks = Ring::kBlocks;
+  // Where few tokens make loading all that counts, the warp that loads weights waits for nobody to begin.
+  static constexpr bool kStartsEarly = kCluster == 1 && kTokens <= 128 && kTokens != 48;
+  static constexpr int kStartBarrier = 15;  // named
 
   static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
                                                  uint32_t flags, int cluster, int clusters, uint32_t rank) {
@@ -112,11 +115,12 @@ struct Kernel {
     Work work;
     if (!list.next(work)) return;
     const int rows = Ring::token_rows(p, Ring::first_token(tile_origin(p, work.tile).token, rank));
+    constexpr int kThreads = kStartsEarly ? kConsumers * 128 : threads(kTile);
     const int pieces = (kTokens - rows) * 8;  // of 16 bytes
     if (pieces == 0) return;
     for (int stage = 0; stage < kStages; ++stage) {
       const uint32_t first = pipe.ring + stage * kStageBytes + Ring::kWeightBytes + rows * 128;
-      for (int i = static_cast<int>(threadIdx.x); i < pieces; i += static_cast<int>(blockDim.x))
+      for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kThreads)
         ptx::store_shared_16(first + i * 16, make_uint4(0, 0, 0, 0));
     }
     ptx::fence_async_shared();
@@ -139,7 +143,11 @@ struct Kernel {
     const int cluster = static_cast<int>(blockIdx.x) / kCluster;
     const int clusters = static_cast<int>(gridDim.x) / kCluster;
 
-    clear_tail(p, pipe, cluster, clusters, rank);
+    if constexpr (kStartsEarly) {
+      if (threadIdx.x < kConsumers * 128) clear_tail(p, pipe, cluster, clusters, rank);
+    } else {
+      clear_tail(p, pipe, cluster, clusters, rank);
+    }
     if (threadIdx.x == kConsumers * 128) {
       ptx::prefetch_tensor_map(p.m_tiles > 1 ? &p.x : &p.x_tail);
       for (int s = 0; s < kStages; ++s) {
@@ -148,7 +156,14 @@ struct Kernel {
       }
       ptx::mbarrier_init_fence();
     }
-    if constexpr (kCluster == 1) {
+    if constexpr (kStartsEarly) {
+      __syncwarp();
+      if (threadIdx.x / 32 == kConsumers * 4) {
+        ptx::named_barrier_arrive(kStartBarrier, threads(kTile));
+      } else {
+        ptx::named_barrier(kStartBarrier, threads(kTile));
+      }
+    } else if constexpr (kCluster == 1) {
       __syncthreads();
     } else {
       ptx::cluster_sync();

@@ -47,6 +47,10 @@ struct KernelParams {
   int is_f32;          // only without bulk_stores
   int swiglu;
   int bulk_stores;  // 16-bit output, d_map is valid, and residual's rows are 16-byte aligned
+  // Weights for the first round of the ring: so many stages are asked for at once, each further one so many cycles
+  // later (0 = none is held back).
+  int burst;
+  uint32_t pace;
 };
 
 }  // namespace nfp::cuda

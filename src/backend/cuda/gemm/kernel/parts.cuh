@@ -145,8 +145,32 @@ __device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[k
   if (thread == 0) *counter = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
+  // Of narrow tiles several parts are on their way at once.
+  constexpr int kAtOnce = kCount <= 4 ? 4 : kCount <= 8 ? 2 : 1;
+  int share = first;
+  if constexpr (kAtOnce > 1) {
 #pragma unroll 1
-  for (int share = first; share <= last; ++share) add_part(share);
+    for (; share + kAtOnce - 1 <= last; share += kAtOnce) {
+      float4 v[kAtOnce][kCount / 4];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+        for (int i = 0; i < kCount / 4; ++i) v[j][i] = ptx::load_global_cg(part(share + j) + i * 128);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+        for (int i = 0; i < kCount / 4; ++i) {
+          acc[4 * i] += v[j][i].x;
+          acc[4 * i + 1] += v[j][i].y;
+          acc[4 * i + 2] += v[j][i].z;
+          acc[4 * i + 3] += v[j][i].w;
+        }
+      }
+    }
+  }
+#pragma unroll 1
+  for (; share <= last; ++share) add_part(share);
   return true;
 }
 

@@ -1,4 +1,5 @@
-// Fills the ring: one thread, or where a whole warpgroup is there one each for upper bytes, lower bytes and tokens.
+// Fills the ring: a thread for weights and one for tokens, or where a whole warpgroup is there one each for upper
+// bytes, lower bytes and tokens.
 #pragma once
 
 #include <cstdint>
@@ -88,15 +89,37 @@ struct Producer {
     return static_cast<uint16_t>(((1 << kCluster) - 1) << pipe.group);
   }
 
-  enum class Role { kUppers, kLowers, kActivations };
+  // Holds the first round of the ring back to what memory delivers. Nothing that is multiplied does so yet: all SMs
+  // would ask for a ring full of weights at once, and the kernel before, for whose last results these tokens wait,
+  // would find some microseconds of them queued in front of its own few loads.
+  struct Pace {
+    uint32_t start = cycles();
+    int stage = 0;
+    static __device__ __forceinline__ uint32_t cycles() {
+      uint32_t now;
+      asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+      return now;
+    }
+    __device__ __forceinline__ void wait(const KernelParams& p) {
+      if (stage < kStages && stage >= p.burst) {
+        const uint32_t due = static_cast<uint32_t>(stage - p.burst + 1) * p.pace;
+        while (cycles() - start < due) __nanosleep(32);
+      }
+      ++stage;
+    }
+  };
+
+  enum class Role { kWeights, kUppers, kLowers, kActivations };
   template <Role kRole>
   static __device__ __forceinline__ void produce_one(const KernelParams& p, Pipe pipe, int cluster, int clusters,
                                                      uint32_t rank) {
+    constexpr bool kPaced = kRole != Role::kActivations && kTokens <= 128;
     const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
     // Weights never depend on the kernel before; activations do.
     if constexpr (kRole == Role::kActivations) ptx::dependency_wait();
     WorkList list(p, cluster, clusters);
     Work work;
+    [[maybe_unused]] Pace pace;
     pipe.parity = 1;  // a fresh barrier counts as just emptied
     while (list.next(work)) {
       Sources from = sources(p, work.tile, work.k_begin, rank);
@@ -105,62 +128,16 @@ struct Producer {
 #pragma unroll 1
       for (int k = work.k_begin; k < work.k_end; ++k) {
         ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
-        if constexpr (kRole == Role::kUppers) {
+        if constexpr (kPaced) pace.wait(p);
+        if constexpr (kRole == Role::kWeights || kRole == Role::kUppers) {
           ptx::mbarrier_expect(pipe.full_bar(), bytes);
           load_plane(p.upper, from, pipe.data(), pipe.full_bar(), policy, rank, peers(pipe));
-        } else if constexpr (kRole == Role::kLowers) {
+        }
+        if constexpr (kRole == Role::kLowers || (kRole == Role::kWeights && kLowers)) {
           load_plane(p.lower, from, pipe.data() + kBlocks * kCopyBytes, pipe.full_bar(), policy, rank, peers(pipe));
-        } else {
-          load_tokens(p, pipe, token, k, rank);
         }
+        if constexpr (kRole == Role::kActivations) load_tokens(p, pipe, token, k, rank);
         step(from);
-        pipe.advance();
-      }
-    }
-  }
-
-  // The three roles in one thread: fills the ring with weights, waits for the kernel before, then goes stage by stage.
-  static __device__ __forceinline__ void produce_all(const KernelParams& p, Pipe pipe, int cluster, int clusters,
-                                                     uint32_t rank) {
-    const uint64_t policy = p.m_tiles == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
-    const auto load_weights = [&](Sources& from, const Pipe& at, int token) {
-      ptx::mbarrier_expect(at.full_bar(), kWeightBytes + Ring::token_rows(p, token) * 128);
-      load_plane(p.upper, from, at.data(), at.full_bar(), policy, rank, peers(at));
-      if constexpr (kLowers)
-        load_plane(p.lower, from, at.data() + kBlocks * kCopyBytes, at.full_bar(), policy, rank, peers(at));
-      step(from);
-    };
-    int early = 0;
-    {
-      WorkList ahead(p, cluster, clusters);
-      Pipe fill = pipe;
-      Work work;
-      while (early < kStages && ahead.next(work)) {
-        Sources from = sources(p, work.tile, work.k_begin, rank);
-        const int token = Ring::first_token(tile_origin(p, work.tile).token, rank);
-#pragma unroll 1
-        for (int k = work.k_begin; k < work.k_end && early < kStages; ++k, ++early) {
-          load_weights(from, fill, token);
-          fill.advance();
-        }
-      }
-    }
-    ptx::dependency_wait();
-    WorkList list(p, cluster, clusters);
-    Work work;
-    pipe.parity = 1;
-    while (list.next(work)) {
-      const int token = Ring::first_token(tile_origin(p, work.tile).token, rank);
-      const int skipped = min(early, work.k_end - work.k_begin);
-      early -= skipped;
-      Sources from = sources(p, work.tile, work.k_begin + skipped, rank);
-#pragma unroll 1
-      for (int k = work.k_begin; k < work.k_end; ++k) {
-        if (k >= work.k_begin + skipped) {
-          ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
-          load_weights(from, pipe, token);
-        }
-        load_tokens(p, pipe, token, k, rank);
         pipe.advance();
       }
     }
@@ -170,7 +147,11 @@ struct Producer {
                                                  uint32_t rank) {
     const int warp = static_cast<int>(threadIdx.x) / 32 - kConsumers * 4;
     if constexpr (kLean) {
-      if (ptx::elect_one()) produce_all(p, pipe, cluster, clusters, rank);
+      if (warp == 0) {
+        if (ptx::elect_one()) produce_one<Role::kWeights>(p, pipe, cluster, clusters, rank);
+      } else {
+        if (ptx::elect_one()) produce_one<Role::kActivations>(p, pipe, cluster, clusters, rank);
+      }
     } else if (warp == 0) {
       if (ptx::elect_one()) produce_one<Role::kUppers>(p, pipe, cluster, clusters, rank);
     } else if (warp == 1) {

@@ -23,7 +23,7 @@ constexpr int entry_registers(int consumers) { return 65536 / ((consumers + 1) *
 constexpr int consumer_registers(const Tile& t) { return t.warpgroups == 3 ? 160 : halves(t) == 2 ? 240 : 232; }
 constexpr int producer_registers(const Tile& t) { return t.warpgroups == 3 ? 32 : halves(t) == 2 ? 24 : 40; }
 // Lean kernels (config.h) need no such exchange.
-constexpr int threads(const Tile& t) { return t.warpgroups * 128 + (lean(t) ? 32 : 128); }
+constexpr int threads(const Tile& t) { return t.warpgroups * 128 + (lean(t) ? 64 : 128); }
 
 template <Operand kOperand, Tile kTile>
 struct Ring {

@@ -13,7 +13,7 @@ if(TARGET nestedfp)
 endif()
 
 install(TARGETS nestedfp_c nestedfp_engine_c LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development)
-install(FILES include/nestedfp.h include/nestedfp_engine.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development)
+install(FILES include/nestedfp.h include/nestedfp_torch.h include/nestedfp_engine.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development)
 
 # Our libraries and the third-party ones that they name, wherever they were made.
 function(nfp_libraries_below folder out)

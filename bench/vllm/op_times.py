@@ -1,7 +1,6 @@
-"""op_times.py: host time of one call (C interface, and the op through torch), device time of both precisions beside
-torch's own FP16 product, and how fast weights nest on the device. Prints one JSON object a line."""
+"""op_times.py: host time of one call of the op, device time of both precisions beside torch's own FP16 product, and how
+fast weights nest on the device. Prints one JSON object a line. (bench/call_times.cc: host time of the C interface.)"""
 
-import ctypes
 import json
 import time
 
@@ -67,28 +66,25 @@ def main() -> None:
         seconds = time.perf_counter() - begin
         emit(what="nest", n=n, k=k, matrices=copies, gb_s=round(copies * 2 * n * k / seconds / 1e9, 1))
         weights[n, k] = dense, planes
-    library, on = _library.library(), op.device(0)
+    ops = torch.ops.nestedfp
     for n, k in SHAPES:
         dense, planes = weights[n, k]
         for m in (1, 64, 1024):
-            x = torch.randn(m, k, device="cuda").half()
-            y = torch.empty(m, n, device="cuda", dtype=torch.float16)
+            x, residual = (torch.randn(m, k, device="cuda").half() for _ in range(2))
+            norm = torch.ones(k, device="cuda").half()
             p = planes[0]
-            linear = on.linear(p.upper, p.lower, p.scale, p.n, p.k, p.join)
-            scratch = torch.empty(library.nfp_linear_scratch_bytes(linear, m), dtype=torch.uint8, device="cuda")
-            stream = torch.cuda.current_stream().cuda_stream
             row = {"what": "product", "n": n, "k": k, "m": m}
             with torch.inference_mode():
                 for name, precision in (("fp16", _library.FP16), ("fp8", _library.FP8)):
                     op.Step.forced = precision
-                    arguments = (linear, precision, 0, m, x.data_ptr(), k, y.data_ptr(), n, None, scratch.data_ptr(), stream)
-                    arguments = tuple(ctypes.c_void_p(a) if isinstance(a, int) and a > 1 << 31 else a for a in arguments)
-                    row[f"{name}_c_host_us"] = round(host_us(lambda: library.nfp_linear_run(*arguments)), 2)
                     row[f"{name}_op_host_us"] = round(
-                        host_us(lambda: op._linear(x, p.upper, p.lower, p.scale, None, n, k, p.join)), 2)
+                        host_us(lambda: ops.linear.default(x, p.upper, p.lower, p.scale, None, n, k, p.join)), 2)
+                    row[f"{name}_norm_op_host_us"] = round(host_us(lambda: ops.norm_linear.default(
+                        x, residual, norm, 1e-5, p.upper, p.lower, p.scale, None, n, k, p.join, False)), 2)
                     row[f"{name}_us"] = round(device_us(
-                        lambda i: op._linear(x, planes[i].upper, planes[i].lower, planes[i].scale, None, n, k, p.join),
+                        lambda i: ops.linear(x, planes[i].upper, planes[i].lower, planes[i].scale, None, n, k, p.join),
                         len(planes)), 2)
+                row["torch_fp16_op_host_us"] = round(host_us(lambda: torch.nn.functional.linear(x, dense[0])), 2)
                 row["torch_fp16_us"] = round(device_us(lambda i: torch.nn.functional.linear(x, dense[i]), len(dense)), 2)
             op.Step.forced = None
             emit(**row)

@@ -2,11 +2,18 @@
 precisions from one engine, and alternating step by step) beside stock vLLM in FP16 and FP8, interleaved.
 
 The engines are processes that start together and stay; each measures alone, in turn, while the others wait. Prints one
-JSON object a line, and writes them to FILE. Weights are vLLM's dummy ones (--load-format dummy)."""
+JSON object a line, and writes them to FILE. Weights are vLLM's dummy ones (--load-format dummy).
+
+Where a GPU has no room for all of them (a large model and many requests): --engines ENGINE --kv-gib 0 measures one, which
+then takes nine tenths of the GPU, and serve_ratios.py FILE... puts such files together."""
 
 import argparse
+import atexit
+import contextlib
 import json
 import os
+import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,9 +47,12 @@ def engine_main(arguments) -> None:
     vocab = json.load(open(arguments.model + "/config.json"))["vocab_size"]
     extra = {"hf_overrides": {"num_hidden_layers": arguments.layers}} if arguments.layers else {}
     begin = time.time()
+    if arguments.kv_gib:
+        extra.update(kv_cache_memory_bytes=int(arguments.kv_gib * (1 << 30)), gpu_memory_utilization=0.25)
+    else:
+        extra.update(gpu_memory_utilization=0.9)
     llm = LLM(model=arguments.model, skip_tokenizer_init=True, load_format="dummy", dtype="float16",
               enable_prefix_caching=False, max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
-              kv_cache_memory_bytes=int(arguments.kv_gib * (1 << 30)), gpu_memory_utilization=0.25,
               tensor_parallel_size=arguments.tensor_parallel, generation_config="vllm", seed=0, **extra,
               **ENGINES[arguments.engine])
     engine = llm.llm_engine
@@ -73,6 +83,7 @@ def engine_main(arguments) -> None:
     config = engine.vllm_config
     print(json.dumps({"start_s": round(time.time() - begin, 1), "v2_runner": config.use_v2_model_runner,
                       "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+                      "kv_blocks": config.cache_config.num_gpu_blocks,
                       "device_used_gib": round((torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) / 2**30, 1)}),
           file=out, flush=True)
     for line in sys.stdin:
@@ -90,13 +101,28 @@ class Engine:
         command += ["--layers", str(arguments.layers)] if arguments.layers else []
         self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
         environment = {**os.environ, **VARIANT_ENVIRONMENT.get(name, {})}
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.log, text=True, start_new_session=True)
 
     def line(self) -> dict:
         text = self.process.stdout.readline()
         if not text:
             raise RuntimeError(f"an engine ended with {self.process.wait()}: see {self.log.name}")
         return json.loads(text)
+
+    def logged(self) -> dict:
+        """What vLLM says about its start."""
+        with open(self.log.name, errors="replace") as log:
+            text = log.read()
+        weights = re.findall(r"Model loading took ([\d.]+) GiB", text)
+        captures = re.findall(r"Graph capturing finished in (\d+) secs", text)
+        return {"weights_gib": float(weights[-1]) if weights else None, "capture_s": sum(map(int, captures))}
+
+    def end(self) -> None:
+        """With the processes that hold its GPU memory."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def ask(self, **fields) -> dict:
         self.process.stdin.write(json.dumps(fields) + "\n")
@@ -109,7 +135,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", default="figures.jsonl")
     parser.add_argument("--engine")
-    parser.add_argument("--kv-gib", type=float, default=12)
+    parser.add_argument("--kv-gib", type=float, default=12, help="0: what nine tenths of the GPU have room for")
     parser.add_argument("--decode", default="1,8,32,64")
     parser.add_argument("--ttft", default="1024,4000")
     parser.add_argument("--throughput", default="", help="BATCH:PROMPT:ANSWER, ...")
@@ -133,28 +159,34 @@ def main() -> None:
         sink.flush()
 
     wanted = [name.strip() for name in f"{arguments.engines},{arguments.also}".split(",") if name.strip()]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     engines = {name: Engine(name, arguments) for name in wanted}
+    atexit.register(lambda: [engine.end() for engine in engines.values()])
     alive = {}
     for name, engine in engines.items():
         try:
-            emit(event="started", engine=name, **engine.line())
+            emit(event="started", engine=name, **engine.line(), **engine.logged())
             alive[name] = engine
         except RuntimeError as error:
             emit(event="failed", engine=name, error=str(error))
     while arguments.wait_for and not os.path.exists(arguments.wait_for):
         time.sleep(0.2)
     emit(event="measuring")
-    modes = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items() if name in alive}
+    modes_of_all = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items() if name in alive}
 
-    def item(what: str, batch: int, tokens: int, answer: int, repeats: int, value) -> None:
+    def item(what: str, batch: int, tokens: int, answer: int, repeats: int, value, without: str = "-",
+             most_to_warm: int = 1 << 30) -> None:
+        modes = {mode: engine for mode, engine in modes_of_all.items() if not mode.endswith(without)}
         if time.time() - began > arguments.budget:
             emit(event="left out", what=what, batch=batch, tokens=tokens)
             return
         found: dict[str, list[float]] = {mode: [] for mode in modes}
         for repeat in range(repeats + 1):
             for mode, (engine, tier) in modes.items():
-                got = engine.ask(batch=batch, tokens=tokens, answer=answer if repeat else min(answer, 8), tier=tier)
-                if repeat:  # the first one warms up
+                if not repeat:  # warms up
+                    engine.ask(batch=min(batch, most_to_warm), tokens=tokens, answer=min(answer, 8), tier=tier)
+                else:
+                    got = engine.ask(batch=batch, tokens=tokens, answer=answer, tier=tier)
                     found[mode].append(value(got))
         medians = {mode: round(statistics.median(values), 3) for mode, values in found.items()}
         ratios = {}
@@ -168,14 +200,12 @@ def main() -> None:
              all={mode: [round(v, 3) for v in values] for mode, values in found.items()})
 
     for tokens in map(int, filter(None, arguments.ttft.split(","))):
-        item("time to first token, ms", 1, tokens, 1, max(arguments.repeats, 7), lambda got: got["seconds"] * 1e3)
+        item("time to first token, ms", 1, tokens, 1, max(arguments.repeats, 15), lambda got: got["seconds"] * 1e3)
     for batch in map(int, filter(None, arguments.decode.split(","))):
         item("decode step, ms", batch, 128, 96, arguments.repeats, lambda got: got["mean_step_ms"])
     for text in filter(None, arguments.throughput.split(",")):
         batch, tokens, answer = map(int, text.split(":"))
-        item("output tokens/s", batch, tokens, answer, 1, lambda got: batch * answer / got["seconds"])
-    for engine in engines.values():
-        engine.process.kill()
+        item("output tokens/s", batch, tokens, answer, 1, lambda got: batch * answer / got["seconds"], "alternating", 16)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""libnestedfp (include/nestedfp.h) through ctypes."""
+"""libnestedfp (include/nestedfp.h, nestedfp_torch.h) through ctypes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,6 @@ class MatrixReport(ctypes.Structure):
 class Weight(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("upper", c_void_p), ("lower", c_void_p), ("row_scale", c_void_p), ("n", c_int64),
                 ("k", c_int64), ("join", c_int32)]
-
-
-class Norm(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("weight", c_void_p), ("epsilon", c_float), ("residual", c_void_p), ("h", c_void_p),
-                ("ldr", c_int64)]
 
 
 class StepLoad(ctypes.Structure):
@@ -80,9 +75,13 @@ _FUNCTIONS = {
     "nfp_linear_run_swiglu": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p,
                                         c_void_p]),
     "nfp_linear_norm_scratch_bytes": (c_size_t, [c_void_p, c_int64]),
-    "nfp_linear_run_norm": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, POINTER(Norm), c_void_p,
+    "nfp_linear_run_norm": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_void_p,
                                       c_int64, c_void_p, c_int32, c_void_p, c_void_p]),
     "nfp_linear_describe": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_char_p, c_size_t]),
+    "nfp_torch_bind": (c_int32, [c_char_p, c_char_p]),
+    "nfp_torch_set_device": (c_int32, [c_int32, c_void_p, c_void_p, c_size_t, c_int32]),
+    "nfp_torch_set_precision": (None, [c_int32, c_int64]),
+    "nfp_torch_forget": (None, [c_int32]),
     "nfp_policy_create": (c_int32, [c_char_p, POINTER(c_void_p)]),
     "nfp_policy_destroy": (None, [c_void_p]),
     "nfp_policy_choose": (c_int32, [c_void_p, POINTER(StepLoad), POINTER(c_int32)]),

@@ -1,5 +1,6 @@
-/* include/nestedfp.h is C. */
+/* include/nestedfp.h and nestedfp_torch.h are C. */
 #include "nestedfp.h"
+#include "nestedfp_torch.h"
 
 int nfp_header_in_c(void);
 int nfp_header_in_c(void) {

@@ -97,9 +97,14 @@ def main() -> None:
         report["metrics"] = {f"{m.name}{sorted(m.labels.values())}": m.value for m in llm.get_metrics()
                              if hasattr(m, "value") and ("spec_decode" in m.name or "nestedfp" in m.name)}
     long = SamplingParams(temperature=0, max_tokens=200, detokenize=False, ignore_eos=True)
+    if arguments.per_step:
+        llm.generate([{"prompt_token_ids": ids} for ids in prompts], long, use_tqdm=False, **adapter)
+        report["activity"] = [llm.collective_rpc("nestedfp_activity")]
     for begin in range(0, arguments.steps, 200):
         count = 1 + begin // 200 % PROMPTS
         llm.generate([{"prompt_token_ids": ids} for ids in prompts[:count]], long, use_tqdm=False)
+    if arguments.per_step:
+        report["activity"].append(llm.collective_rpc("nestedfp_activity"))
     with open(arguments.out, "w") as file:
         json.dump(report, file)
 

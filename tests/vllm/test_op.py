@@ -42,7 +42,7 @@ class Op(unittest.TestCase):
         return weight, op.nest(weight)
 
     def run_op(self, x, planes, bias=None):
-        return op._linear(x, planes.upper, planes.lower, planes.scale, bias, planes.n, planes.k, planes.join)
+        return torch.ops.nestedfp.linear(x, planes.upper, planes.lower, planes.scale, bias, planes.n, planes.k, planes.join)
 
     def test_weights_come_back_bit_for_bit(self):
         for dtype in (torch.float16, torch.bfloat16):
@@ -96,12 +96,12 @@ class Op(unittest.TestCase):
             op.Step.forced = precision
             results[precision] = [self.run_op(x[:m], planes) for m in (32, 33)]
         op.Step.forced = None
-        op.set_threshold(32)
+        op.Step.threshold = 32
         try:
             self.assertTrue(torch.equal(self.run_op(x[:32], planes), results[_library.FP16][0]))
             self.assertTrue(torch.equal(self.run_op(x[:33], planes), results[_library.FP8][1]))
         finally:
-            op.set_threshold(1024)
+            op.Step.threshold = 1024
 
     def test_strided_and_misaligned_activations(self):
         weight, planes = self.nested(128, 264, torch.float16)
@@ -158,9 +158,9 @@ class Op(unittest.TestCase):
                         gate, up = (a @ w.t()).split(n // 2, 1)
                         want = torch.nn.functional.silu(gate) * up
                         arguments = (x, planes.upper, planes.lower, planes.scale)
-                        got = op._swiglu(*arguments, n, k, planes.join).double()
+                        got = torch.ops.nestedfp.swiglu(*arguments, n, k, planes.join).double()
                         self.assertLess(float((got - want).norm() / want.norm()), limit, (dtype, precision, n, k, m))
-                        whole = op.in_order(op._linear(*arguments, None, n, k, planes.join)).double()
+                        whole = op.in_order(torch.ops.nestedfp.linear(*arguments, None, n, k, planes.join)).double()
                         want = torch.cat([gate, up], 1)
                         self.assertLess(float((whole - want).norm() / want.norm()), limit, (dtype, precision, n, k, m))
 
@@ -188,8 +188,8 @@ class Op(unittest.TestCase):
                         wants = ((plain, bias, False, torch.cat([gate, up], 1) + bias.double()),
                                  (joined, None, True, torch.nn.functional.silu(gate) * up))
                         for planes, b, swiglu, want in wants:
-                            got, sum_of = op._norm_linear(x, residual, norm, 1e-5, planes.upper, planes.lower,
-                                                          planes.scale, b, n, k, planes.join, swiglu)
+                            got, sum_of = torch.ops.nestedfp.norm_linear(
+                                x, residual, norm, 1e-5, planes.upper, planes.lower, planes.scale, b, n, k, planes.join, swiglu)
                             self.assertTrue(torch.equal(sum_of, h))
                             self.assertTrue(torch.equal(residual, before))
                             error = float((got.double() - want).norm() / want.norm())

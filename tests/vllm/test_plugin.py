@@ -492,6 +492,31 @@ class InsideVllm(unittest.TestCase):
             self.assertIn("val", node.meta if node.op != "output" else {"val": 0}, node)
         return [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
 
+    def test_the_operators_bind_to_this_pytorch(self):
+        from nestedfp import NestedFPError
+        from nestedfp.vllm import op
+
+        folder = Path(torch.__file__).parent / "lib"
+        if not (folder / "libtorch_cuda.so").is_file():
+            self.skipTest("this PyTorch has no CUDA")
+        library = _library.library()
+        for paths, name in (((b"/nowhere/libtorch_cpu.so", b""), "nowhere"),
+                            ((str(folder / "libc10.so").encode(), str(folder / "libtorch_cuda.so").encode()), "aoti_torch")):
+            with self.assertRaisesRegex(NestedFPError, name):
+                _library.check(library.nfp_torch_bind(*paths))
+        op._bind()
+        op._bind()
+        for name in ("linear", "swiglu", "norm_linear"):
+            self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"nestedfp::{name}", "CUDA"), name)
+
+    def test_the_precision_in_force(self):
+        from nestedfp.vllm.op import Step
+
+        self.assertEqual((Step.forced, Step.threshold), (None, 1024))
+        Step.forced = _library.FP8
+        self.assertEqual(Step.forced, _library.FP8)
+        Step.forced = None
+
     def test_norms_join_the_product_that_alone_reads_them(self):
         names = [name for name in self.targets(self.norm_graph()) if "getitem" not in name]
         self.assertEqual(names, ["nestedfp.norm_linear.default"] * 2)

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 SECONDS = float(os.environ.get("NESTEDFP_TEST_SECONDS", "220"))  # for one engine, from its start to its end
 
 ORDINARY = ["--quantization", "nestedfp"]
-PER_STEP = [*ORDINARY, "--per-step", "--policy", "alternate:1"]
+PER_STEP = [*ORDINARY, "--per-step", "--policy", "alternate:1", "--steps", "1200"]
 BF16 = ["--dtype", "bfloat16", "--eager", "--attention", "TRITON_ATTN"]  # which every build of vLLM has for BF16
 # name: model, arguments, vLLM's model runner (1: the second; None: as vLLM chooses)
 RUNS = {
@@ -166,6 +166,15 @@ class Serving(unittest.TestCase):
             print(f"{name}: decode against prompt {worst:.5f}, started in {self.report(name)['start_s']:.1f} s, "
                   f"{self.report(name)['cudagraph_mode']}", flush=True)
             self.assertLess(worst, 0.5 if "fp8" in name or "bf16" in name else 0.05)
+
+    def test_serving_makes_nothing_new(self):
+        """No graph, no compiled piece, no allocation from the driver in hundreds of steps of both precisions."""
+        for name in ("llama alternate", "llama v1 alternate", "llama alternate tp2", "llama v1 alternate tp2"):
+            if name in self.logs:
+                before, after = self.report(name)["activity"]
+                print(f"{name}: {after}", flush=True)
+                self.assertTrue(all(rank["captured"] > 0 for rank in before), before)
+                self.assertEqual(before, after)
 
     def test_fp16_weights_are_refused_with_bf16_activations(self):
         if "qwen2 nested bf16 refused" not in self.logs:

@@ -4,12 +4,17 @@
 The choice is inside the op. vLLM traces a model once for all batch sizes and drops Dynamo's guards, so a branch outside
 would be frozen at what the first trace saw. A CUDA graph holds the kernels of the precision that was in force when it
 was captured.
+
+What runs on the GPU is libnestedfp's (src/capi/torch_ops.cc): PyTorch's dispatcher calls it with no Python in between,
+because steps without a graph wait for the host.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -21,29 +26,37 @@ from .._library import FP8, FP16, JOIN_BIASED, JOIN_FREE
 INDEPENDENT_START = int(os.environ.get("NESTEDFP_INDEPENDENT_START") == "1")
 
 
-class Step:
-    """The precision in force. ``forced`` (FP16 or FP8) is a step's, set by the worker; without one, calls of more than
-    ``threshold`` rows run in FP8."""
+class _Step:
+    """The precision in force. ``forced`` (FP16 or FP8) is a step's, set by the worker; without one, products of more
+    than ``threshold`` rows run in FP8."""
 
-    forced: int | None = None
-    threshold: int = 1024
+    def __init__(self) -> None:
+        self._forced: int | None = None
+        self._threshold = 1024
+
+    def _tell(self) -> None:
+        _library.library().nfp_torch_set_precision(-1 if self._forced is None else self._forced, self._threshold)
+
+    @property
+    def forced(self) -> int | None:
+        return self._forced
+
+    @forced.setter
+    def forced(self, precision: int | None) -> None:
+        self._forced = precision
+        self._tell()
+
+    @property
+    def threshold(self) -> int:
+        return self._threshold
+
+    @threshold.setter
+    def threshold(self, tokens: int) -> None:
+        self._threshold = tokens
+        self._tell()
 
 
-def set_threshold(tokens: int) -> None:
-    Step.threshold = tokens
-
-
-class _Linear:
-    """One weight, ready to be multiplied. What is held of tensors stays allocated, so that an address means one of
-    them."""
-
-    def __init__(self, handle: ctypes.c_void_p, held: tuple[torch.Tensor, ...], shape: tuple[int, int]):
-        self.handle = handle
-        self.held = held
-        self.shape = shape
-        # Elements of scratch by rows of x, in FP8 and behind a norm: the host asks for them for every product.
-        self.rounding: dict[int, int] = {}
-        self.norming: dict[int, int] = {}
+Step = _Step()
 
 
 class _Device:
@@ -52,47 +65,19 @@ class _Device:
 
     def __init__(self, index: int):
         self.library = _library.library()
+        self.index = index
         self.handle = ctypes.c_void_p()
+        _bind()
         with torch.cuda.device(index):
             _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
             torch.cuda.empty_cache()  # _return_free_blocks
             self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
-        self.linears: dict[int, _Linear] = {}  # by where the upper plane lies
-        self.biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def linear(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
-               join: int) -> _Linear:
-        """Made once for a weight."""
-        row_scale = scale.data_ptr() if scale.numel() else None
-        weight = _library.Weight(ctypes.sizeof(_library.Weight), upper.data_ptr(), lower.data_ptr(), row_scale, n, k,
-                                 join)
-        made = ctypes.c_void_p()
-        _library.check(self.library.nfp_linear_create(self.handle, ctypes.byref(weight), self.workspace.data_ptr(),
-                                                      self.workspace.numel(), ctypes.byref(made)))
-        self.library.nfp_linear_set_independent_start(made, INDEPENDENT_START)
-        linear = self.linears[upper.data_ptr()] = _Linear(made, (upper, lower, scale), (n, k))
-        return linear
-
-    def scratch(self, linear: _Linear, m: int, behind_norm: bool) -> int:
-        """Elements of 16 bits."""
-        kept = linear.norming if behind_norm else linear.rounding
-        library = self.library
-        needs = library.nfp_linear_norm_scratch_bytes if behind_norm else library.nfp_linear_scratch_bytes
-        kept[m] = (needs(linear.handle, m) + 1) // 2
-        return kept[m]
-
-    def bias(self, bias: torch.Tensor) -> torch.Tensor:
-        """FP32, which the epilogue adds. Made in the warm-up, outside of any capture."""
-        made = bias.float().contiguous()
-        self.biases[bias.data_ptr()] = (bias, made)
-        return made
+        _library.check(self.library.nfp_torch_set_device(index, self.handle, self.workspace.data_ptr(),
+                                                         self.workspace.numel(), INDEPENDENT_START))
 
     def forget(self) -> None:
-        """Lets go of all tensors: weights are being loaded."""
-        for linear in self.linears.values():
-            self.library.nfp_linear_destroy(linear.handle)
-        self.linears.clear()
-        self.biases.clear()
+        """Lets go of all tensors that the op has seen: weights are being loaded."""
+        self.library.nfp_torch_forget(self.index)
 
 
 _devices: dict[int, _Device] = {}
@@ -105,96 +90,45 @@ def device(index: int) -> _Device:
     return made
 
 
-def _dense_rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
-
-
-def _run(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
-         n: int, k: int, join: int, swiglu: bool, norm: _library.Norm | None = None) -> torch.Tensor:
-    """With ``norm``: of the norm of x."""
-    m = x.shape[0]
-    columns = n // 2 if swiglu else n
-    y = x.new_empty((m, columns))
-    if m == 0:
-        return y
-    index = x.get_device()
-    on = _devices.get(index) or device(index)
-    linear = on.linears.get(upper.data_ptr())
-    if linear is None or linear.shape != (n, k):
-        linear = on.linear(upper, lower, scale, n, k, join)
-    ldx = x.stride(0)
-    if x.stride(1) != 1 or ldx % 8 or x.data_ptr() % 16:
-        x = x.contiguous()
-        ldx = k
-    precision = Step.forced
-    if precision is None:
-        precision = FP8 if m > Step.threshold else FP16
-    scratch = None
-    if precision == FP8 or norm is not None:
-        elements = (linear.rounding if norm is None else linear.norming).get(m)
-        if elements is None:
-            elements = on.scratch(linear, m, norm is not None)
-        if elements:
-            held = x.new_empty(elements)
-            scratch = held.data_ptr()
-    bias_pointer = None
-    if bias is not None:
-        kept = on.biases.get(bias.data_ptr())
-        bias_pointer = (kept[1] if kept is not None else on.bias(bias)).data_ptr()
-    kind = 1 if x.dtype is torch.bfloat16 else 0
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    if norm is not None:
-        code = on.library.nfp_linear_run_norm(linear.handle, precision, kind, m, x.data_ptr(), ldx, norm, y.data_ptr(),
-                                              columns, bias_pointer, swiglu, scratch, stream)
-    elif swiglu:
-        code = on.library.nfp_linear_run_swiglu(linear.handle, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(),
-                                                columns, scratch, stream)
-    else:
-        code = on.library.nfp_linear_run(linear.handle, precision, kind, m, x.data_ptr(), ldx, y.data_ptr(), columns,
-                                         bias_pointer, scratch, stream)
-    if code:
-        _library.check(code)
-    return y
-
-
-def _linear(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
-            bias: torch.Tensor | None, n: int, k: int, join: int) -> torch.Tensor:
-    return _run(x, upper, lower, scale, bias, n, k, join, False)
-
-
 def _linear_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
                  bias: torch.Tensor | None, n: int, k: int, join: int) -> torch.Tensor:
     return x.new_empty((x.shape[0], n))
 
 
-def _swiglu(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
-            join: int) -> torch.Tensor:
-    """silu(gate) * up of a weight whose rows interleave() has ordered."""
-    return _run(x, upper, lower, scale, None, n, k, join, True)
-
-
 def _swiglu_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, n: int, k: int,
                  join: int) -> torch.Tensor:
+    """silu(gate) * up of a weight whose rows interleave() has ordered."""
     return x.new_empty((x.shape[0], n // 2))
-
-
-def _norm_linear(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, upper: torch.Tensor,
-                 lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int, k: int, join: int,
-                 swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """h = x + residual; linear() or swiglu() of RMSNorm(h), and h. `norms` puts it in."""
-    residual = _dense_rows(residual)
-    h = torch.empty_like(residual)
-    norm = _library.Norm(_NORM_BYTES, weight.data_ptr(), epsilon, residual.data_ptr(), h.data_ptr(), k)
-    return _run(x, upper, lower, scale, bias, n, k, join, swiglu, norm), h
-
-
-_NORM_BYTES = ctypes.sizeof(_library.Norm)
 
 
 def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
                       upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int,
                       k: int, join: int, swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """h = x + residual; linear or swiglu of RMSNorm(h), and h. `norms` puts it in."""
     return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
+
+
+_namespace: torch.library.Library | None = None
+
+
+def register() -> None:
+    """The ops' schemas, and what they do with shapes alone. Idempotent."""
+    global _namespace
+    if _namespace is not None:
+        return
+    _namespace = torch.library.Library("nestedfp", "FRAGMENT")
+    for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", _norm_linear_fake)):
+        _namespace.define(name + torch.library.infer_schema(fake, mutates_args=()))
+        _namespace._register_fake(name, fake)
+
+
+@cache
+def _bind() -> None:
+    """The ops on GPUs."""
+    register()
+    folder = Path(torch.__file__).parent / "lib"
+    _library.check(_library.library().nfp_torch_bind(str(folder / "libtorch_cpu.so").encode(),
+                                                     str(folder / "libtorch_cuda.so").encode()))
 
 
 def interleave(rows: torch.Tensor) -> torch.Tensor:
@@ -207,24 +141,6 @@ def in_order(y: torch.Tensor) -> torch.Tensor:
     """Columns of a product with an interleaved weight -> [gate, up]."""
     m, n = y.shape
     return y.view(m, n // 16, 2, 8).transpose(1, 2).reshape(m, n)
-
-
-_namespace: torch.library.Library | None = None
-
-
-def register() -> None:
-    global _namespace
-    if _namespace is not None:
-        return
-    from vllm.utils.torch_utils import direct_register_custom_op
-
-    _namespace = torch.library.Library("nestedfp", "FRAGMENT")
-    direct_register_custom_op(op_name="linear", op_func=_linear, mutates_args=[], fake_impl=_linear_fake,
-                              target_lib=_namespace)
-    direct_register_custom_op(op_name="swiglu", op_func=_swiglu, mutates_args=[], fake_impl=_swiglu_fake,
-                              target_lib=_namespace)
-    direct_register_custom_op(op_name="norm_linear", op_func=_norm_linear, mutates_args=[],
-                              fake_impl=_norm_linear_fake, target_lib=_namespace)
 
 
 class Planes:
@@ -338,7 +254,7 @@ def self_test(where: torch.device, dtype: torch.dtype) -> None:
         # Rounding of the result; and of both operands to E4M3 (3 bits: 2^-4 / sqrt(3) of a value each).
         for precision, limit in ((FP16, 1e-2 if dtype is torch.bfloat16 else 2e-3), (FP8, 6e-2)):
             Step.forced = precision
-            y = _linear(x, planes.upper, planes.lower, planes.scale, None, n, k, planes.join)
+            y = torch.ops.nestedfp.linear(x, planes.upper, planes.lower, planes.scale, None, n, k, planes.join)
             error = float((y.double() - exact).norm() / exact.norm())
             if not error <= limit:
                 raise RuntimeError(f"nestedfp: self-test failed: a product in {'FP16' if precision == FP16 else 'FP8'} "

@@ -243,7 +243,7 @@ class NestedFPConfig(QuantizationConfig):
             if threshold is None:
                 raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
                                  "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
-            op.set_threshold(threshold)
+            op.Step.threshold = threshold
         if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
             raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
                              "multiplied with exactly: add --dtype float16")

@@ -7,6 +7,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch._dynamo.utils import counters
+from vllm.compilation.counter import compilation_counter
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 
@@ -104,6 +107,14 @@ class Worker(GpuWorker):
         if prefix:  # a byte for each step: its precision, to be compared between ranks
             self.nestedfp_mode_log = open(f"{prefix}.{self.rank}", "wb", buffering=0)  # noqa: SIM115
         return result
+
+    def nestedfp_activity(self) -> dict[str, int]:
+        """What serving must not add to: graphs that were captured, pieces that were compiled, device allocations."""
+        stats = torch.cuda.memory_stats(self.device)
+        return {"captured": compilation_counter.num_cudagraph_captured,
+                "compiled": counters["stats"]["unique_graphs"] + compilation_counter.num_backend_compilations
+                + compilation_counter.num_inductor_compiles,
+                "device_allocations": stats["num_device_alloc"]}
 
     def execute_model(self, scheduler_output: Any) -> Any:
         precision = getattr(scheduler_output, ATTRIBUTE, None)

@@ -1,0 +1,30 @@
+/* Products as operators of PyTorch that its dispatcher calls without Python in between: nestedfp::linear, swiglu and
+ * norm_linear (python/nestedfp/vllm/op.py has their schemas). The library is built without PyTorch; it is bound at run
+ * time to the functions that PyTorch exports as C with a stable ABI. */
+#ifndef NESTEDFP_TORCH_H
+#define NESTEDFP_TORCH_H
+
+#include "nestedfp.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Registers the operators' CUDA form, once for a process; schemas are the caller's to define. The paths are those of the
+ * libtorch_cpu.so and libtorch_cuda.so that the process has loaded. NFP_UNSUPPORTED: a function is missing in them. */
+NFP_API nfp_status nfp_torch_bind(const char* libtorch_cpu, const char* libtorch_cuda);
+/* What products on the CUDA device `index` use; both are kept and must outlive the process's products.
+ * independent_start: see nfp_linear_set_independent_start. */
+NFP_API nfp_status nfp_torch_set_device(int32_t index, nfp_gpu* gpu, void* workspace, size_t workspace_bytes,
+                                        int32_t independent_start);
+/* The precision in force: an nfp_precision, or -1: FP8 for products of more than `threshold` rows, else FP16. */
+NFP_API void nfp_torch_set_precision(int32_t forced, int64_t threshold);
+/* Operators keep the tensors of weights and biases that they have seen, so that an address means one of them. This lets
+ * them go: for the time while weights are loaded. */
+NFP_API void nfp_torch_forget(int32_t index);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

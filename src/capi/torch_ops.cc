@@ -1,0 +1,340 @@
+// Products as operators of PyTorch (include/nestedfp_torch.h): what python/nestedfp/vllm/op.py defines, without Python
+// between PyTorch's dispatcher and the kernels.
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "capi/status.h"
+#include "capi/torch_shim.h"
+#include "nestedfp_torch.h"
+
+using namespace nfp::capi;
+using nfp::ErrorCode;
+using nfp::Result;
+using nfp::Status;
+
+namespace {
+
+constexpr size_t kDevices = 64;
+constexpr size_t kRowAlignment = 16;  // bytes: the copy engine's
+
+struct Weight {
+  nfp_linear* linear = nullptr;
+  int64_t n = 0, k = 0;
+  // What is held stays allocated, so that an address means one tensor.
+  TorchTensor upper, lower, scale;
+};
+struct Bias {
+  TorchTensor given;
+  TorchTensor wide;  // FP32 [n], which the epilogue adds
+};
+struct Device {
+  nfp_gpu* gpu = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  int32_t independent_start = 0;
+  std::unordered_map<const void*, Weight> weights;  // by where the upper plane lies
+  std::unordered_map<const void*, Bias> biases;
+};
+
+struct Operators {
+  TorchShim torch;
+  bool bound = false;
+  std::atomic<int32_t> forced{-1};
+  std::atomic<int64_t> threshold{1024};
+  std::mutex mutex;  // of the devices' tables
+  std::array<Device, kDevices> devices;
+};
+
+// Never destroyed: PyTorch may be gone by then.
+Operators& operators() {
+  static auto* const made = new Operators;
+  return *made;
+}
+
+// An operator's arguments, one after the other. Tensors among them are ours to let go.
+class Arguments {
+ public:
+  Arguments(const TorchShim& torch, const StableValue* stack) : torch_(&torch), next_(stack) {}
+  TorchTensor tensor() { return {torch_, reinterpret_cast<TensorHandle>(*next_++)}; }
+  TorchTensor optional_tensor() {
+    // PyTorch allocates what an optional argument holds and leaves it to us.
+    auto* const held = reinterpret_cast<StableValue*>(*next_++);
+    if (held == nullptr) return {};
+    const StableValue value = *held;
+    delete held;
+    return {torch_, reinterpret_cast<TensorHandle>(value)};
+  }
+  int64_t integer() { return static_cast<int64_t>(*next_++); }
+  double number() { return std::bit_cast<double>(*next_++); }
+  bool flag() { return (*next_++ & 0xff) != 0; }
+
+ private:
+  const TorchShim* torch_;
+  const StableValue* next_;
+};
+
+Status failed(const char* what) {
+  return nfp::error(ErrorCode::kResource, "PyTorch could not {} (its message is on stderr)", what);
+}
+Status done_by(nfp_status code) {
+  if (code == NFP_OK) return nfp::ok_status();
+  return nfp::error(static_cast<ErrorCode>(static_cast<int>(code) - 1), "{}", nfp_last_error());
+}
+
+struct Rows {
+  const void* data = nullptr;
+  int64_t m = 0;
+  int64_t ld = 0;  // elements
+};
+
+// One operator's call on one device.
+class Call {
+ public:
+  Call(Operators& all, int32_t device, int32_t dtype) : all_(all), device_(device), dtype_(dtype) {}
+
+  Result<TorchTensor> empty(int64_t rows, int64_t columns, int32_t dtype) {
+    const std::array<int64_t, 2> sizes{rows, columns}, strides{columns, 1};
+    TensorHandle made = nullptr;
+    if (torch().empty_strided(2, sizes.data(), strides.data(), dtype, torch().cuda, device_, &made) != 0) {
+      return nfp::error(ErrorCode::kResource, "PyTorch could not allocate {} x {} elements (its message is on stderr)",
+                        rows, columns);
+    }
+    return TorchTensor(&torch(), made);
+  }
+
+  // x[m, k] as the kernels can read it: rows that begin at multiples of 16 bytes. A copy, which `kept` holds, if they
+  // do not; with `dense` also if they are not one behind the other.
+  Result<Rows> rows(const TorchTensor& x, int64_t k, bool dense, TorchTensor* kept) {
+    int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
+    int32_t dtype = 0;
+    torch().get_dim(x.get(), &dims);
+    torch().get_sizes(x.get(), &sizes);
+    torch().get_strides(x.get(), &strides);
+    torch().get_dtype(x.get(), &dtype);
+    if (dims != 2 || sizes[1] != k || dtype != dtype_) {
+      return nfp::error(ErrorCode::kUsage, "activations must be [m, {}], all of one type", k);
+    }
+    const int64_t m = sizes[0], ld = m == 1 ? k : strides[0];
+    const void* const data = x.data();
+    const bool aligned = reinterpret_cast<uintptr_t>(data) % kRowAlignment == 0 && ld * 2 % kRowAlignment == 0;
+    if (strides[1] == 1 && ld >= k && aligned && (!dense || ld == k)) return Rows{data, m, ld};
+    NFP_ASSIGN_OR_RETURN(*kept, empty(m, k, dtype_));
+    if (m > 0 && torch().copy(kept->get(), x.get(), 0) != 0) return failed("copy activations").error();
+    return Rows{kept->data(), m, k};
+  }
+
+  // Made once for a weight.
+  Result<nfp_linear*> linear(TorchTensor upper, TorchTensor lower, TorchTensor scale, int64_t n, int64_t k,
+                             int64_t join) {
+    Device& device = all_.devices[static_cast<size_t>(device_)];
+    const void* const at = upper.data();
+    const std::lock_guard lock(all_.mutex);
+    Weight& weight = device.weights[at];
+    if (weight.linear != nullptr && weight.n == n && weight.k == k) return weight.linear;
+    if (device.gpu == nullptr) return nfp::error(ErrorCode::kUsage, "nfp_torch_set_device({}) is missing", device_);
+    int64_t scales = 0;
+    torch().get_numel(scale.get(), &scales);
+    const nfp_weight planes{sizeof(nfp_weight),
+                            static_cast<const uint8_t*>(at),
+                            static_cast<const uint8_t*>(lower.data()),
+                            scales > 0 ? static_cast<const float*>(scale.data()) : nullptr,
+                            n,
+                            k,
+                            static_cast<nfp_join_kind>(join)};
+    nfp_linear* made = nullptr;
+    NFP_RETURN_IF_ERROR(
+        done_by(nfp_linear_create(device.gpu, &planes, device.workspace, device.workspace_bytes, &made)));
+    nfp_linear_set_independent_start(made, device.independent_start);
+    nfp_linear_destroy(weight.linear);
+    weight = {made, n, k, std::move(upper), std::move(lower), std::move(scale)};
+    return made;
+  }
+
+  // Made in the warm-up, outside of any capture.
+  Result<const float*> bias(TorchTensor given, int64_t n) {
+    if (!given) return nullptr;
+    const void* const at = given.data();
+    const std::lock_guard lock(all_.mutex);
+    int64_t elements = 0;
+    torch().get_numel(given.get(), &elements);
+    if (elements != n) return nfp::error(ErrorCode::kUsage, "the bias has {} elements, n is {}", elements, n);
+    Bias& bias = all_.devices[static_cast<size_t>(device_)].biases[at];
+    if (!bias.wide) {
+      NFP_ASSIGN_OR_RETURN(TorchTensor wide, empty(1, n, torch().f32));
+      if (torch().copy(wide.get(), given.get(), 0) != 0) return failed("convert a bias").error();
+      bias = {std::move(given), std::move(wide)};
+    }
+    return static_cast<const float*>(bias.wide.data());
+  }
+
+  nfp_precision precision(int64_t m) const {
+    const int32_t forced = all_.forced.load(std::memory_order_relaxed);
+    if (forced >= 0) return static_cast<nfp_precision>(forced);
+    return m > all_.threshold.load(std::memory_order_relaxed) ? NFP_PRECISION_FP8 : NFP_PRECISION_FP16;
+  }
+  nfp_type type() const { return dtype_ == torch().bf16 ? NFP_BF16 : NFP_F16; }
+  Result<nfp_stream> stream() const {
+    void* stream = nullptr;
+    if (torch().current_stream(device_, &stream) != 0) return failed("name its stream").error();
+    return static_cast<nfp_stream>(stream);
+  }
+
+ private:
+  const TorchShim& torch() const { return all_.torch; }
+
+  Operators& all_;
+  int32_t device_;
+  int32_t dtype_;
+};
+
+enum class Kind { kLinear, kSwiglu, kNorm };
+
+// y = x W^T + bias; silu(gate) * up of it; or of h = x + residual, normed, and h.
+template <Kind kind>
+Status run(StableValue* stack) {
+  Operators& all = operators();
+  Arguments arguments(all.torch, stack);
+  const TorchTensor x = arguments.tensor();
+  TorchTensor residual, norm_weight;
+  float epsilon = 0;
+  if constexpr (kind == Kind::kNorm) {
+    residual = arguments.tensor();
+    norm_weight = arguments.tensor();
+    epsilon = static_cast<float>(arguments.number());
+  }
+  TorchTensor upper = arguments.tensor(), lower = arguments.tensor(), scale = arguments.tensor(), bias_given;
+  if constexpr (kind != Kind::kSwiglu) bias_given = arguments.optional_tensor();
+  const int64_t n = arguments.integer(), k = arguments.integer(), join = arguments.integer();
+  bool swiglu = kind == Kind::kSwiglu;
+  if constexpr (kind == Kind::kNorm) swiglu = arguments.flag();
+
+  int32_t device = 0, dtype = 0;
+  all.torch.get_device_index(x.get(), &device);
+  all.torch.get_dtype(x.get(), &dtype);
+  if (device < 0 || static_cast<size_t>(device) >= kDevices || (dtype != all.torch.f16 && dtype != all.torch.bf16)) {
+    return nfp::error(ErrorCode::kUsage, "activations must be FP16 or BF16, on a CUDA device below {}", kDevices);
+  }
+  Call call(all, device, dtype);
+  TorchTensor x_copy, residual_copy, h, scratch;
+  NFP_ASSIGN_OR_RETURN(const Rows rows, call.rows(x, k, false, &x_copy));
+  const int64_t columns = swiglu ? n / 2 : n;
+  NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, columns, dtype));
+  nfp_norm norm{sizeof(nfp_norm), nullptr, epsilon, nullptr, nullptr, k};
+  if constexpr (kind == Kind::kNorm) {
+    NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
+    if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
+    NFP_ASSIGN_OR_RETURN(h, call.empty(rows.m, k, dtype));
+    norm.weight = norm_weight.data();
+    norm.residual = added.data;
+    norm.h = h.data();
+  }
+  if (rows.m > 0) {
+    NFP_ASSIGN_OR_RETURN(nfp_linear* const linear,
+                         call.linear(std::move(upper), std::move(lower), std::move(scale), n, k, join));
+    const nfp_precision precision = call.precision(rows.m);
+    size_t scratch_bytes = 0;
+    if constexpr (kind == Kind::kNorm) {
+      scratch_bytes = nfp_linear_norm_scratch_bytes(linear, rows.m);
+    } else if (precision == NFP_PRECISION_FP8) {
+      scratch_bytes = nfp_linear_scratch_bytes(linear, rows.m);
+    }
+    if (scratch_bytes > 0) {
+      NFP_ASSIGN_OR_RETURN(scratch, call.empty(1, static_cast<int64_t>(scratch_bytes), all.torch.u8));
+    }
+    void* const scratch_data = scratch ? scratch.data() : nullptr;
+    NFP_ASSIGN_OR_RETURN(const float* const bias, call.bias(std::move(bias_given), n));
+    NFP_ASSIGN_OR_RETURN(const nfp_stream stream, call.stream());
+    if constexpr (kind == Kind::kNorm) {
+      NFP_RETURN_IF_ERROR(done_by(nfp_linear_run_norm(linear, precision, call.type(), rows.m, rows.data, rows.ld, &norm,
+                                                      y.data(), columns, bias, swiglu ? 1 : 0, scratch_data, stream)));
+    } else if constexpr (kind == Kind::kSwiglu) {
+      NFP_RETURN_IF_ERROR(done_by(nfp_linear_run_swiglu(linear, precision, call.type(), rows.m, rows.data, rows.ld,
+                                                        y.data(), columns, scratch_data, stream)));
+    } else {
+      NFP_RETURN_IF_ERROR(done_by(nfp_linear_run(linear, precision, call.type(), rows.m, rows.data, rows.ld, y.data(),
+                                                 columns, bias, scratch_data, stream)));
+    }
+  }
+  stack[0] = y.release();
+  if constexpr (kind == Kind::kNorm) stack[1] = h.release();
+  return nfp::ok_status();
+}
+
+thread_local std::array<char, 512> failure;  // a message with its closing zero
+
+template <Kind kind>
+bool succeeds(StableValue* stack) noexcept {
+  const nfp_status code = guarded([&] { return done(run<kind>(stack)); });
+  if (code == NFP_OK) return true;
+  std::strncpy(failure.data(), nfp_last_error(), failure.size() - 1);
+  return false;
+}
+
+// PyTorch's exception comes from another C++ runtime than ours: nothing here needs to be destroyed while it passes.
+template <Kind kind>
+void kernel(StableValue* stack, uint64_t /*inputs*/, uint64_t /*outputs*/) {
+  if (!succeeds<kind>(stack)) operators().torch.check(false, "nestedfp", __FILE__, __LINE__, failure.data());
+}
+
+}  // namespace
+
+extern "C" {
+
+nfp_status nfp_torch_bind(const char* libtorch_cpu, const char* libtorch_cuda) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(libtorch_cpu != nullptr && libtorch_cuda != nullptr, "nfp_torch_bind: a path is null");
+    Operators& all = operators();
+    const std::lock_guard lock(all.mutex);
+    if (all.bound) return NFP_OK;
+    auto torch = TorchShim::load(libtorch_cpu, libtorch_cuda);
+    if (!torch.ok()) return fail(torch.error());
+    all.torch = std::move(torch).value();
+    LibraryHandle library = nullptr;  // never let go: the operators end with it
+    if (all.torch.library_init_impl("nestedfp", "CUDA", __FILE__, __LINE__, &library) != 0 ||
+        all.torch.library_impl(library, "linear", kernel<Kind::kLinear>) != 0 ||
+        all.torch.library_impl(library, "swiglu", kernel<Kind::kSwiglu>) != 0 ||
+        all.torch.library_impl(library, "norm_linear", kernel<Kind::kNorm>) != 0) {
+      return fail(NFP_UNSUPPORTED, "PyTorch did not take nestedfp's operators (its message is on stderr)");
+    }
+    all.bound = true;
+    return NFP_OK;
+  });
+}
+
+nfp_status nfp_torch_set_device(int32_t index, nfp_gpu* gpu, void* workspace, size_t workspace_bytes,
+                                int32_t independent_start) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(index >= 0 && static_cast<size_t>(index) < kDevices && gpu != nullptr && workspace != nullptr,
+                     "nfp_torch_set_device: a pointer is null, or index {} is not 0 to {}", index, kDevices - 1);
+    Operators& all = operators();
+    const std::lock_guard lock(all.mutex);
+    Device& device = all.devices[static_cast<size_t>(index)];
+    device.gpu = gpu;
+    device.workspace = workspace;
+    device.workspace_bytes = workspace_bytes;
+    device.independent_start = independent_start;
+    return NFP_OK;
+  });
+}
+
+void nfp_torch_set_precision(int32_t forced, int64_t threshold) {
+  operators().forced.store(forced, std::memory_order_relaxed);
+  operators().threshold.store(threshold, std::memory_order_relaxed);
+}
+
+void nfp_torch_forget(int32_t index) {
+  if (index < 0 || static_cast<size_t>(index) >= kDevices) return;
+  Operators& all = operators();
+  const std::lock_guard lock(all.mutex);
+  Device& device = all.devices[static_cast<size_t>(index)];
+  for (auto& [at, weight] : device.weights) nfp_linear_destroy(weight.linear);
+  device.weights.clear();
+  device.biases.clear();
+}
+
+}  // extern "C"

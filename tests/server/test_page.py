@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 
+import httpx
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -343,6 +344,31 @@ def test_load_and_reasons(browser, launch, policy):
     assert browser.js("document.getElementById('ttft_p90').textContent") != "–"
     assert browser.js("document.getElementById('ttft_p99').textContent") == "–"
     complaints(browser, server)
+
+
+def test_the_slider_of_load(browser, launch):
+    """With --demo-load the page has a slider that makes the server load itself; without, it has none."""
+    open_page(browser, launch())
+    browser.js("document.getElementById('tab_load').click()")
+    assert not browser.js("document.getElementById('demo_load').checkVisibility()")
+    server = launch("--demo-load", "--step-us", 500)
+    open_page(browser, server)
+    browser.js("document.getElementById('tab_load').click()")
+    browser.wait("document.getElementById('demo_load').checkVisibility()")
+
+    def slide(value):
+        browser.js(f"{{const s = document.getElementById('demo_load'); s.value = {value}; s.dispatchEvent(new Event('input'))}}")
+    slide(100)
+    browser.wait("document.getElementById('demo_load').parentNode.textContent.includes('100 requests/s')")
+    browser.wait("Number(document.getElementById('fp16_now').textContent.replace(/[^0-9]/g, '')) > 0")
+    assert httpx.get(server.url + "/nestedfp/timeline").json()["demo_load"] == 100
+    slide(0)
+    browser.wait("document.getElementById('demo_load').parentNode.textContent.includes('0.0 requests/s')")
+    end = time.time() + 20
+    while httpx.get(server.url + "/nestedfp/timeline").json()["demo_load"] > 0 and time.time() < end:
+        time.sleep(0.1)
+    server.wait_idle()
+    assert httpx.get(server.url + "/nestedfp/timeline").json()["demo_load"] == 0
 
 
 def test_on_a_phone(browser, launch):

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <thread>
 
@@ -151,16 +152,39 @@ GatheredInput carve_gathered(int64_t rows, int64_t k, const Preparation& p, void
   return input;
 }
 
+// Into how many tiles the rows of a chunk are cut, at least `least`: each thread takes every so many-th item, a tile of
+// a kv head, and where there are few items one more or less decides how long all wait. 16 tokens of three kv heads on
+// two threads are two items against one, or three against three of half the size.
+int32_t balanced_tiles(int32_t tokens, int32_t group, int32_t least, int32_t kv_heads, int threads) {
+  constexpr int32_t kWideningRows = 12;  // a tile's keys and values are widened in the time of about so many rows
+  constexpr int32_t kManyItems = 16;     // a thread: one more hardly matters
+  int32_t best = least, best_cost = std::numeric_limits<int32_t>::max();
+  if (threads == 1 || least * kv_heads > kManyItems * threads) return best;
+  for (int32_t tiles = least; tiles <= std::min(2 * least, tokens); ++tiles) {
+    const int32_t items = (tiles * kv_heads + threads - 1) / threads;  // of the thread that has most
+    const int32_t cost = items * (kWideningRows + (tokens + tiles - 1) / tiles * group);
+    if (cost < best_cost) best = tiles, best_cost = cost;
+  }
+  return best;
+}
+
 // Calls f(sequence, kv head, first row, row count) for each piece of attention work. A row is a (token, query head of
 // the kv head) pair, token-major.
 template <typename F>
-void for_each_attention_item(const AttentionArgs& args, F f) {
+void for_each_attention_item(const AttentionArgs& args, int threads, F f) {
   const int32_t group = args.heads / args.kv_heads;
   for (int32_t s = 0; s < args.batch.sequences; ++s) {
-    const int32_t rows = (args.batch.query_start[s + 1] - args.batch.query_start[s]) * group;
-    const int32_t tile = std::max(kMaxQueryRows / group * group, std::min(group, kMaxQueryRows));
-    for (int32_t first = 0; first < rows; first += tile) {
-      for (int32_t head = 0; head < args.kv_heads; ++head) f(s, head, first, std::min(tile, rows - first));
+    const int32_t tokens = args.batch.query_start[s + 1] - args.batch.query_start[s], rows = tokens * group;
+    const int32_t most = std::max(kMaxQueryRows / group * group, std::min(group, kMaxQueryRows));
+    const int32_t least = (rows + most - 1) / most;
+    const int32_t tiles = tokens > least ? balanced_tiles(tokens, group, least, args.kv_heads, threads) : least;
+    for (int32_t tile = 0; tile < tiles; ++tile) {
+      // Whole tokens, as nearly as many in each; a token with more heads than a tile has rows is cut.
+      const auto bound = [&](int32_t t) {
+        return tiles > tokens ? std::min(rows, t * most) : static_cast<int32_t>(int64_t{tokens} * t / tiles) * group;
+      };
+      const int32_t first = bound(tile), end = bound(tile + 1);
+      for (int32_t head = 0; head < args.kv_heads; ++head) f(s, head, first, end - first);
     }
   }
 }
@@ -201,7 +225,7 @@ constexpr int32_t kMaxSplitPartitions = 1024;
 AttentionSplit split_of(const AttentionArgs& args, int threads) {
   AttentionSplit split;
   int32_t rows = 0, longest = 0;
-  for_each_attention_item(args, [&](int32_t s, int32_t, int32_t, int32_t count) {
+  for_each_attention_item(args, threads, [&](int32_t s, int32_t, int32_t, int32_t count) {
     ++split.items;
     rows = std::max(rows, count);
     longest = std::max(longest, args.batch.positions[args.batch.query_start[s + 1] - 1] + 1);
@@ -573,7 +597,7 @@ void Executor::execute(const AttentionArgs& args, int thread) {
   AttentionTask task = attention_task(args, scratch_[static_cast<size_t>(thread)].as<float>());
   std::array<QueryRow, kMaxQueryRows> rows;
   int64_t item = 0;
-  for_each_attention_item(args, [&](int32_t s, int32_t head, int32_t first, int32_t count) {
+  for_each_attention_item(args, threads_.size(), [&](int32_t s, int32_t head, int32_t first, int32_t count) {
     if (item++ % threads_.size() != thread) return;
     set_item(args, s, head, first, count, rows.data(), task);
     kernels_.attention(task);
@@ -590,7 +614,7 @@ void Executor::split_attention(const AttentionArgs& args, const AttentionSplit& 
   // Calls f(item, its first partition, the one after its last) with `task` set to the item.
   const auto for_each_item = [&](auto f) {
     int64_t item = 0;
-    for_each_attention_item(args, [&](int32_t s, int32_t head, int32_t first, int32_t count) {
+    for_each_attention_item(args, threads_.size(), [&](int32_t s, int32_t head, int32_t first, int32_t count) {
       set_item(args, s, head, first, count, rows.data(), task);
       const int32_t begin = rows[0].begin;  // later rows begin and end later
       const int32_t end = rows[static_cast<size_t>(count) - 1].end;

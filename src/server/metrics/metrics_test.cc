@@ -57,6 +57,61 @@ TEST(Metrics, CountsUnderVllmsNames) {
   EXPECT_TRUE(has_line(text, "nestedfp:step_time_seconds_count{" + m + ",precision=\"fp16\"} 0"));
 }
 
+// What routers and autoscalers take: attainment by tier, the level, and how well steps are predicted.
+TEST(Metrics, AttainmentLevelAndPredictions) {
+  Metrics metrics;
+  for (const bool own : {false, true}) {
+    for (const bool attained : {true, false, true}) {
+      RequestRecord request = finished(FinishReason::kLength, own ? 5 : 7);
+      request.own_targets = own;
+      request.attained = attained && !own;
+      metrics.on_finished(request);
+    }
+  }
+  RequestRecord refused = finished(FinishReason::kError, 0);
+  refused.shed = true;
+  metrics.on_finished(refused);
+  StepRecord step;
+  step.precision = Precision::kFp8;
+  step.fp8_share = 0.5;
+  step.switched = true;
+  step.change = LevelChange::kPace;
+  step.tokens = 20;
+  step.exact_tokens = 4;
+  step.oldest_wait_s = 1.5;
+  step.predicted_s = 0.009;
+  step.table_s = 0.008;
+  step.seconds = 0.010;
+  metrics.on_step(step);
+  step.switched = false;
+  step.predicted_s = 0.0107;
+  metrics.on_step(step);
+  Metrics::Facts facts;
+  facts.model_name = "m";
+  const std::string text = metrics.prometheus(facts);
+  const std::string m = "model_name=\"m\",engine=\"0\"";
+  const std::pair<std::string, std::string> lines[] = {
+      {"slo_requests_total{" + m + ",tier=\"default\"}", "3"},
+      {"slo_attained_total{" + m + ",tier=\"default\"}", "2"},
+      {"slo_attained_tokens_total{" + m + ",tier=\"default\"}", "14"},
+      {"slo_requests_total{" + m + ",tier=\"own\"}", "3"},
+      {"slo_attained_total{" + m + ",tier=\"own\"}", "0"},
+      {"slo_shed_total{" + m + "}", "1"},
+      {"fp8_share{" + m + "}", "0.5"},
+      {"oldest_wait_seconds{" + m + "}", "1.5"},
+      {"level_tokens_total{" + m + ",fp8_share=\"0.500\"}", "32"},
+      {"level_tokens_total{" + m + ",fp8_share=\"0.000\"}", "8"},
+      {"level_changes_total{" + m + ",reason=\"pace\"}", "1"},
+      {"step_prediction_off_bucket{" + m + ",le=\"0.08\"}", "1"},
+      {"step_prediction_off_bucket{" + m + ",le=\"0.12\"}", "2"},
+      {"predicted_step_time_seconds_count{" + m + "}", "2"},
+      {"table_step_time_seconds_total{" + m + "}", "0.016"},
+  };
+  for (const auto& [name, value] : lines) {
+    EXPECT_TRUE(has_line(text, "nestedfp:" + name + " " + value)) << name << '\n' << text;
+  }
+}
+
 TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
   Timeline timeline;
   StepRecord step;

@@ -32,8 +32,8 @@ static_assert(kDirectRows <= kDirectUpperRows && kDirectUpperRows <= cpu::kMaxDi
 // How far ahead of the group that is unpacked the panel is asked for. Measured: 4 to 64 groups on Emerald Rapids.
 constexpr int64_t kPrefetchGroups = 16, kPrefetchUpperGroups = 32;
 
-// Up to so many rows blocks of half the steps are faster: block and rows of x lie in L1
-// together. With more rows the sums, which go to memory after every block, weigh more (measured: 24, 32, 64, 128 rows).
+// Up to so many rows blocks of half the steps are faster: block and rows of x lie in L1 together. With more rows the
+// sums, which go to memory after every block, weigh more (measured: 24, 32, 64, 128 rows).
 constexpr int64_t kHalfBlockRows = 48;
 
 // Memory to bring to L2 while a block is multiplied: runs of kRunLines cache lines.

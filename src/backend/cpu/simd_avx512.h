@@ -19,8 +19,8 @@ constexpr int kDirectRows = 24;
 constexpr int kDirectRows = 18;
 #endif
 constexpr int kDirectUpperRows = 24;  // the same where only upper bytes are
-constexpr int kPointerRows =
-    4;  // of x that direct() can address one by one; more are packed, so that one pointer reads them all
+// Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.
+constexpr int kPointerRows = 4;
 
 using Vec = __m512;
 using Pairs = __m512i;

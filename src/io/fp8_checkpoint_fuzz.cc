@@ -1,8 +1,6 @@
 // A checkpoint whose matrices are FP8, opened as a model's directory is and read whole: the first line of the input is
 // config.json, the rest the header of model.safetensors. What opens must be readable, and what is nested must be the
 // file's codes times its scales.
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,6 +15,7 @@
 #include "base/float_types.h"
 #include "base/log.h"
 #include "io/sources.h"
+#include "io/testing/scratch_folder.h"
 #include "nested/format.h"
 
 namespace {
@@ -25,14 +24,8 @@ constexpr size_t kDataBytes = 256;
 constexpr int64_t kMostElements = 1 << 16;  // of a matrix that is read, at most kDataBytes anyway where it has columns
 
 const std::string& folder() {
-  static const std::string path = [] {
-    char pattern[] = "/dev/shm/nfp_fuzz_XXXXXX";
-    char fallback[] = "/tmp/nfp_fuzz_XXXXXX";
-    if (mkdtemp(pattern) != nullptr) return std::string(pattern);
-    if (mkdtemp(fallback) != nullptr) return std::string(fallback);
-    std::abort();
-  }();
-  return path;
+  static const nfp::testing::ScratchFolder scratch;
+  return scratch.path();
 }
 
 void write_weights(std::string_view header) {

@@ -13,25 +13,23 @@
 namespace nfp {
 namespace {
 
-using Json = nlohmann::json;
-
 struct HeadRows {
   int64_t query = 0, key_value = 0;
 };
 
-int64_t size_field(const Json& config, const char* field, int64_t otherwise) {
+int64_t size_field(const nlohmann::json& config, const char* field, int64_t otherwise) {
   const auto found = config.find(field);
   if (found == config.end() || !found->is_number_integer()) return otherwise;
   const int64_t value = found->get<int64_t>();
   return value >= 0 && value <= 1 << 24 ? value : 0;
 }
 
-std::string model_type_of(const Json& config) {
+std::string model_type_of(const nlohmann::json& config) {
   const auto found = config.find("model_type");
   return found != config.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-HeadRows head_rows(const Json& config) {
+HeadRows head_rows(const nlohmann::json& config) {
   const int64_t heads = size_field(config, "num_attention_heads", 0);
   if (heads == 0) return {};
   const int64_t dim = size_field(config, "head_dim", size_field(config, "hidden_size", 0) / heads);
@@ -104,7 +102,7 @@ class SplitSource final : public ModelSource {
 
 std::shared_ptr<const ModelSource> split_fused(std::shared_ptr<const ModelSource> source) {
   if (source->stored_fp8() || json_too_deep(source->config_json())) return source;
-  const Json config = Json::parse(source->config_json(), nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json config = nlohmann::json::parse(source->config_json(), nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) return source;
   const auto family = find_family("", model_type_of(config));
   const auto names = find_family("LlamaForCausalLM", "");

@@ -351,6 +351,7 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   extra.logit_cap = fields.number_or_null("final_logit_softcapping", defaults.logit_cap, 0.0, 1e6);
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
   extra.qkv_bias = fields.boolean("qkv_bias", true);
+  extra.bidirectional = fields.boolean("use_bidirectional_attention", false);
   extra.clip_qkv = fields.number_or_null("clip_qkv", 0.0f, 0.0, 1e6);
   extra.no_rope_interval = fields.integer("no_rope_layer_interval", 4, 1, 4096);
   const std::vector<int32_t> rope_layers = fields.integers("no_rope_layers", 0, 1);

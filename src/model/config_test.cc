@@ -471,6 +471,7 @@ TEST(Config, WrongExpertsAndLayersAreNamed) {
                                                {"Qwen3MoeForCausalLM", "mlp_only_layers", "all"},
                                                {"Qwen2MoeForCausalLM", "use_sliding_window", true},
                                                {"OlmoeForCausalLM", "clip_qkv", 8.0},
+                                               {"Gemma3ForCausalLM", "use_bidirectional_attention", true},
                                                {"SmolLM3ForCausalLM", "no_rope_layers", {1, 0, 1}},
                                                {"SmolLM3ForCausalLM", "no_rope_layers", {1, 2}},
                                                {"SmolLM3ForCausalLM", "no_rope_layer_interval", 0}}) {

@@ -3,7 +3,8 @@
 usage: docs_test.py SOURCE_DIRECTORY
 
 Checked are links to files, --flags, and in `code`: paths, endpoints, and names with an underscore or a capital in the
-middle. The other way round, docs/architecture.md has to show every folder of src/.
+middle. The other way round, docs/architecture.md has to show every folder of src/, and docs/models.md the lines that each
+model family's file has, of which a family should need fewer than MOST_FAMILY_LINES.
 """
 
 import os
@@ -13,6 +14,7 @@ import sys
 
 # Other programs' and other people's.
 FOREIGN = {"org/name", "--clock-control", "--scheduling-policy", "GGML_NATIVE", "CUDA_VISIBLE_DEVICES", "manylinux_2_36_x86_64", "startupProbe", "--compilation-config", "--enable-lora"}
+MOST_FAMILY_LINES = 120
 NOT_CODE = (".md", ".html", ".json", ".svg", ".jinja", ".txt")
 
 
@@ -69,6 +71,19 @@ class Tree:
                 yield f"name {word}"
 
 
+def family_lines(root):
+    """What docs/models.md's table of families gets wrong."""
+    told = []
+    for row in (root / "docs/models.md").read_text().split("\n"):
+        cells = [cell.strip() for cell in row.split("|")]
+        if len(cells) > 6 and re.search("For(CausalLM|ConditionalGeneration)", cells[2]) and cells[4]:
+            told.append(int(re.match(r"\d+", cells[4])[0]))
+    counted = {p.name: p.read_text().count("\n") for p in (root / "src/model/families").glob("*.cc") if p.name != "families.cc"}
+    if sorted(told) != sorted(counted.values()):
+        yield f"lines of families are told as {sorted(told)}, and are {counted}"
+    yield from (f"{name} has {lines} lines" for name, lines in counted.items() if lines >= MOST_FAMILY_LINES)
+
+
 def main():
     tree = Tree(sys.argv[1])
     pages = ["README.md"] + sorted(p for p in tree.paths if p.startswith("docs/") and p.endswith(".md"))
@@ -84,6 +99,9 @@ def main():
         if name != "testing" and "fuzz_seeds" not in folder and f"{name}/" not in plan:
             print(f"docs/architecture.md: {folder} is not there")
             wrong += 1
+    for what in family_lines(tree.root):
+        print(f"docs/models.md: {what}")
+        wrong += 1
     print(f"{len(pages)} pages, {wrong} names that do not exist")
     return 1 if wrong or len(pages) < 2 else 0
 

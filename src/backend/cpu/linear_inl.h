@@ -29,7 +29,12 @@ using cpu::PanelKind;
 constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
 constexpr int kAccumulators = kTileRows * kTileVectors;
 static_assert(kDirectRows <= kDirectUpperRows && kDirectUpperRows <= cpu::kMaxDirectRows);
-constexpr int64_t kPrefetchGroups = 16;  // measured: 4 to 64 groups ahead on Emerald Rapids
+// How far ahead of the group that is unpacked the panel is asked for. Measured: 4 to 64 groups on Emerald Rapids.
+constexpr int64_t kPrefetchGroups = 16, kPrefetchUpperGroups = 32;
+
+// Up to so many rows blocks of half the steps are faster: block and rows of x lie in L1 together. With more rows the
+// sums, which go to memory after every block, weigh more (measured: 24, 32, 64, 128 rows).
+constexpr int64_t kHalfBlockRows = 48;
 
 // Memory to bring to L2 while a block is multiplied: runs of kRunLines cache lines.
 constexpr int64_t kRunLines = 32;
@@ -47,6 +52,7 @@ struct Fp32Steps {
   using W = Vec;
   static constexpr int kUnits = 4;  // multiply-adds a group of four steps takes
   static constexpr int kStepsPerUnit = 1;
+  static constexpr int64_t kAhead = S == Source::kUpper ? kPrefetchUpperGroups : kPrefetchGroups;
   static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
   static constexpr size_t kUpperBytes = S == Source::kDense ? 2 * kGroupBytes : kGroupBytes;
   static void prefetch_group(const Panel& panel, int64_t group) {
@@ -100,6 +106,7 @@ struct PairSteps {
   using W = Pairs;
   static constexpr int kUnits = 2;
   static constexpr int kStepsPerUnit = 2;
+  static constexpr int64_t kAhead = kPrefetchUpperGroups;
   static constexpr int kMostDirectRows = kDirectRows;
   static void prefetch_group(const Panel& panel, int64_t group) {
     prefetch(panel.upper + group * static_cast<int64_t>(kGroupBytes));
@@ -124,9 +131,6 @@ inline void forget_loads() { asm volatile("" ::: "memory"); }
 template <typename Steps, int P, int M>
 constexpr bool kTooManyValues = !std::is_same_v<Steps, Fp32Steps<Source::kUpper>> && M * (P + Steps::kUnits) > 24;
 
-// Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.
-constexpr int kPointerRows = 8;
-
 // acc[m][p] of `P` panels from `first` and `M` rows of x: [M, stride], or [units, M] from more than kPointerRows on.
 // out: [M, kGroupColumns].
 template <typename Steps, int P, int M>
@@ -137,7 +141,7 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
   const int64_t groups = units / Steps::kUnits;
   for (int64_t g = 0; g < groups; ++g) {
     // Past a panel's end comes the next panel, which is being read too: what will be read next lies P - 1 panels on.
-    const int64_t ahead = g + kPrefetchGroups + (g + kPrefetchGroups < groups ? 0 : (P - 1) * groups);
+    const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
     NFP_UNROLL for (int p = 0; p < P; ++p) {
       typename Steps::W w[Steps::kUnits];
       if constexpr (kTooManyValues<Steps, P, M>) forget_loads();
@@ -192,7 +196,7 @@ void direct_staged(const Panel* panels, const float* x, int64_t stride, int64_t 
   NFP_UNROLL for (int p = 0; p < P; ++p) widen_here(words[p], w[p]);
   const float* at = x;
   for (int64_t g = 0; g < groups; ++g) {
-    const int64_t ahead = g + kPrefetchGroups + (g + kPrefetchGroups < groups ? 0 : (P - 1) * groups);
+    const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
     const int64_t following = g < last ? g + 1 : last;
     NFP_UNROLL for (int u = 0; u < kSteps; ++u) {
       constexpr int kEach = (P + 1) / 2;  // panels to unpack in each of the first two steps
@@ -447,9 +451,9 @@ template <typename Steps>
 void blocked_panels(const Panel* panels, int count, int next_count, const typename Steps::X* x, int64_t stride,
                     int64_t k, int64_t rows, float* block, float* acc, const Finish& done) {
   const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-  constexpr int64_t kUnitsInBlock = kBlockSteps / Steps::kStepsPerUnit;
-  for (int64_t u0 = 0; u0 < units; u0 += kUnitsInBlock) {
-    const int64_t here = units - u0 < kUnitsInBlock ? units - u0 : kUnitsInBlock;
+  const int64_t most = (rows <= kHalfBlockRows ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
+  for (int64_t u0 = 0; u0 < units; u0 += most) {
+    const int64_t here = units - u0 < most ? units - u0 : most;
     for (int p = 0; p < count; ++p) {
       float* column = block + p * kPanelRows;
       for (int64_t u = 0; u < here; u += Steps::kUnits) {
@@ -481,10 +485,9 @@ struct DirectRows {
   const X* get(const X* x, int64_t stride, int64_t units, int rows) {
     if (rows <= kPointerRows) return x;
     auto* packed = static_cast<X*>(area);
-    if (source == x) return packed;
-    source = x;
-    for (int64_t u = 0; u < units; ++u) {
-      for (int m = 0; m < rows; ++m) packed[u * rows + m] = x[m * stride + u];
+    if constexpr (kPointerRows < kDirectUpperRows) {
+      if (source != x) pack_rows(x, stride, units, rows, packed);
+      source = x;
     }
     return packed;
   }

@@ -12,6 +12,7 @@ constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 halves of weights and a b
 constexpr int kTileVectors = 1;
 constexpr int kDirectRows = 6;  // up to which panels are unpacked in registers
 constexpr int kDirectUpperRows = kDirectRows;
+constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
 
 struct Vec {
   __m256 lo, hi;

@@ -15,6 +15,7 @@ constexpr int kTileRows = 4;
 constexpr int kTileVectors = 1;
 constexpr int kDirectRows = 4;  // up to which panels are unpacked in registers
 constexpr int kDirectUpperRows = kDirectRows;
+constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
 
 struct Vec {
   float v[16];

@@ -156,12 +156,12 @@ void set_schedule(const GemmCall& call, const Schedule& schedule, KernelParams* 
 }
 
 // Where weights are read once, which is where reading is what takes the time.
-void set_pace(const GemmCall& call, const Schedule& schedule, const Tile& tile, KernelParams* p) {
+void set_pace(const Schedule& schedule, const Tile& tile, KernelParams* p) {
   constexpr int kBurst = 2;                // stages; measured in decode steps (docs/kernels.md)
   constexpr double kBytesPerCycle = 2490;  // of an H200's memory: 4.6 TB/s at 1.85 GHz
   p->burst = kBurst;
   if (schedule.m_tiles > 1) return;
-  const double bytes = tile.rows() * (call.mode == Mode::kW8A16 ? 64.0 : 128.0);  // of a stage
+  const double bytes = tile.rows() * 128.0;  // of a stage (64.0 in W8A16 beyond 64 tokens, where little is gained)
   p->pace = static_cast<uint32_t>(bytes * schedule.grid / kBytesPerCycle);
 }
 
@@ -170,7 +170,7 @@ Status launch(const KernelEntry& entry, const Schedule& schedule, bool dependent
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(schedule.grid));
   launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
-  launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
+  launch.dynamicSmemBytes = static_cast<size_t>(entry.shared_bytes);
   launch.stream = stream;
   launch.attrs = attributes;
   if (schedule.cluster > 1) {
@@ -209,9 +209,9 @@ Result<Gemm> Gemm::create() {
   }
   for (size_t operand = 0; operand < kOperands; ++operand) {
     for (const KernelEntry& entry : kernels(static_cast<Operand>(operand))) {
-      NFP_RETURN_IF_ERROR(check(
-          cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(entry.tile)),
-          "sizing shared memory"));
+      NFP_RETURN_IF_ERROR(
+          check(cudaFuncSetAttribute(entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes),
+                "sizing shared memory"));
     }
   }
   for (const KernelEntry& entry : kernels(Operand::kF16Biased)) {
@@ -223,7 +223,7 @@ Result<Gemm> Gemm::create() {
       cudaLaunchConfig_t launch{};
       launch.gridDim = dim3(blocks);
       launch.blockDim = dim3(static_cast<unsigned>(entry.threads));
-      launch.dynamicSmemBytes = static_cast<size_t>(shared_bytes(entry.tile));
+      launch.dynamicSmemBytes = static_cast<size_t>(entry.shared_bytes);
       launch.attrs = &attribute;
       launch.numAttrs = 1;
       NFP_RETURN_IF_ERROR(
@@ -253,7 +253,7 @@ Status Gemm::run(const GemmCall& call, const Config& config, Stream stream) cons
   KernelParams p{};
   set_operands(call, &p);
   set_schedule(call, schedule, &p);
-  set_pace(call, schedule, config.tile, &p);
+  set_pace(schedule, config.tile, &p);
   const auto encode = reinterpret_cast<EncodeTiled*>(encode_tensor_map_);
   NFP_RETURN_IF_ERROR(map_x(encode, call, config, &p));
   if (p.bulk_stores != 0) NFP_RETURN_IF_ERROR(map_d(encode, call, config, &p));

@@ -59,7 +59,7 @@ struct Kernel {
     Work work;
     while (list.next(work)) {
       float acc[kRowBlocks][kTokens / 2];
-      const int iterations = work.k_end - work.k_begin;
+      const int iterations = (work.k_end - work.k_begin) * Ring::kStagesPerStep;
       const TileOrigin origin = tile_origin(p, work.tile);
       if constexpr (kFp8) {
         ptx::dependency_wait();  // the scales may come from the kernel before
@@ -118,10 +118,14 @@ struct Kernel {
     constexpr int kThreads = kStartsEarly ? kConsumers * 128 : threads(kTile);
     const int pieces = (kTokens - rows) * 8;  // of 16 bytes
     if (pieces == 0) return;
-    for (int stage = 0; stage < kStages; ++stage) {
-      const uint32_t first = pipe.ring + stage * kStageBytes + Ring::kWeightBytes + rows * 128;
+    const auto clear = [&](uint32_t first) {
       for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kThreads)
         ptx::store_shared_16(first + i * 16, make_uint4(0, 0, 0, 0));
+    };
+    for (int stage = 0; stage < kStages; ++stage) {
+      const uint32_t first = pipe.ring + stage * kStageBytes + Ring::kWeightBytes + rows * 128;
+      clear(first);
+      if constexpr (Ring::kSlices == 2) clear(first + Ring::kTokenBytes);
     }
     ptx::fence_async_shared();
   }
@@ -217,7 +221,8 @@ auto make_entries(std::index_sequence<kIndex...>) {
   const auto add = [&]<size_t i>() {
     constexpr Tile t = kTiles[i];
     if constexpr (in_file<kMode, kJoin, kFile, kFiles>(i)) {
-      out[used++] = {kOperand, t, reinterpret_cast<const void*>(kFunction<kOperand, t>), threads(t)};
+      out[used++] = {kOperand, t, reinterpret_cast<const void*>(kFunction<kOperand, t>), threads(t),
+                     Ring<kOperand, t>::kSharedBytes};
     }
   };
   (add.template operator()<kIndex>(), ...);

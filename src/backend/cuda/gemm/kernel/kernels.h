@@ -17,6 +17,7 @@ struct KernelEntry {
   Tile tile;
   const void* function;
   int threads;
+  int shared_bytes;
 };
 
 std::span<const KernelEntry> kernels(Operand operand);

@@ -118,7 +118,7 @@ struct MultiplyF16 {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4;
-    return row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * kBlockBytes;
+    return row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * Ring::kSlices * kBlockBytes;
   }
 
   // Warpgroups take turns to hand the tensor cores a stage's products, and rebuild weights while the others' run: with
@@ -193,6 +193,45 @@ struct MultiplyF16 {
     return (pipe.stage == 0 ? Ring::kStages : pipe.stage) - 1;
   }
 
+  // The same for stages of two slices: one is rebuilt while the other is multiplied.
+  static __device__ __forceinline__ void two_slices(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                                    int warpgroup, uint32_t one) {
+    const int thread = threadIdx.x % 128;
+    const uint32_t weights = pipe.ring + weights_offset(warpgroup);
+    Fragment even, odd;
+#pragma unroll
+    for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
+    const auto issue = [&](const Fragment& a, int slice) {
+      if constexpr (kTurns) ptx::named_barrier(kFirstTurn + warpgroup, 256);
+      ptx::wgmma_fence();
+      issue_f16(acc[0], a, ptx::descriptor_low(pipe.data() + kWeightBytes) + slice * (Ring::kTokenBytes / 16));
+      ptx::wgmma_commit();
+      if constexpr (kTurns) ptx::named_barrier_arrive(kFirstTurn + (warpgroup + 1) % kConsumers, 256);
+    };
+    ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
+    rebuild_all(load_weights(weights + pipe.stage * kStageBytes), one, even);
+    for (int i = 0; i < iterations; ++i) {
+      issue(even, 0);
+      RawWeights raw = load_weights(weights + pipe.stage * kStageBytes + kBlockBytes);
+      ptx::wgmma_wait<1>();  // the stage before is done, and `odd` is free
+      if (i > 0) Ring::release(pipe, before(pipe), thread);
+      rebuild_all(raw, one, odd);
+      issue(odd, 1);
+      // Where there is no next stage, this one is loaded again for nothing, as above.
+      Pipe next = pipe;
+      next.advance();
+      const bool more = i + 1 < iterations;
+      ptx::mbarrier_wait(more ? next.full_bar() : pipe.full_bar(), more ? next.parity : pipe.parity);
+      raw = load_weights(weights + (more ? next.stage : pipe.stage) * kStageBytes);
+      pipe = next;
+      ptx::wgmma_wait<1>();
+      rebuild_all(raw, one, even);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(acc[0]);
+    Ring::release(pipe, before(pipe), thread);
+  }
+
   // Half a stage at a time, for kernels without the registers for two stages' weights, or with two row blocks.
   static __device__ __forceinline__ void half_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
                                                      int warpgroup, uint32_t one) {
@@ -203,10 +242,11 @@ struct MultiplyF16 {
     int accumulate = 0;
     for (int i = 0; i < iterations; ++i) {
       ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
-      const uint32_t tokens = first_tokens + pipe.stage * (kStageBytes / 16);
 #pragma unroll
-      for (int b = 0; b < kRowBlocks; ++b) {
-        const RawWeights raw = load_weights(pipe.data() + offset + b * kBlockBytes);
+      for (int piece = 0; piece < kRowBlocks * Ring::kSlices; ++piece) {  // (one of the two is 1)
+        const int b = piece % kRowBlocks, slice = piece / kRowBlocks;
+        const uint32_t tokens = first_tokens + pipe.stage * (kStageBytes / 16) + slice * (Ring::kTokenBytes / 16);
+        const RawWeights raw = load_weights(pipe.data() + offset + piece * kBlockBytes);
         const uint4 u0 = raw.upper[0], u1 = raw.upper[1], l0 = raw.lower[0], l1 = raw.lower[1];
         const uint32_t us[2][4] = {{u0.x, u0.y, u0.z, u0.w}, {u1.x, u1.y, u1.z, u1.w}};
         const uint32_t ls[2][4] = {{l0.x, l0.y, l0.z, l0.w}, {l1.x, l1.y, l1.z, l1.w}};
@@ -222,11 +262,12 @@ struct MultiplyF16 {
           ptx::wgmma_fence();
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
-            multiply(acc[b], fragment[half][s], tokens + (2 * half + s) * 2, s == 1 || half == 1 ? 1 : accumulate);
+            multiply(acc[b], fragment[half][s], tokens + (2 * half + s) * 2,
+                     s == 1 || half == 1 || slice == 1 ? 1 : accumulate);
           }
           ptx::wgmma_commit();
           ptx::wgmma_wait<1>();  // the pair before this one is done, and its fragment registers are free
-          if (b == 0 && half == 0 && i > 0) Ring::release(pipe, before(pipe), thread);
+          if (piece == 0 && half == 0 && i > 0) Ring::release(pipe, before(pipe), thread);
         }
       }
       accumulate = 1;
@@ -247,7 +288,9 @@ struct MultiplyF16 {
 
   static __device__ __forceinline__ void run(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
                                              int warpgroup, uint32_t one) {
-    if constexpr (kWholeStages) {
+    if constexpr (kWholeStages && Ring::kSlices == 2) {
+      two_slices(acc, pipe, iterations, warpgroup, one);
+    } else if constexpr (kWholeStages) {
       whole_stages(acc, pipe, iterations, warpgroup, one);
     } else {
       half_stages(acc, pipe, iterations, warpgroup, one);

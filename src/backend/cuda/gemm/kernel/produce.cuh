@@ -27,7 +27,9 @@ struct Producer {
   static constexpr auto kStageBytes = Ring::kStageBytes;
   static constexpr auto kBlocks = Ring::kBlocks;
 
-  static constexpr int kCopyBytes = kFp8 ? 2 * kBlockBytes : kBlockBytes;  // per row block and plane
+  static constexpr auto kSlices = Ring::kSlices;
+  static constexpr auto kStagesPerStep = Ring::kStagesPerStep;
+  static constexpr int kCopyBytes = kFp8 || kSlices == 2 ? 2 * kBlockBytes : kBlockBytes;  // per row block and plane
   struct Sources {
     int64_t offset[kBlocks];  // in a plane
   };
@@ -70,8 +72,11 @@ struct Producer {
         const int first = token0 + half * Ring::kLoadTokens;
         const CUtensorMap* const map = first >= p.last_token ? &p.x_tail : &p.x;
         if (first <= p.last_token) {
-          ptx::tensor_load_2d(dst + half * Ring::kLoadTokens * 128, map, iteration * kElements, first, pipe.full_bar(),
-                              ptx::kEvictLast);
+#pragma unroll
+          for (int slice = 0; slice < kSlices; ++slice) {
+            ptx::tensor_load_2d(dst + slice * Ring::kTokenBytes + half * Ring::kLoadTokens * 128, map,
+                                (iteration * kSlices + slice) * kElements, first, pipe.full_bar(), ptx::kEvictLast);
+          }
         }
       }
     } else {
@@ -122,11 +127,11 @@ struct Producer {
     [[maybe_unused]] Pace pace;
     pipe.parity = 1;  // a fresh barrier counts as just emptied
     while (list.next(work)) {
-      Sources from = sources(p, work.tile, work.k_begin, rank);
+      Sources from = sources(p, work.tile, work.k_begin * kStagesPerStep, rank);
       const int token = Ring::first_token(tile_origin(p, work.tile).token, rank);
-      const int bytes = kWeightBytes + Ring::token_rows(p, token) * 128;
+      const int bytes = kWeightBytes + Ring::token_bytes(p, token);
 #pragma unroll 1
-      for (int k = work.k_begin; k < work.k_end; ++k) {
+      for (int k = work.k_begin * kStagesPerStep; k < work.k_end * kStagesPerStep; ++k) {
         ptx::mbarrier_wait(pipe.empty_bar(), pipe.parity);
         if constexpr (kPaced) pace.wait(p);
         if constexpr (kRole == Role::kWeights || kRole == Role::kUppers) {

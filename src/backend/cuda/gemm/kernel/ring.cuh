@@ -3,7 +3,8 @@
 // A stage of shared memory:
 //   FP16: [row block][4096 B upper] then [row block][4096 B lower], then X [tokens][128 B], 64 k
 //   E4M3: [row block][2 x 4096 B upper],                           then X [tokens][128 B], 128 k
-//   W8A16: [row block][4096 B upper],                              then X [tokens][128 B], 64 k
+//   W8A16: [row block][2 x 4096 B upper],                          then X [2][tokens][128 B], 128 k (few tokens)
+//          [row block][4096 B upper],                              then X [tokens][128 B], 64 k
 // Barriers: full[s] counts the copies' bytes, empty[s] the consumer warps of every block in the cluster.
 #pragma once
 
@@ -35,15 +36,21 @@ struct Ring {
   static constexpr bool kLean = lean(kTile);
   static constexpr bool kLowers = !kFp8 && kOperand != Operand::kW8A16;
   static constexpr bool kAlongTokens = kTile.along_tokens;
-  static constexpr int kRingBytes = stages(kTile) * stage_bytes(kTile);
-  static constexpr int kWeightBytes = kTile.rows() * (kFp8 || kLowers ? 128 : 64);
-  static constexpr int kStageBytes = kWeightBytes + kTokens * 128;
+  static constexpr bool kUppersAlone = kOperand == Operand::kW8A16;
+  static constexpr int kSlices = kUppersAlone && kTokens <= 64 ? 2 : 1;        // of 64 k of FP16 tokens in a stage
+  static constexpr int kStagesPerStep = kUppersAlone && kSlices == 1 ? 2 : 1;  // of the schedule
+  static constexpr int kWeightBytes = kTile.rows() * (kStagesPerStep == 2 ? 64 : 128);
+  static constexpr int kTokenBytes = kTokens * 128;  // of a slice
+  static constexpr int kStageBytes = kWeightBytes + kSlices * kTokenBytes;
   static constexpr int kLoaders = loaders(kTile);         // blocks that share the tokens that they load,
   static constexpr int kLoadTokens = load_tokens(kTile);  // so many at once
-  // Without lower bytes stages are smaller, and there are more of them.
   static constexpr int kMostStages = 24;
-  static constexpr int kStages = kRingBytes / kStageBytes < kMostStages ? kRingBytes / kStageBytes : kMostStages;
+  static constexpr int kFit = (most_shared_bytes(kTile) - fixed_bytes(kTile)) / kStageBytes;
+  static constexpr int kStages = !kUppersAlone ? stages(kTile) : kFit < kMostStages ? kFit : kMostStages;
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  static constexpr int kSharedBytes = fixed_bytes(kTile) + kRingBytes;
   static constexpr int kBlocks = kConsumers * kRowBlocks;  // of 64 rows in this thread block
+  static_assert((kSharedBytes + 1024) * kTile.blocks_per_sm <= 228 * 1024);
   static_assert(kStages >= 3 && kStages * 16 + kConsumers * 4 <= 512);
   static_assert(kConsumers == 1 || kConsumers * consumer_registers(kTile) + producer_registers(kTile) <=
                                        (kConsumers + 1) * entry_registers(kConsumers));
@@ -66,6 +73,10 @@ struct Ring {
       rows += first < p.last_token ? kLoadTokens : first == p.last_token ? p.tail_rows * kLoaders : 0;
     }
     return rows;
+  }
+
+  static __device__ __forceinline__ int token_bytes(const KernelParams& p, int token) {
+    return token_rows(p, token) * (kSlices * 128);
   }
 
   struct Pipe {

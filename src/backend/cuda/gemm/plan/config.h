@@ -26,8 +26,8 @@ std::string_view name_of(Mode mode);
 // E4M3 activations too.
 constexpr bool is_fp8(Mode mode) { return mode == Mode::kE4M3 || mode == Mode::kE4M3Promoted; }
 constexpr bool reads_lower(Mode mode) { return mode == Mode::kF16 || mode == Mode::kBF16; }
-// Of k, that one step of the kernel takes: 128 bytes of an activation row.
-constexpr int step_k(Mode mode) { return is_fp8(mode) ? 128 : 64; }
+// Of k, that one step of a schedule takes: 128 bytes of a row of weights.
+constexpr int step_k(Mode mode) { return reads_lower(mode) ? 64 : 128; }
 
 // What the FP32 sums are stored as. It does not depend on the mode, and does not move the choice of a tile.
 enum class Output : uint8_t { kF16, kBF16, kF32 };
@@ -165,9 +165,11 @@ constexpr int fixed_bytes(const Tile& t, int staging_slots) {
   const int staging = staging_slots * staging_group(t) * staging_tokens(t) * 128;
   return 512 /* barriers */ + t.warpgroups * (staging + t.tokens * 4 /* token scales */);
 }
+constexpr int most_shared_bytes(const Tile& t) {
+  return t.blocks_per_sm == 2 ? 113 * 1024 : lean(t) ? 200 * 1024 : 227 * 1024;
+}
 constexpr int stages(const Tile& t, int staging_slots) {
-  const int budget = t.blocks_per_sm == 2 ? 113 * 1024 : lean(t) ? 200 * 1024 : 227 * 1024;
-  const int fit = (budget - fixed_bytes(t, staging_slots)) / stage_bytes(t);
+  const int fit = (most_shared_bytes(t) - fixed_bytes(t, staging_slots)) / stage_bytes(t);
   return fit < 12 ? fit : 12;
 }
 // Wide tiles have room for several groups, so that some are filled while the copy engine empties the others: it takes
@@ -182,7 +184,6 @@ constexpr int staging_slots(const Tile& t) {
 constexpr int staging_bytes(const Tile& t) { return staging_slots(t) * staging_group(t) * staging_tokens(t) * 128; }
 constexpr int fixed_bytes(const Tile& t) { return fixed_bytes(t, staging_slots(t)); }
 constexpr int stages(const Tile& t) { return stages(t, staging_slots(t)); }
-constexpr int shared_bytes(const Tile& t) { return fixed_bytes(t) + stages(t) * stage_bytes(t); }
 
 // Tokens are given out in chunks of staging_tokens() when a cluster sums its parts: chunk c of a tile to part
 // chunk_owner().

@@ -290,6 +290,14 @@ void StepModel::observe(size_t level, const StepWork& work, double measured) {
     moved(drift_, ratio / static_cast<double>(std::min<uint64_t>(error_.steps, 8)), kMostMachine);
     return;
   }
+  // One step that is far off is an outlier, several in a row and all the same way are another program that came or
+  // went.
+  const double far = std::log(measured / predicted);
+  in_a_row_ = std::abs(far) < 0.25 ? 0 : far > 0 ? std::max(in_a_row_, 0) + 1 : std::min(in_a_row_, 0) - 1;
+  if (std::abs(in_a_row_) > kOutliers) {
+    moved(drift_, 0.3 * std::clamp(far, -1.5, 1.5), kMostMachine);
+    return;
+  }
   // Clipped before it counts: a step that waited for something else says nothing about the next.
   const double ratio = std::log(std::clamp(measured / predicted, 0.74, 1.35));
   // A normalised gradient step: each factor moves by its share of the prediction, all together by a tenth of the error.

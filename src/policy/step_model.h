@@ -71,10 +71,13 @@ class StepModel {
 
   // Learns from a step that took `seconds`. The first kFirstSteps say how fast this machine is now, at once; after them
   // one outlier moves a prediction by 3 % at most, and what moves are the terms that the prediction was made of: the
-  // machine, the size of the step, attention. All together move it by a factor of kMostDrift at most.
+  // machine, the size of the step, attention. After more than kOutliers steps in a row that are all a quarter too long,
+  // or too short, the machine is another: it moves by 0.3 of what they are off. All together move it by a factor of
+  // kMostDrift at most.
   void observe(size_t level, const StepWork& work, double seconds);
   static constexpr double kMostDrift = 1000;
   static constexpr uint64_t kFirstSteps = 32;
+  static constexpr int kOutliers = 3;
 
   struct Error {
     double mean = 0;     // of |predicted - measured| / measured over about the last 100 steps
@@ -110,6 +113,7 @@ class StepModel {
   double drift_ = 1;                         // of the machine, all levels
   std::vector<std::vector<double>> factor_;  // [level][size] of linear layers, beside drift_
   double pair_factor_ = 1, key_factor_ = 1;  // of attention, likewise
+  int in_a_row_ = 0;  // steps that were far too long, or as a negative number too short, until now
   Error error_;
 };
 

@@ -155,6 +155,20 @@ TEST(StepModel, OutliersAndNonsenseMoveItLittle) {
   EXPECT_GE(model.seconds(0, work), before / StepModel::kMostDrift * 0.999);
 }
 
+TEST(StepModel, FollowsAMachineThatIsSuddenlyBusy) {
+  StepModel model = std::move(StepModel::fit(synthetic_table())).value();
+  StepWork work;
+  work.add(64, 0);
+  const double quiet = model.table_seconds(0, work);
+  for (int i = 0; i < 100; ++i) model.observe(0, work, quiet);
+  for (int i = 0; i < StepModel::kOutliers; ++i) model.observe(0, work, 8 * quiet);
+  EXPECT_LE(model.seconds(0, work), 1.031 * 1.031 * 1.031 * quiet);  // so far they may be outliers
+  for (int i = 0; i < 12; ++i) model.observe(0, work, 8 * quiet);
+  EXPECT_NEAR(model.seconds(0, work), 8 * quiet, 0.25 * 8 * quiet);
+  for (int i = 0; i < 12 + StepModel::kOutliers; ++i) model.observe(0, work, quiet);
+  EXPECT_NEAR(model.seconds(0, work), quiet, 0.3 * quiet);
+}
+
 TEST(StepModel, SoonKnowsThatTheTableIsOfAnotherMachine) {
   for (const double factor : {300.0, 0.003}) {
     StepModel model = std::move(StepModel::fit(synthetic_table())).value();

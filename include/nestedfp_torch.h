@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-/* Registers the operators' CUDA form, once for a process; schemas are the caller's to define. The paths are those of the
- * libtorch_cpu.so and libtorch_cuda.so that the process has loaded. NFP_UNSUPPORTED: a function is missing in them. */
+/* Registers the operators' CUDA form, once for a process; schemas are the caller's to define. The paths are those of
+ * the libtorch_cpu.so and libtorch_cuda.so that the process has loaded. NFP_UNSUPPORTED: a function is missing in them.
+ */
 NFP_API nfp_status nfp_torch_bind(const char* libtorch_cpu, const char* libtorch_cuda);
 /* What products on the CUDA device `index` use; both are kept and must outlive the process's products.
  * independent_start: see nfp_linear_set_independent_start. */

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 #include "base/atomic_file.h"
 #include "base/float_types.h"
 #include "base/mapped_file.h"
+#include "io/testing/scratch_folder.h"
 #include "io/testing/small_files.h"
 
 namespace nfp::testing {
@@ -25,12 +25,6 @@ namespace nfp::testing {
 // A folder of its own for each test.
 class ScratchTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    char pattern[] = "/tmp/nfp-io-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern), nullptr);
-    dir_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
   std::string path(const std::string& name) const { return dir_ + "/" + name; }
   std::vector<std::string> entries() const {
     std::vector<std::string> names;
@@ -38,7 +32,8 @@ class ScratchTest : public ::testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
-  std::string dir_;
+  const ScratchFolder scratch_;
+  const std::string dir_ = scratch_.path();
 };
 
 inline void set_weight(TestTensor& tensor, int64_t row, int64_t col, uint16_t bits) {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 
+#include "io/testing/scratch_folder.h"
 #include "server/api/json_text.h"
 
 namespace nfp::server {
@@ -146,7 +146,8 @@ TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
 }
 
 TEST(StepLog, HasALineForEachStep) {
-  const std::string path = (std::filesystem::temp_directory_path() / "nfp_step_log_test.csv").string();
+  const nfp::testing::ScratchFolder scratch;
+  const std::string path = scratch.path() + "/steps.csv";
   Metrics metrics;
   auto log = StepLog::create(path);
   ASSERT_TRUE(log.ok()) << log.error().message;
@@ -176,7 +177,6 @@ TEST(StepLog, HasALineForEachStep) {
             "decode_keys,predicted_ms,table_ms,ms");
   EXPECT_EQ(first, "0.0000,fp8,0.500,first_tokens,33,32,2,4,3728,132,51,10.000,8.000,12.500");
   EXPECT_EQ(second.substr(0, 11), "1.5000,fp8,");
-  std::filesystem::remove(path);
 
   const auto refused = StepLog::create("/nonexistent/steps.csv");
   ASSERT_FALSE(refused.ok());

@@ -24,7 +24,7 @@ constexpr std::string_view name_of(GemmType type) { return kGemmTypeNames[static
 
 // What a tensor does in a decoder layer. Matrices that a checkpoint keeps as one have a role of their own.
 enum class TensorRole : uint8_t {
-  kAttentionNorm,  // of what q, k and v multiply
+  kAttentionNorm,  // of what q, k and v multiply; in families without it that is the residual stream itself
   kQuery,
   kKey,
   kValue,
@@ -33,7 +33,7 @@ enum class TensorRole : uint8_t {
   kKeyNorm,
   kOutput,
   kAttentionPostNorm,  // of what attention adds to the residual stream
-  kMlpNorm,            // of what gate and up multiply
+  kMlpNorm,            // of what gate and up multiply, likewise
   kGate,
   kUp,
   kGateUp,  // one matrix: all rows of gate, then all of up
@@ -113,6 +113,7 @@ enum class FamilyId : uint8_t {
   kMixtral,
   kQwen2Moe,
   kQwen3Moe,
+  kOlmo2,
   kOlmoe,
 };
 

@@ -411,6 +411,20 @@ TEST(Config, OlmoeNormsSpanAllHeads) {
   EXPECT_EQ(config->experts.top, 8);
 }
 
+TEST(Config, Olmo2NormsWhatBlocksAdd) {
+  Json json = of_family("Olmo2ForCausalLM", "olmo2");
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->reads_stream() && config->qk_norm && config->norm_spans_heads);
+  EXPECT_FALSE(config->qkv_bias || config->output_bias || config->tied_embeddings);
+  json.erase("num_key_value_heads");
+  EXPECT_EQ(parse(json)->kv_heads, config->heads);
+  json["attention_bias"] = true;
+  config = parse(json);
+  EXPECT_TRUE(config->qkv_bias && config->output_bias && !config->mlp_bias);
+  EXPECT_FALSE(parse(of_family("OlmoeForCausalLM", "olmoe"))->reads_stream());
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

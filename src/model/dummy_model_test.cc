@@ -78,7 +78,8 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                       R"(, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
                                            "shared_expert_intermediate_size": 40, "mlp_only_layers": [0])"},
                                      {"Qwen3Moe", R"(, "num_experts": 8, "moe_intermediate_size": 24)"},
-                                     {"Olmoe", R"(, "num_experts": 8)"}}) {
+                                     {"Olmoe", R"(, "num_experts": 8)"},
+                                     {"Olmo2", ""}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

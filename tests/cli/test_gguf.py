@@ -29,7 +29,7 @@ from program import TINY, Scratch, failure, main, run, run_json
 PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm", "qwen2": "qwen2", "qwen3": "qwen2",
        "qwen3-yarn": "qwen2", "gemma2": "gpt-2", "gemma3": "gpt-2", "phi3": "gpt-2", "phi4-mini": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
-       "gemma": "gpt-2"}
+       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2"}
 ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Dense layers of models with experts, for which gguf has no names.
 DENSE = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}

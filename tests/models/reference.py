@@ -156,7 +156,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     count = len(tokens)
     weights = {name: values.astype(dtype) for name, values in weights.items()}
     gemma = config["model_type"].startswith("gemma")
-    post_norms = config["model_type"] in ("gemma2", "gemma3_text")
+    pre_norms = config["model_type"] != "olmo2"
+    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2")
     cap, logit_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
 
     def linear(x, name):
@@ -172,6 +173,9 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
             return x
         whole = x.reshape(count, -1) if weights[name].size != x.shape[2] else x
         return norm(whole, name).reshape(x.shape)
+
+    def pre_norm(x, name):
+        return norm(x, name) if pre_norms else x
 
     def post_norm(x, name):
         return norm(x, name) if post_norms else x
@@ -231,7 +235,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     for layer, (window, rotates) in enumerate(zip(windows(config), rotating(config))):
         mask = np.where((distance < 0) | (distance >= (window or count)), -np.inf, 0.0).astype(dtype)
         prefix = f"model.layers.{layer}."
-        h = norm(x, prefix + "input_layernorm.weight")
+        h = pre_norm(x, prefix + "input_layernorm.weight")
         if prefix + "self_attn.qkv_proj.weight" in weights:
             q, k, v = split(h, prefix + "self_attn.qkv_proj", *(n * head_dim for n in (heads, kv_heads, kv_heads)))
         else:
@@ -250,7 +254,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, kv]
         attended = linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
         x = x + post_norm(attended, prefix + "post_attention_layernorm.weight")
-        h = norm(x, prefix + ("pre_feedforward_layernorm.weight" if post_norms else "post_attention_layernorm.weight"))
+        h = pre_norm(x, prefix + ("pre_feedforward_layernorm.weight" if post_norms else "post_attention_layernorm.weight"))
         if make_tiny_models.has_experts(config, layer):
             x = x + experts(h, layer)
             continue

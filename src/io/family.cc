@@ -108,6 +108,7 @@ constexpr Family kFamilies[] = {
     {FamilyId::kQwen2Moe, "Qwen2MoeForCausalLM", "qwen2_moe", "qwen2moe", kQwenMoeLayer},
     {FamilyId::kQwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe", "qwen3moe", kQwenMoeLayer},
     {FamilyId::kOlmo2, "Olmo2ForCausalLM", "olmo2", "olmo2", kOlmo2Layer},
+    {FamilyId::kOlmo3, "Olmo3ForCausalLM", "olmo3", "olmo2", kOlmo2Layer},
     {FamilyId::kOlmoe, "OlmoeForCausalLM", "olmoe", "olmoe", kQwenMoeLayer},
 };
 

@@ -114,6 +114,7 @@ enum class FamilyId : uint8_t {
   kQwen2Moe,
   kQwen3Moe,
   kOlmo2,
+  kOlmo3,
   kOlmoe,
 };
 
@@ -122,7 +123,7 @@ struct Family {
   std::string_view architecture;  // as config.json spells them
   std::string_view model_type;
   std::string_view gguf;               // general.architecture; empty = these models come as another family's files;
-                                       // two families may share it where one has experts
+                                       // two families may share it where one has experts, or the second windows
   std::span<const LayerTensor> layer;  // matrices that are stacked stand in the order of their rows
   bool gguf_permutes_qk = false;       // the converter reorders the rows of q and k (interleaved rotation)
   float norm_offset = 0.0f;            // norms multiply by weight + offset; GGUF files hold the sum

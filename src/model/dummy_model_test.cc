@@ -79,7 +79,8 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                            "shared_expert_intermediate_size": 40, "mlp_only_layers": [0])"},
                                      {"Qwen3Moe", R"(, "num_experts": 8, "moe_intermediate_size": 24)"},
                                      {"Olmoe", R"(, "num_experts": 8)"},
-                                     {"Olmo2", ""}}) {
+                                     {"Olmo2", ""},
+                                     {"Olmo3", R"(, "sliding_window": 3)"}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

@@ -310,6 +310,17 @@ MODELS = {
                    "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "attention_bias": True, "tie_word_embeddings": True,
                    "rope_scaling": {"type": "linear", "factor": 4.0}, "pad_token_id": 1},
     },
+    "olmo3": {
+        "seed": 54,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "llama3",
+        "large_rows": True,
+        "config": {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "num_hidden_layers": 5,
+                   "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "sliding_window": 24, "pad_token_id": 1,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}},
+    },
     "phi4-fp8-tensor": {
         "seed": 32,
         "dtype": "BF16",
@@ -509,15 +520,15 @@ def make_weights(name):
     places = ("input", "post_attention")
     if config["model_type"] in ("gemma2", "gemma3_text"):
         places += ("pre_feedforward", "post_feedforward")
-    elif config["model_type"] == "olmo2":
+    elif config["model_type"] in ("olmo2", "olmo3"):
         places = ("post_attention", "post_feedforward")
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
     one = 0.0 if gemma else 1.0
-    spanning = config["model_type"] in ("olmo2", "olmoe")
+    spanning = config["model_type"] in ("olmo2", "olmo3", "olmoe")
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.
         weights[tensor] = one + np.round(random.normal(hidden) * 8.0) / 64.0
-    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmo2", "olmoe"):
+    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmo2", "olmo3", "olmoe"):
         for i in range(layers):
             for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
                 head_dim = config.get("head_dim", hidden // config["num_attention_heads"])

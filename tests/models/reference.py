@@ -134,6 +134,8 @@ def windows(config):
         return [None if i % 2 else config["sliding_window"] for i in range(layers)]
     if config["model_type"] == "gemma3_text":
         return [config["sliding_window"] if kind == "sliding_attention" else None for kind in config["layer_types"]]
+    if config["model_type"] == "olmo3":
+        return [config["sliding_window"] if (i + 1) % 4 else None for i in range(layers)]
     if config["model_type"] == "smollm3":
         window = config["sliding_window"] if config["use_sliding_window"] else None
         return [None if rotates else window for rotates in rotating(config)]
@@ -156,8 +158,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     count = len(tokens)
     weights = {name: values.astype(dtype) for name, values in weights.items()}
     gemma = config["model_type"].startswith("gemma")
-    pre_norms = config["model_type"] != "olmo2"
-    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2")
+    pre_norms = config["model_type"] not in ("olmo2", "olmo3")
+    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3")
     cap, logit_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
 
     def linear(x, name):
@@ -216,6 +218,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     def rotate(x, window):  # [tokens, heads, head_dim]; the two halves of what rotates are the pairs' parts
         local = window and "rope_local_base_freq" in config
         own = {"rope_theta": config["rope_local_base_freq"]} if local else config
+        if window and config["model_type"] == "olmo3":
+            own = {"rope_theta": config["rope_theta"]}
         frequencies, factor = rope(own, 2 * half)
         angles = np.arange(count)[:, None, None] * frequencies
         cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)

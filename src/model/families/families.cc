@@ -30,6 +30,8 @@ const FamilyRules& rules_of(FamilyId family) {
       return kQwen3MoeRules;
     case FamilyId::kOlmo2:
       return kOlmo2Rules;
+    case FamilyId::kOlmo3:
+      return kOlmo3Rules;
     case FamilyId::kOlmoe:
       return kOlmoeRules;
   }

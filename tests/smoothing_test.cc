@@ -91,9 +91,10 @@ TEST_P(SmoothedModel, Fp16StaysBitForBitAtTheLimits) {
     EXPECT_EQ(name.find("o_proj"), std::string::npos);
   }
   const int layers = plain->config.layers;
-  // Norms of (1 + weight) stay, and so does what reads them; gate and up in one matrix are scaled by columns only.
+  // Norms of (1 + weight) stay, and so does what reads them, or reads no norm; gate and up in one matrix are scaled by
+  // columns only.
   const Family& family = *plain->config.family;
-  const bool offset = family.norm_offset != 0, fused = family.has(TensorRole::kGateUp);
+  const bool offset = family.norm_offset != 0 || plain->config.reads_stream(), fused = family.has(TensorRole::kGateUp);
   // What a router or experts may read stays as it is: q, k and v are left, and a dense layer's down.
   int dense = 0;
   for (int i = 0; i < layers; ++i) dense += plain->config.has_experts(i) ? 0 : 1;

@@ -316,7 +316,8 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t experts = 0;  // of a layer; 0 = none
+  int32_t experts = 0;        // of a layer; 0 = none
+  bool plain_inputs = false;  // LinearArgs::x_is_plain without experts
 };
 
 struct DeviceMemory {

@@ -1,13 +1,13 @@
 #include "base/cpu_topology.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
 
+#include "base/testing/scratch_folder.h"
 #include "base/thread_pool.h"
 
 namespace nfp {
@@ -16,12 +16,6 @@ namespace {
 // A folder that looks like /sys/devices/system of some machine.
 class Topology : public ::testing::Test {
  protected:
-  void SetUp() override {
-    char pattern[] = "/tmp/nfp-topology-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern), nullptr);
-    root_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
   void write(const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
     std::ofstream(root_ + path) << text << "\n";
@@ -39,7 +33,8 @@ class Topology : public ::testing::Test {
     std::iota(all.begin(), all.end(), 0);
     return places_of(all, root_);
   }
-  std::string root_;
+  const testing::ScratchFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 TEST_F(Topology, NodesCoresAndHyperThreads) {

@@ -10,25 +10,12 @@
 #include "base/json_depth.h"
 #include "base/mapped_file.h"
 #include "base/mapping_guard.h"
+#include "base/testing/scratch_test.h"
 
 namespace nfp {
 namespace {
 
-class Files : public ::testing::Test {
- protected:
-  void SetUp() override {
-    char pattern[] = "/tmp/nfp-files-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern), nullptr);
-    dir_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-  size_t entries() const {
-    size_t count = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir_)) ++count;
-    return count;
-  }
-  std::string dir_;
-};
+class Files : public testing::ScratchTest {};
 
 TEST_F(Files, WrittenIsRead) {
   const std::string path = dir_ + "/a";
@@ -64,9 +51,9 @@ TEST_F(Files, UncommittedLeavesNothing) {
     auto file = AtomicFile::create(dir_ + "/b");
     ASSERT_TRUE(file.ok());
     ASSERT_TRUE(file->write("half").ok());
-    EXPECT_EQ(entries(), 1u);
+    EXPECT_EQ(entries().size(), 1u);
   }
-  EXPECT_EQ(entries(), 0u);
+  EXPECT_TRUE(entries().empty());
 }
 
 TEST_F(Files, ErrorsNameThePath) {

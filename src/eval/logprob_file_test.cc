@@ -1,13 +1,13 @@
 #include "eval/logprob_file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <random>
+
+#include "base/testing/scratch_folder.h"
 
 namespace nfp {
 namespace {
@@ -32,18 +32,13 @@ TEST(LogprobFile, RecordsRoundTripWithinHalfAStep) {
 
 class LogprobFiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    char pattern[] = "/tmp/nfp-logprob-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern), nullptr);
-    path_ = std::string(pattern) + "/base";
-  }
-  void TearDown() override { std::filesystem::remove_all(std::filesystem::path(path_).parent_path()); }
   void write(const LogprobHeader& header, size_t body) {
     std::string bytes(sizeof(header) + body, '\0');
     std::memcpy(bytes.data(), &header, sizeof(header));
     ASSERT_TRUE(write_file(path_, bytes).ok());
   }
-  std::string path_;
+  const testing::ScratchFolder folder_;
+  const std::string path_ = folder_.path() + "/base";
 };
 
 TEST_F(LogprobFiles, OpensWhatIsWholeAndRefusesTheRest) {

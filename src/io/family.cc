@@ -79,6 +79,21 @@ constexpr LayerTensor kGemmaLayer[] = {
     {kMlpPostNorm, "post_feedforward_layernorm", "post_ffw_norm"},
 };
 
+// Norms stand after attention and MLP, and none before them.
+constexpr LayerTensor kOlmo2Layer[] = {
+    {kQuery, "self_attn.q_proj", "attn_q"},
+    {kKey, "self_attn.k_proj", "attn_k"},
+    {kValue, "self_attn.v_proj", "attn_v"},
+    {kQueryNorm, "self_attn.q_norm", "attn_q_norm"},
+    {kKeyNorm, "self_attn.k_norm", "attn_k_norm"},
+    {kOutput, "self_attn.o_proj", "attn_output"},
+    {kAttentionPostNorm, "post_attention_layernorm", "post_attention_norm"},
+    {kGate, "mlp.gate_proj", "ffn_gate"},
+    {kUp, "mlp.up_proj", "ffn_up"},
+    {kDown, "mlp.down_proj", "ffn_down"},
+    {kMlpPostNorm, "post_feedforward_layernorm", "post_ffw_norm"},
+};
+
 constexpr Family kFamilies[] = {
     {FamilyId::kLlama, "LlamaForCausalLM", "llama", "llama", kLlamaLayer, /*gguf_permutes_qk=*/true},
     {FamilyId::kMistral, "MistralForCausalLM", "mistral", "", kLlamaLayer},
@@ -92,6 +107,8 @@ constexpr Family kFamilies[] = {
     {FamilyId::kMixtral, "MixtralForCausalLM", "mixtral", "llama", kMixtralLayer, /*gguf_permutes_qk=*/true},
     {FamilyId::kQwen2Moe, "Qwen2MoeForCausalLM", "qwen2_moe", "qwen2moe", kQwenMoeLayer},
     {FamilyId::kQwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe", "qwen3moe", kQwenMoeLayer},
+    {FamilyId::kOlmo2, "Olmo2ForCausalLM", "olmo2", "olmo2", kOlmo2Layer},
+    {FamilyId::kOlmo3, "Olmo3ForCausalLM", "olmo3", "olmo2", kOlmo2Layer},
     {FamilyId::kOlmoe, "OlmoeForCausalLM", "olmoe", "olmoe", kQwenMoeLayer},
 };
 

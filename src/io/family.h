@@ -24,7 +24,7 @@ constexpr std::string_view name_of(GemmType type) { return kGemmTypeNames[static
 
 // What a tensor does in a decoder layer. Matrices that a checkpoint keeps as one have a role of their own.
 enum class TensorRole : uint8_t {
-  kAttentionNorm,  // of what q, k and v multiply
+  kAttentionNorm,  // of what q, k and v multiply; in families without it that is the residual stream itself
   kQuery,
   kKey,
   kValue,
@@ -33,7 +33,7 @@ enum class TensorRole : uint8_t {
   kKeyNorm,
   kOutput,
   kAttentionPostNorm,  // of what attention adds to the residual stream
-  kMlpNorm,            // of what gate and up multiply
+  kMlpNorm,            // of what gate and up multiply, likewise
   kGate,
   kUp,
   kGateUp,  // one matrix: all rows of gate, then all of up
@@ -113,6 +113,8 @@ enum class FamilyId : uint8_t {
   kMixtral,
   kQwen2Moe,
   kQwen3Moe,
+  kOlmo2,
+  kOlmo3,
   kOlmoe,
 };
 
@@ -121,7 +123,7 @@ struct Family {
   std::string_view architecture;  // as config.json spells them
   std::string_view model_type;
   std::string_view gguf;               // general.architecture; empty = these models come as another family's files;
-                                       // two families may share it where one has experts
+                                       // two families may share it where one has experts, or the second windows
   std::span<const LayerTensor> layer;  // matrices that are stacked stand in the order of their rows
   bool gguf_permutes_qk = false;       // the converter reorders the rows of q and k (interleaved rotation)
   float norm_offset = 0.0f;            // norms multiply by weight + offset; GGUF files hold the sum

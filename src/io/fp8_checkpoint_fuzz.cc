@@ -15,7 +15,7 @@
 #include "base/float_types.h"
 #include "base/log.h"
 #include "io/sources.h"
-#include "io/testing/scratch_folder.h"
+#include "base/testing/scratch_folder.h"
 #include "nested/format.h"
 
 namespace {

@@ -74,11 +74,16 @@ Result<const Family*> family_of_gguf(const GgufFile& gguf, const std::string& pa
   const auto name = gguf.text("general.architecture");
   if (!name) return error(ErrorCode::kInvalidInput, "{}: metadata 'general.architecture' is missing", path);
   const bool experts = gguf.integer(fmt::format("{}.expert_count", *name)).value_or(0) > 0;
+  const bool windows = gguf.integer(fmt::format("{}.attention.sliding_window", *name)).value_or(0) > 0;
   std::set<std::string_view> supported;
+  const Family* found = nullptr;
   for (const Family& known : families()) {
-    if (known.gguf == *name && known.has(TensorRole::kRouter) == experts) return &known;
+    if (known.gguf == *name && known.has(TensorRole::kRouter) == experts && (found == nullptr || windows)) {
+      found = &known;
+    }
     if (!known.gguf.empty()) supported.insert(known.gguf);
   }
+  if (found != nullptr) return found;
   if (supported.contains(*name)) {
     return error(ErrorCode::kUnsupported, "{}: metadata '{}.expert_count' is {}, which is not supported", path, *name,
                  experts ? "above 0" : "0 or missing");
@@ -97,6 +102,9 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
       return add_gemma(facts, config);
     case FamilyId::kPhi3:
       return add_phi3(facts, config);
+    case FamilyId::kOlmo3:  // the pattern of windows is the configuration's default
+      config["sliding_window"] = facts.gguf.integer(facts.key("attention.sliding_window")).value_or(0);
+      return;
     case FamilyId::kSmolLm3:
       config["no_rope_layer_interval"] = 4;
       return;

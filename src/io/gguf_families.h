@@ -15,7 +15,7 @@
 namespace nfp {
 
 // The family of a file; `path` is for messages. One architecture's name may mean two families, with experts and
-// without.
+// without, or with windows and without.
 Result<const Family*> family_of_gguf(const GgufFile& gguf, const std::string& path);
 
 struct GgufFacts {

@@ -86,6 +86,8 @@ struct ModelConfig {
   int64_t query_features() const { return int64_t{heads} * head_dim; }
   int64_t kv_features() const { return int64_t{kv_heads} * head_dim; }
   bool has_experts(int32_t layer) const { return experts.count > 0 && experts.layers[static_cast<size_t>(layer)]; }
+  // Blocks read the residual stream itself, no norm of it. It must not be wide then: inputs of linear layers are not.
+  bool reads_stream() const { return !family->has(TensorRole::kAttentionNorm); }
   bool rotates(int32_t layer) const { return nope_layers.empty() || !nope_layers[static_cast<size_t>(layer)]; }
 };
 

@@ -411,6 +411,38 @@ TEST(Config, OlmoeNormsSpanAllHeads) {
   EXPECT_EQ(config->experts.top, 8);
 }
 
+TEST(Config, Olmo2NormsWhatBlocksAdd) {
+  Json json = of_family("Olmo2ForCausalLM", "olmo2");
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->reads_stream() && config->qk_norm && config->norm_spans_heads);
+  EXPECT_FALSE(config->qkv_bias || config->output_bias || config->tied_embeddings);
+  json.erase("num_key_value_heads");
+  EXPECT_EQ(parse(json)->kv_heads, config->heads);
+  json["attention_bias"] = true;
+  config = parse(json);
+  EXPECT_TRUE(config->qkv_bias && config->output_bias && !config->mlp_bias);
+  EXPECT_FALSE(parse(of_family("OlmoeForCausalLM", "olmoe"))->reads_stream());
+}
+
+TEST(Config, Olmo3HasWindowsWhoseRotationIsNotScaled) {
+  Json json = of_family("Olmo3ForCausalLM", "olmo3");
+  json["num_hidden_layers"] = 5;
+  json["rope_theta"] = 5e5;
+  json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 8.0}};
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{4096, 4096, 4096, 0, 4096}));
+  EXPECT_EQ(config->local_rope_theta, 5e5f);
+  EXPECT_TRUE(config->reads_stream() && config->norm_spans_heads);
+  json["num_hidden_layers"] = 2;
+  json["layer_types"] = {"full_attention", "sliding_attention"};
+  json["sliding_window"] = 7;
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{0, 7}));
+  json["sliding_window"] = nullptr;
+  EXPECT_NE(parse(json).error().message.find("sliding_window"), std::string::npos);
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

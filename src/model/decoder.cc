@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "model/layers/attention.h"
 #include "model/layers/embedding.h"
@@ -16,13 +17,13 @@ namespace {
 struct Layer {
   Status load(WeightLoader& weights, const ModelConfig& config, int32_t index) {
     const Family& family = *config.family;
-    NFP_RETURN_IF_ERROR(attention_norm.load(weights, config, family.name(TensorRole::kAttentionNorm, index)));
-    NFP_RETURN_IF_ERROR(attention.load(weights, config, index));
-    for (const auto& [norm, role] : {std::pair{&attention_post_norm, TensorRole::kAttentionPostNorm},
+    for (const auto& [norm, role] : {std::pair{&attention_norm, TensorRole::kAttentionNorm},
+                                     {&attention_post_norm, TensorRole::kAttentionPostNorm},
+                                     {&mlp_norm, TensorRole::kMlpNorm},
                                      {&mlp_post_norm, TensorRole::kMlpPostNorm}}) {
       if (family.has(role)) NFP_RETURN_IF_ERROR(norm->load(weights, config, family.name(role, index)));
     }
-    NFP_RETURN_IF_ERROR(mlp_norm.load(weights, config, family.name(TensorRole::kMlpNorm, index)));
+    NFP_RETURN_IF_ERROR(attention.load(weights, config, index));
     has_experts = config.has_experts(index);
     return has_experts ? experts.load(weights, config, index) : mlp.load(weights, config, index);
   }
@@ -35,19 +36,20 @@ struct Layer {
     visit(&mlp.down);
   }
 
-  Norm attention_norm;
+  // Of what a block reads, and of what it adds to the residual stream; a family has either or both, the others are
+  // empty.
+  Norm attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;
   Attention attention;
-  Norm attention_post_norm;  // of what is added to the residual stream; empty in most families
-  Norm mlp_norm;
   bool has_experts = false;  // one of the next two is empty
   GatedMlp mlp;
   ExpertMlp experts;
-  Norm mlp_post_norm;
 };
 
 class Decoder final : public Model {
  public:
-  Decoder(const ModelConfig& config, Backend& backend) : config_(config), backend_(backend) {}
+  Decoder(const ModelConfig& config, Backend& backend) : config_(config), backend_(backend) {
+    assert(!(config.wide_stream && config.reads_stream()));
+  }
 
   Status load(WeightLoader& weights);
   const ModelConfig& config() const override { return config_; }
@@ -129,7 +131,8 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
                            .heads = config_.heads,
                            .kv_heads = config_.kv_heads,
                            .head_dim = config_.head_dim,
-                           .experts = config_.experts.count});
+                           .experts = config_.experts.count,
+                           .plain_inputs = config_.reads_stream()});
 }
 
 void Decoder::forward(const ForwardArgs& args) {
@@ -137,10 +140,25 @@ void Decoder::forward(const ForwardArgs& args) {
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
   if (args.first_layer == 0) embedding_.run(pass);
   const Buffer* pending = nullptr;  // still to be added to the residual stream
-  const auto norm = [&](const Norm& by, Precision consumer) {
+  const auto add_pending = [&] {
+    if (pending == nullptr) return;
+    backend_.rms_norm({.x = pending->data(),
+                       .residual = work_.residual.data(),
+                       .rows = pass.rows(),
+                       .hidden = config_.hidden,
+                       .x_is_f32 = work_.wide});
+    pending = nullptr;
+  };
+  // What a block reads.
+  const auto norm = [&](const Norm& by, Precision consumer) -> const Buffer& {
+    if (by.weight.data() == nullptr) {
+      add_pending();
+      return work_.residual;
+    }
     by.run(backend_, pending != nullptr ? *pending : work_.residual, pending != nullptr ? &work_.residual : nullptr,
            pass.rows(), consumer, work_.normed);
     pending = nullptr;
+    return work_.normed;
   };
   const auto add = [&](const Norm& by) {
     pending = &work_.product;
@@ -150,20 +168,14 @@ void Decoder::forward(const ForwardArgs& args) {
   };
   for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    norm(layer.attention_norm, pass.consumer(layer.attention.qkv));
-    if (!layer.attention.run(pass)) return;
+    if (!layer.attention.run(pass, norm(layer.attention_norm, pass.consumer(layer.attention.qkv)))) return;
     add(layer.attention_post_norm);
     // The router and several experts read the same norm: in the form that all of them can read.
-    norm(layer.mlp_norm, layer.has_experts ? Precision::kFp16 : pass.consumer(layer.mlp.gate_up));
-    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass))) return;
+    const Buffer& x = norm(layer.mlp_norm, layer.has_experts ? Precision::kFp16 : pass.consumer(layer.mlp.gate_up));
+    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass, x))) return;
     add(layer.mlp_post_norm);
   }
-  if (pending == nullptr) return;
-  backend_.rms_norm({.x = pending->data(),
-                     .residual = work_.residual.data(),
-                     .rows = pass.rows(),
-                     .hidden = config_.hidden,
-                     .x_is_f32 = work_.wide});
+  add_pending();
 }
 
 std::vector<Linear*> Decoder::linears() {

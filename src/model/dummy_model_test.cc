@@ -1,14 +1,13 @@
 #include "model/dummy_model.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/atomic_file.h"
 #include "base/float_types.h"
+#include "base/testing/scratch_folder.h"
 #include "io/dummy_source.h"
 #include "model/weight_loader.h"
 #include "nested/format.h"
@@ -18,12 +17,6 @@ namespace {
 
 class DummyModel : public ::testing::Test {
  protected:
-  void SetUp() override {
-    char pattern[] = "/tmp/nfp-dummy-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   void write_config(const std::string& family, const std::string& more = "") {
     std::string type = family;
     for (char& c : type) c = static_cast<char>(std::tolower(c));
@@ -60,7 +53,8 @@ class DummyModel : public ::testing::Test {
     return logits;
   }
 
-  std::string folder_;
+  const testing::ScratchFolder scratch_;
+  const std::string folder_ = scratch_.path();
 };
 
 TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
@@ -78,7 +72,9 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                       R"(, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
                                            "shared_expert_intermediate_size": 40, "mlp_only_layers": [0])"},
                                      {"Qwen3Moe", R"(, "num_experts": 8, "moe_intermediate_size": 24)"},
-                                     {"Olmoe", R"(, "num_experts": 8)"}}) {
+                                     {"Olmoe", R"(, "num_experts": 8)"},
+                                     {"Olmo2", ""},
+                                     {"Olmo3", R"(, "sliding_window": 3)"}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

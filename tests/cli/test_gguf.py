@@ -29,8 +29,8 @@ from program import TINY, Scratch, failure, main, run, run_json
 PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm", "qwen2": "qwen2", "qwen3": "qwen2",
        "qwen3-yarn": "qwen2", "gemma2": "gpt-2", "gemma3": "gpt-2", "phi3": "gpt-2", "phi4-mini": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
-       "gemma": "gpt-2"}
-ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Dense layers of models with experts, for which gguf has no names.
 DENSE = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
@@ -66,7 +66,7 @@ def add_family(writer, kind, config):
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if kind in ("gemma2", "gemma3", "phi3"):
+    if kind in ("gemma2", "gemma3", "phi3") or config["model_type"] == "olmo3":
         writer.add_sliding_window(config["sliding_window"] or 0)
     experts = config.get("num_local_experts", config.get("num_experts"))
     if experts:

@@ -10,6 +10,8 @@ model family's file has, of which a family should need fewer than MOST_FAMILY_LI
 import os
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 
 # Other programs' and other people's.
@@ -19,7 +21,12 @@ NOT_CODE = (".md", ".html", ".json", ".svg", ".jinja", ".txt")
 
 
 def sources(root):
-    """Paths of all files below, as a checkout has them."""
+    """Paths of all files below but for those that git ignores."""
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                            capture_output=True, text=True) if (root / ".git").exists() and shutil.which("git") else None
+    if listed is not None and listed.returncode == 0:
+        yield from (path for path in listed.stdout.split("\0") if path and (root / path).is_file())
+        return
     for folder, folders, files in os.walk(root):
         here = pathlib.Path(folder).relative_to(root)
         folders[:] = [f for f in folders if f not in (".git", ".venv", ".cache", "out", "__pycache__") and not (here == pathlib.Path(".") and f.startswith("build"))]

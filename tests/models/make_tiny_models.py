@@ -9,7 +9,7 @@ out, Llama 3 and linear RoPE scaling, a sliding window on all layers and on some
 normalised queries and keys, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
 nested, one matrix that cannot be nested, BF16 values too small for FP16, the chat template in either of its places, one
 matrix for q, k and v and one for gate and up, heads of which a part rotates, LongRoPE and YaRN, norms of (1 + weight)
-before and after attention and MLP, GeGLU, scaled embeddings, soft caps, a rotary base of their own for layers with a
+before and after attention and MLP, norms only after them, GeGLU, scaled embeddings, soft caps, a rotary base of their own for layers with a
 window, layers whose heads do not rotate, experts in all layers and in some, with weights that sum to 1 and that do not,
 a shared expert, a norm of all query heads together, and linear layers that are FP8 already: with a scale a matrix, a row and
 a block.
@@ -289,6 +289,38 @@ MODELS = {
                    "num_experts": 8, "num_experts_per_tok": 4, "norm_topk_prob": False, "clip_qkv": None,
                    "pad_token_id": 1},
     },
+    "olmo2": {
+        "seed": 52,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "dense_matrix": "model.layers.1.mlp.up_proj.weight",
+        "config": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 112, "num_hidden_layers": 3,
+                   "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "pad_token_id": 1},
+    },
+    "olmo2-tied": {
+        "seed": 53,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "config": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "attention_bias": True, "tie_word_embeddings": True,
+                   "rope_scaling": {"type": "linear", "factor": 4.0}, "pad_token_id": 1},
+    },
+    "olmo3": {
+        "seed": 54,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "llama3",
+        "large_rows": True,
+        "config": {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "num_hidden_layers": 5,
+                   "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "sliding_window": 24, "pad_token_id": 1,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}},
+    },
     "phi4-fp8-tensor": {
         "seed": 32,
         "dtype": "BF16",
@@ -488,16 +520,19 @@ def make_weights(name):
     places = ("input", "post_attention")
     if config["model_type"] in ("gemma2", "gemma3_text"):
         places += ("pre_feedforward", "post_feedforward")
+    elif config["model_type"] in ("olmo2", "olmo3"):
+        places = ("post_attention", "post_feedforward")
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
     one = 0.0 if gemma else 1.0
-    spanning = config["model_type"] == "olmoe"
+    spanning = config["model_type"] in ("olmo2", "olmo3", "olmoe")
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.
         weights[tensor] = one + np.round(random.normal(hidden) * 8.0) / 64.0
-    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmoe"):
+    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmo2", "olmo3", "olmoe"):
         for i in range(layers):
             for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
-                size = hidden // config["num_attention_heads"] * config[heads] if spanning else config["head_dim"]
+                head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+                size = head_dim * config[heads] if spanning else head_dim
                 values = one + np.round(random.normal(size) * 8.0) / 64.0
                 weights[f"model.layers.{i}.self_attn.{part}_norm.weight"] = values
     if spec["dtype"] == "F32":

@@ -134,6 +134,8 @@ def windows(config):
         return [None if i % 2 else config["sliding_window"] for i in range(layers)]
     if config["model_type"] == "gemma3_text":
         return [config["sliding_window"] if kind == "sliding_attention" else None for kind in config["layer_types"]]
+    if config["model_type"] == "olmo3":
+        return [config["sliding_window"] if (i + 1) % 4 else None for i in range(layers)]
     if config["model_type"] == "smollm3":
         window = config["sliding_window"] if config["use_sliding_window"] else None
         return [None if rotates else window for rotates in rotating(config)]
@@ -156,7 +158,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     count = len(tokens)
     weights = {name: values.astype(dtype) for name, values in weights.items()}
     gemma = config["model_type"].startswith("gemma")
-    post_norms = config["model_type"] in ("gemma2", "gemma3_text")
+    pre_norms = config["model_type"] not in ("olmo2", "olmo3")
+    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3")
     cap, logit_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
 
     def linear(x, name):
@@ -172,6 +175,9 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
             return x
         whole = x.reshape(count, -1) if weights[name].size != x.shape[2] else x
         return norm(whole, name).reshape(x.shape)
+
+    def pre_norm(x, name):
+        return norm(x, name) if pre_norms else x
 
     def post_norm(x, name):
         return norm(x, name) if post_norms else x
@@ -212,6 +218,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     def rotate(x, window):  # [tokens, heads, head_dim]; the two halves of what rotates are the pairs' parts
         local = window and "rope_local_base_freq" in config
         own = {"rope_theta": config["rope_local_base_freq"]} if local else config
+        if window and config["model_type"] == "olmo3":
+            own = {"rope_theta": config["rope_theta"]}
         frequencies, factor = rope(own, 2 * half)
         angles = np.arange(count)[:, None, None] * frequencies
         cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
@@ -231,7 +239,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     for layer, (window, rotates) in enumerate(zip(windows(config), rotating(config))):
         mask = np.where((distance < 0) | (distance >= (window or count)), -np.inf, 0.0).astype(dtype)
         prefix = f"model.layers.{layer}."
-        h = norm(x, prefix + "input_layernorm.weight")
+        h = pre_norm(x, prefix + "input_layernorm.weight")
         if prefix + "self_attn.qkv_proj.weight" in weights:
             q, k, v = split(h, prefix + "self_attn.qkv_proj", *(n * head_dim for n in (heads, kv_heads, kv_heads)))
         else:
@@ -250,7 +258,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, kv]
         attended = linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
         x = x + post_norm(attended, prefix + "post_attention_layernorm.weight")
-        h = norm(x, prefix + ("pre_feedforward_layernorm.weight" if post_norms else "post_attention_layernorm.weight"))
+        h = pre_norm(x, prefix + ("pre_feedforward_layernorm.weight" if post_norms else "post_attention_layernorm.weight"))
         if make_tiny_models.has_experts(config, layer):
             x = x + experts(h, layer)
             continue

@@ -216,7 +216,7 @@ class CudaBackend final : public Backend {
   Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_;
   std::array<int32_t, 2> most_rotated_{};     // by KvType: decoded sequences that attention rotates by itself
   Buffer overflowed_layer_;                   // host: i32 that kernels write where keys leave FP16, else -1
-  Buffer rounded_;                            // inputs that came in no linear's form; only where there are experts
+  Buffer rounded_;                            // inputs that came in no linear's form, where there are such
   std::vector<cuda::ExpertMatrix> matrices_;  // of a call
   cuda::Profiler profiler_;
   std::optional<Error> failure_;
@@ -332,7 +332,7 @@ Status CudaBackend::reserve(const StepReserve& most) {
     scratch_.reset();
     NFP_ASSIGN_OR_RETURN(scratch_, allocate(bytes));
   }
-  if (most.experts > 0) {
+  if (most.experts > 0 || most.plain_inputs) {
     const size_t rounded = cuda::activation_bytes(rows, widest_);
     if (rounded_.bytes() < rounded) {
       rounded_.reset();

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -17,24 +16,10 @@
 #include "base/atomic_file.h"
 #include "base/float_types.h"
 #include "base/mapped_file.h"
-#include "io/testing/scratch_folder.h"
+#include "base/testing/scratch_test.h"
 #include "io/testing/small_files.h"
 
 namespace nfp::testing {
-
-// A folder of its own for each test.
-class ScratchTest : public ::testing::Test {
- protected:
-  std::string path(const std::string& name) const { return dir_ + "/" + name; }
-  std::vector<std::string> entries() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(dir_)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-  const ScratchFolder scratch_;
-  const std::string dir_ = scratch_.path();
-};
 
 inline void set_weight(TestTensor& tensor, int64_t row, int64_t col, uint16_t bits) {
   std::memcpy(tensor.bytes.data() + 2 * (row * tensor.shape[1] + col), &bits, 2);

@@ -28,6 +28,10 @@ const FamilyRules& rules_of(FamilyId family) {
       return kQwen2MoeRules;
     case FamilyId::kQwen3Moe:
       return kQwen3MoeRules;
+    case FamilyId::kOlmo2:
+      return kOlmo2Rules;
+    case FamilyId::kOlmo3:
+      return kOlmo3Rules;
     case FamilyId::kOlmoe:
       return kOlmoeRules;
   }

@@ -67,7 +67,7 @@ struct FamilyRules {
 };
 
 extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
-    kGemma2Rules, kGemma3Rules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmoeRules;
+    kGemma2Rules, kGemma3Rules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules, kOlmoeRules;
 
 const FamilyRules& rules_of(FamilyId family);
 

@@ -35,9 +35,9 @@ Status Attention::load(WeightLoader& weights, const ModelConfig& config, int32_t
   return ok_status();
 }
 
-bool Attention::run(const Pass& pass) const {
+bool Attention::run(const Pass& pass, const Buffer& x) const {
   const Workspace& work = pass.work;
-  if (!pass.multiply(qkv, work.normed, work.qkv)) return false;
+  if (!pass.multiply(qkv, x, work.qkv)) return false;
   RopeArgs rotate = rope;
   rotate.qkv = work.qkv.data();
   rotate.cos_sin = !rotates ? pass.still_cos_sin : local_rope ? pass.local_cos_sin : pass.cos_sin;

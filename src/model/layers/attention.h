@@ -8,8 +8,8 @@ namespace nfp {
 // Grouped-query attention with rotary embedding, over the paged cache.
 struct Attention {
   Status load(WeightLoader& weights, const ModelConfig& config, int32_t layer);
-  // work.normed -> work.product. False where the forward ended inside.
-  bool run(const Pass& pass) const;
+  // x -> work.product. False where the forward ended inside.
+  bool run(const Pass& pass, const Buffer& x) const;
 
   Linear qkv;             // [(heads + 2 * kv_heads) * head_dim, hidden]
   Linear output;          // [hidden, heads * head_dim]

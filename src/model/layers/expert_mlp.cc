@@ -56,7 +56,7 @@ bool ExpertMlp::run(const Pass& pass) const {
   choose.shared_weight = work.shared_weight.as<float>();
   pass.backend.route(choose);
   if (!(pass.args.observer != nullptr ? run_observed(pass) : run_experts(pass))) return false;
-  if (has_shared && !shared.run(pass, work.shared)) return false;
+  if (has_shared && !shared.run(pass, work.normed, work.shared)) return false;
   CombineExpertsArgs sum;
   sum.x = work.expert_out.data();
   sum.routes = choose.routes;

@@ -23,14 +23,12 @@ LinearArgs GatedMlp::gating(const Pass& pass) const {
   return gated;
 }
 
-bool GatedMlp::run(const Pass& pass) const {
-  return pass.multiply(gate_up, pass.work.normed, pass.work.mlp, gating(pass)) &&
-         pass.multiply_into_stream(down, pass.work.mlp);
+bool GatedMlp::run(const Pass& pass, const Buffer& x) const {
+  return pass.multiply(gate_up, x, pass.work.mlp, gating(pass)) && pass.multiply_into_stream(down, pass.work.mlp);
 }
 
-bool GatedMlp::run(const Pass& pass, const Buffer& out) const {
-  return pass.multiply(gate_up, pass.work.normed, pass.work.mlp, gating(pass)) &&
-         pass.multiply(down, pass.work.mlp, out);
+bool GatedMlp::run(const Pass& pass, const Buffer& x, const Buffer& out) const {
+  return pass.multiply(gate_up, x, pass.work.mlp, gating(pass)) && pass.multiply(down, pass.work.mlp, out);
 }
 
 }  // namespace nfp

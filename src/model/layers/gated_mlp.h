@@ -9,9 +9,9 @@ namespace nfp {
 struct GatedMlp {
   // The layer's own, or its shared expert.
   Status load(WeightLoader& weights, const ModelConfig& config, int32_t layer, Block block = Block::kDense);
-  // work.normed -> work.product. False where the forward ended inside.
-  bool run(const Pass& pass) const;
-  bool run(const Pass& pass, const Buffer& out) const;  // likewise -> out [tokens, hidden]
+  // x -> work.product. False where the forward ended inside.
+  bool run(const Pass& pass, const Buffer& x) const;
+  bool run(const Pass& pass, const Buffer& x, const Buffer& out) const;  // likewise -> out [tokens, hidden]
 
   Linear gate_up;  // [2 * intermediate, hidden], rows interleaved
   Linear down;     // [hidden, intermediate]

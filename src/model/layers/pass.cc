@@ -67,6 +67,7 @@ bool Pass::multiply(const Linear& linear, const Buffer& x, const Buffer& y, Line
   if (args.until == &linear) return false;
   call.weight = linear.weight.get();
   call.x = x.data();
+  call.x_is_plain = call.x_is_plain || &x == &work.residual;
   call.rows = rows();
   call.precision = linear.at(args.precision, args.fp8_share);
   call.y = y.data();

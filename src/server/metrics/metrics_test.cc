@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "io/testing/scratch_folder.h"
+#include "base/testing/scratch_folder.h"
 #include "server/api/json_text.h"
 
 namespace nfp::server {

@@ -103,7 +103,7 @@ class SloPolicy final : public PrecisionPolicy {
                             const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision);
   void add_prompts(const StepState& state, const Pace& pace, double error, const std::vector<Prefill>& prefills,
                    int32_t running, StepWork* work, StepDecision* decision) const;
-  void settle_level(const std::vector<Pace>& paces, const Pace& pace, const StepWork& work,
+  void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
                     StepDecision* decision) const;
   Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
   // How much FP8 a pace is, to compare with.
@@ -360,17 +360,21 @@ std::vector<Pace> SloPolicy::paces_for(const StepState& state, const Demand& dem
 }
 
 // Precision is not given away in this very step either: its chunk may be shorter than the pace's.
-void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, const StepWork& work,
+void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
                              StepDecision* decision) const {
+  const double last = harm(last_.fp8_share, last_.exact_singles);
   size_t taken = pace.level;
   bool apart = pace.apart;
   double seconds = work.tokens > 0 ? model_.seconds(taken, work) : 0;
   for (const Pace& other : paces) {
+    const double now = harm(model_.levels()[taken].fp8_share, apart);
+    if (work.tokens == 0 || harm(other) >= now) continue;
     StepWork same = work;
     same.apart = other.apart;
-    if (work.tokens == 0 || harm(other) >= harm(model_.levels()[taken].fp8_share, apart)) continue;
-    if (model_.seconds(other.level, same) > seconds) continue;
-    taken = other.level, apart = other.apart, seconds = model_.seconds(other.level, same);
+    const double other_s = model_.seconds(other.level, same);
+    const bool stays = harm(other) == last && now > last;
+    if (other_s > seconds * (stays ? 1 + std::max(options_.least_gain, error) : 1.0)) continue;
+    taken = other.level, apart = other.apart, seconds = other_s;
   }
   const StepLevel& level = model_.levels()[taken];
   decision->precision = level.precision;
@@ -410,7 +414,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   StepWork work = demand.decodes;
   work.apart = paces[chosen].apart;
   add_prompts(state, paces[chosen], error, demand.prefills, demand.running, &work, &decision);
-  settle_level(paces, paces[chosen], work, &decision);
+  settle_level(paces, paces[chosen], error, work, &decision);
   const double last = harm(last_.fp8_share, last_.exact_singles);
   const double now = harm(decision.fp8_share, decision.exact_singles);
   if (now > last) {

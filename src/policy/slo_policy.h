@@ -55,6 +55,9 @@ struct SloOptions {
   double grace = 2;
   // One that lost that too goes before all others once it has waited this long for its first token.
   double longest_wait_s = 10;
+  // More FP8 than the last step had must be faster by this share, or by the mean error of recent predictions: of levels
+  // that are about as fast, now one and now another is predicted to be the fastest.
+  double least_gain = 0.03;
   // What can be in time no more is no reason for FP8, until it has waited this long.
   double patience_s = 30;
 };

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <cmath>
+#include <random>
 #include <set>
 
 #include "policy/testing/step_tables.h"
@@ -292,6 +294,58 @@ TEST(SloPolicy, DoesNotFlapOnASteadyLoad) {
   }
   ASSERT_GT(steps, 100);
   EXPECT_LT(changes, steps / 10) << "of " << steps << " steps";
+}
+
+// The same levels on a machine that another program makes eight times slower for a while, unevenly: nothing is in time
+// then, and which level is predicted to be the fastest changes with every step.
+TEST(SloPolicy, DoesNotFlapWhereAnotherProgramSlowsTheMachine) {
+  StepTable table = testing::synthetic_table();
+  for (StepTime& step : table.steps) {  // as on CPUs whose products are what takes long: FP8 saves little
+    StepTime exact = step;
+    exact.level = 0;
+    step.ms = testing::synthetic_ms(exact) * (step.level == 1 ? 0.95 : 1.0);
+  }
+  const StepModel machine = std::move(StepModel::fit(table)).value().at_shares(std::vector<double>{0.5, 0.88, 1.0});
+  for (const unsigned seed : {1u, 2u, 3u}) {
+    const auto policy = std::move(make_slo_policy(machine, {})).value();
+    std::mt19937 random(seed);
+    std::normal_distribution<double> normal;
+    std::vector<SequenceState> queue;
+    double now = 0, next = 0, last = -1;
+    int changes = 0, steps = 0;
+    while (now < 60) {
+      while (next <= now) {
+        queue.push_back(prompt(1000, next, 0.5));
+        next += now > 10 && now < 40 ? 1.0 : 0.07;
+      }
+      std::vector<SequenceState> sequences;
+      for (int i = 0; i < 4; ++i) sequences.push_back(decoding(200, now + 0.05));
+      sequences.insert(sequences.end(), queue.begin(), queue.end());
+      const StepDecision decision = policy->decide(state_of(sequences, now));
+      const bool slow = now > 10 && now < 40;
+      if (slow) {
+        changes += last >= 0 && decision.fp8_share != last ? 1 : 0;
+        ++steps;
+      }
+      last = decision.fp8_share;
+      StepWork work;
+      for (const StepChunk& chunk : decision.chunks) work.add(chunk.tokens, sequences[chunk.sequence].context);
+      const size_t level = machine.find_level(decision.precision, decision.fp8_share);
+      const double taken = machine.seconds(level, work) * (slow ? 8 * std::exp(0.3 * normal(random)) : 1.0);
+      policy->observe(decision.precision, decision.fp8_share, work, taken);
+      now += taken;
+      queue.clear();
+      for (const StepChunk& chunk : decision.chunks) {
+        sequences[chunk.sequence].missing -= chunk.tokens;
+        sequences[chunk.sequence].context += chunk.tokens;
+      }
+      for (size_t i = 4; i < sequences.size(); ++i) {
+        if (sequences[i].missing > 0) queue.push_back(sequences[i]);
+      }
+    }
+    ASSERT_GT(steps, 50);
+    EXPECT_LT(changes, steps / 10) << "of " << steps << " steps";
+  }
 }
 
 // Whatever the state: a decision names each sequence once, ready ones only, within the step's and the engine's limits,

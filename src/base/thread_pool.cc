@@ -55,7 +55,7 @@ ThreadPool::ThreadPool(int threads, std::vector<int> cpus) : threads_(std::max(1
   workers_.reserve(static_cast<size_t>(threads_ - 1));
   for (int i = 1; i < threads_; ++i) {
     workers_.emplace_back([this, i] {
-      if (!cpus_.empty()) pin_to(cpus_[static_cast<size_t>(i)]);
+      if (!cpus_.empty() && cpus_[static_cast<size_t>(i)] >= 0) pin_to(cpus_[static_cast<size_t>(i)]);
       worker(i);
     });
   }
@@ -69,7 +69,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run_erased(Function function, void* context) {
-  if (!cpus_.empty()) {
+  if (!cpus_.empty() && cpus_[0] >= 0) {
     thread_local int bound = -1;
     if (bound != cpus_[0]) pin_to(bound = cpus_[0]);
   }

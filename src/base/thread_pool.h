@@ -25,7 +25,7 @@ Range partition(int64_t count, int part, int parts, int64_t align = 1);
 class ThreadPool {
  public:
   // `threads` >= 1 counts the caller of run(). Where `cpus` is given, thread i is bound to cpus[i] (the caller, thread
-  // 0, when it calls run()).
+  // 0, when it calls run()); to none where that is negative.
   explicit ThreadPool(int threads, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

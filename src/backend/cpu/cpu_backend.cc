@@ -205,8 +205,13 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
   }
   // With several memory nodes a thread must stay where its share of the weights is.
   const bool pin = options.pin || count_nodes(places) > 1;
-  return std::unique_ptr<Backend>(
-      std::make_unique<CpuBackend>(kernels, threads, pin ? thread_cpus(places, threads) : std::vector<int>()));
+  // Where every CPU has a thread, any other that runs for a moment can leave two of them on one CPU for longer than it
+  // ran, and a step lasts twice as long. Bound to theirs they stay apart. Not the caller: the threads that it makes
+  // later would be bound as it is.
+  const bool full = threads > 1 && static_cast<size_t>(threads) == places.size();
+  std::vector<int> cpus = pin || full ? thread_cpus(places, threads) : std::vector<int>();
+  if (!pin && full) cpus[0] = -1;
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(kernels, threads, std::move(cpus)));
 }
 
 }  // namespace nfp

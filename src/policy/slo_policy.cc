@@ -85,6 +85,8 @@ class SloPolicy final : public PrecisionPolicy {
 
   void observe(Precision precision, double fp8_share, const StepWork& work, double seconds) override {
     model_.observe(model_.find_level(precision, fp8_share), work, seconds);
+    const double less = is_exact(precision) ? 1.0 : 1.0 - fp8_share;
+    less_fp8_ += (1 - std::exp(-seconds / options_.blame_s)) * (less - less_fp8_);
   }
 
   StepDecision decide(const StepState& state) override;
@@ -132,7 +134,8 @@ class SloPolicy final : public PrecisionPolicy {
   };
   std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
-  double lost_share_ = 0;               // of recent requests
+  double lost_share_ = 0;  // of recent requests, as far as FP16 had used the time
+  double less_fp8_ = 1;
   std::deque<double> counted_as_lost_;  // arrivals, the last of them
   StepDecision last_;
 };
@@ -153,7 +156,7 @@ void SloPolicy::count_lost(double arrival) {
   if (std::find(counted_as_lost_.begin(), counted_as_lost_.end(), arrival) != counted_as_lost_.end()) return;
   counted_as_lost_.push_back(arrival);
   if (counted_as_lost_.size() > 256) counted_as_lost_.pop_front();
-  lost_share_ += 1 / options_.requests_remembered;
+  lost_share_ += less_fp8_ / options_.requests_remembered;
 }
 
 Pace SloPolicy::pace_at(size_t level, bool apart, const StepWork& both_kinds, double limit_s,

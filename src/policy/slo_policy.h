@@ -57,6 +57,7 @@ struct SloOptions {
   double few_lost = 0.005, many_lost = 0.02;
   double reserve_of_many = 0.5, reserve_to_return_of_many = 0.8, decode_share_of_many = 0.1;
   double requests_remembered = 200;
+  double blame_s = 4;  // what is lost counts by how much of about this time before it was not in FP8
   // A prompt that would take this many steps, and this share longer than alone in FP16, as what decodes beside it
   // leaves little room, gets more FP8 where that is faster: each of these steps costs those too.
   double many_steps = 32;

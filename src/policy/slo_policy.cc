@@ -38,7 +38,6 @@ struct Demand {
   StepWork decodes;             // one token each
   double slack = kNever;        // seconds until the first of these must have its token
   double longest_gap = kNever;  // seconds that none of them should wait, whatever its slack
-  double least_itl = kNever;    // the shortest of their target gaps
   std::vector<Prefill> prefills;
   int32_t running = 0;
   double limit() const { return std::min(slack, longest_gap); }
@@ -85,8 +84,6 @@ class SloPolicy final : public PrecisionPolicy {
 
   void observe(Precision precision, double fp8_share, const StepWork& work, double seconds) override {
     model_.observe(model_.find_level(precision, fp8_share), work, seconds);
-    const double less = is_exact(precision) ? 1.0 : 1.0 - fp8_share;
-    less_fp8_ += (1 - std::exp(-seconds / options_.blame_s)) * (less - less_fp8_);
   }
 
   StepDecision decide(const StepState& state) override;
@@ -109,13 +106,6 @@ class SloPolicy final : public PrecisionPolicy {
   void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
                     StepDecision* decision) const;
   Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
-  void count_lost(double arrival);
-  // 0 where few of the recent requests were lost, 1 where many were.
-  double many_lost() const {
-    return std::clamp((lost_share_ - options_.few_lost) / (options_.many_lost - options_.few_lost), 0.0, 1.0);
-  }
-  size_t not_held_up(const StepState& state, const std::vector<Pace>& paces, size_t chosen, const StepWork& decodes,
-                     const Prefill& prefill) const;
   // How much FP8 a pace is, to compare with.
   double harm(const Pace& pace) const { return harm(model_.levels()[pace.level].fp8_share, pace.apart); }
   static double harm(double fp8_share, bool apart) { return fp8_share - (apart && fp8_share > 0 ? 1e-3 : 0.0); }
@@ -134,9 +124,6 @@ class SloPolicy final : public PrecisionPolicy {
   };
   std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
-  double lost_share_ = 0;  // of recent requests, as far as FP16 had used the time
-  double less_fp8_ = 1;
-  std::deque<double> counted_as_lost_;  // arrivals, the last of them
   StepDecision last_;
 };
 
@@ -145,18 +132,10 @@ void SloPolicy::see_arrivals(const StepState& state) {
   for (const SequenceState& sequence : state.sequences) {
     if (sequence.arrival_s <= newest_arrival_) continue;
     newest = std::max(newest, sequence.arrival_s);
-    lost_share_ *= 1 - 1 / options_.requests_remembered;
     recent_.push_back({static_cast<double>(sequence.missing), sequence.ttft_s});
     if (recent_.size() > 64) recent_.pop_front();
   }
   newest_arrival_ = newest;
-}
-
-void SloPolicy::count_lost(double arrival) {
-  if (std::find(counted_as_lost_.begin(), counted_as_lost_.end(), arrival) != counted_as_lost_.end()) return;
-  counted_as_lost_.push_back(arrival);
-  if (counted_as_lost_.size() > 256) counted_as_lost_.pop_front();
-  lost_share_ += less_fp8_ / options_.requests_remembered;
 }
 
 Pace SloPolicy::pace_at(size_t level, bool apart, const StepWork& both_kinds, double limit_s,
@@ -262,7 +241,6 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   for (const Prefill& prefill : *prefills) {
     if (prefill.rank == 0) continue;
     decision->lost.push_back(prefill.sequence);
-    count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
     const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
     if (options_.missed == SloOptions::Missed::kShed && fresh) decision->shed.push_back(prefill.sequence);
@@ -285,47 +263,12 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   // A level below the last step's stays until there is more room than was missing when it was left.
   while (chosen < paces.size()) {
     const double share = harm(paces[chosen]);
-    const double few = share < last ? options_.reserve_to_return : options_.reserve;
-    const double many = share < last ? options_.reserve_to_return_of_many : options_.reserve_of_many;
-    double reserve = few + many_lost() * (many - few);
+    double reserve = share < last ? options_.reserve_to_return : options_.reserve;
     if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
     if (keeps(*prefills, paces[chosen], decodes, state.now_s, reserve)) break;
     ++chosen;
   }
-  if (chosen == paces.size()) return fastest;
-  return prefills->empty() ? chosen : not_held_up(state, paces, chosen, decodes, prefills->front());
-}
-
-size_t SloPolicy::not_held_up(const StepState& state, const std::vector<Pace>& paces, size_t chosen,
-                              const StepWork& decodes, const Prefill& prefill) const {
-  if (decodes.tokens == 0) return chosen;
-  const int32_t context = state.sequences[prefill.sequence].context;
-  const auto speed = [&](size_t level, StepWork work, int32_t chunk) {
-    if (chunk < 1) return 0.0;
-    work.add(chunk, context);
-    return chunk / model_.seconds(level, work);
-  };
-  const auto chunk_of = [&](const Pace& pace) {
-    StepWork beside = decodes;
-    beside.apart = pace.apart;
-    return model_.largest_chunk(pace.level, beside, context, prefill.tokens, pace.limit_s);
-  };
-  if (chunk_of(paces[chosen]) * options_.many_steps > prefill.tokens) return chosen;
-  const auto speed_of = [&](const Pace& pace) {
-    StepWork beside = decodes;
-    beside.apart = pace.apart;
-    return speed(pace.level, beside, chunk_of(pace));
-  };
-  const double enough =
-      speed(model_.exact_level(), {}, std::min(prefill.tokens, state.max_step_tokens)) / (1 + options_.most_longer);
-  size_t best = chosen;
-  double best_speed = speed_of(paces[chosen]);
-  for (size_t i = chosen + 1; i < paces.size() && best_speed < enough; ++i) {
-    if (harm(paces[i]) <= harm(paces[best])) continue;
-    const double there = speed_of(paces[i]);
-    if (there > best_speed * (1 + options_.least_gain)) best = i, best_speed = there;
-  }
-  return best;
+  return chosen == paces.size() ? fastest : chosen;
 }
 
 // Chunks of prompts behind the decoding sequences, which are in `work`.
@@ -374,7 +317,6 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
       decision->chunks.push_back({i, 1});
       demand.decodes.add(1, sequence.context);
       demand.longest_gap = std::min(demand.longest_gap, longest_gap * sequence.itl_s);
-      demand.least_itl = std::min(demand.least_itl, sequence.itl_s);
       // Aiming a little below the target leaves room for steps that take longer than predicted.
       const double slack = sequence.due_s - state.now_s - itl_margin * sequence.itl_s * sequence.emitted;
       demand.slack = std::min(demand.slack, std::max(slack, catch_up * sequence.itl_s));
@@ -459,11 +401,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   if (prompts) chosen = choose_for_prompts(state, paces, fastest, demand.decodes, &demand.prefills, &decision);
   const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
-  double decode_limit = demand.limit();
-  if (many_lost() > 0) {
-    decode_limit = std::min(decode_limit, demand.least_itl * (1 - many_lost() * (1 - options_.decode_share_of_many)));
-  }
-  while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > decode_limit &&
+  while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > demand.limit() &&
          paces[fastest].decode_s < paces[chosen].decode_s) {
     ++chosen;
   }

@@ -51,17 +51,6 @@ struct SloOptions {
   // faster than FP16 for all and in time, it comes before FP8 for all. What decodes then gives up less FP16 and prompts
   // more, as two launches take longer than one (docs/slo.md has figures).
   bool exact_decode = false;
-  // Where more than the first of these shares of the last requests were lost, FP16 had used the time that they needed:
-  // then the reserves grow, and what decodes must take a smaller share of its target gap, up to these where it is more
-  // than the second one.
-  double few_lost = 0.005, many_lost = 0.02;
-  double reserve_of_many = 0.5, reserve_to_return_of_many = 0.8, decode_share_of_many = 0.1;
-  double requests_remembered = 200;
-  double blame_s = 4;  // what is lost counts by how much of about this time before it was not in FP8
-  // A prompt that would take this many steps, and this share longer than alone in FP16, as what decodes beside it
-  // leaves little room, gets more FP8 where that is faster: each of these steps costs those too.
-  double many_steps = 32;
-  double most_longer = 0.1;
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;
   // One that lost that too goes before all others once it has waited this long for its first token.

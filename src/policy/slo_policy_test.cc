@@ -348,20 +348,6 @@ TEST(SloPolicy, DoesNotFlapWhereAnotherProgramSlowsTheMachine) {
   }
 }
 
-// A long prompt in chunks of few tokens, each of which costs a whole step: more FP8 though it would be in time without.
-// One of some steps, and one alone, stay in FP16.
-TEST(SloPolicy, APromptIsNotHeldUpForManySteps) {
-  const auto share = [](int32_t tokens, int decodes) {
-    std::vector<SequenceState> sequences;
-    for (int i = 0; i < decodes; ++i) sequences.push_back(decoding(200, 0.009, 0.009));
-    sequences.push_back(prompt(tokens, 0, 1000, 0.009));
-    return slo_with_levels()->decide(state_of(sequences, 0)).fp8_share;
-  };
-  EXPECT_GT(share(8000, 8), 0);
-  EXPECT_EQ(share(300, 8), 0);
-  EXPECT_EQ(share(8000, 0), 0);
-}
-
 // Whatever the state: a decision names each sequence once, ready ones only, within the step's and the engine's limits,
 // decoding ones first and all of them, and lowers precision only where that is predicted to be faster.
 RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {

@@ -67,6 +67,8 @@ class Bench {
       }
     }
     for (auto& x : x_) x.assign(static_cast<size_t>(kMaxLinearRows * kWide), 0.25f);
+    pairs_.resize(static_cast<size_t>(kMaxLinearRows * kWide / 2));
+    if (kernels.to_pairs != nullptr) kernels.to_pairs(x_[0].data(), kMaxLinearRows * kWide, pairs_.data());
     for (auto& y : y_) y.assign(static_cast<size_t>(kMaxLinearRows * kWide * 2), 0.0f);
     for (int t = 0; t < threads.size(); ++t) {
       auto scratch = Mapping::create(linear_scratch_bytes(kMaxLinearRows, kWide));
@@ -129,6 +131,7 @@ class Bench {
       task.k = task.x_stride = matrix.shape.k;
       task.x = x_[i % 2].data();
       task.upper_only = setting.upper_only;
+      task.x_pairs = setting.upper_only && kernels_.to_pairs != nullptr ? pairs_.data() : nullptr;
       task.rows = setting.rows[i / 2];
       task.y = y_[i % 2].data();
       task.y_stride = matrix.shape.n;
@@ -143,6 +146,7 @@ class Bench {
   std::vector<float> scale_;
   std::vector<Matrix> matrices_;
   std::array<std::vector<float>, 2> x_, y_;
+  std::vector<uint32_t> pairs_;  // of any of x_: all values are alike
   std::vector<Mapping> scratch_;
 };
 

@@ -48,6 +48,7 @@ CpuFeatures detect_features() {
   f.avx512 = f.avx2 && saves_zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);
   f.avx512_gfni = f.avx512 && bit(seven.c, 8);
   f.avx512_bf16 = f.avx512_gfni && bit(seven_one.a, 5) && bit(seven.c, 1);
+  f.avx512_fp16 = f.avx512_gfni && bit(seven.c, 1) && bit(seven.d, 23);
   const Registers zero = cpuid(0, 0);
   f.fast_bf16 = f.avx512_bf16 && zero.b == 0x68747541u;  // "AuthenticAMD"
   return f;
@@ -81,7 +82,8 @@ struct Row {
 
 // The best first.
 std::array<Row, kInstructionSets> rows(const CpuFeatures& f) {
-  return {{{"avx512bf16", InstructionSet::kAvx512Bf16, f.avx512_bf16, f.avx512_bf16 && f.fast_bf16},
+  return {{{"avx512fp16", InstructionSet::kAvx512Fp16, f.avx512_fp16, f.avx512_fp16},
+           {"avx512bf16", InstructionSet::kAvx512Bf16, f.avx512_bf16, f.avx512_bf16 && f.fast_bf16},
            {"avx512gfni", InstructionSet::kAvx512Gfni, f.avx512_gfni, f.avx512_gfni},
            {"avx512", InstructionSet::kAvx512, f.avx512, f.avx512},
            {"avx2", InstructionSet::kAvx2, f.avx2, f.avx2},
@@ -107,7 +109,7 @@ Result<InstructionSet> choose_instruction_set(std::string_view name, const CpuFe
   }
   return error(ErrorCode::kUsage,
                "CPU kernels '{}' are unknown (option or NESTEDFP_CPU): use scalar, avx2, avx512, avx512gfni, "
-               "avx512bf16 or nothing",
+               "avx512bf16, avx512fp16 or nothing",
                name);
 }
 

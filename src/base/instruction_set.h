@@ -18,14 +18,16 @@ enum class InstructionSet : uint8_t {
   kAvx512,      // F, BW, DQ, VL
   kAvx512Gfni,  // and GFNI
   kAvx512Bf16,  // and BF16 and VBMI
+  kAvx512Fp16,  // GFNI, VBMI and FP16
 };
-inline constexpr size_t kInstructionSets = 5;
+inline constexpr size_t kInstructionSets = 6;
 
 struct CpuFeatures {
   bool avx2 = false;  // as the sets above
   bool avx512 = false;
   bool avx512_gfni = false;
   bool avx512_bf16 = false;
+  bool avx512_fp16 = false;
   // Whether BF16 dot products do more arithmetic a cycle than FP32 multiply-adds: twice as much on AMD (Zen 4, 5), half
   // as much on Intel (measured on Emerald Rapids: 97 against 207 GFLOP/s a thread), whose BF16 unit is AMX.
   bool fast_bf16 = false;
@@ -37,8 +39,8 @@ CpuFeatures detect_features();
 // Those that such a machine runs, kScalar first.
 std::vector<InstructionSet> instruction_sets(const CpuFeatures& features);
 
-// The one called `name` ("scalar", "avx2", "avx512", "avx512gfni", "avx512bf16"), or the best for "". kUsage for an
-// unknown name, kUnsupported for one that the machine lacks.
+// The one called `name` ("scalar", "avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16"), or the best for "".
+// kUsage for an unknown name, kUnsupported for one that the machine lacks.
 Result<InstructionSet> choose_instruction_set(std::string_view name, const CpuFeatures& features);
 // Of this machine. The environment variable NESTEDFP_CPU overrides the option.
 Result<InstructionSet> choose_instruction_set(std::string_view option);

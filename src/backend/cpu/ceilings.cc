@@ -69,9 +69,11 @@ Result<MachineCeilings> measure_machine(const MachineOptions& options) {
   ThreadPool pool(options.threads > 0 ? options.threads : usable_cpu_count());
   MachineCeilings ceilings;
   ceilings.fma_gflops = rate_of(pool, options.seconds, kernels.fma_loop) * 1e-9;
-  if (features.avx512_bf16) {
-    ceilings.bf16_gflops = rate_of(pool, options.seconds, kernels_of(InstructionSet::kAvx512Bf16).dot_loop) * 1e-9;
-  }
+  const auto dots = [&](InstructionSet set, bool has) {
+    return has ? rate_of(pool, options.seconds, kernels_of(set).dot_loop) * 1e-9 : 0.0;
+  };
+  ceilings.bf16_gflops = dots(InstructionSet::kAvx512Bf16, features.avx512_bf16);
+  ceilings.fp16_gflops = dots(InstructionSet::kAvx512Fp16, features.avx512_fp16);
   for (const bool huge : {true, false}) {
     NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(options.megabytes << 20, !huge));
     touch(pool, memory);

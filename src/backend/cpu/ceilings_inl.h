@@ -34,16 +34,18 @@ double fma_loop(int64_t iterations) {
 }
 
 #if defined(NFP_HAVE_PAIRS)
+template <cpu::PairArithmetic A>
 double dot_loop(int64_t iterations) {
-  Vec acc[kChains];
-  uint32_t pair = 0x3f803f80;
+  using Steps = StepsOf<A>;
+  typename Steps::Sum acc[kChains];
+  uint32_t pair = 0x3c003c00;  // small enough for either format
   opaque(pair);
   const Pairs x = splat_pair(pair);
-  for (Vec& a : acc) a = zero();
+  for (auto& a : acc) a = Steps::none();
   for (int64_t i = 0; i < iterations; ++i) {
-    NFP_UNROLL for (int c = 0; c < kChains; ++c) acc[c] = dot_pairs(acc[c], x, x);
+    NFP_UNROLL for (int c = 0; c < kChains; ++c) acc[c] = Steps::mac(acc[c], x, x);
   }
-  for (Vec& a : acc) opaque(a);
+  for (auto& a : acc) opaque(a);
   return 4.0 * 16 * kChains * static_cast<double>(iterations);
 }
 #endif

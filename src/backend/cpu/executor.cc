@@ -68,8 +68,9 @@ bool fuses(std::span<const Operation> operations, size_t i) {
 
 // What a linear operation does to its input before the panels see it.
 struct Preparation {
-  bool pairs = false;  // BF16
-  bool codes = false;  // E4M3 with a scale a token
+  bool pairs = false;   // KernelTable::to_pairs
+  bool codes = false;   // E4M3 with a scale a token
+  bool scales = false;  // of tokens
   explicit operator bool() const { return pairs || codes; }
 };
 
@@ -77,7 +78,8 @@ Preparation preparation_of(Precision precision, const PackedWeight& weight, cons
   Preparation p;
   const bool upper = !is_exact(precision) && weight.holds_nested();
   p.codes = upper && precision == Precision::kFp8W8A8;
-  p.pairs = upper && kernels.bf16;
+  p.pairs = upper && kernels.pairs != PairArithmetic::kNone;
+  p.scales = p.codes || (upper && kernels.pairs == PairArithmetic::kFp16);
   return p;
 }
 Preparation preparation_of(const LinearArgs& args, const KernelTable& kernels) {
@@ -95,6 +97,7 @@ Preparation preparation_of(const ExpertLinearArgs& args, const KernelTable& kern
     const Preparation one = preparation_of(precision_of(args, e), packed(args.weights[e]), kernels);
     all.codes = all.codes || one.codes;
     all.pairs = all.pairs || one.pairs;
+    all.scales = all.scales || one.scales;
   }
   return all;
 }
@@ -121,7 +124,7 @@ PreparedInput carve(int64_t rows_of_x, int64_t cols, const Preparation& p, void*
   PreparedInput input{};
   input.pairs = reinterpret_cast<uint32_t*>(take(p.pairs, rows * ((k + 1) / 2) * 4));
   input.codes = reinterpret_cast<float*>(take(p.codes, rows * k * 4));
-  input.token_scale = reinterpret_cast<float*>(take(p.codes, rows * 4));
+  input.token_scale = reinterpret_cast<float*>(take(p.scales, rows * 4));
   input.bytes = used;
   return input;
 }
@@ -130,10 +133,12 @@ PreparedInput carve(int64_t rows_of_x, int64_t cols, const Preparation& p, void*
 void prepare_rows(const Preparation& p, const KernelTable& kernels, const float* x, int64_t k, Range rows,
                   const PreparedInput& input) {
   for (int64_t i = rows.begin; i < rows.end; ++i) {
-    if (p.codes) input.token_scale[i] = kernels.quantize_e4m3(x + i * k, k, input.codes + i * k);
+    float scale = 1.0f;
+    if (p.codes) scale = kernels.quantize_e4m3(x + i * k, k, input.codes + i * k);
     if (p.pairs) {
-      kernels.to_bf16_pairs(p.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * ((k + 1) / 2));
+      scale *= kernels.to_pairs(p.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * ((k + 1) / 2));
     }
+    if (p.scales) input.token_scale[i] = scale;
   }
 }
 
@@ -309,10 +314,8 @@ void gather_row(const Preparation& wants, const float* x, const PreparedInput& f
     std::memcpy(out + at * size, in + row * size, static_cast<size_t>(size) * sizeof(*in));
   };
   copy(to.x, x, k);
-  if (wants.codes) {
-    copy(to.prepared.codes, from.codes, k);
-    copy(to.prepared.token_scale, from.token_scale, 1);
-  }
+  if (wants.codes) copy(to.prepared.codes, from.codes, k);
+  if (wants.scales) copy(to.prepared.token_scale, from.token_scale, 1);
   if (wants.pairs) copy(to.prepared.pairs, from.pairs, (k + 1) / 2);
 }
 
@@ -525,7 +528,7 @@ void Executor::multiply(const Product& product, int thread) {
     task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, rows.end - first));
     task.x = product.x + first * k;
     task.x_codes = product.codes != nullptr ? product.codes + first * k : nullptr;
-    task.token_scale = product.codes != nullptr ? product.token_scale + first : nullptr;
+    task.token_scale = product.token_scale != nullptr ? product.token_scale + first : nullptr;
     task.x_pairs = product.pairs != nullptr ? product.pairs + first * ((k + 1) / 2) : nullptr;
     task.y = product.y + first * task.y_stride;
     kernels_.linear(task);
@@ -723,7 +726,7 @@ void Executor::execute(const ExpertLinearArgs& args, int thread) {
     product.x = plain + row * k;
     product.pairs = wants.pairs ? prepared.pairs + row * half : nullptr;
     product.codes = wants.codes ? prepared.codes + row * k : nullptr;
-    product.token_scale = wants.codes ? prepared.token_scale + row : nullptr;
+    product.token_scale = wants.scales ? prepared.token_scale + row : nullptr;
     product.upper_only = !is_exact(precision);
     product.epilogue = args.epilogue;
     product.activation = args.activation;

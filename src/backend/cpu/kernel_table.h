@@ -1,7 +1,7 @@
 // The table of kernels that one instruction set provides. A kernel works on one thread's share of an operation.
 //
 // Every result is the same, bit for bit, in every table: vectors have 16 lanes whatever the machine's width, sums run
-// in one fixed order, every multiply-add is fused. The one exception is documented at `bf16`.
+// in one fixed order, every multiply-add is fused. The one exception is documented at PairArithmetic.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct LinearTask {
   bool upper_only = false;             // nested panels: E4M3 instead of FP16. Then, for panels of E4M3 only:
   const float* x_codes = nullptr;      //   [rows, k] what they multiply instead of x, or null
   const float* token_scale = nullptr;  //   [rows] factors of the result, or null
-  const uint32_t* x_pairs = nullptr;   //   [rows, (k + 1) / 2] the same x as BF16 pairs; null = FP32 arithmetic
+  const uint32_t* x_pairs = nullptr;   //   [rows, (k + 1) / 2] the same x as to_pairs gives it; null = FP32 arithmetic
   int32_t rows = 0;
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;
@@ -115,16 +115,33 @@ struct Candidate {
   int32_t id;
 };
 
+// On what nested panels are multiplied in FP8 steps: two steps of k at a time, in numbers of 16 bits, in which E4M3
+// weights and E4M3 activations are exact.
+enum class PairArithmetic : uint8_t {
+  // None: FP32.
+  kNone,
+  // BF16 dot products: activations are rounded to BF16 (to nearest even), subnormal inputs and results count as zero;
+  // sums still run over k in order. Only Precision::kFp8 differs from a table without it.
+  kBf16,
+  // FP16 multiply-adds. A row of activations is scaled by the power of two that brings its largest magnitude into
+  // [256, 512) and rounded to FP16 (to nearest even). A chunk of kHalfChunk steps has two sums, of its even and of its
+  // odd steps in order, each rounded to FP16 after each multiply-add; an output is the FP32 sum of (even + odd) over
+  // the chunks in order. Nothing overflows: 64 products of at most 512 * 1.875 are 61440, and 64 roundings by at most
+  // 2^-11 make that 63390 of FP16's 65504. The roundings of a chunk's sums are at most 64 * 2^-11 = 3.1 % of the sum of
+  // its products' magnitudes, and about 2^-11 / sqrt(3) * sqrt(64 / 2) = 0.16 % of the sum's own size where products
+  // have random signs; rounding the weights to E4M3, which FP8 does in any case, changes such sums by about 2.6 %.
+  // Precision::kFp8 and kFp8W8A8 both differ from a table without it.
+  kFp16,
+};
+inline constexpr int64_t kHalfChunk = 128;
+
 struct KernelTable {
   const char* name;
-  // Whether nested panels in FP8 steps run on BF16 dot products: activations are rounded to BF16 (to nearest even),
-  // subnormal inputs and results count as zero; sums still run over k in order. E4M3 weights are exact in BF16, and so
-  // are E4M3 activations, so that only Precision::kFp8 differs from a table without it.
-  bool bf16;
+  PairArithmetic pairs;
 
   void (*linear)(const LinearTask& task);
-  // Rounds x [k] to BF16 pairs [(k + 1) / 2].
-  void (*to_bf16_pairs)(const float* x, int64_t k, uint32_t* pairs);
+  // Rounds x [k] to pairs [(k + 1) / 2] for `pairs`; returns the factor of the result. Null where there is none.
+  float (*to_pairs)(const float* x, int64_t k, uint32_t* pairs);
   // out[i] = x[i] / scale rounded to E4M3, as FP32; returns scale = max |x| / 448.
   float (*quantize_e4m3)(const float* x, int64_t k, float* out);
   // out = residual + x; out may be either.
@@ -158,6 +175,7 @@ struct KernelTable {
 
 const KernelTable& scalar_kernels();
 const KernelTable& scalar_bf16_kernels();  // emulates the BF16 arithmetic; for tests
+const KernelTable& scalar_fp16_kernels();  // likewise
 // The table of an instruction set that this machine has.
 const KernelTable& kernels_of(InstructionSet set);
 #if defined(__x86_64__)
@@ -165,6 +183,7 @@ const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();
 const KernelTable& avx512_gfni_kernels();
 const KernelTable& avx512_bf16_kernels();
+const KernelTable& avx512_fp16_kernels();
 #endif
 
 }  // namespace nfp::cpu

@@ -10,14 +10,12 @@
 namespace nfp {
 namespace {
 
-constexpr cpu::KernelTable make_table(const char* name, bool bf16) {
+template <cpu::PairArithmetic A = cpu::PairArithmetic::kNone>
+constexpr cpu::KernelTable make_table(const char* name) {
   cpu::KernelTable table{};
   table.name = name;
-  table.bf16 = bf16;
-  table.linear = linear;
-#if defined(NFP_HAVE_PAIRS)
-  table.to_bf16_pairs = to_bf16_pairs;
-#endif
+  table.pairs = A;
+  table.linear = linear<A>;
   table.quantize_e4m3 = quantize_e4m3;
   table.residual_add = residual_add;
   table.dot = dot;
@@ -35,7 +33,10 @@ constexpr cpu::KernelTable make_table(const char* name, bool bf16) {
   table.exps = exps;
   table.fma_loop = fma_loop;
 #if defined(NFP_HAVE_PAIRS)
-  table.dot_loop = dot_loop;
+  if constexpr (A != cpu::PairArithmetic::kNone) {
+    table.to_pairs = to_pairs<A>;
+    table.dot_loop = dot_loop<A>;
+  }
 #endif
   table.read_loop = read_loop;
   return table;

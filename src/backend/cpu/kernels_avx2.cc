@@ -6,7 +6,7 @@
 namespace nfp::cpu {
 
 const KernelTable& avx2_kernels() {
-  static constexpr KernelTable kTable = make_table("avx2", false);
+  static constexpr KernelTable kTable = make_table("avx2");
   return kTable;
 }
 

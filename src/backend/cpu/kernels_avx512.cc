@@ -6,7 +6,7 @@
 namespace nfp::cpu {
 
 const KernelTable& avx512_kernels() {
-  static constexpr KernelTable kTable = make_table("avx512", false);
+  static constexpr KernelTable kTable = make_table("avx512");
   return kTable;
 }
 

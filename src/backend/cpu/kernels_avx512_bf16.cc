@@ -1,6 +1,5 @@
-#define NFP_HAVE_PAIRS 1
+#define NFP_HAVE_BF16_PAIRS 1
 #define NFP_AVX512_GFNI 1
-#define NFP_AVX512_BF16 1
 // clang-format off
 #include "backend/cpu/simd_avx512.h"
 #include "backend/cpu/kernel_table_inl.h"
@@ -9,7 +8,7 @@
 namespace nfp::cpu {
 
 const KernelTable& avx512_bf16_kernels() {
-  static constexpr KernelTable kTable = make_table("avx512bf16", true);
+  static constexpr KernelTable kTable = make_table<PairArithmetic::kBf16>("avx512bf16");
   return kTable;
 }
 

@@ -7,7 +7,7 @@
 namespace nfp::cpu {
 
 const KernelTable& avx512_gfni_kernels() {
-  static constexpr KernelTable kTable = make_table("avx512gfni", false);
+  static constexpr KernelTable kTable = make_table("avx512gfni");
   return kTable;
 }
 

@@ -1,5 +1,6 @@
-// The reference: plain C++, and the same with VDPBF16PS emulated.
-#define NFP_HAVE_PAIRS 1
+// The reference: plain C++, and the same with VDPBF16PS and with VFMADDPH emulated.
+#define NFP_HAVE_BF16_PAIRS 1
+#define NFP_HAVE_FP16_PAIRS 1
 // clang-format off
 #include "backend/cpu/simd_scalar.h"
 #include "backend/cpu/kernel_table_inl.h"
@@ -8,12 +9,17 @@
 namespace nfp::cpu {
 
 const KernelTable& scalar_kernels() {
-  static constexpr KernelTable kTable = make_table("scalar", false);
+  static constexpr KernelTable kTable = make_table("scalar");
   return kTable;
 }
 
 const KernelTable& scalar_bf16_kernels() {
-  static constexpr KernelTable kTable = make_table("scalar-bf16", true);
+  static constexpr KernelTable kTable = make_table<PairArithmetic::kBf16>("scalar-bf16");
+  return kTable;
+}
+
+const KernelTable& scalar_fp16_kernels() {
+  static constexpr KernelTable kTable = make_table<PairArithmetic::kFp16>("scalar-fp16");
   return kTable;
 }
 

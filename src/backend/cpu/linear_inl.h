@@ -1,6 +1,7 @@
 // The matrix kernels. Few rows: panels are unpacked in registers and used at once. More rows: four panels are unpacked
-// to a block in L1 and all rows run over it. Both add x[k] * w[k] to one accumulator an output in order of k, so that
-// the choice between them (a matter of speed) cannot be seen in the result. Included after one simd_*.h.
+// to a block in L1 and all rows run over it. Both add x[k] * w[k] to one accumulator an output in order of k (FP16
+// pairs: as PairArithmetic says), so that the choice between them (a matter of speed) cannot be seen in the result.
+// Included after one simd_*.h.
 #pragma once
 
 #include <type_traits>
@@ -45,10 +46,20 @@ struct Ahead {
 
 enum class Source { kBoth, kUpper, kDense };
 
+// Sums in FP32, from the first step of k to the last.
+struct WholeSums {
+  using Sum = Vec;
+  static constexpr int64_t kChunkUnits = 0;
+  static Sum none() { return zero(); }
+  static Sum load_sum(const float* p, bool fresh) { return fresh ? zero() : load(p); }
+  static void store_sum(float* p, Sum s, bool) { store(p, s); }
+};
+
 // FP32 multiply-adds, one step of k at a time.
 template <Source S>
-struct Fp32Steps {
+struct Fp32Steps : WholeSums {
   using X = float;
+  using Operand = Vec;
   using W = Vec;
   static constexpr int kUnits = 4;  // multiply-adds a group of four steps takes
   static constexpr int kStepsPerUnit = 1;
@@ -93,16 +104,22 @@ struct Fp32Steps {
     }
     return words;
   }
+  static constexpr bool kStaged = true;
+  static constexpr int kUnitWords = kPanelRows;
+  static void load_here(const uint16_t* words, W& w) { widen_here(words, w); }
+  static void mac_here(Sum& sum, Operand x, W w) { fma_here(x, w, sum); }
 #endif
-  static Vec mac(Vec acc, X x, W w) { return fma(splat(x), w, acc); }
+  static Operand operand(X x) { return splat(x); }
+  static Vec mac(Vec acc, Operand x, W w) { return fma(x, w, acc); }
   static W load_block(const float* p) { return load(p); }
   static void store_block(float* p, W w) { store(p, w); }
 };
 
 #if defined(NFP_HAVE_PAIRS)
-// BF16 dot products, two steps of k at a time.
+// Two steps of k at a time.
 struct PairSteps {
   using X = uint32_t;
+  using Operand = Pairs;
   using W = Pairs;
   static constexpr int kUnits = 2;
   static constexpr int kStepsPerUnit = 2;
@@ -114,13 +131,57 @@ struct PairSteps {
   static void list_runs(const Panel& panel, int64_t group, Ahead& ahead) {
     ahead.runs[ahead.count++] = panel.upper + group * static_cast<int64_t>(kGroupBytes);
   }
-  static void unpack(const Panel& panel, int64_t group, W* w) {
-    unpack_upper_pairs(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
-  }
-  static Vec mac(Vec acc, X x, W w) { return dot_pairs(acc, splat_pair(x), w); }
+  static Operand operand(X x) { return splat_pair(x); }
   static W load_block(const float* p) { return load_pairs(reinterpret_cast<const uint32_t*>(p)); }
   static void store_block(float* p, W w) { store_pairs(reinterpret_cast<uint32_t*>(p), w); }
 };
+#endif
+
+template <cpu::PairArithmetic A>
+struct StepsOf;
+
+#if defined(NFP_HAVE_BF16_PAIRS)
+template <>
+struct StepsOf<cpu::PairArithmetic::kBf16> : WholeSums, PairSteps {
+#if defined(NFP_HAVE_STAGES)
+  static constexpr bool kStaged = false;
+#endif
+  static void unpack(const Panel& panel, int64_t group, W* w) {
+    unpack_upper_pairs(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
+  }
+  static Vec mac(Vec acc, Operand x, W w) { return dot_pairs(acc, x, w); }
+};
+#endif
+
+#if defined(NFP_HAVE_FP16_PAIRS)
+// Sums of a chunk in FP16, of all chunks in FP32.
+template <>
+struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps {
+  using Sum = HalfSums;
+  static constexpr int64_t kChunkUnits = cpu::kHalfChunk / kStepsPerUnit;
+  static Sum none() { return no_halves(); }
+  static Sum load_sum(const float*, bool) { return no_halves(); }
+  static void store_sum(float* p, Sum s, bool fresh) { store(p, fresh ? widened(s) : add(load(p), widened(s))); }
+  static void unpack(const Panel& panel, int64_t group, W* w) {
+    unpack_upper_halves(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
+  }
+#if defined(NFP_HAVE_STAGES)
+  static constexpr bool kStaged = true;
+  static constexpr int kUnitWords = 2 * kPanelRows;
+  static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
+    W w[kUnits];
+    unpack(panel, group, w);
+    store_pairs(reinterpret_cast<uint32_t*>(words), w[0]);
+    store_pairs(reinterpret_cast<uint32_t*>(words + kUnitWords), w[1]);
+    return words;
+  }
+  static void load_here(const uint16_t* words, W& w) { load_pairs_here(words, w); }
+  static void mac_here(Sum& sum, Operand x, W w) { fma_halves_here(x, w, sum); }
+#endif
+  static Sum mac(Sum acc, Operand x, W w) { return fma_halves(x, w, acc); }
+};
+// What is unpacked at a time for many rows has to be a chunk.
+static_assert(cpu::kHalfChunk == kBlockSteps);
 #endif
 
 // x is to be read again, as an operand of each multiply-add: kept in registers for the next panel it would push sums
@@ -131,104 +192,125 @@ inline void forget_loads() { asm volatile("" ::: "memory"); }
 template <typename Steps, int P, int M>
 constexpr bool kTooManyValues = !std::is_same_v<Steps, Fp32Steps<Source::kUpper>> && M * (P + Steps::kUnits) > 24;
 
+// Where the chunk that begins at `first` ends.
+template <typename Steps>
+int64_t end_of_chunk(int64_t first, int64_t units) {
+  return Steps::kChunkUnits > 0 && units - first > Steps::kChunkUnits ? first + Steps::kChunkUnits : units;
+}
+
 // acc[m][p] of `P` panels from `first` and `M` rows of x: [M, stride], or [units, M] from more than kPointerRows on.
 // out: [M, kGroupColumns].
 template <typename Steps, int P, int M>
 void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
-  Vec acc[P][M];
-  NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = zero(); }
-  const auto at = [&](int m, int64_t u) { return M > kPointerRows ? x[u * M + m] : x[m * stride + u]; };
+  const auto at = [&](int m, int64_t u) { return Steps::operand(M > kPointerRows ? x[u * M + m] : x[m * stride + u]); };
   const int64_t groups = units / Steps::kUnits;
-  for (int64_t g = 0; g < groups; ++g) {
-    // Past a panel's end comes the next panel, which is being read too: what will be read next lies P - 1 panels on.
-    const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
-    NFP_UNROLL for (int p = 0; p < P; ++p) {
-      typename Steps::W w[Steps::kUnits];
-      if constexpr (kTooManyValues<Steps, P, M>) forget_loads();
-      Steps::prefetch_group(panels[p], ahead);
-      Steps::unpack(panels[p], g, w);
-      NFP_UNROLL for (int u = 0; u < Steps::kUnits; ++u) {
-        NFP_UNROLL for (int m = 0; m < M; ++m) {
-          acc[p][m] = Steps::mac(acc[p][m], at(m, g * Steps::kUnits + u), w[u]);
+  int64_t first = 0, end = 0;  // units of a chunk
+  do {
+    end = end_of_chunk<Steps>(first, units);
+    typename Steps::Sum acc[P][M];
+    NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = Steps::none(); }
+    for (int64_t g = first / Steps::kUnits; g < end / Steps::kUnits; ++g) {
+      // Past a panel's end comes the next panel, which is being read too: what will be read next lies P - 1 panels on.
+      const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
+      NFP_UNROLL for (int p = 0; p < P; ++p) {
+        typename Steps::W w[Steps::kUnits];
+        if constexpr (kTooManyValues<Steps, P, M>) forget_loads();
+        Steps::prefetch_group(panels[p], ahead);
+        Steps::unpack(panels[p], g, w);
+        NFP_UNROLL for (int u = 0; u < Steps::kUnits; ++u) {
+          NFP_UNROLL for (int m = 0; m < M; ++m) {
+            acc[p][m] = Steps::mac(acc[p][m], at(m, g * Steps::kUnits + u), w[u]);
+          }
         }
       }
     }
-  }
-  const int64_t done = groups * Steps::kUnits;
-  if (done < units) {
-    NFP_UNROLL for (int p = 0; p < P; ++p) {
-      typename Steps::W w[Steps::kUnits];
-      Steps::unpack(panels[p], groups, w);
-      for (int64_t u = 0; u < units - done; ++u) {
-        NFP_UNROLL for (int m = 0; m < M; ++m) { acc[p][m] = Steps::mac(acc[p][m], at(m, done + u), w[u]); }
+    const int64_t done = end / Steps::kUnits * Steps::kUnits;
+    if (done < end) {
+      NFP_UNROLL for (int p = 0; p < P; ++p) {
+        typename Steps::W w[Steps::kUnits];
+        Steps::unpack(panels[p], groups, w);
+        for (int64_t u = 0; u < end - done; ++u) {
+          NFP_UNROLL for (int m = 0; m < M; ++m) { acc[p][m] = Steps::mac(acc[p][m], at(m, done + u), w[u]); }
+        }
       }
     }
-  }
-  NFP_UNROLL for (int p = 0; p < P; ++p) {
-    NFP_UNROLL for (int m = 0; m < M; ++m) store(out + m * kGroupColumns + p * kPanelRows, acc[p][m]);
-  }
+    NFP_UNROLL for (int p = 0; p < P; ++p) {
+      NFP_UNROLL for (int m = 0; m < M; ++m) {
+        Steps::store_sum(out + m * kGroupColumns + p * kPanelRows, acc[p][m], first == 0);
+      }
+    }
+    first = end;
+  } while (Steps::kChunkUnits > 0 && end < units);
 }
 
 #if defined(NFP_HAVE_STAGES)
-// The same for FP32 steps, by hand: while one group is multiplied the next one is unpacked, and while one step is
-// multiplied the next one's weights are widened. Processors take the oldest operation that is ready first, so an
+// The same by hand: while one group is multiplied the next one is unpacked, and while one step is multiplied the next
+// one's weights are widened (FP16: loaded). Processors take the oldest operation that is ready first, so an
 // unpacking that stands behind a group's multiply-adds is begun when these are done, and its latency would be waited
 // for. One load of each x serves all panels.
 template <typename Steps, int P, int M>
-void direct_staged(const Panel* panels, const float* x, int64_t stride, int64_t units, float* out) {
+void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
   constexpr int kSteps = Steps::kUnits;
-  Vec acc[P][M];
-  NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = zero(); }
+  using W = typename Steps::W;
+  typename Steps::Sum acc[P][M];
   alignas(64) uint16_t room[2][P][kStageWords];
   const uint16_t* words[P];
   const uint16_t* next[P];
-  Vec w[P];
-  const auto multiply = [&](const float* at, const Vec* weights) __attribute__((always_inline)) {
+  W w[P];
+  const auto multiply = [&](const typename Steps::X* at, const W* weights) __attribute__((always_inline)) {
     NFP_UNROLL for (int m = 0; m < M; ++m) {
-      const Vec value = splat(M > kPointerRows ? at[m] : at[m * stride]);
-      NFP_UNROLL for (int p = 0; p < P; ++p) fma_here(value, weights[p], acc[p][m]);
+      const typename Steps::Operand value = Steps::operand(M > kPointerRows ? at[m] : at[m * stride]);
+      NFP_UNROLL for (int p = 0; p < P; ++p) Steps::mac_here(acc[p][m], value, weights[p]);
     }
   };
-  constexpr int64_t kUnitFloats = M > kPointerRows ? M : 1;  // of x
+  constexpr int64_t kUnitValues = M > kPointerRows ? M : 1;  // of x
   const int64_t groups = units / kSteps;
   const int64_t last = (units + kSteps - 1) / kSteps - 1;
   NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = Steps::stage(panels[p], 0, room[0][p]);
-  NFP_UNROLL for (int p = 0; p < P; ++p) widen_here(words[p], w[p]);
-  const float* at = x;
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
-    const int64_t following = g < last ? g + 1 : last;
-    NFP_UNROLL for (int u = 0; u < kSteps; ++u) {
-      constexpr int kEach = (P + 1) / 2;  // panels to unpack in each of the first two steps
-      NFP_UNROLL for (int p = 0; p < P; ++p) {
-        if (p / kEach != u) continue;
-        Steps::prefetch_group(panels[p], ahead);
-        next[p] = Steps::stage(panels[p], following, room[(g + 1) & 1][p]);
+  NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p], w[p]);
+  const typename Steps::X* at = x;
+  int64_t g = 0, first = 0, end = 0;  // units of a chunk
+  do {
+    end = end_of_chunk<Steps>(first, units);
+    NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = Steps::none(); }
+    for (; g < end / kSteps; ++g) {
+      const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
+      const int64_t following = g < last ? g + 1 : last;
+      NFP_UNROLL for (int u = 0; u < kSteps; ++u) {
+        constexpr int kEach = (P + 1) / 2;  // panels to unpack in each of the first two steps
+        NFP_UNROLL for (int p = 0; p < P; ++p) {
+          if (p / kEach != u) continue;
+          Steps::prefetch_group(panels[p], ahead);
+          next[p] = Steps::stage(panels[p], following, room[(g + 1) & 1][p]);
+        }
+        W now[P];
+        NFP_UNROLL for (int p = 0; p < P; ++p) now[p] = w[p];
+        NFP_UNROLL for (int p = 0; p < P; ++p) {
+          Steps::load_here(u + 1 < kSteps ? words[p] + (u + 1) * Steps::kUnitWords : next[p], w[p]);
+        }
+        multiply(at + u * kUnitValues, now);
       }
-      Vec now[P];
-      NFP_UNROLL for (int p = 0; p < P; ++p) now[p] = w[p];
-      NFP_UNROLL for (int p = 0; p < P; ++p) {
-        widen_here(u + 1 < kSteps ? words[p] + (u + 1) * kPanelRows : next[p], w[p]);
-      }
-      multiply(at + u * kUnitFloats, now);
+      at += kSteps * kUnitValues;
+      NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = next[p];
     }
-    at += kSteps * kUnitFloats;
-    NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = next[p];
-  }
-  for (int64_t u = groups * kSteps; u < units; ++u, at += kUnitFloats) {
-    NFP_UNROLL for (int p = 0; p < P; ++p) widen_here(words[p] + (u - groups * kSteps) * kPanelRows, w[p]);
-    multiply(at, w);
-  }
-  NFP_UNROLL for (int p = 0; p < P; ++p) {
-    NFP_UNROLL for (int m = 0; m < M; ++m) store(out + m * kGroupColumns + p * kPanelRows, acc[p][m]);
-  }
+    for (int64_t u = g * kSteps; u < end; ++u, at += kUnitValues) {
+      NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p] + (u - g * kSteps) * Steps::kUnitWords, w[p]);
+      multiply(at, w);
+    }
+    NFP_UNROLL for (int p = 0; p < P; ++p) {
+      NFP_UNROLL for (int m = 0; m < M; ++m) {
+        Steps::store_sum(out + m * kGroupColumns + p * kPanelRows, acc[p][m], first == 0);
+      }
+    }
+    first = end;
+  } while (Steps::kChunkUnits > 0 && end < units);
 }
 #endif
 
 template <typename Steps, int P, int M>
 void direct_tile(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
 #if defined(NFP_HAVE_STAGES)
-  if constexpr (std::is_same_v<typename Steps::X, float>) {
+  if constexpr (Steps::kStaged) {
     return direct_staged<Steps, P, M>(panels, x, stride, units, out);
   }
 #endif
@@ -301,9 +383,9 @@ void direct_panels(const Panel* panels, int count, const typename Steps::X* x, i
 template <typename Steps, int M, int N>
 void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int64_t block_stride, int64_t units,
           float* acc, int64_t acc_stride, bool fresh, Ahead& ahead) {
-  Vec sum[M][N];
+  typename Steps::Sum sum[M][N];
   NFP_UNROLL for (int m = 0; m < M; ++m) {
-    NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = fresh ? zero() : load(acc + m * acc_stride + n * kPanelRows);
+    NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = Steps::load_sum(acc + m * acc_stride + n * kPanelRows, fresh);
   }
   for (int64_t begin = 0; begin < units; begin += kRunLines) {
     const int64_t end = units - begin < kRunLines ? units : begin + kRunLines;
@@ -316,13 +398,15 @@ void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int6
       typename Steps::W w[N];
       NFP_UNROLL for (int n = 0; n < N; ++n) w[n] = Steps::load_block(block + u * block_stride + n * kPanelRows);
       NFP_UNROLL for (int m = 0; m < M; ++m) {
-        const typename Steps::X value = x[m * x_stride + u];
+        const typename Steps::Operand value = Steps::operand(x[m * x_stride + u]);
         NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = Steps::mac(sum[m][n], value, w[n]);
       }
     }
   }
   NFP_UNROLL for (int m = 0; m < M; ++m) {
-    NFP_UNROLL for (int n = 0; n < N; ++n) store(acc + m * acc_stride + n * kPanelRows, sum[m][n]);
+    NFP_UNROLL for (int n = 0; n < N; ++n) {
+      Steps::store_sum(acc + m * acc_stride + n * kPanelRows, sum[m][n], fresh);
+    }
   }
 }
 
@@ -451,7 +535,8 @@ template <typename Steps>
 void blocked_panels(const Panel* panels, int count, int next_count, const typename Steps::X* x, int64_t stride,
                     int64_t k, int64_t rows, float* block, float* acc, const Finish& done) {
   const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-  const int64_t most = (rows <= kHalfBlockRows ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
+  const bool half = rows <= kHalfBlockRows && Steps::kChunkUnits == 0;
+  const int64_t most = (half ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
   for (int64_t u0 = 0; u0 < units; u0 += most) {
     const int64_t here = units - u0 < most ? units - u0 : most;
     for (int p = 0; p < count; ++p) {
@@ -512,6 +597,7 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
   return task.upper_only ? Source::kUpper : Source::kBoth;
 }
 
+template <cpu::PairArithmetic A>
 void linear(const LinearTask& task) {
   auto* block = static_cast<float*>(task.scratch);
   float* acc = block + kBlockSteps * kGroupColumns;
@@ -533,13 +619,13 @@ void linear(const LinearTask& task) {
                                                few, done);
           break;
         case Source::kUpper:
-#if defined(NFP_HAVE_PAIRS)
-          if (task.x_pairs != nullptr) {
-            run_panels<PairSteps>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out, few,
-                                  done);
-            break;
+          if constexpr (A != cpu::PairArithmetic::kNone) {
+            if (task.x_pairs != nullptr) {
+              run_panels<StepsOf<A>>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out, few,
+                                     done);
+              break;
+            }
           }
-#endif
           run_panels<Fp32Steps<Source::kUpper>>(
               task, panels + begin, end - begin, task.x_codes != nullptr ? task.x_codes : task.x,
               task.x_codes != nullptr ? task.k : task.x_stride, block, out, few, done);

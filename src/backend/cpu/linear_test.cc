@@ -60,13 +60,49 @@ std::vector<float> run_linear(const KernelTable& table, const LinearWeight& weig
   return y;
 }
 
+// a * b + c rounded to FP16 once, where all are FP16 numbers: of the numbers around it the nearest, or the even one.
+float fma_fp16(float a, float b, float c) {
+  // FP80's 64 bits hold the sum unless the product is far under c's last bit, and then it decides nothing.
+  const long double exact = static_cast<long double>(a) * b + c;
+  const uint16_t near = fp32_to_fp16(static_cast<float>(exact));
+  uint16_t best = near;
+  for (const int step : {-1, 1}) {
+    const auto other = static_cast<uint16_t>(near + step);
+    const long double d = std::fabs(fp16_to_fp32(other) - exact), least = std::fabs(fp16_to_fp32(best) - exact);
+    if (d < least || (d == least && (other & 1u) == 0)) best = other;
+  }
+  return fp16_to_fp32(best);
+}
+
+// FP8 on a table of FP16 pairs, as PairArithmetic says.
+float defined_in_fp16(const TestMatrix& matrix, int64_t row, const float* x, bool codes, float largest) {
+  const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
+  int exponent = -118;  // of the largest magnitude that is rounded
+  if (codes || largest > 0) std::frexp(codes ? 448.0f : largest, &exponent);
+  exponent = std::max(exponent - 1, -118);
+  float total = 0;
+  for (int64_t begin = 0; begin < matrix.cols(); begin += 128) {
+    float sums[2] = {};
+    for (int64_t i = begin; i < std::min(begin + 128, matrix.cols()); ++i) {
+      const float value = codes ? e4m3_to_fp32(fp32_to_e4m3(x[i] * inverse)) : x[i];
+      const float half = fp16_to_fp32(fp32_to_fp16(std::ldexp(value, 8 - exponent)));
+      sums[i % 2] = fma_fp16(half, matrix.value(row, i, true), sums[i % 2]);
+    }
+    total += sums[0] + sums[1];
+  }
+  const float scale = std::ldexp(codes ? largest / 448.0f : 1.0f, exponent - 8);
+  return total * matrix.scale(row) * scale;
+}
+
 // What the kernels are defined to compute, one output at a time, straight from the definition.
-float defined(const TestMatrix& matrix, int64_t row, const float* x, Precision precision, bool bf16) {
+float defined(const TestMatrix& matrix, int64_t row, const float* x, Precision precision, PairArithmetic pairs) {
   const bool upper = matrix.storage() == Storage::kNested && precision != Precision::kFp16;
   const bool codes = upper && precision == Precision::kFp8W8A8;
+  const bool bf16 = pairs == PairArithmetic::kBf16;
   const auto flush = [&](float v) { return upper && bf16 && std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
   float largest = 0;
   for (int64_t i = 0; i < matrix.cols(); ++i) largest = std::max(largest, std::fabs(x[i]));
+  if (upper && pairs == PairArithmetic::kFp16) return defined_in_fp16(matrix, row, x, codes, largest);
   const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
   float acc = 0;
   for (int64_t i = 0; i < matrix.cols(); ++i) {
@@ -107,7 +143,7 @@ TEST(Linear, EqualsItsDefinitionOnEveryTableStorageAndPrecision) {
             std::vector<float> want;
             for (int32_t m = 0; m < rows; ++m) {
               for (int64_t i = 0; i < n; ++i) {
-                want.push_back(defined(*parts.matrices[0], i, x.data() + m * k, precision, table->bf16) +
+                want.push_back(defined(*parts.matrices[0], i, x.data() + m * k, precision, table->pairs) +
                                parts.spec.bias[static_cast<size_t>(i)]);
               }
             }
@@ -146,7 +182,7 @@ TEST(Linear, ARowDoesNotDependOnItsBatchOrOnThreads) {
   const int32_t rows = 600;  // over one task's rows
   const std::vector<float> x = activations(static_cast<size_t>(rows * k), random);
   for (const KernelTable* table : runnable_tables()) {
-    if (table->name == std::string("scalar") || table->name == std::string("scalar-bf16")) continue;
+    if (table == &reference_of(*table)) continue;
     for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
       const std::vector<float> all = run_linear(*table, *weight, x, rows, precision);
       for (const int32_t row : {0, 5, 300, 599}) {
@@ -160,14 +196,100 @@ TEST(Linear, ARowDoesNotDependOnItsBatchOrOnThreads) {
   }
 }
 
-TEST(Linear, W8A8IsTheSameOnEveryTable) {
+TEST(Linear, W8A8IsTheSameOnEveryTableButThatOfFp16Pairs) {
   Random random(4);
   const Parts parts = make_parts({Storage::kNested}, {100}, 260, RowOrder::kConcat, false, random);
   const auto weight = pack(parts);
   const std::vector<float> x = random.normals(9 * 260);
   const std::vector<float> want = run_linear(scalar_kernels(), *weight, x, 9, Precision::kFp8W8A8);
   for (const KernelTable* table : runnable_tables()) {
+    if (table->pairs == PairArithmetic::kFp16) continue;
     expect_same(run_linear(*table, *weight, x, 9, Precision::kFp8W8A8), want, table->name);
+  }
+}
+
+TEST(Linear, Fp16PairsAreWithinTheirBoundOfFp32) {
+  Random random(9);
+  const int64_t n = 48, k = 1000;
+  const Parts parts = make_parts({Storage::kNested}, {n}, k, RowOrder::kConcat, false, random);
+  const auto weight = pack(parts);
+  for (const bool outliers : {false, true}) {
+    std::vector<float> x = random.normals(static_cast<size_t>(k));
+    for (size_t i = 0; outliers && i < x.size(); i += 300) x[i] = 1000.0f;
+    float largest = 0;
+    for (const float v : x) largest = std::max(largest, std::fabs(v));
+    const std::vector<float> got = run_linear(scalar_fp16_kernels(), *weight, x, 1, Precision::kFp8);
+    double errors = 0, squares = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      double exact = 0, magnitudes = 0, weights = 0;
+      for (int64_t c = 0; c < k; ++c) {
+        const double w = double{parts.matrices[0]->value(i, c, true)}, product = w * x[static_cast<size_t>(c)];
+        exact += product;
+        magnitudes += std::fabs(product);
+        squares += product * product;
+        weights += std::fabs(w);
+      }
+      const double error = got[static_cast<size_t>(i)] / double{parts.matrices[0]->scale(i)} - exact;
+      // A rounding of each x and 64 of the sums that it is in, each to the number's last bit or to that of FP16's
+      // subnormals (2^-24 where the largest x is 2^8); then FP32's.
+      const double unit = 0x1p-25 * largest / 0x1p8;
+      EXPECT_LE(std::fabs(error), (65 * 0x1p-11 * 1.04 + 0x1p-19) * magnitudes + unit * (weights + k)) << i;
+      errors += error * error;
+    }
+    // Of random signs: 64 roundings whose variance is at most (2^-11)^2 / 3 of that of the chunk's products, and thrice
+    // as much for chance.
+    EXPECT_LE(std::sqrt(errors), 3 * 0x1p-11 * std::sqrt(64 / 3.0) * std::sqrt(squares));
+  }
+}
+
+// Of every size that FP32 has: nothing overflows, and sums are as near as the largest activations ask.
+TEST(Linear, Fp16PairsTakeActivationsOfAnySize) {
+  Random random(10);
+  const int64_t k = 300;
+  const Parts parts = make_parts({Storage::kNested}, {32}, k, RowOrder::kConcat, false, random);
+  const auto weight = pack(parts);
+  std::vector<float> x = random.normals(static_cast<size_t>(k));
+  const std::vector<float> want = run_linear(scalar_fp16_kernels(), *weight, x, 1, Precision::kFp8);
+  for (const KernelTable* table : runnable_tables()) {
+    if (table->pairs != PairArithmetic::kFp16) continue;
+    for (const int exponent : {-90, -40, -1, 1, 15, 40, 110}) {
+      std::vector<float> scaled = x;
+      for (float& v : scaled) v = std::ldexp(v, exponent);
+      const std::vector<float> got = run_linear(*table, *weight, scaled, 1, Precision::kFp8);
+      for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], std::ldexp(want[i], exponent)) << exponent;
+    }
+    // The largest products of one sign, in whole chunks.
+    Parts most = make_parts({Storage::kNested}, {16}, k, RowOrder::kConcat, false, random);
+    most.matrices[0]->fill_largest();
+    const auto largest = pack(most);
+    const std::vector<float> ones(static_cast<size_t>(k), std::nextafter(2.0f, 0.0f));
+    for (const float v : run_linear(*table, *largest, ones, 1, Precision::kFp8)) EXPECT_TRUE(std::isfinite(v));
+  }
+}
+
+TEST(Linear, WhatIsNotFiniteStaysSo) {
+  Random random(11);
+  const int64_t k = 200;
+  const Parts parts = make_parts({Storage::kNested}, {40}, k, RowOrder::kConcat, false, random);
+  const auto weight = pack(parts);
+  for (const int32_t rows : {1, 5, 30}) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      std::vector<float> x = random.normals(static_cast<size_t>(rows * k));
+      std::fill_n(x.begin(), k, 0.0f);                      // a row of zeros
+      if (rows > 1) x[static_cast<size_t>(k + 130)] = bad;  // beside one that is not finite
+      for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+        for (const KernelTable* table : runnable_tables()) {
+          const std::vector<float> y = run_linear(*table, *weight, x, rows, precision);
+          for (size_t i = 0; i < y.size(); ++i) {
+            if (i < 40) {
+              EXPECT_EQ(y[i], 0.0f) << table->name;
+            } else {
+              EXPECT_EQ(std::isfinite(y[i]), i >= 80) << table->name << " " << name_of(precision) << " " << bad;
+            }
+          }
+        }
+      }
+    }
   }
 }
 
@@ -187,7 +309,7 @@ TEST(Linear, EpiloguesAndMixedStorages) {
       const auto mlp_weight = pack(mlp);
       for (const KernelTable* table : runnable_tables()) {
         const auto at = [&](const Parts& parts, size_t part, int64_t row, int32_t m, size_t bias) {
-          return defined(*parts.matrices[part], row, x.data() + m * k, precision, table->bf16) + parts.spec.bias[bias];
+          return defined(*parts.matrices[part], row, x.data() + m * k, precision, table->pairs) + parts.spec.bias[bias];
         };
         std::vector<float> stored, gated, interleaved;
         for (int32_t m = 0; m < rows; ++m) {
@@ -257,7 +379,8 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
         float x[4] = {};
         x[step] = 1.0f;
         uint32_t pairs[2] = {};
-        if (table->bf16) table->to_bf16_pairs(x, 4, pairs);
+        float scale = 1.0f;
+        if (table->to_pairs != nullptr) scale = table->to_pairs(x, 4, pairs);
         std::vector<Panel> list(panels);
         for (size_t p = 0; p < panels; ++p) {
           list[p].upper = upper.data() + 64 * p;
@@ -275,7 +398,8 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
           task.x_stride = 4;
           task.rows = 1;
           task.upper_only = upper_only;
-          task.x_pairs = upper_only && table->bf16 ? pairs : nullptr;
+          task.x_pairs = upper_only && table->to_pairs != nullptr ? pairs : nullptr;
+          task.token_scale = task.x_pairs != nullptr ? &scale : nullptr;
           task.y = y.data();
           task.y_stride = static_cast<int64_t>(y.size());
           task.scratch = scratch.data();

@@ -1,10 +1,14 @@
-// The kernels' vector type on AVX-512 (F, BW, DQ, VL); with GFNI where NFP_AVX512_GFNI is defined, and with BF16 dot
-// products and VBMI too where NFP_AVX512_BF16 is. Included by those translation units only.
+// The kernels' vector type on AVX-512 (F, BW, DQ, VL); with GFNI where NFP_AVX512_GFNI is defined, and with
+// VBMI and BF16 dot products (NFP_HAVE_BF16_PAIRS) or FP16 multiply-adds (NFP_HAVE_FP16_PAIRS).
+// Included by those translation units only.
 #pragma once
 
 #include <immintrin.h>
 
+#include <array>
 #include <cstdint>
+
+#include "backend/cpu/panel.h"
 
 namespace nfp {
 namespace {
@@ -202,10 +206,14 @@ inline void unpack_dense(const uint8_t* words, Vec w[4]) {
   for (int k = 0; k < 4; ++k) w[k] = load_f16(h + 16 * k);
 }
 
-#ifdef NFP_AVX512_BF16
+#if defined(NFP_HAVE_BF16_PAIRS) || defined(NFP_HAVE_FP16_PAIRS)
+#define NFP_HAVE_PAIRS 1
 inline Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_pairs(uint32_t* p, Pairs a) { _mm512_storeu_si512(p, a); }
 inline Pairs splat_pair(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+#endif
+
+#ifdef NFP_HAVE_BF16_PAIRS
 inline Vec dot_pairs(Vec acc, Pairs x, Pairs w) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
 }
@@ -240,6 +248,60 @@ inline void unpack_upper_pairs(const uint8_t* upper, Pairs w[2]) {
   high = _mm512_ternarylogic_epi32(high, u, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // a | (b & c)
   w[0] = _mm512_unpacklo_epi8(low, high);
   w[1] = _mm512_unpackhi_epi8(low, high);
+}
+#endif
+
+#ifdef NFP_HAVE_FP16_PAIRS
+// A word for each row and parity of the step: what is summed of even steps in the low half of 32 bits, of odd ones in
+// the high half.
+using HalfSums = __m512h;
+inline HalfSums no_halves() { return _mm512_setzero_ph(); }
+inline HalfSums fma_halves(Pairs a, Pairs b, HalfSums c) {
+  return _mm512_fmadd_ph(_mm512_castsi512_ph(a), _mm512_castsi512_ph(b), c);
+}
+// As fma_here and widen_here.
+inline void fma_halves_here(Pairs a, Pairs b, HalfSums& sum) {
+  asm volatile("vfmadd231ph %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+inline void load_pairs_here(const uint16_t* p, Pairs& r) {
+  asm volatile("vmovdqa64 %1, %0" : "=v"(r) : "m"(*reinterpret_cast<const __m512i*>(p)));
+}
+
+// Even and odd steps, added in FP32.
+inline Vec widened(HalfSums a) {
+  alignas(64) static constexpr std::array<uint16_t, 32> kApart = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                                  22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                                  13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  alignas(64) uint16_t words[32];
+  _mm512_store_si512(words, _mm512_permutexvar_epi16(_mm512_load_si512(kApart.data()), _mm512_castph_si512(a)));
+  return _mm512_add_ps(widen_stored(words), widen_stored(words + 16));
+}
+
+inline void store_fp16_pairs(uint32_t* out, Vec x) { store_f16(reinterpret_cast<uint16_t*>(out), x); }
+
+// Where the bytes of steps `step` and `step` + 1 of a group are, each to go to the high byte of a word.
+constexpr std::array<uint8_t, 64> pair_order(int step) {
+  std::array<uint8_t, 64> order{};
+  for (size_t row = 0; row < 16; ++row) {
+    for (size_t odd = 0; odd < 2; ++odd) {
+      const size_t at = cpu::group_position(static_cast<int>(row), step + static_cast<int>(odd));
+      order[4 * row + 2 * odd] = order[4 * row + 2 * odd + 1] = static_cast<uint8_t>(at);
+    }
+  }
+  return order;
+}
+
+// E4M3 * 2^-8 as FP16: sign, then exponent and mantissa one bit lower; subnormals are FP16's own.
+inline void unpack_upper_halves(const uint8_t* upper, Pairs w[2]) {
+  alignas(64) static constexpr std::array<uint8_t, 64> kFirst = pair_order(0), kSecond = pair_order(2);
+  const __m512i u = _mm512_loadu_si512(upper);
+  const __m512i keep = _mm512_set1_epi16(static_cast<short>(0xbf80));
+  const auto placed = [&](const std::array<uint8_t, 64>& order) {
+    const __m512i words = _mm512_permutexvar_epi8(_mm512_load_si512(order.data()), u);
+    return _mm512_and_si512(_mm512_srai_epi16(words, 1), keep);
+  };
+  w[0] = placed(kFirst);
+  w[1] = placed(kSecond);
 }
 #endif
 

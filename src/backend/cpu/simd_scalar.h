@@ -20,7 +20,8 @@ constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one b
 struct Vec {
   float v[16];
 };
-// Sixteen pairs of BF16: the even k in the high half, because VDPBF16PS adds the high product first.
+// Sixteen pairs: of BF16 with the even k in the high half, because VDPBF16PS adds the high product first, or of FP16
+// with the even k in the low half.
 struct Pairs {
   uint32_t v[16];
 };
@@ -151,6 +152,8 @@ inline void unpack_dense(const uint8_t* words, Vec w[4]) {
   for (int k = 0; k < 4; ++k) w[k] = load_f16(h + 16 * k);
 }
 
+#define NFP_HAVE_PAIRS 1
+
 // VDPBF16PS in scalar arithmetic (Intel SDM): inputs and results that are subnormal become zero, each product is
 // added with one rounding, the high half first.
 inline Pairs load_pairs(const uint32_t* p) {
@@ -187,6 +190,50 @@ inline void unpack_upper_pairs(const uint8_t* upper, Pairs w[2]) {
   for (int p = 0; p < 2; ++p) {
     for (int i = 0; i < 16; ++i) {
       w[p].v[i] = std::bit_cast<uint32_t>(f[2 * p].v[i]) | (std::bit_cast<uint32_t>(f[2 * p + 1].v[i]) >> 16);
+    }
+  }
+}
+
+// VFMADDPH in scalar arithmetic: one rounding to FP16 of a product and a sum.
+struct HalfSums {
+  uint16_t even[16], odd[16];
+};
+inline HalfSums no_halves() { return HalfSums{}; }
+inline uint16_t fma_fp16(uint32_t a, uint32_t b, uint16_t c) {
+  const auto value = [](uint32_t h) { return double{fp16_to_fp32(static_cast<uint16_t>(h))}; };
+  // The product has 22 bits and is exact. So is the sum, unless its bits span more than FP64's 53: then the product is
+  // under 2^-31 of c, a quarter of c's last bit at most, and both roundings give c.
+  const double exact = value(a) * value(b) + value(c);
+  // To FP32 by rounding to odd, after which rounding to FP16, 13 bits shorter, is as if it were the first.
+  auto narrow = static_cast<float>(exact);
+  if (static_cast<double>(narrow) != exact && std::isfinite(exact)) {
+    uint32_t bits = std::bit_cast<uint32_t>(narrow);
+    if (std::fabs(static_cast<double>(narrow)) > std::fabs(exact)) --bits;
+    narrow = std::bit_cast<float>(bits | 1u);
+  }
+  return fp32_to_fp16(narrow);
+}
+inline HalfSums fma_halves(Pairs a, Pairs b, HalfSums c) {
+  for (int i = 0; i < 16; ++i) {
+    c.even[i] = fma_fp16(a.v[i] & 0xffffu, b.v[i] & 0xffffu, c.even[i]);
+    c.odd[i] = fma_fp16(a.v[i] >> 16, b.v[i] >> 16, c.odd[i]);
+  }
+  return c;
+}
+inline Vec widened(HalfSums a) {
+  return each([&](int i) { return fp16_to_fp32(a.even[i]) + fp16_to_fp32(a.odd[i]); });
+}
+inline void store_fp16_pairs(uint32_t* out, Vec x) {
+  for (int i = 0; i < 8; ++i) {
+    out[i] = (static_cast<uint32_t>(fp32_to_fp16(x.v[2 * i + 1])) << 16) | fp32_to_fp16(x.v[2 * i]);
+  }
+}
+inline void unpack_upper_halves(const uint8_t* upper, Pairs w[2]) {
+  Vec f[4];
+  unpack_upper(upper, f);
+  for (int p = 0; p < 2; ++p) {
+    for (int i = 0; i < 16; ++i) {
+      w[p].v[i] = (static_cast<uint32_t>(fp32_to_fp16(f[2 * p + 1].v[i])) << 16) | fp32_to_fp16(f[2 * p].v[i]);
     }
   }
 }

@@ -1,6 +1,8 @@
 // Kernels on one row: norms, rotary embedding, conversions, and the passes over logits that sampling needs.
 #pragma once
 
+#include <bit>
+
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/math_inl.h"
 
@@ -117,28 +119,56 @@ void to_e4m3(const float* x, int64_t n, uint8_t* out) {
   }
 }
 
+// Of what is not NaN.
+inline float largest_magnitude(const float* x, int64_t k) {
+  Vec most = zero();
+  for (int64_t i = 0; i < k; i += 16) most = max(and_bits(load_tail(x + i, k - i), 0x7fffffffu), most);
+  return max_lanes(most);
+}
+
 #if defined(NFP_HAVE_PAIRS)
-void to_bf16_pairs(const float* x, int64_t k, uint32_t* pairs) {
+// Calls store(pairs, vector) for sixteen values of x at a time.
+template <typename Store>
+inline void each_sixteen(const float* x, int64_t k, uint32_t* pairs, Store store) {
   for (int64_t i = 0; i < k; i += 16) {
     if (k - i >= 16) {
-      store_bf16_pairs(pairs + i / 2, load(x + i));
+      store(pairs + i / 2, load(x + i));
     } else {
       uint32_t lanes[8];
-      store_bf16_pairs(lanes, load_some(x + i, static_cast<int>(k - i)));
+      store(lanes, load_some(x + i, static_cast<int>(k - i)));
       for (int64_t j = i / 2; j < (k + 1) / 2; ++j) pairs[j] = lanes[j - i / 2];
     }
   }
 }
+
+template <cpu::PairArithmetic A>
+float to_pairs(const float* x, int64_t k, uint32_t* pairs) {
+#if defined(NFP_HAVE_BF16_PAIRS)
+  if constexpr (A == cpu::PairArithmetic::kBf16) {
+    each_sixteen(x, k, pairs, [](uint32_t* out, Vec v) { store_bf16_pairs(out, v); });
+    return 1.0f;
+  }
+#endif
+#if defined(NFP_HAVE_FP16_PAIRS)
+  if constexpr (A == cpu::PairArithmetic::kFp16) {
+    // An exponent of 9 at least keeps both powers of two normal numbers; infinity's, 255, takes every number that is
+    // finite to one that FP16 holds.
+    const uint32_t exponent = std::bit_cast<uint32_t>(largest_magnitude(x, k)) >> 23;
+    const uint32_t kept = exponent < 9 ? 9 : exponent;
+    const Vec factor = splat(std::bit_cast<float>((262 - kept) << 23));
+    each_sixteen(x, k, pairs, [&](uint32_t* out, Vec v) { store_fp16_pairs(out, mul(v, factor)); });
+    return std::bit_cast<float>((kept - 8) << 23);
+  }
+#endif
+}
 #endif
 
 float quantize_e4m3(const float* x, int64_t k, float* out) {
-  Vec most = zero();
-  for (int64_t i = 0; i < k; i += 16) most = max(and_bits(load_tail(x + i, k - i), 0x7fffffffu), most);
-  const float largest = max_lanes(most);
+  const float largest = largest_magnitude(x, k);
   const Vec inverse = splat(largest > 0.0f ? 448.0f / largest : 0.0f);
   for (int64_t i = 0; i < k; i += 16) {
     const Vec v = mul(load_tail(x + i, k - i), inverse);
-    const Vec magnitude = min(and_bits(v, 0x7fffffffu), splat(448.0f));
+    const Vec magnitude = min(splat(448.0f), and_bits(v, 0x7fffffffu));  // NaN stays NaN
     store_tail(out + i, or_bits(round_e4m3(magnitude), and_bits(v, 0x80000000u)), k - i);
   }
   return largest / 448.0f;

@@ -100,6 +100,11 @@ class TestMatrix final : public MatrixReader {
     return storage_ == Storage::kNested ? std::ldexp(factor_[at], exponent_[at]) : 1.0f;
   }
 
+  void fill_largest() {  // 1.75 in either reading
+    std::fill(words_.begin(), words_.end(), uint16_t{0x3f00});
+    std::fill(upper_.begin(), upper_.end(), uint8_t{0x7e});
+  }
+
   int64_t fails_at = -1;  // row whose reading fails
 
  private:
@@ -116,7 +121,7 @@ class TestMatrix final : public MatrixReader {
 
 // All tables that this machine can run, the scalar ones first.
 inline std::vector<const KernelTable*> runnable_tables() {
-  std::vector<const KernelTable*> tables = {&scalar_kernels(), &scalar_bf16_kernels()};
+  std::vector<const KernelTable*> tables = {&scalar_kernels(), &scalar_bf16_kernels(), &scalar_fp16_kernels()};
   for (const InstructionSet set : instruction_sets(detect_features())) {
     if (set != InstructionSet::kScalar) tables.push_back(&kernels_of(set));
   }
@@ -124,7 +129,14 @@ inline std::vector<const KernelTable*> runnable_tables() {
 }
 
 inline const KernelTable& reference_of(const KernelTable& table) {
-  return table.bf16 ? scalar_bf16_kernels() : scalar_kernels();
+  switch (table.pairs) {
+    case PairArithmetic::kBf16:
+      return scalar_bf16_kernels();
+    case PairArithmetic::kFp16:
+      return scalar_fp16_kernels();
+    default:
+      return scalar_kernels();
+  }
 }
 
 }  // namespace nfp::cpu

@@ -1,0 +1,15 @@
+#define NFP_HAVE_FP16_PAIRS 1
+#define NFP_AVX512_GFNI 1
+// clang-format off
+#include "backend/cpu/simd_avx512.h"
+#include "backend/cpu/kernel_table_inl.h"
+// clang-format on
+
+namespace nfp::cpu {
+
+const KernelTable& avx512_fp16_kernels() {
+  static constexpr KernelTable kTable = make_table<PairArithmetic::kFp16>("avx512fp16");
+  return kTable;
+}
+
+}  // namespace nfp::cpu

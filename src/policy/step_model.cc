@@ -192,6 +192,7 @@ StepModel StepModel::at_shares(std::span<const double> shares) const {
   for (const double share : shares) take(share);
   model.drift_ = model.pair_factor_ = model.key_factor_ = 1;
   model.error_ = {};
+  model.lasts_ = {};
   model.factor_.assign(model.levels_.size(), std::vector<double>(kSizes, 1.0));
   return model;
 }
@@ -284,34 +285,43 @@ void StepModel::observe(size_t level, const StepWork& work, double measured) {
   };
   constexpr double kMostFactor = 2;  // of one size beside the others
   constexpr double kMostMachine = kMostDrift / kMostFactor;
+  const double far = std::log(measured / predicted);
+  lasts_[static_cast<size_t>((error_.steps - 1) % kLasts)] = far + std::log(drift_);
+  const double to_median = median_of_lasts() - std::log(drift_);
   if (error_.steps <= kFirstSteps) {
-    // The mean of the first steps' ratios; each counts as much as the others, and none by more than a factor of 30.
-    const double ratio = std::clamp(std::log(measured / predicted), -3.4, 3.4);
-    moved(drift_, ratio / static_cast<double>(std::min<uint64_t>(error_.steps, 8)), kMostMachine);
+    moved(drift_, to_median, kMostMachine);
     return;
   }
-  // One step that is far off is an outlier, several in a row and all the same way are another program that came or
-  // went.
-  const double far = std::log(measured / predicted);
-  in_a_row_ = std::abs(far) < 0.25 ? 0 : far > 0 ? std::max(in_a_row_, 0) + 1 : std::min(in_a_row_, 0) - 1;
-  if (std::abs(in_a_row_) > kOutliers) {
-    moved(drift_, 0.3 * std::clamp(far, -1.5, 1.5), kMostMachine);
+  // Half of the last steps that are all far off are another program that came or went, or another clock rate.
+  if (std::abs(to_median) > kFarOff) {
+    moved(drift_, 0.5 * to_median, kMostMachine);
     return;
   }
   // Clipped before it counts: a step that waited for something else says nothing about the next.
-  const double ratio = std::log(std::clamp(measured / predicted, 0.74, 1.35));
-  // A normalised gradient step: each factor moves by its share of the prediction, all together by a tenth of the error.
+  const double ratio = std::clamp(far, -0.15, 0.15);
+  // A normalised gradient step: each factor moves by its share of the prediction, all together by a fifth of the error.
   const bool two = two_launches(work);
   const StepWork main = two ? chunks_of(work) : work;
   Terms parts = terms(level, main);
   const double linear = parts.linear * drift_ / predicted;
   if (two) parts.keys += terms(exact_level(), singles_of(work)).keys;
   const double pairs = parts.pairs * drift_ / predicted, keys = parts.keys * drift_ / predicted;
-  const double by = 0.1 * ratio / (1 + linear * linear + pairs * pairs + keys * keys);
+  const double by = 0.2 * ratio / (1 + linear * linear + pairs * pairs + keys * keys);
   moved(drift_, by, kMostMachine);
   moved(factor_[level][static_cast<size_t>(size_of(main.tokens))], by * linear, kMostFactor);
   moved(pair_factor_, by * pairs, kMostFactor);
   moved(key_factor_, by * keys, kMostFactor);
+}
+
+double StepModel::median_of_lasts() const {
+  std::array<double, kLasts + 1> sorted = {};
+  size_t count = std::min<size_t>(error_.steps, kLasts);
+  std::copy_n(lasts_.begin(), count, sorted.begin());
+  // At first the table counts as a step too, so that one that is measured wrongly moves nothing.
+  if (error_.steps <= kFirstSteps) sorted[count++] = 0;
+  std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count));
+  const double upper = sorted[count / 2], lower = sorted[(count - 1) / 2];
+  return std::abs(lower) < std::abs(upper) ? lower : upper;
 }
 
 StepModel::FitError StepModel::error_on(std::span<const StepTime> steps) const {

@@ -11,6 +11,7 @@
 // learnt from steps that ran, as factors that stay within bounds.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -69,15 +70,15 @@ class StepModel {
   // The most tokens of a chunk behind `context` tokens that can join `work` within `limit_s`; 0 = none.
   int32_t largest_chunk(size_t level, const StepWork& work, int32_t context, int32_t most, double limit_s) const;
 
-  // Learns from a step that took `seconds`. The first kFirstSteps say how fast this machine is now, at once; after them
+  // Learns from a step that took `seconds`. How fast this machine is now is the median over the last kLasts steps, at
+  // once for the first kFirstSteps, and later where it is further off than kFarOff (a logarithm). After the first steps
   // one outlier moves a prediction by 3 % at most, and what moves are the terms that the prediction was made of: the
-  // machine, the size of the step, attention. After more than kOutliers steps in a row that are all a quarter too long,
-  // or too short, the machine is another: it moves by 0.3 of what they are off. All together move it by a factor of
-  // kMostDrift at most.
+  // machine, the size of the step, attention. All together move it by a factor of kMostDrift at most.
   void observe(size_t level, const StepWork& work, double seconds);
   static constexpr double kMostDrift = 1000;
   static constexpr uint64_t kFirstSteps = 32;
-  static constexpr int kOutliers = 3;
+  static constexpr size_t kLasts = 9;
+  static constexpr double kFarOff = 0.25;
 
   struct Error {
     double mean = 0;     // of |predicted - measured| / measured over about the last 100 steps
@@ -103,6 +104,7 @@ class StepModel {
     double sum() const { return linear + pairs + keys + sequences; }
   };
   Terms terms(size_t level, const StepWork& work) const;
+  double median_of_lasts() const;
 
   std::vector<StepLevel> levels_;
   std::vector<double> knots_;                // tokens, ascending
@@ -113,7 +115,7 @@ class StepModel {
   double drift_ = 1;                         // of the machine, all levels
   std::vector<std::vector<double>> factor_;  // [level][size] of linear layers, beside drift_
   double pair_factor_ = 1, key_factor_ = 1;  // of attention, likewise
-  int in_a_row_ = 0;  // steps that were far too long, or as a negative number too short, until now
+  std::array<double, kLasts> lasts_{};       // log(measured / predicted without drift_) of the last steps, in any order
   Error error_;
 };
 

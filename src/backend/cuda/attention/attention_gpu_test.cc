@@ -149,7 +149,7 @@ class Batch {
   RopeCall rope(const AttentionCall::Rotation& rotation, const int32_t* positions, const int32_t* slots) const {
     RopeCall c;
     c.qkv = device_q_->get();
-    c.tokens = query_start_.back();
+    c.tokens = static_cast<int>(last_positions().size());
     c.heads = shape_.heads;
     c.kv_heads = shape_.kv_heads;
     c.head_dim = shape_.head_dim;
@@ -165,15 +165,19 @@ class Batch {
     c.block_size = shape_.block_size;
     return c;
   }
+  // Of decode batches, up to what pads them.
   std::vector<int32_t> last_positions() const {
     std::vector<int32_t> out;
-    for (const Sequence& s : sequences_) out.push_back(s.context - 1);
+    for (const Sequence& s : sequences_) {
+      if (s.context > 0) out.push_back(s.context - 1);
+    }
     return out;
   }
   std::vector<int32_t> last_slots() const {
     std::vector<int32_t> out;
     for (size_t s = 0; s < sequences_.size(); ++s) {
       const int position = sequences_[s].context - 1;
+      if (position < 0) continue;
       out.push_back(table_[s * width_ + position / shape_.block_size] * shape_.block_size +
                     position % shape_.block_size);
     }
@@ -265,9 +269,10 @@ class Batch {
           }
           const double score_error = (shape_.head_dim + 8) * 0x1p-24 * largest_sum + 2e-6 * shape_.soft_cap + 1e-6;
           for (int d = 0; d < shape_.head_dim; ++d) {
-            const double want = mean[d] / total, size = magnitude[d] / total;
+            const double keys = total > 0 ? total : 1.0;  // of none the sums are zeros
+            const double want = mean[d] / keys, size = magnitude[d] / keys;
             const double bound = 0x1p-11 * (size + std::abs(want)) + 2 * size * score_error +
-                                 static_cast<double>(scores.size()) * 0x1p-25 * largest_value / total + 0x1p-24;
+                                 static_cast<double>(scores.size()) * 0x1p-25 * largest_value / keys + 0x1p-24;
             const double got =
                 fp16_to_fp32(out[(int64_t{query_start_[s] + i} * shape_.heads + head) * shape_.head_dim + d]);
             const double error = std::abs(got - want);
@@ -387,6 +392,40 @@ TEST_P(AttentionShapesGpu, DecodeMatchesFloat64) {
   }
 }
 
+// Sequences without keys, which pad captured steps, have outputs of zeros wherever they are.
+TEST_P(AttentionShapesGpu, DecodeOfNoKeysIsZeros) {
+  std::vector<Sequence> many(60, {1, 33});
+  many.insert(many.end(), 20, {1, 0});
+  const std::vector<std::vector<Sequence>> batches = {
+      {{1, 0}},
+      {{1, 0}, {1, 0}, {1, 0}},
+      {{1, 0}, {1, 300}, {1, 0}, {1, 0}, {1, 700}, {1, 17}, {1, 0}, {1, 0}, {1, 0}},
+      many};
+  for (const std::vector<Sequence>& sequences : batches) {
+    const Batch batch(GetParam(), sequences, 21);
+    AttentionCall call = batch.call(0, batch.sequences());
+    for (const bool deterministic : {false, true}) {
+      call.deterministic = deterministic;
+      const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+      attach(call, workspace);
+      for (const DecodeCut cut : {DecodeCut::kBlocks, DecodeCut::kWarps}) {
+        if (deterministic && cut == DecodeCut::kWarps) continue;
+        SCOPED_TRACE(testing::Message() << sequences.size() << " sequences, cut " << static_cast<int>(cut)
+                                        << (deterministic ? ", deterministic" : ""));
+        call.cut = cut;
+        for (const int likely_context : {0, 1000}) {  // the second lets clusters share few rows
+          call.likely_context = likely_context;
+          call.early_cache_reads = likely_context != 0;
+          batch.poison();
+          ASSERT_TRUE(run_decode(call, nullptr).ok());
+          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+          batch.expect_close(batch.out());
+        }
+      }
+    }
+  }
+}
+
 // Few enough rows that clusters share them.
 TEST_P(AttentionShapesGpu, SmallDecodeMatchesFloat64) {
   for (const int context : {1, 17, 300, 5000}) {
@@ -453,7 +492,10 @@ TEST_P(RotationGpu, SameAsAKernelBefore) {
   std::vector<Sequence> few = {{1, 1}, {1, 16}, {1, 17}, {1, 700}, {1, 64}};
   std::vector<Sequence> many;
   for (int i = 0; i < 90; ++i) many.push_back({1, 1 + (i * 37) % 200});
-  const std::vector<std::vector<Sequence>> batches = {{{1, 200}}, {{1, 3000}}, few, many};
+  std::vector<Sequence> padded = few, many_padded = many;
+  padded.insert(padded.end(), 3, {1, 0});
+  many_padded.insert(many_padded.end(), 6, {1, 0});
+  const std::vector<std::vector<Sequence>> batches = {{{1, 200}}, {{1, 3000}}, few, many, padded, many_padded};
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   std::vector<float> weights(static_cast<size_t>(shape.head_dim)), table(static_cast<size_t>(3001 * shape.head_dim));

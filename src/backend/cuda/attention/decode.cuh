@@ -356,13 +356,15 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
 
   ptx::launch_dependents();
   if (!p.a.early_cache_reads) ptx::dependency_wait();
-  int span = 0, cluster_blocks = 0;
+  int span = 0, busy = 0, cluster_blocks = 0;
   DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
                                   : start_walk(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                                               p.deterministic ? 1 : kLeastDecodeSpan, span);
+                                               p.deterministic ? 1 : kLeastDecodeSpan, span, busy);
   // A block without work leaves at once, unless its cluster adds up something: there is one with work, which waits for
   // the kernel before, and the next kernel finds the room. (A cluster's barriers wait for nobody who has left.)
-  if (p.cluster > 0 ? cluster_blocks <= kFewDecodeBlocks && walk.begin == walk.end : walk.done) return;
+  if (p.cluster > 0 ? cluster_blocks <= kFewDecodeBlocks && walk.begin == walk.end
+                    : static_cast<int>(blockIdx.x) >= busy)
+    return;
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
   DecodeLoader<kDim, kE4m3, Layout::kStages, kDecodeWarps> loader(p, walk, warp, ring);
 
@@ -415,6 +417,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
       merge_neighbours<kDim, kRows, kE4m3>(p, walk, span, sums, tops, block_tops);
     }
   }
+  clear_keyless(p, static_cast<int>(blockIdx.x), busy, static_cast<int>(threadIdx.x), kDecodeWarps * 32);
 }
 
 template <int kDim, int kRows, bool kE4m3>

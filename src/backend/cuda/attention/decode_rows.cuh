@@ -102,9 +102,9 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
 
   ptx::launch_dependents();
   if (!p.a.early_cache_reads) ptx::dependency_wait();
-  int span = 0;
-  DecodeWalk walk = start_walk(p, unit, static_cast<int>(gridDim.x) * kDecodeWarps, kLeastRowsSpan, span);
-  if (walk.done) {
+  int span = 0, busy = 0;
+  DecodeWalk walk = start_walk(p, unit, static_cast<int>(gridDim.x) * kDecodeWarps, kLeastRowsSpan, span, busy);
+  if (unit >= busy) {
     if (p.a.early_cache_reads) ptx::dependency_wait();
     return;
   }
@@ -150,6 +150,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
       Exchange{p.exchange + int64_t{other} * Layout::kSlotFloats, p.a.group}.add_to(state, total);
     store_row(p, walk, state, total);
   }
+  clear_keyless(p, unit, busy, static_cast<int>(threadIdx.x) % 32, 32);
 }
 
 template <int kDim, int kRows, bool kE4m3>

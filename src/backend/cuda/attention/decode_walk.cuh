@@ -22,9 +22,9 @@ struct DecodeWalk {
   static __device__ __forceinline__ int first_visible_tile(const DecodeParams& p, int context) {
     return context > p.a.window ? (context - p.a.window) / kDecodeTile : 0;
   }
-  // A sequence without keys has a tile nevertheless: its output is zeros.
+  // A sequence without keys is no work: its output is zeros (clear_keyless).
   static __device__ __forceinline__ int count_tiles(const DecodeParams& p, int context) {
-    return max(1, (context + kDecodeTile - 1) / kDecodeTile - first_visible_tile(p, context));
+    return context <= 0 ? 0 : (context + kDecodeTile - 1) / kDecodeTile - first_visible_tile(p, context);
   }
   static __device__ __forceinline__ int chunk(int tiles) {
     return kDecodeChunkTiles *
@@ -32,7 +32,7 @@ struct DecodeWalk {
   }
   // Work is counted in tiles, or in chunks where the sum must not depend on the batch.
   static __device__ __forceinline__ int row_work(const DecodeParams& p, int tiles) {
-    return p.deterministic ? (tiles + chunk(tiles) - 1) / chunk(tiles) : tiles;
+    return p.deterministic && tiles > 0 ? (tiles + chunk(tiles) - 1) / chunk(tiles) : tiles;
   }
 
   __device__ __forceinline__ void enter(const DecodeParams& p) {
@@ -54,8 +54,10 @@ struct DecodeWalk {
       row_start += row_work(p, tiles);
       if (++head == p.a.kv_heads) {
         head = 0;
-        ++sequence;
-        enter(p);
+        do {  // one with work follows, as some is left
+          ++sequence;
+          enter(p);
+        } while (tiles == 0);
       }
     }
     take(p);
@@ -63,9 +65,9 @@ struct DecodeWalk {
 };
 
 // The span of `unit` of `units` (blocks or warps), found by every warp for itself: sequences in lanes, lane i with the
-// i-th run of them. `span` is the work of each unit.
-__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit, int units, int least_span,
-                                                 int& span) {
+// i-th run of them. `span` is the work of each unit; the first `busy` have some, at least one is counted.
+__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit, int units, int least_span, int& span,
+                                                 int& busy) {
   const int lane = threadIdx.x % 32;
   const int run = (p.a.sequences + 31) / 32;
   const int first = min(lane * run, p.a.sequences), last = min(first + run, p.a.sequences);
@@ -82,6 +84,7 @@ __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit
   const int total = __shfl_sync(0xffffffffu, before, 31);
   before -= work;
   span = max(least_span, (total + units - 1) / units);
+  busy = max(1, (total + span - 1) / span);
 
   DecodeWalk walk{};
   const int64_t wide_start = int64_t{span} * unit;
@@ -115,12 +118,25 @@ __device__ __forceinline__ DecodeWalk share_row(const DecodeParams& p, int rank,
   walk.sequence = row / p.a.kv_heads;
   walk.head = row % p.a.kv_heads;
   walk.enter(p);
+  walk.tiles = max(1, walk.tiles);  // of no keys: sums of nothing are zeros
   const int wave = p.cluster * kDecodeWarps;
   const int part = (walk.tiles + wave - 1) / wave * kDecodeWarps;  // the same for every warp
   blocks = (walk.tiles + part - 1) / part;
   walk.begin = min(rank * part, walk.tiles);
   walk.end = min(walk.begin + part, walk.tiles);
   return walk;
+}
+
+// Sequences without keys (what pads a captured step) have outputs of zeros. Of `workers` groups of `threads` threads
+// each takes some: were they rows of a span like others, all of them together would be the last block's. After the wait
+// for the kernel before.
+__device__ __forceinline__ void clear_keyless(const DecodeParams& p, int worker, int workers, int thread, int threads) {
+  for (int s = worker; s < p.a.sequences; s += workers) {
+    if (p.a.context[s] > 0) continue;
+    const int numbers = p.a.heads * p.a.head_dim;
+    uint16_t* const out = p.a.out + int64_t{p.a.query_start[s]} * numbers;
+    for (int i = thread * 2; i < numbers; i += threads * 2) *reinterpret_cast<uint32_t*>(out + i) = 0;
+  }
 }
 
 }  // namespace nfp::cuda

@@ -136,7 +136,9 @@ struct PairSteps {
     ask(panel.upper + group * static_cast<int64_t>(kGroupBytes));
   }
   static void list_runs(const Panel& panel, int64_t group, Ahead& ahead) {
-    ahead.runs[ahead.count++] = panel.upper + group * static_cast<int64_t>(kGroupBytes);
+    for (int64_t run = 0; run * kRunLines < cpu::kHalfChunk / cpu::kGroupSteps; ++run) {
+      ahead.runs[ahead.count++] = panel.upper + (group + run * kRunLines) * static_cast<int64_t>(kGroupBytes);
+    }
   }
   static Operand operand(X x) { return splat_pair(x); }
   static W load_block(const float* p) { return load_pairs(reinterpret_cast<const uint32_t*>(p)); }
@@ -187,8 +189,8 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps {
 #endif
   static Sum mac(Sum acc, Operand x, W w) { return fma_halves(x, w, acc); }
 };
-// What is unpacked at a time for many rows has to be a chunk.
-static_assert(cpu::kHalfChunk == kBlockSteps);
+// What is unpacked at a time for many rows is a chunk: half as many bytes a step as in FP32.
+static_assert(cpu::kHalfChunk <= 2 * kBlockSteps);
 #endif
 
 // x is to be read again, as an operand of each multiply-add: kept in registers for the next panel it would push sums
@@ -551,8 +553,8 @@ template <typename Steps>
 void blocked_panels(const Panel* panels, int count, int next_count, const typename Steps::X* x, int64_t stride,
                     int64_t k, int64_t rows, float* block, float* acc, const Finish& done) {
   const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-  const bool half = rows <= kHalfBlockRows && Steps::kChunkUnits == 0;
-  const int64_t most = (half ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
+  int64_t most = (rows <= kHalfBlockRows ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
+  if constexpr (Steps::kChunkUnits > 0) most = Steps::kChunkUnits;
   for (int64_t u0 = 0; u0 < units; u0 += most) {
     const int64_t here = units - u0 < most ? units - u0 : most;
     for (int p = 0; p < count; ++p) {

@@ -64,6 +64,9 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
                           (c.residual == nullptr || (aligned(c.residual, 16) && aligned(p.h, 16) && c.ldr % 8 == 0)) &&
                           (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
   p.scales = c.scales;
+  // Few rows are a decode step's, which waits for every cycle; of many, most blocks start when the inputs are there.
+  constexpr int64_t kRehearsedRows = 64, kRehearsedRowsOfCodes = 128;  // measured in 8B steps on an H200
+  p.rehearses = c.dependent_launch && c.m <= (c.y_e4m3 != nullptr ? kRehearsedRowsOfCodes : kRehearsedRows);
 
   // Groups of eight columns stay in registers: two a thread where several blocks can share a row (few rows leave most
   // of the GPU idle), at most eight where they cannot.

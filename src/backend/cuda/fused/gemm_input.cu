@@ -261,12 +261,12 @@ struct RowPart {
 };
 
 // The block's `columns` codes to memory, `made` of which threads have written; the rest is padding.
-__device__ __forceinline__ void store_codes(uint8_t* codes, int made, int columns, uint8_t* out) {
+__device__ __forceinline__ void store_codes(uint8_t* codes, int made, int columns, int stored, uint8_t* out) {
   for (int i = made + static_cast<int>(threadIdx.x * 2); i < columns; i += blockDim.x * 2) {
     *reinterpret_cast<uint16_t*>(codes + i) = 0;
   }
   __syncthreads();
-  for (int i = threadIdx.x * 16; i < columns; i += blockDim.x * 16) {
+  for (int i = threadIdx.x * 16; i < stored; i += blockDim.x * 16) {
     *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(codes + i);
   }
 }
@@ -287,31 +287,41 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) part.load_weight(p, i);
   }
-  ptx::dependency_wait();
-  if constexpr (Part::kEarlyLoads) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) part.load(p, i);
-  }
-  Totals totals{0.0f, 0.0f};
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    if constexpr (!Part::kEarlyLoads) part.load(p, i);
-    part.make(p, i, totals);
-  }
+  constexpr bool kRehearses = kAligned && kVectors < kMaxVectors;
   const bool has_codes = p.y_e4m3 != nullptr;
-  if (Part::kNorm || has_codes) totals = reduce(totals, scratch, parts, p.blocks, rank);
-  // The norm's factor is the row's, so the largest magnitude needs no second reduction.
-  const float factor = Part::kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
-  const float largest = totals.largest * factor;
-  const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
-  if (has_codes && threadIdx.x == 0 && rank == 0) p.scales[part.token] = scale;
-  const float inverse = 1.0f / scale;
-  const int columns = has_codes ? min(p.block_columns, p.padded_k - static_cast<int>(part.begin)) : 0;  // of codes
+  const int64_t end = part.end;
+#pragma unroll 1
+  for (bool real = !kRehearses || !p.rehearses;; real = true) {
+    if (real) ptx::dependency_wait();
+    if constexpr (kRehearses) part.end = real ? end : part.begin;
+    if constexpr (Part::kEarlyLoads) {
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) part.store(p, i, factor, inverse, codes, columns);
-  if (!has_codes) return;
-  store_codes(codes, static_cast<int>(kVectors * blockDim.x * 8), columns,
-              p.y_e4m3 + part.token * p.ldy_e4m3 + part.begin);
+      for (int i = 0; i < kVectors; ++i) part.load(p, i);
+    }
+    Totals totals{0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if constexpr (!Part::kEarlyLoads) part.load(p, i);
+      part.make(p, i, totals);
+    }
+    if (Part::kNorm || has_codes) totals = reduce(totals, scratch, parts, p.blocks, rank);
+    // The norm's factor is the row's, so the largest magnitude needs no second reduction.
+    const float factor = Part::kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
+    const float largest = totals.largest * factor;
+    const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+    if (has_codes && threadIdx.x == 0 && rank == 0 && real) p.scales[part.token] = scale;
+    const float inverse = 1.0f / scale;
+    const int columns = has_codes ? min(p.block_columns, p.padded_k - static_cast<int>(part.begin)) : 0;  // of codes
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) part.store(p, i, factor, inverse, codes, columns);
+    if (has_codes) {
+      store_codes(codes, static_cast<int>(kVectors * blockDim.x * 8), columns, real ? columns : 0,
+                  p.y_e4m3 + part.token * p.ldy_e4m3 + part.begin);
+    }
+    if (real) return;
+    __syncthreads();  // all have read what the next round writes over
+    if (p.blocks > 1) ptx::cluster_sync();
+  }
 }
 
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32>

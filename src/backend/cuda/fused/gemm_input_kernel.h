@@ -25,6 +25,9 @@ struct GemmInputParams {
   int block_columns;  // of the row, for each of them: a multiple of 128
   float epsilon;
   float weight_offset;
+  // Whether each block goes through its code once without loading or storing before its inputs are there: what an SM
+  // has not run for a while comes from the L2. (Not with kMaxVectors, which leaves no registers for it.)
+  bool rehearses;
 };
 
 // is_aligned: all rows (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or

@@ -87,20 +87,21 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
   const int second = rotates ? lane + pairs : first + 1;
   const bool has_first = is_item && first < vectors;
   const bool has_second = is_item && second < vectors;
+  // Where the token stands does not depend on the kernel before: steps begin with a copy.
+  const int slot = is_item && !is_query ? c.slots[token] : -1;
+  float cosine[kVector] = {}, sine[kVector] = {};
+  if (!is_value && rotates && is_item) {
+    const float* table = c.cos_sin + int64_t{c.positions[token]} * c.rotary_dim + lane * kVector;
+    load_f32(table, cosine);
+    load_f32(table + c.rotary_dim / 2, sine);
+  }
   ptx::dependency_wait();
   auto* x = static_cast<uint16_t*>(c.qkv) + (int64_t{token} * all_heads + head) * c.head_dim;
   float a[kVector] = {}, b[kVector] = {};
   if (has_first) load_f16(x + first * kVector, a);
   if (has_second) load_f16(x + second * kVector, b);
-  const int slot = is_item && !is_query ? c.slots[token] : -1;
   if (!is_value) {
     const float* norm = is_query ? c.q_norm : c.k_norm;
-    float cosine[kVector], sine[kVector];
-    if (rotates && is_item) {
-      const float* table = c.cos_sin + int64_t{c.positions[token]} * c.rotary_dim + lane * kVector;
-      load_f32(table, cosine);
-      load_f32(table + c.rotary_dim / 2, sine);
-    }
     if (norm != nullptr) {
       float sum = 0.0f;
 #pragma unroll

@@ -37,7 +37,8 @@ struct EmbedCall {
 };
 
 // Rotates q and k by position (rotate-half: feature i with i + rotary_dim / 2) and writes k and v to the cache. q is
-// rotated in place, k in the cache only.
+// rotated in place, k in the cache only. cos_sin, positions and slots are read before the kernel ahead has ended: they
+// must be complete when it starts (steps begin with a copy, which is a full stop).
 struct RopeCall {
   void* qkv = nullptr;  // [tokens, (heads + 2 * kv_heads) * head_dim]: q heads, k heads, v heads
   int64_t tokens = 0;

@@ -209,6 +209,7 @@ TEST_P(PooledTest, HiddenStatesAreThoseThatGiveTheLogitsOfTransformers) {
       for (size_t v = 0; v < vocab; ++v) {
         double logit = 0;
         for (size_t i = 0; i < hidden; ++i) logit += static_cast<double>(head[v * hidden + i]) * last[i];
+        logit *= static_cast<double>(config.logit_scale);
         if (config.logit_cap > 0) logit = config.logit_cap * std::tanh(logit / config.logit_cap);
         ASSERT_NEAR(logit, expected.last_logits[v], 8 * golden_.fp16.fp32_error) << expected.tokens.size() << " tokens";
       }

@@ -18,11 +18,11 @@
 namespace nfp::testing {
 
 inline constexpr const char* kTinyModels[] = {
-    "llama-tied",     "llama-headdim", "llama3-rope",   "mistral",    "llama-bias",
-    "qwen2",          "qwen3",         "qwen2-heads16", "qwen3-yarn", "phi3",
-    "gemma2",         "gemma3",        "phi4-mini",     "llama-yarn", "smollm3",
-    "smollm3-window", "mixtral",       "qwen2-moe",     "qwen3-moe",  "qwen3-moe-window",
-    "olmoe",          "gemma",         "olmo2",         "olmo2-tied", "olmo3"};
+    "llama-tied", "llama-headdim",    "llama3-rope", "mistral",        "llama-bias", "qwen2",
+    "qwen3",      "qwen2-heads16",    "qwen3-yarn",  "phi3",           "gemma2",     "gemma3",
+    "phi4-mini",  "llama-yarn",       "smollm3",     "smollm3-window", "mixtral",    "qwen2-moe",
+    "qwen3-moe",  "qwen3-moe-window", "olmoe",       "gemma",          "olmo2",      "olmo2-tied",
+    "olmo3",      "granite",          "granite-bias"};
 
 // Those that are FP8 already.
 inline constexpr const char* kTinyFp8Models[] = {"phi4-fp8-tensor", "qwen3-fp8-channel", "qwen3-moe-fp8-block"};

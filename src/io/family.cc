@@ -104,6 +104,7 @@ constexpr Family kFamilies[] = {
     {FamilyId::kGemma, "GemmaForCausalLM", "gemma", "gemma", kLlamaLayer, false, /*norm_offset=*/1.0f},
     {FamilyId::kGemma2, "Gemma2ForCausalLM", "gemma2", "gemma2", kGemmaLayer, false, /*norm_offset=*/1.0f},
     {FamilyId::kGemma3, "Gemma3ForCausalLM", "gemma3_text", "gemma3", kGemmaLayer, false, /*norm_offset=*/1.0f},
+    {FamilyId::kGranite, "GraniteForCausalLM", "granite", "granite", kLlamaLayer, /*gguf_permutes_qk=*/true},
     {FamilyId::kMixtral, "MixtralForCausalLM", "mixtral", "llama", kMixtralLayer, /*gguf_permutes_qk=*/true},
     {FamilyId::kQwen2Moe, "Qwen2MoeForCausalLM", "qwen2_moe", "qwen2moe", kQwenMoeLayer},
     {FamilyId::kQwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe", "qwen3moe", kQwenMoeLayer},

@@ -110,6 +110,7 @@ enum class FamilyId : uint8_t {
   kGemma,
   kGemma2,
   kGemma3,
+  kGranite,
   kMixtral,
   kQwen2Moe,
   kQwen3Moe,

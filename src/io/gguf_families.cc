@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -66,6 +67,19 @@ void add_phi3(const GgufFacts& facts, Json& config) {
   config["rope_scaling"] = scaling;
 }
 
+void add_granite(const GgufFacts& facts, Json& config) {
+  const int64_t hidden = config["hidden_size"], heads = config["num_attention_heads"];
+  const double head_dim = config.value("head_dim", hidden / heads);
+  const auto number = [&](const char* key, double otherwise) {  // a 0 counts as none
+    const double value = facts.gguf.number(facts.key(key)).value_or(0.0);
+    return value == 0 ? otherwise : value;
+  };
+  config["embedding_multiplier"] = number("embedding_scale", 1.0);
+  config["residual_multiplier"] = number("residual_scale", 1.0);
+  config["attention_multiplier"] = number("attention.scale", 1.0 / std::sqrt(head_dim));
+  config["logits_scaling"] = number("logit_scale", 1.0);
+}
+
 }  // namespace
 
 std::string GgufFacts::key(std::string_view suffix) const { return fmt::format("{}.{}", family.gguf, suffix); }
@@ -100,6 +114,8 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
     case FamilyId::kGemma2:
     case FamilyId::kGemma3:
       return add_gemma(facts, config);
+    case FamilyId::kGranite:
+      return add_granite(facts, config);
     case FamilyId::kPhi3:
       return add_phi3(facts, config);
     case FamilyId::kOlmo3:  // the pattern of windows is the configuration's default

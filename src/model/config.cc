@@ -349,6 +349,12 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   extra.query_scalar = fields.number("query_pre_attn_scalar", query_scalar, 1e-3, 1e6);
   extra.attention_cap = fields.number_or_null("attn_logit_softcapping", defaults.attention_cap, 0.0, 1e6);
   extra.logit_cap = fields.number_or_null("final_logit_softcapping", defaults.logit_cap, 0.0, 1e6);
+  for (const auto& [field, value] : {std::pair{"embedding_multiplier", &extra.embedding_multiplier},
+                                     {"residual_multiplier", &extra.residual_multiplier},
+                                     {"attention_multiplier", &extra.attention_multiplier},
+                                     {"logits_scaling", &extra.logits_scaling}}) {
+    *value = fields.number(field, 1.0f, 1e-4, 1e4);
+  }
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
   extra.qkv_bias = fields.boolean("qkv_bias", true);
   extra.bidirectional = fields.boolean("use_bidirectional_attention", false);

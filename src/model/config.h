@@ -69,6 +69,7 @@ struct ModelConfig {
   float embedding_scale = 1.0f;
   float attention_scale = 0.0f;  // of q k^T
   float attention_cap = 0.0f;    // soft cap of q k^T; 0 = none
+  float logit_scale = 1.0f;      // of logits
   float logit_cap = 0.0f;        // of logits; 0 = none
   std::vector<int32_t> windows;  // [layers] sliding-window attention: keys seen by a token; 0 = all
   bool tied_embeddings = false;

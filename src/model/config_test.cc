@@ -443,6 +443,31 @@ TEST(Config, Olmo3HasWindowsWhoseRotationIsNotScaled) {
   EXPECT_NE(parse(json).error().message.find("sliding_window"), std::string::npos);
 }
 
+TEST(Config, GraniteScalesWhatBlocksAdd) {
+  Json json = of_family("GraniteForCausalLM", "granite");
+  json["rms_norm_eps"] = 1e-5;
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  // As in transformers: a factor that is left out is 1, that of q k^T too.
+  EXPECT_EQ(config->attention_scale, 1.0f);
+  EXPECT_EQ(config->embedding_scale, 1.0f);
+  EXPECT_EQ(config->logit_scale, 1.0f);
+  json["embedding_multiplier"] = 12.0;
+  json["residual_multiplier"] = 0.5;
+  json["attention_multiplier"] = 0.015625;
+  json["logits_scaling"] = 8.0;
+  config = parse(json);
+  EXPECT_EQ(config->embedding_scale, 24.0f);
+  EXPECT_FLOAT_EQ(config->norm_eps, 4e-5f);
+  EXPECT_EQ(config->attention_scale, 0.015625f);
+  EXPECT_EQ(config->logit_scale, 0.125f);
+  for (const char* field : {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"}) {
+    Json wrong = json;
+    wrong[field] = -1;
+    EXPECT_NE(parse(wrong).error().message.find(field), std::string::npos);
+  }
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

@@ -74,6 +74,7 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                      {"Qwen3Moe", R"(, "num_experts": 8, "moe_intermediate_size": 24)"},
                                      {"Olmoe", R"(, "num_experts": 8)"},
                                      {"Olmo2", ""},
+                                     {"Granite", R"(, "attention_multiplier": 0.25)"},
                                      {"Olmo3", R"(, "sliding_window": 3)"}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);

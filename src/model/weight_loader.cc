@@ -166,7 +166,7 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
   return linear;
 }
 
-Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float offset) {
+Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float offset, float scale) {
   const std::string full = name + ".weight";
   const TensorInfo* tensor = source_.find(full);
   if (tensor == nullptr) {
@@ -179,7 +179,7 @@ Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float
   }
   std::vector<float> values(static_cast<size_t>(size));
   NFP_RETURN_IF_ERROR(source_.read_f32(full, values));
-  if (offset != 0) std::for_each(values.begin(), values.end(), [&](float& value) { value += offset; });
+  for (float& value : values) value = (value + offset) * scale;
   tell(full);
   NFP_ASSIGN_OR_RETURN(Buffer buffer, backend_.allocate(values.size() * sizeof(float)));
   NFP_RETURN_IF_ERROR(backend_.upload(buffer.data(), values.data(), buffer.bytes()));

@@ -29,7 +29,7 @@ from program import TINY, Scratch, failure, main, run, run_json
 PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm", "qwen2": "qwen2", "qwen3": "qwen2",
        "qwen3-yarn": "qwen2", "gemma2": "gpt-2", "gemma3": "gpt-2", "phi3": "gpt-2", "phi4-mini": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
-       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe"}
+       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact"}
 ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Dense layers of models with experts, for which gguf has no names.
 DENSE = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
@@ -66,6 +66,11 @@ def add_family(writer, kind, config):
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if kind == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if kind in ("gemma2", "gemma3", "phi3") or config["model_type"] == "olmo3":
         writer.add_sliding_window(config["sliding_window"] or 0)
     experts = config.get("num_local_experts", config.get("num_experts"))
@@ -90,9 +95,9 @@ def gguf_tensors(model, kind):
         if expert := EXPERT.fullmatch(name):
             stacks.setdefault(f"blk.{expert[1]}.ffn_{PARTS[expert[3]]}_exps.weight", {})[int(expert[2])] = values
             continue
-        if kind in ("llama", "smollm3") and "q_proj" in name:
+        if kind in ("llama", "smollm3", "granite") and "q_proj" in name:
             values = permuted(values, heads)
-        if kind in ("llama", "smollm3") and "k_proj" in name:
+        if kind in ("llama", "smollm3", "granite") and "k_proj" in name:
             values = permuted(values, kv_heads)
         if kind.startswith("gemma") and "norm" in name:
             values = values + np.float32(1)

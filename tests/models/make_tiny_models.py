@@ -9,7 +9,7 @@ out, Llama 3 and linear RoPE scaling, a sliding window on all layers and on some
 normalised queries and keys, F16, BF16 and F32 weights, one file and several shards, rows that need an exponent to be
 nested, one matrix that cannot be nested, BF16 values too small for FP16, the chat template in either of its places, one
 matrix for q, k and v and one for gate and up, heads of which a part rotates, LongRoPE and YaRN, norms of (1 + weight)
-before and after attention and MLP, norms only after them, GeGLU, scaled embeddings, soft caps, a rotary base of their own for layers with a
+before and after attention and MLP, norms only after them, GeGLU, factors of what is added to the stream and of logits, scaled embeddings, soft caps, a rotary base of their own for layers with a
 window, layers whose heads do not rotate, experts in all layers and in some, with weights that sum to 1 and that do not,
 a shared expert, a norm of all query heads together, and linear layers that are FP8 already: with a scale a matrix, a row and
 a block.
@@ -320,6 +320,28 @@ MODELS = {
                    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "num_hidden_layers": 5,
                    "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "sliding_window": 24, "pad_token_id": 1,
                    "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}},
+    },
+    "granite": {
+        "seed": 55,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "smollm2",
+        "large_rows": True,
+        "config": {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 112, "num_hidden_layers": 3,
+                   "tie_word_embeddings": True, "embedding_multiplier": 1.5, "residual_multiplier": 0.44,
+                   "attention_multiplier": 0.0625, "logits_scaling": 2.0},
+    },
+    "granite-bias": {
+        "seed": 56,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "smollm2",
+        "config": {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_size": 96,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 96, "num_hidden_layers": 2,
+                   "attention_bias": True, "mlp_bias": True, "embedding_multiplier": 6.0, "residual_multiplier": 1.5,
+                   "attention_multiplier": 0.25, "logits_scaling": 3.0, "rms_norm_eps": 1e-2,
+                   "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     },
     "phi4-fp8-tensor": {
         "seed": 32,

@@ -236,6 +236,9 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
     x = weights["model.embed_tokens.weight"][tokens]
     if gemma:
         x = x * float(np.float32(np.sqrt(config["hidden_size"])))
+    x = x * config.get("embedding_multiplier", 1.0)
+    added = config.get("residual_multiplier", 1.0)
+    attention_scale = config.get("attention_multiplier", 1 / float(np.sqrt(config.get("query_pre_attn_scalar", head_dim))))
     for layer, (window, rotates) in enumerate(zip(windows(config), rotating(config))):
         mask = np.where((distance < 0) | (distance >= (window or count)), -np.inf, 0.0).astype(dtype)
         prefix = f"model.layers.{layer}."
@@ -252,12 +255,12 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
         out = np.empty((count, heads, head_dim), dtype)
         for head in range(heads):
             kv = head * kv_heads // heads
-            scores = q[:, head] @ k[:, kv].T / float(np.sqrt(config.get("query_pre_attn_scalar", head_dim)))
+            scores = q[:, head] @ k[:, kv].T * attention_scale
             scores = (cap * np.tanh(scores / cap) if cap else scores) + mask
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, kv]
         attended = linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
-        x = x + post_norm(attended, prefix + "post_attention_layernorm.weight")
+        x = x + added * post_norm(attended, prefix + "post_attention_layernorm.weight")
         h = pre_norm(x, prefix + ("pre_feedforward_layernorm.weight" if post_norms else "post_attention_layernorm.weight"))
         if make_tiny_models.has_experts(config, layer):
             x = x + experts(h, layer)
@@ -266,7 +269,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
             gate, up = split(h, prefix + "mlp.gate_up_proj", *[config["intermediate_size"]] * 2)
         else:
             gate, up = linear(h, prefix + "mlp.gate_proj"), linear(h, prefix + "mlp.up_proj")
-        x = x + post_norm(linear(activation(gate) * up, prefix + "mlp.down_proj"), prefix + "post_feedforward_layernorm.weight")
+        x = x + added * post_norm(linear(activation(gate) * up, prefix + "mlp.down_proj"), prefix + "post_feedforward_layernorm.weight")
     head_name = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
-    result = norm(x, "model.norm.weight") @ weights[head_name].T
+    result = norm(x, "model.norm.weight") @ weights[head_name].T / config.get("logits_scaling", 1.0)
     return logit_cap * np.tanh(result / logit_cap) if logit_cap else result

@@ -22,6 +22,8 @@ const FamilyRules& rules_of(FamilyId family) {
       return kGemma2Rules;
     case FamilyId::kGemma3:
       return kGemma3Rules;
+    case FamilyId::kGranite:
+      return kGraniteRules;
     case FamilyId::kMixtral:
       return kMixtralRules;
     case FamilyId::kQwen2Moe:

@@ -45,6 +45,10 @@ struct FamilyFields {
   float query_scalar = 0;
   float attention_cap = 0;
   float logit_cap = 0;
+  float embedding_multiplier = 1;
+  float residual_multiplier = 1;
+  float attention_multiplier = 1;  // not one of 1 / sqrt(head_dim): in its place
+  float logits_scaling = 1;        // logits are divided by it
   bool qkv_bias = true;
   float clip_qkv = 0;             // 0 = not clipped
   bool bidirectional = false;     // use_bidirectional_attention: tokens see those after them
@@ -67,7 +71,8 @@ struct FamilyRules {
 };
 
 extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
-    kGemma2Rules, kGemma3Rules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules, kOlmoeRules;
+    kGemma2Rules, kGemma3Rules, kGraniteRules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules,
+    kOlmoeRules;
 
 const FamilyRules& rules_of(FamilyId family);
 

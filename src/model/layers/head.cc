@@ -6,6 +6,7 @@ namespace nfp {
 
 Status Head::load(WeightLoader& weights, const ModelConfig& config) {
   NFP_RETURN_IF_ERROR(norm.load(weights, config, std::string(kFinalNormName)));
+  NFP_RETURN_IF_ERROR(for_logits.load(weights, config, std::string(kFinalNormName), config.logit_scale));
   soft_cap = config.logit_cap;
   if (config.tied_embeddings) return ok_status();
   NFP_ASSIGN_OR_RETURN(own, weights.linear(GemmType::kHead, config.layers, {std::string(kHeadName)}, config.vocab,
@@ -23,8 +24,13 @@ Status Head::reserve(Backend& backend, const ModelConfig& config, int32_t rows) 
 
 const Buffer& Head::states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
                            Precision consumer) const {
-  backend.gather_rows({hidden.data(), rows, count, norm.hidden, gathered.data(), norm.wide});
-  norm.run(backend, gathered, nullptr, count, consumer, normed);
+  return normalise(norm, backend, hidden, rows, count, consumer);
+}
+
+const Buffer& Head::normalise(const Norm& by, Backend& backend, const Buffer& hidden, const int32_t* rows,
+                              int32_t count, Precision consumer) const {
+  backend.gather_rows({hidden.data(), rows, count, by.hidden, gathered.data(), by.wide});
+  by.run(backend, gathered, nullptr, count, consumer, normed);
   return normed;
 }
 
@@ -32,7 +38,8 @@ void Head::run(Backend& backend, const Linear& matrix, const Buffer& hidden, con
                Precision precision, float* out) const {
   LinearArgs call;
   call.weight = matrix.weight.get();
-  call.x = states(backend, hidden, rows, count, matrix.weight->consumes(matrix.at(precision))).data();
+  const Precision consumer = matrix.weight->consumes(matrix.at(precision));
+  call.x = normalise(for_logits, backend, hidden, rows, count, consumer).data();
   call.rows = count;
   call.precision = matrix.at(precision);
   call.y = out;

@@ -13,14 +13,19 @@ struct Head {
   void run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
            Precision precision, float* out) const;
 
-  // What the matrix reads, in the form that `consumer` wants: the final norm of rows[0..count).
+  // The final norm of rows[0..count), in the form that `consumer` wants.
   const Buffer& states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
                        Precision consumer) const;
 
   Norm norm;
-  Linear own;  // [vocab, hidden]; empty where tied
+  Norm for_logits;  // the same times ModelConfig::logit_scale, as the matrix that makes logits has none
+  Linear own;       // [vocab, hidden]; empty where tied
   float soft_cap = 0.0f;
   Buffer gathered, normed;  // [rows, hidden]
+
+ private:
+  const Buffer& normalise(const Norm& by, Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
+                          Precision consumer) const;
 };
 
 }  // namespace nfp

@@ -2,8 +2,8 @@
 
 namespace nfp {
 
-Status Norm::load(WeightLoader& weights, const ModelConfig& config, const std::string& name) {
-  NFP_ASSIGN_OR_RETURN(weight, weights.vector(name, config.hidden, config.norm_offset));
+Status Norm::load(WeightLoader& weights, const ModelConfig& config, const std::string& name, float scale) {
+  NFP_ASSIGN_OR_RETURN(weight, weights.vector(name, config.hidden, config.norm_offset, scale));
   eps = config.norm_eps;
   hidden = config.hidden;
   wide = config.wide_stream;

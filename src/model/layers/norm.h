@@ -8,7 +8,7 @@ namespace nfp {
 
 // RMSNorm.
 struct Norm {
-  Status load(WeightLoader& weights, const ModelConfig& config, const std::string& name);
+  Status load(WeightLoader& weights, const ModelConfig& config, const std::string& name, float scale = 1.0f);
   // out = norm(x), or with `residual` the norm of residual + x, which residual becomes.
   void run(Backend& backend, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
            const Buffer& out, bool into_stream = false) const;

@@ -124,16 +124,18 @@ enum class PairArithmetic : uint8_t {
   // sums still run over k in order. Only Precision::kFp8 differs from a table without it.
   kBf16,
   // FP16 multiply-adds. A row of activations is scaled by the power of two that brings its largest magnitude into
-  // [256, 512) and rounded to FP16 (to nearest even). A chunk of kHalfChunk steps has two sums, of its even and of its
+  // [128, 256) and rounded to FP16 (to nearest even). A chunk of kHalfChunk steps has two sums, of its even and of its
   // odd steps in order, each rounded to FP16 after each multiply-add; an output is the FP32 sum of (even + odd) over
-  // the chunks in order. Nothing overflows: 64 products of at most 512 * 1.875 are 61440, and 64 roundings by at most
-  // 2^-11 make that 63390 of FP16's 65504. The roundings of a chunk's sums are at most 64 * 2^-11 = 3.1 % of the sum of
-  // its products' magnitudes, and about 2^-11 / sqrt(3) * sqrt(64 / 2) = 0.16 % of the sum's own size where products
-  // have random signs; rounding the weights to E4M3, which FP8 does in any case, changes such sums by about 2.6 %.
+  // the chunks in order. Nothing overflows: 128 products of at most 256 * 1.875 are 61440, and 128 roundings by at most
+  // 2^-11 make that 65402 of FP16's 65504. The roundings of a chunk's sums are at most 128 * 2^-11 = 6.3 % of the sum
+  // of
+  // its products' magnitudes, and at most 2^-11 / sqrt(3) * sqrt(128 / 2) = 0.23 % of the sum's own size on average
+  // where products have random signs; rounding the weights to E4M3, which FP8 does in any case, changes such sums by
+  // about 2.6 %.
   // Precision::kFp8 and kFp8W8A8 both differ from a table without it.
   kFp16,
 };
-inline constexpr int64_t kHalfChunk = 128;
+inline constexpr int64_t kHalfChunk = 256;
 
 struct KernelTable {
   const char* name;

@@ -32,6 +32,10 @@ constexpr int kAccumulators = kTileRows * kTileVectors;
 static_assert(kDirectRows <= kDirectUpperRows && kDirectUpperRows <= cpu::kMaxDirectRows);
 // How far ahead of the group that is unpacked the panel is asked for. Measured: 4 to 64 groups on Emerald Rapids.
 constexpr int64_t kPrefetchGroups = 16, kPrefetchUpperGroups = 32;
+// Few rows are as fast as memory is. For them each line is asked for twice, to L2 and then to L1: requests that wait
+// for memory hold places that L1 has few of (measured: 3 to 6 % for up to 4 rows, nothing for 6, slower for 8).
+constexpr int kFarRows = 4;
+constexpr int64_t kFarGroups = 64, kNearGroups = 8;
 
 // Up to so many rows blocks of half the steps are faster: block and rows of x lie in L1 together. With more rows the
 // sums, which go to memory after every block, weigh more (measured: 24, 32, 64, 128 rows).
@@ -66,11 +70,13 @@ struct Fp32Steps : WholeSums {
   static constexpr int64_t kAhead = S == Source::kUpper ? kPrefetchUpperGroups : kPrefetchGroups;
   static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
   static constexpr size_t kUpperBytes = S == Source::kDense ? 2 * kGroupBytes : kGroupBytes;
-  static void prefetch_group(const Panel& panel, int64_t group) {
+  // Calls ask(line) for what unpacking reads.
+  template <typename Ask>
+  static void each_line(const Panel& panel, int64_t group, Ask ask) {
     const uint8_t* upper = panel.upper + group * static_cast<int64_t>(kUpperBytes);
-    prefetch(upper);
-    if constexpr (S == Source::kDense) prefetch(upper + kGroupBytes);
-    if constexpr (S == Source::kBoth) prefetch(panel.lower + group * static_cast<int64_t>(kGroupBytes));
+    ask(upper);
+    if constexpr (S == Source::kDense) ask(upper + kGroupBytes);
+    if constexpr (S == Source::kBoth) ask(panel.lower + group * static_cast<int64_t>(kGroupBytes));
   }
   // What a block that begins at `group` reads of the panel, in runs of kRunLines lines. Past a panel's end lies memory
   // of the same weight or nothing: a prefetch does not mind.
@@ -125,11 +131,14 @@ struct PairSteps {
   static constexpr int kStepsPerUnit = 2;
   static constexpr int64_t kAhead = kPrefetchUpperGroups;
   static constexpr int kMostDirectRows = kDirectRows;
-  static void prefetch_group(const Panel& panel, int64_t group) {
-    prefetch(panel.upper + group * static_cast<int64_t>(kGroupBytes));
+  template <typename Ask>
+  static void each_line(const Panel& panel, int64_t group, Ask ask) {
+    ask(panel.upper + group * static_cast<int64_t>(kGroupBytes));
   }
   static void list_runs(const Panel& panel, int64_t group, Ahead& ahead) {
-    ahead.runs[ahead.count++] = panel.upper + group * static_cast<int64_t>(kGroupBytes);
+    for (int64_t run = 0; run * kRunLines < cpu::kHalfChunk / cpu::kGroupSteps; ++run) {
+      ahead.runs[ahead.count++] = panel.upper + (group + run * kRunLines) * static_cast<int64_t>(kGroupBytes);
+    }
   }
   static Operand operand(X x) { return splat_pair(x); }
   static W load_block(const float* p) { return load_pairs(reinterpret_cast<const uint32_t*>(p)); }
@@ -180,8 +189,8 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps {
 #endif
   static Sum mac(Sum acc, Operand x, W w) { return fma_halves(x, w, acc); }
 };
-// What is unpacked at a time for many rows has to be a chunk.
-static_assert(cpu::kHalfChunk == kBlockSteps);
+// What is unpacked at a time for many rows is a chunk: half as many bytes a step as in FP32.
+static_assert(cpu::kHalfChunk <= 2 * kBlockSteps);
 #endif
 
 // x is to be read again, as an operand of each multiply-add: kept in registers for the next panel it would push sums
@@ -192,9 +201,16 @@ inline void forget_loads() { asm volatile("" ::: "memory"); }
 template <typename Steps, int P, int M>
 constexpr bool kTooManyValues = !std::is_same_v<Steps, Fp32Steps<Source::kUpper>> && M * (P + Steps::kUnits) > 24;
 
+// What is read so many groups after `group` of one of P panels. Past a panel's end comes the next panel, which is being
+// read too: what will be read next lies P - 1 panels on.
+template <int P>
+inline int64_t group_ahead(int64_t group, int64_t distance, int64_t groups) {
+  return group + distance + (group + distance < groups ? 0 : (P - 1) * groups);
+}
+
 // Where the chunk that begins at `first` ends.
 template <typename Steps>
-int64_t end_of_chunk(int64_t first, int64_t units) {
+inline int64_t end_of_chunk(int64_t first, int64_t units) {
   return Steps::kChunkUnits > 0 && units - first > Steps::kChunkUnits ? first + Steps::kChunkUnits : units;
 }
 
@@ -210,12 +226,11 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
     typename Steps::Sum acc[P][M];
     NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = Steps::none(); }
     for (int64_t g = first / Steps::kUnits; g < end / Steps::kUnits; ++g) {
-      // Past a panel's end comes the next panel, which is being read too: what will be read next lies P - 1 panels on.
-      const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
+      const int64_t ahead = group_ahead<P>(g, Steps::kAhead, groups);
       NFP_UNROLL for (int p = 0; p < P; ++p) {
         typename Steps::W w[Steps::kUnits];
         if constexpr (kTooManyValues<Steps, P, M>) forget_loads();
-        Steps::prefetch_group(panels[p], ahead);
+        Steps::each_line(panels[p], ahead, [](const uint8_t* line) { prefetch(line); });
         Steps::unpack(panels[p], g, w);
         NFP_UNROLL for (int u = 0; u < Steps::kUnits; ++u) {
           NFP_UNROLL for (int m = 0; m < M; ++m) {
@@ -251,6 +266,7 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
 template <typename Steps, int P, int M>
 void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
   constexpr int kSteps = Steps::kUnits;
+  constexpr bool kFar = M <= kFarRows;
   using W = typename Steps::W;
   typename Steps::Sum acc[P][M];
   alignas(64) uint16_t room[2][P][kStageWords];
@@ -274,13 +290,15 @@ void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stri
     end = end_of_chunk<Steps>(first, units);
     NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = Steps::none(); }
     for (; g < end / kSteps; ++g) {
-      const int64_t ahead = g + Steps::kAhead + (g + Steps::kAhead < groups ? 0 : (P - 1) * groups);
+      const int64_t ahead = group_ahead<P>(g, kFar ? kNearGroups : Steps::kAhead, groups);
+      const int64_t far = group_ahead<P>(g, kFarGroups, groups);
       const int64_t following = g < last ? g + 1 : last;
       NFP_UNROLL for (int u = 0; u < kSteps; ++u) {
         constexpr int kEach = (P + 1) / 2;  // panels to unpack in each of the first two steps
         NFP_UNROLL for (int p = 0; p < P; ++p) {
           if (p / kEach != u) continue;
-          Steps::prefetch_group(panels[p], ahead);
+          Steps::each_line(panels[p], ahead, [](const uint8_t* line) { prefetch(line); });
+          if constexpr (kFar) Steps::each_line(panels[p], far, [](const uint8_t* line) { prefetch_far(line); });
           next[p] = Steps::stage(panels[p], following, room[(g + 1) & 1][p]);
         }
         W now[P];
@@ -535,8 +553,8 @@ template <typename Steps>
 void blocked_panels(const Panel* panels, int count, int next_count, const typename Steps::X* x, int64_t stride,
                     int64_t k, int64_t rows, float* block, float* acc, const Finish& done) {
   const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-  const bool half = rows <= kHalfBlockRows && Steps::kChunkUnits == 0;
-  const int64_t most = (half ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
+  int64_t most = (rows <= kHalfBlockRows ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
+  if constexpr (Steps::kChunkUnits > 0) most = Steps::kChunkUnits;
   for (int64_t u0 = 0; u0 < units; u0 += most) {
     const int64_t here = units - u0 < most ? units - u0 : most;
     for (int p = 0; p < count; ++p) {

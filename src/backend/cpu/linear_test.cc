@@ -77,21 +77,19 @@ float fma_fp16(float a, float b, float c) {
 // FP8 on a table of FP16 pairs, as PairArithmetic says.
 float defined_in_fp16(const TestMatrix& matrix, int64_t row, const float* x, bool codes, float largest) {
   const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
-  int exponent = -118;  // of the largest magnitude that is rounded
-  if (codes || largest > 0) std::frexp(codes ? 448.0f : largest, &exponent);
-  exponent = std::max(exponent - 1, -118);
+  const float rounded = codes && largest > 0 ? 448.0f : largest;
+  const int exponent = rounded > 0 ? std::max(std::ilogb(rounded), -119) : -119;
   float total = 0;
-  for (int64_t begin = 0; begin < matrix.cols(); begin += 128) {
+  for (int64_t begin = 0; begin < matrix.cols(); begin += kHalfChunk) {
     float sums[2] = {};
-    for (int64_t i = begin; i < std::min(begin + 128, matrix.cols()); ++i) {
+    for (int64_t i = begin; i < std::min(begin + kHalfChunk, matrix.cols()); ++i) {
       const float value = codes ? e4m3_to_fp32(fp32_to_e4m3(x[i] * inverse)) : x[i];
-      const float half = fp16_to_fp32(fp32_to_fp16(std::ldexp(value, 8 - exponent)));
+      const float half = fp16_to_fp32(fp32_to_fp16(std::ldexp(value, 7 - exponent)));
       sums[i % 2] = fma_fp16(half, matrix.value(row, i, true), sums[i % 2]);
     }
     total += sums[0] + sums[1];
   }
-  const float scale = std::ldexp(codes ? largest / 448.0f : 1.0f, exponent - 8);
-  return total * matrix.scale(row) * scale;
+  return total * matrix.scale(row) * std::ldexp(codes ? largest / 448.0f : 1.0f, exponent - 7);
 }
 
 // What the kernels are defined to compute, one output at a time, straight from the definition.
@@ -157,7 +155,7 @@ TEST(Linear, EqualsItsDefinitionOnEveryTableStorageAndPrecision) {
 
 TEST(Linear, EveryTableEqualsScalarForAnyNumberOfRows) {
   Random random(2);
-  const int64_t n = 83, k = 150;
+  const int64_t n = 83, k = 290;  // more than a chunk
   const Parts parts = make_parts({Storage::kNested}, {n}, k, RowOrder::kConcat, false, random);
   const auto weight = pack(parts);
   for (int32_t rows = 1; rows <= 70; ++rows) {
@@ -230,15 +228,16 @@ TEST(Linear, Fp16PairsAreWithinTheirBoundOfFp32) {
         weights += std::fabs(w);
       }
       const double error = got[static_cast<size_t>(i)] / double{parts.matrices[0]->scale(i)} - exact;
-      // A rounding of each x and 64 of the sums that it is in, each to the number's last bit or to that of FP16's
-      // subnormals (2^-24 where the largest x is 2^8); then FP32's.
-      const double unit = 0x1p-25 * largest / 0x1p8;
-      EXPECT_LE(std::fabs(error), (65 * 0x1p-11 * 1.04 + 0x1p-19) * magnitudes + unit * (weights + k)) << i;
+      // A rounding of each x and half a chunk's of the sums that it is in, each to the number's last bit or to that of
+      // FP16's subnormals (2^-24 where the largest x is 2^7); then FP32's.
+      const double unit = 0x1p-25 * largest / 0x1p7;
+      EXPECT_LE(std::fabs(error),
+                ((kHalfChunk / 2 + 1) * 0x1p-11 * 1.07 + 0x1p-19) * magnitudes + unit * (weights + k));
       errors += error * error;
     }
-    // Of random signs: 64 roundings whose variance is at most (2^-11)^2 / 3 of that of the chunk's products, and thrice
-    // as much for chance.
-    EXPECT_LE(std::sqrt(errors), 3 * 0x1p-11 * std::sqrt(64 / 3.0) * std::sqrt(squares));
+    // Of random signs: so many roundings whose variance is at most (2^-11)^2 / 3 of that of the chunk's products, and
+    // thrice as much for chance.
+    EXPECT_LE(std::sqrt(errors), 3 * 0x1p-11 * std::sqrt(kHalfChunk / 2 / 3.0) * std::sqrt(squares));
   }
 }
 

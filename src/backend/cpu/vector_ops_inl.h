@@ -151,13 +151,13 @@ float to_pairs(const float* x, int64_t k, uint32_t* pairs) {
 #endif
 #if defined(NFP_HAVE_FP16_PAIRS)
   if constexpr (A == cpu::PairArithmetic::kFp16) {
-    // An exponent of 9 at least keeps both powers of two normal numbers; infinity's, 255, takes every number that is
+    // An exponent of 8 at least keeps both powers of two normal numbers; infinity's, 255, takes every number that is
     // finite to one that FP16 holds.
     const uint32_t exponent = std::bit_cast<uint32_t>(largest_magnitude(x, k)) >> 23;
-    const uint32_t kept = exponent < 9 ? 9 : exponent;
-    const Vec factor = splat(std::bit_cast<float>((262 - kept) << 23));
+    const uint32_t kept = exponent < 8 ? 8 : exponent;
+    const Vec factor = splat(std::bit_cast<float>((261 - kept) << 23));
     each_sixteen(x, k, pairs, [&](uint32_t* out, Vec v) { store_fp16_pairs(out, mul(v, factor)); });
-    return std::bit_cast<float>((kept - 8) << 23);
+    return std::bit_cast<float>((kept - 7) << 23);
   }
 #endif
 }

@@ -295,7 +295,7 @@ MODELS = {
         "shards": 2,
         "tokenizer": "gpt2",
         "large_rows": True,
-        "dense_matrix": "model.layers.1.mlp.up_proj.weight",
+        "dense_matrix": "model.layers.1.mlp.down_proj.weight",
         "config": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 64,
                    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 112, "num_hidden_layers": 3,
                    "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "pad_token_id": 1},

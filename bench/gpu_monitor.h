@@ -1,7 +1,9 @@
 // Clock, power and their limits while a measurement runs, from the driver's management library (NVML), which is loaded
-// at run time: without it the readings are zero.
+// at run time: without it the readings are zero. NVML counts every GPU of a host, CUDA those that a process is given,
+// so the current device is looked up by its place on the bus.
 #pragma once
 
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -23,11 +25,15 @@ class GpuMonitor {
     library_ = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     if (library_ == nullptr) return;
     const auto init = symbol<int (*)()>("nvmlInit_v2");
-    const auto get = symbol<int (*)(unsigned, void**)>("nvmlDeviceGetHandleByIndex_v2");
+    const auto get = symbol<int (*)(const char*, void**)>("nvmlDeviceGetHandleByPciBusId_v2");
     power_ = symbol<Get>("nvmlDeviceGetPowerUsage");
     reasons_ = symbol<int (*)(void*, unsigned long long*)>("nvmlDeviceGetCurrentClocksThrottleReasons");
     clock_ = symbol<int (*)(void*, int, unsigned*)>("nvmlDeviceGetClockInfo");
-    if (init == nullptr || get == nullptr || init() != 0 || get(0, &device_) != 0) device_ = nullptr;
+    int current = 0;
+    char bus[32] = {};
+    if (init == nullptr || get == nullptr || init() != 0 || cudaGetDevice(&current) != cudaSuccess ||
+        cudaDeviceGetPCIBusId(bus, sizeof(bus), current) != cudaSuccess || get(bus, &device_) != 0)
+      device_ = nullptr;
   }
 
   // Runs `work` and samples every few milliseconds beside it.

@@ -14,8 +14,8 @@
 
 #include "base/float_types.h"
 #include "base/log.h"
-#include "io/sources.h"
 #include "base/testing/scratch_folder.h"
+#include "io/sources.h"
 #include "nested/format.h"
 
 namespace {

@@ -80,14 +80,12 @@ Result<std::vector<LoggedStep>> parse_log(std::string_view text, std::string_vie
 
 std::string summary(std::vector<double> errors) {
   if (errors.empty()) return "null";
-  std::sort(errors.begin(), errors.end());
-  double mean = 0, within = 0;
-  for (const double off : errors) {
-    mean += off / static_cast<double>(errors.size());
-    within += off <= 0.12 ? 1.0 / static_cast<double>(errors.size()) : 0.0;
-  }
-  return fmt::format(R"({{"mean":{:.4f},"p95":{:.4f},"within_12_percent":{:.4f},"worst":{:.2f}}})", mean,
-                     errors[std::min(errors.size() - 1, errors.size() * 95 / 100)], within, errors.back());
+  const auto within =
+      static_cast<double>(std::count_if(errors.begin(), errors.end(), [](double e) { return e <= 0.12; })) /
+      static_cast<double>(errors.size());
+  const StepModel::FitError found = StepModel::FitError::of(std::move(errors));
+  return fmt::format(R"({{"mean":{:.4f},"p95":{:.4f},"within_12_percent":{:.4f},"worst":{:.2f}}})", found.mean,
+                     found.p95, within, found.worst);
 }
 
 Status run(const std::string& table_path, const std::string& log_path, size_t in_flight) {

@@ -324,11 +324,7 @@ double StepModel::median_of_lasts() const {
   return std::abs(lower) < std::abs(upper) ? lower : upper;
 }
 
-StepModel::FitError StepModel::error_on(std::span<const StepTime> steps) const {
-  std::vector<double> errors;
-  for (const StepTime& step : steps) {
-    errors.push_back(std::abs(table_seconds(step.level, work_of(step)) * 1e3 - step.ms) / step.ms);
-  }
+StepModel::FitError StepModel::FitError::of(std::vector<double> errors) {
   FitError found;
   if (errors.empty()) return found;
   std::sort(errors.begin(), errors.end());
@@ -336,6 +332,14 @@ StepModel::FitError StepModel::error_on(std::span<const StepTime> steps) const {
   found.p95 = errors[std::min(errors.size() - 1, errors.size() * 95 / 100)];
   found.worst = errors.back();
   return found;
+}
+
+StepModel::FitError StepModel::error_on(std::span<const StepTime> steps) const {
+  std::vector<double> errors;
+  for (const StepTime& step : steps) {
+    errors.push_back(std::abs(table_seconds(step.level, work_of(step)) * 1e3 - step.ms) / step.ms);
+  }
+  return FitError::of(std::move(errors));
 }
 
 void StepModel::scale(double factor) {

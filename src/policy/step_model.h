@@ -86,7 +86,8 @@ class StepModel {
   };
   const Error& recent_error() const { return error_; }
   struct FitError {
-    double mean = 0, p95 = 0, worst = 0;  // of |predicted - measured| / measured
+    double mean = 0, p95 = 0, worst = 0;             // of |predicted - measured| / measured
+    static FitError of(std::vector<double> errors);  // zeros where there are none
   };
   // Of the table's predictions (not of what was learnt) for these steps, whose levels are this model's.
   FitError error_on(std::span<const StepTime> steps) const;

@@ -130,8 +130,10 @@ class SloPolicy final : public PrecisionPolicy {
   };
   std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
-  // The prompt that many steps are cut from now, if any: when it came, and when it should be done.
-  double shared_arrival_ = -kNever, shared_due_ = 0;
+  // The prompt that is cut into many steps now, if any: when it came, when it should be done, how much of that is for
+  // sharing.
+  double shared_arrival_ = -kNever, shared_due_ = 0, shared_room_s_ = 0;
+  int shared_steps_ = 0;  // since its level changed
   StepDecision last_;
 };
 
@@ -317,8 +319,12 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
     shared_arrival_ = -kNever;
     if (pace.chunk * options_.many_steps >= prefill.tokens) return std::nullopt;
     shared_arrival_ = prefill.arrival;
-    shared_due_ = state.now_s + (1 + options_.most_longer) * alone_s(prefill, context, state.max_step_tokens);
+    const double alone = alone_s(prefill, context, state.max_step_tokens);
+    shared_room_s_ = options_.most_longer * alone;
+    shared_due_ = state.now_s + alone + shared_room_s_;
+    shared_steps_ = options_.shared_steps;
   }
+  const bool settled = shared_steps_++ >= options_.shared_steps;
   const double left = shared_due_ - state.now_s, last = harm(last_.fp8_share, last_.exact_singles);
   const double limit = std::min(demand.limit(), options_.shared_gap * demand.least_itl);
   std::optional<Pace> best;
@@ -328,10 +334,14 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
     const double seconds = shared_s(next, prefill, context, demand.decodes);
     if (best && seconds >= best_s / (1 + options_.least_gain)) continue;
     best = next, best_s = seconds;
-    // Less FP8 again only where there is time to spare for it.
-    if (seconds <= left * (harm(next) < last ? 1 - options_.most_longer : 1.0)) break;
+    // A level stays for some steps, and changes where half of what the prompt may take longer is spared or missing.
+    double spare = 0;
+    if (harm(next) <= last) spare = (harm(next) < last ? 1 : -1) * (settled ? 0.5 : kNever);
+    if (seconds <= left - spare * shared_room_s_) break;
   }
-  return best && harm(*best) >= harm(pace) ? best : std::nullopt;
+  if (!best || harm(*best) < harm(pace)) return std::nullopt;
+  if (harm(*best) != last) shared_steps_ = 0;
+  return best;
 }
 
 // Chunks of prompts behind the decoding sequences, which are in `work`.

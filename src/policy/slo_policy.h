@@ -57,7 +57,8 @@ struct SloOptions {
   // long again.
   double many_steps = 32;
   double most_longer = 0.1;
-  double shared_gap = 1.3;
+  double shared_gap = 1.1;
+  int shared_steps = 8;  // before its level changes again
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;
   // One that lost that too goes before all others once it has waited this long for its first token.

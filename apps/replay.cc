@@ -30,7 +30,8 @@ struct ReplayFlags {
   std::vector<double> fp8_levels;
   std::string slo_missed = "last";
   bool as_served = false, exact_decode = false, send_targets = false;
-  bool sequences_given = false, step_tokens_given = false, uneven_given = false;  // in `simulation`
+  bool sequences_given = false, step_tokens_given = false, uneven_given = false,
+       steps_in_flight_given = false;  // in `simulation`
   std::vector<std::string> kl;
   HttpLoadOptions http;
   std::string json, csv, html, command;
@@ -159,9 +160,14 @@ constexpr double kMostUneven = 0.4;
 // table was measured with.
 void serve_as_default(ReplayFlags& flags, const StepTable& table) {
   const EngineConfig served;
-  flags.simulation.ttft_s = served.targets.ttft_s;
-  flags.simulation.itl_s = served.targets.itl_s;
-  flags.simulation.serve_least = kServeLeast;
+  if (!flags.send_targets) {
+    flags.simulation.ttft_s = served.targets.ttft_s;
+    flags.simulation.itl_s = served.targets.itl_s;
+    flags.simulation.serve_least = kServeLeast;
+  }
+  if (!flags.steps_in_flight_given && table.steps_in_flight > 0) {
+    flags.simulation.steps_in_flight = table.steps_in_flight;
+  }
   if (!flags.sequences_given) flags.simulation.max_sequences = table.max_sequences;
   if (!flags.step_tokens_given) flags.simulation.max_step_tokens = table.max_step_tokens;
   if (flags.fp8_levels.empty()) flags.fp8_levels = served.fp8_levels;
@@ -233,7 +239,8 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
       ->capture_default_str();
   verb.add_flag(
       "--send-targets", f.send_targets,
-      "with --url and --simulate: each request names its own targets, --slo-factor times what it takes alone");
+      "with --url and --simulate, or --as-served: each request names its own targets, --slo-factor times what it takes "
+      "alone");
   verb.add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
   verb.add_option("--table-engine", f.source.engine, "likewise of several engines");
   verb.add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
@@ -299,7 +306,7 @@ void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
       ->capture_default_str();
   verb.add_flag("--as-served", f.as_served,
                 "what `serve` does with default flags instead: its targets (500 and 50 ms, and at least 3 times the "
-                "request alone), its steps and its FP8 levels");
+                "request alone), its steps, those in flight and its FP8 levels");
 }
 
 }  // namespace
@@ -337,6 +344,7 @@ void add_replay(CLI::App& app, Status& status) {
       for (const std::string& value : option->results()) flags->command += " " + value;
     }
     flags->sequences_given = verb->count("--max-num-seqs") > 0;
+    flags->steps_in_flight_given = verb->count("--steps-in-flight") > 0;
     flags->uneven_given = verb->count("--uneven") > 0;
     flags->step_tokens_given = verb->count("--max-num-batched-tokens") > 0;
     status = run(*flags);

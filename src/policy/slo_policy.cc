@@ -92,6 +92,13 @@ class SloPolicy final : public PrecisionPolicy {
 
  private:
   void see_arrivals(const StepState& state);
+  void count_lost(double arrival);
+  // 0 where few of the recent requests were lost that FP8 alone would have kept, or where that would be idle now, 1
+  // where many were.
+  double many_lost() const {
+    if (fp8_queue_s_ <= now_ - fp8_queue_at_) return 0;
+    return std::clamp((lost_share_ - options_.few_lost) / (options_.many_lost - options_.few_lost), 0.0, 1.0);
+  }
   double longest_wait(const Prefill& prefill) const {
     return std::max(options_.longest_wait_s, 2 * options_.grace * prefill.target);
   }
@@ -130,6 +137,12 @@ class SloPolicy final : public PrecisionPolicy {
   };
   std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
+  // Had all been in FP8: how long the prompts that were there at that time would have taken from then on, with that
+  // many tokens a second, and which requests (by arrival) would have been in time and are not lost yet.
+  double fp8_queue_s_ = 0, fp8_queue_at_ = 0, fp8_speed_ = 0;
+  std::deque<double> kept_by_fp8_;
+  double now_ = 0;         // of the last decision
+  double lost_share_ = 0;  // of recent requests, those that FP8 would have kept
   // The prompt that is cut into many steps now, if any: when it came, when it should be done, how much of that is for
   // sharing.
   double shared_arrival_ = -kNever, shared_due_ = 0, shared_room_s_ = 0;
@@ -142,10 +155,23 @@ void SloPolicy::see_arrivals(const StepState& state) {
   for (const SequenceState& sequence : state.sequences) {
     if (sequence.arrival_s <= newest_arrival_) continue;
     newest = std::max(newest, sequence.arrival_s);
+    fp8_queue_s_ = std::max(0.0, fp8_queue_s_ - std::max(0.0, sequence.arrival_s - fp8_queue_at_));
+    fp8_queue_at_ = std::max(fp8_queue_at_, sequence.arrival_s);
+    if (fp8_speed_ > 0) fp8_queue_s_ += sequence.missing / fp8_speed_;
+    if (fp8_queue_s_ <= sequence.ttft_s) kept_by_fp8_.push_back(sequence.arrival_s);
+    if (kept_by_fp8_.size() > 256) kept_by_fp8_.pop_front();
+    lost_share_ *= 1 - 1 / options_.requests_remembered;
     recent_.push_back({static_cast<double>(sequence.missing), sequence.ttft_s});
     if (recent_.size() > 64) recent_.pop_front();
   }
   newest_arrival_ = newest;
+}
+
+void SloPolicy::count_lost(double arrival) {
+  const auto kept = std::find(kept_by_fp8_.begin(), kept_by_fp8_.end(), arrival);
+  if (kept == kept_by_fp8_.end()) return;
+  kept_by_fp8_.erase(kept);
+  lost_share_ += 1 / options_.requests_remembered;
 }
 
 Pace SloPolicy::pace_at(size_t level, bool apart, const StepWork& both_kinds, double limit_s,
@@ -251,6 +277,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   for (const Prefill& prefill : *prefills) {
     if (prefill.rank == 0) continue;
     decision->lost.push_back(prefill.sequence);
+    count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
     const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
     if (options_.missed == SloOptions::Missed::kShed && fresh) decision->shed.push_back(prefill.sequence);
@@ -273,7 +300,9 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   // A level below the last step's stays until there is more room than was missing when it was left.
   while (chosen < paces.size()) {
     const double share = harm(paces[chosen]);
-    double reserve = share < last ? options_.reserve_to_return : options_.reserve;
+    const double few = share < last ? options_.reserve_to_return : options_.reserve;
+    const double many = share < last ? options_.reserve_to_return_of_many : options_.reserve_of_many;
+    double reserve = few + many_lost() * (many - few);
     if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
     if (keeps(*prefills, paces[chosen], decodes, state.now_s, reserve)) break;
     ++chosen;
@@ -459,6 +488,7 @@ void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, d
 
 StepDecision SloPolicy::decide(const StepState& state) {
   see_arrivals(state);
+  now_ = state.now_s;
   const double error = std::min(model_.recent_error().mean, options_.most_error);
   StepDecision decision;
   Demand demand = demand_of(state, error, &decision);
@@ -471,11 +501,17 @@ StepDecision SloPolicy::decide(const StepState& state) {
     if (faster) fastest = i;
   }
 
+  if (prompts) fp8_speed_ = speed(paces[fastest]);
+
   size_t chosen = 0;
   if (prompts) chosen = choose_for_prompts(state, paces, fastest, demand.decodes, &demand.prefills, &decision);
   const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
-  while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > demand.limit() &&
+  double decode_limit = demand.limit();
+  if (many_lost() > 0) {
+    decode_limit = std::min(decode_limit, demand.least_itl * (1 - many_lost() * (1 - options_.decode_share_of_many)));
+  }
+  while (chosen != fastest && chosen + 1 < paces.size() && paces[chosen].decode_s > decode_limit &&
          paces[fastest].decode_s < paces[chosen].decode_s) {
     ++chosen;
   }

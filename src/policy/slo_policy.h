@@ -51,14 +51,20 @@ struct SloOptions {
   // faster than FP16 for all and in time, it comes before FP8 for all. What decodes then gives up less FP16 and prompts
   // more, as two launches take longer than one (docs/slo.md has figures).
   bool exact_decode = false;
-  // A prompt that what decodes beside it cuts into this many steps gets a deadline of its own from then on: it should not
-  // take longer than alone in FP16 by more than this share, and FP8 pays for the sharing where it does. Steps end after
-  // so many target gaps then: short ones are cheap in FP8, and of a hundred steps on a shared machine one takes 40 ms
-  // longer than the others.
+  // A prompt that what decodes beside it cuts into this many steps gets a deadline of its own from then on: it should
+  // not take longer than alone in FP16 by more than this share, and FP8 pays for the sharing where it does. Steps end
+  // after so many target gaps then, as short ones are cheap in FP8 and what disturbs the machine makes some half as
+  // long again.
   double many_steps = 32;
   double most_longer = 0.05;
   double shared_gap = 1.2;
   int shared_steps = 8;  // before its level changes again
+  // Where more than the first of these shares of the last requests were lost that FP8 alone would have kept, FP16 had
+  // used the time that they needed: then, while FP8 alone would have prompts to compute, the reserves grow, and what
+  // decodes must take a smaller share of its target gap, up to these where it is more than the second one.
+  double few_lost = 0.008, many_lost = 0.02;
+  double reserve_of_many = 0.5, reserve_to_return_of_many = 0.8, decode_share_of_many = 0.1;
+  double requests_remembered = 150;
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;
   // One that lost that too goes before all others once it has waited this long for its first token.

@@ -352,6 +352,28 @@ TEST(SloPolicy, APromptInManyStepsStaysInFp16WhereFp8IsNotFaster) {
   EXPECT_EQ(beside(machine, 8000, 8, 0.008).fp8, 0);
 }
 
+// Twenty requests come and lose their deadlines; then one comes that has some time to spare. What FP8 alone would have
+// kept is a reason to keep more of that in reserve, what it would have lost too is none.
+TEST(SloPolicy, ReservesGrowOnlyWhereFp8WouldHaveKeptWhatWasLost) {
+  const auto share_after = [](int losses, int32_t tokens, double wait) {
+    const auto policy = slo();
+    double now = 0;
+    for (int i = 0; i < losses; ++i) {
+      const std::vector<SequenceState> sequences = {prompt(tokens, now, 0.1)};
+      policy->decide(state_of(sequences, now));
+      policy->decide(state_of(sequences, now + wait));  // nothing of it was computed
+      now += 10;
+    }
+    policy->decide(state_of({}, now));
+    return policy->decide(state_of({prompt(1000, now, 0.08)}, now)).fp8_share;  // 61 ms in FP16
+  };
+  EXPECT_EQ(share_after(0, 1000, 0.2), 0);
+  EXPECT_EQ(share_after(20, 1000, 0.0), 0);  // not lost
+  EXPECT_EQ(share_after(20, 9000, 0.2), 0);  // more than FP8 can compute in time
+  EXPECT_EQ(share_after(1, 1000, 0.2), 0);   // one is chance
+  EXPECT_EQ(share_after(20, 1000, 0.2), 1);
+}
+
 // A steady load: the same prompt every 70 ms, which FP16 alone could just not keep up with, beside four sequences.
 TEST(SloPolicy, DoesNotFlapOnASteadyLoad) {
   const auto policy = slo_with_levels();

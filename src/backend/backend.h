@@ -120,6 +120,7 @@ struct BatchView {
   int32_t sequences = 0;               // S
   int32_t single = 0;                  // of these, leading ones with one token each
   int32_t table_width = 0;             // blocks a row of block_table
+  int32_t launch_context = 0;          // Backend::launch_context of a step of single tokens; 0 = not known
   const int32_t* token_ids = nullptr;  // [T] where token_source is below 0
   const int32_t* token_source =
       nullptr;  // [T] >= 0: the token is that row's of the step before; null = all from token_ids
@@ -345,6 +346,9 @@ class Backend {
   virtual Precision fastest_fp8() const { return Precision::kFp8; }
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
+  // Of a step of `sequences` single tokens: a context of at least `longest`, the longest of theirs, that the launch of
+  // attention is sized by. Of few values, as each is another captured step; 0 = for what the block table holds.
+  virtual int32_t launch_context(const KvCache&, int32_t /*sequences*/, int32_t /*longest*/) const { return 0; }
   // Tokens a step at most, where nobody says.
   virtual int32_t default_step_tokens() const { return 2048; }
 

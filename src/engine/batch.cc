@@ -20,7 +20,8 @@ size_t StepShapeHash::operator()(const StepShape& s) const {
   for (const size_t part :
        {static_cast<size_t>(s.tokens), static_cast<size_t>(s.sequences), static_cast<size_t>(s.single),
         static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.pooled),
-        static_cast<size_t>(s.needs), static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share)}) {
+        static_cast<size_t>(s.needs), static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share),
+        static_cast<size_t>(s.launch_context)}) {
     hash = (hash ^ part) * 0x9e3779b97f4a7c15ull;
     hash ^= hash >> 29;
   }
@@ -190,6 +191,7 @@ BatchView StepInput::view(const StepShape& shape, const SampledRow* previous) co
   view.sequences = shape.sequences;
   view.single = shape.single;
   view.table_width = limits_.table_width;
+  view.launch_context = shape.launch_context;
   view.token_ids = device<int32_t>(at.token_ids);
   view.token_source = previous != nullptr ? device<int32_t>(at.token_source) : nullptr;
   view.previous = previous;

@@ -42,7 +42,8 @@ struct StepShape {
   int32_t pooled = 0;     // of hidden states that are brought back
   uint32_t needs = 0;     // SamplingNeeds
   Precision precision = Precision::kFp16;
-  double fp8_share = 1.0;  // as ForwardArgs has it; one of a few levels
+  double fp8_share = 1.0;      // as ForwardArgs has it; one of a few levels
+  int32_t launch_context = 0;  // as BatchView has it
   // One token and one sampled row a sequence: may be padded, and is worth capturing.
   bool decode() const { return single == tokens && rows == tokens && scored == 0 && pooled == 0; }
   friend bool operator==(const StepShape&, const StepShape&) = default;

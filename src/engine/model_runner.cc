@@ -200,7 +200,9 @@ StepShape ModelRunner::shape_of(const Part& part) const {
   StepShape shape;
   shape.precision = part.precision;
   shape.fp8_share = is_exact(part.precision) ? 0.0 : part.fp8_share;
+  int32_t longest = 0;
   for (const ScheduledSequence& item : part.items) {
+    longest = std::max(longest, item.first + item.count);
     shape.tokens += item.count;
     shape.sequences += 1;
     shape.single += item.count == 1 ? 1 : 0;
@@ -213,6 +215,7 @@ StepShape ModelRunner::shape_of(const Part& part) const {
   if (!shape.decode() || graph_sizes_.empty()) return shape;
   const auto size = std::lower_bound(graph_sizes_.begin(), graph_sizes_.end(), shape.rows);
   if (size != graph_sizes_.end()) shape.tokens = shape.sequences = shape.single = shape.rows = *size;
+  shape.launch_context = model_.backend().launch_context(*cache_, shape.sequences, longest);
   return shape;
 }
 

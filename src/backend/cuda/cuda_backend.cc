@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <limits>
 #include <map>
 #include <thread>
 #include <unordered_map>
@@ -100,6 +101,7 @@ class CudaBackend final : public Backend {
   bool supports(Precision) const override { return true; }
   Precision fastest_fp8() const override { return Precision::kFp8W8A8; }
   bool prefers_graphs() const override { return true; }
+  int32_t launch_context(const KvCache& cache, int32_t sequences, int32_t longest) const override;
   int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
   Status reserve(const StepReserve& most) override;
   std::optional<DeviceMemory> memory() const override {
@@ -213,6 +215,7 @@ class CudaBackend final : public Backend {
   std::unordered_map<void*, bool> buffers_;         // is it the host's?
   int64_t widest_ = 0;                              // features of any weight's inputs
   int64_t widest_gated_ = 0;                        // rows of any interleaved weight
+  int32_t heads_ = 0;                               // of the model's attention
   Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_;
   std::array<int32_t, 2> most_rotated_{};     // by KvType: decoded sequences that attention rotates by itself
   Buffer overflowed_layer_;                   // host: i32 that kernels write where keys leave FP16, else -1
@@ -346,6 +349,7 @@ Status CudaBackend::reserve(const StepReserve& most) {
   call.head_dim = most.head_dim;
   call.sequences = most.sequences;
   call.deterministic = options_.deterministic;
+  heads_ = most.heads;
   size_t attention = 0;
   for (const cuda::KvType type : {cuda::KvType::kF16, cuda::KvType::kE4m3}) {  // the cache comes later
     if (type == cuda::KvType::kE4m3 && most.head_dim > kMaxE4m3HeadDim) continue;
@@ -599,10 +603,26 @@ cuda::AttentionCall CudaBackend::attention_call(const AttentionArgs& args) const
           .context = batch.context,
           .block_table = batch.block_table,
           .table_width = batch.table_width,
+          .likely_context = batch.launch_context,
           .rotation = {},
           .deterministic = options_.deterministic,
           .workspace = attention_workspace_.data(),
           .workspace_bytes = attention_workspace_.bytes()};
+}
+
+int32_t CudaBackend::launch_context(const KvCache& cache, int32_t sequences, int32_t longest) const {
+  if (options_.deterministic) return 0;  // prefill's kernel, see attend()
+  const KvCacheSpec& spec = cache.spec();
+  cuda::AttentionCall call;
+  call.heads = heads_;
+  call.kv_heads = spec.kv_heads;
+  call.head_dim = spec.head_dim;
+  call.cache.type = spec.dtype == DType::kF8E4M3 ? cuda::KvType::kE4m3 : cuda::KvType::kF16;
+  call.cache.block_size = spec.block_size;
+  call.table_width = std::numeric_limits<int>::max();
+  call.sequences = sequences;
+  const Result<int> context = cuda::launch_context(call, longest);
+  return context.ok() ? *context : 0;
 }
 
 void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args) {

@@ -115,19 +115,27 @@ Result<Residency> residency(const AttentionKernel& kernel) {
   return find_residency(kernel);
 }
 
-// Blocks that share each row, 0 for balanced spans: see decode.cuh. Measured on an H200 with 3, 8 and 16 rows: a launch
-// in clusters costs up to 1 us more than a plain one, and adding up in the cluster up to 2 us less than in the
-// workspace.
-int choose_cluster(const AttentionCall& c, const Residency& device) {
-  constexpr int kShort = 512, kLong = 4096;
-  const int64_t rows = int64_t{c.sequences} * c.kv_heads;
+// The most keys that a sequence may have, as far as the host knows.
+int64_t longest_context(const AttentionCall& c) {
   const int64_t capacity = int64_t{c.table_width} * c.cache.block_size;
-  const bool known = c.likely_context > 0;
-  if (c.deterministic || rows > 16 || capacity <= kShort || (known && c.likely_context <= kShort)) return 0;
-  if (rows > 8) return known && c.likely_context <= kLong ? 8 : 0;
-  if (rows > 4 && known && c.likely_context <= kLong) return 8;
-  if (rows <= 2 && capacity > kLong) return 0;  // 16 or 32 blocks would have to read a long context
-  return rows <= device.clusters_of_16 ? 16 : 0;
+  return c.likely_context > 0 ? std::min<int64_t>(capacity, c.likely_context) : capacity;
+}
+
+// Blocks that share each row, 0 for balanced spans: see decode.cuh. Measured on an H200, in 8B decode steps of 1 to 16
+// sequences (8 to 128 rows) and alone with 3 rows (docs/attention.md): clusters are quicker where there is room for all
+// of them and no block has more than 512 keys.
+int choose_cluster(const AttentionCall& c, const Residency& device) {
+  constexpr int kBlockKeys = 512, kLong = 8 * kBlockKeys;
+  const int64_t rows = int64_t{c.sequences} * c.kv_heads;
+  const int64_t longest = longest_context(c);
+  if (c.deterministic || rows > 128) return 0;
+  if (rows <= 8 && longest <= kBlockKeys) return 4;
+  if (rows <= 4 || (rows <= 8 && longest > kLong)) {
+    if (rows <= 2 && longest > kLong) return 0;  // 16 or 32 blocks would have to read a long context
+    return rows <= device.clusters_of_16 ? 16 : 0;
+  }
+  const int cluster = rows <= 16 ? 8 : rows <= 32 ? 4 : 2;
+  return longest <= cluster * kBlockKeys && rows * cluster <= device.blocks ? cluster : 0;
 }
 
 // Warps with spans of their own: measured on an H200 with 16 to 256 sequences of 3, 4 and 8 KV heads.
@@ -232,6 +240,22 @@ Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
   return k;
 }
 
+struct DecodeLaunch {
+  bool warps;   // have spans of their own
+  int cluster;  // blocks; 0 = none
+  int64_t grid;
+  friend bool operator==(const DecodeLaunch&, const DecodeLaunch&) = default;
+};
+DecodeLaunch decode_launch(const AttentionCall& c, const DecodeKernels& k) {
+  if (cut_for_warps(c, k.warps_device)) return {true, 0, k.warps_device.blocks};
+  const int64_t rows = int64_t{c.sequences} * c.kv_heads;
+  const int cluster = choose_cluster(c, k.device);
+  if (cluster > 0) return {false, cluster, rows * cluster};
+  // No more blocks than the longest context can give work to.
+  const int64_t work = std::max<int64_t>(1, longest_context(c) / kDecodeTile / kLeastDecodeSpan) * rows;
+  return {false, 0, std::min<int64_t>(k.device.blocks, work)};
+}
+
 DecodeRotation make_rotation(const AttentionCall& c) {
   const AttentionCall::Rotation& r = c.rotation;
   return {r.cos_sin,
@@ -260,6 +284,25 @@ Result<DecodeNeeds> decode_needs(const AttentionCall& c) {
   return DecodeNeeds{workspace_bytes(c, k.spans()), rotates ? most_cut_for_blocks(c, k.warps_device) : 0};
 }
 
+Result<int> launch_context(const AttentionCall& call, int longest) {
+  NFP_RETURN_IF_ERROR(check_shape(call));
+  NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(call));
+  const auto launch_for = [&](int context) {
+    AttentionCall c = call;
+    c.likely_context = context;
+    return decode_launch(c, k);
+  };
+  // Powers of two, so that launches are of few kinds.
+  constexpr int kLeast = 256, kMost = 1 << 20;
+  if (longest > kMost) return 0;
+  int context = kLeast;
+  while (context < longest) context *= 2;
+  const DecodeLaunch known = launch_for(context);
+  if (known == launch_for(0)) return 0;
+  while (context < kMost && launch_for(2 * context) == known) context *= 2;
+  return context;
+}
+
 Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));
@@ -281,16 +324,10 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   p.partials = reinterpret_cast<float*>(exchange + exchange_bytes(c, k.spans()));
   p.deterministic = c.deterministic;
   void* arguments[] = {&p};
-  if (cut_for_warps(c, k.warps_device))
-    return launch_kernel(k.warps, k.warps_device.blocks, 1, c.dependent_launch, arguments, stream);
-  p.cluster = choose_cluster(c, k.device);
-  int64_t grid = int64_t{c.sequences} * c.kv_heads * p.cluster;
-  if (p.cluster == 0) {  // no more blocks than the table can give work to
-    const int64_t capacity = int64_t{c.table_width} * c.cache.block_size;
-    const int64_t work = std::max<int64_t>(1, capacity / kDecodeTile / kLeastDecodeSpan) * c.sequences * c.kv_heads;
-    grid = std::min<int64_t>(k.device.blocks, work);
-  }
-  return launch_kernel(k.blocks, grid, p.cluster, c.dependent_launch, arguments, stream);
+  const DecodeLaunch launch = decode_launch(c, k);
+  p.cluster = launch.cluster;
+  return launch_kernel(launch.warps ? k.warps : k.blocks, launch.grid, launch.cluster, c.dependent_launch, arguments,
+                       stream);
 }
 
 Status run_prefill(const AttentionCall& c, CUstream_st* stream) {

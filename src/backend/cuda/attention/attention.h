@@ -56,7 +56,8 @@ struct AttentionCall {
   int sequences = 0;
   int tokens = 0;  // prefill: query tokens of these sequences, or more (sizes the grid)
 
-  // Decode: the context that sizes the launch of small batches, where known; longer and shorter ones work as well.
+  // Decode: the longest context, where known, else what the table holds, sizes the launch of few sequences. Longer ones
+  // work as well.
   int likely_context = 0;
   // Decode, where q and the token's key and value, which follow all q heads of its row, are as the product left them:
   // the kernel norms and rotates q and k as RopeCall (step.h) does with rotary_dim = head_dim, and appends k and v to
@@ -99,6 +100,11 @@ struct DecodeNeeds {
   int most_rotated = 0;
 };
 Result<DecodeNeeds> decode_needs(const AttentionCall& call);
+
+// A likely_context for which decode calls like this one, of whose arrays only table_width counts, are launched as is
+// best for contexts up to `longest`: the same for all with one launch, 0 where that is also the launch for what the
+// table holds.
+Result<int> launch_context(const AttentionCall& call, int longest);
 
 // Each enqueues one kernel: no allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
 Status run_decode(const AttentionCall& call, CUstream_st* stream);

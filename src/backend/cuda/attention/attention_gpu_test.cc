@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -426,20 +427,49 @@ TEST_P(AttentionShapesGpu, DecodeOfNoKeysIsZeros) {
   }
 }
 
-// Few enough rows that clusters share them.
+// Contexts that launch_context() does not tell apart are few classes, each named by a context that holds it.
+TEST_F(AttentionGpu, LaunchContextsAreFewAndHoldTheLongest) {
+  AttentionCall call;
+  call.heads = 32;
+  call.kv_heads = 8;
+  call.head_dim = 128;
+  call.table_width = 1 << 20;
+  for (const int sequences : {1, 2, 3, 8, 32, 64, 256}) {
+    call.sequences = sequences;
+    std::set<int> classes;
+    bool known = true;
+    for (int longest = 1; longest <= 200000; longest += longest < 2000 ? 1 : 997) {
+      const Result<int> context = launch_context(call, longest);
+      ASSERT_TRUE(context.ok());
+      known = known && *context > 0;  // from where it makes no difference on, it never does again
+      EXPECT_TRUE(known ? *context >= longest : *context == 0) << sequences << " sequences, longest " << longest;
+      classes.insert(*context);
+    }
+    EXPECT_LE(classes.size(), 6u) << sequences;
+    EXPECT_TRUE(classes.contains(0)) << sequences;
+    EXPECT_TRUE(classes.size() == 1 || sequences < 64) << sequences;
+  }
+}
+
+// Few enough rows that clusters of 16, 8, 4 or 2 blocks share them, whether the longest context is as was said or not.
 TEST_P(AttentionShapesGpu, SmallDecodeMatchesFloat64) {
   for (const int context : {1, 17, 300, 5000}) {
-    const Batch batch(GetParam(), {{1, context}}, 10);
-    AttentionCall call = batch.call(0, 1);
-    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
-    attach(call, workspace);
-    for (const int likely_context : {0, 100, 1000, 9000}) {
-      SCOPED_TRACE(testing::Message() << "context " << context << ", likely " << likely_context);
-      batch.poison();
-      call.likely_context = likely_context;
-      ASSERT_TRUE(run_decode(call, nullptr).ok());
-      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      batch.expect_close(batch.out());
+    for (const size_t sequences : {1, 2, 4, 13}) {
+      std::vector<Sequence> all(sequences, {1, context / 2 + 1});
+      all.front().context = context;
+      const Batch batch(GetParam(), all, 10);
+      AttentionCall call = batch.call(0, batch.sequences());
+      const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+      attach(call, workspace);
+      for (const int likely_context : {0, 256, 1000, 4096, 9000}) {
+        SCOPED_TRACE(testing::Message() << sequences << " sequences, context " << context << ", likely "
+                                        << likely_context);
+        batch.poison();
+        call.likely_context = likely_context;
+        ASSERT_TRUE(run_decode(call, nullptr).ok());
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        batch.expect_close(batch.out());
+      }
     }
   }
 }

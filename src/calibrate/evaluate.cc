@@ -156,7 +156,7 @@ class Evaluator {
                          perplexity(*loaded_->model, tokens_, options, *loaded_->threads, progress));
     if (rounder != nullptr) NFP_RETURN_IF_ERROR(rounder->status());
     out.forms.push_back({weights, precision, activations, share, std::move(result)});
-    return ok_status();
+    return options_.measured ? options_.measured(out) : ok_status();
   }
 
   Status add_activations(Evaluation& out, const std::string& weights) {

@@ -16,6 +16,8 @@
 
 namespace nfp {
 
+struct Evaluation;
+
 struct EvaluateOptions {
   std::string file;  // the text
   int32_t ctx = 512;
@@ -28,6 +30,7 @@ struct EvaluateOptions {
   bool activations = true;                               // the rows with E4M3 activations too
   std::string scratch;  // folder for the base's distributions (2 bytes a token of the vocabulary and scored position)
   std::function<void(const std::string& form, int64_t chunk, int64_t chunks)> progress;
+  std::function<Status(const Evaluation&)> measured;  // what there is so far, after each form
 };
 
 struct FormResult {

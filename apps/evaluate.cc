@@ -124,6 +124,9 @@ void add_evaluate(CLI::App& app, Status& status) {
   verb->add_option("--shares", flags->options.shares,
                    "shares of the weights in FP8 to measure, where an order is known")
       ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--forms", flags->options.forms,
+                   "measure only the forms whose names have one of these texts in them, beside FP16: \"per channel\", "
+                   "\"75 % in FP8\"");
   verb->add_flag("--no-activations", flags->no_activations, "leave out the rows with E4M3 activations");
   verb->add_option("--scratch", flags->options.scratch,
                    "folder for FP16's distributions (2 bytes a token of the vocabulary and scored position)");

@@ -295,7 +295,6 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
     }
   };
   constexpr int64_t kUnitValues = M > kPointerRows ? M : 1;  // of x
-  const int64_t groups = units / kSteps;
   const int64_t last = (units + kSteps - 1) / kSteps - 1;
   Lines here[P];
   NFP_UNROLL for (int p = 0; p < P; ++p) here[p] = {panels[p].upper, panels[p].lower};

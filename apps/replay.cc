@@ -30,7 +30,8 @@ struct ReplayFlags {
   std::vector<double> fp8_levels;
   std::string slo_missed = "last";
   bool as_served = false, exact_decode = false, send_targets = false;
-  bool sequences_given = false, step_tokens_given = false;  // in `simulation`
+  bool sequences_given = false, step_tokens_given = false, uneven_given = false,
+       steps_in_flight_given = false;  // in `simulation`
   std::vector<std::string> kl;
   HttpLoadOptions http;
   std::string json, csv, html, command;
@@ -152,16 +153,26 @@ Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLi
   return ok_status();
 }
 
+// A probe of some seconds that another program disturbed does not tell how uneven the machine is for hours.
+constexpr double kMostUneven = 0.4;
+
 // The defaults of `serve` (ServeFlags and EngineConfig), but for what was given; the step's limits are those that the
 // table was measured with.
 void serve_as_default(ReplayFlags& flags, const StepTable& table) {
   const EngineConfig served;
-  flags.simulation.ttft_s = served.targets.ttft_s;
-  flags.simulation.itl_s = served.targets.itl_s;
-  flags.simulation.serve_least = kServeLeast;
+  if (!flags.send_targets) {
+    flags.simulation.ttft_s = served.targets.ttft_s;
+    flags.simulation.itl_s = served.targets.itl_s;
+    flags.simulation.serve_least = kServeLeast;
+  }
+  if (!flags.steps_in_flight_given && table.steps_in_flight > 0) {
+    flags.simulation.steps_in_flight = table.steps_in_flight;
+  }
   if (!flags.sequences_given) flags.simulation.max_sequences = table.max_sequences;
   if (!flags.step_tokens_given) flags.simulation.max_step_tokens = table.max_step_tokens;
   if (flags.fp8_levels.empty()) flags.fp8_levels = served.fp8_levels;
+  // The mean of evenly spread times then lies as far above the fastest as the median that was measured.
+  if (!flags.uneven_given) flags.simulation.uneven = std::min(2 * table.spread, kMostUneven);
 }
 
 Status run(ReplayFlags flags) {
@@ -228,7 +239,8 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
       ->capture_default_str();
   verb.add_flag(
       "--send-targets", f.send_targets,
-      "with --url and --simulate: each request names its own targets, --slo-factor times what it takes alone");
+      "with --url and --simulate, or --as-served: each request names its own targets, --slo-factor times what it takes "
+      "alone");
   verb.add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
   verb.add_option("--table-engine", f.source.engine, "likewise of several engines");
   verb.add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
@@ -279,6 +291,10 @@ void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
   verb.add_option("--noise", s.noise, "steps differ from the table by up to this share")
       ->check(CLI::Range(0.0, 0.9))
       ->capture_default_str();
+  verb.add_option("--uneven", s.uneven,
+                  "steps take up to this share longer than the table says. Default: none; with --as-served, twice what "
+                  "the table says that a median step took longer than the fastest")
+      ->check(CLI::Range(0.0, 10.0));
   verb.add_option(
           "--slowdown", s.slowdown,
           "steps take so many times what the table says; what requests take alone, which attainment is measured "
@@ -290,7 +306,7 @@ void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
       ->capture_default_str();
   verb.add_flag("--as-served", f.as_served,
                 "what `serve` does with default flags instead: its targets (500 and 50 ms, and at least 3 times the "
-                "request alone), its steps and its FP8 levels");
+                "request alone), its steps, those in flight and its FP8 levels");
 }
 
 }  // namespace
@@ -328,6 +344,8 @@ void add_replay(CLI::App& app, Status& status) {
       for (const std::string& value : option->results()) flags->command += " " + value;
     }
     flags->sequences_given = verb->count("--max-num-seqs") > 0;
+    flags->steps_in_flight_given = verb->count("--steps-in-flight") > 0;
+    flags->uneven_given = verb->count("--uneven") > 0;
     flags->step_tokens_given = verb->count("--max-num-batched-tokens") > 0;
     status = run(*flags);
   });

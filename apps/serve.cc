@@ -92,6 +92,11 @@ Status run(ServeFlags& flags) {
   } else if (flags.precision == "auto") {
     NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());  // again: its FP8 is the backend's
   }
+  if (!flags.plans() && !flags.step_times.empty()) {
+    NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
+    NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
+    policy->watch_by(std::move(model));
+  }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
 
   server::ServedModel::Facts facts = facts_of(*loaded, flags);

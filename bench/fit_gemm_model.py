@@ -13,6 +13,7 @@ import collections
 import json
 import math
 import multiprocessing
+import pathlib
 import re
 import sys
 
@@ -24,9 +25,22 @@ FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0
                "split_us": 1.5, "split_us_kb": 0.02, "stream_us": 1.5, "stream_us_kb": 0.02, "reread": 1.0}
 QUANTITIES = list(FIRST_GUESS)
 MODES = {"nested_f16 tried": "f16", "nested_e4m3 tried": "e4m3", "nested_e4m3_promoted tried": "e4m3-promoted"}
-TURN_US_KB = 0.087  # kTurnMicroseconds of predict.cc
 LEAST_SAMPLES = 6  # of a tile that enters the file
-FINE_BUCKETS = 64  # kFineBuckets of tuning_table.cc
+PLAN = pathlib.Path(__file__).resolve().parent.parent / "src/backend/cuda/gemm/plan"
+
+
+def constant(file, name):
+    """What the C++ code that reads the model has for a number."""
+    found = re.search(rf"\b{name} = ([0-9.]+)[,;]", (PLAN / file).read_text())
+    if not found:
+        sys.exit(f"{PLAN / file} has no constant {name} any more; say here where it is now")
+    return float(found[1])
+
+
+TURN_US_KB = constant("predict.cc", "kTurnMicroseconds")
+FINE_BUCKETS = int(constant("tuning_table.cc", "kFineBuckets"))
+# How much faster stream-K must be predicted to be chosen, up to two tiles of tokens and beyond.
+STREAM_MARGIN, WIDE_STREAM_MARGIN = constant("tuning_table.cc", "kStreamMargin"), constant("tuning_table.cc", "kWideStreamMargin")
 
 
 def ceil_div(a, b):
@@ -108,8 +122,8 @@ class Fit:
         self.cell = np.array([cells.setdefault(s[:3], len(cells)) for s in samples])
         self.cells = len(cells)
         self.us = np.array([s[4] for s in samples])
-        # How much faster stream-K must be predicted to be chosen (kStreamMargin, kWideStreamMargin of tuning_table.cc).
-        self.margin = np.array([1 if parse(s[3])[5] else 1.02 if s[2] <= 2 * parse(s[3])[1] else 1.2 for s in samples])
+        self.margin = np.array([1 if parse(s[3])[5] else STREAM_MARGIN if s[2] <= 2 * parse(s[3])[1] else WIDE_STREAM_MARGIN
+                                for s in samples])
         self.best = np.full(self.cells, np.inf)
         np.minimum.at(self.best, self.cell, self.us)
 

@@ -7,6 +7,9 @@ kept, also of the shares of what the machine can do, which each run measures for
     bench/cpu/compare_llama.py --nestedfp build/release/apps/nestedfp --llama BUILD/bin --model MODEL.gguf \
         --rounds 5 --out bench/results/cpu-llama.json
 
+FP8 is measured as this machine computes it: on FP16 multiply-adds where the processor has them (share_of_fp16_fma is of their rate), in
+FP32 elsewhere and with --kernels avx512gfni.
+
 Needs a llama.cpp build with llama-bench and llama-quantize (-DBUILD_SHARED_LIBS=OFF); nothing but Python's own library.
 """
 
@@ -99,6 +102,8 @@ def main():
                      # Of the ceilings that the same process measured, right after.
                      "share_of_read": median(lambda row, m: row["weight_gb_per_s"] / m["read_gb_per_s"]),
                      "share_of_fma": median(lambda row, m: row["gflop_per_s"] / m["fma_gflop_per_s"]),
+                     "share_of_fp16_fma": median(lambda row, m: row["gflop_per_s"] / m["fp16_gflop_per_s"])
+                     if machine["fp16_gflop_per_s"] else None,
                      "share_of_bf16_dot": median(lambda row, m: row["gflop_per_s"] / m["bf16_dot_gflop_per_s"])
                      if machine["bf16_dot_gflop_per_s"] else None})
     peers = [{"test": test, "file": kind, "batch": 1, "tokens_per_s": statistics.median(values)}

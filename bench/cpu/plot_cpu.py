@@ -36,10 +36,12 @@ def main():
         left.plot(batches, [row["tokens_per_s"] for row in rows], "o-", color=COLOURS[precision],
                   label=f"nestedfp {precision}")
         # What a step reads and computes bounds it: bytes over the bandwidth, operations over the FMA rate.
+        numbers = "FP16" if precision == "fp8" and "avx512fp16" in report["device"] else "FP32"
+        rate = machine["fp16_gflop_per_s" if numbers == "FP16" else "fma_gflop_per_s"]
         bound = [min(machine["read_gb_per_s"] * row["tokens_per_s"] / row["weight_gb_per_s"],
-                     machine["fma_gflop_per_s"] * row["tokens_per_s"] / row["gflop_per_s"]) for row in rows]
+                     rate * row["tokens_per_s"] / row["gflop_per_s"]) for row in rows]
         left.plot(batches, bound, "--", color=COLOURS[precision], linewidth=1,
-                  label=f"ceiling, {precision}: memory read, then FP32 arithmetic")
+                  label=f"ceiling, {precision}: memory read, then {numbers} arithmetic")
     for kind, marker in (("F16", "s"), ("Q8_0", "^"), ("BF16", "v")):
         left.plot([1], [peers["decode", kind]], marker, color="#444444", label=f"llama.cpp {kind}", linestyle="none")
     left.set_xscale("log", base=2)

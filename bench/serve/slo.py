@@ -5,9 +5,9 @@ long prompt beside running streams.
 
 PARTS (default: long,burst,trace): `long` is a prompt of 3,900 tokens beside four streams, `burst` the made-up bursts of
 burst.csv (gamma-distributed gaps with a coefficient of variation of 2.5, log-normal lengths), `trace` a part of an Azure
-trace (--trace). Default flags; all servers predict from the table that the first one measured. Simulated twice: with the table's
-times, and with these times what the steps of the real run under `slo` took in the mean over them. Everything takes some five
-minutes on two cores with the demo model. What other programs computed meanwhile is reported (`others_cpus`)."""
+trace (--trace). Default flags; all servers predict from the table that the first one measured. Simulated twice: from the table
+alone, and with steps as much longer than the table's and as uneven as those of the real run were ("as slow"). Everything takes some
+eight minutes on two cores with the demo model. What other programs computed meanwhile is reported (`others_cpus`)."""
 
 import argparse
 import asyncio
@@ -29,7 +29,7 @@ LONG, STREAMS = 3900, 4
 # Continued in words, an event each: of random tokens two or three would make a character, and come together.
 STORY = "Once upon a time there was a girl who lived in a small house near the sea. One day number {} she went out and"
 BURST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "burst.csv")
-TRACE = {"requests": 40, "rate": 0.7, "most_tokens": 2000, "seed": 1}
+TRACE = {"requests": 80, "rate": 0.7, "most_tokens": 2000, "seed": 1}
 
 
 def prediction(steps):
@@ -163,32 +163,33 @@ async def long_prompt(server):
             "others_cpus": server.others_cpus()}
 
 
-def play(args, folder, table, trace, flags):
+def play(args, folder, part, table, trace, flags):
     """The trace against both policies on the machine, then simulated from `table`."""
     keep = ("attainment_tight", "attainment_loose", "attainment_own_targets", "fp16_token_share", "ttft_s", "tpot_s", "longest_gap_s", "requests", "failed",
             "seconds", "rate", "switches")
     result = {}
 
-    def row(*command):
+    def row(name, *command):
         out = os.path.join(folder, "replay.json")
-        run = subprocess.run([args.nestedfp, "replay", trace, *flags, *command, "--json", out], capture_output=True, text=True)
+        each = ["--csv", os.path.join(Server.keep_steps, f"{name}.csv")] if Server.keep_steps else []
+        run = subprocess.run([args.nestedfp, "replay", trace, *flags, *command, "--json", out, *each], capture_output=True, text=True)
         if run.returncode:
             raise RuntimeError(run.stderr[-2000:])
         with open(out, encoding="utf-8") as f:
             found = json.load(f)["rows"][0]
         return {name: found[name] for name in keep if name in found}
 
-    slower = 1
     for policy, serve in (("slo", []), ("fp16", ["--precision-policy", "fp16"])):
         with Server(args.nestedfp, args.model, args.cache, "--step-times", table, *serve) as server:
-            real = row("--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--simulate", table)
-            real["others_cpus"] = server.others_cpus()
-            if policy == "slo":
-                slower = server.slower()
-                real |= {"prediction": server.prediction(), "slower_than_table": slower, "level_changes": server.changes()}
+            real = row(f"{part}.{policy}.real", "--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--simulate", table)
+            slower, predicted = server.slower(), server.prediction()
+            real |= {"others_cpus": server.others_cpus(), "prediction": predicted, "slower_than_table": slower,
+                     "level_changes": server.changes()}
         simulate = ["--simulate", table, "--as-served", "--policies", policy]
-        result[policy] = {"real": real, "simulated": row(*simulate),
-                          "simulated_as_slow": row(*simulate, "--slowdown", f"{slower:.3f}")}
+        # Evenly spread errors are half as large in the mean as at most.
+        as_it_was = ["--slowdown", f"{slower:.3f}", "--uneven", "0", "--noise", f"{min(2 * predicted['mean_error'], 0.9):.3f}"]
+        result[policy] = {"real": real, "simulated": row(f"{part}.{policy}.simulated", *simulate),
+                          "simulated_as_slow": row(f"{part}.{policy}.as_slow", *simulate, *as_it_was)}
     # Of targets of its own the engine judges by the tokens; what comes over HTTP may wait for the rest of a character.
     for simulated in ("simulated", "simulated_as_slow"):
         of = result["slo"]
@@ -209,7 +210,7 @@ def main():
     parser.add_argument("out")
     parser.add_argument("parts", nargs="?", default="long,burst,trace")
     parser.add_argument("--trace", help="an Azure trace (CSV)")
-    parser.add_argument("--keep-steps", help="a folder for the servers' step logs")
+    parser.add_argument("--keep-steps", help="a folder for the servers' step logs, the table and what became of each request")
     args = parser.parse_args()
     Server.keep_steps = args.keep_steps
     parts = args.parts.split(",")
@@ -223,15 +224,17 @@ def main():
             table = os.path.join(tables, os.listdir(tables)[0])
             with open(table, encoding="utf-8") as f:
                 result["step_times"] = json.load(f)
+            if args.keep_steps:
+                shutil.copy(table, os.path.join(args.keep_steps, "step-times.json"))
             result["start"] = {"seconds": time.perf_counter() - begin, "says": [s for s in server.says if "step times" in s]}
             if "long" in parts:
                 result["long_prompt"] = asyncio.run(long_prompt(server))
         if "burst" in parts:
-            result["burst"] = {"trace": os.path.basename(BURST), **play(args, folder, table, BURST, [])}
+            result["burst"] = {"trace": os.path.basename(BURST), **play(args, folder, "burst", table, BURST, [])}
         if "trace" in parts and args.trace:
             flags = ["--requests", str(TRACE["requests"]), "--rate", str(TRACE["rate"]), "--max-tokens", str(TRACE["most_tokens"]),
                      "--seed", str(TRACE["seed"])]
-            result["trace"] = {"trace": {"file": os.path.basename(args.trace), **TRACE}, **play(args, folder, table, args.trace, flags)}
+            result["trace"] = {"trace": {"file": os.path.basename(args.trace), **TRACE}, **play(args, folder, "trace", table, args.trace, flags)}
     result["load_average_after"] = os.getloadavg()[0]
     record.save(result, args.out)
 

@@ -179,7 +179,8 @@ Result<Request> parse_request(const Json& json) {
   });
   fields.other("logit_bias", [&](const Json& value) -> Status {
     for (const Json& pair : value) {
-      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() || !pair[1].is_number()) {
+      const bool shaped = pair.is_array() && pair.size() == 2 && pair[0].is_number_integer() && pair[1].is_number();
+      if (!shaped || pair[0] < 0 || pair[0] > INT32_MAX) {
         return bad("logit_bias", "must be a list of [token id, bias]");
       }
       p.logit_bias.emplace_back(pair[0].get<int32_t>(), pair[1].get<float>());

@@ -10,7 +10,9 @@ namespace {
 
 using Found = std::optional<RequestError>;
 
-Found out_of_range(std::string_view field, double value, std::string_view expected) {
+// `value` in the type it is kept in: 0.1f as a double is 0.10000000149011612.
+template <typename T>
+Found out_of_range(std::string_view field, T value, std::string_view expected) {
   return RequestError{std::string(field), fmt::format("{} is {}; it must be {}", field, value, expected)};
 }
 
@@ -43,8 +45,12 @@ Found check_sampling(const SamplingParams& p, int32_t vocab) {
   }
   for (const auto& [token, bias] : p.logit_bias) {
     if (auto bad = check_token("logit_bias", token, vocab)) return bad;
-    if (std::isnan(bias))
-      return RequestError{"logit_bias", fmt::format("logit_bias of token {} is not a number", token)};
+    // Minus infinity forbids a token; with infinity beside it in one row the sum is NaN.
+    if (std::isnan(bias) || bias == INFINITY)
+      return RequestError{"logit_bias",
+                          fmt::format("logit_bias of token {} is {}; it must be finite, or minus infinity "
+                                      "to forbid the token",
+                                      token, bias)};
   }
   for (int32_t token : p.stop_token_ids) {
     if (auto bad = check_token("stop_token_ids", token, vocab)) return bad;

@@ -61,6 +61,10 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
        [](SamplingParams& p) {
          p.logit_bias = {{1, NAN}};
        }},
+      {"logit_bias",
+       [](SamplingParams& p) {
+         p.logit_bias = {{1, INFINITY}};
+       }},
       {"stop_token_ids", [](SamplingParams& p) { p.stop_token_ids = {-3}; }},
       {"stop", [](SamplingParams& p) { p.stop = {""}; }},
   };
@@ -72,6 +76,18 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
     EXPECT_EQ(bad->field, field);
     EXPECT_NE(bad->message.find(field), std::string::npos) << bad->message;
   }
+}
+
+TEST(SamplingParams, MessagesShowTheValueThatWasGiven) {
+  SamplingParams params;
+  params.temperature = -0.1f;
+  EXPECT_NE(validate(kPrompt, params, kBounds)->message.find("is -0.1;"), std::string::npos);
+}
+
+TEST(SamplingParams, ABiasOfMinusInfinityForbidsAToken) {
+  SamplingParams params;
+  params.logit_bias = {{1, -INFINITY}};
+  EXPECT_FALSE(validate(kPrompt, params, kBounds));
 }
 
 }  // namespace

@@ -116,6 +116,7 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   table.max_step_tokens = probe->config().limits.max_step_tokens;
   table.max_sequences = probe->config().limits.max_sequences;
   table.kv_dtype = name_of(probe->config().kv_dtype);
+  table.steps_in_flight = probe->config().steps_in_flight;
   table.levels = {{Precision::kFp16, 0}, {probe->computed(options.engine.fp8), 1}};
   double round_s = 0;
   for (size_t round = 0; round < kMostRounds; ++round) {

@@ -23,7 +23,7 @@ constexpr std::string_view kRopeFactors = "rope_freqs.weight", kLongFactors = "r
                            kShortFactors = "rope_factors_short.weight";
 
 // Configurations with more are refused.
-constexpr int64_t kMostLayers = 4096, kMostExperts = 4096;
+constexpr int64_t kMostLayers = 4096, kMostExperts = 4096, kMostHeads = 4096;
 
 // Of a model split over several files, the others' paths: "x-00001-of-00003.gguf" -> "x-00002-of-00003.gguf", ...
 Result<std::vector<std::string>> other_parts(const std::string& path, int64_t count) {
@@ -246,9 +246,11 @@ class GgufSource final : public ModelSource {
     }
     heads_ = config["num_attention_heads"].get<int64_t>();
     kv_heads_ = config.value("num_key_value_heads", heads_);
-    if (heads_ < 1 || kv_heads_ < 1) {
-      return error(ErrorCode::kInvalidInput, "{}: metadata '{}' must be at least 1", path_,
-                   key("attention.head_count"));
+    for (const auto& [name, heads] :
+         {std::pair("attention.head_count", heads_), std::pair("attention.head_count_kv", kv_heads_)}) {
+      if (heads >= 1 && heads <= kMostHeads) continue;
+      return error(ErrorCode::kInvalidInput, "{}: metadata '{}' is {}; it must be 1 to {}", path_, key(name), heads,
+                   kMostHeads);
     }
     // llama.cpp's defaults, which are not those of every family's config.json.
     config["num_key_value_heads"] = kv_heads_;

@@ -269,10 +269,16 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   flat.integer("llama.expert_count", 2);
   flat.tensor("blk.0.ffn_up_exps.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
   expect(flat.build(), "'blk.0.ffn_up_exps.weight' must have three dimensions, the last of 1 to 4096");
-  GgufBuilder no_heads;
-  no_heads.string("general.architecture", "qwen2").integer("qwen2.block_count", 1).integer("qwen2.embedding_length", 8);
-  no_heads.integer("qwen2.attention.head_count", 0).integer("qwen2.feed_forward_length", 64);
-  expect(no_heads.build(), "metadata 'qwen2.attention.head_count' must be at least 1");
+  const auto with_heads = [](uint64_t query, uint64_t kv) {
+    GgufBuilder gguf;
+    gguf.string("general.architecture", "qwen2").integer("qwen2.block_count", 1).integer("qwen2.embedding_length", 8);
+    gguf.key("qwen2.attention.head_count", 10, GgufBuilder::raw(query));
+    gguf.key("qwen2.attention.head_count_kv", 10, GgufBuilder::raw(kv));
+    return gguf.integer("qwen2.feed_forward_length", 64).build();
+  };
+  expect(with_heads(0, 1), "metadata 'qwen2.attention.head_count' is 0; it must be 1 to 4096");
+  expect(with_heads(2, 0), "metadata 'qwen2.attention.head_count_kv' is 0; it must be 1 to 4096");
+  expect(with_heads(uint64_t{1} << 62, 1), "metadata 'qwen2.attention.head_count' is 4611686018427387904");
 }
 
 }  // namespace

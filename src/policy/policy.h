@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -99,10 +100,16 @@ class PrecisionPolicy {
   virtual StepDecision decide(const StepState&) { return {}; }
   // Told of each step that ran.
   virtual void observe(Precision precision, double fp8_share, const StepWork& work, double seconds) {
-    (void)precision, (void)fp8_share, (void)work, (void)seconds;
+    if (watched_by_) watched_by_->observe(watched_by_->find_level(precision, fp8_share), work, seconds);
   }
   // What predicts its steps' times; null where nothing does.
-  virtual const StepModel* model() const { return nullptr; }
+  virtual const StepModel* model() const { return watched_by_ ? &*watched_by_ : nullptr; }
+  // Steps of a policy that decides without predictions are predicted all the same, for those who look on: targets that
+  // follow from what a request takes alone, the step log, metrics.
+  void watch_by(StepModel model) { watched_by_ = std::move(model); }
+
+ private:
+  std::optional<StepModel> watched_by_;
 };
 
 // "fp16", "fp8", "fp8-w8a8": always that.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "policy/testing/step_tables.h"
+
 namespace nfp {
 namespace {
 
@@ -46,6 +48,21 @@ TEST(Policy, AlternatesEveryN) {
   std::string pattern;
   for (uint64_t i = 0; i < 8; ++i) pattern += is_exact((*policy)->choose({.step_index = i})) ? 'x' : '8';
   EXPECT_EQ(pattern, "xx88xx88");
+}
+
+TEST(Policy, StepsOfAFixedOneCanBePredicted) {
+  auto policy = parse_policy("fp16");
+  ASSERT_TRUE(policy.ok());
+  EXPECT_EQ((*policy)->model(), nullptr);
+  (*policy)->watch_by(std::move(StepModel::fit(testing::synthetic_table())).value());
+  const StepModel* model = (*policy)->model();
+  ASSERT_NE(model, nullptr);
+  StepWork work;
+  work.add(100, 0);
+  const double before = model->seconds(0, work);
+  for (int i = 0; i < 20; ++i) (*policy)->observe(Precision::kFp16, 0, work, 2 * before);
+  EXPECT_NEAR((*policy)->model()->seconds(0, work), 2 * before, 1e-9);
+  EXPECT_EQ((*policy)->choose({.step_tokens = 100000}), Precision::kFp16);
 }
 
 TEST(Policy, BadNamesAreUsageErrors) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 namespace nfp {
 namespace {
@@ -38,6 +39,7 @@ struct Demand {
   StepWork decodes;             // one token each
   double slack = kNever;        // seconds until the first of these must have its token
   double longest_gap = kNever;  // seconds that none of them should wait, whatever its slack
+  double least_itl = kNever;    // the shortest of their target gaps
   std::vector<Prefill> prefills;
   int32_t running = 0;
   double limit() const { return std::min(slack, longest_gap); }
@@ -106,6 +108,10 @@ class SloPolicy final : public PrecisionPolicy {
   void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
                     StepDecision* decision) const;
   Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
+  std::optional<Pace> shared_pace(const StepState& state, const Demand& demand, const Pace& pace);
+  // The rest of a prompt alone in FP16, and in steps with what decodes; seconds, about.
+  double alone_s(const Prefill& prefill, int32_t context, int32_t max_step_tokens) const;
+  double shared_s(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const;
   // How much FP8 a pace is, to compare with.
   double harm(const Pace& pace) const { return harm(model_.levels()[pace.level].fp8_share, pace.apart); }
   static double harm(double fp8_share, bool apart) { return fp8_share - (apart && fp8_share > 0 ? 1e-3 : 0.0); }
@@ -124,6 +130,10 @@ class SloPolicy final : public PrecisionPolicy {
   };
   std::deque<Arrival> recent_;  // the last requests seen
   double newest_arrival_ = -kNever;
+  // The prompt that is cut into many steps now, if any: when it came, when it should be done, how much of that is for
+  // sharing.
+  double shared_arrival_ = -kNever, shared_due_ = 0, shared_room_s_ = 0;
+  int shared_steps_ = 0;  // since its level changed
   StepDecision last_;
 };
 
@@ -271,6 +281,69 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   return chosen == paces.size() ? fastest : chosen;
 }
 
+double SloPolicy::alone_s(const Prefill& prefill, int32_t context, int32_t max_step_tokens) const {
+  double seconds = 0;
+  for (int32_t done = 0; done < prefill.tokens;) {
+    const int32_t count = std::min(prefill.tokens - done, max_step_tokens);
+    StepWork work;
+    work.add(count, context + done);
+    seconds += model_.seconds(model_.exact_level(), work);
+    done += count;
+  }
+  return seconds;
+}
+
+double SloPolicy::shared_s(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const {
+  StepWork both = decodes;
+  both.apart = pace.apart;
+  // Keys grow from step to step, so the mean step is the one in the middle.
+  const int32_t middle = context + prefill.tokens / 2;
+  const int32_t fits = model_.largest_chunk(pace.level, both, middle, prefill.tokens, pace.limit_s);
+  const int32_t chunk = std::max(fits, std::min(options_.least_chunk, prefill.tokens));
+  both.add(chunk, middle);
+  return model_.seconds(pace.level, both) * prefill.tokens / chunk;
+}
+
+// The pace that gets the first prompt done nearly as soon as alone, where what decodes cuts it into many steps; none
+// where it does not, or where `pace`, which keeps the deadlines, has more FP8 anyway.
+std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand& demand, const Pace& pace) {
+  const bool choice = harm(model_.levels()[levels_.back()].fp8_share, false) > 0;
+  const bool asked = demand.decodes.tokens > 0 && !demand.prefills.empty() && demand.prefills.front().rank != kLost;
+  if (!asked || !choice || model_.exact_level() >= model_.levels().size()) {
+    shared_arrival_ = -kNever;
+    return std::nullopt;
+  }
+  const Prefill& prefill = demand.prefills.front();
+  const int32_t context = state.sequences[prefill.sequence].context;
+  if (prefill.arrival != shared_arrival_) {
+    shared_arrival_ = -kNever;
+    if (pace.chunk * options_.many_steps >= prefill.tokens) return std::nullopt;
+    shared_arrival_ = prefill.arrival;
+    const double alone = alone_s(prefill, context, state.max_step_tokens);
+    shared_room_s_ = options_.most_longer * alone;
+    shared_due_ = state.now_s + alone + shared_room_s_;
+    shared_steps_ = options_.shared_steps;
+  }
+  const bool settled = shared_steps_++ >= options_.shared_steps;
+  const double left = shared_due_ - state.now_s, last = harm(last_.fp8_share, last_.exact_singles);
+  const double limit = std::min(demand.limit(), options_.shared_gap * demand.least_itl);
+  std::optional<Pace> best;
+  double best_s = kNever;
+  for (const size_t level : levels_) {
+    const Pace next = pace_at(level, false, demand.decodes, limit, state);
+    const double seconds = shared_s(next, prefill, context, demand.decodes);
+    if (best && seconds >= best_s / (1 + options_.least_gain)) continue;
+    best = next, best_s = seconds;
+    // A level stays for some steps, and changes where half of what the prompt may take longer is spared or missing.
+    double spare = 0;
+    if (harm(next) <= last) spare = (harm(next) < last ? 1 : -1) * (settled ? 0.5 : kNever);
+    if (seconds <= left - spare * shared_room_s_) break;
+  }
+  if (!best || harm(*best) < harm(pace)) return std::nullopt;
+  if (harm(*best) != last) shared_steps_ = 0;
+  return best;
+}
+
 // Chunks of prompts behind the decoding sequences, which are in `work`.
 void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error,
                             const std::vector<Prefill>& prefills, int32_t running, StepWork* work,
@@ -317,6 +390,7 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
       decision->chunks.push_back({i, 1});
       demand.decodes.add(1, sequence.context);
       demand.longest_gap = std::min(demand.longest_gap, longest_gap * sequence.itl_s);
+      demand.least_itl = std::min(demand.least_itl, sequence.itl_s);
       // Aiming a little below the target leaves room for steps that take longer than predicted.
       const double slack = sequence.due_s - state.now_s - itl_margin * sequence.itl_s * sequence.emitted;
       demand.slack = std::min(demand.slack, std::max(slack, catch_up * sequence.itl_s));
@@ -330,7 +404,7 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
   if (demand.decodes.tokens > 0) {
     double least = kNever;
     for (const size_t level : levels_) least = std::min(least, model_.seconds(level, demand.decodes));
-    if (least > demand.limit()) demand.slack = demand.longest_gap = 2 * least;
+    if (least > demand.limit()) demand.slack = demand.longest_gap = demand.least_itl = 2 * least;
   }
   return demand;
 }
@@ -411,14 +485,16 @@ StepDecision SloPolicy::decide(const StepState& state) {
     if (time_of(paces[i]) <= time_of(paces[chosen])) chosen = i;
   }
 
+  const std::optional<Pace> shared = shared_pace(state, demand, paces[chosen]);
+  const Pace& pace = shared ? *shared : paces[chosen];
   StepWork work = demand.decodes;
-  work.apart = paces[chosen].apart;
-  add_prompts(state, paces[chosen], error, demand.prefills, demand.running, &work, &decision);
-  settle_level(paces, paces[chosen], error, work, &decision);
+  work.apart = pace.apart;
+  add_prompts(state, pace, error, demand.prefills, demand.running, &work, &decision);
+  settle_level(paces, pace, error, work, &decision);
   const double last = harm(last_.fp8_share, last_.exact_singles);
   const double now = harm(decision.fp8_share, decision.exact_singles);
   if (now > last) {
-    decision.change = chosen == for_prompts ? LevelChange::kFirstTokens : LevelChange::kPace;
+    decision.change = shared || chosen == for_prompts ? LevelChange::kFirstTokens : LevelChange::kPace;
   } else if (now < last) {
     decision.change = LevelChange::kRoom;
   }

@@ -51,6 +51,14 @@ struct SloOptions {
   // faster than FP16 for all and in time, it comes before FP8 for all. What decodes then gives up less FP16 and prompts
   // more, as two launches take longer than one (docs/slo.md has figures).
   bool exact_decode = false;
+  // A prompt that what decodes beside it cuts into this many steps gets a deadline of its own from then on: it should not
+  // take longer than alone in FP16 by more than this share, and FP8 pays for the sharing where it does. Steps end after
+  // so many target gaps then: short ones are cheap in FP8, and of a hundred steps on a shared machine one takes 40 ms
+  // longer than the others.
+  double many_steps = 32;
+  double most_longer = 0.05;
+  double shared_gap = 1.2;
+  int shared_steps = 8;  // before its level changes again
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;
   // One that lost that too goes before all others once it has waited this long for its first token.

@@ -262,6 +262,96 @@ TEST(SloPolicy, PromptsMayBeInFp8BesideFp16) {
   EXPECT_EQ(at(0.045).fp8_share, 1);
 }
 
+// How a long prompt gets on beside sequences that decode, on a machine that takes what the model says or, unevenly,
+// more.
+struct Shared {
+  double seconds = 0, longest_step = 0, fp8 = 0;  // the last: of the weights, in the mean over the prompt's tokens
+  int steps = 0, changes = 0;
+};
+Shared beside(const StepModel& machine, int32_t tokens, int decodes, double itl, double noise = 0,
+              const SloOptions& options = {}) {
+  const auto policy = std::move(make_slo_policy(machine, options)).value();
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> late(0, noise);
+  SequenceState long_one = prompt(tokens, 0, 1000, itl);
+  Shared shared;
+  double last = 0;
+  while (long_one.missing > 0) {
+    std::vector<SequenceState> sequences;
+    for (int i = 0; i < decodes; ++i) sequences.push_back(decoding(200 + shared.steps, shared.seconds + 10, itl));
+    sequences.push_back(long_one);
+    const StepDecision decision = policy->decide(state_of(sequences, shared.seconds));
+    StepWork work;
+    for (const StepChunk& chunk : decision.chunks) work.add(chunk.tokens, sequences[chunk.sequence].context);
+    const double taken =
+        machine.seconds(machine.find_level(decision.precision, decision.fp8_share), work) * (1 + late(random));
+    policy->observe(decision.precision, decision.fp8_share, work, taken);
+    const int32_t count = decision.chunks.back().sequence + 1 == sequences.size() ? decision.chunks.back().tokens : 0;
+    EXPECT_GT(count, 0);
+    if (count < 1) break;
+    long_one.running = true;
+    long_one.context += count;
+    long_one.missing -= count;
+    shared.seconds += taken;
+    shared.longest_step = std::max(shared.longest_step, taken);
+    shared.fp8 += decision.fp8_share * count / tokens;
+    shared.changes += decision.fp8_share != last ? 1 : 0;
+    last = decision.fp8_share;
+    ++shared.steps;
+  }
+  return shared;
+}
+
+double alone_in_fp16(const StepModel& machine, int32_t tokens) {
+  double seconds = 0;
+  for (int32_t done = 0; done < tokens; done += 2048) {
+    StepWork work;
+    work.add(std::min(tokens - done, 2048), done);
+    seconds += machine.seconds(machine.exact_level(), work);
+  }
+  return seconds;
+}
+
+// Eight sequences decode every 8 ms or later, which cuts 8000 tokens into some hundred steps: each of them computes
+// these too. FP8 pays for that, and for no more than that.
+TEST(SloPolicy, APromptInManyStepsTakesLittleLongerThanAlone) {
+  const StepModel machine = model().at_shares(std::vector<double>{0.5, 0.88, 1.0});
+  const double alone = alone_in_fp16(machine, 8000);
+  const Shared shared = beside(machine, 8000, 8, 0.008);
+  EXPECT_GT(shared.steps, 32);
+  EXPECT_LT(shared.seconds, 1.15 * alone);
+  EXPECT_GT(shared.seconds, 0.9 * alone);
+  EXPECT_GT(shared.fp8, 0);
+  EXPECT_LT(shared.fp8, 1);
+  EXPECT_LE(shared.changes, 6);
+  EXPECT_LT(shared.longest_step, 1.2001 * 0.008);
+  const Shared uneven = beside(machine, 8000, 8, 0.008, 0.4);
+  EXPECT_LT(uneven.longest_step, 2 * 0.008);
+  EXPECT_LT(uneven.seconds, 1.25 * 1.15 * alone);
+  EXPECT_LE(uneven.changes, uneven.steps / 10);
+  // Less of it where less decodes beside, and none where nothing does or the steps are few.
+  double before = 0;
+  for (const int decodes : {0, 1, 4, 8, 16}) {
+    const double fp8 = beside(machine, 8000, decodes, 0.008).fp8;
+    EXPECT_GE(fp8, before - 0.02) << decodes;
+    before = fp8;
+  }
+  EXPECT_EQ(beside(machine, 8000, 0, 0.008).fp8, 0);
+  EXPECT_EQ(beside(machine, 1000, 8, 0.008).fp8, 0);
+  EXPECT_EQ(beside(machine, 8000, 8, 0.008, 0, {.levels = SloOptions::Levels::kFp16Only}).fp8, 0);
+}
+
+TEST(SloPolicy, APromptInManyStepsStaysInFp16WhereFp8IsNotFaster) {
+  StepTable table = testing::synthetic_table();
+  for (StepTime& step : table.steps) {
+    StepTime exact = step;
+    exact.level = 0;
+    step.ms = testing::synthetic_ms(exact);
+  }
+  const StepModel machine = std::move(StepModel::fit(table)).value();
+  EXPECT_EQ(beside(machine, 8000, 8, 0.008).fp8, 0);
+}
+
 // A steady load: the same prompt every 70 ms, which FP16 alone could just not keep up with, beside four sequences.
 TEST(SloPolicy, DoesNotFlapOnASteadyLoad) {
   const auto policy = slo_with_levels();

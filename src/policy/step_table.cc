@@ -140,6 +140,9 @@ Result<StepTable> parse_step_table(std::string_view text, std::string_view where
   table.max_sequences = static_cast<int32_t>(fields.count("max_sequences", 1));
   table.kv_dtype = fields.text("kv_dtype");
   if (json.contains("spread")) table.spread = fields.number("spread", 0, 1e9);
+  if (json.contains("steps_in_flight")) {
+    table.steps_in_flight = static_cast<int32_t>(fields.count("steps_in_flight", 0, 2));
+  }
   const Json &levels = fields.list("levels"), &steps = fields.list("steps");
   NFP_RETURN_IF_ERROR(fields.status());
   for (size_t i = 0; i < levels.size(); ++i) {
@@ -186,6 +189,7 @@ std::string to_json_text(const StepTable& table) {
                      {"max_sequences", table.max_sequences},
                      {"kv_dtype", table.kv_dtype},
                      {"spread", table.spread},
+                     {"steps_in_flight", table.steps_in_flight},
                      {"levels", levels},
                      {"steps", steps}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace);

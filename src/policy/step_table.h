@@ -46,6 +46,7 @@ struct StepTable {
   // Where steps were measured several times and the fastest counts: by how much of it the median of the times lay
   // above, in the mean. A busy machine shows here. 0 = not told.
   double spread = 0;
+  int32_t steps_in_flight = 0;  // of the engine that was measured: 2 where one is planned while one runs; 0 = not told
 };
 
 // `where` names the file in errors, which name the field too.

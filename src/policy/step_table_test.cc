@@ -16,6 +16,8 @@ StepTable example() {
   table.max_step_tokens = 2048;
   table.max_sequences = 64;
   table.kv_dtype = "f16";
+  table.spread = 0.125;
+  table.steps_in_flight = 2;
   table.levels = {{Precision::kFp16, 0}, {Precision::kFp8W8A8, 0.5}, {Precision::kFp8W8A8, 1}};
   table.steps = {{0, 512, 0, 0, 0, 20.25, 3},
                  {0, 512, 512, 0, 0, 21, 3},
@@ -35,6 +37,8 @@ TEST(StepTable, ComesBackAsWritten) {
   EXPECT_EQ(back->max_sequences, table.max_sequences);
   EXPECT_EQ(back->kv_dtype, table.kv_dtype);
   EXPECT_EQ(back->levels, table.levels);
+  EXPECT_EQ(back->spread, table.spread);
+  EXPECT_EQ(back->steps_in_flight, table.steps_in_flight);
   ASSERT_EQ(back->steps.size(), table.steps.size());
   for (size_t i = 0; i < table.steps.size(); ++i) {
     const StepTime &a = back->steps[i], &b = table.steps[i];

@@ -39,8 +39,10 @@ class SimulatedRunner final : public StepRunner {
       return error(ErrorCode::kUnsupported, "the step-time table has no level for {} in a share of {:.2f}",
                    name_of(precision), plan.fp8_share);
     }
-    const double noise = options_.noise > 0 ? 1 + options_.noise * (2 * uniform() - 1) : 1.0;
-    step.done_s = std::max(now_s, free_s_) + model_.seconds(level, work) * noise;
+    double times = 1;
+    if (options_.noise > 0) times += options_.noise * (2 * uniform() - 1);
+    if (options_.uneven > 0) times += options_.uneven * uniform();
+    step.done_s = std::max(now_s, free_s_) + model_.seconds(level, work) * times;
     free_s_ = step.done_s;
     in_flight_.push_back(std::move(step));
     return next_++;

@@ -1,5 +1,6 @@
 """What any HTTP client may do to the server, friendly or not."""
 
+import gzip
 import json
 import os
 import re
@@ -139,6 +140,13 @@ def test_other_content_types_are_415(fake):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         r = httpx.post(fake.url + "/v1/completions", content=b'{"prompt":"a"}', headers={"Content-Type": kind})
         assert r.status_code == 415
+
+
+def test_coded_bodies_are_415(fake):
+    body = b'{"prompt":"a","max_tokens":1}'
+    r = httpx.post(fake.url + "/v1/completions", content=gzip.compress(body), headers={**JSON, "Content-Encoding": "gzip"})
+    assert r.status_code == 415 and "Content-Encoding" in r.json()["error"]["message"]
+    assert httpx.post(fake.url + "/v1/completions", content=body, headers={**JSON, "Content-Encoding": "identity"}).status_code == 200
 
 
 def test_large_bodies(launch):

@@ -127,7 +127,7 @@ MaybeError read_anthropic_choice(const Json& choice, Json* chat) {
 // output_config: {"format": {"type": "json_schema", "schema": ...}, "effort": ...}
 MaybeError read_output_config(const Json& config, Json* chat) {
   if (!config.is_object()) return bad_request("output_config", "'output_config' must be an object");
-  Fields fields(config);
+  Fields fields(config, "output_config");
   if (const Json* effort = fields.find("effort")) (*chat)["reasoning_effort"] = *effort;
   const Json* format = fields.find("format");
   if (format == nullptr) return std::nullopt;

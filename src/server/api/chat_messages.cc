@@ -61,6 +61,9 @@ MaybeError normalize_tool_calls(const Json& calls, const std::string& where, Jso
       function["arguments"] = std::move(*parsed);
     } else if (!function.contains("arguments") || function["arguments"].is_null()) {
       function["arguments"] = Json::object();
+    } else if (!function["arguments"].is_object()) {
+      return bad_request(where, fmt::format("'{}': the arguments of '{}' are not a JSON object", where,
+                                            function["name"].get<std::string>().substr(0, 64)));
     }
     out->push_back(std::move(copy));
   }
@@ -81,7 +84,7 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
     const Json& message = messages[i];
     const std::string where = fmt::format("messages[{}]", i);
     if (!message.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
-    Fields fields(message);
+    Fields fields(message, where);
     std::string role;
     NFP_API_TRY(fields.get("role", &role));
     constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
@@ -116,7 +119,7 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
     for (const char* name : {"audio", "function_call"}) {
       NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
     }
-    NFP_API_TRY(fields.rest(limits, ignored, where + "."));
+    NFP_API_TRY(fields.rest(limits, ignored));
     out->push_back(std::move(kept));
   }
   return std::nullopt;

@@ -55,13 +55,14 @@ MaybeError parse_embedding(const Json& body, const RequestLimits& limits, Embedd
   NFP_API_TRY(fields.get("pooling", &pooling));
   if (!pooling.empty()) NFP_API_TRY(parse_pooling(pooling, "pooling", &out->pooling));
   NFP_API_TRY(parse_serving(fields, &common));
-  for (const std::string_view name : {"embed_dtype", "endianness"}) {
-    std::string value;
-    NFP_API_TRY(fields.get(name, &value));
-    if (!value.empty() && value != "float32" && value != "little" && value != "native") {
-      return bad_request(std::string(name), fmt::format("'{}': embeddings are little-endian float32 here", name),
-                         "unsupported_parameter");
-    }
+  std::string dtype, endianness;
+  NFP_API_TRY(fields.get("embed_dtype", &dtype));
+  if (!dtype.empty() && dtype != "float32") {
+    return bad_request("embed_dtype", "'embed_dtype' must be float32", "unsupported_parameter");
+  }
+  NFP_API_TRY(fields.get("endianness", &endianness));
+  if (!endianness.empty() && endianness != "little" && endianness != "native") {
+    return bad_request("endianness", "'endianness' must be little or native", "unsupported_parameter");
   }
   return fields.rest(limits, &common.ignored);
 }

@@ -5,6 +5,10 @@
 
 namespace nfp::server {
 
+std::string Fields::path(std::string_view name) const {
+  return place_.empty() ? std::string(name) : fmt::format("{}.{}", place_, name);
+}
+
 const Json* Fields::find(std::string_view name) {
   known_.push_back(name);
   const auto place = object_.find(std::string(name));
@@ -14,7 +18,7 @@ const Json* Fields::find(std::string_view name) {
 MaybeError Fields::get(std::string_view name, bool* out) {
   const Json* value = find(name);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_boolean()) return bad_request(std::string(name), fmt::format("'{}' must be true or false", name));
+  if (!value->is_boolean()) return bad_request(path(name), fmt::format("'{}' must be true or false", path(name)));
   *out = value->get<bool>();
   return std::nullopt;
 }
@@ -22,7 +26,7 @@ MaybeError Fields::get(std::string_view name, bool* out) {
 MaybeError Fields::get(std::string_view name, std::string* out) {
   const Json* value = find(name);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_string()) return bad_request(std::string(name), fmt::format("'{}' must be a string", name));
+  if (!value->is_string()) return bad_request(path(name), fmt::format("'{}' must be a string", path(name)));
   *out = value->get<std::string>();
   return std::nullopt;
 }
@@ -31,7 +35,7 @@ MaybeError Fields::get(std::string_view name, int64_t low, int64_t high, int64_t
   const Json* value = find(name);
   if (value == nullptr) return std::nullopt;
   const auto refuse = [&] {
-    return bad_request(std::string(name), fmt::format("'{}' must be an integer from {} to {}", name, low, high));
+    return bad_request(path(name), fmt::format("'{}' must be an integer from {} to {}", path(name), low, high));
   };
   int64_t number = 0;
   if (value->is_number_unsigned()) {
@@ -62,9 +66,9 @@ MaybeError Fields::get(std::string_view name, int low, int high, int* out) {
 MaybeError Fields::get(std::string_view name, float* out) {
   const Json* value = find(name);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_number()) return bad_request(std::string(name), fmt::format("'{}' must be a number", name));
+  if (!value->is_number()) return bad_request(path(name), fmt::format("'{}' must be a number", path(name)));
   const auto number = static_cast<float>(value->get<double>());
-  if (!std::isfinite(number)) return bad_request(std::string(name), fmt::format("'{}' is too large", name));
+  if (!std::isfinite(number)) return bad_request(path(name), fmt::format("'{}' is too large", path(name)));
   *out = number;
   return std::nullopt;
 }
@@ -77,34 +81,27 @@ MaybeError Fields::unsupported(std::string_view name, std::string_view why) {
                      (value->is_string() && value->get_ref<const std::string&>().empty()) ||
                      (value->is_structured() && value->empty());
   if (inert) return std::nullopt;
-  return bad_request(std::string(name), fmt::format("'{}' is not supported: {}", name, why), "unsupported_parameter");
+  return bad_request(path(name), fmt::format("'{}' is not supported: {}", path(name), why), "unsupported_parameter");
 }
 
 MaybeError Fields::rest() const {
   for (const auto& [name, value] : object_.items()) {
     if (std::find(known_.begin(), known_.end(), name) == known_.end()) {
-      const std::string shown = name.substr(0, 64);
+      const std::string shown = path(name.substr(0, 64));
       return bad_request(shown, fmt::format("unknown parameter '{}'", shown), "unknown_parameter");
     }
   }
   return std::nullopt;
 }
 
-MaybeError Fields::rest(const RequestLimits& limits, std::vector<std::string>* ignored, std::string_view prefix) const {
+MaybeError Fields::rest(const RequestLimits& limits, std::vector<std::string>* ignored) const {
   constexpr size_t kMostNames = 16;
-  if (limits.strict || ignored == nullptr) {
-    auto unknown = rest();
-    if (unknown) {
-      unknown->param = std::string(prefix) + unknown->param;
-      unknown->message = fmt::format("unknown parameter '{}'", unknown->param);
-    }
-    return unknown;
-  }
+  if (limits.strict || ignored == nullptr) return rest();
   for (const auto& item : object_.items()) {
     if (std::find(known_.begin(), known_.end(), item.key()) != known_.end()) continue;
     if (ignored->size() > kMostNames) break;
     // For a header: a name with anything but printable ASCII is told without that.
-    std::string shown = std::string(prefix) + item.key().substr(0, 64);
+    std::string shown = path(item.key().substr(0, 64));
     std::replace_if(
         shown.begin(), shown.end(), [](char c) { return c <= ' ' || c >= 0x7F || c == ','; }, '?');
     if (ignored->size() == kMostNames) shown = "...";

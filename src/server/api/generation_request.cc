@@ -113,24 +113,24 @@ struct GrammarFields {
 };
 
 // One of several ways to say it; two at once are an error.
-MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, const std::string& prefix,
-                                const RequestLimits& limits, GrammarSpec* out) {
+MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, const RequestLimits& limits,
+                                GrammarSpec* out) {
   int given = out->kind == GrammarSpec::Kind::kNone ? 0 : 1;
   const auto text_field = [&](std::string_view name, GrammarSpec::Kind kind) -> MaybeError {
     const Json* value = fields.find(name);
     if (value == nullptr) return std::nullopt;
     if (!value->is_string() || value->get_ref<const std::string&>().empty()) {
-      return bad_request(prefix + std::string(name), fmt::format("'{}{}' must be a non-empty string", prefix, name));
+      return bad_request(fields.path(name), fmt::format("'{}' must be a non-empty string", fields.path(name)));
     }
     ++given;
     out->kind = kind;
     out->text = value->get<std::string>();
-    out->param = prefix + std::string(name);
+    out->param = fields.path(name);
     return std::nullopt;
   };
   if (const Json* schema = fields.find(names.json)) {
     ++given;
-    out->param = prefix + std::string(names.json);
+    out->param = fields.path(names.json);
     NFP_API_TRY(set_schema(*schema, out->param, limits, false, out));
   }
   NFP_API_TRY(text_field(names.regex, GrammarSpec::Kind::kRegex));
@@ -138,7 +138,7 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
   if (const Json* choices = fields.find(names.choice)) {
     ++given;
     out->kind = GrammarSpec::Kind::kChoice;
-    out->param = prefix + std::string(names.choice);
+    out->param = fields.path(names.choice);
     if (!choices->is_array() || choices->empty()) {
       return bad_request(out->param, fmt::format("'{}' must be a non-empty list of strings", out->param));
     }
@@ -154,7 +154,7 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
   if (any_object) {
     ++given;
     out->kind = GrammarSpec::Kind::kJsonObject;
-    out->param = prefix + std::string(names.json_object);
+    out->param = fields.path(names.json_object);
   }
   if (given > 1) {
     return bad_request(out->param,
@@ -168,7 +168,7 @@ MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, Gr
   const Json* format = fields.find("response_format");
   if (format == nullptr) return std::nullopt;
   if (!format->is_object()) return bad_request("response_format", "'response_format' must be an object with a 'type'");
-  Fields inner(*format);
+  Fields inner(*format, "response_format");
   std::string type;
   NFP_API_TRY(inner.get("type", &type));
   out->param = "response_format";
@@ -186,22 +186,21 @@ MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, Gr
   }
   out->param = "response_format.json_schema.schema";
   bool strict = false;
-  Fields described(*wrapper);
+  Fields described(*wrapper, "response_format.json_schema");
   NFP_API_TRY(described.get("strict", &strict));
   return set_schema((*wrapper)["schema"], out->param, limits, strict, out);
 }
 
 MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpec* out) {
   NFP_API_TRY(parse_response_format(fields, limits, out));
-  NFP_API_TRY(parse_grammar_fields(fields, {"guided_json", "guided_regex", "guided_choice", "guided_grammar", ""}, "",
+  NFP_API_TRY(parse_grammar_fields(fields, {"guided_json", "guided_regex", "guided_choice", "guided_grammar", ""},
                                    limits, out));
   if (const Json* structured = fields.find("structured_outputs")) {
     if (!structured->is_object()) {
       return bad_request("structured_outputs", "'structured_outputs' must be an object");
     }
-    Fields inner(*structured);
-    NFP_API_TRY(parse_grammar_fields(inner, {"json", "regex", "choice", "grammar", "json_object"},
-                                     "structured_outputs.", limits, out));
+    Fields inner(*structured, "structured_outputs");
+    NFP_API_TRY(parse_grammar_fields(inner, {"json", "regex", "choice", "grammar", "json_object"}, limits, out));
     NFP_API_TRY(inner.rest());
   }
   size_t bytes = out->text.size();
@@ -282,11 +281,11 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   if (const Json* options = fields.find("stream_options")) {
     if (!options->is_object()) return bad_request("stream_options", "'stream_options' must be an object");
     if (!out->stream) return bad_request("stream_options", "'stream_options' is only allowed when 'stream' is true");
-    Fields inner(*options);
+    Fields inner(*options, "stream_options");
     NFP_API_TRY(inner.get("include_usage", &out->include_usage));
     NFP_API_TRY(inner.get("continuous_usage_stats", &out->continuous_usage));
     inner.without_effect("include_obfuscation");
-    NFP_API_TRY(inner.rest(limits, &out->ignored, "stream_options."));
+    NFP_API_TRY(inner.rest(limits, &out->ignored));
   }
   if (fields.find("prompt_logprobs") != nullptr) {
     int value = 0;

@@ -137,7 +137,9 @@ MaybeError parse_slo_header(std::string_view text, std::string_view header, std:
 // Reads the fields of a JSON object and remembers which were known.
 class Fields {
  public:
-  explicit Fields(const Json& object) : object_(object) {}
+  // `place` of the object in the body ("stream_options", "messages[2]"), empty for the body itself: errors name fields
+  // with it.
+  explicit Fields(const Json& object, std::string place = "") : object_(object), place_(std::move(place)) {}
 
   // Null counts as absent, as OpenAI's clients send it for what is not set.
   const Json* find(std::string_view name);
@@ -152,11 +154,14 @@ class Fields {
   void without_effect(std::string_view name) { known_.push_back(name); }
   // An error for the first field that no call above has named.
   MaybeError rest() const;
-  // Or, unless `limits` are strict, their names (with `prefix` before each) in `ignored`, which stays short.
-  MaybeError rest(const RequestLimits& limits, std::vector<std::string>* ignored, std::string_view prefix = "") const;
+  // Or, unless `limits` are strict, their names in `ignored`, which stays short.
+  MaybeError rest(const RequestLimits& limits, std::vector<std::string>* ignored) const;
+  // As errors name it: "stream_options.include_usage".
+  std::string path(std::string_view name) const;
 
  private:
   const Json& object_;
+  std::string place_;
   std::vector<std::string_view> known_;
 };
 

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "server/api/dialects.h"
+#include "server/api/embedding_request.h"
+
 namespace nfp::server {
 namespace {
 
@@ -117,6 +120,37 @@ TEST(GenerationRequest, NamesWhatItDoesNotSupport) {
   EXPECT_FALSE(chat_with(R"("store":false,"functions":null,"modalities":["text"],"service_tier":"auto")").error);
 }
 
+// Not "'type' must be a string" where several objects of a request have a type.
+TEST(GenerationRequest, NamesFieldsByTheirPath) {
+  const auto expect = [](const MaybeError& error, std::string_view param) {
+    ASSERT_TRUE(error) << param;
+    EXPECT_EQ(error->param, param);
+    EXPECT_NE(error->message.find(fmt::format("'{}'", param)), std::string::npos) << error->message;
+  };
+  expect(chat_with(R"("response_format":{"type":1})").error, "response_format.type");
+  expect(chat_with(R"("response_format":{"type":"json_schema","json_schema":{"schema":{},"strict":1}})").error,
+         "response_format.json_schema.strict");
+  expect(chat_with(R"("stream":true,"stream_options":{"include_usage":1})").error, "stream_options.include_usage");
+  expect(chat_with(R"("structured_outputs":{"json_object":1})").error, "structured_outputs.json_object");
+  expect(chat_with(R"("structured_outputs":{"regex":1})").error, "structured_outputs.regex");
+  expect(chat_with(R"("structured_outputs":{"oracle":1})").error, "structured_outputs.oracle");
+  expect(chat(R"({"messages":[{"role":"user","content":"a"},{"role":5,"content":"a"}]})").error, "messages[1].role");
+  expect(chat(R"({"messages":[{"role":"user","content":"a","name":5}]})").error, "messages[0].name");
+  const auto responses = [](std::string_view text) {
+    ResponsesRequest request;
+    return read_responses(*parse_json(text), strict(), &request);
+  };
+  expect(responses(R"({"input":[{"type":5}]})"), "input[0].type");
+  expect(responses(R"({"input":[{"type":"function_call","name":5}]})"), "input[0].name");
+  const auto embedding = [](std::string_view text) {
+    EmbeddingRequest request;
+    return parse_embedding(*parse_json(text), strict(), &request);
+  };
+  expect(embedding(R"({"input":"a","embed_dtype":"little"})"), "embed_dtype");
+  expect(embedding(R"({"input":"a","endianness":"float32"})"), "endianness");
+  EXPECT_FALSE(embedding(R"({"input":"a","embed_dtype":"float32","endianness":"native"})"));
+}
+
 TEST(GenerationRequest, ChecksTypesAndBounds) {
   for (const char* bad :
        {R"("n":0)", R"("n":129)", R"("n":1.5)", R"("n":"2")", R"("max_tokens":-1)", R"("temperature":"hot")",
@@ -161,6 +195,7 @@ TEST(GenerationRequest, NormalizesMessages) {
         R"({"messages":[{"role":"user","content":5}]})",
         R"({"messages":[{"role":"user","content":"a","tool_calls":[]}]})",
         R"({"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"no"}}]}]})",
+        R"({"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":5}}]}]})",
         R"({"messages":[{"role":"user","content":"a","surprise":1}]})"}) {
     EXPECT_TRUE(chat(bad).error) << bad;
   }

@@ -15,9 +15,9 @@ class Conversation {
 
   MaybeError add(const Json& item, const std::string& where) {
     if (!item.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
-    Fields fields(item);
+    Fields fields(item, where);
     std::string type;
-    NFP_API_TRY(named(fields.get("type", &type), where));
+    NFP_API_TRY(fields.get("type", &type));
     if (type.empty()) type = "message";  // the short form {"role", "content"}
     if (type == "message") return message(fields, where);
     if (type == "function_call") return call(fields, where);
@@ -29,15 +29,9 @@ class Conversation {
   }
 
  private:
-  static MaybeError named(MaybeError error, const std::string& where) {
-    if (error) error->message = fmt::format("'{}': {}", where, error->message);
-    if (error) error->param = where + "." + error->param;
-    return error;
-  }
-
   MaybeError message(Fields& fields, const std::string& where) {
     std::string role;
-    NFP_API_TRY(named(fields.get("role", &role), where));
+    NFP_API_TRY(fields.get("role", &role));
     if (role != "user" && role != "assistant" && role != "system" && role != "developer") {
       return bad_request(where + ".role", fmt::format("'{}.role' must be user, assistant, system or developer", where));
     }
@@ -53,9 +47,9 @@ class Conversation {
 
   MaybeError call(Fields& fields, const std::string& where) {
     std::string id, name, arguments;
-    NFP_API_TRY(named(fields.get("call_id", &id), where));
-    NFP_API_TRY(named(fields.get("name", &name), where));
-    NFP_API_TRY(named(fields.get("arguments", &arguments), where));
+    NFP_API_TRY(fields.get("call_id", &id));
+    NFP_API_TRY(fields.get("name", &name));
+    NFP_API_TRY(fields.get("arguments", &arguments));
     if (name.empty()) return bad_request(where + ".name", fmt::format("'{}.name' is missing", where));
     if (const auto parsed = parse_json(arguments.empty() ? "{}" : arguments); !parsed.ok() || !parsed->is_object()) {
       return bad_request(where + ".arguments", fmt::format("'{}.arguments' is not a JSON object", where));
@@ -72,7 +66,7 @@ class Conversation {
 
   MaybeError output(Fields& fields, const std::string& where) {
     std::string id, text;
-    NFP_API_TRY(named(fields.get("call_id", &id), where));
+    NFP_API_TRY(fields.get("call_id", &id));
     const Json* output = fields.find("output");
     if (output == nullptr) return bad_request(where + ".output", fmt::format("'{}.output' is missing", where));
     NFP_API_TRY(read_text_parts(*output, where + ".output", {"input_text", "output_text", "text"}, &text));
@@ -162,7 +156,7 @@ MaybeError read_tool_choice(const Json& choice, Json* chat) {
 
 MaybeError read_text_options(const Json& text, Json* chat) {
   if (!text.is_object()) return bad_request("text", "'text' must be an object");
-  Fields fields(text);
+  Fields fields(text, "text");
   if (const Json* verbosity = fields.find("verbosity")) (*chat)["verbosity"] = *verbosity;
   const Json* format = fields.find("format");
   if (format == nullptr) return std::nullopt;

@@ -280,6 +280,11 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
   if (!is_json(request.header("Content-Type"))) {
     return refuse(ApiError{415, "the Content-Type must be application/json", "", "unsupported_media_type"});
   }
+  if (const std::string_view coding = request.header("Content-Encoding");
+      !coding.empty() && !http::equal_ignoring_case(coding, "identity")) {
+    return refuse(ApiError{415, "bodies are read as they are; send this one without Content-Encoding", "",
+                           "unsupported_media_type"});
+  }
   return std::nullopt;
 }
 

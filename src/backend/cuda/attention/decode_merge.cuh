@@ -21,6 +21,27 @@ __device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* ou
 }
 __device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
+// Parts of a row added up in their order: tops [part] (largest, sum) and part_of(part), two columns of its sums, all
+// brought to the base of `largest`.
+struct RowSum {
+  float total = 0.0f;
+  float2 v = {0.0f, 0.0f};
+};
+template <int kParts, typename PartOf>
+__device__ __forceinline__ RowSum add_parts(const float2 (&tops)[kParts], float largest, const PartOf& part_of) {
+  const float base = finite_base(largest);
+  RowSum sum;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const float scale = exp2_fast(tops[i].x - base);
+    const float2 part = part_of(i);
+    sum.total += tops[i].y * scale;
+    sum.v.x += part.x * scale;
+    sum.v.y += part.y * scale;
+  }
+  return sum;
+}
+
 inline constexpr int kFewDecodeBlocks = 4;
 
 enum class MergeTo : uint8_t { kOutput, kSlot, kExchange, kShared };
@@ -40,17 +61,9 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
       top[w] = tops[w * kRows + row];
       largest = fmaxf(largest, top[w].x);
     }
-    const float base = finite_base(largest);
-    float total = 0.0f;
-    float2 v = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      const float scale = exp2_fast(top[w].x - base);
-      const float2 part = *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kDim + column);
-      total += top[w].y * scale;
-      v.x += part.x * scale;
-      v.y += part.y * scale;
-    }
+    const auto [total, v] = add_parts(top, largest, [&](int w) {
+      return *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kDim + column);
+    });
     if (to == MergeTo::kOutput) {
       store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
     } else if (to == MergeTo::kSlot) {
@@ -159,16 +172,7 @@ __device__ __forceinline__ void merge_few(const DecodeParams& p, const DecodeWal
     float largest = top[0].x;
 #pragma unroll
     for (int i = 1; i < kFewDecodeBlocks; ++i) largest = fmaxf(largest, top[i].x);
-    const float base = finite_base(largest);
-    float total = 0.0f;
-    float2 v = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kFewDecodeBlocks; ++i) {
-      const float scale = exp2_fast(top[i].x - base);
-      total += top[i].y * scale;
-      v.x += part[i].x * scale;
-      v.y += part[i].y * scale;
-    }
+    const auto [total, v] = add_parts(top, largest, [&](int i) { return part[i]; });
     store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
   }
 }
@@ -200,16 +204,7 @@ __device__ __forceinline__ void merge_cluster(const DecodeParams& p, const Decod
 #pragma unroll
     for (int offset = 1; offset < kLanes; offset *= 2)
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    const float base = finite_base(largest);
-    float total = 0.0f;
-    float2 v = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kMaxDecodeCluster / kLanes; ++i) {
-      const float scale = exp2_fast(top[i].x - base);
-      total += top[i].y * scale;
-      v.x += part[i].x * scale;
-      v.y += part[i].y * scale;
-    }
+    auto [total, v] = add_parts(top, largest, [&](int i) { return part[i]; });
 #pragma unroll
     for (int offset = 1; offset < kLanes; offset *= 2) {
       total += __shfl_xor_sync(0xffffffffu, total, offset);

@@ -54,7 +54,6 @@ struct Kernel {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     Epilogue<kTile, kFp8, kBf16> epilogue{p, staging + warpgroup * staging_bytes(kTile),
                                           scales + warpgroup * kTokens * 4, warpgroup};
-    if constexpr (!kFp8) MultiplyF16<kOperand, kTile>::begin(warpgroup);
     WorkList list(p, cluster, clusters);
     Work work;
     while (list.next(work)) {

@@ -121,10 +121,6 @@ struct MultiplyF16 {
     return row * kBlockK + (((lane % 4) ^ ((row / 2) % 4)) * 16) + warpgroup * kRowBlocks * Ring::kSlices * kBlockBytes;
   }
 
-  // Warpgroups take turns to hand the tensor cores a stage's products, and rebuild weights while the others' run: with
-  // their products mixed, all would wait, and then all would rebuild. Barriers kFirstTurn + warpgroup.
-  static constexpr int kFirstTurn = 4;
-  static constexpr bool kTurns = kConsumers > 1 && !kLean;
   // Sums, two fragments, a stage as it was loaded, and some 45 more; and a ring deep enough to keep one stage longer.
   // In lean kernels only without lower bytes: there a stage is so small that the steps between its halves would count.
   static constexpr bool kWholeStages = kRowBlocks == 1 && (!kLean || (!Ring::kLowers && kTokens <= 32)) &&
@@ -141,15 +137,9 @@ struct MultiplyF16 {
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
     const auto issue = [&](const Fragment& a, int stage) {
-      if constexpr (kTurns) {
-        ptx::named_barrier(kFirstTurn + warpgroup, 256);
-      }
       ptx::wgmma_fence();
       issue_f16(acc[0], a, tokens + stage * (kStageBytes / 16));
       ptx::wgmma_commit();
-      if constexpr (kTurns) {
-        ptx::named_barrier_arrive(kFirstTurn + (warpgroup + 1) % kConsumers, 256);
-      }
     };
     ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
     rebuild_all(load_weights(weights + pipe.stage * kStageBytes), one, even);
@@ -202,11 +192,9 @@ struct MultiplyF16 {
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
     const auto issue = [&](const Fragment& a, int slice) {
-      if constexpr (kTurns) ptx::named_barrier(kFirstTurn + warpgroup, 256);
       ptx::wgmma_fence();
       issue_f16(acc[0], a, ptx::descriptor_low(pipe.data() + kWeightBytes) + slice * (Ring::kTokenBytes / 16));
       ptx::wgmma_commit();
-      if constexpr (kTurns) ptx::named_barrier_arrive(kFirstTurn + (warpgroup + 1) % kConsumers, 256);
     };
     ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
     rebuild_all(load_weights(weights + pipe.stage * kStageBytes), one, even);
@@ -277,13 +265,6 @@ struct MultiplyF16 {
     Ring::release(pipe, before(pipe), thread);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
-  }
-
-  // Before the first run(): the first turn is the first warpgroup's.
-  static __device__ __forceinline__ void begin(int warpgroup) {
-    if constexpr (kWholeStages && kTurns) {
-      if (warpgroup == kConsumers - 1) ptx::named_barrier_arrive(kFirstTurn, 256);
-    }
   }
 
   static __device__ __forceinline__ void run(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,

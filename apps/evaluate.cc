@@ -40,6 +40,14 @@ void print_table(const Evaluation& evaluation) {
   }
 }
 
+// An evaluation takes hours, so the figures of each form are written when they are there.
+Status write_figures(const std::string& path, const Evaluation& evaluation) {
+  if (path.empty()) return ok_status();
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
+  NFP_RETURN_IF_ERROR(file.write(evaluation_to_json(evaluation) + "\n"));
+  return file.commit();
+}
+
 // A place to write to, found out before the long work.
 Result<std::optional<AtomicFile>> open_report(const std::string& path) {
   if (path.empty()) return std::optional<AtomicFile>();
@@ -57,7 +65,7 @@ Status run(EvaluateFlags flags) {
   const StopRemovesTemporaries stop;
   NFP_RETURN_IF_ERROR(flags.model.check_calibration());
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
-  NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> json, open_report(flags.json_file));
+  NFP_RETURN_IF_ERROR(open_report(flags.json_file));
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;
   if (flags.model.ctx > 0) flags.options.ctx = flags.model.ctx;
@@ -78,10 +86,11 @@ Status run(EvaluateFlags flags) {
     if (terminal) fmt::print(stderr, "\r\033[K{}: chunk {}/{}", form, chunk, chunks);
     if (!terminal && chunk == chunks) fmt::print(stderr, "{}: done\n", form);
   };
+  flags.options.measured = [&flags](const Evaluation& so_far) { return write_figures(flags.json_file, so_far); };
   NFP_ASSIGN_OR_RETURN(const Evaluation evaluation, evaluate(flags.model.model, flags.options));
   if (terminal) fmt::print(stderr, "\r\033[K");
   NFP_RETURN_IF_ERROR(write_report(html, evaluation_to_html(evaluation)));
-  NFP_RETURN_IF_ERROR(write_report(json, evaluation_to_json(evaluation) + "\n"));
+  NFP_RETURN_IF_ERROR(write_figures(flags.json_file, evaluation));
   if (flags.json) {
     fmt::print("{}\n", evaluation_to_json(evaluation));
   } else {
@@ -115,6 +124,9 @@ void add_evaluate(CLI::App& app, Status& status) {
   verb->add_option("--shares", flags->options.shares,
                    "shares of the weights in FP8 to measure, where an order is known")
       ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--forms", flags->options.forms,
+                   "measure only the forms whose names have one of these texts in them, beside FP16: \"per channel\", "
+                   "\"75 % in FP8\"");
   verb->add_flag("--no-activations", flags->no_activations, "leave out the rows with E4M3 activations");
   verb->add_option("--scratch", flags->options.scratch,
                    "folder for FP16's distributions (2 bytes a token of the vocabulary and scored position)");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Decode of mixtures of experts on the CPU beside what reading the weights a step needs would take.
 
-usage: experts.py NESTEDFP [--rounds N] [--out FILE.json]
+usage: experts.py NESTEDFP [--rounds N] [--threads N] [--out FILE.json]
 
 Random weights; each round is `nestedfp bench` on each model with --machine, and the least step of all rounds counts, as
 the machine's rates are the best of theirs. A step's bytes are those of the experts that its tokens went to, of all
@@ -30,12 +30,13 @@ MODELS = {
 }
 
 
-def bench(program, config, batches):
+def bench(program, config, batches, threads):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "config.json"
         path.write_text(json.dumps(config))
         command = [program, "bench", path, "--load-format", "dummy", "--device", "cpu", "--batch", *map(str, batches),
-                   "--prompt", "16", "--context", "16", "--generate", "16", "--repeats", "3", "--machine", "--json"]
+                   "--prompt", "16", "--context", "16", "--generate", "16", "--repeats", "3", "--threads", str(threads),
+                   "--machine", "--json"]
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
@@ -43,6 +44,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=0, help="0: as the program chooses")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
     parser.add_argument("--out")
@@ -51,7 +53,7 @@ def main():
     print("| model | sequences | precision | step | of it experts | reading | arithmetic | above reading | above the "
           "larger |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in flags.models:
-        runs = [bench(flags.program, MODELS[name], flags.batches) for _ in range(flags.rounds)]
+        runs = [bench(flags.program, MODELS[name], flags.batches, flags.threads) for _ in range(flags.rounds)]
         read = max(run["machine"]["read_gb_per_s"] for run in runs) * 1e9
         fma = max(run["machine"]["fma_gflop_per_s"] for run in runs) * 1e9
         for i, row in enumerate(runs[0]["rows"]):

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -119,13 +120,19 @@ class Evaluator {
   }
 
  private:
+  // The model is loaded when its first form is measured.
   Status open(MatrixFilter filter, std::shared_ptr<const TensorScalings> scalings = nullptr) {
     loaded_.reset();
-    LoadedModelOptions load_options;
-    load_options.threads = options_.threads;
-    load_options.filter = std::move(filter);
-    load_options.scalings = std::move(scalings);
-    NFP_ASSIGN_OR_RETURN(loaded_, load(model_, load_options));
+    load_options_ = {};
+    load_options_.threads = options_.threads;
+    load_options_.filter = std::move(filter);
+    load_options_.scalings = std::move(scalings);
+    return ok_status();
+  }
+
+  Status load_once() {
+    if (loaded_ != nullptr) return ok_status();
+    NFP_ASSIGN_OR_RETURN(loaded_, load(model_, load_options_));
     if (tokens_.empty()) {
       NFP_ASSIGN_OR_RETURN(tokens_, loaded_->tokenizer->encode(text_, {.parse_special = false}));
       auto order = stored_sensitivity(*loaded_->source);
@@ -141,6 +148,12 @@ class Evaluator {
 
   Status add(Evaluation& out, const std::string& weights, Precision precision, double share,
              const std::string& activations = "16/32 bit", ActivationRounder* rounder = nullptr) {
+    const std::string form = fmt::format("{}, {:.0f} % in FP8, activations {}", weights, 100 * share, activations);
+    const auto is_in_form = [&](const std::string& part) { return form.find(part) != std::string::npos; };
+    if (!is_exact(precision) && !options_.forms.empty() && std::ranges::none_of(options_.forms, is_in_form)) {
+      return ok_status();
+    }
+    NFP_RETURN_IF_ERROR(load_once());
     PerplexityOptions options;
     options.ctx = options_.ctx;
     options.chunks = options_.chunks;
@@ -148,7 +161,6 @@ class Evaluator {
     options.observer = rounder;
     if (loaded_->tokenizer->adds_bos()) options.bos = loaded_->tokenizer->bos_id();
     (is_exact(precision) ? options.save_base : options.kld_base) = base_.path;
-    const std::string form = fmt::format("{}, {:.0f} % in FP8, activations {}", weights, 100 * share, activations);
     const auto progress = [&](const PerplexityResult& r, int64_t chunks) {
       if (options_.progress) options_.progress(form, r.chunks, chunks);
     };
@@ -156,7 +168,7 @@ class Evaluator {
                          perplexity(*loaded_->model, tokens_, options, *loaded_->threads, progress));
     if (rounder != nullptr) NFP_RETURN_IF_ERROR(rounder->status());
     out.forms.push_back({weights, precision, activations, share, std::move(result)});
-    return ok_status();
+    return options_.measured ? options_.measured(out) : ok_status();
   }
 
   Status add_activations(Evaluation& out, const std::string& weights) {
@@ -166,6 +178,7 @@ class Evaluator {
   // Scales a tensor, from ranges over the text's end: chunks that are not scored, unless all are.
   Status add_scalings(Evaluation& out, const std::string& weights) {
     if (!options_.activations) return ok_status();
+    NFP_RETURN_IF_ERROR(load_once());
     const auto ctx = static_cast<size_t>(options_.ctx);
     const size_t chunks = std::min(tokens_.size() / ctx, kRangeChunks);
     TokenSequences text;
@@ -195,6 +208,8 @@ class Evaluator {
   }
 
   Status add_errors(Evaluation& out, const std::string& weights) {
+    if (!options_.forms.empty()) return ok_status();
+    NFP_RETURN_IF_ERROR(load_once());
     const auto count = std::min<size_t>(tokens_.size(), static_cast<size_t>(options_.ctx));
     NFP_ASSIGN_OR_RETURN(const auto errors,
                          layer_errors(*loaded_->model, std::span(tokens_).first(count), Precision::kFp8, weights));
@@ -207,6 +222,7 @@ class Evaluator {
   ScratchFile base_;
   std::string text_;
   std::vector<int32_t> tokens_;
+  LoadedModelOptions load_options_;
   std::unique_ptr<LoadedModel> loaded_;
   std::vector<Sensitivity> sensitivities_;
   bool stored_ = false;  // the checkpoint itself is calibrated

@@ -16,6 +16,8 @@
 
 namespace nfp {
 
+struct Evaluation;
+
 struct EvaluateOptions {
   std::string file;  // the text
   int32_t ctx = 512;
@@ -25,9 +27,13 @@ struct EvaluateOptions {
   std::optional<Calibration> calibration;
   std::optional<Calibration> smoothed;                   // the same with smoothing, for rows of its own
   std::vector<double> shares = {0.25, 0.5, 0.75, 0.88};  // of the weights in FP8, where an order is known
-  bool activations = true;                               // the rows with E4M3 activations too
+  // Which forms, besides FP16: those whose names ("nearest, 100 % in FP8, activations 16/32 bit") have one of these in
+  // them; empty = all.
+  std::vector<std::string> forms;
+  bool activations = true;  // the rows with E4M3 activations too
   std::string scratch;  // folder for the base's distributions (2 bytes a token of the vocabulary and scored position)
   std::function<void(const std::string& form, int64_t chunk, int64_t chunks)> progress;
+  std::function<Status(const Evaluation&)> measured;  // what there is so far, after each form
 };
 
 struct FormResult {

@@ -37,6 +37,7 @@ struct Product {
   Activation activation = Activation::kSilu;
   float soft_cap = 0.0f;
   float* y = nullptr;
+  const PackedWeight* next = nullptr;  // is multiplied after it, by few rows
 };
 
 namespace {
@@ -501,7 +502,7 @@ void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, 
   const PackedWeight& weight = packed(args.weight);
   const PreparedInput input = carve(args.rows, weight.k(), preparation_of(args, kernels_), prepared);
   multiply(Product{&weight, args.rows, x, input.pairs, input.codes, input.token_scale, !is_exact(args.precision),
-                   args.epilogue, args.activation, args.soft_cap, static_cast<float*>(args.y)},
+                   args.epilogue, args.activation, args.soft_cap, static_cast<float*>(args.y), nullptr},
            thread);
 }
 
@@ -524,6 +525,11 @@ void Executor::multiply(const Product& product, int thread) {
   task.soft_cap = product.soft_cap;
   task.y_stride = product.epilogue == Epilogue::kGatedActivation ? weight.n() / 2 : weight.n();
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
+  if (product.next != nullptr) {
+    const Range next = product.next->share(thread, threads_.size());
+    task.next = product.next->panels().data() + next.begin;
+    task.next_count = next.size();
+  }
   for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
     task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, rows.end - first));
     task.x = product.x + first * k;
@@ -755,6 +761,9 @@ void Executor::execute(const ExpertLinearArgs& args, int thread) {
       }
       product.rows = count;
       product.y = static_cast<float*>(args.y) + first * stride;
+      int32_t next = e + 1;
+      while (next < routes.experts && routes.start[next] == routes.start[next + 1]) ++next;
+      if (next < routes.experts) product.next = &packed(args.weights[next]);
       multiply(product, thread);
     }
   }

@@ -32,6 +32,9 @@ struct LinearTask {
   float* y = nullptr;     // [rows, y_stride]
   int64_t y_stride = 0;
   void* scratch = nullptr;  // linear_scratch_bytes(rows, k), 64-byte aligned
+  // Panels of what will be multiplied after this task, where that is known: their first bytes are asked for early.
+  const Panel* next = nullptr;
+  int64_t next_count = 0;
 };
 
 inline constexpr int64_t kMaxLinearRows = 512;  // a task's rows; callers chunk

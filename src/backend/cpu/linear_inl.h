@@ -50,6 +50,19 @@ struct Ahead {
 
 enum class Source { kBoth, kUpper, kDense };
 
+// Where a panel's bytes are.
+struct Lines {
+  const uint8_t* upper = nullptr;
+  const uint8_t* lower = nullptr;
+};
+
+// What is read after the panels of a tile: the first groups of each panel of the next tile, of this matrix or of the
+// one that is multiplied after it.
+struct Upcoming {
+  Lines panels[kTileVectors];
+  int more = 0;  // how many of them are a new matrix's, whose tile may be of more panels than this one
+};
+
 // Sums in FP32, from the first step of k to the last.
 struct WholeSums {
   using Sum = Vec;
@@ -69,11 +82,11 @@ struct Fp32Steps : WholeSums {
   static constexpr int kStepsPerUnit = 1;
   static constexpr int64_t kAhead = S == Source::kUpper ? kPrefetchUpperGroups : kPrefetchGroups;
   static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
-  static constexpr size_t kUpperBytes = S == Source::kDense ? 2 * kGroupBytes : kGroupBytes;
+  static constexpr int64_t kUpperBytes = static_cast<int64_t>(S == Source::kDense ? 2 * kGroupBytes : kGroupBytes);
   // Calls ask(line) for what unpacking reads.
-  template <typename Ask>
-  static void each_line(const Panel& panel, int64_t group, Ask ask) {
-    const uint8_t* upper = panel.upper + group * static_cast<int64_t>(kUpperBytes);
+  template <typename At, typename Ask>
+  static void each_line(const At& panel, int64_t group, Ask ask) {
+    const uint8_t* upper = panel.upper + group * kUpperBytes;
     ask(upper);
     if constexpr (S == Source::kDense) ask(upper + kGroupBytes);
     if constexpr (S == Source::kBoth) ask(panel.lower + group * static_cast<int64_t>(kGroupBytes));
@@ -81,14 +94,14 @@ struct Fp32Steps : WholeSums {
   // What a block that begins at `group` reads of the panel, in runs of kRunLines lines. Past a panel's end lies memory
   // of the same weight or nothing: a prefetch does not mind.
   static void list_runs(const Panel& panel, int64_t group, Ahead& ahead) {
-    const uint8_t* upper = panel.upper + group * static_cast<int64_t>(kUpperBytes);
+    const uint8_t* upper = panel.upper + group * kUpperBytes;
     ahead.runs[ahead.count++] = upper;
     if constexpr (S == Source::kDense) ahead.runs[ahead.count++] = upper + kRunLines * 64;
     if constexpr (S == Source::kBoth)
       ahead.runs[ahead.count++] = panel.lower + group * static_cast<int64_t>(kGroupBytes);
   }
   static void unpack(const Panel& panel, int64_t group, W* w) {
-    const uint8_t* upper = panel.upper + static_cast<size_t>(group) * kUpperBytes;
+    const uint8_t* upper = panel.upper + group * kUpperBytes;
     if constexpr (S == Source::kBoth) {
       unpack_both(upper, panel.lower + static_cast<size_t>(group) * kGroupBytes, w);
     } else if constexpr (S == Source::kUpper) {
@@ -100,7 +113,7 @@ struct Fp32Steps : WholeSums {
 #if defined(NFP_HAVE_STAGES)
   // The group's FP16 words, in `words` or where they are.
   static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
-    const uint8_t* upper = panel.upper + static_cast<size_t>(group) * kUpperBytes;
+    const uint8_t* upper = panel.upper + group * kUpperBytes;
     if constexpr (S == Source::kBoth) {
       stage_both(upper, panel.lower + static_cast<size_t>(group) * kGroupBytes, words);
     } else if constexpr (S == Source::kUpper) {
@@ -129,10 +142,11 @@ struct PairSteps {
   using W = Pairs;
   static constexpr int kUnits = 2;
   static constexpr int kStepsPerUnit = 2;
+  static constexpr int64_t kUpperBytes = static_cast<int64_t>(kGroupBytes);
   static constexpr int64_t kAhead = kPrefetchUpperGroups;
   static constexpr int kMostDirectRows = kDirectRows;
-  template <typename Ask>
-  static void each_line(const Panel& panel, int64_t group, Ask ask) {
+  template <typename At, typename Ask>
+  static void each_line(const At& panel, int64_t group, Ask ask) {
     ask(panel.upper + group * static_cast<int64_t>(kGroupBytes));
   }
   static void list_runs(const Panel& panel, int64_t group, Ahead& ahead) {
@@ -262,9 +276,10 @@ void direct(const Panel* panels, const typename Steps::X* x, int64_t stride, int
 // The same by hand: while one group is multiplied the next one is unpacked, and while one step is multiplied the next
 // one's weights are widened (FP16: loaded). Processors take the oldest operation that is ready first, so an
 // unpacking that stands behind a group's multiply-adds is begun when these are done, and its latency would be waited
-// for. One load of each x serves all panels.
+// for. One load of each x serves all panels. `upcoming`: as if its groups were numbered on from these panels'.
 template <typename Steps, int P, int M>
-void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
+void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename Steps::X* x, int64_t stride,
+                   int64_t units, float* out) {
   constexpr int kSteps = Steps::kUnits;
   constexpr bool kFar = M <= kFarRows;
   using W = typename Steps::W;
@@ -280,8 +295,10 @@ void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stri
     }
   };
   constexpr int64_t kUnitValues = M > kPointerRows ? M : 1;  // of x
-  const int64_t groups = units / kSteps;
   const int64_t last = (units + kSteps - 1) / kSteps - 1;
+  Lines here[P];
+  NFP_UNROLL for (int p = 0; p < P; ++p) here[p] = {panels[p].upper, panels[p].lower};
+  const auto lines_at = [&](int64_t group) { return group <= last ? here : upcoming.panels; };
   NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = Steps::stage(panels[p], 0, room[0][p]);
   NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p], w[p]);
   const typename Steps::X* at = x;
@@ -290,15 +307,16 @@ void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stri
     end = end_of_chunk<Steps>(first, units);
     NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = Steps::none(); }
     for (; g < end / kSteps; ++g) {
-      const int64_t ahead = group_ahead<P>(g, kFar ? kNearGroups : Steps::kAhead, groups);
-      const int64_t far = group_ahead<P>(g, kFarGroups, groups);
+      const int64_t ahead = g + (kFar ? kNearGroups : Steps::kAhead), far = g + kFarGroups;
+      const Lines* near_lines = lines_at(ahead);
+      const Lines* far_lines = lines_at(far);
       const int64_t following = g < last ? g + 1 : last;
       NFP_UNROLL for (int u = 0; u < kSteps; ++u) {
         constexpr int kEach = (P + 1) / 2;  // panels to unpack in each of the first two steps
         NFP_UNROLL for (int p = 0; p < P; ++p) {
           if (p / kEach != u) continue;
-          Steps::each_line(panels[p], ahead, [](const uint8_t* line) { prefetch(line); });
-          if constexpr (kFar) Steps::each_line(panels[p], far, [](const uint8_t* line) { prefetch_far(line); });
+          Steps::each_line(near_lines[p], ahead, [](const uint8_t* line) { prefetch(line); });
+          if constexpr (kFar) Steps::each_line(far_lines[p], far, [](const uint8_t* line) { prefetch_far(line); });
           next[p] = Steps::stage(panels[p], following, room[(g + 1) & 1][p]);
         }
         W now[P];
@@ -310,6 +328,11 @@ void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stri
       }
       at += kSteps * kUnitValues;
       NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = next[p];
+      if (far > last) {
+        for (int p = kFar ? P : 0; p < upcoming.more; ++p) {
+          Steps::each_line(upcoming.panels[p], far, [](const uint8_t* line) { prefetch_far(line); });
+        }
+      }
     }
     for (int64_t u = g * kSteps; u < end; ++u, at += kUnitValues) {
       NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p] + (u - g * kSteps) * Steps::kUnitWords, w[p]);
@@ -326,30 +349,32 @@ void direct_staged(const Panel* panels, const typename Steps::X* x, int64_t stri
 #endif
 
 template <typename Steps, int P, int M>
-void direct_tile(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, float* out) {
+void direct_tile(const Panel* panels, [[maybe_unused]] const Upcoming& upcoming, const typename Steps::X* x,
+                 int64_t stride, int64_t units, float* out) {
 #if defined(NFP_HAVE_STAGES)
   if constexpr (Steps::kStaged) {
-    return direct_staged<Steps, P, M>(panels, x, stride, units, out);
+    return direct_staged<Steps, P, M>(panels, upcoming, x, stride, units, out);
   }
 #endif
   direct<Steps, P, M>(panels, x, stride, units, out);
 }
 
 template <typename Steps, int P>
-void direct_rows(const Panel* panels, const typename Steps::X* x, int64_t stride, int64_t units, int rows, float* out) {
+void direct_rows(const Panel* panels, const Upcoming& upcoming, const typename Steps::X* x, int64_t stride,
+                 int64_t units, int rows, float* out) {
   switch (rows) {
     case 1:
-      return direct_tile<Steps, P, 1>(panels, x, stride, units, out);
+      return direct_tile<Steps, P, 1>(panels, upcoming, x, stride, units, out);
     case 2:
-      return direct_tile<Steps, P, 2>(panels, x, stride, units, out);
+      return direct_tile<Steps, P, 2>(panels, upcoming, x, stride, units, out);
     case 3:
-      return direct_tile<Steps, P, 3>(panels, x, stride, units, out);
+      return direct_tile<Steps, P, 3>(panels, upcoming, x, stride, units, out);
     case 4:
-      return direct_tile<Steps, P, 4>(panels, x, stride, units, out);
+      return direct_tile<Steps, P, 4>(panels, upcoming, x, stride, units, out);
 #define NFP_CASE(n)                                                      \
   case n:                                                                \
     if constexpr (n <= Steps::kMostDirectRows && n * P <= kAccumulators) \
-      direct_tile<Steps, P, n>(panels, x, stride, units, out);           \
+      direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out); \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
@@ -377,18 +402,38 @@ void direct_rows(const Panel* panels, const typename Steps::X* x, int64_t stride
   }
 }
 
+// What follows `panel`: panels of the task, then those of the next.
 template <typename Steps>
-void direct_panels(const Panel* panels, int count, const typename Steps::X* x, int64_t stride, int64_t units, int rows,
-                   float* out) {
+Upcoming upcoming_after(const LinearTask& task, const Panel* panel, int64_t groups) {
+  Upcoming upcoming;
+  const Panel* end = task.panels + task.last;
+  for (int64_t p = 0; p < kTileVectors; ++p) {
+    const int64_t beyond = panel + p - end;
+    const bool known = beyond < task.next_count;
+    // Where nothing follows: what has been read, and lies in a cache.
+    const Panel& from = !known ? panel[-1] : beyond < 0 ? panel[p] : task.next[beyond];
+    const uint8_t* lower = from.lower != nullptr ? from.lower : from.upper;
+    upcoming.panels[p] = {from.upper - groups * Steps::kUpperBytes, lower - groups * static_cast<int64_t>(kGroupBytes)};
+    if (known && beyond >= 0) upcoming.more = static_cast<int>(p) + 1;
+  }
+  return upcoming;
+}
+
+template <typename Steps>
+void direct_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
+                   int64_t units, float* out) {
+  const int rows = task.rows;
+  const int64_t groups = (units + Steps::kUnits - 1) / Steps::kUnits;
   while (count > 0) {
     const auto fits = [&](int step) { return count >= step && kTileVectors >= step && rows * step <= kAccumulators; };
     const int step = fits(kTileVectors) ? kTileVectors : (fits(2) ? 2 : 1);
+    const Upcoming upcoming = upcoming_after<Steps>(task, panels + step, groups);
     if (step == kTileVectors) {
-      direct_rows<Steps, kTileVectors>(panels, x, stride, units, rows, out);
+      direct_rows<Steps, kTileVectors>(panels, upcoming, x, stride, units, rows, out);
     } else if (step == 2) {
-      direct_rows<Steps, kTileVectors >= 2 ? 2 : 1>(panels, x, stride, units, rows, out);
+      direct_rows<Steps, kTileVectors >= 2 ? 2 : 1>(panels, upcoming, x, stride, units, rows, out);
     } else {
-      direct_rows<Steps, 1>(panels, x, stride, units, rows, out);
+      direct_rows<Steps, 1>(panels, upcoming, x, stride, units, rows, out);
     }
     panels += step;
     count -= step;
@@ -603,7 +648,7 @@ void run_panels(const LinearTask& task, const Panel* panels, int count, const ty
   const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
   if (task.rows <= Steps::kMostDirectRows) {
     const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-    direct_panels<Steps>(panels, count, few.get(x, stride, units, task.rows), stride, units, task.rows, acc);
+    direct_panels<Steps>(task, panels, count, few.get(x, stride, units, task.rows), stride, units, acc);
     done(acc, 0, task.rows);
   } else {
     blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows, block, acc, done);

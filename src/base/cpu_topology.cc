@@ -86,6 +86,7 @@ std::vector<int> thread_cpus(const std::vector<CpuPlace>& places, int threads) {
   // Of each node: first threads of cores, then second ones, ...
   std::map<int, std::vector<int>> nodes;
   std::vector<std::tuple<int, int, int, int>> order;  // node, how many of the core came before, core, cpu
+  order.reserve(places.size());
   std::map<int, int> seen;
   for (const CpuPlace& place : places) order.emplace_back(place.node, seen[place.core]++, place.core, place.cpu);
   std::sort(order.begin(), order.end());

@@ -93,7 +93,7 @@ struct AttentionTask {
 };
 
 constexpr size_t attention_scratch_floats(int64_t dim) {
-  return static_cast<size_t>(2 * kTileKeys * dim + kMaxQueryRows * (dim + kTileKeys)) +
+  return static_cast<size_t>(int64_t{2} * kTileKeys * dim + kMaxQueryRows * (dim + kTileKeys)) +
          2 * attention_state_floats(kMaxQueryRows, dim);
 }
 

@@ -45,7 +45,7 @@ class CpuKvCache final : public KvCache {
 
  private:
   explicit CpuKvCache(const KvCacheSpec& spec) : spec_(spec) {}
-  static size_t padded(int value) { return static_cast<size_t>((value + 15) / 16 * 16); }
+  static size_t padded(int value) { return (static_cast<size_t>(value) + 15) / 16 * 16; }
   static size_t key_floats(const KvCacheSpec& spec) {  // of a block
     return static_cast<size_t>(spec.kv_heads) * padded(spec.block_size) * padded(spec.head_dim);
   }

@@ -36,7 +36,8 @@ struct Panel {
 
 // Position of (row, step) in a group of bytes.
 constexpr size_t group_position(int row, int step) {
-  return static_cast<size_t>(((step & 1) * 2 + (row >> 3)) * 16 + (step >> 1) * 8 + (row & 7));
+  const int place = ((step & 1) * 2 + (row >> 3)) * 16 + (step >> 1) * 8 + (row & 7);
+  return static_cast<size_t>(place);
 }
 
 }  // namespace nfp::cpu

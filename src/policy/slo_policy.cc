@@ -118,6 +118,7 @@ class SloPolicy final : public PrecisionPolicy {
   std::optional<Pace> shared_pace(const StepState& state, const Demand& demand, const Pace& pace);
   // The rest of a prompt alone in FP16, and in steps with what decodes; seconds, about.
   double alone_s(const Prefill& prefill, int32_t context, int32_t max_step_tokens) const;
+  int32_t shared_chunk(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const;
   double shared_s(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const;
   // How much FP8 a pace is, to compare with.
   double harm(const Pace& pace) const { return harm(model_.levels()[pace.level].fp8_share, pace.apart); }
@@ -322,14 +323,21 @@ double SloPolicy::alone_s(const Prefill& prefill, int32_t context, int32_t max_s
   return seconds;
 }
 
+// Keys grow from step to step, so the mean step is the one in the middle.
+int32_t SloPolicy::shared_chunk(const Pace& pace, const Prefill& prefill, int32_t context,
+                                const StepWork& decodes) const {
+  StepWork both = decodes;
+  both.apart = pace.apart;
+  const int32_t fits =
+      model_.largest_chunk(pace.level, both, context + prefill.tokens / 2, prefill.tokens, pace.limit_s);
+  return std::max(fits, std::min(options_.least_chunk, prefill.tokens));
+}
+
 double SloPolicy::shared_s(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const {
   StepWork both = decodes;
   both.apart = pace.apart;
-  // Keys grow from step to step, so the mean step is the one in the middle.
-  const int32_t middle = context + prefill.tokens / 2;
-  const int32_t fits = model_.largest_chunk(pace.level, both, middle, prefill.tokens, pace.limit_s);
-  const int32_t chunk = std::max(fits, std::min(options_.least_chunk, prefill.tokens));
-  both.add(chunk, middle);
+  const int32_t chunk = shared_chunk(pace, prefill, context, decodes);
+  both.add(chunk, context + prefill.tokens / 2);
   return model_.seconds(pace.level, both) * prefill.tokens / chunk;
 }
 
@@ -346,7 +354,8 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
   const int32_t context = state.sequences[prefill.sequence].context;
   if (prefill.arrival != shared_arrival_) {
     shared_arrival_ = -kNever;
-    if (pace.chunk * options_.many_steps >= prefill.tokens) return std::nullopt;
+    if (shared_chunk(pace, prefill, context, demand.decodes) * options_.many_steps >= prefill.tokens)
+      return std::nullopt;
     shared_arrival_ = prefill.arrival;
     const double alone = alone_s(prefill, context, state.max_step_tokens);
     shared_room_s_ = options_.most_longer * alone;

@@ -57,7 +57,7 @@ struct SloOptions {
   // long again.
   double many_steps = 32;
   double most_longer = 0.05;
-  double shared_gap = 1.3;
+  double shared_gap = 1.2;
   int shared_steps = 8;  // before its level changes again
   // Where more than the first of these shares of the last requests were lost that FP8 alone would have kept, FP16 had
   // used the time that they needed: then, while FP8 alone would have prompts to compute, the reserves grow, and what

@@ -68,7 +68,8 @@ struct SimulationOptions {
   // Step times differ by up to this share from the table's, so that a policy that predicts from the table is not told
   // the truth; the same seed gives the same run.
   double noise = 0;
-  // And up to this share longer, never shorter: a table of the fastest of some rounds, on a machine that has other work.
+  // And up to this share longer, never shorter: a table of the fastest of some rounds, on a machine that has other
+  // work.
   double uneven = 0;
   uint64_t seed = 1;
 };

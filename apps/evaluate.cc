@@ -40,14 +40,6 @@ void print_table(const Evaluation& evaluation) {
   }
 }
 
-// An evaluation takes hours, so the figures of each form are written when they are there.
-Status write_figures(const std::string& path, const Evaluation& evaluation) {
-  if (path.empty()) return ok_status();
-  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
-  NFP_RETURN_IF_ERROR(file.write(evaluation_to_json(evaluation) + "\n"));
-  return file.commit();
-}
-
 // A place to write to, found out before the long work.
 Result<std::optional<AtomicFile>> open_report(const std::string& path) {
   if (path.empty()) return std::optional<AtomicFile>();
@@ -59,6 +51,12 @@ Status write_report(std::optional<AtomicFile>& file, std::string_view text) {
   if (!file) return ok_status();
   NFP_RETURN_IF_ERROR(file->write(text));
   return file->commit();
+}
+
+// An evaluation takes hours, so the figures of each form are written when they are there.
+Status write_figures(const std::string& path, const Evaluation& evaluation) {
+  NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> file, open_report(path));
+  return write_report(file, evaluation_to_json(evaluation) + "\n");
 }
 
 Status run(EvaluateFlags flags) {

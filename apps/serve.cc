@@ -89,13 +89,15 @@ Status run(ServeFlags& flags) {
   if (flags.plans()) {
     NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
     NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));
-  } else if (flags.precision == "auto") {
-    NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());  // again: its FP8 is the backend's
-  }
-  if (!flags.plans() && !flags.step_times.empty()) {
-    NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
-    NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
-    policy->watch_by(std::move(model));
+  } else {
+    if (flags.precision == "auto") {
+      NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());  // again: its FP8 is the backend's
+    }
+    if (!flags.step_times.empty()) {
+      NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
+      NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
+      policy->watch_by(std::move(model));
+    }
   }
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
 

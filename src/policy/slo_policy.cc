@@ -116,8 +116,7 @@ class SloPolicy final : public PrecisionPolicy {
                     StepDecision* decision) const;
   Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
   std::optional<Pace> shared_pace(const StepState& state, const Demand& demand, const Pace& pace);
-  // The rest of a prompt alone in FP16, and in steps with what decodes; seconds, about.
-  double alone_s(const Prefill& prefill, int32_t context, int32_t max_step_tokens) const;
+  // Tokens a step, and seconds, about, of the rest of a prompt in steps with what decodes.
   int32_t shared_chunk(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const;
   double shared_s(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const;
   // How much FP8 a pace is, to compare with.
@@ -311,18 +310,6 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   return chosen == paces.size() ? fastest : chosen;
 }
 
-double SloPolicy::alone_s(const Prefill& prefill, int32_t context, int32_t max_step_tokens) const {
-  double seconds = 0;
-  for (int32_t done = 0; done < prefill.tokens;) {
-    const int32_t count = std::min(prefill.tokens - done, max_step_tokens);
-    StepWork work;
-    work.add(count, context + done);
-    seconds += model_.seconds(model_.exact_level(), work);
-    done += count;
-  }
-  return seconds;
-}
-
 // Keys grow from step to step, so the mean step is the one in the middle.
 int32_t SloPolicy::shared_chunk(const Pace& pace, const Prefill& prefill, int32_t context,
                                 const StepWork& decodes) const {
@@ -357,7 +344,7 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
     if (shared_chunk(pace, prefill, context, demand.decodes) * options_.many_steps >= prefill.tokens)
       return std::nullopt;
     shared_arrival_ = prefill.arrival;
-    const double alone = alone_s(prefill, context, state.max_step_tokens);
+    const double alone = model_.prompt_seconds(model_.exact_level(), prefill.tokens, context, state.max_step_tokens);
     shared_room_s_ = options_.most_longer * alone;
     shared_due_ = state.now_s + alone + shared_room_s_;
     shared_steps_ = options_.shared_steps;

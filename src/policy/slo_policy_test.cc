@@ -155,14 +155,18 @@ TEST(SloPolicy, NeedsTheLevelsThatItIsToChooseFrom) {
   EXPECT_EQ((*made)->decide(state_of({prompt(2000, 0, 0.001)}, 0)).precision, Precision::kFp16);
 }
 
-TEST(SloPolicy, NeverComputesInFp8WhereThatIsNotFaster) {
+StepModel where_fp8_is_not_faster() {
   StepTable table = testing::synthetic_table();
   for (StepTime& step : table.steps) {
     StepTime exact = step;
     exact.level = 0;
     step.ms = testing::synthetic_ms(exact);
   }
-  const auto policy = std::move(make_slo_policy(std::move(StepModel::fit(table)).value(), {})).value();
+  return std::move(StepModel::fit(table)).value();
+}
+
+TEST(SloPolicy, NeverComputesInFp8WhereThatIsNotFaster) {
+  const auto policy = std::move(make_slo_policy(where_fp8_is_not_faster(), {})).value();
   for (const double ttft : {0.001, 0.05, 0.2}) {
     EXPECT_EQ(policy->decide(state_of({prompt(1500, 0, ttft), decoding(100, 0.001)}, 0)).precision, Precision::kFp16);
   }
@@ -302,21 +306,11 @@ Shared beside(const StepModel& machine, int32_t tokens, int decodes, double itl,
   return shared;
 }
 
-double alone_in_fp16(const StepModel& machine, int32_t tokens) {
-  double seconds = 0;
-  for (int32_t done = 0; done < tokens; done += 2048) {
-    StepWork work;
-    work.add(std::min(tokens - done, 2048), done);
-    seconds += machine.seconds(machine.exact_level(), work);
-  }
-  return seconds;
-}
-
 // Eight sequences decode every 8 ms or later, which cuts 8000 tokens into some hundred steps: each of them computes
 // these too. FP8 pays for that, and for no more than that.
 TEST(SloPolicy, APromptInManyStepsTakesLittleLongerThanAlone) {
   const StepModel machine = model().at_shares(std::vector<double>{0.5, 0.88, 1.0});
-  const double alone = alone_in_fp16(machine, 8000);
+  const double alone = machine.prompt_seconds(machine.exact_level(), 8000, 0, 2048);
   const Shared shared = beside(machine, 8000, 8, 0.008);
   EXPECT_GT(shared.steps, 32);
   EXPECT_LT(shared.seconds, 1.15 * alone);
@@ -342,14 +336,7 @@ TEST(SloPolicy, APromptInManyStepsTakesLittleLongerThanAlone) {
 }
 
 TEST(SloPolicy, APromptInManyStepsStaysInFp16WhereFp8IsNotFaster) {
-  StepTable table = testing::synthetic_table();
-  for (StepTime& step : table.steps) {
-    StepTime exact = step;
-    exact.level = 0;
-    step.ms = testing::synthetic_ms(exact);
-  }
-  const StepModel machine = std::move(StepModel::fit(table)).value();
-  EXPECT_EQ(beside(machine, 8000, 8, 0.008).fp8, 0);
+  EXPECT_EQ(beside(where_fp8_is_not_faster(), 8000, 8, 0.008).fp8, 0);
 }
 
 // Twenty requests come and lose their deadlines; then one comes that has some time to spare. What FP8 alone would have

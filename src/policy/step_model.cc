@@ -325,6 +325,18 @@ double StepModel::median_of_lasts() const {
   return std::abs(lower) < std::abs(upper) ? lower : upper;
 }
 
+double StepModel::prompt_seconds(size_t level, int32_t tokens, int32_t context, int32_t max_step_tokens) const {
+  double sum = 0;
+  for (int32_t done = 0; done < tokens;) {
+    StepWork work;
+    const int32_t count = std::min(tokens - done, max_step_tokens);
+    work.add(count, context + done);
+    sum += seconds(level, work);
+    done += count;
+  }
+  return sum;
+}
+
 StepModel::FitError StepModel::FitError::of(std::vector<double> errors) {
   FitError found;
   if (errors.empty()) return found;

@@ -67,6 +67,8 @@ class StepModel {
   double seconds(size_t level, const StepWork& work) const;
   // As measured, without what was learnt since.
   double table_seconds(size_t level, const StepWork& work) const;
+  // A prompt's `tokens` behind `context` of its own, alone on the machine, in steps of at most max_step_tokens.
+  double prompt_seconds(size_t level, int32_t tokens, int32_t context, int32_t max_step_tokens) const;
   // The most tokens of a chunk behind `context` tokens that can join `work` within `limit_s`; 0 = none.
   int32_t largest_chunk(size_t level, const StepWork& work, int32_t context, int32_t most, double limit_s) const;
 

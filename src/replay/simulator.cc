@@ -242,13 +242,7 @@ Status Fleet::step(const Trace& trace, Replica* replica) {
 AloneTimes alone(const StepModel& model, const TraceRequest& request, int32_t max_step_tokens) {
   AloneTimes times;
   const size_t level = model.exact_level();
-  for (int32_t done = 0; done < request.input;) {
-    StepWork work;
-    const int32_t count = std::min(request.input - done, max_step_tokens);
-    work.add(count, done);
-    times.ttft_s += model.seconds(level, work);
-    done += count;
-  }
+  times.ttft_s = model.prompt_seconds(level, request.input, 0, max_step_tokens);
   times.e2e_s = times.ttft_s;
   if (request.output < 2) return times;
   // Keys grow by one a step, so the mean step is the one in the middle.

@@ -243,6 +243,58 @@ typedef struct nfp_rows_call {
 NFP_API nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* call, nfp_stream stream);
 NFP_API int64_t nfp_e4m3_row_bytes(int64_t k);
 
+/* ---- Mixtures of experts ---------------------------------------------------------------------------------------- */
+
+/* Device bytes of one expert's W[n, k]: its packed planes, first the upper and then the lower. An expert that does not
+ * nest has n * k numbers of the activations' type there instead, row-major. */
+NFP_API size_t nfp_expert_bytes(int64_t n, int64_t k);
+
+/* The matrices W[n, k] of a layer's experts. */
+typedef struct nfp_expert_stack {
+  size_t size;            /* sizeof(nfp_expert_stack) */
+  const uint8_t* bytes;   /* device, 16-byte aligned: nfp_expert_bytes(n, k) of each expert, one behind the other */
+  const float* row_scale; /* device [experts, n], 1 in rows of those that do not nest; NULL: all 1 */
+  const uint8_t* dense;   /* host [experts]: 1 where an expert does not nest; NULL: all do. Not kept */
+  int64_t n;
+  int64_t k;
+  nfp_join_kind join;
+} nfp_expert_stack;
+
+typedef enum nfp_activation { NFP_SILU = 0, NFP_GELU_TANH = 1 } nfp_activation;
+
+/* A layer's experts, made ready to be run. gate_up has 2 * intermediate rows of `hidden`, in which blocks of 8 gate
+ * rows and 8 up rows alternate; down has `hidden` rows of intermediate. hidden and intermediate are multiples of 8; 1
+ * to 512 experts. Device memory must outlive it. */
+typedef struct nfp_experts nfp_experts;
+NFP_API nfp_status nfp_experts_create(nfp_gpu* gpu, int32_t experts, const nfp_expert_stack* gate_up,
+                                      const nfp_expert_stack* down, nfp_activation activation, nfp_experts** made);
+NFP_API void nfp_experts_destroy(nfp_experts* experts);
+
+/* y[r] = sum over i < top of weights[r, i] * down(activation(gate(x[r])) * up(x[r])) of expert ids[r, i], in the order
+ * of i. Which and how many rows an expert has is known on the device only, so that a captured graph replays with any
+ * routes. A row's result does not depend on the other rows. */
+typedef struct nfp_experts_call {
+  size_t size; /* sizeof(nfp_experts_call) */
+  /* FP16: both planes. FP8: upper planes, E4M3 weights; activations stay 16 bits. Experts that do not nest have one
+   * form. */
+  nfp_precision precision;
+  nfp_type type; /* of x and y. BF16 needs nested weights that are BF16 numbers (nfp_gpu_report's inexact_bf16) */
+  int64_t rows;
+  int32_t top;          /* 1 to 32 */
+  const void* x;        /* device [rows, hidden], 16-byte aligned */
+  const int32_t* ids;   /* device [rows, top] */
+  const float* weights; /* device [rows, top] */
+  /* Expert parallelism: device [map_size], of each id its expert here, or a negative number: of another GPU. NULL: ids
+   * are experts. Ids that name no expert here count nothing. */
+  const int32_t* map;
+  int32_t map_size;
+  void* y;       /* device [rows, hidden], 16-byte aligned */
+  void* scratch; /* device, 256-byte aligned, nfp_experts_scratch_bytes(); free again once the call is done */
+  size_t scratch_bytes;
+} nfp_experts_call;
+NFP_API size_t nfp_experts_scratch_bytes(const nfp_experts* experts, int64_t rows, int32_t top);
+NFP_API nfp_status nfp_experts_run(nfp_experts* experts, const nfp_experts_call* call, nfp_stream stream);
+
 /* ---- Precision policies ----------------------------------------------------------------------------------------- */
 
 /* What a policy may know about the step that is about to run (docs/serving.md has the policies). */

@@ -14,6 +14,7 @@ F16, BF16 = 0, 1
 JOIN_BIASED, JOIN_FREE = 0, 1
 UPPER, LOWER = 0, 1
 FP16, FP8 = 0, 1  # nfp_precision
+SILU, GELU_TANH = 0, 1
 
 
 class NestedFPError(RuntimeError):
@@ -33,6 +34,17 @@ class MatrixReport(ctypes.Structure):
 class Weight(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("upper", c_void_p), ("lower", c_void_p), ("row_scale", c_void_p), ("n", c_int64),
                 ("k", c_int64), ("join", c_int32)]
+
+
+class ExpertStack(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("bytes", c_void_p), ("row_scale", c_void_p), ("dense", c_char_p), ("n", c_int64),
+                ("k", c_int64), ("join", c_int32)]
+
+
+class ExpertsCall(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("precision", c_int32), ("type", c_int32), ("rows", c_int64), ("top", c_int32),
+                ("x", c_void_p), ("ids", c_void_p), ("weights", c_void_p), ("map", c_void_p), ("map_size", c_int32),
+                ("y", c_void_p), ("scratch", c_void_p), ("scratch_bytes", c_size_t)]
 
 
 class StepLoad(ctypes.Structure):
@@ -78,6 +90,12 @@ _FUNCTIONS = {
     "nfp_linear_run_norm": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int64, c_void_p, c_void_p,
                                       c_int64, c_void_p, c_int32, c_void_p, c_void_p]),
     "nfp_linear_describe": (c_int32, [c_void_p, c_int32, c_int32, c_int64, c_char_p, c_size_t]),
+    "nfp_expert_bytes": (c_size_t, [c_int64, c_int64]),
+    "nfp_experts_create": (c_int32, [c_void_p, c_int32, POINTER(ExpertStack), POINTER(ExpertStack), c_int32,
+                                     POINTER(c_void_p)]),
+    "nfp_experts_destroy": (None, [c_void_p]),
+    "nfp_experts_scratch_bytes": (c_size_t, [c_void_p, c_int64, c_int32]),
+    "nfp_experts_run": (c_int32, [c_void_p, POINTER(ExpertsCall), c_void_p]),
     "nfp_torch_bind": (c_int32, [c_char_p, c_char_p]),
     "nfp_torch_set_device": (c_int32, [c_int32, c_void_p, c_void_p, c_size_t, c_int32]),
     "nfp_torch_set_precision": (None, [c_int32, c_int64]),

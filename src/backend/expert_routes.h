@@ -33,7 +33,8 @@ struct RouteArgs {
   float* shared_weight = nullptr;  // device [rows] sigmoid(x shared_gate), where there is such a gate
 };
 
-// out[r] = sum over i of weight[r, i] x[place[r, i]], in the order of i, plus shared_weight[r] shared[r].
+// out[r] = sum over i of weight[r, i] x[place[r, i]], in the order of i, plus shared_weight[r] shared[r]. Negative
+// places count nothing.
 struct CombineExpertsArgs {
   const void* x = nullptr;  // [rows * top, hidden] by assignment
   ExpertRoutes routes;
@@ -42,6 +43,7 @@ struct CombineExpertsArgs {
   const void* shared = nullptr;          // [rows, hidden], or null
   const float* shared_weight = nullptr;  // device [rows]; null = 1
   void* out = nullptr;                   // [rows, hidden]
+  bool bf16 = false;                     // x, shared and out are BF16; else FP16
 };
 
 }  // namespace nfp

@@ -173,6 +173,7 @@ nfp_status nfp_unnest(const uint8_t* upper, const uint8_t* lower, int64_t rows, 
 }
 
 size_t nfp_plane_bytes(int64_t n, int64_t k) { return n > 0 && k > 0 ? nfp::cuda::PlaneShape{n, k}.bytes() : 0; }
+size_t nfp_expert_bytes(int64_t n, int64_t k) { return 2 * nfp_plane_bytes(n, k); }
 int64_t nfp_e4m3_row_bytes(int64_t k) { return k > 0 ? nfp::cuda::PlaneShape{0, k}.padded_k() : 0; }
 
 nfp_status nfp_pack(const uint8_t* bytes, int64_t n, int64_t k, nfp_plane plane, nfp_join_kind join, int32_t threads,

@@ -48,5 +48,12 @@ nfp_status nfp_linear_run_norm(nfp_linear*, nfp_precision, nfp_type, int64_t, co
 nfp_status nfp_linear_describe(nfp_linear*, nfp_precision, nfp_type, int64_t, char*, size_t) { return none(); }
 nfp_status nfp_gemm(nfp_gpu*, const nfp_gemm_call*, nfp_stream) { return none(); }
 nfp_status nfp_rows(nfp_gpu*, const nfp_rows_call*, nfp_stream) { return none(); }
+nfp_status nfp_experts_create(nfp_gpu*, int32_t, const nfp_expert_stack*, const nfp_expert_stack*, nfp_activation,
+                              nfp_experts**) {
+  return none();
+}
+void nfp_experts_destroy(nfp_experts*) {}
+size_t nfp_experts_scratch_bytes(const nfp_experts*, int64_t, int32_t) { return 0; }
+nfp_status nfp_experts_run(nfp_experts*, const nfp_experts_call*, nfp_stream) { return none(); }
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-"""make_models.py FOLDER: tiny Llama, Qwen2 and Mistral models with random weights, as transformers would save them, and
+"""make_models.py FOLDER: tiny Llama, Qwen2, Mistral, Qwen3-MoE, Qwen2-MoE and Mixtral models with random weights, as transformers would save them, and
 a LoRA adapter for the first, for the plugin's tests. Head size 64 and features that two GPUs can share. Needs numpy only."""
 
 import json
@@ -9,12 +9,38 @@ from pathlib import Path
 import numpy as np
 
 HIDDEN, HEADS, KV_HEADS, HEAD, FFN, LAYERS, VOCAB = 128, 4, 2, 64, 384, 3, 512
+EXPERTS, TOP, EXPERT_FFN = 8, 2, 96
 
 FAMILIES = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None},
+    "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": EXPERTS,
+                  "num_experts_per_tok": TOP, "moe_intermediate_size": EXPERT_FFN, "norm_topk_prob": True,
+                  "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False},
+    "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": EXPERTS,
+                  "num_experts_per_tok": TOP, "moe_intermediate_size": EXPERT_FFN, "norm_topk_prob": False,
+                  "shared_expert_intermediate_size": 2 * EXPERT_FFN, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    "mixtral": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": EXPERTS,
+                "num_experts_per_tok": TOP, "intermediate_size": EXPERT_FFN, "sliding_window": None},
 }
+
+
+def mlp_shapes(family: str) -> dict[str, tuple[int, int]]:
+    """Of one layer."""
+    if family not in ("qwen3_moe", "qwen2_moe", "mixtral"):
+        return {"mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN)}
+    stem = "block_sparse_moe" if family == "mixtral" else "mlp"
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    out = {f"{stem}.gate": (EXPERTS, HIDDEN)}
+    for e in range(EXPERTS):
+        out.update({f"{stem}.experts.{e}.{gate}": (EXPERT_FFN, HIDDEN), f"{stem}.experts.{e}.{up}": (EXPERT_FFN, HIDDEN),
+                    f"{stem}.experts.{e}.{down}": (HIDDEN, EXPERT_FFN)})
+    if family == "qwen2_moe":
+        out.update({"mlp.shared_expert.gate_proj": (2 * EXPERT_FFN, HIDDEN),
+                    "mlp.shared_expert.up_proj": (2 * EXPERT_FFN, HIDDEN),
+                    "mlp.shared_expert.down_proj": (HIDDEN, 2 * EXPERT_FFN), "mlp.shared_expert_gate": (1, HIDDEN)})
+    return out
 
 
 def tensors(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -27,15 +53,21 @@ def tensors(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
         layer = f"model.layers.{i}."
         shapes = {"self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
                   "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
-                  "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN)}
+                  **mlp_shapes(family)}
         for name, shape in shapes.items():
-            out[f"{layer}{name}.weight"] = draw(*shape)
-            if family == "qwen2" and name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+            # Routers that are sure of their choice: rounding of what they see is not to change it.
+            out[f"{layer}{name}.weight"] = draw(*shape, sigma=1.0 if name.endswith(".gate") else 0.06)
+            if family in ("qwen2", "qwen2_moe") and name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
                 out[f"{layer}{name}.bias"] = draw(shape[0], sigma=0.2)
         for name in ("input_layernorm", "post_attention_layernorm"):
             out[f"{layer}{name}.weight"] = (1 + rng.standard_normal(HIDDEN) * 0.1).astype(np.float16)
+        if family == "qwen3_moe":
+            for name in ("self_attn.q_norm", "self_attn.k_norm"):
+                out[f"{layer}{name}.weight"] = np.ones(HEAD, np.float16)
     # Weights beyond 1.75, which take row exponents (the others of such a row have bits to spare).
-    for name, rows, column, value in (("model.layers.0.mlp.down_proj.weight", slice(5, 6), 7, 2.5),
+    down = next(name for name in out if "layers.0." in name and name.endswith(("mlp.down_proj.weight", "0.w2.weight",
+                                                                               "0.down_proj.weight")))
+    for name, rows, column, value in ((down, slice(5, 6), 7, 2.5),
                                       ("model.layers.1.self_attn.q_proj.weight", slice(0, None, 17), 3, -3.0)):
         out[name][rows] = np.round(out[name][rows].astype(np.float32) * 4096) / 4096
         out[name][rows, column] = value

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no graphs: starts sooner")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--pipeline-parallel", type=int, default=1)
+    parser.add_argument("--expert-parallel", action="store_true", help="experts whole on either GPU, not cut")
     parser.add_argument("--attention", help="vLLM's attention backend")
     parser.add_argument("--lora", help="an adapter that all requests use")
     parser.add_argument("--steps", type=int, default=0, help="so many decode steps more")
@@ -50,7 +51,8 @@ def main() -> None:
               kv_cache_memory_bytes=1 << 28, gpu_memory_utilization=0.05, enable_prefix_caching=False,
               generation_config="vllm", seed=0,
               tensor_parallel_size=arguments.tensor_parallel,
-              pipeline_parallel_size=arguments.pipeline_parallel, enforce_eager=arguments.eager,
+              pipeline_parallel_size=arguments.pipeline_parallel, enable_expert_parallel=arguments.expert_parallel,
+              enforce_eager=arguments.eager,
               compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 64]}, **extra)
     started = time.time() - begin
     config = llm.llm_engine.vllm_config

@@ -56,6 +56,22 @@ RUNS.update({
     "llama speculative fp16": ("llama", [*ORDINARY, "--policy", "fp16", "--speculate"], None),
     "llama speculative alternate": ("llama", [*PER_STEP, "--speculate"], None),
 })
+# Mixtures of experts. What stock vLLM runs them with needs Triton and a C compiler.
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral")
+for family in MIXTURES:
+    RUNS.update({
+        f"{family} stock fp16": (family, ["--eager"], None),
+        f"{family} fp16": (family, [*ORDINARY, "--policy", "fp16"], 1),
+        f"{family} fp8": (family, [*ORDINARY, "--policy", "fp8"], 1),
+        f"{family} nested fp16": (f"{family}-nested", ["--policy", "fp16", "--eager"], 1),
+        f"{family} nested fp8": (f"{family}-nested", ["--policy", "fp8", "--eager"], 1),
+    })
+RUNS.update({
+    "qwen3_moe alternate": ("qwen3_moe", PER_STEP, 1),
+    "qwen3_moe v1 alternate": ("qwen3_moe", PER_STEP, 0),
+    "qwen3_moe stock bf16": ("qwen3_moe", BF16, None),
+    "qwen3_moe bf16": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", *BF16], None),
+})
 TWO = ["--tensor-parallel", "2"]
 WIDE = {
     "llama stock fp16 tp2": ("llama", ["--eager", *TWO], None),
@@ -64,6 +80,9 @@ WIDE = {
     "qwen2 fp16 tp2": ("qwen2", [*ORDINARY, "--policy", "fp16", "--eager", *TWO], None),
     "llama alternate tp2": ("llama", [*PER_STEP, *TWO, "--steps", "10000"], 1),
     "llama v1 alternate tp2": ("llama", [*PER_STEP, *TWO, "--steps", "1000"], 0),
+    "qwen3_moe fp16 tp2": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", *TWO], None),
+    "qwen3_moe nested fp16 tp2": ("qwen3_moe-nested", ["--policy", "fp16", "--eager", *TWO], None),
+    "qwen3_moe fp16 ep2": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", *TWO, "--expert-parallel"], None),
     "llama fp16 pp2": ("llama", [*ORDINARY, "--policy", "fp16", "--eager", "--pipeline-parallel", "2"], None),
 }
 
@@ -133,6 +152,20 @@ class Serving(unittest.TestCase):
         self.assert_close("llama nested fp16", "llama fp16", 2e-3)
         self.assert_close("llama nested fp8", "llama fp8", self.fp8_noise())
 
+    def test_mixtures(self):
+        """Their experts nested: FP16 mode is vLLM's FP16, FP8 mode differs by what E4M3 weights do, and nested checkpoints
+        are their source."""
+        for family in MIXTURES:
+            self.assert_close(f"{family} fp16", f"{family} stock fp16", 5e-3)
+            self.assert_close(f"{family} nested fp16", f"{family} stock fp16", 5e-3)
+            noise = self.distance(self.report(f"{family} fp8")["prompts"], self.report(f"{family} fp16")["prompts"])[1]
+            print(f"{family}: FP8 against FP16: rms {noise:.5f}", flush=True)
+            self.assertGreater(noise, 5e-3)
+            self.assert_close(f"{family} nested fp8", f"{family} fp8", noise)
+            for name in (f"{family} fp16", f"{family} nested fp16"):
+                self.assertNotRegex(self.logs[name], r"nestedfp: \S*experts\S* stays dense")
+        self.assert_close("qwen3_moe bf16", "qwen3_moe stock bf16", 5e-2)
+
     def fp8_noise(self):
         """What rounding to E4M3 does to these models. Engines whose norms Inductor compiled in another way differ in
         some last bits before that rounding, and so by a part of this after it."""
@@ -144,7 +177,7 @@ class Serving(unittest.TestCase):
 
     def test_alternating_steps_are_one_or_the_other(self):
         """Bit for bit those of the same engine's FP16 and FP8 steps."""
-        for kind in ("llama alternate", "llama v1 alternate"):
+        for kind in ("llama alternate", "llama v1 alternate", "qwen3_moe alternate", "qwen3_moe v1 alternate"):
             report = self.report(kind)
             seen = [("fp16" if auto == exact else "fp8" if auto == fast else "neither") for auto, exact, fast in
                     zip(report["prompts"], report["exact"], report["fast"])]
@@ -169,7 +202,8 @@ class Serving(unittest.TestCase):
 
     def test_serving_makes_nothing_new(self):
         """No graph, no compiled piece, no allocation from the driver in hundreds of steps of both precisions."""
-        for name in ("llama alternate", "llama v1 alternate", "llama alternate tp2", "llama v1 alternate tp2"):
+        for name in ("llama alternate", "llama v1 alternate", "llama alternate tp2", "llama v1 alternate tp2",
+                     "qwen3_moe alternate", "qwen3_moe v1 alternate"):
             if name in self.logs:
                 before, after = self.report(name)["activity"]
                 print(f"{name}: {after}", flush=True)
@@ -200,6 +234,8 @@ class Serving(unittest.TestCase):
             self.assert_close(f"{kind} fp16 tp2", f"{kind} fp16", 5e-3)
         self.assert_close("llama fp16 tp2", "llama stock fp16 tp2", 5e-3)
         self.assert_close("llama fp16 pp2", "llama fp16", 5e-3)
+        for kind in ("fp16 tp2", "nested fp16 tp2", "fp16 ep2"):
+            self.assert_close(f"qwen3_moe {kind}", "qwen3_moe fp16", 5e-3)
         for kind in ("llama", "llama v1"):
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp16", 5e-3, key="exact")
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp8", self.fp8_noise(), key="fast")

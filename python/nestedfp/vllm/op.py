@@ -55,6 +55,12 @@ class _Step:
         self._threshold = tokens
         self._tell()
 
+    def precision(self, rows: int) -> int:
+        """Of a product of so many rows, for those that the operators below do not run."""
+        if self._forced is not None:
+            return self._forced
+        return FP8 if rows > self._threshold else FP16
+
 
 Step = _Step()
 
@@ -70,7 +76,7 @@ class _Device:
         _bind()
         with torch.cuda.device(index):
             _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
-            torch.cuda.empty_cache()  # _return_free_blocks
+            torch.cuda.empty_cache()  # return_free_blocks
             self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
         _library.check(self.library.nfp_torch_set_device(index, self.handle, self.workspace.data_ptr(),
                                                          self.workspace.numel(), INDEPENDENT_START))
@@ -163,7 +169,7 @@ class NotNested(Exception):
     """The matrix must stay dense; says why."""
 
 
-def _return_free_blocks(weight: torch.Tensor) -> None:
+def return_free_blocks(weight: torch.Tensor) -> None:
     """vLLM loads with max_split_size_mb:20: a plane would take a free block whole that is up to 20 MiB larger (of the
     dense weight before it), and keep it."""
     if weight.numel() >= 1 << 20:
@@ -175,7 +181,7 @@ def nest(weight: torch.Tensor) -> Planes:
     weight at all."""
     n, k = weight.shape
     on = device(weight.get_device())
-    _return_free_blocks(weight)
+    return_free_blocks(weight)
     planes = Planes(n, k, weight.device)
     if weight.stride(1) != 1:
         weight = weight.contiguous()
@@ -203,7 +209,7 @@ def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, free_joi
     """A nested checkpoint's tensors (or slices of them): upper and lower bytes [n, k], scale[n] = 2^(e - 8)."""
     n, k = upper.shape
     on = device(upper.get_device())
-    _return_free_blocks(upper)
+    return_free_blocks(upper)
     planes = Planes(n, k, upper.device, JOIN_FREE if free_join else JOIN_BIASED)
     with torch.cuda.device(upper.device):
         for which, source, target in ((_library.UPPER, upper, planes.upper), (_library.LOWER, lower, planes.lower)):

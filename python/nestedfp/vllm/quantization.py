@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe import FusedMoE, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import (
     LinearBase,
     LinearMethodBase,
+    ReplicatedLinear,
     UnquantizedLinearMethod,
     register_weight_loader_v2_supported_method,
 )
@@ -28,12 +30,19 @@ logger = init_logger("vllm.nestedfp")
 _COLUMNS_MULTIPLE = 8
 
 
+# What is one matrix in vLLM and several in a checkpoint, where a model does not say so itself.
+_FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
 def _why_dense(prefix: str, columns: int) -> str | None:
     if columns % _COLUMNS_MULTIPLE:
         return f"{columns} input features are no multiple of {_COLUMNS_MULTIPLE}"
-    if "shared_expert" in prefix:
-        return "shared experts may run beside other layers, which the workspace does not allow"
     return None
+
+
+def _is_router(layer: torch.nn.Module, prefix: str) -> bool:
+    """Of a mixture of experts. It runs beside the shared experts, which alone may have the workspace meanwhile."""
+    return isinstance(layer, ReplicatedLinear) and prefix.rpartition(".")[2] in ("gate", "router", "shared_expert_gate")
 
 
 class _DenseLayers:
@@ -123,7 +132,7 @@ class NestedOnlineLinearMethod(_NestedLinearMethod):
         except op.NotNested as why:
             layer.nestedfp_shape = None
             layer.nestedfp_interleaved = False
-            _dense_layers.add(self.prefix, str(why))
+            self.config.dense_layers.add(self.prefix, str(why))
         except ValueError as error:
             raise ValueError(f"{self.prefix}.weight: {error}") from error
 
@@ -167,6 +176,7 @@ class NestedFPConfig(QuantizationConfig):
         self.nested: checkpoint.NestedInfo | None = None
         self.ignore: list[str] = []
         self.prepared = False
+        self.dense_layers = _dense_layers
         self.joins_swiglu = False
 
     @classmethod
@@ -214,19 +224,45 @@ class NestedFPConfig(QuantizationConfig):
                              "'nestedfp convert' wrote; this one is quantised in another way")
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, FusedMoE):
+            return self._experts_method(layer, prefix)
         if not isinstance(layer, LinearBase):
             return None
         self._prepare(layer.params_dtype)
+        if _is_router(layer, prefix):
+            self.dense_layers.add(prefix, "it chooses experts")
+            return UnquantizedLinearMethod()
         if self.nested is not None:
-            if is_layer_skipped(prefix, self.ignore, self.packed_modules_mapping):
-                _dense_layers.add(prefix, "it is in the checkpoint")
+            if self._is_dense_in_checkpoint(prefix):
                 return UnquantizedLinearMethod()
             return NestedCheckpointLinearMethod(self, prefix)
         why = _why_dense(prefix, getattr(layer, "input_size_per_partition", layer.input_size))
         if why is not None:
-            _dense_layers.add(prefix, why)
+            self.dense_layers.add(prefix, why)
             return UnquantizedLinearMethod()
         return NestedOnlineLinearMethod(self, prefix)
+
+    def _is_dense_in_checkpoint(self, prefix: str) -> bool:
+        if not is_layer_skipped(prefix, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
+            return False
+        self.dense_layers.add(prefix, "it is in the checkpoint")
+        return True
+
+    def _experts_method(self, layer: FusedMoE, prefix: str) -> QuantizeMethodBase:
+        from . import fused_moe
+
+        self._prepare(layer.params_dtype)
+        why = fused_moe.why_dense(layer)
+        if self.nested is not None:
+            if self._is_dense_in_checkpoint(prefix):
+                return UnquantizedFusedMoEMethod(layer.moe_config)
+            if why is not None:
+                raise ValueError(f"{prefix}: {why}: run the model that this nested checkpoint was made of")
+            return fused_moe.NestedCheckpointExpertsMethod(self, layer, prefix)
+        if why is not None:
+            self.dense_layers.add(prefix, why)
+            return UnquantizedFusedMoEMethod(layer.moe_config)
+        return fused_moe.NestedOnlineExpertsMethod(self, layer, prefix)
 
     def _prepare(self, dtype: torch.dtype) -> None:
         if self.prepared:

@@ -1,3 +1,4 @@
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "backend/cuda/experts/experts_kernels.h"
@@ -89,18 +90,35 @@ __device__ __forceinline__ void load_dense(const ExpertParams& p, const ExpertMa
     }
   }
 }
+// FP16 weights that are BF16 numbers (or E4M3 ones): exact.
+__device__ __forceinline__ void narrow(uint32_t& pair) {
+  const __nv_bfloat162 out = __float22bfloat162_rn(__half22float2(reinterpret_cast<const __half2&>(pair)));
+  pair = reinterpret_cast<const uint32_t&>(out);
+}
 // The same from bytes.
+template <bool kBf16>
 __device__ __forceinline__ void rebuild_operand(const Planes& planes, const RawWeights& raw, uint32_t (&a)[4][4]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const uint32_t us[4] = {raw.upper[row].x, raw.upper[row].y, raw.upper[row].z, raw.upper[row].w};
     const uint32_t ls[4] = {raw.lower[row].x, raw.lower[row].y, raw.lower[row].z, raw.lower[row].w};
 #pragma unroll
-    for (int step = 0; step < 4; ++step) rebuild(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
+    for (int step = 0; step < 4; ++step) {
+      rebuild(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
+      if constexpr (kBf16) {
+        narrow(a[step][row]);
+        narrow(a[step][2 + row]);
+      }
+    }
   }
 }
 
-template <ExpertEpilogue kEpilogue, int kTiles>
+template <bool kBf16>
+__device__ __forceinline__ uint16_t rounded(float v) {
+  return kBf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(v)) : __half_as_ushort(__float2half_rn(v));
+}
+
+template <ExpertEpilogue kEpilogue, bool kBf16, int kTiles>
 __device__ __forceinline__ void store_products(const ExpertParams& p, const ExpertMatrix& matrix, const Lane& lane,
                                                const float (&acc)[kTiles][4], int first, int count) {
   const int row = lane.row;
@@ -116,11 +134,10 @@ __device__ __forceinline__ void store_products(const ExpertParams& p, const Expe
       uint16_t* y = p.y + int64_t{first + t} * p.columns;
       const float low = acc[tile][j] * scale[0], high = acc[tile][2 + j] * scale[1];
       if constexpr (kEpilogue == ExpertEpilogue::kStore) {
-        if (here[0]) y[row] = __half_as_ushort(__float2half_rn(low));
-        if (here[1]) y[row + 8] = __half_as_ushort(__float2half_rn(high));
+        if (here[0]) y[row] = rounded<kBf16>(low);
+        if (here[1]) y[row + 8] = rounded<kBf16>(high);
       } else if (here[1]) {  // the first eight rows of 16 are gate's, the others up's
-        y[row / 16 * 8 + lane.group] =
-            __half_as_ushort(__float2half_rn(gate_of<kEpilogue == ExpertEpilogue::kGeglu>(low) * high));
+        y[row / 16 * 8 + lane.group] = rounded<kBf16>(gate_of<kEpilogue == ExpertEpilogue::kGeglu>(low) * high);
       }
     }
   }
@@ -128,7 +145,7 @@ __device__ __forceinline__ void store_products(const ExpertParams& p, const Expe
 
 // Assignments first .. first + count - 1 (at most 8 kTiles) by the block's 64 rows. kAhead blocks of weights are on
 // their way while one is multiplied.
-template <ExpertEpilogue kEpilogue, bool kDense, int kTiles, int kAhead>
+template <ExpertEpilogue kEpilogue, bool kBf16, bool kDense, int kTiles, int kAhead>
 __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatrix& matrix, const Planes& planes,
                                          Shared& shared, int first, int count) {
   constexpr int kTokens = kTiles * 8;
@@ -158,7 +175,7 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
       if constexpr (kDense) {
         load_dense(p, matrix, lane, block, a);
       } else {
-        rebuild_operand(planes, raw[s], a);
+        rebuild_operand<kBf16>(planes, raw[s], a);
         raw[s] = load_weights(planes, min(block + kAhead, p.blocks_k - 1));
       }
       ptx::copy_async_wait_group<kStages - 2>();
@@ -171,17 +188,21 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
           const auto pair = [&](int k) { return *reinterpret_cast<const uint32_t*>(token + step * 16 + k); };
-          ptx::mma_f16(acc[tile], a[step], pair(lane.pair), pair(lane.pair + 8));
+          if constexpr (kBf16) {
+            ptx::mma_bf16(acc[tile], a[step], pair(lane.pair), pair(lane.pair + 8));
+          } else {
+            ptx::mma_f16(acc[tile], a[step], pair(lane.pair), pair(lane.pair + 8));
+          }
         }
       }
     }
   }
   ptx::copy_async_wait_group<0>();
-  store_products<kEpilogue, kTiles>(p, matrix, lane, acc, first, count);
+  store_products<kEpilogue, kBf16, kTiles>(p, matrix, lane, acc, first, count);
   __syncthreads();  // shared memory is free
 }
 
-template <int kMost, ExpertEpilogue kEpilogue>
+template <int kMost, ExpertEpilogue kEpilogue, bool kBf16>
 __global__ __launch_bounds__(kExpertThreads,
                              3) void expert_linear_kernel(const __grid_constant__ ExpertLinearParams<kMost> params) {
   __shared__ __align__(16) Shared shared;
@@ -204,35 +225,36 @@ __global__ __launch_bounds__(kExpertThreads,
   const int count = end - begin;
   if (matrix.dense) {
     for (int first = begin; first < end; first += 32) {
-      multiply<kEpilogue, true, 4, 1>(p, matrix, planes, shared, first, min(end - first, 32));
+      multiply<kEpilogue, kBf16, true, 4, 1>(p, matrix, planes, shared, first, min(end - first, 32));
     }
   } else if (count <= 8) {
-    multiply<kEpilogue, false, 1, 4>(p, matrix, planes, shared, begin, count);
+    multiply<kEpilogue, kBf16, false, 1, 4>(p, matrix, planes, shared, begin, count);
   } else if (count <= 32) {
-    multiply<kEpilogue, false, 4, 2>(p, matrix, planes, shared, begin, count);
+    multiply<kEpilogue, kBf16, false, 4, 2>(p, matrix, planes, shared, begin, count);
   } else {
     for (int first = begin; first < end; first += kMostTokens) {
-      multiply<kEpilogue, false, 8, 1>(p, matrix, planes, shared, first, min(end - first, kMostTokens));
+      multiply<kEpilogue, kBf16, false, 8, 1>(p, matrix, planes, shared, first, min(end - first, kMostTokens));
     }
   }
 }
 
-template <int kMost>
+template <int kMost, bool kBf16>
 const void* function_for(ExpertEpilogue epilogue) {
   switch (epilogue) {
     case ExpertEpilogue::kSwiglu:
-      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kSwiglu>);
+      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kSwiglu, kBf16>);
     case ExpertEpilogue::kGeglu:
-      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kGeglu>);
+      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kGeglu, kBf16>);
     default:
-      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kStore>);
+      return reinterpret_cast<const void*>(&expert_linear_kernel<kMost, ExpertEpilogue::kStore, kBf16>);
   }
 }
 
 }  // namespace
 
-const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue) {
-  return few_experts ? function_for<kFewExperts>(epilogue) : function_for<kMaxExperts>(epilogue);
+const void* expert_linear_function(bool few_experts, bool bf16, ExpertEpilogue epilogue) {
+  if (bf16) return function_for<kMaxExperts, true>(epilogue);
+  return few_experts ? function_for<kFewExperts, false>(epilogue) : function_for<kMaxExperts, false>(epilogue);
 }
 
 }  // namespace nfp::cuda

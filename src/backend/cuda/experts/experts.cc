@@ -17,9 +17,7 @@ Status bad(std::string_view what, std::string_view field, std::string_view rule)
 
 Status check_routes(std::string_view what, const ExpertRoutes& routes, int64_t rows) {
   if (routes.experts < 1 || routes.experts > kMaxExperts) return bad(what, "experts", "must be 1 to 512");
-  if (routes.top < 1 || routes.top > std::min(routes.experts, kMaxTopExperts)) {
-    return bad(what, "top", "must be 1 to 32, and not more than there are experts");
-  }
+  if (routes.top < 1 || routes.top > kMaxTopExperts) return bad(what, "top", "must be 1 to 32");
   if (rows < 1 || rows * routes.top > INT32_MAX) return bad(what, "rows", "must be 1 to 2^31 - 1 assignments");
   if (routes.start == nullptr || routes.row == nullptr || routes.place == nullptr || routes.weight == nullptr) {
     return bad(what, "start, row, place and weight", "must not be null");
@@ -34,13 +32,15 @@ Status launch_experts(const ExpertLinearCall& c, const ExpertParams& shape, cons
   p.shape = shape;
   std::copy_n(c.matrices, c.routes.experts, p.matrices);
   void* arguments[] = {&p};
-  return launch("expert_linear", expert_linear_function(kMost == kFewExperts, c.epilogue), at, arguments, stream);
+  return launch("expert_linear", expert_linear_function(kMost == kFewExperts, c.bf16, c.epilogue), at, arguments,
+                stream);
 }
 
 }  // namespace
 
 Status run_route(const RouteArgs& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_routes("route", c.routes, c.rows));
+  if (c.routes.top > c.routes.experts) return bad("route", "top", "must not be more than there are experts");
   if (c.hidden <= 0 || c.hidden % 8 != 0) return bad("route", "hidden", "must be a positive multiple of 8");
   if (c.x == nullptr || c.router == nullptr || c.logits == nullptr || !aligned(c.x) || !aligned(c.router) ||
       !aligned(c.shared_gate)) {
@@ -64,6 +64,19 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
   shape.grid = c.routes.experts;
   shape.block = kAssignThreads;
   return launch("route", assign_rows_function(), shape, arguments, stream);
+}
+
+Status run_assign(const AssignArgs& c, CUstream_st* stream) {
+  NFP_RETURN_IF_ERROR(check_routes("assign", c.routes, c.rows));
+  if (c.ids == nullptr) return bad("assign", "ids", "must not be null");
+  if (c.map != nullptr && c.map_size < 1) return bad("assign", "map_size", "must be positive");
+  AssignArgs p = c;
+  void* arguments[] = {&p};
+  LaunchShape shape;
+  shape.grid = c.routes.experts;
+  shape.block = kAssignIdsThreads;
+  shape.dependent = true;
+  return launch("assign", assign_ids_function(), shape, arguments, stream);
 }
 
 Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
@@ -98,8 +111,8 @@ Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
   shape.grid_y = c.routes.experts;
   shape.block = kExpertThreads;
   shape.dependent = true;
-  return c.routes.experts <= kFewExperts ? launch_experts<kFewExperts>(c, p, shape, stream)
-                                         : launch_experts<kMaxExperts>(c, p, shape, stream);
+  return c.routes.experts <= kFewExperts && !c.bf16 ? launch_experts<kFewExperts>(c, p, shape, stream)
+                                                    : launch_experts<kMaxExperts>(c, p, shape, stream);
 }
 
 Status run_combine(const CombineExpertsArgs& c, CUstream_st* stream) {

@@ -9,7 +9,7 @@ namespace nfp::cuda {
 
 // One expert's matrix [n, k]: byte planes (layout.h), or dense FP16.
 struct ExpertMatrix {
-  const uint8_t* upper = nullptr;    // of dense ones the FP16 numbers, row-major
+  const uint8_t* upper = nullptr;    // of dense ones the numbers, of x's type, row-major
   const uint8_t* lower = nullptr;    // null where only upper bytes are to be read
   const float* row_scale = nullptr;  // [n], null = all 1
   bool biased = false;               // Join::kBiased
@@ -23,11 +23,22 @@ struct ExpertLinearCall {
   ExpertRoutes routes;
   int64_t n = 0;            // rows of every matrix; with a gate in swiglu order (layout.h), a multiple of 16
   int64_t k = 0;            // a multiple of 8
-  const void* x = nullptr;  // FP16 [rows, k], or where `sorted` [rows * top, k] by assignment
+  const void* x = nullptr;  // [rows, k], or where `sorted` [rows * top, k] by assignment
   bool sorted = false;
   int64_t rows = 0;
   ExpertEpilogue epilogue = ExpertEpilogue::kStore;
-  void* y = nullptr;  // FP16 [rows * top, n (or n / 2)] by assignment
+  void* y = nullptr;  // [rows * top, n (or n / 2)] by assignment
+  bool bf16 = false;  // x and y are BF16, and so are all weights (as numbers); else FP16
+};
+
+// Routes that something else has chosen. An id that has no expert here (of another GPU, or none at all) has no
+// assignment: its place is -1.
+struct AssignArgs {
+  const int32_t* ids = nullptr;  // device [rows, top]
+  const int32_t* map = nullptr;  // device [map_size] each id's expert here, or a negative number; null = the id itself
+  int32_t map_size = 0;
+  int64_t rows = 0;
+  ExpertRoutes routes;  // start, row and place are written
 };
 
 }  // namespace nfp::cuda

@@ -16,6 +16,10 @@ const void* route_logits_function(int rows);  // 1, 2 or kMostRouteRows a block
 const void* choose_experts_function();
 const void* assign_rows_function();
 
+// Takes AssignArgs. Grid: experts.
+inline constexpr int kAssignIdsThreads = 256;
+const void* assign_ids_function();
+
 struct ExpertParams {
   int32_t* start;
   int32_t* row;  // null where x is sorted
@@ -35,8 +39,8 @@ struct ExpertLinearParams {
 inline constexpr int kFewExperts = 64;
 inline constexpr int kExpertThreads = 128;
 inline constexpr int kExpertRows = 64;  // of a matrix, a thread block
-// Takes ExpertLinearParams<kFewExperts>, or of kMaxExperts. Grid: blocks of rows, experts.
-const void* expert_linear_function(bool few_experts, ExpertEpilogue epilogue);
+// Takes ExpertLinearParams<kFewExperts>, or of kMaxExperts; of BF16 always that. Grid: blocks of rows, experts.
+const void* expert_linear_function(bool few_experts, bool bf16, ExpertEpilogue epilogue);
 
 inline constexpr int kCombineThreads = 256;
 const void* combine_function();

@@ -1,0 +1,143 @@
+"""Mixtures of experts: what vLLM's FusedMoE layers do with the weights of their experts. The router, what it does with the
+weights of a token's experts, and shared experts stay vLLM's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.model_executor.layers.fused_moe import FusedMoE, FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
+from vllm.model_executor.layers.fused_moe.layer import FusedMoeWeightScaleSupported
+from vllm.model_executor.utils import replace_parameter, set_weight_attrs
+
+from .. import _library
+from . import experts, op
+
+if TYPE_CHECKING:
+    from .quantization import NestedFPConfig
+
+_ACTIVATIONS = {MoEActivation.SILU: _library.SILU, MoEActivation.GELU_TANH: _library.GELU_TANH}
+# The library's bounds (nestedfp.h).
+_MOST_EXPERTS, _MOST_A_TOKEN, _COLUMNS_MULTIPLE = 512, 32, 8
+
+
+def why_dense(layer: FusedMoE) -> str | None:
+    """Why the experts of this layer cannot be run nested; None where they can."""
+    moe, parallel = layer.moe_config, layer.moe_parallel_config
+    if moe.has_bias:
+        return "its experts have biases"
+    if not moe.is_act_and_mul or layer.activation not in _ACTIVATIONS:
+        return f"its experts' activation is {layer.activation.value}, only gated silu and gelu_tanh are run nested"
+    if layer.swiglu_limit is not None:
+        return "its experts' activation is limited (swiglu_limit)"
+    if layer.apply_router_weight_on_input:
+        return "its router's weights count before the experts, not behind them"
+    if moe.is_lora_enabled:
+        return "adapters of experts are added inside vLLM's own kernels"
+    if layer.eplb_state is not None:
+        return "the expert load balancer moves weights"
+    if parallel.use_all2all_kernels and not parallel.use_ag_rs_all2all_kernels:
+        return f"tokens go between GPUs by {parallel.all2all_backend}, only allgather_reducescatter works with nested experts"
+    if layer.local_num_experts > _MOST_EXPERTS or layer.top_k > _MOST_A_TOKEN:
+        return f"{layer.local_num_experts} experts, {layer.top_k} a token, are more than {_MOST_EXPERTS}, {_MOST_A_TOKEN}"
+    if moe.hidden_dim % _COLUMNS_MULTIPLE or moe.intermediate_size_per_partition % _COLUMNS_MULTIPLE:
+        return (f"{moe.hidden_dim} or {moe.intermediate_size_per_partition} features are no multiple of "
+                f"{_COLUMNS_MULTIPLE}")
+    return None
+
+
+class _NestedExpertsMethod(FusedMoEMethodBase):
+    def __init__(self, config: NestedFPConfig, layer: FusedMoE, prefix: str):
+        super().__init__(layer.moe_config)
+        self.config = config
+        self.prefix = prefix
+        self.dtype = layer.params_dtype
+
+    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> Any:
+        return FUSED_MOE_UNQUANTIZED_CONFIG  # of what goes between GPUs
+
+    def maybe_make_prepare_finalize(self, routing_tables: Any = None) -> None:
+        return None  # vLLM's runner gathers tokens, and reduces
+
+    @property
+    def topk_indices_dtype(self) -> torch.dtype | None:
+        return torch.int32
+
+    def install(self, layer: torch.nn.Module, name: str, stack: experts.Stack) -> experts.Stack:
+        """In place of the layer's weight w13 (gate and up) or w2 (down)."""
+        replace_parameter(layer, f"{name}_weight", stack.bytes)
+        replace_parameter(layer, f"{name}_weight_scale", stack.scale)
+        if hasattr(layer, f"{name}_weight_lower"):
+            delattr(layer, f"{name}_weight_lower")
+        if stack.dense:
+            first = min(stack.dense)
+            self.config.dense_layers.add(f"{self.prefix}, {name} of {len(stack.dense)} of {stack.experts} experts",
+                                         f"expert {first}: {stack.dense[first]}")
+        return stack
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        layer._already_called_process_weights_after_loading = True
+        where = layer.w13_weight.device
+        op.self_test(where, self.dtype)
+        op.device(layer.w13_weight.get_device()).forget()
+        stacks = [self.install(layer, name, self.stack(layer, name)) for name in ("w13", "w2")]
+        layer.nestedfp_experts = experts.Mixture(*stacks, _ACTIVATIONS[layer.activation])
+
+    def stack(self, layer: torch.nn.Module, name: str) -> experts.Stack:
+        """Of the weight that was loaded."""
+        raise NotImplementedError
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
+              shared_experts: Any = None, shared_experts_input: Any = None) -> torch.Tensor:
+        return layer.nestedfp_experts.run(x, topk_weights, topk_ids, layer.expert_map)
+
+
+class NestedOnlineExpertsMethod(_NestedExpertsMethod):
+    """Experts of an ordinary checkpoint, nested as soon as all of the layer's have been read."""
+
+    uses_meta_device = True
+
+    def create_weights(self, layer: torch.nn.Module, num_experts: int, hidden_size: int,
+                       intermediate_size_per_partition: int, params_dtype: torch.dtype,
+                       **extra_weight_attrs: Any) -> None:
+        from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+
+        for name, n, k in (("w13", 2 * intermediate_size_per_partition, hidden_size),
+                           ("w2", hidden_size, intermediate_size_per_partition)):
+            weight = torch.nn.Parameter(torch.empty(num_experts, n, k, device="meta", dtype=params_dtype),
+                                        requires_grad=False)
+            layer.register_parameter(f"{name}_weight", weight)
+            set_weight_attrs(weight, extra_weight_attrs)
+        initialize_online_processing(layer)
+
+    def stack(self, layer: torch.nn.Module, name: str) -> experts.Stack:
+        try:
+            return experts.nest(getattr(layer, f"{name}_weight").data, gated=name == "w13")
+        except ValueError as error:
+            raise ValueError(f"{self.prefix}.{name}_weight: {error}") from error
+
+
+class NestedCheckpointExpertsMethod(_NestedExpertsMethod):
+    """Planes of a nested checkpoint's experts. They are cut by rows and columns as any weight is, and packed afterwards.
+    `convert` writes all experts of a layer nested, or none."""
+
+    def create_weights(self, layer: torch.nn.Module, num_experts: int, hidden_size: int,
+                       intermediate_size_per_partition: int, params_dtype: torch.dtype,
+                       **extra_weight_attrs: Any) -> None:
+        channel = {**extra_weight_attrs, "quant_method": FusedMoeWeightScaleSupported.CHANNEL.value}
+        for name, n, k in (("w13", 2 * intermediate_size_per_partition, hidden_size),
+                           ("w2", hidden_size, intermediate_size_per_partition)):
+            for suffix, columns, dtype, attrs in (("weight", k, torch.float8_e4m3fn, extra_weight_attrs),
+                                                  ("weight_lower", k, torch.uint8, extra_weight_attrs),
+                                                  ("weight_scale", 1, torch.float32, channel)):
+                parameter = torch.nn.Parameter(torch.empty(num_experts, n, columns, dtype=dtype), requires_grad=False)
+                layer.register_parameter(f"{name}_{suffix}", parameter)
+                set_weight_attrs(parameter, attrs)
+
+    def stack(self, layer: torch.nn.Module, name: str) -> experts.Stack:
+        upper, lower, scale = (getattr(layer, f"{name}_weight{suffix}").data for suffix in ("", "_lower", "_scale"))
+        return experts.pack(upper, lower, scale, name == "w13", self.config.nested.uppers == "free")

@@ -259,6 +259,10 @@ Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& s
 
   std::vector<std::string> ignore;
   for (const std::string& name : report.dense) ignore.push_back(module_of(name));
+  for (const TensorInfo& tensor : source.tensors()) {
+    // Linear layers to other engines.
+    if (is_router(tensor.name)) ignore.push_back(module_of(tensor.name));
+  }
   if (source.has("lm_head.weight") == false)
     ignore.push_back("lm_head");  // tied: other engines ask for it by this name
   NFP_ASSIGN_OR_RETURN(const std::string config, nested_config(source.config_json(), info, ignore));

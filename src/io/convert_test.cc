@@ -108,6 +108,16 @@ TEST_F(Convert, Bf16ComesBackBitForBitWhereItWasExact) {
   EXPECT_TRUE(tensors_of(*open("back")) == tensors_of(*open("twice")));
 }
 
+TEST_F(Convert, RoutersStayDenseInOtherEngines) {
+  auto tensors = tiny_model(DType::kF16);
+  tensors.push_back(random_tensor("model.layers.0.mlp.gate.weight", DType::kF16, {4, 32}, 21));
+  tensors.push_back(random_tensor("model.layers.0.mlp.shared_expert_gate.weight", DType::kF16, {1, 32}, 22));
+  write_model(path("src"), tensors);
+  ASSERT_TRUE(convert_dir("src", "nested").ok());
+  const auto ignore = json("nested/config.json")["quantization_config"]["ignore"];
+  EXPECT_EQ(ignore, (nlohmann::json{"model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate", "lm_head"}));
+}
+
 TEST_F(Convert, OtherEnginesFindACompressedTensorsModel) {
   auto tensors = tiny_model(DType::kF16);
   set_weight(tensors[6], 1, 0, 0x4500);  // o_proj: 5 ...

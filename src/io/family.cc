@@ -229,6 +229,13 @@ Block block_of(std::string_view tensor) {
   return Block::kDense;
 }
 
+bool is_router(std::string_view tensor) {
+  return std::any_of(std::begin(kFamilies), std::end(kFamilies), [tensor](const Family& family) {
+    const auto role = role_of(family, tensor);
+    return role == TensorRole::kRouter || role == TensorRole::kSharedRouter;
+  });
+}
+
 std::string hf_name(const Family& family, std::string_view gguf) {
   if (gguf == "token_embd.weight") return fmt::format("{}.weight", kEmbeddingName);
   if (gguf == "output_norm.weight") return fmt::format("{}.weight", kFinalNormName);

@@ -155,4 +155,7 @@ std::optional<TensorRole> role_of(const Family& family, std::string_view tensor)
 // The block of a linear layer's matrix by its Hugging Face name; kDense for those that are none.
 Block block_of(std::string_view tensor);
 
+// A tensor that chooses experts, or says how much the shared one counts, by its Hugging Face name.
+bool is_router(std::string_view tensor);
+
 }  // namespace nfp

@@ -621,6 +621,134 @@ class InsideVllm(unittest.TestCase):
         self.assertIsNone(Step.forced)
         self.assertNotIn("key", table)
 
+    def mixture_layer(self, config, world=1, rank=0, prefix="model.layers.0.mlp.experts", expert_parallel=False, **fields):
+        """vLLM's layer of make_models.py's experts, on the CPU."""
+        from unittest.mock import patch
+
+        from make_models import EXPERT_FFN, EXPERTS, HIDDEN, TOP
+        from vllm.config import DeviceConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+        from vllm.model_executor.layers.fused_moe import FusedMoE, unquantized_fused_moe_method
+        from vllm.model_executor.layers.fused_moe import config as moe_config
+
+        stock = (unquantized_fused_moe_method.UnquantizedMoeBackend.CPU, None)  # else it looks for a GPU
+        parallel = ParallelConfig(enable_expert_parallel=expert_parallel)
+        with patch.object(moe_config, "get_tensor_model_parallel_rank", return_value=rank), \
+                patch.object(unquantized_fused_moe_method, "select_unquantized_moe_backend", return_value=stock), \
+                set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"), parallel_config=parallel)):
+            given = {"num_experts": EXPERTS, "top_k": TOP, "hidden_size": HIDDEN, "intermediate_size": EXPERT_FFN,
+                     "params_dtype": torch.float16, "tp_size": world, "dp_size": 1, "pcp_size": 1, **fields}
+            return FusedMoE(quant_config=config, prefix=prefix, **given)
+
+    def nested_config(self, nested=True):
+        from nestedfp.vllm import op, quantization
+
+        op.register()
+        config = quantization.NestedFPConfig()
+        config.nested = checkpoint.NestedInfo("nestedfp", "F16", "nearest") if nested else None
+        config.prepared = True
+        return config
+
+    def test_which_mixtures_are_nested(self):
+        from nestedfp.vllm import fused_moe
+        from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
+
+        sys.path.insert(0, str(HERE))
+        config = self.nested_config(nested=False)
+        layer = self.mixture_layer(config)
+        self.assertIsInstance(layer.quant_method, fused_moe.NestedOnlineExpertsMethod)
+        self.assertEqual({name: (tuple(p.shape), p.device.type) for name, p in layer.named_parameters()},
+                         {"w13_weight": ((8, 192, 128), "meta"), "w2_weight": ((8, 128, 96), "meta")})
+        self.assertEqual(layer.quant_method.topk_indices_dtype, torch.int32)
+        self.assertFalse(layer.quant_method.is_monolithic)
+        self.assertIsNone(layer.maybe_init_modular_kernel())
+        refused = {"bias": {"has_bias": True}, "swigluoai": {"activation": "swigluoai"},
+                   "gated silu": {"activation": "relu2"},
+                   "router": {"apply_router_weight_on_input": True}, "limited": {"swiglu_limit": 7.0},
+                   "multiple of 8": {"intermediate_size": 100}, "more than 512": {"num_experts": 600}}
+        for i, (reason, fields) in enumerate(refused.items()):
+            with self.assertLogs("vllm.nestedfp", "INFO") as logs:
+                layer = self.mixture_layer(config, prefix=f"refused.{i}.mlp.experts", **fields)
+            self.assertIsInstance(layer.quant_method, UnquantizedFusedMoEMethod, reason)
+            self.assertRegex(logs.output[0], f"refused.{i}.mlp.experts stays dense: .*{reason}")
+            with self.assertRaisesRegex(ValueError, reason):
+                self.mixture_layer(self.nested_config(), **fields)
+
+    def test_what_a_checkpoint_keeps_dense(self):
+        from nestedfp.vllm import fused_moe, quantization
+        from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
+        from vllm.model_executor.layers.linear import ReplicatedLinear
+
+        sys.path.insert(0, str(HERE))
+        config = self.nested_config()
+        config.ignore = ["model.layers.1.mlp.experts.0.gate_proj", "model.layers.1.mlp.shared_expert.gate_proj",
+                         "model.layers.1.mlp.shared_expert.up_proj"]
+        for number, kind in ((0, fused_moe.NestedCheckpointExpertsMethod), (1, UnquantizedFusedMoEMethod),
+                             (11, fused_moe.NestedCheckpointExpertsMethod)):
+            layer = self.mixture_layer(config, prefix=f"model.layers.{number}.mlp.experts")
+            self.assertIsInstance(layer.quant_method, kind)
+        self.assertTrue(config._is_dense_in_checkpoint("model.layers.1.mlp.shared_expert.gate_up_proj"))
+        self.assertFalse(config._is_dense_in_checkpoint("model.layers.0.mlp.shared_expert.gate_up_proj"))
+        for given in (config, self.nested_config(nested=False)):
+            router = ReplicatedLinear.__new__(ReplicatedLinear)
+            torch.nn.Module.__init__(router)
+            router.params_dtype = torch.float16
+            for name in ("mlp.gate", "block_sparse_moe.gate", "feed_forward.router"):
+                self.assertIsInstance(given.get_quant_method(router, f"model.layers.0.{name}"),
+                                      quantization.UnquantizedLinearMethod)
+
+    @unittest.skipUnless((Path(sys.executable).parent / "nestedfp").exists(), "the package is not installed")
+    def test_experts_planes_are_cut_as_weights_are(self):
+        """By columns and rows for tensor parallelism, whole for expert parallelism: against the source's slices."""
+        import nestedfp
+
+        folder = Path(tempfile.mkdtemp())
+        try:
+            for family, parts in (("qwen3_moe", ("gate_proj", "up_proj", "down_proj")), ("mixtral", ("w1", "w3", "w2"))):
+                nested = nested_model(folder, family)
+                upper = tensors(next(nested.glob("model-*.safetensors")))
+                lower = tensors(next((nested / "nestedfp").glob("*.safetensors")))
+                source = tensors(folder / family / "model.safetensors")
+                stem = f"model.layers.0.{'block_sparse_moe' if family == 'mixtral' else 'mlp'}.experts"
+                for world, rank, spread in ((1, 0, False), (2, 0, False), (2, 1, False), (2, 0, True), (2, 1, True)):
+                    layer = self.mixture_layer(self.nested_config(), world, rank, stem, spread)
+                    self.load_experts(layer, stem, parts, upper, lower)
+                    self.check_experts(nestedfp, layer, stem, parts, source, world, rank, spread)
+        finally:
+            shutil.rmtree(folder)
+
+    def load_experts(self, layer, stem, parts, upper, lower):
+        """As models' load_weights() do it."""
+        for e in range(layer.global_num_experts):
+            for part, shard in zip(parts, ("w1", "w3", "w2")):
+                name = "w2" if shard == "w2" else "w13"
+                for suffix, values in (("weight", upper), ("weight_scale", upper), ("weight_lower", lower)):
+                    tensor = torch.from_numpy(values[f"{stem}.{e}.{part}.{suffix}"].copy())
+                    if suffix == "weight":
+                        tensor = tensor.view(torch.float8_e4m3fn)
+                    target = getattr(layer, f"{name}_{suffix}")
+                    here = target.weight_loader(target, tensor, f"{stem}.{name}_{suffix}", shard_id=shard, expert_id=e,
+                                                return_success=True)
+                    self.assertEqual(here, layer.expert_map is None or int(layer.expert_map[e]) >= 0)
+
+    def check_experts(self, nestedfp, layer, stem, parts, source, world, rank, spread):
+        count = layer.global_num_experts // (world if spread else 1)
+        self.assertEqual(layer.local_num_experts, count)
+        for local in range(count):
+            expert = local + (rank * count if spread else 0)
+            if spread:
+                self.assertEqual(int(layer.expert_map[expert]), local)
+            gate, up, down = (source[f"{stem}.{expert}.{part}.weight"] for part in parts)
+            if world > 1 and not spread:
+                size = gate.shape[0] // world
+                gate, up = (w[rank * size:(rank + 1) * size] for w in (gate, up))
+                down = down[:, rank * size:(rank + 1) * size]
+            for name, whole in (("w13", np.concatenate([gate, up])), ("w2", down)):
+                scale = getattr(layer, f"{name}_weight_scale")[local].numpy().reshape(-1)
+                planes = nestedfp.Planes(getattr(layer, f"{name}_weight")[local].view(torch.uint8).numpy(),
+                                         getattr(layer, f"{name}_weight_lower")[local].numpy(),
+                                         (np.log2(scale) + 8).astype(np.int8), "float16")
+                np.testing.assert_array_equal(nestedfp.join(planes).view(np.uint16), whole.view(np.uint16))
+
     @unittest.skipUnless((Path(sys.executable).parent / "nestedfp").exists(), "the package is not installed")
     def test_planes_are_cut_as_weights_are(self):
         """Fused q/k/v and gate/up, and slices for two GPUs, against nestedfp.nest of the same slices."""

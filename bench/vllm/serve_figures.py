@@ -51,7 +51,7 @@ def engine_main(arguments) -> None:
         extra.update(kv_cache_memory_bytes=int(arguments.kv_gib * (1 << 30)), gpu_memory_utilization=0.25)
     else:
         extra.update(gpu_memory_utilization=0.9)
-    llm = LLM(model=arguments.model, skip_tokenizer_init=True, load_format="dummy", dtype="float16",
+    llm = LLM(model=arguments.model, skip_tokenizer_init=True, load_format="dummy", dtype=arguments.dtype,
               enable_prefix_caching=False, max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
               tensor_parallel_size=arguments.tensor_parallel, generation_config="vllm", seed=0, **extra,
               **ENGINES[arguments.engine])
@@ -97,7 +97,7 @@ def engine_main(arguments) -> None:
 class Engine:
     def __init__(self, name: str, arguments):
         command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib),
-                   "--tensor-parallel", str(arguments.tensor_parallel)]
+                   "--tensor-parallel", str(arguments.tensor_parallel), "--dtype", arguments.dtype]
         command += ["--layers", str(arguments.layers)] if arguments.layers else []
         self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
         environment = {**os.environ, **VARIANT_ENVIRONMENT.get(name, {})}
@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--also", default="", help="variants of nestedfp's engine: " + ", ".join(VARIANTS))
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--layers", type=int, help="of the model, fewer than it has: steps are then that much shorter")
+    parser.add_argument("--dtype", default="float16")
     parser.add_argument("--wait-for", help="a file: measure once it is there")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds from the start")
     arguments = parser.parse_args()

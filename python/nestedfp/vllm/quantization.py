@@ -42,7 +42,7 @@ def _why_dense(prefix: str, columns: int) -> str | None:
 
 def _is_router(layer: torch.nn.Module, prefix: str) -> bool:
     """Of a mixture of experts. It runs beside the shared experts, which alone may have the workspace meanwhile."""
-    return isinstance(layer, ReplicatedLinear) and prefix.rpartition(".")[2] in ("gate", "router", "shared_expert_gate")
+    return isinstance(layer, ReplicatedLinear) and prefix.endswith((".gate", "experts_gate", "expert_gate", "router"))
 
 
 class _DenseLayers:
@@ -230,7 +230,6 @@ class NestedFPConfig(QuantizationConfig):
             return None
         self._prepare(layer.params_dtype)
         if _is_router(layer, prefix):
-            self.dense_layers.add(prefix, "it chooses experts")
             return UnquantizedLinearMethod()
         if self.nested is not None:
             if self._is_dense_in_checkpoint(prefix):

@@ -1,8 +1,8 @@
-"""The experts of a mixture in the device's layout, and their two products: SwiGLU of gate and up, then down, summed with
-the weights of vLLM's router.
+"""The experts of a mixture in the device's layout, and their two products: SwiGLU of gate and up, then down, summed
+with the weights of vLLM's router.
 
-vLLM calls a mixture inside an operator of its own (vllm.moe_forward), opaque to torch.compile; so this is no operator but
-a call, and the precision in force is looked at when it runs, or when a CUDA graph is captured.
+vLLM calls a mixture inside an operator of its own (vllm.moe_forward), opaque to torch.compile; so this is no operator
+but a call, and the precision in force is looked at when it runs, or when a CUDA graph is captured.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ class Stack:
             bad, first_bad, not_finite, _ = found[:2].view(torch.int32).tolist()
             inexact_bf16 = int(found[3])
             if not_finite:
-                raise ValueError(f"expert {e} holds NaN or infinity ({not_finite} of its rows do); the checkpoint is damaged")
+                raise ValueError(f"expert {e} holds NaN or infinity ({not_finite} of its rows do); the checkpoint is "
+                                 "damaged")
             if bad:
-                self.dense[e] = f"{bad} of {self.n} rows have no exponent that keeps all of their weights, row {first_bad} first"
+                self.dense[e] = (f"{bad} of {self.n} rows have no exponent that keeps all of their weights, row "
+                                 f"{first_bad} first")
             elif bf16 and inexact_bf16:
                 self.dense[e] = f"{inexact_bf16} nested weights are no BF16 numbers"
             else:
@@ -62,8 +64,8 @@ class Stack:
         return self
 
     def pack(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor) -> Stack:
-        """Of a nested checkpoint's tensors, or slices of them: upper and lower bytes [experts, n, k], scale[experts, n, 1]
-        = 2^(e - 8)."""
+        """Of a nested checkpoint's tensors, or slices of them: upper and lower bytes [experts, n, k],
+        scale[experts, n, 1] = 2^(e - 8)."""
         on = device(upper.get_device())
         with torch.cuda.device(upper.device):
             stream = torch.cuda.current_stream().cuda_stream
@@ -98,7 +100,8 @@ class Stack:
     def described(self) -> _library.ExpertStack:
         flags = bytes(int(e in self.dense) for e in range(self.experts)) if self.dense else None
         return _library.ExpertStack(ctypes.sizeof(_library.ExpertStack), self.bytes.data_ptr(),
-                                    self.scale.data_ptr() if self.scale.numel() else None, flags, self.n, self.k, self.join)
+                                    self.scale.data_ptr() if self.scale.numel() else None, flags, self.n, self.k,
+                                    self.join)
 
 
 def nest(weight: torch.Tensor, gated: bool) -> Stack:

@@ -1,5 +1,5 @@
-"""Mixtures of experts: what vLLM's FusedMoE layers do with the weights of their experts. The router, what it does with the
-weights of a token's experts, and shared experts stay vLLM's."""
+"""Mixtures of experts: what vLLM's FusedMoE layers do with the weights of their experts. The router and what a token's
+experts count stay vLLM's, and so does how shared experts run."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def why_dense(layer: FusedMoE) -> str | None:
     if layer.eplb_state is not None:
         return "the expert load balancer moves weights"
     if parallel.use_all2all_kernels and not parallel.use_ag_rs_all2all_kernels:
-        return f"tokens go between GPUs by {parallel.all2all_backend}, only allgather_reducescatter works with nested experts"
+        return f"tokens go between GPUs by {parallel.all2all_backend}; nested experts need allgather_reducescatter"
     if layer.local_num_experts > _MOST_EXPERTS or layer.top_k > _MOST_A_TOKEN:
-        return f"{layer.local_num_experts} experts, {layer.top_k} a token, are more than {_MOST_EXPERTS}, {_MOST_A_TOKEN}"
+        return (f"{layer.local_num_experts} experts, {layer.top_k} a token, are more than {_MOST_EXPERTS}, "
+                f"{_MOST_A_TOKEN}")
     if moe.hidden_dim % _COLUMNS_MULTIPLE or moe.intermediate_size_per_partition % _COLUMNS_MULTIPLE:
         return (f"{moe.hidden_dim} or {moe.intermediate_size_per_partition} features are no multiple of "
                 f"{_COLUMNS_MULTIPLE}")

@@ -10,6 +10,7 @@
 
 #include "backend/cuda/attention/attention_kernel.h"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/tensor_map.h"
 
 namespace nfp::cuda {
 namespace {
@@ -174,24 +175,10 @@ AttentionParams make_params(const AttentionCall& c) {
   return p;
 }
 
-Result<void*> tensor_map_encoder() {
-  static void* encode = nullptr;
-  static const cudaError_t status = [] {
-    cudaDriverEntryPointQueryResult found{};
-    const cudaError_t looked =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
-    return looked == cudaSuccess && found != cudaDriverEntryPointSuccess ? cudaErrorNotSupported : looked;
-  }();
-  if (status == cudaSuccess) return encode;
-  return error(ErrorCode::kUnsupported,
-               "the CUDA driver has no cuTensorMapEncodeTiled ({}); install driver 525 or later",
-               cudaGetErrorString(status));
-}
-
 // The cache as rows of head_dim columns; columns past them read as zeros.
 Status encode_cache(const AttentionCall& c, const void* data, CUtensorMap& map) {
   NFP_ASSIGN_OR_RETURN(void* const function, tensor_map_encoder());
-  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  const auto encode = reinterpret_cast<EncodeTiled*>(function);
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(c.head_dim),
                               static_cast<cuuint64_t>(c.cache.blocks) * c.kv_heads * c.cache.block_size};
   const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(c.head_dim) * 2};

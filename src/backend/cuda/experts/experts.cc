@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/experts/experts_kernels.h"
+#include "backend/cuda/experts/grouped.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/launch.h"
 
@@ -94,6 +95,10 @@ Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
     if (matrix.upper == nullptr || !aligned(matrix.upper) || !aligned(matrix.lower)) {
       return error(ErrorCode::kUsage, "expert_linear: matrix {} is null or not 16-byte aligned", e);
     }
+  }
+  if (can_group(c)) return run_grouped(c, stream);
+  if (c.e4m3) {
+    return bad("expert_linear", "matrices", "must all be nested, and y in 16-byte pieces, for E4M3 activations");
   }
   const PlaneShape plane{c.n, c.k};
   ExpertParams p{};

@@ -8,6 +8,7 @@
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
+#include "backend/cuda/tensor_map.h"
 
 namespace nfp::cuda {
 namespace {
@@ -65,7 +66,6 @@ Status check_call(const GemmCall& c) {
   return ok_status();
 }
 
-using EncodeTiled = decltype(cuTensorMapEncodeTiled);
 constexpr cuuint32_t kElementSteps[2] = {1, 1};
 
 // The tensor maps that the copy engine reads x by.
@@ -200,13 +200,7 @@ Result<Gemm> Gemm::create() {
   }
   Gemm gemm;
   gemm.device_.sms = properties.multiProcessorCount;
-  cudaDriverEntryPointQueryResult found{};
-  NFP_RETURN_IF_ERROR(check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &gemm.encode_tensor_map_, 12000,
-                                                             cudaEnableDefault, &found),
-                            "looking up cuTensorMapEncodeTiled"));
-  if (found != cudaDriverEntryPointSuccess) {
-    return error(ErrorCode::kUnsupported, "the CUDA driver has no cuTensorMapEncodeTiled; install driver 525 or later");
-  }
+  NFP_ASSIGN_OR_RETURN(gemm.encode_tensor_map_, tensor_map_encoder());
   for (size_t operand = 0; operand < kOperands; ++operand) {
     for (const KernelEntry& entry : kernels(static_cast<Operand>(operand))) {
       NFP_RETURN_IF_ERROR(

@@ -14,40 +14,47 @@ constexpr int kStages = 4;              // of tokens in shared memory
 constexpr int kStageRow = kBlockK + 8;  // halves: rows of 144 bytes, whose fragments are in different banks
 constexpr int kMostTokens = 64;         // at once
 
+enum class Form { kDense, kBoth, kUppers };
+
 // A lane's bytes of 16 rows by 64 k (rows g and g + 8 of the warp's, chunk c: layout.h).
 struct RawWeights {
   uint4 upper[2], lower[2];
 };
 
-// What differs between planes is in registers, so that one loop serves all.
 struct Planes {
   const uint8_t* upper;  // where this lane's bytes of the first block lie
-  const uint8_t* lower;  // or upper again, where they stand alone: loads behind a branch would wait for each other
-  bool has_lower;
+  const uint8_t* lower;
   uint32_t bias;    // of a pair of rebuilt numbers
   uint32_t borrow;  // mask of the lowers' highest bits
 };
 
+template <bool kLowers>
 __device__ __forceinline__ RawWeights load_weights(const Planes& planes, int block) {
   const int64_t at = int64_t{block} * kBlockBytes;
   RawWeights raw;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     raw.upper[row] = __ldg(reinterpret_cast<const uint4*>(planes.upper + at + row * 8 * kBlockK));
-    raw.lower[row] = __ldg(reinterpret_cast<const uint4*>(planes.lower + at + row * 8 * kBlockK));
+    if constexpr (kLowers)
+      raw.lower[row] = __ldg(reinterpret_cast<const uint4*>(planes.lower + at + row * 8 * kBlockK));
   }
   return raw;
 }
 
 // Four weights of one row as two pairs of FP16 (docs/format.md). Without lower bytes the code's value: E4M3's bits,
 // seven places up, are FP16's of a 256th, which is the weight.
+template <bool kLowers>
 __device__ __forceinline__ void rebuild(const Planes& planes, uint32_t upper, uint32_t lower, uint32_t& first,
                                         uint32_t& second) {
-  if (!planes.has_lower) lower = (upper & 0x01010101u) << 7;
-  const uint32_t t = upper - ((lower >> 7) & planes.borrow);
+  if constexpr (!kLowers) lower = (upper & 0x01010101u) << 7;
+  const uint32_t t = kLowers ? upper - ((lower >> 7) & planes.borrow) : upper;
   const uint32_t high = ((t >> 1) & 0x3f3f3f3fu) | (t & 0x80808080u);
-  first = __byte_perm(lower, high, 0x5140) - planes.bias;
-  second = __byte_perm(lower, high, 0x7362) - planes.bias;
+  first = __byte_perm(lower, high, 0x5140);
+  second = __byte_perm(lower, high, 0x7362);
+  if constexpr (kLowers) {
+    first -= planes.bias;
+    second -= planes.bias;
+  }
 }
 
 struct Shared {
@@ -96,7 +103,7 @@ __device__ __forceinline__ void narrow(uint32_t& pair) {
   pair = reinterpret_cast<const uint32_t&>(out);
 }
 // The same from bytes.
-template <bool kBf16>
+template <bool kLowers, bool kBf16>
 __device__ __forceinline__ void rebuild_operand(const Planes& planes, const RawWeights& raw, uint32_t (&a)[4][4]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -104,7 +111,7 @@ __device__ __forceinline__ void rebuild_operand(const Planes& planes, const RawW
     const uint32_t ls[4] = {raw.lower[row].x, raw.lower[row].y, raw.lower[row].z, raw.lower[row].w};
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      rebuild(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
+      rebuild<kLowers>(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
       if constexpr (kBf16) {
         narrow(a[step][row]);
         narrow(a[step][2 + row]);
@@ -145,10 +152,11 @@ __device__ __forceinline__ void store_products(const ExpertParams& p, const Expe
 
 // Assignments first .. first + count - 1 (at most 8 kTiles) by the block's 64 rows. kAhead blocks of weights are on
 // their way while one is multiplied.
-template <ExpertEpilogue kEpilogue, bool kBf16, bool kDense, int kTiles, int kAhead>
+template <ExpertEpilogue kEpilogue, bool kBf16, Form kForm, int kTiles, int kAhead>
 __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatrix& matrix, const Planes& planes,
                                          Shared& shared, int first, int count) {
   constexpr int kTokens = kTiles * 8;
+  constexpr bool kDense = kForm == Form::kDense, kLowers = kForm == Form::kBoth;
   const Lane lane = this_lane();
   for (int t = static_cast<int>(threadIdx.x); t < kTokens; t += kExpertThreads) {
     const int assignment = first + min(t, count - 1);
@@ -158,7 +166,7 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
   RawWeights raw[kAhead];
   if constexpr (!kDense) {
 #pragma unroll
-    for (int s = 0; s < kAhead; ++s) raw[s] = load_weights(planes, min(s, p.blocks_k - 1));
+    for (int s = 0; s < kAhead; ++s) raw[s] = load_weights<kLowers>(planes, min(s, p.blocks_k - 1));
   }
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
@@ -175,8 +183,8 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
       if constexpr (kDense) {
         load_dense(p, matrix, lane, block, a);
       } else {
-        rebuild_operand<kBf16>(planes, raw[s], a);
-        raw[s] = load_weights(planes, min(block + kAhead, p.blocks_k - 1));
+        rebuild_operand<kLowers, kBf16>(planes, raw[s], a);
+        raw[s] = load_weights<kLowers>(planes, min(block + kAhead, p.blocks_k - 1));
       }
       ptx::copy_async_wait_group<kStages - 2>();
       __syncthreads();  // this block's tokens are there, and everyone is done with those of the one before
@@ -202,6 +210,55 @@ __device__ __forceinline__ void multiply(const ExpertParams& p, const ExpertMatr
   __syncthreads();  // shared memory is free
 }
 
+// Assignments begin .. end - 1. The more tokens, the more registers their sums take, and the fewer blocks of weights
+// can be on their way: kMostAhead for few.
+template <ExpertEpilogue kEpilogue, bool kBf16, Form kForm, int kMostAhead>
+__device__ __forceinline__ void multiply_all(const ExpertParams& p, const ExpertMatrix& matrix, const Planes& planes,
+                                             Shared& shared, int begin, int end) {
+  if (end - begin <= 8) {
+    multiply<kEpilogue, kBf16, kForm, 1, kMostAhead>(p, matrix, planes, shared, begin, end - begin);
+  } else if (end - begin <= 32) {
+    multiply<kEpilogue, kBf16, kForm, 4, kMostAhead / 2>(p, matrix, planes, shared, begin, end - begin);
+  } else {
+    for (int first = begin; first < end; first += kMostTokens) {
+      multiply<kEpilogue, kBf16, kForm, 8, kMostAhead / 4>(p, matrix, planes, shared, first,
+                                                           min(end - first, kMostTokens));
+    }
+  }
+}
+
+// The block's expert: blockIdx.y counts those that have assignments, where fewer can have some than there are. -1:
+// none.
+__device__ __forceinline__ int this_expert(const ExpertParams& p) {
+  if (static_cast<int>(gridDim.y) == p.experts) return static_cast<int>(blockIdx.y);
+  constexpr int kWarps = kExpertThreads / 32, kRounds = kMaxExperts / kExpertThreads;
+  __shared__ int counts[kRounds * kWarps];
+  __shared__ int found;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  uint32_t votes[kRounds];
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int expert = round * kExpertThreads + static_cast<int>(threadIdx.x);
+    votes[round] = __ballot_sync(0xffffffffu, expert < p.experts && p.start[expert] < p.start[expert + 1]);
+    if (lane == 0) counts[round * kWarps + warp] = __popc(votes[round]);
+  }
+  if (threadIdx.x == 0) found = -1;
+  __syncthreads();
+  int before = 0;
+#pragma unroll
+  for (int i = 0; i < kRounds * kWarps; ++i) {
+    const int count = counts[i], rank = static_cast<int>(blockIdx.y) - before;
+    before += count;
+    if (i % kWarps != warp || rank < 0 || rank >= count) continue;
+    const uint32_t mine = votes[i / kWarps];
+    if ((mine >> lane & 1) != 0 && __popc(mine & ((1u << lane) - 1)) == rank) {
+      found = i / kWarps * kExpertThreads + static_cast<int>(threadIdx.x);
+    }
+  }
+  __syncthreads();
+  return found;
+}
+
 template <int kMost, ExpertEpilogue kEpilogue, bool kBf16>
 __global__ __launch_bounds__(kExpertThreads,
                              3) void expert_linear_kernel(const __grid_constant__ ExpertLinearParams<kMost> params) {
@@ -209,32 +266,24 @@ __global__ __launch_bounds__(kExpertThreads,
   ptx::launch_dependents();
   ptx::dependency_wait();
   const ExpertParams& p = params.shape;
-  const int expert = static_cast<int>(blockIdx.y);
+  const int expert = this_expert(p);
+  if (expert < 0) return;
   const int begin = p.start[expert], end = p.start[expert + 1];
   if (begin == end) return;
   const ExpertMatrix& matrix = params.matrices[expert];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;  // row + 8 has the same swizzle
   const int64_t at = blockIdx.x * p.slab_bytes + row * kBlockK + ((lane % 4) ^ ((row / 2) % 4)) * 16;
-  const bool has_lower = matrix.lower != nullptr;
-  Planes planes{matrix.upper + at, (has_lower ? matrix.lower : matrix.upper) + at, has_lower, 0u, 0u};
-  if (has_lower) {
-    planes.bias = matrix.biased ? 0x00400040u : 0u;
-    planes.borrow = matrix.biased ? 0u : 0x01010101u;
-  }
-  const int count = end - begin;
+  const Planes planes{matrix.upper + at, matrix.lower + at, matrix.biased ? 0x00400040u : 0u,
+                      matrix.biased ? 0u : 0x01010101u};
   if (matrix.dense) {
     for (int first = begin; first < end; first += 32) {
-      multiply<kEpilogue, kBf16, true, 4, 1>(p, matrix, planes, shared, first, min(end - first, 32));
+      multiply<kEpilogue, kBf16, Form::kDense, 4, 1>(p, matrix, planes, shared, first, min(end - first, 32));
     }
-  } else if (count <= 8) {
-    multiply<kEpilogue, kBf16, false, 1, 4>(p, matrix, planes, shared, begin, count);
-  } else if (count <= 32) {
-    multiply<kEpilogue, kBf16, false, 4, 2>(p, matrix, planes, shared, begin, count);
+  } else if (matrix.lower != nullptr) {
+    multiply_all<kEpilogue, kBf16, Form::kBoth, 4>(p, matrix, planes, shared, begin, end);
   } else {
-    for (int first = begin; first < end; first += kMostTokens) {
-      multiply<kEpilogue, kBf16, false, 8, 1>(p, matrix, planes, shared, first, min(end - first, kMostTokens));
-    }
+    multiply_all<kEpilogue, kBf16, Form::kUppers, 8>(p, matrix, planes, shared, begin, end);
   }
 }
 

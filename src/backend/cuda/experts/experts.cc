@@ -111,9 +111,10 @@ Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
   p.k = static_cast<int32_t>(c.k);
   p.blocks_k = static_cast<int32_t>((c.k + kBlockK - 1) / kBlockK);
   p.columns = static_cast<int32_t>(gated ? c.n / 2 : c.n);
+  p.experts = c.routes.experts;
   LaunchShape shape;
   shape.grid = static_cast<int>(plane.row_blocks());
-  shape.grid_y = c.routes.experts;
+  shape.grid_y = static_cast<int>(std::min<int64_t>(c.routes.experts, c.rows * c.routes.top));
   shape.block = kExpertThreads;
   shape.dependent = true;
   return c.routes.experts <= kFewExperts && !c.bf16 ? launch_experts<kFewExperts>(c, p, shape, stream)

@@ -30,6 +30,7 @@ struct ExpertParams {
   int32_t k;
   int32_t blocks_k;  // of 64
   int32_t columns;   // of y
+  int32_t experts;
 };
 template <int kMost>
 struct ExpertLinearParams {
@@ -39,7 +40,8 @@ struct ExpertLinearParams {
 inline constexpr int kFewExperts = 64;
 inline constexpr int kExpertThreads = 128;
 inline constexpr int kExpertRows = 64;  // of a matrix, a thread block
-// Takes ExpertLinearParams<kFewExperts>, or of kMaxExperts; of BF16 always that. Grid: blocks of rows, experts.
+// Takes ExpertLinearParams<kFewExperts>, or of kMaxExperts; of BF16 always that. Grid: blocks of rows, experts or
+// as many of them as can have assignments.
 const void* expert_linear_function(bool few_experts, bool bf16, ExpertEpilogue epilogue);
 
 inline constexpr int kCombineThreads = 256;

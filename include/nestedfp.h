@@ -272,11 +272,11 @@ NFP_API void nfp_experts_destroy(nfp_experts* experts);
 
 /* y[r] = sum over i < top of weights[r, i] * down(activation(gate(x[r])) * up(x[r])) of expert ids[r, i], in the order
  * of i. Which and how many rows an expert has is known on the device only, so that a captured graph replays with any
- * routes. A row's result does not depend on the other rows. */
+ * routes. */
 typedef struct nfp_experts_call {
   size_t size; /* sizeof(nfp_experts_call) */
-  /* FP16: both planes. FP8: upper planes, E4M3 weights; activations stay 16 bits. Experts that do not nest have one
-   * form. */
+  /* FP16: both planes. FP8: upper planes, E4M3 weights; where experts have many rows, and all of them nest, activations
+   * are rounded to E4M3 too, with a scale a token. Experts that do not nest have one form. */
   nfp_precision precision;
   nfp_type type; /* of x and y. BF16 needs nested weights that are BF16 numbers (nfp_gpu_report's inexact_bf16) */
   int64_t rows;

@@ -5,7 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/plan/layout.h"
+#include "backend/cuda/linear/activations.h"
 #include "capi/status.h"
 
 using nfp::ExpertRoutes;
@@ -45,9 +47,17 @@ Stack stack_of(const nfp_expert_stack& given, int32_t experts) {
   return stack;
 }
 
-// Pieces of a call's scratch, each 256-byte aligned.
+// FP8 steps round activations to E4M3 where an expert has so many rows on the average: below, reading weights takes the
+// time, and 16 bits lose nothing.
+constexpr int64_t kE4m3Rows = 16;
+
+// Pieces of a call's scratch, each 256-byte aligned. With E4M3, codes and scales of x and of what is activated.
 struct Scratch {
-  size_t start, row, place, activated, products, bytes;
+  size_t start, row, place;
+  size_t gathered, gathered_scales;  // x by assignment; then, once that is multiplied, the products
+  size_t activated;
+  size_t x, x_scales, rounded, rounded_scales;  // E4M3
+  size_t bytes;
 };
 
 }  // namespace
@@ -56,23 +66,35 @@ struct nfp_experts {
   int32_t experts = 0;
   ExpertEpilogue epilogue = ExpertEpilogue::kSwiglu;
   Stack gate_up, down;
+  bool quantisable = false;  // all matrices nest, and rows have an E4M3 form
 
   int64_t hidden() const { return down.n; }
   int64_t intermediate() const { return down.k; }
+  bool rounds(nfp_precision precision, int64_t rows, int32_t top) const {
+    return precision == NFP_PRECISION_FP8 && quantisable && rows * top >= kE4m3Rows * experts;
+  }
   Scratch scratch(int64_t rows, int32_t top) const {
-    const auto assignments = static_cast<size_t>(rows) * static_cast<size_t>(top);
+    const int64_t assignments = rows * top;
     size_t next = 0;
-    const auto take = [&next](size_t bytes) {
+    const auto take = [&next](int64_t count, int64_t bytes) {
       const size_t at = next;
-      next += (bytes + 255) / 256 * 256;
+      next += align_activation(static_cast<size_t>(count * bytes));
       return at;
     };
+    const bool e4m3 = rounds(NFP_PRECISION_FP8, rows, top);
     Scratch made{};
-    made.start = take((static_cast<size_t>(experts) + 1) * sizeof(int32_t));
-    made.row = take(assignments * sizeof(int32_t));
-    made.place = take(assignments * sizeof(int32_t));
-    made.activated = take(assignments * static_cast<size_t>(intermediate()) * 2);
-    made.products = take(assignments * static_cast<size_t>(hidden()) * 2);
+    made.start = take(experts + 1, sizeof(int32_t));
+    made.row = take(assignments, sizeof(int32_t));
+    made.place = take(assignments, sizeof(int32_t));
+    made.gathered = take(assignments, 2 * hidden());
+    made.activated = take(assignments, 2 * intermediate());
+    if (e4m3) {
+      made.gathered_scales = take(assignments, sizeof(float));
+      made.x = take(rows, e4m3_row_bytes(hidden()));
+      made.x_scales = take(rows, sizeof(float));
+      made.rounded = take(assignments, e4m3_row_bytes(intermediate()));
+      made.rounded_scales = take(assignments, sizeof(float));
+    }
     made.bytes = next;
     return made;
   }
@@ -80,49 +102,95 @@ struct nfp_experts {
 
 namespace {
 
-nfp::Status run(const nfp_experts& experts, const nfp_experts_call& c, nfp_stream stream) {
-  const Scratch at = experts.scratch(c.rows, c.top);
-  auto* const scratch = static_cast<std::byte*>(c.scratch);
-  const auto piece = [scratch](size_t offset) { return reinterpret_cast<int32_t*>(scratch + offset); };
-  const bool fp16 = c.precision == NFP_PRECISION_FP16, bf16 = c.type == NFP_BF16;
-  AssignArgs assign;
-  assign.ids = c.ids;
-  assign.map = c.map;
-  assign.map_size = c.map_size;
-  assign.rows = c.rows;
-  // Weights are only read.
-  assign.routes = {experts.experts, c.top,           piece(at.start),
-                   piece(at.row),   piece(at.place), const_cast<float*>(c.weights)};
-  NFP_RETURN_IF_ERROR(run_assign(assign, stream));
+// A call on its way.
+class Call {
+ public:
+  Call(const nfp_experts& experts, const nfp_experts_call& call, nfp_stream stream)
+      : experts_(experts),
+        call_(call),
+        stream_(stream),
+        at_(experts.scratch(call.rows, call.top)),
+        e4m3_(experts.rounds(call.precision, call.rows, call.top)) {}
 
-  ExpertLinearCall product;
-  product.matrices = (fp16 ? experts.gate_up.exact : experts.gate_up.uppers).data();
-  product.routes = assign.routes;
-  product.n = experts.gate_up.n;
-  product.k = experts.gate_up.k;
-  product.x = c.x;
-  product.rows = c.rows;
-  product.epilogue = experts.epilogue;
-  product.y = scratch + at.activated;
-  product.bf16 = bf16;
-  NFP_RETURN_IF_ERROR(run_expert_linear(product, stream));
-  product.matrices = (fp16 ? experts.down.exact : experts.down.uppers).data();
-  product.n = experts.down.n;
-  product.k = experts.down.k;
-  product.x = scratch + at.activated;
-  product.sorted = true;
-  product.epilogue = ExpertEpilogue::kStore;
-  product.y = scratch + at.products;
-  NFP_RETURN_IF_ERROR(run_expert_linear(product, stream));
+  nfp::Status run() {
+    NFP_RETURN_IF_ERROR(assign());
+    ExpertLinearCall product;
+    product.routes = routes_;
+    product.rows = call_.rows;
+    product.bf16 = call_.type == NFP_BF16;
+    product.e4m3 = e4m3_;
+    product.x = call_.x;
+    product.gathered = piece<uint8_t>(at_.gathered);
+    if (e4m3_) {
+      NFP_RETURN_IF_ERROR(round(call_.x, call_.rows, experts_.hidden(), at_.x, at_.x_scales));
+      product.x = piece<uint8_t>(at_.x);
+      product.token_scale = piece<float>(at_.x_scales);
+      product.gathered_scale = piece<float>(at_.gathered_scales);
+    }
+    NFP_RETURN_IF_ERROR(multiply(product, experts_.gate_up, experts_.epilogue, at_.activated));
+    product.x = piece<uint8_t>(at_.activated);
+    product.sorted = true;
+    if (e4m3_) {
+      NFP_RETURN_IF_ERROR(
+          round(product.x, call_.rows * call_.top, experts_.intermediate(), at_.rounded, at_.rounded_scales));
+      product.x = piece<uint8_t>(at_.rounded);
+      product.token_scale = piece<float>(at_.rounded_scales);
+    }
+    NFP_RETURN_IF_ERROR(multiply(product, experts_.down, ExpertEpilogue::kStore, at_.gathered));
+    nfp::CombineExpertsArgs sum;
+    sum.x = piece<uint8_t>(at_.gathered);
+    sum.routes = routes_;
+    sum.rows = static_cast<int32_t>(call_.rows);
+    sum.hidden = static_cast<int32_t>(experts_.hidden());
+    sum.out = call_.y;
+    sum.bf16 = call_.type == NFP_BF16;
+    return run_combine(sum, stream_);
+  }
 
-  nfp::CombineExpertsArgs sum;
-  sum.x = product.y;
-  sum.routes = assign.routes;
-  sum.rows = static_cast<int32_t>(c.rows);
-  sum.hidden = static_cast<int32_t>(experts.hidden());
-  sum.out = c.y;
-  sum.bf16 = bf16;
-  return run_combine(sum, stream);
+ private:
+  template <typename T>
+  T* piece(size_t offset) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(call_.scratch) + offset);
+  }
+  nfp::Status assign() {
+    // Weights are only read.
+    routes_ = {experts_.experts,          call_.top,
+               piece<int32_t>(at_.start), piece<int32_t>(at_.row),
+               piece<int32_t>(at_.place), const_cast<float*>(call_.weights)};
+    return run_assign({call_.ids, call_.map, call_.map_size, call_.rows, routes_}, stream_);
+  }
+  nfp::Status round(const void* x, int64_t rows, int64_t columns, size_t codes, size_t scales) {
+    GemmInputCall call;
+    call.m = rows;
+    call.k = columns;
+    call.bf16 = call_.type == NFP_BF16;
+    call.x = x;
+    call.ldx = columns;
+    call.y_e4m3 = piece<uint8_t>(codes);
+    call.ldy_e4m3 = e4m3_row_bytes(columns);
+    call.scales = piece<float>(scales);
+    return prepare_gemm_input(call, stream_);
+  }
+  nfp::Status multiply(ExpertLinearCall& product, const Stack& stack, ExpertEpilogue epilogue, size_t y) {
+    product.matrices = (call_.precision == NFP_PRECISION_FP16 ? stack.exact : stack.uppers).data();
+    product.n = stack.n;
+    product.k = stack.k;
+    product.epilogue = epilogue;
+    product.y = piece<uint8_t>(y);
+    return run_expert_linear(product, stream_);
+  }
+
+  const nfp_experts& experts_;
+  const nfp_experts_call& call_;
+  nfp_stream stream_;
+  Scratch at_;
+  bool e4m3_;
+  ExpertRoutes routes_;
+};
+
+bool all_nest(const nfp_expert_stack& stack, int32_t experts) {
+  return stack.dense == nullptr ||
+         std::all_of(stack.dense, stack.dense + experts, [](uint8_t dense) { return dense == 0; });
 }
 
 }  // namespace
@@ -158,6 +226,8 @@ nfp_status nfp_experts_create(nfp_gpu* gpu, int32_t experts, const nfp_expert_st
     layer->epilogue = activation == NFP_SILU ? ExpertEpilogue::kSwiglu : ExpertEpilogue::kGeglu;
     layer->gate_up = stack_of(*gate_up, experts);
     layer->down = stack_of(*down, experts);
+    layer->quantisable =
+        all_nest(*gate_up, experts) && all_nest(*down, experts) && hidden <= kMaxColumns && intermediate <= kMaxColumns;
     *made = layer.release();
     return NFP_OK;
   });
@@ -187,7 +257,7 @@ nfp_status nfp_experts_run(nfp_experts* experts, const nfp_experts_call* c, nfp_
     NFP_CAPI_REQUIRE(c->scratch != nullptr && aligned(c->scratch, 256) && c->scratch_bytes >= bytes,
                      "nfp_experts_run: {} bytes of scratch given, nfp_experts_scratch_bytes() are {}, 256-byte aligned",
                      c->scratch == nullptr ? 0 : c->scratch_bytes, bytes);
-    return done(run(*experts, *c, stream));
+    return done(Call(*experts, *c, stream).run());
   });
 }
 

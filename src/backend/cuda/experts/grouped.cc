@@ -28,10 +28,23 @@ int multiprocessors() {
 
 bool exact(const ExpertLinearCall& c) { return c.matrices[0].lower != nullptr; }
 
-Mode mode_of(const ExpertLinearCall& c) { return c.e4m3 ? Mode::kE4M3 : exact(c) ? Mode::kF16 : Mode::kW8A16; }
+Mode mode_of(const ExpertLinearCall& c) {
+  if (c.e4m3) return Mode::kE4M3;
+  if (!exact(c)) return Mode::kW8A16;
+  return c.bf16 ? Mode::kBF16 : Mode::kF16;
+}
 
 std::span<const GroupedEntry> entries(Mode mode) {
-  return mode == Mode::kE4M3 ? grouped_e4m3() : mode == Mode::kF16 ? grouped_f16() : grouped_w8a16();
+  switch (mode) {
+    case Mode::kE4M3:
+      return grouped_e4m3();
+    case Mode::kF16:
+      return grouped_f16();
+    case Mode::kBF16:
+      return grouped_bf16();
+    default:
+      return grouped_w8a16();
+  }
 }
 
 // The tile for what an expert has on the average. Where reading weights takes the time, one that most experts' tokens
@@ -81,7 +94,8 @@ Status gather(const ExpertLinearCall& c, size_t row_bytes, CUstream_st* stream) 
 }  // namespace
 
 bool can_group(const ExpertLinearCall& c) {
-  if (c.tile_tokens < 0 || c.bf16 || (!c.sorted && c.gathered == nullptr)) return false;
+  if (c.tile_tokens < 0 || (!c.sorted && c.gathered == nullptr)) return false;
+  if (c.bf16 && mode_of(c) == Mode::kW8A16) return false;  // there is no such kernel
   const int64_t columns = c.epilogue == ExpertEpilogue::kStore ? c.n : c.n / 2;
   if (columns % 8 != 0 || reinterpret_cast<uintptr_t>(c.y) % 16 != 0) return false;
   return std::all_of(c.matrices, c.matrices + c.routes.experts, [&](const ExpertMatrix& matrix) {
@@ -105,8 +119,11 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
   const cuuint32_t box[2] = {c.e4m3 ? 128u : 64u, static_cast<cuuint32_t>(entry.tokens)};
   constexpr cuuint32_t kSteps[2] = {1, 1};
   const CUresult status =
-      encode(&p.x, c.e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-             c.sorted ? const_cast<void*>(c.x) : c.gathered, dims, pitch, box, kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      encode(&p.x,
+             c.e4m3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+             : c.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+             2, c.sorted ? const_cast<void*>(c.x) : c.gathered, dims, pitch, box, kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     return error(ErrorCode::kUsage, "expert_linear: cuTensorMapEncodeTiled refused x ({} rows of {}): error {}",
@@ -126,6 +143,7 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
   p.row_tiles = (p.row_blocks + 1) / 2;
   p.k_iterations = static_cast<int32_t>((c.k + step_k(mode) - 1) / step_k(mode));
   p.gated = gated;
+  p.bf16 = c.bf16;
   p.gelu = c.epilogue == ExpertEpilogue::kGeglu;
   // As many tiles as there can be at most, and no more blocks than run at once.
   const int64_t tiles =

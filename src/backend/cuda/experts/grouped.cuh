@@ -172,6 +172,7 @@ struct GroupedKernel {
       scale1 *= row + 8 < p.n ? __ldg(matrix.row_scale + row + 8) : 0.0f;
     }
     constexpr int kLanes = kGated ? 4 : 8;  // threads of 16 bytes a token
+    const bool bf16 = kFp8 ? p.bf16 : kBf16;
     const int column0 = kGated ? row0 / 2 : row0;
 #pragma unroll
     for (int chunk = 0; chunk < kTokens / kChunk; ++chunk) {
@@ -195,10 +196,10 @@ struct GroupedKernel {
         if constexpr (kGated) {  // v0, v1: gate; v2, v3: up
           v0 = (p.gelu ? gate_of<true>(v0) : gate_of<false>(v0)) * v2;
           v1 = (p.gelu ? gate_of<true>(v1) : gate_of<false>(v1)) * v3;
-          ptx::store_matrix_x1_trans(buffer + Stage::template staged<true>(t, warp), pack_pair(v0, v1, kBf16));
+          ptx::store_matrix_x1_trans(buffer + Stage::template staged<true>(t, warp), pack_pair(v0, v1, bf16));
         } else {
           ptx::store_matrix_x2_trans(buffer + Stage::template staged<false>(t, warp * 2 + lane / 8 % 2),
-                                     pack_pair(v0, v1, kBf16), pack_pair(v2, v3, kBf16));
+                                     pack_pair(v0, v1, bf16), pack_pair(v2, v3, bf16));
         }
       }
       ptx::named_barrier(1 + warpgroup, 128);

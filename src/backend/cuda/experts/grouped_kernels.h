@@ -28,6 +28,7 @@ struct GroupedShape {
   int32_t k_iterations;  // of step_k()
   bool gated;
   bool gelu;
+  bool bf16;  // what products of E4M3 activations are stored as; else FP16
 };
 inline constexpr int kGroupedRows = 128;
 
@@ -61,6 +62,7 @@ inline constexpr int kGatherThreads = 128;
 const void* gather_function();
 
 std::span<const GroupedEntry> grouped_f16();
+std::span<const GroupedEntry> grouped_bf16();
 std::span<const GroupedEntry> grouped_w8a16();
 std::span<const GroupedEntry> grouped_e4m3();
 

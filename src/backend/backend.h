@@ -228,6 +228,8 @@ struct ExpertLinearArgs {
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;  // for kGatedActivation
   void* y = nullptr;                          // [rows * top, n (or n / 2)] by assignment
+  void* gathered =
+      nullptr;  // working space for x by assignment, where it is not sorted: activation_bytes(rows * top, k)
 
   bool is_exact(int32_t expert) const {
     return (exact[static_cast<size_t>(expert) / 64] >> (static_cast<size_t>(expert) % 64) & 1u) != 0;
@@ -318,6 +320,8 @@ struct StepReserve {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   int32_t experts = 0;        // of a layer; 0 = none
+  int32_t top_experts = 0;    // of a token
+  int32_t expert_width = 0;   // features between an expert's matrices
   bool plain_inputs = false;  // LinearArgs::x_is_plain without experts
 };
 

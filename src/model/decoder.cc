@@ -132,6 +132,8 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
                            .kv_heads = config_.kv_heads,
                            .head_dim = config_.head_dim,
                            .experts = config_.experts.count,
+                           .top_experts = config_.experts.top,
+                           .expert_width = config_.experts.intermediate,
                            .plain_inputs = config_.reads_stream()});
 }
 

@@ -17,6 +17,7 @@
 
 #include "backend/cuda/attention/attention.h"
 #include "backend/cuda/experts/experts.h"
+#include "backend/cuda/experts/grouped.h"
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/fused/stream_norm.h"
 #include "backend/cuda/gemm/dense.h"
@@ -34,6 +35,8 @@ namespace {
 using cuda::CudaWeight;
 
 constexpr int kMaxE4m3HeadDim = 128;  // of the attention kernels
+constexpr uint64_t kRoundedRows =
+    32;  // of an expert on the average, from where E4M3 activations pay for their rounding
 
 // What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
 // unusable.
@@ -336,7 +339,8 @@ Status CudaBackend::reserve(const StepReserve& most) {
     NFP_ASSIGN_OR_RETURN(scratch_, allocate(bytes));
   }
   if (most.experts > 0 || most.plain_inputs) {
-    const size_t rounded = cuda::activation_bytes(rows, widest_);
+    const size_t rounded = std::max(cuda::activation_bytes(rows, widest_),
+                                    cuda::activation_bytes(rows * most.top_experts, most.expert_width));
     if (rounded_.bytes() < rounded) {
       rounded_.reset();
       NFP_ASSIGN_OR_RETURN(rounded_, allocate(rounded));
@@ -680,18 +684,30 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
   const auto timed =
       profiler_.time("experts", stream_, first.bytes_read(args.precision) * std::min<uint64_t>(count, assignments),
                      2 * assignments * static_cast<uint64_t>(first.n() * first.k()));
-  keep(cuda::run_expert_linear({.matrices = matrices_.data(),
-                                .routes = args.routes,
-                                .n = first.n(),
-                                .k = first.k(),
-                                .x = args.x,
-                                .sorted = args.sorted,
-                                .rows = args.rows,
-                                .epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::ExpertEpilogue::kStore
-                                            : args.activation == Activation::kSilu      ? cuda::ExpertEpilogue::kSwiglu
-                                                                                        : cuda::ExpertEpilogue::kGeglu,
-                                .y = args.y},
-                               stream_));
+  cuda::ExpertLinearCall call{.matrices = matrices_.data(),
+                              .routes = args.routes,
+                              .n = first.n(),
+                              .k = first.k(),
+                              .x = args.x,
+                              .sorted = args.sorted,
+                              .rows = args.rows,
+                              .epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::ExpertEpilogue::kStore
+                                          : args.activation == Activation::kSilu      ? cuda::ExpertEpilogue::kSwiglu
+                                                                                      : cuda::ExpertEpilogue::kGeglu,
+                              .y = args.y,
+                              .gathered = args.gathered};
+  // With few rows an expert reading is all that counts, and activations stay FP16 (W8A16) in every FP8 precision; and
+  // in deterministic mode always, as a step's size is its company's.
+  call.e4m3 = args.precision == Precision::kFp8W8A8 && !options_.deterministic && assignments >= kRoundedRows * count;
+  call.e4m3 = call.e4m3 && cuda::can_group(call);
+  if (call.e4m3) {
+    const int64_t rows = args.sorted ? static_cast<int64_t>(assignments) : args.rows;
+    keep(quantise(args.x, rows, call.k, rounded_.data()));
+    call.x = rounded_.data();
+    call.token_scale = cuda::e4m3_scales(rounded_.data(), rows, call.k);
+    if (!args.sorted) call.gathered_scale = cuda::e4m3_scales(args.gathered, static_cast<int64_t>(assignments), call.k);
+  }
+  keep(cuda::run_expert_linear(call, stream_));
 }
 
 void CudaBackend::combine_experts(const CombineExpertsArgs& args) {

@@ -89,7 +89,9 @@ bool ExpertMlp::run_experts(const Pass& pass) const {
     pass.backend.expert_linear(call);
   };
   call.epilogue = Epilogue::kGatedActivation;
+  call.gathered = work.expert_out.data();  // which is written only afterwards
   multiply(gate_up, gate_up_weights, work.normed, work.expert_mlp);
+  call.gathered = nullptr;
   call.epilogue = Epilogue::kStore;
   call.sorted = true;
   multiply(down, down_weights, work.expert_mlp, work.expert_out);

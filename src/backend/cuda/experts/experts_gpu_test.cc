@@ -134,19 +134,37 @@ struct Matrix {
 };
 
 TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
-  enum class Form { kBiased, kFree, kUpper, kDense };
+  enum class Form { kBiased, kFree, kUpper, kDense, kMixed };
   struct Case {
     int64_t rows, n, k;
     int32_t experts, top;
     ExpertEpilogue epilogue;
     bool sorted;
+    Form form = Form::kMixed;  // of all matrices; those of one that can be grouped are
+    bool e4m3 = false;
+    int32_t tile = 0;
   };
-  for (const Case& c :
-       {Case{1, 64, 64, 4, 2, ExpertEpilogue::kStore, false}, Case{40, 192, 200, 5, 2, ExpertEpilogue::kSwiglu, false},
-        Case{300, 96, 2048, 3, 2, ExpertEpilogue::kStore, true},
-        Case{70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, false},
-        Case{9, 1536, 768, 8, 8, ExpertEpilogue::kSwiglu, true},
-        Case{530, 77, 136, 8, 1, ExpertEpilogue::kStore, false}}) {
+  std::vector<Case> cases{
+      {1, 64, 64, 4, 2, ExpertEpilogue::kStore, false},    {40, 192, 200, 5, 2, ExpertEpilogue::kSwiglu, false},
+      {300, 96, 2048, 3, 2, ExpertEpilogue::kStore, true}, {70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, false},
+      {9, 1536, 768, 8, 8, ExpertEpilogue::kSwiglu, true}, {530, 77, 136, 8, 1, ExpertEpilogue::kStore, false}};
+  for (const int32_t tile : {0, 8, 16, 32, 64, 128, 192}) {
+    for (const Form form : {Form::kBiased, Form::kUpper}) {
+      if (tile == 192 && form == Form::kUpper) continue;
+      cases.push_back({1, 192, 256, 4, 2, ExpertEpilogue::kStore, false, form, false, tile});
+      cases.push_back({90, 336, 200, 5, 2, ExpertEpilogue::kSwiglu, false, form, false, tile});
+      cases.push_back({400, 96, 1000, 3, 2, ExpertEpilogue::kStore, true, form, false, tile});
+      cases.push_back({70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, true, form, false, tile});
+    }
+    if (tile >= 32 || tile == 0) {
+      cases.push_back({1, 192, 256, 4, 2, ExpertEpilogue::kStore, false, Form::kUpper, true, tile});
+      cases.push_back({90, 336, 200, 5, 2, ExpertEpilogue::kSwiglu, false, Form::kUpper, true, tile});
+      cases.push_back({400, 96, 1000, 3, 2, ExpertEpilogue::kStore, true, Form::kUpper, true, tile});
+      cases.push_back({70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, true, Form::kUpper, true, tile});
+    }
+  }
+  cases.push_back({600, 128, 128, 512, 3, ExpertEpilogue::kStore, false, Form::kBiased});
+  for (const Case& c : cases) {
     const auto n = static_cast<size_t>(c.n), k = static_cast<size_t>(c.k), experts = static_cast<size_t>(c.experts);
     const auto assignments = static_cast<size_t>(c.rows * c.top);
     // Every number of tokens an expert, none among them.
@@ -167,7 +185,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     std::vector<std::unique_ptr<DeviceVector<uint16_t>>> dense_memory;
     for (size_t e = 0; e < experts; ++e) {
       Matrix& m = matrices[e];
-      const auto form = static_cast<Form>(e % 4);
+      const auto form = c.form == Form::kMixed ? static_cast<Form>(e % 4) : c.form;
       m.bits = halves(n * k, 0.05f);
       std::vector<uint8_t> upper(n * k), lower(n * k);
       for (size_t i = 0; i < n * k; ++i) {
@@ -203,7 +221,24 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
       device[e] = {memory[memory.size() - 2]->get(), form == Form::kUpper ? nullptr : memory.back()->get(),
                    e % 3 == 0 ? d_row_scale.get() : nullptr, join == Join::kBiased, false};
     }
-    const auto x = halves((c.sorted ? assignments : static_cast<size_t>(c.rows)) * k, 1.0f);
+    const size_t tokens = c.sorted ? assignments : static_cast<size_t>(c.rows),
+                 padded = static_cast<size_t>(shape.padded_k());
+    auto x = halves(tokens * k, 1.0f);
+    std::vector<uint8_t> codes(c.e4m3 ? tokens * padded : 0);
+    std::vector<float> token_scale(tokens, 1.0f);
+    if (c.e4m3) {
+      for (size_t t = 0; t < tokens; ++t) {
+        token_scale[t] = std::ldexp(1.0f, integer(-2, 2));
+        for (size_t i = 0; i < k; ++i) {
+          uint16_t& v = x[t * k + i];
+          const uint8_t code = fp32_to_e4m3(fp16_to_fp32(v));
+          codes[t * padded + static_cast<size_t>(activation_byte(static_cast<int64_t>(i)))] = code;
+          v = fp32_to_fp16(e4m3_to_fp32(code) * token_scale[t]);
+        }
+      }
+    }
+    const DeviceVector<uint8_t> d_codes(codes), gathered(assignments * padded * 2);
+    const DeviceVector<float> d_token_scale(token_scale), gathered_scale(assignments);
     const bool gated = c.epilogue != ExpertEpilogue::kStore;
     const size_t columns = gated ? n / 2 : n;
     const DeviceVector<uint16_t> d_x(x), y(assignments * columns);
@@ -219,6 +254,14 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     call.rows = c.rows;
     call.epilogue = c.epilogue;
     call.y = y.get();
+    call.gathered = gathered.get();
+    call.tile_tokens = c.tile;
+    if (c.e4m3) {
+      call.e4m3 = true;
+      call.x = d_codes.get();
+      call.token_scale = d_token_scale.get();
+      call.gathered_scale = gathered_scale.get();
+    }
     finish(run_expert_linear(call, nullptr));
     const auto got = y.host();
     for (size_t a = 0; a < assignments; ++a) {
@@ -235,7 +278,9 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
         const double scale = device[e].row_scale != nullptr ? row_scale[i] : 1.0f;
         value[i] = sum * scale;
         // A tensor core's sums lose up to two bits of FP32 with every 16 of k.
-        slack[i] = magnitude * scale * static_cast<double>(k / 16 + 1) * 0x1p-22;
+        // (Of E4M3 numbers' those of 32 lose all below the largest one's 13th.)
+        slack[i] = magnitude * scale *
+                   (c.e4m3 ? static_cast<double>(k / 32 + 2) * 0x1p-13 : static_cast<double>(k / 16 + 1) * 0x1p-22);
       }
       for (size_t i = 0; i < columns; ++i) {
         double want = value[i], bound = slack[i];
@@ -246,12 +291,14 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
           want = (c.epilogue == ExpertEpilogue::kSwiglu ? gate / (1 + std::exp(-gate))
                                                         : gate * (1 + std::tanh(cubic)) / 2) *
                  up;
-          bound = 1.13 * slack[gate_row] * std::abs(up) + std::abs(gate) * slack[gate_row + 8] + std::abs(want) * 1e-5;
+          bound = 1.13 * slack[gate_row] * (std::abs(up) + slack[gate_row + 8]) + std::abs(gate) * slack[gate_row + 8] +
+                  std::abs(want) * 1e-5;
         }
         bound += std::abs(want) * 0x1p-11 + 0x1p-25;
         ASSERT_LE(std::abs(double{fp16_to_fp32(got[a * columns + i])} - want), bound)
             << "n " << n << ", k " << k << ", expert " << e << " of " << start[e + 1] - start[e] << ", assignment " << a
-            << ", feature " << i;
+            << ", feature " << i << ", form " << static_cast<int>(c.form) << (c.e4m3 ? ", E4M3" : "") << ", tile of "
+            << c.tile;
       }
     }
   }

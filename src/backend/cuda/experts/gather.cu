@@ -19,6 +19,6 @@ __global__ __launch_bounds__(kGatherThreads) void gather_kernel(const GatherPara
 
 }  // namespace
 
-const void* gather_function() { return reinterpret_cast<const void*>(&gather_kernel); }
+const void* gather_tokens_function() { return reinterpret_cast<const void*>(&gather_kernel); }
 
 }  // namespace nfp::cuda

@@ -3,9 +3,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "backend/cuda/experts/grouped_kernels.h"
+#include "backend/cuda/experts/grouped_plan.h"
 #include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/launch.h"
@@ -47,15 +49,17 @@ std::span<const GroupedEntry> entries(Mode mode) {
   }
 }
 
-// The tile for what an expert has on the average. Where reading weights takes the time, one that most experts' tokens
-// fit into: a second tile of an expert reads its weights again, if from the L2.
 const GroupedEntry& entry_for(const ExpertLinearCall& c) {
   const auto all = entries(mode_of(c));
-  const double mean = static_cast<double>(c.rows * c.routes.top) / c.routes.experts;
-  for (const GroupedEntry& entry : all) {
-    if (c.tile_tokens != 0 ? entry.tokens == c.tile_tokens : entry.tokens >= std::min(1.75 * mean, 100.0)) return entry;
+  int tile = c.tile_tokens;
+  if (tile == 0) {
+    std::array<int, 8> tiles{};
+    std::transform(all.begin(), all.end(), tiles.begin(), [](const GroupedEntry& entry) { return entry.tokens; });
+    tile = grouped_tile({mode_of(c), c.rows, c.routes.experts, c.routes.top, c.n, c.k},
+                        std::span(tiles).first(all.size()));
   }
-  return all.back();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const GroupedEntry& e) { return e.tokens == tile; });
+  return found != all.end() ? *found : all.back();
 }
 
 template <int kMost>
@@ -88,7 +92,7 @@ Status gather(const ExpertLinearCall& c, size_t row_bytes, CUstream_st* stream) 
   at.block = kGatherThreads;
   at.dependent = true;
   void* arguments[] = {&p};
-  return launch("gathering experts' tokens", gather_function(), at, arguments, stream);
+  return launch("gathering experts' tokens", gather_tokens_function(), at, arguments, stream);
 }
 
 }  // namespace
@@ -99,7 +103,8 @@ bool can_group(const ExpertLinearCall& c) {
   const int64_t columns = c.epilogue == ExpertEpilogue::kStore ? c.n : c.n / 2;
   if (columns % 8 != 0 || reinterpret_cast<uintptr_t>(c.y) % 16 != 0) return false;
   return std::all_of(c.matrices, c.matrices + c.routes.experts, [&](const ExpertMatrix& matrix) {
-    return !matrix.dense && (matrix.lower != nullptr) == exact(c) && (matrix.biased || !exact(c));
+    return !matrix.dense && !(c.e4m3 && exact(c)) && (matrix.lower != nullptr) == exact(c) &&
+           (matrix.biased || !exact(c));
   });
 }
 

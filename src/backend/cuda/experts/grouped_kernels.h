@@ -59,7 +59,7 @@ struct GatherParams {
   int32_t pieces;  // of 16 bytes a row
 };
 inline constexpr int kGatherThreads = 128;
-const void* gather_function();
+const void* gather_tokens_function();
 
 std::span<const GroupedEntry> grouped_f16();
 std::span<const GroupedEntry> grouped_bf16();

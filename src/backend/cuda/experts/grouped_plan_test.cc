@@ -1,0 +1,35 @@
+#include "backend/cuda/experts/grouped_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace nfp::cuda {
+namespace {
+
+constexpr std::array kTiles = {8, 16, 32, 64, 128, 192};
+
+TEST(GroupedPlan, FewTokensTakeTheSmallestTile) {
+  for (const Mode mode : {Mode::kF16, Mode::kW8A16, Mode::kE4M3}) {
+    EXPECT_EQ(grouped_tile({mode, 1, 128, 8, 1536, 2048}, kTiles), 8);
+    EXPECT_EQ(grouped_tile({mode, 8, 128, 8, 2048, 768}, kTiles), 8);
+    EXPECT_EQ(grouped_tile({mode, 1, 1, 1, 64, 64}, kTiles), 8);
+  }
+}
+
+TEST(GroupedPlan, TilesHoldWhatMostExpertsHave) {
+  // Where weights are what is read, two tiles for most experts would read them twice.
+  EXPECT_GE(grouped_tile({Mode::kF16, 64, 8, 2, 28672, 4096}, kTiles), 32);
+  EXPECT_GE(grouped_tile({Mode::kF16, 128, 8, 2, 28672, 4096}, kTiles), 64);
+  EXPECT_EQ(grouped_tile({Mode::kF16, 2048, 8, 2, 28672, 4096}, kTiles), 192);
+  // 256 tokens an expert: two tiles of 128 hold them with less left over than two of 192.
+  EXPECT_EQ(grouped_tile({Mode::kF16, 2048, 64, 8, 2048, 2048}, kTiles), 128);
+}
+
+TEST(GroupedPlan, OnlyTilesThatAreThere) {
+  constexpr std::array kOne = {64};
+  EXPECT_EQ(grouped_tile({Mode::kW8A16, 1, 128, 8, 1536, 2048}, kOne), 64);
+}
+
+}  // namespace
+}  // namespace nfp::cuda

@@ -157,7 +157,7 @@ inline void add_values(int rows, const float* weights, Places places, const floa
                        float* outputs) {
   if (places.begin >= places.end) return;
   Ahead nothing;
-  multiply_block<AttentionSteps>(weights + places.begin, kTileKeys, rows, values + places.begin * dim, dim,
+  multiply_block<AttentionSteps>(weights + places.begin, kTileKeys, rows, FloatBlock{values + places.begin * dim, dim},
                                  static_cast<int>(dim / 16), places.end - places.begin, outputs, dim, false, nothing);
 }
 
@@ -234,8 +234,8 @@ void attention_partition(const AttentionTask& task, int32_t partition, float* st
     const TileLanes tile = tile_lanes(task.layer, group, groups);
     unpack_tile(task, group, tile, scratch.keys, scratch.values);
     Ahead nothing;
-    multiply_block<AttentionSteps>(scratch.queries, dim, rows, scratch.keys, kTileKeys, groups, task.head_dim,
-                                   scratch.scores, kTileKeys, true, nothing);
+    multiply_block<AttentionSteps>(scratch.queries, dim, rows, FloatBlock{scratch.keys, kTileKeys}, groups,
+                                   task.head_dim, scratch.scores, kTileKeys, true, nothing);
     Places places[cpu::kMaxQueryRows];
     for (int r = 0; r < rows; ++r) {
       places[r] = visible(tile, task.rows[r]);

@@ -28,17 +28,22 @@ using cpu::Panel;
 using cpu::PanelKind;
 
 constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
-constexpr int kAccumulators = kTileRows * kTileVectors;
 static_assert(kDirectRows <= kDirectUpperRows && kDirectUpperRows <= cpu::kMaxDirectRows);
 // How far ahead of the group that is unpacked the panel is asked for. Measured: 4 to 64 groups on Emerald Rapids.
 constexpr int64_t kPrefetchGroups = 16, kPrefetchUpperGroups = 32;
 // Few rows are as fast as memory is. For them each line is asked for twice, to L2 and then to L1: requests that wait
-// for memory hold places that L1 has few of (measured: 3 to 6 % for up to 4 rows, nothing for 6, slower for 8).
-constexpr int kFarRows = 4;
+// for memory hold places that L1 has few of (measured: 3 to 6 % for up to 4 rows, nothing for 6, slower for 8). With
+// more rows Zen 5 asks L2 only: its own prefetching to L1 is in time, and a request to L1 costs a multiply-add's time
+// (measured: 8 rows 10 to 15 % faster).
+#ifdef NFP_TUNED_FOR_ZEN5
+constexpr int kFarRows = 24, kNearRows = 4;
+#else
+constexpr int kFarRows = 4, kNearRows = 24;
+#endif
 constexpr int64_t kFarGroups = 64, kNearGroups = 8;
 
-// Up to so many rows blocks of half the steps are faster: block and rows of x lie in L1 together. With more rows the
-// sums, which go to memory after every block, weigh more (measured: 24, 32, 64, 128 rows).
+// Up to so many rows blocks of half the steps are faster where they are of FP32: block and rows of x lie in L1
+// together. With more rows the sums, which go to memory after every block, weigh more (measured: 24, 32, 64, 128 rows).
 constexpr int64_t kHalfBlockRows = 48;
 
 // Memory to bring to L2 while a block is multiplied: runs of kRunLines cache lines.
@@ -123,15 +128,32 @@ struct Fp32Steps : WholeSums {
     }
     return words;
   }
-  static constexpr bool kStaged = true;
+  static constexpr bool staged(int) { return true; }
   static constexpr int kUnitWords = kPanelRows;
   static void load_here(const uint16_t* words, W& w) { widen_here(words, w); }
   static void mac_here(Sum& sum, Operand x, W w) { fma_here(x, w, sum); }
 #endif
   static Operand operand(X x) { return splat(x); }
   static Vec mac(Vec acc, Operand x, W w) { return fma(x, w, acc); }
-  static W load_block(const float* p) { return load(p); }
-  static void store_block(float* p, W w) { store(p, w); }
+#if defined(NFP_TUNED_FOR_ZEN5)
+  // FP16 words, a panel's steps after each other.
+  using B = uint16_t;
+  static constexpr int64_t kBlockUnit = kPanelRows, kBlockPanel = kBlockSteps * kPanelRows;
+  static void fill_block(const Panel& panel, int64_t group, B* at) {
+    const B* words = stage(panel, group, at);
+    if constexpr (S == Source::kDense) __builtin_memcpy(at, words, 2 * kGroupBytes);
+  }
+  static W load_block(const B* p) { return widen_stored(p); }
+#else
+  using B = float;
+  static constexpr int64_t kBlockUnit = kGroupColumns, kBlockPanel = kPanelRows;
+  static void fill_block(const Panel& panel, int64_t group, B* at) {
+    W w[kUnits];
+    unpack(panel, group, w);
+    NFP_UNROLL for (int u = 0; u < kUnits; ++u) store(at + u * kBlockUnit, w[u]);
+  }
+  static W load_block(const B* p) { return load(p); }
+#endif
 };
 
 #if defined(NFP_HAVE_PAIRS)
@@ -144,7 +166,7 @@ struct PairSteps {
   static constexpr int kStepsPerUnit = 2;
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(kGroupBytes);
   static constexpr int64_t kAhead = kPrefetchUpperGroups;
-  static constexpr int kMostDirectRows = kDirectRows;
+  static constexpr int kMostDirectRows = kDirectPairRows;
   template <typename At, typename Ask>
   static void each_line(const At& panel, int64_t group, Ask ask) {
     ask(panel.upper + group * static_cast<int64_t>(kGroupBytes));
@@ -154,9 +176,21 @@ struct PairSteps {
       ahead.runs[ahead.count++] = panel.upper + (group + run * kRunLines) * static_cast<int64_t>(kGroupBytes);
     }
   }
+#if defined(NFP_HAVE_STAGES)
+  static constexpr bool staged(int) { return true; }
+  static constexpr int kUnitWords = 2 * kPanelRows;
+  static void load_here(const uint16_t* words, W& w) { load_pairs_here(words, w); }
+  static void keep(const W w[kUnits], uint16_t* words) {
+    for (int u = 0; u < kUnits; ++u) store_pairs(reinterpret_cast<uint32_t*>(words + u * kUnitWords), w[u]);
+  }
+#endif
   static Operand operand(X x) { return splat_pair(x); }
-  static W load_block(const float* p) { return load_pairs(reinterpret_cast<const uint32_t*>(p)); }
-  static void store_block(float* p, W w) { store_pairs(reinterpret_cast<uint32_t*>(p), w); }
+  using B = uint32_t;
+  static constexpr int64_t kBlockUnit = kGroupColumns, kBlockPanel = kPanelRows;
+  static void keep_in_block(const W w[kUnits], B* at) {
+    for (int u = 0; u < kUnits; ++u) store_pairs(at + u * kBlockUnit, w[u]);
+  }
+  static W load_block(const B* p) { return load_pairs(p); }
 };
 #endif
 
@@ -166,12 +200,24 @@ struct StepsOf;
 #if defined(NFP_HAVE_BF16_PAIRS)
 template <>
 struct StepsOf<cpu::PairArithmetic::kBf16> : WholeSums, PairSteps {
-#if defined(NFP_HAVE_STAGES)
-  static constexpr bool kStaged = false;
-#endif
   static void unpack(const Panel& panel, int64_t group, W* w) {
     unpack_upper_pairs(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
   }
+  static void fill_block(const Panel& panel, int64_t group, B* at) {
+    W w[kUnits];
+    unpack(panel, group, w);
+    keep_in_block(w, at);
+  }
+#if defined(NFP_HAVE_STAGES)
+  static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
+    W w[kUnits];
+    unpack(panel, group, w);
+    keep(w, words);
+    return words;
+  }
+  static constexpr bool staged(int panels) { return panels > 1; }  // one by one is faster (measured: 15 to 24 rows)
+  static void mac_here(Sum& sum, Operand x, W w) { dot_pairs_here(x, w, sum); }
+#endif
   static Vec mac(Vec acc, Operand x, W w) { return dot_pairs(acc, x, w); }
 };
 #endif
@@ -188,17 +234,18 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps {
   static void unpack(const Panel& panel, int64_t group, W* w) {
     unpack_upper_halves(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
   }
+  static void fill_block(const Panel& panel, int64_t group, B* at) {
+    W w[kUnits];
+    unpack(panel, group, w);
+    keep_in_block(w, at);
+  }
 #if defined(NFP_HAVE_STAGES)
-  static constexpr bool kStaged = true;
-  static constexpr int kUnitWords = 2 * kPanelRows;
   static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
     W w[kUnits];
     unpack(panel, group, w);
-    store_pairs(reinterpret_cast<uint32_t*>(words), w[0]);
-    store_pairs(reinterpret_cast<uint32_t*>(words + kUnitWords), w[1]);
+    keep(w, words);
     return words;
   }
-  static void load_here(const uint16_t* words, W& w) { load_pairs_here(words, w); }
   static void mac_here(Sum& sum, Operand x, W w) { fma_halves_here(x, w, sum); }
 #endif
   static Sum mac(Sum acc, Operand x, W w) { return fma_halves(x, w, acc); }
@@ -281,7 +328,8 @@ template <typename Steps, int P, int M>
 void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename Steps::X* x, int64_t stride,
                    int64_t units, float* out) {
   constexpr int kSteps = Steps::kUnits;
-  constexpr bool kFar = M <= kFarRows;
+  constexpr bool kFar = M <= kFarRows, kNear = M <= kNearRows;
+  constexpr bool kLoadsAhead = P * M <= 26;  // registers for it
   using W = typename Steps::W;
   typename Steps::Sum acc[P][M];
   alignas(64) uint16_t room[2][P][kStageWords];
@@ -300,7 +348,9 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
   NFP_UNROLL for (int p = 0; p < P; ++p) here[p] = {panels[p].upper, panels[p].lower};
   const auto lines_at = [&](int64_t group) { return group <= last ? here : upcoming.panels; };
   NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = Steps::stage(panels[p], 0, room[0][p]);
-  NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p], w[p]);
+  if constexpr (kLoadsAhead) {
+    NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p], w[p]);
+  }
   const typename Steps::X* at = x;
   int64_t g = 0, first = 0, end = 0;  // units of a chunk
   do {
@@ -308,21 +358,25 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
     NFP_UNROLL for (int p = 0; p < P; ++p) { NFP_UNROLL for (int m = 0; m < M; ++m) acc[p][m] = Steps::none(); }
     for (; g < end / kSteps; ++g) {
       const int64_t ahead = g + (kFar ? kNearGroups : Steps::kAhead), far = g + kFarGroups;
-      const Lines* near_lines = lines_at(ahead);
+      [[maybe_unused]] const Lines* near_lines = lines_at(ahead);
       const Lines* far_lines = lines_at(far);
       const int64_t following = g < last ? g + 1 : last;
       NFP_UNROLL for (int u = 0; u < kSteps; ++u) {
         constexpr int kEach = (P + 1) / 2;  // panels to unpack in each of the first two steps
         NFP_UNROLL for (int p = 0; p < P; ++p) {
           if (p / kEach != u) continue;
-          Steps::each_line(near_lines[p], ahead, [](const uint8_t* line) { prefetch(line); });
+          if constexpr (kNear) Steps::each_line(near_lines[p], ahead, [](const uint8_t* line) { prefetch(line); });
           if constexpr (kFar) Steps::each_line(far_lines[p], far, [](const uint8_t* line) { prefetch_far(line); });
           next[p] = Steps::stage(panels[p], following, room[(g + 1) & 1][p]);
         }
         W now[P];
-        NFP_UNROLL for (int p = 0; p < P; ++p) now[p] = w[p];
-        NFP_UNROLL for (int p = 0; p < P; ++p) {
-          Steps::load_here(u + 1 < kSteps ? words[p] + (u + 1) * Steps::kUnitWords : next[p], w[p]);
+        if constexpr (kLoadsAhead) {
+          NFP_UNROLL for (int p = 0; p < P; ++p) now[p] = w[p];
+          NFP_UNROLL for (int p = 0; p < P; ++p) {
+            Steps::load_here(u + 1 < kSteps ? words[p] + (u + 1) * Steps::kUnitWords : next[p], w[p]);
+          }
+        } else {
+          NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p] + u * Steps::kUnitWords, now[p]);
         }
         multiply(at + u * kUnitValues, now);
       }
@@ -352,7 +406,7 @@ template <typename Steps, int P, int M>
 void direct_tile(const Panel* panels, [[maybe_unused]] const Upcoming& upcoming, const typename Steps::X* x,
                  int64_t stride, int64_t units, float* out) {
 #if defined(NFP_HAVE_STAGES)
-  if constexpr (Steps::kStaged) {
+  if constexpr (Steps::staged(P)) {
     return direct_staged<Steps, P, M>(panels, upcoming, x, stride, units, out);
   }
 #endif
@@ -371,10 +425,10 @@ void direct_rows(const Panel* panels, const Upcoming& upcoming, const typename S
       return direct_tile<Steps, P, 3>(panels, upcoming, x, stride, units, out);
     case 4:
       return direct_tile<Steps, P, 4>(panels, upcoming, x, stride, units, out);
-#define NFP_CASE(n)                                                      \
-  case n:                                                                \
-    if constexpr (n <= Steps::kMostDirectRows && n * P <= kAccumulators) \
-      direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out); \
+#define NFP_CASE(n)                                                        \
+  case n:                                                                  \
+    if constexpr (n <= Steps::kMostDirectRows && n <= most_direct_rows(P)) \
+      direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out);   \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
@@ -425,7 +479,7 @@ void direct_panels(const LinearTask& task, const Panel* panels, int count, const
   const int rows = task.rows;
   const int64_t groups = (units + Steps::kUnits - 1) / Steps::kUnits;
   while (count > 0) {
-    const auto fits = [&](int step) { return count >= step && kTileVectors >= step && rows * step <= kAccumulators; };
+    const auto fits = [&](int step) { return count >= step && kTileVectors >= step && rows <= most_direct_rows(step); };
     const int step = fits(kTileVectors) ? kTileVectors : (fits(2) ? 2 : 1);
     const Upcoming upcoming = upcoming_after<Steps>(task, panels + step, groups);
     if (step == kTileVectors) {
@@ -441,11 +495,28 @@ void direct_panels(const LinearTask& task, const Panel* panels, int count, const
   }
 }
 
-// acc[m][c] (+)= sum over u of x[m][u] * block[u][c], c in vectors of sixteen columns. One line of `ahead` is fetched
+// What a tile multiplies: units of k by panels of sixteen columns, as blocked_panels() unpacks them.
+template <typename Steps>
+struct UnpackedBlock {
+  const typename Steps::B* at;
+  typename Steps::W load(int64_t unit, int panel) const {
+    return Steps::load_block(at + unit * Steps::kBlockUnit + panel * Steps::kBlockPanel);
+  }
+  UnpackedBlock from(int panel) const { return {at + panel * Steps::kBlockPanel}; }
+};
+// The same where they are rows of FP32.
+struct FloatBlock {
+  const float* at;
+  int64_t stride;
+  Vec load(int64_t unit, int panel) const { return nfp::load(at + unit * stride + panel * kPanelRows); }
+  FloatBlock from(int panel) const { return {at + panel * kPanelRows, stride}; }
+};
+
+// acc[m][c] (+)= sum over u of x[m][u] * block[u][c], c in panels of sixteen columns. One line of `ahead` is fetched
 // with each u, so that the next block's bytes arrive while this one is computed on.
-template <typename Steps, int M, int N>
-void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int64_t block_stride, int64_t units,
-          float* acc, int64_t acc_stride, bool fresh, Ahead& ahead) {
+template <typename Steps, int M, int N, typename Block>
+void tile(const typename Steps::X* x, int64_t x_stride, Block block, int64_t units, float* acc, int64_t acc_stride,
+          bool fresh, Ahead& ahead) {
   typename Steps::Sum sum[M][N];
   NFP_UNROLL for (int m = 0; m < M; ++m) {
     NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = Steps::load_sum(acc + m * acc_stride + n * kPanelRows, fresh);
@@ -453,13 +524,13 @@ void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int6
   for (int64_t begin = 0; begin < units; begin += kRunLines) {
     const int64_t end = units - begin < kRunLines ? units : begin + kRunLines;
     const bool fetches = ahead.count > 0;
-    const auto* line = fetches ? ahead.runs[--ahead.count] : reinterpret_cast<const uint8_t*>(block);
+    const auto* line = fetches ? ahead.runs[--ahead.count] : reinterpret_cast<const uint8_t*>(block.at);
     const int64_t line_step = fetches ? 64 : 0;
     for (int64_t u = begin; u < end; ++u) {
       prefetch_far(line);
       line += line_step;
       typename Steps::W w[N];
-      NFP_UNROLL for (int n = 0; n < N; ++n) w[n] = Steps::load_block(block + u * block_stride + n * kPanelRows);
+      NFP_UNROLL for (int n = 0; n < N; ++n) w[n] = block.load(u, n);
       NFP_UNROLL for (int m = 0; m < M; ++m) {
         const typename Steps::Operand value = Steps::operand(x[m * x_stride + u]);
         NFP_UNROLL for (int n = 0; n < N; ++n) sum[m][n] = Steps::mac(sum[m][n], value, w[n]);
@@ -473,22 +544,21 @@ void tile(const typename Steps::X* x, int64_t x_stride, const float* block, int6
   }
 }
 
-template <typename Steps, int N>
-void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, const float* block, int64_t block_stride,
-               int64_t units, float* acc, int64_t acc_stride, bool fresh, Ahead& ahead) {
+template <typename Steps, int N, typename Block>
+void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, Block block, int64_t units, float* acc,
+               int64_t acc_stride, bool fresh, Ahead& ahead) {
   switch (rows) {
     case 1:
-      return tile<Steps, 1, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
+      return tile<Steps, 1, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead);
     case 2:
-      return tile<Steps, 2, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
+      return tile<Steps, 2, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead);
     case 3:
-      return tile<Steps, 3, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
+      return tile<Steps, 3, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead);
     case 4:
-      return tile<Steps, 4, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead);
-#define NFP_CASE(n)                                                                              \
-  case n:                                                                                        \
-    if constexpr (n <= kTileRows)                                                                \
-      tile<Steps, n, N>(x, x_stride, block, block_stride, units, acc, acc_stride, fresh, ahead); \
+      return tile<Steps, 4, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead);
+#define NFP_CASE(n)                                                                                            \
+  case n:                                                                                                      \
+    if constexpr (n <= kTileRows) tile<Steps, n, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead); \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
@@ -563,10 +633,9 @@ struct Finish {
 };
 
 // All rows and `vectors` column vectors, in tiles of nearly equal height.
-template <typename Steps>
-void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, const float* block,
-                    int64_t block_stride, int vectors, int64_t units, float* acc, int64_t acc_stride, bool fresh,
-                    Ahead& ahead, const Finish& done = {}) {
+template <typename Steps, typename Block>
+void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, Block block, int vectors, int64_t units,
+                    float* acc, int64_t acc_stride, bool fresh, Ahead& ahead, const Finish& done = {}) {
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t begin = rows * t / tiles;
@@ -577,18 +646,16 @@ void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, 
     float* at = acc + begin * acc_stride;
     int v = 0;
     for (; v + kTileVectors <= vectors; v += kTileVectors) {
-      tile_rows<Steps, kTileVectors>(count, xt, x_stride, block + v * kPanelRows, block_stride, units,
-                                     at + v * kPanelRows, acc_stride, fresh, ahead);
+      tile_rows<Steps, kTileVectors>(count, xt, x_stride, block.from(v), units, at + v * kPanelRows, acc_stride, fresh,
+                                     ahead);
     }
     if constexpr (kTileVectors > 2) {
       for (; v + 2 <= vectors; v += 2) {
-        tile_rows<Steps, 2>(count, xt, x_stride, block + v * kPanelRows, block_stride, units, at + v * kPanelRows,
-                            acc_stride, fresh, ahead);
+        tile_rows<Steps, 2>(count, xt, x_stride, block.from(v), units, at + v * kPanelRows, acc_stride, fresh, ahead);
       }
     }
     for (; v < vectors; ++v) {
-      tile_rows<Steps, 1>(count, xt, x_stride, block + v * kPanelRows, block_stride, units, at + v * kPanelRows,
-                          acc_stride, fresh, ahead);
+      tile_rows<Steps, 1>(count, xt, x_stride, block.from(v), units, at + v * kPanelRows, acc_stride, fresh, ahead);
     }
     done(acc, begin, end);
   }
@@ -596,21 +663,17 @@ void multiply_block(const typename Steps::X* x, int64_t x_stride, int64_t rows, 
 
 template <typename Steps>
 void blocked_panels(const Panel* panels, int count, int next_count, const typename Steps::X* x, int64_t stride,
-                    int64_t k, int64_t rows, float* block, float* acc, const Finish& done) {
+                    int64_t k, int64_t rows, typename Steps::B* block, float* acc, const Finish& done) {
   const int64_t units = (k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-  int64_t most = (rows <= kHalfBlockRows ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
+  constexpr bool kWide = std::is_same_v<typename Steps::B, float>;
+  int64_t most = (kWide && rows <= kHalfBlockRows ? kBlockSteps / 2 : kBlockSteps) / Steps::kStepsPerUnit;
   if constexpr (Steps::kChunkUnits > 0) most = Steps::kChunkUnits;
   for (int64_t u0 = 0; u0 < units; u0 += most) {
     const int64_t here = units - u0 < most ? units - u0 : most;
     for (int p = 0; p < count; ++p) {
-      float* column = block + p * kPanelRows;
+      // A group past k writes steps that are never read: the block has room for whole groups.
       for (int64_t u = 0; u < here; u += Steps::kUnits) {
-        typename Steps::W w[Steps::kUnits];
-        Steps::unpack(panels[p], (u0 + u) / Steps::kUnits, w);
-        // A group past k writes steps that are never read: the block has room for whole groups.
-        NFP_UNROLL for (int i = 0; i < Steps::kUnits; ++i) {
-          Steps::store_block(column + (u + i) * kGroupColumns, w[i]);
-        }
+        Steps::fill_block(panels[p], (u0 + u) / Steps::kUnits, block + p * Steps::kBlockPanel + u * Steps::kBlockUnit);
       }
     }
     Ahead ahead;
@@ -619,8 +682,8 @@ void blocked_panels(const Panel* panels, int count, int next_count, const typena
     for (int p = 0; p < (last ? next_count : count); ++p) {
       Steps::list_runs(panels[last ? count + p : p], next_group, ahead);
     }
-    multiply_block<Steps>(x + u0, stride, rows, block, kGroupColumns, count, here, acc, kGroupColumns, u0 == 0, ahead,
-                          last ? done : Finish{});
+    multiply_block<Steps>(x + u0, stride, rows, UnpackedBlock<Steps>{block}, count, here, acc, kGroupColumns, u0 == 0,
+                          ahead, last ? done : Finish{});
   }
 }
 
@@ -643,7 +706,7 @@ struct DirectRows {
 
 template <typename Steps>
 void run_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
-                float* block, float* acc, DirectRows& few, const Finish& done) {
+                void* block, float* acc, DirectRows& few, const Finish& done) {
   const int64_t left = task.last - (panels - task.panels) - count;
   const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
   if (task.rows <= Steps::kMostDirectRows) {
@@ -651,7 +714,8 @@ void run_panels(const LinearTask& task, const Panel* panels, int count, const ty
     direct_panels<Steps>(task, panels, count, few.get(x, stride, units, task.rows), stride, units, acc);
     done(acc, 0, task.rows);
   } else {
-    blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows, block, acc, done);
+    blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows,
+                          static_cast<typename Steps::B*>(block), acc, done);
   }
 }
 
@@ -662,8 +726,8 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
 
 template <cpu::PairArithmetic A>
 void linear(const LinearTask& task) {
-  auto* block = static_cast<float*>(task.scratch);
-  float* acc = block + kBlockSteps * kGroupColumns;
+  void* block = task.scratch;
+  float* acc = static_cast<float*>(task.scratch) + kBlockSteps * kGroupColumns;
   DirectRows few{acc + task.rows * kGroupColumns};
   for (int64_t first = task.first; first < task.last; first += kGroupPanels) {
     const Panel* panels = task.panels + first;

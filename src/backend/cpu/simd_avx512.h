@@ -1,6 +1,8 @@
 // The kernels' vector type on AVX-512 (F, BW, DQ, VL); with GFNI where NFP_AVX512_GFNI is defined, and with
 // VBMI and BF16 dot products (NFP_HAVE_BF16_PAIRS) or FP16 multiply-adds (NFP_HAVE_FP16_PAIRS).
-// Included by those translation units only.
+// NFP_TUNED_FOR_ZEN5: for a processor whose multiply-adds leave two vector units free. Integer operations, and most of
+// VCVTPH2PS, run there beside them, so tiles widen FP16 words themselves; the defaults are for Intel's, where they do
+// not. Included by those translation units only.
 #pragma once
 
 #include <immintrin.h>
@@ -15,14 +17,21 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
 constexpr int kTileVectors = 4;
-// Rows up to which panels are unpacked in registers: 4 panels x 6, 2 x 12 or 1 x 24 rows; fewer where a mask register
-// is part of the unpacking.
+// Rows up to which panels are unpacked in registers, where both planes are read, upper bytes only, and pairs of steps;
+// and of them those for which so many panels' sums fit into registers beside weights and a broadcast.
+#if defined(NFP_TUNED_FOR_ZEN5)
+constexpr int kDirectRows = 14, kDirectUpperRows = 14;
+constexpr int most_direct_rows(int panels) { return panels == 4 ? 5 : panels == 2 ? 14 : 24; }
+#else
 #ifdef NFP_AVX512_GFNI
 constexpr int kDirectRows = 24;
 #else
-constexpr int kDirectRows = 18;
+constexpr int kDirectRows = 18;  // a mask register is part of the unpacking
 #endif
-constexpr int kDirectUpperRows = 24;  // the same where only upper bytes are
+constexpr int kDirectUpperRows = 24;
+constexpr int most_direct_rows(int panels) { return 24 / panels; }
+#endif
+constexpr int kDirectPairRows = 24;
 // Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.
 constexpr int kPointerRows = 4;
 
@@ -151,7 +160,7 @@ inline void widen(const uint16_t* words, Vec w[4]) {
 
 // FP16's high byte from a truncated upper byte: sign, 0, bits 6..1.
 inline __m512i high_byte(__m512i t) {
-#ifdef NFP_AVX512_GFNI
+#if defined(NFP_AVX512_GFNI) && !defined(NFP_SHIFTS_BESIDE)
   return _mm512_gf2p8affine_epi64_epi8(t, _mm512_set1_epi64(0x0204081020400080), 0);
 #else
   const __m512i shifted = _mm512_and_si512(_mm512_srli_epi16(t, 1), _mm512_set1_epi8(0x3f));
@@ -166,8 +175,13 @@ inline void stage_both(const uint8_t* upper, const uint8_t* lower, uint16_t* wor
   const __m512i l = _mm512_loadu_si512(lower);
 #ifdef NFP_AVX512_GFNI
   // The borrow by a bit matrix: VPMOVB2M and a masked addition slow the multiply-adds beside them by up to a fifth.
+#ifdef NFP_SHIFTS_BESIDE
+  const __m512i borrow = _mm512_and_si512(_mm512_srli_epi16(l, 7), _mm512_set1_epi8(1));
+  const __m512i t = _mm512_sub_epi8(u, borrow);
+#else
   const __m512i borrow = _mm512_gf2p8affine_epi64_epi8(l, _mm512_set1_epi8(static_cast<char>(0x80)), 0);
   const __m512i t = _mm512_add_epi8(u, borrow);
+#endif
 #else
   const __m512i t = _mm512_mask_add_epi8(u, _mm512_movepi8_mask(l), u, _mm512_set1_epi8(-1));
 #endif
@@ -177,7 +191,7 @@ inline void stage_both(const uint8_t* upper, const uint8_t* lower, uint16_t* wor
 
 inline void stage_upper(const uint8_t* upper, uint16_t* words) {
   const __m512i u = _mm512_loadu_si512(upper);
-#ifdef NFP_AVX512_GFNI
+#if defined(NFP_AVX512_GFNI) && !defined(NFP_SHIFTS_BESIDE)
   const __m512i h = high_byte(u);
   const __m512i l = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(1), 0);  // bit 0 to bit 7
   stage(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), words);
@@ -211,6 +225,10 @@ inline void unpack_dense(const uint8_t* words, Vec w[4]) {
 inline Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_pairs(uint32_t* p, Pairs a) { _mm512_storeu_si512(p, a); }
 inline Pairs splat_pair(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+// As widen_here.
+inline void load_pairs_here(const uint16_t* p, Pairs& r) {
+  asm volatile("vmovdqa64 %1, %0" : "=v"(r) : "m"(*reinterpret_cast<const __m512i*>(p)));
+}
 #endif
 
 #ifdef NFP_HAVE_BF16_PAIRS
@@ -228,26 +246,43 @@ inline void store_bf16_pairs(uint32_t* out, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), swapped);
 }
 
-// E4M3 * 2^-8 as BF16: sign, exponent + 112, mantissa; the eight codes with exponent 0 come from a table, because
-// VDPBF16PS takes subnormal inputs as zero. Two bit matrices (GFNI) place the bits of normal codes.
+// BF16 of E4M3 * 2^-8 by the code's lower seven bits, one byte of it: exponent + 112 and mantissa, and of the codes
+// with exponent 0, m * 2^-17, the normal number that it is, because VDPBF16PS takes subnormal inputs as zero.
+constexpr std::array<uint8_t, 128> bf16_bytes(int shift) {
+  std::array<uint8_t, 128> bytes{};
+  for (uint32_t code = 0; code < 128; ++code) {
+    uint32_t exponent = (code >> 3) + 112, mantissa = code & 7;
+    if (code < 8) {
+      exponent = mantissa == 0 ? 0 : 113;
+      while (mantissa != 0 && (mantissa & 8) == 0) mantissa <<= 1, --exponent;
+    }
+    bytes[code] = static_cast<uint8_t>((exponent << 7 | (mantissa & 7) << 4) >> shift);
+  }
+  return bytes;
+}
+
+// By tables, which take as many operations for subnormal codes as for others.
 inline void unpack_upper_pairs(const uint8_t* upper, Pairs w[2]) {
   // Destination lane L: rows 4L..4L+3, each (k1, k0), then each (k3, k2).
   alignas(64) static constexpr uint8_t kOrder[64] = {32, 0,  33, 1,  34, 2,  35, 3,  40, 8,  41, 9,  42, 10, 43, 11,  //
                                                      36, 4,  37, 5,  38, 6,  39, 7,  44, 12, 45, 13, 46, 14, 47, 15,  //
                                                      48, 16, 49, 17, 50, 18, 51, 19, 56, 24, 57, 25, 58, 26, 59, 27,  //
                                                      52, 20, 53, 21, 54, 22, 55, 23, 60, 28, 61, 29, 62, 30, 63, 31};
-  // BF16 of m * 2^-17, m = 0..7: 0, 2^-17, 2^-16, 1.5 * 2^-16, 2^-15, 1.25, 1.5 and 1.75 * 2^-15.
-  const __m512i small_high = _mm512_set1_epi64(0x3838383837373700);
-  const __m512i small_low = _mm512_set1_epi64(0x60402000c0800000);
+  alignas(64) static constexpr std::array<uint8_t, 128> kHigh = bf16_bytes(8), kLow = bf16_bytes(0);
   const __m512i u = _mm512_permutexvar_epi8(_mm512_load_si512(kOrder), _mm512_loadu_si512(upper));
-  const __mmask64 is_small = _mm512_testn_epi8_mask(u, _mm512_set1_epi8(0x78));
-  __m512i high = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(0x1020400000000080), 0x38);
-  __m512i low = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(0x0000000001020408), 0);
-  high = _mm512_mask_permutexvar_epi8(high, is_small, u, small_high);
-  low = _mm512_mask_permutexvar_epi8(low, is_small, u, small_low);
-  high = _mm512_ternarylogic_epi32(high, u, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // a | (b & c)
+  const auto look_up = [&](const std::array<uint8_t, 128>& table) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table.data()), u, _mm512_load_si512(table.data() + 64));
+  };
+  const __m512i low = look_up(kLow);
+  const __m512i high =  // a | (b & c)
+      _mm512_ternarylogic_epi32(look_up(kHigh), u, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
   w[0] = _mm512_unpacklo_epi8(low, high);
   w[1] = _mm512_unpackhi_epi8(low, high);
+}
+
+// As fma_here.
+inline void dot_pairs_here(Pairs a, Pairs b, Vec& sum) {
+  asm volatile("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 #endif
 
@@ -259,12 +294,9 @@ inline HalfSums no_halves() { return _mm512_setzero_ph(); }
 inline HalfSums fma_halves(Pairs a, Pairs b, HalfSums c) {
   return _mm512_fmadd_ph(_mm512_castsi512_ph(a), _mm512_castsi512_ph(b), c);
 }
-// As fma_here and widen_here.
+// As fma_here.
 inline void fma_halves_here(Pairs a, Pairs b, HalfSums& sum) {
   asm volatile("vfmadd231ph %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-}
-inline void load_pairs_here(const uint16_t* p, Pairs& r) {
-  asm volatile("vmovdqa64 %1, %0" : "=v"(r) : "m"(*reinterpret_cast<const __m512i*>(p)));
 }
 
 // Even and odd steps, added in FP32.

@@ -128,7 +128,8 @@ TEST_F(CApiExperts, SumsAreThoseOfFloat64) {
   for (const Case& c :
        {Case{1, 4, 2, 4, 64, 64, NFP_F16, NFP_SILU}, Case{37, 60, 4, 60, 72, 40, NFP_BF16, NFP_SILU},
         Case{90, 8, 3, 5, 136, 96, NFP_F16, NFP_GELU_TANH}, Case{25, 130, 8, 70, 64, 24, NFP_F16, NFP_SILU},
-        Case{70, 2, 2, 1, 64, 8, NFP_BF16, NFP_GELU_TANH}}) {
+        Case{70, 2, 2, 1, 64, 8, NFP_BF16, NFP_GELU_TANH}, Case{300, 4, 2, 2, 200, 136, NFP_F16, NFP_SILU},
+        Case{33, 2, 1, 2, 72, 72, NFP_F16, NFP_SILU}, Case{9, 6, 2, 2, 264, 72, NFP_BF16, NFP_SILU}}) {
     const auto rows = static_cast<size_t>(c.rows), top = static_cast<size_t>(c.top),
                hidden = static_cast<size_t>(c.hidden), inter = static_cast<size_t>(c.intermediate);
     const auto draw = [&] { return normal(0.05f); };

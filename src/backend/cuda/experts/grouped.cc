@@ -36,8 +36,8 @@ Mode mode_of(const ExpertLinearCall& c) {
   return c.bf16 ? Mode::kBF16 : Mode::kF16;
 }
 
-std::span<const GroupedEntry> entries(Mode mode) {
-  switch (mode) {
+std::span<const GroupedEntry> entries(const ExpertLinearCall& c) {
+  switch (mode_of(c)) {
     case Mode::kE4M3:
       return grouped_e4m3();
     case Mode::kF16:
@@ -45,12 +45,12 @@ std::span<const GroupedEntry> entries(Mode mode) {
     case Mode::kBF16:
       return grouped_bf16();
     default:
-      return grouped_w8a16();
+      return c.bf16 ? grouped_w8abf16() : grouped_w8a16();
   }
 }
 
 const GroupedEntry& entry_for(const ExpertLinearCall& c) {
-  const auto all = entries(mode_of(c));
+  const auto all = entries(c);
   int tile = c.tile_tokens;
   if (tile == 0) {
     std::array<int, 8> tiles{};
@@ -99,7 +99,6 @@ Status gather(const ExpertLinearCall& c, size_t row_bytes, CUstream_st* stream) 
 
 bool can_group(const ExpertLinearCall& c) {
   if (c.tile_tokens < 0 || (!c.sorted && c.gathered == nullptr)) return false;
-  if (c.bf16 && mode_of(c) == Mode::kW8A16) return false;  // there is no such kernel
   const int64_t columns = c.epilogue == ExpertEpilogue::kStore ? c.n : c.n / 2;
   if (columns % 8 != 0 || reinterpret_cast<uintptr_t>(c.y) % 16 != 0) return false;
   return std::all_of(c.matrices, c.matrices + c.routes.experts, [&](const ExpertMatrix& matrix) {

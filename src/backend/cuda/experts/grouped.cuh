@@ -29,7 +29,7 @@ struct GroupedKernel {
   static constexpr int kBlocks = Ring::kBlocks;
   static constexpr bool kFp8 = Ring::kFp8;
   static constexpr bool kLean = Ring::kLean;
-  static constexpr bool kBf16 = kOperand == Operand::kBF16Biased;
+  static constexpr bool kBf16 = kOperand == Operand::kBF16Biased || kOperand == Operand::kW8ABF16;
   using Stage = Epilogue<kTile, kFp8, kBf16>;
   static_assert(halves(kTile) == 1 && threads(kTile) >= kConsumers * 128 + 64);
 

@@ -64,6 +64,7 @@ const void* gather_tokens_function();
 std::span<const GroupedEntry> grouped_f16();
 std::span<const GroupedEntry> grouped_bf16();
 std::span<const GroupedEntry> grouped_w8a16();
+std::span<const GroupedEntry> grouped_w8abf16();
 std::span<const GroupedEntry> grouped_e4m3();
 
 }  // namespace nfp::cuda

@@ -9,7 +9,7 @@
 
 namespace nfp::cuda {
 
-enum class Operand : uint8_t { kF16Biased, kF16Free, kBF16Biased, kBF16Free, kE4M3, kE4M3Promoted, kW8A16 };
+enum class Operand : uint8_t { kF16Biased, kF16Free, kBF16Biased, kBF16Free, kE4M3, kE4M3Promoted, kW8A16, kW8ABF16 };
 inline constexpr size_t kOperands = 7;
 
 struct KernelEntry {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "backend/cuda/experts/grouped.h"
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/linear/activations.h"
@@ -47,10 +48,6 @@ Stack stack_of(const nfp_expert_stack& given, int32_t experts) {
   return stack;
 }
 
-// FP8 steps round activations to E4M3 where an expert has so many rows on the average: below, reading weights takes the
-// time, and 16 bits lose nothing.
-constexpr int64_t kE4m3Rows = 16;
-
 // Pieces of a call's scratch, each 256-byte aligned. With E4M3, codes and scales of x and of what is activated.
 struct Scratch {
   size_t start, row, place;
@@ -71,7 +68,7 @@ struct nfp_experts {
   int64_t hidden() const { return down.n; }
   int64_t intermediate() const { return down.k; }
   bool rounds(nfp_precision precision, int64_t rows, int32_t top) const {
-    return precision == NFP_PRECISION_FP8 && quantisable && rows * top >= kE4m3Rows * experts;
+    return precision == NFP_PRECISION_FP8 && quantisable && rows * top >= kRoundedRows * experts;
   }
   Scratch scratch(int64_t rows, int32_t top) const {
     const int64_t assignments = rows * top;

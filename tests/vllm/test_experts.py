@@ -57,8 +57,8 @@ class Experts(unittest.TestCase):
         return out
 
     def rounds(self, rows, top, stacks):
-        """Whether FP8 rounds activations too (kE4m3Rows, src/capi/experts.cc)."""
-        return rows * top >= 16 * stacks[0].experts and not any(stack.dense for stack in stacks)
+        """Whether FP8 rounds activations too (kRoundedRows, src/backend/cuda/experts/grouped.h)."""
+        return rows * top >= 32 * stacks[0].experts and not any(stack.dense for stack in stacks)
 
     def to_e4m3(self, x):
         scale = x.float().abs().amax(1, keepdim=True) / 448

@@ -35,8 +35,6 @@ namespace {
 using cuda::CudaWeight;
 
 constexpr int kMaxE4m3HeadDim = 128;  // of the attention kernels
-constexpr uint64_t kRoundedRows =
-    32;  // of an expert on the average, from where E4M3 activations pay for their rounding
 
 // What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
 // unusable.
@@ -698,7 +696,8 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
                               .gathered = args.gathered};
   // With few rows an expert reading is all that counts, and activations stay FP16 (W8A16) in every FP8 precision; and
   // in deterministic mode always, as a step's size is its company's.
-  call.e4m3 = args.precision == Precision::kFp8W8A8 && !options_.deterministic && assignments >= kRoundedRows * count;
+  call.e4m3 =
+      args.precision == Precision::kFp8W8A8 && !options_.deterministic && assignments >= cuda::kRoundedRows * count;
   call.e4m3 = call.e4m3 && cuda::can_group(call);
   if (call.e4m3) {
     const int64_t rows = args.sorted ? static_cast<int64_t>(assignments) : args.rows;

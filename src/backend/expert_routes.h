@@ -27,7 +27,8 @@ struct RouteArgs {
   const float* shared_gate = nullptr;  // device [hidden], or null
   int32_t rows = 0;
   int32_t hidden = 0;
-  bool renormalise = false;  // a row's weights are made to sum to 1
+  bool renormalise = false;      // a row's weights are made to sum to 1
+  bool batch_invariant = false;  // a row's logits are the same bits whatever the other rows (the CPU's always are)
   ExpertRoutes routes;
   float* logits = nullptr;         // device [rows, experts], working space
   float* shared_weight = nullptr;  // device [rows] sigmoid(x shared_gate), where there is such a gate

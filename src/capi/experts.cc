@@ -154,7 +154,7 @@ class Call {
     routes_ = {experts_.experts,          call_.top,
                piece<int32_t>(at_.start), piece<int32_t>(at_.row),
                piece<int32_t>(at_.place), const_cast<float*>(call_.weights)};
-    return run_assign({call_.ids, call_.map, call_.map_size, call_.rows, routes_}, stream_);
+    return run_assign({call_.ids, routes_.top, call_.map, call_.map_size, call_.rows, routes_}, stream_);
   }
   nfp::Status round(const void* x, int64_t rows, int64_t columns, size_t codes, size_t scales) {
     GemmInputCall call;

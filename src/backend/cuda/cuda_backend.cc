@@ -650,7 +650,9 @@ void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args) {
 
 void CudaBackend::route(const RouteArgs& args) {
   const auto timed = profiler_.time("route", stream_);
-  keep(cuda::run_route(args, stream_));
+  RouteArgs call = args;
+  call.batch_invariant = options_.deterministic;
+  keep(cuda::run_route(call, stream_));
 }
 
 void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
@@ -689,6 +691,7 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
                               .x = args.x,
                               .sorted = args.sorted,
                               .rows = args.rows,
+                              .distinct = true,
                               .epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::ExpertEpilogue::kStore
                                           : args.activation == Activation::kSilu      ? cuda::ExpertEpilogue::kSwiglu
                                                                                       : cuda::ExpertEpilogue::kGeglu,

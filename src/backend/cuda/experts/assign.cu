@@ -4,7 +4,7 @@
 namespace nfp::cuda {
 namespace {
 
-constexpr int kWarps = kAssignIdsThreads / 32;
+constexpr int kWarps = kAssignThreads / 32;
 
 // Sum of the threads before this one, and of all.
 __device__ __forceinline__ int2 scan(int value, int (&of_warps)[kWarps]) {
@@ -29,17 +29,18 @@ __device__ __forceinline__ int2 scan(int value, int (&of_warps)[kWarps]) {
 
 // A block has an expert, a thread a run of ids: how many belong to experts before this one and how many to it, and then
 // where they go, in order of rows.
-__global__ __launch_bounds__(kAssignIdsThreads) void assign_ids_kernel(const AssignArgs p) {
+__global__ __launch_bounds__(kAssignThreads) void assign_kernel(const AssignArgs p) {
   __shared__ int of_warps[kWarps];
   ptx::launch_dependents();
   ptx::dependency_wait();
   const int expert = static_cast<int>(blockIdx.x), experts = p.routes.experts;
   const auto top = static_cast<uint32_t>(p.routes.top);
   const uint32_t total = static_cast<uint32_t>(p.rows) * top;
-  const uint32_t run = (total + kAssignIdsThreads - 1) / kAssignIdsThreads;
+  const uint32_t run = (total + kAssignThreads - 1) / kAssignThreads;
   const uint32_t begin = min(threadIdx.x * run, total), end = min(begin + run, total);
   const auto expert_of = [&](uint32_t i) {  // -1: none here
-    int id = __ldg(p.ids + i);
+    const uint32_t row = i / top;
+    int id = p.ids[int64_t{row} * p.id_stride + (i - row * top)];
     if (p.map != nullptr) id = id >= 0 && id < p.map_size ? __ldg(p.map + id) : -1;
     return id < experts ? max(id, -1) : -1;
   };
@@ -69,6 +70,6 @@ __global__ __launch_bounds__(kAssignIdsThreads) void assign_ids_kernel(const Ass
 
 }  // namespace
 
-const void* assign_ids_function() { return reinterpret_cast<const void*>(&assign_ids_kernel); }
+const void* assign_function() { return reinterpret_cast<const void*>(&assign_kernel); }
 
 }  // namespace nfp::cuda

@@ -52,32 +52,49 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.dependent = true;
-  // Few rows are spread over more blocks, each of which reads the router again.
-  const int rows = c.rows <= 16 ? 1 : c.rows <= 64 ? 2 : kMostRouteRows;
-  shape.grid = static_cast<int>((c.rows + rows - 1) / rows);
-  shape.grid_y = (c.routes.experts + 1 + kRouteWarps - 1) / kRouteWarps;
-  shape.block = kRouteWarps * 32;
-  NFP_RETURN_IF_ERROR(launch("route", route_logits_function(rows), shape, arguments, stream));
-  shape.grid = static_cast<int>((c.rows + kChooseWarps - 1) / kChooseWarps);
+  if (c.rows > kRouteFewRows && !c.batch_invariant) {
+    constexpr int kRows = kRouteManyWarps * 16;
+    shape.grid = static_cast<int>((c.rows + kRows - 1) / kRows);
+    shape.grid_y = (c.routes.experts + (c.shared_gate != nullptr ? 1 : 0) + kRouteManyExperts - 1) / kRouteManyExperts;
+    shape.block = kRouteManyWarps * 32;
+    NFP_RETURN_IF_ERROR(launch("route", route_logits_many_function(), shape, arguments, stream));
+  } else {
+    // Few rows are spread over more blocks, each of which reads the router again.
+    const int rows = c.rows <= 16 ? 1 : c.rows <= 64 ? 2 : kMostRouteRows;
+    shape.grid = static_cast<int>((c.rows + rows - 1) / rows);
+    shape.grid_y = (c.routes.experts + 1 + kRouteWarps - 1) / kRouteWarps;
+    shape.block = kRouteWarps * 32;
+    NFP_RETURN_IF_ERROR(launch("route", route_logits_function(rows), shape, arguments, stream));
+  }
   shape.grid_y = 1;
+  if (c.rows <= kRouteFewRows) {
+    shape.grid = 1;
+    shape.block = kRouteFewThreads;
+    return launch("route", route_few_function(), shape, arguments, stream);
+  }
+  shape.grid = static_cast<int>((c.rows + kChooseWarps - 1) / kChooseWarps);
   shape.block = kChooseWarps * 32;
   NFP_RETURN_IF_ERROR(launch("route", choose_experts_function(), shape, arguments, stream));
-  shape.grid = c.routes.experts;
-  shape.block = kAssignThreads;
-  return launch("route", assign_rows_function(), shape, arguments, stream);
+  AssignArgs chosen;
+  chosen.ids = reinterpret_cast<const int32_t*>(c.logits);
+  chosen.id_stride = c.routes.experts;
+  chosen.rows = c.rows;
+  chosen.routes = c.routes;
+  return run_assign(chosen, stream);
 }
 
 Status run_assign(const AssignArgs& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_routes("assign", c.routes, c.rows));
   if (c.ids == nullptr) return bad("assign", "ids", "must not be null");
+  if (c.id_stride < c.routes.top) return bad("assign", "id_stride", "is smaller than a row of ids");
   if (c.map != nullptr && c.map_size < 1) return bad("assign", "map_size", "must be positive");
   AssignArgs p = c;
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.grid = c.routes.experts;
-  shape.block = kAssignIdsThreads;
+  shape.block = kAssignThreads;
   shape.dependent = true;
-  return launch("assign", assign_ids_function(), shape, arguments, stream);
+  return launch("assign", assign_function(), shape, arguments, stream);
 }
 
 Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {

@@ -26,6 +26,7 @@ struct ExpertLinearCall {
   const void* x = nullptr;  // [rows, k], or where `sorted` [rows * top, k] by assignment
   bool sorted = false;
   int64_t rows = 0;
+  bool distinct = false;  // no row has an expert twice, as run_route makes them: one row then needs no `gathered`
   ExpertEpilogue epilogue = ExpertEpilogue::kStore;
   void* y = nullptr;  // [rows * top, n (or n / 2)] by assignment
   bool bf16 = false;  // x (but for E4M3) and y are BF16, and so are all weights (as numbers); else FP16
@@ -44,7 +45,8 @@ struct ExpertLinearCall {
 // Routes that something else has chosen. An id that has no expert here (of another GPU, or none at all) has no
 // assignment: its place is -1.
 struct AssignArgs {
-  const int32_t* ids = nullptr;  // device [rows, top]
+  const int32_t* ids = nullptr;  // device [rows, top], id_stride from row to row
+  int32_t id_stride = 0;
   const int32_t* map = nullptr;  // device [map_size] each id's expert here, or a negative number; null = the id itself
   int32_t map_size = 0;
   int64_t rows = 0;

@@ -57,7 +57,8 @@ TEST_F(ExpertsGpu, RoutesAreThoseOfFloat64) {
   for (const Case& c :
        {Case{1, 8, 2, 64, true, false}, Case{5, 60, 4, 2048, false, true}, Case{300, 128, 8, 512, true, false},
         Case{33, 512, 10, 72, true, true}, Case{7, 4, 4, 4096, false, false}, Case{1000, 3, 1, 8, true, true},
-        Case{2, 64, 32, 128, false, false}}) {
+        Case{2, 64, 32, 128, false, false}, Case{64, 512, 32, 256, true, true}, Case{65, 33, 8, 1032, true, true},
+        Case{2000, 128, 8, 2048, true, false}, Case{777, 60, 4, 2048, false, true}}) {
     const auto rows = static_cast<size_t>(c.rows), experts = static_cast<size_t>(c.experts),
                top = static_cast<size_t>(c.top), hidden = static_cast<size_t>(c.hidden);
     const auto x = halves(rows * hidden, 1.0f);
@@ -143,6 +144,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     Form form = Form::kMixed;  // of all matrices; those of one that can be grouped are
     bool e4m3 = false;
     int32_t tile = 0;
+    bool distinct = false;  // experts of one row
   };
   std::vector<Case> cases{
       {1, 64, 64, 4, 2, ExpertEpilogue::kStore, false},    {40, 192, 200, 5, 2, ExpertEpilogue::kSwiglu, false},
@@ -163,6 +165,9 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
       cases.push_back({70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, true, Form::kUpper, true, tile});
     }
   }
+  for (const Form form : {Form::kBiased, Form::kUpper}) {
+    cases.push_back({1, 176, 136, 9, 4, ExpertEpilogue::kSwiglu, false, form, false, 0, true});
+  }
   cases.push_back({600, 128, 128, 512, 3, ExpertEpilogue::kStore, false, Form::kBiased});
   for (const Case& c : cases) {
     const auto n = static_cast<size_t>(c.n), k = static_cast<size_t>(c.k), experts = static_cast<size_t>(c.experts);
@@ -170,6 +175,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     // Every number of tokens an expert, none among them.
     std::vector<int32_t> start(experts + 1, 0), row(assignments), expert_of(assignments);
     for (int32_t& e : expert_of) e = std::min(integer(0, c.experts - 1), integer(0, c.experts - 1));
+    if (c.distinct) std::iota(expert_of.begin(), expert_of.end(), c.experts - c.top);
     std::sort(expert_of.begin(), expert_of.end());
     for (size_t a = 0; a < assignments; ++a) {
       row[a] = integer(0, static_cast<int>(c.rows) - 1);
@@ -252,6 +258,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     call.x = d_x.get();
     call.sorted = c.sorted;
     call.rows = c.rows;
+    call.distinct = c.distinct;
     call.epilogue = c.epilogue;
     call.y = y.get();
     call.gathered = gathered.get();

@@ -7,18 +7,22 @@
 
 namespace nfp::cuda {
 
-// Three kernels, one after the other: logits, the choice of each row, the assignments of each expert.
+// Logits, then of few rows the rest in one kernel, of many the choice of each row and the assignments of each expert.
 inline constexpr int kMostRouteRows = 8;  // that a block of the first has,
 inline constexpr int kRouteWarps = 8;     // and experts
-inline constexpr int kChooseWarps = 4;    // rows a block of the second
-inline constexpr int kAssignThreads = 256;
+inline constexpr int kRouteFewRows = 64;
+inline constexpr int kRouteFewThreads = 512;
+inline constexpr int kChooseWarps = 4;        // rows a block
 const void* route_logits_function(int rows);  // 1, 2 or kMostRouteRows a block
+inline constexpr int kRouteManyWarps = 4;     // a block, of 16 rows each,
+inline constexpr int kRouteManyExperts = 32;  // and so many experts
+const void* route_logits_many_function();
+const void* route_few_function();
 const void* choose_experts_function();
-const void* assign_rows_function();
 
 // Takes AssignArgs. Grid: experts.
-inline constexpr int kAssignIdsThreads = 256;
-const void* assign_ids_function();
+inline constexpr int kAssignThreads = 512;
+const void* assign_function();
 
 struct ExpertParams {
   int32_t* start;

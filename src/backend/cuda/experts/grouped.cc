@@ -114,11 +114,13 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
   const int64_t assignments = c.rows * c.routes.top;
   const int64_t width = c.e4m3 ? plane.padded_k() : c.k;  // elements of a row of x
   const size_t row_bytes = static_cast<size_t>(width) * (c.e4m3 ? 1 : 2);
-  if (!c.sorted) NFP_RETURN_IF_ERROR(gather(c, row_bytes, stream));
+  const bool one_row = c.rows == 1 && c.distinct && !c.sorted && !c.e4m3;
+  const bool gathers = !c.sorted && !one_row;
+  if (gathers) NFP_RETURN_IF_ERROR(gather(c, row_bytes, stream));
   const GroupedEntry& entry = entry_for(c);
   const Mode mode = mode_of(c);
   GroupedShape p{};
-  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(assignments)};
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(one_row ? 1 : assignments)};
   const cuuint64_t pitch[1] = {row_bytes};
   const cuuint32_t box[2] = {c.e4m3 ? 128u : 64u, static_cast<cuuint32_t>(entry.tokens)};
   constexpr cuuint32_t kSteps[2] = {1, 1};
@@ -127,7 +129,7 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
              c.e4m3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
              : c.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             2, c.sorted ? const_cast<void*>(c.x) : c.gathered, dims, pitch, box, kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             2, gathers ? c.gathered : const_cast<void*>(c.x), dims, pitch, box, kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     return error(ErrorCode::kUsage, "expert_linear: cuTensorMapEncodeTiled refused x ({} rows of {}): error {}",
@@ -149,6 +151,7 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
   p.gated = gated;
   p.bf16 = c.bf16;
   p.gelu = c.epilogue == ExpertEpilogue::kGeglu;
+  p.one_row = one_row;
   // As many tiles as there can be at most, and no more blocks than run at once.
   const int64_t tiles =
       std::min<int64_t>(assignments, c.routes.experts + (assignments + entry.tokens - 1) / entry.tokens);

@@ -125,7 +125,7 @@ struct GroupedKernel {
       for (int b = 0; b < kBlocks; ++b) {  // past the end: any rows, never stored
         offset[b] = static_cast<int64_t>(min(item.row_tile * kBlocks + b, p.row_blocks - 1)) * p.slab_bytes;
       }
-      const int token = kRole == Role::kActivations ? __ldcg(p.start + item.expert) + item.token : 0;
+      const int token = kRole == Role::kActivations && !p.one_row ? __ldcg(p.start + item.expert) + item.token : 0;
       const uint64_t policy = ptx::kEvictNormal;
 #pragma unroll 1
       for (int k = 0; k < p.k_iterations * Ring::kStagesPerStep; ++k) {

@@ -28,7 +28,8 @@ struct GroupedShape {
   int32_t k_iterations;  // of step_k()
   bool gated;
   bool gelu;
-  bool bf16;  // what products of E4M3 activations are stored as; else FP16
+  bool one_row;  // x is one row, which every assignment has
+  bool bf16;     // what products of E4M3 activations are stored as; else FP16
 };
 inline constexpr int kGroupedRows = 128;
 

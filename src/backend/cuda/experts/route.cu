@@ -4,6 +4,7 @@
 
 #include "backend/cuda/experts/experts_kernels.h"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/mma.cuh"
 
 namespace nfp::cuda {
 namespace {
@@ -74,16 +75,104 @@ __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const Ro
   }
 }
 
-// A warp has a row: softmax, and `top` times the likeliest that is left, of equals the first. The row's experts stay at
-// the beginning of its logits, which nobody needs any more.
-__global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const RouteArgs p) {
+// The same for many rows on tensor cores: a warp has 16 rows and 32 experts. Rows are FP16, which TF32 holds exactly;
+// a weight is two TF32 numbers, which leave 2^-22 of it. A lane's eight consecutive k are the operands of four products
+// of eight k: whose k a lane takes is free as long as rows and weights agree.
+__global__ __launch_bounds__(kRouteManyWarps * 32) void route_logits_many_kernel(const RouteArgs p) {
+  constexpr int kTiles = kRouteManyExperts / 8;
   ptx::launch_dependents();
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = lane / 4, column = lane % 4;
+  const int first_row = (static_cast<int>(blockIdx.x) * kRouteManyWarps + warp) * 16 + group;
+  const int first_expert = static_cast<int>(blockIdx.y) * kRouteManyExperts;
+  const auto* x = static_cast<const uint16_t*>(p.x);
+  const auto weights_of = [&](int expert) {
+    return expert < p.routes.experts                                ? p.router + int64_t{expert} * p.hidden
+           : expert == p.routes.experts && p.shared_gate != nullptr ? p.shared_gate
+                                                                    : p.router;  // whatever it is, nothing comes of it
+  };
+  struct Chunk {  // of 32 k
+    uint4 rows[2];
+    float4 weights[kTiles][2];
+  };
+  const auto load = [&](int base) {
+    Chunk c;
+    const int k = base + column * 8;
+    const bool here = k < p.hidden;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = min(first_row + r * 8, p.rows - 1);
+      c.rows[r] = here ? *reinterpret_cast<const uint4*>(x + int64_t{row} * p.hidden + k) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const float* w = weights_of(first_expert + t * 8 + group) + k;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        c.weights[t][half] = here ? __ldg(reinterpret_cast<const float4*>(w + half * 4)) : make_float4(0, 0, 0, 0);
+      }
+    }
+    return c;
+  };
   ptx::dependency_wait();
+  float sums[kTiles][4] = {};
+  Chunk now = load(0);
+  for (int base = 0; base < p.hidden; base += 32) {
+    const Chunk next = load(base + 32);
+    float rows[2][8];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float4 low = widen4(make_uint2(now.rows[r].x, now.rows[r].y)),
+                   high = widen4(make_uint2(now.rows[r].z, now.rows[r].w));
+      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) rows[r][i] = all[i];
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const float4 low = now.weights[t][0], high = now.weights[t][1];
+      const float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint32_t a[4] = {__float_as_uint(rows[0][step * 2]), __float_as_uint(rows[1][step * 2]),
+                               __float_as_uint(rows[0][step * 2 + 1]), __float_as_uint(rows[1][step * 2 + 1])};
+        float rest[2];
+        uint32_t most[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          most[i] = __float_as_uint(w[step * 2 + i]) & 0xffffe000u;
+          rest[i] = w[step * 2 + i] - __uint_as_float(most[i]);
+        }
+        ptx::mma_tf32(sums[t], a, ptx::round_to_tf32(rest[0]), ptx::round_to_tf32(rest[1]));
+        ptx::mma_tf32(sums[t], a, most[0], most[1]);
+      }
+    }
+    now = next;
+  }
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + i / 2 * 8, expert = first_expert + t * 8 + column * 2 + i % 2;
+      if (row >= p.rows) continue;
+      if (expert < p.routes.experts) {
+        p.logits[int64_t{row} * p.routes.experts + expert] = sums[t][i];
+      } else if (expert == p.routes.experts && p.shared_gate != nullptr) {
+        p.shared_weight[row] = 1.0f / (1.0f + expf(-sums[t][i]));
+      }
+    }
+  }
+}
+
+// What a warp finds for a row: softmax, and `top` times the likeliest that is left, of equals the first. Lane t has the
+// row's expert t and its weight.
+struct Choice {
+  int expert = 0;
+  float weight = 0.0f;
+};
+__device__ __forceinline__ Choice choose(const RouteArgs& p, int64_t row, int lane) {
   constexpr int kMine = kMaxExperts / 32;
-  const int64_t row = int64_t{blockIdx.x} * kChooseWarps + threadIdx.x / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (row >= p.rows) return;
-  float* logits = p.logits + row * p.routes.experts;
+  const float* logits = p.logits + row * p.routes.experts;
   float mine[kMine];
   float largest = -FLT_MAX;
 #pragma unroll
@@ -103,8 +192,8 @@ __global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const
     sum += fmaxf(mine[i], 0.0f);
   }
   sum = warp_sum(sum);
-  float chosen_sum = 0.0f, my_weight = 0.0f;
-  int my_expert = 0;
+  float chosen_sum = 0.0f;
+  Choice out;
   for (int t = 0; t < p.routes.top; ++t) {
     float best = -2.0f;
     int at = 0;
@@ -129,57 +218,73 @@ __global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const
       if (i * 32 + lane == at) mine[i] = -1.0f;
     }
     chosen_sum += best;
-    if (lane == t) {
-      my_weight = best;
-      my_expert = at;
-    }
+    if (lane == t) out = {at, best};
   }
-  if (lane >= p.routes.top) return;
-  p.routes.weight[row * p.routes.top + lane] = my_weight / (p.renormalise ? chosen_sum : sum);
-  reinterpret_cast<int32_t*>(logits)[lane] = my_expert;
+  out.weight /= p.renormalise ? chosen_sum : sum;
+  return out;
 }
 
-// A block has an expert: how many assignments those before it have, and then its own in order of rows.
-__global__ __launch_bounds__(kAssignThreads) void assign_rows_kernel(const RouteArgs p) {
-  constexpr int kWarps = kAssignThreads / 32;
-  __shared__ int counts[kWarps];
+// A warp has a row. Its experts stay at the beginning of its logits, which nobody needs any more.
+__global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const RouteArgs p) {
   ptx::launch_dependents();
   ptx::dependency_wait();
-  const int expert = static_cast<int>(blockIdx.x);
-  const auto top = static_cast<uint32_t>(p.routes.top);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const auto total = static_cast<uint32_t>(p.rows) * top;
-  const auto expert_of = [&](uint32_t assignment) {
-    const uint32_t row = assignment / top;
-    return reinterpret_cast<const int32_t*>(p.logits + int64_t{row} * p.routes.experts)[assignment - row * top];
-  };
-  int before = 0;
-  for (uint32_t i = threadIdx.x; i < total; i += kAssignThreads) before += expert_of(i) < expert;
-  before = __reduce_add_sync(0xffffffffu, before);
-  if (lane == 0) counts[warp] = before;
+  const int64_t row = int64_t{blockIdx.x} * kChooseWarps + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= p.rows) return;
+  const Choice mine = choose(p, row, lane);
+  if (lane >= p.routes.top) return;
+  p.routes.weight[row * p.routes.top + lane] = mine.weight;
+  reinterpret_cast<int32_t*>(p.logits + row * p.routes.experts)[lane] = mine.expert;
+}
+
+// All of few rows in one block: a warp has some rows, and marks it with its experts; what an expert's marks
+// count up to is where its assignments begin and in which order.
+__global__ __launch_bounds__(kRouteFewThreads) void route_few_kernel(const RouteArgs p) {
+  constexpr int kWords = kRouteFewRows / 32, kWarps = kRouteFewThreads / 32;
+  __shared__ uint32_t marks[kMaxExperts][kWords];
+  __shared__ int32_t chosen[kRouteFewRows][kMaxTopExperts];
+  __shared__ int32_t start[kMaxExperts];
+  __shared__ int32_t of_warps[kMaxExperts / 32];
+  static_assert(kRouteFewThreads >= kMaxExperts);
+  ptx::launch_dependents();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  for (int i = thread; i < kMaxExperts * kWords; i += kRouteFewThreads) marks[i / kWords][i % kWords] = 0;
+  ptx::dependency_wait();
   __syncthreads();
-  int next = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) next += counts[w];
-  if (threadIdx.x == 0) {
-    p.routes.start[expert] = next;
-    if (expert == 0) p.routes.start[p.routes.experts] = static_cast<int32_t>(total);
+  const int experts = p.routes.experts, top = p.routes.top;
+  for (int row = warp; row < p.rows; row += kWarps) {
+    const Choice mine = choose(p, row, lane);
+    if (lane >= top) continue;
+    p.routes.weight[row * top + lane] = mine.weight;
+    chosen[row][lane] = mine.expert;
+    atomicOr(&marks[mine.expert][row / 32], 1u << row % 32);
   }
-  for (uint32_t base = 0; base < total; base += kAssignThreads) {
-    const uint32_t i = base + threadIdx.x;
-    const bool own = i < total && expert_of(i) == expert;
-    const uint32_t votes = __ballot_sync(0xffffffffu, own);
-    __syncthreads();  // the counts before were read
-    if (lane == 0) counts[warp] = __popc(votes);
-    __syncthreads();
-    int at = next + __popc(votes & ((1u << lane) - 1));
+  __syncthreads();
+  int count = 0, before = 0;
+  if (thread < kMaxExperts) {
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) at += counts[w];
-      next += counts[w];
+    for (int w = 0; w < kWords; ++w) count += __popc(marks[thread][w]);
+    before = count;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, before, offset);
+      if (lane >= offset) before += other;
     }
-    if (!own) continue;
-    p.routes.row[at] = static_cast<int32_t>(i / top);
+    if (lane == 31) of_warps[warp] = before;
+  }
+  __syncthreads();
+  if (thread < experts) {
+    for (int w = 0; w < warp; ++w) before += of_warps[w];
+    start[thread] = before - count;
+    p.routes.start[thread] = before - count;
+    if (thread == experts - 1) p.routes.start[experts] = before;
+  }
+  __syncthreads();
+  for (int i = thread; i < p.rows * top; i += kRouteFewThreads) {
+    const int row = i / top, expert = chosen[row][i - row * top];
+    int at = start[expert] + __popc(marks[expert][row / 32] & ((1u << row % 32) - 1));
+    for (int w = 0; w < row / 32; ++w) at += __popc(marks[expert][w]);
+    p.routes.row[at] = row;
     p.routes.place[i] = at;
   }
 }
@@ -192,6 +297,7 @@ const void* route_logits_function(int rows) {
                      : reinterpret_cast<const void*>(&route_logits_kernel<kMostRouteRows>);
 }
 const void* choose_experts_function() { return reinterpret_cast<const void*>(&choose_experts_kernel); }
-const void* assign_rows_function() { return reinterpret_cast<const void*>(&assign_rows_kernel); }
+const void* route_logits_many_function() { return reinterpret_cast<const void*>(&route_logits_many_kernel); }
+const void* route_few_function() { return reinterpret_cast<const void*>(&route_few_kernel); }
 
 }  // namespace nfp::cuda

@@ -41,12 +41,12 @@ inline constexpr int64_t kMaxLinearRows = 512;  // a task's rows; callers chunk
 inline constexpr int kGroupPanels = 4;          // panels that the kernel works on together
 inline constexpr int64_t kBlockSteps = 128;     // of k that are unpacked at a time: 64 columns of FP32 = 32 KB, in L1
 
-inline constexpr int64_t kMaxDirectRows = 24;  // up to which a kernel may keep x in an order of its own
+inline constexpr int64_t kMaxDirectRows = 24;  // up to which a kernel may keep x in an order of its own; of pairs 48
 
 // For tasks of up to `rows` rows.
 constexpr size_t linear_scratch_bytes(int64_t rows, int64_t k) {
   const int64_t sums = (kBlockSteps + rows) * kGroupPanels * kPanelRows;
-  return static_cast<size_t>(sums + (rows < kMaxDirectRows ? rows : kMaxDirectRows) * k) * sizeof(float);
+  return static_cast<size_t>(sums + (rows < kMaxDirectRows ? rows : kMaxDirectRows) * (k + 1)) * sizeof(float);
 }
 
 // One kv head of one sequence, and query rows that share its keys. Keys are visited in groups of 16 lanes, tiles of

@@ -87,6 +87,7 @@ struct Fp32Steps : WholeSums {
   static constexpr int kStepsPerUnit = 1;
   static constexpr int64_t kAhead = S == Source::kUpper ? kPrefetchUpperGroups : kPrefetchGroups;
   static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
+  static constexpr int kMostHalvedRows = 0;
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(S == Source::kDense ? 2 * kGroupBytes : kGroupBytes);
   // Calls ask(line) for what unpacking reads.
   template <typename At, typename Ask>
@@ -167,6 +168,7 @@ struct PairSteps {
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(kGroupBytes);
   static constexpr int64_t kAhead = kPrefetchUpperGroups;
   static constexpr int kMostDirectRows = kDirectPairRows;
+  static constexpr int kMostHalvedRows = kHalvedPairRows;  // of which two halves are faster than a block
   template <typename At, typename Ask>
   static void each_line(const At& panel, int64_t group, Ask ask) {
     ask(panel.upper + group * static_cast<int64_t>(kGroupBytes));
@@ -475,8 +477,7 @@ Upcoming upcoming_after(const LinearTask& task, const Panel* panel, int64_t grou
 
 template <typename Steps>
 void direct_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
-                   int64_t units, float* out) {
-  const int rows = task.rows;
+                   int64_t units, int rows, float* out) {
   const int64_t groups = (units + Steps::kUnits - 1) / Steps::kUnits;
   while (count > 0) {
     const auto fits = [&](int step) { return count >= step && kTileVectors >= step && rows <= most_direct_rows(step); };
@@ -689,16 +690,18 @@ void blocked_panels(const Panel* panels, int count, int next_count, const typena
 
 // Few rows of x in the order in which direct() reads them; made once for all panels that multiply the same x.
 struct DirectRows {
-  void* area;  // rows * k floats
-  const void* source = nullptr;
+  void* area;  // of linear_scratch_bytes
+  const void* source[2] = {};
 
+  // `at`: where in the area. The second half of rows lies behind the first.
   template <typename X>
-  const X* get(const X* x, int64_t stride, int64_t units, int rows) {
+  const X* get(const X* x, int64_t stride, int64_t units, int rows, int64_t at = 0) {
     if (rows <= kPointerRows) return x;
-    auto* packed = static_cast<X*>(area);
+    auto* packed = static_cast<X*>(area) + at;
     if constexpr (kPointerRows < kDirectUpperRows) {
-      if (source != x) pack_rows(x, stride, units, rows, packed);
-      source = x;
+      const void*& here = source[at == 0 ? 0 : 1];
+      if (here != x) pack_rows(x, stride, units, rows, packed);
+      here = x;
     }
     return packed;
   }
@@ -711,7 +714,16 @@ void run_panels(const LinearTask& task, const Panel* panels, int count, const ty
   const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
   if (task.rows <= Steps::kMostDirectRows) {
     const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
-    direct_panels<Steps>(task, panels, count, few.get(x, stride, units, task.rows), stride, units, acc);
+    direct_panels<Steps>(task, panels, count, few.get(x, stride, units, task.rows), stride, units, task.rows, acc);
+    done(acc, 0, task.rows);
+  } else if (task.rows <= Steps::kMostHalvedRows) {
+    const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
+    const int half = (task.rows + 1) / 2;
+    for (int first = 0; first < task.rows; first += half) {
+      const int rows = first + half <= task.rows ? half : task.rows - first;
+      const auto* packed = few.get(x + first * stride, stride, units, rows, first == 0 ? 0 : half * units);
+      direct_panels<Steps>(task, panels, count, packed, stride, units, rows, acc + first * kGroupColumns);
+    }
     done(acc, 0, task.rows);
   } else {
     blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows,

@@ -155,7 +155,7 @@ TEST(Linear, EqualsItsDefinitionOnEveryTableStorageAndPrecision) {
 
 TEST(Linear, EveryTableEqualsScalarForAnyNumberOfRows) {
   Random random(2);
-  const int64_t n = 83, k = 290;  // more than a chunk
+  const int64_t n = 83, k = 291;  // more than a chunk, and odd
   const Parts parts = make_parts({Storage::kNested}, {n}, k, RowOrder::kConcat, false, random);
   const auto weight = pack(parts);
   for (int32_t rows = 1; rows <= 70; ++rows) {

@@ -11,7 +11,7 @@ namespace {
 constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 halves of weights and a broadcast fill 16 registers
 constexpr int kTileVectors = 1;
 constexpr int kDirectRows = 6;  // up to which panels are unpacked in registers
-constexpr int kDirectUpperRows = kDirectRows, kDirectPairRows = kDirectRows;
+constexpr int kDirectUpperRows = kDirectRows, kDirectPairRows = kDirectRows, kHalvedPairRows = 0;
 constexpr int most_direct_rows(int panels) { return kDirectRows / panels; }
 constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
 

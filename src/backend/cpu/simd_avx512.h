@@ -20,7 +20,7 @@ constexpr int kTileVectors = 4;
 // Rows up to which panels are unpacked in registers, where both planes are read, upper bytes only, and pairs of steps;
 // and of them those for which so many panels' sums fit into registers beside weights and a broadcast.
 #if defined(NFP_TUNED_FOR_ZEN5)
-constexpr int kDirectRows = 14, kDirectUpperRows = 14;
+constexpr int kDirectRows = 14, kDirectUpperRows = 14, kHalvedPairRows = 48;
 constexpr int most_direct_rows(int panels) { return panels == 4 ? 5 : panels == 2 ? 14 : 24; }
 #else
 #ifdef NFP_AVX512_GFNI
@@ -28,7 +28,7 @@ constexpr int kDirectRows = 24;
 #else
 constexpr int kDirectRows = 18;  // a mask register is part of the unpacking
 #endif
-constexpr int kDirectUpperRows = 24;
+constexpr int kDirectUpperRows = 24, kHalvedPairRows = 0;
 constexpr int most_direct_rows(int panels) { return 24 / panels; }
 #endif
 constexpr int kDirectPairRows = 24;

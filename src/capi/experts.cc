@@ -48,6 +48,9 @@ Stack stack_of(const nfp_expert_stack& given, int32_t experts) {
   return stack;
 }
 
+// Assignments up to which a thread block for each expert copies their rows as fast as one for each assignment.
+constexpr int64_t kGatheredAtOnce = 256;
+
 // Pieces of a call's scratch, each 256-byte aligned. With E4M3, codes and scales of x and of what is activated.
 struct Scratch {
   size_t start, row, place;
@@ -118,6 +121,10 @@ class Call {
     product.e4m3 = e4m3_;
     product.x = call_.x;
     product.gathered = piece<uint8_t>(at_.gathered);
+    if (gathers()) {
+      product.x = product.gathered;
+      product.sorted = true;
+    }
     if (e4m3_) {
       NFP_RETURN_IF_ERROR(round(call_.x, call_.rows, experts_.hidden(), at_.x, at_.x_scales));
       product.x = piece<uint8_t>(at_.x);
@@ -154,8 +161,16 @@ class Call {
     routes_ = {experts_.experts,          call_.top,
                piece<int32_t>(at_.start), piece<int32_t>(at_.row),
                piece<int32_t>(at_.place), const_cast<float*>(call_.weights)};
-    return run_assign({call_.ids, routes_.top, call_.map, call_.map_size, call_.rows, routes_}, stream_);
+    AssignArgs args{call_.ids, routes_.top, call_.map, call_.map_size, call_.rows, routes_};
+    if (gathers()) {
+      args.x = call_.x;
+      args.gathered = piece<uint8_t>(at_.gathered);
+      args.row_bytes = 2 * experts_.hidden();
+    }
+    return run_assign(args, stream_);
   }
+  // Where the kernel that finds routes also puts the rows into order: as long as no expert can have many.
+  bool gathers() const { return !e4m3_ && call_.rows * call_.top <= kGatheredAtOnce; }
   nfp::Status round(const void* x, int64_t rows, int64_t columns, size_t codes, size_t scales) {
     GemmInputCall call;
     call.m = rows;

@@ -45,7 +45,7 @@ __global__ __launch_bounds__(kAssignThreads) void assign_kernel(const AssignArgs
     return id < experts ? max(id, -1) : -1;
   };
   int before = 0, own = 0;
-#pragma unroll 4
+#pragma unroll 2
   for (uint32_t i = begin; i < end; ++i) {
     const int at = expert_of(i);
     before += at >= 0 && at < expert;
@@ -58,13 +58,21 @@ __global__ __launch_bounds__(kAssignThreads) void assign_kernel(const AssignArgs
     p.routes.start[expert] = first;
     if (expert == experts - 1) p.routes.start[experts] = first + owns.y;
   }
-  if (own == 0) return;
   int next = first + owns.x;
-#pragma unroll 4
   for (uint32_t i = begin; i < end; ++i) {
     if (expert_of(i) != expert) continue;
     p.routes.row[next] = static_cast<int32_t>(i / top);
     p.routes.place[i] = next++;
+  }
+  if (p.gathered == nullptr || owns.y == 0) return;
+  __syncthreads();  // the rows are written
+  const int pieces = static_cast<int>(p.row_bytes / 16);
+#pragma unroll 1
+  for (int a = first; a < first + owns.y; ++a) {
+    const uint4* from = static_cast<const uint4*>(p.x) + int64_t{p.routes.row[a]} * pieces;
+    uint4* to = static_cast<uint4*>(p.gathered) + int64_t{a} * pieces;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kAssignThreads) to[i] = from[i];
   }
 }
 

@@ -88,6 +88,9 @@ Status run_assign(const AssignArgs& c, CUstream_st* stream) {
   if (c.ids == nullptr) return bad("assign", "ids", "must not be null");
   if (c.id_stride < c.routes.top) return bad("assign", "id_stride", "is smaller than a row of ids");
   if (c.map != nullptr && c.map_size < 1) return bad("assign", "map_size", "must be positive");
+  if (c.gathered != nullptr && (c.x == nullptr || !aligned(c.x) || !aligned(c.gathered) || c.row_bytes % 16 != 0)) {
+    return bad("assign", "x and gathered", "must be there, 16-byte aligned, with rows of a multiple of 16 bytes");
+  }
   AssignArgs p = c;
   void* arguments[] = {&p};
   LaunchShape shape;

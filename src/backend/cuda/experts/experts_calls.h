@@ -51,6 +51,11 @@ struct AssignArgs {
   int32_t map_size = 0;
   int64_t rows = 0;
   ExpertRoutes routes;  // start, row and place are written
+  // x's rows by assignment too, which saves a kernel where there are few: 16-byte aligned rows of row_bytes, a multiple
+  // of 16.
+  const void* x = nullptr;
+  void* gathered = nullptr;  // null = not wanted
+  int64_t row_bytes = 0;
 };
 
 }  // namespace nfp::cuda

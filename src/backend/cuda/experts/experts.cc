@@ -52,7 +52,7 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.dependent = true;
-  if (c.rows > kRouteFewRows && !c.batch_invariant) {
+  if (c.rows >= kRouteManyRows && !c.batch_invariant) {
     constexpr int kRows = kRouteManyWarps * 16;
     shape.grid = static_cast<int>((c.rows + kRows - 1) / kRows);
     shape.grid_y = (c.routes.experts + (c.shared_gate != nullptr ? 1 : 0) + kRouteManyExperts - 1) / kRouteManyExperts;

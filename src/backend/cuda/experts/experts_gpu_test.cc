@@ -57,8 +57,9 @@ TEST_F(ExpertsGpu, RoutesAreThoseOfFloat64) {
   for (const Case& c :
        {Case{1, 8, 2, 64, true, false}, Case{5, 60, 4, 2048, false, true}, Case{300, 128, 8, 512, true, false},
         Case{33, 512, 10, 72, true, true}, Case{7, 4, 4, 4096, false, false}, Case{1000, 3, 1, 8, true, true},
-        Case{2, 64, 32, 128, false, false}, Case{64, 512, 32, 256, true, true}, Case{65, 33, 8, 1032, true, true},
-        Case{2000, 128, 8, 2048, true, false}, Case{777, 60, 4, 2048, false, true}}) {
+        Case{2, 64, 32, 128, false, false}, Case{16, 512, 32, 256, true, true}, Case{64, 512, 32, 256, true, true},
+        Case{65, 33, 8, 1032, true, true}, Case{2000, 128, 8, 2048, true, false},
+        Case{777, 60, 4, 2048, false, true}}) {
     const auto rows = static_cast<size_t>(c.rows), experts = static_cast<size_t>(c.experts),
                top = static_cast<size_t>(c.top), hidden = static_cast<size_t>(c.hidden);
     const auto x = halves(rows * hidden, 1.0f);

@@ -10,7 +10,10 @@ namespace nfp::cuda {
 // Logits, then of few rows the rest in one kernel, of many the choice of each row and the assignments of each expert.
 inline constexpr int kMostRouteRows = 8;  // that a block of the first has,
 inline constexpr int kRouteWarps = 8;     // and experts
-inline constexpr int kRouteFewRows = 64;
+// At most in one block (32 and 64 took longer so, 1 less, 8 the same), and at least for tensor cores, where a block
+// walks all k however few rows there are.
+inline constexpr int kRouteFewRows = 16;
+inline constexpr int kRouteManyRows = 512;
 inline constexpr int kRouteFewThreads = 512;
 inline constexpr int kChooseWarps = 4;        // rows a block
 const void* route_logits_function(int rows);  // 1, 2 or kMostRouteRows a block

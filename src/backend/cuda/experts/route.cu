@@ -240,7 +240,7 @@ __global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const
 // All of few rows in one block: a warp has some rows, and marks it with its experts; what an expert's marks
 // count up to is where its assignments begin and in which order.
 __global__ __launch_bounds__(kRouteFewThreads) void route_few_kernel(const RouteArgs p) {
-  constexpr int kWords = kRouteFewRows / 32, kWarps = kRouteFewThreads / 32;
+  constexpr int kWords = (kRouteFewRows + 31) / 32, kWarps = kRouteFewThreads / 32;
   __shared__ uint32_t marks[kMaxExperts][kWords];
   __shared__ int32_t chosen[kRouteFewRows][kMaxTopExperts];
   __shared__ int32_t start[kMaxExperts];

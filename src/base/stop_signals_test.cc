@@ -21,8 +21,10 @@ class StopSignals : public ::testing::Test {
  protected:
   void SetUp() override {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
-    // The child of a death test runs this again: the name is the same in both.
-    dir_ = fs::path(::testing::TempDir()) / "nfp-stop-signals";
+    // The child of a death test runs this again: the name is the same in both, and no other test's, which may run
+    // beside it.
+    const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = fs::path(::testing::TempDir()) / (std::string("nfp-stop-signals-") + test->name());
     fs::create_directories(dir_);
   }
   void TearDown() override { fs::remove_all(dir_); }

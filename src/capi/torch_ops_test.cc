@@ -62,6 +62,8 @@ TEST_F(TorchOps, NoRowsGiveEmptyResults) {
   EXPECT_EQ(torch_of_tests_sizes(y)[1], 128);
   EXPECT_EQ(torch_of_tests_sizes(h)[1], 64);
   EXPECT_EQ(torch_of_tests_live(), live_ + 2);  // the results are the caller's, the arguments are gone
+  aoti_torch_delete_tensor_object(y);
+  aoti_torch_delete_tensor_object(h);
   auto swiglu = std::array<StableValue, 7>{of(torch_of_tests_tensor(0, 64, kF16)),
                                            of(torch_of_tests_tensor(1, 4096, kU8)),
                                            of(torch_of_tests_tensor(1, 4096, kU8)),
@@ -70,7 +72,10 @@ TEST_F(TorchOps, NoRowsGiveEmptyResults) {
                                            64,
                                            0};
   EXPECT_EQ(call("swiglu", swiglu.data(), swiglu.size(), 1), "");
-  EXPECT_EQ(torch_of_tests_sizes(reinterpret_cast<TensorHandle>(swiglu[0]))[1], 64);
+  const auto activated = reinterpret_cast<TensorHandle>(swiglu[0]);
+  EXPECT_EQ(torch_of_tests_sizes(activated)[1], 64);
+  aoti_torch_delete_tensor_object(activated);
+  EXPECT_EQ(torch_of_tests_live(), live_);
 }
 
 TEST_F(TorchOps, FailuresSayWhyAndKeepNothing) {

@@ -11,6 +11,7 @@ const int64_t* torch_of_tests_sizes(nfp::capi::TensorHandle tensor);
 int64_t torch_of_tests_live();  // tensors that nobody has let go of
 // What an operator was registered with; null: it was not.
 nfp::capi::StableKernel torch_of_tests_kernel(const char* name);
+int32_t aoti_torch_delete_tensor_object(nfp::capi::TensorHandle tensor);
 const char* torch_of_tests_failure();  // what the last operator that failed said
 void torch_of_tests_forget_failure();
 }

@@ -7,7 +7,9 @@
 // the same time read the same weights from the L2. A tile may read tokens of the next expert; nothing comes of them.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <span>
 
 #include "backend/cuda/experts/grouped_kernels.h"
 #include "backend/cuda/fused/arithmetic.cuh"
@@ -284,6 +286,19 @@ __global__ __launch_bounds__(threads(Tile{kTokens, 1, 1, 1}), lean(Tile{kTokens,
     const __grid_constant__ GroupedParams<kMost> params) {
   extern __shared__ __align__(1024) uint8_t memory[];
   GroupedKernel<kOperand, kTokens>::run(params.shape, params.matrices, memory);
+}
+
+// The kernels of an operand, by the tokens of a tile, ascending.
+template <Operand kOperand, int... kTokens>
+std::span<const GroupedEntry> grouped_entries() {
+  static const std::array entries{
+      GroupedEntry{kOperand,
+                   kTokens,
+                   {reinterpret_cast<const void*>(&grouped_gemm<kOperand, kTokens, kSomeExperts>),
+                    reinterpret_cast<const void*>(&grouped_gemm<kOperand, kTokens, kMaxExperts>)},
+                   threads(Tile{kTokens, 1, 1, 1}),
+                   GroupedKernel<kOperand, kTokens>::kSharedBytes}...};
+  return entries;
 }
 
 }  // namespace nfp::cuda

@@ -86,7 +86,7 @@ struct nfp_experts {
     made.start = take(experts + 1, sizeof(int32_t));
     made.row = take(assignments, sizeof(int32_t));
     made.place = take(assignments, sizeof(int32_t));
-    made.gathered = take(assignments, 2 * hidden());
+    made.gathered = take(assignments, std::max(2 * hidden(), e4m3 ? e4m3_row_bytes(hidden()) : 0));
     made.activated = take(assignments, 2 * intermediate());
     if (e4m3) {
       made.gathered_scales = take(assignments, sizeof(float));

@@ -337,8 +337,12 @@ Status CudaBackend::reserve(const StepReserve& most) {
     NFP_ASSIGN_OR_RETURN(scratch_, allocate(bytes));
   }
   if (most.experts > 0 || most.plain_inputs) {
-    const size_t rounded = std::max(cuda::activation_bytes(rows, widest_),
-                                    cuda::activation_bytes(rows * most.top_experts, most.expert_width));
+    size_t rounded = cuda::activation_bytes(rows, widest_);
+    if (!options_.deterministic) {  // what goes between an expert's matrices, as codes and scales
+      const int64_t assignments = rows * most.top_experts;
+      rounded = std::max(rounded, cuda::e4m3_scale_offset(assignments, most.expert_width) +
+                                      static_cast<size_t>(assignments) * sizeof(float));
+    }
     if (rounded_.bytes() < rounded) {
       rounded_.reset();
       NFP_ASSIGN_OR_RETURN(rounded_, allocate(rounded));

@@ -11,7 +11,6 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -45,14 +44,15 @@ constexpr const char* kNames[] = {"fp16", "fp8", "fp8-w8a8"};
 // A stack of experts' matrices.
 struct Stack {
   Stack(int64_t n, int64_t k, int32_t experts, uint64_t seed)
-      : shape{n, k}, upper(shape.bytes() * static_cast<size_t>(experts)), lower(upper_bytes(experts)) {
+      : shape{n, k},
+        upper(shape.bytes() * static_cast<size_t>(experts)),
+        lower(shape.bytes() * static_cast<size_t>(experts)) {
     for (int32_t e = 0; e < experts; ++e) {
       const size_t at = shape.bytes() * static_cast<size_t>(e);
       fill_weights(shape, seed + static_cast<uint64_t>(e), upper.as<uint8_t>() + at, lower.as<uint8_t>() + at, nullptr,
                    nullptr, nullptr);
     }
   }
-  size_t upper_bytes(int32_t experts) const { return shape.bytes() * static_cast<size_t>(experts); }
   std::vector<ExpertMatrix> matrices(int32_t experts, Precision precision) const {
     std::vector<ExpertMatrix> out(static_cast<size_t>(experts));
     for (size_t e = 0; e < out.size(); ++e) {

@@ -228,8 +228,8 @@ struct ExpertLinearArgs {
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;  // for kGatedActivation
   void* y = nullptr;                          // [rows * top, n (or n / 2)] by assignment
-  void* gathered =
-      nullptr;  // working space for x by assignment, where it is not sorted: activation_bytes(rows * top, k)
+  // Working space for x by assignment, where it is not sorted: activation_bytes(rows * top, k).
+  void* gathered = nullptr;
 
   bool is_exact(int32_t expert) const {
     return (exact[static_cast<size_t>(expert) / 64] >> (static_cast<size_t>(expert) % 64) & 1u) != 0;

@@ -158,7 +158,8 @@ struct Fp32Steps : WholeSums {
 };
 
 #if defined(NFP_HAVE_PAIRS)
-// Two steps of k at a time.
+// Two steps of k at a time, which Self unpacks.
+template <typename Self>
 struct PairSteps {
   using X = uint32_t;
   using Operand = Pairs;
@@ -182,14 +183,19 @@ struct PairSteps {
   static constexpr bool staged(int) { return true; }
   static constexpr int kUnitWords = 2 * kPanelRows;
   static void load_here(const uint16_t* words, W& w) { load_pairs_here(words, w); }
-  static void keep(const W w[kUnits], uint16_t* words) {
+  static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
+    W w[kUnits];
+    Self::unpack(panel, group, w);
     for (int u = 0; u < kUnits; ++u) store_pairs(reinterpret_cast<uint32_t*>(words + u * kUnitWords), w[u]);
+    return words;
   }
 #endif
   static Operand operand(X x) { return splat_pair(x); }
   using B = uint32_t;
   static constexpr int64_t kBlockUnit = kGroupColumns, kBlockPanel = kPanelRows;
-  static void keep_in_block(const W w[kUnits], B* at) {
+  static void fill_block(const Panel& panel, int64_t group, B* at) {
+    W w[kUnits];
+    Self::unpack(panel, group, w);
     for (int u = 0; u < kUnits; ++u) store_pairs(at + u * kBlockUnit, w[u]);
   }
   static W load_block(const B* p) { return load_pairs(p); }
@@ -201,22 +207,11 @@ struct StepsOf;
 
 #if defined(NFP_HAVE_BF16_PAIRS)
 template <>
-struct StepsOf<cpu::PairArithmetic::kBf16> : WholeSums, PairSteps {
+struct StepsOf<cpu::PairArithmetic::kBf16> : WholeSums, PairSteps<StepsOf<cpu::PairArithmetic::kBf16>> {
   static void unpack(const Panel& panel, int64_t group, W* w) {
     unpack_upper_pairs(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
   }
-  static void fill_block(const Panel& panel, int64_t group, B* at) {
-    W w[kUnits];
-    unpack(panel, group, w);
-    keep_in_block(w, at);
-  }
 #if defined(NFP_HAVE_STAGES)
-  static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
-    W w[kUnits];
-    unpack(panel, group, w);
-    keep(w, words);
-    return words;
-  }
   static constexpr bool staged(int panels) { return panels > 1; }  // one by one is faster (measured: 15 to 24 rows)
   static void mac_here(Sum& sum, Operand x, W w) { dot_pairs_here(x, w, sum); }
 #endif
@@ -227,7 +222,7 @@ struct StepsOf<cpu::PairArithmetic::kBf16> : WholeSums, PairSteps {
 #if defined(NFP_HAVE_FP16_PAIRS)
 // Sums of a chunk in FP16, of all chunks in FP32.
 template <>
-struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps {
+struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps<StepsOf<cpu::PairArithmetic::kFp16>> {
   using Sum = HalfSums;
   static constexpr int64_t kChunkUnits = cpu::kHalfChunk / kStepsPerUnit;
   static Sum none() { return no_halves(); }
@@ -236,18 +231,7 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps {
   static void unpack(const Panel& panel, int64_t group, W* w) {
     unpack_upper_halves(panel.upper + static_cast<size_t>(group) * kGroupBytes, w);
   }
-  static void fill_block(const Panel& panel, int64_t group, B* at) {
-    W w[kUnits];
-    unpack(panel, group, w);
-    keep_in_block(w, at);
-  }
 #if defined(NFP_HAVE_STAGES)
-  static const uint16_t* stage(const Panel& panel, int64_t group, uint16_t* words) {
-    W w[kUnits];
-    unpack(panel, group, w);
-    keep(w, words);
-    return words;
-  }
   static void mac_here(Sum& sum, Operand x, W w) { fma_halves_here(x, w, sum); }
 #endif
   static Sum mac(Sum acc, Operand x, W w) { return fma_halves(x, w, acc); }

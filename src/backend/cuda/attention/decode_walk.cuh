@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/cuda/attention/attention_kernel.h"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 
@@ -75,12 +76,7 @@ __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit
 #pragma unroll 4
   for (int s = first; s < last; ++s)
     work += DecodeWalk::row_work(p, DecodeWalk::count_tiles(p, p.a.context[s])) * p.a.kv_heads;
-  int before = work;  // inclusive scan, then exclusive
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (lane >= offset) before += other;
-  }
+  int before = warp_scan(work, lane);
   const int total = __shfl_sync(0xffffffffu, before, 31);
   before -= work;
   span = max(least_span, (total + units - 1) / units);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/attention/attention_kernel.h"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 
@@ -29,12 +30,7 @@ __device__ __forceinline__ PrefillTile find_prefill_tile(const AttentionParams& 
   int tiles = 0;
 #pragma unroll 1
   for (int s = first; s < last; ++s) tiles += tiles_of(s);
-  int before = tiles;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (lane >= offset) before += other;
-  }
+  int before = warp_scan(tiles, lane);
   PrefillTile tile{};
   int index = __shfl_sync(0xffffffffu, before, 31) - 1 - item / p.kv_heads;
   tile.sequence = -1;

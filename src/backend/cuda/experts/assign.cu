@@ -1,5 +1,6 @@
 #include "backend/cuda/experts/experts_kernels.h"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 namespace {
@@ -9,12 +10,7 @@ constexpr int kWarps = kAssignThreads / 32;
 // Sum of the threads before this one, and of all.
 __device__ __forceinline__ int2 scan(int value, int (&of_warps)[kWarps]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  int sum = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
+  const int sum = warp_scan(value, lane);
   if (lane == 31) of_warps[warp] = sum;
   __syncthreads();
   int before = sum - value, all = 0;

@@ -1,24 +1,9 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "backend/cuda/experts/experts_kernels.h"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/pairs.cuh"
 
 namespace nfp::cuda {
 namespace {
-
-__device__ __forceinline__ float2 widen_pair(uint32_t pair, bool bf16) {
-  return bf16 ? __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair))
-              : __half22float2(reinterpret_cast<const __half2&>(pair));
-}
-__device__ __forceinline__ uint32_t round_pair(float a, float b, bool bf16) {
-  if (bf16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-  const __half2 pair = __floats2half2_rn(a, b);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
 
 // A thread block a row, four features a thread at a time.
 __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineExpertsArgs p) {
@@ -29,7 +14,7 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineE
   const float* weight = p.routes.weight + row * p.routes.top;
   const auto add = [&p](float4& sum, float by, const void* from, int64_t at) {
     const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(from) + at);
-    const float2 low = widen_pair(raw.x, p.bf16), high = widen_pair(raw.y, p.bf16);
+    const float2 low = unpack_pair(raw.x, p.bf16), high = unpack_pair(raw.y, p.bf16);
     sum = make_float4(fmaf(by, low.x, sum.x), fmaf(by, low.y, sum.y), fmaf(by, high.x, sum.z), fmaf(by, high.y, sum.w));
   };
   for (int i = static_cast<int>(threadIdx.x) * 4; i < p.hidden; i += kCombineThreads * 4) {
@@ -41,7 +26,7 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineE
       add(sum, p.shared_weight != nullptr ? p.shared_weight[row] : 1.0f, p.shared, row * p.hidden + i);
     }
     *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out) + row * p.hidden + i) =
-        make_uint2(round_pair(sum.x, sum.y, p.bf16), round_pair(sum.z, sum.w, p.bf16));
+        make_uint2(pack_pair(sum.x, sum.y, p.bf16), pack_pair(sum.z, sum.w, p.bf16));
   }
 }
 

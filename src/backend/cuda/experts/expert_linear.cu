@@ -1,11 +1,9 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "backend/cuda/experts/experts_kernels.h"
 #include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/pairs.cuh"
 
 namespace nfp::cuda {
 namespace {
@@ -97,11 +95,6 @@ __device__ __forceinline__ void load_dense(const ExpertParams& p, const ExpertMa
     }
   }
 }
-// FP16 weights that are BF16 numbers (or E4M3 ones): exact.
-__device__ __forceinline__ void narrow(uint32_t& pair) {
-  const __nv_bfloat162 out = __float22bfloat162_rn(__half22float2(reinterpret_cast<const __half2&>(pair)));
-  pair = reinterpret_cast<const uint32_t&>(out);
-}
 // The same from bytes.
 template <bool kLowers, bool kBf16>
 __device__ __forceinline__ void rebuild_operand(const Planes& planes, const RawWeights& raw, uint32_t (&a)[4][4]) {
@@ -113,8 +106,8 @@ __device__ __forceinline__ void rebuild_operand(const Planes& planes, const RawW
     for (int step = 0; step < 4; ++step) {
       rebuild<kLowers>(planes, us[step], ls[step], a[step][row], a[step][2 + row]);
       if constexpr (kBf16) {
-        narrow(a[step][row]);
-        narrow(a[step][2 + row]);
+        a[step][row] = to_bf16_pair(a[step][row]);
+        a[step][2 + row] = to_bf16_pair(a[step][2 + row]);
       }
     }
   }

@@ -1,9 +1,9 @@
 // Mixture-of-experts layers on the device: which experts a row has, their products, and the sum of them.
 //
-// How many rows an expert has is on the device only, so that a captured graph replays with any routes: a thread block
-// belongs to an expert and 64 rows of its matrix, and multiplies as many tokens as there are. Products are mma.sync on
-// weights rebuilt in registers, for the few tokens an expert of a decode step has; each reads its planes once for up to
-// 64 tokens. Activations stay 16 bits: FP8 steps read upper bytes only (W8A16).
+// How many rows an expert has is on the device only, so that a captured graph replays with any routes. Products are one
+// grouped GEMM (grouped.h) where all matrices are read alike. Where one is not nested, cannot take the biased join, or
+// is exact among others that are not, they are mma.sync on weights rebuilt in registers: a thread block belongs to an
+// expert and 64 rows of its matrix, and reads its planes once for up to 64 tokens.
 //
 // A row's result does not depend on the other rows. Functions only enqueue. kUsage for what does not fit.
 #pragma once

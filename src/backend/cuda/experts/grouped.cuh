@@ -19,6 +19,7 @@
 #include "backend/cuda/gemm/kernel/ring.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 
@@ -31,7 +32,7 @@ struct GroupedKernel {
   static constexpr int kBlocks = Ring::kBlocks;
   static constexpr bool kFp8 = Ring::kFp8;
   static constexpr bool kLean = Ring::kLean;
-  static constexpr bool kBf16 = kOperand == Operand::kBF16Biased || kOperand == Operand::kW8ABF16;
+  static constexpr bool kBf16 = has_bf16_tokens(kOperand);
   using Stage = Epilogue<kTile, kFp8, kBf16>;
   static_assert(halves(kTile) == 1 && threads(kTile) >= kConsumers * 128 + 64);
 
@@ -75,12 +76,7 @@ struct GroupedKernel {
       sum += tiles[i];
       begin = end;
     }
-    int before = sum;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, before, offset);
-      if (lane >= offset) before += other;
-    }
+    int before = warp_scan(sum, lane);
     const int all = __shfl_sync(0xffffffffu, before, 31);
     before -= sum;
 #pragma unroll
@@ -292,8 +288,7 @@ __global__ __launch_bounds__(threads(Tile{kTokens, 1, 1, 1}), lean(Tile{kTokens,
 template <Operand kOperand, int... kTokens>
 std::span<const GroupedEntry> grouped_entries() {
   static const std::array entries{
-      GroupedEntry{kOperand,
-                   kTokens,
+      GroupedEntry{kTokens,
                    {reinterpret_cast<const void*>(&grouped_gemm<kOperand, kTokens, kSomeExperts>),
                     reinterpret_cast<const void*>(&grouped_gemm<kOperand, kTokens, kMaxExperts>)},
                    threads(Tile{kTokens, 1, 1, 1}),

@@ -42,7 +42,6 @@ struct GroupedParams {
 };
 
 struct GroupedEntry {
-  Operand operand;
   int tokens;               // of a tile
   const void* function[2];  // of GroupedParams<kSomeExperts>, <kMaxExperts>
   int threads;

@@ -5,6 +5,7 @@
 #include "backend/cuda/experts/experts_kernels.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 namespace {
@@ -240,38 +241,28 @@ __global__ __launch_bounds__(kChooseWarps * 32) void choose_experts_kernel(const
 // All of few rows in one block: a warp has some rows, and marks it with its experts; what an expert's marks
 // count up to is where its assignments begin and in which order.
 __global__ __launch_bounds__(kRouteFewThreads) void route_few_kernel(const RouteArgs p) {
-  constexpr int kWords = (kRouteFewRows + 31) / 32, kWarps = kRouteFewThreads / 32;
-  __shared__ uint32_t marks[kMaxExperts][kWords];
+  __shared__ uint32_t marks[kMaxExperts];  // a bit for each row
   __shared__ int32_t chosen[kRouteFewRows][kMaxTopExperts];
   __shared__ int32_t start[kMaxExperts];
   __shared__ int32_t of_warps[kMaxExperts / 32];
-  static_assert(kRouteFewThreads >= kMaxExperts);
+  static_assert(kRouteFewThreads == kMaxExperts && kRouteFewRows <= 32);
   ptx::launch_dependents();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  for (int i = thread; i < kMaxExperts * kWords; i += kRouteFewThreads) marks[i / kWords][i % kWords] = 0;
+  marks[thread] = 0;
   ptx::dependency_wait();
   __syncthreads();
   const int experts = p.routes.experts, top = p.routes.top;
-  for (int row = warp; row < p.rows; row += kWarps) {
+  for (int row = warp; row < p.rows; row += kRouteFewThreads / 32) {
     const Choice mine = choose(p, row, lane);
     if (lane >= top) continue;
     p.routes.weight[row * top + lane] = mine.weight;
     chosen[row][lane] = mine.expert;
-    atomicOr(&marks[mine.expert][row / 32], 1u << row % 32);
+    atomicOr(&marks[mine.expert], 1u << row);
   }
   __syncthreads();
-  int count = 0, before = 0;
-  if (thread < kMaxExperts) {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) count += __popc(marks[thread][w]);
-    before = count;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, before, offset);
-      if (lane >= offset) before += other;
-    }
-    if (lane == 31) of_warps[warp] = before;
-  }
+  const int count = __popc(marks[thread]);
+  int before = warp_scan(count, lane);
+  if (lane == 31) of_warps[warp] = before;
   __syncthreads();
   if (thread < experts) {
     for (int w = 0; w < warp; ++w) before += of_warps[w];
@@ -282,8 +273,7 @@ __global__ __launch_bounds__(kRouteFewThreads) void route_few_kernel(const Route
   __syncthreads();
   for (int i = thread; i < p.rows * top; i += kRouteFewThreads) {
     const int row = i / top, expert = chosen[row][i - row * top];
-    int at = start[expert] + __popc(marks[expert][row / 32] & ((1u << row % 32) - 1));
-    for (int w = 0; w < row / 32; ++w) at += __popc(marks[expert][w]);
+    const int at = start[expert] + __popc(marks[expert] & ((1u << row) - 1));
     p.routes.row[at] = row;
     p.routes.place[i] = at;
   }

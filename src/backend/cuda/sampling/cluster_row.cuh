@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 #include "backend/cuda/sampling/sampling_kernels.h"
 
 namespace nfp::cuda {
@@ -52,16 +53,6 @@ __device__ __forceinline__ void store_remote(const void* place, uint32_t rank, u
 __device__ __forceinline__ double warp_sum(double v) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-  return v;
-}
-// Sum over this lane and those before it.
-template <typename T>
-__device__ __forceinline__ T warp_scan(T v, uint32_t lane) {
-#pragma unroll
-  for (uint32_t offset = 1; offset < 32; offset *= 2) {
-    const T other = __shfl_up_sync(0xffffffffu, v, offset);
-    if (lane >= offset) v += other;
-  }
   return v;
 }
 

@@ -1,30 +1,15 @@
 // From accumulators to outputs in memory.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/pairs.cuh"
 
 namespace nfp::cuda {
-
-__device__ __forceinline__ uint32_t pack_pair(float a, float b, bool bf16) {
-  if (bf16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  const __half2 pair = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ float2 unpack_pair(uint32_t bits, bool bf16) {
-  return bf16 ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits))
-              : __half22float2(*reinterpret_cast<const __half2*>(&bits));
-}
 
 __device__ __forceinline__ float silu_times(float gate, float up) {
   return __fdividef(gate, 1.0f + __expf(-gate)) * up;

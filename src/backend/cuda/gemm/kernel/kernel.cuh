@@ -40,7 +40,7 @@ struct Kernel {
   static constexpr auto kCluster = Ring::kCluster;
   static constexpr auto kConsumers = Ring::kConsumers;
   static constexpr auto kFp8 = Ring::kFp8;
-  static constexpr bool kBf16 = kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free;
+  static constexpr bool kBf16 = has_bf16_tokens(kOperand);
   static constexpr auto kLean = Ring::kLean;
   static constexpr auto kStages = Ring::kStages;
   static constexpr auto kStageBytes = Ring::kStageBytes;

@@ -1,15 +1,13 @@
 // FP16 and BF16 modes' main loop: weights are rebuilt from two bytes in registers, from where wgmma takes them.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "backend/cuda/gemm/kernel/ring.cuh"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/pairs.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 
 namespace nfp::cuda {
@@ -19,22 +17,16 @@ namespace nfp::cuda {
 template <Operand kOperand, bool kWide>
 __device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t one, uint32_t& first,
                                         uint32_t& second) {
-  constexpr bool kBf16 =
-      kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free || kOperand == Operand::kW8ABF16;
-  const auto narrow = [](uint32_t pair) {
-    const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-    const __nv_bfloat162 out = __float22bfloat162_rn(wide);
-    return *reinterpret_cast<const uint32_t*>(&out);
-  };
-  if constexpr (kOperand == Operand::kW8A16 || kOperand == Operand::kW8ABF16) {
+  constexpr bool kBf16 = has_bf16_tokens(kOperand);
+  if constexpr (reads_uppers_alone(kOperand)) {
     // The code's value, 256 times the weight (KernelParams::weight_scale).
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
         "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
         : "=r"(first), "=r"(second)
         : "r"(upper));
     if constexpr (kBf16) {
-      first = narrow(first);
-      second = narrow(second);
+      first = to_bf16_pair(first);
+      second = to_bf16_pair(second);
     }
     return;
   }
@@ -54,8 +46,8 @@ __device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t
     }
   }
   if constexpr (kBf16) {
-    first = narrow(first);
-    second = narrow(second);
+    first = to_bf16_pair(first);
+    second = to_bf16_pair(second);
   }
 }
 
@@ -105,8 +97,7 @@ struct MultiplyF16 {
     for (int half = 0; half < halves(kTile); ++half) {
       auto& sums = *reinterpret_cast<float(*)[kHalfTokens / 2]>(&acc[half * (kHalfTokens / 2)]);
       const uint64_t tokens = ptx::descriptor_128b_from_low(tokens_low + half * kHalfTokens * (128 / 16));
-      if constexpr (kOperand == Operand::kBF16Biased || kOperand == Operand::kBF16Free ||
-                    kOperand == Operand::kW8ABF16) {
+      if constexpr (has_bf16_tokens(kOperand)) {
         Mma::rs_bf16(sums, a, tokens, accumulate);
       } else {
         Mma::rs_f16(sums, a, tokens, accumulate);

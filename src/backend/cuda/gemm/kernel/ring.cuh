@@ -34,7 +34,7 @@ struct Ring {
   static constexpr int kConsumers = kTile.warpgroups;
   static constexpr bool kFp8 = kOperand == Operand::kE4M3 || kOperand == Operand::kE4M3Promoted;
   static constexpr bool kLean = lean(kTile);
-  static constexpr bool kUppersAlone = kOperand == Operand::kW8A16 || kOperand == Operand::kW8ABF16;
+  static constexpr bool kUppersAlone = reads_uppers_alone(kOperand);
   static constexpr bool kLowers = !kFp8 && !kUppersAlone;
   static constexpr bool kAlongTokens = kTile.along_tokens;
   static constexpr int kSlices = kUppersAlone && kTokens <= 64 ? 2 : 1;        // of 64 k of FP16 tokens in a stage

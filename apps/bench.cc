@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <optional>
+
+#include "backend/cpu/ceilings.h"
 #include "base/process_memory.h"
 #include "bench_modes.h"
 #include "bench_report.h"
@@ -32,9 +35,15 @@ Status run(const BenchVerb& flags) {
   const auto progress = [&](const std::string& what, int32_t done, int32_t total) {
     if (terminal) fmt::print(stderr, "\r\033[K{}/{} {}", done + 1, total, what);
   };
+  std::optional<cpu::ReadProbe> probe;
+  if (flags.common.machine && loaded->backend->info().name == "cpu") {
+    NFP_ASSIGN_OR_RETURN(probe, cpu::ReadProbe::create({.threads = loaded->backend->info().threads, .megabytes = 256}));
+    options.read_rate = [&probe] { return probe->gbs(); };
+  }
   NFP_ASSIGN_OR_RETURN(const std::vector<BenchmarkRow> rows, run_benchmark(*loaded, options, progress));
   if (terminal) fmt::print(stderr, "\r\033[K");
-  const size_t peak = process_memory().peak;  // before the measurement below takes its own
+  const size_t peak =
+      process_memory().peak - (probe ? probe->bytes() : 0);  // before the measurement below takes its own
   NFP_ASSIGN_OR_RETURN(const Ceilings ceilings, flags.common.measure(*loaded));
   (flags.common.json ? print_json : print_table)(options, *loaded, rows, peak, ceilings);
   return ok_status();
@@ -92,7 +101,7 @@ void add_bench(CLI::App& app, Status& status) {
   verb->add_flag(
       "--machine", common.machine,
       "also measure what this machine can do at most (reading memory, arithmetic) on the same threads, and show "
-      "each result as a share of it");
+      "each result as a share of it; without a mode also the rate of reading before and after each run (in JSON)");
   verb->add_flag("--json", common.json, "print one JSON object");
   flags->latency.add_to(*verb);
   flags->throughput.add_to(*verb);

@@ -45,6 +45,8 @@ void print_json(const BenchmarkOptions& options, const LoadedModel& loaded, cons
                     {"stage_weight_bytes", bytes}});
     if (ceilings) {
       list.back()["share_of_read"] = row.weight_gb_per_s / ceilings->read_gbs;
+      list.back()["read_gb_per_s"] = row.read_gb_per_s;
+      list.back()["over_reading"] = row.over_reading;
       list.back()["share_of_arithmetic"] = row.gflop_per_s / arithmetic_ceiling(*ceilings, loaded, row.precision);
     }
   }

@@ -1,6 +1,7 @@
 // The CPU's matrix kernel by number of rows, over matrices that no cache holds, beside what the machine can do at most:
-// a JSON line for each number of rows. Rows "mixed" are what the experts of a mixture get of a batch: every row of 32
-// has two experts of eight, by chance. Run it alone and with a high priority.
+// a JSON line for each number of rows. The matrices are the experts of a mixture; rows "mixed" are what they get of a
+// batch of 32 rows, each of which has so many of them by chance. The same memory is read, and no more, in turns with
+// each pass: the rate at which shared machines read changes by the minute. Run it alone and with a high priority.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -26,10 +28,15 @@ struct Shape {
   int64_t bytes() const { return 2 * n * k; }
 };
 
-// The experts of a layer: gate and up together, and down.
-constexpr int64_t kHidden = 1024, kWide = 4096;
-constexpr std::array<Shape, 2> kShapes = {Shape{2 * kWide, kHidden}, Shape{kHidden, kWide}};
-constexpr int kLayerExperts = 8, kTop = 2, kBatch = 32;
+// The experts of a layer, each of gate and up together, and down.
+struct Mixture {
+  const char* name;
+  int64_t hidden, wide;
+  int experts, top;
+  std::array<Shape, 2> shapes() const { return {Shape{2 * wide, hidden}, Shape{hidden, wide}}; }
+};
+constexpr std::array<Mixture, 2> kMixtures = {Mixture{"8x100m", 1024, 4096, 8, 2}, Mixture{"qwen3", 1024, 384, 128, 8}};
+constexpr int kBatch = 32;
 
 struct Matrix {
   Shape shape;
@@ -43,9 +50,12 @@ struct Setting {
 
 class Bench {
  public:
-  Bench(ThreadPool& threads, const KernelTable& kernels, int experts) : threads_(threads), kernels_(kernels) {
+  Bench(ThreadPool& threads, const KernelTable& kernels, const Mixture& mixture, int layers)
+      : threads_(threads), kernels_(kernels) {
+    const int experts = layers * mixture.experts;
+    const auto widest = static_cast<size_t>(kMaxLinearRows * std::max(mixture.hidden, 2 * mixture.wide));
     int64_t bytes = 0;
-    for (const Shape& shape : kShapes) bytes += shape.bytes() * experts;
+    for (const Shape& shape : mixture.shapes()) bytes += shape.bytes() * experts;
     auto memory = Mapping::create(static_cast<size_t>(bytes));
     if (!memory.ok()) std::exit(1);
     memory_ = std::move(memory).value();
@@ -53,7 +63,7 @@ class Bench {
     auto* at = memory_.as<uint8_t>();
     scale_.assign(kPanelRows, 1.0f);
     for (int e = 0; e < experts; ++e) {
-      for (const Shape& shape : kShapes) {
+      for (const Shape& shape : mixture.shapes()) {
         Matrix& matrix = matrices_.emplace_back(Matrix{shape, {}});
         for (int64_t row = 0; row < shape.n; row += kPanelRows) {
           Panel panel;
@@ -66,26 +76,33 @@ class Bench {
         at += shape.bytes();
       }
     }
-    for (auto& x : x_) x.assign(static_cast<size_t>(kMaxLinearRows * kWide), 0.25f);
-    pairs_.resize(static_cast<size_t>(kMaxLinearRows * kWide / 2));
-    if (kernels.to_pairs != nullptr) kernels.to_pairs(x_[0].data(), kMaxLinearRows * kWide, pairs_.data());
-    for (auto& y : y_) y.assign(static_cast<size_t>(kMaxLinearRows * kWide * 2), 0.0f);
+    for (auto& x : x_) x.assign(widest, 0.25f);
+    pairs_.resize(widest / 2);
+    if (kernels.to_pairs != nullptr) kernels.to_pairs(x_[0].data(), static_cast<int64_t>(widest), pairs_.data());
+    for (auto& y : y_) y.assign(widest, 0.0f);
     for (int t = 0; t < threads.size(); ++t) {
-      auto scratch = Mapping::create(linear_scratch_bytes(kMaxLinearRows, kWide));
+      auto scratch = Mapping::create(linear_scratch_bytes(kMaxLinearRows, std::max(mixture.hidden, mixture.wide)));
       if (!scratch.ok()) std::exit(1);
       scratch_.push_back(std::move(scratch).value());
     }
   }
 
-  // Seconds of a pass over all matrices, the fastest of a few.
-  double seconds(const Setting& setting) {
-    double best = 1e9;
+  // Medians of passes over all matrices and of reading them, in turns, and of the ratio within a turn.
+  struct Times {
+    double seconds = 0, reading = 0, ratio = 0;
+  };
+  Times times(const Setting& setting) {
+    std::vector<double> passes, reads, ratios;
     for (int i = 0; i < 9; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      threads_.run([&](int thread) { pass(setting, thread); });
-      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      reads.push_back(seconds([&](int thread) { read(setting, thread); }));
+      passes.push_back(seconds([&](int thread) { pass(setting, thread); }));
+      ratios.push_back(passes.back() / reads.back());
     }
-    return best;
+    const auto median = [](std::vector<double>& v) {
+      std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+      return v[v.size() / 2];
+    };
+    return {median(passes), median(reads), median(ratios)};
   }
 
   // Of the matrices that have rows.
@@ -119,15 +136,39 @@ class Bench {
     });
   }
 
+  template <typename F>
+  double seconds(F work) {
+    const auto start = std::chrono::steady_clock::now();
+    threads_.run(work);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  // A thread's part of what pass() multiplies.
+  Range share(const Matrix& matrix, int thread) const {
+    return partition(static_cast<int64_t>(matrix.panels.size()), thread, threads_.size(), 2);
+  }
+
+  void read(const Setting& setting, int thread) const {
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+      if (setting.rows[i / 2] == 0) continue;
+      const Matrix& matrix = matrices_[i];
+      const Range mine = share(matrix, thread);
+      const size_t bytes = static_cast<size_t>(mine.size() * kPanelRows * matrix.shape.k);
+      const Panel& first = matrix.panels[static_cast<size_t>(mine.begin)];
+      kernels_.read_loop(first.upper, bytes);
+      if (!setting.upper_only) kernels_.read_loop(first.lower, bytes);
+    }
+  }
+
   void pass(const Setting& setting, int thread) {
     for (size_t i = 0; i < matrices_.size(); ++i) {
       if (setting.rows[i / 2] == 0) continue;
       const Matrix& matrix = matrices_[i];
-      const Range share = partition(static_cast<int64_t>(matrix.panels.size()), thread, threads_.size(), 2);
+      const Range mine = share(matrix, thread);
       LinearTask task;
       task.panels = matrix.panels.data();
-      task.first = share.begin;
-      task.last = share.end;
+      task.first = mine.begin;
+      task.last = mine.end;
       task.k = task.x_stride = matrix.shape.k;
       task.x = x_[i % 2].data();
       task.upper_only = setting.upper_only;
@@ -150,58 +191,61 @@ class Bench {
   std::vector<Mapping> scratch_;
 };
 
-std::vector<int32_t> mixed_rows(size_t experts) {
+std::vector<int32_t> mixed_rows(const Mixture& mixture, size_t experts) {
   std::mt19937 random(7);
-  std::vector<int32_t> rows(experts, 0);
-  for (size_t layer = 0; layer < experts; layer += kLayerExperts) {
+  std::vector<int32_t> rows(experts, 0), order(static_cast<size_t>(mixture.experts));
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t layer = 0; layer < experts; layer += order.size()) {
     for (int i = 0; i < kBatch; ++i) {
-      std::array<int, kLayerExperts> order;
-      for (int e = 0; e < kLayerExperts; ++e) order[static_cast<size_t>(e)] = e;
       std::shuffle(order.begin(), order.end(), random);
-      for (size_t j = 0; j < kTop; ++j) ++rows[layer + static_cast<size_t>(order[j])];
+      for (int j = 0; j < mixture.top; ++j) ++rows[layer + static_cast<size_t>(order[static_cast<size_t>(j)])];
     }
   }
   return rows;
 }
 
-int run(int layers, const std::vector<int32_t>& all_rows) {
+int run(const Mixture& mixture, int layers, const std::vector<int32_t>& all_rows) {
   const auto set = choose_instruction_set("", detect_features());
   if (!set.ok()) return 1;
   ThreadPool threads(usable_cpu_count());
   const auto machine = measure_machine({});
   if (!machine.ok()) return 1;
-  const double read = machine->read_gbs * 1e9, fma = machine->fma_gflops * 1e9;
-  fmt::print("{{\"read_gb_s\": {:.1f}, \"fma_gflop_s\": {:.0f}, \"kernels\": \"{}\"}}\n", read * 1e-9, fma * 1e-9,
+  const double fma = machine->fma_gflops * 1e9;
+  fmt::print("{{\"read_gb_s\": {:.1f}, \"fma_gflop_s\": {:.0f}, \"kernels\": \"{}\"}}\n", machine->read_gbs, fma * 1e-9,
              kernels_of(*set).name);
-  Bench bench(threads, kernels_of(*set), layers * kLayerExperts);
+  Bench bench(threads, kernels_of(*set), mixture, layers);
   const auto report = [&](const std::string& name, Setting setting) {
     for (const bool upper_only : {false, true}) {
       setting.upper_only = upper_only;
-      const double s = bench.seconds(setting);
-      const double reading = bench.bytes(setting) / read, arithmetic = bench.flops(setting) / fma;
+      const Bench::Times times = bench.times(setting);
+      const double arithmetic = bench.flops(setting) / fma;
       fmt::print(
           "{{\"rows\": \"{}\", \"precision\": \"{}\", \"ms\": {:.2f}, \"reading_ms\": {:.2f}, \"arithmetic_ms\": "
-          "{:.2f}, "
-          "\"over_reading\": {:.2f}, \"over_bound\": {:.2f}}}\n",
-          name, upper_only ? "fp8" : "fp16", s * 1e3, reading * 1e3, arithmetic * 1e3, s / reading,
-          s / std::max(reading, arithmetic));
+          "{:.2f}, \"gb_s\": {:.1f}, \"over_reading\": {:.3f}, \"over_bound\": {:.2f}}}\n",
+          name, upper_only ? "fp8" : "fp16", times.seconds * 1e3, times.reading * 1e3, arithmetic * 1e3,
+          bench.bytes(setting) / times.reading * 1e-9, times.ratio,
+          times.seconds / std::max(times.reading, arithmetic));
       std::fflush(stdout);
     }
   };
   for (const int32_t rows : all_rows) {
     report(std::to_string(rows), {std::vector<int32_t>(bench.experts(), rows), false});
   }
-  report("mixed", {mixed_rows(bench.experts()), false});
+  report("mixed", {mixed_rows(mixture, bench.experts()), false});
   return 0;
 }
 
 }  // namespace
 }  // namespace nfp::cpu
 
-// [layers of experts [rows...]]
+// [8x100m|qwen3] [layers of experts [rows...]]
 int main(int argc, char** argv) {
+  const nfp::cpu::Mixture* mixture = nfp::cpu::kMixtures.data();
+  for (const auto& one : nfp::cpu::kMixtures) {
+    if (argc > 1 && std::strcmp(argv[1], one.name) == 0) mixture = &one, --argc, ++argv;
+  }
   std::vector<int32_t> rows;
   for (int i = 2; i < argc; ++i) rows.push_back(std::clamp(std::atoi(argv[i]), 1, 512));
   if (argc <= 2) rows = {1, 2, 4, 6, 8, 10, 12, 16, 24, 32};
-  return nfp::cpu::run(argc > 1 ? std::clamp(std::atoi(argv[1]), 1, 64) : 8, rows);
+  return nfp::cpu::run(*mixture, argc > 1 ? std::clamp(std::atoi(argv[1]), 1, 64) : 8, rows);
 }

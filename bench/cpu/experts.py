@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Decode of mixtures of experts on the CPU beside what reading the weights a step needs would take.
 
-usage: experts.py NESTEDFP [--rounds N] [--threads N] [--out FILE.json]
+usage: experts.py NESTEDFP [--repeats N] [--threads N] [--out FILE.json]
 
-Random weights; each round is `nestedfp bench` on each model with --machine, and the least step of all rounds counts, as
-the machine's rates are the best of theirs. A step's bytes are those of the experts that its tokens went to, of all
-other matrices, and of the embedding's rows; its arithmetic is two operations a weight and row. Run it alone, with a
-high priority.
+Random weights; `nestedfp bench` on each model with --machine, which also reads memory before and after each run of eight
+steps: a shared machine reads at rates that change within seconds, and within a run is what a step is compared with. A
+step's bytes are those of the experts that its tokens went to, of all other matrices, and of the embedding's rows; its
+arithmetic is two operations a weight and row, at the rate of FP32 multiply-adds. Medians over the runs. Run it alone.
 """
 
 import argparse
@@ -30,12 +30,12 @@ MODELS = {
 }
 
 
-def bench(program, config, batches, threads):
+def bench(program, config, batches, repeats, threads):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "config.json"
         path.write_text(json.dumps(config))
         command = [program, "bench", path, "--load-format", "dummy", "--device", "cpu", "--batch", *map(str, batches),
-                   "--prompt", "16", "--context", "16", "--generate", "16", "--repeats", "3", "--threads", str(threads),
+                   "--prompt", "16", "--context", "8", "--generate", "9", "--repeats", str(repeats), "--threads", str(threads),
                    "--machine", "--json"]
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
@@ -43,35 +43,30 @@ def bench(program, config, batches, threads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0, help="0: as the program chooses")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
     parser.add_argument("--out")
     flags = parser.parse_args()
     figures = []
-    print("| model | sequences | precision | step | of it experts | reading | arithmetic | above reading | above the "
-          "larger |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| model | sequences | precision | step | of it experts | bytes | read at | arithmetic | above reading |\n"
+          "| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in flags.models:
-        runs = [bench(flags.program, MODELS[name], flags.batches, flags.threads) for _ in range(flags.rounds)]
-        read = max(run["machine"]["read_gb_per_s"] for run in runs) * 1e9
-        fma = max(run["machine"]["fma_gflop_per_s"] for run in runs) * 1e9
-        for i, row in enumerate(runs[0]["rows"]):
+        run = bench(flags.program, MODELS[name], flags.batches, flags.repeats, flags.threads)
+        fma = run["machine"]["fma_gflop_per_s"] * 1e9
+        for row in run["rows"]:
             if row["test"] != "decode":
                 continue
-            best = min((run["rows"][i] for run in runs), key=lambda r: r["step_ms"])
-            step = best["step_ms"]
-            bytes_read = sum(best["stage_weight_bytes"].values())
-            reading = bytes_read / read * 1e3
-            arithmetic = best["gflop_per_s"] * 1e9 * step * 1e-3 / fma * 1e3
-            experts = best["stage_us"]["expert_linear"] / 1e3
-            figures.append({"model": name, "batch": row["batch"], "precision": row["precision"], "step_ms": step,
-                            "experts_ms": experts, "bytes": bytes_read, "reading_ms": reading,
-                            "arithmetic_ms": arithmetic, "read_gb_per_s": read / 1e9, "fma_gflop_per_s": fma / 1e9})
-            print(f"| {name} | {row['batch']} | {row['precision']} | {step:.1f} ms | {experts:.1f} ms | "
-                  f"{bytes_read / 1e6:.0f} MB, {reading:.1f} ms | {arithmetic:.1f} ms | {step / reading - 1:.0%} | "
-                  f"{step / max(reading, arithmetic) - 1:.0%} |", flush=True)
-        print(f"\n{name}: the machine reads {read / 1e9:.1f} GB/s and makes {fma / 1e9:.0f} GFLOP/s (FP32)\n", flush=True)
+            figure = {"model": name, "batch": row["batch"], "precision": row["precision"], "step_ms": row["step_ms"],
+                      "experts_ms": row["stage_us"]["expert_linear"] / 1e3,
+                      "bytes": sum(row["stage_weight_bytes"].values()), "read_gb_per_s": row["read_gb_per_s"],
+                      "arithmetic_ms": row["gflop_per_s"] * row["step_ms"] * 1e9 / fma,
+                      "above_reading": row["over_reading"] - 1}
+            figures.append(figure)
+            print("| {model} | {batch} | {precision} | {step_ms:.1f} ms | {experts_ms:.1f} ms | {0:.0f} MB | "
+                  "{read_gb_per_s:.0f} GB/s | {arithmetic_ms:.1f} ms | {above_reading:.0%} |".format(
+                      figure["bytes"] / 1e6, **figure), flush=True)
     if flags.out:
         pathlib.Path(flags.out).write_text(json.dumps(figures, indent=1) + "\n")
 

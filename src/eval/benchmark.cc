@@ -116,6 +116,7 @@ Result<std::vector<BenchmarkRow>> run_benchmark(LoadedModel& loaded, const Bench
     for (Precision precision : options.precisions) cases.push_back({false, batch, precision});
   }
   std::vector<std::vector<double>> rates(cases.size()), steps(cases.size());
+  std::vector<std::vector<double>> readable(cases.size()), read_rates(cases.size());  // GB in a step's time, GB/s
   const auto total = static_cast<int32_t>(cases.size()) * options.repeats;
   int32_t done = 0;
   for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
@@ -125,7 +126,12 @@ Result<std::vector<BenchmarkRow>> run_benchmark(LoadedModel& loaded, const Bench
         progress(fmt::format("{} {} batch {}", c.prefill ? "prefill" : "decode", name_of(c.precision), c.batch), done++,
                  total);
       }
+      const double before = options.read_rate ? options.read_rate() : 0;
       NFP_ASSIGN_OR_RETURN(const Measured m, measure(loaded, options, c, static_cast<uint32_t>(repeat)));
+      if (options.read_rate) {
+        read_rates[i].push_back((before + options.read_rate()) / 2);
+        readable[i].push_back(m.step_s * read_rates[i].back());
+      }
       rates[i].push_back(m.tokens_per_s);
       steps[i].push_back(m.step_s);
     }
@@ -139,9 +145,12 @@ Result<std::vector<BenchmarkRow>> run_benchmark(LoadedModel& loaded, const Bench
     row.batch = c.batch;
     row.tokens_per_s = median(rates[i]);
     row.step_ms = median(steps[i]) * 1e3;
-    if (row.step_ms > 0) {
-      row.weight_gb_per_s = static_cast<double>(step_bytes(loaded, c.precision)) / (row.step_ms * 1e-3) / 1e9;
-    }
+    const auto reads = [&](double bytes) {
+      if (row.step_ms > 0) row.weight_gb_per_s = bytes / (row.step_ms * 1e-3) / 1e9;
+      if (options.read_rate) row.over_reading = median(readable[i]) * 1e9 / bytes;
+    };
+    if (options.read_rate) row.read_gb_per_s = median(read_rates[i]);
+    reads(static_cast<double>(step_bytes(loaded, c.precision)));
     if (!options.stages) continue;
     NFP_ASSIGN_OR_RETURN(const Measured m, measure(loaded, options, c, 0, true));
     row.stages = loaded.backend->profile();
@@ -156,7 +165,7 @@ Result<std::vector<BenchmarkRow>> run_benchmark(LoadedModel& loaded, const Bench
       bytes += static_cast<double>(stage.weight_bytes);
     }
     // Where the backend counts what it reads: of experts only those that the step's tokens went to.
-    if (row.step_ms > 0 && bytes > 0) row.weight_gb_per_s = bytes / (row.step_ms * 1e-3) / 1e9;
+    if (bytes > 0) reads(bytes);
     if (row.step_ms > 0) row.gflop_per_s = flops / (row.step_ms * 1e-3) / 1e9;
   }
   return rows;

@@ -21,7 +21,8 @@ struct BenchmarkOptions {
   int32_t repeats = 3;     // medians of this many, precisions interleaved
   int32_t max_step_tokens = 512;
   DType kv_dtype = DType::kF16;
-  bool stages = true;  // also time each kind of operation, in runs of their own
+  bool stages = true;                 // also time each kind of operation, in runs of their own
+  std::function<double()> read_rate;  // where given: memory's, 10^9 bytes/s, asked before and after each run
 };
 
 struct BenchmarkRow {
@@ -32,6 +33,8 @@ struct BenchmarkRow {
   double step_ms = 0;          // median step
   double weight_gb_per_s = 0;  // bytes of weights that a step reads, over the median step
   double gflop_per_s = 0;      // arithmetic of matrices and attention in a step, over the median step; 0 without stages
+  double over_reading = 0;     // the step over reading its weights at read_rate, median over repeats; 0 without it
+  double read_gb_per_s = 0;    // read_rate, median over repeats
   std::vector<StageTime> stages;  // of one step, on average
 };
 

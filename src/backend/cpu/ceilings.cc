@@ -44,16 +44,20 @@ void touch(ThreadPool& pool, Mapping& memory) {
   });
 }
 
-double bandwidth_of(ThreadPool& pool, double seconds, const Mapping& memory, const KernelTable& kernels) {
+// Seconds that reading all of it takes.
+double read_once(ThreadPool& pool, const Mapping& memory, const KernelTable& kernels) {
   constexpr int64_t kPiece = 4096;
-  const auto pieces = static_cast<int64_t>(memory.bytes()) / kPiece;
+  return seconds_of([&] {
+    pool.parallel_for(static_cast<int64_t>(memory.bytes()) / kPiece, 1, [&](Range range) {
+      kernels.read_loop(memory.as<char>() + range.begin * kPiece, static_cast<size_t>(range.size() * kPiece));
+    });
+  });
+}
+
+double bandwidth_of(ThreadPool& pool, double seconds, const Mapping& memory, const KernelTable& kernels) {
   double best = 0;
   for (double spent = 0; spent < seconds;) {
-    const double time = seconds_of([&] {
-      pool.parallel_for(pieces, 1, [&](Range range) {
-        kernels.read_loop(memory.as<char>() + range.begin * kPiece, static_cast<size_t>(range.size() * kPiece));
-      });
-    });
+    const double time = read_once(pool, memory, kernels);
     best = std::max(best, static_cast<double>(memory.bytes()) / time);
     spent += time;
   }
@@ -61,6 +65,32 @@ double bandwidth_of(ThreadPool& pool, double seconds, const Mapping& memory, con
 }
 
 }  // namespace
+
+struct ReadProbe::State {
+  ThreadPool pool;
+  Mapping memory;
+  const KernelTable& kernels;
+};
+
+ReadProbe::ReadProbe(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ReadProbe::ReadProbe(ReadProbe&&) noexcept = default;
+ReadProbe& ReadProbe::operator=(ReadProbe&&) noexcept = default;
+ReadProbe::~ReadProbe() = default;
+
+Result<ReadProbe> ReadProbe::create(const MachineOptions& options) {
+  NFP_ASSIGN_OR_RETURN(const InstructionSet best, choose_instruction_set("", detect_features()));
+  NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(options.megabytes << 20));
+  const int threads = options.threads > 0 ? options.threads : usable_cpu_count();
+  auto state = std::unique_ptr<State>(new State{ThreadPool(threads), std::move(memory), kernels_of(best)});
+  touch(state->pool, state->memory);
+  return ReadProbe(std::move(state));
+}
+
+size_t ReadProbe::bytes() const { return state_->memory.bytes(); }
+
+double ReadProbe::gbs() {
+  return static_cast<double>(state_->memory.bytes()) / read_once(state_->pool, state_->memory, state_->kernels) * 1e-9;
+}
 
 Result<MachineCeilings> measure_machine(const MachineOptions& options) {
   const CpuFeatures features = detect_features();

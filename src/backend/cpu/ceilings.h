@@ -1,6 +1,7 @@
 // What this machine can do at most, measured on the same threads as the work that is compared with it.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,23 @@ struct MachineCeilings {
 };
 
 Result<MachineCeilings> measure_machine(const MachineOptions& options);
+
+// How fast memory is read just now: on shared machines that changes within seconds, so that what is compared with it is
+// measured in turns with it.
+class ReadProbe {
+ public:
+  static Result<ReadProbe> create(const MachineOptions& options);
+  ReadProbe(ReadProbe&&) noexcept;
+  ReadProbe& operator=(ReadProbe&&) noexcept;
+  ~ReadProbe();
+  double gbs();  // of one pass over the memory, 10^9 bytes/s
+  size_t bytes() const;
+
+ private:
+  struct State;
+  explicit ReadProbe(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
 
 // Both rates with each of these numbers of threads, bound to CPUs as thread_cpus says.
 Result<std::vector<ThreadRate>> measure_thread_rates(std::span<const int> counts, const std::vector<CpuPlace>& places,

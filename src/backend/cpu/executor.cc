@@ -37,7 +37,15 @@ struct Product {
   Activation activation = Activation::kSilu;
   float soft_cap = 0.0f;
   float* y = nullptr;
-  const PackedWeight* next = nullptr;  // is multiplied after it, by few rows
+};
+
+// What one thread computes at a time: panels of a product, or all of them with some of the rows.
+struct ProductPiece {
+  Range panels;
+  Range rows;
+  const Panel* next = nullptr;  // panels that are multiplied after it, by few rows
+  int64_t next_count = 0;
+  bool same_x = true;  // as the product's other pieces
 };
 
 namespace {
@@ -56,6 +64,31 @@ constexpr int32_t kPrivateRows = 4;
 // From so many rows a thread on, threads share the rows of a matrix product instead of its columns: each unpacks all
 // weights, but reads and writes rows that stay in its own cache.
 constexpr int32_t kRowsToShare = 128;
+
+// How a product is cut into pieces: each thread's share of the panels into pieces of about kPieceWeights weights, or,
+// where threads share rows, all of its rows.
+struct PieceList {
+  static constexpr int64_t kPieceWeights = 1 << 17;
+  int threads;
+
+  bool by_rows(int32_t rows) const { return rows >= kRowsToShare * threads; }
+  static int64_t panels_a_piece(const PackedWeight& weight) {
+    return std::max<int64_t>(1, kPieceWeights / (weight.k() * kPanelRows * kGroupPanels)) * kGroupPanels;
+  }
+  int32_t count(const PackedWeight& weight, int32_t rows, int owner) const {
+    if (by_rows(rows)) return 1;
+    const int64_t each = panels_a_piece(weight);
+    return static_cast<int32_t>((weight.share(owner, threads).size() + each - 1) / each);
+  }
+  ProductPiece piece(const PackedWeight& weight, int32_t rows, int owner, int32_t index) const {
+    if (by_rows(rows)) return {weight.share(0, 1), partition(rows, owner, threads), nullptr, 0, false};
+    const Range mine = weight.share(owner, threads);
+    const int64_t each = panels_a_piece(weight), begin = mine.begin + index * each;
+    const int64_t end = std::min(begin + each, mine.end);
+    const bool last = end == mine.end;
+    return {{begin, end}, {0, rows}, last ? nullptr : weight.panels().data() + end, last ? 0 : mine.end - end};
+  }
+};
 
 // Whether the norm may be computed on the way into the product that follows it.
 bool fuses(std::span<const Operation> operations, size_t i) {
@@ -327,6 +360,8 @@ Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
       threads_(threads),
       scratch_(static_cast<size_t>(threads.size())),
       inputs_(static_cast<size_t>(threads.size())),
+      pieces_(threads.size()),
+      expert_rows_(static_cast<size_t>(threads.size())),
       sampling_(static_cast<size_t>(threads.size())) {
   set_profiling(false);
 }
@@ -398,16 +433,24 @@ Status Executor::run(std::span<const Operation> operations) {
   NFP_RETURN_IF_ERROR(reserve(operations));
   using Clock = std::chrono::steady_clock;
   readers_done_.store(0, std::memory_order_relaxed);
+  pieces_.restart();
   threads_.run([&](int thread) {
     Clock::time_point start;
-    int32_t readers = 0;  // that the products so far had in all
+    RunCounts counts;
     for (size_t i = 0; i < operations.size(); ++i) {
       if (profiling_ && thread == 0) start = Clock::now();
       if (fuses(operations, i)) {  // counts as the product
-        normed_linear(std::get<RmsNormArgs>(operations[i]), std::get<LinearArgs>(operations[i + 1]), thread, readers);
+        normed_linear(std::get<RmsNormArgs>(operations[i]), std::get<LinearArgs>(operations[i + 1]), thread, counts);
         ++i;
       } else {
-        std::visit([&](const auto& args) { execute(args, thread); }, operations[i]);
+        const auto call = [&](const auto& args) {
+          if constexpr (requires { execute(args, thread, counts); }) {
+            execute(args, thread, counts);
+          } else {
+            execute(args, thread);
+          }
+        };
+        std::visit(call, operations[i]);
       }
       const Operation& operation = operations[i];
       threads_.barrier();
@@ -449,7 +492,7 @@ void Executor::execute(const RmsNormArgs& args, int thread) {
   }
 }
 
-void Executor::execute(const LinearArgs& args, int thread) {
+void Executor::execute(const LinearArgs& args, int thread, RunCounts& counts) {
   const Preparation prepare = preparation_of(args, kernels_);
   const auto* x = static_cast<const float*>(args.x);
   char* prepared = (args.rows <= kPrivateRows ? inputs_[static_cast<size_t>(thread)] : shared_).as<char>();
@@ -460,10 +503,10 @@ void Executor::execute(const LinearArgs& args, int thread) {
     prepare_rows(prepare, kernels_, x, k, rows, carve(args.rows, k, prepare, prepared));
     if (!alone) threads_.barrier();
   }
-  multiply(args, x, prepared, thread);
+  multiply(args, x, prepared, thread, counts);
 }
 
-void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, int32_t& readers) {
+void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, RunCounts& counts) {
   char* prepared = inputs_[static_cast<size_t>(thread)].as<char>();
   const Preparation prepare = preparation_of(linear, kernels_);
   const PreparedInput input = carve(linear.rows, linear.weight->k(), prepare, prepared);
@@ -486,11 +529,11 @@ void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, 
                 static_cast<size_t>(mine.size() * norm.hidden) * sizeof(float));
   }
   if (prepare) prepare_rows(prepare, kernels_, normed, linear.weight->k(), Range{0, linear.rows}, input);
-  multiply(linear, normed, prepared, thread);
+  multiply(linear, normed, prepared, thread, counts);
   if (norm.residual == nullptr) return;
   // By now the others have long read what is written here: this hardly ever waits.
-  readers += threads_.size();
-  while (readers_done_.load(std::memory_order_acquire) < readers) std::this_thread::yield();
+  counts.readers += threads_.size();
+  while (readers_done_.load(std::memory_order_acquire) < counts.readers) std::this_thread::yield();
   const Range share = partition(static_cast<int64_t>(size), thread, threads_.size(), 16);
   if (!share.empty()) {
     std::memcpy(static_cast<float*>(norm.residual) + share.begin, sum + share.begin,
@@ -498,25 +541,39 @@ void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, 
   }
 }
 
-void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, int thread) {
+void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, int thread, RunCounts& counts) {
   const PackedWeight& weight = packed(args.weight);
   const PreparedInput input = carve(args.rows, weight.k(), preparation_of(args, kernels_), prepared);
-  multiply(Product{&weight, args.rows, x, input.pairs, input.codes, input.token_scale, !is_exact(args.precision),
-                   args.epilogue, args.activation, args.soft_cap, static_cast<float*>(args.y), nullptr},
-           thread);
+  const Product product{&weight,
+                        args.rows,
+                        x,
+                        input.pairs,
+                        input.codes,
+                        input.token_scale,
+                        !is_exact(args.precision),
+                        args.epilogue,
+                        args.activation,
+                        args.soft_cap,
+                        static_cast<float*>(args.y)};
+  const PieceList list{threads_.size()};
+  bool same_x = false;
+  pieces_.share(
+      thread, counts.work_turns, [&](int owner) { return list.count(weight, args.rows, owner); },
+      [&](int owner, int32_t index) {
+        ProductPiece piece = list.piece(weight, args.rows, owner, index);
+        piece.same_x = piece.same_x && same_x;
+        multiply(product, piece, thread);
+        same_x = true;
+      });
 }
 
-void Executor::multiply(const Product& product, int thread) {
+void Executor::multiply(const Product& product, const ProductPiece& piece, int thread) {
   const PackedWeight& weight = *product.weight;
   const int64_t k = weight.k();
-  const bool by_rows = product.rows >= kRowsToShare * threads_.size();
-  const Range panels = by_rows ? weight.share(0, 1) : weight.share(thread, threads_.size());
-  const Range rows = by_rows ? partition(product.rows, thread, threads_.size()) : Range{0, product.rows};
-  if (panels.empty()) return;
   LinearTask task;
   task.panels = weight.panels().data();
-  task.first = panels.begin;
-  task.last = panels.end;
+  task.first = piece.panels.begin;
+  task.last = piece.panels.end;
   task.k = k;
   task.x_stride = k;
   task.upper_only = product.upper_only;
@@ -525,11 +582,10 @@ void Executor::multiply(const Product& product, int thread) {
   task.soft_cap = product.soft_cap;
   task.y_stride = product.epilogue == Epilogue::kGatedActivation ? weight.n() / 2 : weight.n();
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
-  if (product.next != nullptr) {
-    const Range next = product.next->share(thread, threads_.size());
-    task.next = product.next->panels().data() + next.begin;
-    task.next_count = next.size();
-  }
+  task.next = piece.next;
+  task.next_count = piece.next_count;
+  task.same_x = piece.same_x && piece.rows.size() <= kMaxLinearRows;
+  const Range rows = piece.rows;
   for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
     task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, rows.end - first));
     task.x = product.x + first * k;
@@ -690,9 +746,17 @@ void Executor::execute(const RouteArgs& args, int thread) {
   const ExpertRoutes& routes = args.routes;
   const int64_t experts = routes.experts, hidden = args.hidden;
   const auto* x = static_cast<const float*>(args.x);
-  const Range products = partition(args.rows * experts, thread, threads_.size());
-  for (int64_t i = products.begin; i < products.end; ++i) {
-    args.logits[i] = kernels_.dot(x + i / experts * hidden, args.router + i % experts * hidden, hidden);
+  // A few experts at a time, whose weights then stay in L1 for all rows.
+  constexpr int64_t kExpertsAtOnce = 8;
+  const bool by_rows = args.rows >= threads_.size();
+  const Range tokens = by_rows ? partition(args.rows, thread, threads_.size()) : Range{0, args.rows};
+  const Range mine = by_rows ? Range{0, experts} : partition(experts, thread, threads_.size());
+  for (int64_t first = mine.begin; first < mine.end; first += kExpertsAtOnce) {
+    for (int64_t r = tokens.begin; r < tokens.end; ++r) {
+      for (int64_t e = first; e < std::min(first + kExpertsAtOnce, mine.end); ++e) {
+        args.logits[r * experts + e] = kernels_.dot(x + r * hidden, args.router + e * hidden, hidden);
+      }
+    }
   }
   threads_.barrier();
   const Range rows = partition(args.rows, thread, threads_.size());
@@ -708,7 +772,7 @@ void Executor::execute(const RouteArgs& args, int thread) {
   if (thread == 0) sort_assignments(routes, args.rows);
 }
 
-void Executor::execute(const ExpertLinearArgs& args, int thread) {
+void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& counts) {
   const ExpertRoutes& routes = args.routes;
   const int64_t k = args.weights[0]->k(), half = (k + 1) / 2;
   const Preparation prepare = preparation_of(args, kernels_);
@@ -742,31 +806,68 @@ void Executor::execute(const ExpertLinearArgs& args, int thread) {
   const int64_t stride = args.epilogue == Epilogue::kGatedActivation ? n / 2 : n;
   const int64_t chunk = std::min<int64_t>(args.rows, kMaxLinearRows);
   char* scratch = scratch_[static_cast<size_t>(thread)].as<char>() + round_up(linear_scratch_bytes(chunk, k));
+  std::vector<ExpertRows>& parts = expert_rows_[static_cast<size_t>(thread)];
+  parts.clear();
   for (int32_t e = 0; e < routes.experts; ++e) {
-    const int32_t begin = routes.start[e], end = routes.start[e + 1];
-    for (int32_t first = begin; first < end; first += static_cast<int32_t>(chunk)) {
-      const int32_t count = std::min(static_cast<int32_t>(chunk), end - first);
-      const int32_t* rows = routes.row + first;
-      Product product;
-      // Rows are in order: so they are neighbours where the last is as far from the first.
-      if (args.sorted || rows[count - 1] - rows[0] == count - 1) {
-        product = product_of(e, x, all, args.sorted ? first : rows[0]);
-      } else {
-        const Preparation wants = preparation_of(precision_of(args, e), packed(args.weights[e]), kernels_);
-        const GatheredInput gathered = carve_gathered(count, k, wants, scratch);
-        for (int32_t i = 0; i < count; ++i) {
-          gather_row(wants, x, all, rows[i], k, gathered, i);
-        }
-        product = product_of(e, gathered.x, gathered.prepared, 0);
-      }
-      product.rows = count;
-      product.y = static_cast<float*>(args.y) + first * stride;
-      int32_t next = e + 1;
-      while (next < routes.experts && routes.start[next] == routes.start[next + 1]) ++next;
-      if (next < routes.experts) product.next = &packed(args.weights[next]);
-      multiply(product, thread);
+    for (int32_t first = routes.start[e]; first < routes.start[e + 1]; first += static_cast<int32_t>(chunk)) {
+      parts.push_back({e, first, std::min(static_cast<int32_t>(chunk), routes.start[e + 1] - first)});
     }
   }
+  // Every other thread begins with the experts that have few rows: while one thread reads as fast as it can, what it
+  // multiplies being little, the next one is busy multiplying.
+  std::sort(parts.begin(), parts.end(), [](const ExpertRows& a, const ExpertRows& b) {
+    return a.count != b.count ? a.count > b.count : a.first < b.first;
+  });
+  const PieceList list{threads_.size()};
+  const auto part_of = [&](size_t i, int owner) { return owner % 2 == 0 ? i : parts.size() - 1 - i; };
+  const auto pieces_of = [&](size_t part, int owner) {
+    return list.count(packed(args.weights[parts[part].expert]), parts[part].count, owner);
+  };
+  Product product;
+  size_t at = 0, multiplied = parts.size();  // in the owner's order; the last piece's part
+  int32_t first_piece = 0;                   // of the part there
+  int last_owner = -1;
+  const auto work = [&](int owner, int32_t index) {
+    if (owner != last_owner) at = 0, first_piece = 0, last_owner = owner;
+    for (int32_t count; index - first_piece >= (count = pieces_of(part_of(at, owner), owner)); ++at) {
+      first_piece += count;
+    }
+    const size_t part = part_of(at, owner);
+    const ExpertRows& rows = parts[part];
+    const PackedWeight& weight = packed(args.weights[rows.expert]);
+    ProductPiece piece = list.piece(weight, rows.count, owner, index - first_piece);
+    if (piece.next == nullptr && at + 1 < parts.size()) {
+      const PackedWeight& next = packed(args.weights[parts[part_of(at + 1, owner)].expert]);
+      const Range panels = next.share(owner, threads_.size());
+      piece.next = next.panels().data() + panels.begin;
+      piece.next_count = panels.size();
+    }
+    piece.same_x = piece.same_x && part == multiplied;
+    if (part != multiplied) {
+      const int32_t* from = routes.row + rows.first;
+      // Rows are in order: so they are neighbours where the last is as far from the first.
+      if (args.sorted || from[rows.count - 1] - from[0] == rows.count - 1) {
+        product = product_of(rows.expert, x, all, args.sorted ? rows.first : from[0]);
+      } else {
+        const Preparation wants = preparation_of(precision_of(args, rows.expert), weight, kernels_);
+        const GatheredInput gathered = carve_gathered(rows.count, k, wants, scratch);
+        for (int32_t i = 0; i < rows.count; ++i) {
+          gather_row(wants, x, all, from[i], k, gathered, i);
+        }
+        product = product_of(rows.expert, gathered.x, gathered.prepared, 0);
+      }
+      product.rows = rows.count;
+      product.y = static_cast<float*>(args.y) + rows.first * stride;
+      multiplied = part;
+    }
+    multiply(product, piece, thread);
+  };
+  const auto count = [&](int owner) {
+    int32_t pieces = 0;
+    for (size_t i = 0; i < parts.size(); ++i) pieces += pieces_of(i, owner);
+    return pieces;
+  };
+  pieces_.share(thread, counts.work_turns, count, work);
 }
 
 void Executor::execute(const CombineExpertsArgs& args, int thread) {

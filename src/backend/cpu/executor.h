@@ -1,6 +1,7 @@
 // Runs lists of recorded operations on the thread pool: one fork for the whole list, a barrier after each operation,
-// each operation split statically over the threads. In steps of a few rows what prepares a matrix product's input
-// (norm, rounding) is done by every thread for itself, which is cheaper than waiting for each other.
+// each operation split over the threads, matrix products in pieces that whoever is done first takes (WorkPieces). In
+// steps of a few rows what prepares a matrix product's input (norm, rounding) is done by every thread for itself, which
+// is cheaper than waiting for each other.
 #pragma once
 
 #include <array>
@@ -14,6 +15,7 @@
 #include "backend/cpu/huge_pages.h"
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/sampler.h"
+#include "backend/cpu/work_pieces.h"
 #include "base/thread_pool.h"
 
 namespace nfp::cpu {
@@ -24,6 +26,20 @@ inline constexpr size_t kStages = std::variant_size_v<Operation>;
 
 struct AttentionSplit;  // executor.cc
 struct Product;         // likewise
+struct ProductPiece;    // likewise
+
+// Rows of an expert that are multiplied together: routes.row[first ..].
+struct ExpertRows {
+  int32_t expert;
+  int32_t first;
+  int32_t count;
+};
+
+// What a thread counts over one run.
+struct RunCounts {
+  int32_t readers = 0;      // that the products so far had in all
+  uint32_t work_turns = 0;  // see WorkPieces::share
+};
 
 class Executor {
  public:
@@ -47,10 +63,10 @@ class Executor {
 
   void execute(const EmbedArgs& args, int thread);
   void execute(const RmsNormArgs& args, int thread);
-  void execute(const LinearArgs& args, int thread);
-  void normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, int32_t& readers);
-  void multiply(const LinearArgs& args, const float* x, char* prepared, int thread);
-  void multiply(const Product& product, int thread);
+  void execute(const LinearArgs& args, int thread, RunCounts& counts);
+  void normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, int thread, RunCounts& counts);
+  void multiply(const LinearArgs& args, const float* x, char* prepared, int thread, RunCounts& counts);
+  void multiply(const Product& product, const ProductPiece& piece, int thread);
   void execute(const RopeArgs& args, int thread);
   void execute(const AttentionArgs& args, int thread);
   void split_attention(const AttentionArgs& args, const AttentionSplit& split, int thread);
@@ -59,7 +75,7 @@ class Executor {
   void execute(const ScoreArgs& args, int thread);
   void execute(const CopyArgs& args, int thread);
   void execute(const RouteArgs& args, int thread);
-  void execute(const ExpertLinearArgs& args, int thread);
+  void execute(const ExpertLinearArgs& args, int thread, RunCounts& counts);
   void execute(const CombineExpertsArgs& args, int thread);
 
   const KernelTable& kernels_;
@@ -67,7 +83,9 @@ class Executor {
   std::vector<Mapping> scratch_;  // one a thread
   std::vector<Mapping> inputs_;   // one a thread
   Mapping shared_;
-  std::vector<SampleScratch> sampling_;  // one a thread
+  WorkPieces pieces_;
+  std::vector<std::vector<ExpertRows>> expert_rows_;  // one a thread
+  std::vector<SampleScratch> sampling_;               // one a thread
   // Counts, over one run, threads that are done with reading a product's residual stream: none may write it before.
   alignas(64) std::atomic<int32_t> readers_done_{0};
   std::atomic<int32_t> overflowed_layer_{-1};  // whose keys or values FP16 does not hold

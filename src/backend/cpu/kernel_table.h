@@ -32,6 +32,8 @@ struct LinearTask {
   float* y = nullptr;     // [rows, y_stride]
   int64_t y_stride = 0;
   void* scratch = nullptr;  // linear_scratch_bytes(rows, k), 64-byte aligned
+  // The scratch is as the last task left it, which had the same rows of x and differed in panels alone.
+  bool same_x = false;
   // Panels of what will be multiplied after this task, where that is known: their first bytes are asked for early.
   const Panel* next = nullptr;
   int64_t next_count = 0;
@@ -41,12 +43,19 @@ inline constexpr int64_t kMaxLinearRows = 512;  // a task's rows; callers chunk
 inline constexpr int kGroupPanels = 4;          // panels that the kernel works on together
 inline constexpr int64_t kBlockSteps = 128;     // of k that are unpacked at a time: 64 columns of FP32 = 32 KB, in L1
 
+// Which rows of x lie at the scratch's end in an order of the kernel's own, by parts; null: none.
+struct PackedRows {
+  const void* source[2] = {};
+};
+inline constexpr size_t kPackedRowsBytes = 64;  // at the scratch's beginning
+
 inline constexpr int64_t kMaxDirectRows = 24;  // up to which a kernel may keep x in an order of its own; of pairs 48
 
 // For tasks of up to `rows` rows.
 constexpr size_t linear_scratch_bytes(int64_t rows, int64_t k) {
   const int64_t sums = (kBlockSteps + rows) * kGroupPanels * kPanelRows;
-  return static_cast<size_t>(sums + (rows < kMaxDirectRows ? rows : kMaxDirectRows) * (k + 1)) * sizeof(float);
+  return kPackedRowsBytes +
+         static_cast<size_t>(sums + (rows < kMaxDirectRows ? rows : kMaxDirectRows) * (k + 1)) * sizeof(float);
 }
 
 // One kv head of one sequence, and query rows that share its keys. Keys are visited in groups of 16 lanes, tiles of

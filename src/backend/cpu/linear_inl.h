@@ -675,19 +675,19 @@ void blocked_panels(const Panel* panels, int count, int next_count, const typena
 // Few rows of x in the order in which direct() reads them; made once for all panels that multiply the same x.
 struct DirectRows {
   void* area;  // of linear_scratch_bytes
-  const void* source[2] = {};
+  cpu::PackedRows& packed;
 
   // `at`: where in the area. The second half of rows lies behind the first.
   template <typename X>
   const X* get(const X* x, int64_t stride, int64_t units, int rows, int64_t at = 0) {
     if (rows <= kPointerRows) return x;
-    auto* packed = static_cast<X*>(area) + at;
+    auto* rows_at = static_cast<X*>(area) + at;
     if constexpr (kPointerRows < kDirectUpperRows) {
-      const void*& here = source[at == 0 ? 0 : 1];
-      if (here != x) pack_rows(x, stride, units, rows, packed);
+      const void*& here = packed.source[at == 0 ? 0 : 1];
+      if (here != x) pack_rows(x, stride, units, rows, rows_at);
       here = x;
     }
-    return packed;
+    return rows_at;
   }
 };
 
@@ -722,9 +722,11 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
 
 template <cpu::PairArithmetic A>
 void linear(const LinearTask& task) {
-  void* block = task.scratch;
-  float* acc = static_cast<float*>(task.scratch) + kBlockSteps * kGroupColumns;
-  DirectRows few{acc + task.rows * kGroupColumns};
+  auto& packed = *static_cast<cpu::PackedRows*>(task.scratch);
+  if (!task.same_x) packed = {};
+  void* block = static_cast<char*>(task.scratch) + cpu::kPackedRowsBytes;
+  float* acc = static_cast<float*>(block) + kBlockSteps * kGroupColumns;
+  DirectRows few{acc + task.rows * kGroupColumns, packed};
   for (int64_t first = task.first; first < task.last; first += kGroupPanels) {
     const Panel* panels = task.panels + first;
     const int count = static_cast<int>(task.last - first < kGroupPanels ? task.last - first : kGroupPanels);

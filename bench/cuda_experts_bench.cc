@@ -149,6 +149,7 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
         c.k = s.inner;
         c.epilogue = ExpertEpilogue::kStore;
         c.sorted = true;
+        c.follows = !c.e4m3;
         c.x = c.e4m3 ? static_cast<const void*>(middle_codes.as<uint8_t>()) : middle.as<uint16_t>();
         c.y = out.as<uint16_t>();
         return run_expert_linear(c, stream);

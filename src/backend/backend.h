@@ -222,7 +222,8 @@ struct ExpertLinearArgs {
   ExpertRoutes routes;
   const void* x = nullptr;  // [rows, k], or where `sorted` [rows * top, k] by assignment
   bool sorted = false;
-  int32_t rows = 0;  // of the step, before assignment
+  bool follows = false;  // the operation just before this one is the product of the same routes that made x
+  int32_t rows = 0;      // of the step, before assignment
   Precision precision = Precision::kFp16;
   std::array<uint64_t, kMaxExperts / 64> exact{};  // experts that compute in FP16 whatever `precision` is
   Epilogue epilogue = Epilogue::kStore;

@@ -44,6 +44,7 @@ struct CombineExpertsArgs {
   const void* shared = nullptr;          // [rows, hidden], or null
   const float* shared_weight = nullptr;  // device [rows]; null = 1
   void* out = nullptr;                   // [rows, hidden]
+  bool follows = false;                  // the operation just before this one is the product that made x
   bool bf16 = false;                     // x, shared and out are BF16; else FP16
 };
 

@@ -134,6 +134,7 @@ class Call {
     NFP_RETURN_IF_ERROR(multiply(product, experts_.gate_up, experts_.epilogue, at_.activated));
     product.x = piece<uint8_t>(at_.activated);
     product.sorted = true;
+    product.follows = !e4m3_;
     if (e4m3_) {
       NFP_RETURN_IF_ERROR(
           round(product.x, call_.rows * call_.top, experts_.intermediate(), at_.rounded, at_.rounded_scales));
@@ -147,6 +148,7 @@ class Call {
     sum.rows = static_cast<int32_t>(call_.rows);
     sum.hidden = static_cast<int32_t>(experts_.hidden());
     sum.out = call_.y;
+    sum.follows = true;
     sum.bf16 = call_.type == NFP_BF16;
     return run_combine(sum, stream_);
   }

@@ -694,6 +694,7 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
                               .k = first.k(),
                               .x = args.x,
                               .sorted = args.sorted,
+                              .follows = args.follows,
                               .rows = args.rows,
                               .distinct = true,
                               .epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::ExpertEpilogue::kStore
@@ -710,6 +711,7 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
     const int64_t rows = args.sorted ? static_cast<int64_t>(assignments) : args.rows;
     keep(quantise(args.x, rows, call.k, rounded_.data()));
     call.x = rounded_.data();
+    call.follows = false;
     call.token_scale = cuda::e4m3_scales(rounded_.data(), rows, call.k);
     if (!args.sorted) call.gathered_scale = cuda::e4m3_scales(args.gathered, static_cast<int64_t>(assignments), call.k);
   }

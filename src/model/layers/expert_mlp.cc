@@ -65,6 +65,7 @@ bool ExpertMlp::run(const Pass& pass) const {
   sum.shared = has_shared ? work.shared.data() : nullptr;
   sum.shared_weight = choose.shared_weight;
   sum.out = work.product.data();
+  sum.follows = !has_shared && pass.args.observer == nullptr;
   pass.backend.combine_experts(sum);
   return true;
 }
@@ -94,6 +95,7 @@ bool ExpertMlp::run_experts(const Pass& pass) const {
   call.gathered = nullptr;
   call.epilogue = Epilogue::kStore;
   call.sorted = true;
+  call.follows = true;
   multiply(down, down_weights, work.expert_mlp, work.expert_out);
   return true;
 }

@@ -23,30 +23,67 @@ __device__ __forceinline__ int2 scan(int value, int (&of_warps)[kWarps]) {
   return make_int2(before, all);
 }
 
-// A block has an expert, a thread a run of ids: how many belong to experts before this one and how many to it, and then
-// where they go, in order of rows.
-__global__ __launch_bounds__(kAssignThreads) void assign_kernel(const AssignArgs p) {
+__device__ __forceinline__ int expert_of(const AssignArgs& p, int id) {  // -1: none here
+  if (p.map != nullptr) id = id >= 0 && id < p.map_size ? __ldg(p.map + id) : -1;
+  return id < p.routes.experts ? max(id, -1) : -1;
+}
+
+// Calls seen(row, t, expert) for rows [first, end), four rows' next four ids at a time: in one block of few threads
+// only what is on its way at once makes up for the way.
+template <bool kVectors, typename Seen>
+__device__ __forceinline__ void walk(const AssignArgs& p, int first, int end, Seen seen) {
+  constexpr int kRows = 4;
+#pragma unroll 1
+  for (int row = first; row < end; row += kRows) {
+#pragma unroll 1
+    for (int t = 0; t < p.routes.top; t += 4) {
+      int4 ids[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int32_t* from = p.ids + int64_t{min(row + i, end - 1)} * p.id_stride + t;
+        if constexpr (kVectors) {
+          ids[i] = *reinterpret_cast<const int4*>(from);
+        } else {
+          const int last = p.routes.top - 1 - t;
+          ids[i] = make_int4(from[0], from[min(1, last)], from[min(2, last)], from[min(3, last)]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int of_row[4] = {ids[i].x, ids[i].y, ids[i].z, ids[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (row + i < end && t + j < p.routes.top) seen(row + i, t + j, expert_of(p, of_row[j]));
+        }
+      }
+    }
+  }
+}
+
+// A block has an expert, a thread a run of rows: how many of their ids belong to experts before this one and how many
+// to it, and then where those go, in order of rows.
+template <bool kVectors>
+__global__ __launch_bounds__(kAssignThreads, 1) void assign_kernel(const AssignArgs p) {
   __shared__ int of_warps[kWarps];
   ptx::launch_dependents();
   ptx::dependency_wait();
-  const int expert = static_cast<int>(blockIdx.x), experts = p.routes.experts;
-  const auto top = static_cast<uint32_t>(p.routes.top);
-  const uint32_t total = static_cast<uint32_t>(p.rows) * top;
-  const uint32_t run = (total + kAssignThreads - 1) / kAssignThreads;
-  const uint32_t begin = min(threadIdx.x * run, total), end = min(begin + run, total);
-  const auto expert_of = [&](uint32_t i) {  // -1: none here
-    const uint32_t row = i / top;
-    int id = p.ids[int64_t{row} * p.id_stride + (i - row * top)];
-    if (p.map != nullptr) id = id >= 0 && id < p.map_size ? __ldg(p.map + id) : -1;
-    return id < experts ? max(id, -1) : -1;
-  };
+  const int expert = static_cast<int>(blockIdx.x), experts = p.routes.experts, top = p.routes.top;
+  const int rows = static_cast<int>(p.rows), run = (rows + kAssignThreads - 1) / kAssignThreads;
+  const int begin = min(static_cast<int>(threadIdx.x) * run, rows), end = min(begin + run, rows);
+  const int part = (run + 31) / 32;  // rows that share a bit of `parts`
+  uint32_t parts = 0;                // where this expert's are
   int before = 0, own = 0;
-#pragma unroll 2
-  for (uint32_t i = begin; i < end; ++i) {
-    const int at = expert_of(i);
-    before += at >= 0 && at < expert;
+  bool none = false;
+  walk<kVectors>(p, begin, end, [&](int row, int, int at) {
+    before += static_cast<uint32_t>(at) < static_cast<uint32_t>(expert);
     own += at == expert;
-    if (expert == 0 && at < 0) p.routes.place[i] = -1;
+    parts |= static_cast<uint32_t>(at == expert) << (row - begin) / part;
+    none |= at < 0;
+  });
+  if (expert == 0 && none) {
+    walk<kVectors>(p, begin, end, [&](int row, int t, int at) {
+      if (at < 0) p.routes.place[int64_t{row} * top + t] = -1;
+    });
   }
   const int first = scan(before, of_warps).y;
   const int2 owns = scan(own, of_warps);
@@ -55,10 +92,15 @@ __global__ __launch_bounds__(kAssignThreads) void assign_kernel(const AssignArgs
     if (expert == experts - 1) p.routes.start[experts] = first + owns.y;
   }
   int next = first + owns.x;
-  for (uint32_t i = begin; i < end; ++i) {
-    if (expert_of(i) != expert) continue;
-    p.routes.row[next] = static_cast<int32_t>(i / top);
-    p.routes.place[i] = next++;
+  for (; parts != 0; parts &= parts - 1) {
+    const int row0 = begin + (__ffs(static_cast<int>(parts)) - 1) * part;
+    for (int one = row0; one < min(row0 + part, end); ++one) {
+      walk<kVectors>(p, one, one + 1, [&](int row, int t, int at) {
+        if (at != expert) return;
+        p.routes.row[next] = row;
+        p.routes.place[int64_t{row} * top + t] = next++;
+      });
+    }
   }
   if (p.gathered == nullptr || owns.y == 0) return;
   __syncthreads();  // the rows are written
@@ -74,6 +116,9 @@ __global__ __launch_bounds__(kAssignThreads) void assign_kernel(const AssignArgs
 
 }  // namespace
 
-const void* assign_function() { return reinterpret_cast<const void*>(&assign_kernel); }
+const void* assign_function(bool vectors) {
+  return vectors ? reinterpret_cast<const void*>(&assign_kernel<true>)
+                 : reinterpret_cast<const void*>(&assign_kernel<false>);
+}
 
 }  // namespace nfp::cuda

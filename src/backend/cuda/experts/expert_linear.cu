@@ -256,8 +256,8 @@ template <int kMost, ExpertEpilogue kEpilogue, bool kBf16>
 __global__ __launch_bounds__(kExpertThreads,
                              3) void expert_linear_kernel(const __grid_constant__ ExpertLinearParams<kMost> params) {
   __shared__ __align__(16) Shared shared;
-  ptx::launch_dependents();
   ptx::dependency_wait();
+  ptx::launch_dependents();  // only now: see ExpertLinearCall::follows
   const ExpertParams& p = params.shape;
   const int expert = this_expert(p);
   if (expert < 0) return;

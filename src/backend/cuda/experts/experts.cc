@@ -56,16 +56,19 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
     constexpr int kRows = kRouteManyWarps * 16;
     shape.grid = static_cast<int>((c.rows + kRows - 1) / kRows);
     shape.grid_y = (c.routes.experts + (c.shared_gate != nullptr ? 1 : 0) + kRouteManyExperts - 1) / kRouteManyExperts;
-    shape.block = kRouteManyWarps * 32;
+    shape.block = kRouteManyWarps * kRouteManyParts * 32;
     NFP_RETURN_IF_ERROR(launch("route", route_logits_many_function(), shape, arguments, stream));
   } else {
     // Few rows are spread over more blocks, each of which reads the router again.
-    const int rows = c.rows <= 16 ? 1 : c.rows <= 64 ? 2 : kMostRouteRows;
+    const int rows = c.rows <= kRouteFewRows ? 1 : c.rows <= 64 ? 2 : kMostRouteRows;
     shape.grid = static_cast<int>((c.rows + rows - 1) / rows);
     shape.grid_y = (c.routes.experts + 1 + kRouteWarps - 1) / kRouteWarps;
     shape.block = kRouteWarps * 32;
-    NFP_RETURN_IF_ERROR(launch("route", route_logits_function(rows), shape, arguments, stream));
+    if (rows == 1) shape.shared = kRouteSharedBytes;
+    NFP_RETURN_IF_ERROR(launch("route", rows == 1 ? route_logits_row_function() : route_logits_function(rows), shape,
+                               arguments, stream));
   }
+  shape.shared = 0;
   shape.grid_y = 1;
   if (c.rows <= kRouteFewRows) {
     shape.grid = 1;
@@ -97,7 +100,8 @@ Status run_assign(const AssignArgs& c, CUstream_st* stream) {
   shape.grid = c.routes.experts;
   shape.block = kAssignThreads;
   shape.dependent = true;
-  return launch("assign", assign_function(), shape, arguments, stream);
+  const bool vectors = aligned(c.ids) && c.id_stride % 4 == 0 && c.routes.top % 4 == 0;
+  return launch("assign", assign_function(vectors), shape, arguments, stream);
 }
 
 Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
@@ -150,6 +154,7 @@ Status run_combine(const CombineExpertsArgs& c, CUstream_st* stream) {
   CombineExpertsArgs p = c;
   LaunchShape shape;
   shape.grid = static_cast<int>(c.rows);
+  shape.grid_y = (c.hidden + kCombineThreads * 8 - 1) / (kCombineThreads * 8);
   shape.block = kCombineThreads;
   shape.dependent = true;
   void* arguments[] = {&p};

@@ -25,6 +25,9 @@ struct ExpertLinearCall {
   int64_t k = 0;            // a multiple of 8
   const void* x = nullptr;  // [rows, k], or where `sorted` [rows * top, k] by assignment
   bool sorted = false;
+  // The kernel just before this one in the stream is a product of the same routes that made x: weights are then asked
+  // for while it is still at work.
+  bool follows = false;
   int64_t rows = 0;
   bool distinct = false;  // no row has an expert twice, as run_route makes them: one row then needs no `gathered`
   ExpertEpilogue epilogue = ExpertEpilogue::kStore;

@@ -312,6 +312,52 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
   }
 }
 
+TEST_F(ExpertsGpu, AssignsGivenIds) {
+  struct Case {
+    int32_t rows, top, stride, experts, map;  // map: ids that it has, 0 = none
+  };
+  for (const Case& c : {Case{1, 2, 2, 4, 0}, Case{40, 3, 5, 7, 0}, Case{700, 8, 8, 128, 0}, Case{5000, 8, 128, 128, 0},
+                        Case{513, 4, 4, 6, 20}, Case{20000, 6, 6, 12, 64}, Case{3000, 32, 32, 512, 600}}) {
+    std::vector<int32_t> ids(static_cast<size_t>(c.rows * c.stride), 1 << 30), map(static_cast<size_t>(c.map));
+    // Some ids that there are none of; an expert twice in a row now and then.
+    for (int32_t& id : ids) id = integer(-1, std::max(c.experts, c.map) + 1);
+    for (int32_t& to : map) to = integer(0, 2) == 0 ? -1 : integer(0, c.experts - 1);
+    const size_t assignments = static_cast<size_t>(c.rows * c.top);
+    const DeviceVector<int32_t> d_ids(ids), d_map(map), start(static_cast<size_t>(c.experts + 1)), row(assignments),
+        place(assignments);
+    const DeviceVector<float> weight(assignments);
+    AssignArgs call;
+    call.ids = d_ids.get();
+    call.id_stride = c.stride;
+    call.map = c.map > 0 ? d_map.get() : nullptr;
+    call.map_size = c.map;
+    call.rows = c.rows;
+    call.routes = {c.experts, c.top, start.get(), row.get(), place.get(), weight.get()};
+    finish(run_assign(call, nullptr));
+    std::vector<std::vector<std::pair<int32_t, size_t>>> of_expert(static_cast<size_t>(c.experts));
+    std::vector<int32_t> want_place(assignments, -1);
+    for (int32_t r = 0; r < c.rows; ++r) {
+      for (int32_t t = 0; t < c.top; ++t) {
+        int32_t e = ids[static_cast<size_t>(r * c.stride + t)];
+        if (c.map > 0) e = e >= 0 && e < c.map ? map[static_cast<size_t>(e)] : -1;
+        if (e < 0 || e >= c.experts) continue;
+        of_expert[static_cast<size_t>(e)].emplace_back(r, static_cast<size_t>(r * c.top + t));
+      }
+    }
+    const auto got_start = start.host(), got_row = row.host();
+    int32_t at = 0;
+    for (size_t e = 0; e < of_expert.size(); ++e) {
+      ASSERT_EQ(got_start[e], at) << c.rows << " rows, expert " << e;
+      for (const auto& [r, index] : of_expert[e]) {
+        ASSERT_EQ(got_row[static_cast<size_t>(at)], r) << c.rows << " rows, assignment " << at;
+        want_place[index] = at++;
+      }
+    }
+    EXPECT_EQ(got_start.back(), at);
+    EXPECT_TRUE(place.host() == want_place) << c.rows << " rows";
+  }
+}
+
 TEST_F(ExpertsGpu, CombinesInOrder) {
   for (const bool shared : {false, true}) {
     const size_t rows = 37, top = 6, hidden = 1032;
@@ -349,6 +395,97 @@ TEST_F(ExpertsGpu, CombinesInOrder) {
         const double value = fp16_to_fp32(got[r * hidden + i]);
         const double slack = magnitude * 8 * 0x1p-24 + std::abs(want) * 0x1p-11 + 0x1p-25;
         ASSERT_LE(std::abs(value - want), slack) << r << " " << i;
+      }
+    }
+  }
+}
+
+// Layer after layer, none waiting on the host: what a kernel asks for before the one before it is done must not be
+// older than the routes that it goes by. Against the same calls one by one.
+TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
+  constexpr int64_t kHidden = 1024, kInner = 512;
+  constexpr int32_t kExperts = 48, kTop = 4, kLayers = 40;
+  const PlaneShape wide{2 * kInner, kHidden}, narrow{kHidden, kInner};
+  const auto planes_of = [&](const PlaneShape& shape) {
+    std::vector<uint8_t> bytes(shape.bytes() * kExperts);
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(integer(0, 255) & 0xa7);
+    return bytes;
+  };
+  const DeviceVector<uint8_t> wide_upper(planes_of(wide)), wide_lower(planes_of(wide)), narrow_upper(planes_of(narrow)),
+      narrow_lower(planes_of(narrow));
+  std::vector<float> router(kHidden * kExperts);
+  for (float& w : router) w = number(0.05f);
+  const DeviceVector<float> d_router(router);
+  for (const int32_t rows : {1, 3, 16, 40}) {
+    for (const bool exact : {true, false}) {
+      std::vector<ExpertMatrix> gate_up(kExperts), down(kExperts);
+      for (size_t e = 0; e < kExperts; ++e) {
+        const size_t at = e * wide.bytes(), below = e * narrow.bytes();
+        gate_up[e] = {wide_upper.get() + at, exact ? wide_lower.get() + at : nullptr, nullptr, true, false};
+        down[e] = {narrow_upper.get() + below, exact ? narrow_lower.get() + below : nullptr, nullptr, true, false};
+      }
+      const size_t assignments = static_cast<size_t>(rows * kTop);
+      const size_t numbers = static_cast<size_t>(rows) * kHidden;
+      const DeviceVector<uint16_t> x(halves(numbers * kLayers, 1.0f)), out(numbers * kLayers),
+          inner(assignments * kInner), result(assignments * kHidden), gathered(assignments * kHidden);
+      const DeviceVector<float> logits(static_cast<size_t>(rows * kExperts)), weight(assignments);
+      const DeviceVector<int32_t> start(kExperts + 1), row(assignments), place(assignments);
+      std::vector<uint16_t> want;
+      for (const bool at_once : {false, true}) {
+        const auto step = [&](const Status& status) {
+          ASSERT_TRUE(status.ok());
+          if (!at_once) {
+            ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+          }
+        };
+        for (int32_t layer = 0; layer < kLayers; ++layer) {
+          const size_t here = static_cast<size_t>(layer) * numbers;
+          RouteArgs choose;
+          choose.x = x.get() + here;
+          choose.router = d_router.get();
+          choose.rows = rows;
+          choose.hidden = kHidden;
+          choose.renormalise = true;
+          choose.routes = {kExperts, kTop, start.get(), row.get(), place.get(), weight.get()};
+          choose.logits = logits.get();
+          step(run_route(choose, nullptr));
+          ExpertLinearCall call;
+          call.matrices = gate_up.data();
+          call.routes = choose.routes;
+          call.n = 2 * kInner;
+          call.k = kHidden;
+          call.x = choose.x;
+          call.rows = rows;
+          call.distinct = true;
+          call.epilogue = ExpertEpilogue::kSwiglu;
+          call.y = inner.get();
+          call.gathered = gathered.get();
+          step(run_expert_linear(call, nullptr));
+          call.matrices = down.data();
+          call.n = kHidden;
+          call.k = kInner;
+          call.x = inner.get();
+          call.sorted = true;
+          call.follows = at_once;
+          call.epilogue = ExpertEpilogue::kStore;
+          call.y = result.get();
+          step(run_expert_linear(call, nullptr));
+          CombineExpertsArgs sum;
+          sum.x = result.get();
+          sum.routes = choose.routes;
+          sum.rows = rows;
+          sum.hidden = kHidden;
+          sum.follows = at_once;
+          sum.out = out.get() + here;
+          step(run_combine(sum, nullptr));
+        }
+        finish(ok_status());
+        const auto got = out.host();
+        if (!at_once) {
+          want = got;
+        } else {
+          EXPECT_TRUE(want == got) << rows << " rows, " << (exact ? "FP16" : "upper bytes");
+        }
       }
     }
   }

@@ -10,22 +10,26 @@ namespace nfp::cuda {
 // Logits, then of few rows the rest in one kernel, of many the choice of each row and the assignments of each expert.
 inline constexpr int kMostRouteRows = 8;  // that a block of the first has,
 inline constexpr int kRouteWarps = 8;     // and experts
+inline constexpr int kRouteChunk = 2048;  // of `hidden` in shared memory, where a block has one row
+inline constexpr int kRouteSharedBytes = kRouteChunk * (kRouteWarps * 4 + 2);
 // At most in one block (32 and 64 took longer so, 1 less, 8 the same), and at least for tensor cores, where a block
 // walks all k however few rows there are.
 inline constexpr int kRouteFewRows = 16;
 inline constexpr int kRouteManyRows = 512;
 inline constexpr int kRouteFewThreads = 512;
 inline constexpr int kChooseWarps = 4;        // rows a block
-const void* route_logits_function(int rows);  // 1, 2 or kMostRouteRows a block
-inline constexpr int kRouteManyWarps = 4;     // a block, of 16 rows each,
+const void* route_logits_function(int rows);  // 2 or kMostRouteRows a block
+const void* route_logits_row_function();      // one; takes kRouteSharedBytes
+inline constexpr int kRouteManyWarps = 2;     // a block, of 16 rows each,
+inline constexpr int kRouteManyParts = 4;     // of `hidden`, each a warp's, for each of them,
 inline constexpr int kRouteManyExperts = 32;  // and so many experts
 const void* route_logits_many_function();
 const void* route_few_function();
 const void* choose_experts_function();
 
-// Takes AssignArgs. Grid: experts.
+// Takes AssignArgs, `vectors`: with rows of ids on 16-byte boundaries. Grid: experts.
 inline constexpr int kAssignThreads = 512;
-const void* assign_function();
+const void* assign_function(bool vectors);
 
 struct ExpertParams {
   int32_t* start;
@@ -51,7 +55,8 @@ inline constexpr int kExpertRows = 64;  // of a matrix, a thread block
 // as many of them as can have assignments.
 const void* expert_linear_function(bool few_experts, bool bf16, ExpertEpilogue epilogue);
 
-inline constexpr int kCombineThreads = 256;
+inline constexpr int kCombineThreads = 128;  // at most; of eight features each
+// Grid: rows, and parts of a row's features.
 const void* combine_function();
 
 }  // namespace nfp::cuda

@@ -152,6 +152,7 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
   p.bf16 = c.bf16;
   p.gelu = c.epilogue == ExpertEpilogue::kGeglu;
   p.one_row = one_row;
+  p.follows = c.follows && c.sorted;
   // As many tiles as there can be at most, and no more blocks than run at once.
   const int64_t tiles =
       std::min<int64_t>(assignments, c.routes.experts + (assignments + entry.tokens - 1) / entry.tokens);

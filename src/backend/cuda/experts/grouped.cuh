@@ -66,21 +66,22 @@ struct GroupedKernel {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int each = (p.experts + 31) / 32;
     const int first = min(lane * each, p.experts), last = min(first + each, p.experts);
-    int sum = 0, begin = first < last ? __ldcg(p.start + first) : 0;
-    int tiles[kMaxExperts / 32];
+    constexpr int kMost = kMaxExperts / 32;
+    int begins[kMost + 1];  // asked for at once, and waited for once
 #pragma unroll
-    for (int i = 0; i < kMaxExperts / 32; ++i) {
-      if (first + i >= last) break;
-      const int end = __ldcg(p.start + first + i + 1);
-      tiles[i] = (end - begin + kTokens - 1) / kTokens;
+    for (int i = 0; i <= kMost; ++i) begins[i] = first + i <= last ? __ldcg(p.start + first + i) : 0;
+    int sum = 0;
+    int tiles[kMost];
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      tiles[i] = first + i < last ? (begins[i + 1] - begins[i] + kTokens - 1) / kTokens : 0;
       sum += tiles[i];
-      begin = end;
     }
     int before = warp_scan(sum, lane);
     const int all = __shfl_sync(0xffffffffu, before, 31);
     before -= sum;
 #pragma unroll
-    for (int i = 0; i < kMaxExperts / 32; ++i) {
+    for (int i = 0; i < kMost; ++i) {
       if (first + i >= last) break;
       ptx::store_shared_4(table + (first + i) * 4, static_cast<uint32_t>(before));
       before += tiles[i];
@@ -124,6 +125,7 @@ struct GroupedKernel {
         offset[b] = static_cast<int64_t>(min(item.row_tile * kBlocks + b, p.row_blocks - 1)) * p.slab_bytes;
       }
       const int token = kRole == Role::kActivations && !p.one_row ? __ldcg(p.start + item.expert) + item.token : 0;
+      if (kRole == Role::kActivations && index == static_cast<int>(blockIdx.x)) ptx::dependency_wait();
       const uint64_t policy = ptx::kEvictNormal;
 #pragma unroll 1
       for (int k = 0; k < p.k_iterations * Ring::kStagesPerStep; ++k) {
@@ -219,6 +221,9 @@ struct GroupedKernel {
     const uint32_t buffer = at.staging + warpgroup * kChunkBytes;
     const int items = load_table(at.table, p.experts) * p.row_tiles;
     for (int index = static_cast<int>(blockIdx.x); index < items; index += static_cast<int>(gridDim.x)) {
+      const Item item = item_at(p, at.table, index);
+      const int row0 = (item.row_tile * kBlocks + warpgroup) * kBlockRows;
+      const int first = __ldcg(p.start + item.expert) + item.token, end = __ldcg(p.start + item.expert + 1);
       float acc[1][kTokens / 2];
       const int iterations = p.k_iterations * Ring::kStagesPerStep;
       if constexpr (kFp8) {
@@ -226,10 +231,7 @@ struct GroupedKernel {
       } else {
         MultiplyF16<kOperand, kTile>::run(acc, pipe, iterations, warpgroup, p.one);
       }
-      const Item item = item_at(p, at.table, index);
-      const int row0 = (item.row_tile * kBlocks + warpgroup) * kBlockRows;
       if (row0 >= p.n) continue;
-      const int first = __ldcg(p.start + item.expert) + item.token, end = __ldcg(p.start + item.expert + 1);
       if (p.gated) {
         store<true>(p, matrices[item.expert], acc[0], buffer, row0, first, end, warpgroup);
       } else {
@@ -254,8 +256,9 @@ struct GroupedKernel {
       }
       ptx::mbarrier_init_fence();
     }
-    ptx::launch_dependents();
-    ptx::dependency_wait();  // the routes, and soon the tokens, come from the kernels before
+    // The routes, and soon the tokens, come from the kernels before. What follows is let in only when the routes are
+    // there, so that a product that comes next may go by them, and read weights, while this one is still at work.
+    if (!p.follows) ptx::dependency_wait();
     if (threadIdx.x < 32) make_table(p, at.table);
     __syncthreads();
     if (threadIdx.x >= kConsumers * 128) {
@@ -272,6 +275,8 @@ struct GroupedKernel {
       __syncwarp();
     } else {
       if constexpr (!kLean) ptx::claim_registers<consumer_registers(kTile)>();
+      ptx::dependency_wait();
+      ptx::launch_dependents();
       consume(p, matrices, at, pipe);
     }
   }

@@ -29,6 +29,7 @@ struct GroupedShape {
   bool gated;
   bool gelu;
   bool one_row;  // x is one row, which every assignment has
+  bool follows;  // ExpertLinearCall::follows: the routes are there before the kernel before this one is done
   bool bf16;     // what products of E4M3 activations are stored as; else FP16
 };
 inline constexpr int kGroupedRows = 128;

@@ -4,6 +4,8 @@
 
 #include "backend/cuda/experts/experts_kernels.h"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/load.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/warp.cuh"
 
@@ -42,11 +44,10 @@ __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const Ro
       w[i] = k < p.hidden ? __ldg(reinterpret_cast<const float4*>(weights + k)) : make_float4(0, 0, 0, 0);
     }
   };
-  load_weights(0);  // nobody writes them
   ptx::dependency_wait();
   float sums[kRows] = {};
   for (int base = 0; base < p.hidden; base += kAtOnce * 128) {
-    if (base > 0) load_weights(base);
+    load_weights(base);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (first + r >= p.rows) continue;
@@ -55,7 +56,7 @@ __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const Ro
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int k = base + i * 128 + lane * 4;
-        raw[i] = k < p.hidden ? *reinterpret_cast<const uint2*>(row + k) : make_uint2(0, 0);
+        raw[i] = ptx::load_8(row + k, k < p.hidden);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -76,13 +77,68 @@ __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_kernel(const Ro
   }
 }
 
-// The same for many rows on tensor cores: a warp has 16 rows and 32 experts. Rows are FP16, which TF32 holds exactly;
-// a weight is two TF32 numbers, which leave 2^-22 of it. A lane's eight consecutive k are the operands of four products
-// of eight k: whose k a lane takes is free as long as rows and weights agree.
-__global__ __launch_bounds__(kRouteManyWarps * 32) void route_logits_many_kernel(const RouteArgs p) {
-  constexpr int kTiles = kRouteManyExperts / 8;
+// The same of one row, the same bits: where so little is to be done what counts is to wait for memory once. So the
+// weights, which nobody writes, are asked for while the kernel before is at work, and x at once.
+__global__ __launch_bounds__(kRouteWarps * 32) void route_logits_row_kernel(const RouteArgs p) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  static_assert(kRouteChunk == kRouteWarps * 32 * 8);
   ptx::launch_dependents();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int expert = static_cast<int>(blockIdx.y) * kRouteWarps + warp;
+  const int64_t row = blockIdx.x;
+  const bool gate = expert == p.routes.experts && p.shared_gate != nullptr, here = expert < p.routes.experts || gate;
+  const float* weights = gate ? p.shared_gate : p.router + int64_t{here ? expert : 0} * p.hidden;
+  const auto* x = static_cast<const uint16_t*>(p.x) + row * p.hidden;
+  auto* const mine = reinterpret_cast<float4*>(memory) + warp * (kRouteChunk / 4);
+  auto* const tokens = reinterpret_cast<uint2*>(memory + kRouteChunk * kRouteWarps * 4);
+  const auto load_weights = [&](int base) {
+#pragma unroll
+    for (int i = 0; i < kRouteChunk / 128; ++i) {
+      const int k = base + i * 128 + lane * 4;
+      const bool inside = here && k < p.hidden;
+      ptx::copy_async_16(ptx::shared_address(mine + i * 32 + lane), weights + (inside ? k : 0), inside);
+    }
+  };
+  load_weights(0);
+  ptx::dependency_wait();
+  float sum = 0.0f;
+  for (int base = 0; base < p.hidden; base += kRouteChunk) {
+    if (base > 0) {
+      __syncthreads();
+      load_weights(base);
+    }
+    const int k = base + static_cast<int>(threadIdx.x) * 8;
+    ptx::copy_async_16(ptx::shared_address(tokens + threadIdx.x * 2), x + (k < p.hidden ? k : 0), k < p.hidden);
+    ptx::copy_async_wait();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRouteChunk / 128; ++i) {
+      const float4 w = mine[i * 32 + lane], v = widen4(tokens[i * 32 + lane]);
+      sum += v.x * w.x + v.y * w.y + v.z * w.z + v.w * w.w;
+    }
+  }
+  sum = warp_sum(sum);
+  if (lane != 0 || !here) return;
+  if (gate) {
+    p.shared_weight[row] = 1.0f / (1.0f + expf(-sum));
+  } else {
+    p.logits[row * p.routes.experts + expert] = sum;
+  }
+}
+
+// The same for many rows on tensor cores: a warp has 16 rows, 32 experts and a part of k, as waiting for memory is what
+// takes long. Rows are FP16, which TF32 holds exactly;
+// a weight is two TF32 numbers, which leave 2^-22 of it. A lane's eight consecutive k are the operands of four products
+// of eight k: whose k a lane takes is free as long as rows and weights agree.
+__global__ __launch_bounds__(kRouteManyWarps* kRouteManyParts * 32) void route_logits_many_kernel(const RouteArgs p) {
+  constexpr int kTiles = kRouteManyExperts / 8;
+  __shared__ float4 of_parts[kRouteManyParts - 1][kRouteManyWarps][kTiles][32];
+  ptx::launch_dependents();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % kRouteManyWarps;
+  const int part = static_cast<int>(threadIdx.x) / 32 / kRouteManyWarps;
+  const int span = (p.hidden + 32 * kRouteManyParts - 1) / (32 * kRouteManyParts) * 32;
+  const int begin = part * span, end = min(begin + span, p.hidden);
   const int group = lane / 4, column = lane % 4;
   const int first_row = (static_cast<int>(blockIdx.x) * kRouteManyWarps + warp) * 16 + group;
   const int first_expert = static_cast<int>(blockIdx.y) * kRouteManyExperts;
@@ -99,7 +155,7 @@ __global__ __launch_bounds__(kRouteManyWarps * 32) void route_logits_many_kernel
   const auto load = [&](int base) {
     Chunk c;
     const int k = base + column * 8;
-    const bool here = k < p.hidden;
+    const bool here = k < end;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = min(first_row + r * 8, p.rows - 1);
@@ -117,8 +173,8 @@ __global__ __launch_bounds__(kRouteManyWarps * 32) void route_logits_many_kernel
   };
   ptx::dependency_wait();
   float sums[kTiles][4] = {};
-  Chunk now = load(0);
-  for (int base = 0; base < p.hidden; base += 32) {
+  Chunk now = load(begin);
+  for (int base = begin; base < end; base += 32) {
     const Chunk next = load(base + 32);
     float rows[2][8];
 #pragma unroll
@@ -152,6 +208,20 @@ __global__ __launch_bounds__(kRouteManyWarps * 32) void route_logits_many_kernel
   }
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
+    if (part > 0) of_parts[part - 1][warp][t][lane] = make_float4(sums[t][0], sums[t][1], sums[t][2], sums[t][3]);
+  }
+  __syncthreads();
+  if (part > 0) return;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int other = 0; other < kRouteManyParts - 1; ++other) {
+      const float4 more = of_parts[other][warp][t][lane];
+      sums[t][0] += more.x;
+      sums[t][1] += more.y;
+      sums[t][2] += more.z;
+      sums[t][3] += more.w;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = first_row + i / 2 * 8, expert = first_expert + t * 8 + column * 2 + i % 2;
@@ -171,8 +241,8 @@ struct Choice {
   int expert = 0;
   float weight = 0.0f;
 };
-__device__ __forceinline__ Choice choose(const RouteArgs& p, int64_t row, int lane) {
-  constexpr int kMine = kMaxExperts / 32;
+template <int kMine>  // experts a lane
+__device__ __forceinline__ Choice choose_among(const RouteArgs& p, int64_t row, int lane) {
   const float* logits = p.logits + row * p.routes.experts;
   float mine[kMine];
   float largest = -FLT_MAX;
@@ -180,49 +250,51 @@ __device__ __forceinline__ Choice choose(const RouteArgs& p, int64_t row, int la
   for (int i = 0; i < kMine; ++i) {
     const int expert = i * 32 + lane;
     mine[i] = expert < p.routes.experts ? logits[expert] : -INFINITY;
-    largest = fmaxf(largest, mine[i]);
   }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) largest = fmaxf(largest, mine[i]);
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
   }
+  // Powers as integers that are in the same order; 0: none, or chosen already.
+  uint32_t keys[kMine];
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
-    mine[i] = i * 32 + lane < p.routes.experts ? expf(mine[i] - largest) : -1.0f;
-    sum += fmaxf(mine[i], 0.0f);
+    const float power = expf(mine[i] - largest);
+    const bool here = i * 32 + lane < p.routes.experts;
+    keys[i] = here ? __float_as_uint(power) + 1 : 0;
+    sum += here ? power : 0.0f;
   }
   sum = warp_sum(sum);
   float chosen_sum = 0.0f;
   Choice out;
   for (int t = 0; t < p.routes.top; ++t) {
-    float best = -2.0f;
+    uint32_t best = 0;
     int at = 0;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      if (mine[i] > best) {
-        best = mine[i];
+      if (keys[i] > best) {
+        best = keys[i];
         at = i * 32 + lane;
       }
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-      const int other_at = __shfl_xor_sync(0xffffffffu, at, offset);
-      if (other > best || (other == best && other_at < at)) {
-        best = other;
-        at = other_at;
-      }
-    }
+    const uint32_t most = __reduce_max_sync(0xffffffffu, best);
+    at = static_cast<int>(__reduce_min_sync(0xffffffffu, best == most ? static_cast<uint32_t>(at) : UINT32_MAX));
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      if (i * 32 + lane == at) mine[i] = -1.0f;
+      if (i * 32 + lane == at) keys[i] = 0;
     }
-    chosen_sum += best;
-    if (lane == t) out = {at, best};
+    const float power = __uint_as_float(most - 1);
+    chosen_sum += power;
+    if (lane == t) out = {at, power};
   }
   out.weight /= p.renormalise ? chosen_sum : sum;
   return out;
+}
+__device__ __forceinline__ Choice choose(const RouteArgs& p, int64_t row, int lane) {
+  return p.routes.experts <= 128 ? choose_among<4>(p, row, lane) : choose_among<kMaxExperts / 32>(p, row, lane);
 }
 
 // A warp has a row. Its experts stay at the beginning of its logits, which nobody needs any more.
@@ -282,10 +354,10 @@ __global__ __launch_bounds__(kRouteFewThreads) void route_few_kernel(const Route
 }  // namespace
 
 const void* route_logits_function(int rows) {
-  return rows == 1   ? reinterpret_cast<const void*>(&route_logits_kernel<1>)
-         : rows == 2 ? reinterpret_cast<const void*>(&route_logits_kernel<2>)
-                     : reinterpret_cast<const void*>(&route_logits_kernel<kMostRouteRows>);
+  return rows == 2 ? reinterpret_cast<const void*>(&route_logits_kernel<2>)
+                   : reinterpret_cast<const void*>(&route_logits_kernel<kMostRouteRows>);
 }
+const void* route_logits_row_function() { return reinterpret_cast<const void*>(&route_logits_row_kernel); }
 const void* choose_experts_function() { return reinterpret_cast<const void*>(&choose_experts_kernel); }
 const void* route_logits_many_function() { return reinterpret_cast<const void*>(&route_logits_many_kernel); }
 const void* route_few_function() { return reinterpret_cast<const void*>(&route_few_kernel); }

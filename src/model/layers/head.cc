@@ -6,7 +6,9 @@ namespace nfp {
 
 Status Head::load(WeightLoader& weights, const ModelConfig& config) {
   NFP_RETURN_IF_ERROR(norm.load(weights, config, std::string(kFinalNormName)));
-  NFP_RETURN_IF_ERROR(for_logits.load(weights, config, std::string(kFinalNormName), config.logit_scale));
+  if (config.logit_scale != 1.0f) {
+    NFP_RETURN_IF_ERROR(scaled_norm.emplace().load(weights, config, std::string(kFinalNormName), config.logit_scale));
+  }
   soft_cap = config.logit_cap;
   if (config.tied_embeddings) return ok_status();
   NFP_ASSIGN_OR_RETURN(own, weights.linear(GemmType::kHead, config.layers, {std::string(kHeadName)}, config.vocab,
@@ -39,7 +41,7 @@ void Head::run(Backend& backend, const Linear& matrix, const Buffer& hidden, con
   LinearArgs call;
   call.weight = matrix.weight.get();
   const Precision consumer = matrix.weight->consumes(matrix.at(precision));
-  call.x = normalise(for_logits, backend, hidden, rows, count, consumer).data();
+  call.x = normalise(scaled_norm.has_value() ? *scaled_norm : norm, backend, hidden, rows, count, consumer).data();
   call.rows = count;
   call.precision = matrix.at(precision);
   call.y = out;

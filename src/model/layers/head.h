@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "model/layers/norm.h"
 #include "model/weight_loader.h"
 
@@ -18,8 +20,10 @@ struct Head {
                        Precision consumer) const;
 
   Norm norm;
-  Norm for_logits;  // the same times ModelConfig::logit_scale, as the matrix that makes logits has none
-  Linear own;       // [vocab, hidden]; empty where tied
+  // The same times ModelConfig::logit_scale, for logits, whose matrix has no factor; `states` are without it. Only
+  // where that is not 1.
+  std::optional<Norm> scaled_norm;
+  Linear own;  // [vocab, hidden]; empty where tied
   float soft_cap = 0.0f;
   Buffer gathered, normed;  // [rows, hidden]
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/mapping_guard.h"
+#include "number_checks.h"
 #include "server/grammar/grammar.h"
 #include "verbs.h"
 
@@ -42,6 +43,7 @@ int main(int argc, char** argv) {
   nfp::add_models(app, status);
   nfp::add_doctor(app, status);
   nfp::add_completion(app, status);
+  nfp::check_numbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

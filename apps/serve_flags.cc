@@ -179,6 +179,7 @@ void ServeFlags::add_serving(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--stall-timeout", service.api.stall_timeout_s,
                  "seconds without a finished step after which /health fails")
+      ->check(CLI::Range(0.1, 1e9))
       ->capture_default_str();
   app.add_option("--drain-timeout", drain_timeout_s, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0, 86400))

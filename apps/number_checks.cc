@@ -1,0 +1,44 @@
+#include "number_checks.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+namespace nfp {
+namespace {
+
+// Validators of CLI11: an empty text is agreement. What is no number at all is left to the conversion, which says so.
+std::string check_finite(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (end == text.c_str() || *end != '\0' || std::isfinite(value)) return "";
+  return "'" + text + "' must be a finite number";
+}
+
+std::string check_whole(const std::string& text, bool is_signed) {
+  char* end = nullptr;
+  errno = 0;
+  if (is_signed) {
+    (void)std::strtoll(text.c_str(), &end, 0);
+  } else {
+    if (text.find('-') != std::string::npos) return "'" + text + "' must not be negative";
+    (void)std::strtoull(text.c_str(), &end, 0);
+  }
+  if (end == text.c_str() || *end != '\0' || errno != ERANGE) return "";
+  return "'" + text + "' does not fit into 64 bits";
+}
+
+}  // namespace
+
+void check_numbers(CLI::App& app) {
+  for (CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
+    const std::string type = option->get_type_name();  // with what validators say of themselves behind it
+    if (type.starts_with("FLOAT")) option->check(check_finite, "");
+    if (type.starts_with("INT")) option->check([](const std::string& text) { return check_whole(text, true); }, "");
+    if (type.starts_with("UINT")) option->check([](const std::string& text) { return check_whole(text, false); }, "");
+  }
+  for (CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) check_numbers(*verb);
+}
+
+}  // namespace nfp

@@ -1,0 +1,13 @@
+// What the parser of the command line would take for a number and should not: NaN, which passes every range, and whole
+// numbers that do not fit, which it wraps or cuts off.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace nfp {
+
+// Checks the numbers of every option of `app` and of its verbs, those of a configuration file too. Called after all of
+// them were added.
+void check_numbers(CLI::App& app);
+
+}  // namespace nfp

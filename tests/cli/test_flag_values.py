@@ -1,0 +1,53 @@
+"""Every flag of every verb that takes a number refuses what is none, what does not fit and NaN, which lies in no range
+and yet in every one that is written as two comparisons. The error names the flag, and nothing has been done."""
+
+import re
+import subprocess
+import unittest
+
+from program import F16_MODEL, PROGRAM, main, run
+
+VERBS = [["generate"], ["chat"], ["convert"], ["restore"], ["inspect"], ["perplexity"], ["bench"], ["bench", "latency"],
+         ["bench", "throughput"], ["bench", "steps"], ["serve"], ["replay"], ["evaluate"], ["tune"], ["pull"]]
+BAD = {"FLOAT": ["nan", "NAN", "-nan", "inf", "-inf", "1e999", "abc", "", "1.5x"],
+       "INT": ["nan", "99999999999999999999999", "-99999999999999999999999", "1.5", "abc", "", "7x"],
+       "UINT": ["nan", "99999999999999999999999", "-1", "-0x1", "1.5", "abc", "", "7x"]}
+OPTION = re.compile(r"\s+(?:-\w,)?(--[a-z0-9-]+) (FLOAT|INT|UINT)\b(.*)")
+
+
+def with_verb(words):
+    return [words[0], F16_MODEL, words[1]] if len(words) > 1 else words
+
+
+def number_flags(words):
+    return [match.groups() for match in map(OPTION.match, run(*with_verb(words), "--help")[0].splitlines()) if match]
+
+
+class FlagValues(unittest.TestCase):
+    def refuse(self, words, flag, value):
+        done = subprocess.run([PROGRAM, *with_verb(words), f"{flag}={value}"], capture_output=True, text=True, timeout=60,
+                              stdin=subprocess.DEVNULL)
+        said = f"{words} {flag}={value!r}: exit code {done.returncode}, {done.stderr[:300]}"
+        self.assertEqual(done.returncode, 2, said)
+        self.assertIn(flag, done.stderr, said)
+
+    def test_numbers(self):
+        flags = 0
+        for words in VERBS:
+            for flag, kind, more in number_flags(words):
+                flags += 1
+                for value in BAD[kind]:
+                    if value == "7x" and "SIZE" in more:
+                        continue  # a unit, though not one that there is
+                    self.refuse(words, flag, value)
+        self.assertGreater(flags, 120)
+
+    def test_sizes(self):
+        for flag, kind, more in number_flags(["serve"]):
+            if "SIZE" in more:
+                for value in ["7x", "1.5.5GB", "-1GB", "99999999999999999999GB"]:
+                    self.refuse(["serve"], flag, value)
+
+
+if __name__ == "__main__":
+    main()

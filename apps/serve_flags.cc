@@ -8,6 +8,7 @@
 #include "base/mapped_file.h"
 #include "eval/start_steps.h"
 #include "policy/slo_policy.h"
+#include "text/utf8.h"
 
 namespace nfp {
 namespace {
@@ -157,7 +158,9 @@ void ServeFlags::add_serving(CLI::App& app) {
   app.add_option("--io-threads", http.threads, "threads for connections")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app.add_option("--max-connections", http.max_connections, "open at once")->capture_default_str();
+  app.add_option("--max-connections", http.max_connections, "open at once")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app.add_option("--max-body-mb", max_body_mb, "size of a request")->check(CLI::Range(1, 1024))->capture_default_str();
   app.add_option("--max-request-memory", service.http.max_request_bytes,
                  "bytes of all requests together: read, parsed and waiting, e.g. 1GB")
@@ -204,6 +207,9 @@ Status ServeFlags::resolve() {
   service.http.max_body_bytes = uint64_t{max_body_mb} << 20;
   if (const std::string& path = service.api.root_path; !path.empty() && !path.starts_with('/')) {
     return error(ErrorCode::kUsage, "--root-path {}: must begin with '/'", path);
+  }
+  if (!std::all_of(names.begin(), names.end(), [](const std::string& name) { return text::is_utf8(name); })) {
+    return error(ErrorCode::kUsage, "--served-model-name is not UTF-8: no client could ask for it");
   }
   std::optional<PrecisionClass> request_precision;
   if (server::parse_precision(default_request_precision, "", &request_precision)) {

@@ -59,8 +59,11 @@ Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOption
   if (options.text == kSelfText) {
     settings += fmt::format(" self {}", options.seed);
   } else {
-    NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text));
-    settings += fmt::format(" file {:x}", hash_bytes(std::as_bytes(std::span(text))));
+    const auto text = read_text_file(options.text);
+    if (!text.ok()) {
+      return error(text.error().code, "{}; --calibrate is self, none or a text file", text.error().message);
+    }
+    settings += fmt::format(" file {:x}", hash_bytes(std::as_bytes(std::span(*text))));
   }
   return hash_bytes(std::as_bytes(std::span(settings)), key);
 }

@@ -5,7 +5,7 @@ import re
 import subprocess
 import unittest
 
-from program import F16_MODEL, PROGRAM, main, run
+from program import F16_MODEL, PROGRAM, failure, main, run
 
 VERBS = [["generate"], ["chat"], ["convert"], ["restore"], ["inspect"], ["perplexity"], ["bench"], ["bench", "latency"],
          ["bench", "throughput"], ["bench", "steps"], ["serve"], ["replay"], ["evaluate"], ["tune"], ["pull"]]
@@ -47,6 +47,14 @@ class FlagValues(unittest.TestCase):
             if "SIZE" in more:
                 for value in ["7x", "1.5.5GB", "-1GB", "99999999999999999999GB"]:
                     self.refuse(["serve"], flag, value)
+
+    def test_texts(self):
+        self.assertIn("--served-model-name", failure("serve", F16_MODEL, "--served-model-name", b"\xff", code=2, timeout=30))
+        self.refuse(["serve"], "--max-connections", "0")  # nobody could connect
+        for value in ["slef", "/"]:
+            said = failure("generate", F16_MODEL, "-p", "a", "--calibrate", value)
+            self.assertIn(f"{value}: ", said)
+            self.assertIn("--calibrate is self, none or a text file", said)
 
 
 if __name__ == "__main__":

@@ -14,4 +14,11 @@ int json_depth(std::string_view text, int limit);
 
 inline bool json_too_deep(std::string_view text) { return json_depth(text, kMaxFileJsonDepth) > kMaxFileJsonDepth; }
 
+// What a file's text says, a discarded value where it is not JSON or too deep. `Json`: nlohmann::json, or with order.
+template <class Json>
+Json parse_file_json(std::string_view text) {
+  if (json_too_deep(text)) return Json(Json::value_t::discarded);
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
 }  // namespace nfp

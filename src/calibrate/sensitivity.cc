@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/json_depth.h"
 #include "eval/sequence_runner.h"
 
 namespace nfp {
@@ -236,7 +237,7 @@ std::string sensitivity_to_json(std::span<const Sensitivity> order) {
 }
 
 Result<std::vector<Sensitivity>> sensitivity_from_json(std::string_view json, const std::string& where) {
-  const auto list = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const auto list = parse_file_json<nlohmann::json>(json);
   const auto wrong = [&] {
     return error(ErrorCode::kInvalidInput, "{}: the sensitivity order is not a list of {{matrices, weights, kld}}",
                  where);
@@ -245,8 +246,8 @@ Result<std::vector<Sensitivity>> sensitivity_from_json(std::string_view json, co
   std::vector<Sensitivity> order;
   for (const auto& item : list) {
     if (!item.is_object() || !item.contains("matrices") || !item["matrices"].is_array() || item["matrices"].empty() ||
-        !item.contains("weights") || !item["weights"].is_number_integer() || !item.contains("kld") ||
-        !item["kld"].is_number()) {
+        !item.contains("weights") || !item["weights"].is_number_integer() || item["weights"].get<int64_t>() < 0 ||
+        !item.contains("kld") || !item["kld"].is_number()) {
       return wrong();
     }
     Sensitivity entry;

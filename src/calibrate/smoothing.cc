@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/json_depth.h"
 #include "eval/sequence_runner.h"
 
 namespace nfp {
@@ -177,7 +178,7 @@ std::string scalings_to_json(const TensorScalings& scalings) {
 
 Result<TensorScalings> scalings_from_json(const std::string& text, const std::string& name) {
   const auto bad = [&] { return error(ErrorCode::kInvalidInput, "{}: holds no exponents of tensors", name); };
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = parse_file_json<nlohmann::json>(text);
   if (!json.is_object()) return bad();
   TensorScalings scalings;
   for (const auto& [tensor, entry] : json.items()) {

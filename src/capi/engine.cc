@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/json_depth.h"
 #include "capi/engine_json.h"
 #include "capi/status.h"
 #include "nestedfp_engine.h"
@@ -128,7 +129,7 @@ nfp_status nfp_engine_decode(nfp_engine* engine, const char* ids, char** text) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(engine != nullptr && ids != nullptr && text != nullptr, "nfp_engine_decode: a pointer is null");
     if (Status status = nfp::capi::need_tokenizer(*engine); !status.ok()) return fail(status.error());
-    const Json json = Json::parse(ids, nullptr, false);
+    const auto json = nfp::parse_file_json<Json>(ids);
     const auto numbers = nfp::capi::parse_ids(json, "ids");
     if (!numbers.ok()) return fail(numbers.error());
     return give(engine->loaded->tokenizer->decode(*numbers), text);

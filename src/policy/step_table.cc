@@ -8,12 +8,16 @@
 #include <set>
 #include <tuple>
 
+#include "base/json_depth.h"
+
 namespace nfp {
 namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr std::string_view kFormat = "nestedfp-step-times";
 constexpr int32_t kVersion = 1;
+constexpr int32_t kMostTokens = 1'000'000'000;  // of each kind: any two add up within 32 bits
+constexpr double kLeastMs = 1e-6;               // weights of a fit are the inverse
 
 // Reads fields of one object; the first that is missing or wrong stays as the error.
 class Fields {
@@ -94,14 +98,16 @@ Result<StepLevel> parse_level(const Json& json, const std::string& where) {
 
 Result<StepTime> parse_step(const Json& json, const std::string& where, size_t levels) {
   Fields fields(json, where);
-  const auto small = [&](const char* name, int64_t least) { return static_cast<int32_t>(fields.count(name, least)); };
+  const auto small = [&](const char* name, int64_t least) {
+    return static_cast<int32_t>(fields.count(name, least, kMostTokens));
+  };
   StepTime step;
   step.level = static_cast<size_t>(fields.count("level", 0, static_cast<int64_t>(levels) - 1));
   step.prefill_tokens = small("prefill_tokens", 0);
   step.prefill_context = small("prefill_context", 0);
   step.decode_sequences = small("decode_sequences", 0);
   step.decode_context = small("decode_context", 0);
-  step.ms = fields.number("ms", std::numeric_limits<double>::min(), 1e9);
+  step.ms = fields.number("ms", kLeastMs, 1e9);
   step.samples = small("samples", 1);
   if (step.prefill_tokens == 0 && step.decode_sequences == 0) fields.fail("the step has no tokens");
   if (step.prefill_tokens == 0 && step.prefill_context > 0) fields.fail("prefill_context without prefill_tokens");
@@ -120,8 +126,10 @@ std::string StepLevel::name() const {
 }
 
 Result<StepTable> parse_step_table(std::string_view text, std::string_view where) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return error(ErrorCode::kInvalidInput, "{}: is not JSON", where);
+  const auto json = parse_file_json<Json>(text);
+  if (json.is_discarded())
+    return error(ErrorCode::kInvalidInput, "{}: is not JSON, or nested deeper than {} levels", where,
+                 kMaxFileJsonDepth);
   Fields fields(json, std::string(where));
   const std::string format = fields.text("format");
   const int64_t version = fields.count("version");
@@ -136,8 +144,8 @@ Result<StepTable> parse_step_table(std::string_view text, std::string_view where
   table.model = fields.text("model");
   table.device = fields.text("device");
   table.weight_bytes = fields.count("weight_bytes", 0, std::numeric_limits<int64_t>::max());
-  table.max_step_tokens = static_cast<int32_t>(fields.count("max_step_tokens", 1));
-  table.max_sequences = static_cast<int32_t>(fields.count("max_sequences", 1));
+  table.max_step_tokens = static_cast<int32_t>(fields.count("max_step_tokens", 1, kMostTokens));
+  table.max_sequences = static_cast<int32_t>(fields.count("max_sequences", 1, kMostTokens));
   table.kv_dtype = fields.text("kv_dtype");
   if (json.contains("spread")) table.spread = fields.number("spread", 0, 1e9);
   if (json.contains("steps_in_flight")) {

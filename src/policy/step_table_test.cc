@@ -74,6 +74,9 @@ TEST(StepTable, RefusesWhatIsWrongAndNamesIt) {
       {[](auto& j) { j["steps"][2]["level"] = 3; }, "steps[2]: level"},
       {[](auto& j) { j["steps"][2]["level"] = -1; }, "steps[2]: level"},
       {[](auto& j) { j["steps"][1]["ms"] = 0; }, "steps[1]: ms"},
+      {[](auto& j) { j["steps"][1]["ms"] = 1e-308; }, "steps[1]: ms"},  // its inverse, a weight, is infinite
+      {[](auto& j) { j["steps"][3]["prefill_tokens"] = INT32_MAX; }, "steps[3]: prefill_tokens"},
+      {[](auto& j) { j["max_step_tokens"] = j["max_sequences"] = INT32_MAX; }, "max_step_tokens"},
       {[](auto& j) { j["steps"][1]["ms"] = nullptr; }, "steps[1]: ms"},
       {[](auto& j) { j["steps"][1]["samples"] = 0; }, "steps[1]: samples"},
       {[](auto& j) { j["steps"][1]["prefill_tokens"] = 1.5; }, "steps[1]: prefill_tokens"},
@@ -94,6 +97,7 @@ TEST(StepTable, RefusesWhatIsWrongAndNamesIt) {
     EXPECT_TRUE(read.error().message.starts_with("t.json: ")) << read.error().message;
   }
   for (const char* text : {"", "[", "[]", "7", "{}"}) EXPECT_FALSE(parse_step_table(text, "t.json").ok()) << text;
+  EXPECT_FALSE(parse_step_table(std::string(100'000, '['), "t.json").ok());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/json_depth.h"
 #include "base/mapped_file.h"
 
 namespace nfp {
@@ -35,7 +36,7 @@ std::string joined(const std::set<std::string>& names) {
 }  // namespace
 
 Result<StepTable> parse_step_rows(std::string_view text, std::string_view where, const StepSource& source) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = parse_file_json<Json>(text);
   if (!json.is_object() || !json.contains("rows") || !json["rows"].is_array()) {
     return error(ErrorCode::kInvalidInput, "{}: is not JSON with a list 'rows'", where);
   }
@@ -56,12 +57,12 @@ Result<StepTable> parse_step_rows(std::string_view text, std::string_view where,
     const std::string precision = string_field(row, "precision"), kind = string_field(row, "kind");
     const int32_t tokens = count_of(row, "tokens"), context = count_of(row, "context_per_sequence");
     const auto ms = row.find("ms");
-    const bool timed = ms != row.end() && ms->is_number() && ms->get<double>() > 0 && ms->get<double>() < 1e9;
+    const bool timed = ms != row.end() && ms->is_number() && ms->get<double>() >= 1e-6 && ms->get<double>() < 1e9;
     if ((precision != "fp16" && precision != "fp8") || (kind != "decode" && kind != "prefill") || tokens < 1 ||
         context < 1 || !timed) {
       return error(ErrorCode::kInvalidInput,
                    "{}: rows[{}]: needs precision fp16 or fp8, kind decode or prefill, tokens, context_per_sequence "
-                   "and ms above 0",
+                   "and ms of 1e-6 to 1e9",
                    where, i);
     }
     const size_t level = precision == "fp16" ? 0 : 1;
@@ -98,7 +99,7 @@ Result<StepTable> parse_step_rows(std::string_view text, std::string_view where,
 
 Result<StepTable> read_step_times(const std::string& path, const StepSource& source) {
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path));
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = parse_file_json<Json>(text);
   if (json.is_object() && json.contains("rows")) return parse_step_rows(text, path, source);
   return parse_step_table(text, path);
 }

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "base/csv.h"
+#include "base/json_depth.h"
 
 namespace nfp {
 namespace {
@@ -170,7 +171,7 @@ class Reader {
   }
 
   Status json_row(std::string_view line) {
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto json = parse_file_json<nlohmann::json>(line);
     if (!json.is_object()) return fail("is not a JSON object");
     const auto number = [&](const char* name) -> const nlohmann::json* {
       const auto place = json.find(name);

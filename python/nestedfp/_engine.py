@@ -70,18 +70,22 @@ class Engine:
         finally:
             self._library.nfp_engine_free(out)
 
+    def _object(self, function: str, *arguments: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._text(function, *arguments))
+        return answer
+
     def info(self) -> dict[str, Any]:
-        return json.loads(self._text("nfp_engine_info"))
+        return self._object("nfp_engine_info")
 
     def encode(self, text: str) -> list[int]:
         data = text.encode()
-        return json.loads(self._text("nfp_engine_encode", data, len(data)))["ids"]
+        return list(self._object("nfp_engine_encode", data, len(data))["ids"])
 
     def decode(self, ids: list[int]) -> str:
         return self._text("nfp_engine_decode", json.dumps(ids).encode())
 
     def apply_chat_template(self, **fields: Any) -> list[int]:
-        return json.loads(self._text("nfp_engine_apply_chat_template", json.dumps(fields).encode()))["ids"]
+        return list(self._object("nfp_engine_apply_chat_template", json.dumps(fields).encode())["ids"])
 
     def submit(self, **fields: Any) -> None:
         if not self._handle:
@@ -93,4 +97,4 @@ class Engine:
             _check(self._library.nfp_engine_cancel(self._handle, request.encode()))
 
     def step(self) -> dict[str, Any]:
-        return json.loads(self._text("nfp_engine_step"))
+        return self._object("nfp_engine_step")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ABI_VERSION = 1
 
@@ -116,7 +118,7 @@ def find(name: str) -> str:
     return str(path / name)
 
 
-def declare(library: ctypes.CDLL, functions: dict) -> None:
+def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[Any, Any]]) -> None:
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.restype = result

@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ._engine import Engine
 from ._library import NestedFPError
@@ -221,7 +221,7 @@ class LLM:
     def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
                ) -> tuple[list[Prompt], list[SamplingParams]]:
         single = isinstance(prompts, (str, dict)) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many = [prompts] if single else list(prompts)
+        many = cast("list[Prompt]", [prompts] if single else list(prompts))
         if sampling is None:
             sampling = SamplingParams()
         parameters = [sampling] * len(many) if isinstance(sampling, SamplingParams) else list(sampling)

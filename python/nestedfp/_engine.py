@@ -11,6 +11,7 @@ from typing import Any
 from ._library import NestedFPError, declare, find
 
 ABI_VERSION = 1
+USAGE = 6  # nfp_status
 
 _FUNCTIONS = {
     "nfp_engine_abi_version": (c_int32, []),
@@ -43,13 +44,24 @@ def _check(code: int) -> None:
         raise NestedFPError(code, library().nfp_engine_last_error().decode(errors="replace"))
 
 
+def _json(fields: dict[str, Any]) -> bytes:
+    """The fields as an object; an error names the one that has no JSON: NaN, infinities, text that is not Unicode."""
+    members = []
+    for name, value in fields.items():
+        try:
+            members.append(f"{json.dumps(name)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}".encode())
+        except (TypeError, ValueError) as problem:
+            raise NestedFPError(USAGE, f"field '{name}': {problem}") from problem
+    return b"{" + b", ".join(members) + b"}"
+
+
 class Engine:
     """A loaded model. Steps are computed in step() only, by whoever calls it."""
 
     def __init__(self, model: str, options: dict[str, Any]):
         self._handle = c_void_p()
         self._library = library()
-        _check(self._library.nfp_engine_open(model.encode(), json.dumps(options).encode(), ctypes.byref(self._handle)))
+        _check(self._library.nfp_engine_open(model.encode(), _json(options), ctypes.byref(self._handle)))
 
     def close(self) -> None:
         handle, self._handle = self._handle, c_void_p()
@@ -62,7 +74,7 @@ class Engine:
 
     def _text(self, function: str, *arguments: Any) -> str:
         if not self._handle:
-            raise NestedFPError(6, "the model was closed")
+            raise NestedFPError(USAGE, "the model was closed")
         out = c_void_p()
         _check(getattr(self._library, function)(self._handle, *arguments, ctypes.byref(out)))
         try:
@@ -85,12 +97,12 @@ class Engine:
         return self._text("nfp_engine_decode", json.dumps(ids).encode())
 
     def apply_chat_template(self, **fields: Any) -> list[int]:
-        return list(self._object("nfp_engine_apply_chat_template", json.dumps(fields).encode())["ids"])
+        return list(self._object("nfp_engine_apply_chat_template", _json(fields))["ids"])
 
     def submit(self, **fields: Any) -> None:
         if not self._handle:
-            raise NestedFPError(6, "the model was closed")
-        _check(self._library.nfp_engine_submit(self._handle, json.dumps(fields).encode()))
+            raise NestedFPError(USAGE, "the model was closed")
+        _check(self._library.nfp_engine_submit(self._handle, _json(fields)))
 
     def cancel(self, request: str) -> None:
         if self._handle:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,20 @@ def _logprobs(token: dict[str, Any]) -> dict[int, Logprob]:
     return found
 
 
+def _is_token_id(value: Any) -> bool:
+    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0  # arrays of NumPy have both
+
+
+def _token_ids(ids: Any) -> list[int]:
+    """Of a list, tuple or array (NumPy's, torch's on the host)."""
+    try:
+        if isinstance(ids, (str, bytes, bytearray)):
+            raise TypeError
+        return [operator.index(token) for token in ids]
+    except TypeError:
+        raise TypeError(f"token ids are a list of whole numbers, not {str(ids)[:100]!r}") from None
+
+
 class LLM:
     """A model on this machine.
 
@@ -138,20 +153,21 @@ class LLM:
         return self._engine.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._engine.decode(list(ids))
+        return self._engine.decode(_token_ids(ids))
 
     def _submit(self, prompt: Prompt, sampling: SamplingParams) -> RequestOutput:
         text: str | None = None
         if isinstance(prompt, dict):
             if "prompt_token_ids" in prompt:
-                ids = list(prompt["prompt_token_ids"])
+                prompt = _token_ids(prompt["prompt_token_ids"])
+            elif isinstance(prompt.get("prompt"), str):
+                prompt = str(prompt["prompt"])
             else:
-                text = prompt["prompt"]
-                ids = self.encode(text)
-        elif isinstance(prompt, str):
+                raise TypeError(f"a prompt has 'prompt', a text, or 'prompt_token_ids': {str(prompt)[:100]}")
+        if isinstance(prompt, str):
             text, ids = prompt, self.encode(prompt)
         else:
-            ids = list(prompt)
+            ids = _token_ids(prompt)
         name = str(next(self._names))
         self._engine.submit(id=name, prompt=ids, **sampling._fields())
         return RequestOutput(name, text, ids, [CompletionOutput(logprobs=None if sampling.logprobs is None else [])])
@@ -220,7 +236,9 @@ class LLM:
     @staticmethod
     def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
                ) -> tuple[list[Prompt], list[SamplingParams]]:
-        single = isinstance(prompts, (str, dict)) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        if isinstance(prompts, (bytes, bytearray)):
+            raise TypeError("a prompt is a text, token ids or a dict, not bytes")
+        single = isinstance(prompts, (str, dict)) or (len(prompts) > 0 and _is_token_id(prompts[0]))
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
         if sampling is None:
             sampling = SamplingParams()

@@ -85,6 +85,8 @@ def _bits(weight: Any) -> tuple[np.ndarray, str]:
     array = np.asarray(weight)
     if array.dtype.name not in ("float16", "bfloat16"):  # bfloat16 is the ml_dtypes package's
         raise TypeError(f"nestedfp.nest takes float16 and bfloat16, not {array.dtype}")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))  # of a file of another machine
     return np.ascontiguousarray(array).view(np.uint16), array.dtype.name
 
 
@@ -121,6 +123,8 @@ def join(planes: Planes, threads: int = 0) -> Any:
     rows, columns = upper.shape
     if lower.shape != upper.shape or exponents.shape != (rows,):
         raise ValueError(f"upper {upper.shape}, lower {lower.shape} and exponents {exponents.shape} are not of one matrix")
+    if upper.dtype != np.uint8 or lower.dtype != np.uint8 or exponents.dtype != np.int8:
+        raise TypeError(f"upper and lower are uint8 and exponents int8, not {upper.dtype}, {lower.dtype}, {exponents.dtype}")
     bits = np.empty((rows, columns), np.uint16)
     kind = BF16 if planes.dtype == "bfloat16" else F16
     _library.check(_library.library().nfp_unnest(upper.ctypes.data, lower.ctypes.data, rows, columns, kind,

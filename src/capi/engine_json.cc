@@ -119,7 +119,12 @@ Result<EngineSettings> parse_settings(const Json& json) {
   fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
   settings.serving.limits.max_step_tokens = 0;
   fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 0, kMost);
-  fields.number("gpu_memory_utilization", settings.serving.memory_share);
+  fields.other("gpu_memory_utilization", [&settings](const Json& value) -> Status {
+    const double share = value.is_number() ? value.get<double>() : 0;
+    if (!(share >= 0.05 && share <= 1)) return bad("gpu_memory_utilization", "must be a number from 0.05 to 1");
+    settings.serving.memory_share = share;
+    return ok_status();
+  });
   fields.boolean("enable_prefix_caching", settings.serving.prefix_caching);
   fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,
                                                {{"f16", DType::kF16}, {"fp8", DType::kF8E4M3}, {"f32", DType::kF32}}));

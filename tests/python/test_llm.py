@@ -8,6 +8,8 @@ import threading
 import unittest
 from pathlib import Path
 
+import numpy as np
+
 import nestedfp
 from nestedfp import LLM, NestedFPError, SamplingParams
 
@@ -118,6 +120,27 @@ class TinyModel(unittest.TestCase):
             LLM(TINY, colour="red")
         with self.assertRaisesRegex(NestedFPError, "precision policy 'never'"):
             LLM(TINY, "never", device="cpu")
+        for share in (0, 5, float("nan")):
+            with self.assertRaisesRegex(NestedFPError, "'gpu_memory_utilization'"):
+                LLM(TINY, device="cpu", gpu_memory_utilization=share)
+
+    def test_errors_name_what_json_has_not(self):
+        for field, value in (("temperature", float("nan")), ("top_p", float("inf")), ("logit_bias", {5: float("nan")}),
+                             ("stop", ["\udcff"]), ("seed", object())):
+            with self.assertRaisesRegex(NestedFPError, f"field '{field}'"):
+                self.llm.generate([[5]], SamplingParams(**{field: value}))
+
+    def test_token_ids_of_arrays(self):
+        expected = self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+        array = np.array([5, 6, 7])
+        for prompts in (array, [array], array[None], list(array), (5, 6, 7), {"prompt_token_ids": array}):
+            self.assertEqual(self.llm.generate(prompts, GREEDY)[0].outputs[0].token_ids, expected)
+        self.assertEqual(self.llm.decode(array), self.llm.decode([5, 6, 7]))
+
+    def test_prompts_that_are_none(self):
+        for prompts in (b"ab", [b"ab"], [1.5], [["a", "b"]], None, {"prompt": 5}, {"prompt_token_ids": "ab"}, {"text": "a"}):
+            with self.assertRaises(TypeError, msg=repr(prompts)):
+                self.llm.generate(prompts, GREEDY)
 
     def test_a_closed_model_says_so(self):
         llm = LLM(TINY, device="cpu", threads=1, max_model_len=64)

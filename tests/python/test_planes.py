@@ -53,6 +53,12 @@ class PlanesOfArrays(unittest.TestCase):
         for part in (weight[::2], weight[:, ::3], weight.T):
             np.testing.assert_array_equal(bits(nestedfp.join(nestedfp.nest(part))), bits(part))
 
+    def test_the_other_order_of_bytes(self):
+        weight = self.weights()
+        swapped = weight.astype(weight.dtype.newbyteorder())
+        np.testing.assert_array_equal(nestedfp.nest(swapped).upper, nestedfp.nest(weight).upper)
+        np.testing.assert_array_equal(bits(nestedfp.join(nestedfp.nest(swapped))), bits(weight))
+
     def test_what_cannot_be_nested_says_why(self):
         weight = self.weights()
         weight[7, :2] = [6.0, 2.0**-24]
@@ -71,6 +77,9 @@ class PlanesOfArrays(unittest.TestCase):
         other = nestedfp.Planes(planes.upper, planes.lower[:5], planes.exponents, "float16")
         with self.assertRaisesRegex(ValueError, "one matrix"):
             nestedfp.join(other)
+        wide = nestedfp.Planes(planes.upper.astype(np.int64), planes.lower, planes.exponents, "float16")
+        with self.assertRaisesRegex(TypeError, "uint8"):
+            nestedfp.join(wide)
 
     @unittest.skipUnless(torch, "torch is not installed")
     def test_torch(self):

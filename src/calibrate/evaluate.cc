@@ -167,7 +167,7 @@ class Evaluator {
     NFP_ASSIGN_OR_RETURN(PerplexityResult result,
                          perplexity(*loaded_->model, tokens_, options, *loaded_->threads, progress));
     if (rounder != nullptr) NFP_RETURN_IF_ERROR(rounder->status());
-    out.forms.push_back({weights, precision, activations, share, std::move(result)});
+    out.forms.push_back({weights, precision, activations, share, result});
     return options_.measured ? options_.measured(out) : ok_status();
   }
 

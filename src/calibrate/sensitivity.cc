@@ -121,6 +121,7 @@ Result<std::vector<Sensitivity>> measure_sensitivity(Model& model, const TokenSe
   for (const auto& sequence : text) longest = std::max(longest, sequence.size());
   if (longest < 2) return error(ErrorCode::kInvalidInput, "no text to measure the layers' sensitivity on");
   std::vector<bool> before;
+  before.reserve(linears.size());
   for (Linear* linear : linears) before.push_back(std::exchange(linear->fp8, false));  // a step's share stays 1
 
   const auto measure = [&]() -> Result<std::vector<Sensitivity>> {
@@ -186,6 +187,7 @@ std::vector<Sensitivity> default_fp8_order(Model& model) {
     return place(a) != place(b) ? place(a) < place(b) : a->layer < b->layer;
   });
   std::vector<Sensitivity> order;
+  order.reserve(linears.size());
   for (const Linear* linear : linears) {
     order.push_back({.matrices = linear->names, .weights = linear->weight->n() * linear->weight->k()});
   }

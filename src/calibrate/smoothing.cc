@@ -187,7 +187,7 @@ Result<TensorScalings> scalings_from_json(const std::string& text, const std::st
     for (auto [key, list] : {std::pair{"rows", &scaling.rows}, std::pair{"columns", &scaling.columns}}) {
       if (!entry.contains(key) || !entry[key].is_array()) return bad();
       for (const auto& e : entry[key]) {
-        constexpr int64_t kMost = 2 * ExponentLimits::kMost;
+        constexpr int64_t kMost = int64_t{2} * ExponentLimits::kMost;
         if (!e.is_number_integer() || e.get<int64_t>() < -kMost || e.get<int64_t>() > kMost) return bad();
         list->push_back(static_cast<int8_t>(e.get<int64_t>()));
       }

@@ -205,6 +205,10 @@ Status ServeFlags::resolve() {
   service.grammars.compile_time = std::chrono::milliseconds(static_cast<int64_t>(grammar_compile_s * 1e3));
   service.grammars.token_mean = std::chrono::microseconds(static_cast<int64_t>(grammar_token_ms * 1e3));
   service.http.max_body_bytes = uint64_t{max_body_mb} << 20;
+  if (service.http.max_request_bytes < (1 << 20)) {
+    return error(ErrorCode::kUsage, "--max-request-memory {}: at least 1MB, or most requests are answered 429",
+                 service.http.max_request_bytes);
+  }
   if (const std::string& path = service.api.root_path; !path.empty() && !path.starts_with('/')) {
     return error(ErrorCode::kUsage, "--root-path {}: must begin with '/'", path);
   }

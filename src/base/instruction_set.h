@@ -28,8 +28,10 @@ struct CpuFeatures {
   bool avx512_gfni = false;
   bool avx512_bf16 = false;
   bool avx512_fp16 = false;
-  // Whether BF16 dot products do more arithmetic a cycle than FP32 multiply-adds: twice as much on AMD (Zen 4, 5), half
-  // as much on Intel (measured on Emerald Rapids: 97 against 207 GFLOP/s a thread), whose BF16 unit is AMX.
+  // Whether BF16 dot products do more arithmetic a cycle than FP32 multiply-adds: twice as much on AMD (measured on Zen
+  // 5; Zen 4 is taken to be alike), half as much on Intel (measured on Emerald Rapids: 97 against 207 GFLOP/s a
+  // thread), whose BF16 unit is AMX. By vendor: no CPUID bit says it, and timing it at the start would let a busy
+  // moment choose the arithmetic, and with it the answers.
   bool fast_bf16 = false;
 };
 

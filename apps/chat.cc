@@ -57,7 +57,9 @@ bool command(const std::string& line, ChatSession& session, Engine& engine, cons
     print_stats(engine, loaded, last);
   } else if (verb == "/precision") {
     auto policy = parse_policy(rest, fp8);
-    if (policy.ok()) {
+    if (policy.ok() && (*policy)->needs_sensitivity()) {
+      fmt::print("policy {} needs an order of sensitivity, which only nestedfp serve loads\n", (*policy)->name());
+    } else if (policy.ok()) {
       fmt::print("(precision {})\n", (*policy)->name());
       engine.set_policy(std::move(policy).value());
     } else {

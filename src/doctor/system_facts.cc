@@ -83,7 +83,7 @@ std::string driver_version(const std::string& text) {
   const std::string line = text.substr(0, text.find('\n'));
   for (size_t begin = 0; begin < line.size();) {
     const size_t end = std::min(line.find(' ', begin), line.size());
-    const std::string word = line.substr(begin, end - begin);
+    std::string word = line.substr(begin, end - begin);
     if (word.find('.') != std::string::npos && word.find_first_not_of("0123456789.") == std::string::npos) return word;
     begin = end + 1;
   }

@@ -233,7 +233,7 @@ void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_
   const Sequence& sequence = *item.sequence;
   const int32_t count = score_count(item), first_row = last_token_row - item.count + 1;
   for (int32_t r = 0; r < count; ++r) {
-    input_->add_score(first_row + r, sequence.tokens[static_cast<size_t>(item.first + r + 1)]);
+    input_->add_score(first_row + r, sequence.tokens[static_cast<size_t>(item.first) + static_cast<size_t>(r) + 1]);
   }
   slot.scores.push_back({precision, index, count, *sequence.request.sampling.prompt_logprobs});
 }

@@ -209,7 +209,7 @@ Status Fleet::submit(const TraceRequest& asked, size_t index) {
   };
   request.slo_ttft_s = target(options_.ttft_s, alone(model_, asked, max_step_tokens_).ttft_s);
   request.slo_itl_s = target(options_.itl_s, alone(model_, two, max_step_tokens_).tpot_s);
-  const Status status = least->engine->submit(std::move(request));
+  Status status = least->engine->submit(std::move(request));
   if (status.ok()) {
     least->tokens += asked.input + asked.output;
   } else if (status.error().code != ErrorCode::kInvalidInput) {

@@ -448,11 +448,12 @@ class Bench(Scratch):
 
 class Chat(Scratch):
     def test_commands_from_a_pipe(self):
-        script = "hello there\n/stats\n/precision fp8\nagain\n/precision nonsense\n/reset\n/help\n/bogus\n/quit\nnot reached\n"
+        script = "hello there\n/stats\n/precision fp8\nagain\n/precision nonsense\n/precision graded:1:4\n/reset\n/help\n/bogus\n/quit\nnot reached\n"
         out, err = run("chat", F16_MODEL, "-n", "8", "--seed", "1", stdin=script)
         self.assertIn("last answer", out)
         self.assertIn("(precision fp8)", out)
         self.assertIn("nonsense", out)
+        self.assertIn("graded:1:4 needs an order of sensitivity", out)
         self.assertIn("(conversation forgotten)", out)
         self.assertIn("unknown command /bogus", out)
 

@@ -160,7 +160,7 @@ MaybeError read_messages(Fields& fields, const RequestLimits& limits, Json* chat
   }
   // A last message of the assistant is the beginning of the answer.
   const Json& last = messages.back();
-  if (last["role"] == "assistant" && !last.contains("tool_calls") && last["content"] != "") {
+  if (last["role"] == "assistant" && !last.contains("tool_calls") && last["content"] != Json("")) {
     (*chat)["continue_final_message"] = true;
   }
   (*chat)["messages"] = std::move(messages);

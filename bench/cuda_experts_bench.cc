@@ -38,8 +38,8 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {"qwen3-30b-a3b", 2048, 768, 128, 8}, {"olmoe-7b", 2048, 1024, 64, 8}, {"mixtral-8x7b", 4096, 14336, 8, 2}};
 
-enum class Precision { kF16, kW8A16, kE4M3 };
-constexpr const char* kNames[] = {"fp16", "fp8", "fp8-w8a8"};
+enum class Precision { kF16, kBF16, kW8A16, kE4M3 };
+constexpr const char* kNames[] = {"fp16", "bf16", "fp8", "fp8-w8a8"};
 
 // A stack of experts' matrices.
 struct Stack {
@@ -57,7 +57,8 @@ struct Stack {
     std::vector<ExpertMatrix> out(static_cast<size_t>(experts));
     for (size_t e = 0; e < out.size(); ++e) {
       out[e].upper = upper.as<uint8_t>() + shape.bytes() * e;
-      out[e].lower = precision == Precision::kF16 ? lower.as<uint8_t>() + shape.bytes() * e : nullptr;
+      const bool exact = precision == Precision::kF16 || precision == Precision::kBF16;
+      out[e].lower = exact ? lower.as<uint8_t>() + shape.bytes() * e : nullptr;
       out[e].biased = true;
     }
     return out;
@@ -121,12 +122,13 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
   };
   std::vector<Method> methods;
   const int launches = rows >= 2048 ? kRoutes : 4 * kRoutes;
-  for (const Precision precision : {Precision::kF16, Precision::kW8A16, Precision::kE4M3}) {
+  for (const Precision precision : {Precision::kF16, Precision::kBF16, Precision::kW8A16, Precision::kE4M3}) {
     const auto first = gate_up.matrices(s.experts, precision), second = down.matrices(s.experts, precision);
     const double mean = static_cast<double>(assignments) / s.experts;
-    for (const int32_t tile : {-1, 0, 8, 16, 32, 64, 128, 192}) {
+    for (const int32_t tile : {-1, 0, 8, 16, 32, 64, 96, 128, 160, 192, 256}) {
       if (precision == Precision::kE4M3 && (tile < 0 || (tile > 0 && tile < 32))) continue;
-      if (precision == Precision::kW8A16 && tile == 192) continue;
+      if (precision == Precision::kW8A16 && (tile == 96 || tile > 128)) continue;
+      if (tile < 0 && rows > 512) continue;
       if (tile > 0 && (tile > 16 * std::max(mean, 1.0) || 8 * tile < mean)) continue;
       const auto launch = [&, precision, tile](int index, CUstream_st* stream) -> Status {
         ExpertLinearCall c;
@@ -138,6 +140,7 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
         c.epilogue = ExpertEpilogue::kSwiglu;
         c.tile_tokens = tile;
         c.e4m3 = precision == Precision::kE4M3;
+        c.bf16 = precision == Precision::kBF16;
         c.x = c.e4m3 ? static_cast<const void*>(codes.as<uint8_t>()) : x.as<uint16_t>();
         c.token_scale = c.e4m3 ? scale.as<float>() : nullptr;
         c.gathered = gathered.as<uint8_t>();
@@ -168,7 +171,7 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
   const double operations = 6.0 * static_cast<double>(assignments) * static_cast<double>(hidden * inner);
   for (Method& m : methods) {
     const double us = median_of(m.times);
-    const double bytes = weights * (m.precision == Precision::kF16 ? 2 : 1);
+    const double bytes = weights * (m.precision == Precision::kF16 || m.precision == Precision::kBF16 ? 2 : 1);
     fmt::print(
         "{{\"shape\": \"{}\", \"rows\": {}, \"active\": {:.1f}, \"precision\": \"{}\", \"tile\": {}, \"us\": {:.2f}, "
         "\"reading_us\": {:.2f}, \"tb_s\": {:.2f}, \"tflop_s\": {:.0f}}}\n",

@@ -1,5 +1,6 @@
 // Experts' kernels against float64. Needs a Hopper GPU; skips elsewhere.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -146,18 +147,21 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     bool e4m3 = false;
     int32_t tile = 0;
     bool distinct = false;  // experts of one row
+    bool bf16 = false;      // tokens and results; weights are BF16 numbers
   };
   std::vector<Case> cases{
       {1, 64, 64, 4, 2, ExpertEpilogue::kStore, false},    {40, 192, 200, 5, 2, ExpertEpilogue::kSwiglu, false},
       {300, 96, 2048, 3, 2, ExpertEpilogue::kStore, true}, {70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, false},
       {9, 1536, 768, 8, 8, ExpertEpilogue::kSwiglu, true}, {530, 77, 136, 8, 1, ExpertEpilogue::kStore, false}};
-  for (const int32_t tile : {0, 8, 16, 32, 64, 128, 192}) {
+  for (const int32_t tile : {0, 8, 16, 32, 64, 96, 128, 160, 192, 256}) {
     for (const Form form : {Form::kBiased, Form::kUpper}) {
-      if (tile == 192 && form == Form::kUpper) continue;
+      if ((tile == 96 || tile > 128) && form == Form::kUpper) continue;
       cases.push_back({1, 192, 256, 4, 2, ExpertEpilogue::kStore, false, form, false, tile});
       cases.push_back({90, 336, 200, 5, 2, ExpertEpilogue::kSwiglu, false, form, false, tile});
       cases.push_back({400, 96, 1000, 3, 2, ExpertEpilogue::kStore, true, form, false, tile});
       cases.push_back({70, 160, 72, 130, 4, ExpertEpilogue::kGeglu, true, form, false, tile});
+      cases.push_back({90, 336, 200, 5, 2, ExpertEpilogue::kSwiglu, false, form, false, tile, false, true});
+      cases.push_back({400, 96, 1000, 3, 2, ExpertEpilogue::kStore, true, form, false, tile, false, true});
     }
     if (tile >= 32 || tile == 0) {
       cases.push_back({1, 192, 256, 4, 2, ExpertEpilogue::kStore, false, Form::kUpper, true, tile});
@@ -199,6 +203,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
         uint16_t& w = m.bits[i];
         if (integer(0, 9) == 0) w = static_cast<uint16_t>(integer(0, 0x3ff) | integer(0, 1) << 15);  // subnormals
         if ((w & 0x7fff) > 0x3f00) w = static_cast<uint16_t>((w & 0x8000) | 0x3f00);
+        if (c.bf16) w &= 0xfff8;  // eight bits of significand at most, subnormals' too
         upper[i] = fp32_to_e4m3(fp16_to_fp32(w) * 256.0f);
         if (form == Form::kFree && (w & 0x7f) != 0 && integer(0, 1) == 0) {  // the other neighbour
           const int truncated = (w >> 7) & 0x7f;
@@ -231,6 +236,11 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     const size_t tokens = c.sorted ? assignments : static_cast<size_t>(c.rows),
                  padded = static_cast<size_t>(shape.padded_k());
     auto x = halves(tokens * k, 1.0f);
+    std::vector<uint16_t> sent = x;
+    for (size_t i = 0; c.bf16 && i < x.size(); ++i) {
+      x[i] &= 0xfff8;
+      sent[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(fp16_to_fp32(x[i])) >> 16);
+    }
     std::vector<uint8_t> codes(c.e4m3 ? tokens * padded : 0);
     std::vector<float> token_scale(tokens, 1.0f);
     if (c.e4m3) {
@@ -248,7 +258,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     const DeviceVector<float> d_token_scale(token_scale), gathered_scale(assignments);
     const bool gated = c.epilogue != ExpertEpilogue::kStore;
     const size_t columns = gated ? n / 2 : n;
-    const DeviceVector<uint16_t> d_x(x), y(assignments * columns);
+    const DeviceVector<uint16_t> d_x(sent), y(assignments * columns);
     const DeviceVector<int32_t> d_start(start), d_row(row), place(assignments);
     const DeviceVector<float> weight(assignments);
     ExpertLinearCall call;
@@ -260,6 +270,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
     call.sorted = c.sorted;
     call.rows = c.rows;
     call.distinct = c.distinct;
+    call.bf16 = c.bf16;
     call.epilogue = c.epilogue;
     call.y = y.get();
     call.gathered = gathered.get();
@@ -302,11 +313,16 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
           bound = 1.13 * slack[gate_row] * (std::abs(up) + slack[gate_row + 8]) + std::abs(gate) * slack[gate_row + 8] +
                   std::abs(want) * 1e-5;
         }
-        bound += std::abs(want) * 0x1p-11 + 0x1p-25;
-        ASSERT_LE(std::abs(double{fp16_to_fp32(got[a * columns + i])} - want), bound)
+        bound += std::abs(want) * (c.bf16 ? 0x1p-8 : 0x1p-11) + 0x1p-25;
+        const uint16_t bits = got[a * columns + i];
+        const float value_got = c.bf16 ? std::bit_cast<float>(uint32_t{bits} << 16) : fp16_to_fp32(bits);
+        ASSERT_LE(std::abs(double{value_got} - want), bound)
             << "n " << n << ", k " << k << ", expert " << e << " of " << start[e + 1] - start[e] << ", assignment " << a
-            << ", feature " << i << ", form " << static_cast<int>(c.form) << (c.e4m3 ? ", E4M3" : "") << ", tile of "
-            << c.tile;
+            << ", feature " << i << ", form " << static_cast<int>(c.form)
+            << (c.e4m3   ? ", E4M3"
+                : c.bf16 ? ", BF16"
+                         : "")
+            << ", tile of " << c.tile;
       }
     }
   }

@@ -53,7 +53,7 @@ const GroupedEntry& entry_for(const ExpertLinearCall& c) {
   const auto all = entries(c);
   int tile = c.tile_tokens;
   if (tile == 0) {
-    std::array<int, 8> tiles{};
+    std::array<int, 16> tiles{};
     std::transform(all.begin(), all.end(), tiles.begin(), [](const GroupedEntry& entry) { return entry.tokens; });
     tile = grouped_tile({mode_of(c), c.rows, c.routes.experts, c.routes.top, c.n, c.k},
                         std::span(tiles).first(all.size()));

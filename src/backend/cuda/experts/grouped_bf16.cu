@@ -2,6 +2,8 @@
 
 namespace nfp::cuda {
 
-std::span<const GroupedEntry> grouped_bf16() { return grouped_entries<Operand::kBF16Biased, 8, 16, 32, 64, 128>(); }
+std::span<const GroupedEntry> grouped_bf16() {
+  return grouped_entries<Operand::kBF16Biased, 8, 16, 32, 64, 96, 128, 160, 192, 256>();
+}
 
 }  // namespace nfp::cuda

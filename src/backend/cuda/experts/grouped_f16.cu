@@ -2,6 +2,8 @@
 
 namespace nfp::cuda {
 
-std::span<const GroupedEntry> grouped_f16() { return grouped_entries<Operand::kF16Biased, 8, 16, 32, 64, 128, 192>(); }
+std::span<const GroupedEntry> grouped_f16() {
+  return grouped_entries<Operand::kF16Biased, 8, 16, 32, 64, 96, 128, 160, 192, 256>();
+}
 
 }  // namespace nfp::cuda

@@ -23,7 +23,8 @@ constexpr int kSms = 132;
 // Tiles of an expert that `mean` tokens go to on the average, with the given variance.
 double expected_tiles(double mean, double variance, int tokens) {
   double sum = 0;
-  constexpr double kSpread[] = {-1.6, -0.8, 0.0, 0.8, 1.6};
+  constexpr double kSpread[] = {-1.5, -0.9, -0.3,
+                                0.3,  0.9,  1.5};  // none at the mean, which whole tiles may hold just so
   for (const double z : kSpread) {
     const double count = std::max(mean + z * std::sqrt(variance), 0.0);
     sum += count < 1 ? count : std::ceil(count / tokens - 1e-9);

@@ -2,8 +2,6 @@
 
 namespace nfp::cuda {
 
-std::span<const GroupedEntry> grouped_e4m3() {
-  return grouped_entries<Operand::kE4M3, 32, 64, 96, 128, 160, 192, 256>();
-}
+std::span<const GroupedEntry> grouped_e4m3() { return grouped_entries<Operand::kE4M3, 32, 64, 128, 192>(); }
 
 }  // namespace nfp::cuda

@@ -126,7 +126,10 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
     const auto first = gate_up.matrices(s.experts, precision), second = down.matrices(s.experts, precision);
     const double mean = static_cast<double>(assignments) / s.experts;
     for (const int32_t tile : {-1, 0, 8, 16, 32, 64, 96, 128, 160, 192, 256}) {
-      if (precision == Precision::kE4M3 && (tile < 0 || (tile > 0 && tile < 32))) continue;
+      // A tile that a kind of product does not have would be measured as its largest one.
+      if (precision == Precision::kE4M3 && tile != 0 && tile != 32 && tile != 64 && tile != 128 && tile != 192) {
+        continue;
+      }
       if (precision == Precision::kW8A16 && (tile == 96 || tile > 128)) continue;
       if (tile < 0 && rows > 512) continue;
       if (tile > 0 && (tile > 16 * std::max(mean, 1.0) || 8 * tile < mean)) continue;

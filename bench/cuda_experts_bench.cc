@@ -1,6 +1,7 @@
-// A mixture's expert products on a Hopper GPU, by themselves: gate and up of unsorted rows with SwiGLU, then down, with
-// routes by chance. One JSON object a line: microseconds of both, of what reading the chosen experts' bytes allows at
-// 4.45 TB/s, and the rate of arithmetic. Every kernel that can run a case takes its turns within it.
+// A mixture's expert products on a Hopper GPU: gate and up of unsorted rows with SwiGLU, then down, with what brings
+// tokens into order and rounds them, and routes by chance. One JSON object a line: microseconds of both, of what
+// reading the chosen experts' bytes allows at 4.45 TB/s, and the rate of arithmetic. Every kernel that can run a case
+// takes its turns within it.
 //
 //   cuda_experts_bench [SEED] [ROWS,ROWS...]
 #include <cuda_runtime_api.h>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "backend/cuda/experts/experts.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/gemm/tune/test_data.h"
 #include "backend/cuda/gemm/tune/timing.h"
@@ -73,24 +75,28 @@ struct Routes {
         row(static_cast<size_t>(rows * s.top) * 4),
         place(static_cast<size_t>(rows * s.top) * 4),
         weight(static_cast<size_t>(rows * s.top) * 4) {
-    std::vector<std::vector<int32_t>> of(static_cast<size_t>(s.experts));
+    std::vector<std::vector<int32_t>> of(static_cast<size_t>(s.experts));  // row * top + t
     std::vector<int32_t> order(static_cast<size_t>(s.experts));
     std::iota(order.begin(), order.end(), 0);
     for (int32_t r = 0; r < rows; ++r) {
       for (int32_t t = 0; t < s.top; ++t) {
         const auto other = std::uniform_int_distribution<int32_t>(t, s.experts - 1)(random);
         std::swap(order[static_cast<size_t>(t)], order[static_cast<size_t>(other)]);
-        of[static_cast<size_t>(order[static_cast<size_t>(t)])].push_back(r);
+        of[static_cast<size_t>(order[static_cast<size_t>(t)])].push_back(r * s.top + t);
       }
     }
-    std::vector<int32_t> starts{0}, rows_of;
+    std::vector<int32_t> starts{0}, rows_of, places(static_cast<size_t>(rows * s.top));
     for (const auto& list : of) {
-      rows_of.insert(rows_of.end(), list.begin(), list.end());
+      for (const int32_t at : list) {
+        places[static_cast<size_t>(at)] = static_cast<int32_t>(rows_of.size());
+        rows_of.push_back(at / s.top);
+      }
       starts.push_back(static_cast<int32_t>(rows_of.size()));
       active += list.empty() ? 0 : 1;
     }
     cudaMemcpy(start.as<int32_t>(), starts.data(), starts.size() * 4, cudaMemcpyHostToDevice);
     cudaMemcpy(row.as<int32_t>(), rows_of.data(), rows_of.size() * 4, cudaMemcpyHostToDevice);
+    cudaMemcpy(place.as<int32_t>(), places.data(), places.size() * 4, cudaMemcpyHostToDevice);
     table = {s.experts, s.top, start.as<int32_t>(), row.as<int32_t>(), place.as<int32_t>(), weight.as<float>()};
   }
   DeviceMemory start, row, place, weight;
@@ -101,13 +107,9 @@ struct Routes {
 void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& down, std::mt19937& random) {
   const auto assignments = static_cast<size_t>(rows * s.top), hidden = static_cast<size_t>(s.hidden),
              inner = static_cast<size_t>(s.inner);
-  DeviceMemory x(static_cast<size_t>(rows) * hidden * 2), codes(static_cast<size_t>(rows) * hidden),
-      scale(assignments * 4), gathered(assignments * hidden * 2), gathered_scale(assignments * 4),
-      middle(assignments * inner * 2), middle_codes(assignments * inner), out(assignments * hidden * 2);
+  DeviceMemory x(static_cast<size_t>(rows) * hidden * 2), scale(assignments * 4), gathered(assignments * hidden * 2),
+      middle(assignments * inner * 2), codes(assignments * inner), out(assignments * hidden * 2);
   fill_f16(rows * s.hidden, 1, x.as<uint16_t>(), nullptr);
-  fill_e4m3(rows * s.hidden, 2, codes.as<uint8_t>(), nullptr);
-  fill_e4m3(static_cast<int64_t>(assignments * inner), 3, middle_codes.as<uint8_t>(), nullptr);
-  fill_f32(static_cast<int64_t>(assignments), 1.0f / 32, scale.as<float>(), nullptr);
   std::vector<std::unique_ptr<Routes>> routes;
   double active = 0;
   for (int i = 0; i < kRoutes; ++i) {
@@ -125,12 +127,9 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
   for (const Precision precision : {Precision::kF16, Precision::kBF16, Precision::kW8A16, Precision::kE4M3}) {
     const auto first = gate_up.matrices(s.experts, precision), second = down.matrices(s.experts, precision);
     const double mean = static_cast<double>(assignments) / s.experts;
-    for (const int32_t tile : {-1, 0, 8, 16, 32, 64, 96, 128, 160, 192, 256}) {
-      // A tile that a kind of product does not have would be measured as its largest one.
-      if (precision == Precision::kE4M3 && tile != 0 && tile != 32 && tile != 64 && tile != 128 && tile != 192) {
-        continue;
-      }
-      if (precision == Precision::kW8A16 && (tile == 96 || tile > 128)) continue;
+    for (const int32_t tile : {-1, 0, 8, 16, 32, 64, 128, 160, 256}) {
+      const bool uppers = precision == Precision::kE4M3 || precision == Precision::kW8A16;
+      if ((uppers && tile > 128) || (precision == Precision::kE4M3 && tile != 0 && tile < 32)) continue;  // not there
       if (tile < 0 && rows > 512) continue;
       if (tile > 0 && (tile > 16 * std::max(mean, 1.0) || 8 * tile < mean)) continue;
       const auto launch = [&, precision, tile](int index, CUstream_st* stream) -> Status {
@@ -144,11 +143,28 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
         c.tile_tokens = tile;
         c.e4m3 = precision == Precision::kE4M3;
         c.bf16 = precision == Precision::kBF16;
-        c.x = c.e4m3 ? static_cast<const void*>(codes.as<uint8_t>()) : x.as<uint16_t>();
-        c.token_scale = c.e4m3 ? scale.as<float>() : nullptr;
+        c.x = x.as<uint16_t>();
         c.gathered = gathered.as<uint8_t>();
-        c.gathered_scale = gathered_scale.as<float>();
         c.y = middle.as<uint16_t>();
+        const auto round = [&](int64_t m, uint8_t* to, bool spread) -> Status {
+          GemmInputCall call;
+          call.m = m;
+          call.k = c.k;
+          call.x = c.x;
+          call.ldx = c.k;
+          call.y_e4m3 = to;
+          call.ldy_e4m3 = c.k;
+          call.scales = scale.as<float>();
+          call.place = spread ? c.routes.place : nullptr;
+          call.copies = spread ? s.top : 0;
+          c.x = to;
+          c.sorted = true;
+          c.token_scale = scale.as<float>();
+          return prepare_gemm_input(call, stream);
+        };
+        if (c.e4m3) {
+          if (Status status = round(rows, gathered.as<uint8_t>(), true); !status.ok()) return status;
+        }
         if (Status status = run_expert_linear(c, stream); !status.ok()) return status;
         c.matrices = second.data();
         c.n = s.hidden;
@@ -156,7 +172,12 @@ void measure(const Shape& s, int64_t rows, const Stack& gate_up, const Stack& do
         c.epilogue = ExpertEpilogue::kStore;
         c.sorted = true;
         c.follows = !c.e4m3;
-        c.x = c.e4m3 ? static_cast<const void*>(middle_codes.as<uint8_t>()) : middle.as<uint16_t>();
+        c.x = middle.as<uint16_t>();
+        if (c.e4m3) {
+          if (Status status = round(static_cast<int64_t>(assignments), codes.as<uint8_t>(), false); !status.ok()) {
+            return status;
+          }
+        }
         c.y = out.as<uint16_t>();
         return run_expert_linear(c, stream);
       };

@@ -56,7 +56,7 @@ struct Scratch {
   size_t start, row, place;
   size_t gathered, gathered_scales;  // x by assignment; then, once that is multiplied, the products
   size_t activated;
-  size_t x, x_scales, rounded, rounded_scales;  // E4M3
+  size_t rounded, rounded_scales;  // E4M3
   size_t bytes;
 };
 
@@ -90,8 +90,6 @@ struct nfp_experts {
     made.activated = take(assignments, 2 * intermediate());
     if (e4m3) {
       made.gathered_scales = take(assignments, sizeof(float));
-      made.x = take(rows, e4m3_row_bytes(hidden()));
-      made.x_scales = take(rows, sizeof(float));
       made.rounded = take(assignments, e4m3_row_bytes(intermediate()));
       made.rounded_scales = take(assignments, sizeof(float));
     }
@@ -121,15 +119,13 @@ class Call {
     product.e4m3 = e4m3_;
     product.x = call_.x;
     product.gathered = piece<uint8_t>(at_.gathered);
-    if (gathers()) {
+    if (e4m3_) {
+      NFP_RETURN_IF_ERROR(round(call_.x, call_.rows, experts_.hidden(), at_.gathered, at_.gathered_scales, true));
+      product.token_scale = piece<float>(at_.gathered_scales);
+    }
+    if (e4m3_ || gathers()) {
       product.x = product.gathered;
       product.sorted = true;
-    }
-    if (e4m3_) {
-      NFP_RETURN_IF_ERROR(round(call_.x, call_.rows, experts_.hidden(), at_.x, at_.x_scales));
-      product.x = piece<uint8_t>(at_.x);
-      product.token_scale = piece<float>(at_.x_scales);
-      product.gathered_scale = piece<float>(at_.gathered_scales);
     }
     NFP_RETURN_IF_ERROR(multiply(product, experts_.gate_up, experts_.epilogue, at_.activated));
     product.x = piece<uint8_t>(at_.activated);
@@ -137,7 +133,7 @@ class Call {
     product.follows = !e4m3_;
     if (e4m3_) {
       NFP_RETURN_IF_ERROR(
-          round(product.x, call_.rows * call_.top, experts_.intermediate(), at_.rounded, at_.rounded_scales));
+          round(product.x, call_.rows * call_.top, experts_.intermediate(), at_.rounded, at_.rounded_scales, false));
       product.x = piece<uint8_t>(at_.rounded);
       product.token_scale = piece<float>(at_.rounded_scales);
     }
@@ -173,7 +169,8 @@ class Call {
   }
   // Where the kernel that finds routes also puts the rows into order: as long as no expert can have many.
   bool gathers() const { return !e4m3_ && call_.rows * call_.top <= kGatheredAtOnce; }
-  nfp::Status round(const void* x, int64_t rows, int64_t columns, size_t codes, size_t scales) {
+  // spread: each row to its assignments.
+  nfp::Status round(const void* x, int64_t rows, int64_t columns, size_t codes, size_t scales, bool spread) {
     GemmInputCall call;
     call.m = rows;
     call.k = columns;
@@ -183,6 +180,10 @@ class Call {
     call.y_e4m3 = piece<uint8_t>(codes);
     call.ldy_e4m3 = e4m3_row_bytes(columns);
     call.scales = piece<float>(scales);
+    if (spread) {
+      call.place = routes_.place;
+      call.copies = routes_.top;
+    }
     return prepare_gemm_input(call, stream_);
   }
   nfp::Status multiply(ExpertLinearCall& product, const Stack& stack, ExpertEpilogue epilogue, size_t y) {

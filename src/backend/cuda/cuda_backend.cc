@@ -205,7 +205,8 @@ class CudaBackend final : public Backend {
   // RMSNorm of `count` heads together, in place.
   void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
   // Rounds FP16 rows to E4M3 with a scale each.
-  Status quantise(const void* x, int64_t rows, int64_t features, void* out);
+  // `routes`: each row to its assignments' places.
+  Status quantise(const void* x, int64_t rows, int64_t features, void* out, const ExpertRoutes* routes = nullptr);
 
   const CudaOptions options_;
   BackendInfo info_;
@@ -443,15 +444,18 @@ void CudaBackend::embed(const EmbedArgs& args) {
                        stream_));
 }
 
-Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void* out) {
-  return cuda::prepare_gemm_input({.m = rows,
-                                   .k = features,
-                                   .x = x,
-                                   .ldx = features,
-                                   .y_e4m3 = static_cast<uint8_t*>(out),
-                                   .ldy_e4m3 = cuda::e4m3_row_bytes(features),
-                                   .scales = cuda::e4m3_scales(out, rows, features)},
-                                  stream_);
+Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void* out, const ExpertRoutes* routes) {
+  return cuda::prepare_gemm_input(
+      {.m = rows,
+       .k = features,
+       .x = x,
+       .ldx = features,
+       .y_e4m3 = static_cast<uint8_t*>(out),
+       .ldy_e4m3 = cuda::e4m3_row_bytes(features),
+       .scales = cuda::e4m3_scales(out, routes != nullptr ? rows * routes->top : rows, features),
+       .place = routes != nullptr ? routes->place : nullptr,
+       .copies = routes != nullptr ? routes->top : 0},
+      stream_);
 }
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {
@@ -706,14 +710,17 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
   // in deterministic mode always, as a step's size is its company's.
   call.e4m3 =
       args.precision == Precision::kFp8W8A8 && !options_.deterministic && assignments >= cuda::kRoundedRows * count;
+  call.sorted = args.sorted || (call.e4m3 && args.gathered != nullptr);  // rounding puts them into order
   call.e4m3 = call.e4m3 && cuda::can_group(call);
   if (call.e4m3) {
-    const int64_t rows = args.sorted ? static_cast<int64_t>(assignments) : args.rows;
-    keep(quantise(args.x, rows, call.k, rounded_.data()));
-    call.x = rounded_.data();
+    void* const codes = args.sorted ? rounded_.data() : args.gathered;
+    keep(quantise(args.x, args.sorted ? static_cast<int64_t>(assignments) : args.rows, call.k, codes,
+                  args.sorted ? nullptr : &args.routes));
+    call.x = codes;
+    call.token_scale = cuda::e4m3_scales(codes, static_cast<int64_t>(assignments), call.k);
     call.follows = false;
-    call.token_scale = cuda::e4m3_scales(rounded_.data(), rows, call.k);
-    if (!args.sorted) call.gathered_scale = cuda::e4m3_scales(args.gathered, static_cast<int64_t>(assignments), call.k);
+  } else {
+    call.sorted = args.sorted;
   }
   keep(cuda::run_expert_linear(call, stream_));
 }

@@ -1,5 +1,6 @@
 #include "backend/cuda/experts/experts_kernels.h"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/load.cuh"
 #include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
@@ -7,106 +8,132 @@ namespace {
 
 constexpr int kWarps = kAssignThreads / 32;
 
-// Sum of the threads before this one, and of all.
-__device__ __forceinline__ int2 scan(int value, int (&of_warps)[kWarps]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int sum = warp_scan(value, lane);
-  if (lane == 31) of_warps[warp] = sum;
-  __syncthreads();
-  int before = sum - value, all = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) before += of_warps[w];
-    all += of_warps[w];
-  }
-  __syncthreads();
-  return make_int2(before, all);
-}
+// kIds neighbours of the ids of a row, by the number of such pieces before them.
+template <int kIds, bool kMapped>
+struct Ids {
+  static constexpr int kNone = kMaxExperts;  // beyond the last
+  int expert[kIds];
 
-__device__ __forceinline__ int expert_of(const AssignArgs& p, int id) {  // -1: none here
-  if (p.map != nullptr) id = id >= 0 && id < p.map_size ? __ldg(p.map + id) : -1;
-  return id < p.routes.experts ? max(id, -1) : -1;
-}
-
-// Calls seen(row, t, expert) for rows [first, end), four rows' next four ids at a time: in one block of few threads
-// only what is on its way at once makes up for the way.
-template <bool kVectors, typename Seen>
-__device__ __forceinline__ void walk(const AssignArgs& p, int first, int end, Seen seen) {
-  constexpr int kRows = 4;
-#pragma unroll 1
-  for (int row = first; row < end; row += kRows) {
-#pragma unroll 1
-    for (int t = 0; t < p.routes.top; t += 4) {
-      int4 ids[kRows];
+  __device__ __forceinline__ void load(const AssignParams& p, int index, int end) {
+    const int row = row_of(p, min(index, end - 1)), t = min(index, end - 1) - row * (p.routes.top / kIds);
+    const int32_t* from = p.ids + int64_t{row} * p.id_stride + t * kIds;
+    if constexpr (kIds == 4) {
+      const uint4 four = ptx::load_16(from, true);
+      const uint32_t of_row[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int32_t* from = p.ids + int64_t{min(row + i, end - 1)} * p.id_stride + t;
-        if constexpr (kVectors) {
-          ids[i] = *reinterpret_cast<const int4*>(from);
-        } else {
-          const int last = p.routes.top - 1 - t;
-          ids[i] = make_int4(from[0], from[min(1, last)], from[min(2, last)], from[min(3, last)]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int of_row[4] = {ids[i].x, ids[i].y, ids[i].z, ids[i].w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (row + i < end && t + j < p.routes.top) seen(row + i, t + j, expert_of(p, of_row[j]));
-        }
-      }
+      for (int i = 0; i < 4; ++i) expert[i] = static_cast<int>(of_row[i]);
+    } else {
+      expert[0] = *from;
     }
   }
-}
+  // Ids to experts: -1 where there is none here. Without branches, which would make each load wait for the one before.
+  __device__ __forceinline__ void find(const AssignParams& p, int index, int end) {
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) {
+      int at = expert[i];
+      if constexpr (kMapped) {
+        const bool inside = at >= 0 && at < p.map_size;
+        const int mapped = __ldg(p.map + (inside ? at : 0));
+        at = inside ? mapped : -1;
+      }
+      at = at >= 0 && at < p.routes.experts ? at : -1;
+      expert[i] = index < end ? at : kNone;
+    }
+  }
+  static __device__ __forceinline__ int row_of(const AssignParams& p, int index) {
+    return static_cast<int>(static_cast<uint64_t>(index) * p.pieces_inverse >> kInverseBits);
+  }
+};
 
-// A block has an expert, a thread a run of rows: how many of their ids belong to experts before this one and how many
-// to it, and then where those go, in order of rows.
-template <bool kVectors>
-__global__ __launch_bounds__(kAssignThreads, 1) void assign_kernel(const AssignArgs p) {
-  __shared__ int of_warps[kWarps];
+// A block has an expert, a warp a run of the ids: how many of them belong to experts before this one and how many to
+// it, and then, read again, where those go, in order of rows.
+template <int kIds, bool kMapped>
+__global__ __launch_bounds__(kAssignThreads, 1) void assign_kernel(const AssignParams p) {
+  constexpr int kAtOnce = 8;  // loads
+  using Piece = Ids<kIds, kMapped>;
+  __shared__ int2 of_warps[kWarps];
   ptx::launch_dependents();
   ptx::dependency_wait();
   const int expert = static_cast<int>(blockIdx.x), experts = p.routes.experts, top = p.routes.top;
-  const int rows = static_cast<int>(p.rows), run = (rows + kAssignThreads - 1) / kAssignThreads;
-  const int begin = min(static_cast<int>(threadIdx.x) * run, rows), end = min(begin + run, rows);
-  const int part = (run + 31) / 32;  // rows that share a bit of `parts`
-  uint32_t parts = 0;                // where this expert's are
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int count = static_cast<int>(p.rows) * (top / kIds);
+  const int run = (count + kWarps * 32 - 1) / (kWarps * 32) * 32;
+  const int begin = min(warp * run, count), end = min(begin + run, count);
   int before = 0, own = 0;
   bool none = false;
-  walk<kVectors>(p, begin, end, [&](int row, int, int at) {
-    before += static_cast<uint32_t>(at) < static_cast<uint32_t>(expert);
-    own += at == expert;
-    parts |= static_cast<uint32_t>(at == expert) << (row - begin) / part;
-    none |= at < 0;
-  });
-  if (expert == 0 && none) {
-    walk<kVectors>(p, begin, end, [&](int row, int t, int at) {
-      if (at < 0) p.routes.place[int64_t{row} * top + t] = -1;
-    });
-  }
-  const int first = scan(before, of_warps).y;
-  const int2 owns = scan(own, of_warps);
-  if (threadIdx.x == 0) {
-    p.routes.start[expert] = first;
-    if (expert == experts - 1) p.routes.start[experts] = first + owns.y;
-  }
-  int next = first + owns.x;
-  for (; parts != 0; parts &= parts - 1) {
-    const int row0 = begin + (__ffs(static_cast<int>(parts)) - 1) * part;
-    for (int one = row0; one < min(row0 + part, end); ++one) {
-      walk<kVectors>(p, one, one + 1, [&](int row, int t, int at) {
-        if (at != expert) return;
-        p.routes.row[next] = row;
-        p.routes.place[int64_t{row} * top + t] = next++;
-      });
+  for (int base = begin; base < end; base += kAtOnce * 32) {
+    Piece ids[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) ids[i].load(p, base + i * 32 + lane, end);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) ids[i].find(p, base + i * 32 + lane, end);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int j = 0; j < kIds; ++j) {
+        before += static_cast<uint32_t>(ids[i].expert[j]) < static_cast<uint32_t>(expert);
+        own += ids[i].expert[j] == expert;
+        none |= ids[i].expert[j] < 0;
+      }
     }
   }
-  if (p.gathered == nullptr || owns.y == 0) return;
+  const int warp_before = static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<uint32_t>(before)));
+  const int warp_own = static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<uint32_t>(own)));
+  if (lane == 0) of_warps[warp] = make_int2(warp_before, warp_own);
+  __syncthreads();
+  int first = 0, next = 0, owns = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const int2 of_warp = of_warps[w];
+    first += of_warp.x;
+    owns += of_warp.y;
+    next += w < warp ? of_warp.y : 0;
+  }
+  next += first;
+  if (threadIdx.x == 0) {
+    p.routes.start[expert] = first;
+    if (expert == experts - 1) p.routes.start[experts] = first + owns;
+  }
+  if (expert == 0 && __any_sync(0xffffffffu, none)) {
+    for (int index = begin + lane; index < end; index += 32) {
+      Piece ids;
+      ids.load(p, index, end);
+      ids.find(p, index, end);
+#pragma unroll
+      for (int j = 0; j < kIds; ++j) {
+        if (ids.expert[j] < 0) p.routes.place[index * kIds + j] = -1;
+      }
+    }
+  }
+  for (int base = begin; warp_own > 0 && base < end; base += kAtOnce * 32) {
+    Piece ids[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) ids[i].load(p, base + i * 32 + lane, end);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) ids[i].find(p, base + i * 32 + lane, end);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int here = 0;
+#pragma unroll
+      for (int j = 0; j < kIds; ++j) here += ids[i].expert[j] == expert;
+      if (!__any_sync(0xffffffffu, here > 0)) continue;
+      const int up_to = warp_scan(here, lane);
+      int at = next + up_to - here;
+      next += __shfl_sync(0xffffffffu, up_to, 31);
+#pragma unroll
+      for (int j = 0; j < kIds; ++j) {
+        if (ids[i].expert[j] != expert) continue;
+        const int id = (base + i * 32 + lane) * kIds + j;
+        p.routes.row[at] = Piece::row_of(p, base + i * 32 + lane);
+        p.routes.place[id] = at++;
+      }
+    }
+  }
+  if (p.gathered == nullptr || owns == 0) return;
   __syncthreads();  // the rows are written
   const int pieces = static_cast<int>(p.row_bytes / 16);
 #pragma unroll 1
-  for (int a = first; a < first + owns.y; ++a) {
+  for (int a = first; a < first + owns; ++a) {
     const uint4* from = static_cast<const uint4*>(p.x) + int64_t{p.routes.row[a]} * pieces;
     uint4* to = static_cast<uint4*>(p.gathered) + int64_t{a} * pieces;
 #pragma unroll 1
@@ -116,9 +143,13 @@ __global__ __launch_bounds__(kAssignThreads, 1) void assign_kernel(const AssignA
 
 }  // namespace
 
-const void* assign_function(bool vectors) {
-  return vectors ? reinterpret_cast<const void*>(&assign_kernel<true>)
-                 : reinterpret_cast<const void*>(&assign_kernel<false>);
+const void* assign_function(bool vectors, bool mapped) {
+  if (vectors) {
+    return mapped ? reinterpret_cast<const void*>(&assign_kernel<4, true>)
+                  : reinterpret_cast<const void*>(&assign_kernel<4, false>);
+  }
+  return mapped ? reinterpret_cast<const void*>(&assign_kernel<1, true>)
+                : reinterpret_cast<const void*>(&assign_kernel<1, false>);
 }
 
 }  // namespace nfp::cuda

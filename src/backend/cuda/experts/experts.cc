@@ -94,14 +94,15 @@ Status run_assign(const AssignArgs& c, CUstream_st* stream) {
   if (c.gathered != nullptr && (c.x == nullptr || !aligned(c.x) || !aligned(c.gathered) || c.row_bytes % 16 != 0)) {
     return bad("assign", "x and gathered", "must be there, 16-byte aligned, with rows of a multiple of 16 bytes");
   }
-  AssignArgs p = c;
+  const bool vectors = aligned(c.ids) && c.id_stride % 4 == 0 && c.routes.top % 4 == 0;
+  const auto pieces = static_cast<uint64_t>(vectors ? c.routes.top / 4 : c.routes.top);
+  AssignParams p{{c}, ((uint64_t{1} << kInverseBits) + pieces - 1) / pieces};
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.grid = c.routes.experts;
   shape.block = kAssignThreads;
   shape.dependent = true;
-  const bool vectors = aligned(c.ids) && c.id_stride % 4 == 0 && c.routes.top % 4 == 0;
-  return launch("assign", assign_function(vectors), shape, arguments, stream);
+  return launch("assign", assign_function(vectors, c.map != nullptr), shape, arguments, stream);
 }
 
 Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
@@ -122,7 +123,8 @@ Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
   }
   if (can_group(c)) return run_grouped(c, stream);
   if (c.e4m3) {
-    return bad("expert_linear", "matrices", "must all be nested, and y in 16-byte pieces, for E4M3 activations");
+    return bad("expert_linear", "matrices",
+               "must all be nested, x sorted and y in 16-byte pieces, for E4M3 activations");
   }
   const PlaneShape plane{c.n, c.k};
   ExpertParams p{};

@@ -33,14 +33,14 @@ struct ExpertLinearCall {
   ExpertEpilogue epilogue = ExpertEpilogue::kStore;
   void* y = nullptr;  // [rows * top, n (or n / 2)] by assignment
   bool bf16 = false;  // x (but for E4M3) and y are BF16, and so are all weights (as numbers); else FP16
-  // With E4M3 activations (all matrices by their upper bytes): x is E4M3 in the GEMM's byte order, rows of padded_k()
-  // bytes (gemm/plan/layout.h), and each row is worth its scale times that.
+  // With E4M3 activations (all matrices by their upper bytes): x is sorted, E4M3 in the GEMM's byte order, rows of
+  // padded_k() bytes (gemm/plan/layout.h; GemmInputCall::place puts them there), and each row is worth its scale times
+  // that.
   bool e4m3 = false;
   const float* token_scale = nullptr;  // device, one for each row of x
-  // Device memory for x by assignment where it is not yet: [rows * top] rows, and of E4M3 as many scales. Without it
-  // the grouped product (below) takes sorted x alone.
+  // Device memory [rows * top, k] for x by assignment where it is not yet. Without it the grouped product (below) takes
+  // sorted x alone.
   void* gathered = nullptr;
-  float* gathered_scale = nullptr;
   int32_t tile_tokens = 0;  // of the grouped product, to measure: 0 = as the numbers of rows and experts suggest, -1 =
                             // the other kernel
 };

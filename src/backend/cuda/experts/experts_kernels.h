@@ -27,9 +27,13 @@ const void* route_logits_many_function();
 const void* route_few_function();
 const void* choose_experts_function();
 
-// Takes AssignArgs, `vectors`: with rows of ids on 16-byte boundaries. Grid: experts.
+struct AssignParams : AssignArgs {
+  uint64_t pieces_inverse;  // 2^kInverseBits over the pieces of ids a row, rounded up: exact for less than 2^31 pieces
+};
+inline constexpr int kInverseBits = 36;
+// `vectors`: four ids a piece, with rows of ids on 16-byte boundaries, else one. Grid: experts.
 inline constexpr int kAssignThreads = 512;
-const void* assign_function(bool vectors);
+const void* assign_function(bool vectors, bool mapped);
 
 struct ExpertParams {
   int32_t* start;

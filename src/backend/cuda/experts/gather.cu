@@ -1,20 +1,35 @@
 #include "backend/cuda/experts/grouped_kernels.h"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/load.cuh"
 
 namespace nfp::cuda {
 namespace {
 
-// Rows in order of their assignments, 16 bytes a thread at a time; a thread block has an assignment.
+// A thread block has a row, which it reads once and writes to each of its assignments' places (or, of few rows, to one
+// of them).
 __global__ __launch_bounds__(kGatherThreads) void gather_kernel(const GatherParams p) {
+  constexpr int kAtOnce = 4;  // pieces of 16 bytes a thread
   ptx::launch_dependents();
   ptx::dependency_wait();
-  const int assignment = static_cast<int>(blockIdx.x);
-  if (assignment >= p.start[p.experts]) return;
-  const int64_t row = p.row[assignment];
-  const uint4* from = p.x + row * p.pieces;
-  uint4* to = p.out + int64_t{assignment} * p.pieces;
-  for (int i = static_cast<int>(threadIdx.x); i < p.pieces; i += kGatherThreads) to[i] = from[i];
-  if (p.scale != nullptr && threadIdx.x == 0) p.out_scale[assignment] = p.scale[row];
+  const int64_t row = blockIdx.x;
+  const int32_t* place = p.place + row * p.top;
+  for (int base = static_cast<int>(threadIdx.x); base < p.pieces; base += kAtOnce * kGatherThreads) {
+    uint4 piece[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = base + i * kGatherThreads;
+      piece[i] = ptx::load_16(p.x + row * p.pieces + at, at < p.pieces);
+    }
+    for (int t = static_cast<int>(blockIdx.y); t < p.top; t += static_cast<int>(gridDim.y)) {
+      const int to = place[t];
+      if (to < 0) continue;  // of an expert that is not here
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = base + i * kGatherThreads;
+        if (at < p.pieces) p.out[int64_t{to} * p.pieces + at] = piece[i];
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 #include "backend/cuda/experts/grouped.h"
 
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <span>
+#include <string>
 
 #include "backend/cuda/experts/grouped_kernels.h"
 #include "backend/cuda/experts/grouped_plan.h"
@@ -49,7 +51,7 @@ std::span<const GroupedEntry> entries(const ExpertLinearCall& c) {
   }
 }
 
-const GroupedEntry& entry_for(const ExpertLinearCall& c) {
+Result<const GroupedEntry*> entry_for(const ExpertLinearCall& c) {
   const auto all = entries(c);
   int tile = c.tile_tokens;
   if (tile == 0) {
@@ -59,7 +61,11 @@ const GroupedEntry& entry_for(const ExpertLinearCall& c) {
                         std::span(tiles).first(all.size()));
   }
   const auto found = std::find_if(all.begin(), all.end(), [&](const GroupedEntry& e) { return e.tokens == tile; });
-  return found != all.end() ? *found : all.back();
+  if (found != all.end()) return &*found;
+  std::string have;
+  for (const GroupedEntry& e : all) have += fmt::format("{}{}", have.empty() ? "" : ", ", e.tokens);
+  return error(ErrorCode::kUsage, "expert_linear: tile_tokens {} is none of the tiles of these products: {}", tile,
+               have);
 }
 
 template <int kMost>
@@ -77,18 +83,17 @@ Status launch_grouped(const ExpertLinearCall& c, const GroupedShape& shape, cons
   return launch("grouped experts", entry.function[kMost == kSomeExperts ? 0 : 1], at, arguments, stream);
 }
 
-Status gather(const ExpertLinearCall& c, size_t row_bytes, CUstream_st* stream) {
+Status gather(const ExpertLinearCall& c, CUstream_st* stream) {
   GatherParams p{};
   p.x = static_cast<const uint4*>(c.x);
   p.out = static_cast<uint4*>(c.gathered);
-  p.scale = c.token_scale;
-  p.out_scale = c.gathered_scale;
-  p.start = c.routes.start;
-  p.row = c.routes.row;
-  p.experts = c.routes.experts;
-  p.pieces = static_cast<int32_t>(row_bytes / 16);
+  p.place = c.routes.place;
+  p.top = c.routes.top;
+  p.pieces = static_cast<int32_t>(c.k / 8);
+  constexpr int64_t kFewRows = 128;  // a block for each assignment
   LaunchShape at;
-  at.grid = static_cast<int>(c.rows * c.routes.top);
+  at.grid = static_cast<int>(c.rows);
+  at.grid_y = c.rows <= kFewRows ? c.routes.top : 1;
   at.block = kGatherThreads;
   at.dependent = true;
   void* arguments[] = {&p};
@@ -98,7 +103,7 @@ Status gather(const ExpertLinearCall& c, size_t row_bytes, CUstream_st* stream) 
 }  // namespace
 
 bool can_group(const ExpertLinearCall& c) {
-  if (c.tile_tokens < 0 || (!c.sorted && c.gathered == nullptr)) return false;
+  if (c.tile_tokens < 0 || (!c.sorted && (c.gathered == nullptr || c.e4m3))) return false;
   const int64_t columns = c.epilogue == ExpertEpilogue::kStore ? c.n : c.n / 2;
   if (columns % 8 != 0 || reinterpret_cast<uintptr_t>(c.y) % 16 != 0) return false;
   return std::all_of(c.matrices, c.matrices + c.routes.experts, [&](const ExpertMatrix& matrix) {
@@ -114,30 +119,35 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
   const int64_t assignments = c.rows * c.routes.top;
   const int64_t width = c.e4m3 ? plane.padded_k() : c.k;  // elements of a row of x
   const size_t row_bytes = static_cast<size_t>(width) * (c.e4m3 ? 1 : 2);
-  const bool one_row = c.rows == 1 && c.distinct && !c.sorted && !c.e4m3;
+  const bool one_row = c.rows == 1 && c.distinct && !c.sorted;
   const bool gathers = !c.sorted && !one_row;
-  if (gathers) NFP_RETURN_IF_ERROR(gather(c, row_bytes, stream));
-  const GroupedEntry& entry = entry_for(c);
+  NFP_ASSIGN_OR_RETURN(const GroupedEntry* const found, entry_for(c));
+  const GroupedEntry& entry = *found;
+  if (gathers) NFP_RETURN_IF_ERROR(gather(c, stream));
   const Mode mode = mode_of(c);
   GroupedShape p{};
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(one_row ? 1 : assignments)};
   const cuuint64_t pitch[1] = {row_bytes};
-  const cuuint32_t box[2] = {c.e4m3 ? 128u : 64u, static_cast<cuuint32_t>(entry.tokens)};
   constexpr cuuint32_t kSteps[2] = {1, 1};
-  const CUresult status =
-      encode(&p.x,
-             c.e4m3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-             : c.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             2, gathers ? c.gathered : const_cast<void*>(c.x), dims, pitch, box, kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto encode_boxes = [&](CUtensorMap& map, int tokens) {
+    const cuuint32_t box[2] = {c.e4m3 ? 128u : 64u, static_cast<cuuint32_t>(tokens)};
+    return encode(&map,
+                  c.e4m3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                  : c.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                  2, gathers ? c.gathered : const_cast<void*>(c.x), dims, pitch, box, kSteps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = encode_boxes(p.x, entry.tokens);
+  if (status == CUDA_SUCCESS) status = encode_boxes(p.x_unit, grouped_unit(entry.tokens));
   if (status != CUDA_SUCCESS) {
     return error(ErrorCode::kUsage, "expert_linear: cuTensorMapEncodeTiled refused x ({} rows of {}): error {}",
                  assignments, width, static_cast<int>(status));
   }
   const bool gated = c.epilogue != ExpertEpilogue::kStore;
   p.start = c.routes.start;
-  p.token_scale = c.sorted ? c.token_scale : c.gathered_scale;
+  p.token_scale = c.token_scale;
   p.y = static_cast<uint16_t*>(c.y);
   p.slab_bytes = static_cast<int64_t>(plane.slab_bytes());
   p.weight_scale = reads_lower(mode) ? 1.0f : 0x1p-8f;

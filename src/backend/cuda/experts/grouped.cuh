@@ -12,6 +12,7 @@
 #include <span>
 
 #include "backend/cuda/experts/grouped_kernels.h"
+#include "backend/cuda/experts/grouped_plan.h"
 #include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/gemm/kernel/epilogue.cuh"
 #include "backend/cuda/gemm/kernel/multiply_e4m3.cuh"
@@ -23,36 +24,52 @@
 
 namespace nfp::cuda {
 
+// Wide tiles of E4M3 products are short beside their stores, as nothing is rebuilt: there each of two warpgroups has
+// a tile of its own, one stores while the other multiplies, and they take turns at the ring.
 template <Operand kOperand, int kTokens>
 struct GroupedKernel {
-  static constexpr Tile kTile{kTokens, 1, 1, 1};
+  static constexpr Tile kShape{kTokens, 1, 1, 1};  // threads and registers
+  static constexpr bool kTurns = kOperand == Operand::kE4M3 && kTokens >= 128;
+  static constexpr Tile kTile{kTokens, kTurns ? 2 : 1, 1, 1, kTurns ? 1 : 2};  // what a tile's warpgroups compute
   using Ring = nfp::cuda::Ring<kOperand, kTile>;
   using Pipe = typename Ring::Pipe;
-  static constexpr int kConsumers = Ring::kConsumers;
+  static constexpr int kConsumers = kShape.warpgroups;
   static constexpr int kBlocks = Ring::kBlocks;
   static constexpr bool kFp8 = Ring::kFp8;
-  static constexpr bool kLean = Ring::kLean;
+  static constexpr bool kLean = lean(kShape);
   static constexpr bool kBf16 = has_bf16_tokens(kOperand);
   using Stage = Epilogue<kTile, kFp8, kBf16>;
-  static_assert(halves(kTile) == 1 && threads(kTile) >= kConsumers * 128 + 64);
+  static_assert(halves(kTile) == 1 && kBlocks == 2 && threads(kShape) >= kConsumers * 128 + 64);
 
-  // Shared memory behind the ring: outputs on their way out, a chunk for each warpgroup, and how many tiles of tokens
-  // the experts before each one have, where the GEMM's staging leaves room for it and else at the end.
+  // An expert's tokens are shared out evenly among its tiles, and a wide tile multiplies no more units of tokens than
+  // it has.
+  static constexpr int kUnit = grouped_unit(kTokens);
+  static constexpr int kUnits = kTokens / kUnit;
+  static_assert(kUnit % 8 == 0 && kTokens % kUnit == 0);
+
+  // Shared memory behind the ring: outputs on their way out, chunks for each warpgroup in turns, its tokens' scales,
+  // how many tiles of tokens the experts before each one have, and barriers.
   static constexpr int kChunk = kTokens < 32 ? kTokens : 32;
   static constexpr int kChunkBytes = kChunk * 128;
+  static constexpr int kChunks = kTokens > kChunk ? 2 : 1;
+  static constexpr int kStagingBytes = kConsumers * kChunks * kChunkBytes;
+  static constexpr int kScaleBytes = kFp8 ? kConsumers * kTokens * 4 : 0;
   static constexpr int kTableBytes = (kMaxExperts + 4) * 4;
-  static constexpr int kStagingBytes = kConsumers * staging_bytes(kTile);
-  static constexpr bool kTableInside = kStagingBytes >= kConsumers * kChunkBytes + kTableBytes;
-  static constexpr int kSharedBytes = Ring::kSharedBytes + (kTableInside ? 0 : kTableBytes);
+  // Where a tile's sums go: the widest have no registers for it, and of the others every cycle counts.
+  static constexpr bool kNotes = kTokens >= 128;
+  static constexpr int kNoteBytes = kNotes ? kConsumers * 4 * 16 : 0;  // a warp's
+  static constexpr int kBarrierBytes = (2 * Ring::kStages + 2) * 8;
+  static constexpr int kSharedBytes =
+      Ring::kRingBytes + kStagingBytes + kScaleBytes + kTableBytes + kNoteBytes + kBarrierBytes;
   static_assert(kSharedBytes <= 227 * 1024);
 
   struct Places {
-    uint32_t staging, table, bars;
+    uint32_t staging, scales, table, notes, bars;
   };
   static __device__ __forceinline__ Places places(uint32_t base) {
-    const uint32_t staging = base + Ring::kRingBytes;
-    return {staging, kTableInside ? staging + kConsumers * kChunkBytes : base + Ring::kSharedBytes,
-            staging + kStagingBytes + kConsumers * kTokens * 4};
+    const uint32_t staging = base + Ring::kRingBytes, scales = staging + kStagingBytes, table = scales + kScaleBytes;
+    const uint32_t notes = table + kTableBytes;
+    return {staging, scales, table, notes, notes + kNoteBytes};
   }
 
   static __device__ __forceinline__ int load_table(uint32_t table, int expert) {
@@ -90,7 +107,7 @@ struct GroupedKernel {
   }
 
   struct Item {
-    int expert, row_tile, token;  // token: the tile's first of its expert's
+    int expert, row_tile, tile, tiles;  // tile of the expert's tiles of tokens
   };
   static __device__ __forceinline__ Item item_at(const GroupedShape& p, uint32_t table, int index) {
     const int wanted = index / p.row_tiles;  // tiles of tokens before, as if each had all rows
@@ -105,7 +122,18 @@ struct GroupedKernel {
     }
     const int before = load_table(table, low), tiles = load_table(table, low + 1) - before;
     const int inside = index - before * p.row_tiles;
-    return {low, inside / tiles, inside % tiles * kTokens};
+    return {low, inside / tiles, inside % tiles, tiles};
+  }
+  struct Tokens {
+    int first, end;  // of assignments
+    __device__ __forceinline__ int units() const { return (end - first + kUnit - 1) / kUnit; }
+  };
+  static __device__ __forceinline__ Tokens tokens_of(const GroupedShape& p, const Item& item) {
+    const int begin = __ldcg(p.start + item.expert), end = __ldcg(p.start + item.expert + 1);
+    if constexpr (kUnits == 1) return {begin + item.tile * kTokens, min(begin + (item.tile + 1) * kTokens, end)};
+    const int each = (end - begin + item.tiles * kUnit - 1) / (item.tiles * kUnit) * kUnit;
+    const int first = begin + item.tile * each;
+    return {first, min(first + each, end)};
   }
 
   enum class Role { kWeights, kUppers, kLowers, kActivations };
@@ -113,7 +141,6 @@ struct GroupedKernel {
   static __device__ __forceinline__ void produce(const GroupedShape& p, const ExpertMatrix* matrices, uint32_t table,
                                                  Pipe pipe) {
     constexpr int kCopyBytes = kFp8 || Ring::kSlices == 2 ? 2 * kBlockBytes : kBlockBytes;
-    constexpr int kTokenBytes = Ring::kSlices * Ring::kTokenBytes;
     const int items = load_table(table, p.experts) * p.row_tiles;
     pipe.parity = 1;  // a fresh barrier counts as just emptied
     for (int index = static_cast<int>(blockIdx.x); index < items; index += static_cast<int>(gridDim.x)) {
@@ -124,7 +151,11 @@ struct GroupedKernel {
       for (int b = 0; b < kBlocks; ++b) {  // past the end: any rows, never stored
         offset[b] = static_cast<int64_t>(min(item.row_tile * kBlocks + b, p.row_blocks - 1)) * p.slab_bytes;
       }
-      const int token = kRole == Role::kActivations && !p.one_row ? __ldcg(p.start + item.expert) + item.token : 0;
+      // (Few tokens are copied whole, and by whoever needs none of their numbers.)
+      constexpr bool kNeedsUnits = kUnits > 1 && (kRole == Role::kWeights || kRole == Role::kUppers);
+      const Tokens tokens =
+          kNeedsUnits || (kRole == Role::kActivations && !p.one_row) ? tokens_of(p, item) : Tokens{0, 1};
+      const int units = kUnits > 1 ? tokens.units() : 1;
       if (kRole == Role::kActivations && index == static_cast<int>(blockIdx.x)) ptx::dependency_wait();
       const uint64_t policy = ptx::kEvictNormal;
 #pragma unroll 1
@@ -137,7 +168,7 @@ struct GroupedKernel {
           }
         };
         if constexpr (kRole == Role::kWeights || kRole == Role::kUppers) {
-          ptx::mbarrier_expect(pipe.full_bar(), Ring::kWeightBytes + kTokenBytes);
+          ptx::mbarrier_expect(pipe.full_bar(), Ring::kWeightBytes + Ring::kSlices * units * (kUnit * 128));
           load_plane(matrix.upper, pipe.data());
         }
         if constexpr (kRole == Role::kLowers || (kRole == Role::kWeights && Ring::kLowers)) {
@@ -146,9 +177,16 @@ struct GroupedKernel {
         if constexpr (kRole == Role::kActivations) {
 #pragma unroll
           for (int slice = 0; slice < Ring::kSlices; ++slice) {
-            ptx::tensor_load_2d(pipe.data() + Ring::kWeightBytes + slice * Ring::kTokenBytes, &p.x,
-                                (k * Ring::kSlices + slice) * (kFp8 ? 128 : 64), token, pipe.full_bar(),
-                                ptx::kEvictLast);
+            const uint32_t dst = pipe.data() + Ring::kWeightBytes + slice * Ring::kTokenBytes;
+            const int column = (k * Ring::kSlices + slice) * (kFp8 ? 128 : 64);
+            if (units == kUnits) {
+              ptx::tensor_load_2d(dst, &p.x, column, tokens.first, pipe.full_bar(), ptx::kEvictLast);
+            } else {
+              for (int unit = 0; unit < units; ++unit) {
+                ptx::tensor_load_2d(dst + unit * (kUnit * 128), &p.x_unit, column, tokens.first + unit * kUnit,
+                                    pipe.full_bar(), ptx::kEvictLast);
+              }
+            }
           }
         }
 #pragma unroll
@@ -158,11 +196,11 @@ struct GroupedKernel {
     }
   }
 
-  // One warpgroup's 64 rows x kTokens of sums: scales, the gate, one rounding, and whole lines by way of shared memory.
+  // 64 rows x kTokens of a warpgroup's sums: scales, the gate, one rounding, and whole lines by way of shared memory.
   template <bool kGated>
   static __device__ __forceinline__ void store(const GroupedShape& p, const ExpertMatrix& matrix,
-                                               const float (&acc)[kTokens / 2], uint32_t buffer, int row0, int first,
-                                               int end, int warpgroup) {
+                                               const float (&acc)[kTokens / 2], uint32_t staging, uint32_t scales,
+                                               int row0, Tokens tokens, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
     const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
     const int row = row0 + warp * 16 + lane / 4;
@@ -176,21 +214,20 @@ struct GroupedKernel {
     const int column0 = kGated ? row0 / 2 : row0;
 #pragma unroll
     for (int chunk = 0; chunk < kTokens / kChunk; ++chunk) {
-      const int token0 = first + chunk * kChunk;
-      if (token0 >= end) break;
+      const int token0 = tokens.first + chunk * kChunk;
+      if (token0 >= tokens.end) break;
+      const uint32_t buffer = staging + chunk % kChunks * kChunkBytes;
 #pragma unroll
       for (int j = 0; j < kChunk / 8; ++j) {
         const int base = (chunk * (kChunk / 8) + j) * 4;
         float v0 = acc[base] * scale0, v1 = acc[base + 1] * scale0;
         float v2 = acc[base + 2] * scale1, v3 = acc[base + 3] * scale1;
         if constexpr (kFp8) {
-          const int token = token0 + j * 8 + lane % 4 * 2;
-          const float left = __ldg(p.token_scale + min(token, end - 1));
-          const float right = __ldg(p.token_scale + min(token + 1, end - 1));
-          v0 *= left;
-          v1 *= right;
-          v2 *= left;
-          v3 *= right;
+          const float2 pair = ptx::load_shared_8(scales + (chunk * kChunk + j * 8 + lane % 4 * 2) * 4);
+          v0 *= pair.x;
+          v1 *= pair.y;
+          v2 *= pair.x;
+          v3 *= pair.y;
         }
         const int t = j * 8 + lane % 8;
         if constexpr (kGated) {  // v0, v1: gate; v2, v3: up
@@ -206,36 +243,93 @@ struct GroupedKernel {
 #pragma unroll
       for (int i = thread; i < kChunk * kLanes; i += 128) {
         const int t = i / kLanes, column = column0 + i % kLanes * 8;
-        if (token0 + t < end && column < p.columns) {
+        if (token0 + t < tokens.end && column < p.columns) {
           *reinterpret_cast<uint4*>(p.y + int64_t{token0 + t} * p.columns + column) =
               ptx::load_shared_16(buffer + Stage::template staged<kGated>(t, i % kLanes));
         }
       }
-      ptx::named_barrier(1 + warpgroup, 128);
+      // The next chunk but one comes here; who writes it has passed the next one's barrier, and all have read by then.
+      if (kChunks == 1) ptx::named_barrier(1 + warpgroup, 128);
+    }
+    if (kChunks > 1) ptx::named_barrier(1 + warpgroup, 128);  // what is stored next begins with the first again
+  }
+
+  using Sums = float[Ring::kRowBlocks][kTokens / 2];
+  template <int kWidth, typename Loaded>
+  static __device__ __forceinline__ void multiply(const GroupedShape& p, Sums& acc, Pipe& pipe, int warpgroup,
+                                                  Loaded loaded) {
+    const int iterations = p.k_iterations * Ring::kStagesPerStep;
+    if constexpr (kFp8) {
+      MultiplyE4m3<kOperand, kTile, kWidth>::plain(acc, pipe, iterations, warpgroup, loaded);
+    } else {
+      MultiplyF16<kOperand, kTile, kWidth>::run(acc, pipe, iterations, warpgroup, p.one);
+    }
+  }
+
+  // The narrowest of the widths that hold `units`.
+  template <int kTry, typename Loaded>
+  static __device__ __forceinline__ void multiply_units(const GroupedShape& p, Sums& acc, Pipe& pipe, int warpgroup,
+                                                        int units, Loaded loaded) {
+    if (kTry == kUnits || units == kTry) {
+      multiply<kTry * kUnit>(p, acc, pipe, warpgroup, loaded);
+    } else if constexpr (kTry < kUnits) {
+      multiply_units<kTry + 1>(p, acc, pipe, warpgroup, units, loaded);
     }
   }
 
   static __device__ __forceinline__ void consume(const GroupedShape& p, const ExpertMatrix* matrices, const Places& at,
                                                  Pipe pipe) {
+    const int thread = static_cast<int>(threadIdx.x) % 128;
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    const uint32_t buffer = at.staging + warpgroup * kChunkBytes;
+    const uint32_t staging = at.staging + warpgroup * (kChunks * kChunkBytes);
+    const uint32_t scales = at.scales + warpgroup * (kTokens * 4);
+    const uint32_t turns = at.bars + 2 * Ring::kStages * 8;
     const int items = load_table(at.table, p.experts) * p.row_tiles;
-    for (int index = static_cast<int>(blockIdx.x); index < items; index += static_cast<int>(gridDim.x)) {
-      const Item item = item_at(p, at.table, index);
-      const int row0 = (item.row_tile * kBlocks + warpgroup) * kBlockRows;
-      const int first = __ldcg(p.start + item.expert) + item.token, end = __ldcg(p.start + item.expert + 1);
-      float acc[1][kTokens / 2];
-      const int iterations = p.k_iterations * Ring::kStagesPerStep;
-      if constexpr (kFp8) {
-        MultiplyE4m3<kOperand, kTile>::plain(acc, pipe, iterations, warpgroup);
-      } else {
-        MultiplyF16<kOperand, kTile>::run(acc, pipe, iterations, warpgroup, p.one);
+    uint32_t turn_parity = warpgroup == 0 ? 1 : 0;  // the first may go at once
+    int turn = 0;
+    for (int index = static_cast<int>(blockIdx.x); index < items; index += static_cast<int>(gridDim.x), turn ^= 1) {
+      if (kTurns && turn != warpgroup) {
+        pipe.skip(p.k_iterations * Ring::kStagesPerStep);
+        continue;
       }
-      if (row0 >= p.n) continue;
-      if (p.gated) {
-        store<true>(p, matrices[item.expert], acc[0], buffer, row0, first, end, warpgroup);
-      } else {
-        store<false>(p, matrices[item.expert], acc[0], buffer, row0, first, end, warpgroup);
+      const uint32_t note = at.notes + static_cast<uint32_t>(threadIdx.x) / 32 * 16;
+      Item item = item_at(p, at.table, index);
+      Tokens tokens = tokens_of(p, item);
+      if constexpr (kNotes)
+        ptx::store_shared_16(note, make_uint4(item.expert, item.row_tile, tokens.first, tokens.end));
+      if constexpr (kFp8) {
+        for (int t = thread; t < kTokens && tokens.first + t < tokens.end; t += 128) {
+          ptx::copy_async_4(scales + t * 4, p.token_scale + tokens.first + t);
+        }
+      }
+      Sums acc;
+      const int of_ring = kTurns ? 0 : warpgroup;
+      if constexpr (kTurns) {
+        ptx::mbarrier_wait(turns + warpgroup * 8, turn_parity);
+        turn_parity ^= 1;
+      }
+      const auto loaded = [&] {
+        if (kTurns && thread % 32 == 0) ptx::mbarrier_arrive(turns + (warpgroup ^ 1) * 8);
+      };
+      multiply_units<1>(p, acc, pipe, of_ring, kUnits > 1 ? tokens.units() : 1, loaded);
+      if constexpr (kFp8) {
+        ptx::copy_async_wait();
+        ptx::named_barrier(1 + warpgroup, 128);
+      }
+      if constexpr (kNotes) {
+        const uint4 noted = ptx::load_shared_16(note);
+        item = {static_cast<int>(noted.x), static_cast<int>(noted.y), 0, 0};
+        tokens = {static_cast<int>(noted.z), static_cast<int>(noted.w)};
+      }
+#pragma unroll
+      for (int b = 0; b < Ring::kRowBlocks; ++b) {
+        const int row0 = (item.row_tile * kBlocks + (kTurns ? b : warpgroup)) * kBlockRows;
+        if (row0 >= p.n) continue;
+        if (p.gated) {
+          store<true>(p, matrices[item.expert], acc[b], staging, scales, row0, tokens, warpgroup);
+        } else {
+          store<false>(p, matrices[item.expert], acc[b], staging, scales, row0, tokens, warpgroup);
+        }
       }
     }
   }
@@ -252,8 +346,9 @@ struct GroupedKernel {
       ptx::prefetch_tensor_map(&p.x);
       for (int s = 0; s < Ring::kStages; ++s) {
         ptx::mbarrier_init(pipe.full + s * 8, 1);
-        ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * 4);
+        ptx::mbarrier_init(pipe.empty + s * 8, Ring::kConsumers * 4);
       }
+      for (int w = 0; w < 2; ++w) ptx::mbarrier_init(at.bars + (2 * Ring::kStages + w) * 8, 4);
       ptx::mbarrier_init_fence();
     }
     // The routes, and soon the tokens, come from the kernels before. What follows is let in only when the routes are
@@ -262,7 +357,7 @@ struct GroupedKernel {
     if (threadIdx.x < 32) make_table(p, at.table);
     __syncthreads();
     if (threadIdx.x >= kConsumers * 128) {
-      if constexpr (!kLean) ptx::release_registers<producer_registers(kTile)>();
+      if constexpr (!kLean) ptx::release_registers<producer_registers(kShape)>();
       const int warp = static_cast<int>(threadIdx.x) / 32 - kConsumers * 4;
       if constexpr (kLean) {
         if (warp == 0 && ptx::elect_one()) produce<Role::kWeights>(p, matrices, at.table, pipe);
@@ -274,7 +369,7 @@ struct GroupedKernel {
       }
       __syncwarp();
     } else {
-      if constexpr (!kLean) ptx::claim_registers<consumer_registers(kTile)>();
+      if constexpr (!kLean) ptx::claim_registers<consumer_registers(kShape)>();
       ptx::dependency_wait();
       ptx::launch_dependents();
       consume(p, matrices, at, pipe);

@@ -2,6 +2,6 @@
 
 namespace nfp::cuda {
 
-std::span<const GroupedEntry> grouped_e4m3() { return grouped_entries<Operand::kE4M3, 32, 64, 128, 192>(); }
+std::span<const GroupedEntry> grouped_e4m3() { return grouped_entries<Operand::kE4M3, 32, 64, 128>(); }
 
 }  // namespace nfp::cuda

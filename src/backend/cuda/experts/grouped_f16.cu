@@ -3,7 +3,7 @@
 namespace nfp::cuda {
 
 std::span<const GroupedEntry> grouped_f16() {
-  return grouped_entries<Operand::kF16Biased, 8, 16, 32, 64, 96, 128, 160, 192, 256>();
+  return grouped_entries<Operand::kF16Biased, 8, 16, 32, 64, 128, 160, 256>();
 }
 
 }  // namespace nfp::cuda

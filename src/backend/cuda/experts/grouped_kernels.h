@@ -14,6 +14,7 @@ namespace nfp::cuda {
 
 struct GroupedShape {
   CUtensorMap x;             // [assignments, k]: boxes of 128 bytes of k by a tile's tokens, 128-byte swizzle
+  CUtensorMap x_unit;        // the same by a unit of them (grouped_unit())
   const int32_t* start;      // [experts + 1]
   const float* token_scale;  // [assignments], with E4M3 activations
   uint16_t* y;               // [assignments, columns]
@@ -48,15 +49,12 @@ struct GroupedEntry {
   int threads;
   int shared_bytes;
 };
-// x's rows in order of assignments. Grid: assignments.
+// x's rows in order of assignments. Grid: rows, and parts of a row's assignments.
 struct GatherParams {
   const uint4* x;
   uint4* out;
-  const float* scale;  // of x's rows, or null
-  float* out_scale;
-  const int32_t* start;
-  const int32_t* row;
-  int32_t experts;
+  const int32_t* place;  // [rows, top]
+  int32_t top;
   int32_t pieces;  // of 16 bytes a row
 };
 inline constexpr int kGatherThreads = 128;

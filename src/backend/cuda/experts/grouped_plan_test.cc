@@ -7,7 +7,7 @@
 namespace nfp::cuda {
 namespace {
 
-constexpr std::array kTiles = {8, 16, 32, 64, 96, 128, 160, 192, 256};
+constexpr std::array kTiles = {8, 16, 32, 64, 128, 160, 256};
 
 TEST(GroupedPlan, FewTokensTakeTheSmallestTile) {
   for (const Mode mode : {Mode::kF16, Mode::kW8A16, Mode::kE4M3}) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backend/cuda/fused/gemm_input_kernel.h"
+#include "backend/cuda/fused/quantise_rows.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/launch.h"
 
@@ -37,7 +38,33 @@ Status check_call(const GemmInputCall& c) {
     }
     if (c.scales == nullptr) return bad("scales", "is null");
   }
+  if (c.place != nullptr && (c.source != GemmInputCall::Source::kPlain || c.y_f16 != nullptr || c.copies < 1)) {
+    return bad("place", "belongs to kPlain, with copies and without y_f16");
+  }
   return ok_status();
+}
+
+Status quantise_rows(const GemmInputCall& c, CUstream_st* stream) {
+  QuantiseRowsParams p{};
+  p.x = static_cast<const uint16_t*>(c.x);
+  p.codes = c.y_e4m3;
+  p.scales = c.scales;
+  p.place = c.place;
+  p.m = c.m;
+  p.ldx = c.ldx;
+  p.ld_codes = c.ldy_e4m3;
+  p.k = static_cast<int>(c.k);
+  p.padded_k = static_cast<int>(PlaneShape{0, c.k}.padded_k());
+  p.copies = c.place != nullptr ? c.copies : 1;
+  const bool is_short = p.padded_k <= kQuantiseColumns;
+  const int warps = is_short ? kQuantiseWarps : (p.padded_k + kQuantiseColumns - 1) / kQuantiseColumns;
+  LaunchShape shape;
+  shape.grid = static_cast<int>(is_short ? (c.m + warps - 1) / warps : c.m);
+  shape.block = warps * 32;
+  shape.shared = static_cast<size_t>(is_short ? warps * p.padded_k : p.padded_k);
+  shape.dependent = c.dependent_launch;
+  void* arguments[] = {&p};
+  return launch("gemm_input", quantise_rows_function(c.bf16, p.padded_k), shape, arguments, stream);
 }
 
 }  // namespace
@@ -63,6 +90,16 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
                           (c.weight == nullptr || aligned(c.weight, 16)) &&
                           (c.residual == nullptr || (aligned(c.residual, 16) && aligned(p.h, 16) && c.ldr % 8 == 0)) &&
                           (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
+  constexpr int64_t kManyRows = 2048;
+  const bool plain = c.source == GemmInputCall::Source::kPlain;
+  if (c.place != nullptr && !is_aligned) {
+    return error(ErrorCode::kUsage,
+                 "gemm_input: place needs rows of x that are 16-byte aligned, and k a multiple of 8");
+  }
+  if (c.place != nullptr ||
+      (plain && is_aligned && c.y_f16 == nullptr && c.m >= kManyRows && p.padded_k <= kQuantiseColumns)) {
+    return quantise_rows(c, stream);
+  }
   p.scales = c.scales;
   // Few rows are a decode step's, which waits for every cycle; of many, most blocks start when the inputs are there.
   constexpr int64_t kRehearsedRows = 64, kRehearsedRowsOfCodes = 128;  // measured in 8B steps on an H200
@@ -77,8 +114,7 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   const int groups = p.block_columns / 8;
   int vectors = is_aligned ? 1 : kMaxVectors;
   // Many plain rows go faster in small blocks, with more of them on an SM (a norm has no registers for that).
-  constexpr int64_t kManyRows = 2048;
-  const bool small_blocks = c.source == GemmInputCall::Source::kPlain && c.m >= kManyRows;
+  const bool small_blocks = plain && c.m >= kManyRows;
   while (vectors * 512 < groups || (small_blocks && vectors < kMaxVectors && vectors * 128 < groups)) vectors *= 2;
   const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
   const void* function =

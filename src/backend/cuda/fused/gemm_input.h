@@ -41,6 +41,10 @@ struct GemmInputCall {
   uint8_t* y_e4m3 = nullptr;  // [m, padded_k]; null = not wanted
   int64_t ldy_e4m3 = 0;
   float* scales = nullptr;  // [m], with y_e4m3: each row's largest magnitude / 448; x is worth code * scale
+  // kPlain without y_f16: where a row's codes and scale go, device [m, copies]: to rows place[r, i] of y_e4m3 and
+  // scales, nowhere where that is negative. Null = row r to row r.
+  const int32_t* place = nullptr;
+  int32_t copies = 0;
   bool dependent_launch = true;
 };
 

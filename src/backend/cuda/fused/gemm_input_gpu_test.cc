@@ -2,7 +2,9 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -172,6 +174,68 @@ INSTANTIATE_TEST_SUITE_P(
                       // More than 64 rows: none is shared, up to eight groups of columns a thread.
                       Case{S::kNorm, true, false, 65, 14336}, Case{S::kSwiglu, false, true, 66, 17920},
                       Case{S::kNorm, true, true, 65, 32768}, Case{S::kPlain, false, false, 67, 14336}));
+
+// Codes alone of many short rows are another kernel's, to several places each: the bits that fewer rows have.
+TEST(ShortRowsGpu, GoToTheirPlaces) {
+  if (auto gemm = Gemm::create(); !gemm.ok()) GTEST_SKIP() << gemm.error().message;
+  constexpr int64_t kRows = 2051, kCopies = 3;
+  for (const bool bf16 : {false, true}) {
+    for (const int64_t k : {8, 136, 768, 1000, 2048, 2056, 14336}) {
+      std::mt19937 random(static_cast<uint32_t>(k));
+      std::normal_distribution<float> normal;
+      std::vector<uint16_t> x(static_cast<size_t>(kRows * k));
+      for (uint16_t& v : x) v = bf16 ? fp32_to_bf16(normal(random)) : fp32_to_fp16(normal(random));
+      std::fill_n(x.begin(), k, uint16_t{0});
+      const auto width = static_cast<size_t>(PlaneShape{0, k}.padded_k());
+      constexpr auto kPlaces = static_cast<size_t>(kRows * kCopies);
+      std::vector<int32_t> place(kPlaces);
+      std::iota(place.begin(), place.end(), 0);
+      std::shuffle(place.begin(), place.end(), random);
+      for (size_t i = 0; i < kPlaces; i += 7) place[i] = -1;
+      const DeviceCopy<uint16_t> dx(x);
+      const DeviceCopy<int32_t> d_place(place);
+      const DeviceCopy<uint8_t> codes(std::vector<uint8_t>(kPlaces * width, 0xee)),
+          want(std::vector<uint8_t>(static_cast<size_t>(kRows) * width));
+      const DeviceCopy<float> scales(std::vector<float>(kPlaces, -1.0f)), want_scales(std::vector<float>(kRows, 0.0f));
+      GemmInputCall call;
+      call.k = k;
+      call.bf16 = bf16;
+      call.ldx = k;
+      call.ldy_e4m3 = static_cast<int64_t>(width);
+      for (int64_t first = 0; first < kRows; first += 1000) {
+        call.m = std::min<int64_t>(1000, kRows - first);
+        call.x = dx.get() + first * k;
+        call.y_e4m3 = want.get() + static_cast<size_t>(first) * width;
+        call.scales = want_scales.get() + first;
+        ASSERT_TRUE(prepare_gemm_input(call, nullptr).ok());
+      }
+      const auto expected = want.host();
+      const auto expected_scales = want_scales.host();
+      for (const bool few : {false, true}) {
+        call.m = few ? 300 : kRows;
+        call.x = dx.get();
+        call.y_e4m3 = codes.get();
+        call.scales = scales.get();
+        call.place = d_place.get();
+        call.copies = kCopies;
+        ASSERT_EQ(cudaMemset(codes.get(), 0xee, kPlaces * width), cudaSuccess);
+        ASSERT_TRUE(prepare_gemm_input(call, nullptr).ok());
+        call.place = nullptr;
+        const auto got = codes.host();
+        const auto got_scales = scales.host();
+        std::vector<uint8_t> all(kPlaces * width, 0xee);
+        for (size_t i = 0; i < static_cast<size_t>(call.m * kCopies); ++i) {
+          if (place[i] < 0) continue;
+          const size_t row = i / kCopies, to = static_cast<size_t>(place[i]);
+          std::copy_n(expected.begin() + static_cast<std::ptrdiff_t>(row * width), width,
+                      all.begin() + static_cast<std::ptrdiff_t>(to * width));
+          ASSERT_EQ(got_scales[to], expected_scales[row]);
+        }
+        ASSERT_EQ(got, all) << k << " columns" << (few ? ", few rows" : "");
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace nfp::cuda

@@ -14,26 +14,30 @@ namespace nfp::cuda {
 // interval). With two row blocks per warpgroup registers force every stage (128).
 inline constexpr int kPromotionStages = 4;
 
-template <Operand kOperand, Tile kTile>
+// kWidth: how many of a stage's tokens are multiplied. Sums of the others are left as they are.
+template <Operand kOperand, Tile kTile, int kWidth = kTile.tokens>
 struct MultiplyE4m3 {
   using Ring = nfp::cuda::Ring<kOperand, kTile>;
   using Pipe = typename Ring::Pipe;
   static constexpr auto kTokens = Ring::kTokens;
   static constexpr auto kRowBlocks = Ring::kRowBlocks;
   static constexpr auto kWeightBytes = Ring::kWeightBytes;
-  using Mma = ptx::Wgmma<kTokens>;
+  using Mma = ptx::Wgmma<kWidth>;
+  using Sums = float[kWidth / 2];
 
   static __device__ __forceinline__ void issue(float (&acc)[kTokens / 2], uint32_t weights, uint32_t tokens,
                                                int accumulate) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      Mma::ss_e4m3(acc, ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32),
+      Mma::ss_e4m3(reinterpret_cast<Sums&>(acc), ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32),
                    ptx::descriptor_128b(tokens + step * 32), step == 0 ? accumulate : 1);
     }
   }
 
+  // `loaded` is called when the last stage is there, and its products are under way.
+  template <typename Loaded>
   static __device__ __forceinline__ void plain(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
-                                               int warpgroup) {
+                                               int warpgroup, Loaded loaded) {
     const int thread = threadIdx.x % 128;
     int previous = 0;
     for (int i = 0; i < iterations; ++i) {
@@ -49,10 +53,15 @@ struct MultiplyE4m3 {
       previous = pipe.stage;
       pipe.advance();
     }
+    loaded();
     ptx::wgmma_wait<0>();
     Ring::release(pipe, previous, thread);
 #pragma unroll
-    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(reinterpret_cast<Sums&>(acc[b]));
+  }
+  static __device__ __forceinline__ void plain(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
+                                               int warpgroup) {
+    plain(acc, pipe, iterations, warpgroup, [] {});
   }
 
   // The tensor core's sum is added to FP32 registers at multiples of the interval counted from k = 0, wherever a share

@@ -51,7 +51,8 @@ __device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t
   }
 }
 
-template <Operand kOperand, Tile kTile>
+// kWidth: how many of a stage's tokens are multiplied. Sums of the others are left as they are.
+template <Operand kOperand, Tile kTile, int kWidth = kTile.tokens>
 struct MultiplyF16 {
   using Ring = nfp::cuda::Ring<kOperand, kTile>;
   using Pipe = typename Ring::Pipe;
@@ -62,8 +63,9 @@ struct MultiplyF16 {
   static constexpr auto kWeightBytes = Ring::kWeightBytes;
   static constexpr auto kStageBytes = Ring::kStageBytes;
   static constexpr auto kBlocks = Ring::kBlocks;
-  static constexpr auto kHalfTokens = Ring::kLoadTokens;  // what one instruction multiplies
+  static constexpr auto kHalfTokens = kWidth / halves(kTile);  // what one instruction multiplies
   using Mma = ptx::Wgmma<kHalfTokens>;
+  using Sums = float[kWidth / 2];
   static constexpr bool kWide = kTokens >= 192;
 
   // Weights of 64 rows by 64 k as A operands: [k16 step][register].
@@ -133,7 +135,7 @@ struct MultiplyF16 {
     const uint32_t tokens = ptx::descriptor_low(pipe.ring + kWeightBytes);
     Fragment even, odd;
 #pragma unroll
-    for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
+    for (int j = 0; j < kWidth / 2; ++j) acc[0][j] = 0.0f;
     const auto issue = [&](const Fragment& a, int stage) {
       ptx::wgmma_fence();
       issue_f16(acc[0], a, tokens + stage * (kStageBytes / 16));
@@ -165,12 +167,12 @@ struct MultiplyF16 {
       rebuild_all(raw, one, even);
     }
     ptx::wgmma_wait<0>();
-    ptx::pin_registers(acc[0]);
+    ptx::pin_registers(reinterpret_cast<Sums&>(acc[0]));
     if (iterations > 1) Ring::release(pipe, previous, thread);
     if (iterations % 2 != 0) {
       issue(even, pipe.stage);
       ptx::wgmma_wait<0>();
-      ptx::pin_registers(acc[0]);
+      ptx::pin_registers(reinterpret_cast<Sums&>(acc[0]));
       Ring::release(pipe, pipe.stage, thread);
       pipe.advance();
     }
@@ -188,7 +190,7 @@ struct MultiplyF16 {
     const uint32_t weights = pipe.ring + weights_offset(warpgroup);
     Fragment even, odd;
 #pragma unroll
-    for (int j = 0; j < kTokens / 2; ++j) acc[0][j] = 0.0f;
+    for (int j = 0; j < kWidth / 2; ++j) acc[0][j] = 0.0f;
     const auto issue = [&](const Fragment& a, int slice) {
       ptx::wgmma_fence();
       issue_f16(acc[0], a, ptx::descriptor_low(pipe.data() + kWeightBytes) + slice * (Ring::kTokenBytes / 16));
@@ -214,7 +216,7 @@ struct MultiplyF16 {
       rebuild_all(raw, one, even);
     }
     ptx::wgmma_wait<0>();
-    ptx::pin_registers(acc[0]);
+    ptx::pin_registers(reinterpret_cast<Sums&>(acc[0]));
     Ring::release(pipe, before(pipe), thread);
   }
 
@@ -262,7 +264,7 @@ struct MultiplyF16 {
     ptx::wgmma_wait<0>();
     Ring::release(pipe, before(pipe), thread);
 #pragma unroll
-    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(acc[b]);
+    for (int b = 0; b < kRowBlocks; ++b) ptx::pin_registers(reinterpret_cast<Sums&>(acc[b]));
   }
 
   static __device__ __forceinline__ void run(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,

@@ -93,6 +93,11 @@ struct Ring {
         parity ^= 1;
       }
     }
+    __device__ void skip(int many) {  // as many times advance()
+      const int at = stage + many;
+      stage = at % kStages;
+      parity ^= static_cast<uint32_t>(at / kStages) & 1;
+    }
   };
 
   // Every warp answers for its own reads; wgmma.wait_group.sync, which comes before, has gathered its lanes.

@@ -52,12 +52,13 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.dependent = true;
-  if (c.rows >= kRouteManyRows && !c.batch_invariant) {
-    constexpr int kRows = kRouteManyWarps * 16;
-    shape.grid = static_cast<int>((c.rows + kRows - 1) / kRows);
-    shape.grid_y = (c.routes.experts + (c.shared_gate != nullptr ? 1 : 0) + kRouteManyExperts - 1) / kRouteManyExperts;
-    shape.block = kRouteManyWarps * kRouteManyParts * 32;
-    NFP_RETURN_IF_ERROR(launch("route", route_logits_many_function(), shape, arguments, stream));
+  if (c.rows >= kRouteManyLeast && !c.batch_invariant) {
+    const int experts = route_many_experts(c.rows);
+    shape.grid = static_cast<int>((c.rows + kRouteManyRows - 1) / kRouteManyRows);
+    shape.grid_y = (c.routes.experts + (c.shared_gate != nullptr ? 1 : 0) + experts - 1) / experts;
+    shape.block = route_many_threads(experts);
+    shape.shared = static_cast<size_t>(route_many_shared_bytes(experts));
+    NFP_RETURN_IF_ERROR(launch("route", route_logits_many_function(experts), shape, arguments, stream));
   } else {
     // Few rows are spread over more blocks, each of which reads the router again.
     const int rows = c.rows <= kRouteFewRows ? 1 : c.rows <= 64 ? 2 : kMostRouteRows;

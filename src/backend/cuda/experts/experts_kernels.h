@@ -12,18 +12,35 @@ inline constexpr int kMostRouteRows = 8;  // that a block of the first has,
 inline constexpr int kRouteWarps = 8;     // and experts
 inline constexpr int kRouteChunk = 2048;  // of `hidden` in shared memory, where a block has one row
 inline constexpr int kRouteSharedBytes = kRouteChunk * (kRouteWarps * 4 + 2);
-// At most in one block (32 and 64 took longer so, 1 less, 8 the same), and at least for tensor cores, where a block
-// walks all k however few rows there are.
+// At most in one block (32 and 64 took longer so, 1 less, 8 the same).
 inline constexpr int kRouteFewRows = 16;
-inline constexpr int kRouteManyRows = 512;
 inline constexpr int kRouteFewThreads = 512;
 inline constexpr int kChooseWarps = 4;        // rows a block
 const void* route_logits_function(int rows);  // 2 or kMostRouteRows a block
 const void* route_logits_row_function();      // one; takes kRouteSharedBytes
-inline constexpr int kRouteManyWarps = 2;     // a block, of 16 rows each,
-inline constexpr int kRouteManyParts = 4;     // of `hidden`, each a warp's, for each of them,
-inline constexpr int kRouteManyExperts = 32;  // and so many experts
-const void* route_logits_many_function();
+// On tensor cores, from so many rows on: 32, 64 or 128 experts a block, with kRouteManyRows rows of it. The more
+// experts the less often rows and weights are read, from the L2; the fewer the more blocks there are.
+inline constexpr int kRouteManyLeast = 65;
+inline constexpr int kRouteManyRows = 32;
+constexpr int route_many_experts(int64_t rows) { return rows >= 2048 ? 128 : rows >= 1024 ? 64 : 32; }
+template <int kExperts>
+struct RouteMany {  // a block's ring: stages of experts in FP32 and then of rows in FP16
+  static constexpr int kThreads = kExperts == 32 ? 256 : 512;
+  static constexpr int kChunk = kExperts == 128 ? 64 : 128;  // of k
+  static constexpr int kWeightBytes = kExperts * kChunk * 4;
+  static constexpr int kStageBytes = kWeightBytes + kRouteManyRows * kChunk * 2;
+  static constexpr int kStages = kExperts == 64 ? 4 : 5;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+};
+constexpr int route_many_shared_bytes(int experts) {
+  return experts == 128  ? RouteMany<128>::kSharedBytes
+         : experts == 64 ? RouteMany<64>::kSharedBytes
+                         : RouteMany<32>::kSharedBytes;
+}
+constexpr int route_many_threads(int experts) {
+  return experts == 32 ? RouteMany<32>::kThreads : RouteMany<128>::kThreads;
+}
+const void* route_logits_many_function(int experts);
 const void* route_few_function();
 const void* choose_experts_function();
 

@@ -12,8 +12,11 @@ __global__ __launch_bounds__(kGatherThreads) void gather_kernel(const GatherPara
   ptx::launch_dependents();
   ptx::dependency_wait();
   const int64_t row = blockIdx.x;
-  const int32_t* place = p.place + row * p.top;
-  for (int base = static_cast<int>(threadIdx.x); base < p.pieces; base += kAtOnce * kGatherThreads) {
+  // Lane t has the row's t-th place: one wait for all of them.
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int place = lane < p.top ? p.place[row * p.top + lane] : -1;
+  for (int first = 0; first < p.pieces; first += kAtOnce * kGatherThreads) {  // all lanes of a warp go round as often
+    const int base = first + static_cast<int>(threadIdx.x);
     uint4 piece[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -21,7 +24,7 @@ __global__ __launch_bounds__(kGatherThreads) void gather_kernel(const GatherPara
       piece[i] = ptx::load_16(p.x + row * p.pieces + at, at < p.pieces);
     }
     for (int t = static_cast<int>(blockIdx.y); t < p.top; t += static_cast<int>(gridDim.y)) {
-      const int to = place[t];
+      const int to = __shfl_sync(0xffffffffu, place, t);
       if (to < 0) continue;  // of an expert that is not here
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {

@@ -12,6 +12,8 @@
 namespace nfp::cuda {
 namespace {
 
+constexpr float kRouteRestScale = 2048.0f;
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
@@ -126,110 +128,142 @@ __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_row_kernel(cons
   }
 }
 
-// The same for many rows on tensor cores: a warp has 16 rows, 32 experts and a part of k, as waiting for memory is what
-// takes long. Rows are FP16, which TF32 holds exactly;
-// a weight is two TF32 numbers, which leave 2^-22 of it. A lane's eight consecutive k are the operands of four products
-// of eight k: whose k a lane takes is free as long as rows and weights agree.
-__global__ __launch_bounds__(kRouteManyWarps* kRouteManyParts * 32) void route_logits_many_kernel(const RouteArgs p) {
-  constexpr int kTiles = kRouteManyExperts / 8;
-  __shared__ float4 of_parts[kRouteManyParts - 1][kRouteManyWarps][kTiles][32];
+// Two weights as two FP16 numbers each: the nearest, and 2^11 times what is left, which leave 2^-22 of it.
+struct SplitPair {
+  uint32_t most, rest;
+};
+__device__ __forceinline__ SplitPair split(float first, float second) {
+  const __half2 most = __floats2half2_rn(first, second);
+  const float2 back = __half22float2(most);
+  const __half2 rest = __floats2half2_rn((first - back.x) * kRouteRestScale, (second - back.y) * kRouteRestScale);
+  return {reinterpret_cast<const uint32_t&>(most), reinterpret_cast<const uint32_t&>(rest)};
+}
+
+// The same for many rows on tensor cores: a block has 32 rows and kExperts experts, which come through a ring in shared
+// memory; a warp has some of the products. A lane's eight consecutive k are the operands of two products of 16 k: whose
+// k a lane takes is free as long as rows and weights agree.
+template <int kExperts>
+__global__ __launch_bounds__(RouteMany<kExperts>::kThreads) void route_logits_many_kernel(const RouteArgs p) {
+  using Many = RouteMany<kExperts>;
+  constexpr int kHalves = kExperts == 128 ? 2 : 1;  // of the rows, that a warp has with eight experts
+  static_assert(kExperts / 8 * (kRouteManyRows / 16) == kHalves * Many::kThreads / 32);
+  extern __shared__ __align__(128) uint8_t memory[];
+  const uint32_t ring = ptx::shared_address(memory);
   ptx::launch_dependents();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32 % kRouteManyWarps;
-  const int part = static_cast<int>(threadIdx.x) / 32 / kRouteManyWarps;
-  const int span = (p.hidden + 32 * kRouteManyParts - 1) / (32 * kRouteManyParts) * 32;
-  const int begin = part * span, end = min(begin + span, p.hidden);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int group = lane / 4, column = lane % 4;
-  const int first_row = (static_cast<int>(blockIdx.x) * kRouteManyWarps + warp) * 16 + group;
-  const int first_expert = static_cast<int>(blockIdx.y) * kRouteManyExperts;
-  const auto* x = static_cast<const uint16_t*>(p.x);
-  const auto weights_of = [&](int expert) {
-    return expert < p.routes.experts                                ? p.router + int64_t{expert} * p.hidden
-           : expert == p.routes.experts && p.shared_gate != nullptr ? p.shared_gate
-                                                                    : p.router;  // whatever it is, nothing comes of it
-  };
-  struct Chunk {  // of 32 k
-    uint4 rows[2];
-    float4 weights[kTiles][2];
-  };
-  const auto load = [&](int base) {
-    Chunk c;
-    const int k = base + column * 8;
-    const bool here = k < end;
+  const int first_row = static_cast<int>(blockIdx.x) * kRouteManyRows;
+  const int first_expert = static_cast<int>(blockIdx.y) * kExperts;
+  const int all = p.routes.experts + (p.shared_gate != nullptr ? 1 : 0);
+  const int chunks = (p.hidden + Many::kChunk - 1) / Many::kChunk;
+  // What a thread loads of every chunk: the same 16-byte piece of some experts, and of some rows. Pieces are swapped
+  // around so that the eight lanes that read at once meet no bank twice.
+  constexpr int kPieces = Many::kChunk / 4, kRowPieces = Many::kChunk / 8;  // of an expert, of a row
+  constexpr int kStep = Many::kThreads / kPieces, kRowStep = Many::kThreads / kRowPieces;
+  constexpr int kLoads = kExperts / kStep, kRowLoads = (kRouteManyRows + kRowStep - 1) / kRowStep;
+  static_assert(kStep % 2 == 0 && kRowStep % 2 == 0);
+  const int piece = thread % kPieces, row_piece = thread % kRowPieces;
+  const float* weights_from[kLoads];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = min(first_row + r * 8, p.rows - 1);
-      c.rows[r] = here ? *reinterpret_cast<const uint4*>(x + int64_t{row} * p.hidden + k) : make_uint4(0, 0, 0, 0);
+  for (int i = 0; i < kLoads; ++i) {
+    const int expert = first_expert + thread / kPieces + i * kStep;
+    weights_from[i] = expert < p.routes.experts ? p.router + int64_t{expert} * p.hidden
+                      : expert < all            ? p.shared_gate
+                                                : nullptr;
+  }
+  const uint32_t weights_to = (thread / kPieces * kPieces + (piece ^ (thread / kPieces & 1))) * 16;
+  const uint32_t rows_to = (thread / kRowPieces * kRowPieces + (row_piece ^ (thread / kRowPieces & 1) * 4)) * 16;
+  const auto load_weights = [&](int chunk, uint32_t stage) {
+    const int k = chunk * Many::kChunk + piece * 4;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const bool wanted = weights_from[i] != nullptr && k < p.hidden;
+      ptx::copy_async_16(stage + weights_to + i * (kStep * kPieces * 16), wanted ? weights_from[i] + k : p.router,
+                         wanted);
     }
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const float* w = weights_of(first_expert + t * 8 + group) + k;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        c.weights[t][half] = here ? __ldg(reinterpret_cast<const float4*>(w + half * 4)) : make_float4(0, 0, 0, 0);
-      }
-    }
-    return c;
   };
+  const auto load_rows = [&](int chunk, uint32_t stage) {
+    const int k = chunk * Many::kChunk + row_piece * 8;
+#pragma unroll
+    for (int i = 0; i < kRowLoads; ++i) {
+      const int row = thread / kRowPieces + i * kRowStep;
+      if (row >= kRouteManyRows) break;
+      const bool wanted = first_row + row < p.rows && k < p.hidden;
+      const auto* x = static_cast<const uint16_t*>(p.x);
+      ptx::copy_async_16(stage + Many::kWeightBytes + rows_to + i * (kRowStep * kRowPieces * 16),
+                         x + (wanted ? int64_t{first_row + row} * p.hidden + k : int64_t{0}), wanted);
+    }
+  };
+  const auto stage_of = [&](int index) { return ring + index * Many::kStageBytes; };
+  // Nobody writes weights, so the first of them are asked for while the kernel before is at work.
+  for (int c = 0; c < Many::kStages - 1 && c < chunks; ++c) load_weights(c, stage_of(c));
   ptx::dependency_wait();
-  float sums[kTiles][4] = {};
-  Chunk now = load(begin);
-  for (int base = begin; base < end; base += 32) {
-    const Chunk next = load(base + 32);
-    float rows[2][8];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float4 low = widen4(make_uint2(now.rows[r].x, now.rows[r].y)),
-                   high = widen4(make_uint2(now.rows[r].z, now.rows[r].w));
-      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) rows[r][i] = all[i];
+  for (int c = 0; c < Many::kStages - 1; ++c) {
+    if (c < chunks) load_rows(c, stage_of(c));
+    ptx::copy_async_commit();
+  }
+  const int tile = kHalves == 2 ? warp : warp / 2, half0 = kHalves == 2 ? 0 : warp % 2;
+  const uint32_t weights_at = (tile * 8 + group) * kPieces * 16, swap = group & 1;
+  const uint32_t rows_at = Many::kWeightBytes + (half0 * 16 + group) * kRowPieces * 16, row_swap = (group & 1) * 4;
+  float sums[kHalves][4] = {}, rests[kHalves][4] = {};
+  int now = 0, next = Many::kStages - 1;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    ptx::copy_async_wait_group<Many::kStages - 2>();
+    __syncthreads();  // this chunk is there, and all have read the one whose place the next takes
+    if (chunk + Many::kStages - 1 < chunks) {
+      load_weights(chunk + Many::kStages - 1, stage_of(next));
+      load_rows(chunk + Many::kStages - 1, stage_of(next));
     }
+    ptx::copy_async_commit();
+    const uint32_t stage = stage_of(now);
+    now = now + 1 == Many::kStages ? 0 : now + 1;
+    next = next + 1 == Many::kStages ? 0 : next + 1;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const float4 low = now.weights[t][0], high = now.weights[t][1];
-      const float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    for (int sub = 0; sub < Many::kChunk / 32; ++sub) {
+      uint4 a[kHalves][2];
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        const uint32_t a[4] = {__float_as_uint(rows[0][step * 2]), __float_as_uint(rows[1][step * 2]),
-                               __float_as_uint(rows[0][step * 2 + 1]), __float_as_uint(rows[1][step * 2 + 1])};
-        float rest[2];
-        uint32_t most[2];
+      for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          most[i] = __float_as_uint(w[step * 2 + i]) & 0xffffe000u;
-          rest[i] = w[step * 2 + i] - __uint_as_float(most[i]);
+        for (int r = 0; r < 2; ++r) {
+          a[half][r] = ptx::load_shared_16(stage + rows_at + (half * 16 + r * 8) * (kRowPieces * 16) +
+                                           ((sub * 4 + column) ^ row_swap) * 16);
         }
-        ptx::mma_tf32(sums[t], a, ptx::round_to_tf32(rest[0]), ptx::round_to_tf32(rest[1]));
-        ptx::mma_tf32(sums[t], a, most[0], most[1]);
+      }
+      float w[8];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 four = ptx::load_shared_16(stage + weights_at + (((sub * 4 + column) * 2 + i) ^ swap) * 16);
+        w[i * 4] = __uint_as_float(four.x);
+        w[i * 4 + 1] = __uint_as_float(four.y);
+        w[i * 4 + 2] = __uint_as_float(four.z);
+        w[i * 4 + 3] = __uint_as_float(four.w);
+      }
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const SplitPair b0 = split(w[step * 4], w[step * 4 + 1]), b1 = split(w[step * 4 + 2], w[step * 4 + 3]);
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          const uint4 upper = a[half][0], lower = a[half][1];
+          const uint32_t operand[4] = {step == 0 ? upper.x : upper.z, step == 0 ? lower.x : lower.z,
+                                       step == 0 ? upper.y : upper.w, step == 0 ? lower.y : lower.w};
+          ptx::mma_f16(rests[half], operand, b0.rest, b1.rest);
+          ptx::mma_f16(sums[half], operand, b0.most, b1.most);
+        }
       }
     }
-    now = next;
   }
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-    if (part > 0) of_parts[part - 1][warp][t][lane] = make_float4(sums[t][0], sums[t][1], sums[t][2], sums[t][3]);
-  }
-  __syncthreads();
-  if (part > 0) return;
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int other = 0; other < kRouteManyParts - 1; ++other) {
-      const float4 more = of_parts[other][warp][t][lane];
-      sums[t][0] += more.x;
-      sums[t][1] += more.y;
-      sums[t][2] += more.z;
-      sums[t][3] += more.w;
-    }
+  for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = first_row + i / 2 * 8, expert = first_expert + t * 8 + column * 2 + i % 2;
+      const int row = first_row + (half0 + half) * 16 + i / 2 * 8 + group;
+      const int expert = first_expert + tile * 8 + column * 2 + i % 2;
       if (row >= p.rows) continue;
+      const float logit = fmaf(rests[half][i], 1.0f / kRouteRestScale, sums[half][i]);
       if (expert < p.routes.experts) {
-        p.logits[int64_t{row} * p.routes.experts + expert] = sums[t][i];
-      } else if (expert == p.routes.experts && p.shared_gate != nullptr) {
-        p.shared_weight[row] = 1.0f / (1.0f + expf(-sums[t][i]));
+        p.logits[int64_t{row} * p.routes.experts + expert] = logit;
+      } else if (expert < all) {
+        p.shared_weight[row] = 1.0f / (1.0f + expf(-logit));
       }
     }
   }
@@ -359,7 +393,11 @@ const void* route_logits_function(int rows) {
 }
 const void* route_logits_row_function() { return reinterpret_cast<const void*>(&route_logits_row_kernel); }
 const void* choose_experts_function() { return reinterpret_cast<const void*>(&choose_experts_kernel); }
-const void* route_logits_many_function() { return reinterpret_cast<const void*>(&route_logits_many_kernel); }
+const void* route_logits_many_function(int experts) {
+  return experts == 128  ? reinterpret_cast<const void*>(&route_logits_many_kernel<128>)
+         : experts == 64 ? reinterpret_cast<const void*>(&route_logits_many_kernel<64>)
+                         : reinterpret_cast<const void*>(&route_logits_many_kernel<32>);
+}
 const void* route_few_function() { return reinterpret_cast<const void*>(&route_few_kernel); }
 
 }  // namespace nfp::cuda

@@ -38,8 +38,9 @@ Status check_call(const GemmInputCall& c) {
     }
     if (c.scales == nullptr) return bad("scales", "is null");
   }
-  if (c.place != nullptr && (c.source != GemmInputCall::Source::kPlain || c.y_f16 != nullptr || c.copies < 1)) {
-    return bad("place", "belongs to kPlain, with copies and without y_f16");
+  if (c.place != nullptr &&
+      (c.source != GemmInputCall::Source::kPlain || c.y_f16 != nullptr || c.copies < 1 || c.copies > 32)) {
+    return bad("place", "belongs to kPlain, with 1 to 32 copies and without y_f16");
   }
   return ok_status();
 }

@@ -44,7 +44,7 @@ struct GemmInputCall {
   // kPlain without y_f16: where a row's codes and scale go, device [m, copies]: to rows place[r, i] of y_e4m3 and
   // scales, nowhere where that is negative. Null = row r to row r.
   const int32_t* place = nullptr;
-  int32_t copies = 0;
+  int32_t copies = 0;  // at most 32
   bool dependent_launch = true;
 };
 

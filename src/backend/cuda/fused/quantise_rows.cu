@@ -10,6 +10,18 @@
 namespace nfp::cuda {
 namespace {
 
+// Where pair `j` of a lane's eight columns goes among those of its warp: activation_byte(), in few instructions.
+constexpr __host__ __device__ int pair_place(int lane, int j) { return lane / 8 * 64 + j * 16 + lane % 8 * 2; }
+constexpr bool places_agree() {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int j = 0; j < 4; ++j) {
+      if (pair_place(lane, j) != activation_byte(lane * 8 + j * 2)) return false;
+    }
+  }
+  return true;
+}
+static_assert(places_agree());
+
 // Short rows have a warp each: nobody waits for another warp, and a block is not begun and ended for each of them.
 template <bool kBf16, int kVectors, bool kShort>  // groups of eight columns a lane
 __global__ __launch_bounds__(kShort ? kQuantiseWarps * 32 : 512) void quantise_rows_kernel(const QuantiseRowsParams p) {
@@ -17,7 +29,7 @@ __global__ __launch_bounds__(kShort ? kQuantiseWarps * 32 : 512) void quantise_r
   __shared__ float of_warps[32];
   ptx::launch_dependents();
   ptx::dependency_wait();
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t token = kShort ? int64_t{blockIdx.x} * kQuantiseWarps + warp : int64_t{blockIdx.x};
   if (token >= p.m) return;
   const int first = kShort ? 0 : warp * kQuantiseColumns;
@@ -30,6 +42,8 @@ __global__ __launch_bounds__(kShort ? kQuantiseWarps * 32 : 512) void quantise_r
     const int column = (i * 32 + lane) * 8;
     raw[i] = ptx::load_16(x + column, first + column < p.k);
   }
+  // Lane i has the row's i-th place: one wait for all of them.
+  const int place = p.place == nullptr ? static_cast<int>(token) : p.place[token * p.copies + min(lane, p.copies - 1)];
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -59,7 +73,7 @@ __global__ __launch_bounds__(kShort ? kQuantiseWarps * 32 : 512) void quantise_r
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 pair = unpack_pair(words[j], kBf16);
-      *reinterpret_cast<uint16_t*>(codes + activation_byte(column + j * 2)) =
+      *reinterpret_cast<uint16_t*>(codes + i * 256 + pair_place(lane, j)) =
           __nv_cvt_float2_to_fp8x2(make_float2(pair.x * inverse, pair.y * inverse), __NV_SATFINITE, __NV_E4M3);
     }
   }
@@ -71,8 +85,9 @@ __global__ __launch_bounds__(kShort ? kQuantiseWarps * 32 : 512) void quantise_r
     const int at = (i * 32 + lane) * 16;
     if (at < width) out[i] = *reinterpret_cast<const uint4*>(codes + at);
   }
+#pragma unroll 1
   for (int copy = 0; copy < p.copies; ++copy) {
-    const int64_t row = p.place == nullptr ? token : p.place[token * p.copies + copy];
+    const int64_t row = __shfl_sync(0xffffffffu, place, copy);
     if (row < 0) continue;
     if (lane == 0 && first == 0) p.scales[row] = scale;
 #pragma unroll

@@ -17,20 +17,6 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// D += A B^T over 8 k of TF32 numbers (FP32 of which the upper 19 bits count): a0 (g, c), a1 (g + 8, c), a2 (g, c + 4),
-// a3 (g + 8, c + 4), b0 (c, g), b1 (c + 4, g), where g = lane / 4, c = lane % 4; d as above.
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ uint32_t round_to_tf32(float v) {
-  uint32_t out;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(v));
-  return out;
-}
 // mma_f16 of BF16 numbers.
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(

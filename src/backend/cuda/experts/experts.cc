@@ -123,6 +123,10 @@ Status run_expert_linear(const ExpertLinearCall& c, CUstream_st* stream) {
     }
   }
   if (can_group(c)) return run_grouped(c, stream);
+  if (c.tile_tokens != 0 && c.tile_tokens != -1) {
+    return error(ErrorCode::kUsage, "expert_linear: tile_tokens {} is of the grouped product, which cannot do these",
+                 c.tile_tokens);
+  }
   if (c.e4m3) {
     return bad("expert_linear", "matrices",
                "must all be nested, x sorted and y in 16-byte pieces, for E4M3 activations");

@@ -1,12 +1,10 @@
 #include "backend/cuda/experts/grouped.h"
 
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <span>
-#include <string>
 
 #include "backend/cuda/experts/grouped_kernels.h"
 #include "backend/cuda/experts/grouped_plan.h"
@@ -53,19 +51,12 @@ std::span<const GroupedEntry> entries(const ExpertLinearCall& c) {
 
 Result<const GroupedEntry*> entry_for(const ExpertLinearCall& c) {
   const auto all = entries(c);
-  int tile = c.tile_tokens;
-  if (tile == 0) {
-    std::array<int, 16> tiles{};
-    std::transform(all.begin(), all.end(), tiles.begin(), [](const GroupedEntry& entry) { return entry.tokens; });
-    tile = grouped_tile({mode_of(c), c.rows, c.routes.experts, c.routes.top, c.n, c.k},
-                        std::span(tiles).first(all.size()));
-  }
-  const auto found = std::find_if(all.begin(), all.end(), [&](const GroupedEntry& e) { return e.tokens == tile; });
-  if (found != all.end()) return &*found;
-  std::string have;
-  for (const GroupedEntry& e : all) have += fmt::format("{}{}", have.empty() ? "" : ", ", e.tokens);
-  return error(ErrorCode::kUsage, "expert_linear: tile_tokens {} is none of the tiles of these products: {}", tile,
-               have);
+  std::array<int, 16> tiles{};
+  std::transform(all.begin(), all.end(), tiles.begin(), [](const GroupedEntry& entry) { return entry.tokens; });
+  NFP_ASSIGN_OR_RETURN(
+      const int tile, choose_grouped_tile({mode_of(c), c.rows, c.routes.experts, c.routes.top, c.n, c.k}, c.tile_tokens,
+                                          std::span(tiles).first(all.size())));
+  return &*std::find_if(all.begin(), all.end(), [&](const GroupedEntry& e) { return e.tokens == tile; });
 }
 
 template <int kMost>

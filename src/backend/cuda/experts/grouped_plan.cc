@@ -1,5 +1,7 @@
 #include "backend/cuda/experts/grouped_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -61,6 +63,13 @@ double cost(const GroupedProblem& p, int tile) {
 int grouped_tile(const GroupedProblem& problem, std::span<const int> tiles) {
   return *std::min_element(tiles.begin(), tiles.end(),
                            [&](int a, int b) { return cost(problem, a) < cost(problem, b); });
+}
+
+Result<int> choose_grouped_tile(const GroupedProblem& problem, int asked, std::span<const int> tiles) {
+  if (asked == 0) return grouped_tile(problem, tiles);
+  if (std::find(tiles.begin(), tiles.end(), asked) != tiles.end()) return asked;
+  return error(ErrorCode::kUsage, "expert_linear: tile_tokens {} is none of the tiles of these products: {}", asked,
+               fmt::join(tiles, ", "));
 }
 
 }  // namespace nfp::cuda

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backend/cuda/gemm/plan/config.h"
+#include "base/result.h"
 
 namespace nfp::cuda {
 
@@ -24,5 +25,8 @@ constexpr int grouped_unit(int tile_tokens) { return tile_tokens >= 128 ? 32 : t
 // reading takes the time one that most experts' tokens fit into, since the next tile of an expert reads its weights
 // again (if from the L2); where arithmetic does, one of which little stays empty.
 int grouped_tile(const GroupedProblem& problem, std::span<const int> tiles);
+
+// Of the tiles the one of `asked` tokens; 0 = what grouped_tile says. kUsage where there is none of so many.
+Result<int> choose_grouped_tile(const GroupedProblem& problem, int asked, std::span<const int> tiles);
 
 }  // namespace nfp::cuda

@@ -22,23 +22,20 @@ const void* route_logits_row_function();      // one; takes kRouteSharedBytes
 // experts the less often rows and weights are read, from the L2; the fewer the more blocks there are.
 inline constexpr int kRouteManyLeast = 65;
 inline constexpr int kRouteManyRows = 32;
+inline constexpr int kRouteManyThreads = 1024;
 constexpr int route_many_experts(int64_t rows) { return rows >= 2048 ? 128 : rows >= 1024 ? 64 : 32; }
 template <int kExperts>
 struct RouteMany {  // a block's ring: stages of experts in FP32 and then of rows in FP16
-  static constexpr int kThreads = kExperts == 32 ? 256 : 512;
-  static constexpr int kChunk = kExperts == 128 ? 64 : 128;  // of k
+  static constexpr int kChunk = kExperts == 32 ? 128 : 64;  // of k
   static constexpr int kWeightBytes = kExperts * kChunk * 4;
   static constexpr int kStageBytes = kWeightBytes + kRouteManyRows * kChunk * 2;
-  static constexpr int kStages = kExperts == 64 ? 4 : 5;
+  static constexpr int kStages = kExperts == 64 ? 8 : 5;
   static constexpr int kSharedBytes = kStages * kStageBytes;
 };
 constexpr int route_many_shared_bytes(int experts) {
   return experts == 128  ? RouteMany<128>::kSharedBytes
          : experts == 64 ? RouteMany<64>::kSharedBytes
                          : RouteMany<32>::kSharedBytes;
-}
-constexpr int route_many_threads(int experts) {
-  return experts == 32 ? RouteMany<32>::kThreads : RouteMany<128>::kThreads;
 }
 const void* route_logits_many_function(int experts);
 const void* route_few_function();

@@ -8,6 +8,7 @@
 
 #include "backend/cuda/experts/grouped_kernels.h"
 #include "backend/cuda/experts/grouped_plan.h"
+#include "backend/cuda/experts/grouped_unit.h"
 #include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/launch.h"

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "backend/cuda/experts/grouped_kernels.h"
-#include "backend/cuda/experts/grouped_plan.h"
+#include "backend/cuda/experts/grouped_unit.h"
 #include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/gemm/kernel/epilogue.cuh"
 #include "backend/cuda/gemm/kernel/multiply_e4m3.cuh"

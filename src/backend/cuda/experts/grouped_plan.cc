@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/cuda/experts/grouped_unit.h"
+
 namespace nfp::cuda {
 namespace {
 

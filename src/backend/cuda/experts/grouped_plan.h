@@ -18,9 +18,6 @@ struct GroupedProblem {
   int64_t k = 0;
 };
 
-// A wide tile multiplies whole units of tokens, as many as it has tokens for.
-constexpr int grouped_unit(int tile_tokens) { return tile_tokens >= 128 ? 32 : tile_tokens >= 64 ? 16 : tile_tokens; }
-
 // Of the tiles of so many tokens the one expected to be fastest, as if tokens chose their experts at random: where
 // reading takes the time one that most experts' tokens fit into, since the next tile of an expert reads its weights
 // again (if from the L2); where arithmetic does, one of which little stays empty.

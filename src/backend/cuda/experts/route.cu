@@ -143,10 +143,13 @@ __device__ __forceinline__ SplitPair split(float first, float second) {
 // memory; a warp has some of the products. A lane's eight consecutive k are the operands of two products of 16 k: whose
 // k a lane takes is free as long as rows and weights agree.
 template <int kExperts>
-__global__ __launch_bounds__(RouteMany<kExperts>::kThreads) void route_logits_many_kernel(const RouteArgs p) {
+__global__ __launch_bounds__(kRouteManyThreads) void route_logits_many_kernel(const RouteArgs p) {
   using Many = RouteMany<kExperts>;
-  constexpr int kHalves = kExperts == 128 ? 2 : 1;  // of the rows, that a warp has with eight experts
-  static_assert(kExperts / 8 * (kRouteManyRows / 16) == kHalves * Many::kThreads / 32);
+  // A warp has eight experts, one or both halves of the rows, and 32 k of each chunk: one wait behind the other is what
+  // takes the time.
+  constexpr int kHalves = kExperts == 128 ? 2 : 1, kParts = Many::kChunk / 32;
+  constexpr int kWarps = kRouteManyThreads / 32 / kParts;  // that have a part
+  static_assert(kExperts / 8 * (kRouteManyRows / 16) == kHalves * kWarps);
   extern __shared__ __align__(128) uint8_t memory[];
   const uint32_t ring = ptx::shared_address(memory);
   ptx::launch_dependents();
@@ -159,9 +162,9 @@ __global__ __launch_bounds__(RouteMany<kExperts>::kThreads) void route_logits_ma
   // What a thread loads of every chunk: the same 16-byte piece of some experts, and of some rows. Pieces are swapped
   // around so that the eight lanes that read at once meet no bank twice.
   constexpr int kPieces = Many::kChunk / 4, kRowPieces = Many::kChunk / 8;  // of an expert, of a row
-  constexpr int kStep = Many::kThreads / kPieces, kRowStep = Many::kThreads / kRowPieces;
-  constexpr int kLoads = kExperts / kStep, kRowLoads = (kRouteManyRows + kRowStep - 1) / kRowStep;
-  static_assert(kStep % 2 == 0 && kRowStep % 2 == 0);
+  constexpr int kStep = kRouteManyThreads / kPieces, kRowStep = kRouteManyThreads / kRowPieces;
+  constexpr int kLoads = kExperts / kStep;
+  static_assert(kStep % 2 == 0 && kLoads * kStep == kExperts && kRowStep >= kRouteManyRows);
   const int piece = thread % kPieces, row_piece = thread % kRowPieces;
   const float* weights_from[kLoads];
 #pragma unroll
@@ -183,16 +186,12 @@ __global__ __launch_bounds__(RouteMany<kExperts>::kThreads) void route_logits_ma
     }
   };
   const auto load_rows = [&](int chunk, uint32_t stage) {
-    const int k = chunk * Many::kChunk + row_piece * 8;
-#pragma unroll
-    for (int i = 0; i < kRowLoads; ++i) {
-      const int row = thread / kRowPieces + i * kRowStep;
-      if (row >= kRouteManyRows) break;
-      const bool wanted = first_row + row < p.rows && k < p.hidden;
-      const auto* x = static_cast<const uint16_t*>(p.x);
-      ptx::copy_async_16(stage + Many::kWeightBytes + rows_to + i * (kRowStep * kRowPieces * 16),
-                         x + (wanted ? int64_t{first_row + row} * p.hidden + k : int64_t{0}), wanted);
-    }
+    const int row = thread / kRowPieces, k = chunk * Many::kChunk + row_piece * 8;
+    if (row >= kRouteManyRows) return;
+    const bool wanted = first_row + row < p.rows && k < p.hidden;
+    const auto* x = static_cast<const uint16_t*>(p.x);
+    ptx::copy_async_16(stage + Many::kWeightBytes + rows_to,
+                       x + (wanted ? int64_t{first_row + row} * p.hidden + k : int64_t{0}), wanted);
   };
   const auto stage_of = [&](int index) { return ring + index * Many::kStageBytes; };
   // Nobody writes weights, so the first of them are asked for while the kernel before is at work.
@@ -202,7 +201,8 @@ __global__ __launch_bounds__(RouteMany<kExperts>::kThreads) void route_logits_ma
     if (c < chunks) load_rows(c, stage_of(c));
     ptx::copy_async_commit();
   }
-  const int tile = kHalves == 2 ? warp : warp / 2, half0 = kHalves == 2 ? 0 : warp % 2;
+  const int part = warp / kWarps, of_part = warp % kWarps;
+  const int tile = kHalves == 2 ? of_part : of_part / 2, half0 = kHalves == 2 ? 0 : of_part % 2;
   const uint32_t weights_at = (tile * 8 + group) * kPieces * 16, swap = group & 1;
   const uint32_t rows_at = Many::kWeightBytes + (half0 * 16 + group) * kRowPieces * 16, row_swap = (group & 1) * 4;
   float sums[kHalves][4] = {}, rests[kHalves][4] = {};
@@ -218,37 +218,65 @@ __global__ __launch_bounds__(RouteMany<kExperts>::kThreads) void route_logits_ma
     const uint32_t stage = stage_of(now);
     now = now + 1 == Many::kStages ? 0 : now + 1;
     next = next + 1 == Many::kStages ? 0 : next + 1;
+    uint4 a[kHalves][2];
 #pragma unroll
-    for (int sub = 0; sub < Many::kChunk / 32; ++sub) {
-      uint4 a[kHalves][2];
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        a[half][r] = ptx::load_shared_16(stage + rows_at + (half * 16 + r * 8) * (kRowPieces * 16) +
+                                         ((part * 4 + column) ^ row_swap) * 16);
+      }
+    }
+    float w[8];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 four = ptx::load_shared_16(stage + weights_at + (((part * 4 + column) * 2 + i) ^ swap) * 16);
+      w[i * 4] = __uint_as_float(four.x);
+      w[i * 4 + 1] = __uint_as_float(four.y);
+      w[i * 4 + 2] = __uint_as_float(four.z);
+      w[i * 4 + 3] = __uint_as_float(four.w);
+    }
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const SplitPair b0 = split(w[step * 4], w[step * 4 + 1]), b1 = split(w[step * 4 + 2], w[step * 4 + 3]);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          a[half][r] = ptx::load_shared_16(stage + rows_at + (half * 16 + r * 8) * (kRowPieces * 16) +
-                                           ((sub * 4 + column) ^ row_swap) * 16);
-        }
+        const uint4 upper = a[half][0], lower = a[half][1];
+        const uint32_t operand[4] = {step == 0 ? upper.x : upper.z, step == 0 ? lower.x : lower.z,
+                                     step == 0 ? upper.y : upper.w, step == 0 ? lower.y : lower.w};
+        ptx::mma_f16(rests[half], operand, b0.rest, b1.rest);
+        ptx::mma_f16(sums[half], operand, b0.most, b1.most);
       }
-      float w[8];
+    }
+  }
+  // The parts of k meet in the ring, in their order.
+  ptx::copy_async_wait_group<0>();
+  __syncthreads();
+  auto* const of_parts = reinterpret_cast<float4*>(memory);  // [part - 1][warp][half][sums, rests][lane]
+  const auto place = [&](int of, int half, int which) {
+    return ((((of - 1) * kWarps + of_part) * kHalves + half) * 2 + which) * 32 + lane;
+  };
+  if (part > 0) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 four = ptx::load_shared_16(stage + weights_at + (((sub * 4 + column) * 2 + i) ^ swap) * 16);
-        w[i * 4] = __uint_as_float(four.x);
-        w[i * 4 + 1] = __uint_as_float(four.y);
-        w[i * 4 + 2] = __uint_as_float(four.z);
-        w[i * 4 + 3] = __uint_as_float(four.w);
-      }
+    for (int half = 0; half < kHalves; ++half) {
+      const float(&v)[4] = sums[half];
+      const float(&r)[4] = rests[half];
+      of_parts[place(part, half, 0)] = make_float4(v[0], v[1], v[2], v[3]);
+      of_parts[place(part, half, 1)] = make_float4(r[0], r[1], r[2], r[3]);
+    }
+  }
+  __syncthreads();
+  if (part > 0) return;
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const SplitPair b0 = split(w[step * 4], w[step * 4 + 1]), b1 = split(w[step * 4 + 2], w[step * 4 + 3]);
+  for (int of = 1; of < kParts; ++of) {
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          const uint4 upper = a[half][0], lower = a[half][1];
-          const uint32_t operand[4] = {step == 0 ? upper.x : upper.z, step == 0 ? lower.x : lower.z,
-                                       step == 0 ? upper.y : upper.w, step == 0 ? lower.y : lower.w};
-          ptx::mma_f16(rests[half], operand, b0.rest, b1.rest);
-          ptx::mma_f16(sums[half], operand, b0.most, b1.most);
-        }
+    for (int half = 0; half < kHalves; ++half) {
+      const float4 v = of_parts[place(of, half, 0)], r = of_parts[place(of, half, 1)];
+      const float more[4] = {v.x, v.y, v.z, v.w}, left[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[half][i] += more[i];
+        rests[half][i] += left[i];
       }
     }
   }

@@ -56,7 +56,7 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
     const int experts = route_many_experts(c.rows);
     shape.grid = static_cast<int>((c.rows + kRouteManyRows - 1) / kRouteManyRows);
     shape.grid_y = (c.routes.experts + (c.shared_gate != nullptr ? 1 : 0) + experts - 1) / experts;
-    shape.block = kRouteManyThreads;
+    shape.block = kRouteManyWarps * 32;
     shape.shared = static_cast<size_t>(route_many_shared_bytes(experts));
     NFP_RETURN_IF_ERROR(launch("route", route_logits_many_function(experts), shape, arguments, stream));
   } else {

@@ -18,24 +18,14 @@ inline constexpr int kRouteFewThreads = 512;
 inline constexpr int kChooseWarps = 4;        // rows a block
 const void* route_logits_function(int rows);  // 2 or kMostRouteRows a block
 const void* route_logits_row_function();      // one; takes kRouteSharedBytes
-// On tensor cores, from so many rows on: 32, 64 or 128 experts a block, with kRouteManyRows rows of it. The more
-// experts the less often rows and weights are read, from the L2; the fewer the more blocks there are.
+// On tensor cores, from so many rows on: 32 or 64 experts a block, with kRouteManyRows rows of it. The more experts the
+// less often rows and weights are read, from the L2; the fewer the more blocks there are.
 inline constexpr int kRouteManyLeast = 65;
+inline constexpr int kRouteManyWarps = 8;
 inline constexpr int kRouteManyRows = 32;
-inline constexpr int kRouteManyThreads = 1024;
-constexpr int route_many_experts(int64_t rows) { return rows >= 2048 ? 128 : rows >= 1024 ? 64 : 32; }
-template <int kExperts>
-struct RouteMany {  // a block's ring: stages of experts in FP32 and then of rows in FP16
-  static constexpr int kChunk = kExperts == 32 ? 128 : 64;  // of k
-  static constexpr int kWeightBytes = kExperts * kChunk * 4;
-  static constexpr int kStageBytes = kWeightBytes + kRouteManyRows * kChunk * 2;
-  static constexpr int kStages = kExperts == 64 ? 8 : 5;
-  static constexpr int kSharedBytes = kStages * kStageBytes;
-};
+constexpr int route_many_experts(int64_t rows) { return rows >= 1024 ? 64 : 32; }
 constexpr int route_many_shared_bytes(int experts) {
-  return experts == 128  ? RouteMany<128>::kSharedBytes
-         : experts == 64 ? RouteMany<64>::kSharedBytes
-                         : RouteMany<32>::kSharedBytes;
+  return kRouteManyWarps * (kRouteManyRows / 16) * experts / 8 * 512;
 }
 const void* route_logits_many_function(int experts);
 const void* route_few_function();

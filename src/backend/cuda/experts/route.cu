@@ -139,159 +139,121 @@ __device__ __forceinline__ SplitPair split(float first, float second) {
   return {reinterpret_cast<const uint32_t&>(most), reinterpret_cast<const uint32_t&>(rest)};
 }
 
-// The same for many rows on tensor cores: a block has 32 rows and kExperts experts, which come through a ring in shared
-// memory; a warp has some of the products. A lane's eight consecutive k are the operands of two products of 16 k: whose
-// k a lane takes is free as long as rows and weights agree.
-template <int kExperts>
-__global__ __launch_bounds__(kRouteManyThreads) void route_logits_many_kernel(const RouteArgs p) {
-  using Many = RouteMany<kExperts>;
-  // A warp has eight experts, one or both halves of the rows, and 32 k of each chunk: one wait behind the other is what
-  // takes the time.
-  constexpr int kHalves = kExperts == 128 ? 2 : 1, kParts = Many::kChunk / 32;
-  constexpr int kWarps = kRouteManyThreads / 32 / kParts;  // that have a part
-  static_assert(kExperts / 8 * (kRouteManyRows / 16) == kHalves * kWarps);
-  extern __shared__ __align__(128) uint8_t memory[];
-  const uint32_t ring = ptx::shared_address(memory);
+// The same for many rows on tensor cores: a block has 32 rows and some experts, a warp every eighth 32 k of them, and
+// the warps' sums meet in shared memory. A lane's eight consecutive k are the operands of two products of 16 k: whose k
+// a lane takes is free as long as rows and weights agree. (Through a ring in shared memory, with 8 to 32 warps that
+// share what they load, it took longer: 11.5 to 18 us with 128 rows, 19 to 24 with 1024.)
+template <int kTiles>  // of eight experts
+__global__ __launch_bounds__(kRouteManyWarps * 32, 1) void route_logits_many_kernel(const RouteArgs p) {
+  constexpr int kGroup = 4;  // tiles whose weights are asked for at once, while the group before is multiplied
+  constexpr int kHalves = kRouteManyRows / 16;
+  static_assert(kTiles % kGroup == 0 && kTiles * kHalves % kRouteManyWarps == 0);
+  extern __shared__ __align__(16) uint8_t memory[];
+  auto* const of_warps = reinterpret_cast<float4*>(memory);  // [warp][half][tile][lane]
   ptx::launch_dependents();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int group = lane / 4, column = lane % 4;
   const int first_row = static_cast<int>(blockIdx.x) * kRouteManyRows;
-  const int first_expert = static_cast<int>(blockIdx.y) * kExperts;
+  const int first_expert = static_cast<int>(blockIdx.y) * kTiles * 8;
   const int all = p.routes.experts + (p.shared_gate != nullptr ? 1 : 0);
-  const int chunks = (p.hidden + Many::kChunk - 1) / Many::kChunk;
-  // What a thread loads of every chunk: the same 16-byte piece of some experts, and of some rows. Pieces are swapped
-  // around so that the eight lanes that read at once meet no bank twice.
-  constexpr int kPieces = Many::kChunk / 4, kRowPieces = Many::kChunk / 8;  // of an expert, of a row
-  constexpr int kStep = kRouteManyThreads / kPieces, kRowStep = kRouteManyThreads / kRowPieces;
-  constexpr int kLoads = kExperts / kStep;
-  static_assert(kStep % 2 == 0 && kLoads * kStep == kExperts && kRowStep >= kRouteManyRows);
-  const int piece = thread % kPieces, row_piece = thread % kRowPieces;
-  const float* weights_from[kLoads];
+  const auto* x = static_cast<const uint16_t*>(p.x);
+  const auto weights_of = [&](int expert) {
+    return expert < p.routes.experts ? p.router + int64_t{expert} * p.hidden
+           : expert < all            ? p.shared_gate
+                                     : p.router;  // whatever it is, nothing comes of it
+  };
+  struct Weights {
+    uint4 eight[kGroup][2];
+  };
+  const auto load_weights = [&](int base, int tile) {
+    Weights w;
+    int own = group;  // found again each time: there are no registers to keep all experts' addresses in
+    asm volatile("" : "+r"(own));
+    const int k = base + column * 8;
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int expert = first_expert + thread / kPieces + i * kStep;
-    weights_from[i] = expert < p.routes.experts ? p.router + int64_t{expert} * p.hidden
-                      : expert < all            ? p.shared_gate
-                                                : nullptr;
-  }
-  const uint32_t weights_to = (thread / kPieces * kPieces + (piece ^ (thread / kPieces & 1))) * 16;
-  const uint32_t rows_to = (thread / kRowPieces * kRowPieces + (row_piece ^ (thread / kRowPieces & 1) * 4)) * 16;
-  const auto load_weights = [&](int chunk, uint32_t stage) {
-    const int k = chunk * Many::kChunk + piece * 4;
+    for (int t = 0; t < kGroup; ++t) {
+      const float* from = weights_of(first_expert + (tile + t) * 8 + own) + k;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const bool wanted = weights_from[i] != nullptr && k < p.hidden;
-      ptx::copy_async_16(stage + weights_to + i * (kStep * kPieces * 16), wanted ? weights_from[i] + k : p.router,
-                         wanted);
+      for (int half = 0; half < 2; ++half) w.eight[t][half] = ptx::load_16(from + half * 4, k < p.hidden);
     }
+    return w;
   };
-  const auto load_rows = [&](int chunk, uint32_t stage) {
-    const int row = thread / kRowPieces, k = chunk * Many::kChunk + row_piece * 8;
-    if (row >= kRouteManyRows) return;
-    const bool wanted = first_row + row < p.rows && k < p.hidden;
-    const auto* x = static_cast<const uint16_t*>(p.x);
-    ptx::copy_async_16(stage + Many::kWeightBytes + rows_to,
-                       x + (wanted ? int64_t{first_row + row} * p.hidden + k : int64_t{0}), wanted);
+  struct Rows {
+    uint4 eight[kHalves][2];
   };
-  const auto stage_of = [&](int index) { return ring + index * Many::kStageBytes; };
-  // Nobody writes weights, so the first of them are asked for while the kernel before is at work.
-  for (int c = 0; c < Many::kStages - 1 && c < chunks; ++c) load_weights(c, stage_of(c));
+  const auto load_rows = [&](int base) {
+    Rows r;
+    const int k = base + column * 8;
+#pragma unroll
+    for (int i = 0; i < kHalves * 2; ++i) {
+      const int row = min(first_row + i * 8 + group, p.rows - 1);
+      r.eight[i / 2][i % 2] = ptx::load_16(x + int64_t{row} * p.hidden + k, k < p.hidden);
+    }
+    return r;
+  };
+  const int begin = warp * 32;
   ptx::dependency_wait();
-  for (int c = 0; c < Many::kStages - 1; ++c) {
-    if (c < chunks) load_rows(c, stage_of(c));
-    ptx::copy_async_commit();
-  }
-  const int part = warp / kWarps, of_part = warp % kWarps;
-  const int tile = kHalves == 2 ? of_part : of_part / 2, half0 = kHalves == 2 ? 0 : of_part % 2;
-  const uint32_t weights_at = (tile * 8 + group) * kPieces * 16, swap = group & 1;
-  const uint32_t rows_at = Many::kWeightBytes + (half0 * 16 + group) * kRowPieces * 16, row_swap = (group & 1) * 4;
-  float sums[kHalves][4] = {}, rests[kHalves][4] = {};
-  int now = 0, next = Many::kStages - 1;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    ptx::copy_async_wait_group<Many::kStages - 2>();
-    __syncthreads();  // this chunk is there, and all have read the one whose place the next takes
-    if (chunk + Many::kStages - 1 < chunks) {
-      load_weights(chunk + Many::kStages - 1, stage_of(next));
-      load_rows(chunk + Many::kStages - 1, stage_of(next));
-    }
-    ptx::copy_async_commit();
-    const uint32_t stage = stage_of(now);
-    now = now + 1 == Many::kStages ? 0 : now + 1;
-    next = next + 1 == Many::kStages ? 0 : next + 1;
-    uint4 a[kHalves][2];
+  float sums[kHalves][kTiles][4] = {}, rests[kHalves][kTiles][4] = {};
+  Rows rows = load_rows(begin);
+  Weights weights = load_weights(begin, 0);
+  for (int base = begin; base < p.hidden; base += kRouteManyWarps * 32) {
+    const Rows now = rows;
+    rows = load_rows(base + kRouteManyWarps * 32);
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
+    for (int tile = 0; tile < kTiles; tile += kGroup) {
+      const Weights here = weights;
+      weights =
+          tile + kGroup < kTiles ? load_weights(base, tile + kGroup) : load_weights(base + kRouteManyWarps * 32, 0);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        a[half][r] = ptx::load_shared_16(stage + rows_at + (half * 16 + r * 8) * (kRowPieces * 16) +
-                                         ((part * 4 + column) ^ row_swap) * 16);
-      }
-    }
-    float w[8];
+      for (int t = 0; t < kGroup; ++t) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 four = ptx::load_shared_16(stage + weights_at + (((part * 4 + column) * 2 + i) ^ swap) * 16);
-      w[i * 4] = __uint_as_float(four.x);
-      w[i * 4 + 1] = __uint_as_float(four.y);
-      w[i * 4 + 2] = __uint_as_float(four.z);
-      w[i * 4 + 3] = __uint_as_float(four.w);
-    }
+        for (int step = 0; step < 2; ++step) {
+          const uint4 four = here.eight[t][step];
+          const SplitPair b0 = split(__uint_as_float(four.x), __uint_as_float(four.y));
+          const SplitPair b1 = split(__uint_as_float(four.z), __uint_as_float(four.w));
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const SplitPair b0 = split(w[step * 4], w[step * 4 + 1]), b1 = split(w[step * 4 + 2], w[step * 4 + 3]);
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const uint4 upper = a[half][0], lower = a[half][1];
-        const uint32_t operand[4] = {step == 0 ? upper.x : upper.z, step == 0 ? lower.x : lower.z,
-                                     step == 0 ? upper.y : upper.w, step == 0 ? lower.y : lower.w};
-        ptx::mma_f16(rests[half], operand, b0.rest, b1.rest);
-        ptx::mma_f16(sums[half], operand, b0.most, b1.most);
-      }
-    }
-  }
-  // The parts of k meet in the ring, in their order.
-  ptx::copy_async_wait_group<0>();
-  __syncthreads();
-  auto* const of_parts = reinterpret_cast<float4*>(memory);  // [part - 1][warp][half][sums, rests][lane]
-  const auto place = [&](int of, int half, int which) {
-    return ((((of - 1) * kWarps + of_part) * kHalves + half) * 2 + which) * 32 + lane;
-  };
-  if (part > 0) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const float(&v)[4] = sums[half];
-      const float(&r)[4] = rests[half];
-      of_parts[place(part, half, 0)] = make_float4(v[0], v[1], v[2], v[3]);
-      of_parts[place(part, half, 1)] = make_float4(r[0], r[1], r[2], r[3]);
-    }
-  }
-  __syncthreads();
-  if (part > 0) return;
-#pragma unroll
-  for (int of = 1; of < kParts; ++of) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const float4 v = of_parts[place(of, half, 0)], r = of_parts[place(of, half, 1)];
-      const float more[4] = {v.x, v.y, v.z, v.w}, left[4] = {r.x, r.y, r.z, r.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[half][i] += more[i];
-        rests[half][i] += left[i];
+          for (int half = 0; half < kHalves; ++half) {
+            const uint4 upper = now.eight[half][0], lower = now.eight[half][1];
+            const uint32_t operand[4] = {step == 0 ? upper.x : upper.z, step == 0 ? lower.x : lower.z,
+                                         step == 0 ? upper.y : upper.w, step == 0 ? lower.y : lower.w};
+            ptx::mma_f16(rests[half][tile + t], operand, b0.rest, b1.rest);
+            ptx::mma_f16(sums[half][tile + t], operand, b0.most, b1.most);
+          }
+        }
       }
     }
   }
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = first_row + (half0 + half) * 16 + i / 2 * 8 + group;
-      const int expert = first_expert + tile * 8 + column * 2 + i % 2;
+    for (int t = 0; t < kTiles; ++t) {
+      float v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = fmaf(rests[half][t][i], 1.0f / kRouteRestScale, sums[half][t][i]);
+      of_warps[((warp * kHalves + half) * kTiles + t) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kTiles * kHalves / kRouteManyWarps; ++i) {
+    const int at = i * kRouteManyWarps + warp, half = at / kTiles, t = at % kTiles;
+    float sum[4] = {};
+#pragma unroll
+    for (int w = 0; w < kRouteManyWarps; ++w) {
+      const float4 part = of_warps[((w * kHalves + half) * kTiles + t) * 32 + lane];
+      sum[0] += part.x;
+      sum[1] += part.y;
+      sum[2] += part.z;
+      sum[3] += part.w;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = first_row + half * 16 + j / 2 * 8 + group, expert = first_expert + t * 8 + column * 2 + j % 2;
       if (row >= p.rows) continue;
-      const float logit = fmaf(rests[half][i], 1.0f / kRouteRestScale, sums[half][i]);
       if (expert < p.routes.experts) {
-        p.logits[int64_t{row} * p.routes.experts + expert] = logit;
+        p.logits[int64_t{row} * p.routes.experts + expert] = sum[j];
       } else if (expert < all) {
-        p.shared_weight[row] = 1.0f / (1.0f + expf(-logit));
+        p.shared_weight[row] = 1.0f / (1.0f + expf(-sum[j]));
       }
     }
   }
@@ -422,9 +384,8 @@ const void* route_logits_function(int rows) {
 const void* route_logits_row_function() { return reinterpret_cast<const void*>(&route_logits_row_kernel); }
 const void* choose_experts_function() { return reinterpret_cast<const void*>(&choose_experts_kernel); }
 const void* route_logits_many_function(int experts) {
-  return experts == 128  ? reinterpret_cast<const void*>(&route_logits_many_kernel<128>)
-         : experts == 64 ? reinterpret_cast<const void*>(&route_logits_many_kernel<64>)
-                         : reinterpret_cast<const void*>(&route_logits_many_kernel<32>);
+  return experts == 64 ? reinterpret_cast<const void*>(&route_logits_many_kernel<8>)
+                       : reinterpret_cast<const void*>(&route_logits_many_kernel<4>);
 }
 const void* route_few_function() { return reinterpret_cast<const void*>(&route_few_kernel); }
 

@@ -106,7 +106,7 @@ Status run(const ChatFlags& flags) {
         interrupt.flag());
     fmt::print("\n");
     if (!answer.ok()) {
-      fmt::print(stderr, "nestedfp: error: {}\n", answer.error().message);
+      fmt::print(stderr, "nestedfp: error: {}\n", naming_flags(answer.error()).message);
       if (answer.error().code == ErrorCode::kInvalidInput) fmt::print(stderr, "(/reset starts a new conversation)\n");
       continue;
     }

@@ -1,5 +1,6 @@
 #include "flags.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "backend/devices/devices.h"
@@ -217,8 +218,40 @@ void SamplingFlags::add_to(CLI::App& app, const SamplingParams& fallback) {
 }
 
 Status SamplingFlags::check() const {
-  const auto made = value({});
-  return made.ok() ? ok_status() : Status(made.error());
+  NFP_ASSIGN_OR_RETURN(const SamplingParams made, value({}));
+  constexpr int32_t kAnyToken = 0, kMost = INT32_MAX;  // the model's vocabulary and context bound more
+  if (const auto bad = validate({&kAnyToken, 1}, made, {kMost, kMost})) {
+    return naming_flags({ErrorCode::kUsage, bad->message});
+  }
+  return ok_status();
+}
+
+Error naming_flags(Error of_request) {
+  // "stop" is a word too: it is the field where the message begins with it.
+  constexpr std::string_view kFields[] = {"temperature",
+                                          "top_k",
+                                          "top_p",
+                                          "min_p",
+                                          "repetition_penalty",
+                                          "presence_penalty",
+                                          "max_tokens",
+                                          "min_tokens",
+                                          "frequency_penalty",
+                                          "stop_token_ids"};
+  const auto flag = [](std::string_view field) {
+    std::string name = "--" + std::string(field);
+    std::replace(name.begin(), name.end(), '_', '-');
+    return name;
+  };
+  std::string& text = of_request.message;
+  if (text.starts_with("stop:")) text.insert(0, "--");
+  for (const std::string_view field : kFields) {
+    const std::string name = flag(field);
+    for (size_t at = 0; (at = text.find(field, at)) != std::string::npos; at += name.size()) {
+      text.replace(at, field.size(), name);
+    }
+  }
+  return of_request;
 }
 
 Result<SamplingParams> SamplingFlags::value(const SamplingDefaults& model) const {

@@ -78,7 +78,7 @@ struct SamplingFlags {
 
   // `fallback`: for models that say nothing of how they are to be sampled.
   void add_to(CLI::App& app, const SamplingParams& fallback);
-  // What can be wrong before the model is there.
+  // What can be wrong before the model is there. Errors name the flag.
   Status check() const;
   // What was given; else what the model says; else, where it says nothing at all, the fallback.
   Result<SamplingParams> value(const SamplingDefaults& model) const;
@@ -90,6 +90,9 @@ struct SamplingFlags {
   CLI::Option* min_p_ = nullptr;
   CLI::Option* repetition_penalty_ = nullptr;
 };
+
+// An error of the engine's about a request, whose fields it names ("top_p is 7; ..."), with the flags that set them.
+Error naming_flags(Error of_request);
 
 // "1.23 GiB"
 std::string human_bytes(uint64_t bytes);

@@ -113,7 +113,9 @@ Status run(const GenerateFlags& flags) {
   const InterruptScope interrupt;
   GenerationCallback show;
   if (!flags.json) show = [&](const RequestOutput& output) { printer(output); };
-  NFP_ASSIGN_OR_RETURN(const Generation g, generate(*engine.engine, std::move(request), show, interrupt.flag()));
+  const auto generated = generate(*engine.engine, std::move(request), show, interrupt.flag());
+  if (!generated.ok()) return naming_flags(generated.error());
+  const Generation& g = *generated;
   if (flags.json) {
     print_json(flags, *loaded, g, *sampling.seed);
     return ok_status();

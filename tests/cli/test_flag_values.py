@@ -48,6 +48,24 @@ class FlagValues(unittest.TestCase):
                 for value in ["7x", "1.5.5GB", "-1GB", "99999999999999999999GB"]:
                     self.refuse(["serve"], flag, value)
 
+    def test_sampling(self):
+        # The engine checks these for the API too, by the names of its fields; here the flags are named.
+        for flag, value in [("--temperature", "-1"), ("--top-k", "-2"), ("--top-p", "7"), ("--min-p", "2"),
+                            ("--repetition-penalty", "0"), ("--presence-penalty", "3"), ("--frequency-penalty", "-3"),
+                            ("--min-tokens", "-1"), ("--stop-token-ids", "-1")]:
+            for verb in ["generate", "chat"]:
+                # Before the model is there: this one is not.
+                words = [verb, "/nowhere", *(["-p", "a"] if verb == "generate" else []), f"{flag}={value}"]
+                said = failure(*words, code=2, timeout=30)
+                self.assertIn(flag, said)
+                self.assertNotRegex(said, "[a-z]_[a-z]", words)
+        said = failure("generate", "/nowhere", "-p", "a", "-n", "3", "--min-tokens", "4", code=2, timeout=30)
+        self.assertIn("--min-tokens is 4; it must be at most --max-tokens", said)
+        self.assertIn("--max-tokens is 9999, but the prompt", failure("generate", F16_MODEL, "-p", "a", "-n", "9999"))
+        self.assertIn("--stop-token-ids: token id 9999999 ", failure("generate", F16_MODEL, "-p", "a", "--stop-token-ids", "9999999"))
+        said = run("chat", F16_MODEL, "-n", "9999", stdin="hello\n")[1]
+        self.assertNotIn("max_tokens", said)
+
     def test_texts(self):
         self.assertIn("--served-model-name", failure("serve", F16_MODEL, "--served-model-name", b"\xff", code=2, timeout=30))
         self.refuse(["serve"], "--max-connections", "0")  # nobody could connect

@@ -59,14 +59,17 @@ __global__ __launch_bounds__(kAssignThreads, 1) void assign_kernel(const AssignP
   const int count = static_cast<int>(p.rows) * (top / kIds);
   const int run = (count + kWarps * 32 - 1) / (kWarps * 32) * 32;
   const int begin = min(warp * run, count), end = min(begin + run, count);
-  int before = 0, own = 0;
-  bool none = false;
-  for (int base = begin; base < end; base += kAtOnce * 32) {
-    Piece ids[kAtOnce];
+  const auto read = [&](int base, Piece(&ids)[kAtOnce]) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) ids[i].load(p, base + i * 32 + lane, end);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) ids[i].find(p, base + i * 32 + lane, end);
+  };
+  int before = 0, own = 0;
+  bool none = false;
+  for (int base = begin; base < end; base += kAtOnce * 32) {
+    Piece ids[kAtOnce];
+    read(base, ids);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
@@ -107,10 +110,7 @@ __global__ __launch_bounds__(kAssignThreads, 1) void assign_kernel(const AssignP
   }
   for (int base = begin; warp_own > 0 && base < end; base += kAtOnce * 32) {
     Piece ids[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) ids[i].load(p, base + i * 32 + lane, end);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) ids[i].find(p, base + i * 32 + lane, end);
+    read(base, ids);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       int here = 0;

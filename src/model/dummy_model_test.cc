@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/atomic_file.h"
@@ -89,6 +90,48 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
       }
       EXPECT_GT(squares, 0.1);
     }
+  }
+}
+
+// Another source's tensors, but for one in FP32 that begins with a number of the test's.
+class Spoiled final : public ModelSource {
+ public:
+  Spoiled(const ModelSource& of, std::string tensor, float number)
+      : ModelSource(of.kind(), of.path()), of_(of), tensor_(std::move(tensor)), number_(number) {
+    config_json_ = of.config_json();
+    for (TensorInfo one : of.tensors()) {
+      if (one.name == tensor_) one.dtype = DType::kF32;
+      add_tensor(std::move(one));
+    }
+  }
+  Status read_rows(const TensorInfo& tensor, int64_t first, int64_t count, std::byte* out) const override {
+    if (tensor.name != tensor_) return of_.read_rows(*of_.find(tensor.name), first, count, out);
+    std::vector<float> rows(static_cast<size_t>(count * tensor.row_elements()), 0.01f);
+    if (first == 0) rows[0] = number_;
+    std::memcpy(out, rows.data(), rows.size() * sizeof(float));
+    return ok_status();
+  }
+  void release(const TensorInfo& tensor) const override { of_.release(*of_.find(tensor.name)); }
+
+ private:
+  const ModelSource& of_;
+  const std::string tensor_;
+  const float number_;
+};
+
+TEST_F(DummyModel, RoutersBeyondFp16AreRefusedByName) {
+  write_config("Qwen2Moe", R"(, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                               "shared_expert_intermediate_size": 40)");
+  const auto source = open_dummy_model(folder_, 1);
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  for (const auto& [tensor, number] : {std::pair{"model.layers.1.mlp.gate.weight", 65505.0f},
+                                       {"model.layers.0.mlp.shared_expert_gate.weight", -1e6f}}) {
+    ASSERT_TRUE((*source)->has(tensor)) << tensor;
+    const auto logits = run(Spoiled(**source, tensor, number), Precision::kFp16);
+    ASSERT_FALSE(logits.ok()) << tensor;
+    EXPECT_NE(logits.error().message.find(tensor), std::string::npos) << logits.error().message;
+    EXPECT_NE(logits.error().message.find("at most 65504"), std::string::npos) << logits.error().message;
+    EXPECT_TRUE(run(Spoiled(**source, tensor, 65504.0f), Precision::kFp16).ok());
   }
 }
 

@@ -1,6 +1,7 @@
 #include "model/weight_loader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -166,7 +167,7 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
   return linear;
 }
 
-Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float offset, float scale) {
+Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float offset, float scale, float most) {
   const std::string full = name + ".weight";
   const TensorInfo* tensor = source_.find(full);
   if (tensor == nullptr) {
@@ -180,6 +181,11 @@ Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float
   std::vector<float> values(static_cast<size_t>(size));
   NFP_RETURN_IF_ERROR(source_.read_f32(full, values));
   for (float& value : values) value = (value + offset) * scale;
+  const auto bad = std::find_if(values.begin(), values.end(), [most](float v) { return std::abs(v) > most; });
+  if (bad != values.end()) {
+    return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has the number {} at {}, where at most {} can be used",
+                 source_.path(), full, *bad, bad - values.begin(), most);
+  }
   tell(full);
   NFP_ASSIGN_OR_RETURN(Buffer buffer, backend_.allocate(values.size() * sizeof(float)));
   NFP_RETURN_IF_ERROR(backend_.upload(buffer.data(), values.data(), buffer.bytes()));

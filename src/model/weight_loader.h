@@ -1,6 +1,7 @@
 // From the tensors of a checkpoint to a model in a backend.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -37,8 +38,9 @@ class WeightLoader {
   // kInterleave takes two matrices, or one that holds all rows of the first and then of the second.
   Result<Linear> linear(GemmType type, int32_t layer, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                         bool bias, RowOrder order = RowOrder::kConcat);
-  // (NAME.weight + offset) * scale in device memory as FP32.
-  Result<Buffer> vector(const std::string& name, int64_t size, float offset = 0.0f, float scale = 1.0f);
+  // (NAME.weight + offset) * scale in device memory as FP32. An error where a number is beyond `most`.
+  Result<Buffer> vector(const std::string& name, int64_t size, float offset = 0.0f, float scale = 1.0f,
+                        float most = FLT_MAX);
 
   Backend& backend() { return backend_; }
 

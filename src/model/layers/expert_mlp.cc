@@ -3,6 +3,8 @@
 namespace nfp {
 namespace {
 
+constexpr float kLargestFp16 = 65504.0f;
+
 std::byte* row_of(const Backend& backend, const Buffer& buffer, int64_t row, int64_t features) {
   return buffer.as<std::byte>() + static_cast<size_t>(row * features) * size_of(backend.activation_dtype());
 }
@@ -17,8 +19,9 @@ Status ExpertMlp::load(WeightLoader& weights, const ModelConfig& config, int32_t
   renormalise = experts.renormalise;
   activation = config.activation;
   has_shared = experts.shared_intermediate > 0;
-  NFP_ASSIGN_OR_RETURN(router,
-                       weights.vector(family.name(TensorRole::kRouter, layer), int64_t{experts.count} * config.hidden));
+  // A GPU multiplies its numbers, and the gate's, as two of FP16 each.
+  NFP_ASSIGN_OR_RETURN(router, weights.vector(family.name(TensorRole::kRouter, layer),
+                                              int64_t{experts.count} * config.hidden, 0.0f, 1.0f, kLargestFp16));
   const auto count = static_cast<size_t>(experts.count);
   gate_up.resize(count);
   down.resize(count);
@@ -38,7 +41,8 @@ Status ExpertMlp::load(WeightLoader& weights, const ModelConfig& config, int32_t
     down_weights[e] = down[e].weight.get();
   }
   if (!has_shared) return ok_status();
-  NFP_ASSIGN_OR_RETURN(shared_gate, weights.vector(family.name(TensorRole::kSharedRouter, layer), config.hidden));
+  NFP_ASSIGN_OR_RETURN(shared_gate, weights.vector(family.name(TensorRole::kSharedRouter, layer), config.hidden, 0.0f,
+                                                   1.0f, kLargestFp16));
   return shared.load(weights, config, layer, Block::kShared);
 }
 

@@ -9,10 +9,6 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http/message.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/rfc7230.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
@@ -21,6 +17,7 @@
 #include <optional>
 
 #include "base/log.h"
+#include "server/http/request_reader.h"
 
 namespace nfp::http {
 namespace asio = boost::asio;
@@ -34,10 +31,7 @@ namespace {
 constexpr size_t kSmallRead = 2u << 10;  // thousands of connections wait in such a read
 constexpr size_t kBodyRead = 64u << 10;
 constexpr size_t kKeptCapacity = 16u << 10;  // of a connection's emptied buffers
-constexpr size_t kMaxUnparsed = 128u << 10;  // bytes without one complete element (a chunk header, a trailer)
 constexpr size_t kMaxAhead = 1u << 20;       // of later requests that are read while one is answered
-
-std::string_view view(beast::string_view s) { return {s.data(), s.size()}; }
 
 void append_header(std::string& out, std::string_view name, std::string_view value) {
   out.append(name).append(": ");
@@ -45,41 +39,6 @@ void append_header(std::string& out, std::string_view name, std::string_view val
     if (c != '\r' && c != '\n' && c != '\0') out.push_back(c);
   }
   out.append("\r\n");
-}
-
-// What makes the message's length doubtful: two servers in a row might see different requests in it (RFC 9112, 6.3 and
-// 11.2). Empty = nothing.
-std::string_view framing_fault(const Request& request, beast::string_view target, bool http_1_0) {
-  if (std::any_of(target.begin(), target.end(), [](char c) { return c <= ' ' || c > '~'; })) {
-    return "the target has characters that must be written with %";
-  }
-  const size_t encodings = request.count("Transfer-Encoding");
-  if (encodings > 0 && request.count("Content-Length") > 0) {
-    return "both Transfer-Encoding and Content-Length are given";
-  }
-  if (encodings > 0 && http_1_0) return "Transfer-Encoding is not of HTTP/1.0";
-  if (encodings > 0 && (encodings > 1 || !equal_ignoring_case(request.header("Transfer-Encoding"), "chunked"))) {
-    return "the Transfer-Encoding must be 'chunked' and nothing else";
-  }
-  if (request.count("Content-Length") > 1) return "Content-Length is given more than once";
-  // Beast takes a list whose numbers are all the same, as in "3, 03"; others read the first, or refuse it.
-  const std::string_view length = request.header("Content-Length");
-  if (std::any_of(length.begin(), length.end(), [](char c) { return c < '0' || c > '9'; })) {
-    return "the Content-Length must be a number and nothing else";
-  }
-  const size_t hosts = request.count("Host");
-  if (hosts > 1) return "Host is given more than once";
-  if (hosts == 0 && !http_1_0) return "Host is missing";
-  return {};
-}
-
-// Whether any Connection field says "close"; Beast's parser forgets one that follows an "upgrade".
-bool asks_to_close(const Request& request) {
-  for (const Header& header : request.headers) {
-    if (!equal_ignoring_case(header.name, "Connection")) continue;
-    if (beast::http::token_list(header.value).exists("close")) return true;
-  }
-  return false;
 }
 
 // Bytes that the kernel holds and the client has not taken. It asks us for more only when much of that is gone, which
@@ -129,7 +88,6 @@ class Session final : public std::enable_shared_from_this<Session> {
 
  private:
   enum class Phase { kIdle, kHeader, kBody, kAnswering, kLingering };
-  using Parser = beast::http::request_parser<beast::http::string_body>;
 
   asio::awaitable<bool> read_some();
   asio::awaitable<bool> read_ahead();
@@ -143,9 +101,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void end_answer();
   void abort_connection();
   void set_phase(Phase phase, std::chrono::milliseconds allowed);
-  Request take_head(const Parser& parser) const;
-  std::optional<Response> check_head(const Parser& parser);
-  Response malformed(const error_code& ec) const;
+  Request take_head(const RequestReader& reader);
 
   tcp::socket socket_;
   asio::steady_timer wake_;             // cancelled to wake the coroutine
@@ -241,125 +197,64 @@ asio::awaitable<bool> Session::read_ahead() {
   co_return !ec && n > 0 && !closed_ && buffer_.size() <= kMaxAhead && ahead_.resize(buffer_.size());
 }
 
-Request Session::take_head(const Parser& parser) const {
-  const auto& message = parser.get();
-  Request request;
-  request.method = std::string(view(message.method_string()));
-  std::string_view target = view(message.target());
-  // The absolute form, as clients write it to proxies (RFC 9112, 3.2.2): its authority counts, not Host's.
-  std::string_view authority;
-  for (const std::string_view scheme : {"http://", "https://"}) {
-    if (!equal_ignoring_case(target.substr(0, scheme.size()), scheme)) continue;
-    authority = target.substr(scheme.size());
-    const size_t end = authority.find_first_of("/?");
-    target = end == std::string_view::npos ? "/" : authority.substr(end);
-    authority = authority.substr(0, end);
-    break;
-  }
-  const size_t question = target.find('?');
-  request.path = std::string(target.substr(0, question));
-  if (question != std::string_view::npos) request.query = std::string(target.substr(question + 1));
-  for (const auto& field : message) {
-    request.headers.push_back({std::string(view(field.name_string())), std::string(view(field.value()))});
-    if (!authority.empty() && field.name() == beast::http::field::host) request.headers.back().value = authority;
-  }
-  if (request.path.empty()) request.path = "/";
-  request.peer = peer_;
-  return request;
-}
-
-// Takes from a complete head what the connection goes by. What to answer at once, if anything.
-std::optional<Response> Session::check_head(const Parser& parser) {
-  keep_alive_ = parser.get().keep_alive() && !*context_.draining;
-  http_1_0_ = parser.get().version() < 11;
-  head_only_ = parser.get().method() == beast::http::verb::head;
-  const Request head = take_head(parser);
+// Takes from a complete head what the connection goes by.
+Request Session::take_head(const RequestReader& reader) {
+  keep_alive_ = reader.keep_alive() && !*context_.draining;
+  http_1_0_ = reader.http_1_0();
+  Request head = reader.head();
+  head.peer = peer_;
+  head_only_ = head.method == "HEAD";
   method_ = head.method;
   path_ = head.path;
   arrived_ = Clock::now();
-  if (asks_to_close(head)) keep_alive_ = false;
-  if (const std::string_view fault = framing_fault(head, parser.get().target(), http_1_0_); !fault.empty()) {
-    return context_.handler->protocol_error(400, fault);
-  }
-  return context_.handler->check_head(head);
-}
-
-Response Session::malformed(const error_code& ec) const {
-  const ServerOptions& options = *context_.options;
-  if (ec == beast::http::error::header_limit) {
-    return context_.handler->protocol_error(
-        431, fmt::format("the headers are larger than {} bytes", options.max_header_bytes));
-  }
-  if (ec == beast::http::error::body_limit) {
-    return context_.handler->protocol_error(413,
-                                            fmt::format("the body is larger than {} bytes", options.max_body_bytes));
-  }
-  return context_.handler->protocol_error(400, "malformed HTTP request: " + ec.message());
+  return head;
 }
 
 // Reads one request and hands it over. False when the connection is to be closed.
 asio::awaitable<bool> Session::read_request() {
   const ServerOptions& options = *context_.options;
-  Parser parser;
-  parser.eager(false);
-  parser.header_limit(options.max_header_bytes);
-  parser.body_limit(options.max_body_bytes);
-  // Some take white space between a chunk's size and its extension, and some do not.
-  auto on_chunk = [](uint64_t, beast::string_view extensions, error_code& ec) {
-    if (!extensions.empty() && extensions.front() != ';') ec = beast::http::error::bad_chunk_extension;
-  };
-  parser.on_chunk_header(on_chunk);
+  RequestReader reader(options);
   ByteLease lease(context_.budget);
   ahead_.resize(0);
   method_.clear();
   path_.clear();
   set_phase(Phase::kIdle, options.idle_timeout);
 
-  bool head_seen = false;
-  while (!parser.is_done()) {
-    error_code ec;
-    size_t used = 0;
+  while (!reader.done()) {
+    const bool head_seen = reader.head_done();
     if (buffer_.size() > 0) {
       if (phase_ == Phase::kIdle) set_phase(Phase::kHeader, options.header_timeout);
-      used = parser.put(buffer_.data(), ec);
-      buffer_.consume(used);
+      buffer_.consume(reader.put({static_cast<const char*>(buffer_.data().data()), buffer_.size()}));
     }
-    if (!ec && parser.is_header_done() && !head_seen) {
-      head_seen = true;
-      if (auto refusal = check_head(parser)) {
+    const bool head_came = reader.head_done() && !head_seen;
+    const Request head = head_came ? take_head(reader) : Request();
+    if (reader.fault()) {
+      // The head may be incomplete, so its wish is unknown.
+      if (!reader.head_done()) head_only_ = false;
+      answer_early(context_.handler->protocol_error(reader.fault()->status, reader.fault()->message));
+      co_return false;
+    }
+    if (head_came) {
+      if (auto refusal = context_.handler->check_head(head)) {
         answer_early(std::move(*refusal));
         co_return false;
       }
-      parser.eager(true);
       set_phase(Phase::kBody, options.body_timeout);
-      if (!parser.is_done() && beast::iequals(parser.get()["Expect"], "100-continue")) {
+      if (reader.expects_continue()) {
         out_.append("HTTP/1.1 100 Continue\r\n\r\n");
         flush();
       }
       continue;
     }
-    if (ec && ec != beast::http::error::need_more) {
-      // The head may be incomplete, so its wish is unknown.
-      if (!head_seen) head_only_ = false;
-      answer_early(malformed(ec));
-      co_return false;
-    }
-    if (head_seen && !lease.resize(parser.get().body().size())) {
+    if (reader.head_done() && !lease.resize(reader.body_bytes())) {
       answer_early(context_.handler->protocol_error(429, "the server holds as many bytes of requests as it may"));
       co_return false;
     }
-    if (parser.is_done()) break;
-    if (ec == beast::http::error::need_more || buffer_.size() == 0 || used == 0) {
-      if (buffer_.size() > kMaxUnparsed) {
-        answer_early(context_.handler->protocol_error(400, "malformed HTTP request: a chunk header has no end"));
-        co_return false;
-      }
-      if (!co_await read_some() || close_after_) co_return false;
-    }
+    if (!reader.done() && (!co_await read_some() || close_after_)) co_return false;
   }
   if (buffer_.size() == 0) buffer_.shrink_to_fit();
-  Request request = take_head(parser);
-  request.body = std::move(parser.get().body());
+  Request request = reader.take();
+  request.peer = peer_;
   request.lease = std::move(lease);
   dispatch(std::move(request));
   co_return true;

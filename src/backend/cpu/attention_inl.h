@@ -8,6 +8,9 @@
 #include "backend/cpu/math_inl.h"
 #include "backend/cpu/vector_ops_inl.h"
 
+// Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
+// definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
+// NOLINTBEGIN(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)
 namespace nfp {
 namespace {
 
@@ -315,3 +318,4 @@ void attention_merge(const AttentionTask& task, const float* const* states, int3
 
 }  // namespace
 }  // namespace nfp
+// NOLINTEND(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)

@@ -33,7 +33,8 @@ class Model {
     const int64_t blocks = static_cast<int64_t>(lengths_.size()) * table_width_;
     cache_ = CpuKvCache::create({2, shape.kv_heads, shape.head_dim, shape.block_size, blocks, shape.dtype}).value();
     Random random(seed);
-    for (const int length : lengths_) inputs.push_back(random.normals(static_cast<size_t>(length * width)));
+    for (const int length : lengths_)
+      inputs.push_back(random.normals(static_cast<size_t>(length) * static_cast<size_t>(width)));
     norm_ = random.normals(static_cast<size_t>(shape.head_dim));
     for (int p = 0; p < longest_; ++p) {
       for (const bool sine : {false, true}) {
@@ -66,7 +67,7 @@ class Model {
     for (const Chunk& chunk : chunks) {
       const auto s = static_cast<size_t>(chunk.sequence);
       for (int t = chunk.first; t < chunk.first + chunk.count; ++t) {
-        qkv.insert(qkv.end(), inputs[s].begin() + t * width, inputs[s].begin() + (t + 1) * width);
+        qkv.insert(qkv.end(), inputs[s].begin() + int64_t{t} * width, inputs[s].begin() + int64_t{t + 1} * width);
         positions.push_back(t);
         slots.push_back(
             block_table_[s * static_cast<size_t>(table_width_) + static_cast<size_t>(t / shape_.block_size)] *
@@ -115,7 +116,7 @@ class Model {
     size_t token = 0;
     for (const Chunk& chunk : chunks) {
       std::copy_n(out.begin() + static_cast<ptrdiff_t>(token) * out_width, chunk.count * out_width,
-                  outputs[static_cast<size_t>(chunk.sequence)].begin() + chunk.first * out_width);
+                  outputs[static_cast<size_t>(chunk.sequence)].begin() + int64_t{chunk.first} * out_width);
       token += static_cast<size_t>(chunk.count);
     }
   }
@@ -126,7 +127,8 @@ class Model {
     const int length = lengths_[static_cast<size_t>(sequence)];
     const std::vector<float>& in = inputs[static_cast<size_t>(sequence)];
     const auto head = [&](int t, int h, bool rotate) {
-      std::vector<double> x(in.begin() + t * width + h * d, in.begin() + t * width + (h + 1) * d);
+      std::vector<double> x(in.begin() + int64_t{t} * width + int64_t{h} * d,
+                            in.begin() + int64_t{t} * width + int64_t{h + 1} * d);
       if (!rotate) return x;
       if (shape_.qk_norm) {
         double sum = 0;
@@ -294,12 +296,13 @@ TEST(Attention, SplitPartitionsMergeToTheWhole) {
     for (size_t i = 0; i < cache->bytes() / 2; ++i) keys[i] = fp32_to_fp16(random.normal());
     std::vector<int32_t> blocks(100);
     for (int i = 0; i < 100; ++i) blocks[static_cast<size_t>(i)] = i;
-    const std::vector<float> q = random.normals(3 * 64);
-    std::vector<float> whole(3 * 64), merged(3 * 64, -1.0f);
+    const std::vector<float> q = random.normals(int64_t{3} * 64);
+    std::vector<float> whole(int64_t{3} * 64), merged(int64_t{3} * 64, -1.0f);
     std::vector<float> scratch(attention_scratch_floats(64));
     const auto task_into = [&](std::vector<float>& out, std::vector<QueryRow>& rows) {
       rows.clear();
-      for (int r = 0; r < 3; ++r) rows.push_back({q.data() + r * 64, out.data() + r * 64, r * 500, 1550 + r * 20});
+      for (int r = 0; r < 3; ++r)
+        rows.push_back({q.data() + int64_t{r} * 64, out.data() + int64_t{r} * 64, r * 500, 1550 + r * 20});
       AttentionTask task;
       task.layer = cache->layer(0);
       task.blocks = blocks.data();
@@ -319,6 +322,7 @@ TEST(Attention, SplitPartitionsMergeToTheWhole) {
       states.emplace_back(attention_state_floats(3, 64));
       table->attention_partition(task, p, states.back().data());
     }
+    pointers.reserve(states.size());
     for (const auto& state : states) pointers.push_back(state.data());
     table->attention_merge(task, pointers.data(), 4);
     EXPECT_EQ(merged, whole) << table->name;

@@ -184,7 +184,7 @@ TEST(CpuBackend, FewRowsGiveWhatManyGive) {
       many.enqueue(9, precision);
       few.enqueue(3, precision);
       const std::vector<float> want = many.results(), got = few.results();  // in reverse order of the tokens
-      EXPECT_TRUE(std::equal(got.begin(), got.end(), want.end() - 3 * 50)) << name_of(precision);
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), want.end() - int64_t{3} * 50)) << name_of(precision);
       const std::vector<float> all_normed = download(*backend, many.normed), normed = download(*backend, few.normed);
       EXPECT_TRUE(std::equal(normed.begin(), normed.end(), all_normed.begin())) << name_of(precision);
       const std::vector<float> all_sums = download(*backend, many.x), sums = download(*backend, few.x);
@@ -371,10 +371,10 @@ TEST(CpuBackend, RoutesAreTheLikeliestExpertsSortedByExpert) {
   Random random(21);
   for (const auto& [experts, top, rows, hidden] : std::vector<std::array<int32_t, 4>>{
            {1, 1, 1, 1}, {4, 4, 3, 17}, {8, 2, 1, 64}, {8, 2, 37, 70}, {60, 4, 5, 128}, {512, 32, 9, 33}}) {
-    const std::vector<float> x = random.normals(static_cast<size_t>(rows * hidden));
-    std::vector<float> router = random.normals(static_cast<size_t>(experts * hidden));
+    const std::vector<float> x = random.normals(static_cast<size_t>(int64_t{rows} * hidden));
+    std::vector<float> router = random.normals(static_cast<size_t>(int64_t{experts} * hidden));
     // Two experts that are alike: the lower number is first.
-    if (experts > 1) std::copy_n(router.begin(), hidden, router.begin() + (experts - 1) * hidden);
+    if (experts > 1) std::copy_n(router.begin(), hidden, router.begin() + int64_t{experts - 1} * hidden);
     const std::vector<float> gate = random.normals(static_cast<size_t>(hidden));
     for (const bool renormalise : {false, true}) {
       std::vector<float> first_weights;
@@ -403,10 +403,11 @@ TEST(CpuBackend, RoutesAreTheLikeliestExpertsSortedByExpert) {
             double sum = 0, gate_sum = 0;
             const auto product = [&](const float* w) {
               double total = 0;
-              for (int32_t i = 0; i < hidden; ++i) total += double{x[static_cast<size_t>(r * hidden + i)]} * w[i];
+              for (int32_t i = 0; i < hidden; ++i)
+                total += double{x[static_cast<size_t>(int64_t{r} * hidden + i)]} * w[i];
               return total;
             };
-            for (int32_t e = 0; e < experts; ++e) scores.push_back(product(router.data() + e * hidden));
+            for (int32_t e = 0; e < experts; ++e) scores.push_back(product(router.data() + int64_t{e} * hidden));
             gate_sum = product(gate.data());
             EXPECT_NEAR(b.shared.as<float>()[r], 1 / (1 + std::exp(-gate_sum)), 1e-5);
             std::vector<int32_t> order(static_cast<size_t>(experts));
@@ -434,7 +435,7 @@ TEST(CpuBackend, RoutesAreTheLikeliestExpertsSortedByExpert) {
           for (int32_t e = 0; e < experts; ++e) {
             EXPECT_TRUE(std::is_sorted(row + start[e], row + start[e + 1], std::less_equal<>()));  // each row once
           }
-          const std::vector<float> weights(b.routes.weight, b.routes.weight + rows * top);
+          const std::vector<float> weights(b.routes.weight, b.routes.weight + int64_t{rows} * top);
           if (first_weights.empty()) first_weights = weights;
           EXPECT_EQ(weights, first_weights) << kernels << ", " << threads << " threads";
         }
@@ -494,8 +495,8 @@ TEST(CpuBackend, ExpertsComputeWhatLinearLayersDo) {
         route.routes = b.routes;
         route.logits = b.logits.as<float>();
         backend->route(route);
-        const Buffer wide = backend->allocate(static_cast<size_t>(rows * kTop * kWide) * 4).value();
-        const Buffer results = backend->allocate(static_cast<size_t>(rows * kTop * kIn) * 4).value();
+        const Buffer wide = backend->allocate(static_cast<size_t>(int64_t{rows} * kTop * kWide) * 4).value();
+        const Buffer results = backend->allocate(static_cast<size_t>(int64_t{rows} * kTop * kIn) * 4).value();
         const Buffer out = backend->allocate(static_cast<size_t>(rows * kIn) * 4).value();
         ExpertLinearArgs call;
         call.weights = gate_up_list.data();
@@ -556,9 +557,10 @@ TEST(CpuBackend, ExpertsComputeWhatLinearLayersDo) {
 TEST(CpuBackend, ANormMaySpanAllHeads) {
   Random random(23);
   constexpr int32_t kTokens = 5, kHeads = 3, kKvHeads = 2, kDim = 20;
-  constexpr size_t kWidth = (kHeads + 2 * kKvHeads) * kDim;
+  constexpr size_t kWidth = int64_t{kHeads + 2 * kKvHeads} * kDim;
   const std::vector<float> qkv = random.normals(kTokens * kWidth);
-  const std::vector<float> q_norm = random.normals(kHeads * kDim), k_norm = random.normals(kKvHeads * kDim);
+  const std::vector<float> q_norm = random.normals(int64_t{kHeads} * kDim),
+                           k_norm = random.normals(int64_t{kKvHeads} * kDim);
   const auto backend = make(2);
   const Buffer data = upload(*backend, qkv), dq = upload(*backend, q_norm), dk = upload(*backend, k_norm);
   const Buffer still = upload(*backend, {1.0f, 0.0f});
@@ -582,9 +584,9 @@ TEST(CpuBackend, ANormMaySpanAllHeads) {
   const std::vector<float> got = download(*backend, data);
   for (size_t t = 0; t < kTokens; ++t) {
     double squares = 0;
-    for (size_t i = 0; i < kHeads * kDim; ++i) squares += double{qkv[t * kWidth + i]} * qkv[t * kWidth + i];
+    for (size_t i = 0; i < int64_t{kHeads} * kDim; ++i) squares += double{qkv[t * kWidth + i]} * qkv[t * kWidth + i];
     const double factor = 1 / std::sqrt(squares / (kHeads * kDim) + args.norm_eps);
-    for (size_t i = 0; i < kHeads * kDim; ++i) {
+    for (size_t i = 0; i < int64_t{kHeads} * kDim; ++i) {
       const double want = qkv[t * kWidth + i] * factor * q_norm[i];
       EXPECT_NEAR(got[t * kWidth + i], want, 1e-6 * std::max(1.0, std::abs(want)));
     }
@@ -597,7 +599,7 @@ TEST(CpuBackend, KeysAndValuesBeyondFp16AreAnErrorThatNamesTheLayer) {
     for (const float large : {65504.0f, 65536.0f, -1e30f}) {
       for (const DType dtype : {DType::kF16, DType::kF32, DType::kF8E4M3}) {
         const auto backend = make(2);
-        std::vector<float> qkv(3 * kDim, 1.0f);
+        std::vector<float> qkv(int64_t{3} * kDim, 1.0f);
         qkv[where] = large;
         const Buffer data = upload(*backend, qkv), still = upload(*backend, {1.0f, 0.0f});
         const auto cache = backend->make_kv_cache({5, 1, kDim, 16, 1, dtype}).value();

@@ -16,6 +16,9 @@
 #define NFP_UNROLL _Pragma("GCC unroll 24")
 #endif
 
+// Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
+// definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
+// NOLINTBEGIN(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)
 namespace nfp {
 namespace {
 
@@ -328,6 +331,7 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
       NFP_UNROLL for (int p = 0; p < P; ++p) Steps::mac_here(acc[p][m], value, weights[p]);
     }
   };
+  // NOLINTNEXTLINE(bugprone-branch-clone): the same only where M is 1
   constexpr int64_t kUnitValues = M > kPointerRows ? M : 1;  // of x
   const int64_t last = (units + kSteps - 1) / kSteps - 1;
   Lines here[P];
@@ -411,10 +415,10 @@ void direct_rows(const Panel* panels, const Upcoming& upcoming, const typename S
       return direct_tile<Steps, P, 3>(panels, upcoming, x, stride, units, out);
     case 4:
       return direct_tile<Steps, P, 4>(panels, upcoming, x, stride, units, out);
-#define NFP_CASE(n)                                                        \
-  case n:                                                                  \
-    if constexpr (n <= Steps::kMostDirectRows && n <= most_direct_rows(P)) \
-      direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out);   \
+#define NFP_CASE(n)                                                            \
+  case n:                                                                      \
+    if constexpr ((n) <= Steps::kMostDirectRows && (n) <= most_direct_rows(P)) \
+      direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out);       \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
@@ -541,9 +545,9 @@ void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, Block blo
       return tile<Steps, 3, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead);
     case 4:
       return tile<Steps, 4, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead);
-#define NFP_CASE(n)                                                                                            \
-  case n:                                                                                                      \
-    if constexpr (n <= kTileRows) tile<Steps, n, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead); \
+#define NFP_CASE(n)                                                                                              \
+  case n:                                                                                                        \
+    if constexpr ((n) <= kTileRows) tile<Steps, n, N>(x, x_stride, block, units, acc, acc_stride, fresh, ahead); \
     return;
       NFP_CASE(5)
       NFP_CASE(6)
@@ -767,3 +771,4 @@ void linear(const LinearTask& task) {
 
 }  // namespace
 }  // namespace nfp
+// NOLINTEND(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)

@@ -198,7 +198,7 @@ TEST(Linear, W8A8IsTheSameOnEveryTableButThatOfFp16Pairs) {
   Random random(4);
   const Parts parts = make_parts({Storage::kNested}, {100}, 260, RowOrder::kConcat, false, random);
   const auto weight = pack(parts);
-  const std::vector<float> x = random.normals(9 * 260);
+  const std::vector<float> x = random.normals(int64_t{9} * 260);
   const std::vector<float> want = run_linear(scalar_kernels(), *weight, x, 9, Precision::kFp8W8A8);
   for (const KernelTable* table : runnable_tables()) {
     if (table->pairs == PairArithmetic::kFp16) continue;
@@ -231,13 +231,13 @@ TEST(Linear, Fp16PairsAreWithinTheirBoundOfFp32) {
       // A rounding of each x and half a chunk's of the sums that it is in, each to the number's last bit or to that of
       // FP16's subnormals (2^-24 where the largest x is 2^7); then FP32's.
       const double unit = 0x1p-25 * largest / 0x1p7;
-      EXPECT_LE(std::fabs(error),
-                ((kHalfChunk / 2 + 1) * 0x1p-11 * 1.07 + 0x1p-19) * magnitudes + unit * (weights + k));
+      constexpr int64_t kRoundings = kHalfChunk / 2 + 1;
+      EXPECT_LE(std::fabs(error), (kRoundings * 0x1p-11 * 1.07 + 0x1p-19) * magnitudes + unit * (weights + k));
       errors += error * error;
     }
     // Of random signs: so many roundings whose variance is at most (2^-11)^2 / 3 of that of the chunk's products, and
     // thrice as much for chance.
-    EXPECT_LE(std::sqrt(errors), 3 * 0x1p-11 * std::sqrt(kHalfChunk / 2 / 3.0) * std::sqrt(squares));
+    EXPECT_LE(std::sqrt(errors), 3 * 0x1p-11 * std::sqrt(kHalfChunk / 2.0 / 3.0) * std::sqrt(squares));
   }
 }
 

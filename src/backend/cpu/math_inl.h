@@ -1,6 +1,9 @@
 // Elementary functions on Vec, in arithmetic that is the same on every path. Included after one simd_*.h.
 #pragma once
 
+// Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
+// definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
+// NOLINTBEGIN(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)
 namespace nfp {
 namespace {
 
@@ -43,3 +46,4 @@ inline Vec gelu_tanh(Vec x) {
 
 }  // namespace
 }  // namespace nfp
+// NOLINTEND(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)

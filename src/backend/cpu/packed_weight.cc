@@ -113,7 +113,7 @@ std::vector<PackedWeight::PanelSource> PackedWeight::lay_out(const LinearSpec& s
   for (size_t i = 0; i < half; ++i) {
     for (size_t part = 0; part < 2; ++part) {
       mixed.push_back(panels_[part * half + i]);
-      mixed.back().column = static_cast<int64_t>(2 * kPanelRows * i + part);
+      mixed.back().column = static_cast<int64_t>(int64_t{2} * kPanelRows * i + part);
       mixed.back().stride = 2;
       mixed_sources.push_back(sources[part * half + i]);
     }

@@ -24,7 +24,8 @@ struct Logits {
 // Candidates at or above a threshold, at least `wanted` of them where there are so many, in order of id. Steps down
 // from the maximum: a peaked row (the usual one) yields a short list after one or two passes.
 std::span<Candidate> gather(const Logits& logits, float maximum, float step, int32_t wanted, SampleScratch& scratch) {
-  for (float down = step; down < 64 * step; down *= 2) {
+  for (int steps = 1; steps < 64; steps *= 2) {
+    const float down = static_cast<float>(steps) * step;
     const int32_t count =
         logits.kernels.at_least(logits.x, logits.n, maximum - down, scratch.candidates.data(), logits.n);
     if (count >= wanted) return {scratch.candidates.data(), static_cast<size_t>(count)};
@@ -109,7 +110,8 @@ int32_t draw_from_all(const Logits& logits, float maximum, float factor, double 
   std::vector<float>& weights = scratch.weights;
   const int32_t blocks = (logits.n + kBlock - 1) / kBlock;
   const auto block_sum = [&](int32_t b) {
-    return logits.kernels.sum_exp(logits.x + b * kBlock, std::min(kBlock, logits.n - b * kBlock), maximum, factor);
+    return logits.kernels.sum_exp(logits.x + int64_t{b} * kBlock, std::min(kBlock, logits.n - b * kBlock), maximum,
+                                  factor);
   };
   for (int32_t b = 0; b < blocks; ++b) {
     const double sum = block_sum(b);

@@ -7,6 +7,9 @@
 
 #include "base/float_types.h"
 
+// Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
+// definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
+// NOLINTBEGIN(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)
 namespace nfp {
 namespace {
 
@@ -241,3 +244,4 @@ inline void unpack_upper_halves(const uint8_t* upper, Pairs w[2]) {
 
 }  // namespace
 }  // namespace nfp
+// NOLINTEND(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)

@@ -6,6 +6,9 @@
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/math_inl.h"
 
+// Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
+// definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
+// NOLINTBEGIN(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)
 namespace nfp {
 namespace {
 
@@ -256,3 +259,4 @@ int32_t at_least(const float* x, int32_t n, float threshold, Candidate* out, int
 
 }  // namespace
 }  // namespace nfp
+// NOLINTEND(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)

@@ -32,7 +32,7 @@ TEST(WorkPieces, EachIsDoneOnce) {
                 if (owner == last_owner && piece <= last) ascending = false;
                 last_owner = owner;
                 last = piece;
-                ++done[static_cast<size_t>(t * threads + owner)][static_cast<size_t>(piece)];
+                ++done[static_cast<size_t>(int64_t{t} * threads + owner)][static_cast<size_t>(piece)];
               });
           pool.barrier();
         }
@@ -41,7 +41,7 @@ TEST(WorkPieces, EachIsDoneOnce) {
       for (int t = 0; t < turns; ++t) {
         for (int owner = 0; owner < threads; ++owner) {
           for (int piece = 0; piece < 9; ++piece) {
-            const int times = done[static_cast<size_t>(t * threads + owner)][static_cast<size_t>(piece)];
+            const int times = done[static_cast<size_t>(int64_t{t} * threads + owner)][static_cast<size_t>(piece)];
             ASSERT_EQ(times, piece < count(t, owner) ? 1 : 0) << "run " << run << " turn " << t << " owner " << owner;
           }
         }

@@ -136,7 +136,7 @@ int choose_cluster(const AttentionCall& c, const Residency& device) {
     return rows <= device.clusters_of_16 ? 16 : 0;
   }
   const int cluster = rows <= 16 ? 8 : rows <= 32 ? 4 : 2;
-  return longest <= cluster * kBlockKeys && rows * cluster <= device.blocks ? cluster : 0;
+  return longest <= int64_t{cluster} * kBlockKeys && rows * cluster <= device.blocks ? cluster : 0;
 }
 
 // Warps with spans of their own: measured on an H200 with 16 to 256 sequences of 3, 4 and 8 KV heads.
@@ -297,7 +297,7 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < needed)
     return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes", needed);
   if (c.rotation.cos_sin != nullptr &&
-      (!can_rotate(c) || c.q_stride < (int64_t{c.heads} + 2 * c.kv_heads) * c.head_dim ||
+      (!can_rotate(c) || c.q_stride < (int64_t{c.heads} + int64_t{2} * c.kv_heads) * c.head_dim ||
        !aligned(c.rotation.cos_sin, 8) || !aligned(c.rotation.q_norm, 8) || !aligned(c.rotation.k_norm, 8)))
     return error(ErrorCode::kUsage,
                  "attention: rotation needs heads of 64 or 128, cache scales of 1, k and v behind q, and 8-byte "

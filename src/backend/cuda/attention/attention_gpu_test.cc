@@ -95,11 +95,11 @@ class Batch {
         }
       }
     }
-    q_stride_ = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+    q_stride_ = int64_t{shape.heads + 2 * shape.kv_heads} * shape.head_dim;
     q_.assign(static_cast<size_t>(query_start_.back()) * q_stride_, kNan);
     for (int token = 0; token < query_start_.back(); ++token) {
-      const int filled = shape.rotates ? q_stride_ : shape.heads * shape.head_dim;
-      for (int i = 0; i < filled; ++i) q_[int64_t{token} * q_stride_ + i] = number();
+      const int64_t filled = shape.rotates ? q_stride_ : int64_t{shape.heads} * shape.head_dim;
+      for (int64_t i = 0; i < filled; ++i) q_[int64_t{token} * q_stride_ + i] = number();
     }
     device_keys_ = std::make_unique<DeviceCopy<uint8_t>>(keys_);
     device_values_ = std::make_unique<DeviceCopy<uint8_t>>(values_);
@@ -134,7 +134,7 @@ class Batch {
     c.table_width = width_;
     c.first_sequence = first;
     c.sequences = sequences;
-    c.tokens = query_start_[static_cast<size_t>(first + sequences)] - query_start_[static_cast<size_t>(first)];
+    c.tokens = query_start_[static_cast<size_t>(int64_t{first} + sequences)] - query_start_[static_cast<size_t>(first)];
     return c;
   }
   // Only the arrays: another batch's contents at this one's addresses. Both have as many blocks and tokens.
@@ -238,7 +238,7 @@ class Batch {
           const uint16_t* q = &q_[int64_t{query_start_[s] + i} * q_stride_ + int64_t{head} * shape_.head_dim];
           std::vector<double> wide_q(shape_.head_dim);
           for (int d = 0; d < shape_.head_dim; ++d) wide_q[d] = fp16_to_fp32(q[d]);
-          scores.assign(static_cast<size_t>(position - from + 1), 0.0);
+          scores.assign(static_cast<size_t>(int64_t{position} - from + 1), 0.0);
           double top = -INFINITY, largest_sum = 0.0;
           for (int key = from; key <= position; ++key) {
             const float* k = &wide_keys_[cache_index(s, head / group, key)];
@@ -521,6 +521,7 @@ TEST_P(RotationGpu, SameAsAKernelBefore) {
   shape.rotates = true;
   std::vector<Sequence> few = {{1, 1}, {1, 16}, {1, 17}, {1, 700}, {1, 64}};
   std::vector<Sequence> many;
+  many.reserve(90);
   for (int i = 0; i < 90; ++i) many.push_back({1, 1 + (i * 37) % 200});
   std::vector<Sequence> padded = few, many_padded = many;
   padded.insert(padded.end(), 3, {1, 0});
@@ -533,8 +534,8 @@ TEST_P(RotationGpu, SameAsAKernelBefore) {
   for (int position = 0; position <= 3000; ++position) {
     for (int i = 0; i < shape.head_dim / 2; ++i) {
       const double angle = position * std::pow(10000.0, -2.0 * i / shape.head_dim);
-      table[static_cast<size_t>(position * shape.head_dim + i)] = static_cast<float>(std::cos(angle));
-      table[static_cast<size_t>(position * shape.head_dim + shape.head_dim / 2 + i)] =
+      table[static_cast<size_t>(int64_t{position} * shape.head_dim + i)] = static_cast<float>(std::cos(angle));
+      table[static_cast<size_t>(int64_t{position} * shape.head_dim + shape.head_dim / 2 + i)] =
           static_cast<float>(std::sin(angle));
     }
   }
@@ -584,7 +585,7 @@ TEST_F(AttentionGpu, KeysBeyondFp16AreTold) {
   for (const bool value : {false, true}) {
     const Batch batch(shape, {{1, 20}, {1, 40}}, 3);
     AttentionCall call = batch.call(0, batch.sequences());
-    const DeviceCopy<float> cos_sin(std::vector<float>(64 * 64, 1.0f));  // a turn that doubles
+    const DeviceCopy<float> cos_sin(std::vector<float>(int64_t{64} * 64, 1.0f));  // a turn that doubles
     const DeviceCopy<int32_t> overflowed(std::vector<int32_t>{-1});
     call.rotation.cos_sin = cos_sin.get();
     call.rotation.overflowed_layer = overflowed.get();
@@ -607,6 +608,7 @@ TEST_F(AttentionGpu, KeysBeyondFp16AreTold) {
 TEST_F(AttentionGpu, ManySequences) {
   std::vector<Sequence> sequences;
   std::mt19937 random(4);
+  sequences.reserve(300);
   for (int i = 0; i < 300; ++i) sequences.push_back({1, static_cast<int>(random() % (i % 10 == 0 ? 2000 : 200)) + 1});
   const Batch batch({8, 2, 64}, sequences, 4);
   AttentionCall call = batch.call(0, batch.sequences());
@@ -627,6 +629,7 @@ TEST_F(AttentionGpu, ManySequences) {
 
 TEST_F(AttentionGpu, RowsCutBetweenBlocks) {
   std::vector<Sequence> ragged;
+  ragged.reserve(90);
   for (int i = 0; i < 90; ++i) ragged.push_back({1, i % 9 == 0 ? 1500 + i : 1 + i * 37 % 400});
   const std::vector<Sequence> long_one{{1, 9001}};
   for (const Shape shape : {Shape{4, 1, 128}, Shape{16, 1, 256}, Shape{9, 3, 64}, Shape{8, 2, 80, 32},
@@ -650,6 +653,7 @@ TEST_F(AttentionGpu, RowsCutBetweenBlocks) {
 
 TEST_F(AttentionGpu, DeterministicDecodeDoesNotSeeItsNeighbours) {
   std::vector<Sequence> sequences;
+  sequences.reserve(40);
   for (int i = 0; i < 40; ++i) sequences.push_back({1, 1 + i * 211 % 9000});
   const Batch batch({8, 2, 128}, sequences, 5);
   AttentionCall call = batch.call(0, batch.sequences());

@@ -180,7 +180,7 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
   cases.push_back({700, 2624, 136, 12, 2, ExpertEpilogue::kSwiglu, false, Form::kBiased, false, 256});
   for (const Case& c : cases) {
     const auto n = static_cast<size_t>(c.n), k = static_cast<size_t>(c.k), experts = static_cast<size_t>(c.experts);
-    const auto assignments = static_cast<size_t>(c.rows * c.top);
+    const auto assignments = static_cast<size_t>(int64_t{c.rows} * c.top);
     // Every number of tokens an expert, none among them.
     std::vector<int32_t> start(experts + 1, 0), row(assignments), expert_of(assignments), places(assignments);
     for (int32_t& e : expert_of) e = std::min(integer(0, c.experts - 1), integer(0, c.experts - 1));
@@ -306,8 +306,8 @@ TEST_F(ExpertsGpu, ProductsAreThoseOfFloat64) {
         value[i] = sum * scale;
         // A tensor core's sums lose up to two bits of FP32 with every 16 of k.
         // (Of E4M3 numbers' those of 32 lose all below the largest one's 13th.)
-        slack[i] = magnitude * scale *
-                   (c.e4m3 ? static_cast<double>(k / 32 + 2) * 0x1p-13 : static_cast<double>(k / 16 + 1) * 0x1p-22);
+        const size_t sums = c.e4m3 ? k / 32 + 2 : k / 16 + 1;
+        slack[i] = magnitude * scale * static_cast<double>(sums) * (c.e4m3 ? 0x1p-13 : 0x1p-22);
       }
       for (size_t i = 0; i < columns; ++i) {
         double want = value[i], bound = slack[i];
@@ -346,7 +346,7 @@ TEST_F(ExpertsGpu, AssignsGivenIds) {
     // Some ids that there are none of; an expert twice in a row now and then.
     for (int32_t& id : ids) id = integer(-1, std::max(c.experts, c.map) + 1);
     for (int32_t& to : map) to = integer(0, 2) == 0 ? -1 : integer(0, c.experts - 1);
-    const size_t assignments = static_cast<size_t>(c.rows * c.top);
+    const size_t assignments = static_cast<size_t>(int64_t{c.rows} * c.top);
     const DeviceVector<int32_t> d_ids(ids), d_map(map), start(static_cast<size_t>(c.experts + 1)), row(assignments),
         place(assignments);
     const DeviceVector<float> weight(assignments);
@@ -362,7 +362,7 @@ TEST_F(ExpertsGpu, AssignsGivenIds) {
     std::vector<int32_t> want_place(assignments, -1);
     for (int32_t r = 0; r < c.rows; ++r) {
       for (int32_t t = 0; t < c.top; ++t) {
-        int32_t e = ids[static_cast<size_t>(r * c.stride + t)];
+        int32_t e = ids[static_cast<size_t>(int64_t{r} * c.stride + t)];
         if (c.map > 0) e = e >= 0 && e < c.map ? map[static_cast<size_t>(e)] : -1;
         if (e < 0 || e >= c.experts) continue;
         of_expert[static_cast<size_t>(e)].emplace_back(r, static_cast<size_t>(r * c.top + t));
@@ -448,7 +448,7 @@ TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
         gate_up[e] = {wide_upper.get() + at, exact ? wide_lower.get() + at : nullptr, nullptr, true, false};
         down[e] = {narrow_upper.get() + below, exact ? narrow_lower.get() + below : nullptr, nullptr, true, false};
       }
-      const size_t assignments = static_cast<size_t>(rows * kTop);
+      const size_t assignments = static_cast<size_t>(int64_t{rows} * kTop);
       const size_t numbers = static_cast<size_t>(rows) * kHidden;
       const DeviceVector<uint16_t> x(halves(numbers * kLayers, 1.0f)), out(numbers * kLayers),
           inner(assignments * kInner), result(assignments * kHidden), gathered(assignments * kHidden);

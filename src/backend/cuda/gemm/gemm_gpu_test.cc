@@ -83,7 +83,7 @@ class GemmGpu : public ::testing::Test {
   void SetUp() override {
     auto created = Gemm::create();
     if (!created.ok()) GTEST_SKIP() << created.error().message;
-    gemm_.emplace(std::move(*created));
+    gemm_.emplace(*created);
     workspace_ = std::make_unique<DeviceArray<uint8_t>>(Workspace::kBytes);
   }
   void run(GemmCall call, const Config& config) {
@@ -335,7 +335,8 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
   DeviceArray<uint8_t> d(static_cast<size_t>(c.m * ldd) * d_size);
   // FP32 sums lose 2^-24 of the running sum a step; Hopper's E4M3 sums keep 14 bits below the largest term
   // (kernels.md), a step per 32 k.
-  const double loss = fp8 ? static_cast<double>(c.k / 32 + 2) * 0x1p-13 : static_cast<double>(c.k) * 0x1p-23;
+  const int64_t sums = fp8 ? c.k / 32 + 2 : c.k;
+  const double loss = static_cast<double>(sums) * (fp8 ? 0x1p-13 : 0x1p-23);
   const double round = c.f32 ? 0x1p-22 : output == Output::kBF16 ? 0x1p-8 : 0x1p-10;
   for (const Config& config : all_configs(c.mode, c.join)) {
     GemmCall call;
@@ -484,7 +485,7 @@ TEST_F(GemmGpu, LastTokensDoNotDependOnTheTilesBefore) {
       if (!exists(tile, mode)) continue;
       const int64_t last = (halves(tile) - 1) * load_tokens(tile) + 3;
       // More tiles than run at once, whatever their size.
-      const int64_t m = (tile.tokens <= 64 ? 64 : 24) * tile.tokens + last;
+      const int64_t m = int64_t{tile.tokens <= 64 ? 64 : 24} * tile.tokens + last;
       std::vector<uint8_t> x_bytes(static_cast<size_t>(m * k) * size);
       for (size_t i = 0; i < x_bytes.size(); i += size) {
         const float v = normal(random);

@@ -97,8 +97,8 @@ struct Product {
 }  // namespace
 
 struct LinearRunner::State {
-  State(Gemm nested_gemm, DenseGemm dense_gemm, const TuningTable* choices)
-      : gemm(std::move(nested_gemm)), dense(std::move(dense_gemm)), table(choices) {}
+  State(const Gemm& nested_gemm, DenseGemm dense_gemm, const TuningTable* choices)
+      : gemm(nested_gemm), dense(std::move(dense_gemm)), table(choices) {}
 
   const Config& config(const ChoiceKey& key) {
     const auto [place, added] = configs.try_emplace(key);
@@ -193,7 +193,7 @@ const Gemm& LinearRunner::gemm() const { return state_->gemm; }
 Result<LinearRunner> LinearRunner::create(const TuningTable* table) {
   NFP_ASSIGN_OR_RETURN(Gemm gemm, Gemm::create());
   NFP_ASSIGN_OR_RETURN(DenseGemm dense, DenseGemm::create());
-  return LinearRunner(std::make_unique<State>(std::move(gemm), std::move(dense), table));
+  return LinearRunner(std::make_unique<State>(gemm, std::move(dense), table));
 }
 
 size_t LinearRunner::scratch_bytes(const CudaWeight& weight, int64_t rows) {

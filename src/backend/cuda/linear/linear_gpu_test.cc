@@ -156,7 +156,8 @@ Expected expect(const Layer& layer, const CudaWeight& weight, const Input& in, i
   const int64_t k = layer.parts.front()->cols();
   const std::vector<float>& x = fp8 ? in.e4m3 : in.f16;
   // As in gemm_gpu_test.cc: FP32 sums, and Hopper's shorter ones of E4M3 products.
-  const double loss = fp8 ? static_cast<double>(k / 32 + 2) * 0x1p-13 : static_cast<double>(k) * 0x1p-23;
+  const int64_t sums = fp8 ? k / 32 + 2 : k;
+  const double loss = static_cast<double>(sums) * (fp8 ? 0x1p-13 : 0x1p-23);
   for (int64_t t = 0; t < m; ++t) {
     size_t row = 0;
     for (const auto& part : layer.parts) {

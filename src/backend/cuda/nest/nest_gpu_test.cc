@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(Nest, NotFiniteRowsAreCounted) {
   const PlaneShape shape{3, 64};
-  std::vector<uint16_t> weights(3 * 64, 0x2c00);
+  std::vector<uint16_t> weights(size_t{3} * 64, 0x2c00);
   weights[64 + 5] = 0x7c00;
   weights[128 + 9] = 0x7e01;
   const DeviceVector<uint16_t> device(weights);

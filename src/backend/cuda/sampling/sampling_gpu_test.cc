@@ -198,7 +198,7 @@ bool may_be_drawn(const Batch& b, int32_t r, const cpu::CpuTokenHistory& history
   for (int32_t v = 0; v < b.vocab && s.allowed_row >= 0; ++v) {
     const bool is_allowed =
         v / 32 < b.allowed_words &&
-        ((b.allowed[static_cast<size_t>(s.allowed_row * b.allowed_words + v / 32)] >> (v % 32)) & 1u) != 0;
+        ((b.allowed[static_cast<size_t>(int64_t{s.allowed_row} * b.allowed_words + v / 32)] >> (v % 32)) & 1u) != 0;
     if (!is_allowed) x[static_cast<size_t>(v)] = -kInfinity;
   }
   if (s.history_slot >= 0) {
@@ -366,7 +366,7 @@ void check_batch(const Batch& b, uint32_t needs, Tally& tally) {
     }
     std::vector<uint32_t> want(static_cast<size_t>(slots * b.vocab));
     for (int32_t s = 0; s < slots; ++s) {
-      uint32_t* of_slot = want.data() + s * b.vocab;
+      uint32_t* of_slot = want.data() + int64_t{s} * b.vocab;
       for (const int32_t t : b.prompt[static_cast<size_t>(s)]) of_slot[t] |= 1u;
       for (const int32_t t : output[static_cast<size_t>(s)]) of_slot[t] = (of_slot[t] | 1u) + 2;
     }
@@ -428,7 +428,7 @@ TEST_F(SamplingGpu, ARowDoesNotDependOnTheOthers) {
     const DeviceVector<float> logits(many.logits);
     const DeviceVector<SamplingRow> row(many.row);
     const DeviceVector<SampledRow> out(150);
-    const DeviceVector<TokenLogprob> top(150 * kMaxTopLogprobs);
+    const DeviceVector<TokenLogprob> top(size_t{150} * kMaxTopLogprobs);
     SampleCall call;
     call.logits = {logits.get(), many.ld, many.rows, many.vocab};
     call.needs = SamplingNeeds::kDraw | SamplingNeeds::kLimits | SamplingNeeds::kReport;
@@ -440,8 +440,10 @@ TEST_F(SamplingGpu, ARowDoesNotDependOnTheOthers) {
     const auto got = out.host();
     const auto got_top = top.host();
     for (size_t r = 1; r < got.size(); ++r) {
+      // NOLINTBEGIN(bugprone-suspicious-memory-comparison): bit for bit
       ASSERT_EQ(std::memcmp(&got[r], &got[0], sizeof(SampledRow)), 0) << "row " << r;
       ASSERT_EQ(std::memcmp(&got_top[r * kMaxTopLogprobs], &got_top[0], 20 * sizeof(TokenLogprob)), 0) << "row " << r;
+      // NOLINTEND(bugprone-suspicious-memory-comparison)
     }
   }
 }
@@ -451,6 +453,7 @@ TEST_F(SamplingGpu, ScoresGivenTokens) {
   for (const int32_t vocab : {7, 1000, 1025, 32000, 49152, 128256, 151935}) {
     const Batch b = generator.batch(vocab, 48, true);
     std::vector<int32_t> target;
+    target.reserve(static_cast<size_t>(b.rows));
     for (int32_t r = 0; r < b.rows; ++r) target.push_back(generator.integer(0, vocab - 1));
     for (const int32_t top_n : {0, 5, 128}) {
       const DeviceVector<float> logits(b.logits);
@@ -475,7 +478,7 @@ TEST_F(SamplingGpu, ScoresGivenTokens) {
         const auto at = static_cast<size_t>(r);
         const Reported want = cpu_score(b, r, target[at], top_n, scratch);
         ASSERT_EQ(got[at].token, target[at]);
-        expect_report(want, got[at], got_top.data() + r * top_n,
+        expect_report(want, got[at], got_top.data() + int64_t{r} * top_n,
                       fmt::format("vocab {} row {} top {}", vocab, r, top_n));
         if (HasFailure()) return;
       }

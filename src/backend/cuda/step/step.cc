@@ -90,7 +90,7 @@ Status run_soft_cap(const SoftCapCall& c, CUstream_st* stream) {
   if (c.x == nullptr) return bad("soft_cap", "x", "is null");
   SoftCapParams p{c.x, c.count, c.cap};
   LaunchShape shape;
-  shape.grid = static_cast<int>(std::min<int64_t>((c.count + kCopyThreads - 1) / kCopyThreads, 132 * 16));
+  shape.grid = static_cast<int>(std::min<int64_t>((c.count + kCopyThreads - 1) / kCopyThreads, int64_t{132} * 16));
   shape.block = kCopyThreads;
   shape.dependent = c.dependent_launch;
   void* arguments[] = {&p};
@@ -103,7 +103,7 @@ Status run_add(const AddCall& c, CUstream_st* stream) {
     return bad("add", "x and residual", "must be there, 16-byte aligned");
   CopyParams p{c.x, nullptr, c.residual, c.count / 8};
   LaunchShape shape;
-  shape.grid = static_cast<int>(std::min<int64_t>((p.vectors + kCopyThreads - 1) / kCopyThreads, 132 * 8));
+  shape.grid = static_cast<int>(std::min<int64_t>((p.vectors + kCopyThreads - 1) / kCopyThreads, int64_t{132} * 8));
   shape.block = kCopyThreads;
   shape.dependent = c.dependent_launch;
   void* arguments[] = {&p};

@@ -151,7 +151,7 @@ TEST_P(RopeGpu, MatchesFloat64AndFillsTheCache) {
         RopeCase{70, 16, 16, 96, 0, 64, false}, RopeCase{3, 2, 1, 256, 8, 16, true}}) {
     const auto dim = static_cast<size_t>(c.head_dim);
     const auto rotary = static_cast<size_t>(c.rotary_dim == 0 ? c.head_dim : c.rotary_dim);
-    const auto all_heads = static_cast<size_t>(c.heads + 2 * c.kv_heads);
+    const auto all_heads = static_cast<size_t>(c.heads + int64_t{2} * c.kv_heads);
     const auto tokens = static_cast<size_t>(c.tokens);
     auto qkv = numbers(tokens * all_heads * dim);
     for (size_t i = 0; i < qkv.size(); i += 7) {  // what E4M3 saturates, and rounds to its subnormals and to zero
@@ -210,7 +210,7 @@ TEST_P(RopeGpu, MatchesFloat64AndFillsTheCache) {
     for (size_t t = 0; t < tokens; ++t) {
       for (size_t h = 0; h < all_heads; ++h) {
         const bool is_query = h < static_cast<size_t>(c.heads);
-        const bool is_value = h >= static_cast<size_t>(c.heads + c.kv_heads);
+        const bool is_value = h >= static_cast<size_t>(int64_t{c.heads} + c.kv_heads);
         const size_t at = (t * all_heads + h) * dim;
         std::vector<double> x(dim), want(dim);
         double squares = 0;
@@ -275,7 +275,7 @@ TEST_P(RopeGpu, MatchesFloat64AndFillsTheCache) {
 TEST_F(StepGpu, EveryFp16NumberIsRoundedToE4m3) {
   constexpr int kDim = 64, kTokens = 65536 / kDim;
   std::vector<uint16_t> qkv(size_t{3} * kDim * kTokens);
-  for (size_t i = 0; i < 65536; ++i) qkv[i / kDim * 3 * kDim + 2 * kDim + i % kDim] = static_cast<uint16_t>(i);
+  for (size_t i = 0; i < 65536; ++i) qkv[i / kDim * 3 * kDim + size_t{2} * kDim + i % kDim] = static_cast<uint16_t>(i);
   std::vector<int32_t> slots(kTokens);
   for (int t = 0; t < kTokens; ++t) slots[static_cast<size_t>(t)] = t;
   const std::vector<float> table(kDim, 1.0f);
@@ -311,6 +311,7 @@ TEST_F(StepGpu, GathersAndAdds) {
     const auto h = static_cast<size_t>(hidden), n = static_cast<size_t>(count);
     const auto x = numbers(h * 300), residual = numbers(h * n, 100.0f);
     std::vector<int32_t> rows;
+    rows.reserve(n);
     for (int i = 0; i < count; ++i) rows.push_back(integer(0, 299));
     const DeviceVector<uint16_t> d_x(x), out(h * n), d_residual(residual);
     const DeviceVector<int32_t> d_rows(rows);
@@ -340,6 +341,7 @@ TEST_F(StepGpu, GathersFp32) {
   finish(run_gather(call, nullptr));
   const auto got = out.host();
   for (size_t i = 0; i < count; ++i) {
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): bit for bit
     ASSERT_EQ(std::memcmp(&got[i * hidden], &x[static_cast<size_t>(rows[i]) * hidden], hidden * sizeof(float)), 0) << i;
   }
 }

@@ -63,7 +63,7 @@ TEST(Config, TailsHoldTheLastTokens) {
         ASSERT_EQ(loaded, tokens);
       } else {
         ASSERT_EQ(rows % 8, 0);
-        ASSERT_LT(loaded, tokens + 8 * loaders(tile));
+        ASSERT_LT(loaded, tokens + int64_t{8} * loaders(tile));
       }
     }
   }
@@ -112,6 +112,7 @@ TEST(Config, FixedSplitsCutEveryTileAtTheSamePlacesWhateverM) {
     const Schedule s = make_schedule({m, 4096, 4160, Mode::kF16, false}, config, kH200);
     const int64_t total = int64_t{s.split_tiles} * s.k_iterations;
     std::vector<int64_t> cuts;
+    cuts.reserve(static_cast<size_t>(s.shares));
     for (int share = 0; share < s.shares; ++share) cuts.push_back(share * total / s.shares % s.k_iterations);
     cuts.resize(4);
     if (first.empty()) first = cuts;

@@ -34,7 +34,7 @@ template <bool kStream>
   Words step[4];
   for (int j = 0; j < 4; ++j) {
     Bytes v;
-    std::memcpy(&v, in + 16 * j, sizeof(v));
+    std::memcpy(&v, in + int64_t{16} * j, sizeof(v));
     v += bias;
     v = __builtin_shufflevector(v, v, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     std::memcpy(&step[j], &v, sizeof(v));
@@ -44,10 +44,10 @@ template <bool kStream>
   const Words high01 = __builtin_shufflevector(step[0], step[1], 2, 6, 3, 7);
   const Words high23 = __builtin_shufflevector(step[2], step[3], 2, 6, 3, 7);
   const int swizzle = row / 2 % 4;
-  store16<kStream>(out + 16 * (0 ^ swizzle), __builtin_shufflevector(low01, low23, 0, 1, 4, 5));
-  store16<kStream>(out + 16 * (1 ^ swizzle), __builtin_shufflevector(low01, low23, 2, 3, 6, 7));
-  store16<kStream>(out + 16 * (2 ^ swizzle), __builtin_shufflevector(high01, high23, 0, 1, 4, 5));
-  store16<kStream>(out + 16 * (3 ^ swizzle), __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
+  store16<kStream>(out + int64_t{16} * (0 ^ swizzle), __builtin_shufflevector(low01, low23, 0, 1, 4, 5));
+  store16<kStream>(out + int64_t{16} * (1 ^ swizzle), __builtin_shufflevector(low01, low23, 2, 3, 6, 7));
+  store16<kStream>(out + int64_t{16} * (2 ^ swizzle), __builtin_shufflevector(high01, high23, 0, 1, 4, 5));
+  store16<kStream>(out + int64_t{16} * (3 ^ swizzle), __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
 }
 
 // All whole groups of the rows. Eight rows at a time: they write 512 neighbouring bytes and read eight streams.
@@ -60,7 +60,8 @@ template <bool kStream>
     for (int64_t group = 0; group < k / kBlockK; ++group) {
       for (int r = first; r < last; ++r) {
         const int row = first_row + r;
-        pack_group<kStream>(rows + r * k + group * kBlockK, row, bias16, slab + group * kBlockBytes + row * kBlockK);
+        pack_group<kStream>(rows + r * k + group * kBlockK, row, bias16,
+                            slab + group * kBlockBytes + int64_t{row} * kBlockK);
       }
     }
   }
@@ -79,7 +80,7 @@ uint8_t bias_of(Plane plane, Join join) { return plane == Plane::kLower && join 
 // Zero weights (upper 0, lower 0) in the groups from `group` on.
 void fill_groups(const PlaneShape& shape, int64_t group, int first_row, int row_count, uint8_t bias, uint8_t* slab) {
   for (; group < shape.k_groups(); ++group) {
-    std::fill_n(slab + group * kBlockBytes + first_row * kBlockK, row_count * kBlockK, bias);
+    std::fill_n(slab + group * kBlockBytes + int64_t{first_row} * kBlockK, row_count * kBlockK, bias);
   }
 }
 

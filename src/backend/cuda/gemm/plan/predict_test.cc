@@ -41,9 +41,9 @@ TEST(Predict, ClustersThatDoNotFitTakeAnotherTurn) {
   const Config parts{Tile{128, 1, 1, 1}, 4, true};
   ASSERT_TRUE(can_exchange(parts.tile, 4));
   const double step = 128 * 128 * 1e-4;
-  EXPECT_NEAR(predict_us(model, {128, 31 * 128, 4096, Mode::kF16, false}, parts, device), 16 * step, 1e-6);
+  EXPECT_NEAR(predict_us(model, {128, int64_t{31} * 128, 4096, Mode::kF16, false}, parts, device), 16 * step, 1e-6);
   // (A second turn begins with an empty ring: 0.087 us for each 1000 bytes of sums.)
-  EXPECT_NEAR(predict_us(model, {128, 32 * 128, 4096, Mode::kF16, false}, parts, device),
+  EXPECT_NEAR(predict_us(model, {128, int64_t{32} * 128, 4096, Mode::kF16, false}, parts, device),
               32 * step + 0.087 * 128 * 128 * 4e-3, 1e-6);
 }
 

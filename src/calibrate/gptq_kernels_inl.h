@@ -5,8 +5,8 @@
 
 #include "calibrate/gptq_kernels.h"
 
-// Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own definitions,
-// and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
+// Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
+// definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
 // NOLINTBEGIN(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)
 namespace nfp::calibrate {
 namespace {

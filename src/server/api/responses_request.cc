@@ -225,6 +225,12 @@ MaybeError read_answer_options(Fields& fields, Json* chat, std::vector<std::stri
     return bad_request("truncation", "'truncation' must be auto or disabled");
   }
   if (truncation == "auto") ignored->emplace_back("truncation");
+  if (const Json* metadata = fields.find("metadata")) {  // the answer repeats it
+    const auto is_text = [](const Json& value) { return value.is_string(); };
+    if (!metadata->is_object() || !std::all_of(metadata->begin(), metadata->end(), is_text)) {
+      return bad_request("metadata", "'metadata' must be an object whose values are strings");
+    }
+  }
   std::string tier;
   NFP_API_TRY(fields.get("service_tier", &tier));
   return std::nullopt;

@@ -435,6 +435,20 @@ TEST_F(ApiTest, BestOfKeepsTheLikeliest) {
   EXPECT_EQ(r["usage"]["completion_tokens"], 12);  // of all three
 }
 
+TEST_F(ApiTest, ResponsesRepeatMetadata) {
+  start();
+  const auto with = [](std::string_view metadata) {
+    return fmt::format(R"({{"input":"SAY:a","metadata":{}}})", metadata);
+  };
+  EXPECT_EQ(ask("/v1/responses", with(R"({"a":"b"})"))["metadata"], Json({{"a", "b"}}));
+  EXPECT_EQ(ask("/v1/responses", with("null"))["metadata"], Json::object());
+  for (const char* bad : {"5", "\"x\"", "[]", R"({"a":1})", R"({"a":null})"}) {
+    const Json refused = ask("/v1/responses", with(bad), 400)["error"];
+    EXPECT_EQ(refused["param"], "metadata") << bad;
+    EXPECT_EQ(refused["message"], "'metadata' must be an object whose values are strings") << bad;
+  }
+}
+
 // Wide and large bodies, which once took minutes, are read on a worker; what is too much for anybody is 400.
 TEST_F(ApiTest, WideBodiesAreReadOrRefusedAtOnce) {
   start();

@@ -101,7 +101,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void end_answer();
   void abort_connection();
   void set_phase(Phase phase, std::chrono::milliseconds allowed);
-  Request take_head(const RequestReader& reader);
+  void take_head(const RequestReader& reader);
 
   tcp::socket socket_;
   asio::steady_timer wake_;             // cancelled to wake the coroutine
@@ -198,22 +198,20 @@ asio::awaitable<bool> Session::read_ahead() {
 }
 
 // Takes from a complete head what the connection goes by.
-Request Session::take_head(const RequestReader& reader) {
+void Session::take_head(const RequestReader& reader) {
   keep_alive_ = reader.keep_alive() && !*context_.draining;
   http_1_0_ = reader.http_1_0();
-  Request head = reader.head();
-  head.peer = peer_;
+  const Request& head = reader.head();
   head_only_ = head.method == "HEAD";
   method_ = head.method;
   path_ = head.path;
   arrived_ = Clock::now();
-  return head;
 }
 
 // Reads one request and hands it over. False when the connection is to be closed.
 asio::awaitable<bool> Session::read_request() {
   const ServerOptions& options = *context_.options;
-  RequestReader reader(options);
+  RequestReader reader(options, peer_);
   ByteLease lease(context_.budget);
   ahead_.resize(0);
   method_.clear();
@@ -227,7 +225,7 @@ asio::awaitable<bool> Session::read_request() {
       buffer_.consume(reader.put({static_cast<const char*>(buffer_.data().data()), buffer_.size()}));
     }
     const bool head_came = reader.head_done() && !head_seen;
-    const Request head = head_came ? take_head(reader) : Request();
+    if (head_came) take_head(reader);
     if (reader.fault()) {
       // The head may be incomplete, so its wish is unknown.
       if (!reader.head_done()) head_only_ = false;
@@ -235,7 +233,7 @@ asio::awaitable<bool> Session::read_request() {
       co_return false;
     }
     if (head_came) {
-      if (auto refusal = context_.handler->check_head(head)) {
+      if (auto refusal = context_.handler->check_head(reader.head())) {
         answer_early(std::move(*refusal));
         co_return false;
       }
@@ -254,7 +252,6 @@ asio::awaitable<bool> Session::read_request() {
   }
   if (buffer_.size() == 0) buffer_.shrink_to_fit();
   Request request = reader.take();
-  request.peer = peer_;
   request.lease = std::move(lease);
   dispatch(std::move(request));
   co_return true;

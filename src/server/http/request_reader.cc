@@ -64,7 +64,8 @@ RequestReader::Fault malformed(const error_code& ec, const ServerOptions& option
 
 }  // namespace
 
-RequestReader::RequestReader(const ServerOptions& options) : options_(options) {
+RequestReader::RequestReader(const ServerOptions& options, std::string peer) : options_(options) {
+  head_.peer = std::move(peer);
   parser_.eager(false);
   parser_.header_limit(options.max_header_bytes);
   parser_.body_limit(options.max_body_bytes);
@@ -96,16 +97,19 @@ size_t RequestReader::put(std::string_view bytes) {
 }
 
 void RequestReader::check_head() {
+  std::string peer = std::move(head_.peer);
+  head_ = read_head();
+  head_.peer = std::move(peer);
   // Beast counts a start line that comes together with the fields apart.
   if (head_bytes_ > options_.max_header_bytes) {
     fault_ = too_large_head(options_);
     return;
   }
-  const std::string_view doubt = framing_fault(head(), view(parser_.get().target()), http_1_0());
+  const std::string_view doubt = framing_fault(head_, view(parser_.get().target()), http_1_0());
   if (!doubt.empty()) fault_ = {400, std::string(doubt)};
 }
 
-Request RequestReader::head() const {
+Request RequestReader::read_head() const {
   const auto& message = parser_.get();
   Request request;
   request.method = std::string(view(message.method_string()));
@@ -145,7 +149,7 @@ bool RequestReader::expects_continue() const {
 }
 
 Request RequestReader::take() {
-  Request request = head();
+  Request request = std::move(head_);
   request.body = std::move(parser_.get().body());
   return request;
 }

@@ -23,8 +23,8 @@ class RequestReader {
     std::string message;
   };
 
-  // Of `options` the bounds of headers and body.
-  explicit RequestReader(const ServerOptions& options);
+  // Of `options` the bounds of headers and body. `peer` is what requests say of theirs.
+  explicit RequestReader(const ServerOptions& options, std::string peer = {});
   RequestReader(const RequestReader&) = delete;
   RequestReader& operator=(const RequestReader&) = delete;
 
@@ -38,24 +38,27 @@ class RequestReader {
 
   // Below: once the head is there, faulty or not.
   bool head_done() const { return head_done_; }
-  Request head() const;  // without body and peer
+  const Request& head() const { return head_; }  // without body
   bool keep_alive() const;
   bool http_1_0() const { return parser_.get().version() < 11; }
   bool expects_continue() const;  // and the body is not there
   size_t body_bytes() const { return parser_.get().body().size(); }
 
-  // The whole request, but for its peer. Once, when done() and without fault.
+  // The whole request. Once, when done() and without fault. What fields a chunked body's trailer has
+  // are dropped: they have not been checked, and are none of the head's (RFC 9110, 6.5.1).
   Request take();
 
  private:
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
 
+  Request read_head() const;
   void check_head();
 
   const ServerOptions& options_;
   Parser parser_;
   bool head_done_ = false;
   size_t head_bytes_ = 0;
+  Request head_;
   std::optional<Fault> fault_;
 };
 

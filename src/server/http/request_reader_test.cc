@@ -56,5 +56,20 @@ TEST(RequestReader, PiecesDoNotMatter) {
   }
 }
 
+TEST(RequestReader, TrailersAreNotOfTheHead) {
+  const std::string bytes =
+      "POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nHost: other\r\nX: 1\r\n\r\n";
+  const ServerOptions options;
+  RequestReader reader(options);
+  const size_t head = reader.put(bytes);
+  ASSERT_TRUE(reader.head_done());
+  EXPECT_EQ(head + reader.put(std::string_view(bytes).substr(head)), bytes.size());
+  ASSERT_TRUE(reader.done());
+  const Request request = reader.take();
+  EXPECT_EQ(request.body, "a");
+  EXPECT_EQ(request.count("Host"), 1u);
+  EXPECT_EQ(request.count("X"), 0u);
+}
+
 }  // namespace
 }  // namespace nfp::http

@@ -273,6 +273,14 @@ class XgrammarCompiler final : public GrammarCompiler {
                  std::chrono::duration<double>(limits_.compile_time).count());
   }
 
+  // Whether the process that makes others has ended too. Both may be killed at once, and this one be gone first.
+  bool host_ends() const {
+    constexpr int kLooks = 20;
+    for (int look = 0; look < kLooks && host_->alive(); ++look)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return !host_->alive();
+  }
+
   Result<std::shared_ptr<const GrammarProcess>> run(const GrammarSpec& spec, const Source& source,
                                                     const std::stop_token& stop, Clock::time_point begin) {
     for (bool again = true;; again = false) {
@@ -284,7 +292,7 @@ class XgrammarCompiler final : public GrammarCompiler {
       }
       if (!socket) {
         // Where the process that should have made this one has ended, nothing is said about the grammar.
-        if (again && !host_->alive()) continue;
+        if (again && host_ends()) continue;
         ++stats_.refused_failed;
         return error(ErrorCode::kInvalidInput,
                      "'{}' cannot be compiled: it needs too much memory or is nested too deeply", spec.param);

@@ -302,7 +302,7 @@ TEST_F(GrammarTest, AllProcessesKilledEndsTheAnswersUnderWayOnly) {
   ASSERT_TRUE(compiled.ok()) << compiled.error().message;
   const auto under_way = (*compiled)->instantiate(), not_begun = (*compiled)->instantiate();
   ASSERT_TRUE(goes_on(*under_way, "abc"));
-  // A grammar that is being compiled is lost with its process, and begun again once.
+  // A grammar that is being compiled is lost with its process, and begun again.
   std::optional<Result<Compiled>> lost;
   std::thread asks([&] { lost = compiler_->compile(slow_to_compile()); });
   while (compiler_->stats().compiling == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));

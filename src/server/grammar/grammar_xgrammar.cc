@@ -283,7 +283,8 @@ class XgrammarCompiler final : public GrammarCompiler {
 
   Result<std::shared_ptr<const GrammarProcess>> run(const GrammarSpec& spec, const Source& source,
                                                     const std::stop_token& stop, Clock::time_point begin) {
-    for (bool again = true;; again = false) {
+    constexpr int kTries = 4;  // the processes above the compiling one may be seen to be gone one by one
+    for (int tries = 1;; ++tries) {
       std::optional<Fd> socket = ask(source);
       Reply reply;
       if (socket) {
@@ -292,7 +293,7 @@ class XgrammarCompiler final : public GrammarCompiler {
       }
       if (!socket) {
         // Where the process that should have made this one has ended, nothing is said about the grammar.
-        if (again && host_ends()) continue;
+        if (tries < kTries && host_ends()) continue;
         ++stats_.refused_failed;
         return error(ErrorCode::kInvalidInput,
                      "'{}' cannot be compiled: it needs too much memory or is nested too deeply", spec.param);

@@ -132,7 +132,9 @@ Status run_grouped(const ExpertLinearCall& c, CUstream_st* stream) {
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult status = encode_boxes(p.x, entry.tokens);
-  if (status == CUDA_SUCCESS) status = encode_boxes(p.x_unit, grouped_unit(entry.tokens));
+  // (Small tiles are one unit, and always copied whole.)
+  const int unit = grouped_unit(entry.tokens);
+  if (status == CUDA_SUCCESS && unit < entry.tokens) status = encode_boxes(p.x_unit, unit);
   if (status != CUDA_SUCCESS) {
     return error(ErrorCode::kUsage, "expert_linear: cuTensorMapEncodeTiled refused x ({} rows of {}): error {}",
                  assignments, width, static_cast<int>(status));

@@ -14,7 +14,7 @@ namespace nfp::cuda {
 
 struct GroupedShape {
   CUtensorMap x;             // [assignments, k]: boxes of 128 bytes of k by a tile's tokens, 128-byte swizzle
-  CUtensorMap x_unit;        // the same by a unit of them (grouped_unit())
+  CUtensorMap x_unit;        // the same by a unit of them (grouped_unit()), where a tile is several
   const int32_t* start;      // [experts + 1]
   const float* token_scale;  // [assignments], with E4M3 activations
   uint16_t* y;               // [assignments, columns]

@@ -53,8 +53,8 @@ def engine_main(arguments) -> None:
         extra.update(gpu_memory_utilization=0.9)
     llm = LLM(model=arguments.model, skip_tokenizer_init=True, load_format="dummy", dtype=arguments.dtype,
               enable_prefix_caching=False, max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
-              tensor_parallel_size=arguments.tensor_parallel, generation_config="vllm", seed=0, **extra,
-              **ENGINES[arguments.engine])
+              tensor_parallel_size=arguments.tensor_parallel, enable_expert_parallel=arguments.expert_parallel,
+              generation_config="vllm", seed=0, **extra, **ENGINES[arguments.engine])
     engine = llm.llm_engine
     stamps: list[float] = []
     step = engine.step
@@ -99,6 +99,7 @@ class Engine:
         command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib),
                    "--tensor-parallel", str(arguments.tensor_parallel), "--dtype", arguments.dtype]
         command += ["--layers", str(arguments.layers)] if arguments.layers else []
+        command += ["--expert-parallel"] if arguments.expert_parallel else []
         self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
         environment = {**os.environ, **VARIANT_ENVIRONMENT.get(name, {})}
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--engines", default="stock fp16,stock fp8,nestedfp")
     parser.add_argument("--also", default="", help="variants of nestedfp's engine: " + ", ".join(VARIANTS))
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--expert-parallel", action="store_true", help="a mixture's experts whole on one GPU or another, not cut")
     parser.add_argument("--layers", type=int, help="of the model, fewer than it has: steps are then that much shorter")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--wait-for", help="a file: measure once it is there")

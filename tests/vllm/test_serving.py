@@ -83,6 +83,11 @@ WIDE = {
     "qwen3_moe fp16 tp2": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", *TWO], None),
     "qwen3_moe nested fp16 tp2": ("qwen3_moe-nested", ["--policy", "fp16", "--eager", *TWO], None),
     "qwen3_moe fp16 ep2": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", *TWO, "--expert-parallel"], None),
+    "qwen2_moe fp16 tp2": ("qwen2_moe", [*ORDINARY, "--policy", "fp16", "--eager", *TWO], None),
+    "qwen2_moe fp16 ep2": ("qwen2_moe", [*ORDINARY, "--policy", "fp16", "--eager", *TWO, "--expert-parallel"], None),
+    "mixtral fp16 tp2": ("mixtral", [*ORDINARY, "--policy", "fp16", "--eager", *TWO], None),
+    "qwen3_moe alternate tp2": ("qwen3_moe", [*PER_STEP, *TWO, "--steps", "2000"], 1),
+    "qwen3_moe alternate ep2": ("qwen3_moe", [*PER_STEP, *TWO, "--expert-parallel", "--steps", "2000"], 1),
     "llama fp16 pp2": ("llama", [*ORDINARY, "--policy", "fp16", "--eager", "--pipeline-parallel", "2"], None),
 }
 
@@ -203,7 +208,7 @@ class Serving(unittest.TestCase):
     def test_serving_makes_nothing_new(self):
         """No graph, no compiled piece, no allocation from the driver in hundreds of steps of both precisions."""
         for name in ("llama alternate", "llama v1 alternate", "llama alternate tp2", "llama v1 alternate tp2",
-                     "qwen3_moe alternate", "qwen3_moe v1 alternate"):
+                     "qwen3_moe alternate", "qwen3_moe v1 alternate", "qwen3_moe alternate tp2", "qwen3_moe alternate ep2"):
             if name in self.logs:
                 before, after = self.report(name)["activity"]
                 print(f"{name}: {after}", flush=True)
@@ -234,21 +239,33 @@ class Serving(unittest.TestCase):
             self.assert_close(f"{kind} fp16 tp2", f"{kind} fp16", 5e-3)
         self.assert_close("llama fp16 tp2", "llama stock fp16 tp2", 5e-3)
         self.assert_close("llama fp16 pp2", "llama fp16", 5e-3)
-        for kind in ("fp16 tp2", "nested fp16 tp2", "fp16 ep2"):
-            self.assert_close(f"qwen3_moe {kind}", "qwen3_moe fp16", 5e-3)
         for kind in ("llama", "llama v1"):
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp16", 5e-3, key="exact")
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp8", self.fp8_noise(), key="fast")
 
     @unittest.skipUnless(HAVE_GPU and torch.cuda.device_count() >= 2, "needs two GPUs")
+    def test_mixtures_on_two_gpus(self):
+        """Experts cut, and experts whole on one GPU or the other."""
+        for name in WIDE:
+            family, _, kind = name.partition(" ")
+            if family in MIXTURES and kind in ("fp16 tp2", "nested fp16 tp2", "fp16 ep2"):
+                self.assert_close(name, f"{family} fp16", 5e-3)
+        noise = self.distance(self.report("qwen3_moe fp8")["prompts"], self.report("qwen3_moe fp16")["prompts"])[1]
+        for kind in ("tp2", "ep2"):
+            self.assert_close(f"qwen3_moe alternate {kind}", "qwen3_moe fp16", 5e-3, key="exact")
+            self.assert_close(f"qwen3_moe alternate {kind}", "qwen3_moe fp8", noise, key="fast")
+
+    @unittest.skipUnless(HAVE_GPU and torch.cuda.device_count() >= 2, "needs two GPUs")
     def test_all_ranks_have_one_precision(self):
-        for name, steps in (("llama alternate tp2", 10000), ("llama v1 alternate tp2", 1000)):
-            self.report(name)
-            logs = [(self.folder / f"{name.replace(' ', '-')}.modes.{rank}").read_bytes() for rank in (0, 1)]
-            print(f"{name}: {len(logs[0])} steps, {sum(logs[0])} in FP8", flush=True)
-            self.assertGreaterEqual(len(logs[0]), steps)
-            self.assertEqual(logs[0], logs[1])
-            self.assertEqual(set(logs[0]), {0, 1})
+        for name, steps in (("llama alternate tp2", 10000), ("llama v1 alternate tp2", 1000),
+                            ("qwen3_moe alternate tp2", 2000), ("qwen3_moe alternate ep2", 2000)):
+            with self.subTest(name):
+                self.report(name)
+                logs = [(self.folder / f"{name.replace(' ', '-')}.modes.{rank}").read_bytes() for rank in (0, 1)]
+                print(f"{name}: {len(logs[0])} steps, {sum(logs[0])} in FP8", flush=True)
+                self.assertGreaterEqual(len(logs[0]), steps)
+                self.assertEqual(logs[0], logs[1])
+                self.assertEqual(set(logs[0]), {0, 1})
 
 
 if __name__ == "__main__":

@@ -406,6 +406,12 @@ class Backend {
   virtual void route(const RouteArgs& args) = 0;
   virtual void expert_linear(const ExpertLinearArgs& args) = 0;
   virtual void combine_experts(const CombineExpertsArgs& args) = 0;
+  // One after the other, where first.out is then.x and is added to a residual. A backend may do both in one kernel,
+  // after which nobody may read first.out.
+  virtual void combine_rms_norm(const CombineExpertsArgs& first, const RmsNormArgs& then) {
+    combine_experts(first);
+    rms_norm(then);
+  }
   virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
   virtual void score(const ScoreArgs& args) = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <optional>
+#include <utility>
 
 #include "model/layers/attention.h"
 #include "model/layers/embedding.h"
@@ -141,15 +143,23 @@ void Decoder::forward(const ForwardArgs& args) {
   const Pass pass{backend_, args, work_, cos_sin_.as<float>(), local_cos_sin_.as<float>(), still_cos_sin_.as<float>()};
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
   if (args.first_layer == 0) embedding_.run(pass);
-  const Buffer* pending = nullptr;  // still to be added to the residual stream
-  const auto add_pending = [&] {
-    if (pending == nullptr) return;
-    backend_.rms_norm({.x = pending->data(),
-                       .residual = work_.residual.data(),
-                       .rows = pass.rows(),
-                       .hidden = config_.hidden,
-                       .x_is_f32 = work_.wide});
+  const Buffer* pending = nullptr;        // still to be added to the residual stream,
+  std::optional<CombineExpertsArgs> sum;  // and where it is experts' results that are still to be summed up, how
+  const auto add_and_norm = [&](RmsNormArgs call) {
+    if (pending != nullptr) {
+      call.x = pending->data();
+      call.residual = work_.residual.data();
+    }
+    if (sum.has_value()) {
+      backend_.combine_rms_norm(*sum, call);
+    } else {
+      backend_.rms_norm(call);
+    }
     pending = nullptr;
+    sum.reset();
+  };
+  const auto add_pending = [&] {
+    if (pending != nullptr) add_and_norm({.rows = pass.rows(), .hidden = config_.hidden, .x_is_f32 = work_.wide});
   };
   // What a block reads.
   const auto norm = [&](const Norm& by, Precision consumer) -> const Buffer& {
@@ -157,15 +167,14 @@ void Decoder::forward(const ForwardArgs& args) {
       add_pending();
       return work_.residual;
     }
-    by.run(backend_, pending != nullptr ? *pending : work_.residual, pending != nullptr ? &work_.residual : nullptr,
-           pass.rows(), consumer, work_.normed);
-    pending = nullptr;
+    add_and_norm(by.of(work_.residual, pass.rows(), consumer, work_.normed));
     return work_.normed;
   };
   const auto add = [&](const Norm& by) {
     pending = &work_.product;
     if (by.weight.data() == nullptr) return;
-    by.run(backend_, work_.product, nullptr, pass.rows(), Precision::kFp16, work_.added, /*into_stream=*/true);
+    if (sum.has_value()) backend_.combine_experts(*std::exchange(sum, {}));
+    backend_.rms_norm(by.of(work_.product, pass.rows(), Precision::kFp16, work_.added, /*into_stream=*/true));
     pending = &work_.added;
   };
   for (int32_t i = args.first_layer; i < end; ++i) {
@@ -174,7 +183,7 @@ void Decoder::forward(const ForwardArgs& args) {
     add(layer.attention_post_norm);
     // The router and several experts read the same norm: in the form that all of them can read.
     const Buffer& x = norm(layer.mlp_norm, layer.has_experts ? Precision::kFp16 : pass.consumer(layer.mlp.gate_up));
-    if (!(layer.has_experts ? layer.experts.run(pass) : layer.mlp.run(pass, x))) return;
+    if (!(layer.has_experts ? layer.experts.run(pass, sum) : layer.mlp.run(pass, x))) return;
     add(layer.mlp_post_norm);
   }
   add_pending();

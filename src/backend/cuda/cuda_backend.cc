@@ -162,6 +162,7 @@ class CudaBackend final : public Backend {
   void route(const RouteArgs& args) override;
   void expert_linear(const ExpertLinearArgs& args) override;
   void combine_experts(const CombineExpertsArgs& args) override;
+  void combine_rms_norm(const CombineExpertsArgs& first, const RmsNormArgs& then) override;
   void gather_rows(const GatherRowsArgs& args) override;
   void sample(const SampleArgs& args) override;
   void score(const ScoreArgs& args) override;
@@ -199,6 +200,7 @@ class CudaBackend final : public Backend {
         overflowed);
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
+  cuda::GemmInputCall norm_call(const RmsNormArgs& args) const;
   cuda::AttentionCall attention_call(const AttentionArgs& args) const;
   // `call` is attention_call(args), or that with a rotation, where all sequences are decoded and none was rotated.
   void attend(cuda::AttentionCall call, const AttentionArgs& args);
@@ -460,10 +462,8 @@ Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {
   const auto timed = profiler_.time("rms_norm", stream_);
-  const bool exact = is_exact(args.consumer);
-  auto* const codes = exact ? nullptr : static_cast<uint8_t*>(args.out);
-  float* const scales = exact ? nullptr : cuda::e4m3_scales(args.out, args.rows, args.hidden);
   if (args.x_is_f32) {
+    const bool exact = is_exact(args.consumer);
     cuda::StreamNormCall call{.rows = args.rows,
                               .columns = args.hidden,
                               .x = static_cast<const float*>(args.x),
@@ -474,8 +474,8 @@ void CudaBackend::rms_norm(const RmsNormArgs& args) {
       call.y_f32 = static_cast<float*>(args.out);
     } else {
       call.y_f16 = exact ? static_cast<uint16_t*>(args.out) : nullptr;
-      call.y_e4m3 = codes;
-      call.scales = scales;
+      call.y_e4m3 = exact ? nullptr : static_cast<uint8_t*>(args.out);
+      call.scales = exact ? nullptr : cuda::e4m3_scales(args.out, args.rows, args.hidden);
     }
     keep(cuda::run_stream_norm(call, stream_));
     return;
@@ -484,22 +484,26 @@ void CudaBackend::rms_norm(const RmsNormArgs& args) {
     keep(cuda::run_add({.x = args.x, .residual = args.residual, .count = int64_t{args.rows} * args.hidden}, stream_));
     return;
   }
-  keep(cuda::prepare_gemm_input({.source = cuda::GemmInputCall::Source::kNorm,
-                                 .m = args.rows,
-                                 .k = args.hidden,
-                                 .x = args.x,
-                                 .ldx = args.hidden,
-                                 .weight = args.weight,
-                                 .weight_f32 = true,
-                                 .epsilon = args.eps,
-                                 .residual = args.residual,
-                                 .ldr = args.hidden,
-                                 .y_f16 = exact ? args.out : nullptr,
-                                 .ldy = args.hidden,
-                                 .y_e4m3 = codes,
-                                 .ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden),
-                                 .scales = scales},
-                                stream_));
+  keep(cuda::prepare_gemm_input(norm_call(args), stream_));
+}
+
+cuda::GemmInputCall CudaBackend::norm_call(const RmsNormArgs& args) const {
+  const bool exact = is_exact(args.consumer);
+  return {.source = cuda::GemmInputCall::Source::kNorm,
+          .m = args.rows,
+          .k = args.hidden,
+          .x = args.x,
+          .ldx = args.hidden,
+          .weight = args.weight,
+          .weight_f32 = true,
+          .epsilon = args.eps,
+          .residual = args.residual,
+          .ldr = args.hidden,
+          .y_f16 = exact ? args.out : nullptr,
+          .ldy = args.hidden,
+          .y_e4m3 = exact ? nullptr : static_cast<uint8_t*>(args.out),
+          .ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden),
+          .scales = exact ? nullptr : cuda::e4m3_scales(args.out, args.rows, args.hidden)};
 }
 
 void CudaBackend::linear(const LinearArgs& args) {
@@ -728,6 +732,19 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
 void CudaBackend::combine_experts(const CombineExpertsArgs& args) {
   const auto timed = profiler_.time("combine", stream_);
   keep(cuda::run_combine(args, stream_));
+}
+
+void CudaBackend::combine_rms_norm(const CombineExpertsArgs& first, const RmsNormArgs& then) {
+  if (then.x_is_f32 || then.out == nullptr || first.hidden % 8 != 0 || first.hidden > cuda::kMaxExpertColumns) {
+    combine_experts(first);
+    rms_norm(then);
+    return;
+  }
+  const auto timed = profiler_.time("combine", stream_);
+  cuda::GemmInputCall call = norm_call(then);
+  call.source = cuda::GemmInputCall::Source::kExperts;
+  call.experts = &first;
+  keep(cuda::prepare_gemm_input(call, stream_));
 }
 
 void CudaBackend::gather_rows(const GatherRowsArgs& args) {

@@ -46,7 +46,7 @@ Status ExpertMlp::load(WeightLoader& weights, const ModelConfig& config, int32_t
   return shared.load(weights, config, layer, Block::kShared);
 }
 
-bool ExpertMlp::run(const Pass& pass) const {
+bool ExpertMlp::run(const Pass& pass, std::optional<CombineExpertsArgs>& sum) const {
   const Workspace& work = pass.work;
   RouteArgs choose;
   choose.x = work.normed.data();
@@ -61,16 +61,14 @@ bool ExpertMlp::run(const Pass& pass) const {
   pass.backend.route(choose);
   if (!(pass.args.observer != nullptr ? run_observed(pass) : run_experts(pass))) return false;
   if (has_shared && !shared.run(pass, work.normed, work.shared)) return false;
-  CombineExpertsArgs sum;
-  sum.x = work.expert_out.data();
-  sum.routes = choose.routes;
-  sum.rows = pass.rows();
-  sum.hidden = hidden;
-  sum.shared = has_shared ? work.shared.data() : nullptr;
-  sum.shared_weight = choose.shared_weight;
-  sum.out = work.product.data();
-  sum.follows = !has_shared && pass.args.observer == nullptr;
-  pass.backend.combine_experts(sum);
+  sum = {.x = work.expert_out.data(),
+         .routes = choose.routes,
+         .rows = pass.rows(),
+         .hidden = hidden,
+         .shared = has_shared ? work.shared.data() : nullptr,
+         .shared_weight = choose.shared_weight,
+         .out = work.product.data(),
+         .follows = !has_shared && pass.args.observer == nullptr};
   return true;
 }
 

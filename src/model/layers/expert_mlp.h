@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "model/layers/gated_mlp.h"
@@ -9,8 +10,9 @@ namespace nfp {
 // A gated MLP for each expert, of which a token has a few, and perhaps one that every token has.
 struct ExpertMlp {
   Status load(WeightLoader& weights, const ModelConfig& config, int32_t layer);
-  // work.normed, which no linear layer's form may have, -> work.product. False where the forward ended inside.
-  bool run(const Pass& pass) const;
+  // work.normed, which no linear layer's form may have, -> each expert's results, and `sum`, the next operation, which
+  // makes work.product of them. False where the forward ended inside.
+  bool run(const Pass& pass, std::optional<CombineExpertsArgs>& sum) const;
   template <typename F>
   void for_each_linear(F&& visit) {
     for (Linear& linear : gate_up) visit(&linear);

@@ -32,7 +32,7 @@ const Buffer& Head::states(Backend& backend, const Buffer& hidden, const int32_t
 const Buffer& Head::normalise(const Norm& by, Backend& backend, const Buffer& hidden, const int32_t* rows,
                               int32_t count, Precision consumer) const {
   backend.gather_rows({hidden.data(), rows, count, by.hidden, gathered.data(), by.wide});
-  by.run(backend, gathered, nullptr, count, consumer, normed);
+  backend.rms_norm(by.of(gathered, count, consumer, normed));
   return normed;
 }
 

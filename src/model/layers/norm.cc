@@ -10,18 +10,16 @@ Status Norm::load(WeightLoader& weights, const ModelConfig& config, const std::s
   return ok_status();
 }
 
-void Norm::run(Backend& backend, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
-               const Buffer& out, bool into_stream) const {
-  backend.rms_norm({.x = x.data(),
-                    .residual = residual != nullptr ? residual->data() : nullptr,
-                    .weight = weight.as<float>(),
-                    .eps = eps,
-                    .rows = rows,
-                    .hidden = hidden,
-                    .x_is_f32 = wide,
-                    .out_is_f32 = wide && into_stream,
-                    .consumer = consumer,
-                    .out = out.data()});
+RmsNormArgs Norm::of(const Buffer& x, int32_t rows, Precision consumer, const Buffer& out, bool into_stream) const {
+  return {.x = x.data(),
+          .weight = weight.as<float>(),
+          .eps = eps,
+          .rows = rows,
+          .hidden = hidden,
+          .x_is_f32 = wide,
+          .out_is_f32 = wide && into_stream,
+          .consumer = consumer,
+          .out = out.data()};
 }
 
 }  // namespace nfp

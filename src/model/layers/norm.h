@@ -9,9 +9,8 @@ namespace nfp {
 // RMSNorm.
 struct Norm {
   Status load(WeightLoader& weights, const ModelConfig& config, const std::string& name, float scale = 1.0f);
-  // out = norm(x), or with `residual` the norm of residual + x, which residual becomes.
-  void run(Backend& backend, const Buffer& x, const Buffer* residual, int32_t rows, Precision consumer,
-           const Buffer& out, bool into_stream = false) const;
+  // out = norm(x), without a residual as yet. `into_stream`: out is added to that.
+  RmsNormArgs of(const Buffer& x, int32_t rows, Precision consumer, const Buffer& out, bool into_stream = false) const;
 
   Buffer weight;  // f32 [hidden]
   float eps = 0;

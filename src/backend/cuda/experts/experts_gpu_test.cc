@@ -8,6 +8,7 @@
 #include <span>
 
 #include "backend/cuda/experts/experts.h"
+#include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/testing/device.h"
 #include "base/float_types.h"
@@ -425,7 +426,7 @@ TEST_F(ExpertsGpu, CombinesInOrder) {
 }
 
 // Layer after layer, none waiting on the host: what a kernel asks for before the one before it is done must not be
-// older than the routes that it goes by. Against the same calls one by one.
+// older than the routes that it goes by. Against the same calls one by one; the sum and the norm after it also as one.
 TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
   constexpr int64_t kHidden = 1024, kInner = 512;
   constexpr int32_t kExperts = 48, kTop = 4, kLayers = 40;
@@ -451,11 +452,13 @@ TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
       const size_t assignments = static_cast<size_t>(int64_t{rows} * kTop);
       const size_t numbers = static_cast<size_t>(rows) * kHidden;
       const DeviceVector<uint16_t> x(halves(numbers * kLayers, 1.0f)), out(numbers * kLayers),
-          inner(assignments * kInner), result(assignments * kHidden), gathered(assignments * kHidden);
+          inner(assignments * kInner), result(assignments * kHidden), gathered(assignments * kHidden), product(numbers),
+          stream(numbers);
       const DeviceVector<float> logits(static_cast<size_t>(rows * kExperts)), weight(assignments);
       const DeviceVector<int32_t> start(kExperts + 1), row(assignments), place(assignments);
       std::vector<uint16_t> want;
-      for (const bool at_once : {false, true}) {
+      for (const auto& [at_once, as_one] : {std::pair{false, false}, {true, false}, {true, true}}) {
+        const bool follows = at_once;
         const auto step = [&](const Status& status) {
           ASSERT_TRUE(status.ok());
           if (!at_once) {
@@ -490,7 +493,7 @@ TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
           call.k = kInner;
           call.x = inner.get();
           call.sorted = true;
-          call.follows = at_once;
+          call.follows = follows;
           call.epilogue = ExpertEpilogue::kStore;
           call.y = result.get();
           step(run_expert_linear(call, nullptr));
@@ -499,16 +502,32 @@ TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
           sum.routes = choose.routes;
           sum.rows = rows;
           sum.hidden = kHidden;
-          sum.follows = at_once;
-          sum.out = out.get() + here;
-          step(run_combine(sum, nullptr));
+          sum.follows = follows;
+          sum.out = product.get();
+          if (!as_one) step(run_combine(sum, nullptr));
+          GemmInputCall norm;
+          norm.source = as_one ? GemmInputCall::Source::kExperts : GemmInputCall::Source::kNorm;
+          norm.m = rows;
+          norm.k = kHidden;
+          norm.x = as_one ? nullptr : sum.out;
+          norm.ldx = kHidden;
+          norm.experts = as_one ? &sum : nullptr;
+          norm.weight = d_router.get();
+          norm.weight_f32 = true;
+          norm.residual = x.get() + here;
+          norm.ldr = kHidden;
+          norm.h = stream.get();
+          norm.y_f16 = out.get() + here;
+          norm.ldy = kHidden;
+          step(prepare_gemm_input(norm, nullptr));
         }
         finish(ok_status());
         const auto got = out.host();
         if (!at_once) {
           want = got;
         } else {
-          EXPECT_TRUE(want == got) << rows << " rows, " << (exact ? "FP16" : "upper bytes");
+          EXPECT_TRUE(want == got) << rows << " rows, " << (exact ? "FP16" : "upper bytes")
+                                   << (as_one ? ", sum and norm as one" : "");
         }
       }
     }

@@ -14,6 +14,27 @@ namespace {
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
+Status check_experts(const GemmInputCall& c) {
+  const auto bad = [](std::string_view field, std::string_view rule) {
+    return error(ErrorCode::kUsage, "gemm_input: {} {}", field, rule);
+  };
+  if (c.bf16 || !c.weight_f32) return bad("bf16 and weight_f32", "must be false and true with kExperts");
+  if (c.k % 8 != 0 || c.k > kMaxExpertColumns) return bad("k", "must be a multiple of 8 up to 8192 with kExperts");
+  if (c.residual == nullptr) return bad("residual", "is null");
+  const CombineExpertsArgs& sum = *c.experts;
+  if (sum.rows != c.m || sum.hidden != c.k || sum.bf16) {
+    return bad("experts", "must be of m rows and k features in FP16");
+  }
+  if (sum.routes.top < 1 || sum.routes.top > kMaxTopExperts || sum.routes.place == nullptr ||
+      sum.routes.weight == nullptr) {
+    return bad("experts", "must have 1 to 32 places and weights a row");
+  }
+  if (sum.x == nullptr || !aligned(sum.x, 16) || !aligned(sum.shared, 16)) {
+    return bad("experts", "must have x and shared 16-byte aligned, x not null");
+  }
+  return ok_status();
+}
+
 Status check_call(const GemmInputCall& c) {
   const auto bad = [](std::string_view field, std::string_view rule) {
     return error(ErrorCode::kUsage, "gemm_input: {} {}", field, rule);
@@ -21,13 +42,16 @@ Status check_call(const GemmInputCall& c) {
   if (c.m <= 0 || c.m > INT32_MAX) return bad("m", "must be 1 to 2^31 - 1");
   if (c.k <= 0 || c.k > kMaxColumns) return bad("k", "must be 1 to 32768");
   const bool gated = c.source == GemmInputCall::Source::kSwiglu || c.source == GemmInputCall::Source::kGeglu;
-  if (c.x == nullptr || c.ldx < (gated ? 2 * c.k : c.k)) return bad("x", "is null, or ldx smaller than a row");
-  if (c.source == GemmInputCall::Source::kNorm && c.weight == nullptr) return bad("weight", "is null");
+  const bool experts = c.source == GemmInputCall::Source::kExperts,
+             norm = c.source == GemmInputCall::Source::kNorm || experts;
+  if (experts != (c.experts != nullptr)) return bad("experts", "belongs to kExperts, and is needed there");
+  if (!experts && (c.x == nullptr || c.ldx < (gated ? 2 * c.k : c.k)))
+    return bad("x", "is null, or ldx smaller than a row");
+  if (norm && c.weight == nullptr) return bad("weight", "is null");
   if (c.weight_offset != 0.0f && !c.weight_f32) return bad("weight_offset", "needs weight_f32");
   if (gated && c.k % 8 != 0) return bad("k", "must be a multiple of 8 with a gate (blocks of 8 alternate)");
   if (c.source == GemmInputCall::Source::kGeglu && c.bf16) return bad("bf16", "does not go with kGeglu");
-  if (c.residual != nullptr && (c.source != GemmInputCall::Source::kNorm || c.ldr < c.k))
-    return bad("residual", "belongs to kNorm, with ldr >= k");
+  if (c.residual != nullptr && (!norm || c.ldr < c.k)) return bad("residual", "belongs to kNorm, with ldr >= k");
   if (c.h != nullptr && c.residual == nullptr) return bad("h", "belongs to a norm with a residual");
   if (c.y_f16 == nullptr && c.y_e4m3 == nullptr) return bad("y_f16 and y_e4m3", "are both null");
   if (c.y_f16 != nullptr && c.ldy < c.k) return bad("ldy", "is smaller than a row");
@@ -42,7 +66,7 @@ Status check_call(const GemmInputCall& c) {
       (c.source != GemmInputCall::Source::kPlain || c.y_f16 != nullptr || c.copies < 1 || c.copies > 32)) {
     return bad("place", "belongs to kPlain, with 1 to 32 copies and without y_f16");
   }
-  return ok_status();
+  return experts ? check_experts(c) : ok_status();
 }
 
 Status quantise_rows(const GemmInputCall& c, CUstream_st* stream) {
@@ -72,7 +96,9 @@ Status quantise_rows(const GemmInputCall& c, CUstream_st* stream) {
 
 Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
-  GemmInputParams p{};
+  ExpertsNormParams p{};
+  const bool experts = c.source == GemmInputCall::Source::kExperts;
+  if (experts) p.experts = *c.experts;
   p.x = c.x;
   p.weight = c.weight;
   p.residual = c.residual;
@@ -92,6 +118,9 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
                           (c.residual == nullptr || (aligned(c.residual, 16) && aligned(p.h, 16) && c.ldr % 8 == 0)) &&
                           (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
   constexpr int64_t kManyRows = 2048;
+  if (experts && !is_aligned) {
+    return error(ErrorCode::kUsage, "gemm_input: experts needs weight and rows that are 16-byte aligned");
+  }
   const bool plain = c.source == GemmInputCall::Source::kPlain;
   if (c.place != nullptr && !is_aligned) {
     return error(ErrorCode::kUsage,

@@ -2,6 +2,9 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
+#include "backend/cuda/experts/row_sum.cuh"
 #include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/fused/gemm_input_kernel.h"
 #include "backend/cuda/gemm/plan/layout.h"
@@ -123,7 +126,9 @@ __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 // row is made of is known at compile time: the GEMM of a decode step waits for every instruction here.
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
 struct RowPart {
-  static constexpr bool kNorm = kSource == GemmInputSource::kNorm;
+  static constexpr bool kExperts = kSource == GemmInputSource::kExperts;
+  static constexpr bool kNorm = kSource == GemmInputSource::kNorm || kExperts;
+  using Params = std::conditional_t<kExperts, ExpertsNormParams, GemmInputParams>;
   static constexpr bool kGelu = kSource == GemmInputSource::kGeglu;
   static constexpr bool kGated = kSource == GemmInputSource::kSwiglu || kGelu;
   // What a row is made of stays in registers as 16-bit numbers, which leave room for more rows on an SM; what SwiGLU
@@ -144,6 +149,7 @@ struct RowPart {
   uint4 raw[kVectors], second[kVectors];
   uint4 weight[kWeights];
   float weight_f32[kWeightF32 ? kWeights : 1][8];
+  RowExperts experts;
   uint32_t place[kEarlyPlace ? kVectors : 1][4];
 
   __device__ __forceinline__ RowPart(const GemmInputParams& p, int64_t row, uint32_t rank)
@@ -173,7 +179,10 @@ struct RowPart {
     }
   }
 
-  __device__ __forceinline__ void load(const GemmInputParams& p, int i) {
+  __device__ __forceinline__ void find_experts(const Params& p) {
+    if constexpr (kExperts) experts = experts_of(p.experts, token, static_cast<int>(threadIdx.x) % 32);
+  }
+  __device__ __forceinline__ void load(const Params& p, int i) {
     const int64_t first = column_of(i);
     raw[i] = second[i] = make_uint4(0, 0, 0, 0);
     if constexpr (kGated) {
@@ -181,9 +190,12 @@ struct RowPart {
       raw[i] = load8<kAligned>(x, first * 2, width);
       second[i] = load8<kAligned>(x, first * 2 + 8, width);
     } else {
-      raw[i] = load8<kAligned>(x, first, end);
+      if constexpr (!kExperts) raw[i] = load8<kAligned>(x, first, end);
       if (kNorm && p.residual != nullptr)
         second[i] = load8<kAligned>(static_cast<const uint16_t*>(p.residual) + token * p.ldr, first, end);
+      if constexpr (kExperts) {
+        raw[i] = sum_of_experts(p.experts, experts, token, static_cast<int>(first), first < end);
+      }
     }
   }
   __device__ __forceinline__ void load_weight(const GemmInputParams& p, int i) {
@@ -272,7 +284,8 @@ __device__ __forceinline__ void store_codes(uint8_t* codes, int made, int column
 }
 
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
-__global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p) {
+__global__ __launch_bounds__(512) void gemm_input_kernel(
+    const typename RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>::Params p) {
   using Part = RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float2 scratch[32], parts[kMaxRowBlocks];
@@ -287,12 +300,17 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(const GemmInputParams p
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) part.load_weight(p, i);
   }
+  // Nor do the routes, where products stand between.
+  bool early_routes = false;
+  if constexpr (Part::kExperts) early_routes = p.experts.follows;
+  if (early_routes) part.find_experts(p);
   constexpr bool kRehearses = kAligned && kVectors < kMaxVectors;
   const bool has_codes = p.y_e4m3 != nullptr;
   const int64_t end = part.end;
 #pragma unroll 1
   for (bool real = !kRehearses || !p.rehearses;; real = true) {
     if (real) ptx::dependency_wait();
+    if (real && !early_routes) part.find_experts(p);
     if constexpr (kRehearses) part.end = real ? end : part.begin;
     if constexpr (Part::kEarlyLoads) {
 #pragma unroll
@@ -356,6 +374,10 @@ const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f
                   : function_for<GemmInputSource::kSwiglu, false, false>(is_aligned, vectors);
     case GemmInputSource::kGeglu:
       return function_for<GemmInputSource::kGeglu, false, false>(is_aligned, vectors);
+    case GemmInputSource::kExperts:
+      return vectors == 1
+                 ? reinterpret_cast<const void*>(&gemm_input_kernel<GemmInputSource::kExperts, false, true, true, 1>)
+                 : reinterpret_cast<const void*>(&gemm_input_kernel<GemmInputSource::kExperts, false, true, true, 2>);
     default:
       return bf16 ? function_for<GemmInputSource::kPlain, true, false>(is_aligned, vectors)
                   : function_for<GemmInputSource::kPlain, false, false>(is_aligned, vectors);

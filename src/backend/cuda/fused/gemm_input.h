@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "backend/expert_routes.h"
 #include "base/result.h"
 
 struct CUstream_st;
@@ -15,18 +16,20 @@ namespace nfp::cuda {
 
 struct GemmInputCall {
   enum class Source : uint8_t {
-    kPlain,   // y = x
-    kNorm,    // y = x / sqrt(mean(x^2) + epsilon) * weight, of h = x + residual (rounded to x's type and stored) if
-              // residual is given
-    kSwiglu,  // y = silu(gate) * up; x is [m, 2k] with gate and up alternating in blocks of 8, as a GEMM over rows in
-              // swiglu order leaves them
-    kGeglu,   // likewise y = gelu(gate) * up, GELU with tanh; FP16 only
+    kPlain,    // y = x
+    kNorm,     // y = x / sqrt(mean(x^2) + epsilon) * weight, of h = x + residual (rounded to x's type and stored) if
+               // residual is given
+    kSwiglu,   // y = silu(gate) * up; x is [m, 2k] with gate and up alternating in blocks of 8, as a GEMM over rows in
+               // swiglu order leaves them
+    kGeglu,    // likewise y = gelu(gate) * up, GELU with tanh; FP16 only
+    kExperts,  // kNorm with a residual, where x is a sum of experts' rows, rounded as run_combine() does; FP16 and
+               // weight_f32 only
   };
   Source source = Source::kPlain;
   int64_t m = 0;
-  int64_t k = 0;      // columns of y; at most kMaxColumns
-  bool bf16 = false;  // x, weight (if 16 bits), residual and y_f16 are BF16, else FP16
-  const void* x = nullptr;
+  int64_t k = 0;                 // columns of y; at most kMaxColumns
+  bool bf16 = false;             // x, weight (if 16 bits), residual and y_f16 are BF16, else FP16
+  const void* x = nullptr;       // not of kExperts
   int64_t ldx = 0;               // elements
   const void* weight = nullptr;  // kNorm: [k], of x's type or, with weight_f32, FP32
   bool weight_f32 = false;
@@ -35,6 +38,9 @@ struct GemmInputCall {
   void* residual =
       nullptr;  // kNorm: [m, k], read, and replaced by h unless h has a place of its own; null = no residual
   int64_t ldr = 0;
+  // kExperts: the sum, of m rows of k features; out is not written. Rows are 16-byte aligned and k a multiple of 8, at
+  // most kMaxExpertColumns.
+  const CombineExpertsArgs* experts = nullptr;
   void* h = nullptr;      // kNorm with residual: [m, k], ldr elements from row to row; null = residual
   void* y_f16 = nullptr;  // [m, k], may be x where both have k columns; null = not wanted
   int64_t ldy = 0;
@@ -49,6 +55,7 @@ struct GemmInputCall {
 };
 
 inline constexpr int64_t kMaxColumns = 32768;
+inline constexpr int64_t kMaxExpertColumns = 8192;
 
 // Enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
 Status prepare_gemm_input(const GemmInputCall& call, CUstream_st* stream);

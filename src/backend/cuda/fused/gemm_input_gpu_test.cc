@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/cuda/experts/experts.h"
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/gemm.h"
 #include "base/float_types.h"
@@ -174,6 +175,129 @@ INSTANTIATE_TEST_SUITE_P(
                       // More than 64 rows: none is shared, up to eight groups of columns a thread.
                       Case{S::kNorm, true, false, 65, 14336}, Case{S::kSwiglu, false, true, 66, 17920},
                       Case{S::kNorm, true, true, 65, 32768}, Case{S::kPlain, false, false, 67, 14336}));
+
+// The sum of a row's experts, the residual and the norm in one kernel: the bits of two.
+TEST(ExpertsNormGpu, IsTheSumAndThenTheNorm) {
+  if (auto gemm = Gemm::create(); !gemm.ok()) GTEST_SKIP() << gemm.error().message;
+  struct Shape {
+    int64_t m, k;
+    int32_t top;
+    bool shared, gate, with_f16, codes, follows;
+  };
+  for (const Shape& c :
+       {Shape{1, 2048, 8, false, false, false, true, true}, Shape{64, 2048, 8, false, false, true, false, true},
+        Shape{128, 2048, 8, false, false, false, true, true}, Shape{1000, 2048, 8, false, false, false, true, true},
+        Shape{129, 4096, 2, false, false, true, true, false}, Shape{3, 3584, 8, true, true, false, true, false},
+        Shape{70, 2048, 4, true, false, true, false, false}, Shape{5, 8, 1, true, true, true, true, true},
+        Shape{9, 136, 32, false, true, true, true, false}, Shape{2, 6144, 9, false, false, true, true, true},
+        Shape{65, 8192, 10, true, true, true, true, false}}) {
+    std::mt19937 random(static_cast<uint32_t>(c.m * 7 + c.k));
+    std::normal_distribution<float> normal;
+    const auto halves = [&](int64_t count) {
+      std::vector<uint16_t> out(static_cast<size_t>(count));
+      for (uint16_t& v : out) v = fp32_to_fp16(normal(random));
+      return out;
+    };
+    const auto floats = [&](int64_t count) {
+      std::vector<float> out(static_cast<size_t>(count));
+      for (float& v : out) v = normal(random);
+      return out;
+    };
+    const auto numbers = static_cast<size_t>(c.m * c.k);
+    std::vector<int32_t> place(static_cast<size_t>(c.m * c.top));
+    std::iota(place.begin(), place.end(), 0);
+    std::shuffle(place.begin(), place.end(), random);
+    for (size_t i = 3; i < place.size(); i += 11) place[i] = -1;
+    const DeviceCopy<int32_t> d_place(place);
+    const DeviceCopy<float> weight(floats(c.m * c.top)), gate(floats(c.m)), norm_weight(floats(c.k));
+    const DeviceCopy<uint16_t> x(halves(c.m * c.top * c.k)), shared(halves(c.m * c.k)), residual(halves(c.m * c.k)),
+        product(std::vector<uint16_t>(numbers, 0xffff));
+    CombineExpertsArgs sum;
+    sum.x = x.get();
+    sum.routes = {1, c.top, d_place.get(), d_place.get(), d_place.get(), weight.get()};
+    sum.rows = static_cast<int32_t>(c.m);
+    sum.hidden = static_cast<int32_t>(c.k);
+    sum.shared = c.shared ? shared.get() : nullptr;
+    sum.shared_weight = c.gate ? gate.get() : nullptr;
+    sum.follows = c.follows;
+    sum.out = product.get();
+    ASSERT_TRUE(run_combine(sum, nullptr).ok());
+    const auto width = PlaneShape{0, c.k}.padded_k();
+    struct Outputs {
+      std::vector<uint16_t> h, y;
+      std::vector<uint8_t> codes;
+      std::vector<float> scales;
+    };
+    const auto run = [&](bool as_one) {
+      const DeviceCopy<uint16_t> h(std::vector<uint16_t>(numbers, 0xffff)), y(std::vector<uint16_t>(numbers, 0xffff));
+      const DeviceCopy<uint8_t> codes(std::vector<uint8_t>(static_cast<size_t>(c.m * width), 0xee));
+      const DeviceCopy<float> scales(std::vector<float>(static_cast<size_t>(c.m), -1.0f));
+      GemmInputCall call;
+      call.source = as_one ? S::kExperts : S::kNorm;
+      call.m = c.m;
+      call.k = c.k;
+      call.x = as_one ? nullptr : product.get();
+      call.ldx = c.k;
+      call.experts = as_one ? &sum : nullptr;
+      call.weight = norm_weight.get();
+      call.weight_f32 = true;
+      call.residual = residual.get();
+      call.ldr = c.k;
+      call.h = h.get();
+      call.y_f16 = c.with_f16 ? y.get() : nullptr;
+      call.ldy = c.k;
+      call.y_e4m3 = c.codes ? codes.get() : nullptr;
+      call.ldy_e4m3 = width;
+      call.scales = scales.get();
+      const Status status = prepare_gemm_input(call, nullptr);
+      EXPECT_TRUE(status.ok()) << status.error().message;
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      return Outputs{h.host(), y.host(), codes.host(), scales.host()};
+    };
+    const Outputs want = run(false), got = run(true);
+    EXPECT_TRUE(got.h == want.h) << c.m << " rows of " << c.k;
+    EXPECT_TRUE(got.y == want.y) << c.m << " rows of " << c.k;
+    EXPECT_TRUE(got.codes == want.codes) << c.m << " rows of " << c.k;
+    EXPECT_EQ(got.scales, want.scales) << c.m << " rows of " << c.k;
+  }
+}
+
+TEST(ExpertsNormGpu, RefusesWhatDoesNotFit) {
+  GemmInputCall call;
+  call.source = S::kExperts;
+  call.m = 1;
+  call.k = 64;
+  const DeviceCopy<float> weight(std::vector<float>(64));
+  const DeviceCopy<uint16_t> rows(std::vector<uint16_t>(64));
+  const DeviceCopy<int32_t> place(std::vector<int32_t>(1));
+  call.weight = weight.get();
+  call.weight_f32 = true;
+  call.residual = rows.get();
+  call.ldr = 64;
+  call.y_f16 = rows.get();
+  call.ldy = 64;
+  const auto refused = [&](std::string_view field) {
+    const Status status = prepare_gemm_input(call, nullptr);
+    ASSERT_FALSE(status.ok()) << field;
+    EXPECT_NE(status.error().message.find(field), std::string::npos) << status.error().message;
+  };
+  refused("experts");
+  CombineExpertsArgs sum;
+  call.experts = &sum;
+  refused("experts");
+  sum.x = rows.get();
+  sum.rows = 1;
+  sum.hidden = 64;
+  sum.routes = {1, 1, place.get(), place.get(), place.get(), weight.get()};
+  call.k = call.ldr = call.ldy = sum.hidden = 60;
+  refused("k");
+  call.k = call.ldr = call.ldy = sum.hidden = 64;
+  call.residual = nullptr;
+  refused("residual");
+  call.residual = rows.get();
+  sum.rows = 2;
+  refused("experts");
+}
 
 // Codes alone of many short rows are another kernel's, to several places each: the bits that fewer rows have.
 TEST(ShortRowsGpu, GoToTheirPlaces) {

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 
+#include "backend/expert_routes.h"
+
 namespace nfp::cuda {
 
-enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu, kGeglu };  // GemmInputCall::Source
+enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu, kGeglu, kExperts };  // GemmInputCall::Source
 
 inline constexpr int kMaxRowBlocks = 4;
 inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread
@@ -30,8 +32,13 @@ struct GemmInputParams {
   bool rehearses;
 };
 
-// is_aligned: all rows (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or
-// kMaxVectors, and kMaxVectors unless is_aligned. weight_f32: of a norm.
+struct ExpertsNormParams : GemmInputParams {
+  CombineExpertsArgs experts;
+};
+
+// Takes GemmInputParams, or for kExperts ExpertsNormParams. is_aligned: all rows (and FP32 weights) are 16-byte aligned
+// and k is a multiple of 8; vectors is 1, 2, 4 or kMaxVectors, and kMaxVectors unless is_aligned, and of kExperts,
+// which is aligned, 1 or 2. weight_f32: of a norm.
 const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
 
 }  // namespace nfp::cuda

@@ -32,6 +32,9 @@ struct RouteArgs {
   ExpertRoutes routes;
   float* logits = nullptr;         // device [rows, experts], working space
   float* shared_weight = nullptr;  // device [rows] sigmoid(x shared_gate), where there is such a gate
+  // ExpertLinearArgs::gathered of the operation that multiplies x next, into which a backend may put x already; null =
+  // another comes next.
+  void* gathered = nullptr;
 };
 
 // out[r] = sum over i of weight[r, i] x[place[r, i]], in the order of i, plus shared_weight[r] shared[r]. Negative

@@ -48,9 +48,6 @@ Stack stack_of(const nfp_expert_stack& given, int32_t experts) {
   return stack;
 }
 
-// Assignments up to which a thread block for each expert copies their rows as fast as one for each assignment.
-constexpr int64_t kGatheredAtOnce = 256;
-
 // Pieces of a call's scratch, each 256-byte aligned. With E4M3, codes and scales of x and of what is activated.
 struct Scratch {
   size_t start, row, place;
@@ -167,8 +164,8 @@ class Call {
     }
     return run_assign(args, stream_);
   }
-  // Where the kernel that finds routes also puts the rows into order: as long as no expert can have many.
-  bool gathers() const { return !e4m3_ && call_.rows * call_.top <= kGatheredAtOnce; }
+  // Where the kernel that finds routes also puts the rows into order.
+  bool gathers() const { return !e4m3_ && call_.rows * call_.top <= kPlacedAtOnce; }
   // spread: each row to its assignments.
   nfp::Status round(const void* x, int64_t rows, int64_t columns, size_t codes, size_t scales, bool spread) {
     GemmInputCall call;

@@ -225,6 +225,7 @@ class CudaBackend final : public Backend {
   Buffer overflowed_layer_;                   // host: i32 that kernels write where keys leave FP16, else -1
   Buffer rounded_;                            // inputs that came in no linear's form, where there are such
   std::vector<cuda::ExpertMatrix> matrices_;  // of a call
+  const void* in_order_ = nullptr;            // where the last route() left its x by assignment
   cuda::Profiler profiler_;
   std::optional<Error> failure_;
 };
@@ -665,6 +666,7 @@ void CudaBackend::route(const RouteArgs& args) {
   RouteArgs call = args;
   call.batch_invariant = options_.deterministic;
   keep(cuda::run_route(call, stream_));
+  in_order_ = cuda::route_gathers(call) ? call.gathered : nullptr;
 }
 
 void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
@@ -724,8 +726,11 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
     call.token_scale = cuda::e4m3_scales(codes, static_cast<int64_t>(assignments), call.k);
     call.follows = false;
   } else {
-    call.sorted = args.sorted;
+    const bool in_order = !args.sorted && args.gathered != nullptr && args.gathered == in_order_;
+    call.sorted = args.sorted || in_order;
+    if (in_order) call.x = args.gathered;
   }
+  in_order_ = nullptr;
   keep(cuda::run_expert_linear(call, stream_));
 }
 

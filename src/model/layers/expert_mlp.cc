@@ -58,6 +58,7 @@ bool ExpertMlp::run(const Pass& pass, std::optional<CombineExpertsArgs>& sum) co
   choose.routes = work.routes();
   choose.logits = work.router_logits.as<float>();
   choose.shared_weight = work.shared_weight.as<float>();
+  if (pass.args.observer == nullptr) choose.gathered = work.expert_out.data();
   pass.backend.route(choose);
   if (!(pass.args.observer != nullptr ? run_observed(pass) : run_experts(pass))) return false;
   if (has_shared && !shared.run(pass, work.normed, work.shared)) return false;
@@ -92,7 +93,7 @@ bool ExpertMlp::run_experts(const Pass& pass) const {
     pass.backend.expert_linear(call);
   };
   call.epilogue = Epilogue::kGatedActivation;
-  call.gathered = work.expert_out.data();  // which is written only afterwards
+  call.gathered = work.expert_out.data();  // as in run(); it is written only afterwards
   multiply(gate_up, gate_up_weights, work.normed, work.expert_mlp);
   call.gathered = nullptr;
   call.epilogue = Epilogue::kStore;

@@ -129,16 +129,6 @@ __global__ __launch_bounds__(kAssignThreads, 1) void assign_kernel(const AssignP
       }
     }
   }
-  if (p.gathered == nullptr || owns == 0) return;
-  __syncthreads();  // the rows are written
-  const int pieces = static_cast<int>(p.row_bytes / 16);
-#pragma unroll 1
-  for (int a = first; a < first + owns; ++a) {
-    const uint4* from = static_cast<const uint4*>(p.x) + int64_t{p.routes.row[a]} * pieces;
-    uint4* to = static_cast<uint4*>(p.gathered) + int64_t{a} * pieces;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kAssignThreads) to[i] = from[i];
-  }
 }
 
 }  // namespace

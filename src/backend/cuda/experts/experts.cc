@@ -37,7 +37,20 @@ Status launch_experts(const ExpertLinearCall& c, const ExpertParams& shape, cons
                 stream);
 }
 
+int logits_of(const RouteArgs& c) { return c.routes.experts + (c.shared_gate != nullptr ? 1 : 0); }
+bool by_cluster(const RouteArgs& c) {
+  return c.rows >= kRouteClusterLeast && c.rows <= kRouteClusterMost && !c.batch_invariant &&
+         route_cluster_fits(c.hidden, logits_of(c));
+}
+
 }  // namespace
+
+bool route_gathers(const RouteArgs& c) {
+  const int64_t assignments = int64_t{c.rows} * c.routes.top;
+  // (More rows an expert are rounded on their way, where they are.)
+  return c.gathered != nullptr && (by_cluster(c) || c.rows > kRouteFewRows) && assignments <= kPlacedAtOnce &&
+         assignments < kRoundedRows * c.routes.experts;
+}
 
 Status run_route(const RouteArgs& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_routes("route", c.routes, c.rows));
@@ -52,10 +65,33 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
   void* arguments[] = {&p};
   LaunchShape shape;
   shape.dependent = true;
+  const int logits = logits_of(c);
+  const auto assign = [&] {
+    AssignArgs chosen;
+    chosen.ids = reinterpret_cast<const int32_t*>(c.logits);
+    chosen.id_stride = c.routes.experts;
+    chosen.rows = c.rows;
+    chosen.routes = c.routes;
+    if (route_gathers(c)) {
+      chosen.x = c.x;
+      chosen.gathered = c.gathered;
+      chosen.row_bytes = int64_t{c.hidden} * 2;
+    }
+    return run_assign(chosen, stream);
+  };
+  if (by_cluster(c)) {
+    const int tiles = route_cluster_tiles(logits), rows = route_cluster_rows(c.rows);
+    shape.grid = (c.rows + rows - 1) / rows * kRouteClusterBlocks;
+    shape.cluster = kRouteClusterBlocks;
+    shape.block = kRouteClusterWarps * 32;
+    shape.shared = static_cast<size_t>(route_cluster_shared_bytes(c.hidden, tiles));
+    NFP_RETURN_IF_ERROR(launch("route", route_cluster_function(tiles, rows), shape, arguments, stream));
+    return assign();
+  }
   if (c.rows >= kRouteManyLeast && !c.batch_invariant) {
     const int experts = route_many_experts(c.rows);
     shape.grid = static_cast<int>((c.rows + kRouteManyRows - 1) / kRouteManyRows);
-    shape.grid_y = (c.routes.experts + (c.shared_gate != nullptr ? 1 : 0) + experts - 1) / experts;
+    shape.grid_y = (logits + experts - 1) / experts;
     shape.block = kRouteManyWarps * 32;
     shape.shared = static_cast<size_t>(route_many_shared_bytes(experts));
     NFP_RETURN_IF_ERROR(launch("route", route_logits_many_function(experts), shape, arguments, stream));
@@ -79,12 +115,7 @@ Status run_route(const RouteArgs& c, CUstream_st* stream) {
   shape.grid = static_cast<int>((c.rows + kChooseWarps - 1) / kChooseWarps);
   shape.block = kChooseWarps * 32;
   NFP_RETURN_IF_ERROR(launch("route", choose_experts_function(), shape, arguments, stream));
-  AssignArgs chosen;
-  chosen.ids = reinterpret_cast<const int32_t*>(c.logits);
-  chosen.id_stride = c.routes.experts;
-  chosen.rows = c.rows;
-  chosen.routes = c.routes;
-  return run_assign(chosen, stream);
+  return assign();
 }
 
 Status run_assign(const AssignArgs& c, CUstream_st* stream) {
@@ -95,14 +126,21 @@ Status run_assign(const AssignArgs& c, CUstream_st* stream) {
   if (c.gathered != nullptr && (c.x == nullptr || !aligned(c.x) || !aligned(c.gathered) || c.row_bytes % 16 != 0)) {
     return bad("assign", "x and gathered", "must be there, 16-byte aligned, with rows of a multiple of 16 bytes");
   }
-  const bool vectors = aligned(c.ids) && c.id_stride % 4 == 0 && c.routes.top % 4 == 0;
+  const bool few = c.rows * c.routes.top <= kPlacedAtOnce;
+  if (c.gathered != nullptr && !few) return bad("assign", "gathered", "is of 1024 assignments at most");
+  const bool vectors = !few && aligned(c.ids) && c.id_stride % 4 == 0 && c.routes.top % 4 == 0;
   const auto pieces = static_cast<uint64_t>(vectors ? c.routes.top / 4 : c.routes.top);
   AssignParams p{{c}, ((uint64_t{1} << kInverseBits) + pieces - 1) / pieces};
   void* arguments[] = {&p};
   LaunchShape shape;
+  shape.dependent = true;
+  if (few) {
+    shape.grid = static_cast<int>(c.rows * c.routes.top) + 1;
+    shape.block = kPlaceThreads;
+    return launch("assign", place_function(c.map != nullptr), shape, arguments, stream);
+  }
   shape.grid = c.routes.experts;
   shape.block = kAssignThreads;
-  shape.dependent = true;
   return launch("assign", assign_function(vectors, c.map != nullptr), shape, arguments, stream);
 }
 

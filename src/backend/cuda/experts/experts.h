@@ -16,6 +16,8 @@ struct CUstream_st;
 namespace nfp::cuda {
 
 Status run_route(const RouteArgs& call, CUstream_st* stream);
+// Whether it leaves x by assignment in call.gathered, 16-byte aligned.
+bool route_gathers(const RouteArgs& call);
 // What run_route does of routes that are given.
 Status run_assign(const AssignArgs& call, CUstream_st* stream);
 Status run_expert_linear(const ExpertLinearCall& call, CUstream_st* stream);

@@ -45,6 +45,8 @@ struct ExpertLinearCall {
                             // the other kernel
 };
 
+inline constexpr int64_t kPlacedAtOnce = 1024;
+
 // Routes that something else has chosen. An id that has no expert here (of another GPU, or none at all) has no
 // assignment: its place is -1.
 struct AssignArgs {
@@ -54,8 +56,8 @@ struct AssignArgs {
   int32_t map_size = 0;
   int64_t rows = 0;
   ExpertRoutes routes;  // start, row and place are written
-  // x's rows by assignment too, which saves a kernel where there are few: 16-byte aligned rows of row_bytes, a multiple
-  // of 16.
+  // x's rows by assignment too, where there are at most kPlacedAtOnce: 16-byte aligned rows of row_bytes, a multiple of
+  // 16.
   const void* x = nullptr;
   void* gathered = nullptr;  // null = not wanted
   int64_t row_bytes = 0;

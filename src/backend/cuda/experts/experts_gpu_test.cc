@@ -57,11 +57,14 @@ TEST_F(ExpertsGpu, RoutesAreThoseOfFloat64) {
     bool renormalise, gate;
   };
   for (const Case& c :
-       {Case{1, 8, 2, 64, true, false}, Case{5, 60, 4, 2048, false, true}, Case{300, 128, 8, 512, true, false},
-        Case{33, 512, 10, 72, true, true}, Case{7, 4, 4, 4096, false, false}, Case{1000, 3, 1, 8, true, true},
-        Case{2, 64, 32, 128, false, false}, Case{16, 512, 32, 256, true, true}, Case{64, 512, 32, 256, true, true},
-        Case{65, 33, 8, 1032, true, true}, Case{2000, 128, 8, 2048, true, false},
-        Case{777, 60, 4, 2048, false, true}}) {
+       {Case{1, 8, 2, 64, true, false},      Case{5, 60, 4, 2048, false, true},     Case{300, 128, 8, 512, true, false},
+        Case{33, 512, 10, 72, true, true},   Case{7, 4, 4, 4096, false, false},     Case{1000, 3, 1, 8, true, true},
+        Case{2, 64, 32, 128, false, false},  Case{16, 512, 32, 256, true, true},    Case{64, 512, 32, 256, true, true},
+        Case{65, 33, 8, 1032, true, true},   Case{2000, 128, 8, 2048, true, false}, Case{777, 60, 4, 2048, false, true},
+        Case{17, 128, 8, 2048, true, false}, Case{32, 60, 4, 2048, false, true},    Case{33, 128, 8, 2048, true, false},
+        Case{64, 8, 2, 4096, true, false},   Case{48, 31, 4, 200, false, true},     Case{63, 127, 32, 1032, true, true},
+        Case{450, 8, 2, 4096, true, false},  Case{130, 64, 8, 2048, false, false},  Case{97, 128, 8, 4096, true, false},
+        Case{129, 1, 1, 520, true, false}}) {
     const auto rows = static_cast<size_t>(c.rows), experts = static_cast<size_t>(c.experts),
                top = static_cast<size_t>(c.top), hidden = static_cast<size_t>(c.hidden);
     const auto x = halves(rows * hidden, 1.0f);
@@ -341,8 +344,10 @@ TEST_F(ExpertsGpu, AssignsGivenIds) {
   struct Case {
     int32_t rows, top, stride, experts, map;  // map: ids that it has, 0 = none
   };
-  for (const Case& c : {Case{1, 2, 2, 4, 0}, Case{40, 3, 5, 7, 0}, Case{700, 8, 8, 128, 0}, Case{5000, 8, 128, 128, 0},
-                        Case{513, 4, 4, 6, 20}, Case{20000, 6, 6, 12, 64}, Case{3000, 32, 32, 512, 600}}) {
+  for (const Case& c :
+       {Case{1, 2, 2, 4, 0}, Case{40, 3, 5, 7, 0}, Case{128, 8, 128, 128, 0}, Case{32, 32, 32, 512, 0},
+        Case{129, 8, 8, 128, 0}, Case{90, 11, 13, 300, 400}, Case{1, 1, 1, 1, 0}, Case{700, 8, 8, 128, 0},
+        Case{5000, 8, 128, 128, 0}, Case{513, 4, 4, 6, 20}, Case{20000, 6, 6, 12, 64}, Case{3000, 32, 32, 512, 600}}) {
     std::vector<int32_t> ids(static_cast<size_t>(c.rows * c.stride), 1 << 30), map(static_cast<size_t>(c.map));
     // Some ids that there are none of; an expert twice in a row now and then.
     for (int32_t& id : ids) id = integer(-1, std::max(c.experts, c.map) + 1);
@@ -358,7 +363,18 @@ TEST_F(ExpertsGpu, AssignsGivenIds) {
     call.map_size = c.map;
     call.rows = c.rows;
     call.routes = {c.experts, c.top, start.get(), row.get(), place.get(), weight.get()};
+    // Rows too, where there are few.
+    const auto width = static_cast<size_t>(integer(1, 700)) * 8;
+    const bool gathers = static_cast<int64_t>(assignments) <= kPlacedAtOnce;
+    const std::vector<uint16_t> x = halves(gathers ? static_cast<size_t>(c.rows) * width : 0, 1.0f);
+    const DeviceVector<uint16_t> d_x(x), gathered(gathers ? assignments * width : 0);
+    if (gathers) {
+      call.x = d_x.get();
+      call.gathered = gathered.get();
+      call.row_bytes = static_cast<int64_t>(width * 2);
+    }
     finish(run_assign(call, nullptr));
+    const auto got_rows = gathered.host();
     std::vector<std::vector<std::pair<int32_t, size_t>>> of_expert(static_cast<size_t>(c.experts));
     std::vector<int32_t> want_place(assignments, -1);
     for (int32_t r = 0; r < c.rows; ++r) {
@@ -375,11 +391,55 @@ TEST_F(ExpertsGpu, AssignsGivenIds) {
       ASSERT_EQ(got_start[e], at) << c.rows << " rows, expert " << e;
       for (const auto& [r, index] : of_expert[e]) {
         ASSERT_EQ(got_row[static_cast<size_t>(at)], r) << c.rows << " rows, assignment " << at;
+        if (gathers) {
+          ASSERT_TRUE(std::equal(x.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * width),
+                                 x.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * width),
+                                 got_rows.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(at) * width)))
+              << c.rows << " rows, assignment " << at;
+        }
         want_place[index] = at++;
       }
     }
     EXPECT_EQ(got_start.back(), at);
     EXPECT_TRUE(place.host() == want_place) << c.rows << " rows";
+  }
+}
+
+// Of equals the first, in every kernel that chooses.
+TEST_F(ExpertsGpu, TiesGoToTheFirst) {
+  constexpr int32_t kExperts = 96, kTop = 6, kHidden = 1024;
+  std::vector<float> router(size_t{kExperts} * kHidden);
+  for (float& v : router) v = number(0.05f);
+  // Experts e, e + 32 and e + 64 are the same.
+  for (size_t i = router.size() / 3; i < router.size(); ++i) router[i] = router[i - router.size() / 3];
+  const DeviceVector<float> d_router(router);
+  for (const int32_t rows : {1, 16, 17, 32, 64, 65, 300, 1500}) {
+    for (const bool batch_invariant : {false, true}) {
+      const auto assignments = static_cast<size_t>(rows * kTop);
+      const DeviceVector<uint16_t> x(halves(static_cast<size_t>(rows) * kHidden, 1.0f));
+      const DeviceVector<float> logits(static_cast<size_t>(rows * kExperts)), shared(1);
+      const Routes routes(rows, kExperts, kTop);
+      RouteArgs call;
+      call.x = x.get();
+      call.router = d_router.get();
+      call.rows = rows;
+      call.hidden = kHidden;
+      call.batch_invariant = batch_invariant;
+      call.routes = routes.table;
+      call.logits = logits.get();
+      finish(run_route(call, nullptr));
+      const auto start = routes.start.host(), place = routes.place.host();
+      const auto weight = routes.weight.host();
+      for (size_t i = 0; i < assignments; i += 3) {
+        const auto expert = [&](size_t at) {
+          return std::upper_bound(start.begin(), start.end(), place[at]) - start.begin() - 1;
+        };
+        ASSERT_LT(expert(i), kExperts / 3) << rows << " rows";
+        ASSERT_EQ(expert(i + 1), expert(i) + kExperts / 3) << rows << " rows";
+        ASSERT_EQ(expert(i + 2), expert(i) + kExperts / 3 * 2) << rows << " rows";
+        ASSERT_EQ(weight[i], weight[i + 2]);
+      }
+    }
   }
 }
 
@@ -441,7 +501,7 @@ TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
   std::vector<float> router(kHidden * kExperts);
   for (float& w : router) w = number(0.05f);
   const DeviceVector<float> d_router(router);
-  for (const int32_t rows : {1, 3, 16, 40}) {
+  for (const int32_t rows : {1, 3, 16, 24, 64, 80}) {
     for (const bool exact : {true, false}) {
       std::vector<ExpertMatrix> gate_up(kExperts), down(kExperts);
       for (size_t e = 0; e < kExperts; ++e) {
@@ -475,13 +535,15 @@ TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
           choose.renormalise = true;
           choose.routes = {kExperts, kTop, start.get(), row.get(), place.get(), weight.get()};
           choose.logits = logits.get();
+          if (as_one) choose.gathered = gathered.get();
           step(run_route(choose, nullptr));
           ExpertLinearCall call;
           call.matrices = gate_up.data();
           call.routes = choose.routes;
           call.n = 2 * kInner;
           call.k = kHidden;
-          call.x = choose.x;
+          call.sorted = route_gathers(choose);
+          call.x = call.sorted ? gathered.get() : choose.x;
           call.rows = rows;
           call.distinct = true;
           call.epilogue = ExpertEpilogue::kSwiglu;
@@ -538,6 +600,7 @@ TEST_F(ExpertsGpu, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(run_route({}, nullptr).ok());
   EXPECT_FALSE(run_expert_linear({}, nullptr).ok());
   EXPECT_FALSE(run_combine({}, nullptr).ok());
+  EXPECT_FALSE(run_assign({}, nullptr).ok());
 }
 
 }  // namespace

@@ -29,6 +29,32 @@ constexpr int route_many_shared_bytes(int experts) {
 }
 const void* route_logits_many_function(int experts);
 const void* route_few_function();
+// Logits and choice in one kernel, where the router fits into the shared memory of a cluster: eight blocks, each of
+// which has 64 k of every 512, and 16 or 32 rows. It takes as long for fewer rows, and twice as long where not all
+// clusters fit on the GPU (an H200 has room for 15).
+inline constexpr int kRouteClusterLeast = 17;  // rows,
+inline constexpr int kRouteClusterMost = 448;  // at most
+inline constexpr int kRouteClusterBlocks = 8;
+inline constexpr int kRouteClusterWarps = 8;
+inline constexpr int kRouteClusterStep = 512;
+inline constexpr int kRouteClusterPitch = 160;          // bytes between rows of 64 k: no bank conflicts
+inline constexpr int kRouteClusterOwnBytes = 36 << 10;  // of shared memory, apart from weights and tokens
+constexpr int route_cluster_rows(int rows) { return rows <= kRouteClusterMost / 2 ? 16 : 32; }
+constexpr int route_cluster_steps(int hidden) { return (hidden + kRouteClusterStep - 1) / kRouteClusterStep; }
+constexpr int route_cluster_tiles(int experts) { return experts <= 32 ? 1 : experts <= 64 ? 2 : 4; }  // with the gate
+constexpr int route_cluster_weight_bytes(int hidden, int tiles) {
+  return route_cluster_steps(hidden) * kRouteClusterWarps * tiles * 2 * 512;
+}
+constexpr int route_cluster_shared_bytes(int hidden, int tiles) {  // of 32 rows
+  return kRouteClusterOwnBytes + route_cluster_weight_bytes(hidden, tiles) +
+         route_cluster_steps(hidden) * 32 * kRouteClusterPitch;
+}
+constexpr bool route_cluster_fits(int hidden, int experts) {  // with the gate
+  constexpr int kMostBytes = 227 << 10;                       // that a block can have on Hopper
+  return experts <= 128 && hidden <= 16 * kRouteClusterStep &&
+         route_cluster_shared_bytes(hidden, route_cluster_tiles(experts)) <= kMostBytes;
+}
+const void* route_cluster_function(int tiles, int rows);
 const void* choose_experts_function();
 
 struct AssignParams : AssignArgs {
@@ -37,6 +63,9 @@ struct AssignParams : AssignArgs {
 inline constexpr int kInverseBits = 36;
 // `vectors`: four ids a piece, with rows of ids on 16-byte boundaries, else one. Grid: experts.
 inline constexpr int kAssignThreads = 512;
+// Of at most kPlacedAtOnce assignments (experts_calls.h). Grid: assignments, and one more.
+inline constexpr int kPlaceThreads = 128;
+const void* place_function(bool mapped);
 const void* assign_function(bool vectors, bool mapped);
 
 struct ExpertParams {

@@ -1,7 +1,8 @@
 // The grid of docs/kernels.md: nested FP16 and FP8 products against cuBLASLt's on the same machine in the same minute,
 // as JSON lines.
 //
-//   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--random-m SEED,COUNT[,LEAST]] [--choices FILE] [--quick] [--out FILE]
+//   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--random-shapes SEED,COUNT] [--random-m SEED,COUNT[,LEAST[,MOST]]]
+//             [--choices FILE] [--quick] [--out FILE]
 //
 // --random-m measures what an engine would run, whatever the number of tokens: COUNT counts a shape, log-uniform in 1
 // to 8192 (each shape its own), with the choice that the built-in table makes, or FILE (a table before it is built in).
@@ -13,6 +14,7 @@
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -101,8 +103,7 @@ struct Bench {
   // tokens every fifth from anywhere.
   std::vector<Config> worth_timing(const Problem& problem) const {
     std::vector<Config> all = candidates(problem, gemm.device());
-    const Mode mode = problem.mode == Mode::kW8A16 ? Mode::kE4M3 : problem.mode;
-    const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(mode);
+    const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(problem.mode);
     if (model == nullptr) return all;
     std::stable_sort(all.begin(), all.end(), [&](const Config& one, const Config& other) {
       return predict_us(*model, problem, one, gemm.device()) < predict_us(*model, problem, other, gemm.device());
@@ -534,20 +535,29 @@ std::vector<int64_t> numbers(const std::string& text, char separator) {
   return out;
 }
 
-// `count` numbers of tokens, log-uniform in `least` to kMostTokens. (splitmix64: the same everywhere, unlike the
-// standard library's distributions.)
-std::vector<int64_t> random_tokens(uint64_t seed, int64_t count, int64_t least) {
+// Log-uniform in `least` to `most`. (splitmix64: the same everywhere, unlike the standard library's distributions.)
+int64_t log_uniform(uint64_t* seed, int64_t least, int64_t most) {
+  uint64_t z = (*seed += 0x9e3779b97f4a7c15u);
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  z ^= z >> 31;
+  const double unit = static_cast<double>(z >> 11) * 0x1p-53;
+  const auto low = static_cast<double>(least), high = static_cast<double>(most);
+  return std::clamp<int64_t>(std::llround(low * std::exp(unit * std::log(high / low))), least, most);
+}
+
+std::vector<int64_t> random_tokens(uint64_t seed, int64_t count, int64_t least, int64_t most) {
   std::vector<int64_t> out;
+  for (int64_t i = 0; i < count; ++i) out.push_back(log_uniform(&seed, least, most));
+  return out;
+}
+
+// Of the sizes that models have: 1024 to 40960 features of 1024 to 20480, in multiples of 128.
+std::vector<Shape> random_shapes(uint64_t seed, int64_t count) {
+  std::vector<Shape> out;
   for (int64_t i = 0; i < count; ++i) {
-    uint64_t z = (seed += 0x9e3779b97f4a7c15u);
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    const double unit = static_cast<double>(z >> 11) * 0x1p-53;
-    out.push_back(std::clamp<int64_t>(
-        std::llround(static_cast<double>(least) *
-                     std::exp(unit * std::log(static_cast<double>(kMostTokens) / static_cast<double>(least)))),
-        least, kMostTokens));
+    const int64_t n = log_uniform(&seed, 8, 320), k = log_uniform(&seed, 8, 160);
+    out.push_back({n * 128, k * 128});
   }
   return out;
 }
@@ -582,9 +592,10 @@ void print_machine(Bench* b, int argc, char** argv) {
     fmt::print(
         b->out,
         "{{\"machine\": \"{}\", \"driver_cuda\": {}, \"cuda\": {}, \"date\": \"{:04}-{:02}-{:02}\", \"command\": "
-        "\"gemm_grid{}\", \"clusters_of_4\": {}}}\n",
+        "\"gemm_grid{}\", \"clusters\": [[{}], [{}]]}}\n",
         properties.name, driver, runtime, static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
-        static_cast<unsigned>(day.day()), command, b->gemm.device().clusters_of_4);
+        static_cast<unsigned>(day.day()), command, fmt::join(b->gemm.device().clusters[0], ", "),
+        fmt::join(b->gemm.device().clusters[1], ", "));
   }
 }
 
@@ -620,14 +631,15 @@ void write_table(Bench* b, const std::string& path) {
 
 int run(int argc, char** argv) {
   CLI::App app("Nested products against cuBLASLt, as JSON lines");
-  std::string shapes_flag, tokens_flag, random_flag, out_path;
+  std::string shapes_flag, random_shapes_flag, tokens_flag, random_flag, out_path;
   double seconds = 0;
   bool quick = false, log_tried = false, profile = false;
   int tried = 24;
   app.add_option("--shapes", shapes_flag, "n,k;n,k;... (default: the 14 shapes of docs/kernels.md)");
+  app.add_option("--random-shapes", random_shapes_flag, "SEED,COUNT: so many random shapes in place of those");
   app.add_option("--tokens", tokens_flag, "m,m,... (default: 1 to 4096)");
   app.add_option("--random-m", random_flag,
-                 "SEED,COUNT[,LEAST]: so many random numbers of tokens a shape, 1 (or LEAST) to 8192");
+                 "SEED,COUNT[,LEAST[,MOST]]: so many random numbers of tokens a shape, 1 (or LEAST) to 8192 (or MOST)");
   app.add_option("--seconds", seconds, "for all shapes: each has its share, and goes on to the next when it is spent");
   app.add_option("--candidates", tried, "of our kernels, per cell");
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
@@ -671,11 +683,24 @@ int run(int argc, char** argv) {
   if (!shapes_flag.empty()) {
     shapes = shapes_of(shapes_flag);
   }
+  if (!random_shapes_flag.empty()) {
+    const std::vector<int64_t> seed_and_count = numbers(random_shapes_flag, ',');
+    if (seed_and_count.size() != 2) {
+      fmt::print(stderr, "gemm_grid: --random-shapes '{}' is not SEED,COUNT\n", random_shapes_flag);
+      return 1;
+    }
+    shapes = random_shapes(static_cast<uint64_t>(seed_and_count[0]), seed_and_count[1]);
+  }
   std::vector<int64_t> tokens(kTokenBuckets.begin(), kTokenBuckets.end());
   if (!tokens_flag.empty()) tokens = numbers(tokens_flag, ',');
   const std::vector<int64_t> random = numbers(random_flag, ',');
-  if (!random_flag.empty() && random.size() != 2 && random.size() != 3) {
-    fmt::print(stderr, "gemm_grid: --random-m '{}' is not SEED,COUNT[,LEAST]\n", random_flag);
+  if (!random_flag.empty() && (random.size() < 2 || random.size() > 4)) {
+    fmt::print(stderr, "gemm_grid: --random-m '{}' is not SEED,COUNT[,LEAST[,MOST]]\n", random_flag);
+    return 1;
+  }
+  const int64_t least = random.size() > 2 ? random[2] : 1, most = random.size() > 3 ? random[3] : kMostTokens;
+  if (least < 1 || most < least || most > kMostTokens) {
+    fmt::print(stderr, "gemm_grid: --random-m '{}' is not within 1 to {}\n", random_flag, kMostTokens);
     return 1;
   }
   b.random_tokens = !random.empty();
@@ -695,8 +720,7 @@ int run(int argc, char** argv) {
     const std::vector<Copy> copies = make_copies({shape.n, shape.k});
     cudaDeviceSynchronize();
     if (b.random_tokens)
-      tokens =
-          random_tokens(static_cast<uint64_t>(random[0]) * 1000 + index, random[1], random.size() == 3 ? random[2] : 1);
+      tokens = random_tokens(static_cast<uint64_t>(random[0]) * 1000 + index, random[1], least, most);
     const double end = seconds * static_cast<double>(index + 1) / static_cast<double>(shapes.size());
     for (const int64_t m : tokens) {
       if (seconds > 0 && std::chrono::duration<double>(Clock::now() - begin).count() > end) break;

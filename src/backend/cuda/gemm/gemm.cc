@@ -208,9 +208,16 @@ Result<Gemm> Gemm::create() {
                 "sizing shared memory"));
     }
   }
-  for (const KernelEntry& entry : kernels(Operand::kF16Biased)) {
-    if (entry.tile.tokens != 128 || entry.tile.cluster != 1) continue;  // any that fills an SM
-    for (auto [blocks, clusters] : {std::pair{2u, &gemm.device_.clusters_of_2}, {4u, &gemm.device_.clusters_of_4}}) {
+  for (const int blocks_per_sm : {1, 2}) {
+    const auto group = kernels(Operand::kF16Biased);
+    const auto at = std::find_if(group.begin(), group.end(), [&](const KernelEntry& e) {  // any that fills an SM
+      return e.tile.blocks_per_sm == blocks_per_sm && e.tile.cluster == 1 && e.tile.rows() == 128;
+    });
+    if (at == group.end()) continue;
+    const KernelEntry& entry = *at;
+    DeviceShape::Clusters& clusters = gemm.device_.clusters[static_cast<size_t>(blocks_per_sm - 1)];
+    clusters[1] = gemm.device_.sms * blocks_per_sm;
+    for (unsigned blocks = 2; blocks <= static_cast<unsigned>(kMaxCluster); ++blocks) {
       cudaLaunchAttribute attribute;
       attribute.id = cudaLaunchAttributeClusterDimension;
       attribute.val.clusterDim = {blocks, 1, 1};
@@ -221,9 +228,8 @@ Result<Gemm> Gemm::create() {
       launch.attrs = &attribute;
       launch.numAttrs = 1;
       NFP_RETURN_IF_ERROR(
-          check(cudaOccupancyMaxActiveClusters(clusters, entry.function, &launch), "counting clusters"));
+          check(cudaOccupancyMaxActiveClusters(&clusters[blocks], entry.function, &launch), "counting clusters"));
     }
-    break;
   }
   return gemm;
 }

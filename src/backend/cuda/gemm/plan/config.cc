@@ -37,10 +37,7 @@ void cut(Schedule& s, int tiles, int shares) {
 }  // namespace
 
 int slots(const Tile& tile, const DeviceShape& device) {
-  const int clusters = tile.cluster == 4   ? device.clusters_of_4
-                       : tile.cluster == 2 ? device.clusters_of_2
-                                           : device.sms / tile.cluster;
-  return std::max(1, clusters * tile.blocks_per_sm);
+  return std::max(1, device.resident(tile.cluster, tile.blocks_per_sm));
 }
 
 std::string_view name_of(Mode mode) {

@@ -233,8 +233,14 @@ struct Problem {
 
 struct DeviceShape {
   int sms = 132;
-  int clusters_of_2 = 66;  // resident at once: clusters do not span GPCs, whose SMs may not divide by their size
-  int clusters_of_4 = 32;
+  // Clusters of so many blocks that are resident at once where an SM holds one block, and where it holds two. Clusters
+  // do not span GPCs, whose SMs differ from GPU to GPU and may not divide by their size.
+  using Clusters = std::array<int, kMaxCluster + 1>;
+  std::array<Clusters, 2> clusters{Clusters{0, 132, 66, 39, 32, 24, 19, 16, 16},
+                                   Clusters{0, 264, 132, 79, 64, 48, 39, 33, 32}};
+  int resident(int cluster, int blocks_per_sm) const {
+    return clusters[static_cast<size_t>(blocks_per_sm - 1)][static_cast<size_t>(cluster)];
+  }
 };
 
 // Shares of the cut tiles' iterations laid end to end: share v covers [begin(v), begin(v + 1)). `length` iterations a

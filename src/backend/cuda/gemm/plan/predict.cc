@@ -10,14 +10,13 @@ namespace {
 double ceil_div(double a, double b) { return std::ceil(a / b); }
 double cubed(double x) { return x * x * x; }
 
-// Clusters of `blocks` that are resident at once, one block on an SM. Clusters do not span GPCs, and of sizes that are
-// no power of two a GPC holds fewer than its SMs would let it: on an H200 with 31 clusters of 4, 40 of 3, 24 of 5 and
-// 20 of 6 were measured to take two turns.
-int resident_clusters(int blocks, const DeviceShape& device) {
-  if (blocks == 1) return device.sms;
-  if (blocks == 2) return device.clusters_of_2;
-  if (blocks % 4 == 0) return device.clusters_of_4 / (blocks / 4);
-  return device.clusters_of_4 * 4 * 7 / 8 / blocks;
+// The blocks, of so many that are launched together, that the busiest pair of SMs works at in all. Blocks go to every
+// pair first, then to every SM, then to SMs that hold two.
+double busiest_pair(double blocks, int blocks_per_sm, const DeviceShape& device) {
+  const double room = static_cast<double>(device.sms) * blocks_per_sm;
+  const double full = std::floor(blocks / room), rest = blocks - full * room;
+  const double top = rest == 0 ? 0 : 2 * rest <= device.sms ? 1 : rest <= device.sms ? 2 : 2 * blocks_per_sm;
+  return full * 2 * blocks_per_sm + top;
 }
 
 // Weights that are read again before they have left the L2 cost nothing; this is about half of one.
@@ -41,28 +40,35 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
   const double k_steps = s.k_iterations;
   // Of the slot with the most work: steps of k and tiles, or parts of tiles, that it begins and ends.
   double steps = 0, ends = 0, fragments = 1;
+  double pair_steps = 0;  // steps of k of the pair of SMs with the most
+  const double cluster = tile.cluster;
   const bool cut = s.shares > s.split_tiles;
   const bool stream = config.splits == 0 && s.shares > 0;
   if (s.exchange > 1) {
-    const double waves = ceil_div(s.tiles(), std::max(1, resident_clusters(s.cluster, device)) * tile.blocks_per_sm);
-    steps = waves * ceil_div(k_steps, s.exchange);
+    const double resident = std::max(1, device.resident(s.cluster, tile.blocks_per_sm));
+    const double waves = ceil_div(s.tiles(), resident), share = ceil_div(k_steps, s.exchange);
+    steps = waves * share;
     ends = waves;
+    pair_steps = share * ((waves - 1) * busiest_pair(resident * s.cluster, tile.blocks_per_sm, device) +
+                          busiest_pair((s.tiles() - (waves - 1) * resident) * s.cluster, tile.blocks_per_sm, device));
   } else {
     const double room = slots(tile, device);
     const double waves = ceil_div(s.tiles() - s.split_tiles, room);
     steps = waves * k_steps;
     ends = waves;
+    pair_steps = k_steps * busiest_pair((s.tiles() - s.split_tiles) * cluster, tile.blocks_per_sm, device);
     if (s.shares > 0) {
-      const double rounds = ceil_div(s.shares, room);
-      steps += rounds * ceil_div(s.split_tiles * k_steps, s.shares);
+      const double rounds = ceil_div(s.shares, room), share = ceil_div(s.split_tiles * k_steps, s.shares);
+      steps += rounds * share;
+      pair_steps += share * busiest_pair(s.shares * cluster, tile.blocks_per_sm, device);
       fragments = 1 + static_cast<double>(s.split_tiles) / s.shares;
       ends += rounds * (stream ? fragments : 1);
     }
   }
   const double busy = (steps * cost.step_us + ends * cost.tile_us) * tile.blocks_per_sm;
 
-  const bool fp8 = is_fp8(problem.mode);
-  const double weight_bytes = reads_lower(problem.mode) ? 2 : 1;
+  const double weight_bytes = reads_lower(problem.mode) ? 2 : 1, token_bytes = is_fp8(problem.mode) ? 1 : 2;
+  const double step = step_k(problem.mode);
   const double tiles = static_cast<double>(s.tiles()) * tile.cluster;
   const double m = static_cast<double>(problem.m), n = static_cast<double>(problem.n),
                k = static_cast<double>(problem.k);
@@ -73,12 +79,12 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
                          tile.cluster_rows() * k * weight_bytes * 1e-6;
   const double again =
       stream ? model.reread * (s.m_tiles - 1) * s.split_tiles / s.tiles() * at_once / (at_once + kL2Megabytes) : 0;
-  const double memory = (weights * (1 + again) + m * k * (fp8 ? 1 : 2) * 1e-6 + m * n * 2e-6) / model.memory_tb_s;
-  const double shared = 128.0 / tile.cluster;
-  const double stage_reads =
-      tile.along_tokens ? tile.rows() * shared + tile.tokens * 128.0 : tile.rows() * 128.0 + tile.tokens * shared;
-  const double l2 = tiles * k_steps * stage_reads * 1e-6 / model.l2_tb_s;
-  const double power = tiles * tile.rows() * tile.tokens * k_steps * (fp8 ? 256 : 128) * 1e-6 / model.tflops;
+  double memory = (weights * (1 + again) + m * k * token_bytes * 1e-6 + m * n * 2e-6) / model.memory_tb_s;
+  const double stage_weights = tile.rows() * step * weight_bytes / (tile.along_tokens ? cluster : 1);
+  const double stage_tokens = tile.tokens * step * token_bytes / (tile.along_tokens ? 1 : cluster);
+  if (model.pair_tb_s > 0) memory = std::max(memory, pair_steps * stage_weights * 1e-6 / model.pair_tb_s);
+  const double l2 = tiles * k_steps * (stage_weights + stage_tokens) * 1e-6 / model.l2_tb_s;
+  const double power = tiles * tile.rows() * tile.tokens * k_steps * 2 * step * 1e-6 / model.tflops;
   // What overlaps is about as long as its longest part, but not quite: the part's neighbours add when they are close.
   const double overlapped = std::cbrt(cubed(busy) + cubed(memory) + cubed(l2) + cubed(power));
 
@@ -87,12 +93,13 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
   if (stream) {
     joining = model.stream_us + model.stream_us_kb * kilobytes * fragments;
   } else if (cut && s.exchange > 1) {
-    joining = model.exchange_us + kilobytes * (model.exchange_us_kb * ends + kTurnMicroseconds * (ends - 1));
+    joining = model.exchange_us + model.exchange_us_part * (s.exchange - 2) + model.turn_us * (ends - 1) +
+              kilobytes * (model.exchange_us_kb * ends + kTurnMicroseconds * (ends - 1));
   } else if (cut) {
     const double parts = static_cast<double>(s.shares) / s.split_tiles;
     // Of its sums a part writes all but a slice, and reads as much; or one block reads all parts.
     const double passed = s.sliced ? 2 * (parts - 1) / parts : parts > 2 ? parts + 1 : 1.5;
-    joining = model.split_us + model.split_us_kb * kilobytes * passed;
+    joining = model.split_us + model.split_us_part * (parts - 2) + model.split_us_kb * kilobytes * passed;
   }
   return model.launch_us + overlapped + joining;
 }

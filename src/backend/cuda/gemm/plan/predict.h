@@ -18,16 +18,20 @@ struct TileCost {
 // Of one device and mode.
 struct TimeModel {
   double launch_us = 0;
-  double memory_tb_s = 0;     // device memory
-  double l2_tb_s = 0;         // from the L2 to all SMs
-  double tflops = 0;          // that power lets all SMs keep up
-  double exchange_us = 0;     // joining parts in a cluster: at all,
-  double exchange_us_kb = 0;  // and for each 1000 bytes of a tile's sums
-  double split_us = 0;        // the same through memory
+  double memory_tb_s = 0;       // device memory
+  double l2_tb_s = 0;           // from the L2 to all SMs
+  double tflops = 0;            // that power lets all SMs keep up
+  double exchange_us = 0;       // joining parts in a cluster: at all,
+  double exchange_us_kb = 0;    // for each 1000 bytes of a tile's sums
+  double exchange_us_part = 0;  // and for each part beyond two; a further turn of clusters begins with empty rings:
+  double turn_us = 0;
+  double split_us = 0;  // joining parts through memory
   double split_us_kb = 0;
+  double split_us_part = 0;
   double stream_us = 0;  // the same for stream-K
   double stream_us_kb = 0;
-  double reread = 0;  // how often stream-K reads weights again for each further tile of tokens, where the L2 is full
+  double pair_tb_s = 0;  // weights that a pair of neighbouring SMs (a TPC) loads; 0 = not a limit
+  double reread = 0;     // how often stream-K reads weights again for each further tile of tokens, where the L2 is full
   std::array<TileCost, kTiles.size()> tiles{};
 };
 

@@ -37,7 +37,7 @@ TEST(Predict, CountsWaves) {
 TEST(Predict, ClustersThatDoNotFitTakeAnotherTurn) {
   const TimeModel model = arithmetic_only();
   DeviceShape device;
-  device.clusters_of_4 = 31;
+  device.clusters[0][4] = 31;
   const Config parts{Tile{128, 1, 1, 1}, 4, true};
   ASSERT_TRUE(can_exchange(parts.tile, 4));
   const double step = 128 * 128 * 1e-4;
@@ -45,6 +45,42 @@ TEST(Predict, ClustersThatDoNotFitTakeAnotherTurn) {
   // (A second turn begins with an empty ring: 0.087 us for each 1000 bytes of sums.)
   EXPECT_NEAR(predict_us(model, {128, int64_t{32} * 128, 4096, Mode::kF16, false}, parts, device),
               32 * step + 0.087 * 128 * 128 * 4e-3, 1e-6);
+}
+
+TEST(Predict, PartsAndTurnsCost) {
+  TimeModel model = arithmetic_only();
+  const Tile tile{128, 1, 1, 1};
+  const auto us = [&](int64_t n, int splits, bool exchange) {
+    return predict_us(model, {128, n, 4096, Mode::kF16, false}, {tile, static_cast<int16_t>(splits), exchange}, kH200);
+  };
+  const double exchanged = us(8 * 128, 8, true), turned = us(17 * 128, 8, true), cut = us(8 * 128, 8, false),
+               halves = us(8 * 128, 2, true);
+  model.exchange_us_part = 0.25;
+  model.split_us_part = 0.5;
+  model.turn_us = 2;
+  // Six parts beyond two; 17 clusters of eight are a turn more than the 16 that are resident.
+  EXPECT_NEAR(us(8 * 128, 8, true), exchanged + 6 * 0.25, 1e-9);
+  EXPECT_NEAR(us(17 * 128, 8, true), turned + 6 * 0.25 + 2, 1e-9);
+  EXPECT_NEAR(us(8 * 128, 8, false), cut + 6 * 0.5, 1e-9);
+  EXPECT_NEAR(us(8 * 128, 2, true), halves, 1e-9);
+}
+
+TEST(Predict, APairOfMultiprocessorsLoadsSoMuch) {
+  TimeModel model;
+  model.memory_tb_s = model.l2_tb_s = model.tflops = 1e9;
+  model.pair_tb_s = 0.1;
+  for (TileCost& tile : model.tiles) tile.step_us = 1e-9;
+  // Blocks of 128 x 8192 E4M3 weights, one for each pair up to 66, then two; where SMs hold two, four beyond 132.
+  const auto turns = [&](int64_t tiles, int blocks_per_sm) {
+    const Config whole{Tile{8, 1, 1, static_cast<int16_t>(blocks_per_sm)}, 1, false};
+    return predict_us(model, {1, tiles * 128, 8192, Mode::kE4M3, false}, whole, kH200) / (128 * 8192 * 1e-6 / 0.1);
+  };
+  EXPECT_NEAR(turns(1, 1), 1, 1e-6);
+  EXPECT_NEAR(turns(66, 1), 1, 1e-6);
+  EXPECT_NEAR(turns(67, 1), 2, 1e-6);
+  EXPECT_NEAR(turns(133, 1), 3, 1e-6);
+  EXPECT_NEAR(turns(132, 2), 2, 1e-6);
+  EXPECT_NEAR(turns(133, 2), 4, 1e-6);
 }
 
 TEST(Predict, MemoryIsALowerBound) {

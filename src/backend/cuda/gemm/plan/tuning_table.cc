@@ -29,13 +29,23 @@ constexpr int64_t kInvariantTokens = 16;
 struct Quantity {
   const char* name;
   double TimeModel::*value;
+  bool required = true;  // or 0 where a file does not name it
 };
 constexpr std::array kQuantities = {
-    Quantity{"launch_us", &TimeModel::launch_us},     Quantity{"memory_tb_s", &TimeModel::memory_tb_s},
-    Quantity{"l2_tb_s", &TimeModel::l2_tb_s},         Quantity{"tflops", &TimeModel::tflops},
-    Quantity{"exchange_us", &TimeModel::exchange_us}, Quantity{"exchange_us_kb", &TimeModel::exchange_us_kb},
-    Quantity{"split_us", &TimeModel::split_us},       Quantity{"split_us_kb", &TimeModel::split_us_kb},
-    Quantity{"stream_us", &TimeModel::stream_us},     Quantity{"stream_us_kb", &TimeModel::stream_us_kb},
+    Quantity{"launch_us", &TimeModel::launch_us},
+    Quantity{"memory_tb_s", &TimeModel::memory_tb_s},
+    Quantity{"l2_tb_s", &TimeModel::l2_tb_s},
+    Quantity{"tflops", &TimeModel::tflops},
+    Quantity{"exchange_us", &TimeModel::exchange_us},
+    Quantity{"exchange_us_kb", &TimeModel::exchange_us_kb},
+    Quantity{"exchange_us_part", &TimeModel::exchange_us_part, false},
+    Quantity{"turn_us", &TimeModel::turn_us, false},
+    Quantity{"split_us", &TimeModel::split_us},
+    Quantity{"split_us_kb", &TimeModel::split_us_kb},
+    Quantity{"split_us_part", &TimeModel::split_us_part, false},
+    Quantity{"stream_us", &TimeModel::stream_us},
+    Quantity{"stream_us_kb", &TimeModel::stream_us_kb},
+    Quantity{"pair_tb_s", &TimeModel::pair_tb_s, false},
     Quantity{"reread", &TimeModel::reread},
 };
 
@@ -47,6 +57,7 @@ bool is_time(const nlohmann::json& value) {
 std::string parse_model(const nlohmann::json& entry, TimeModel& model) {
   for (const Quantity& quantity : kQuantities) {
     const auto at = entry.find(quantity.name);
+    if (at == entry.end() && !quantity.required) continue;
     if (at == entry.end() || !is_time(*at)) return fmt::format("'{}' of a model is not a number from 0", quantity.name);
     model.*quantity.value = at->get<double>();
   }
@@ -184,7 +195,8 @@ std::optional<Config> TuningTable::find(const Problem& problem) const {
 }
 
 const TimeModel* TuningTable::model(Mode mode) const {
-  const auto at = models_.find(mode == Mode::kBF16 || mode == Mode::kW8A16 ? Mode::kF16 : mode);
+  auto at = models_.find(mode == Mode::kBF16 ? Mode::kF16 : mode);
+  if (at == models_.end() && mode == Mode::kW8A16) at = models_.find(Mode::kF16);
   return at == models_.end() ? nullptr : &at->second;
 }
 

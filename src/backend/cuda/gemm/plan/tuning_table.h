@@ -33,7 +33,7 @@ class TuningTable {
   // for.
   std::optional<Config> find(const Problem& problem) const;
 
-  // Null if the table has none. BF16 kernels do the same work as FP16's.
+  // Null if the table has none. BF16 kernels do the same work as FP16's; W8A16 goes by FP16's where it has none.
   const TimeModel* model(Mode mode) const;
   void set_model(Mode mode, const TimeModel& model) { models_[mode] = model; }
   // Of another table for the same device, where this one only has choices.

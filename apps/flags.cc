@@ -16,6 +16,9 @@ void DeviceFlags::add_to(CLI::App& app) {
       ->capture_default_str();
   app.add_flag("--deterministic", deterministic,
                "on a GPU: a request's numbers do not depend on what else is computed beside it (slower)");
+  app.add_option("--gemm-choices", gemm_choices,
+                 "on a GPU: kernels that `nestedfp tune MODEL` found the fastest, before the built-in choices")
+      ->check(CLI::ExistingFile);
   app.add_option("--gpu-memory-utilization", gpu_memory_utilization,
                  "share of the GPU's memory that weights, buffers and KV cache may take together")
       ->check(CLI::Range(0.05, 1.0))
@@ -30,6 +33,7 @@ void DeviceFlags::add_to(CLI::App& app) {
 void DeviceFlags::apply(LoadedModelOptions& options) const {
   options.device = device;
   options.deterministic = deterministic;
+  options.gemm_choices = gemm_choices;
   options.dummy = load_format == "dummy";
 }
 

@@ -20,6 +20,7 @@ struct DeviceFlags {
   std::string device = "auto";
   std::string load_format = "auto";
   bool deterministic = false;
+  std::string gemm_choices;
   double gpu_memory_utilization = EngineConfig{}.memory_share;
 
   void add_to(CLI::App& app);

@@ -129,6 +129,7 @@ void add_tune(CLI::App& app, Status& status) {
   verb->footer(
       "Tuning needs an H100 or H200 and takes seconds a shape; --print needs no GPU. Examples:\n"
       "  nestedfp tune ./Llama-3.1-8B --out llama-h200.json\n"
+      "  nestedfp serve ./Llama-3.1-8B --gemm-choices llama-h200.json\n"
       "  nestedfp tune --shape 4096,14336 --tokens 1,16 --modes f16\n"
       "  nestedfp tune ./Llama-3.1-8B --print --table llama-h200.json");
   verb->add_option("MODEL", flags->model,

@@ -118,7 +118,8 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
 
   NFP_ASSIGN_OR_RETURN(loaded->backend, make_backend(options.device, {.threads = options.threads,
                                                                       .cpu_kernels = options.cpu_kernels,
-                                                                      .deterministic = options.deterministic}));
+                                                                      .deterministic = options.deterministic,
+                                                                      .gemm_choices = options.gemm_choices}));
   loaded->threads = std::make_unique<ThreadPool>(loaded->backend->info().threads);
   LoadOptions load_options;
   load_options.fp8_head = options.fp8_head;

@@ -21,11 +21,12 @@
 namespace nfp {
 
 struct LoadedModelOptions {
-  std::string device = "cpu";  // as make_backend has it
-  bool deterministic = false;  // likewise
-  bool dummy = false;          // random weights for a configuration without any
-  int32_t threads = 0;         // 0 = as many as this process may use
-  std::string cpu_kernels;     // "" = the best this machine has
+  std::string device = "cpu";     // as make_backend has it
+  bool deterministic = false;     // likewise
+  std::string gemm_choices = {};  // likewise
+  bool dummy = false;             // random weights for a configuration without any
+  int32_t threads = 0;            // 0 = as many as this process may use
+  std::string cpu_kernels;        // "" = the best this machine has
   bool fp8_head = false;
   MatrixFilter filter;                             // see LoadOptions
   std::shared_ptr<const TensorScalings> scalings;  // applied to the source before anything is read; may be null

@@ -3,6 +3,7 @@ and yet in every one that is written as two comparisons. The error names the fla
 
 import re
 import subprocess
+import tempfile
 import unittest
 
 from program import F16_MODEL, PROGRAM, failure, main, run
@@ -75,6 +76,18 @@ class FlagValues(unittest.TestCase):
             said = failure("generate", F16_MODEL, "-p", "a", "--calibrate", value)
             self.assertIn(f"{value}: ", said)
             self.assertIn("--calibrate is self, none or a text file", said)
+
+    def test_gemm_choices(self):
+        """A file of `nestedfp tune`: refused on a CPU, and where it is none, before anything else is looked at."""
+        words = ["generate", F16_MODEL, "-p", "a", "-n", "1", "--gemm-choices"]
+        self.refuse(["generate"], "--gemm-choices", "/nowhere")
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write('{"format": "nestedfp gemm choices 2", "models": {}, "choices": 7}')
+            file.flush()
+            self.assertIn("--gemm-choices", failure(*words, file.name, "--device", "cpu", code=2))
+            said = failure(*words, file.name, "--device", "cuda")
+            if "built without CUDA" not in said:
+                self.assertIn(f"{file.name}: 'choices' is not a list", said)
 
 
 if __name__ == "__main__":

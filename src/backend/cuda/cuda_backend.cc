@@ -28,6 +28,8 @@
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
 #include "base/cpu_topology.h"
+#include "base/log.h"
+#include "base/mapped_file.h"
 
 namespace nfp {
 namespace {
@@ -213,6 +215,7 @@ class CudaBackend final : public Backend {
   const CudaOptions options_;
   BackendInfo info_;
   cudaStream_t stream_ = nullptr;
+  cuda::TuningTable choices_;  // --gemm-choices, outliving linear_
   std::optional<cuda::LinearRunner> linear_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<cuda::DeviceUploader> uploader_;  // while weights are loaded
@@ -234,6 +237,11 @@ const CudaWeight& device_weight(const LinearWeight* weight) { return static_cast
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options) {
   std::unique_ptr<CudaBackend> backend(new CudaBackend(options));
+  if (!options.gemm_choices.empty()) {
+    NFP_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(options.gemm_choices));
+    const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+    NFP_ASSIGN_OR_RETURN(backend->choices_, cuda::TuningTable::parse(text, options.gemm_choices));
+  }
   int count = 0;
   const cudaError_t found = cudaGetDeviceCount(&count);
   if (found == cudaErrorInsufficientDriver) {
@@ -253,6 +261,14 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   cudaDeviceProp properties{};
   NFP_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, 0), "reading the GPU's properties"));
   const cuda::TuningTable* table = cuda::built_in_table(properties.name, properties.multiProcessorCount);
+  if (!options.gemm_choices.empty()) {
+    cuda::TuningTable& given = backend->choices_;
+    if (given.device != properties.name)
+      log::warn("{}: its kernels were timed on '{}', this is '{}'; make it again with 'nestedfp tune'",
+                options.gemm_choices, given.device, properties.name);
+    if (table != nullptr) given.fill_from(*table);
+    table = &given;
+  }
   NFP_ASSIGN_OR_RETURN(cuda::LinearRunner runner, cuda::LinearRunner::create(table));
   backend->linear_.emplace(std::move(runner));
   NFP_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "making a stream"));

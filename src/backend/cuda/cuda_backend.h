@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "backend/backend.h"
 #include "base/result.h"
@@ -11,8 +12,9 @@
 namespace nfp {
 
 struct CudaOptions {
-  int threads = 0;             // of the host, for loading; 0 = all that this process may use
-  bool deterministic = false;  // a sequence's results do not depend on the others in its step (slower)
+  int threads = 0;                // of the host, for loading; 0 = all that this process may use
+  bool deterministic = false;     // a sequence's results do not depend on the others in its step (slower)
+  std::string gemm_choices = {};  // a file of `nestedfp tune`, whose kernels come before the built-in ones; "" = none
 };
 
 // Errors say what is missing: no GPU, another architecture, a driver that is too old.

@@ -15,7 +15,8 @@ Result<std::unique_ptr<Backend>> make_cpu(const BackendOptions& options) {
 
 Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
 #ifdef NFP_HAVE_CUDA
-  return make_cuda_backend({.threads = options.threads, .deterministic = options.deterministic});
+  return make_cuda_backend(
+      {.threads = options.threads, .deterministic = options.deterministic, .gemm_choices = options.gemm_choices});
 #else
   (void)options;
   return error(ErrorCode::kUnsupported,
@@ -40,6 +41,10 @@ std::vector<std::string> device_names() {
 }
 
 Result<std::unique_ptr<Backend>> make_backend(std::string_view device, const BackendOptions& options) {
+  if (device == "cpu" && !options.gemm_choices.empty()) {
+    return error(ErrorCode::kUsage, "--gemm-choices: '{}' chooses a GPU's kernels, which --device cpu has none of",
+                 options.gemm_choices);
+  }
   for (const Device& candidate : kDevices) {
     if (device == candidate.name) return candidate.make(options);
     if (device != "auto") continue;
@@ -48,6 +53,8 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view device, const Bac
       return backend;
     }
     log::debug("--device auto: {}", backend.error().message);
+    if (!options.gemm_choices.empty())
+      log::warn("--gemm-choices: '{}' is not used: {}", options.gemm_choices, backend.error().message);
   }
   std::string names;
   for (const std::string& name : device_names()) names += (names.empty() ? "" : ", ") + name;

@@ -12,9 +12,10 @@
 namespace nfp {
 
 struct BackendOptions {
-  int threads = 0;               // of the host; 0 = chosen by the backend
-  std::string cpu_kernels = {};  // as CpuOptions has it; "" = the best
-  bool deterministic = false;    // a sequence's results do not depend on the others in its step (the CPU's never do)
+  int threads = 0;                // of the host; 0 = chosen by the backend
+  std::string cpu_kernels = {};   // as CpuOptions has it; "" = the best
+  bool deterministic = false;     // a sequence's results do not depend on the others in its step (the CPU's never do)
+  std::string gemm_choices = {};  // of a GPU: a file of `nestedfp tune`; "" = the built-in choices alone
 };
 
 // "auto", "cpu", "cuda": what --device takes.

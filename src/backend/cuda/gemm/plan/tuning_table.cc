@@ -170,6 +170,11 @@ std::string TuningTable::dump() const {
   return root.dump(1) + "\n";
 }
 
+void TuningTable::fill_from(const TuningTable& other) {
+  for (const auto& [shape, buckets] : other.choices_) choices_[shape].insert(buckets.begin(), buckets.end());
+  models_.insert(other.models_.begin(), other.models_.end());
+}
+
 void TuningTable::set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config) {
   choices_[{n, k, mode}][bucket] = config;
 }

@@ -38,6 +38,8 @@ class TuningTable {
   void set_model(Mode mode, const TimeModel& model) { models_[mode] = model; }
   // Of another table for the same device, where this one only has choices.
   void copy_models(const TuningTable& other) { models_ = other.models_; }
+  // What another table for the same device has and this one does not: choices by shape, mode and tokens, and models.
+  void fill_from(const TuningTable& other);
   bool has_models() const { return !models_.empty(); }
 
   std::string device;

@@ -54,6 +54,24 @@ TEST(TuningTable, RefusesWhatItDoesNotKnow) {
   EXPECT_NE(message(entry(deep)).find("choices.json: is nested too deeply"), std::string::npos);
 }
 
+TEST(TuningTable, IsFilledFromAnother) {
+  const Config given = *parse_config("128x8 c1 b1"), other = *parse_config("64x16 c1 b1");
+  TuningTable table, built_in;
+  table.set(256, 512, Mode::kF16, 8, given);
+  built_in.set(256, 512, Mode::kF16, 8, other);
+  built_in.set(256, 512, Mode::kF16, 16, other);
+  built_in.set(512, 512, Mode::kF16, 8, other);
+  TimeModel model;
+  model.launch_us = 3;
+  built_in.set_model(Mode::kF16, model);
+  table.fill_from(built_in);
+  EXPECT_EQ(table.find({8, 256, 512, Mode::kF16, false}), given);
+  EXPECT_EQ(table.find({16, 256, 512, Mode::kF16, false}), other);
+  EXPECT_EQ(table.find({8, 512, 512, Mode::kF16, false}), other);
+  ASSERT_NE(table.model(Mode::kF16), nullptr);
+  EXPECT_EQ(table.model(Mode::kF16)->launch_us, 3);
+}
+
 TEST(TuningTable, BuiltInChoicesAreKernelsOfThisVersion) {
   for (const auto& [text, device] : {std::pair{built_in_choices_h100(), "NVIDIA H100 80GB HBM3"},
                                      std::pair{built_in_choices_h200(), "NVIDIA H200"}}) {

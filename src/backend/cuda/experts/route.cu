@@ -1,6 +1,7 @@
 #include <cuda_fp16.h>
 
 #include "backend/cuda/experts/choose.cuh"
+#include "backend/cuda/experts/router_pairs.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/load.cuh"
@@ -9,8 +10,6 @@
 
 namespace nfp::cuda {
 namespace {
-
-constexpr float kRouteRestScale = 2048.0f;
 
 __device__ __forceinline__ float4 widen4(uint2 raw) {
   const float2 low = __half22float2(reinterpret_cast<const __half2&>(raw.x));
@@ -119,17 +118,6 @@ __global__ __launch_bounds__(kRouteWarps * 32) void route_logits_row_kernel(cons
   } else {
     p.logits[row * p.routes.experts + expert] = sum;
   }
-}
-
-// Two weights as two FP16 numbers each: the nearest, and 2^11 times what is left, which leave 2^-22 of it.
-struct SplitPair {
-  uint32_t most, rest;
-};
-__device__ __forceinline__ SplitPair split(float first, float second) {
-  const __half2 most = __floats2half2_rn(first, second);
-  const float2 back = __half22float2(most);
-  const __half2 rest = __floats2half2_rn((first - back.x) * kRouteRestScale, (second - back.y) * kRouteRestScale);
-  return {reinterpret_cast<const uint32_t&>(most), reinterpret_cast<const uint32_t&>(rest)};
 }
 
 // The same for many rows on tensor cores: a block has 32 rows and some experts, a warp every eighth 32 k of them, and

@@ -1,6 +1,5 @@
-#include <cuda_fp16.h>
-
 #include "backend/cuda/experts/choose.cuh"
+#include "backend/cuda/experts/router_pairs.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
@@ -9,19 +8,9 @@
 namespace nfp::cuda {
 namespace {
 
-constexpr float kRestScale = 2048.0f;
 constexpr int kThreads = kRouteClusterWarps * 32;
 constexpr int kQuarters = 4;  // warps that share the experts; two share the k
 constexpr int kHalves = kRouteClusterWarps / kQuarters;
-
-// Two weights as two FP16 numbers each: the nearest, and 2^11 times what is left, which leave 2^-22 of it.
-__device__ __forceinline__ void split(float first, float second, uint32_t& most, uint32_t& rest) {
-  const __half2 nearest = __floats2half2_rn(first, second);
-  const float2 back = __half22float2(nearest);
-  const __half2 left = __floats2half2_rn((first - back.x) * kRestScale, (second - back.y) * kRestScale);
-  most = reinterpret_cast<const uint32_t&>(nearest);
-  rest = reinterpret_cast<const uint32_t&>(left);
-}
 
 // Logits and choice. A cluster has some rows, a block of it an eighth of `hidden`, whose weights, of all experts, are
 // in shared memory before the kernel before has ended, as operands of tensor cores. A warp has every fourth eight of
@@ -70,10 +59,8 @@ __global__ __launch_bounds__(kThreads, 1) void route_cluster_kernel(const RouteA
 #pragma unroll 8
   for (int i = 0; i < pieces; ++i) {  // a thread's own, so nobody else waits
     const float4 v = *reinterpret_cast<const float4*>(mine + i * 32);
-    uint4 pairs;
-    split(v.x, v.y, pairs.x, pairs.z);
-    split(v.z, v.w, pairs.y, pairs.w);
-    mine[i * 32] = pairs;
+    const SplitPair low = split(v.x, v.y), high = split(v.z, v.w);
+    mine[i * 32] = make_uint4(low.most, high.most, low.rest, high.rest);
   }
   ptx::dependency_wait();
   static_assert(kThreads >= kRows * 8);
@@ -119,7 +106,7 @@ __global__ __launch_bounds__(kThreads, 1) void route_cluster_kernel(const RouteA
     for (int t = 0; t < kTiles; ++t) {
       float v[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = fmaf(rests[j][t][i], 1.0f / kRestScale, sums[j][t][i]);
+      for (int i = 0; i < 4; ++i) v[i] = fmaf(rests[j][t][i], 1.0f / kRouteRestScale, sums[j][t][i]);
       const int at = (t * kQuarters + quarter) * 8 + column * 2;
       *reinterpret_cast<float2*>(&own.parts[half][j * 16 + group][at]) = make_float2(v[0], v[1]);
       *reinterpret_cast<float2*>(&own.parts[half][j * 16 + 8 + group][at]) = make_float2(v[2], v[3]);

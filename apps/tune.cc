@@ -8,7 +8,6 @@
 #include "backend/cuda/gemm/plan/tuning_table.h"
 #include "backend/cuda/gemm/tune/tune_plan.h"
 #include "base/atomic_file.h"
-#include "base/mapped_file.h"
 #include "io/model_source.h"
 #include "model/config.h"
 #include "verbs.h"
@@ -70,10 +69,7 @@ Status print_choices(const TuneFlags& flags, const Plan& plan) {
   const cuda::DeviceShape device;
   const cuda::TuningTable* table = cuda::built_in_table(flags.device, device.sms);
   if (!flags.table.empty()) {
-    NFP_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(flags.table));
-    const auto bytes = file.bytes();
-    NFP_ASSIGN_OR_RETURN(
-        given, cuda::TuningTable::parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, flags.table));
+    NFP_ASSIGN_OR_RETURN(given, cuda::TuningTable::load(flags.table));
     table = &given;
   }
   for (const cuda::GemmShape& shape : plan.shapes) {

@@ -21,12 +21,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <random>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -612,13 +610,6 @@ std::vector<Copy> make_copies(const PlaneShape& planes) {
   return copies;
 }
 
-Result<TuningTable> load_table(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return TuningTable::parse(text.str(), path);
-}
-
 void write_table(Bench* b, const std::string& path) {
   int id = 0;
   cudaDeviceProp properties{};
@@ -671,7 +662,7 @@ int run(int argc, char** argv) {
     return 1;
   }
   if (!choices_path.empty()) {
-    auto given = load_table(choices_path);
+    auto given = TuningTable::load(choices_path);
     if (!given.ok()) {
       fmt::print(stderr, "gemm_grid: {}\n", given.error().message);
       return 1;

@@ -29,7 +29,6 @@
 #include "backend/cuda/step/step.h"
 #include "base/cpu_topology.h"
 #include "base/log.h"
-#include "base/mapped_file.h"
 
 namespace nfp {
 namespace {
@@ -238,9 +237,7 @@ const CudaWeight& device_weight(const LinearWeight* weight) { return static_cast
 Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options) {
   std::unique_ptr<CudaBackend> backend(new CudaBackend(options));
   if (!options.gemm_choices.empty()) {
-    NFP_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(options.gemm_choices));
-    const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-    NFP_ASSIGN_OR_RETURN(backend->choices_, cuda::TuningTable::parse(text, options.gemm_choices));
+    NFP_ASSIGN_OR_RETURN(backend->choices_, cuda::TuningTable::load(options.gemm_choices));
   }
   int count = 0;
   const cudaError_t found = cudaGetDeviceCount(&count);

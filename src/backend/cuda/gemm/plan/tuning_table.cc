@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/json_depth.h"
+#include "base/mapped_file.h"
 
 namespace nfp::cuda {
 namespace {
@@ -132,6 +133,12 @@ Result<TuningTable> TuningTable::parse(std::string_view text, const std::string&
     }
   }
   return table;
+}
+
+Result<TuningTable> TuningTable::load(const std::string& path) {
+  NFP_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
+  const auto bytes = file.bytes();
+  return parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
 }
 
 const TuningTable* built_in_table(std::string_view device, int sms) {

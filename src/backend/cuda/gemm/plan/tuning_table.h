@@ -25,6 +25,8 @@ class TuningTable {
  public:
   // `source` names the text in messages. Unknown kernels in it are an error: the table belongs to another version.
   static Result<TuningTable> parse(std::string_view json, const std::string& source);
+  // The same of a file, which names itself in messages.
+  static Result<TuningTable> load(const std::string& path);
   std::string dump() const;
 
   void set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config);

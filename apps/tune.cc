@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <memory>
 
 #include "backend/cuda/gemm/plan/tuning_table.h"
 #include "backend/cuda/gemm/tune/tune_plan.h"
 #include "base/atomic_file.h"
-#include "io/model_source.h"
+#include "eval/tune_steps.h"
 #include "model/config.h"
 #include "verbs.h"
 #ifdef NFP_HAVE_CUDA
@@ -26,13 +27,15 @@ struct TuneFlags {
   std::string out = "gemm-choices.json";
   std::string table;
   std::string device = "H200";
-  int candidates = 40;
+  size_t candidates = 16;
   bool force = false;
   bool print = false;
 };
 
+using Progress = std::function<void(const std::string& line)>;
+
 struct Plan {
-  std::vector<cuda::GemmShape> shapes;
+  std::vector<cuda::GemmShape> shapes;  // apart from the model's steps
   std::vector<cuda::Mode> modes;
   std::vector<int> tokens;
 };
@@ -51,14 +54,14 @@ Result<Plan> make_plan(const TuneFlags& flags) {
     NFP_ASSIGN_OR_RETURN(const cuda::GemmShape shape, cuda::parse_shape(text));
     plan.shapes.push_back(shape);
   }
-  if (!flags.model.empty()) {
-    NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model));
-    NFP_ASSIGN_OR_RETURN(const ModelConfig config,
-                         parse_config(source->config_json(), source->path() + ": config.json"));
-    for (const cuda::GemmShape& shape :
-         cuda::layer_shapes({config.hidden, config.heads, config.kv_heads, config.head_dim, config.intermediate})) {
-      if (std::find(plan.shapes.begin(), plan.shapes.end(), shape) == plan.shapes.end()) plan.shapes.push_back(shape);
-    }
+  if (flags.model.empty()) return plan;
+  NFP_ASSIGN_OR_RETURN(const ModelConfig config, read_tuned_config(flags.model));
+  if (flags.tokens.empty())
+    std::erase_if(plan.tokens, [&](int tokens) { return tokens > std::max(kMostDecoded, config.max_context); });
+  if (!flags.print) return plan;
+  for (const cuda::GemmShape& shape :
+       cuda::layer_shapes({config.hidden, config.heads, config.kv_heads, config.head_dim, config.intermediate})) {
+    if (std::find(plan.shapes.begin(), plan.shapes.end(), shape) == plan.shapes.end()) plan.shapes.push_back(shape);
   }
   return plan;
 }
@@ -85,29 +88,46 @@ Status print_choices(const TuneFlags& flags, const Plan& plan) {
 }
 
 #ifdef NFP_HAVE_CUDA
-Status measure(const TuneFlags& flags, const Plan& plan) {
+Result<cuda::TuningTable> tune_shapes(const TuneFlags& flags, const Plan& plan, const Progress& progress) {
   NFP_ASSIGN_OR_RETURN(const cuda::Gemm gemm, cuda::Gemm::create());
-  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(flags.out));  // before minutes of measuring
   cuda::TuneOptions options;
   options.modes = plan.modes;
   options.tokens = plan.tokens;
   options.most_candidates = flags.candidates;
-  size_t done = 0;
-  const size_t all = plan.shapes.size() * plan.modes.size() * plan.tokens.size();
-  options.progress = [&](const std::string& line) { fmt::print(stderr, "[{}/{}] {}\n", ++done, all, line); };
-  NFP_ASSIGN_OR_RETURN(const cuda::TuningTable table, cuda::tune(gemm, plan.shapes, options));
-  NFP_RETURN_IF_ERROR(file.write(table.dump()));
-  NFP_RETURN_IF_ERROR(file.commit());
-  fmt::print("{}: {} choices for {}\n", flags.out, all, table.device);
-  return ok_status();
+  options.progress = progress;
+  return cuda::tune(gemm, plan.shapes, options);
 }
 #else
-Status measure(const TuneFlags&, const Plan&) {
+Result<cuda::TuningTable> tune_shapes(const TuneFlags&, const Plan&, const Progress&) {
   return error(ErrorCode::kUnsupported,
                "tune: this nestedfp was built without CUDA; build it where nvcc 13 is installed (-DNFP_CUDA=ON), or "
                "show the choices that travel with it with --print");
 }
 #endif
+
+Status measure(const TuneFlags& flags, const Plan& plan) {
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(flags.out));  // before minutes of measuring
+  size_t done = 0;
+  const size_t all = ((flags.model.empty() ? 0 : 1) + plan.shapes.size()) * plan.modes.size() * plan.tokens.size();
+  const Progress progress = [&](const std::string& line) { fmt::print(stderr, "[{}/{}] {}\n", ++done, all, line); };
+  cuda::TuningTable table;
+  if (!flags.model.empty()) {
+    NFP_ASSIGN_OR_RETURN(
+        table,
+        tune_steps(flags.model,
+                   {.modes = plan.modes, .tokens = plan.tokens, .candidates = flags.candidates, .progress = progress}));
+  }
+  if (!plan.shapes.empty()) {
+    NFP_ASSIGN_OR_RETURN(const cuda::TuningTable shapes, tune_shapes(flags, plan, progress));
+    table.device = shapes.device;
+    table.fill_from(shapes);
+  }
+  NFP_RETURN_IF_ERROR(file.write(table.dump()));
+  NFP_RETURN_IF_ERROR(file.commit());
+  fmt::print("{}: choices for {} shapes and precisions on {}; use them with --gemm-choices {}\n", flags.out,
+             table.size(), table.device, flags.out);
+  return ok_status();
+}
 
 Status run(const TuneFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const Plan plan, make_plan(flags));
@@ -121,19 +141,27 @@ Status run(const TuneFlags& flags) {
 
 void add_tune(CLI::App& app, Status& status) {
   auto flags = std::make_shared<TuneFlags>();
-  CLI::App* verb = app.add_subcommand("tune", "Time GPU kernels for a model's shapes and keep the fastest");
+  CLI::App* verb = app.add_subcommand("tune", "Time a model's steps with other GPU kernels and keep the fastest");
   verb->footer(
-      "Tuning needs an H100 or H200 and takes seconds a shape; --print needs no GPU. Examples:\n"
+      "MODEL: each product of its layers runs with the likeliest kernels in captured steps of some layers, which take "
+      "turns; weights are random, so a config.json is enough. --shape: a product by itself, for other programs. Needs "
+      "an "
+      "H100 or H200 and takes some minutes; --print needs no GPU. Examples:\n"
       "  nestedfp tune ./Llama-3.1-8B --out llama-h200.json\n"
       "  nestedfp serve ./Llama-3.1-8B --gemm-choices llama-h200.json\n"
       "  nestedfp tune --shape 4096,14336 --tokens 1,16 --modes f16\n"
       "  nestedfp tune ./Llama-3.1-8B --print --table llama-h200.json");
   verb->add_option("MODEL", flags->model,
-                   "tune its layers: Hugging Face directory, nested checkpoint, .gguf file, or org/name");
+                   "tune its steps: config.json or a folder with one, Hugging Face directory, nested checkpoint, .gguf "
+                   "file, or org/name");
   verb->add_option("--shape", flags->shapes, "N,K: output and input features; may be given again")
       ->allow_extra_args(false);
-  verb->add_option("--modes", flags->modes, "of f16, bf16, e4m3, e4m3-promoted, w8a16")->capture_default_str();
-  verb->add_option("--tokens", flags->tokens, "token counts, with commas (default: every size that is kept)");
+  verb->add_option("--modes", flags->modes,
+                   "f16 (FP16 steps), e4m3 (fp8-w8a8), w8a16 (fp8); for a --shape also bf16, e4m3-promoted")
+      ->capture_default_str();
+  verb->add_option("--tokens", flags->tokens,
+                   "token counts, with commas: sequences that decode up to 256, beyond a prompt (default: every size "
+                   "that is kept, of those that the model's context holds)");
   verb->add_option("--candidates", flags->candidates, "kernels to time for each product, likeliest first")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -14,6 +14,7 @@
 
 #include "backend/devices/devices.h"
 #include "base/float_types.h"
+#include "eval/tune_steps.h"
 #include "runtime/loaded_model.h"
 #include "tiny_model.h"
 
@@ -311,6 +312,37 @@ TEST_F(GpuTest, SurvivesPreemptionAndFlips) {
   const auto all = answers(*gpu, prompts_for(*gpu, 24), "alternate:1", 12, 2, 0.7f, blocks);
   EXPECT_EQ(all.size(), 24u);
   for (const auto& [id, answer] : all) EXPECT_EQ(answer.tokens.size(), 48u) << id;
+}
+
+TEST_F(GpuTest, TunesStepsOfConfigurations) {
+  for (const char* name : {"llama-tied", "mixtral"}) {
+    const std::string folder = tiny_model_folder(name);
+    if (folder.empty()) continue;
+    const auto config = read_tuned_config(folder);
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    TuneStepsOptions options;
+    options.modes = {cuda::Mode::kF16, cuda::Mode::kE4M3, cuda::Mode::kW8A16};
+    options.tokens = {1, 24};
+    if (config->max_context >= 384) options.tokens.push_back(384);  // a prompt
+    options.candidates = 3;
+    size_t lines = 0;
+    options.progress = [&](const std::string&) { ++lines; };
+    const auto table = tune_steps(folder + "/config.json", options);
+    ASSERT_TRUE(table.ok()) << name << ": " << table.error().message;
+    EXPECT_EQ(lines, 3 * options.tokens.size());
+    const int64_t qkv = config->query_features() + 2 * config->kv_features();
+    for (const cuda::Mode mode : options.modes) {
+      for (const int tokens : options.tokens) {
+        EXPECT_TRUE(table->find({tokens, qkv, config->hidden, mode})) << name << " " << tokens;
+        EXPECT_TRUE(table->find({tokens, config->hidden, config->query_features(), mode})) << name << " " << tokens;
+      }
+    }
+    const auto again = cuda::TuningTable::parse(table->dump(), "choices");
+    ASSERT_TRUE(again.ok()) << again.error().message;
+    EXPECT_EQ(again->dump(), table->dump());
+    options.tokens = {4096};
+    EXPECT_EQ(tune_steps(folder, options).error().code, ErrorCode::kUsage) << "a prompt beyond the context";
+  }
 }
 
 }  // namespace

@@ -36,6 +36,9 @@ class Tune(Scratch):
             config = json.load(file)
         self.assertIn(f"n {2 * config['intermediate_size']}, k {config['hidden_size']}, f16", out)
         self.assertIn("(predicted)", out)
+        bare = self.path("config.json")  # weights are not read
+        shutil.copy(os.path.join(F16_MODEL, "config.json"), bare)
+        self.assertEqual(run("tune", bare, "--print", "--tokens", "1", "--modes", "f16")[0], out)
 
     def test_print_reads_a_table(self):
         table = self.path("choices.json")
@@ -53,6 +56,9 @@ class Tune(Scratch):
         self.assertIn("--shape '64'", failure("tune", "--shape", "64", code=2))
         self.assertIn("--tokens: '3' is none of", failure("tune", "--shape", "64,64", "--tokens", "3", code=2))
         self.assertIn("--modes: 'fp8' is none of", failure("tune", "--shape", "64,64", "--modes", "fp8", code=2))
+        said = failure("tune", F16_MODEL, "--modes", "bf16", "--out", self.path("none.json"), code=2)
+        self.assertIn("--modes: no step of a model runs bf16", said)
+        self.assertFalse(os.path.exists(self.path("none.json")))
         there = self.path("there.json")
         with open(there, "w") as file:
             file.write("kept")
@@ -62,9 +68,9 @@ class Tune(Scratch):
 
     @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
     def test_without_a_gpu(self):
-        line = failure("tune", "--shape", "64,64", "--out", self.path("new.json"))
-        self.assertRegex(line, "was built without CUDA|no usable CUDA device")
-        self.assertFalse(os.path.exists(self.path("new.json")))
+        for what, said in [(["--shape", "64,64"], "was built without CUDA|no usable CUDA device"), ([F16_MODEL], "times kernels on a GPU")]:
+            self.assertRegex(failure("tune", *what, "--out", self.path("new.json")), said)
+            self.assertFalse(os.path.exists(self.path("new.json")))
 
 
 class Generate(Scratch):

@@ -21,6 +21,7 @@
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/fused/stream_norm.h"
 #include "backend/cuda/gemm/dense.h"
+#include "backend/cuda/gemm/plan/gemm_chooser.h"
 #include "backend/cuda/linear/linear.h"
 #include "backend/cuda/linear/uploader.h"
 #include "backend/cuda/linear/weight.h"
@@ -87,7 +88,7 @@ class CudaTokenHistory final : public TokenHistory {
   Buffer counter;  // u32
 };
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, public cuda::GemmChooser {
  public:
   static Result<std::unique_ptr<Backend>> create(const CudaOptions& options);
   ~CudaBackend() override {
@@ -105,6 +106,12 @@ class CudaBackend final : public Backend {
   bool prefers_graphs() const override { return true; }
   int32_t launch_context(const KvCache& cache, int32_t sequences, int32_t longest) const override;
   int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
+  const cuda::DeviceShape& gemm_device() const override { return linear_->gemm().device(); }
+  const cuda::TuningTable& gemm_choices() const override { return choices_; }
+  void set_gemm_choices(const cuda::TuningTable& table) override {
+    choices_ = table;
+    linear_->forget_choices();
+  }
   Status reserve(const StepReserve& most) override;
   std::optional<DeviceMemory> memory() const override {
     size_t free = 0, total = 0;
@@ -214,7 +221,7 @@ class CudaBackend final : public Backend {
   const CudaOptions options_;
   BackendInfo info_;
   cudaStream_t stream_ = nullptr;
-  cuda::TuningTable choices_;  // --gemm-choices, outliving linear_
+  cuda::TuningTable choices_;  // outliving linear_
   std::optional<cuda::LinearRunner> linear_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<cuda::DeviceUploader> uploader_;  // while weights are loaded
@@ -257,16 +264,15 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   }
   cudaDeviceProp properties{};
   NFP_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, 0), "reading the GPU's properties"));
-  const cuda::TuningTable* table = cuda::built_in_table(properties.name, properties.multiProcessorCount);
-  if (!options.gemm_choices.empty()) {
-    cuda::TuningTable& given = backend->choices_;
-    if (given.device != properties.name)
-      log::warn("{}: its kernels were timed on '{}', this is '{}'; make it again with 'nestedfp tune'",
-                options.gemm_choices, given.device, properties.name);
-    if (table != nullptr) given.fill_from(*table);
-    table = &given;
+  cuda::TuningTable& choices = backend->choices_;
+  if (!options.gemm_choices.empty() && choices.device != properties.name) {
+    log::warn("{}: its kernels were timed on '{}', this is '{}'; make it again with 'nestedfp tune'",
+              options.gemm_choices, choices.device, properties.name);
   }
-  NFP_ASSIGN_OR_RETURN(cuda::LinearRunner runner, cuda::LinearRunner::create(table));
+  choices.device = properties.name;
+  if (const auto* known = cuda::built_in_table(properties.name, properties.multiProcessorCount); known != nullptr)
+    choices.fill_from(*known);
+  NFP_ASSIGN_OR_RETURN(cuda::LinearRunner runner, cuda::LinearRunner::create(&choices));
   backend->linear_.emplace(std::move(runner));
   NFP_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "making a stream"));
   const int threads = options.threads > 0 ? options.threads : static_cast<int>(usable_cpus().size());

@@ -189,6 +189,7 @@ LinearRunner::LinearRunner(std::unique_ptr<State> state) : state_(std::move(stat
 LinearRunner::~LinearRunner() = default;
 LinearRunner::LinearRunner(LinearRunner&&) noexcept = default;
 const Gemm& LinearRunner::gemm() const { return state_->gemm; }
+void LinearRunner::forget_choices() { state_->configs.clear(); }
 
 Result<LinearRunner> LinearRunner::create(const TuningTable* table) {
   NFP_ASSIGN_OR_RETURN(Gemm gemm, Gemm::create());

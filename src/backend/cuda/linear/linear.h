@@ -64,7 +64,8 @@ struct LinearCall {
 
 class LinearRunner {
  public:
-  // For the current device. `table` (tuned choices; may be null) must outlive the runner.
+  // For the current device. `table` (tuned choices; may be null) must outlive the runner. Where it has changed,
+  // forget_choices().
   static Result<LinearRunner> create(const TuningTable* table);
   ~LinearRunner();
   LinearRunner(LinearRunner&&) noexcept;
@@ -77,6 +78,8 @@ class LinearRunner {
   static size_t scratch_bytes(const CudaWeight& weight, int64_t rows);
 
   const Gemm& gemm() const;
+  // Kernels are chosen anew.
+  void forget_choices();
 
  private:
   struct State;

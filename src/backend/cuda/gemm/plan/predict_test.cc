@@ -132,7 +132,7 @@ TEST(Predict, MeasuredChoicesStand) {
   const Choice choice = choose({64, 4096, 4096, Mode::kF16, false}, kH200, &table, Reduction::kFastest);
   EXPECT_STREQ(choice.reason, "tuned");
   EXPECT_EQ(choice.config, tuned);
-  EXPECT_EQ(choose({33, 4096, 4096, Mode::kF16, false}, kH200, &table, Reduction::kFastest).config, tuned);
+  EXPECT_EQ(choose({49, 4096, 4096, Mode::kF16, false}, kH200, &table, Reduction::kFastest).config, tuned);
   EXPECT_STREQ(choose({65, 4096, 4096, Mode::kF16, false}, kH200, &table, Reduction::kFastest).reason, "predicted");
 }
 

@@ -189,21 +189,32 @@ void TuningTable::set(int64_t n, int64_t k, Mode mode, int bucket, const Config&
 namespace {
 
 // The mode whose measured choices serve a mode without its own: BF16 does the same work as FP16 in the same tiles, and
-// W8A16 reads what E4M3 reads, which is what counts for few tokens.
-Mode measured_as(const Problem& problem) {
+// W8A16 reads what E4M3 reads, which is what counts for few tokens (but a model of its own knows better).
+Mode measured_as(const Problem& problem, bool has_model) {
   if (problem.mode == Mode::kBF16) return Mode::kF16;
-  return problem.mode == Mode::kW8A16 && problem.m <= 64 ? Mode::kE4M3 : problem.mode;
+  return problem.mode == Mode::kW8A16 && problem.m <= 64 && !has_model ? Mode::kE4M3 : problem.mode;
 }
 
 }  // namespace
 
-std::optional<Config> TuningTable::find(const Problem& problem) const {
+const TuningTable::Buckets* TuningTable::buckets(const Problem& problem) const {
   auto shape = choices_.find({problem.n, problem.k, problem.mode});
-  if (shape == choices_.end()) shape = choices_.find({problem.n, problem.k, measured_as(problem)});
-  if (shape == choices_.end()) return std::nullopt;
-  const auto at = shape->second.lower_bound(token_bucket(problem.m));
-  if (at == shape->second.end() || !exists(at->second.tile, problem.mode, problem.join)) return std::nullopt;
+  if (shape == choices_.end())
+    shape = choices_.find({problem.n, problem.k, measured_as(problem, models_.contains(problem.mode))});
+  return shape == choices_.end() ? nullptr : &shape->second;
+}
+
+std::optional<Config> TuningTable::find(const Problem& problem) const {
+  const Buckets* tuned = buckets(problem);
+  if (tuned == nullptr) return std::nullopt;
+  const auto at = tuned->lower_bound(token_bucket(problem.m));
+  if (at == tuned->end() || !exists(at->second.tile, problem.mode, problem.join)) return std::nullopt;
   return at->second;
+}
+
+bool TuningTable::has_bucket(const Problem& problem) const {
+  const Buckets* tuned = buckets(problem);
+  return tuned != nullptr && tuned->contains(token_bucket(problem.m));
 }
 
 const TimeModel* TuningTable::model(Mode mode) const {
@@ -337,7 +348,8 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
   if (table != nullptr) {
     const auto tuned = table->find(problem);
     const TimeModel* model = table->model(problem.mode);
-    const bool measured = tuned && (problem.m <= kFineBuckets || problem.m == token_bucket(problem.m));
+    const bool measured =
+        tuned && table->has_bucket(problem) && (problem.m <= kFineBuckets || problem.m == token_bucket(problem.m));
     if (model != nullptr && !measured) return {predicted(problem, device, *model, *table), "predicted"};
     if (tuned) return {*tuned, "tuned"};
   }

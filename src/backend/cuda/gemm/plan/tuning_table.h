@@ -31,9 +31,11 @@ class TuningTable {
 
   void set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config);
   // The tuned choice for the problem's bucket of tokens; the nearest larger tuned bucket's if that one is missing. None
-  // beyond the largest, and none of another mode's (BF16 goes by FP16's, W8A16 by E4M3's) that this one has no kernel
-  // for.
+  // beyond the largest, and none of another mode's (BF16 goes by FP16's, W8A16 without a model by E4M3's) that this
+  // one has no kernel for.
   std::optional<Config> find(const Problem& problem) const;
+  // Whether that is of the problem's own bucket.
+  bool has_bucket(const Problem& problem) const;
 
   // Null if the table has none. BF16 kernels do the same work as FP16's; W8A16 goes by FP16's where it has none.
   const TimeModel* model(Mode mode) const;
@@ -48,8 +50,11 @@ class TuningTable {
   size_t size() const { return choices_.size(); }
 
  private:
+  using Buckets = std::map<int, Config>;
+  const Buckets* buckets(const Problem& problem) const;
+
   std::map<Mode, TimeModel> models_;
-  std::map<std::tuple<int64_t, int64_t, Mode>, std::map<int, Config>> choices_;
+  std::map<std::tuple<int64_t, int64_t, Mode>, Buckets> choices_;
 };
 
 // The checked-in table (choices_h100.json, choices_h200.json) for a device of that name and size; null if there is

@@ -186,5 +186,22 @@ TEST(Choice, SaysWhyAndWhat) {
   EXPECT_STREQ(choose({16, 4096, 4096, Mode::kF16, false}, kH200, &table, Reduction::kFastest).reason, "analytic");
 }
 
+// Files may hold a few numbers of tokens alone: others are predicted, where there is a model, and no larger one's.
+TEST(Choice, OfACountThatWasNotTunedIsPredicted) {
+  TuningTable table;
+  const Config tuned{Tile{64, 1, 1, 1}, 2, false};
+  table.set(3584, 18944, Mode::kF16, 32, tuned);
+  const auto reason = [&](int64_t m) {
+    return std::string(choose({m, 3584, 18944, Mode::kF16}, kH200, &table, Reduction::kFastest).reason);
+  };
+  EXPECT_EQ(reason(24), "tuned");
+  table.copy_models(*built_in_table("NVIDIA H200", 132));
+  EXPECT_EQ(reason(24), "predicted");
+  EXPECT_EQ(reason(1), "predicted");
+  EXPECT_EQ(reason(25), "tuned");
+  EXPECT_EQ(reason(32), "tuned");
+  EXPECT_EQ(reason(33), "predicted");
+}
+
 }  // namespace
 }  // namespace nfp::cuda

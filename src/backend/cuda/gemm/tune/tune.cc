@@ -131,13 +131,14 @@ Result<double> Operands::time(const Gemm& gemm, const Config& config, Mode mode,
 }  // namespace
 
 Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options) {
-  TuningTable table;
+  TuningTable table, known;
   int id = 0;
   cudaDeviceProp properties{};
   if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess) {
     table.device = properties.name;
-    if (const TuningTable* known = built_in_table(properties.name, properties.multiProcessorCount); known != nullptr)
-      table.copy_models(*known);
+    if (const TuningTable* found = built_in_table(properties.name, properties.multiProcessorCount); found != nullptr)
+      known = *found;
+    table.copy_models(known);
   }
   const int most = options.tokens.empty() ? 1 : *std::max_element(options.tokens.begin(), options.tokens.end());
   for (const GemmShape& shape : shapes) {
@@ -146,9 +147,8 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
       for (const int m : options.tokens) {
         Config best;
         double best_us = 1e30;
-        int tried = 0;
-        for (const Config& config : candidates({m, shape.n, shape.k, mode, false}, gemm.device())) {
-          if (tried++ >= options.most_candidates) break;
+        for (const Config& config :
+             likeliest({m, shape.n, shape.k, mode, false}, gemm.device(), known, options.most_candidates)) {
           NFP_ASSIGN_OR_RETURN(const double us, operands.time(gemm, config, mode, m));
           if (us < best_us) {
             best_us = us;

@@ -1,4 +1,5 @@
-// Times every candidate kernel for a model's shapes on the current device: what `nestedfp tune` runs.
+// Times candidate kernels for shapes by themselves on the current device: what `nestedfp tune --shape` runs. (For a
+// model see eval/tune_steps.h.)
 #pragma once
 
 #include <functional>
@@ -14,7 +15,7 @@ namespace nfp::cuda {
 struct TuneOptions {
   std::span<const Mode> modes;
   std::span<const int> tokens = kTokenBuckets;
-  int most_candidates = 40;  // per cell, in the analytic model's order
+  size_t most_candidates = 16;  // per cell, as likeliest() has them
   // After each cell, with a line like "n 4096, k 14336, m 16, f16: 128x16 c1 b1 split4, 30.2 us". May be empty.
   std::function<void(const std::string& line)> progress;
 };

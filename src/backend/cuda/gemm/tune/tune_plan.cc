@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <optional>
+#include <utility>
 
 namespace nfp::cuda {
 namespace {
@@ -35,6 +37,28 @@ std::vector<GemmShape> layer_shapes(const LayerSizes& s) {
        {GemmShape{(s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden}, GemmShape{s.hidden, s.heads * s.head_dim},
         GemmShape{2 * s.intermediate, s.hidden}, GemmShape{s.hidden, s.intermediate}}) {
     if (std::find(out.begin(), out.end(), shape) == out.end()) out.push_back(shape);
+  }
+  return out;
+}
+
+std::vector<Config> likeliest(const Problem& problem, const DeviceShape& device, const TuningTable& table,
+                              size_t most) {
+  std::vector<Config> others;
+  if (const TimeModel* model = table.model(problem.mode); model == nullptr) {
+    others = candidates(problem, device);
+  } else {
+    std::vector<std::pair<double, Config>> timed;
+    for_each_candidate(problem, device, [&](const Config& config) {
+      const double us = predict_us(*model, problem, config, device);
+      if (std::isfinite(us)) timed.emplace_back(us, config);
+    });
+    std::stable_sort(timed.begin(), timed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [us, config] : timed) others.push_back(config);
+  }
+  std::vector<Config> out = {choose(problem, device, &table, Reduction::kFastest).config};
+  for (const Config& config : others) {
+    if (out.size() >= most) break;
+    if (config != out.front()) out.push_back(config);
   }
   return out;
 }

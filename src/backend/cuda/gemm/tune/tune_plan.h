@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/cuda/gemm/plan/config.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
 #include "base/result.h"
 
 namespace nfp::cuda {
@@ -27,6 +28,10 @@ struct LayerSizes {
 // The products of one decoder layer as the GPU runs them: query, key and value as one, output, gate and up as one,
 // down. Each shape once. (lm_head is no part of a layer: name its shape if it is nested.)
 std::vector<GemmShape> layer_shapes(const LayerSizes& sizes);
+
+// Kernels to time for a problem, at most `most` (from 1): first what the table chooses, then the others from the
+// shortest predicted time to the longest (candidates()' order where the table has no model of the mode).
+std::vector<Config> likeliest(const Problem& problem, const DeviceShape& device, const TuningTable& table, size_t most);
 
 // "4096,14336". kUsage, with the text, for anything else or sizes outside 1 to 2^30.
 Result<GemmShape> parse_shape(std::string_view text);

@@ -32,5 +32,33 @@ TEST(TunePlan, ReadsModesAndBuckets) {
   for (const char* bad : {"", "2", "1,", "1,5000", "x"}) EXPECT_FALSE(parse_buckets(bad).ok()) << bad;
 }
 
+TEST(TunePlan, LikeliestBeginsWithTheChoice) {
+  const DeviceShape device;
+  const TuningTable& h200 = *built_in_table("NVIDIA H200", 132);
+  for (const TuningTable& table : {h200, TuningTable()}) {  // by predicted times, and without a model
+    for (const Mode mode : {Mode::kF16, Mode::kE4M3, Mode::kW8A16}) {
+      for (const int m : {1, 24, 128, 1000}) {
+        const Problem problem{m, 4096, 4096, mode};
+        const std::vector<Config> found = likeliest(problem, device, table, 8);
+        ASSERT_LE(found.size(), 8u);
+        EXPECT_GE(found.size(), 4u);  // W8A16 has few tiles for many tokens
+        EXPECT_EQ(found[0], choose(problem, device, &table, Reduction::kFastest).config);
+        double before = 0;
+        for (size_t i = 0; i < found.size(); ++i) {
+          EXPECT_TRUE(exists(found[i].tile, mode));
+          for (size_t j = 0; j < i; ++j) EXPECT_NE(found[i], found[j]) << to_string(found[i]);
+          const TimeModel* model = table.model(mode);
+          if (i == 0 || model == nullptr) continue;
+          const double us = predict_us(*model, problem, found[i], device);
+          EXPECT_GE(us, before);
+          before = us;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(likeliest({16, 4096, 4096, Mode::kF16}, device, h200, 1).size(), 1u);
+  EXPECT_GT(likeliest({16, 4096, 4096, Mode::kF16}, device, h200, 1000).size(), 20u);
+}
+
 }  // namespace
 }  // namespace nfp::cuda

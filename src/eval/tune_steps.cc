@@ -1,0 +1,315 @@
+#include "eval/tune_steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+
+#include "backend/cuda/gemm/plan/gemm_chooser.h"
+#include "backend/cuda/gemm/tune/tune_plan.h"
+#include "backend/devices/devices.h"
+#include "base/thread_pool.h"
+#include "engine/batch.h"
+#include "io/model_source.h"
+#include "model/config.h"
+#include "model/dummy_model.h"
+#include "model/weight_loader.h"
+
+namespace nfp {
+namespace {
+
+using cuda::Config;
+using cuda::Mode;
+
+constexpr int32_t kBlockSize = 16;
+// Layers are as many as hold so many weights: a step finds none of its own in the L2, and its beginning counts little.
+// (Three layers of Mistral-Small-24B made a choice for one token in FP8 look 2 % quicker that is 1 % slower in all 40.)
+constexpr int64_t kWeights = int64_t{4} << 30;
+constexpr int32_t kLeastLayers = 3;
+// Candidates take turns of this long, so often, and the best of them and what it would replace some longer turns: a GPU
+// at its power limit needs a while to find the clock that a kernel's power allows.
+constexpr double kTurnSeconds = 0.008, kLongTurnSeconds = 0.08;
+constexpr int kTurns = 6, kLongTurns = 5;
+// What a step must take less, to be no noise.
+constexpr double kGain = 0.997;
+
+std::optional<Precision> precision_of(Mode mode) {
+  if (mode == Mode::kF16) return Precision::kFp16;
+  if (mode == Mode::kE4M3) return Precision::kFp8W8A8;
+  if (mode == Mode::kW8A16) return Precision::kFp8;
+  return std::nullopt;
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The first layers of a model. All of them are alike but for windows, rotation and experts, which come every few
+// layers.
+ModelConfig first_layers(ModelConfig config) {
+  const int64_t wide =
+      config.experts.count > 0 && config.has_experts(config.layers - 1)
+          ? int64_t{config.experts.count} * config.experts.intermediate + config.experts.shared_intermediate
+          : config.intermediate;
+  const int64_t weights = config.hidden * (2 * (config.query_features() + config.kv_features()) + 3 * wide);
+  const auto enough = static_cast<int32_t>(std::min<int64_t>((kWeights + weights - 1) / weights, config.layers));
+  config.layers = std::min(std::max(enough, kLeastLayers), config.layers);
+  const auto layers = static_cast<size_t>(config.layers);
+  config.windows.resize(layers);
+  if (!config.nope_layers.empty()) config.nope_layers.resize(layers);
+  if (!config.experts.layers.empty()) config.experts.layers.resize(layers);
+  return config;
+}
+
+Result<DummyConfig> read_config(const std::string& model) {
+  if (auto found = read_dummy_config(model); found.ok()) return found;
+  NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(model));
+  return DummyConfig{source->path(), std::string(source->config_json())};
+}
+
+// Steps of a few layers, captured with any choice of kernels.
+class StepTuner {
+ public:
+  static Result<std::unique_ptr<StepTuner>> create(const std::string& model, const TuneStepsOptions& options);
+
+  // Without choices, of this device.
+  cuda::TuningTable empty_table() const {
+    cuda::TuningTable table;
+    table.device = chooser_->gemm_choices().device;
+    table.copy_models(chooser_->gemm_choices());
+    return table;
+  }
+
+  // The kernels of all products of steps of `tokens` tokens, into the table.
+  Status tune(Mode mode, int tokens, cuda::TuningTable& table);
+
+ private:
+  // Rows and columns of a product, and what it is called.
+  struct Product {
+    int64_t n, k;
+    std::string name;
+  };
+  struct Candidate {
+    Config config;
+    std::unique_ptr<Graph> step;
+    std::vector<double> seconds;
+  };
+
+  explicit StepTuner(const TuneStepsOptions& options) : options_(options) {}
+  Status prepare(int tokens);
+  Result<std::unique_ptr<Graph>> capture(Mode mode, const cuda::TuningTable& table);
+  // Seconds a step of one turn.
+  Result<double> turn(Graph& step, double seconds);
+  // Each in a turn, in random order, `turns` times over.
+  Status take_turns(std::vector<Candidate*> candidates, int turns, double seconds);
+  // The quickest kernel of one product where the others are the table's; sets it there if it gains. Returns a step's
+  // seconds before and after.
+  Result<std::pair<double, double>> tune_product(const Product& product, Mode mode, int tokens,
+                                                 cuda::TuningTable& table);
+
+  const TuneStepsOptions& options_;
+  std::unique_ptr<ModelSource> source_;
+  ModelConfig config_;
+  std::unique_ptr<Backend> backend_;
+  cuda::GemmChooser* chooser_ = nullptr;
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<StepInput> input_;
+  StepShape shape_;
+  std::vector<Product> products_;  // with most weights first
+  std::mt19937 random_{12};
+  double step_seconds_ = 0;  // about
+};
+
+Result<std::unique_ptr<StepTuner>> StepTuner::create(const std::string& model, const TuneStepsOptions& options) {
+  std::unique_ptr<StepTuner> tuner(new StepTuner(options));
+  NFP_ASSIGN_OR_RETURN(DummyConfig text, read_config(model));
+  NFP_ASSIGN_OR_RETURN(ModelConfig config, parse_config(text.json, model));
+  tuner->config_ = first_layers(std::move(config));
+  tuner->source_ = make_dummy_source(std::move(text), tensors_of(tuner->config_), 0);
+  auto made = make_backend("cuda", {});
+  if (!made.ok()) return error(made.error().code, "tune times kernels on a GPU: {}", made.error().message);
+  tuner->backend_ = std::move(made).value();
+  Backend& backend = *tuner->backend_;
+  tuner->chooser_ = dynamic_cast<cuda::GemmChooser*>(&backend);
+  if (tuner->chooser_ == nullptr)
+    return error(ErrorCode::kUnsupported, "tune: {} has no kernels to choose", backend.info().name);
+  tuner->threads_ = std::make_unique<ThreadPool>(backend.info().threads);
+  NFP_ASSIGN_OR_RETURN(tuner->model_,
+                       load_model(*tuner->source_, tuner->config_, backend, *tuner->threads_, LoadOptions{}));
+
+  const int32_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
+  if (most > kMostDecoded && most > tuner->config_.max_context) {
+    return error(ErrorCode::kUsage, "--tokens: {} are more than the {} tokens of context that {} has", most,
+                 tuner->config_.max_context, model);
+  }
+  const int32_t decoded = std::min(most, kMostDecoded);
+  const int32_t context = std::min(options.context, tuner->config_.max_context);
+  const int32_t positions = std::min(std::max(most, context), tuner->config_.max_context);
+  NFP_RETURN_IF_ERROR(tuner->model_->reserve(most, decoded, positions));
+  const int32_t blocks =
+      std::max(decoded * ((context + kBlockSize - 1) / kBlockSize), (most + kBlockSize - 1) / kBlockSize);
+  NFP_ASSIGN_OR_RETURN(tuner->cache_, backend.make_kv_cache(tuner->model_->kv_spec(blocks, kBlockSize, DType::kF16)));
+  StepLimits limits;
+  limits.tokens = most;
+  limits.sequences = decoded;
+  limits.table_width = (positions + kBlockSize - 1) / kBlockSize;
+  limits.vocab = tuner->config_.vocab;
+  limits.block_size = kBlockSize;
+  NFP_ASSIGN_OR_RETURN(tuner->input_, StepInput::create(backend, limits));
+
+  for (const Linear* linear : tuner->model_->linears()) {
+    if (linear->expert >= 0 || linear->type == GemmType::kHead) continue;
+    const Product product{linear->weight->n(), linear->weight->k(), std::string(name_of(linear->type))};
+    const auto known = std::find_if(tuner->products_.begin(), tuner->products_.end(),
+                                    [&](const Product& p) { return p.n == product.n && p.k == product.k; });
+    if (known == tuner->products_.end()) tuner->products_.push_back(product);
+  }
+  std::stable_sort(tuner->products_.begin(), tuner->products_.end(),
+                   [](const Product& a, const Product& b) { return a.n * a.k > b.n * b.k; });
+  return tuner;
+}
+
+Status StepTuner::prepare(int tokens) {
+  const bool decodes = tokens <= kMostDecoded;
+  const int32_t context = std::min(options_.context, config_.max_context);
+  shape_ = {};
+  shape_.tokens = tokens;
+  shape_.sequences = decodes ? tokens : 1;
+  shape_.single = decodes ? tokens : 0;
+  if (decodes) shape_.launch_context = backend_->launch_context(*cache_, shape_.sequences, context);
+  input_->begin(0, shape_);
+  std::vector<int32_t> ids(static_cast<size_t>(decodes ? 1 : tokens)), blocks;
+  const int32_t width = ((decodes ? context : tokens) + kBlockSize - 1) / kBlockSize;
+  for (int32_t sequence = 0; sequence < shape_.sequences; ++sequence) {
+    for (int32_t& id : ids) id = static_cast<int32_t>(random_() % static_cast<uint32_t>(config_.vocab));
+    blocks.resize(static_cast<size_t>(width));
+    std::iota(blocks.begin(), blocks.end(), sequence * width);
+    input_->add({.tokens = ids, .first = decodes ? context - 1 : 0, .blocks = blocks});
+  }
+  input_->upload();
+  return backend_->synchronize();
+}
+
+Result<std::unique_ptr<Graph>> StepTuner::capture(Mode mode, const cuda::TuningTable& table) {
+  chooser_->set_gemm_choices(table);
+  ForwardArgs args;
+  args.batch = input_->view(shape_, nullptr);
+  args.precision = *precision_of(mode);
+  args.cache = cache_.get();
+  model_->forward(args);  // loads what is loaded late, so that the capture only records
+  NFP_RETURN_IF_ERROR(backend_->synchronize());
+  NFP_RETURN_IF_ERROR(backend_->begin_capture());
+  model_->forward(args);
+  return backend_->end_capture();
+}
+
+Result<double> StepTuner::turn(Graph& step, double seconds) {
+  const int replays = step_seconds_ > 0 ? std::max(1, static_cast<int>(seconds / step_seconds_)) : 3;
+  NFP_RETURN_IF_ERROR(backend_->replay(step));  // whatever it finds in caches that another step left there
+  NFP_RETURN_IF_ERROR(backend_->synchronize());
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < replays; ++i) NFP_RETURN_IF_ERROR(backend_->replay(step));
+  NFP_RETURN_IF_ERROR(backend_->synchronize());
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / replays;
+}
+
+Status StepTuner::take_turns(std::vector<Candidate*> candidates, int turns, double seconds) {
+  for (Candidate* candidate : candidates) candidate->seconds.clear();
+  for (int i = 0; i < turns; ++i) {
+    std::shuffle(candidates.begin(), candidates.end(), random_);
+    for (Candidate* candidate : candidates) {
+      NFP_ASSIGN_OR_RETURN(const double took, turn(*candidate->step, seconds));
+      candidate->seconds.push_back(took);
+    }
+  }
+  return ok_status();
+}
+
+Result<std::pair<double, double>> StepTuner::tune_product(const Product& product, Mode mode, int tokens,
+                                                          cuda::TuningTable& table) {
+  std::vector<Candidate> candidates;
+  for (const Config& config :
+       cuda::likeliest({tokens, product.n, product.k, mode}, chooser_->gemm_device(), table, options_.candidates)) {
+    cuda::TuningTable with = table;
+    with.set(product.n, product.k, mode, tokens, config);
+    NFP_ASSIGN_OR_RETURN(auto step, capture(mode, with));
+    candidates.push_back({config, std::move(step), {}});
+  }
+  std::vector<Candidate*> all;
+  for (Candidate& candidate : candidates) all.push_back(&candidate);
+  if (step_seconds_ == 0) {
+    NFP_ASSIGN_OR_RETURN(step_seconds_, turn(*candidates[0].step, 0));
+  }
+  NFP_RETURN_IF_ERROR(take_turns(all, kTurns, kTurnSeconds));
+  const auto quickest = std::min_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+    return median(a.seconds) < median(b.seconds);
+  });
+  Candidate& today = candidates.front();
+  table.set(product.n, product.k, mode, tokens, today.config);
+  if (median(quickest->seconds) < median(today.seconds) * kGain) {
+    NFP_RETURN_IF_ERROR(take_turns({&today, &*quickest}, kLongTurns, kLongTurnSeconds));
+    if (median(quickest->seconds) < median(today.seconds) * kGain) {
+      table.set(product.n, product.k, mode, tokens, quickest->config);
+      return std::pair(median(today.seconds), median(quickest->seconds));
+    }
+  }
+  const double seconds = median(today.seconds);
+  return std::pair(seconds, seconds);
+}
+
+Status StepTuner::tune(Mode mode, int tokens, cuda::TuningTable& table) {
+  NFP_RETURN_IF_ERROR(prepare(tokens));
+  step_seconds_ = 0;
+  cuda::TuningTable choices = chooser_->gemm_choices();
+  std::string changed;
+  double ratio = 1, last = 0;
+  for (const Product& product : products_) {
+    const cuda::Problem problem{tokens, product.n, product.k, mode};
+    const Config before = cuda::choose(problem, chooser_->gemm_device(), &choices, cuda::Reduction::kFastest).config;
+    NFP_ASSIGN_OR_RETURN(const auto seconds, tune_product(product, mode, tokens, choices));
+    const Config now = *choices.find(problem);
+    table.set(product.n, product.k, mode, tokens, now);
+    ratio *= seconds.second / seconds.first;
+    last = seconds.second;
+    if (now != before) changed += fmt::format(", {} {} for {}", product.name, to_string(now), to_string(before));
+  }
+  chooser_->set_gemm_choices(choices);
+  if (options_.progress) {
+    options_.progress(fmt::format("{}, {} tokens: {} layers take {:.1f} us, {:.3f} of before{}", name_of(mode), tokens,
+                                  config_.layers, last * 1e6, ratio, changed));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<ModelConfig> read_tuned_config(const std::string& model) {
+  NFP_ASSIGN_OR_RETURN(const DummyConfig text, read_config(model));
+  return parse_config(text.json, model);
+}
+
+Result<cuda::TuningTable> tune_steps(const std::string& config, const TuneStepsOptions& options) {
+  for (const Mode mode : options.modes) {
+    if (!precision_of(mode)) {
+      return error(ErrorCode::kUsage,
+                   "--modes: no step of a model runs {}; name f16, e4m3 or w8a16, or tune it for a --shape",
+                   name_of(mode));
+    }
+  }
+  NFP_ASSIGN_OR_RETURN(const auto tuner, StepTuner::create(config, options));
+  cuda::TuningTable table = tuner->empty_table();
+  for (const Mode mode : options.modes) {
+    for (const int tokens : options.tokens) NFP_RETURN_IF_ERROR(tuner->tune(mode, tokens, table));
+  }
+  return table;
+}
+
+}  // namespace nfp

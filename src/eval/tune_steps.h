@@ -1,0 +1,41 @@
+// Which GPU kernel runs each product of a model's layers, by the time of whole steps: what `nestedfp tune MODEL` does.
+//
+// A product alone tells little of a decode step, where its blocks begin while the kernel before is still at work and
+// ask for weights beside it: choices that made steps quicker were 1 to 4 % slower alone, and the other way round
+// (docs/kernels.md, "Products in a decode step"). So a few of the model's layers, with random weights, are captured as
+// a step for each candidate of each product, and the captured steps take turns.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/gemm/plan/config.h"
+#include "backend/cuda/gemm/plan/tuning_table.h"
+#include "base/result.h"
+#include "model/config.h"
+
+namespace nfp {
+
+struct TuneStepsOptions {
+  std::vector<cuda::Mode> modes;  // kF16, kE4M3 or kW8A16: FP16, `fp8-w8a8` and `fp8` steps; kUsage names another
+  // Tokens of a step, each one of cuda::kTokenBuckets: up to kMostDecoded sequences of one token, else one prompt.
+  std::vector<int> tokens;
+  size_t candidates = 12;  // of each product, likeliest first
+  int32_t context = 256;   // tokens, of sequences that decode
+  // Told of each step's number of tokens and mode when it is done, as a line of text. May be empty.
+  std::function<void(const std::string& line)> progress;
+};
+
+inline constexpr int kMostDecoded = 256;
+
+// Configuration of a model as tune_steps() takes it.
+Result<ModelConfig> read_tuned_config(const std::string& model);
+
+// `config`: the path of a config.json, of a folder with one, or a model that ModelSource::open() takes. Its weights are
+// not read. The table has a choice for every product, mode and number of tokens that was timed, today's where nothing
+// was quicker by more than noise. kUnsupported where there is no Hopper GPU.
+Result<cuda::TuningTable> tune_steps(const std::string& config, const TuneStepsOptions& options);
+
+}  // namespace nfp

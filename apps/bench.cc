@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "backend/cpu/ceilings.h"
@@ -29,7 +30,9 @@ Status run(const BenchVerb& flags) {
   options.max_step_tokens = flags.step_tokens->count() > 0 ? flags.common.step_tokens : options.max_step_tokens;
   options.kv_dtype = flags.common.model.kv_dtype_value();
   NFP_ASSIGN_OR_RETURN(options.precisions, flags.common.precision_list());
-  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.common.model.load());
+  NFP_ASSIGN_OR_RETURN(const auto loaded,
+                       flags.common.model.load(false, std::max(options.prompt + 1, options.context + options.generate),
+                                               "--prompt, --context and --generate"));
   for (Precision& precision : options.precisions) precision = flags.common.on_device(precision, *loaded);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   const auto progress = [&](const std::string& what, int32_t done, int32_t total) {
@@ -73,6 +76,8 @@ void add_bench(CLI::App& app, Status& status) {
       "  nestedfp bench MODEL steps > step-times.json");
   BenchFlags& common = flags->common;
   common.model.add_to(*verb);
+  verb->get_option("MODEL")->required(
+      false);  // by itself: required ones take the name of a mode that comes before them
   BenchmarkOptions& options = flags->options;
   flags->own.push_back(verb->add_option("--batch", options.batches, "sequences decoded together (several may be given)")
                            ->check(CLI::Range(1, 4096))
@@ -107,7 +112,10 @@ void add_bench(CLI::App& app, Status& status) {
   flags->throughput.add_to(*verb);
   flags->steps.add_to(*verb);
   verb->require_subcommand(0, 1);
-  verb->callback([flags, verb, &status] { status = verb->get_subcommands().empty() ? run(*flags) : run_mode(*flags); });
+  verb->callback([flags, verb, &status] {
+    if (flags->common.model.model.empty()) throw CLI::RequiredError("MODEL");
+    status = verb->get_subcommands().empty() ? run(*flags) : run_mode(*flags);
+  });
 }
 
 }  // namespace nfp

@@ -56,8 +56,9 @@ Result<Ceilings> BenchFlags::measure(const LoadedModel& loaded) const {
   return Ceilings(found);
 }
 
-Result<std::unique_ptr<LoadedModel>> BenchFlags::load(bool needs_sensitivity) const {
-  NFP_ASSIGN_OR_RETURN(auto loaded, model.load(needs_sensitivity));
+Result<std::unique_ptr<LoadedModel>> BenchFlags::load(bool needs_sensitivity, int32_t context,
+                                                      const std::string& flags) const {
+  NFP_ASSIGN_OR_RETURN(auto loaded, model.load(needs_sensitivity, context, flags));
   loaded->tokenizer.reset();
   return loaded;
 }
@@ -98,9 +99,10 @@ Status LatencyMode::run(const BenchFlags& common) const {
   LatencyOptions wanted = options;
   wanted.repeats = common.repeats;
   NFP_ASSIGN_OR_RETURN(wanted.precisions, common.precision_list());
-  NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
+  const int32_t context = largest(wanted.inputs) + wanted.output;
+  NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false, context, "--input and --output"));
   for (Precision& precision : wanted.precisions) precision = common.on_device(precision, *loaded);
-  EngineConfig served = common.engine(largest(wanted.inputs) + wanted.output, largest(wanted.batches));
+  EngineConfig served = common.engine(context, largest(wanted.batches));
   nlohmann::ordered_json breakdowns = nlohmann::ordered_json::array();
   std::vector<LatencyRow> rows;
   std::vector<SwitchingRow> switches;
@@ -183,7 +185,9 @@ Status ThroughputMode::run(const BenchFlags& common) const {
       NFP_ASSIGN_OR_RETURN(options.loads.emplace_back(), parse_trace(text, trace, count, ctx));
     }
   }
-  NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false));
+  NFP_ASSIGN_OR_RETURN(
+      const auto loaded,
+      common.load(false, ctx, trace.empty() ? "--input and --output" : "--ctx (4096 with --trace unless given)"));
   for (Precision& precision : options.precisions) precision = common.on_device(precision, *loaded);
   const EngineConfig served = common.engine(ctx, std::min(largest(requests), max_sequences));
   NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
@@ -243,7 +247,8 @@ Status StepsMode::run(const BenchFlags& common) const {
       wanted.levels.push_back({precision, share});
     }
   }
-  NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(shares));
+  NFP_ASSIGN_OR_RETURN(const auto loaded,
+                       common.load(shares, wanted.context_needed(), "--prefill, --contexts and --mixed"));
   for (BenchLevel& level : wanted.levels) level.precision = common.on_device(level.precision, *loaded);
   NFP_ASSIGN_OR_RETURN(const auto engine,
                        BenchEngine::create(*loaded, common.engine(wanted.context_needed(), wanted.sequences_needed())));

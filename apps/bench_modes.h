@@ -32,7 +32,7 @@ struct BenchFlags {
   // With --machine, for the CPU.
   Result<Ceilings> measure(const LoadedModel& loaded) const;
   // Without its tokenizer: tokens are made up and stay tokens.
-  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity) const;
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity, int32_t context, const std::string& flags) const;
   EngineConfig engine(int32_t ctx, int32_t max_sequences) const;
 };
 

@@ -140,13 +140,16 @@ Status ModelFlags::check_calibration() const {
   return ok_status();
 }
 
-Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity) const {
+Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, int32_t context,
+                                                      const std::string& context_flags) const {
   if (baseline == "fp8-channel" && is_exact(precision_value())) {
     return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
   }
   LoadedModelOptions options;
   device.apply(options);
   options.threads = threads;
+  options.context = std::max(ctx, context);
+  options.context_flag = ctx > context ? "--ctx" : context_flags;
   options.fp8_head = fp8_head;
   if (baseline == "fp8-channel") options.filter = fp8_channel_filter(fp8_head);
   if (baseline == "f16") options.filter = dense_filter();

@@ -48,8 +48,9 @@ struct ModelFlags {
   uint64_t calibrate_seed = 0;
   double fp8_share = 1.0;
   void add_to(CLI::App& app);
-  // Loads with a progress bar on stderr.
-  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false) const;
+  // Loads with a progress bar on stderr. What runs needs `context` tokens by these flags, or what --ctx says.
+  Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false, int32_t context = 0,
+                                            const std::string& context_flags = "--ctx") const;
   CalibrationOptions calibration_options() const;
   // Error: flags that need --calibrate, without it.
   Status check_calibration() const;

@@ -74,6 +74,8 @@ Status run(ServeFlags& flags) {
     const StopRemovesTemporaries stop(0);
     ProgressBar bar;
     flags.load.progress = bar.callback();
+    flags.load.context = flags.engine.max_context;
+    flags.load.context_flag = "--max-model-len";
     flags.calibration.model = flags.model;
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load,
                                                  flags.plans_shares() || (policy && policy->needs_sensitivity())));

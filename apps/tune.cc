@@ -143,10 +143,9 @@ void add_tune(CLI::App& app, Status& status) {
   auto flags = std::make_shared<TuneFlags>();
   CLI::App* verb = app.add_subcommand("tune", "Time a model's steps with other GPU kernels and keep the fastest");
   verb->footer(
-      "MODEL: each product of its layers runs with the likeliest kernels in captured steps of some layers, which take "
-      "turns; weights are random, so a config.json is enough. --shape: a product by itself, for other programs. Needs "
-      "an "
-      "H100 or H200 and takes some minutes; --print needs no GPU. Examples:\n"
+      "MODEL: each product of its layers runs with the likeliest kernels in captured steps of some layers, which take\n"
+      "turns. Weights are random, so a config.json is enough. --shape: a product by itself, for other programs.\n"
+      "Needs an H100 or H200 and takes some minutes; --print needs no GPU. Examples:\n"
       "  nestedfp tune ./Llama-3.1-8B --out llama-h200.json\n"
       "  nestedfp serve ./Llama-3.1-8B --gemm-choices llama-h200.json\n"
       "  nestedfp tune --shape 4096,14336 --tokens 1,16 --modes f16\n"

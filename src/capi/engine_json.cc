@@ -129,6 +129,8 @@ Result<EngineSettings> parse_settings(const Json& json) {
   fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,
                                                {{"f16", DType::kF16}, {"fp8", DType::kF8E4M3}, {"f32", DType::kF32}}));
   NFP_RETURN_IF_ERROR(fields.read(json));
+  settings.model.context = settings.serving.max_context;
+  settings.model.context_flag = "max_model_len";
   settings.serving.limits.max_queue = kMost;  // the caller's list is the queue
   return settings;
 }

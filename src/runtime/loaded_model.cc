@@ -96,6 +96,10 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
     NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
   }
   NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
+  if (options.context > loaded->config.max_context) {
+    return error(ErrorCode::kUsage, "{}: a context of {} tokens is wanted, and this model has {}", options.context_flag,
+                 options.context, loaded->config.max_context);
+  }
   if (const auto& fp8 = loaded->source->stored_fp8()) {
     log::warn(
         "{}: its weights are FP8 already ({}): FP16 steps compute with these too, the original cannot be restored",

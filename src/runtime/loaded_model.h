@@ -27,6 +27,10 @@ struct LoadedModelOptions {
   bool dummy = false;             // random weights for a configuration without any
   int32_t threads = 0;            // 0 = as many as this process may use
   std::string cpu_kernels;        // "" = the best this machine has
+  // Tokens of context that are wanted, and the flag or field that an error names: where the model has fewer, that comes
+  // before its weights are read. 0 = whatever it has.
+  int32_t context = 0;
+  std::string context_flag = "--ctx";
   bool fp8_head = false;
   MatrixFilter filter;                             // see LoadOptions
   std::shared_ptr<const TensorScalings> scalings;  // applied to the source before anything is read; may be null

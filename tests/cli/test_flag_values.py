@@ -1,6 +1,8 @@
 """Every flag of every verb that takes a number refuses what is none, what does not fit and NaN, which lies in no range
 and yet in every one that is written as two comparisons. The error names the flag, and nothing has been done."""
 
+import json
+import os
 import re
 import subprocess
 import tempfile
@@ -76,6 +78,25 @@ class FlagValues(unittest.TestCase):
             said = failure("generate", F16_MODEL, "-p", "a", "--calibrate", value)
             self.assertIn(f"{value}: ", said)
             self.assertIn("--calibrate is self, none or a text file", said)
+
+    def test_contexts_beyond_the_models_name_the_flag(self):
+        with open(os.path.join(F16_MODEL, "config.json")) as file:
+            most = json.load(file)["max_position_embeddings"]
+        wanted = f": a context of {most + 1} tokens is wanted, and this model has {most}"
+        for words, flag in [(["generate", F16_MODEL, "-p", "a", "--ctx", str(most + 1)], "--ctx"),
+                            (["chat", F16_MODEL, "--ctx", str(most + 1)], "--ctx"),
+                            (["serve", F16_MODEL, "--port", "0", "--max-model-len", str(most + 1)], "--max-model-len"),
+                            (["bench", F16_MODEL, "--prompt", str(most)], "--prompt, --context and --generate"),
+                            (["bench", F16_MODEL, "latency", "--input", str(most), "--output", "1"], "--input and --output"),
+                            (["bench", F16_MODEL, "throughput", "--input", str(most), "--output", "1"], "--input and --output")]:
+            self.assertIn(flag + wanted, failure(*words, code=2), words)
+
+    def test_modes_of_bench_come_before_or_behind_the_model(self):
+        helps = [run("bench", *words, "--help")[0] for words in [["latency"], [F16_MODEL, "latency"]]]
+        self.assertEqual(helps[0], helps[1])
+        self.assertIn("nestedfp bench latency", helps[0])
+        said = run("bench", "latency", code=2)[1]
+        self.assertIn("MODEL is required", said)
 
     def test_gemm_choices(self):
         """A file of `nestedfp tune`: refused on a CPU, and where it is none, before anything else is looked at."""

@@ -447,7 +447,7 @@ class Bench(Scratch):
 
     def test_flags_of_no_mode(self):
         self.assertIn("--prompt", failure("bench", F16_MODEL, "--prompt", "8", "latency", code=2))
-        self.assertIn("context has", failure("bench", F16_MODEL, "latency", "--input", "100000", code=2))
+        self.assertIn("--input and --output: a context of", failure("bench", F16_MODEL, "latency", "--input", "100000", code=2))
         for mode in ("latency", "throughput", "steps"):
             self.assertIn("xample", run("bench", F16_MODEL, mode, "--help")[0])
 

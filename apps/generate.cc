@@ -107,6 +107,15 @@ Status run(const GenerateFlags& flags) {
   request.id = "generate";
   NFP_ASSIGN_OR_RETURN(request.prompt, loaded->tokenizer->encode(prompt));
   request.sampling = sampling;
+  const auto context = static_cast<size_t>(engine.runner->max_context());
+  if (request.prompt.size() >= context) {  // before it is shown
+    return error(ErrorCode::kUsage,
+                 "the prompt has {} tokens, which with at least one of the answer do not fit --ctx {}; shorten it{}",
+                 request.prompt.size(), context,
+                 context < static_cast<size_t>(loaded->config.max_context)
+                     ? fmt::format(", or allow a longer --ctx (this model has {})", loaded->config.max_context)
+                     : "");
+  }
 
   if (!flags.json && !flags.quiet) fmt::print("{}", prompt);
   Printer printer(flags.switch_every > 0);

@@ -161,7 +161,7 @@ class Generate(Scratch):
     def test_bad_input(self):
         self.assertIn("no such file", failure("generate", self.path("none"), "-p", "x"))
         self.assertIn("--temperature", failure("generate", F16_MODEL, "-p", "x", "--temperature", "-1", code=2))
-        self.assertIn("context", failure("generate", F16_MODEL, "-p", "word " * 5000, "--ctx", "32"))
+        self.assertIn("context", failure("generate", F16_MODEL, "-p", "word " * 5000, "--ctx", "32", code=2))
         self.assertIn("prompt", failure("generate", F16_MODEL, stdin="").lower())
         run("generate", code=2)
         run("generate", F16_MODEL, "--precision", "fp4", code=2)

@@ -108,13 +108,12 @@ Status run(const GenerateFlags& flags) {
   NFP_ASSIGN_OR_RETURN(request.prompt, loaded->tokenizer->encode(prompt));
   request.sampling = sampling;
   const auto context = static_cast<size_t>(engine.runner->max_context());
+  const auto most = static_cast<size_t>(loaded->config.max_context);
   if (request.prompt.size() >= context) {  // before it is shown
     return error(ErrorCode::kUsage,
-                 "the prompt has {} tokens, which with at least one of the answer do not fit --ctx {}; shorten it{}",
+                 "the prompt has {} tokens, which do not fit the context of {} with one of the answer; shorten it{}",
                  request.prompt.size(), context,
-                 context < static_cast<size_t>(loaded->config.max_context)
-                     ? fmt::format(", or allow a longer --ctx (this model has {})", loaded->config.max_context)
-                     : "");
+                 request.prompt.size() < most ? fmt::format(", or give a longer --ctx (this model has {})", most) : "");
   }
 
   if (!flags.json && !flags.quiet) fmt::print("{}", prompt);

@@ -94,7 +94,7 @@ class FlagValues(unittest.TestCase):
     def test_prompts_beyond_the_context_are_not_shown(self):
         out, err = run("generate", F16_MODEL, "-p", "a b c d e f g h i j k l", "--ctx", "4", "-n", "1", code=2)
         self.assertEqual(out, "")
-        self.assertRegex(err, r"the prompt has \d+ tokens, .* do not fit --ctx 4; shorten it, or allow a longer --ctx")
+        self.assertRegex(err, r"the prompt has \d+ tokens, .* the context of 4 .*; shorten it, or give a longer --ctx \(this model has")
 
     def test_modes_of_bench_come_before_or_behind_the_model(self):
         helps = [run("bench", *words, "--help")[0] for words in [["latency"], [F16_MODEL, "latency"]]]

@@ -102,6 +102,9 @@ typedef struct CUstream_st* nfp_stream; /* cudaStream_t */
 NFP_API nfp_status nfp_gpu_create(nfp_gpu** gpu);
 NFP_API void nfp_gpu_destroy(nfp_gpu* gpu);
 NFP_API const char* nfp_gpu_name(const nfp_gpu* gpu);
+/* Kernels that `nestedfp tune` wrote to this file come before the built-in choices. Before the first call with the gpu
+ * that runs one; not beside another call with it. NFP_INVALID_INPUT for a file that is none, or another GPU's. */
+NFP_API nfp_status nfp_gpu_read_choices(nfp_gpu* gpu, const char* file);
 
 /* Memory that the products of one stream share: device, 256-byte aligned, its first nfp_gpu_counter_bytes() zero before
  * the first product (which every product leaves so). */

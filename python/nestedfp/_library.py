@@ -72,6 +72,7 @@ _FUNCTIONS = {
     "nfp_gpu_create": (c_int32, [POINTER(c_void_p)]),
     "nfp_gpu_destroy": (None, [c_void_p]),
     "nfp_gpu_name": (c_char_p, [c_void_p]),
+    "nfp_gpu_read_choices": (c_int32, [c_void_p, c_char_p]),
     "nfp_gpu_workspace_bytes": (c_size_t, []),
     "nfp_gpu_counter_bytes": (c_size_t, []),
     "nfp_max_quantised_columns": (c_int64, []),

@@ -109,6 +109,7 @@ Result<EngineSettings> parse_settings(const Json& json) {
   Fields fields;
   fields.text("device", settings.model.device);
   fields.boolean("deterministic", settings.model.deterministic);
+  fields.text("gemm_choices", settings.model.gemm_choices);
   fields.boolean("dummy", settings.model.dummy);
   fields.boolean("fp8_head", settings.model.fp8_head);
   fields.integer("threads", settings.model.threads, 0, 1024);

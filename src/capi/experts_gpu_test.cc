@@ -1,5 +1,6 @@
 // A mixture's experts through the C interface, against float64. Needs a Hopper GPU; skips elsewhere.
 #include <cmath>
+#include <fstream>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -42,6 +43,31 @@ class CApiExperts : public ::testing::Test {
   std::unique_ptr<nfp_gpu, GpuDeleter> gpu_;
   std::mt19937 random_{11};
 };
+
+TEST_F(CApiExperts, ReadsChoicesOfKernelsForThisGpuAlone) {
+  const std::string file = ::testing::TempDir() + "/choices.json";
+  const auto write = [&](const std::string& device) {
+    std::ofstream(file) << R"({"format": "nestedfp gemm choices 1", "device": ")" << device << R"(", "choices": [)"
+                        << R"({"n": 4096, "k": 4096, "mode": "f16", "by_tokens": {"1": "128x16 c1 b1 split3"}}]})";
+  };
+  EXPECT_NE(nfp_gpu_read_choices(gpu_.get(), "/nowhere.json"), NFP_OK);
+  write("another GPU");
+  EXPECT_EQ(nfp_gpu_read_choices(gpu_.get(), file.c_str()), NFP_INVALID_INPUT);
+  EXPECT_NE(std::string(nfp_last_error()).find("another GPU"), std::string::npos) << nfp_last_error();
+  write(nfp_gpu_name(gpu_.get()));
+  EXPECT_EQ(nfp_gpu_read_choices(gpu_.get(), file.c_str()), NFP_OK) << nfp_last_error();
+  const DeviceVector<uint8_t> plane(nfp_plane_bytes(4096, 4096)), workspace(nfp_gpu_workspace_bytes());
+  const nfp_weight weight = {sizeof(weight), plane.get(), plane.get(), nullptr, 4096, 4096, NFP_JOIN_BIASED};
+  nfp_linear* linear = nullptr;
+  ASSERT_EQ(nfp_linear_create(gpu_.get(), &weight, workspace.get(), nfp_gpu_workspace_bytes(), &linear), NFP_OK)
+      << nfp_last_error();
+  char text[300];
+  EXPECT_EQ(nfp_linear_describe(linear, NFP_PRECISION_FP16, NFP_F16, 1, text, sizeof(text)), NFP_OK);
+  EXPECT_NE(std::string(text).find("128x16 c1 b1 split3 (tuned)"), std::string::npos) << text;
+  EXPECT_EQ(nfp_linear_describe(linear, NFP_PRECISION_FP16, NFP_F16, 8, text, sizeof(text)), NFP_OK);
+  EXPECT_EQ(std::string(text).find("(analytic)"), std::string::npos) << text;  // the built-in choices go on
+  nfp_linear_destroy(linear);
+}
 
 float widen(nfp_type type, uint16_t bits) { return type == NFP_BF16 ? bf16_to_fp32(bits) : fp16_to_fp32(bits); }
 uint16_t narrow(nfp_type type, float v) { return type == NFP_BF16 ? fp32_to_bf16(v) : fp32_to_fp16(v); }

@@ -26,7 +26,7 @@ static_assert(sizeof(nfp_gpu_report) == sizeof(NestReport));
 // The device's tables, shared by all weights on it.
 struct nfp_gpu {
   Gemm gemm;
-  const TuningTable* table = nullptr;
+  TuningTable table;
   std::string name;
 };
 
@@ -74,7 +74,7 @@ struct nfp_linear {
       if (const auto known = configs.find(key); known != configs.end()) return known->second;
     }
     const Problem problem{m, matrix.n, matrix.k, mode_of_call, swiglu, matrix.join};
-    const Config chosen = choose(problem, gpu->gemm.device(), gpu->table, Reduction::kFastest).config;
+    const Config chosen = choose(problem, gpu->gemm.device(), &gpu->table, Reduction::kFastest).config;
     const std::unique_lock lock(mutex);
     return configs.emplace(key, chosen).first->second;
   }
@@ -162,8 +162,25 @@ nfp_status nfp_gpu_create(nfp_gpu** gpu) {
     if (cudaGetDevice(&id) != cudaSuccess || cudaGetDeviceProperties(&properties, id) != cudaSuccess) {
       return fail(NFP_RESOURCE, "nfp_gpu_create: the device's properties cannot be read");
     }
-    *gpu = new nfp_gpu{std::move(gemm).value(), built_in_table(properties.name, properties.multiProcessorCount),
-                       properties.name};
+    const TuningTable* known = built_in_table(properties.name, properties.multiProcessorCount);
+    *gpu = new nfp_gpu{std::move(gemm).value(), known == nullptr ? TuningTable() : *known, properties.name};
+    return NFP_OK;
+  });
+}
+
+nfp_status nfp_gpu_read_choices(nfp_gpu* gpu, const char* file) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_read_choices: gpu is null");
+    NFP_CAPI_REQUIRE(file != nullptr, "nfp_gpu_read_choices: file is null");
+    auto read = TuningTable::load(file);
+    if (!read.ok()) return fail(read.error());
+    if (read->device != gpu->name) {
+      return fail(nfp::error(nfp::ErrorCode::kInvalidInput,
+                             "{}: its kernels were timed on '{}', this is '{}'; make it again with 'nestedfp tune'",
+                             file, read->device, gpu->name));
+    }
+    read->fill_from(gpu->table);
+    gpu->table = std::move(read).value();
     return NFP_OK;
   });
 }
@@ -290,7 +307,7 @@ nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_
                           false, linear->matrix.join};
     const DeviceShape& device = linear->gpu->gemm.device();
     const std::string line =
-        describe(problem, choose(problem, device, linear->gpu->table, Reduction::kFastest), device);
+        describe(problem, choose(problem, device, &linear->gpu->table, Reduction::kFastest), device);
     const size_t length = std::min(line.size(), bytes - 1);
     std::memcpy(text, line.data(), length);
     text[length] = '\0';
@@ -322,7 +339,7 @@ nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
     call.dependent_launch = c->independent_start == 0;
     NFP_CAPI_REQUIRE(call.m > 0 && call.w.n > 0 && call.w.k > 0, "nfp_gemm: m, n and k must be positive");
     const Reduction reduction = c->batch_invariant != 0 ? Reduction::kBatchInvariant : Reduction::kFastest;
-    return done(gpu->gemm.run(call, choose(call.problem(), gpu->gemm.device(), gpu->table, reduction).config, stream));
+    return done(gpu->gemm.run(call, choose(call.problem(), gpu->gemm.device(), &gpu->table, reduction).config, stream));
   });
 }
 

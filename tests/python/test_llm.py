@@ -120,6 +120,10 @@ class TinyModel(unittest.TestCase):
             LLM(TINY, colour="red")
         with self.assertRaisesRegex(NestedFPError, "precision policy 'never'"):
             LLM(TINY, "never", device="cpu")
+        with self.assertRaisesRegex(NestedFPError, "gemm-choices.*choices.json.*cpu"):
+            LLM(TINY, device="cpu", gemm_choices="choices.json")
+        with self.assertRaisesRegex(NestedFPError, "max_model_len: a context of 1000000 tokens"):
+            LLM(TINY, device="cpu", max_model_len=1000000)
         for share in (0, 5, float("nan")):
             with self.assertRaisesRegex(NestedFPError, "'gpu_memory_utilization'"):
                 LLM(TINY, device="cpu", gpu_memory_utilization=share)

@@ -25,6 +25,9 @@ from .._library import FP8, FP16, JOIN_BIASED, JOIN_FREE
 # 1: our kernels wait for vLLM's before them to end. NESTEDFP_INDEPENDENT_START=1, for comparisons.
 INDEPENDENT_START = int(os.environ.get("NESTEDFP_INDEPENDENT_START") == "1")
 
+# A file of `nestedfp tune`, whose kernels come before the built-in choices.
+CHOICES = os.environ.get("NESTEDFP_GEMM_CHOICES", "")
+
 
 class _Step:
     """The precision in force. ``forced`` (FP16 or FP8) is a step's, set by the worker; without one, products of more
@@ -76,6 +79,8 @@ class _Device:
         _bind()
         with torch.cuda.device(index):
             _library.check(self.library.nfp_gpu_create(ctypes.byref(self.handle)))
+            if CHOICES:
+                _library.check(self.library.nfp_gpu_read_choices(self.handle, os.fsencode(CHOICES)))
             torch.cuda.empty_cache()  # return_free_blocks
             self.workspace = torch.zeros(self.library.nfp_gpu_workspace_bytes(), dtype=torch.uint8, device="cuda")
         _library.check(self.library.nfp_torch_set_device(index, self.handle, self.workspace.data_ptr(),

@@ -14,7 +14,7 @@
 
 #include "backend/devices/devices.h"
 #include "base/float_types.h"
-#include "eval/tune_steps.h"
+#include "tune/tune_steps.h"
 #include "runtime/loaded_model.h"
 #include "tiny_model.h"
 

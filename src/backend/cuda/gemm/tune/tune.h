@@ -1,5 +1,5 @@
 // Times candidate kernels for shapes by themselves on the current device: what `nestedfp tune --shape` runs. (For a
-// model see eval/tune_steps.h.)
+// model see tune/tune_steps.h.)
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-#include "eval/tune_steps.h"
+#include "tune/tune_steps.h"
 
 #include <fmt/format.h>
 

@@ -88,7 +88,10 @@ void print_shapes(const ModelConfig& config) {
 }
 
 void print_text(const std::string& path, const ModelConfig& config, const ModelPlan& plan) {
-  const auto billions = [](uint64_t count) { return static_cast<double>(count) / 1e9; };
+  const auto weights = [](uint64_t count) {
+    const auto number = static_cast<double>(count);
+    return count < 1'000'000'000 ? fmt::format("{:.1f} M", number / 1e6) : fmt::format("{:.3f} B", number / 1e9);
+  };
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", path,
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
@@ -96,9 +99,9 @@ void print_text(const std::string& path, const ModelConfig& config, const ModelP
     fmt::print("{} experts a layer, {} of them for a token{}\n", config.experts.count, config.experts.top,
                config.experts.shared_intermediate > 0 ? ", and one that every token has" : "");
   }
-  fmt::print("{:.3f} B parameters", billions(plan.parameters));
-  if (plan.active != plan.parameters) fmt::print(", {:.3f} B of them active for a token", billions(plan.active));
-  fmt::print("; {:.3f} B in linear layers\n\n", billions(plan.linear));
+  fmt::print("{} parameters", weights(plan.parameters));
+  if (plan.active != plan.parameters) fmt::print(", {} of them active for a token", weights(plan.active));
+  fmt::print("; {} in linear layers\n\n", weights(plan.linear));
   print_shapes(config);
   fmt::print(
       "\nweights in memory: {} for FP16 and FP8 from one copy (FP8 alone {}, two copies {})\n"

@@ -51,7 +51,7 @@ void ServeFlags::add_listening(CLI::App& app) {
                  "Hugging Face directory, nested checkpoint, .gguf file, or org/name in the local Hugging Face cache")
       ->required();
   app.add_option("--host", http.host, "address to listen on; 0.0.0.0 = all")->capture_default_str();
-  app.add_option("--port", http.port, "0 = any free one")->capture_default_str();
+  app.add_option("--port", http.port, "0 = any free one")->check(CLI::Range(0, 65535))->capture_default_str();
   app.add_option("--served-model-name", names, "names that clients may use; default: MODEL");
   app.add_option("--api-key", service.api.api_keys,
                  "clients must send one of these (also NESTEDFP_API_KEY, with commas)");

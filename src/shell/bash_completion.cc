@@ -39,8 +39,14 @@ void add(const Command& command, const std::string& path, Tables& tables) {
     tables.steps += fmt::format("      '{} {}') path='{}' ;;\n", path, verb.name,
                                 path.empty() ? verb.name : path + " " + verb.name);
   }
-  tables.words += fmt::format("    '{}') flags='{}' verbs='{}' models={} ;;\n", path, joined(flags), joined(verbs),
-                              command.positionals.empty() ? 0 : 1);
+  // A positional argument is one of its choices (SHELL), or a file or model.
+  bool models = false;
+  for (const Argument& positional : command.positionals) {
+    models = models || positional.choices.empty();
+    verbs.insert(verbs.end(), positional.choices.begin(), positional.choices.end());
+  }
+  tables.words +=
+      fmt::format("    '{}') flags='{}' verbs='{}' models={} ;;\n", path, joined(flags), joined(verbs), models ? 1 : 0);
   for (const Command& verb : command.commands) add(verb, path.empty() ? verb.name : path + " " + verb.name, tables);
 }
 

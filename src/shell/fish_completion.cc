@@ -20,6 +20,12 @@ std::string verbs_of(const Command& command) {
   return out;
 }
 
+std::string words_of(const std::vector<std::string>& choices) {
+  std::string out;
+  for (const std::string& choice : choices) out += (out.empty() ? "" : " ") + choice;
+  return out;
+}
+
 // `where`: the condition under which `command` is being completed.
 void add(const std::string& program, const Command& command, const std::string& where, std::string& out) {
   const std::string head = fmt::format("complete -c {} -n {}", program, fish_quoted(where));
@@ -29,16 +35,18 @@ void add(const std::string& program, const Command& command, const std::string& 
       out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
     }
     if (!flag.choices.empty()) {
-      std::string list;
-      for (const std::string& choice : flag.choices) list += (list.empty() ? "" : " ") + choice;
-      out += " -x -a " + fish_quoted(list);
+      out += " -x -a " + fish_quoted(words_of(flag.choices));
     } else if (!flag.value.empty()) {
       out += " -r";
     }
     out += " -d " + fish_quoted(flag.help) + "\n";
   }
-  if (!command.positionals.empty()) {
-    out += fmt::format("{} -a '({} models --names 2>/dev/null)'\n", head, program);
+  for (const Argument& positional : command.positionals) {
+    if (positional.choices.empty()) {
+      out += fmt::format("{} -a '({} models --names 2>/dev/null)'\n", head, program);
+    } else {
+      out += fmt::format("{} -f -a {}\n", head, fish_quoted(words_of(positional.choices)));
+    }
   }
   const std::string none =
       (where.empty() ? "" : where + "; and ") + "not __fish_seen_subcommand_from " + verbs_of(command);

@@ -110,6 +110,7 @@ class Completion(Scratch):
         os.environ["PATH"] = bin_folder + os.pathsep + os.environ["PATH"]
         self.assertEqual(set(self.bash("nestedfp", "chat", "or")), {"orders.gguf", "org/name"})
         self.assertIn("orders.gguf", self.bash("nestedfp", "serve", "--step-times", ""))
+        self.assertEqual(set(self.bash("nestedfp", "completion", "")), {"bash", "zsh", "fish"})
 
     def test_fish_offers_what_fits(self):
         self.need("fish")
@@ -121,6 +122,7 @@ class Completion(Scratch):
             self.assertEqual(code, 0, text)
             return {entry.split("\t")[0] for entry in text.splitlines()}
         self.assertEqual(offered("nestedfp se"), {"serve"})
+        self.assertEqual(offered("nestedfp completion "), {"bash", "zsh", "fish"})
         self.assertGreaterEqual(offered("nestedfp serve --"), dict(COMMANDS)[("serve",)])
         self.assertEqual(offered("nestedfp serve --device c"), {"cpu", "cuda"})
         self.assertIn("latency", offered("nestedfp bench m lat"))

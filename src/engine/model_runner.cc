@@ -157,8 +157,9 @@ Result<int64_t> ModelRunner::choose_kv_blocks() const {
       model_.backend().kv_bytes_per_block(model_.kv_spec(1, config_.block_size, config_.kv_dtype)));
   if (config_.kv_bytes > 0) {
     if (config_.kv_bytes < block) {
-      return error(ErrorCode::kUsage, "a KV cache of {} bytes holds no block of {} tokens ({} bytes)", config_.kv_bytes,
-                   config_.block_size, block);
+      return error(ErrorCode::kUsage,
+                   "a KV cache of {} bytes holds no block of {} tokens ({} bytes); give it more (--kv-cache-memory)",
+                   config_.kv_bytes, config_.block_size, block);
     }
     return config_.kv_bytes / block;
   }

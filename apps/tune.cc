@@ -9,8 +9,8 @@
 #include "backend/cuda/gemm/plan/tuning_table.h"
 #include "backend/cuda/gemm/tune/tune_plan.h"
 #include "base/atomic_file.h"
-#include "tune/tune_steps.h"
 #include "model/config.h"
+#include "tune/tune_steps.h"
 #include "verbs.h"
 #ifdef NFP_HAVE_CUDA
 #include "backend/cuda/gemm/tune/tune.h"

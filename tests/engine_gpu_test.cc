@@ -14,9 +14,9 @@
 
 #include "backend/devices/devices.h"
 #include "base/float_types.h"
-#include "tune/tune_steps.h"
 #include "runtime/loaded_model.h"
 #include "tiny_model.h"
+#include "tune/tune_steps.h"
 
 namespace nfp::testing {
 namespace {

@@ -135,7 +135,10 @@ Result<std::unique_ptr<StepTuner>> StepTuner::create(const std::string& model, c
   tuner->config_ = first_layers(std::move(config));
   tuner->source_ = make_dummy_source(std::move(text), tensors_of(tuner->config_), 0);
   auto made = make_backend("cuda", {});
-  if (!made.ok()) return error(made.error().code, "tune times kernels on a GPU: {}", made.error().message);
+  if (!made.ok()) {
+    const std::string& why = made.error().message;  // without its advice to compute on the CPU
+    return error(made.error().code, "tune times kernels on a GPU: {}", why.substr(0, why.find("; use --device cpu")));
+  }
   tuner->backend_ = std::move(made).value();
   Backend& backend = *tuner->backend_;
   tuner->chooser_ = dynamic_cast<cuda::GemmChooser*>(&backend);

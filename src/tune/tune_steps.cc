@@ -14,6 +14,7 @@
 #include "backend/devices/devices.h"
 #include "base/thread_pool.h"
 #include "engine/batch.h"
+#include "eval/bench_engine.h"
 #include "io/model_source.h"
 #include "model/config.h"
 #include "model/dummy_model.h"
@@ -42,12 +43,6 @@ std::optional<Precision> precision_of(Mode mode) {
   if (mode == Mode::kE4M3) return Precision::kFp8W8A8;
   if (mode == Mode::kW8A16) return Precision::kFp8;
   return std::nullopt;
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // The first layers of a model. All of them are alike but for windows, rotation and experts, which come every few
@@ -100,6 +95,10 @@ class StepTuner {
     std::unique_ptr<Graph> step;
     std::vector<double> seconds;
   };
+  struct Outcome {
+    Config before, now;
+    double seconds_before, seconds_now;  // of a step
+  };
 
   explicit StepTuner(const TuneStepsOptions& options) : options_(options) {}
   Status prepare(int tokens);
@@ -108,10 +107,8 @@ class StepTuner {
   Result<double> turn(Graph& step, double seconds);
   // Each in a turn, in random order, `turns` times over.
   Status take_turns(std::vector<Candidate*> candidates, int turns, double seconds);
-  // The quickest kernel of one product where the others are the table's; sets it there if it gains. Returns a step's
-  // seconds before and after.
-  Result<std::pair<double, double>> tune_product(const Product& product, Mode mode, int tokens,
-                                                 cuda::TuningTable& table);
+  // The quickest kernel of one product where the others are the table's choices, which are the result if nothing gains.
+  Result<Outcome> tune_product(const Product& product, Mode mode, int tokens, const cuda::TuningTable& table);
 
   const TuneStepsOptions& options_;
   std::unique_ptr<ModelSource> source_;
@@ -133,6 +130,11 @@ Result<std::unique_ptr<StepTuner>> StepTuner::create(const std::string& model, c
   NFP_ASSIGN_OR_RETURN(DummyConfig text, read_config(model));
   NFP_ASSIGN_OR_RETURN(ModelConfig config, parse_config(text.json, model));
   tuner->config_ = first_layers(std::move(config));
+  const int32_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
+  if (most > kMostDecoded && most > tuner->config_.max_context) {
+    return error(ErrorCode::kUsage, "--tokens: {} are more than the {} tokens of context that {} has", most,
+                 tuner->config_.max_context, model);
+  }
   tuner->source_ = make_dummy_source(std::move(text), tensors_of(tuner->config_), 0);
   auto made = make_backend("cuda", {});
   if (!made.ok()) {
@@ -148,11 +150,6 @@ Result<std::unique_ptr<StepTuner>> StepTuner::create(const std::string& model, c
   NFP_ASSIGN_OR_RETURN(tuner->model_,
                        load_model(*tuner->source_, tuner->config_, backend, *tuner->threads_, LoadOptions{}));
 
-  const int32_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
-  if (most > kMostDecoded && most > tuner->config_.max_context) {
-    return error(ErrorCode::kUsage, "--tokens: {} are more than the {} tokens of context that {} has", most,
-                 tuner->config_.max_context, model);
-  }
   const int32_t decoded = std::min(most, kMostDecoded);
   const int32_t context = std::min(options.context, tuner->config_.max_context);
   const int32_t positions = std::min(std::max(most, context), tuner->config_.max_context);
@@ -236,8 +233,8 @@ Status StepTuner::take_turns(std::vector<Candidate*> candidates, int turns, doub
   return ok_status();
 }
 
-Result<std::pair<double, double>> StepTuner::tune_product(const Product& product, Mode mode, int tokens,
-                                                          cuda::TuningTable& table) {
+Result<StepTuner::Outcome> StepTuner::tune_product(const Product& product, Mode mode, int tokens,
+                                                   const cuda::TuningTable& table) {
   std::vector<Candidate> candidates;
   for (const Config& config :
        cuda::likeliest({tokens, product.n, product.k, mode}, chooser_->gemm_device(), table, options_.candidates)) {
@@ -256,16 +253,14 @@ Result<std::pair<double, double>> StepTuner::tune_product(const Product& product
     return median(a.seconds) < median(b.seconds);
   });
   Candidate& today = candidates.front();
-  table.set(product.n, product.k, mode, tokens, today.config);
-  if (median(quickest->seconds) < median(today.seconds) * kGain) {
+  const auto gains = [&] { return median(quickest->seconds) < median(today.seconds) * kGain; };
+  bool taken = gains();
+  if (taken) {
     NFP_RETURN_IF_ERROR(take_turns({&today, &*quickest}, kLongTurns, kLongTurnSeconds));
-    if (median(quickest->seconds) < median(today.seconds) * kGain) {
-      table.set(product.n, product.k, mode, tokens, quickest->config);
-      return std::pair(median(today.seconds), median(quickest->seconds));
-    }
+    taken = gains();
   }
-  const double seconds = median(today.seconds);
-  return std::pair(seconds, seconds);
+  const Candidate& now = taken ? *quickest : today;
+  return Outcome{today.config, now.config, median(today.seconds), median(now.seconds)};
 }
 
 Status StepTuner::tune(Mode mode, int tokens, cuda::TuningTable& table) {
@@ -275,14 +270,13 @@ Status StepTuner::tune(Mode mode, int tokens, cuda::TuningTable& table) {
   std::string changed;
   double ratio = 1, last = 0;
   for (const Product& product : products_) {
-    const cuda::Problem problem{tokens, product.n, product.k, mode};
-    const Config before = cuda::choose(problem, chooser_->gemm_device(), &choices, cuda::Reduction::kFastest).config;
-    NFP_ASSIGN_OR_RETURN(const auto seconds, tune_product(product, mode, tokens, choices));
-    const Config now = *choices.find(problem);
-    table.set(product.n, product.k, mode, tokens, now);
-    ratio *= seconds.second / seconds.first;
-    last = seconds.second;
-    if (now != before) changed += fmt::format(", {} {} for {}", product.name, to_string(now), to_string(before));
+    NFP_ASSIGN_OR_RETURN(const Outcome found, tune_product(product, mode, tokens, choices));
+    choices.set(product.n, product.k, mode, tokens, found.now);
+    table.set(product.n, product.k, mode, tokens, found.now);
+    ratio *= found.seconds_now / found.seconds_before;
+    last = found.seconds_now;
+    if (found.now != found.before)
+      changed += fmt::format(", {} {} for {}", product.name, to_string(found.now), to_string(found.before));
   }
   chooser_->set_gemm_choices(choices);
   if (options_.progress) {

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <optional>
 
 #include "backend/cpu/ceilings.h"
@@ -31,8 +30,7 @@ Status run(const BenchVerb& flags) {
   options.kv_dtype = flags.common.model.kv_dtype_value();
   NFP_ASSIGN_OR_RETURN(options.precisions, flags.common.precision_list());
   NFP_ASSIGN_OR_RETURN(const auto loaded,
-                       flags.common.model.load(false, std::max(options.prompt + 1, options.context + options.generate),
-                                               "--prompt, --context and --generate"));
+                       flags.common.model.load(false, options.context_needed(), "--prompt, --context and --generate"));
   for (Precision& precision : options.precisions) precision = flags.common.on_device(precision, *loaded);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   const auto progress = [&](const std::string& what, int32_t done, int32_t total) {

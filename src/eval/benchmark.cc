@@ -105,8 +105,7 @@ uint64_t step_bytes(LoadedModel& loaded, Precision precision) {
 
 Result<std::vector<BenchmarkRow>> run_benchmark(LoadedModel& loaded, const BenchmarkOptions& options,
                                                 const BenchmarkProgress& progress) {
-  if (options.prompt + 1 > loaded.config.max_context ||
-      options.context + options.generate > loaded.config.max_context) {
+  if (options.context_needed() > loaded.config.max_context) {
     return error(ErrorCode::kUsage, "this model's context has {} tokens, less than the benchmark would use",
                  loaded.config.max_context);
   }

@@ -2,6 +2,7 @@
 // a step reads and the time of each kind of operation.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -21,7 +22,8 @@ struct BenchmarkOptions {
   int32_t repeats = 3;     // medians of this many, precisions interleaved
   int32_t max_step_tokens = 512;
   DType kv_dtype = DType::kF16;
-  bool stages = true;                 // also time each kind of operation, in runs of their own
+  bool stages = true;  // also time each kind of operation, in runs of their own
+  int32_t context_needed() const { return std::max(prompt + 1, context + generate); }  // tokens of a sequence at most
   std::function<double()> read_rate;  // where given: memory's, 10^9 bytes/s, asked before and after each run
 };
 

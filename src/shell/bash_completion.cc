@@ -1,15 +1,10 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "shell/command_tree.h"
 
 namespace nfp::shell {
 namespace {
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : " ") + word;
-  return out;
-}
 
 struct Tables {
   std::string steps;   // which words lead from a path to a longer one
@@ -27,7 +22,7 @@ void add(const Command& command, const std::string& path, Tables& tables) {
       pattern += fmt::format("{}'{} {}'", pattern.empty() ? "" : " | ", path, name);
     }
     if (!flag.choices.empty()) {
-      tables.values += fmt::format("    {}) values='{}' ;;\n", pattern, joined(flag.choices));
+      tables.values += fmt::format("    {}) values='{}' ;;\n", pattern, fmt::join(flag.choices, " "));
     } else if (!flag.value.empty()) {
       free_values += (free_values.empty() ? "" : " | ") + pattern;
     }
@@ -45,8 +40,8 @@ void add(const Command& command, const std::string& path, Tables& tables) {
     models = models || positional.choices.empty();
     verbs.insert(verbs.end(), positional.choices.begin(), positional.choices.end());
   }
-  tables.words +=
-      fmt::format("    '{}') flags='{}' verbs='{}' models={} ;;\n", path, joined(flags), joined(verbs), models ? 1 : 0);
+  tables.words += fmt::format("    '{}') flags='{}' verbs='{}' models={} ;;\n", path, fmt::join(flags, " "),
+                              fmt::join(verbs, " "), models ? 1 : 0);
   for (const Command& verb : command.commands) add(verb, path.empty() ? verb.name : path + " " + verb.name, tables);
 }
 

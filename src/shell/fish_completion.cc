@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "shell/command_tree.h"
 
@@ -20,12 +21,6 @@ std::string verbs_of(const Command& command) {
   return out;
 }
 
-std::string words_of(const std::vector<std::string>& choices) {
-  std::string out;
-  for (const std::string& choice : choices) out += (out.empty() ? "" : " ") + choice;
-  return out;
-}
-
 // `where`: the condition under which `command` is being completed.
 void add(const std::string& program, const Command& command, const std::string& where, std::string& out) {
   const std::string head = fmt::format("complete -c {} -n {}", program, fish_quoted(where));
@@ -35,7 +30,7 @@ void add(const std::string& program, const Command& command, const std::string& 
       out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
     }
     if (!flag.choices.empty()) {
-      out += " -x -a " + fish_quoted(words_of(flag.choices));
+      out += " -x -a " + fish_quoted(fmt::format("{}", fmt::join(flag.choices, " ")));
     } else if (!flag.value.empty()) {
       out += " -r";
     }
@@ -45,7 +40,7 @@ void add(const std::string& program, const Command& command, const std::string& 
     if (positional.choices.empty()) {
       out += fmt::format("{} -a '({} models --names 2>/dev/null)'\n", head, program);
     } else {
-      out += fmt::format("{} -f -a {}\n", head, fish_quoted(words_of(positional.choices)));
+      out += fmt::format("{} -f -a {}\n", head, fish_quoted(fmt::format("{}", fmt::join(positional.choices, " "))));
     }
   }
   const std::string none =

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "shell/command_tree.h"
 
@@ -23,9 +24,7 @@ std::string zsh_quoted(const std::string& text) {
 
 std::string value_action(const Argument& argument) {
   if (argument.choices.empty()) return "_files";
-  std::string list;
-  for (const std::string& choice : argument.choices) list += (list.empty() ? "" : " ") + choice;
-  return "(" + list + ")";
+  return fmt::format("({})", fmt::join(argument.choices, " "));
 }
 
 std::string function_name(const std::string& parent, const Command& command) {
@@ -35,8 +34,7 @@ std::string function_name(const std::string& parent, const Command& command) {
 }
 
 std::string flag_spec(const Argument& flag) {
-  std::string all;
-  for (const std::string& name : flag.names) all += (all.empty() ? "" : " ") + name;
+  const std::string all = fmt::format("{}", fmt::join(flag.names, " "));
   std::string out;
   for (const std::string& name : flag.names) {
     const std::string exclusive = flag.repeats ? "*" : "(" + all + ")";

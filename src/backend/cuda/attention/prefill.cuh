@@ -14,6 +14,7 @@
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 #include "backend/cuda/ptx/wgmma_attention.cuh"
 
 namespace nfp::cuda {
@@ -161,8 +162,8 @@ __device__ __forceinline__ void load_prefill_queries(const AttentionParams& p, c
 
   ptx::named_barrier(kRowsBarrier + group_index, 128);  // all products with the ones before are done
 #pragma unroll 4
-  for (int i = thread; i < Layout::kGroupRows * kChunks; i += 128) {
-    const int row = i / kChunks, chunk = i % kChunks;
+  for (int first = 0; first < Layout::kGroupRows * kChunks; first += 128) {  // (a bound that warps share)
+    const int i = first + thread, row = i / kChunks, chunk = i % kChunks;
     const int packed = tile.first_row + min(row0 + row, tile.rows - 1);
     const uint16_t* from = p.q + int64_t{tile.token0 + packed / p.group} * p.q_stride +
                            (tile.head * p.group + packed % p.group) * p.head_dim;
@@ -389,7 +390,7 @@ __global__ __launch_bounds__(PrefillLayout<kDim>::kThreads,
   }
   __syncthreads();
   ptx::dependency_wait();
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::release_registers<Layout::kProducerRegisters>();
     if (threadIdx.x < 32) produce_prefill<kDim>(p, barriers, ring);

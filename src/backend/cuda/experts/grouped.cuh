@@ -280,11 +280,11 @@ struct GroupedKernel {
   static __device__ __forceinline__ void consume(const GroupedShape& p, const ExpertMatrix* matrices, const Places& at,
                                                  Pipe pipe) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    const int warpgroup = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 128);
     const uint32_t staging = at.staging + warpgroup * (kChunks * kChunkBytes);
     const uint32_t scales = at.scales + warpgroup * (kTokens * 4);
     const uint32_t turns = at.bars + 2 * Ring::kStages * 8;
-    const int items = load_table(at.table, p.experts) * p.row_tiles;
+    const int items = ptx::warp_uniform(load_table(at.table, p.experts) * p.row_tiles);
     uint32_t turn_parity = warpgroup == 0 ? 1 : 0;  // the first may go at once
     int turn = 0;
     for (int index = static_cast<int>(blockIdx.x); index < items; index += static_cast<int>(gridDim.x), turn ^= 1) {
@@ -311,7 +311,7 @@ struct GroupedKernel {
       const auto loaded = [&] {
         if (kTurns && thread % 32 == 0) ptx::mbarrier_arrive(turns + (warpgroup ^ 1) * 8);
       };
-      multiply_units<1>(p, acc, pipe, of_ring, kUnits > 1 ? tokens.units() : 1, loaded);
+      multiply_units<1>(p, acc, pipe, of_ring, kUnits > 1 ? ptx::warp_uniform(tokens.units()) : 1, loaded);
       if constexpr (kFp8) {
         ptx::copy_async_wait();
         ptx::named_barrier(1 + warpgroup, 128);
@@ -331,6 +331,7 @@ struct GroupedKernel {
           store<false>(p, matrices[item.expert], acc[b], staging, scales, row0, tokens, warpgroup);
         }
       }
+      __syncwarp();  // for the compiler: see warp_uniform()
     }
   }
 

@@ -142,9 +142,8 @@ __device__ __forceinline__ uint64_t descriptor_128b_from_low(uint32_t low) {
 __device__ __forceinline__ uint64_t descriptor_128b(uint32_t address) {
   return descriptor_128b_from_low(descriptor_low(address));
 }
-__device__ __forceinline__ uint64_t descriptor_64b(uint32_t address) {
-  return (static_cast<uint64_t>(2) << 62) | (static_cast<uint64_t>(512 >> 4) << 32) | (static_cast<uint64_t>(1) << 16) |
-         ((address & 0x3ffff) >> 4);
+__device__ __forceinline__ uint64_t descriptor_64b_from_low(uint32_t low) {
+  return (static_cast<uint64_t>(2) << 62) | (static_cast<uint64_t>(512 >> 4) << 32) | low;
 }
 
 }  // namespace nfp::cuda::ptx

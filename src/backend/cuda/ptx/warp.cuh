@@ -16,4 +16,13 @@ __device__ __forceinline__ T warp_scan(T v, uint32_t lane) {
   return v;
 }
 
+namespace ptx {
+
+// What every lane of a warp has, so that the compiler knows it too. Loops whose bounds are known to be a warp's, and at
+// whose ends the warp is known to be together again (__syncwarp), keep addresses and descriptors in uniform registers;
+// elsewhere each descriptor of a product goes through ordinary ones (R2UR), which holds the product up
+// (docs/kernels.md, "Uniform registers").
+__device__ __forceinline__ int warp_uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }
+
+}  // namespace ptx
 }  // namespace nfp::cuda

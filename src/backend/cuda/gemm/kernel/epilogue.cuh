@@ -45,6 +45,7 @@ struct Epilogue {
           ptx::copy_async_4(scales + t * 4, p.token_scale + token0 + t);
         }
       }
+      __syncwarp();  // for the compiler: see warp_uniform()
     }
   }
 

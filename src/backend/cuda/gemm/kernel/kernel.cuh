@@ -28,6 +28,7 @@
 #include "backend/cuda/gemm/plan/config.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 
@@ -51,7 +52,7 @@ struct Kernel {
 
   static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
                                                  uint32_t flags, int cluster, int clusters, uint32_t rank) {
-    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    const int warpgroup = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 128);
     Epilogue<kTile, kFp8, kBf16> epilogue{p, staging + warpgroup * staging_bytes(kTile),
                                           scales + warpgroup * kTokens * 4, warpgroup};
     WorkList list(p, cluster, clusters);
@@ -79,6 +80,7 @@ struct Kernel {
         finish(p, acc[1], work, origin, chunk_mask, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4,
                warpgroup);
       }
+      __syncwarp();  // for the compiler: see warp_uniform()
     }
     if (ptx::elect_one()) ptx::store_wait_read<0>();  // shared memory must outlive the copies from it
   }
@@ -140,7 +142,7 @@ struct Kernel {
     pipe.empty = bars + kStages * 8;
     const uint32_t flags = bars + kStages * 16;
     // A cluster's ranks: kCluster neighbours along n share X; with exchange, one such group for each part of k.
-    const uint32_t full_rank = ptx::cluster_rank();
+    const auto full_rank = static_cast<uint32_t>(ptx::warp_uniform(static_cast<int>(ptx::cluster_rank())));
     const uint32_t rank = full_rank % kCluster;
     pipe.group = full_rank - rank;
     const int cluster = static_cast<int>(blockIdx.x) / kCluster;
@@ -172,7 +174,7 @@ struct Kernel {
       ptx::cluster_sync();
     }
     ptx::launch_dependents();
-    if (threadIdx.x >= kConsumers * 128) {
+    if (ptx::warp_uniform(static_cast<int>(threadIdx.x) / 32) >= kConsumers * 4) {
       if constexpr (!kLean && kConsumers > 1) ptx::release_registers<producer_registers(kTile)>();
       Producer<kOperand, kTile>::produce(p, pipe, cluster, clusters, rank);
       if (p.exchange > 1) {

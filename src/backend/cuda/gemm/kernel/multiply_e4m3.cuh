@@ -25,12 +25,22 @@ struct MultiplyE4m3 {
   using Mma = ptx::Wgmma<kWidth>;
   using Sums = float[kWidth / 2];
 
-  static __device__ __forceinline__ void issue(float (&acc)[kTokens / 2], uint32_t weights, uint32_t tokens,
+  // Descriptors' low words of the ring's first stage.
+  struct Operands {
+    uint32_t weights, tokens;
+    __device__ __forceinline__ Operands(const Pipe& pipe, int warpgroup)
+        : weights(ptx::descriptor_low(pipe.ring + warpgroup * kRowBlocks * 2 * kBlockBytes)),
+          tokens(ptx::descriptor_low(pipe.ring + kWeightBytes)) {}
+  };
+  static __device__ __forceinline__ void issue(float (&acc)[kTokens / 2], const Operands& first, int stage, int block,
                                                int accumulate) {
+    const uint32_t at = static_cast<uint32_t>(stage) * (Ring::kStageBytes / 16);
+    const uint32_t weights = first.weights + at + block * (2 * kBlockBytes / 16), tokens = first.tokens + at;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      Mma::ss_e4m3(reinterpret_cast<Sums&>(acc), ptx::descriptor_64b(weights + step / 2 * kBlockBytes + step % 2 * 32),
-                   ptx::descriptor_128b(tokens + step * 32), step == 0 ? accumulate : 1);
+      Mma::ss_e4m3(reinterpret_cast<Sums&>(acc),
+                   ptx::descriptor_64b_from_low(weights + step / 2 * (kBlockBytes / 16) + step % 2 * 2),
+                   ptx::descriptor_128b_from_low(tokens + step * 2), step == 0 ? accumulate : 1);
     }
   }
 
@@ -39,13 +49,14 @@ struct MultiplyE4m3 {
   static __device__ __forceinline__ void plain(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
                                                int warpgroup, Loaded loaded) {
     const int thread = threadIdx.x % 128;
+    const Operands first(pipe, warpgroup);
     int previous = 0;
     for (int i = 0; i < iterations; ++i) {
       ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
       ptx::wgmma_fence();
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
-        issue(acc[b], pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, i > 0);
+        issue(acc[b], first, pipe.stage, b, i > 0);
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
@@ -69,6 +80,7 @@ struct MultiplyE4m3 {
   static __device__ __forceinline__ void promoted(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe,
                                                   int first_iteration, int iterations, int warpgroup) {
     const int thread = threadIdx.x % 128;
+    const Operands first(pipe, warpgroup);
     float sum[kTokens / 2] = {};
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) {
@@ -87,7 +99,7 @@ struct MultiplyE4m3 {
         for (int c = 0; c < count; ++c) {
           ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
           ptx::wgmma_fence();
-          issue(sum, pipe.data() + warpgroup * 2 * kBlockBytes, pipe.data() + kWeightBytes, c > 0);
+          issue(sum, first, pipe.stage, 0, c > 0);
           ptx::wgmma_commit();
           ptx::wgmma_wait<1>();
           if (c > 0) Ring::release(pipe, held, thread);
@@ -104,7 +116,7 @@ struct MultiplyE4m3 {
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b) {
           ptx::wgmma_fence();
-          issue(sum, pipe.data() + (warpgroup * kRowBlocks + b) * 2 * kBlockBytes, pipe.data() + kWeightBytes, 0);
+          issue(sum, first, pipe.stage, b, 0);
           ptx::wgmma_commit();
           ptx::wgmma_wait<0>();
           ptx::pin_registers(sum);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/mapped_file.h"
 #include "eval/step_breakdown.h"
 
 namespace nfp {
@@ -180,7 +179,7 @@ Status ThroughputMode::run(const BenchFlags& common) const {
     for (const int32_t count : requests) options.loads.emplace_back(count, BenchRequest{input, output});
   } else {
     ctx = common.model.ctx > 0 ? common.model.ctx : kTraceContext;
-    NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(trace));
+    NFP_ASSIGN_OR_RETURN(const std::string text, read_flag_file("--trace", trace));
     for (const int32_t count : requests) {
       NFP_ASSIGN_OR_RETURN(options.loads.emplace_back(), parse_trace(text, trace, count, ctx));
     }

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "backend/devices/devices.h"
+#include "base/mapped_file.h"
 #include "base/stop_signals.h"
 #include "eval/baselines.h"
 #include "progress_bar.h"
@@ -165,6 +166,7 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
   std::vector<Sensitivity> order;
   NFP_RETURN_IF_ERROR(flags.check_calibration());
   if (flags.calibrate != "none") {
+    NFP_RETURN_IF_ERROR(check_context(flags.model, options));
     CalibrationOptions calibration = flags.calibration_options();
     calibration.threads = options.threads;
     calibration.progress = options.progress;
@@ -231,6 +233,12 @@ Status SamplingFlags::check() const {
     return naming_flags({ErrorCode::kUsage, bad->message});
   }
   return ok_status();
+}
+
+Result<std::string> read_flag_file(std::string_view flag, const std::string& path) {
+  auto text = read_text_file(path);
+  if (!text.ok()) return error(text.error().code, "{}: {}; name a text file", flag, text.error().message);
+  return text;
 }
 
 Error naming_flags(Error of_request) {

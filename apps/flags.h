@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "calibrate/calibrate.h"
 #include "engine/request.h"
@@ -95,6 +96,9 @@ struct SamplingFlags {
 
 // An error of the engine's about a request, whose fields it names ("top_p is 7; ..."), with the flags that set them.
 Error naming_flags(Error of_request);
+
+// The text of the file that `flag` names. Errors name the flag.
+Result<std::string> read_flag_file(std::string_view flag, const std::string& path);
 
 // "1.23 GiB"
 std::string human_bytes(uint64_t bytes);

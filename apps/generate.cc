@@ -9,7 +9,6 @@
 #include <optional>
 #include <random>
 
-#include "base/mapped_file.h"
 #include "base/process_memory.h"
 #include "flags.h"
 #include "interrupt.h"
@@ -31,7 +30,7 @@ struct GenerateFlags {
 
 Result<std::string> read_prompt(const GenerateFlags& flags) {
   if (!flags.prompt.empty()) return flags.prompt;
-  if (!flags.file.empty()) return read_text_file(flags.file);
+  if (!flags.file.empty()) return read_flag_file("--file", flags.file);
   if (::isatty(STDIN_FILENO) != 0) {
     return error(ErrorCode::kUsage, "no prompt; give one with -p TEXT, -f FILE or on standard input");
   }

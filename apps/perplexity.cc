@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "base/mapped_file.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
 #include "flags.h"
@@ -49,11 +48,13 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
 
 Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
-  NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(flags.file));
-  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
+  NFP_ASSIGN_OR_RETURN(const std::string text, read_flag_file("--file", flags.file));
+  const bool given = flags.model.ctx > 0;
+  const int32_t ctx = given ? flags.model.ctx : flags.options.ctx;
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, given ? "--ctx" : "--ctx (512 unless given)"));
   NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, loaded->tokenizer->encode(text, {.parse_special = false}));
   PerplexityOptions options = flags.options;
-  if (flags.model.ctx > 0) options.ctx = flags.model.ctx;
+  options.ctx = ctx;
   options.precision = flags.model.precision_value();
   options.kv_dtype = flags.model.kv_dtype_value();
   if (loaded->tokenizer->adds_bos()) options.bos = loaded->tokenizer->bos_id();

@@ -60,6 +60,7 @@ Status run(ServeFlags& flags) {
   return_freed_memory();
   block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
+  NFP_ASSIGN_OR_RETURN(std::optional<StepTable> steps, flags.given_step_times());
   std::unique_ptr<PrecisionPolicy> policy;
   if (!flags.plans()) {
     NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());
@@ -89,15 +90,16 @@ Status run(ServeFlags& flags) {
   }
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
   if (flags.plans()) {
-    NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
-    NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(table));
+    if (!steps) {
+      NFP_ASSIGN_OR_RETURN(steps, flags.load_step_times(*loaded));
+    }
+    NFP_ASSIGN_OR_RETURN(policy, flags.make_slo_policy(*steps));
   } else {
     if (flags.precision == "auto") {
       NFP_ASSIGN_OR_RETURN(policy, flags.make_policy());  // again: its FP8 is the backend's
     }
-    if (!flags.step_times.empty()) {
-      NFP_ASSIGN_OR_RETURN(const StepTable table, flags.load_step_times(*loaded));
-      NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
+    if (steps) {
+      NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(*steps));
       policy->watch_by(std::move(model));
     }
   }

@@ -256,11 +256,20 @@ bool ServeFlags::plans_shares() const {
   return plans() && std::any_of(fp8_levels.begin(), fp8_levels.end(), [](double share) { return share < 1; });
 }
 
+Result<std::optional<StepTable>> ServeFlags::given_step_times() const {
+  if (step_times.empty()) return std::optional<StepTable>();
+  const auto named = [](const Error& why) {
+    return error(why.code, "--step-times: {}; make the file with nestedfp bench MODEL steps, or leave the flag out",
+                 why.message);
+  };
+  const auto text = read_text_file(step_times);
+  if (!text.ok()) return named(text.error());
+  auto table = parse_step_table(*text, step_times);
+  if (!table.ok()) return named(table.error());
+  return std::optional<StepTable>(std::move(table).value());
+}
+
 Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
-  if (!step_times.empty()) {
-    NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(step_times));
-    return parse_step_table(text, step_times);
-  }
   StartStepsOptions options;
   options.engine = engine;
   options.variant =

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,9 @@ struct ServeFlags {
   bool plans_shares() const;
   // The policy of --precision and --precision-policy, where it does not.
   Result<std::unique_ptr<PrecisionPolicy>> make_policy() const;
-  // The step times of --step-times, or those of the cache folder, measured where there are none.
+  // The step times of --step-times, if it is given. Errors name the flag.
+  Result<std::optional<StepTable>> given_step_times() const;
+  // Those of the cache folder, measured where there are none.
   Result<StepTable> load_step_times(LoadedModel& loaded) const;
   Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(const StepTable& table) const;
 

@@ -97,13 +97,6 @@ Result<cuda::TuningTable> tune_shapes(const TuneFlags& flags, const Plan& plan, 
   options.progress = progress;
   return cuda::tune(gemm, plan.shapes, options);
 }
-#else
-Result<cuda::TuningTable> tune_shapes(const TuneFlags&, const Plan&, const Progress&) {
-  return error(ErrorCode::kUnsupported,
-               "tune: this nestedfp was built without CUDA; build it where nvcc 13 is installed (-DNFP_CUDA=ON), or "
-               "show the choices that travel with it with --print");
-}
-#endif
 
 Status measure(const TuneFlags& flags, const Plan& plan) {
   NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(flags.out));  // before minutes of measuring
@@ -128,6 +121,13 @@ Status measure(const TuneFlags& flags, const Plan& plan) {
              table.size(), table.device, flags.out);
   return ok_status();
 }
+#else
+Status measure(const TuneFlags&, const Plan&) {
+  return error(ErrorCode::kUnsupported,
+               "tune: this nestedfp was built without CUDA; build it where nvcc 13 is installed (-DNFP_CUDA=ON), or "
+               "show the choices that travel with it with --print");
+}
+#endif
 
 Status run(const TuneFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const Plan plan, make_plan(flags));

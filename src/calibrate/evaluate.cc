@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/mapped_file.h"
 #include "calibrate/activations.h"
 #include "calibrate/nearest_filter.h"
 #include "eval/baselines.h"
@@ -86,7 +85,6 @@ class Evaluator {
       : model_(std::move(model)), options_(options), base_{std::move(base)} {}
 
   Status run(Evaluation& out) {
-    NFP_ASSIGN_OR_RETURN(text_, read_text_file(options_.file));
     const bool calibrated = options_.calibration.has_value();
     {
       NFP_RETURN_IF_ERROR(open(calibrated ? options_.calibration->filter() : MatrixFilter()));
@@ -134,7 +132,7 @@ class Evaluator {
     if (loaded_ != nullptr) return ok_status();
     NFP_ASSIGN_OR_RETURN(loaded_, load(model_, load_options_));
     if (tokens_.empty()) {
-      NFP_ASSIGN_OR_RETURN(tokens_, loaded_->tokenizer->encode(text_, {.parse_special = false}));
+      NFP_ASSIGN_OR_RETURN(tokens_, loaded_->tokenizer->encode(options_.text, {.parse_special = false}));
       auto order = stored_sensitivity(*loaded_->source);
       stored_ = order.ok();
       if (options_.calibration) {
@@ -220,7 +218,6 @@ class Evaluator {
   std::string model_;
   const EvaluateOptions& options_;
   ScratchFile base_;
-  std::string text_;
   std::vector<int32_t> tokens_;
   LoadedModelOptions load_options_;
   std::unique_ptr<LoadedModel> loaded_;

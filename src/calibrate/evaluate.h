@@ -19,7 +19,8 @@ namespace nfp {
 struct Evaluation;
 
 struct EvaluateOptions {
-  std::string file;  // the text
+  std::string file;  // where the text is from, for reports
+  std::string text;
   int32_t ctx = 512;
   int64_t chunks = 20;
   int32_t threads = 0;

@@ -49,6 +49,16 @@ Status read_config(const ModelSource& source, ModelConfig& config) {
   return ok_status();
 }
 
+Result<std::unique_ptr<ModelSource>> open_source(const std::string& model, const LoadedModelOptions& options) {
+  return options.dummy ? open_dummy_model(model) : ModelSource::open(model);
+}
+
+Status check_context(const ModelConfig& config, const LoadedModelOptions& options) {
+  if (options.context <= config.max_context) return ok_status();
+  return error(ErrorCode::kUsage, "{}: a context of {} tokens is wanted, and this model has {}", options.context_flag,
+               options.context, config.max_context);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& source) {
@@ -83,23 +93,23 @@ Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& sourc
   return Tokenizer::from_gguf(vocab, source.path());
 }
 
+Status check_context(const std::string& model, const LoadedModelOptions& options) {
+  NFP_ASSIGN_OR_RETURN(const auto source, open_source(model, options));
+  ModelConfig config;
+  NFP_RETURN_IF_ERROR(read_config(*source, config));
+  return check_context(config, options);
+}
+
 Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options) {
   const auto started = std::chrono::steady_clock::now();
   auto loaded = std::make_unique<LoadedModel>();
   loaded->name = model;
-  if (options.dummy) {
-    NFP_ASSIGN_OR_RETURN(loaded->source, open_dummy_model(model));
-  } else {
-    NFP_ASSIGN_OR_RETURN(loaded->source, ModelSource::open(model));
-  }
+  NFP_ASSIGN_OR_RETURN(loaded->source, open_source(model, options));
   if (options.scalings) {
     NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
   }
   NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
-  if (options.context > loaded->config.max_context) {
-    return error(ErrorCode::kUsage, "{}: a context of {} tokens is wanted, and this model has {}", options.context_flag,
-                 options.context, loaded->config.max_context);
-  }
+  NFP_RETURN_IF_ERROR(check_context(loaded->config, options));
   if (const auto& fp8 = loaded->source->stored_fp8()) {
     log::warn(
         "{}: its weights are FP8 already ({}): FP16 steps compute with these too, the original cannot be restored",

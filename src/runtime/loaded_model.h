@@ -51,6 +51,9 @@ struct LoadedModel {
   double load_seconds = 0;
 };
 
+// Error: `model` has fewer tokens of context than options.context. Reads its configuration only; load() checks it too.
+Status check_context(const std::string& model, const LoadedModelOptions& options);
+
 Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options);
 
 // Only files, configuration and tokenizer: for verbs that need no weights.

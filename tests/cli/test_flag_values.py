@@ -4,6 +4,7 @@ and yet in every one that is written as two comparisons. The error names the fla
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -86,10 +87,27 @@ class FlagValues(unittest.TestCase):
         for words, flag in [(["generate", F16_MODEL, "-p", "a", "--ctx", str(most + 1)], "--ctx"),
                             (["chat", F16_MODEL, "--ctx", str(most + 1)], "--ctx"),
                             (["serve", F16_MODEL, "--port", "0", "--max-model-len", str(most + 1)], "--max-model-len"),
+                            (["perplexity", F16_MODEL, "--file", __file__, "--ctx", str(most + 1)], "--ctx"),
+                            (["evaluate", F16_MODEL, "--file", __file__, "--ctx", str(most + 1), "--calibrate", "self"], "--ctx"),
                             (["bench", F16_MODEL, "--prompt", str(most)], "--prompt, --context and --generate"),
                             (["bench", F16_MODEL, "latency", "--input", str(most), "--output", "1"], "--input and --output"),
                             (["bench", F16_MODEL, "throughput", "--input", str(most), "--output", "1"], "--input and --output")]:
             self.assertIn(flag + wanted, failure(*words, code=2), words)
+
+    def test_files_that_are_not_there_name_the_flag(self):
+        """Before the model is there: this one is not."""
+        for words, flag in [(["perplexity", "/nowhere"], "--file"), (["evaluate", "/nowhere"], "--file"),
+                            (["generate", "/nowhere"], "--file"), (["bench", "/nowhere", "throughput"], "--trace"),
+                            (["serve", "/nowhere", "--port", "0"], "--step-times")]:
+            self.assertIn(f"{flag}: /nothing: no such file; ", failure(*words, flag, "/nothing", timeout=30), words)
+        said = failure("serve", "/nowhere", "--port", "0", "--step-times", __file__, timeout=30)
+        self.assertIn(f"--step-times: {__file__}: ", said)
+        self.assertIn("bench MODEL steps", said)
+
+    @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
+    def test_tune_advises_no_device_that_it_has_not(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertNotIn("--device cpu", failure("tune", F16_MODEL, "--out", os.path.join(folder, "choices.json")))
 
     def test_prompts_beyond_the_context_are_not_shown(self):
         out, err = run("generate", F16_MODEL, "-p", "a b c d e f g h i j k l", "--ctx", "4", "-n", "1", code=2)

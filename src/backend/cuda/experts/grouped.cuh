@@ -202,7 +202,7 @@ struct GroupedKernel {
                                                const float (&acc)[kTokens / 2], uint32_t staging, uint32_t scales,
                                                int row0, Tokens tokens, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
-    const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+    const int warp = ptx::warp_uniform(thread / 32);
     const int row = row0 + warp * 16 + lane / 4;
     float scale0 = p.weight_scale, scale1 = p.weight_scale;
     if (matrix.row_scale != nullptr) {

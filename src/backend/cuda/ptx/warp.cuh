@@ -22,7 +22,10 @@ namespace ptx {
 // whose ends the warp is known to be together again (__syncwarp), keep addresses and descriptors in uniform registers;
 // elsewhere each descriptor of a product goes through ordinary ones (R2UR), which holds the product up
 // (docs/kernels.md, "Uniform registers").
-__device__ __forceinline__ int warp_uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }
+template <typename T>
+__device__ __forceinline__ T warp_uniform(T v) {
+  return __shfl_sync(0xffffffffu, v, 0);
+}
 
 }  // namespace ptx
 }  // namespace nfp::cuda

@@ -8,6 +8,7 @@
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/pairs.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 
@@ -45,7 +46,6 @@ struct Epilogue {
           ptx::copy_async_4(scales + t * 4, p.token_scale + token0 + t);
         }
       }
-      __syncwarp();  // for the compiler: see warp_uniform()
     }
   }
 
@@ -174,9 +174,9 @@ struct Epilogue {
   __device__ __forceinline__ void store_bulk(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
-    const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // uniform, to the compiler too
-    row0 = __shfl_sync(0xffffffffu, row0, 0);
-    token0 = __shfl_sync(0xffffffffu, token0, 0);
+    const int warp = ptx::warp_uniform(thread / 32);
+    row0 = ptx::warp_uniform(row0);
+    token0 = ptx::warp_uniform(token0);
     const RowFactors f = row_factors(p, row0 + warp * 16 + lane / 4);
     const int column0 = kSwiglu ? row0 / 2 : row0;
     if constexpr (kTokenScale) {

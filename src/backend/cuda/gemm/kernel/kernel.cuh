@@ -142,7 +142,7 @@ struct Kernel {
     pipe.empty = bars + kStages * 8;
     const uint32_t flags = bars + kStages * 16;
     // A cluster's ranks: kCluster neighbours along n share X; with exchange, one such group for each part of k.
-    const auto full_rank = static_cast<uint32_t>(ptx::warp_uniform(static_cast<int>(ptx::cluster_rank())));
+    const uint32_t full_rank = ptx::warp_uniform(ptx::cluster_rank());
     const uint32_t rank = full_rank % kCluster;
     pipe.group = full_rank - rank;
     const int cluster = static_cast<int>(blockIdx.x) / kCluster;

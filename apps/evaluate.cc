@@ -62,12 +62,11 @@ Status write_figures(const std::string& path, const Evaluation& evaluation) {
 Status run(EvaluateFlags flags) {
   const StopRemovesTemporaries stop;
   NFP_RETURN_IF_ERROR(flags.model.check_calibration());
-  const bool given = flags.model.ctx > 0;
-  if (given) flags.options.ctx = flags.model.ctx;
-  NFP_ASSIGN_OR_RETURN(flags.options.text, read_flag_file("--file", flags.options.file));
   LoadedModelOptions wanted;
+  wanted.context_flag = flags.model.ctx_flag(flags.options.ctx);
+  if (flags.model.ctx > 0) flags.options.ctx = flags.model.ctx;
   wanted.context = flags.options.ctx;
-  wanted.context_flag = given ? "--ctx" : "--ctx (512 unless given)";
+  NFP_ASSIGN_OR_RETURN(flags.options.text, read_flag_file("--file", flags.options.file));
   NFP_RETURN_IF_ERROR(check_context(flags.model.model, wanted));
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
   NFP_RETURN_IF_ERROR(open_report(flags.json_file));

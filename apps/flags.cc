@@ -160,6 +160,10 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, in
   return load_calibrated(*this, std::move(options), needs_sensitivity);
 }
 
+std::string ModelFlags::ctx_flag(int32_t unless_given) const {
+  return ctx > 0 ? "--ctx" : fmt::format("--ctx ({} unless given)", unless_given);
+}
+
 Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, LoadedModelOptions options,
                                                      bool needs_sensitivity) {
   needs_sensitivity = needs_sensitivity || flags.fp8_share < 1.0;

@@ -52,6 +52,8 @@ struct ModelFlags {
   // Loads with a progress bar on stderr. What runs needs `context` tokens by these flags, or what --ctx says.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false, int32_t context = 0,
                                             const std::string& context_flags = "--ctx") const;
+  // The name that errors about a context have for --ctx where `unless_given` stands in for it.
+  std::string ctx_flag(int32_t unless_given) const;
   CalibrationOptions calibration_options() const;
   // Error: flags that need --calibrate, without it.
   Status check_calibration() const;

@@ -49,9 +49,8 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
 Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
   NFP_ASSIGN_OR_RETURN(const std::string text, read_flag_file("--file", flags.file));
-  const bool given = flags.model.ctx > 0;
-  const int32_t ctx = given ? flags.model.ctx : flags.options.ctx;
-  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, given ? "--ctx" : "--ctx (512 unless given)"));
+  const int32_t ctx = flags.model.ctx > 0 ? flags.model.ctx : flags.options.ctx;
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, flags.model.ctx_flag(flags.options.ctx)));
   NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, loaded->tokenizer->encode(text, {.parse_special = false}));
   PerplexityOptions options = flags.options;
   options.ctx = ctx;

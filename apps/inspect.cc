@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/cpu_topology.h"
+#include "calibrate/calibrate.h"
 #include "flags.h"
 #include "inspect_json.h"
 #include "io/split_source.h"
@@ -54,6 +55,16 @@ nlohmann::ordered_json sampling_json(const SamplingDefaults& sampling) {
   return out;
 }
 
+nlohmann::ordered_json calibration_json(const ModelSource& source) {
+  const auto c = stored_calibration(source);
+  if (!c) return nullptr;
+  return {{"rule", c->rule},
+          {"compensated", c->compensated},
+          {"smoothed", c->smoothed},
+          {"text", c->text},
+          {"tokens", c->tokens}};
+}
+
 void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r,
                 const SamplingDefaults& sampling) {
   nlohmann::ordered_json kinds = nlohmann::ordered_json::array();
@@ -91,6 +102,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"kv_bytes_per_token_f16", kv_bytes_per_token(config, DType::kF16)},
        {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
        {"stored_fp8", source.stored_fp8() ? nlohmann::ordered_json(source.stored_fp8()->text) : nullptr},
+       {"calibration", calibration_json(source)},
        {"sampling", sampling_json(sampling)},
        {"linear", summary_json("all", r.total)},
        {"by_type", kinds},
@@ -158,6 +170,14 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
   fmt::print(
       "     largest outlier ratio {:.0f} (max |w| / rms), widest dynamic range {:.1f} bits, {} very narrow rows\n",
       outlier, range, narrow);
+  if (const auto c = stored_calibration(source)) {
+    fmt::print(
+        "     calibrated on {} tokens of {} (rule {}{}{}): codes are chosen for the layers' outputs, so their own "
+        "error "
+        "is larger\n     than that of the nearest codes\n",
+        c->tokens, c->text == "self" ? "the model's own text" : "a text file", c->rule,
+        c->compensated ? ", compensated" : "", c->smoothed ? ", smoothed" : "");
+  }
 }
 
 Status run(const InspectFlags& flags) {

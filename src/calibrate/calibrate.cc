@@ -108,6 +108,15 @@ Result<TensorScalings> smoothing_of(const std::string& model, const CalibrationO
   return scalings;
 }
 
+// "calibration" of config.json's "nestedfp" object; null where there is none.
+nlohmann::json stored_object(const ModelSource& source) {
+  if (json_too_deep(source.config_json())) return nullptr;
+  const auto json = nlohmann::json::parse(source.config_json(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("nestedfp")) return nullptr;
+  const auto& nested = json["nestedfp"];
+  return nested.is_object() && nested.contains("calibration") ? nested["calibration"] : nullptr;
+}
+
 }  // namespace
 
 int64_t calibration_tokens(const CalibrationOptions& options) {
@@ -137,18 +146,29 @@ std::string Calibration::to_json() const {
   return json.dump();
 }
 
+std::optional<StoredCalibration> stored_calibration(const ModelSource& source) {
+  const nlohmann::json json = stored_object(source);
+  if (!json.is_object()) return std::nullopt;
+  StoredCalibration stored;
+  const auto read = [&](const char* name, auto& value, bool (nlohmann::json::*is)() const noexcept) {
+    if (const auto at = json.find(name); at != json.end() && ((*at).*is)()) at->get_to(value);
+  };
+  read("rule", stored.rule, &nlohmann::json::is_string);
+  read("compensated", stored.compensated, &nlohmann::json::is_boolean);
+  read("smoothed", stored.smoothed, &nlohmann::json::is_boolean);
+  read("text", stored.text, &nlohmann::json::is_string);
+  read("tokens", stored.tokens, &nlohmann::json::is_number_integer);
+  return stored;
+}
+
 Result<std::vector<Sensitivity>> stored_sensitivity(const ModelSource& source) {
-  const auto json = json_too_deep(source.config_json())
-                        ? nlohmann::json()
-                        : nlohmann::json::parse(source.config_json(), nullptr, /*allow_exceptions=*/false);
-  const auto* at = json.is_object() && json.contains("nestedfp") ? &json["nestedfp"] : nullptr;
-  at = at != nullptr && at->is_object() && at->contains("calibration") ? &(*at)["calibration"] : nullptr;
-  at = at != nullptr && at->is_object() && at->contains("order") ? &(*at)["order"] : nullptr;
-  if (at == nullptr) {
+  const nlohmann::json json = stored_object(source);
+  if (!json.is_object() || !json.contains("order")) {
     return error(ErrorCode::kUsage, "{}: carries no order of sensitivity for --fp8-share; add --calibrate self",
                  source.path());
   }
-  return sensitivity_from_json(at->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), source.path());
+  return sensitivity_from_json(json["order"].dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                               source.path());
 }
 
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options) {

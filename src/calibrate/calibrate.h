@@ -67,6 +67,17 @@ struct Calibration {
 // Errors: text too short or not UTF-8; a layer whose inputs overflow; a full disk.
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options);
 
+// How a nested checkpoint's upper bytes were chosen, as its config.json says; what it leaves out is as by default. None
+// where it is not calibrated.
+struct StoredCalibration {
+  std::string rule = "free";  // "free" or "restricted" (UpperRule)
+  bool compensated = false;
+  bool smoothed = false;
+  std::string text = "self";  // "self", or "file"
+  int64_t tokens = 0;
+};
+std::optional<StoredCalibration> stored_calibration(const ModelSource& source);
+
 // The order that a calibrated checkpoint carries in its config.json. Error: it has none.
 Result<std::vector<Sensitivity>> stored_sensitivity(const ModelSource& source);
 

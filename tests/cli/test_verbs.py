@@ -201,6 +201,10 @@ class ConvertAndRestore(Scratch):
         run("convert", F16_MODEL, nested)
         calibration = json.loads(pathlib.Path(nested, "config.json").read_text())["nestedfp"]["calibration"]
         self.assertEqual((calibration["text"], calibration["rule"]), ("self", "free"))
+        self.assertIn(f"calibrated on {calibration['tokens']} tokens of the model's own text (rule free)", run("inspect", nested)[0])
+        calibration.pop("order"), calibration.pop("seed")
+        self.assertEqual(json.loads(run("inspect", nested, "--json")[0])["calibration"], calibration)
+        self.assertIsNone(json.loads(run("inspect", F16_MODEL, "--json")[0])["calibration"])
         one = run("generate", F16_MODEL, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
         self.assertEqual(one, run("generate", nested, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0])
         run("generate", nested, "-p", "a b c", "-n", "2", "--precision", "fp8", "--fp8-share", "0.5")
@@ -215,6 +219,7 @@ class ConvertAndRestore(Scratch):
         run("convert", F16_MODEL, nested, *calibrate)
         calibration = json.loads(pathlib.Path(nested, "config.json").read_text())["nestedfp"]["calibration"]
         self.assertIs(calibration["smoothed"], True)
+        self.assertIn("text (rule free, smoothed)", run("inspect", nested)[0])
         for precision in ("fp16", "fp8"):
             generate = ("-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision")
             one = run("generate", F16_MODEL, *generate, precision, *(() if precision == "fp16" else calibrate))[0]

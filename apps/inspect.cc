@@ -172,9 +172,8 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
       outlier, range, narrow);
   if (const auto c = stored_calibration(source)) {
     fmt::print(
-        "     calibrated on {} tokens of {} (rule {}{}{}): codes are chosen for the layers' outputs, so their own "
-        "error "
-        "is larger\n     than that of the nearest codes\n",
+        "     calibrated on {} tokens of {} (rule {}{}{}): codes are chosen for the layers' outputs,\n"
+        "     so their own error is larger than that of the nearest codes\n",
         c->tokens, c->text == "self" ? "the model's own text" : "a text file", c->rule,
         c->compensated ? ", compensated" : "", c->smoothed ? ", smoothed" : "");
   }

@@ -110,8 +110,7 @@ Result<TensorScalings> smoothing_of(const std::string& model, const CalibrationO
 
 // "calibration" of config.json's "nestedfp" object; null where there is none.
 nlohmann::json stored_object(const ModelSource& source) {
-  if (json_too_deep(source.config_json())) return nullptr;
-  const auto json = nlohmann::json::parse(source.config_json(), nullptr, /*allow_exceptions=*/false);
+  const auto json = parse_file_json<nlohmann::json>(source.config_json());
   if (!json.is_object() || !json.contains("nestedfp")) return nullptr;
   const auto& nested = json["nestedfp"];
   return nested.is_object() && nested.contains("calibration") ? nested["calibration"] : nullptr;

@@ -84,8 +84,7 @@ Status CalibrationStore::save_layer(int32_t index, std::span<const UpperChoice> 
 std::optional<TokenSequences> CalibrationStore::text() const {
   const auto file = read_text_file(folder_ + "/text.json");
   if (!file.ok()) return std::nullopt;
-  if (json_too_deep(*file)) return std::nullopt;
-  const auto json = nlohmann::json::parse(*file, nullptr, /*allow_exceptions=*/false);
+  const auto json = parse_file_json<nlohmann::json>(*file);
   if (!json.is_array()) return std::nullopt;
   TokenSequences text;
   for (const auto& sequence : json) {

@@ -38,8 +38,7 @@ Status add_safetensors(const HubModel& model, const HubName& name, const ReadFil
   const std::string index = prefix + ".safetensors.index.json";
   if (find(model, index) != nullptr) {
     NFP_ASSIGN_OR_RETURN(const std::string text, read(index));
-    const auto root =
-        json_too_deep(text) ? nlohmann::json() : nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const auto root = parse_file_json<nlohmann::json>(text);
     const auto map = root.is_object() ? root.find("weight_map") : root.end();
     if (map == root.end() || !map->is_object() || map->empty()) {
       return error(ErrorCode::kInvalidInput, "{}: {} has no object 'weight_map'", name.text(), index);
@@ -126,8 +125,7 @@ Result<std::vector<HubFile>> weight_files(const HubModel& model, const HubName& 
   std::vector<HubFile> out;
   NFP_RETURN_IF_ERROR(add_safetensors(model, name, read, "model", out));
   NFP_ASSIGN_OR_RETURN(const std::string config, read("config.json"));
-  const auto root =
-      json_too_deep(config) ? nlohmann::json() : nlohmann::json::parse(config, nullptr, /*allow_exceptions=*/false);
+  const auto root = parse_file_json<nlohmann::json>(config);
   if (root.is_object() && root.contains("nestedfp")) {
     NFP_ASSIGN_OR_RETURN(const NestedInfo info, parse_nested_info(config, name.text() + ": config.json"));
     NFP_RETURN_IF_ERROR(add_safetensors(model, name, read, info.lower_directory + "/lower", out));

@@ -101,8 +101,8 @@ class SplitSource final : public ModelSource {
 }  // namespace
 
 std::shared_ptr<const ModelSource> split_fused(std::shared_ptr<const ModelSource> source) {
-  if (source->stored_fp8() || json_too_deep(source->config_json())) return source;
-  const nlohmann::json config = nlohmann::json::parse(source->config_json(), nullptr, /*allow_exceptions=*/false);
+  if (source->stored_fp8()) return source;
+  const auto config = parse_file_json<nlohmann::json>(source->config_json());
   if (!config.is_object()) return source;
   const auto family = find_family("", model_type_of(config));
   const auto names = find_family("LlamaForCausalLM", "");

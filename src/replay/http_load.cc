@@ -179,7 +179,7 @@ class Player {
   // True at the end of the stream.
   static bool take(std::string_view data, Clock::time_point sent, Clock::time_point& last, ReplayedRequest& record) {
     if (data == "[DONE]") return true;
-    const Json json = json_too_deep(data) ? Json() : Json::parse(data, nullptr, /*allow_exceptions=*/false);
+    const Json json = parse_file_json<Json>(data);
     if (!json.is_object() || json.contains("error")) return false;
     const auto choices = json.find("choices");
     if (choices != json.end() && choices->is_array() && !choices->empty()) {

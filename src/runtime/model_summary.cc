@@ -16,8 +16,7 @@ namespace {
 
 // Of a model whose configuration is not one that we know.
 std::string architecture_in(std::string_view config) {
-  if (json_too_deep(config)) return "";
-  const auto root = nlohmann::json::parse(config, nullptr, /*allow_exceptions=*/false);
+  const auto root = parse_file_json<nlohmann::json>(config);
   if (!root.is_object()) return "";
   const auto list = root.find("architectures");
   return list != root.end() && list->is_array() && !list->empty() && list->front().is_string()

@@ -202,8 +202,8 @@ class ConvertAndRestore(Scratch):
         calibration = json.loads(pathlib.Path(nested, "config.json").read_text())["nestedfp"]["calibration"]
         self.assertEqual((calibration["text"], calibration["rule"]), ("self", "free"))
         self.assertIn(f"calibrated on {calibration['tokens']} tokens of the model's own text (rule free)", run("inspect", nested)[0])
-        calibration.pop("order"), calibration.pop("seed")
-        self.assertEqual(json.loads(run("inspect", nested, "--json")[0])["calibration"], calibration)
+        said = {name: value for name, value in calibration.items() if name not in ("order", "seed")}
+        self.assertEqual(json.loads(run("inspect", nested, "--json")[0])["calibration"], said)
         self.assertIsNone(json.loads(run("inspect", F16_MODEL, "--json")[0])["calibration"])
         one = run("generate", F16_MODEL, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0]
         self.assertEqual(one, run("generate", nested, "-p", "a b c", "-n", "8", "--ignore-eos", "-q")[0])

@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace nfp {
@@ -33,6 +37,16 @@ uint32_t saved_states() {
   return low;
 }
 
+// Whether this process may use AMX's tiles: Linux saves their 8 KB for those processes only that asked.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 CpuFeatures detect_features() {
@@ -49,6 +63,8 @@ CpuFeatures detect_features() {
   f.avx512_gfni = f.avx512 && bit(seven.c, 8);
   f.avx512_bf16 = f.avx512_gfni && bit(seven_one.a, 5) && bit(seven.c, 1);
   f.avx512_fp16 = f.avx512_gfni && bit(seven.c, 1) && bit(seven.d, 23);
+  const bool saves_tiles = (states & 0x60000u) == 0x60000u;
+  f.amx = f.avx512_fp16 && bit(seven.d, 24) && bit(seven.d, 22) && saves_tiles && may_use_tiles();
   const Registers zero = cpuid(0, 0);
   f.fast_bf16 = f.avx512_bf16 && zero.b == 0x68747541u;  // "AuthenticAMD"
   return f;
@@ -82,7 +98,8 @@ struct Row {
 
 // The best first.
 std::array<Row, kInstructionSets> rows(const CpuFeatures& f) {
-  return {{{"avx512fp16", InstructionSet::kAvx512Fp16, f.avx512_fp16, f.avx512_fp16},
+  return {{{"amx", InstructionSet::kAmx, f.amx, f.amx},
+           {"avx512fp16", InstructionSet::kAvx512Fp16, f.avx512_fp16, f.avx512_fp16},
            {"avx512bf16", InstructionSet::kAvx512Bf16, f.avx512_bf16, f.avx512_bf16 && f.fast_bf16},
            {"avx512gfni", InstructionSet::kAvx512Gfni, f.avx512_gfni, f.avx512_gfni},
            {"avx512", InstructionSet::kAvx512, f.avx512, f.avx512},
@@ -109,7 +126,7 @@ Result<InstructionSet> choose_instruction_set(std::string_view name, const CpuFe
   }
   return error(ErrorCode::kUsage,
                "CPU kernels '{}' are unknown (option or NESTEDFP_CPU): use scalar, avx2, avx512, avx512gfni, "
-               "avx512bf16, avx512fp16 or nothing",
+               "avx512bf16, avx512fp16, amx or nothing",
                name);
 }
 

@@ -19,8 +19,9 @@ enum class InstructionSet : uint8_t {
   kAvx512Gfni,  // and GFNI
   kAvx512Bf16,  // and BF16 and VBMI
   kAvx512Fp16,  // GFNI, VBMI and FP16
+  kAmx,         // and AMX tiles of BF16
 };
-inline constexpr size_t kInstructionSets = 6;
+inline constexpr size_t kInstructionSets = 7;
 
 struct CpuFeatures {
   bool avx2 = false;  // as the sets above
@@ -28,6 +29,7 @@ struct CpuFeatures {
   bool avx512_gfni = false;
   bool avx512_bf16 = false;
   bool avx512_fp16 = false;
+  bool amx = false;  // and the operating system lets this process have tiles
   // Whether BF16 dot products do more arithmetic a cycle than FP32 multiply-adds: twice as much on AMD (measured on Zen
   // 5; Zen 4 is taken to be alike), half as much on Intel (measured on Emerald Rapids: 97 against 207 GFLOP/s a
   // thread), whose BF16 unit is AMX. By vendor: no CPUID bit says it, and timing it at the start would let a busy
@@ -35,14 +37,15 @@ struct CpuFeatures {
   bool fast_bf16 = false;
 };
 
-// What the processor has and the operating system saves.
+// What the processor has and the operating system saves. Asks Linux for the process's leave to use AMX's tiles, where
+// there are any.
 CpuFeatures detect_features();
 
 // Those that such a machine runs, kScalar first.
 std::vector<InstructionSet> instruction_sets(const CpuFeatures& features);
 
-// The one called `name` ("scalar", "avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16"), or the best for "".
-// kUsage for an unknown name, kUnsupported for one that the machine lacks.
+// The one called `name` ("scalar", "avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16", "amx"), or the best for
+// "". kUsage for an unknown name, kUnsupported for one that the machine lacks.
 Result<InstructionSet> choose_instruction_set(std::string_view name, const CpuFeatures& features);
 // Of this machine. The environment variable NESTEDFP_CPU overrides the option.
 Result<InstructionSet> choose_instruction_set(std::string_view option);

@@ -21,8 +21,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::array<std::string_view, kInstructionSets> kSetNames = {"scalar",     "avx2",       "avx512",
-                                                                      "avx512gfni", "avx512bf16", "avx512fp16"};
+constexpr std::array<std::string_view, kInstructionSets> kSetNames = {
+    "scalar", "avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16", "amx"};
 
 std::string name_of(InstructionSet set) { return std::string(kSetNames[static_cast<size_t>(set)]); }
 

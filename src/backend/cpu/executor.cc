@@ -102,17 +102,19 @@ bool fuses(std::span<const Operation> operations, size_t i) {
 
 // What a linear operation does to its input before the panels see it.
 struct Preparation {
-  bool pairs = false;   // KernelTable::to_pairs
-  bool codes = false;   // E4M3 with a scale a token
-  bool scales = false;  // of tokens
-  explicit operator bool() const { return pairs || codes; }
+  PairArithmetic pairs = PairArithmetic::kNone;  // KernelTable::to_pairs
+  bool codes = false;                            // E4M3 with a scale a token
+  bool scales = false;                           // of tokens
+  bool has_pairs() const { return pairs != PairArithmetic::kNone; }
+  int64_t pair_words(int64_t k) const { return cpu::pair_words(pairs, k); }  // of a row
+  explicit operator bool() const { return has_pairs() || codes; }
 };
 
 Preparation preparation_of(Precision precision, const PackedWeight& weight, const KernelTable& kernels) {
   Preparation p;
   const bool upper = !is_exact(precision) && weight.holds_nested();
   p.codes = upper && precision == Precision::kFp8W8A8;
-  p.pairs = upper && kernels.pairs != PairArithmetic::kNone;
+  if (upper) p.pairs = kernels.pairs;
   p.scales = p.codes || (upper && kernels.pairs == PairArithmetic::kFp16);
   return p;
 }
@@ -130,7 +132,7 @@ Preparation preparation_of(const ExpertLinearArgs& args, const KernelTable& kern
   for (int32_t e = 0; e < args.routes.experts && !is_exact(args.precision); ++e) {
     const Preparation one = preparation_of(precision_of(args, e), packed(args.weights[e]), kernels);
     all.codes = all.codes || one.codes;
-    all.pairs = all.pairs || one.pairs;
+    if (one.has_pairs()) all.pairs = one.pairs;
     all.scales = all.scales || one.scales;
   }
   return all;
@@ -139,7 +141,7 @@ Preparation preparation_of(const ExpertLinearArgs& args, const KernelTable& kern
 int32_t assignments_of(const ExpertRoutes& routes, int32_t rows) { return routes.top * rows; }
 
 struct PreparedInput {
-  uint32_t* pairs;     // [rows, (k + 1) / 2]
+  uint32_t* pairs;     // [rows, pair_words(k)]
   float* codes;        // [rows, k]
   float* token_scale;  // [rows]
   size_t bytes;
@@ -156,7 +158,7 @@ PreparedInput carve(int64_t rows_of_x, int64_t cols, const Preparation& p, void*
     return piece;
   };
   PreparedInput input{};
-  input.pairs = reinterpret_cast<uint32_t*>(take(p.pairs, rows * ((k + 1) / 2) * 4));
+  input.pairs = reinterpret_cast<uint32_t*>(take(p.has_pairs(), rows * static_cast<size_t>(p.pair_words(cols)) * 4));
   input.codes = reinterpret_cast<float*>(take(p.codes, rows * k * 4));
   input.token_scale = reinterpret_cast<float*>(take(p.scales, rows * 4));
   input.bytes = used;
@@ -169,8 +171,8 @@ void prepare_rows(const Preparation& p, const KernelTable& kernels, const float*
   for (int64_t i = rows.begin; i < rows.end; ++i) {
     float scale = 1.0f;
     if (p.codes) scale = kernels.quantize_e4m3(x + i * k, k, input.codes + i * k);
-    if (p.pairs) {
-      scale *= kernels.to_pairs(p.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * ((k + 1) / 2));
+    if (p.has_pairs()) {
+      scale *= kernels.to_pairs(p.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * p.pair_words(k));
     }
     if (p.scales) input.token_scale[i] = scale;
   }
@@ -350,7 +352,7 @@ void gather_row(const Preparation& wants, const float* x, const PreparedInput& f
   copy(to.x, x, k);
   if (wants.codes) copy(to.prepared.codes, from.codes, k);
   if (wants.scales) copy(to.prepared.token_scale, from.token_scale, 1);
-  if (wants.pairs) copy(to.prepared.pairs, from.pairs, (k + 1) / 2);
+  if (wants.has_pairs()) copy(to.prepared.pairs, from.pairs, wants.pair_words(k));
 }
 
 }  // namespace
@@ -369,7 +371,8 @@ Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
 Executor::Needs Executor::needs_of(const Operation& operation) const {
   Needs needs;
   if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
-    needs.per_thread = linear_scratch_bytes(std::min<int64_t>(linear->rows, kMaxLinearRows), linear->weight->k());
+    needs.per_thread =
+        linear_scratch_bytes(kernels_.pairs, std::min<int64_t>(linear->rows, kMaxLinearRows), linear->weight->k());
     const size_t prepared = carve(linear->rows, linear->weight->k(), preparation_of(*linear, kernels_), nullptr).bytes;
     if (linear->rows <= kPrivateRows) {  // and the norm before it, with the residual stream
       needs.input = prepared + 2 * round_up(static_cast<size_t>(linear->rows * linear->weight->k()) * sizeof(float));
@@ -381,7 +384,7 @@ Executor::Needs Executor::needs_of(const Operation& operation) const {
     const Preparation prepare = preparation_of(*experts, kernels_);
     const int32_t inputs = experts->sorted ? assignments_of(experts->routes, experts->rows) : experts->rows;
     const int64_t chunk = std::min<int64_t>(experts->rows, kMaxLinearRows);  // an expert has a row at most once
-    needs.per_thread = round_up(linear_scratch_bytes(chunk, k));
+    needs.per_thread = round_up(linear_scratch_bytes(kernels_.pairs, chunk, k));
     if (!experts->sorted) needs.per_thread += carve_gathered(chunk, k, prepare, nullptr).bytes;
     (inputs <= kPrivateRows ? needs.input : needs.shared) = carve(inputs, k, prepare, nullptr).bytes;
   } else if (const auto* rope = std::get_if<RopeArgs>(&operation)) {
@@ -591,7 +594,7 @@ void Executor::multiply(const Product& product, const ProductPiece& piece, int t
     task.x = product.x + first * k;
     task.x_codes = product.codes != nullptr ? product.codes + first * k : nullptr;
     task.token_scale = product.token_scale != nullptr ? product.token_scale + first : nullptr;
-    task.x_pairs = product.pairs != nullptr ? product.pairs + first * ((k + 1) / 2) : nullptr;
+    task.x_pairs = product.pairs != nullptr ? product.pairs + first * pair_words(kernels_.pairs, k) : nullptr;
     task.y = product.y + first * task.y_stride;
     kernels_.linear(task);
   }
@@ -774,7 +777,7 @@ void Executor::execute(const RouteArgs& args, int thread) {
 
 void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& counts) {
   const ExpertRoutes& routes = args.routes;
-  const int64_t k = args.weights[0]->k(), half = (k + 1) / 2;
+  const int64_t k = args.weights[0]->k();
   const Preparation prepare = preparation_of(args, kernels_);
   const int32_t inputs = args.sorted ? assignments_of(routes, args.rows) : args.rows;
   const auto* x = static_cast<const float*>(args.x);
@@ -794,7 +797,7 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
     Product product;
     product.weight = &weight;
     product.x = plain + row * k;
-    product.pairs = wants.pairs ? prepared.pairs + row * half : nullptr;
+    product.pairs = wants.has_pairs() ? prepared.pairs + row * wants.pair_words(k) : nullptr;
     product.codes = wants.codes ? prepared.codes + row * k : nullptr;
     product.token_scale = wants.scales ? prepared.token_scale + row : nullptr;
     product.upper_only = !is_exact(precision);
@@ -805,7 +808,8 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
   const int64_t n = args.weights[0]->n();
   const int64_t stride = args.epilogue == Epilogue::kGatedActivation ? n / 2 : n;
   const int64_t chunk = std::min<int64_t>(args.rows, kMaxLinearRows);
-  char* scratch = scratch_[static_cast<size_t>(thread)].as<char>() + round_up(linear_scratch_bytes(chunk, k));
+  char* scratch =
+      scratch_[static_cast<size_t>(thread)].as<char>() + round_up(linear_scratch_bytes(kernels_.pairs, chunk, k));
   std::vector<ExpertRows>& parts = expert_rows_[static_cast<size_t>(thread)];
   parts.clear();
   for (int32_t e = 0; e < routes.experts; ++e) {

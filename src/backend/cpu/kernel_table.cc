@@ -5,6 +5,8 @@ namespace nfp::cpu {
 const KernelTable& kernels_of(InstructionSet set) {
   switch (set) {
 #if defined(__x86_64__)
+    case InstructionSet::kAmx:
+      return amx_kernels();
     case InstructionSet::kAvx512Fp16:
       return avx512_fp16_kernels();
     case InstructionSet::kAvx512Bf16:

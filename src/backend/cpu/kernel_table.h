@@ -13,6 +13,44 @@
 
 namespace nfp::cpu {
 
+// On what nested panels are multiplied in FP8 steps: two steps of k at a time, in numbers of 16 bits, in which E4M3
+// weights and E4M3 activations are exact.
+enum class PairArithmetic : uint8_t {
+  // None: FP32.
+  kNone,
+  // BF16 dot products: activations are rounded to BF16 (to nearest even), subnormal inputs and results count as zero;
+  // sums still run over k in order. Only Precision::kFp8 differs from a table without it.
+  kBf16,
+  // FP16 multiply-adds. A row of activations is scaled by the power of two that brings its largest magnitude into
+  // [128, 256) and rounded to FP16 (to nearest even). A chunk of kHalfChunk steps has two sums, of its even and of its
+  // odd steps in order, each rounded to FP16 after each multiply-add; an output is the FP32 sum of (even + odd) over
+  // the chunks in order. Nothing overflows: 128 products of at most 256 * 1.875 are 61440, and 128 roundings by at most
+  // 2^-11 make that 65402 of FP16's 65504. The roundings of a chunk's sums are at most 128 * 2^-11 = 6.3 % of the sum
+  // of
+  // its products' magnitudes, and at most 2^-11 / sqrt(3) * sqrt(128 / 2) = 0.23 % of the sum's own size on average
+  // where products have random signs; rounding the weights to E4M3, which FP8 does in any case, changes such sums by
+  // about 2.6 %.
+  // Precision::kFp8 and kFp8W8A8 both differ from a table without it.
+  kFp16,
+  // Tiles of BF16 (TDPBF16PS, Intel SDM volume 2): activations are rounded to BF16 as above. A chunk of kTileSteps
+  // steps
+  // has two FP32 sums that begin at zero, of its even and of its odd steps in order, fused; an output is the FP32 sum
+  // of
+  // (even + odd) over the chunks in order. Subnormal inputs and results count as zero. Precision::kFp8 and kFp8W8A8
+  // both differ from a table without it.
+  kBf16Tiles,
+};
+inline constexpr int64_t kHalfChunk = 256;
+inline constexpr int64_t kTileSteps = 32;
+inline constexpr int64_t kTileHeight = 16;  // of x that one instruction multiplies
+
+// Words of 32 bits that to_pairs makes of a row of k. Tiles: whole chunks, and a line of 64 bytes more, so that the
+// rows of a tile lie in different sets of a cache.
+constexpr int64_t pair_words(PairArithmetic pairs, int64_t k) {
+  if (pairs != PairArithmetic::kBf16Tiles) return (k + 1) / 2;
+  return (k + kTileSteps - 1) / kTileSteps * (kTileSteps / 2) + 16;
+}
+
 // y = x W^T for the panels [first, last) and all rows of x.
 struct LinearTask {
   const Panel* panels = nullptr;
@@ -24,14 +62,14 @@ struct LinearTask {
   bool upper_only = false;             // nested panels: E4M3 instead of FP16. Then, for panels of E4M3 only:
   const float* x_codes = nullptr;      //   [rows, k] what they multiply instead of x, or null
   const float* token_scale = nullptr;  //   [rows] factors of the result, or null
-  const uint32_t* x_pairs = nullptr;   //   [rows, (k + 1) / 2] the same x as to_pairs gives it; null = FP32 arithmetic
+  const uint32_t* x_pairs = nullptr;   //   [rows, pair_words(..., k)] the same x as to_pairs gives it; null = FP32
   int32_t rows = 0;
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;
   float soft_cap = 0.0f;  // as in LinearArgs
   float* y = nullptr;     // [rows, y_stride]
   int64_t y_stride = 0;
-  void* scratch = nullptr;  // linear_scratch_bytes(rows, k), 64-byte aligned
+  void* scratch = nullptr;  // linear_scratch_bytes(pairs, rows, k), 64-byte aligned
   // The scratch is as the last task left it, which had the same rows of x and differed in panels alone.
   bool same_x = false;
   // Panels of what will be multiplied after this task, where that is known: their first bytes are asked for early.
@@ -51,11 +89,24 @@ inline constexpr size_t kPackedRowsBytes = 64;  // at the scratch's beginning
 
 inline constexpr int64_t kMaxDirectRows = 24;  // up to which a kernel may keep x in an order of its own; of pairs 48
 
-// For tasks of up to `rows` rows.
-constexpr size_t linear_scratch_bytes(int64_t rows, int64_t k) {
+// What tiles are computed with: weights of two panels and kTileBlockSteps steps as BF16, and sums of kTilePanels
+// panels.
+inline constexpr int kTilePanels = 16;
+inline constexpr int64_t kTileBlockSteps = 256;
+constexpr int64_t round_to_tiles(int64_t rows) { return (rows + kTileHeight - 1) / kTileHeight * kTileHeight; }
+
+// Where what tiles need begins.
+constexpr size_t tile_scratch_offset(int64_t rows, int64_t k) {
   const int64_t sums = (kBlockSteps + rows) * kGroupPanels * kPanelRows;
-  return kPackedRowsBytes +
-         static_cast<size_t>(sums + (rows < kMaxDirectRows ? rows : kMaxDirectRows) * (k + 1)) * sizeof(float);
+  const int64_t floats = sums + (rows < kMaxDirectRows ? rows : kMaxDirectRows) * (k + 1);
+  return kPackedRowsBytes + (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
+}
+// For tasks of up to `rows` rows.
+constexpr size_t linear_scratch_bytes(PairArithmetic pairs, int64_t rows, int64_t k) {
+  const size_t offset = tile_scratch_offset(rows, k);
+  if (pairs != PairArithmetic::kBf16Tiles) return offset;
+  return offset + static_cast<size_t>(2 * kPanelRows * kTileBlockSteps * 2 +
+                                      kTilePanels * kPanelRows * round_to_tiles(rows) * 4);
 }
 
 // One kv head of one sequence, and query rows that share its keys. Keys are visited in groups of 16 lanes, tiles of
@@ -127,34 +178,12 @@ struct Candidate {
   int32_t id;
 };
 
-// On what nested panels are multiplied in FP8 steps: two steps of k at a time, in numbers of 16 bits, in which E4M3
-// weights and E4M3 activations are exact.
-enum class PairArithmetic : uint8_t {
-  // None: FP32.
-  kNone,
-  // BF16 dot products: activations are rounded to BF16 (to nearest even), subnormal inputs and results count as zero;
-  // sums still run over k in order. Only Precision::kFp8 differs from a table without it.
-  kBf16,
-  // FP16 multiply-adds. A row of activations is scaled by the power of two that brings its largest magnitude into
-  // [128, 256) and rounded to FP16 (to nearest even). A chunk of kHalfChunk steps has two sums, of its even and of its
-  // odd steps in order, each rounded to FP16 after each multiply-add; an output is the FP32 sum of (even + odd) over
-  // the chunks in order. Nothing overflows: 128 products of at most 256 * 1.875 are 61440, and 128 roundings by at most
-  // 2^-11 make that 65402 of FP16's 65504. The roundings of a chunk's sums are at most 128 * 2^-11 = 6.3 % of the sum
-  // of
-  // its products' magnitudes, and at most 2^-11 / sqrt(3) * sqrt(128 / 2) = 0.23 % of the sum's own size on average
-  // where products have random signs; rounding the weights to E4M3, which FP8 does in any case, changes such sums by
-  // about 2.6 %.
-  // Precision::kFp8 and kFp8W8A8 both differ from a table without it.
-  kFp16,
-};
-inline constexpr int64_t kHalfChunk = 256;
-
 struct KernelTable {
   const char* name;
   PairArithmetic pairs;
 
   void (*linear)(const LinearTask& task);
-  // Rounds x [k] to pairs [(k + 1) / 2] for `pairs`; returns the factor of the result. Null where there is none.
+  // Rounds x [k] to [pair_words(pairs, k)] for `pairs`; returns the factor of the result. Null where there is none.
   float (*to_pairs)(const float* x, int64_t k, uint32_t* pairs);
   // out[i] = x[i] / scale rounded to E4M3, as FP32; returns scale = max |x| / 448.
   float (*quantize_e4m3)(const float* x, int64_t k, float* out);
@@ -190,6 +219,7 @@ struct KernelTable {
 const KernelTable& scalar_kernels();
 const KernelTable& scalar_bf16_kernels();  // emulates the BF16 arithmetic; for tests
 const KernelTable& scalar_fp16_kernels();  // likewise
+const KernelTable& scalar_tile_kernels();  // likewise
 // The table of an instruction set that this machine has.
 const KernelTable& kernels_of(InstructionSet set);
 #if defined(__x86_64__)
@@ -198,6 +228,7 @@ const KernelTable& avx512_kernels();
 const KernelTable& avx512_gfni_kernels();
 const KernelTable& avx512_bf16_kernels();
 const KernelTable& avx512_fp16_kernels();
+const KernelTable& amx_kernels();
 #endif
 
 }  // namespace nfp::cpu

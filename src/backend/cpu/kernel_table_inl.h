@@ -32,11 +32,11 @@ constexpr cpu::KernelTable make_table(const char* name) {
   table.at_least = at_least;
   table.exps = exps;
   table.fma_loop = fma_loop;
+#if defined(NFP_HAVE_PAIRS) || defined(NFP_HAVE_TILES)
+  if constexpr (A != cpu::PairArithmetic::kNone) table.to_pairs = to_pairs<A>;
+#endif
 #if defined(NFP_HAVE_PAIRS)
-  if constexpr (A != cpu::PairArithmetic::kNone) {
-    table.to_pairs = to_pairs<A>;
-    table.dot_loop = dot_loop<A>;
-  }
+  if constexpr (A == cpu::PairArithmetic::kBf16 || A == cpu::PairArithmetic::kFp16) table.dot_loop = dot_loop<A>;
 #endif
   table.read_loop = read_loop;
   return table;

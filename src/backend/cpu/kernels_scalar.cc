@@ -1,8 +1,10 @@
-// The reference: plain C++, and the same with VDPBF16PS and with VFMADDPH emulated.
+// The reference: plain C++, and the same with VDPBF16PS, with VFMADDPH and with AMX's tiles emulated.
 #define NFP_HAVE_BF16_PAIRS 1
 #define NFP_HAVE_FP16_PAIRS 1
+#define NFP_HAVE_TILES 1
 // clang-format off
 #include "backend/cpu/simd_scalar.h"
+#include "backend/cpu/tiles_scalar.h"
 #include "backend/cpu/kernel_table_inl.h"
 // clang-format on
 
@@ -20,6 +22,11 @@ const KernelTable& scalar_bf16_kernels() {
 
 const KernelTable& scalar_fp16_kernels() {
   static constexpr KernelTable kTable = make_table<PairArithmetic::kFp16>("scalar-fp16");
+  return kTable;
+}
+
+const KernelTable& scalar_tile_kernels() {
+  static constexpr KernelTable kTable = make_table<PairArithmetic::kBf16Tiles>("scalar-tiles");
   return kTable;
 }
 

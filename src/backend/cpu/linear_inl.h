@@ -7,13 +7,10 @@
 #include <type_traits>
 
 #include "backend/cpu/kernel_table.h"
+#include "backend/cpu/linear_names_inl.h"
 #include "backend/cpu/math_inl.h"
-
-// Sanitizers make thousands of unrolled lines slow to compile, and have no use for them.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define NFP_UNROLL
-#else
-#define NFP_UNROLL _Pragma("GCC unroll 24")
+#if defined(NFP_HAVE_TILES)
+#include "backend/cpu/tiles_inl.h"
 #endif
 
 // Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
@@ -22,15 +19,6 @@
 namespace nfp {
 namespace {
 
-using cpu::kBlockSteps;
-using cpu::kGroupBytes;
-using cpu::kGroupPanels;
-using cpu::kPanelRows;
-using cpu::LinearTask;
-using cpu::Panel;
-using cpu::PanelKind;
-
-constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
 static_assert(kDirectRows <= kDirectUpperRows && kDirectUpperRows <= cpu::kMaxDirectRows);
 // How far ahead of the group that is unpacked the panel is asked for. Measured: 4 to 64 groups on Emerald Rapids.
 constexpr int64_t kPrefetchGroups = 16, kPrefetchUpperGroups = 32;
@@ -724,16 +712,44 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
   return task.upper_only ? Source::kUpper : Source::kBoth;
 }
 
+#if defined(NFP_HAVE_TILES)
+// How many panels from `panels` on are of E4M3 alone: whole groups, or all to the task's end.
+inline int panels_on_tiles(const LinearTask& task, const Panel* panels) {
+  const int64_t left = task.last - (panels - task.panels);
+  const int most = static_cast<int>(left < kTilePanels ? left : kTilePanels);
+  int count = 0;
+  while (count < most && panels[count].kind == PanelKind::kNested) ++count;
+  return count == most ? count : count / kGroupPanels * kGroupPanels;
+}
+#endif
+
 template <cpu::PairArithmetic A>
 void linear(const LinearTask& task) {
+  [[maybe_unused]] constexpr bool kTiles = A == cpu::PairArithmetic::kBf16Tiles;
+#if defined(NFP_HAVE_TILES)
+  const bool on_tiles = kTiles && task.upper_only && task.x_pairs != nullptr;
+  if (on_tiles) begin_tiles(static_cast<int>(task.rows < kTileHeight ? task.rows : kTileHeight), weight_tile(0));
+#endif
   auto& packed = *static_cast<cpu::PackedRows*>(task.scratch);
   if (!task.same_x) packed = {};
   void* block = static_cast<char*>(task.scratch) + cpu::kPackedRowsBytes;
   float* acc = static_cast<float*>(block) + kBlockSteps * kGroupColumns;
   DirectRows few{acc + task.rows * kGroupColumns, packed};
-  for (int64_t first = task.first; first < task.last; first += kGroupPanels) {
+  int count = 0;
+  for (int64_t first = task.first; first < task.last; first += count) {
     const Panel* panels = task.panels + first;
-    const int count = static_cast<int>(task.last - first < kGroupPanels ? task.last - first : kGroupPanels);
+#if defined(NFP_HAVE_TILES)
+    if (on_tiles) {
+      count = panels_on_tiles(task, panels);
+      if (count > 0) {
+        tile_panels(task, panels, count, [&](const float* sums, int group, int64_t row, int64_t end) {
+          finish(task, panels + group, count - group < kGroupPanels ? count - group : kGroupPanels, sums, row, end);
+        });
+        continue;
+      }
+    }
+#endif
+    count = static_cast<int>(task.last - first < kGroupPanels ? task.last - first : kGroupPanels);
     bool mixed = false;
     for (int begin = 0, end = 0; begin < count; begin = end) {  // runs of panels that compute alike
       const Source source = source_of(task, panels[begin]);
@@ -748,7 +764,20 @@ void linear(const LinearTask& task) {
                                                few, done);
           break;
         case Source::kUpper:
-          if constexpr (A != cpu::PairArithmetic::kNone) {
+#if defined(NFP_HAVE_TILES)
+          if (on_tiles) {
+            tile_panels(task, panels + begin, end - begin, [&](const float* sums, int, int64_t row, int64_t last) {
+              for (int64_t m = row; m < last; ++m) {
+                for (int p = 0; p < end - begin; ++p) {
+                  store(out + m * kGroupColumns + p * kPanelRows, load(sums + m * kGroupColumns + p * kPanelRows));
+                }
+              }
+              if (last == task.rows) done(out, 0, task.rows);
+            });
+            break;
+          }
+#endif
+          if constexpr (A != cpu::PairArithmetic::kNone && !kTiles) {
             if (task.x_pairs != nullptr) {
               run_panels<StepsOf<A>>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out, few,
                                      done);
@@ -767,6 +796,9 @@ void linear(const LinearTask& task) {
     }
     if (mixed) finish(task, panels, count, acc, 0, task.rows);
   }
+#if defined(NFP_HAVE_TILES)
+  if (on_tiles) end_tiles();
+#endif
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The kernels' vector type on AVX-512 (F, BW, DQ, VL); with GFNI where NFP_AVX512_GFNI is defined, and with
-// VBMI and BF16 dot products (NFP_HAVE_BF16_PAIRS) or FP16 multiply-adds (NFP_HAVE_FP16_PAIRS).
+// VBMI and BF16 dot products (NFP_HAVE_BF16_PAIRS), FP16 multiply-adds (NFP_HAVE_FP16_PAIRS) or AMX (NFP_HAVE_TILES).
 // NFP_TUNED_FOR_ZEN5: for a processor whose multiply-adds leave two vector units free. Integer operations, and most of
 // VCVTPH2PS, run there beside them, so tiles widen FP16 words themselves; the defaults are for Intel's, where they do
 // not. Included by those translation units only.
@@ -234,23 +234,9 @@ inline void load_pairs_here(const uint16_t* p, Pairs& r) {
 }
 #endif
 
-#ifdef NFP_HAVE_BF16_PAIRS
-inline Vec dot_pairs(Vec acc, Pairs x, Pairs w) {
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
-}
-inline void store_bf16_pairs(uint32_t* out, Vec x) {
-  // Not VCVTNEPS2BF16, which flushes subnormals: the dot product flushes them anyway, but NaN and ties are kept plain.
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
-  const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
-  const __m256i swapped = _mm256_or_si256(_mm256_slli_epi32(words, 16), _mm256_srli_epi32(words, 16));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), swapped);
-}
-
+#if defined(NFP_HAVE_BF16_PAIRS) || defined(NFP_HAVE_TILES)
 // BF16 of E4M3 * 2^-8 by the code's lower seven bits, one byte of it: exponent + 112 and mantissa, and of the codes
-// with exponent 0, m * 2^-17, the normal number that it is, because VDPBF16PS takes subnormal inputs as zero.
+// with exponent 0, m * 2^-17, the normal number that it is, because BF16 products take subnormal inputs as zero.
 constexpr std::array<uint8_t, 128> bf16_bytes(int shift) {
   std::array<uint8_t, 128> bytes{};
   for (uint32_t code = 0; code < 128; ++code) {
@@ -264,15 +250,9 @@ constexpr std::array<uint8_t, 128> bf16_bytes(int shift) {
   return bytes;
 }
 
-// By tables, which take as many operations for subnormal codes as for others.
-inline void unpack_upper_pairs(const uint8_t* upper, Pairs w[2]) {
-  // Destination lane L: rows 4L..4L+3, each (k1, k0), then each (k3, k2).
-  alignas(64) static constexpr uint8_t kOrder[64] = {32, 0,  33, 1,  34, 2,  35, 3,  40, 8,  41, 9,  42, 10, 43, 11,  //
-                                                     36, 4,  37, 5,  38, 6,  39, 7,  44, 12, 45, 13, 46, 14, 47, 15,  //
-                                                     48, 16, 49, 17, 50, 18, 51, 19, 56, 24, 57, 25, 58, 26, 59, 27,  //
-                                                     52, 20, 53, 21, 54, 22, 55, 23, 60, 28, 61, 29, 62, 30, 63, 31};
+// The words of BF16 whose codes are u: in each lane of 128 bits the first eight, then the others.
+inline void look_up_bf16(__m512i u, Pairs w[2]) {
   alignas(64) static constexpr std::array<uint8_t, 128> kHigh = bf16_bytes(8), kLow = bf16_bytes(0);
-  const __m512i u = _mm512_permutexvar_epi8(_mm512_load_si512(kOrder), _mm512_loadu_si512(upper));
   const auto look_up = [&](const std::array<uint8_t, 128>& table) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table.data()), u, _mm512_load_si512(table.data() + 64));
   };
@@ -281,6 +261,35 @@ inline void unpack_upper_pairs(const uint8_t* upper, Pairs w[2]) {
       _mm512_ternarylogic_epi32(look_up(kHigh), u, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
   w[0] = _mm512_unpacklo_epi8(low, high);
   w[1] = _mm512_unpackhi_epi8(low, high);
+}
+// x rounded to BF16 (to nearest even), as bits of FP32.
+inline __m512i rounded_to_bf16(Vec x) {
+  // Not VCVTNEPS2BF16, which flushes subnormals: the products flush them anyway, but NaN and ties are kept plain.
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+}
+#endif
+
+#ifdef NFP_HAVE_BF16_PAIRS
+inline Vec dot_pairs(Vec acc, Pairs x, Pairs w) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
+}
+inline void store_bf16_pairs(uint32_t* out, Vec x) {
+  const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_bf16(x), 16));
+  const __m256i swapped = _mm256_or_si256(_mm256_slli_epi32(words, 16), _mm256_srli_epi32(words, 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), swapped);
+}
+
+// By tables, which take as many operations for subnormal codes as for others.
+inline void unpack_upper_pairs(const uint8_t* upper, Pairs w[2]) {
+  // Destination lane L: rows 4L..4L+3, each (k1, k0), then each (k3, k2).
+  alignas(64) static constexpr uint8_t kOrder[64] = {32, 0,  33, 1,  34, 2,  35, 3,  40, 8,  41, 9,  42, 10, 43, 11,  //
+                                                     36, 4,  37, 5,  38, 6,  39, 7,  44, 12, 45, 13, 46, 14, 47, 15,  //
+                                                     48, 16, 49, 17, 50, 18, 51, 19, 56, 24, 57, 25, 58, 26, 59, 27,  //
+                                                     52, 20, 53, 21, 54, 22, 55, 23, 60, 28, 61, 29, 62, 30, 63, 31};
+  look_up_bf16(_mm512_permutexvar_epi8(_mm512_load_si512(kOrder), _mm512_loadu_si512(upper)), w);
 }
 
 // As fma_here.
@@ -337,6 +346,32 @@ inline void unpack_upper_halves(const uint8_t* upper, Pairs w[2]) {
   };
   w[0] = placed(kFirst);
   w[1] = placed(kSecond);
+}
+#endif
+
+#if defined(NFP_HAVE_TILES)
+// A group's bytes as two rows of a tile: in lane L rows 4L..4L+3 at steps 0 and 1, then at 2 and 3.
+constexpr std::array<uint8_t, 64> tile_order() {
+  std::array<uint8_t, 64> order{};
+  for (size_t i = 0; i < 64; ++i) {
+    const int row = static_cast<int>(i / 16 * 4 + i % 8 / 2), step = static_cast<int>(i % 16 / 8 * 2 + i % 2);
+    order[i] = static_cast<uint8_t>(cpu::group_position(row, step));
+  }
+  return order;
+}
+
+// A group of E4M3 * 2^-8 as two rows of a tile of BF16.
+inline void unpack_tile_rows(const uint8_t* upper, uint16_t* words) {
+  alignas(64) static constexpr std::array<uint8_t, 64> kOrder = tile_order();
+  Pairs w[2];
+  look_up_bf16(_mm512_permutexvar_epi8(_mm512_load_si512(kOrder.data()), _mm512_loadu_si512(upper)), w);
+  _mm512_store_si512(words, w[0]);
+  _mm512_store_si512(words + 32, w[1]);
+}
+
+inline void store_bf16(uint16_t* out, Vec x) {
+  const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_bf16(x), 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
 }
 #endif
 

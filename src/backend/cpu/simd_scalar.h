@@ -242,6 +242,19 @@ inline void unpack_upper_halves(const uint8_t* upper, Pairs w[2]) {
   }
 }
 
+// A group of E4M3 * 2^-8 as two rows of a tile of BF16: each row's steps 0 and 1, then its steps 2 and 3.
+inline void unpack_tile_rows(const uint8_t* upper, uint16_t* words) {
+  Vec f[4];
+  unpack_upper(upper, f);
+  for (int step = 0; step < 4; ++step) {
+    for (int row = 0; row < 16; ++row) words[step / 2 * 32 + 2 * row + step % 2] = fp32_to_bf16(f[step].v[row]);
+  }
+}
+
+inline void store_bf16(uint16_t* out, Vec x) {
+  for (int i = 0; i < 16; ++i) out[i] = fp32_to_bf16(x.v[i]);
+}
+
 }  // namespace
 }  // namespace nfp
 // NOLINTEND(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)

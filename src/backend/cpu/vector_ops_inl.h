@@ -129,7 +129,7 @@ inline float largest_magnitude(const float* x, int64_t k) {
   return max_lanes(most);
 }
 
-#if defined(NFP_HAVE_PAIRS)
+#if defined(NFP_HAVE_PAIRS) || defined(NFP_HAVE_TILES)
 // Calls store(pairs, vector) for sixteen values of x at a time.
 template <typename Store>
 inline void each_sixteen(const float* x, int64_t k, uint32_t* pairs, Store store) {
@@ -161,6 +161,14 @@ float to_pairs(const float* x, int64_t k, uint32_t* pairs) {
     const Vec factor = splat(std::bit_cast<float>((261 - kept) << 23));
     each_sixteen(x, k, pairs, [&](uint32_t* out, Vec v) { store_fp16_pairs(out, mul(v, factor)); });
     return std::bit_cast<float>((kept - 7) << 23);
+  }
+#endif
+#if defined(NFP_HAVE_TILES)
+  if constexpr (A == cpu::PairArithmetic::kBf16Tiles) {
+    auto* words = reinterpret_cast<uint16_t*>(pairs);
+    const int64_t end = (k + cpu::kTileSteps - 1) / cpu::kTileSteps * cpu::kTileSteps;
+    for (int64_t i = 0; i < end; i += 16) store_bf16(words + i, i < k ? load_tail(x + i, k - i) : zero());
+    return 1.0f;
   }
 #endif
 }

@@ -121,7 +121,8 @@ class TestMatrix final : public MatrixReader {
 
 // All tables that this machine can run, the scalar ones first.
 inline std::vector<const KernelTable*> runnable_tables() {
-  std::vector<const KernelTable*> tables = {&scalar_kernels(), &scalar_bf16_kernels(), &scalar_fp16_kernels()};
+  std::vector<const KernelTable*> tables = {&scalar_kernels(), &scalar_bf16_kernels(), &scalar_fp16_kernels(),
+                                            &scalar_tile_kernels()};
   for (const InstructionSet set : instruction_sets(detect_features())) {
     if (set != InstructionSet::kScalar) tables.push_back(&kernels_of(set));
   }
@@ -134,6 +135,8 @@ inline const KernelTable& reference_of(const KernelTable& table) {
       return scalar_bf16_kernels();
     case PairArithmetic::kFp16:
       return scalar_fp16_kernels();
+    case PairArithmetic::kBf16Tiles:
+      return scalar_tile_kernels();
     default:
       return scalar_kernels();
   }

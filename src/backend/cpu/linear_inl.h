@@ -64,6 +64,7 @@ struct WholeSums {
   using Sum = Vec;
   static constexpr int64_t kChunkUnits = 0;
   static Sum none() { return zero(); }
+  static Sum& sum_of(Sum& sum, int) { return sum; }  // that a unit is added to
   static Sum load_sum(const float* p, bool fresh) { return fresh ? zero() : load(p); }
   static void store_sum(float* p, Sum s, bool) { store(p, s); }
 };
@@ -217,6 +218,7 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps<StepsOf<cpu::PairArithmet
   using Sum = HalfSums;
   static constexpr int64_t kChunkUnits = cpu::kHalfChunk / kStepsPerUnit;
   static Sum none() { return no_halves(); }
+  static Sum& sum_of(Sum& sum, int) { return sum; }
   static Sum load_sum(const float*, bool) { return no_halves(); }
   static void store_sum(float* p, Sum s, bool fresh) { store(p, fresh ? widened(s) : add(load(p), widened(s))); }
   static void unpack(const Panel& panel, int64_t group, W* w) {
@@ -229,6 +231,25 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps<StepsOf<cpu::PairArithmet
 };
 // What is unpacked at a time for many rows is a chunk: half as many bytes a step as in FP32.
 static_assert(cpu::kHalfChunk <= 2 * kBlockSteps);
+#endif
+
+#if defined(NFP_HAVE_TILES) && defined(NFP_HAVE_STAGES)
+// What tiles compute, in FP32 multiply-adds while subnormal numbers count as zero (NoSubnormals): for a row or two
+// turning panels into tiles takes longer than this. `x` is rounded to BF16.
+constexpr int kMostRowsBesideTiles = 1;
+struct EvenAndOdd {
+  Vec of[2];
+};
+struct StepsBesideTiles : Fp32Steps<Source::kUpper> {
+  using Sum = EvenAndOdd;
+  static constexpr int64_t kChunkUnits = cpu::kTileSteps;
+  static constexpr int kMostDirectRows = kMostRowsBesideTiles;
+  static Sum none() { return {{zero(), zero()}}; }
+  static Vec& sum_of(Sum& sum, int unit) { return sum.of[unit & 1]; }
+  static void mac_here(Vec& sum, Operand x, W w) { fma_here(x, w, sum); }
+  static void store_sum(float* p, Sum s, bool fresh) { store(p, add(fresh ? zero() : load(p), add(s.of[0], s.of[1]))); }
+};
+static_assert(cpu::kTileSteps % cpu::kGroupSteps == 0);
 #endif
 
 // x is to be read again, as an operand of each multiply-add: kept in registers for the next panel it would push sums
@@ -313,10 +334,10 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
   const uint16_t* words[P];
   const uint16_t* next[P];
   W w[P];
-  const auto multiply = [&](const typename Steps::X* at, const W* weights) __attribute__((always_inline)) {
+  const auto multiply = [&](const typename Steps::X* at, const W* weights, int u) __attribute__((always_inline)) {
     NFP_UNROLL for (int m = 0; m < M; ++m) {
       const typename Steps::Operand value = Steps::operand(M > kPointerRows ? at[m] : at[m * stride]);
-      NFP_UNROLL for (int p = 0; p < P; ++p) Steps::mac_here(acc[p][m], value, weights[p]);
+      NFP_UNROLL for (int p = 0; p < P; ++p) Steps::mac_here(Steps::sum_of(acc[p][m], u), value, weights[p]);
     }
   };
   // NOLINTNEXTLINE(bugprone-branch-clone): the same only where M is 1
@@ -356,7 +377,7 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
         } else {
           NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p] + u * Steps::kUnitWords, now[p]);
         }
-        multiply(at + u * kUnitValues, now);
+        multiply(at + u * kUnitValues, now, u);
       }
       at += kSteps * kUnitValues;
       NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = next[p];
@@ -368,7 +389,7 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
     }
     for (int64_t u = g * kSteps; u < end; ++u, at += kUnitValues) {
       NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p] + (u - g * kSteps) * Steps::kUnitWords, w[p]);
-      multiply(at, w);
+      multiply(at, w, static_cast<int>(u & 1));
     }
     NFP_UNROLL for (int p = 0; p < P; ++p) {
       NFP_UNROLL for (int m = 0; m < M; ++m) {
@@ -386,9 +407,9 @@ void direct_tile(const Panel* panels, [[maybe_unused]] const Upcoming& upcoming,
 #if defined(NFP_HAVE_STAGES)
   if constexpr (Steps::staged(P)) {
     return direct_staged<Steps, P, M>(panels, upcoming, x, stride, units, out);
-  }
+  } else
 #endif
-  direct<Steps, P, M>(panels, x, stride, units, out);
+    direct<Steps, P, M>(panels, x, stride, units, out);
 }
 
 template <typename Steps, int P>
@@ -712,6 +733,14 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
   return task.upper_only ? Source::kUpper : Source::kBoth;
 }
 
+#if defined(NFP_HAVE_TILES) && defined(NFP_HAVE_STAGES)
+// No calculation may be moved out of it.
+[[gnu::noinline]] inline void direct_beside_tiles(const LinearTask& task, const Panel* panels, int count,
+                                                  const float* x, float* out) {
+  direct_panels<StepsBesideTiles>(task, panels, count, x, task.k, task.k, task.rows, out);
+}
+#endif
+
 #if defined(NFP_HAVE_TILES)
 // How many panels from `panels` on are of E4M3 alone: whole groups, or all to the task's end.
 inline int panels_on_tiles(const LinearTask& task, const Panel* panels) {
@@ -726,15 +755,29 @@ inline int panels_on_tiles(const LinearTask& task, const Panel* panels) {
 template <cpu::PairArithmetic A>
 void linear(const LinearTask& task) {
   [[maybe_unused]] constexpr bool kTiles = A == cpu::PairArithmetic::kBf16Tiles;
-#if defined(NFP_HAVE_TILES)
-  const bool on_tiles = kTiles && task.upper_only && task.x_pairs != nullptr;
-  if (on_tiles) begin_tiles(static_cast<int>(task.rows < kTileHeight ? task.rows : kTileHeight), weight_tile(0));
-#endif
   auto& packed = *static_cast<cpu::PackedRows*>(task.scratch);
   if (!task.same_x) packed = {};
   void* block = static_cast<char*>(task.scratch) + cpu::kPackedRowsBytes;
   float* acc = static_cast<float*>(block) + kBlockSteps * kGroupColumns;
   DirectRows few{acc + task.rows * kGroupColumns, packed};
+#if defined(NFP_HAVE_TILES)
+  bool on_tiles = kTiles && task.upper_only && task.x_pairs != nullptr;
+#if defined(NFP_HAVE_STAGES)
+  float* rounded = acc + task.rows * kGroupColumns;  // where DirectRows has more rows than these
+  const bool beside_tiles = on_tiles && task.rows <= kMostRowsBesideTiles;
+  if (beside_tiles) {
+    on_tiles = false;
+    // The rows' numbers of BF16 as FP32.
+    if (packed.source[0] != task.x_pairs) {
+      const auto* words = reinterpret_cast<const uint16_t*>(task.x_pairs);
+      const int64_t stride = 2 * cpu::pair_words(A, task.k);
+      for (int64_t m = 0; m < task.rows; ++m) widen_bf16(words + m * stride, task.k, rounded + m * task.k);
+      packed.source[0] = task.x_pairs;
+    }
+  }
+#endif
+  if (on_tiles) begin_tiles(static_cast<int>(task.rows < kTileHeight ? task.rows : kTileHeight), weight_tile(0));
+#endif
   int count = 0;
   for (int64_t first = task.first; first < task.last; first += count) {
     const Panel* panels = task.panels + first;
@@ -764,6 +807,16 @@ void linear(const LinearTask& task) {
                                                few, done);
           break;
         case Source::kUpper:
+#if defined(NFP_HAVE_TILES) && defined(NFP_HAVE_STAGES)
+          if (beside_tiles) {
+            {
+              const NoSubnormals mode;
+              direct_beside_tiles(task, panels + begin, end - begin, rounded, out);
+            }
+            done(out, 0, task.rows);
+            break;
+          }
+#endif
 #if defined(NFP_HAVE_TILES)
           if (on_tiles) {
             tile_panels(task, panels + begin, end - begin, [&](const float* sums, int, int64_t row, int64_t last) {

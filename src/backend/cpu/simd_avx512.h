@@ -369,6 +369,26 @@ inline void unpack_tile_rows(const uint8_t* upper, uint16_t* words) {
   _mm512_store_si512(words + 32, w[1]);
 }
 
+// out[i] = x[i], which has whole vectors.
+inline void widen_bf16(const uint16_t* x, int64_t k, float* out) {
+  for (int64_t i = 0; i < k; i += 16) {
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)));
+    store_some(out + i, _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)), static_cast<int>(k - i < 16 ? k - i : 16));
+  }
+}
+
+// While it lives subnormal operands and results count as zero.
+class NoSubnormals {
+ public:
+  NoSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040u); }
+  ~NoSubnormals() { _mm_setcsr(before_); }
+  NoSubnormals(const NoSubnormals&) = delete;
+  NoSubnormals& operator=(const NoSubnormals&) = delete;
+
+ private:
+  unsigned before_;
+};
+
 inline void store_bf16(uint16_t* out, Vec x) {
   const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_bf16(x), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);

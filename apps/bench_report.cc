@@ -8,12 +8,13 @@
 namespace nfp {
 namespace {
 
-// The rate that bounds a row's arithmetic: FP8 steps run on BF16 dot products or FP16 multiply-adds where the kernels
-// in use have them.
+// The rate that bounds a row's arithmetic: FP8 steps run on BF16 dot products, FP16 multiply-adds or tiles where the
+// kernels in use have them.
 double arithmetic_ceiling(const cpu::MachineCeilings& ceilings, const LoadedModel& loaded, Precision precision) {
   const std::string_view kernels = loaded.backend->info().kernels;
   if (is_exact(precision)) return ceilings.fma_gflops;
   if (kernels == "avx512bf16") return ceilings.bf16_gflops;
+  if (kernels == "amx") return ceilings.tile_gflops;
   return kernels == "avx512fp16" ? ceilings.fp16_gflops : ceilings.fma_gflops;
 }
 
@@ -61,10 +62,10 @@ void print_json(const BenchmarkOptions& options, const LoadedModel& loaded, cons
                                 {"peak_memory_bytes", peak_memory},
                                 {"rows", list}};
   if (ceilings) {
-    out["machine"] = {
-        {"threads", loaded.backend->info().threads},          {"read_gb_per_s", ceilings->read_gbs},
-        {"read_4k_pages_gb_per_s", ceilings->read_small_gbs}, {"fma_gflop_per_s", ceilings->fma_gflops},
-        {"bf16_dot_gflop_per_s", ceilings->bf16_gflops},      {"fp16_gflop_per_s", ceilings->fp16_gflops}};
+    out["machine"] = {{"threads", loaded.backend->info().threads},          {"read_gb_per_s", ceilings->read_gbs},
+                      {"read_4k_pages_gb_per_s", ceilings->read_small_gbs}, {"fma_gflop_per_s", ceilings->fma_gflops},
+                      {"bf16_dot_gflop_per_s", ceilings->bf16_gflops},      {"fp16_gflop_per_s", ceilings->fp16_gflops},
+                      {"tile_gflop_per_s", ceilings->tile_gflops}};
   }
   fmt::print("{}\n", out.dump(2));
 }
@@ -92,6 +93,7 @@ void print_table(const BenchmarkOptions& options, const LoadedModel& loaded, con
       "this machine on {} threads: reads {:.1f} GB/s from huge pages ({:.1f} from 4 KB pages), FP32 {:.0f} GFLOP/s",
       loaded.backend->info().threads, ceilings->read_gbs, ceilings->read_small_gbs, ceilings->fma_gflops);
   if (ceilings->bf16_gflops > 0) fmt::print(", BF16 dot products {:.0f} GFLOP/s", ceilings->bf16_gflops);
+  if (ceilings->tile_gflops > 0) fmt::print(", AMX tiles {:.0f} GFLOP/s", ceilings->tile_gflops);
   if (ceilings->fp16_gflops > 0) fmt::print(", FP16 multiply-adds {:.0f} GFLOP/s", ceilings->fp16_gflops);
   fmt::print("\n");
 }

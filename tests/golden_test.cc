@@ -91,14 +91,15 @@ class TinyModelTest : public ::testing::TestWithParam<Case> {
 // implementation's errors; four of them on either side leave room for the other's being larger.
 void TinyModelTest::compare(const GoldenPrecision& golden, Precision precision) {
   const std::string kernels = model_->backend().info().kernels;
-  const bool narrow = precision == Precision::kFp8 && (kernels == "avx512bf16" || kernels == "avx512fp16");
+  const bool narrow =
+      precision == Precision::kFp8 && (kernels == "avx512bf16" || kernels == "avx512fp16" || kernels == "amx");
   const auto vocab = static_cast<size_t>(model_->config().vocab);
   const auto logits = run(*model_, prompts(), one_by_one(prompts()), precision);
   for (size_t s = 0; s < golden.sequences.size(); ++s) {
     const GoldenSequence& expected = golden.sequences[s];
-    // BF16 dot products (AVX-512 BF16, FP8 steps only) round the same inputs as the pass that bf16_error was measured
-    // on; once the rounding itself, and once for inputs that FP32 noise puts on the other side of a boundary. FP16
-    // multiply-adds round sums of up to 64 products to 11 bits, 2^-11 sqrt(64 / 6) of random products' sum, where
+    // BF16 dot products (AVX-512 BF16 and AMX, FP8 steps only) round the same inputs as the pass that bf16_error was
+    // measured on; once the rounding itself, and once for inputs that FP32 noise puts on the other side of a boundary.
+    // FP16 multiply-adds round sums of up to 64 products to 11 bits, 2^-11 sqrt(64 / 6) of random products' sum, where
     // rounding the inputs to BF16's 8 bits gives 2^-9 / sqrt(3): as much, but other roundings than the pass's.
     const double tolerance = 8 * golden.fp32_error + (narrow ? 2 * expected.bf16_error : 0.0);
     const size_t count = expected.tokens.size();

@@ -36,8 +36,12 @@ def main():
         left.plot(batches, [row["tokens_per_s"] for row in rows], "o-", color=COLOURS[precision],
                   label=f"nestedfp {precision}")
         # What a step reads and computes bounds it: bytes over the bandwidth, operations over the FMA rate.
-        numbers = "FP16" if precision == "fp8" and "avx512fp16" in report["device"] else "FP32"
-        rate = machine["fp16_gflop_per_s" if numbers == "FP16" else "fma_gflop_per_s"]
+        numbers, key = "FP32", "fma_gflop_per_s"
+        if precision == "fp8" and "avx512fp16" in report["device"]:
+            numbers, key = "FP16", "fp16_gflop_per_s"
+        elif precision == "fp8" and "amx" in report["device"]:
+            numbers, key = "AMX", "tile_gflop_per_s"
+        rate = machine[key]
         bound = [min(machine["read_gb_per_s"] * row["tokens_per_s"] / row["weight_gb_per_s"],
                      rate * row["tokens_per_s"] / row["gflop_per_s"]) for row in rows]
         left.plot(batches, bound, "--", color=COLOURS[precision], linewidth=1,

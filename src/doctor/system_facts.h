@@ -10,7 +10,7 @@ namespace nfp {
 
 struct SystemFacts {
   std::string cpu;              // "Intel(R) Xeon(R) Processor"
-  std::string best_kernels;     // "avx512fp16" ... "scalar": what the processor runs
+  std::string best_kernels;     // "amx" ... "scalar": what the processor runs
   std::string kernels;          // what is used: NESTEDFP_CPU may ask for others
   std::string kernels_problem;  // why NESTEDFP_CPU cannot be followed; empty = it can
   int cpus = 0;                 // usable by this process

@@ -12,7 +12,7 @@ constexpr std::pair<const char*, const char*> kEnvironment[] = {
     {"CUDA_VISIBLE_DEVICES", "Which GPUs there are for nestedfp; the first of them computes."},
     {"NESTEDFP_API_KEY", "Keys that clients of serve must send, with commas."},
     {"NESTEDFP_CPU",
-     "CPU kernels to use instead of the best: scalar, avx2, avx512, avx512gfni, avx512bf16 or avx512fp16."},
+     "CPU kernels to use instead of the best: scalar, avx2, avx512, avx512gfni, avx512bf16, avx512fp16 or amx."},
     {"HF_HOME, HF_HUB_CACHE",
      "Where models are kept and looked for; by default ~/.cache/huggingface and its folder hub."},
     {"HF_TOKEN, HUGGING_FACE_HUB_TOKEN, HF_TOKEN_PATH",

@@ -104,6 +104,7 @@ Result<MachineCeilings> measure_machine(const MachineOptions& options) {
   };
   ceilings.bf16_gflops = dots(InstructionSet::kAvx512Bf16, features.avx512_bf16);
   ceilings.fp16_gflops = dots(InstructionSet::kAvx512Fp16, features.avx512_fp16);
+  ceilings.tile_gflops = dots(InstructionSet::kAmx, features.amx);
   for (const bool huge : {true, false}) {
     NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(options.megabytes << 20, !huge));
     touch(pool, memory);

@@ -22,6 +22,7 @@ struct MachineCeilings {
   double fma_gflops = 0;      // FP32 multiply-adds, 2 operations each
   double bf16_gflops = 0;     // BF16 dot products; 0 where there are none
   double fp16_gflops = 0;     // FP16 multiply-adds; 0 where there are none
+  double tile_gflops = 0;     // BF16 products of AMX tiles; 0 where there are none
 };
 
 Result<MachineCeilings> measure_machine(const MachineOptions& options);

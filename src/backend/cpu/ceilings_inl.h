@@ -53,6 +53,23 @@ double dot_loop(int64_t iterations) {
 }
 #endif
 
+#if defined(NFP_HAVE_TILES)
+double tile_loop(int64_t iterations) {
+  begin_tiles(static_cast<int>(kTileHeight), weight_tile(0));
+  each_tile<2>([](auto i) {
+    zero_tile<x_tile(i)>();
+    zero_tile<weight_tile(i)>();
+    each_tile<2>([&](auto j) { zero_tile<sum_tile(i, j)>(); });
+  });
+  for (int64_t i = 0; i < iterations; ++i) {
+    each_tile<2>(
+        [](auto r) { each_tile<2>([&](auto p) { multiply_tiles<sum_tile(r, p), x_tile(r), weight_tile(p)>(); }); });
+  }
+  end_tiles();
+  return 4 * 2.0 * 16 * 16 * cpu::kTileSteps * static_cast<double>(iterations);
+}
+#endif
+
 // Reads all of it.
 void read_loop(const void* data, size_t bytes) {
   const auto* p = static_cast<const float*>(data);

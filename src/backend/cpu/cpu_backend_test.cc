@@ -198,7 +198,7 @@ TEST(CpuBackend, ExactStepIsTheSameOnEveryInstructionSet) {
   Step reference(*scalar, 9);
   reference.enqueue(9, Precision::kFp16);
   const std::vector<float> want = reference.results();
-  for (const char* name : {"avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16"}) {
+  for (const char* name : {"avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16", "amx"}) {
     const auto backend = make_cpu_backend({.threads = 2, .kernels = name});
     if (!backend.ok()) {
       EXPECT_EQ(backend.error().code, ErrorCode::kUnsupported);

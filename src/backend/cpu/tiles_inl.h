@@ -72,14 +72,23 @@ inline void fill_tile(const uint8_t* upper, int64_t first, int64_t groups, uint1
   for (int64_t i = count * 64; i < kTileWords; ++i) words[i] = 0;
 }
 
-// Sums of all steps. out[r]: of a tile of rows, [16, kGroupColumns]. `next`: the panels that come after these.
+// A chunk's tiles of two panels, and those that are made meanwhile of what comes next.
+struct TileRoom {
+  alignas(64) uint16_t words[2][2][kTileWords];
+  int now = 0;         // which of them is multiplied next
+  bool ready = false;  // and is there already
+};
+
+// Sums of all steps. out[r]: of a tile of rows, [16, kGroupColumns]. `next`: the panels that come after these
+// in memory's order; `following`: whose product comes after this one, or null.
 template <int R, int P>
-void direct_tiles(const Panel* panels, const Panel* next, const TileRows& x, const int64_t* row, int64_t groups,
-                  float* const* out) {
-  alignas(64) uint16_t room[2][P][kTileWords];
+void direct_tiles(const Panel* panels, const Panel* next, const Panel* following, const TileRows& x, const int64_t* row,
+                  int64_t groups, float* const* out, TileRoom& room) {
   const int64_t chunks = (groups + kChunkGroups - 1) / kChunkGroups;
   each_tile<R>([&](auto r) { each_tile<P>([&](auto p) { zero_tile<sum_tile(r, p)>(); }); });
-  for (int p = 0; p < P; ++p) fill_tile(panels[p].upper, 0, groups, room[0][p], [](int64_t) {});
+  for (int p = 0; p < P && !room.ready; ++p) {
+    fill_tile(panels[p].upper, 0, groups, room.words[room.now][p], [](int64_t) {});
+  }
   for (int64_t c = 0; c < chunks; ++c) {
     // The next chunk's tiles are made while this one's are multiplied.
     if (c + 1 < chunks) {
@@ -91,15 +100,22 @@ void direct_tiles(const Panel* panels, const Panel* next, const TileRows& x, con
         };
         const uint8_t* far = lines_at(first + kTileFarGroups);
         const uint8_t* near = lines_at(first + kTileNearGroups);
-        fill_tile(panels[p].upper, first, groups, room[(c + 1) & 1][p], [&](int64_t g) {
+        fill_tile(panels[p].upper, first, groups, room.words[room.now ^ 1][p], [&](int64_t g) {
           prefetch_far(far + g * static_cast<int64_t>(kGroupBytes));
           prefetch(near + g * static_cast<int64_t>(kGroupBytes));
         });
       }
     }
-    const uint16_t* weights[2] = {room[c & 1][0], room[c & 1][P - 1]};
+    if (c + 1 == chunks && following != nullptr) {
+      for (int p = 0; p < P; ++p) {
+        fill_tile(following[p].upper, 0, groups, room.words[room.now ^ 1][p], [](int64_t) {});
+      }
+    }
+    const uint16_t* weights[2] = {room.words[room.now][0], room.words[room.now][P - 1]};
     multiply_chunk<R, P>(x, row, c, weights);
+    room.now ^= 1;
   }
+  room.ready = following != nullptr;
   each_tile<R>([&](auto r) {
     each_tile<P>([&](auto p) {
       store_tile<sum_tile(r, p)>(out[r] + p * kPanelRows, kGroupColumns * static_cast<int64_t>(sizeof(float)));
@@ -188,6 +204,7 @@ void tile_panels(const LinearTask& task, const Panel* panels, int count, Done do
   const Panel* end_of_panels = task.panels + task.last;
 
   if (rows <= kTileDirectRows) {
+    TileRoom room;
     for (int p = 0; p < count; p += 2) {
       const Panel* here = panels + p;
       const bool two = p + 1 < count;
@@ -199,8 +216,10 @@ void tile_panels(const LinearTask& task, const Panel* panels, int count, Done do
         next[i] = beyond < 0 ? *after : beyond < task.next_count ? task.next[beyond] : here[i];
       }
       for (int64_t t = 0; t < tiles_of_rows; t += 2) {
+        // As many panels as these.
+        const Panel* following = t + 2 < tiles_of_rows ? here : p + 3 < count ? here + 2 : nullptr;
         run_pair(p, t, [&](auto tiles, auto width, const int64_t* row, float* const* out) {
-          direct_tiles<tiles, width>(here, next, x, row, groups, out);
+          direct_tiles<tiles, width>(here, next, following, x, row, groups, out, room);
         });
       }
     }

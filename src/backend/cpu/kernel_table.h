@@ -33,22 +33,22 @@ enum class PairArithmetic : uint8_t {
   // Precision::kFp8 and kFp8W8A8 both differ from a table without it.
   kFp16,
   // Tiles of BF16 (TDPBF16PS, Intel SDM volume 2): activations are rounded to BF16 as above. A chunk of kTileSteps
-  // steps
-  // has two FP32 sums that begin at zero, of its even and of its odd steps in order, fused; an output is the FP32 sum
-  // of
-  // (even + odd) over the chunks in order. Subnormal inputs and results count as zero. Precision::kFp8 and kFp8W8A8
-  // both differ from a table without it.
+  // steps has two FP32 sums that begin at zero, of its even and of its odd steps in order, fused; an output is the FP32
+  // sum of (even + odd) over the chunks in order. Subnormal inputs and results count as zero. Precision::kFp8 and
+  // kFp8W8A8 both differ from a table without it.
   kBf16Tiles,
 };
 inline constexpr int64_t kHalfChunk = 256;
 inline constexpr int64_t kTileSteps = 32;
 inline constexpr int64_t kTileHeight = 16;  // of x that one instruction multiplies
 
+constexpr int64_t tile_chunks(int64_t k) { return (k + kTileSteps - 1) / kTileSteps; }
+
 // Words of 32 bits that to_pairs makes of a row of k. Tiles: whole chunks, and a line of 64 bytes more, so that the
 // rows of a tile lie in different sets of a cache.
 constexpr int64_t pair_words(PairArithmetic pairs, int64_t k) {
   if (pairs != PairArithmetic::kBf16Tiles) return (k + 1) / 2;
-  return (k + kTileSteps - 1) / kTileSteps * (kTileSteps / 2) + 16;
+  return tile_chunks(k) * (kTileSteps / 2) + 16;
 }
 
 // y = x W^T for the panels [first, last) and all rows of x.

@@ -234,7 +234,7 @@ static_assert(cpu::kHalfChunk <= 2 * kBlockSteps);
 #endif
 
 #if defined(NFP_HAVE_TILES) && defined(NFP_HAVE_STAGES)
-// What tiles compute, in FP32 multiply-adds while subnormal numbers count as zero (NoSubnormals): for a row or two
+// What tiles compute, in FP32 multiply-adds while subnormal numbers count as zero (NoSubnormals): for one row
 // turning panels into tiles takes longer than this. `x` is rounded to BF16.
 constexpr int kMostRowsBesideTiles = 1;
 struct EvenAndOdd {
@@ -250,6 +250,7 @@ struct StepsBesideTiles : Fp32Steps<Source::kUpper> {
   static void store_sum(float* p, Sum s, bool fresh) { store(p, add(fresh ? zero() : load(p), add(s.of[0], s.of[1]))); }
 };
 static_assert(cpu::kTileSteps % cpu::kGroupSteps == 0);
+static_assert(kMostRowsBesideTiles <= kPointerRows);  // whose rows DirectRows does not pack where these lie
 #endif
 
 // x is to be read again, as an operand of each multiply-add: kept in registers for the next panel it would push sums
@@ -461,13 +462,12 @@ Upcoming upcoming_after(const LinearTask& task, const Panel* panel, int64_t grou
   Upcoming upcoming;
   const Panel* end = task.panels + task.last;
   for (int64_t p = 0; p < kTileVectors; ++p) {
-    const int64_t beyond = panel + p - end;
-    const bool known = beyond < task.next_count;
+    const Panel* known = panel_at(task, panel + p);
     // Where nothing follows: what has been read, and lies in a cache.
-    const Panel& from = !known ? panel[-1] : beyond < 0 ? panel[p] : task.next[beyond];
+    const Panel& from = known == nullptr ? panel[-1] : *known;
     const uint8_t* lower = from.lower != nullptr ? from.lower : from.upper;
     upcoming.panels[p] = {from.upper - groups * Steps::kUpperBytes, lower - groups * static_cast<int64_t>(kGroupBytes)};
-    if (known && beyond >= 0) upcoming.more = static_cast<int>(p) + 1;
+    if (known != nullptr && panel + p >= end) upcoming.more = static_cast<int>(p) + 1;
   }
   return upcoming;
 }
@@ -761,12 +761,11 @@ void linear(const LinearTask& task) {
   float* acc = static_cast<float*>(block) + kBlockSteps * kGroupColumns;
   DirectRows few{acc + task.rows * kGroupColumns, packed};
 #if defined(NFP_HAVE_TILES)
-  bool on_tiles = kTiles && task.upper_only && task.x_pairs != nullptr;
+  const bool as_tiles = kTiles && task.upper_only && task.x_pairs != nullptr;
 #if defined(NFP_HAVE_STAGES)
   float* rounded = acc + task.rows * kGroupColumns;  // where DirectRows has more rows than these
-  const bool beside_tiles = on_tiles && task.rows <= kMostRowsBesideTiles;
+  const bool beside_tiles = as_tiles && task.rows <= kMostRowsBesideTiles, on_tiles = as_tiles && !beside_tiles;
   if (beside_tiles) {
-    on_tiles = false;
     // The rows' numbers of BF16 as FP32.
     if (packed.source[0] != task.x_pairs) {
       const auto* words = reinterpret_cast<const uint16_t*>(task.x_pairs);
@@ -775,6 +774,8 @@ void linear(const LinearTask& task) {
       packed.source[0] = task.x_pairs;
     }
   }
+#else
+  const bool on_tiles = as_tiles;
 #endif
   if (on_tiles) begin_tiles(static_cast<int>(task.rows < kTileHeight ? task.rows : kTileHeight), weight_tile(0));
 #endif

@@ -23,5 +23,12 @@ using cpu::PanelKind;
 
 constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
 
+// The panel at `panel`, or where that is past the task's end the one that is multiplied then; null if none is known.
+inline const Panel* panel_at(const LinearTask& task, const Panel* panel) {
+  const int64_t beyond = panel - (task.panels + task.last);
+  if (beyond < 0) return panel;
+  return beyond < task.next_count ? task.next + beyond : nullptr;
+}
+
 }  // namespace
 }  // namespace nfp

@@ -22,6 +22,7 @@ constexpr int kTileWords = 512;  // BF16 numbers of a tile
 constexpr int64_t kChunkGroups = kTileSteps / cpu::kGroupSteps;
 constexpr int64_t kTileBlock = cpu::kTileBlockSteps / kTileSteps;  // chunks
 constexpr int64_t kTileStride = 64;                                // bytes of a tile's row
+constexpr int64_t kSumStride = kGroupColumns * static_cast<int64_t>(sizeof(float));
 // How far ahead of the group that is turned into tiles a panel is asked for, in L2 and in L1.
 constexpr int64_t kTileFarGroups = 64, kTileNearGroups = 16;
 
@@ -56,6 +57,13 @@ inline void multiply_chunk(const TileRows& x, const int64_t* row, int64_t chunk,
   });
 }
 
+// Writes these sums, of each tile of rows to out[r], [16, kGroupColumns].
+template <int R, int P>
+inline void store_sums(float* const* out) {
+  each_tile<R>(
+      [&](auto r) { each_tile<P>([&](auto p) { store_tile<sum_tile(r, p)>(out[r] + p * kPanelRows, kSumStride); }); });
+}
+
 // Steps of a panel from group `first` on as a tile; zeros past its end. Calls ask(g) before each group.
 template <typename Ask>
 inline void fill_tile(const uint8_t* upper, int64_t first, int64_t groups, uint16_t* words, Ask ask) {
@@ -79,11 +87,11 @@ struct TileRoom {
   bool ready = false;  // and is there already
 };
 
-// Sums of all steps. out[r]: of a tile of rows, [16, kGroupColumns]. `next`: the panels that come after these
-// in memory's order; `following`: whose product comes after this one, or null.
+// Sums of all steps. `next`: the panels that are read after these; `following`: whose product comes after this one,
+// the same panels' where there are more rows; or null.
 template <int R, int P>
-void direct_tiles(const Panel* panels, const Panel* next, const Panel* following, const TileRows& x, const int64_t* row,
-                  int64_t groups, float* const* out, TileRoom& room) {
+void direct_tiles(const Panel* panels, const Panel* const* next, const Panel* following, const TileRows& x,
+                  const int64_t* row, int64_t groups, float* const* out, TileRoom& room) {
   const int64_t chunks = (groups + kChunkGroups - 1) / kChunkGroups;
   each_tile<R>([&](auto r) { each_tile<P>([&](auto p) { zero_tile<sum_tile(r, p)>(); }); });
   for (int p = 0; p < P && !room.ready; ++p) {
@@ -96,7 +104,7 @@ void direct_tiles(const Panel* panels, const Panel* next, const Panel* following
       for (int p = 0; p < P; ++p) {
         const auto lines_at = [&](int64_t group) {
           return group < groups ? panels[p].upper + group * static_cast<int64_t>(kGroupBytes)
-                                : next[p].upper + (group - groups) * static_cast<int64_t>(kGroupBytes);
+                                : next[p]->upper + (group - groups) * static_cast<int64_t>(kGroupBytes);
         };
         const uint8_t* far = lines_at(first + kTileFarGroups);
         const uint8_t* near = lines_at(first + kTileNearGroups);
@@ -116,11 +124,7 @@ void direct_tiles(const Panel* panels, const Panel* next, const Panel* following
     room.now ^= 1;
   }
   room.ready = following != nullptr;
-  each_tile<R>([&](auto r) {
-    each_tile<P>([&](auto p) {
-      store_tile<sum_tile(r, p)>(out[r] + p * kPanelRows, kGroupColumns * static_cast<int64_t>(sizeof(float)));
-    });
-  });
+  store_sums<R, P>(out);
 }
 
 // Lines of the block that comes next, which are asked for while this one is multiplied.
@@ -144,13 +148,12 @@ struct LinesAhead {
 template <int R, int P>
 void block_tiles(const TileRows& x, const int64_t* row, int64_t first, int64_t chunks, const uint16_t* const* weights,
                  bool fresh, float* const* out, LinesAhead& ahead) {
-  constexpr int64_t kOutStride = kGroupColumns * static_cast<int64_t>(sizeof(float));
   each_tile<R>([&](auto r) {
     each_tile<P>([&](auto p) {
       if (fresh) {
         zero_tile<sum_tile(r, p)>();
       } else {
-        load_tile<sum_tile(r, p)>(out[r] + p * kPanelRows, kOutStride);
+        load_tile<sum_tile(r, p)>(out[r] + p * kPanelRows, kSumStride);
       }
     });
   });
@@ -159,8 +162,7 @@ void block_tiles(const TileRows& x, const int64_t* row, int64_t first, int64_t c
     ahead.ask();
     multiply_chunk<R, P>(x, row, first + c, here);
   }
-  each_tile<R>(
-      [&](auto r) { each_tile<P>([&](auto p) { store_tile<sum_tile(r, p)>(out[r] + p * kPanelRows, kOutStride); }); });
+  store_sums<R, P>(out);
 }
 
 // The product of up to kTilePanels panels, all of E4M3. Calls done(sums, first, row, end) with the sums [.., 64] of
@@ -168,7 +170,7 @@ void block_tiles(const TileRows& x, const int64_t* row, int64_t first, int64_t c
 template <typename Done>
 void tile_panels(const LinearTask& task, const Panel* panels, int count, Done done) {
   const int64_t rows = task.rows, groups = (task.k + cpu::kGroupSteps - 1) / cpu::kGroupSteps;
-  const int64_t chunks = (task.k + kTileSteps - 1) / kTileSteps;
+  const int64_t chunks = cpu::tile_chunks(task.k);
   const TileRows x{reinterpret_cast<const char*>(task.x_pairs),
                    cpu::pair_words(cpu::PairArithmetic::kBf16Tiles, task.k) * 4};
   char* area = static_cast<char*>(task.scratch) + cpu::tile_scratch_offset(rows, task.k);
@@ -200,8 +202,6 @@ void tile_panels(const LinearTask& task, const Panel* panels, int count, Done do
       two ? run(One{}, Two{}, row, out) : run(One{}, One{}, row, out);
     }
   };
-  const int quads = (count + kGroupPanels - 1) / kGroupPanels;
-  const Panel* end_of_panels = task.panels + task.last;
 
   if (rows <= kTileDirectRows) {
     TileRoom room;
@@ -209,11 +209,10 @@ void tile_panels(const LinearTask& task, const Panel* panels, int count, Done do
       const Panel* here = panels + p;
       const bool two = p + 1 < count;
       // Where nothing is known to follow: what has been read.
-      Panel next[2];
+      const Panel* next[2];
       for (int i = 0; i < (two ? 2 : 1); ++i) {
-        const Panel* after = here + (two ? 2 : 1) + i;
-        const int64_t beyond = after - end_of_panels;
-        next[i] = beyond < 0 ? *after : beyond < task.next_count ? task.next[beyond] : here[i];
+        const Panel* known = panel_at(task, here + (two ? 2 : 1) + i);
+        next[i] = known == nullptr ? here + i : known;
       }
       for (int64_t t = 0; t < tiles_of_rows; t += 2) {
         // As many panels as these.
@@ -223,41 +222,38 @@ void tile_panels(const LinearTask& task, const Panel* panels, int count, Done do
         });
       }
     }
-    for (int quad = 0; quad < quads; ++quad) {
-      for (int64_t t = 0; t < tiles_of_rows; ++t) finish(quad, t);
-    }
-    return;
-  }
-  for (int64_t first = 0; first < chunks; first += kTileBlock) {
-    const int64_t here = chunks - first < kTileBlock ? chunks - first : kTileBlock;
-    const bool last = first + here >= chunks;
-    LinesAhead ahead;
-    ahead.panels = last ? panels + count : panels;
-    ahead.group = last ? 0 : (first + here) * kChunkGroups;
-    const int64_t left = groups - ahead.group, most = kTileBlock * kChunkGroups;
-    ahead.lines = left < most ? left : most;
-    const int64_t following = end_of_panels - (panels + count);
-    ahead.count = last ? (following < kTilePanels ? following : kTilePanels) : count;
-    const int64_t calls = here * ((count + 1) / 2) * ((tiles_of_rows + 1) / 2);
-    ahead.each = (ahead.count * ahead.lines + calls - 1) / calls;
-    for (int p = 0; p < count; p += 2) {
-      const bool two = p + 1 < count;
-      for (int i = 0; i < (two ? 2 : 1); ++i) {
-        for (int64_t c = 0; c < here; ++c) {
-          fill_tile(panels[p + i].upper, (first + c) * kChunkGroups, groups, block + (i * kTileBlock + c) * kTileWords,
-                    [](int64_t) {});
+  } else {
+    for (int64_t first = 0; first < chunks; first += kTileBlock) {
+      const int64_t here = chunks - first < kTileBlock ? chunks - first : kTileBlock;
+      const bool last = first + here >= chunks;
+      LinesAhead ahead;
+      ahead.panels = last ? panels + count : panels;
+      ahead.group = last ? 0 : (first + here) * kChunkGroups;
+      const int64_t left = groups - ahead.group, most = kTileBlock * kChunkGroups;
+      ahead.lines = left < most ? left : most;
+      const int64_t following = task.panels + task.last - (panels + count);
+      ahead.count = last ? (following < kTilePanels ? following : kTilePanels) : count;
+      const int64_t calls = here * ((count + 1) / 2) * ((tiles_of_rows + 1) / 2);
+      ahead.each = (ahead.count * ahead.lines + calls - 1) / calls;
+      for (int p = 0; p < count; p += 2) {
+        const bool two = p + 1 < count;
+        for (int i = 0; i < (two ? 2 : 1); ++i) {
+          for (int64_t c = 0; c < here; ++c) {
+            fill_tile(panels[p + i].upper, (first + c) * kChunkGroups, groups,
+                      block + (i * kTileBlock + c) * kTileWords, [](int64_t) {});
+          }
+        }
+        const uint16_t* weights[2] = {block, block + kTileBlock * kTileWords};
+        for (int64_t t = 0; t < tiles_of_rows; t += 2) {
+          run_pair(p, t, [&](auto tiles, auto width, const int64_t* row, float* const* out) {
+            block_tiles<tiles, width>(x, row, first, here, weights, first == 0, out, ahead);
+          });
         }
       }
-      const uint16_t* weights[2] = {block, block + kTileBlock * kTileWords};
-      for (int64_t t = 0; t < tiles_of_rows; t += 2) {
-        run_pair(p, t, [&](auto tiles, auto width, const int64_t* row, float* const* out) {
-          block_tiles<tiles, width>(x, row, first, here, weights, first == 0, out, ahead);
-        });
-      }
     }
-    for (int quad = 0; last && quad < quads; ++quad) {
-      for (int64_t t = 0; t < tiles_of_rows; ++t) finish(quad, t);
-    }
+  }
+  for (int quad = 0; quad * kGroupPanels < count; ++quad) {
+    for (int64_t t = 0; t < tiles_of_rows; ++t) finish(quad, t);
   }
 }
 

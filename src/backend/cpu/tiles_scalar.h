@@ -1,4 +1,5 @@
-// What tiles_amx.h does, in scalar arithmetic (Intel SDM volume 2, TDPBF16PS). Included by one translation unit only.
+// What tiles_amx.h does, in scalar arithmetic (Intel SDM volume 2, TDPBF16PS). Included by one
+// translation unit only, after simd_scalar.h.
 #pragma once
 
 #include <cmath>
@@ -44,17 +45,16 @@ inline void store_tile(void* p, int64_t stride) {
 }
 template <int Sums, int X, int Weights>
 inline void multiply_tiles() {
-  const auto flush = [](float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
   for (int m = 0; m < emulated_tiles.rows[Sums]; ++m) {
     for (int n = 0; n < 16; ++n) {
       float halves[2] = {};
       for (int k = 0; k < 32; ++k) {
-        const float x = flush(bf16_to_fp32(emulated_tiles.data[X].bf16[m][k]));
-        const float w = flush(bf16_to_fp32(emulated_tiles.data[Weights].bf16[k / 2][2 * n + k % 2]));
-        halves[k % 2] = flush(std::fma(x, w, halves[k % 2]));
+        const float x = flush_subnormal(bf16_to_fp32(emulated_tiles.data[X].bf16[m][k]));
+        const float w = flush_subnormal(bf16_to_fp32(emulated_tiles.data[Weights].bf16[k / 2][2 * n + k % 2]));
+        halves[k % 2] = flush_subnormal(std::fma(x, w, halves[k % 2]));
       }
       float& sum = emulated_tiles.data[Sums].sums[m][n];
-      sum = flush(flush(sum) + flush(halves[0] + halves[1]));
+      sum = flush_subnormal(flush_subnormal(sum) + flush_subnormal(halves[0] + halves[1]));
     }
   }
 }

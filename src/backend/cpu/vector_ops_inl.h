@@ -166,7 +166,7 @@ float to_pairs(const float* x, int64_t k, uint32_t* pairs) {
 #if defined(NFP_HAVE_TILES)
   if constexpr (A == cpu::PairArithmetic::kBf16Tiles) {
     auto* words = reinterpret_cast<uint16_t*>(pairs);
-    const int64_t end = (k + cpu::kTileSteps - 1) / cpu::kTileSteps * cpu::kTileSteps;
+    const int64_t end = cpu::tile_chunks(k) * cpu::kTileSteps;
     for (int64_t i = 0; i < end; i += 16) store_bf16(words + i, i < k ? load_tail(x + i, k - i) : zero());
     return 1.0f;
   }

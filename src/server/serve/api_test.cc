@@ -523,7 +523,8 @@ TEST_F(ApiTest, WhatIsParsedCountsAmongTheBytesOfRequests) {
       ask("/v1/completions", R"({"prompt":"SAY:a","user":")" + std::string(30'000, 'u') + "\"}")["choices"][0]["text"],
       "a");
   exchanges_.clear();
-  workers_.reset();  // whose thread may be the last to hold a request
+  workers_.reset();  // whose thread may be the last to hold a request, or the engine's
+  engine_.reset();
   EXPECT_EQ(budget_->used(), 0u);
 }
 

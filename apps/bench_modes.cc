@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "eval/step_breakdown.h"
+#include "server/metrics/step_log.h"
 
 namespace nfp {
 namespace {
@@ -167,6 +168,8 @@ void ThroughputMode::add_to(CLI::App& bench) {
   verb->add_option("--max-sequences", max_sequences, "requests computed at once at most")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  verb->add_option("--step-log", step_log,
+                   "write every step as a line to this CSV file: tokens, precision, time; those that warm up come first");
 }
 
 Status ThroughputMode::run(const BenchFlags& common) const {
@@ -184,12 +187,17 @@ Status ThroughputMode::run(const BenchFlags& common) const {
       NFP_ASSIGN_OR_RETURN(options.loads.emplace_back(), parse_trace(text, trace, count, ctx));
     }
   }
+  std::unique_ptr<server::StepLog> log;
+  if (!step_log.empty()) {
+    NFP_ASSIGN_OR_RETURN(log, server::StepLog::create(step_log));
+  }
   NFP_ASSIGN_OR_RETURN(
       const auto loaded,
       common.load(false, ctx, trace.empty() ? "--input and --output" : "--ctx (4096 with --trace unless given)"));
   for (Precision& precision : options.precisions) precision = common.on_device(precision, *loaded);
   const EngineConfig served = common.engine(ctx, std::min(largest(requests), max_sequences));
   NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
+  if (log) engine->on_recorded = [&log](const StepRecord& step) { log->add(step); };
   NFP_ASSIGN_OR_RETURN(
       const std::vector<ThroughputRow> rows,
       measure_throughput(*engine, options, [](const ThroughputRow& row) { print_line(to_text(row)); }));

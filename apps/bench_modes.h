@@ -52,6 +52,7 @@ struct ThroughputMode {
   int32_t input = 1024;
   int32_t output = 512;
   std::string trace;
+  std::string step_log;
   int32_t max_sequences = 512;
 
   void add_to(CLI::App& bench);

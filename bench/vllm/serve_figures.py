@@ -52,7 +52,8 @@ def engine_main(arguments) -> None:
     else:
         extra.update(gpu_memory_utilization=0.9)
     llm = LLM(model=arguments.model, skip_tokenizer_init=True, load_format="dummy", dtype=arguments.dtype,
-              enable_prefix_caching=False, max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
+              enable_prefix_caching=False, max_model_len=arguments.context, max_num_seqs=arguments.sequences,
+              max_num_batched_tokens=8192,
               tensor_parallel_size=arguments.tensor_parallel, enable_expert_parallel=arguments.expert_parallel,
               generation_config="vllm", seed=0, **extra, **ENGINES[arguments.engine])
     engine = llm.llm_engine
@@ -91,13 +92,15 @@ def engine_main(arguments) -> None:
         seconds, gaps = run(ask["batch"], ask["tokens"], ask["answer"], ask["tier"])
         middle = gaps[len(gaps) // 4:-4] if len(gaps) > 16 else gaps
         print(json.dumps({"seconds": seconds, "step_ms": statistics.median(middle) if middle else None,
-                          "mean_step_ms": statistics.fmean(middle) if middle else None}), file=out, flush=True)
+                          "mean_step_ms": statistics.fmean(middle) if middle else None,
+                          "steps_ms": [round(gap, 3) for gap in gaps] if ask.get("steps") else None}), file=out, flush=True)
 
 
 class Engine:
     def __init__(self, name: str, arguments):
         command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib),
-                   "--tensor-parallel", str(arguments.tensor_parallel), "--dtype", arguments.dtype]
+                   "--tensor-parallel", str(arguments.tensor_parallel), "--dtype", arguments.dtype,
+                   "--context", str(arguments.context), "--sequences", str(arguments.sequences)]
         command += ["--layers", str(arguments.layers)] if arguments.layers else []
         command += ["--expert-parallel"] if arguments.expert_parallel else []
         self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
@@ -147,6 +150,9 @@ def main() -> None:
     parser.add_argument("--expert-parallel", action="store_true", help="a mixture's experts whole on one GPU or another, not cut")
     parser.add_argument("--layers", type=int, help="of the model, fewer than it has: steps are then that much shorter")
     parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--context", type=int, default=4096, help="vLLM's max_model_len")
+    parser.add_argument("--sequences", type=int, default=256, help="vLLM's max_num_seqs")
+    parser.add_argument("--steps", action="store_true", help="write the times between the steps of throughput too")
     parser.add_argument("--wait-for", help="a file: measure once it is there")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds from the start")
     arguments = parser.parse_args()
@@ -178,7 +184,7 @@ def main() -> None:
     modes_of_all = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items() if name in alive}
 
     def item(what: str, batch: int, tokens: int, answer: int, repeats: int, value, without: str = "-",
-             most_to_warm: int = 1 << 30) -> None:
+             most_to_warm: int = 1 << 30, steps: bool = False) -> None:
         modes = {mode: engine for mode, engine in modes_of_all.items() if not mode.endswith(without)}
         if time.time() - began > arguments.budget:
             emit(event="left out", what=what, batch=batch, tokens=tokens)
@@ -189,8 +195,10 @@ def main() -> None:
                 if not repeat:  # warms up
                     engine.ask(batch=min(batch, most_to_warm), tokens=tokens, answer=min(answer, 8), tier=tier)
                 else:
-                    got = engine.ask(batch=batch, tokens=tokens, answer=answer, tier=tier)
+                    got = engine.ask(batch=batch, tokens=tokens, answer=answer, tier=tier, steps=steps)
                     found[mode].append(value(got))
+                    if steps:
+                        emit(event="steps", mode=mode, batch=batch, tokens=tokens, answer=answer, steps_ms=got["steps_ms"])
         medians = {mode: round(statistics.median(values), 3) for mode, values in found.items()}
         ratios = {}
         for mode in ("fp16", "fp8"):
@@ -208,7 +216,8 @@ def main() -> None:
         item("decode step, ms", batch, 128, 96, arguments.repeats, lambda got: got["mean_step_ms"])
     for text in filter(None, arguments.throughput.split(",")):
         batch, tokens, answer = map(int, text.split(":"))
-        item("output tokens/s", batch, tokens, answer, 1, lambda got: batch * answer / got["seconds"], "alternating", 16)
+        item("output tokens/s", batch, tokens, answer, 1, lambda got: batch * answer / got["seconds"], "alternating", 16,
+             arguments.steps)
 
 
 if __name__ == "__main__":

@@ -168,8 +168,9 @@ void ThroughputMode::add_to(CLI::App& bench) {
   verb->add_option("--max-sequences", max_sequences, "requests computed at once at most")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  verb->add_option("--step-log", step_log,
-                   "write every step as a line to this CSV file: tokens, precision, time; those that warm up come first");
+  verb->add_option(
+      "--step-log", step_log,
+      "write every step as a line to this CSV file: tokens, precision, time; those that warm up come first");
 }
 
 Status ThroughputMode::run(const BenchFlags& common) const {

@@ -164,6 +164,18 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
+  if (argc == 2 && std::strcmp(argv[1], "served") == 0) {  // as in steps of many prompts of 1024, and in their answers
+    for (const bool e4m3 : {false, true}) {
+      for (const int batch : {1, 8, 32, 64, 128, 256}) report({batch, 1, 1280, 32, 8, 128, false, e4m3});
+      for (const int batch : {64, 256}) report({batch, 1, 256, 32, 8, 128, false, e4m3});
+    }
+    for (const bool e4m3 : {false, true}) {
+      for (const auto& [prompts, tokens] :
+           {std::pair{1, 1024}, {8, 1024}, {4, 2048}, {1, 4000}, {2, 4096}, {1, 8192}, {32, 256}, {64, 128}})
+        report({prompts, tokens, tokens, 32, 8, 128, false, e4m3});
+    }
+    return 0;
+  }
   for (const int batch : {1, 2, 8, 64, 256}) {
     for (const int context : {128, 1024, 8192}) {
       if (batch * context <= 64 * 8192) report({batch, 1, context, 32, 8, 128, false});

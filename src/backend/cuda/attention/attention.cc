@@ -144,7 +144,7 @@ int most_cut_for_blocks(const AttentionCall& c, const Residency& device) {
   return (device.blocks * 7 - 1) / (c.kv_heads * 5);
 }
 bool cut_for_warps(const AttentionCall& c, const Residency& device) {
-  if (c.deterministic || c.cut == DecodeCut::kBlocks) return false;
+  if (c.deterministic || c.cut == DecodeCut::kBlocks || device.blocks == 0) return false;
   return c.cut == DecodeCut::kWarps || c.sequences > most_cut_for_blocks(c, device);
 }
 
@@ -166,6 +166,7 @@ AttentionParams make_params(const AttentionCall& c) {
   p.kv_heads = c.kv_heads;
   p.group = c.heads / c.kv_heads;
   p.head_dim = c.head_dim;
+  p.group_inverse = (uint32_t{1} << 31) / static_cast<uint32_t>(p.group) + 1;
   p.window = c.window > 0 ? c.window : INT_MAX;
   const float scale = c.scale * (is_e4m3(c) ? c.cache.key_scale : 1.0f);
   p.score_scale = c.soft_cap > 0.0f ? scale / c.soft_cap : scale * kLog2E;
@@ -223,7 +224,9 @@ Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
   const int dim = padded_dim(c.head_dim), rows = padded_rows(c.heads / c.kv_heads);
   DecodeKernels k{decode_kernel(dim, rows, is_e4m3(c)), decode_rows_kernel(dim, rows, is_e4m3(c)), {}, {}};
   NFP_ASSIGN_OR_RETURN(k.device, residency(k.blocks));
-  NFP_ASSIGN_OR_RETURN(k.warps_device, residency(k.warps));
+  if (k.warps.function != nullptr) {
+    NFP_ASSIGN_OR_RETURN(k.warps_device, residency(k.warps));
+  }
   return k;
 }
 
@@ -320,22 +323,23 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
 Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
   if (c.tokens <= 0) return error(ErrorCode::kUsage, "attention: tokens must be positive");
-  const AttentionParams a = make_params(c);
-  const int64_t tiles = (int64_t{c.tokens} * a.group / kPrefillRows + c.sequences) * c.kv_heads;
-  if (tiles > INT_MAX / 2) return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
-  if (is_e4m3(c)) {
-    const AttentionKernel kernel = prefill_e4m3_kernel(padded_dim(c.head_dim));
-    NFP_RETURN_IF_ERROR(residency(kernel));
-    void* arguments[] = {const_cast<AttentionParams*>(&a)};
-    return launch_kernel(kernel, tiles, 1, c.dependent_launch, arguments, stream);
-  }
-  if (c.cache.blocks <= 0 || c.cache.blocks * c.kv_heads * c.cache.block_size > INT_MAX)
-    return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
+  if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < kPrefillWorkspaceBytes)
+    return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes",
+                 kPrefillWorkspaceBytes);
   PrefillParams p{};
-  p.a = a;
-  NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.keys, p.keys));
-  NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));
-  const AttentionKernel kernel = prefill_kernel(padded_dim(c.head_dim));
+  p.a = make_params(c);
+  p.next_item = static_cast<int32_t*>(c.workspace);
+  const int64_t tiles = (int64_t{c.tokens} * p.a.group / kPrefillRows + c.sequences) * c.kv_heads;
+  if (int64_t{c.tokens} * p.a.group >= 1 << 27 || tiles > INT_MAX / 2)
+    return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
+  if (!is_e4m3(c)) {
+    if (c.cache.blocks <= 0 || c.cache.blocks * c.kv_heads * c.cache.block_size > INT_MAX)
+      return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
+    NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.keys, p.keys));
+    NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));
+  }
+  const int dim = padded_dim(c.head_dim);
+  const AttentionKernel kernel = is_e4m3(c) ? prefill_e4m3_kernel(dim) : prefill_kernel(dim);
   NFP_ASSIGN_OR_RETURN(const Residency device, residency(kernel));
   void* arguments[] = {&p};
   return launch_kernel(kernel, std::min<int64_t>(device.blocks, tiles), 1, c.dependent_launch, arguments, stream);

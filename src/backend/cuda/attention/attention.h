@@ -76,8 +76,8 @@ struct AttentionCall {
   // (Prefill's always does.)
   bool deterministic = false;
   DecodeCut cut = DecodeCut::kAuto;  // not deterministic; for tests and measurements
-  // Decode only: at least decode_needs() says, 16-byte aligned, zeroed before the first call that uses it; each
-  // call leaves it fit for the next.
+  // At least what decode_needs() says, or for prefill kPrefillWorkspaceBytes; 16-byte aligned, zeroed before the first
+  // call that uses it; each call leaves it fit for the next, of either kind.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
 
@@ -88,6 +88,8 @@ struct AttentionCall {
 };
 
 inline constexpr int kMaxAttentionRows = 65536;  // sequences * kv_heads of a decode call
+
+inline constexpr size_t kPrefillWorkspaceBytes = 16;
 
 // Whether decode calls of this shape and cache can have a rotation: heads of 64 or 128 that rotate whole, scales 1.
 bool can_rotate(const AttentionCall& call);

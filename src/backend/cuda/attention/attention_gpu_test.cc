@@ -108,6 +108,7 @@ class Batch {
     device_context_ = std::make_unique<DeviceCopy<int32_t>>(context_);
     device_table_ = std::make_unique<DeviceCopy<int32_t>>(table_);
     device_out_ = std::make_unique<DeviceCopy<uint16_t>>(poisoned());
+    prefill_workspace_ = std::make_unique<DeviceCopy<uint8_t>>(std::vector<uint8_t>(kPrefillWorkspaceBytes));
   }
 
   AttentionCall call(int first, int sequences) const {
@@ -135,6 +136,8 @@ class Batch {
     c.first_sequence = first;
     c.sequences = sequences;
     c.tokens = query_start_[static_cast<size_t>(int64_t{first} + sequences)] - query_start_[static_cast<size_t>(first)];
+    c.workspace = prefill_workspace_->get();
+    c.workspace_bytes = kPrefillWorkspaceBytes;
     return c;
   }
   // Only the arrays: another batch's contents at this one's addresses. Both have as many blocks and tokens.
@@ -341,7 +344,7 @@ class Batch {
   std::vector<uint8_t> keys_, values_;
   std::vector<float> wide_keys_, wide_values_;  // what they are worth
   std::vector<uint16_t> q_;
-  std::unique_ptr<DeviceCopy<uint8_t>> device_keys_, device_values_;
+  std::unique_ptr<DeviceCopy<uint8_t>> device_keys_, device_values_, prefill_workspace_;
   std::unique_ptr<DeviceCopy<uint16_t>> device_q_, device_out_;
   std::unique_ptr<DeviceCopy<int32_t>> device_start_, device_context_, device_table_;
 };
@@ -477,9 +480,12 @@ TEST_P(AttentionShapesGpu, SmallDecodeMatchesFloat64) {
 TEST_P(AttentionShapesGpu, PrefillMatchesFloat64) {
   // Whole prompts, later chunks, single tokens, tiles that end anywhere.
   const Batch batch(GetParam(), {{1, 1}, {1, 700}, {5, 5}, {64, 64}, {129, 129}, {33, 1000}, {200, 457}, {2, 3000}}, 2);
-  ASSERT_TRUE(run_prefill(batch.call(0, batch.sequences()), nullptr).ok());
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  batch.expect_close(batch.out());
+  for (int run = 0; run < 2; ++run) {  // the second finds what the first leaves of the workspace
+    batch.poison();
+    ASSERT_TRUE(run_prefill(batch.call(0, batch.sequences()), nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    batch.expect_close(batch.out());
+  }
 }
 
 TEST_P(AttentionShapesGpu, MixedBatchInTwoCalls) {
@@ -625,6 +631,24 @@ TEST_F(AttentionGpu, ManySequences) {
   ASSERT_TRUE(run_prefill(call, nullptr).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   batch.expect_close(batch.out());
+}
+
+TEST_F(AttentionGpu, BlocksDrawSeveralPromptsEach) {
+  std::vector<Sequence> sequences;  // of one and two tiles of keys
+  sequences.reserve(70);
+  for (int i = 0; i < 70; ++i) sequences.push_back({1 + i * 13 % 40, 1 + i * 13 % 40 + i % 4 * 40});
+  for (const Shape shape : {Shape{8, 8, 64}, Shape{8, 8, 128}, Shape{8, 8, 256}, Shape{8, 8, 64, 16, 0.0f, 0, true},
+                            Shape{16, 8, 128, 32, 0.0f, 0, true}}) {
+    SCOPED_TRACE(testing::Message() << shape.head_dim << (shape.e4m3 ? " E4M3" : ""));
+    const Batch batch(shape, sequences, 11);
+    ASSERT_TRUE(run_prefill(batch.call(0, batch.sequences()), nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    const std::vector<uint16_t> first = batch.out();
+    batch.expect_close(first);
+    batch.poison();  // once more, in whatever order
+    ASSERT_TRUE(run_prefill(batch.call(0, batch.sequences()), nullptr).ok());
+    EXPECT_EQ(batch.out(), first);
+  }
 }
 
 TEST_F(AttentionGpu, RowsCutBetweenBlocks) {

@@ -21,16 +21,19 @@ struct AttentionParams {
   int block_shift;  // block_size = 1 << block_shift
   int sequences;
   int heads, kv_heads, group, head_dim;
-  int window;         // INT32_MAX where there is none
-  float score_scale;  // scores are in units of log2(e), ready for exp2
-  float soft_cap;     // > 0: in the same units, with score_scale = 1 / the cap
+  uint32_t group_inverse;  // 2^31 / group + 1: rows below 2^27 are divided by it exactly
+  int window;              // INT32_MAX where there is none
+  float score_scale;       // scores are in units of log2(e), ready for exp2
+  float soft_cap;          // > 0: in the same units, with score_scale = 1 / the cap
   float value_scale;
   bool early_cache_reads;
 };
 
 struct PrefillParams {
   AttentionParams a;
-  CUtensorMap keys, values;  // [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle
+  int32_t* next_item;  // zero between calls: prefill_tile.cuh
+  CUtensorMap keys,
+      values;  // of an FP16 cache: [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle
 };
 
 struct DecodeRotation {
@@ -74,13 +77,13 @@ struct AttentionKernel {
   size_t shared_bytes;
 };
 
-// dim: 64, 128 or 256, at least head_dim; rows: of the mma tile, 8 or 16, at least the group.
+// dim: 64, 128 or 256, at least head_dim; rows: heads of the mma tile, 8 or 16, at least the group.
 AttentionKernel decode_kernel(int dim, int rows, bool e4m3);
-AttentionKernel decode_rows_kernel(int dim, int rows, bool e4m3);  // for many rows: see decode_rows.cuh
+AttentionKernel decode_rows_kernel(int dim, int rows, bool e4m3);  // for many rows: see decode_rows.cuh; may be none
 
 // Query rows of a tile: a token's heads that share a KV head are neighbours in it.
 inline constexpr int kPrefillRows = 128;
-AttentionKernel prefill_kernel(int dim);       // takes PrefillParams; the cache is FP16
-AttentionKernel prefill_e4m3_kernel(int dim);  // takes AttentionParams
+AttentionKernel prefill_kernel(int dim);       // the cache is FP16
+AttentionKernel prefill_e4m3_kernel(int dim);  // without tensor maps
 
 }  // namespace nfp::cuda

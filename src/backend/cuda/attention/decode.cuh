@@ -8,7 +8,8 @@
 //
 // Inside a block each warp takes every fourth tile, with its own ring of copies in flight and its own running softmax,
 // and the warps meet only at the end of a row, while the copies for the next are under way. The query heads that share
-// the KV head are the rows of one mma tile (FlashDecoding for grouped queries).
+// the KV head are the columns of one mma tile, whose rows are the keys: up to eight heads leave none of it empty but
+// columns.
 //
 // Where there are few rows, latency counts and not balance: a cluster of blocks takes each row in equal parts and adds
 // them up through its shared memory, without the workspace.
@@ -33,7 +34,8 @@ struct DecodeLayout {
   static constexpr int kWarpBytes = kStages * 2 * kTileBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
   // Each warp's sums, each warp's tops, the block's tops.
-  static constexpr int kMergeBytes = (kDecodeWarps * kRows * (kDim + 2) + 2 * kRows) * static_cast<int>(sizeof(float));
+  static constexpr int kMergeBytes =
+      (kDecodeWarps * kRows * (kSumStride<kDim> + 2) + 2 * kRows) * static_cast<int>(sizeof(float));
   static constexpr int kSlotFloats = kRows * (kDim + 2);
   static constexpr int kBlocks = kRingBytes > 112 * 1024 ? 0 : 2;  // on an SM: what shared memory has room for; 0 = 1
 };
@@ -56,6 +58,19 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   const uint8_t* k = p.a.keys + start;
   const uint8_t* v = p.a.values + start;
   const int rows = walk.context - key;
+  if (kDim <= 128 && rows >= kDecodeTile && left_out < 0 &&
+      p.a.head_dim == kDim) {  // nearly always, and with few instructions
+    const uint32_t first = stage + Tile::byte(row0, chunk);
+#pragma unroll
+    for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
+      const int row = i * kRowsAtOnce;
+      // row0 has none of the bits of `row`; a stage begins at a multiple of 128.
+      const uint32_t to = (first ^ Tile::swizzle(row) * 16) + row * Tile::kRowBytes;
+      ptx::copy_async_16(to, k + row * Tile::kRowBytes);
+      ptx::copy_async_16(to + kDecodeTile * Tile::kRowBytes, v + row * Tile::kRowBytes);
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
     const int row = row0 + i * kRowsAtOnce;
@@ -66,29 +81,37 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   }
 }
 
-// One warp's running softmax over a piece. kHalves: 1 where the group is at most 8 heads (the mma's upper rows),
-// else 2.
+// One warp's running softmax over a piece. Keys are the rows of the mma and the group's heads its columns, eight for
+// each of kHalves. A lane has columns 2t and 2t + 1, called its columns j = 0 and 1, of rows g and g + 8.
+//
+// Weights are exp2(score - base). The base need not be the largest score: it follows when a score exceeds it by more
+// than kSlack (FlashAttention-4's conditional rescaling), so that nearly no tile has to look for its largest.
 template <int kDim, int kHalves, bool kE4m3>
 struct DecodeState {
   using Tile = KvTile<kDim, kE4m3>;
+  static constexpr float kSlack = 8.0f;  // weights of up to 256 in FP16
   uint32_t q[kDim / 16][2 * kHalves];
-  float o[kDim / 8][2 * kHalves];
-  float largest[kHalves];
-  float sum[kHalves];  // of this lane's columns
+  float o[kHalves][kDim / 16][4];  // of head column j + 8h: [h][i][j] and [h][i][j + 2], in Tile::value_column(i, .)
+  float base[kHalves][2];
+  float sum[kHalves][2];  // of this lane's keys
 
+  static __device__ __forceinline__ int head(int h, int j) { return h * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j; }
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2 * kHalves; ++j) o[i][j] = 0.0f;
-    }
-#pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      largest[h] = -INFINITY;
-      sum[h] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) o[h][i][r] = 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        base[h][j] = -INFINITY;
+        sum[h][j] = 0.0f;
+      }
     }
   }
-  // The group's heads as an mma operand: q[.][h] and q[.][kHalves + h] of row g + 8h.
+  // The group's heads as an mma operand: q[.][h] and q[.][kHalves + h] of column g + 8h.
   __device__ __forceinline__ void load_q(const DecodeParams& p, int query, int head) {
     const uint16_t* token = p.a.q + query * p.a.q_stride;
 #pragma unroll
@@ -105,83 +128,91 @@ struct DecodeState {
       }
     }
   }
-  static __device__ __forceinline__ void multiply(float (&d)[2 * kHalves], const uint32_t (&a)[2 * kHalves],
-                                                  uint32_t b0, uint32_t b1) {
-    if constexpr (kHalves == 1) {
-      ptx::mma_f16_upper(d, a[0], a[1], b0, b1);
-    } else {
-      ptx::mma_f16(d, a, b0, b1);
-    }
-  }
-  // Keys of a tile in [low, high) of it count.
+  // The tile whose keys and values are at `keys` of shared memory, of which keys in [low, high) count.
   __device__ __forceinline__ void add_tile(const DecodeParams& p, uint32_t keys, int low, int high) {
-    const int lane = threadIdx.x % 32;
-    float s[2][2 * kHalves] = {};
+    constexpr int kChains = kHalves == 1 ? 2 : 1;  // of products that wait for each other
+    float s[kChains][kHalves][4] = {};
 #pragma unroll
-    for (int i = 0; i < kDim / 16; i += 2) {
-      uint32_t b[2][4];
-      Tile::load_keys(keys, i, b);
+    for (int i = 0; i < kDim / 16; i += Tile::kSteps) {
+      uint32_t a[Tile::kSteps][4];
+      Tile::keys_as_rows(keys, i, a);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        multiply(s[0], q[i + j], b[j][0], b[j][1]);
-        multiply(s[1], q[i + j], b[j][2], b[j][3]);
+      for (int step = 0; step < Tile::kSteps; ++step) {
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h)
+          ptx::mma_f16(s[(i + step) % kChains][h], a[step], q[i + step][h], q[i + step][kHalves + h]);
       }
     }
-    float scale[kHalves];
-    uint32_t probabilities[2 * kHalves];
-    bool rescale = false;
+    const bool masked = low > 0 || high < kDecodeTile;
+    bool exceeds = false;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      float top = -INFINITY;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = j / 2 * 8 + lane % 4 * 2 + j % 2;
-        float& v = s[j / 2][h * 2 + j % 2];
-        v = column >= low && column < high ? score(p.a, v) : -INFINITY;
-        top = fmaxf(top, v);
+      for (int r = 0; r < 4; ++r) {
+        float& v = s[0][h][r];
+        if constexpr (kChains == 2) v += s[1][h][r];
+        v = score(p.a, v);
+        if (masked) {
+          const int key = static_cast<int>(threadIdx.x) % 32 / 4 + r / 2 * 8;
+          if (key < low || key >= high) v = -INFINITY;
+        }
+        exceeds |= v > base[h][r % 2] + kSlack;
       }
-      top = fmaxf(largest[h], quad_max(top));
-      const float base = top == -INFINITY ? 0.0f : top;
-      scale[h] = exp2_fast(largest[h] - base);
-      rescale |= top != largest[h];
-      largest[h] = top;
+    }
+    if (__any_sync(0xffffffffu, exceeds)) raise_bases(s[0]);
+    uint32_t weights[2 * kHalves];
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const float from[2] = {finite_base(base[h][0]), finite_base(base[h][1])};
       float e[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) e[j] = exp2_fast(s[j / 2][h * 2 + j % 2] - base);
-      sum[h] = sum[h] * scale[h] + ((e[0] + e[1]) + (e[2] + e[3]));
-      probabilities[h] = pack_half2(e[0], e[1]);
-      probabilities[kHalves + h] = pack_half2(e[2], e[3]);
-    }
-    if (__any_sync(0xffffffffu, rescale)) {
+      for (int r = 0; r < 4; ++r) e[r] = exp2_fast(s[0][h][r] - from[r % 2]);
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2 * kHalves; ++j) o[i][j] *= scale[j / 2];
+      for (int j = 0; j < 2; ++j) {
+        sum[h][j] += e[j] + e[j + 2];
+        weights[j * kHalves + h] = ptx::transpose_matrix(pack_half2(e[2 * j], e[2 * j + 1]));
       }
     }
     const uint32_t values = keys + kDecodeTile * Tile::kRowBytes;
 #pragma unroll
-    for (int i = 0; i < kDim / 16; i += 2) {
-      uint32_t b[2][4];
-      Tile::load_values(values, i, b);
+    for (int i = 0; i < kDim / 16; i += Tile::kSteps) {
+      uint32_t a[Tile::kSteps][4];
+      Tile::values_as_columns(values, i, a);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        multiply(o[2 * (i + j)], probabilities, b[j][0], b[j][1]);
-        multiply(o[2 * (i + j) + 1], probabilities, b[j][2], b[j][3]);
+      for (int step = 0; step < Tile::kSteps; ++step) {
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) ptx::mma_f16(o[h][i + step], a[step], weights[h], weights[kHalves + h]);
       }
     }
   }
-  // Row g + 8h of the sums, as [kDim].
-  __device__ __forceinline__ void store_sums(float* row, int h) const {
+  // The largest score so far becomes the base of each head.
+  __device__ __forceinline__ void raise_bases(const float (&s)[kHalves][4]) {
 #pragma unroll
-    for (int i = 0; i < kDim / 8; i += 2) {
-      const float lower[2] = {o[i][2 * h], o[i][2 * h + 1]}, upper[2] = {o[i + 1][2 * h], o[i + 1][2 * h + 1]};
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float top = fmaxf(base[h][j], column_max(fmaxf(s[h][j], s[h][j + 2])));
+        const float scale = exp2_fast(base[h][j] - finite_base(top));
+        base[h][j] = top;
+        sum[h][j] *= scale;
+#pragma unroll
+        for (int i = 0; i < kDim / 16; ++i) {
+          o[h][i][j] *= scale;
+          o[h][i][j + 2] *= scale;
+        }
+      }
+    }
+  }
+  // Head column j + 8h of the sums, as [kDim].
+  __device__ __forceinline__ void store_sums(float* row, int h, int j) const {
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      float* const first = row + Tile::value_column(i, 0);
       if constexpr (kE4m3) {
-        *reinterpret_cast<float4*>(row + Tile::output_column(i, 0)) =
-            make_float4(lower[0], upper[0], lower[1], upper[1]);
+        *reinterpret_cast<float2*>(first) = make_float2(o[h][i][j], o[h][i][j + 2]);
       } else {
-        *reinterpret_cast<float2*>(row + Tile::output_column(i, 0)) = make_float2(lower[0], lower[1]);
-        *reinterpret_cast<float2*>(row + Tile::output_column(i + 1, 0)) = make_float2(upper[0], upper[1]);
+        *first = o[h][i][j];
+        row[Tile::value_column(i, 1)] = o[h][i][j + 2];
       }
     }
   }
@@ -280,6 +311,21 @@ struct DecodeLoader {
   }
 };
 
+// Tile `tile` of a warp's piece, which is the oldest of its ring, and in its place the next one that the loader comes
+// to.
+template <int kStages, typename State, typename Loader>
+__device__ __forceinline__ void add_next(const DecodeParams& p, const DecodeWalk& walk, int tile, uint32_t ring,
+                                         State& state, Loader& loader, int& stage) {
+  ptx::copy_async_wait_group<kStages - 1>();
+  __syncwarp();
+  const int key = (walk.first_tile + tile) * kDecodeTile;
+  // Exact where the window hides nothing of the tile: context - window is negative or before it.
+  state.add_tile(p, ring + stage * Loader::kStageBytes, walk.context - p.a.window - key, walk.context - key);
+  __syncwarp();
+  loader.load_next(p, stage);
+  stage = stage + 1 == kStages ? 0 : stage + 1;
+}
+
 // Where copies of fewer than kDim columns never write, the ring has zeros.
 template <int kDim, int kWarpBytes>
 __device__ __forceinline__ void clear_unwritten(const DecodeParams& p, uint32_t ring) {
@@ -328,16 +374,19 @@ __device__ __forceinline__ void merge_neighbours(const DecodeParams& p, const De
   merge_exchange<kDim, kRows>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
 }
 
-// A warp's sums and, by row, its largest score and the total of its weights, for the block's merge.
+// A warp's sums and, by row, the base of its weights and their total, for the block's merge.
 template <int kDim, int kHalves, bool kE4m3>
-__device__ __forceinline__ void share_sums(DecodeState<kDim, kHalves, kE4m3>& state, int warp, int lane, float* sums,
-                                           float2* tops) {
+__device__ __forceinline__ void share_sums(const DecodeState<kDim, kHalves, kE4m3>& state, int warp, int lane,
+                                           float* sums, float2* tops) {
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int row = warp * kHalves * 8 + lane / 4 + h * 8;
-    const float sum = quad_sum(state.sum[h]);
-    if (lane % 4 == 0) tops[row] = make_float2(state.largest[h], sum);
-    state.store_sums(sums + row * kDim, h);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int row = warp * kHalves * 8 + state.head(h, j);
+      const float sum = column_sum(state.sum[h][j]);
+      if (lane < 4) tops[row] = make_float2(state.base[h][j], sum);
+      state.store_sums(sums + row * kSumStride<kDim>, h, j);
+    }
   }
 }
 
@@ -349,7 +398,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ bool is_last;
   auto* sums = reinterpret_cast<float*>(shared + Layout::kRingBytes);
-  auto* tops = reinterpret_cast<float2*>(sums + kDecodeWarps * kRows * kDim);
+  auto* tops = reinterpret_cast<float2*>(sums + kDecodeWarps * kRows * kSumStride<kDim>);
   auto* block_tops = tops + kDecodeWarps * kRows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t ring = ptx::shared_address(shared) + warp * Layout::kWarpBytes;
@@ -381,16 +430,8 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
     }
     state.clear();
 #pragma unroll 1
-    for (int tile = walk.begin + warp; tile < walk.end; tile += kDecodeWarps) {
-      ptx::copy_async_wait_group<Layout::kStages - 1>();
-      __syncwarp();
-      const int key = (walk.first_tile + tile) * kDecodeTile;
-      // Exact where the window hides nothing of the tile: context - window is negative or before it.
-      state.add_tile(p, ring + stage * 2 * Layout::kTileBytes, walk.context - p.a.window - key, walk.context - key);
-      __syncwarp();
-      loader.load_next(p, stage);
-      stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
-    }
+    for (int tile = walk.begin + warp; tile < walk.end; tile += kDecodeWarps)
+      add_next<Layout::kStages>(p, walk, tile, ring, state, loader, stage);
 
     following = walk;
     following.next(p);

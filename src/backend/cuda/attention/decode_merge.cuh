@@ -21,6 +21,10 @@ __device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* ou
 }
 __device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
+// Numbers from one row of a warp's sums in shared memory to the next: warps store their sums without bank conflicts.
+template <int kDim>
+inline constexpr int kSumStride = kDim + 4;
+
 // Parts of a row added up in their order: tops [part] (largest, sum) and part_of(part), two columns of its sums, all
 // brought to the base of `largest`.
 struct RowSum {
@@ -62,7 +66,7 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
       largest = fmaxf(largest, top[w].x);
     }
     const auto [total, v] = add_parts(top, largest, [&](int w) {
-      return *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kDim + column);
+      return *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kSumStride<kDim> + column);
     });
     if (to == MergeTo::kOutput) {
       store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
@@ -73,7 +77,7 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
       send(slot + row * kDim + column, v);
       if (column == 0) send(slot + kRows * kDim + row * 2, make_float2(largest, total));
     } else {
-      *reinterpret_cast<float2*>(sums + row * kDim + column) = v;
+      *reinterpret_cast<float2*>(sums + row * kSumStride<kDim> + column) = v;
       if (column == 0) block_tops[row] = make_float2(largest, total);
     }
   }
@@ -120,7 +124,7 @@ __device__ __forceinline__ void merge_exchange(const DecodeParams& p, const Deco
   for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
     const int row = i / (kDim / 2), column = i % (kDim / 2) * 2;
     float largest = block_tops[row].x, total = block_tops[row].y;
-    float2 v = *reinterpret_cast<const float2*>(sums + row * kDim + column);
+    float2 v = *reinterpret_cast<const float2*>(sums + row * kSumStride<kDim> + column);
     const auto add = [&](const Numbers<2>& other) {
       const float top = fmaxf(largest, other[0].x), base = finite_base(top);
       const float mine = exp2_fast(largest - base), theirs = exp2_fast(other[0].x - base);
@@ -166,7 +170,7 @@ __device__ __forceinline__ void merge_few(const DecodeParams& p, const DecodeWal
       part[i] = make_float2(0.0f, 0.0f);
       if (i < blocks) {
         top[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(block_tops + row), i));
-        part[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(sums + row * kDim + column), i));
+        part[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(sums + row * kSumStride<kDim> + column), i));
       }
     }
     float largest = top[0].x;
@@ -196,7 +200,8 @@ __device__ __forceinline__ void merge_cluster(const DecodeParams& p, const Decod
       part[i] = make_float2(0.0f, 0.0f);
       if (from < blocks) {
         top[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(block_tops + row), from));
-        part[i] = ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(sums + row * kDim + column), from));
+        part[i] =
+            ptx::load_cluster_8(ptx::map_to_rank(ptx::shared_address(sums + row * kSumStride<kDim> + column), from));
       }
     }
 #pragma unroll

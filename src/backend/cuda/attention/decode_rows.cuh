@@ -9,56 +9,64 @@
 
 namespace nfp::cuda {
 
-// One warp's piece of a row in the exchange: sums [row][kDim] in the order of the warp's registers, then (largest, sum)
-// of each row.
+// One warp's piece of a row in the exchange: sums [head][kDim], pairs of them in the order of the warp's registers,
+// then (base, sum) of each head.
 template <int kDim, int kHalves, bool kE4m3>
 struct PieceExchange {
   using State = DecodeState<kDim, kHalves, kE4m3>;
   float* slot;
   int group;
 
-  static __device__ __forceinline__ int row(int h) { return static_cast<int>(threadIdx.x) % 32 / 4 + h * 8; }
-  // Neighbouring lanes have neighbouring pairs.
-  __device__ __forceinline__ float* sums(int h, int i) const {
-    return slot + row(h) * kDim + i * 8 + threadIdx.x % 4 * 2;
-  }
-  __device__ __forceinline__ float* top(int h) const { return slot + kHalves * 8 * kDim + row(h) * 2; }
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ __forceinline__ float* sums(int head, int i) const { return slot + head * kDim + i * 16 + lane() / 4 * 2; }
+  __device__ __forceinline__ float* top(int head) const { return slot + kHalves * 8 * kDim + head * 2; }
 
-  __device__ __forceinline__ void give(const State& state, const float (&total)[kHalves]) const {
+  __device__ __forceinline__ void give(const State& state, const float (&total)[kHalves][2]) const {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      if (row(h) >= group) continue;
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) send(sums(h, i), make_float2(state.o[i][2 * h], state.o[i][2 * h + 1]));
-      if (threadIdx.x % 4 == 0) send(top(h), make_float2(state.largest[h], total[h]));
+      for (int j = 0; j < 2; ++j) {
+        const int head = State::head(h, j);
+        if (head >= group) continue;
+#pragma unroll
+        for (int i = 0; i < kDim / 16; ++i) send(sums(head, i), make_float2(state.o[h][i][j], state.o[h][i][j + 2]));
+        if (lane() < 4) send(top(head), make_float2(state.base[h][j], total[h][j]));
+      }
     }
   }
-  __device__ __forceinline__ void add_to(State& state, float (&total)[kHalves]) const {
-    constexpr int kAtOnce = 8;
+  __device__ __forceinline__ void add_to(State& state, float (&total)[kHalves][2]) const {
+    constexpr int kAtOnce = kDim == 128 ? 8 : 4;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      if (row(h) >= group) continue;
-      const float2 tops = wait_for<1>([&](int) { return top(h); })[0];
-      const float largest = fmaxf(state.largest[h], tops.x), base = finite_base(largest);
-      const float mine = exp2_fast(state.largest[h] - base), other = exp2_fast(tops.x - base);
-      state.largest[h] = largest;
-      total[h] = total[h] * mine + tops.y * other;
 #pragma unroll
-      for (int first = 0; first < kDim / 8; first += kAtOnce) {
-        const Numbers<kAtOnce> v = wait_for<kAtOnce>([&](int i) { return sums(h, first + i); });
+      for (int j = 0; j < 2; ++j) {
+        const int head = State::head(h, j);
+        if (head >= group) continue;
+        const float2 other_top = wait_for<1>([&](int) { return top(head); })[0];
+        const float largest = fmaxf(state.base[h][j], other_top.x), base = finite_base(largest);
+        const float mine = exp2_fast(state.base[h][j] - base), other = exp2_fast(other_top.x - base);
+        state.base[h][j] = largest;
+        total[h][j] = total[h][j] * mine + other_top.y * other;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          take_back(sums(h, first + i));
-          float* const o = &state.o[first + i][2 * h];
-          o[0] = o[0] * mine + v[i].x * other;
-          o[1] = o[1] * mine + v[i].y * other;
+        for (int first = 0; first < kDim / 16; first += kAtOnce) {
+          const Numbers<kAtOnce> v = wait_for<kAtOnce>([&](int i) { return sums(head, first + i); });
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            take_back(sums(head, first + i));
+            float(&o)[4] = state.o[h][first + i];
+            o[j] = o[j] * mine + v[i].x * other;
+            o[j + 2] = o[j + 2] * mine + v[i].y * other;
+          }
         }
       }
     }
-    __syncwarp();  // the quad has read the top
+    __syncwarp();  // all lanes have read the tops
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      if (row(h) < group && threadIdx.x % 4 == 0) take_back(top(h));
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (State::head(h, j) < group && lane() < 4) take_back(top(State::head(h, j)));
+      }
     }
   }
 };
@@ -67,24 +75,34 @@ struct PieceExchange {
 template <int kDim, int kHalves, bool kE4m3>
 __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWalk& walk,
                                           const DecodeState<kDim, kHalves, kE4m3>& state,
-                                          const float (&total)[kHalves]) {
-  using Tile = KvTile<kDim, kE4m3>;
+                                          const float (&total)[kHalves][2]) {
+  using State = DecodeState<kDim, kHalves, kE4m3>;
   uint16_t* const out = decode_output(p, p.a.query_start[walk.sequence], walk.head);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int row = threadIdx.x % 32 / 4 + h * 8;
-    if (row >= p.a.group) continue;
-    const float inverse = total[h] > 0.0f ? p.a.value_scale / total[h] : 0.0f;
+    float inverse[2];
 #pragma unroll
-    for (int i = 0; i < kDim / 8; i += 2) {
-      const float v[4] = {state.o[i][2 * h] * inverse, state.o[i][2 * h + 1] * inverse, state.o[i + 1][2 * h] * inverse,
-                          state.o[i + 1][2 * h + 1] * inverse};
-      const int first = Tile::output_column(i, 0), second = kE4m3 ? first + 2 : Tile::output_column(i + 1, 0);
-      uint16_t* const to = out + row * p.a.head_dim;
-      if (first < p.a.head_dim)
-        *reinterpret_cast<uint32_t*>(to + first) = kE4m3 ? pack_half2(v[0], v[2]) : pack_half2(v[0], v[1]);
-      if (second < p.a.head_dim)
-        *reinterpret_cast<uint32_t*>(to + second) = kE4m3 ? pack_half2(v[1], v[3]) : pack_half2(v[2], v[3]);
+    for (int j = 0; j < 2; ++j) inverse[j] = total[h][j] > 0.0f ? p.a.value_scale / total[h][j] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      const float(&o)[4] = state.o[h][i];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t pair;
+        int head, column;
+        if constexpr (kE4m3) {  // two columns of head 2t + half
+          pair = pack_half2(o[half] * inverse[half], o[half + 2] * inverse[half]);
+          head = State::head(h, half);
+          column = State::Tile::value_column(i, 0);
+        } else {  // one column of two heads, which becomes two columns of head g
+          pair = ptx::transpose_matrix(pack_half2(o[2 * half] * inverse[0], o[2 * half + 1] * inverse[1]));
+          head = h * 8 + lane / 4;
+          column = i * 16 + half * 8 + lane % 4 * 2;
+        }
+        if (head < p.a.group && column < p.a.head_dim)
+          *reinterpret_cast<uint32_t*>(out + head * p.a.head_dim + column) = pair;
+      }
     }
   }
 }
@@ -124,21 +142,17 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
     }
     state.clear();
 #pragma unroll 1
-    for (int tile = walk.begin; tile < walk.end; ++tile) {
-      ptx::copy_async_wait_group<Layout::kStages - 1>();
-      __syncwarp();
-      const int key = (walk.first_tile + tile) * kDecodeTile;
-      state.add_tile(p, ring + stage * loader.kStageBytes, walk.context - p.a.window - key, walk.context - key);
-      __syncwarp();
-      loader.load_next(p, stage);
-      stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
-    }
+    for (int tile = walk.begin; tile < walk.end; ++tile)
+      add_next<Layout::kStages>(p, walk, tile, ring, state, loader, stage);
     following = walk;
     following.next(p);
     if (!following.done) state.load_q(p, p.a.query_start[following.sequence], following.head);
-    float total[kHalves];
+    float total[kHalves][2];
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) total[h] = quad_sum(state.sum[h]);
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) total[h][j] = column_sum(state.sum[h][j]);
+    }
 
     using Exchange = PieceExchange<kDim, kHalves, kE4m3>;
     if (walk.begin > 0) {

@@ -1,14 +1,16 @@
 // Attention of sequences with any number of query tokens: a tile is 128 query rows of one sequence and one KV head, a
 // row being one token and one of the heads of the group, over all keys that its rows see.
 //
-// Blocks are persistent. One warp copies tiles of keys and values into a ring; two warpgroups have 64 rows each. As in
-// FlashAttention-3 (Shah et al., 2024, sections 3.1 and 3.2) a warpgroup's next product with the keys is under way
-// while it weighs the last one's values, and the two take turns, so that one's softmax runs under the other's products.
+// Blocks are persistent. One warp copies tiles of keys and values into a ring, or four make FP16 of them on the way
+// (prefill_e4m3.cuh); two warpgroups have 64 rows each. As in FlashAttention-3 (Shah et al., 2024, sections 3.1
+// and 3.2) a warpgroup's next product with the keys is under way while it weighs the last one's values, and the two
+// take turns, so that one's softmax runs under the other's products.
 //
-// Tiles are numbered from the end of the batch, since the late tiles of a sequence see the most keys, and keys are
-// taken from the last to the first.
+// Tiles are numbered from the end of the batch, since the late tiles of a sequence see the most keys, and blocks draw
+// them (prefill_tile.cuh); keys are taken from the last to the first.
 #pragma once
 
+#include "backend/cuda/attention/prefill_e4m3.cuh"
 #include "backend/cuda/attention/prefill_tile.cuh"
 #include "backend/cuda/attention/softmax.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
@@ -19,29 +21,6 @@
 
 namespace nfp::cuda {
 
-template <int kDim>
-struct PrefillLayout {
-  static constexpr int kKeys = kDim <= 128 ? 128 : 64;  // of a tile
-  static constexpr int kStages = 2;
-  static constexpr int kBands = kDim / 64;  // of 64 columns, the width of the 128-byte swizzle
-  static constexpr int kGroupRows = kPrefillRows / 2;
-  static constexpr int kGroupQBytes = kGroupRows * kDim * 2;
-  static constexpr int kBandBytes = kKeys * 128;
-  static constexpr int kTileBytes = kBands * kBandBytes;
-  static constexpr int kAlignment = 1024;  // the swizzle's period
-  static constexpr int kSharedBytes = kAlignment + 2 * kGroupQBytes + 2 * kStages * kTileBytes;
-  static constexpr int kThreads = 384;
-  // Of the 168 that each thread starts with.
-  static constexpr int kProducerRegisters = kDim <= 128 ? 40 : 24;
-  static constexpr int kConsumerRegisters = kDim <= 128 ? 232 : 240;
-};
-
-// Rounds go back and forth over the blocks, so that none always gets the longest of a round.
-__device__ __forceinline__ int prefill_item(int round) {
-  const int grid = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  return round * grid + (round % 2 == 0 ? block : grid - 1 - block);
-}
-
 // Descriptor of a tile of values as an N-major operand: 64 columns a band, bands `band_bytes` apart, groups of eight
 // keys 1024 bytes apart (PTX ISA, "Strides": leading dimension between bands, stride between groups).
 __device__ __forceinline__ uint64_t values_descriptor(uint32_t address, int band_bytes) {
@@ -49,25 +28,17 @@ __device__ __forceinline__ uint64_t values_descriptor(uint32_t address, int band
          ((address & 0x3ffff) >> 4);
 }
 
-struct PrefillBarriers {
-  uint32_t base;  // shared address of [4][kStages] 8-byte barriers
-  __device__ __forceinline__ uint32_t keys_full(int stage) const { return base + stage * 8; }
-  __device__ __forceinline__ uint32_t keys_empty(int stage) const { return base + 16 + stage * 8; }
-  __device__ __forceinline__ uint32_t values_full(int stage) const { return base + 32 + stage * 8; }
-  __device__ __forceinline__ uint32_t values_empty(int stage) const { return base + 48 + stage * 8; }
-};
-
 // The copying warp. Cache blocks behind the context are not copied, so the barrier expects fewer bytes.
 template <int kDim>
-__device__ __forceinline__ void produce_prefill(const PrefillParams& p, const PrefillBarriers& barriers,
-                                                uint32_t ring) {
+__device__ __forceinline__ void produce_prefill(const PrefillParams& p, PrefillTiles tiles, uint32_t ring) {
   using Layout = PrefillLayout<kDim>;
   constexpr int kBoxes = Layout::kKeys / 16;
   const int lane = threadIdx.x % 32;
+  const PrefillBarriers& barriers = tiles.barriers;
   int use = 0;
 #pragma unroll 1
-  for (int round = 0;; ++round) {
-    const PrefillTile tile = find_prefill_tile<Layout::kKeys>(p.a, prefill_item(round));
+  for (;;) {
+    const PrefillTile& tile = tiles.draw<Layout::kKeys>(p);
     if (tile.sequence < 0) return;
     const int32_t* table = p.a.block_table + int64_t{tile.sequence} * p.a.table_width;
 #pragma unroll 1
@@ -153,24 +124,28 @@ __device__ __forceinline__ uint32_t read_thread() {
 
 constexpr int kRowsBarrier = 1;  // named barriers of prefill: 1, 2 one warpgroup; 3 both; 4, 5 turns
 
-// Queries of a warpgroup's rows, zeros where there are none, in the swizzle that copies of keys have.
+// Queries of a warpgroup's rows, zeros where there are none, in the swizzle that copies of keys have: under way, once
+// all products with the ones before are done.
 template <int kDim>
-__device__ __forceinline__ void load_prefill_queries(const AttentionParams& p, const PrefillTile& tile, int group_index,
+__device__ __forceinline__ void copy_prefill_queries(const AttentionParams& p, const PrefillTile& tile, int group_index,
                                                      int thread, int row0, uint32_t q_shared) {
   using Layout = PrefillLayout<kDim>;
   constexpr int kChunks = kDim / 8;
 
-  ptx::named_barrier(kRowsBarrier + group_index, 128);  // all products with the ones before are done
+  ptx::named_barrier(kRowsBarrier + group_index, 128);
 #pragma unroll 4
   for (int first = 0; first < Layout::kGroupRows * kChunks; first += 128) {  // (a bound that warps share)
     const int i = first + thread, row = i / kChunks, chunk = i % kChunks;
-    const int packed = tile.first_row + min(row0 + row, tile.rows - 1);
-    const uint16_t* from = p.q + int64_t{tile.token0 + packed / p.group} * p.q_stride +
-                           (tile.head * p.group + packed % p.group) * p.head_dim;
+    const PackedRow packed(p, tile.first_row + min(row0 + row, tile.rows - 1));
+    const uint16_t* from =
+        p.q + int64_t{tile.token0 + packed.token} * p.q_stride + (tile.head * p.group + packed.head) * p.head_dim;
     const bool wanted = row0 + row < tile.rows && chunk * 8 < p.head_dim;
     ptx::copy_async_16(q_shared + chunk / 8 * (Layout::kGroupRows * 128) + row * 128 + ((chunk ^ row) & 7) * 16,
                        wanted ? from + chunk * 8 : from, wanted);
   }
+}
+// Until they are there.
+__device__ __forceinline__ void wait_for_prefill_queries(int group_index) {
   ptx::copy_async_wait();
   ptx::fence_async_shared();
   ptx::named_barrier(kRowsBarrier + group_index, 128);
@@ -185,12 +160,11 @@ __device__ __forceinline__ void store_prefill_rows(const AttentionParams& p, con
   for (int h = 0; h < 2; ++h) {
     const int row = first_row + h * 8;
     const float total = quad_sum(sum[h]);
-    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    const float inverse = total > 0.0f ? p.value_scale / total : 0.0f;
     if (row >= tile.rows) continue;
-    const int packed = tile.first_row + row;
+    const PackedRow packed(p, tile.first_row + row);
     uint16_t* to =
-        p.out +
-        (int64_t{tile.token0 + packed / p.group} * p.heads + tile.head * p.group + packed % p.group) * p.head_dim;
+        p.out + (int64_t{tile.token0 + packed.token} * p.heads + tile.head * p.group + packed.head) * p.head_dim;
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
       const int column = i * 8 + lane % 4 * 2;
@@ -262,7 +236,7 @@ struct RowPositions {
   int first = of(0), last = of(kRows - 1);
 
   __device__ __forceinline__ int of(int row) const {
-    return tile.position0 + (tile.first_row + min(row0 + row, tile.rows - 1)) / p.group;
+    return tile.position0 + PackedRow(p, tile.first_row + min(row0 + row, tile.rows - 1)).token;
   }
 };
 
@@ -283,25 +257,25 @@ __device__ __forceinline__ void softmax_keys(const RowPositions<kRows>& position
 
 // One of the two warpgroups with 64 rows each.
 template <int kDim>
-__device__ __forceinline__ void consume_prefill(const PrefillParams& params, const PrefillBarriers& barriers,
-                                                int group_index, uint32_t q_shared, uint32_t ring) {
+__device__ __forceinline__ void consume_prefill(const AttentionParams& p, PrefillTiles tiles, int group_index,
+                                                uint32_t q_shared, uint32_t ring) {
   using Layout = PrefillLayout<kDim>;
   constexpr int kKeys = Layout::kKeys, kStages = Layout::kStages;
-  const AttentionParams& p = params.a;
+  const PrefillBarriers& barriers = tiles.barriers;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = threadIdx.x % 32;
   const auto arrive = [&](uint32_t barrier) {
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   };
   if (group_index == 1) ptx::named_barrier_arrive(4, 256);  // the first turn is the other's
 
+  const int row0 = group_index * Layout::kGroupRows;  // of a tile
+  PrefillTile tile = tiles.read();
+  if (tile.sequence < 0) return;
+  copy_prefill_queries<kDim>(p, tile, group_index, thread, row0, q_shared);
   int use = 0;
 #pragma unroll 1
-  for (int round = 0;; ++round) {
-    PrefillTile tile = find_prefill_tile<kKeys>(p, prefill_item(round));
-    if (tile.sequence < 0) return;
-    const int row0 = group_index * Layout::kGroupRows;  // of the tile
-
-    load_prefill_queries<kDim>(p, tile, group_index, thread, row0, q_shared);
+  for (int done = 0;; ++done) {
+    wait_for_prefill_queries(group_index);
 
     const RowPositions<Layout::kGroupRows> positions{p, tile, row0};
     float o[kDim / 2] = {}, s[kKeys / 2];
@@ -353,25 +327,32 @@ __device__ __forceinline__ void consume_prefill(const PrefillParams& params, con
     }
     multiply_values<kDim>(weights, barriers.values_full(use % kStages), parity_of(use),
                           keys_of(use) + Layout::kTileBytes, o);
+    // The next tile's queries come while the last product runs.
+    const PrefillTile& following = tiles.read();
+    const bool more = following.sequence >= 0;
+    if (more) copy_prefill_queries<kDim>(p, following, group_index, thread, row0, q_shared);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     arrive(barriers.values_empty(use % kStages));
     ++use;
-
-    // Found again where registers are too few to keep it.
-    if constexpr (kDim == 256) tile = find_prefill_tile<kKeys>(p, prefill_item(round));
     store_prefill_rows<kDim>(p, tile, row0 + warp * 16 + lane / 4, o, sum);
+    tiles.leave(done);
+    if (!more) return;
+    tile = following;
   }
 }
 
-template <int kDim>
-__global__ __launch_bounds__(PrefillLayout<kDim>::kThreads,
+template <int kDim, bool kE4m3>
+__global__ __launch_bounds__(PrefillLayout<kDim, kE4m3>::kThreads,
                              1) void prefill_attention(const __grid_constant__ PrefillParams p) {
-  using Layout = PrefillLayout<kDim>;
+  using Layout = PrefillLayout<kDim, kE4m3>;
+  constexpr int kProducers = kE4m3 ? 4 : 1;  // warps
   extern __shared__ uint8_t shared[];
-  __shared__ __align__(8) uint64_t barrier_words[4 * Layout::kStages];
+  __shared__ __align__(8) uint64_t barrier_words[PrefillBarriers::kCount];
+  __shared__ PrefillTile places[PrefillTiles::kPlaces];
   static_assert(Layout::kStages == 2);
   const PrefillBarriers barriers{ptx::shared_address(barrier_words)};
+  const PrefillTiles tiles{places, barriers};
   const uint32_t q_shared =
       (ptx::shared_address(shared) + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
   const uint32_t ring = q_shared + 2 * Layout::kGroupQBytes;
@@ -379,31 +360,42 @@ __global__ __launch_bounds__(PrefillLayout<kDim>::kThreads,
   ptx::launch_dependents();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
-      ptx::mbarrier_init(barriers.keys_full(stage), 1);
-      ptx::mbarrier_init(barriers.values_full(stage), 1);
+      ptx::mbarrier_init(barriers.keys_full(stage), kProducers);
+      ptx::mbarrier_init(barriers.values_full(stage), kProducers);
       ptx::mbarrier_init(barriers.keys_empty(stage), 8);  // warps
       ptx::mbarrier_init(barriers.values_empty(stage), 8);
     }
+    for (int place = 0; place < PrefillTiles::kPlaces; ++place) {
+      ptx::mbarrier_init(barriers.tile_full(place), 1);
+      ptx::mbarrier_init(barriers.tile_empty(place), 8);
+    }
     ptx::mbarrier_init_fence();
-    ptx::prefetch_tensor_map(&p.keys);
-    ptx::prefetch_tensor_map(&p.values);
+    if constexpr (!kE4m3) {
+      ptx::prefetch_tensor_map(&p.keys);
+      ptx::prefetch_tensor_map(&p.values);
+    }
   }
   __syncthreads();
   ptx::dependency_wait();
   const int warpgroup = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::release_registers<Layout::kProducerRegisters>();
-    if (threadIdx.x < 32) produce_prefill<kDim>(p, barriers, ring);
+    if constexpr (kE4m3) {
+      produce_prefill_e4m3<kDim>(p, tiles, ring, ring + 2 * Layout::kStages * Layout::kTileBytes);
+    } else if (threadIdx.x < 32) {
+      produce_prefill<kDim>(p, tiles, ring);
+    }
   } else {
     ptx::claim_registers<Layout::kConsumerRegisters>();
-    consume_prefill<kDim>(p, barriers, warpgroup - 1, q_shared + (warpgroup - 1) * Layout::kGroupQBytes, ring);
+    consume_prefill<kDim>(p.a, tiles, warpgroup - 1, q_shared + (warpgroup - 1) * Layout::kGroupQBytes, ring);
   }
 }
 
-template <int kDim>
+template <int kDim, bool kE4m3>
 AttentionKernel describe_prefill() {
-  return {reinterpret_cast<const void*>(&prefill_attention<kDim>), PrefillLayout<kDim>::kThreads,
-          static_cast<size_t>(PrefillLayout<kDim>::kSharedBytes)};
+  using Layout = PrefillLayout<kDim, kE4m3>;
+  return {reinterpret_cast<const void*>(&prefill_attention<kDim, kE4m3>), Layout::kThreads,
+          static_cast<size_t>(Layout::kSharedBytes)};
 }
 
 }  // namespace nfp::cuda

@@ -1,9 +1,9 @@
-#include "backend/cuda/attention/prefill_e4m3.cuh"
+#include "backend/cuda/attention/prefill.cuh"
 
 namespace nfp::cuda {
 
 AttentionKernel prefill_e4m3_kernel(int dim) {
-  return dim == 64 ? describe_prefill_e4m3<64>() : describe_prefill_e4m3<128>();
+  return dim == 64 ? describe_prefill<64, true>() : describe_prefill<128, true>();
 }
 
 }  // namespace nfp::cuda

@@ -1,227 +1,120 @@
-// Prefill over an E4M3 cache: the tiles of prefill.cuh, a thread block each, with mma.sync, whose operands can be made
-// FP16 on their way from shared memory (FlashAttention-2's loop: Dao, 2023). Each warp has 16 of the rows.
+// The producers of prefill.cuh over an E4M3 cache: they make FP16 of the codes on their way, exactly, into the same
+// ring, so that the products are those over an FP16 cache.
+//
+// Every thread has the same places of each tile: it copies its codes to shared memory that is its own, three tiles
+// ahead, and widens them from there, so producers wait for nobody but the consumers.
 #pragma once
 
 #include "backend/cuda/attention/kv_tile.cuh"
 #include "backend/cuda/attention/prefill_tile.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/mma.cuh"
 
 namespace nfp::cuda {
 
+// This thread's places of a tile: chunk `chunk` of 16 columns of rows `row0`, row0 + kRowsAtOnce, ...
 template <int kDim>
-struct PrefillE4m3Layout {
-  using Tile = KvTile<kDim, true>;
-  static constexpr int kWarps = kPrefillRows / 16;
-  static constexpr int kKeys = 64;  // of a tile
-  static constexpr int kTileBytes = kKeys * Tile::kRowBytes;
-  static constexpr int kSharedBytes = 4 * kTileBytes;  // two stages of keys and values
+struct CodePlaces {
+  using Layout = PrefillLayout<kDim, true>;
+  static constexpr int kChunks = kDim / 16;  // of a row
+  static constexpr int kRowsAtOnce = 128 / kChunks;
+  static constexpr int kCount = Layout::kKeys / kRowsAtOnce;
+  int chunk = static_cast<int>(threadIdx.x) % kChunks, row0 = static_cast<int>(threadIdx.x) / kChunks;
+
+  // Of the i-th place in a tile of codes; neighbours copy to neighbouring banks.
+  __device__ __forceinline__ uint32_t code(int i) const { return (threadIdx.x + i * 128) * 16; }
+  // Of 8 columns of it (half 0 or 1) in a tile of the ring.
+  __device__ __forceinline__ uint32_t widened(int i, int half) const {
+    const int row = row0 + i * kRowsAtOnce;
+    return chunk / 4 * Layout::kBandBytes + row * 128 + ((chunk % 4 * 2 + half) ^ (row & 7)) * 16;
+  }
 };
 
-// Zeros in the columns that no copy writes.
+// Copies of the batch's tiles of codes in the order in which they are used: keys and values of one, of the next, ...
 template <int kDim>
-__device__ __forceinline__ void clear_e4m3_unwritten(uint32_t stages) {
-  using Layout = PrefillE4m3Layout<kDim>;
-  for (int i = threadIdx.x; i < Layout::kSharedBytes / 16; i += Layout::kWarps * 32)
-    ptx::store_shared_16(stages + i * 16, make_uint4(0, 0, 0, 0));
-  __syncthreads();
-}
+struct CodeLoader {
+  using Places = CodePlaces<kDim>;
+  static constexpr int kKeys = Places::Layout::kKeys;
+  const PrefillParams& params;
+  const AttentionParams& p;
+  PrefillTiles tiles;
+  const PrefillTile* tile;
+  int index;
+  bool values = false;
 
-// Copies of a tile's keys and values into a stage of shared memory, under way.
-template <int kDim>
-__device__ __forceinline__ void load_e4m3_tile(const AttentionParams& p, const PrefillTile& tile, const int32_t* table,
-                                               int index, uint32_t stages) {
-  using Layout = PrefillE4m3Layout<kDim>;
-  using Tile = typename Layout::Tile;
-  constexpr int kThreads = Layout::kWarps * 32, kKeys = Layout::kKeys;
-  const int chunk = threadIdx.x % Tile::kChunks;
-  const int key0 = tile.first_key + index * kKeys;
-  const uint32_t to = stages + index % 2 * 2 * Layout::kTileBytes;
-  if (chunk * Tile::kChunkColumns < p.head_dim) {
-#pragma unroll
-    for (int i = 0; i < kKeys * Tile::kChunks / kThreads; ++i) {
-      const int row = static_cast<int>(threadIdx.x) / Tile::kChunks + i * (kThreads / Tile::kChunks);
-      const bool wanted = key0 + row < tile.context;  // behind it may be anything, in the table too
-      const int key = min(key0 + row, tile.context - 1);
-      const int block = __ldg(table + (key >> p.block_shift));
-      const int64_t from =
-          (((int64_t{block} * p.kv_heads + tile.head) << p.block_shift) + (key & ((1 << p.block_shift) - 1))) *
-              p.head_dim +
-          chunk * 16;
-      ptx::copy_async_16(to + Tile::byte(row, chunk), p.keys + from, wanted);
-      ptx::copy_async_16(to + Layout::kTileBytes + Tile::byte(row, chunk), p.values + from, wanted);
-    }
+  __device__ __forceinline__ CodeLoader(const PrefillParams& all, const PrefillTiles& first)
+      : params(all), p(all.a), tiles(first) {
+    enter();
   }
-  ptx::copy_async_commit();
-}
-
-// The queries of the warp's 16 rows, as operands of mma.sync.
-template <int kDim>
-__device__ __forceinline__ void load_e4m3_queries(const AttentionParams& p, const PrefillTile& tile, int warp, int lane,
-                                                  uint32_t (&q)[kDim / 16][4]) {
-  using Tile = typename PrefillE4m3Layout<kDim>::Tile;
+  __device__ __forceinline__ bool done() const { return tile->sequence < 0; }
+  __device__ __forceinline__ void enter() {
+    tile = threadIdx.x < 32 ? &tiles.draw<kKeys>(params) : &tiles.read();
+    index = tile->key_tiles - 1;
+  }
+  // Under way to `to`, as a group of this thread's; an empty one after the last.
+  __device__ __forceinline__ void copy_next(const Places& places, uint32_t to) {
+    if (!done()) {
+      const int32_t* const table = p.block_table + int64_t{tile->sequence} * p.table_width;
+      const int key0 = tile->first_key + index * kKeys + places.row0;
+      const bool is_column = places.chunk * 16 < p.head_dim;
+      const uint8_t* const from = (values ? p.values : p.keys) + (is_column ? places.chunk * 16 : 0);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = warp * 16 + lane / 4 + h * 8;
-    const int packed = tile.first_row + min(row, tile.rows - 1);
-    const uint16_t* from = p.q + int64_t{tile.token0 + packed / p.group} * p.q_stride +
-                           (tile.head * p.group + packed % p.group) * p.head_dim;
-#pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        q[i][half * 2 + h] =
-            i * 16 < p.head_dim ? *reinterpret_cast<const uint32_t*>(from + Tile::query_column(i, half)) : 0;
+      for (int i = 0; i < Places::kCount; ++i) {
+        const int wanted_key = key0 + i * Places::kRowsAtOnce;
+        const int key = min(wanted_key, tile->context - 1);  // behind it may be anything, in the table too
+        const int block = __ldg(table + (key >> p.block_shift));
+        const int64_t row =
+            ((int64_t{block} * p.kv_heads + tile->head) << p.block_shift) + (key & ((1 << p.block_shift) - 1));
+        ptx::copy_async_16(to + places.code(i), from + row * p.head_dim, is_column && wanted_key == key);
       }
+      if (values && --index < 0) enter();
+      values = !values;
     }
+    ptx::copy_async_commit();
   }
-}
+};
 
-// The online softmax of a row's half: weights in place of the scores of one tile. What the sums so far must be
-// multiplied by. No key beyond `limit` or out of the window is visible.
-template <int kKeys>
-__device__ __forceinline__ float weigh_e4m3_row(const AttentionParams& p, float (&s)[kKeys / 8][4], int h, int key0,
-                                                int lane, int limit, bool all_visible, float& largest, float& sum) {
-  float top = largest;
-#pragma unroll
-  for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      float& v = s[j][h * 2 + c];
-      v = score(p, v);
-      if (!all_visible) {
-        const int at = key0 + j * 8 + lane % 4 * 2 + c;
-        if (at > limit || at <= limit - p.window) v = -INFINITY;
-      }
-      top = fmaxf(top, v);
-    }
-  }
-  top = quad_max(top);
-  const float base = top == -INFINITY ? 0.0f : top;
-  const float scale = exp2_fast(largest - base);
-  largest = top;
-  float total = 0.0f;
-#pragma unroll
-  for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      s[j][h * 2 + c] = exp2_fast(s[j][h * 2 + c] - base);
-      total += s[j][h * 2 + c];
-    }
-  }
-  sum = sum * scale + total;
-  return scale;
-}
-
+// All of the producing warpgroup.
 template <int kDim>
-__device__ __forceinline__ void store_e4m3_rows(const AttentionParams& p, const PrefillTile& tile, int warp, int lane,
-                                                const float (&o)[kDim / 8][4], const float (&sum)[2]) {
-  using Tile = typename PrefillE4m3Layout<kDim>::Tile;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = warp * 16 + lane / 4 + h * 8;
-    const float total = quad_sum(sum[h]);
-    const float inverse = total > 0.0f ? p.value_scale / total : 0.0f;
-    if (row >= tile.rows) continue;
-    const int packed = tile.first_row + row;
-    uint16_t* to =
-        p.out +
-        (int64_t{tile.token0 + packed / p.group} * p.heads + tile.head * p.group + packed % p.group) * p.head_dim;
-#pragma unroll
-    for (int i = 0; i < kDim / 8; i += 2) {  // columns 4t to 4t + 3 of sixteen, in two accumulators
-      const int column = Tile::output_column(i, 0);
-      if (column < p.head_dim) {
-        auto* pairs = reinterpret_cast<uint32_t*>(to + column);
-        pairs[0] = pack_half2(o[i][h * 2] * inverse, o[i + 1][h * 2] * inverse);
-        pairs[1] = pack_half2(o[i][h * 2 + 1] * inverse, o[i + 1][h * 2 + 1] * inverse);
-      }
-    }
-  }
-}
-
-template <int kDim>
-__global__ __launch_bounds__(kPrefillRows * 2) void prefill_attention_e4m3(const __grid_constant__ AttentionParams p) {
-  using Layout = PrefillE4m3Layout<kDim>;
-  using Tile = typename Layout::Tile;
-  constexpr int kKeys = Layout::kKeys;
-  extern __shared__ __align__(128) uint8_t shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t stages = ptx::shared_address(shared);
-
-  ptx::launch_dependents();
-  ptx::dependency_wait();
-  const PrefillTile tile = find_prefill_tile<kKeys>(p, static_cast<int>(blockIdx.x));
-  if (tile.sequence < 0) return;
-  const auto position = [&](int row) { return tile.position0 + (tile.first_row + min(row, tile.rows - 1)) / p.group; };
-  const int32_t* table = p.block_table + int64_t{tile.sequence} * p.table_width;
-  if (p.head_dim < kDim) clear_e4m3_unwritten<kDim>(stages);
-  load_e4m3_tile<kDim>(p, tile, table, 0, stages);
-
-  uint32_t q[kDim / 16][4];
-  load_e4m3_queries<kDim>(p, tile, warp, lane, q);
-  const int limit[2] = {position(warp * 16 + lane / 4), position(warp * 16 + lane / 4 + 8)};
-  const int warp_first = position(warp * 16), warp_last = position(warp * 16 + 15);
-  float o[kDim / 8][4] = {};
-  float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-
+__device__ __forceinline__ void produce_prefill_e4m3(const PrefillParams& p, const PrefillTiles& tiles, uint32_t ring,
+                                                     uint32_t codes) {
+  const PrefillBarriers& barriers = tiles.barriers;
+  using Layout = PrefillLayout<kDim, true>;
+  constexpr int kAhead = Layout::kCodeTiles;
+  const CodePlaces<kDim> places;
+  CodeLoader<kDim> loader(p, tiles);
+  int copied = 0, slot = 0;  // tiles; the slot of codes of the tile that is widened next
+  const auto copy_next = [&](int to) {
+    if (!loader.done()) ++copied;
+    loader.copy_next(places, codes + to * Layout::kCodeTileBytes);
+  };
 #pragma unroll 1
-  for (int index = 0; index < tile.key_tiles; ++index) {
-    ptx::copy_async_wait_group<0>();
-    __syncthreads();
-    if (index + 1 < tile.key_tiles) load_e4m3_tile<kDim>(p, tile, table, index + 1, stages);
-    const int key0 = tile.first_key + index * kKeys;
-    if (key0 > warp_last || key0 + kKeys - 1 <= warp_first - p.window) continue;
-    const uint32_t keys = stages + index % 2 * 2 * Layout::kTileBytes;
-    const uint32_t values = keys + Layout::kTileBytes;
-    float s[kKeys / 8][4] = {};
-#pragma unroll
-    for (int i = 0; i < kDim / 16; i += 2) {
-#pragma unroll
-      for (int j = 0; j < kKeys / 16; ++j) {
-        uint32_t b[2][4];
-        Tile::load_keys(keys + j * 16 * Tile::kRowBytes, i, b);
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          ptx::mma_f16(s[2 * j], q[i + step], b[step][0], b[step][1]);
-          ptx::mma_f16(s[2 * j + 1], q[i + step], b[step][2], b[step][3]);
-        }
-      }
+  for (int i = 0; i < kAhead; ++i) copy_next(i);
+#pragma unroll 1
+  for (int widened = 0; widened < copied; ++widened) {
+    const int use = widened / 2, stage = use % Layout::kStages, parity = use / Layout::kStages % 2;
+    const bool values = widened % 2 != 0;
+    ptx::mbarrier_wait(values ? barriers.values_empty(stage) : barriers.keys_empty(stage), parity ^ 1);
+    ptx::copy_async_wait_group<kAhead - 1>();
+    const uint32_t to = ring + (stage * 2 + (values ? 1 : 0)) * Layout::kTileBytes;
+#pragma unroll 4
+    for (int i = 0; i < CodePlaces<kDim>::kCount; ++i) {
+      const uint4 four = ptx::load_shared_16(codes + slot * Layout::kCodeTileBytes + places.code(i));
+      uint4 lower, upper;
+      widen_codes(four.x, lower.x, lower.y);
+      widen_codes(four.y, lower.z, lower.w);
+      widen_codes(four.z, upper.x, upper.y);
+      widen_codes(four.w, upper.z, upper.w);
+      ptx::store_shared_16(to + places.widened(i, 0), lower);
+      ptx::store_shared_16(to + places.widened(i, 1), upper);
     }
-
-    const bool all_visible = key0 + kKeys - 1 <= warp_first && key0 > warp_last - p.window;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float scale = weigh_e4m3_row<kKeys>(p, s, h, key0, lane, limit[h], all_visible, largest[h], sum[h]);
-#pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-        o[i][h * 2] *= scale;
-        o[i][h * 2 + 1] *= scale;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kKeys / 16; ++j) {
-      const uint32_t a[4] = {pack_half2(s[2 * j][0], s[2 * j][1]), pack_half2(s[2 * j][2], s[2 * j][3]),
-                             pack_half2(s[2 * j + 1][0], s[2 * j + 1][1]),
-                             pack_half2(s[2 * j + 1][2], s[2 * j + 1][3])};
-#pragma unroll
-      for (int i = 0; i < kDim / 16; i += 2) {
-        uint32_t b[2][4];
-        Tile::load_values(values + j * 16 * Tile::kRowBytes, i, b);
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          ptx::mma_f16(o[2 * (i + step)], a, b[step][0], b[step][1]);
-          ptx::mma_f16(o[2 * (i + step) + 1], a, b[step][2], b[step][3]);
-        }
-      }
-    }
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(values ? barriers.values_full(stage) : barriers.keys_full(stage));
+    copy_next(slot);
+    slot = slot + 1 == kAhead ? 0 : slot + 1;
   }
-  store_e4m3_rows<kDim>(p, tile, warp, lane, o, sum);
-}
-
-template <int kDim>
-AttentionKernel describe_prefill_e4m3() {
-  return {reinterpret_cast<const void*>(&prefill_attention_e4m3<kDim>), PrefillE4m3Layout<kDim>::kWarps * 32,
-          static_cast<size_t>(PrefillE4m3Layout<kDim>::kSharedBytes)};
 }
 
 }  // namespace nfp::cuda

@@ -39,4 +39,16 @@ __device__ __forceinline__ float quad_sum(float v) {
   return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
 
+// Over the eight lanes that share a fragment's column.
+__device__ __forceinline__ float column_max(float v) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+  return v;
+}
+__device__ __forceinline__ float column_sum(float v) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+  return v;
+}
+
 }  // namespace nfp::cuda

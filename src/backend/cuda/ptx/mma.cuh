@@ -1,5 +1,5 @@
 // Warp matrix instructions with operands in registers, their loads from shared memory, and 16-byte background copies
-// (PTX ISA 9.0: "mma.sync.aligned.m16n8k16", "ldmatrix", "cp.async").
+// (PTX ISA 9.0: "mma.sync.aligned.m16n8k16", "ldmatrix", "movmatrix", "cp.async").
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,6 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// mma_f16 where rows 8 to 15 of `a` are zero: a0 and a2 only, and only row g of d.
-__device__ __forceinline__ void mma_f16_upper(float (&d)[2], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "{\n.reg .f32 u, v;\n"
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, u, v}, {%2, %6, %3, %6}, {%4, %5}, {%0, %1, %7, "
-      "%7};\n}"
-      : "+f"(d[0]), "+f"(d[1])
-      : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0), "f"(0.0f));
-}
-
 // Four 8x8 matrices of 16-bit elements. Lane i gives the address of row i % 8 of matrix i / 8 and gets, of each matrix,
 // elements 2t and 2t+1 of row g; transposed, elements g of rows 2t and 2t+1.
 __device__ __forceinline__ void load_matrix_x4(uint32_t address, uint32_t (&r)[4]) {
@@ -50,10 +40,19 @@ __device__ __forceinline__ void load_matrix_x4_trans(uint32_t address, uint32_t 
                : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements of which each lane has elements 2t and 2t+1 of row g, transposed.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t r) {
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(r));
+  return r;
+}
+
 // 16 bytes of global memory to shared memory, past the L1; zeros instead unless `wanted`.
 __device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src, bool wanted) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(wanted ? 16 : 0)
                : "memory");
+}
+__device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kPending of this thread's groups are under way.

@@ -4,6 +4,7 @@
 On tiny random models always, and on the demo model where NFP_DEMO_MODEL names it.
 """
 
+import csv
 import json
 import os
 import pathlib
@@ -411,8 +412,9 @@ class Bench(Scratch):
         self.assertNotIn("step_ms", row)
 
     def test_throughput(self):
+        log = self.path("steps.csv")
         out, _ = run("bench", F16_MODEL, "throughput", "--requests", "2", "5", "--input", "9", "--output", "6",
-                     "--max-sequences", "3", "--repeats", "1", "--json")
+                     "--max-sequences", "3", "--repeats", "1", "--json", "--step-log", log)
         rows = json.loads(out)["rows"]
         self.assertEqual([r["requests"] for r in rows], [2, 2, 5, 5])
         for row in rows:
@@ -421,6 +423,13 @@ class Bench(Scratch):
             self.assertGreaterEqual(row["ttft_p99_ms"], row["ttft_mean_ms"])
             self.assertEqual(row["max_sequences"], 3)
         self.assertGreaterEqual(rows[2]["steps"], 12)  # two rounds: three sequences at once
+        with open(log) as file:
+            steps = list(csv.DictReader(file))
+        last = steps[-rows[-1]["steps"]:]
+        self.assertEqual(sum(int(step["prefill_tokens"]) for step in last), rows[-1]["input_tokens"])
+        self.assertEqual({step["precision"] for step in last}, {rows[-1]["precision"]})
+        self.assertIn("--step-log", failure("bench", F16_MODEL, "throughput", "--step-log",
+                                             self.path("no/such.csv"), code=2))
 
     def test_throughput_of_a_trace(self):
         trace = self.path("trace.csv")

@@ -8,8 +8,8 @@
 //
 // Inside a block each warp takes every fourth tile, with its own ring of copies in flight and its own running softmax,
 // and the warps meet only at the end of a row, while the copies for the next are under way. The query heads that share
-// the KV head are the columns of one mma tile, whose rows are the keys: up to eight heads leave none of it empty but
-// columns.
+// the KV head are the columns of one mma tile, whose rows are the keys: a group of up to eight heads costs one product
+// for 16 keys and 16 features.
 //
 // Where there are few rows, latency counts and not balance: a cluster of blocks takes each row in equal parts and adds
 // them up through its shared memory, without the workspace.
@@ -58,8 +58,8 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   const uint8_t* k = p.a.keys + start;
   const uint8_t* v = p.a.values + start;
   const int rows = walk.context - key;
-  if (kDim <= 128 && rows >= kDecodeTile && left_out < 0 &&
-      p.a.head_dim == kDim) {  // nearly always, and with few instructions
+  // Nearly always, and with few instructions.
+  if (kDim <= 128 && rows >= kDecodeTile && left_out < 0 && p.a.head_dim == kDim) {
     const uint32_t first = stage + Tile::byte(row0, chunk);
 #pragma unroll
     for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "engine/step_log.h"
 #include "eval/step_breakdown.h"
-#include "server/metrics/step_log.h"
 
 namespace nfp {
 namespace {
@@ -188,9 +188,9 @@ Status ThroughputMode::run(const BenchFlags& common) const {
       NFP_ASSIGN_OR_RETURN(options.loads.emplace_back(), parse_trace(text, trace, count, ctx));
     }
   }
-  std::unique_ptr<server::StepLog> log;
+  std::unique_ptr<StepLog> log;
   if (!step_log.empty()) {
-    NFP_ASSIGN_OR_RETURN(log, server::StepLog::create(step_log));
+    NFP_ASSIGN_OR_RETURN(log, StepLog::create(step_log));
   }
   NFP_ASSIGN_OR_RETURN(
       const auto loaded,

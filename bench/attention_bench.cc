@@ -168,8 +168,6 @@ int main(int argc, char** argv) {
     for (const bool e4m3 : {false, true}) {
       for (const int batch : {1, 8, 32, 64, 128, 256}) report({batch, 1, 1280, 32, 8, 128, false, e4m3});
       for (const int batch : {64, 256}) report({batch, 1, 256, 32, 8, 128, false, e4m3});
-    }
-    for (const bool e4m3 : {false, true}) {
       for (const auto& [prompts, tokens] :
            {std::pair{1, 1024}, {8, 1024}, {4, 2048}, {1, 4000}, {2, 4096}, {1, 8192}, {32, 256}, {64, 128}})
         report({prompts, tokens, tokens, 32, 8, 128, false, e4m3});

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "engine/engine.h"
+#include "engine/step_log.h"
 #include "server/metrics/histogram.h"
 #include "server/metrics/http_counts.h"
-#include "server/metrics/step_log.h"
 #include "server/metrics/timeline.h"
 
 namespace nfp::server {

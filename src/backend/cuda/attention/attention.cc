@@ -54,6 +54,11 @@ Status check_call(const AttentionCall& c) {
   return ok_status();
 }
 
+Status check_workspace(const AttentionCall& c, size_t needed) {
+  if (c.workspace != nullptr && aligned(c.workspace, 16) && c.workspace_bytes >= needed) return ok_status();
+  return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes", needed);
+}
+
 int padded_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 int padded_rows(int group) { return group <= 8 ? 8 : 16; }
 
@@ -297,8 +302,7 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));
   const size_t needed = workspace_bytes(c, k.spans());
-  if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < needed)
-    return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes", needed);
+  NFP_RETURN_IF_ERROR(check_workspace(c, needed));
   if (c.rotation.cos_sin != nullptr &&
       (!can_rotate(c) || c.q_stride < (int64_t{c.heads} + int64_t{2} * c.kv_heads) * c.head_dim ||
        !aligned(c.rotation.cos_sin, 8) || !aligned(c.rotation.q_norm, 8) || !aligned(c.rotation.k_norm, 8)))
@@ -323,9 +327,7 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
 Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check_call(c));
   if (c.tokens <= 0) return error(ErrorCode::kUsage, "attention: tokens must be positive");
-  if (c.workspace == nullptr || !aligned(c.workspace, 16) || c.workspace_bytes < kPrefillWorkspaceBytes)
-    return error(ErrorCode::kUsage, "attention: workspace must be 16-byte aligned and have {} bytes",
-                 kPrefillWorkspaceBytes);
+  NFP_RETURN_IF_ERROR(check_workspace(c, kPrefillWorkspaceBytes));
   PrefillParams p{};
   p.a = make_params(c);
   p.next_item = static_cast<int32_t*>(c.workspace);

@@ -32,8 +32,8 @@ struct AttentionParams {
 struct PrefillParams {
   AttentionParams a;
   int32_t* next_item;  // zero between calls: prefill_tile.cuh
-  CUtensorMap keys,
-      values;  // of an FP16 cache: [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle
+  // Of an FP16 cache: [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle.
+  CUtensorMap keys, values;
 };
 
 struct DecodeRotation {

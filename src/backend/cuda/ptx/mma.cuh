@@ -25,6 +25,7 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
 // Four 8x8 matrices of 16-bit elements. Lane i gives the address of row i % 8 of matrix i / 8 and gets, of each matrix,
 // elements 2t and 2t+1 of row g; transposed, elements g of rows 2t and 2t+1.
 __device__ __forceinline__ void load_matrix_x4(uint32_t address, uint32_t (&r)[4]) {

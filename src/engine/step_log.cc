@@ -1,11 +1,11 @@
-#include "server/metrics/step_log.h"
+#include "engine/step_log.h"
 
 #include <fmt/format.h>
 
 #include <cerrno>
 #include <cstring>
 
-namespace nfp::server {
+namespace nfp {
 
 Result<std::unique_ptr<StepLog>> StepLog::create(const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "w");
@@ -27,4 +27,4 @@ void StepLog::add(const StepRecord& step) {
              1e3 * step.predicted_s, 1e3 * step.table_s, 1e3 * step.seconds);
 }
 
-}  // namespace nfp::server
+}  // namespace nfp

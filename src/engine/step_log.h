@@ -9,7 +9,7 @@
 #include "base/result.h"
 #include "engine/engine.h"
 
-namespace nfp::server {
+namespace nfp {
 
 class StepLog {
  public:
@@ -27,4 +27,4 @@ class StepLog {
   double first_s_ = -1;
 };
 
-}  // namespace nfp::server
+}  // namespace nfp

@@ -178,6 +178,38 @@ TEST_F(GpuTest, LogitsOverAnE4m3CacheAreTheCpus) {
   EXPECT_GT(compared, 0);
 }
 
+// With the fastest kernels: many short prompts, single tokens and a long prompt's chunks in a step, of which only the
+// last tokens go through the last layer.
+TEST_F(GpuTest, LastTokensAloneAreTheCpus) {
+  for (const std::string& name : models()) {
+    auto cpu = TinyModel::load(name, "scalar", 2), gpu = TinyModel::load(name, "cuda fastest", 2);
+    ASSERT_TRUE(cpu.ok() && gpu.ok()) << name << ": " << (gpu.ok() ? "" : gpu.error().message);
+    const auto sequences = random_sequences(3, (*cpu)->config().vocab);
+    const auto vocab = static_cast<ptrdiff_t>((*cpu)->config().vocab);
+    const double bound = 4 * std::sqrt(8.0 * (*cpu)->config().layers + 3) * 0x1p-11;
+    const auto want = (*cpu)->run(sequences, one_by_one(sequences), Precision::kFp16, DType::kF16);
+    ASSERT_TRUE(want.ok()) << want.error().message;
+    for (uint32_t seed = 0; seed < 3; ++seed) {
+      const Schedule schedule = random_schedule(seed, sequences);
+      const auto got = (*gpu)->run(sequences, schedule, Precision::kFp16, DType::kF16, /*last_only=*/true);
+      ASSERT_TRUE(got.ok()) << got.error().message;
+      std::vector<std::vector<float>> computed(sequences.size()), expected(sequences.size());
+      std::vector<ptrdiff_t> end(sequences.size());
+      for (const auto& step : schedule) {
+        for (const Piece& piece : step) {
+          const ptrdiff_t last = (end[piece.sequence] += static_cast<ptrdiff_t>(piece.count)) * vocab;
+          const auto append = [&](std::vector<float>& to, const std::vector<float>& from) {
+            to.insert(to.end(), from.begin() + last - vocab, from.begin() + last);
+          };
+          append(computed[piece.sequence], (*got)[piece.sequence]);
+          append(expected[piece.sequence], (*want)[piece.sequence]);
+        }
+      }
+      EXPECT_LT(relative_error(computed, expected), bound) << name;
+    }
+  }
+}
+
 TEST_F(GpuTest, CuttingAndCompanyChangeNothingWhereDeterministic) {
   for (const std::string& name : models()) {
     auto gpu = TinyModel::load(name, "cuda", 2);
@@ -191,6 +223,12 @@ TEST_F(GpuTest, CuttingAndCompanyChangeNothingWhereDeterministic) {
         const auto cut = (*gpu)->run(sequences, random_schedule(seed, sequences), precision, DType::kF16);
         ASSERT_TRUE(cut.ok()) << cut.error().message;
         worst = std::max(worst, relative_error(*cut, *whole));
+      }
+      const auto last = (*gpu)->run(sequences, one_by_one(sequences), precision, DType::kF16, /*last_only=*/true);
+      ASSERT_TRUE(last.ok()) << last.error().message;
+      for (size_t s = 0; s < sequences.size(); ++s) {
+        const auto vocab = static_cast<ptrdiff_t>((*gpu)->config().vocab);
+        EXPECT_TRUE(std::equal((*last)[s].end() - vocab, (*last)[s].end(), (*whole)[s].end() - vocab)) << name;
       }
       printf("%s %s: cut against whole %.2e\n", name.c_str(), std::string(name_of(precision)).c_str(), worst);
       EXPECT_EQ(worst, 0.0) << name << " " << name_of(precision);

@@ -273,6 +273,35 @@ TEST_P(TinyModelTest, LogitsDoNotDependOnChunksNorOnTheRestOfTheBatch) {
   }
 }
 
+// Where nobody asks for another token's, the last layer computes the last tokens' hidden states alone: the same bits.
+TEST_P(TinyModelTest, LastTokensAloneHaveTheSameLogits) {
+  const auto sequences = prompts();
+  const auto vocab = static_cast<size_t>(model_->config().vocab);
+  Schedule together(1), chunks;
+  for (size_t s = 0; s < sequences.size(); ++s) together[0].push_back({s, sequences[s].size()});
+  for (size_t p = 0; p < sequences.back().size(); p += 7) {  // beside single tokens of another sequence
+    auto& step = chunks.emplace_back();
+    if (p / 7 < sequences.front().size()) step.push_back({0, 1});
+    step.push_back({sequences.size() - 1, std::min<size_t>(7, sequences.back().size() - p)});
+  }
+  for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+    for (const Schedule& schedule : {together, chunks}) {
+      const auto all = model_->run(sequences, schedule, precision, DType::kF16);
+      const auto last = model_->run(sequences, schedule, precision, DType::kF16, /*last_only=*/true);
+      ASSERT_TRUE(all.ok() && last.ok());
+      std::vector<size_t> ends(sequences.size());
+      for (const auto& step : schedule) {
+        for (const Piece& piece : step) {
+          const size_t end = ends[piece.sequence] += piece.count * vocab;
+          ASSERT_EQ(0, std::memcmp(&(*last)[piece.sequence][end - vocab], &(*all)[piece.sequence][end - vocab],
+                                   vocab * sizeof(float)))
+              << name_of(precision) << ", sequence " << piece.sequence << ", " << end / vocab << " tokens";
+        }
+      }
+    }
+  }
+}
+
 TEST_P(TinyModelTest, NestedFp16IsBitForBitPlainFp16) {
   // Where BF16 sources are refined by negative row exponents, plain FP16 is not the same matrix.
   if (std::string(GetParam().model) == "llama-headdim") GTEST_SKIP() << "a BF16 source has no one FP16 matrix";

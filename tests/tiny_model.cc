@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <string_view>
 
@@ -104,8 +105,9 @@ Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, cons
   std::unique_ptr<TinyModel> tiny(new TinyModel(threads));
   NFP_ASSIGN_OR_RETURN(tiny->source_, ModelSource::open(tiny_model_folder(name)));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(tiny->source_->config_json(), name + "/config.json"));
-  if (kernels == "cuda") {
-    NFP_ASSIGN_OR_RETURN(tiny->backend_, make_backend("cuda", {.threads = threads, .deterministic = true}));
+  if (kernels.starts_with("cuda")) {
+    NFP_ASSIGN_OR_RETURN(tiny->backend_,
+                         make_backend("cuda", {.threads = threads, .deterministic = kernels == "cuda"}));
   } else {
     NFP_ASSIGN_OR_RETURN(tiny->backend_, make_cpu_backend({.threads = threads, .pin = false, .kernels = kernels}));
   }
@@ -123,7 +125,8 @@ Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, cons
 }
 
 Result<std::vector<std::vector<float>>> TinyModel::run(const std::vector<std::vector<int32_t>>& sequences,
-                                                       const Schedule& schedule, Precision precision, DType kv_dtype) {
+                                                       const Schedule& schedule, Precision precision, DType kv_dtype,
+                                                       bool last_only) {
   // Neighbouring blocks of a sequence lie apart and in descending order, as they may after some time of use.
   std::vector<std::vector<int32_t>> tables(sequences.size());
   int32_t blocks = 0;
@@ -137,14 +140,14 @@ Result<std::vector<std::vector<float>>> TinyModel::run(const std::vector<std::ve
   NFP_ASSIGN_OR_RETURN(const auto cache, backend_->make_kv_cache(model_->kv_spec(blocks, kBlockSize, kv_dtype)));
   std::vector<std::vector<float>> logits(sequences.size());
   for (const auto& pieces : schedule) {
-    NFP_RETURN_IF_ERROR(step(sequences, pieces, tables, precision, *cache, logits));
+    NFP_RETURN_IF_ERROR(step(sequences, pieces, tables, precision, *cache, last_only, logits));
   }
   return logits;
 }
 
 Status TinyModel::step(const std::vector<std::vector<int32_t>>& sequences, const std::vector<Piece>& pieces,
                        const std::vector<std::vector<int32_t>>& tables, Precision precision, KvCache& cache,
-                       std::vector<std::vector<float>>& logits) {
+                       bool last_only, std::vector<std::vector<float>>& logits) {
   const auto vocab = static_cast<size_t>(config().vocab);
   StepShape shape;
   for (const Piece& piece : pieces) {
@@ -152,6 +155,7 @@ Status TinyModel::step(const std::vector<std::vector<int32_t>>& sequences, const
     ++shape.sequences;
     shape.tokens += static_cast<int32_t>(piece.count);
   }
+  shape.last_only = last_only;
   input_->begin(0, shape);
   for (const Piece& piece : pieces) {
     const size_t first = logits[piece.sequence].size() / vocab;
@@ -161,22 +165,24 @@ Status TinyModel::step(const std::vector<std::vector<int32_t>>& sequences, const
                  .blocks = tables[piece.sequence]});
   }
   input_->upload();
-  std::vector<int32_t> rows(static_cast<size_t>(shape.tokens));
+  std::vector<int32_t> rows(static_cast<size_t>(last_only ? shape.sequences : shape.tokens));
   std::iota(rows.begin(), rows.end(), 0);
   NFP_ASSIGN_OR_RETURN(const Buffer d_rows, to_device(*backend_, rows));
 
   model_->forward({input_->view(shape, nullptr), precision, &cache});
   const size_t bytes = rows.size() * vocab * sizeof(float);
   NFP_ASSIGN_OR_RETURN(const Buffer d_logits, backend_->allocate(bytes));
-  model_->logits(d_rows.as<int32_t>(), shape.tokens, precision, d_logits.as<float>());
+  model_->logits(d_rows.as<int32_t>(), static_cast<int32_t>(rows.size()), precision, d_logits.as<float>());
   std::vector<float> values(rows.size() * vocab);
   NFP_RETURN_IF_ERROR(backend_->download(values.data(), d_logits.data(), bytes));
-  size_t begin = 0;
+  auto from = values.begin();
   for (const Piece& piece : pieces) {
-    const auto from = values.begin() + static_cast<ptrdiff_t>(begin * vocab);
     auto& out = logits[piece.sequence];
-    out.insert(out.end(), from, from + static_cast<ptrdiff_t>(piece.count * vocab));
-    begin += piece.count;
+    const size_t computed = last_only ? 1 : piece.count;
+    out.resize(out.size() + (piece.count - computed) * vocab, std::numeric_limits<float>::quiet_NaN());
+    const auto to = from + static_cast<ptrdiff_t>(computed * vocab);
+    out.insert(out.end(), from, to);
+    from = to;
   }
   return ok_status();
 }

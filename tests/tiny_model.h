@@ -78,13 +78,16 @@ Schedule one_by_one(const std::vector<std::vector<int32_t>>& sequences);
 // A model on a backend.
 class TinyModel {
  public:
-  // kernels: as CpuOptions has it, or "cuda" for the GPU, with results that do not depend on the batch.
+  // kernels: as CpuOptions has it, or "cuda" for the GPU, with results that do not depend on the batch, or
+  // "cuda fastest" for one with the fastest kernels for it.
   static Result<std::unique_ptr<TinyModel>> load(const std::string& name, const std::string& kernels, int threads,
                                                  MatrixFilter filter = {});
 
-  // Logits [tokens, vocab] of every sequence; the schedule gives each sequence's tokens exactly once.
+  // Logits [tokens, vocab] of every sequence; the schedule gives each sequence's tokens exactly once. `last_only`: of
+  // the last token of each piece, NaN for the others, as of steps where nobody asks for theirs.
   Result<std::vector<std::vector<float>>> run(const std::vector<std::vector<int32_t>>& sequences,
-                                              const Schedule& schedule, Precision precision, DType kv_dtype);
+                                              const Schedule& schedule, Precision precision, DType kv_dtype,
+                                              bool last_only = false);
 
   const ModelSource& source() const { return *source_; }
   const ModelConfig& config() const { return model_->config(); }
@@ -94,7 +97,7 @@ class TinyModel {
  private:
   explicit TinyModel(int threads) : threads_(threads) {}
   Status step(const std::vector<std::vector<int32_t>>& sequences, const std::vector<Piece>& pieces,
-              const std::vector<std::vector<int32_t>>& tables, Precision precision, KvCache& cache,
+              const std::vector<std::vector<int32_t>>& tables, Precision precision, KvCache& cache, bool last_only,
               std::vector<std::vector<float>>& logits);
 
   ThreadPool threads_;

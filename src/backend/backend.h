@@ -130,7 +130,28 @@ struct BatchView {
   const int32_t* query_start = nullptr;  // [S + 1] sequence s has tokens query_start[s] .. query_start[s+1]-1
   const int32_t* context = nullptr;      // [S] tokens of s in the KV cache once this step's are written
   const int32_t* block_table = nullptr;  // [S, table_width]
+
+  // Each sequence's last token, where nobody will ask for another one's hidden state.
+  struct Last {
+    const int32_t* token = nullptr;     // [S] its place among the T
+    const int32_t* position = nullptr;  // [S]
+    const int32_t* start = nullptr;     // [S + 1] 0, 1, 2, ...: query_start of those alone
+  };
+  Last last;              // null = all are wanted
+  bool narrowed = false;  // narrow()'s: keys before a token's own may be of this step too
 };
+
+// The last tokens of a batch that has them (BatchView::last): a batch of its own for attention, once all of the step's
+// keys are written. It has no ids and no slots.
+inline BatchView narrow(BatchView batch) {
+  batch.tokens = batch.single = batch.sequences;
+  batch.positions = batch.last.position;
+  batch.query_start = batch.last.start;
+  batch.token_ids = batch.token_source = batch.slots = nullptr;
+  batch.last = {};
+  batch.narrowed = true;
+  return batch;
+}
 
 // ---- operations ----------------------------------------------------------------------------------------------------
 

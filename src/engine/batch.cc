@@ -19,7 +19,7 @@ size_t StepShapeHash::operator()(const StepShape& s) const {
   size_t hash = 0;
   for (const size_t part :
        {static_cast<size_t>(s.tokens), static_cast<size_t>(s.sequences), static_cast<size_t>(s.single),
-        static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.pooled),
+        static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.pooled), size_t{s.last_only},
         static_cast<size_t>(s.needs), static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share),
         static_cast<size_t>(s.launch_context)}) {
     hash = (hash ^ part) * 0x9e3779b97f4a7c15ull;
@@ -42,6 +42,10 @@ StepInput::Layout StepInput::layout(const StepShape& s) {
   place(at.slots, s.tokens, kInt);
   place(at.query_start, s.sequences + 1, kInt);
   place(at.context, s.sequences, kInt);
+  const int32_t last = s.last_only ? s.sequences : 0;
+  place(at.last_token, last, kInt);
+  place(at.last_position, last, kInt);
+  place(at.last_start, last > 0 ? last + 1 : 0, kInt);
   place(at.rows, s.rows, kInt);
   place(at.scored_rows, s.scored, kInt);
   place(at.scored_targets, s.scored, kInt);
@@ -56,6 +60,7 @@ Result<std::unique_ptr<StepInput>> StepInput::create(Backend& backend, const Ste
   StepShape most;
   most.tokens = most.scored = most.pooled = limits.tokens;
   most.sequences = most.rows = limits.sequences;
+  most.last_only = true;
   const auto sequences = static_cast<size_t>(limits.sequences);
   const size_t arrays = layout(most).bytes;
   const size_t table = sequences * static_cast<size_t>(limits.table_width) * sizeof(int32_t);
@@ -83,6 +88,7 @@ void StepInput::begin(int slot, const StepShape& shape) {
   tokens_ = sequences_ = rows_ = scored_ = pooled_ = biased_ = masked_ = 0;
   widest_ = 1;
   host<int32_t>(at_.query_start)[0] = 0;
+  if (shape_.last_only) host<int32_t>(at_.last_start)[0] = 0;
 }
 
 int32_t StepInput::add(const BatchItem& item) {
@@ -100,23 +106,28 @@ int32_t StepInput::add(const BatchItem& item) {
   }
   tokens_ += count;
   host<int32_t>(at_.context)[sequences_] = item.first + count;
+  if (shape_.last_only) {
+    host<int32_t>(at_.last_token)[sequences_] = tokens_ - 1;
+    host<int32_t>(at_.last_position)[sequences_] = item.first + count - 1;
+    host<int32_t>(at_.last_start)[sequences_ + 1] = sequences_ + 1;
+  }
   assert(item.blocks.size() <= static_cast<size_t>(limits_.table_width));
   auto* table = tables_[static_cast<size_t>(slot_)].as<int32_t>();
   std::copy(item.blocks.begin(), item.blocks.end(),
             table + static_cast<size_t>(sequences_) * static_cast<size_t>(limits_.table_width));
   widest_ = std::max(widest_, static_cast<int32_t>(item.blocks.size()));
   host<int32_t>(at_.query_start)[++sequences_] = tokens_;
-  return tokens_ - 1;
+  return shape_.last_only ? sequences_ - 1 : tokens_ - 1;
 }
 
-void StepInput::add_row(int32_t token_row, SamplingRow row, std::span<const LogitBias> bias) {
+void StepInput::add_row(int32_t last_row, SamplingRow row, std::span<const LogitBias> bias) {
   assert(rows_ < shape_.rows && bias.size() <= static_cast<size_t>(limits_.row_bias));
   row.bias_first = biased_;
   row.bias_count = static_cast<int32_t>(bias.size());
   row.allowed_row = -1;
   std::copy(bias.begin(), bias.end(), biases_[static_cast<size_t>(slot_)].as<LogitBias>() + biased_);
   biased_ += row.bias_count;
-  host<int32_t>(at_.rows)[rows_] = token_row;
+  host<int32_t>(at_.rows)[rows_] = last_row;
   host<SamplingRow>(at_.sampling)[rows_++] = row;
 }
 
@@ -200,6 +211,9 @@ BatchView StepInput::view(const StepShape& shape, const SampledRow* previous) co
   view.query_start = device<int32_t>(at.query_start);
   view.context = device<int32_t>(at.context);
   view.block_table = device_table_.as<int32_t>();
+  if (shape.last_only) {
+    view.last = {device<int32_t>(at.last_token), device<int32_t>(at.last_position), device<int32_t>(at.last_start)};
+  }
   return view;
 }
 

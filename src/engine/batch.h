@@ -34,13 +34,14 @@ struct StepLimits {
 };
 
 struct StepShape {
-  int32_t tokens = 0;     // padding included
-  int32_t sequences = 0;  // likewise
-  int32_t single = 0;     // leading sequences with one token each
-  int32_t rows = 0;       // of logits that are sampled
-  int32_t scored = 0;     // of logits whose given next token is scored
-  int32_t pooled = 0;     // of hidden states that are brought back
-  uint32_t needs = 0;     // SamplingNeeds
+  int32_t tokens = 0;      // padding included
+  int32_t sequences = 0;   // likewise
+  int32_t single = 0;      // leading sequences with one token each
+  int32_t rows = 0;        // of logits that are sampled
+  int32_t scored = 0;      // of logits whose given next token is scored
+  int32_t pooled = 0;      // of hidden states that are brought back
+  bool last_only = false;  // of each sequence only the last token's hidden state is wanted (BatchView::last)
+  uint32_t needs = 0;      // SamplingNeeds
   Precision precision = Precision::kFp16;
   double fp8_share = 1.0;      // as ForwardArgs has it; one of a few levels
   int32_t launch_context = 0;  // as BatchView has it
@@ -71,10 +72,11 @@ class StepInput {
   // Plans another step, in the host arrays of `slot`, whose last upload must be done. The shape's sizes may exceed what
   // is then added only if it is decode().
   void begin(int slot, const StepShape& shape);
-  // Sequences in order; the first shape.single ones have one token. Returns the index of the item's last token.
+  // Sequences in order; the first shape.single ones have one token. Returns the row of the item's last token among the
+  // forward's hidden states.
   int32_t add(const BatchItem& item);
-  // A row of logits after this token; bias: each token once. The row's bias_* and allowed_row are set here.
-  void add_row(int32_t token_row, SamplingRow row, std::span<const LogitBias> bias);
+  // A row of logits of what add() returned; bias: each token once. The row's bias_* and allowed_row are set here.
+  void add_row(int32_t last_row, SamplingRow row, std::span<const LogitBias> bias);
   // The mask of the row added last, all zero, to be filled in.
   std::span<uint32_t> add_mask();
   void drop_mask();  // the row added last is unrestricted after all
@@ -88,7 +90,7 @@ class StepInput {
   // Device arrays of the shape; `previous` as BatchView has it.
   BatchView view(const StepShape& shape, const SampledRow* previous) const;
   SampleArgs sampling(const StepShape& shape) const;            // all but logits, history and results
-  const int32_t* sampled_rows(const StepShape& shape) const;    // [rows] indices of tokens
+  const int32_t* sampled_rows(const StepShape& shape) const;    // [rows] of hidden states
   const int32_t* scored_rows(const StepShape& shape) const;     // [scored]
   const int32_t* scored_targets(const StepShape& shape) const;  // [scored]
   const int32_t* pooled_rows(const StepShape& shape) const;     // [pooled] indices of tokens
@@ -98,6 +100,7 @@ class StepInput {
   // Byte offsets of a shape's arrays behind each other.
   struct Layout {
     size_t token_ids, token_source, positions, slots, query_start, context, rows, scored_rows, scored_targets;
+    size_t last_token, last_position, last_start;
     size_t pooled_rows, sampling;
     size_t bytes;
   };

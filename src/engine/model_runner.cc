@@ -213,6 +213,7 @@ StepShape ModelRunner::shape_of(const Part& part) const {
     shape.rows += 1;
     shape.needs |= needs_of(*item.sequence);
   }
+  shape.last_only = shape.single < shape.sequences && shape.scored == 0 && shape.pooled == 0;
   if (!shape.decode() || graph_sizes_.empty()) return shape;
   const auto size = std::lower_bound(graph_sizes_.begin(), graph_sizes_.end(), shape.rows);
   if (size != graph_sizes_.end()) shape.tokens = shape.sequences = shape.single = shape.rows = *size;
@@ -220,11 +221,11 @@ StepShape ModelRunner::shape_of(const Part& part) const {
   return shape;
 }
 
-void ModelRunner::add_samples(const ScheduledSequence& item, int32_t token_row, Precision precision, Slot& slot) {
+void ModelRunner::add_samples(const ScheduledSequence& item, int32_t last_row, Precision precision, Slot& slot) {
   const Sequence& sequence = *item.sequence;
   const SamplingRow row = sampling_row(sequence);
   collect_bias(sequence, biases_);
-  input_->add_row(token_row, row, biases_);
+  input_->add_row(last_row, row, biases_);
   if (sequence.request.constraint && !sequence.request.constraint->fill(input_->add_mask())) input_->drop_mask();
   slot.rows.push_back({precision, row.report >= 0, std::max(0, row.report)});
 }
@@ -339,7 +340,9 @@ void ModelRunner::enqueue(const StepShape& shape, FirstRows first, int32_t top_n
                   .cache = cache_.get(),
                   .fp8_share = shape.fp8_share});
   if (shape.rows > 0) {
-    model_.logits(input_->sampled_rows(shape), shape.rows, shape.precision, logits_.as<float>());
+    // Decoded tokens are in order: a row each.
+    const int32_t* const rows = shape.decode() ? nullptr : input_->sampled_rows(shape);
+    model_.logits(rows, shape.rows, shape.precision, logits_.as<float>());
     SampleArgs args = input_->sampling(shape);
     args.logits = logits_.as<float>();
     args.history = history_.get();

@@ -88,7 +88,7 @@ class ModelRunner final : public StepRunner {
   };
   StepShape shape_of(const Part& part) const;
   Status submit_part(const Part& part, int host_slot, Slot& slot);
-  void add_samples(const ScheduledSequence& item, int32_t token_row, Precision precision, Slot& slot);
+  void add_samples(const ScheduledSequence& item, int32_t last_row, Precision precision, Slot& slot);
   void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision, Slot& slot);
   void add_hidden(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
   // Where a launch's rows begin among those of its step.

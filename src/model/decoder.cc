@@ -126,7 +126,7 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
     NFP_ASSIGN_OR_RETURN(still_cos_sin_, backend_.allocate(still.size() * sizeof(float)));
     NFP_RETURN_IF_ERROR(backend_.upload(still_cos_sin_.data(), still.data(), still_cos_sin_.bytes()));
   }
-  NFP_RETURN_IF_ERROR(work_.reserve(backend_, config_, tokens));
+  NFP_RETURN_IF_ERROR(work_.reserve(backend_, config_, tokens, rows));
   NFP_RETURN_IF_ERROR(head_.reserve(backend_, config_, rows));
   return backend_.reserve({.tokens = std::max(tokens, rows),
                            .sequences = rows,
@@ -140,7 +140,7 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
 }
 
 void Decoder::forward(const ForwardArgs& args) {
-  const Pass pass{backend_, args, work_, cos_sin_.as<float>(), local_cos_sin_.as<float>(), still_cos_sin_.as<float>()};
+  Pass pass{backend_, args, work_, cos_sin_.as<float>(), local_cos_sin_.as<float>(), still_cos_sin_.as<float>()};
   const int32_t end = args.end_layer < 0 ? config_.layers : std::min(args.end_layer, config_.layers);
   if (args.first_layer == 0) embedding_.run(pass);
   const Buffer* pending = nullptr;        // still to be added to the residual stream,
@@ -179,7 +179,8 @@ void Decoder::forward(const ForwardArgs& args) {
   };
   for (int32_t i = args.first_layer; i < end; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    if (!layer.attention.run(pass, norm(layer.attention_norm, pass.consumer(layer.attention.qkv)))) return;
+    const bool narrows = i + 1 == config_.layers && args.batch.last.token != nullptr;
+    if (!layer.attention.run(pass, norm(layer.attention_norm, pass.consumer(layer.attention.qkv)), narrows)) return;
     add(layer.attention_post_norm);
     // The router and several experts read the same norm: in the form that all of them can read.
     const Buffer& x = norm(layer.mlp_norm, layer.has_experts ? Precision::kFp16 : pass.consumer(layer.mlp.gate_up));

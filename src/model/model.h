@@ -15,6 +15,8 @@ namespace nfp {
 class WeightLoader;
 
 struct ForwardArgs {
+  // With batch.last the last layer computes no more than keys and values of the other tokens, and hidden states have a
+  // row a sequence.
   BatchView batch;
   Precision precision = Precision::kFp16;
   KvCache* cache = nullptr;
@@ -39,17 +41,18 @@ class Model {
   // Makes room for steps of up to `tokens` tokens, `rows` rows of logits at once, and positions below `positions` (at
   // most the configuration's max_context). Call before the first forward.
   virtual Status reserve(int32_t tokens, int32_t rows, int32_t positions) = 0;
-  // Runs the layers: writes keys and values of the batch's tokens, and leaves their hidden states inside.
+  // Runs the layers: writes keys and values of the batch's tokens, and leaves their hidden states inside, a row a
+  // token, or a sequence where the batch has `last`.
   virtual void forward(const ForwardArgs& args) = 0;
-  // Logits of `count` tokens of the last forward. rows: device [count], indices of tokens; out: device [count, vocab]
+  // Logits of `count` hidden states of the last forward. rows: device [count], indices; null = the first ones; out: device [count, vocab]
   // FP32.
   virtual void logits(const int32_t* rows, int32_t count, Precision precision, float* out) = 0;
 
-  // Hidden states of `count` tokens of the last forward (at most reserve()'s rows) as the head reads them, after the
+  // `count` hidden states of the last forward (at most reserve()'s rows) as the head reads them, after the
   // final norm: [count, hidden] of the backend's activation_dtype(), until the next call of this or logits().
   virtual const Buffer& final_states(const int32_t* rows, int32_t count) = 0;
 
-  // The residual stream [tokens, hidden] that the last forward left: FP32 where config().wide_stream, else of the
+  // The residual stream [rows, hidden] that the last forward left: FP32 where config().wide_stream, else of the
   // backend's activation_dtype().
   virtual const Buffer& hidden() const = 0;
 

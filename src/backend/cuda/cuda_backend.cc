@@ -666,7 +666,8 @@ void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args) {
   const int32_t single = options_.deterministic ? 0 : batch.single;
   if (single > 0) {
     call.sequences = call.tokens = single;
-    call.early_cache_reads = true;  // steps begin with a copy, so only this step's keys may still be on their way
+    // Steps begin with a copy, so only this step's keys may still be on their way.
+    call.early_cache_reads = !batch.narrowed;
     keep(cuda::run_decode(call, stream_));
   }
   if (batch.sequences > single) {

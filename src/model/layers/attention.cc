@@ -35,21 +35,32 @@ Status Attention::load(WeightLoader& weights, const ModelConfig& config, int32_t
   return ok_status();
 }
 
-bool Attention::run(const Pass& pass, const Buffer& x) const {
+bool Attention::run(Pass& pass, const Buffer& x, bool narrows) const {
   const Workspace& work = pass.work;
+  Backend& backend = pass.backend;
   if (!pass.multiply(qkv, x, work.qkv)) return false;
   RopeArgs rotate = rope;
   rotate.qkv = work.qkv.data();
   rotate.cos_sin = !rotates ? pass.still_cos_sin : local_rope ? pass.local_cos_sin : pass.cos_sin;
   rotate.cache = pass.args.cache;
-  rotate.batch = pass.args.batch;
+  rotate.batch = pass.batch;
   AttentionArgs call = attend;
   call.qkv = work.qkv.data();
   call.cache = pass.args.cache;
-  call.batch = pass.args.batch;
+  call.batch = pass.batch;
   call.out = work.attended.data();
   call.consumer = pass.consumer(output);
-  pass.backend.rope_attention(rotate, call);
+  if (narrows) {
+    backend.rope(rotate);
+    const int32_t features = (attend.heads + 2 * attend.kv_heads) * attend.head_dim;
+    backend.gather_rows({work.qkv.data(), pass.batch.last.token, pass.batch.sequences, features, work.last_qkv.data()});
+    pass.narrow(static_cast<int32_t>(output.weight->n()));
+    call.qkv = work.last_qkv.data();
+    call.batch = pass.batch;
+    backend.attention(call);
+  } else {
+    backend.rope_attention(rotate, call);
+  }
   return pass.multiply_into_stream(output, work.attended);
 }
 

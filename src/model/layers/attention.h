@@ -8,8 +8,9 @@ namespace nfp {
 // Grouped-query attention with rotary embedding, over the paged cache.
 struct Attention {
   Status load(WeightLoader& weights, const ModelConfig& config, int32_t layer);
-  // x -> work.product. False where the forward ended inside.
-  bool run(const Pass& pass, const Buffer& x) const;
+  // x -> work.product. False where the forward ended inside. `narrows`: `pass` goes on with the sequences' last tokens,
+  // as soon as all keys and values are written.
+  bool run(Pass& pass, const Buffer& x, bool narrows) const;
 
   Linear qkv;             // [(heads + 2 * kv_heads) * head_dim, hidden]
   Linear output;          // [hidden, heads * head_dim]

@@ -31,8 +31,8 @@ const Buffer& Head::states(Backend& backend, const Buffer& hidden, const int32_t
 
 const Buffer& Head::normalise(const Norm& by, Backend& backend, const Buffer& hidden, const int32_t* rows,
                               int32_t count, Precision consumer) const {
-  backend.gather_rows({hidden.data(), rows, count, by.hidden, gathered.data(), by.wide});
-  backend.rms_norm(by.of(gathered, count, consumer, normed));
+  if (rows != nullptr) backend.gather_rows({hidden.data(), rows, count, by.hidden, gathered.data(), by.wide});
+  backend.rms_norm(by.of(rows != nullptr ? gathered : hidden, count, consumer, normed));
   return normed;
 }
 

@@ -11,11 +11,12 @@ namespace nfp {
 struct Head {
   Status load(WeightLoader& weights, const ModelConfig& config);  // no matrix where it is tied
   Status reserve(Backend& backend, const ModelConfig& config, int32_t rows);
-  // Logits of rows[0..count) of `hidden`. `matrix`: own, or the embedding where they are tied.
+  // Logits of rows[0..count) of `hidden`, or without rows of its first `count`. `matrix`: own, or the embedding where
+  // they are tied.
   void run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
            Precision precision, float* out) const;
 
-  // The final norm of rows[0..count), in the form that `consumer` wants.
+  // The final norm of these rows, in the form that `consumer` wants.
   const Buffer& states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,
                        Precision consumer) const;
 

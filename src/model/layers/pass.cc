@@ -10,7 +10,7 @@ size_t Workspace::stream_bytes(Backend& backend, const ModelConfig& config, int3
   return static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * sizeof(float);
 }
 
-Status Workspace::reserve(Backend& backend, const ModelConfig& config, int32_t tokens) {
+Status Workspace::reserve(Backend& backend, const ModelConfig& config, int32_t tokens, int32_t sequences) {
   wide = config.wide_stream;
   const auto make_bytes = [&](Buffer& buffer, size_t bytes) -> Status {
     buffer.reset();
@@ -25,7 +25,9 @@ Status Workspace::reserve(Backend& backend, const ModelConfig& config, int32_t t
     return make_bytes(buffer, backend.activation_bytes(tokens, features));
   };
   NFP_RETURN_IF_ERROR(make(normed, config.hidden));
-  NFP_RETURN_IF_ERROR(make(qkv, config.query_features() + 2 * config.kv_features()));
+  const int64_t qkv_features = config.query_features() + 2 * config.kv_features();
+  NFP_RETURN_IF_ERROR(make(qkv, qkv_features));
+  NFP_RETURN_IF_ERROR(make_bytes(last_qkv, backend.activation_bytes(std::min(tokens, sequences), qkv_features)));
   NFP_RETURN_IF_ERROR(make(attended, config.query_features()));
   NFP_RETURN_IF_ERROR(make(mlp, std::max(config.intermediate, config.experts.shared_intermediate)));
   if (config.experts.count == 0) return ok_status();
@@ -60,6 +62,16 @@ ExpertRoutes Workspace::routes() const {
   routes.place = route_place.as<int32_t>();
   routes.weight = route_weight.as<float>();
   return routes;
+}
+
+void Pass::narrow(int32_t hidden) {
+  const size_t row =
+      size_t{static_cast<uint32_t>(hidden)} * (work.wide ? sizeof(float) : size_of(backend.activation_dtype()));
+  backend.gather_rows(
+      {work.residual.data(), batch.last.token, batch.sequences, hidden, work.product.data(), work.wide});
+  backend.copy(
+      {.dst = work.residual.data(), .src = work.product.data(), .bytes = static_cast<size_t>(batch.sequences) * row});
+  batch = nfp::narrow(batch);
 }
 
 bool Pass::multiply(const Linear& linear, const Buffer& x, const Buffer& y, LinearArgs call) const {

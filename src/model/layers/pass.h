@@ -10,7 +10,7 @@ namespace nfp {
 // Activations of a step, which all layers share.
 struct Workspace {
   static size_t stream_bytes(Backend& backend, const ModelConfig& config, int32_t rows);
-  Status reserve(Backend& backend, const ModelConfig& config, int32_t tokens);
+  Status reserve(Backend& backend, const ModelConfig& config, int32_t tokens, int32_t sequences);
 
   bool wide = false;  // the first three are FP32 (ModelConfig::wide_stream)
   Buffer residual;    // [tokens, hidden] the stream that runs from layer to layer
@@ -18,6 +18,7 @@ struct Workspace {
   Buffer added;       // [tokens, hidden] its norm, which is added instead in families with such norms
   Buffer normed;      // [tokens, hidden] the inputs of a layer's first matrix
   Buffer qkv;         // [tokens, (heads + 2 * kv_heads) * head_dim]
+  Buffer last_qkv;    // [sequences, likewise] of their last tokens
   Buffer attended;    // [tokens, heads * head_dim]
   Buffer mlp;         // [tokens, intermediate]
   // Of layers with experts; an assignment is a token's row for one of its experts.
@@ -41,8 +42,11 @@ struct Pass {
   const float* cos_sin;        // device [positions, rotary dim]
   const float* local_cos_sin;  // of layers with a window
   const float* still_cos_sin;  // device [positions, still_features] of layers whose heads do not rotate
+  BatchView batch = args.batch;
 
-  int32_t rows() const { return args.batch.tokens; }
+  int32_t rows() const { return batch.tokens; }
+  // Goes on with the sequences' last tokens alone, whose rows of the residual stream become the first ones.
+  void narrow(int32_t hidden);
   // The form in which `linear` wants its inputs: `consumer` of what writes them.
   Precision consumer(const Linear& linear) const {
     return linear.weight->consumes(linear.at(args.precision, args.fp8_share));

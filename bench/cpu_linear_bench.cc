@@ -81,7 +81,8 @@ class Bench {
     if (kernels.to_pairs != nullptr) kernels.to_pairs(x_[0].data(), static_cast<int64_t>(widest), pairs_.data());
     for (auto& y : y_) y.assign(widest, 0.0f);
     for (int t = 0; t < threads.size(); ++t) {
-      auto scratch = Mapping::create(linear_scratch_bytes(kMaxLinearRows, std::max(mixture.hidden, mixture.wide)));
+      auto scratch =
+          Mapping::create(linear_scratch_bytes(kernels.pairs, kMaxLinearRows, std::max(mixture.hidden, mixture.wide)));
       if (!scratch.ok()) std::exit(1);
       scratch_.push_back(std::move(scratch).value());
     }

@@ -117,7 +117,7 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
                           (c.weight == nullptr || aligned(c.weight, 16)) &&
                           (c.residual == nullptr || (aligned(c.residual, 16) && aligned(p.h, 16) && c.ldr % 8 == 0)) &&
                           (c.y_f16 == nullptr || (aligned(c.y_f16, 16) && c.ldy % 8 == 0));
-  constexpr int64_t kManyRows = 2048;
+  constexpr int64_t kManyRows = 2048, kManyNormRows = 288;
   if (experts && !is_aligned) {
     return error(ErrorCode::kUsage, "gemm_input: experts needs weight and rows that are 16-byte aligned");
   }
@@ -143,12 +143,18 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
   const int groups = p.block_columns / 8;
   int vectors = is_aligned ? 1 : kMaxVectors;
-  // Many plain rows go faster in small blocks, with more of them on an SM (a norm has no registers for that).
+  // Many plain rows go faster in small blocks, with more of them on an SM.
   const bool small_blocks = plain && c.m >= kManyRows;
   while (vectors * 512 < groups || (small_blocks && vectors < kMaxVectors && vectors * 128 < groups)) vectors *= 2;
-  const int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
+  int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
   const void* function =
       gemm_input_function(static_cast<GemmInputSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
+  // Many norms do too, which add in the order of the larger blocks.
+  if (c.source == GemmInputCall::Source::kNorm && is_aligned && vectors <= 2 && c.m >= kManyNormRows && threads > 256 &&
+      threads % 64 == 0) {
+    threads /= 2;
+    function = halved_norm_function(c.bf16, c.weight_f32, 2 * vectors);
+  }
   const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
   const LaunchShape shape{static_cast<int>(c.m) * p.blocks, p.blocks, threads, shared, c.dependent_launch};
   void* arguments[] = {&p};

@@ -86,21 +86,36 @@ struct Totals {
   float largest;  // not negative
 };
 // Of the whole row, in a fixed order; every thread gets them. Blocks of a cluster that share the row give theirs to
-// each other: `parts` has a place for each.
-__device__ __forceinline__ Totals reduce(Totals v, float2* scratch, float2* parts, int blocks, uint32_t rank) {
-  const auto warp = [&] {
+// each other: `parts` has a place for each. A thread's kSets sums are added as those of kSets threads would be,
+// blockDim apart.
+template <int kSets>
+__device__ __forceinline__ Totals reduce(const Totals (&of_thread)[kSets], float2* scratch, float2* parts, int blocks,
+                                         uint32_t rank) {
+  float sums[kSets], largest = of_thread[0].largest;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      v.sum += __shfl_xor_sync(0xffffffffu, v.sum, offset);
-      v.largest = fmaxf(v.largest, __shfl_xor_sync(0xffffffffu, v.largest, offset));
-    }
-  };
-  warp();
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = make_float2(v.sum, v.largest);
+  for (int i = 0; i < kSets; ++i) {
+    sums[i] = of_thread[i].sum;
+    largest = fmaxf(largest, of_thread[i].largest);
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+    for (float& sum : sums) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+  }
+  const int warps = blockDim.x / 32;
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) scratch[i * warps + threadIdx.x / 32] = make_float2(sums[i], largest);
+  }
   __syncthreads();
-  const float2 other = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
-  v = {other.x, other.y};
-  warp();
+  const float2 other = threadIdx.x % 32 < kSets * warps ? scratch[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
+  Totals v{other.x, other.y};
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    v.sum += __shfl_xor_sync(0xffffffffu, v.sum, offset);
+    v.largest = fmaxf(v.largest, __shfl_xor_sync(0xffffffffu, v.largest, offset));
+  }
   if (blocks > 1) {
     if (static_cast<int>(threadIdx.x) < blocks) {
       const uint32_t place = ptx::shared_address(parts + rank);
@@ -283,8 +298,9 @@ __device__ __forceinline__ void store_codes(uint8_t* codes, int made, int column
   }
 }
 
-template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
-__global__ __launch_bounds__(512) void gemm_input_kernel(
+// kHalved: a thread does what two of a block of twice the size do, and its sums are added as theirs: the same bits.
+template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors, bool kHalved = false>
+__global__ __launch_bounds__(kHalved ? 256 : 512, kHalved ? (kVectors == 2 ? 4 : 2) : 0) void gemm_input_kernel(
     const typename RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>::Params p) {
   using Part = RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
@@ -304,7 +320,7 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(
   bool early_routes = false;
   if constexpr (Part::kExperts) early_routes = p.experts.follows;
   if (early_routes) part.find_experts(p);
-  constexpr bool kRehearses = kAligned && kVectors < kMaxVectors;
+  constexpr bool kRehearses = kAligned && kVectors < kMaxVectors && !kHalved;
   const bool has_codes = p.y_e4m3 != nullptr;
   const int64_t end = part.end;
 #pragma unroll 1
@@ -316,13 +332,15 @@ __global__ __launch_bounds__(512) void gemm_input_kernel(
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) part.load(p, i);
     }
-    Totals totals{0.0f, 0.0f};
+    constexpr int kSets = kHalved ? 2 : 1;
+    Totals of_thread[kSets]{};
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if constexpr (!Part::kEarlyLoads) part.load(p, i);
-      part.make(p, i, totals);
+      part.make(p, i, of_thread[i % kSets]);
     }
-    if (Part::kNorm || has_codes) totals = reduce(totals, scratch, parts, p.blocks, rank);
+    Totals totals = of_thread[0];
+    if (Part::kNorm || has_codes) totals = reduce(of_thread, scratch, parts, p.blocks, rank);
     // The norm's factor is the row's, so the largest magnitude needs no second reduction.
     const float factor = Part::kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
     const float largest = totals.largest * factor;
@@ -382,6 +400,17 @@ const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f
       return bf16 ? function_for<GemmInputSource::kPlain, true, false>(is_aligned, vectors)
                   : function_for<GemmInputSource::kPlain, false, false>(is_aligned, vectors);
   }
+}
+
+const void* halved_norm_function(bool bf16, bool weight_f32, int vectors) {
+  constexpr auto kNorm = GemmInputSource::kNorm;
+  const auto pick = [&](auto is_bf16, auto is_f32) {
+    constexpr bool kBf16 = decltype(is_bf16)::value, kF32 = decltype(is_f32)::value;
+    return vectors == 2 ? reinterpret_cast<const void*>(&gemm_input_kernel<kNorm, kBf16, kF32, true, 2, true>)
+                        : reinterpret_cast<const void*>(&gemm_input_kernel<kNorm, kBf16, kF32, true, 4, true>);
+  };
+  if (bf16) return weight_f32 ? pick(std::true_type(), std::true_type()) : pick(std::true_type(), std::false_type());
+  return weight_f32 ? pick(std::false_type(), std::true_type()) : pick(std::false_type(), std::false_type());
 }
 
 }  // namespace nfp::cuda

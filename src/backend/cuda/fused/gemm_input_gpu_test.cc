@@ -174,7 +174,71 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{S::kNorm, true, false, 9, 577, true, 1.0f}, Case{S::kNorm, true, false, 2, 2048, true, 1.0f},
                       // More than 64 rows: none is shared, up to eight groups of columns a thread.
                       Case{S::kNorm, true, false, 65, 14336}, Case{S::kSwiglu, false, true, 66, 17920},
-                      Case{S::kNorm, true, true, 65, 32768}, Case{S::kPlain, false, false, 67, 14336}));
+                      Case{S::kNorm, true, true, 65, 32768}, Case{S::kPlain, false, false, 67, 14336},
+                      // Many: blocks that stay.
+                      Case{S::kNorm, true, false, 1101, 4096, true}, Case{S::kNorm, true, true, 1024, 2000},
+                      Case{S::kNorm, false, false, 1030, 5120, true, 1.0f},
+                      Case{S::kNorm, true, true, 1300, 8192, true}, Case{S::kNorm, false, true, 1500, 72}));
+
+// A row's norm does not depend on how many others there are, which are another kernel's from some number on.
+TEST(ManyRowsGpu, HaveTheBitsOfFew) {
+  if (auto gemm = Gemm::create(); !gemm.ok()) GTEST_SKIP() << gemm.error().message;
+  constexpr int64_t kRows = 2051;
+  for (const bool bf16 : {false, true}) {
+    for (const int64_t k : {8, 136, 1000, 2048, 4096, 4104, 5120, 8192}) {
+      std::mt19937 random(static_cast<uint32_t>(k));
+      std::normal_distribution<float> normal;
+      const auto numbers = static_cast<size_t>(kRows * k);
+      std::vector<uint16_t> x(numbers), residual(numbers);
+      for (uint16_t& v : x) v = bf16 ? fp32_to_bf16(normal(random)) : fp32_to_fp16(normal(random));
+      for (uint16_t& v : residual) v = bf16 ? fp32_to_bf16(normal(random)) : fp32_to_fp16(normal(random));
+      std::vector<float> weights(static_cast<size_t>(k));
+      for (float& v : weights) v = normal(random);
+      const auto width = static_cast<size_t>(PlaneShape{0, k}.padded_k());
+      const DeviceCopy<float> weight(weights);
+      for (const bool with_codes : {false, true}) {
+        std::vector<std::vector<uint8_t>> results;
+        for (const int64_t each : {kRows, int64_t{60}, int64_t{1000}}) {
+          const DeviceCopy<uint16_t> dx(x), dr(residual), dy(std::vector<uint16_t>(numbers, uint16_t{0}));
+          const DeviceCopy<uint8_t> codes(std::vector<uint8_t>(static_cast<size_t>(kRows) * width, uint8_t{0}));
+          const DeviceCopy<float> scales(std::vector<float>(static_cast<size_t>(kRows), 0.0f));
+          for (int64_t first = 0; first < kRows; first += each) {
+            GemmInputCall call;
+            call.source = S::kNorm;
+            call.bf16 = bf16;
+            call.m = std::min(each, kRows - first);
+            call.k = call.ldx = call.ldr = call.ldy = k;
+            call.x = dx.get() + first * k;
+            call.residual = dr.get() + first * k;
+            call.weight = weight.get();
+            call.weight_f32 = true;
+            if (with_codes) {
+              call.y_e4m3 = codes.get() + static_cast<size_t>(first) * width;
+              call.ldy_e4m3 = static_cast<int64_t>(width);
+              call.scales = scales.get() + first;
+            } else {
+              call.y_f16 = dy.get() + first * k;
+            }
+            const Status status = prepare_gemm_input(call, nullptr);
+            ASSERT_TRUE(status.ok()) << status.error().message;
+          }
+          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+          auto& result = results.emplace_back();
+          const auto append = [&](const auto& values) {
+            const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
+            result.insert(result.end(), bytes, bytes + values.size() * sizeof(values[0]));
+          };
+          append(dr.host());
+          append(dy.host());
+          append(codes.host());
+          append(scales.host());
+        }
+        EXPECT_TRUE(results[0] == results[1]) << k << " columns";
+        EXPECT_TRUE(results[2] == results[1]) << k << " columns";
+      }
+    }
+  }
+}
 
 // The sum of a row's experts, the residual and the norm in one kernel: the bits of two.
 TEST(ExpertsNormGpu, IsTheSumAndThenTheNorm) {

@@ -40,5 +40,8 @@ struct ExpertsNormParams : GemmInputParams {
 // and k is a multiple of 8; vectors is 1, 2, 4 or kMaxVectors, and kMaxVectors unless is_aligned, and of kExperts,
 // which is aligned, 1 or 2. weight_f32: of a norm.
 const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
+// Of an aligned norm with half as many threads, of 2 or 4 groups of columns each: the bits of 1 or 2 groups and all
+// threads.
+const void* halved_norm_function(bool bf16, bool weight_f32, int vectors);
 
 }  // namespace nfp::cuda

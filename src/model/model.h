@@ -44,8 +44,8 @@ class Model {
   // Runs the layers: writes keys and values of the batch's tokens, and leaves their hidden states inside, a row a
   // token, or a sequence where the batch has `last`.
   virtual void forward(const ForwardArgs& args) = 0;
-  // Logits of `count` hidden states of the last forward. rows: device [count], indices; null = the first ones; out: device [count, vocab]
-  // FP32.
+  // Logits of `count` hidden states of the last forward. rows: device [count], indices; null = the first ones; out:
+  // device [count, vocab] FP32.
   virtual void logits(const int32_t* rows, int32_t count, Precision precision, float* out) = 0;
 
   // `count` hidden states of the last forward (at most reserve()'s rows) as the head reads them, after the

@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
   using namespace nfp::cuda;
   const std::string_view filter = argc > 1 ? argv[1] : "";
   const auto wants = [&](std::string_view name) { return name.find(filter) != std::string_view::npos; };
-  for (const int rows : {1, 8, 64, 256}) {
+  for (const int rows : {1, 8, 64, 256, 2048, 8192}) {
     if (wants("embed")) embed(rows);
     if (wants("rope")) rope(rows, false, false);
     if (wants("rope_norm")) rope(rows, true, false);

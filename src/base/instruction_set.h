@@ -31,7 +31,7 @@ struct CpuFeatures {
   bool avx512_fp16 = false;
   bool amx = false;  // and the operating system lets this process have tiles
   // Whether BF16 dot products do more arithmetic a cycle than FP32 multiply-adds: twice as much on AMD (measured on Zen
-  // 5; Zen 4 is taken to be alike), half as much on Intel (measured on Emerald Rapids: 97 against 207 GFLOP/s a
+  // 4 and Zen 5), half as much on Intel (measured on Emerald Rapids: 97 against 207 GFLOP/s a
   // thread), whose BF16 unit is AMX. By vendor: no CPUID bit says it, and timing it at the start would let a busy
   // moment choose the arithmetic, and with it the answers.
   bool fast_bf16 = false;

@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(
                       // More than 64 rows: none is shared, up to eight groups of columns a thread.
                       Case{S::kNorm, true, false, 65, 14336}, Case{S::kSwiglu, false, true, 66, 17920},
                       Case{S::kNorm, true, true, 65, 32768}, Case{S::kPlain, false, false, 67, 14336},
-                      // Many: blocks that stay.
+                      // Many: blocks of half the size.
                       Case{S::kNorm, true, false, 1101, 4096, true}, Case{S::kNorm, true, true, 1024, 2000},
                       Case{S::kNorm, false, false, 1030, 5120, true, 1.0f},
                       Case{S::kNorm, true, true, 1300, 8192, true}, Case{S::kNorm, false, true, 1500, 72}));

@@ -14,7 +14,6 @@ import re
 import selectors
 import socket
 import subprocess
-import sys
 import time
 
 import record
@@ -91,9 +90,9 @@ def serve(program, model, precision, chats, tokens):
 
 
 def main():
-    program, model, out = sys.argv[1:4]
-    chats = int(sys.argv[4]) if len(sys.argv) > 4 else 32
-    tokens = int(sys.argv[5]) if len(sys.argv) > 5 else 128
+    program, model, out, *counts = record.arguments(__doc__, 3)
+    chats = int(counts[0]) if counts else 32
+    tokens = int(counts[1]) if len(counts) > 1 else 128
     result = {"what": f"{chats} concurrent streamed chats through nestedfp serve against nestedfp bench --batch {chats}",
               "command": f"bench/serve/chats.py NESTEDFP MODEL OUT {chats} {tokens}", **record.host(),
               "model": os.path.basename(model)}

@@ -15,8 +15,9 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
+
+import record
 
 RATES = [1.99, 5.03, 7.47, 10.5, 12.0]
 SEEDS = 3
@@ -48,7 +49,7 @@ def bursts(out, variation, seed):
 
 
 def main():
-    program, table, traces, out, *flags = sys.argv[1:]
+    program, table, traces, out, *flags = record.arguments(__doc__, 4)
     y24, y23 = (os.path.join(traces, name) for name in ("azure-llm-2024-conv-20min.csv", "azure-llm-2023-conv.csv"))
     runs = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,22 @@
-"""What the programs of this folder write down alike: the machine that they ran on, and the result as a JSON file."""
+"""What the programs of this folder have alike: how they are called, the machine that they ran on, the result as a JSON file."""
 
 import json
 import os
 import platform
 import re
+import sys
 import time
+
+
+def arguments(usage, least):
+    """Of the command line; where there are fewer, or --help, `usage` is what is said."""
+    given = sys.argv[1:]
+    if given[:1] in (["-h"], ["--help"]):
+        print(usage)
+        sys.exit(0)
+    if len(given) < least:
+        sys.exit(usage)
+    return given
 
 
 def host():

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import record
 
@@ -28,7 +27,7 @@ class Server:
 
 
 def main():
-    build, out = sys.argv[1:3]
+    build, out = record.arguments(__doc__, 2)[:2]
     server_program = os.path.join(build, "src/server/nestedfp-serve-fake")
     load_program = os.path.join(build, "bench/serve_load")
 

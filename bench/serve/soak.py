@@ -18,8 +18,9 @@ import httpx
 
 import record
 
-CLIENTS = int(sys.argv[5]) if len(sys.argv) > 5 else 24
-FLAGS = sys.argv[6:]
+PROGRAM, MODEL, SECONDS, OUT, *MORE = record.arguments(__doc__, 4)
+CLIENTS = int(MORE[0]) if MORE else 24
+FLAGS = MORE[1:]
 SERVERS = []
 TEXTS = ["The capital of France is", "Once upon a time there was a", "def quicksort(items):", "The three laws of motion are",
          "A recipe for bread:", "In the year 1969,", "The difference between cats and dogs is", "1, 1, 2, 3, 5, 8,"]
@@ -136,9 +137,8 @@ class Soak:
 
 
 async def main():
-    program, model, seconds, out = sys.argv[1:5]
-    seconds = float(seconds)
-    server, url = start(program, model)
+    seconds = float(SECONDS)
+    server, url = start(PROGRAM, MODEL)
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=200)) as client:
         soak = Soak(client, url, server.pid, seconds)
         await asyncio.gather(soak.watch(), *(soak.work() for _ in range(CLIENTS)))
@@ -151,14 +151,14 @@ async def main():
     third = max(1, len(memory) // 3)
     result = {"what": "random requests with clients killed in mid-stream, preemption and precision changes on a real model",
               "command": f"bench/serve/soak.py NESTEDFP MODEL {seconds:.0f} OUT {CLIENTS} {' '.join(FLAGS)}".strip(), "date": time.strftime("%Y-%m-%d %H:%M"),
-              "model": os.path.basename(model), "cpus": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[2], 1),
+              "model": os.path.basename(MODEL), "cpus": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[2], 1),
               "seconds": seconds, "clients": CLIENTS, **counts, **final, "exit_code": code,
               "resident_mb_first_third_max": max(memory[:third]) / 1024, "resident_mb_last_third_max": max(memory[-third:]) / 1024}
     good = (counts["different"] == 0 and counts["errors"] == 0 and counts["unhealthy"] == 0 and final["kv_use"] == 0 and code == 0
             and counts["compared"] > 0 and final["preemptions"] > 0
             and result["resident_mb_last_third_max"] < 1.05 * result["resident_mb_first_third_max"] + 16)
     result["passed"] = good
-    record.save(result, out)
+    record.save(result, OUT)
     sys.exit(0 if good else 1)
 
 

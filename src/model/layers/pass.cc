@@ -65,12 +65,11 @@ ExpertRoutes Workspace::routes() const {
 }
 
 void Pass::narrow(int32_t hidden) {
-  const size_t row =
-      size_t{static_cast<uint32_t>(hidden)} * (work.wide ? sizeof(float) : size_of(backend.activation_dtype()));
+  const size_t element = work.wide ? sizeof(float) : size_of(backend.activation_dtype());
+  const size_t bytes = static_cast<size_t>(batch.sequences) * static_cast<size_t>(hidden) * element;
   backend.gather_rows(
       {work.residual.data(), batch.last.token, batch.sequences, hidden, work.product.data(), work.wide});
-  backend.copy(
-      {.dst = work.residual.data(), .src = work.product.data(), .bytes = static_cast<size_t>(batch.sequences) * row});
+  backend.copy({.dst = work.residual.data(), .src = work.product.data(), .bytes = bytes});
   batch = nfp::narrow(batch);
 }
 

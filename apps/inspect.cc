@@ -123,10 +123,10 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
              config.vocab, config.max_context);
   fmt::print(
       "{:.1f} M parameters ({:.1f} M in linear layers); {} in its files, {} in memory in both precisions;\n"
-      "KV cache {} a token in FP16, {} in FP8\n\n",
+      "KV cache {} a token in FP16, {} in FP8\n{}\n\n",
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
       human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
-      human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)));
+      human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)), fp8_steps_text());
   if (source.stored_fp8()) {
     fmt::print("FP8 already, {}: no original to restore\n\n", source.stored_fp8()->text);
   }

@@ -106,12 +106,13 @@ void print_text(const std::string& path, const ModelConfig& config, const ModelP
   fmt::print(
       "\nweights in memory: {} for FP16 and FP8 from one copy (FP8 alone {}, two copies {})\n"
       "a decode step of one sequence reads {} in FP16, {} in FP8\n"
-      "KV cache: {} a token in FP16, {} in FP8; {} and {} for a whole context\n\n",
+      "KV cache: {} a token in FP16, {} in FP8; {} and {} for a whole context\n{}\n\n",
       human_bytes(plan.both_bytes), human_bytes(plan.fp8_bytes), human_bytes(plan.two_copies_bytes),
       human_bytes(plan.step_fp16_bytes), human_bytes(plan.step_fp8_bytes),
       human_bytes(kv_bytes_per_token(config, DType::kF16)), human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)),
       human_bytes(kv_bytes_per_token(config, DType::kF16) * static_cast<uint64_t>(config.max_context)),
-      human_bytes(kv_bytes_per_token(config, DType::kF8E4M3) * static_cast<uint64_t>(config.max_context)));
+      human_bytes(kv_bytes_per_token(config, DType::kF8E4M3) * static_cast<uint64_t>(config.max_context)),
+      fp8_steps_text());
   fmt::print("{:<16} {:>5} {:>14} {:>22}\n", "GPUs of", "count", "weights each", "tokens of KV in FP16");
   for (const Gpu& gpu : kGpus) {
     for (const GpuFit& fit : gpu_fits(config, plan, bytes_of(gpu), kUsable)) {

@@ -2,12 +2,18 @@
 #include <fmt/format.h>
 #include <malloc.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+
 #include "base/log.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
+#include "base/temporary_path.h"
 #include "flags.h"
 #include "progress_bar.h"
 #include "serve_flags.h"
+#include "server/serve/stall_watch.h"
 #include "shell/config_file.h"
 #include "verbs.h"
 
@@ -54,6 +60,14 @@ void return_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
   mallopt(M_ARENA_MAX, 2);
+}
+
+// Freeing what a failed device holds may wait for it for ever, so nothing is freed.
+[[noreturn]] void exit_by_failure(std::string_view what) {
+  fmt::print(stderr, "nestedfp: error: {}. Start the server again\n", what);
+  std::fflush(nullptr);
+  remove_all_temporaries();
+  std::_Exit(1);
 }
 
 Status run(ServeFlags& flags) {
@@ -112,11 +126,18 @@ Status run(ServeFlags& flags) {
   const std::string policy_name = engine.engine->policy().name();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
   print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, service->url());
+  std::optional<server::StallWatch> watch;
+  if (loaded->backend->memory()) {  // a device: it may never answer again, which a long step on a CPU always does
+    // Of a hung step the backend itself says so, and requests end with an error. This is for when it cannot.
+    constexpr double kGrace = 15;
+    watch.emplace([&] { return service->engine().seconds_since_progress(); }, flags.load.hang_s + kGrace,
+                  [](double seconds) {
+                    exit_by_failure(fmt::format("the device has not moved for {:.0f} s, nor has its driver", seconds));
+                  });
+  }
   wait_for_stop_signal();
   service->drain();
-  if (service->engine().device_failed()) {
-    return error(ErrorCode::kDevice, "the device failed while serving; the log says how. Start the server again");
-  }
+  if (service->engine().device_failed()) exit_by_failure("the device failed while serving; the log says how");
   return ok_status();
 }
 

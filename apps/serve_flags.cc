@@ -180,8 +180,10 @@ void ServeFlags::add_serving(CLI::App& app) {
   app.add_option("--grammar-cache-memory", service.grammars.cache_bytes, "bytes of compiled grammars that are kept")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
-  app.add_option("--stall-timeout", service.api.stall_timeout_s,
-                 "seconds without a finished step after which /health fails")
+  app.add_option(
+         "--stall-timeout", service.api.stall_timeout_s,
+         "seconds without a finished step after which /health fails, and a GPU counts as hung: its requests end with "
+         "an error and the program exits")
       ->check(CLI::Range(0.1, 1e9))
       ->capture_default_str();
   app.add_option("--drain-timeout", drain_timeout_s, "seconds that running requests get after SIGTERM")
@@ -228,6 +230,7 @@ Status ServeFlags::resolve() {
     return checked.error();
   }
   device.apply(load);
+  load.hang_s = service.api.stall_timeout_s;
   engine.targets.ttft_s = slo_ttft_ms / 1e3;
   engine.targets.itl_s = slo_itl_ms / 1e3;
   engine.targets.least_ttft = slo_ttft_given->count() > 0 ? 0 : kServeLeast;

@@ -323,6 +323,7 @@ class Event {
 class Graph {
  public:
   virtual ~Graph() = default;
+  virtual size_t bytes() const { return 0; }  // of device memory that it took
 };
 
 // ---- the backend ---------------------------------------------------------------------------------------------------
@@ -369,7 +370,7 @@ class Backend {
   // Whether linear layers can be computed in this precision. FP16 always.
   virtual bool supports(Precision precision) const = 0;
   // Which FP8 to run where none is asked for by name, but speed is wanted.
-  virtual Precision fastest_fp8() const { return Precision::kFp8; }
+  virtual Precision fastest_fp8() const { return kFp8OnCpu; }
   // Whether replaying a captured step is quicker than enqueueing it again: then steps are padded to a few sizes.
   virtual bool prefers_graphs() const = 0;
   // Of a step of `sequences` single tokens: a context of at least `longest`, the longest of theirs, that the launch of
@@ -397,6 +398,7 @@ class Backend {
   virtual void copy(const CopyArgs& args) = 0;
   virtual Result<std::unique_ptr<Event>> make_event() = 0;
   virtual void record(Event& event) = 0;
+  // kDevice: an operation before it failed, or the device hangs (BackendOptions::hang_s); it does not come back.
   virtual Status wait(Event& event) = 0;
 
   // Activations: dtype of what operations exchange, and the bytes that [rows, features] needs (scales included).
@@ -440,7 +442,7 @@ class Backend {
   // Between begin_capture and end_capture operations are recorded, not run; replay runs them with the device memory as
   // it is then. The buffers and objects named by the operations must outlive the graph.
   virtual Status begin_capture() = 0;
-  virtual Result<std::unique_ptr<Graph>> end_capture() = 0;
+  virtual Result<std::unique_ptr<Graph>> end_capture() = 0;  // kResource: no memory for it; nothing else has failed
   virtual Status replay(Graph& graph) = 0;
 
   virtual void set_profiling(bool on) = 0;  // clears the times

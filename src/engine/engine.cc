@@ -612,6 +612,7 @@ EngineStats Engine::stats() const {
   stats.preemptions = scheduler_.preemptions();
   stats.prefix_queries = scheduler_.prefix_queries();
   stats.prefix_hits = scheduler_.prefix_hits();
+  stats.captured = runner_->captured();
   return stats;
 }
 

@@ -106,6 +106,7 @@ struct EngineStats {
   uint64_t preemptions = 0;
   uint64_t prefix_queries = 0;  // tokens
   uint64_t prefix_hits = 0;     // tokens
+  CapturedUse captured;
 };
 
 class Engine {

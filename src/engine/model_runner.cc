@@ -4,6 +4,7 @@
 #include <cassert>
 #include <limits>
 
+#include "base/log.h"
 #include "base/process_memory.h"
 
 namespace nfp {
@@ -170,7 +171,7 @@ Result<int64_t> ModelRunner::choose_kv_blocks() const {
 }
 
 Result<int64_t> ModelRunner::blocks_that_fit(uint64_t block_bytes) const {
-  constexpr uint64_t kOthers = uint64_t{768} << 20;  // captured steps, and what libraries take late
+  constexpr uint64_t kOthers = kGraphBytes + (uint64_t{256} << 20);  // and what libraries take late
   const auto memory = model_.backend().memory();
   const auto allowed = static_cast<uint64_t>(config_.memory_share * static_cast<double>(memory->total));
   const uint64_t taken = memory->total - memory->free + kOthers;
@@ -316,22 +317,28 @@ Status ModelRunner::submit_part(const Part& part, int host_slot, Slot& slot) {
 
 Status ModelRunner::launch(const StepShape& shape, FirstRows first, int32_t top_n) {
   const auto& sizes = graph_sizes_;
-  if (!shape.decode() || model_.backend().profiling() || !std::binary_search(sizes.begin(), sizes.end(), shape.rows)) {
-    enqueue(shape, first, top_n);
-    return ok_status();
-  }
   Backend& backend = model_.backend();
-  const auto [place, fresh] = graphs_.try_emplace(shape);
-  if (fresh) {  // loads what is loaded late, so that the capture only records
+  const bool captured = shape.decode() && !backend.profiling() &&
+                        std::binary_search(sizes.begin(), sizes.end(), shape.rows) && !captured_.first(shape);
+  if (!captured) {
     enqueue(shape, first, top_n);
     return ok_status();
   }
-  if (!place->second) {
+  if (Graph* graph = captured_.find(shape)) return backend.replay(*graph);
+  if (captures_) {
     NFP_RETURN_IF_ERROR(backend.begin_capture());
     enqueue(shape, first, top_n);
-    NFP_ASSIGN_OR_RETURN(place->second, backend.end_capture());
+    Result<std::unique_ptr<Graph>> graph = backend.end_capture();
+    if (graph.ok()) return backend.replay(captured_.keep(shape, std::move(graph).value()));
+    if (graph.error().code != ErrorCode::kResource) return graph.error();
+    captures_ = false;
+    log::warn(
+        "{}: further steps run without, which makes short ones longer; leave more memory free, by a lower "
+        "--gpu-memory-utilization",
+        graph.error().message);
   }
-  return backend.replay(*place->second);
+  enqueue(shape, first, top_n);
+  return ok_status();
 }
 
 void ModelRunner::enqueue(const StepShape& shape, FirstRows first, int32_t top_n) {

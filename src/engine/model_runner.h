@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
 #include "base/result.h"
 #include "engine/batch.h"
+#include "engine/captured_steps.h"
 #include "engine/engine_config.h"
 #include "engine/step_runner.h"
 #include "model/model.h"
@@ -40,11 +40,12 @@ class ModelRunner final : public StepRunner {
   size_t kv_bytes() const { return cache_->bytes(); }
   // As given, with all that was left open decided: context, KV blocks, steps in flight.
   const EngineConfig& config() const { return config_; }
-  size_t graphs() const { return graphs_.size(); }
+  CapturedUse captured() const override { return {captured_.count(), captured_.bytes()}; }
 
  private:
   static constexpr int kInFlight = StepInput::kSlots / 2;
-  struct Sampled {  // a row, as collect() needs it
+  static constexpr uint64_t kGraphBytes = uint64_t{512} << 20;  // of device memory for captured steps
+  struct Sampled {                                              // a row, as collect() needs it
     Precision precision = Precision::kFp16;
     bool logprobs = false;
     int32_t top_n = 0;
@@ -117,8 +118,8 @@ class ModelRunner final : public StepRunner {
   Buffer scored_top_;  // TokenLogprob [max_step_tokens, top_n]
   std::array<Slot, kInFlight> slots_;
   StepTicket submitted_ = 0, collected_ = 0;
-  // Null: seen once, and captured when it comes again.
-  std::unordered_map<StepShape, std::unique_ptr<Graph>, StepShapeHash> graphs_;
+  CapturedSteps captured_{kGraphBytes};
+  bool captures_ = true;  // false: there was no memory for another
   // Working space of submit().
   std::vector<size_t> singles_first_;  // of a launch's items: those with one token first
   std::vector<int32_t> last_rows_;     // of each of a launch's items: its last token's index

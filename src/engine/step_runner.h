@@ -37,6 +37,12 @@ inline int32_t pooled_rows(const ScheduledSequence& item) {
   return 0;
 }
 
+// Steps that are kept to be replayed, and the device memory that they take.
+struct CapturedUse {
+  size_t steps = 0;
+  size_t bytes = 0;
+};
+
 // A step that was submitted and is to be collected.
 using StepTicket = uint64_t;
 
@@ -52,6 +58,7 @@ class StepRunner {
   virtual int32_t max_in_flight() const { return 1; }
   // How a step asked for in this precision is computed.
   virtual Precision computed(Precision asked) const { return asked; }
+  virtual CapturedUse captured() const { return {}; }
   // A sequence (re)starts in this slot: its penalties count from these tokens.
   virtual Status start(const Sequence& sequence) = 0;
   // Takes a step in; it may run at any time until it is collected. Nothing of the plan is read once this has returned.

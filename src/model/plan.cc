@@ -31,6 +31,20 @@ ModelPlan plan_model(const ModelConfig& config) {
   return plan;
 }
 
+Status check_weights_fit(const std::string& model, const ModelPlan& plan, uint64_t free, uint64_t total) {
+  if (plan.both_bytes <= free) return ok_status();
+  constexpr uint64_t kBuffers = uint64_t{1} << 30;  // and a small KV cache
+  constexpr double kGiB = 1 << 30;
+  const auto gib = [](uint64_t bytes) { return static_cast<double>(bytes) / kGiB; };
+  return error(
+      ErrorCode::kResource,
+      "{}: its weights take {:.1f} GiB, and of the GPU's {:.1f} GiB {:.1f} are free, which holds at most {:.1f} "
+      "billion parameters (this model has {:.1f}); use a smaller model, a larger GPU, --device cpu, or several "
+      "GPUs through vLLM; `nestedfp inspect` says which GPUs hold a model",
+      model, gib(plan.both_bytes), gib(total), gib(free),
+      static_cast<double>(free > kBuffers ? free - kBuffers : 0) / 2e9, static_cast<double>(plan.parameters) / 1e9);
+}
+
 uint64_t kv_bytes_per_token(const ModelConfig& config, DType dtype) {
   return uint64_t{2} * static_cast<uint64_t>(config.layers) * static_cast<uint64_t>(config.kv_heads) *
          static_cast<uint64_t>(config.head_dim) * size_of(dtype);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/result.h"
 #include "model/config.h"
 
 namespace nfp {
@@ -26,6 +28,10 @@ struct ModelPlan {
 };
 
 ModelPlan plan_model(const ModelConfig& config);
+
+// kResource where the weights do not fit into the free memory of a GPU, which says what would fit. `model` begins the
+// message.
+Status check_weights_fit(const std::string& model, const ModelPlan& plan, uint64_t free, uint64_t total);
 
 // Keys and values of all layers.
 uint64_t kv_bytes_per_token(const ModelConfig& config, DType dtype);

@@ -59,5 +59,21 @@ TEST(Plan, AGpuMustHoldItsShareOfWeightsAndKeys) {
   EXPECT_TRUE(fits[3].divides);
 }
 
+TEST(Plan, WeightsThatDoNotFitAreRefusedWithWhatWould) {
+  ModelPlan plan;
+  plan.parameters = 8'000'000'000;
+  plan.both_bytes = 2 * plan.parameters;
+  const uint64_t total = uint64_t{24} << 30;
+  EXPECT_TRUE(check_weights_fit("m", plan, plan.both_bytes, total).ok());
+  const Status refused = check_weights_fit("m", plan, uint64_t{11} << 30, total);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kResource);
+  EXPECT_NE(refused.error().message.find("m: its weights take 14.9 GiB, and of the GPU's 24.0 GiB 11.0 are free, which "
+                                         "holds at most 5.4 billion parameters (this model has 8.0)"),
+            std::string::npos)
+      << refused.error().message;
+  EXPECT_FALSE(check_weights_fit("m", plan, 0, total).ok());
+}
+
 }  // namespace
 }  // namespace nfp

@@ -26,6 +26,9 @@ constexpr std::optional<Precision> precision_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+// What FP8 means where nobody says which, by device: what is the faster one there.
+inline constexpr Precision kFp8OnCpu = Precision::kFp8, kFp8OnGpu = Precision::kFp8W8A8;
+
 constexpr bool is_exact(Precision precision) { return precision == Precision::kFp16; }
 
 }  // namespace nfp

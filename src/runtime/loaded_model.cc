@@ -9,6 +9,7 @@
 #include "base/json_depth.h"
 #include "base/log.h"
 #include "model/dummy_model.h"
+#include "model/plan.h"
 
 namespace nfp {
 namespace {
@@ -133,7 +134,11 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   NFP_ASSIGN_OR_RETURN(loaded->backend, make_backend(options.device, {.threads = options.threads,
                                                                       .cpu_kernels = options.cpu_kernels,
                                                                       .deterministic = options.deterministic,
-                                                                      .gemm_choices = options.gemm_choices}));
+                                                                      .gemm_choices = options.gemm_choices,
+                                                                      .hang_s = options.hang_s}));
+  if (const auto memory = loaded->backend->memory()) {
+    NFP_RETURN_IF_ERROR(check_weights_fit(model, plan_model(loaded->config), memory->free, memory->total));
+  }
   loaded->threads = std::make_unique<ThreadPool>(loaded->backend->info().threads);
   LoadOptions load_options;
   load_options.fp8_head = options.fp8_head;

@@ -24,6 +24,7 @@ struct LoadedModelOptions {
   std::string device = "cpu";     // as make_backend has it
   bool deterministic = false;     // likewise
   std::string gemm_choices = {};  // likewise
+  double hang_s = 120;            // likewise
   bool dummy = false;             // random weights for a configuration without any
   int32_t threads = 0;            // 0 = as many as this process may use
   std::string cpu_kernels;        // "" = the best this machine has

@@ -298,12 +298,15 @@ class Inspect(Scratch):
             facts = json.loads(run("inspect", model, "--json")[0])
             self.assertEqual(facts["kv_bytes_per_token_fp8"], 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"])
             self.assertEqual(facts["kv_bytes_per_token_f16"], 2 * facts["kv_bytes_per_token_fp8"])
+            self.assertEqual(facts["fp8_steps"], {"cpu": "fp8", "cuda": "fp8-w8a8"})
+            self.assertIn("FP8 steps: fp8 on a CPU", out)
+            self.assertIn("fp8-w8a8 on a GPU", run("inspect", os.path.join(model, "config.json"))[0])
 
     def test_a_configuration_alone_gives_what_its_weights_give(self):
         for model in ALL_MODELS:
             plan = json.loads(run("inspect", os.path.join(model, "config.json"), "--json")[0])
             facts = json.loads(run("inspect", model, "--json")[0])
-            for field in ("parameters", "kv_bytes_per_token_f16", "kv_bytes_per_token_fp8", "layers", "head_dim"):
+            for field in ("parameters", "kv_bytes_per_token_f16", "kv_bytes_per_token_fp8", "layers", "head_dim", "fp8_steps"):
                 self.assertEqual(plan[field], facts[field], f"{model}: {field}")
             shapes = {tensor["name"]: tensor["shape"] for tensor in plan["tensors"]}
             found = {}  # fused matrices are shown in parts

@@ -1,6 +1,8 @@
 """What we promise clients, dashboards and operators, item by item, over the fake model."""
 
+import concurrent.futures
 import json
+import os
 import pathlib
 import re
 import signal
@@ -9,6 +11,8 @@ import time
 
 import httpx
 import pytest
+
+from conftest import Server
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
@@ -209,6 +213,26 @@ def test_health_fails_while_a_step_does_not_finish(launch):
         assert httpx.get(server.url + "/ping").status_code == 503
         assert "[DONE]" in answer.read().decode()
     assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_a_lost_device_ends_every_request_and_the_server(tmp_path):
+    with open(tmp_path / "log", "w", encoding="utf-8") as log:
+        server = Server([os.environ["NFP_SERVE_FAKE"], "--step-us", "20000", "--fails-after", "20"], log)
+    later = server.connect()
+    later.sendall(b"GET /health HTTP/1.1\r\nHo")  # half a request, so that the connection stays when others are refused
+    body = {"prompt": "x", "max_tokens": 100}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        whole = pool.submit(lambda: httpx.post(server.url + "/v1/completions", json=body, timeout=30))
+        with httpx.stream("POST", server.url + "/v1/completions", json=body | {"stream": True}, timeout=30) as answer:
+            streamed = answer.read().decode()
+    assert whole.result().status_code == 503 and "the fake device is lost" in whole.result().json()["error"]["message"]
+    assert "the fake device is lost" in streamed
+    later.sendall(b"st: x\r\n\r\n")
+    answer = read_response(later)
+    assert b"503" in answer.split(b"\r\n")[0] and b"device_failed" in answer, answer
+    later.close()
+    assert server.process.wait(30) == 1
+    assert "the device is lost" in server.output()
 
 
 def request_bytes(method, path, body=b""):

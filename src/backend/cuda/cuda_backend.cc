@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <chrono>
 #include <limits>
 #include <map>
 #include <thread>
@@ -39,11 +40,16 @@ using cuda::CudaWeight;
 constexpr int kMaxE4m3HeadDim = 128;  // of the attention kernels
 
 // What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
-// unusable.
+// unusable, and a step that a library had no memory for would fail again.
 Status check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) return ok_status();
-  return error(status == cudaErrorMemoryAllocation ? ErrorCode::kResource : ErrorCode::kDevice, "{}: {} ({})", what,
-               cudaGetErrorString(status), cudaGetErrorName(status));
+  return error(ErrorCode::kDevice, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+// An operation's error, which names no memory or queue that might be free later, as the device's.
+Status device_failure(Status status) {
+  if (status.ok()) return status;
+  return Error{ErrorCode::kDevice, std::move(status).error().message};
 }
 
 class CudaEvent final : public Event {
@@ -55,7 +61,9 @@ class CudaEvent final : public Event {
 class CudaGraph final : public Graph {
  public:
   ~CudaGraph() override { cudaGraphExecDestroy(executable); }
+  size_t bytes() const override { return taken; }
   cudaGraphExec_t executable = nullptr;
+  size_t taken = 0;
 };
 
 class CudaKvCache final : public KvCache {
@@ -92,6 +100,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
  public:
   static Result<std::unique_ptr<Backend>> create(const CudaOptions& options);
   ~CudaBackend() override {
+    if (hangs_) return;  // waiting or freeing would never end; the process has to
     cudaStreamSynchronize(stream_);
     uploader_.reset();
     for (Buffer* buffer :
@@ -102,7 +111,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
 
   const BackendInfo& info() const override { return info_; }
   bool supports(Precision) const override { return true; }
-  Precision fastest_fp8() const override { return Precision::kFp8W8A8; }
+  Precision fastest_fp8() const override { return kFp8OnGpu; }
   bool prefers_graphs() const override { return true; }
   int32_t launch_context(const KvCache& cache, int32_t sequences, int32_t longest) const override;
   int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
@@ -143,7 +152,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     keep(check(cudaEventRecord(static_cast<CudaEvent&>(event).event, stream_), "recording an event"));
   }
   Status wait(Event& event) override {
-    keep(check(cudaEventSynchronize(static_cast<CudaEvent&>(event).event), "waiting for the device"));
+    keep(wait_at_most(static_cast<CudaEvent&>(event).event));
     return failure();
   }
 
@@ -194,8 +203,10 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   explicit CudaBackend(const CudaOptions& options) : options_(options) {}
   // The first failure of an operation, for whoever waits next.
   void keep(Status status) {
-    if (!status.ok() && !failure_) failure_ = std::move(status).error();
+    if (!status.ok() && !failure_) failure_ = device_failure(std::move(status)).error();
   }
+  // Until the event has passed; an error once that takes longer than options_.hang_s.
+  Status wait_at_most(cudaEvent_t event);
   Status failure() {
     if (failure_) return *failure_;  // stays: a device that failed once does not come back
     auto* const layer = overflowed_layer_.as<volatile int32_t>();
@@ -237,6 +248,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   const void* in_order_ = nullptr;            // where the last route() left its x by assignment
   cuda::Profiler profiler_;
   std::optional<Error> failure_;
+  bool hangs_ = false;
 };
 
 const CudaWeight& device_weight(const LinearWeight* weight) { return static_cast<const CudaWeight&>(*weight); }
@@ -323,6 +335,7 @@ Result<Buffer> CudaBackend::allocate_host(size_t bytes) {
 void CudaBackend::free(void* data, size_t) {
   const auto place = buffers_.find(data);
   assert(place != buffers_.end());
+  if (hangs_) return;
   cudaStreamSynchronize(stream_);
   if (place->second) {
     cudaFreeHost(data);
@@ -339,6 +352,19 @@ void CudaBackend::copy(const CopyArgs& args) {
                                  : cudaMemcpy2DAsync(args.dst, args.dst_pitch, args.src, args.src_pitch, args.bytes,
                                                      static_cast<size_t>(args.rows), cudaMemcpyDefault, stream_);
   keep(check(status, "copying"));
+}
+
+Status CudaBackend::wait_at_most(cudaEvent_t event) {
+  if (hangs_) return ok_status();
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(options_.hang_s);
+  for (uint32_t turn = 0;; ++turn) {  // as cudaEventSynchronize does, which has no limit
+    const cudaError_t status = cudaEventQuery(event);
+    if (status != cudaErrorNotReady) return check(status, "waiting for the device");
+    if (turn % 1024 == 0 && Clock::now() > end) break;
+  }
+  hangs_ = true;
+  return error(ErrorCode::kDevice, "the GPU has not finished a step within {:g} s: it hangs", options_.hang_s);
 }
 
 Result<std::unique_ptr<Event>> CudaBackend::make_event() {
@@ -439,7 +465,7 @@ Status CudaBackend::reset_history(TokenHistory& history, int32_t slot, std::span
   if (own.staging.bytes() < bytes) {
     NFP_ASSIGN_OR_RETURN(own.staging, allocate(std::max<size_t>(bytes, size_t{64} << 10)));
   }
-  return cuda::reset_history(own.counts, slot, prompt, output, own.staging.as<int32_t>(), stream_);
+  return device_failure(cuda::reset_history(own.counts, slot, prompt, output, own.staging.as<int32_t>(), stream_));
 }
 
 // ---- operations ----------------------------------------------------------------------------------------------------
@@ -807,11 +833,19 @@ void CudaBackend::score(const ScoreArgs& args) {
 Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {
   cudaGraph_t recorded = nullptr;
   NFP_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream_, &recorded), "capturing a step"));
+  const auto before = memory();
   auto graph = std::make_unique<CudaGraph>();
-  const cudaError_t status = cudaGraphInstantiate(&graph->executable, recorded, 0);
+  cudaError_t status = cudaGraphInstantiate(&graph->executable, recorded, 0);
   cudaGraphDestroy(recorded);
+  if (status == cudaSuccess) status = cudaGraphUpload(graph->executable, stream_);  // takes memory now, not in a step
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return error(ErrorCode::kResource, "no GPU memory for a captured step");
+  }
   NFP_RETURN_IF_ERROR(check(status, "instantiating a captured step"));
   NFP_RETURN_IF_ERROR(failure());
+  const auto after = memory();
+  if (before && after && after->free < before->free) graph->taken = before->free - after->free;
   return std::unique_ptr<Graph>(std::move(graph));
 }
 

@@ -15,6 +15,7 @@ struct CudaOptions {
   int threads = 0;                // of the host, for loading; 0 = all that this process may use
   bool deterministic = false;     // a sequence's results do not depend on the others in its step (slower)
   std::string gemm_choices = {};  // a file of `nestedfp tune`, whose kernels come before the built-in ones; "" = none
+  double hang_s = 120;            // a step that takes longer is never waited for again: Backend::wait fails
 };
 
 // Errors say what is missing: no GPU, another architecture, a driver that is too old.

@@ -15,8 +15,10 @@ Result<std::unique_ptr<Backend>> make_cpu(const BackendOptions& options) {
 
 Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
 #ifdef NFP_HAVE_CUDA
-  return make_cuda_backend(
-      {.threads = options.threads, .deterministic = options.deterministic, .gemm_choices = options.gemm_choices});
+  return make_cuda_backend({.threads = options.threads,
+                            .deterministic = options.deterministic,
+                            .gemm_choices = options.gemm_choices,
+                            .hang_s = options.hang_s});
 #else
   (void)options;
   return error(ErrorCode::kUnsupported,

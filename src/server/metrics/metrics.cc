@@ -106,6 +106,8 @@ void write_steps(const EngineStats& e, Writer* w) {
   for (size_t i = 0; i < kPrecisionCount; ++i) {
     w->value("nestedfp:tokens_total", e.tokens_by_precision[i], fmt::format("precision=\"{}\"", kPrecisionNames[i]));
   }
+  w->gauge("nestedfp:captured_steps", e.captured.steps, "Captured decode steps (CUDA graphs) that are kept.");
+  w->gauge("nestedfp:captured_steps_bytes", e.captured.bytes, "Device memory that captured steps take.");
 }
 
 // Of the process, under the names of Prometheus's own client libraries, which have no labels.

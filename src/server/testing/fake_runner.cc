@@ -82,6 +82,9 @@ Result<StepOutput> FakeRunner::collect(StepTicket) {
     std::this_thread::sleep_until(next_);
   }
   if (options_.per_token.count() > 0) std::this_thread::sleep_for(options_.per_token * tokens_);
+  if (options_.fails_after > 0 && static_cast<StepTicket>(options_.fails_after) < tickets_) {
+    return error(ErrorCode::kDevice, "the fake device is lost");
+  }
   return std::exchange(submitted_, {});
 }
 

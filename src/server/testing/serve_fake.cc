@@ -43,6 +43,7 @@ struct Flags {
   bool demo_load = false;
   std::string pooling = "last";
   std::string fp8_says;
+  int32_t fails_after = 0;
   std::string reasoning_parser = "auto";
   std::string chat_template;
   uint64_t response_store = 64u << 20;
@@ -78,7 +79,7 @@ Status run(const Flags& flags) {
   options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
   server::FakeRunner runner({flags.max_context, std::chrono::microseconds(flags.step_us),
                              std::chrono::microseconds(flags.token_us),
-                             flags.fp8_says.empty() ? 0 : flags.fp8_says.front()});
+                             flags.fp8_says.empty() ? 0 : flags.fp8_says.front(), flags.fails_after});
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(options));
 
   NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());
@@ -105,6 +106,7 @@ Status run(const Flags& flags) {
   std::fflush(stdout);
   wait_for_stop_signal();
   service->drain();
+  if (service->engine().device_failed()) return error(ErrorCode::kDevice, "the device failed");
   return ok_status();
 }
 
@@ -145,6 +147,7 @@ int main(int argc, char** argv) {
   app.add_flag("--demo-load", flags.demo_load);
   app.add_option("--pooling", flags.pooling);
   app.add_option("--fp8-says", flags.fp8_says, "one character: the tenth of answers in FP8 steps");
+  app.add_option("--fails-after", flags.fails_after, "steps after which the device is lost");
   app.add_option("--generation-config", flags.generation_config);
   app.add_flag("--log-requests", flags.log_requests);
   CLI11_PARSE(app, argc, argv);

@@ -68,24 +68,47 @@ bool goes_before(const Kind& a, const Kind& b) {
   return place(a.step) < place(b.step);
 }
 
-constexpr double kRounds = 3.5;  // that the time is meant for
-constexpr size_t kLeastRounds = 2, kMostRounds = 7;
+// In a round: short steps are more easily disturbed.
+int32_t runs_of(const StepTime& step) { return step.tokens() < 16 ? 3 : 1; }
+
+// How long measuring may take, and how many rounds that time is meant for. A CPU has other programs' work between; a
+// device has not, and is to be ready at once.
+struct Budget {
+  double seconds = 0;
+  double rounds = 3.5;
+  size_t least_rounds = 2, most_rounds = 7;
+  int32_t uncounted = 0;  // runs before those that count
+};
+
+Budget budget_of(const Backend& backend, double seconds) {
+  if (!backend.memory()) return {.seconds = seconds};
+  return {.seconds = std::min(seconds, 1.8), .rounds = 2, .most_rounds = 2, .uncounted = 1};
+}
 
 // The kinds that one round has time for, the smallest first.
-Status choose_kinds(StepProbe& probe, double round_s, std::vector<Kind>* kinds) {
-  const StepTime known = {0, std::min(64, probe.config().max_context / 2)};
-  double per_token = 0;
-  for (int i = 0; i < 2; ++i) {  // the first run warms up
-    NFP_ASSIGN_OR_RETURN(const auto seconds, probe.run(known, {Precision::kFp16}, 1));
-    per_token = seconds.front() / known.tokens();
-  }
+Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* kinds) {
+  // A step takes so long at the least, and a token of a long one so long: a device is as fast with 64 as with one.
+  double least = 0, per_token = 0;
+  const auto time = [&](int32_t tokens) -> Status {
+    const StepTime known = {0, std::min(tokens, probe.config().max_context / 2)};
+    for (int i = 0; i < 2; ++i) {  // the first run warms up
+      NFP_ASSIGN_OR_RETURN(const auto seconds, probe.run(known, {Precision::kFp16}, 1));
+      least = least > 0 ? std::min(least, seconds.front()) : seconds.front();
+      per_token = seconds.front() / known.tokens();
+    }
+    return ok_status();
+  };
+  NFP_RETURN_IF_ERROR(time(64));
+  constexpr double kShort = 0.02;
+  if (least < kShort && probe.fits({0, std::min(1024, probe.config().max_context / 2)}))
+    NFP_RETURN_IF_ERROR(time(1024));
   std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });
   std::sort(kinds->begin(), kinds->end(), goes_before);
   double sum = 0;
   size_t taken = 0;
   for (const Kind& kind : *kinds) {
-    sum += per_token * std::max(kind.step.tokens(), 8);
-    if (sum > round_s && taken >= 8) break;
+    sum += std::max(least, per_token * kind.step.tokens()) * (runs_of(kind.step) + budget.uncounted);
+    if (sum > budget.seconds / budget.rounds && taken >= 8) break;
     ++taken;
   }
   if (taken % 2 > 0 && taken < kinds->size() && (*kinds)[taken].step.level > 0) ++taken;
@@ -107,7 +130,8 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
                                   int64_t{kind.step.decode_sequences} * (kind.step.decode_context + engine.block_size));
   }
   NFP_ASSIGN_OR_RETURN(const auto probe, StepProbe::create(loaded, engine, tokens));
-  NFP_RETURN_IF_ERROR(choose_kinds(*probe, options.seconds / kRounds, &kinds));
+  const Budget budget = budget_of(*loaded.backend, options.seconds);
+  NFP_RETURN_IF_ERROR(choose_kinds(*probe, budget, &kinds));
 
   StepTable table;
   table.model = loaded.name;
@@ -119,12 +143,12 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   table.steps_in_flight = probe->config().steps_in_flight;
   table.levels = {{Precision::kFp16, 0}, {probe->computed(options.engine.fp8), 1}};
   double round_s = 0;
-  for (size_t round = 0; round < kMostRounds; ++round) {
-    if (round >= kLeastRounds && elapsed() + round_s > options.seconds) break;
+  for (size_t round = 0; round < budget.most_rounds; ++round) {
+    if (round >= budget.least_rounds && elapsed() + round_s > budget.seconds) break;
     const double before = elapsed();
     for (Kind& kind : kinds) {
-      const int32_t count = kind.step.tokens() < 16 ? 3 : 1;  // short steps are more easily disturbed
-      NFP_ASSIGN_OR_RETURN(const auto seconds, probe->run(kind.step, table.levels[kind.step.level], count));
+      NFP_ASSIGN_OR_RETURN(const auto seconds,
+                           probe->run(kind.step, table.levels[kind.step.level], runs_of(kind.step)));
       kind.seconds.push_back(median(seconds));
     }
     round_s = elapsed() - before;

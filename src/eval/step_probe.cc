@@ -7,8 +7,9 @@
 namespace nfp {
 namespace {
 
-// Steps of a kind before one counts where steps are captured: seen, captured, replayed.
-constexpr int32_t kUncounted = 3;
+// Steps of a kind before one counts where two are in flight: the one before it; at first, where it is captured, those
+// in which it is seen, captured and replayed.
+constexpr int32_t kUncounted = 1, kUncountedAtFirst = 3;
 
 StepPlan plan_of(std::span<const std::unique_ptr<Sequence>> sequences) {
   StepPlan plan;
@@ -102,7 +103,13 @@ Result<std::vector<double>> StepProbe::run(const StepTime& shape, const StepLeve
   if (shape.prefill_tokens > 0) add(shape.prefill_context, shape.prefill_tokens);
   StepPlan plan = plan_of(sequences);
   plan.fp8_share = level.fp8_share;
-  const int32_t warm = captures_ ? kUncounted : 0;
+  int32_t warm = 0;
+  if (captures_) {
+    const bool captured = shape.prefill_tokens == 0;
+    const bool first =
+        captured && met_.emplace(shape.decode_sequences, shape.decode_context, level.precision, level.fp8_share).second;
+    warm = first ? kUncountedAtFirst : kUncounted;
+  }
   NFP_ASSIGN_OR_RETURN(std::vector<double> seconds, time(plan, level.precision, warm + count));
   seconds.erase(seconds.begin(), seconds.begin() + warm);
   return seconds;

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "base/result.h"
@@ -40,6 +42,7 @@ class StepProbe {
   std::unique_ptr<ModelRunner> runner_;
   int32_t touched_ = 0;  // blocks
   bool captures_ = false;
+  std::set<std::tuple<int32_t, int32_t, Precision, double>> met_;  // decode steps: sequences, context, level
 };
 
 }  // namespace nfp

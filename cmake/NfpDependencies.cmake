@@ -31,13 +31,22 @@ function(nfp_find_header_only name header)
 endfunction()
 
 nfp_find_library(fmt fmt/format.h fmt)
+if(NFP_STATIC_DEPS AND NOT NFP_fmt_LIBRARY MATCHES "\\.a$")  # the distribution's package has the sources, but no archive
+  file(STRINGS "${NFP_fmt_INCLUDE}/fmt/core.h" fmt_9 REGEX "define FMT_VERSION 9")
+  if(fmt_9)
+    add_library(nfp_fmt STATIC cmake/fmt_library.cc)
+    target_link_libraries(nfp_fmt PRIVATE nfp_options)
+    target_include_directories(nfp_fmt SYSTEM PRIVATE "${NFP_fmt_INCLUDE}")
+    set_target_properties(nfp_dep_fmt PROPERTIES INTERFACE_LINK_LIBRARIES nfp_fmt)
+  endif()
+endif()
 nfp_find_library(pcre2 pcre2.h pcre2-8)
 target_compile_definitions(nfp_dep_pcre2 INTERFACE PCRE2_CODE_UNIT_WIDTH=8)
 nfp_find_library(utf8proc utf8proc.h utf8proc)
 if(NFP_STATIC_DEPS)
   target_compile_definitions(nfp_dep_utf8proc INTERFACE UTF8PROC_STATIC)
 endif()
-nfp_find_library(simdjson simdjson.h simdjson)
+nfp_find_library(simdjson simdjson.h simdjson_static simdjson)  # Ubuntu's archive, Debian's library
 nfp_find_library(md sha2.h md)
 nfp_find_library(edit histedit.h edit)
 if(NFP_edit_LIBRARY MATCHES "\\.a$")  # the archive's own needs, which its -dev package brings

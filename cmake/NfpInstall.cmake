@@ -54,7 +54,7 @@ install(FILES "${PROJECT_BINARY_DIR}/nestedfpConfig.cmake" "${PROJECT_BINARY_DIR
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/src/*.h")
 foreach(header IN LISTS headers)
   # Wiring of the program, and of the C libraries: no API. libcurl.h would ask every user for curl's headers.
-  if(header MATCHES "^(server|capi|doctor|shell|tune)/|^hub/libcurl\\.h$")
+  if(header MATCHES "^(server|capi|doctor|shell|tune|portable)/|^hub/libcurl\\.h$")
     continue()
   endif()
   if(header MATCHES "^backend/(cpu|cuda)/" AND NOT header MATCHES "^backend/(cpu|cuda)/(cpu|cuda)_backend\\.h$")

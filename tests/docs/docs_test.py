@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 # Other programs' and other people's.
-FOREIGN = {"org/name", "--clock-control", "--scheduling-policy", "GGML_NATIVE", "CUDA_VISIBLE_DEVICES", "manylinux_2_36_x86_64", "startupProbe", "--compilation-config", "--enable-lora"}
+FOREIGN = {"org/name", "--clock-control", "--scheduling-policy", "GGML_NATIVE", "CUDA_VISIBLE_DEVICES", "manylinux_2_28_x86_64", "startupProbe", "--compilation-config", "--enable-lora"}
 MOST_FAMILY_LINES = 120
 NOT_CODE = (".md", ".html", ".json", ".svg", ".jinja", ".txt")
 

@@ -48,7 +48,7 @@ def look_at(package):
     linked = subprocess.run(["objdump", "-p", os.path.join(BUILD, "apps/nestedfp")], capture_output=True, text=True).stdout
     for library in re.findall(r"NEEDED +(\S+)", linked):
         name = re.sub(r"\.so\.", "", library).replace("_", "-").replace("++", r"\+\+")
-        if library.startswith(("libm.so", "ld-linux", "libpthread", "libdl")):
+        if library.startswith(("libm.so", "ld-linux", "libpthread", "libdl", "librt.so")):
             name = "libc6"
         name = {"libstdc\\+\\+6": "libstdc\\+\\+6", "libgcc-s1": "libgcc-s1"}.get(name, name)
         expect(re.search(rf"(^|, )({name}|{name}t64)[ ,]", depends + ","), f"{library} is needed, and Depends is {depends}")

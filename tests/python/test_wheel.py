@@ -1,7 +1,8 @@
-"""test_wheel.py BUILD TINY_MODELS: makes the wheel of a build, lets auditwheel put into it what it needs, installs it
-into a clean environment, and runs the package's tests there: this folder's and, where vLLM is, tests/vllm's."""
+"""test_wheel.py BUILD TINY_MODELS NFP_PORTABLE: makes the wheel of a build, lets auditwheel put into it what it needs,
+installs it into a clean environment, and runs the package's tests there: this folder's and, where vLLM is, tests/vllm's."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+GLIBC = 28  # the newest 2.x that the wheel may ask for
 
 
 def run(*command, **options):
@@ -18,7 +20,7 @@ def run(*command, **options):
 
 
 def main() -> None:
-    build, tiny_models = sys.argv[1:3]
+    build, tiny_models, portable = sys.argv[1:4]
     try:
         import auditwheel  # noqa: F401
         import numpy
@@ -38,8 +40,10 @@ def main() -> None:
         run(sys.executable, "-m", "auditwheel", "repair", "-w", work / "dist", plain, env=environment)
         (wheel,) = (work / "dist").glob("*.whl")
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
-        if not wheel.name.startswith("nestedfp-") or "-py3-none-manylinux_" not in wheel.name:
-            sys.exit(f"{wheel.name}: expected one wheel for every Python 3 with a manylinux tag")
+        tag = re.fullmatch(r"nestedfp-[0-9.]+-py3-none-manylinux_2_(\d+)_\w+(\.manylinux\w+)*\.whl", wheel.name)
+        if not tag or (portable == "ON" and int(tag[1]) > GLIBC):
+            run(sys.executable, "-m", "auditwheel", "show", plain, env=environment)
+            sys.exit(f"{wheel.name}: expected one wheel for every Python 3 and for glibc 2.{GLIBC} or older")
         venv.create(work / "env", with_pip=True)
         python = work / "env" / "bin" / "python"
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"numpy=={numpy.__version__}",

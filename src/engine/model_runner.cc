@@ -64,7 +64,7 @@ void collect_bias(const Sequence& sequence, std::vector<LogitBias>& out) {
   if (!forbids_end(sequence)) return;
   for (const int32_t token : sequence.end_ids) {
     const auto same = std::find_if(out.begin(), out.end(), [&](const LogitBias& b) { return b.token == token; });
-    (same != out.end() ? *same : out.emplace_back()) = {token, -std::numeric_limits<float>::infinity()};
+    (same != out.end() ? *same : out.emplace_back()) = LogitBias{token, -std::numeric_limits<float>::infinity()};
   }
 }
 

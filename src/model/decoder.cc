@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/log.h"
 #include "model/layers/attention.h"
 #include "model/layers/embedding.h"
 #include "model/layers/expert_mlp.h"
@@ -107,6 +108,13 @@ void Decoder::count_bytes() {
 }
 
 Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
+  const RopeScaling& scaling = config_.rope.scaling;
+  if (scaling.kind == RopeScaling::Kind::kLongrope && positions > scaling.original_context) {
+    log::warn(
+        "a context of {} tokens is beyond the original {}, so LongRoPE's long factors hold for short texts too; a "
+        "context of at most {} has the short factors",
+        positions, scaling.original_context, scaling.original_context);
+  }
   const auto make_table = [&](Buffer& buffer, const Rope& rope) -> Status {
     const std::vector<float> table = rope_table(rope, std::min(positions, config_.max_context));
     NFP_ASSIGN_OR_RETURN(buffer, backend_.allocate(table.size() * sizeof(float)));

@@ -85,9 +85,9 @@ def weights_in(model, precision):
     return weights, stats
 
 
-def rope(config, dim, count):
+def rope(config, dim, context):
     """The angle that a position adds for each pair of a head's first `dim` features, and a factor of cosines and sines,
-    in a sequence of `count` tokens."""
+    where positions stay below `context`."""
     base = config["rope_theta"]
     frequencies = base ** (-np.arange(0, dim, 2) / dim)
     scaling = config.get("rope_scaling")
@@ -99,7 +99,7 @@ def rope(config, dim, count):
     if kind == "longrope":
         original = config["original_max_position_embeddings"]
         extension = config["max_position_embeddings"] / original
-        divisors = scaling["long_factor" if count > original else "short_factor"]
+        divisors = scaling["long_factor" if context > original else "short_factor"]
         return frequencies / np.array(divisors), np.sqrt(1 + np.log(extension) / np.log(original))
     factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
     if kind == "yarn":
@@ -150,9 +150,10 @@ def windows(config):
     return [window if slides else None for slides in sliding]
 
 
-def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
+def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0):
     """Logits [tokens, vocabulary], in `dtype`, of one sequence from its start. The inputs of the matrices named in
-    `bf16_inputs` are rounded to BF16, as CPUs with BF16 dot products do in FP8 steps."""
+    `bf16_inputs` are rounded to BF16, as CPUs with BF16 dot products do in FP8 steps. `context`: what a server has room
+    for, which LongRoPE's factors depend on; 0 = these tokens, as in transformers."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     count = len(tokens)
@@ -220,7 +221,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
         own = {"rope_theta": config["rope_local_base_freq"]} if local else config
         if window and config["model_type"] == "olmo3":
             own = {"rope_theta": config["rope_theta"]}
-        frequencies, factor = rope(own, 2 * half, count)
+        frequencies, factor = rope(own, 2 * half, context or count)
         angles = np.arange(count)[:, None, None] * frequencies
         cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
         a, b = x[..., :half], x[..., half : 2 * half]

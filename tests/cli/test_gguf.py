@@ -32,7 +32,8 @@ PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm",
        "phi4-mini": "gpt-2", "gemma3-pattern": "gpt-2", "mixtral-full": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
        "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact"}
-ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "mixtral": "llama",
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Divisors of frequencies are all that files have of Llama 3's scaling; which of its releases have these is looked up.
 LLAMA3_RELEASED = {"original_max_position_embeddings": 8192}
 # Dense layers of models with experts, for which gguf has no names.
@@ -181,7 +182,8 @@ class Gguf(Scratch):
 
     def as_files_have_it(self, folder):
         """The model, or a copy of it with what llama.cpp takes for granted and files do not say: Gemma scales q k by a
-        head's size, Gemma 3 has no soft caps, every fourth layer of SmolLM3 does not rotate, Llama 3's original context."""
+        head's size, Gemma 3 has no soft caps, every fourth layer of SmolLM3 does not rotate, Llama 3 has its releases'
+        original context."""
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
         scaling = config["rope_scaling"] or {}

@@ -21,7 +21,8 @@ import numpy as np
 import safetensors_file
 
 ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"
-TYPES = {"w1": "gate/up", "w3": "gate/up", "w2": "down", "q": "q/k/v", "k": "q/k/v", "v": "q/k/v", "o": "o", "gate": "gate/up", "up": "gate/up", "down": "down"}
+TYPES = {"w1": "gate/up", "w3": "gate/up", "w2": "down",  # of Mixtral's experts
+         "q": "q/k/v", "k": "q/k/v", "v": "q/k/v", "o": "o", "gate": "gate/up", "up": "gate/up", "down": "down"}
 
 
 def row(matrix, size):

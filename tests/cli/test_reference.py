@@ -54,9 +54,10 @@ class Generate(unittest.TestCase):
     def test_the_context_chooses_the_factors_of_longrope(self):
         model = os.path.join(TINY, "phi3-long")
         original = reference.Model(model).config["original_max_position_embeddings"]
-        warned = [run("generate", model, "-p", "x", "-n", "1", "--ctx", str(context))[1] for context in (original, original + 1)]
-        self.assertNotIn("LongRoPE", warned[0])
-        self.assertIn(f"a context of {original + 1} tokens is beyond the original {original}", warned[1])
+        within, beyond = (run("generate", model, "-p", "x", "-n", "1", "--ctx", str(context))[1]
+                          for context in (original, original + 1))
+        self.assertNotIn("LongRoPE", within)
+        self.assertIn(f"a context of {original + 1} tokens is beyond the original {original}", beyond)
 
 
 class Perplexity(Scratch):

@@ -132,8 +132,8 @@ def windows(config):
     """For each layer how many keys a token sees, itself included; None = all."""
     layers = config["num_hidden_layers"]
     # Of these families: one layer in so many sees everything, unless layer_types says which.
-    pattern = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4}.get(config["model_type"])
-    if pattern:
+    patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4}
+    if pattern := patterns.get(config["model_type"]):
         kinds = config.get("layer_types") or ["sliding_attention" if (i + 1) % pattern else "" for i in range(layers)]
         return [config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds]
     if config["model_type"] == "smollm3":

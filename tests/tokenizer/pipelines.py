@@ -303,7 +303,8 @@ def whitespace():
 
 
 ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, phi4_mini, olmo,
-       digits_byte_level, granite, smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown, splits, whitespace]
+       digits_byte_level, granite, smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown,
+       splits, whitespace]
 
 
 def dump_vocab(parts, path):

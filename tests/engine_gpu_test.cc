@@ -56,28 +56,6 @@ std::vector<std::vector<int32_t>> random_sequences(uint32_t seed, int32_t vocab)
   return sequences;
 }
 
-// Pieces of 1 to 40 tokens of all sequences in random order, several to a step.
-Schedule random_schedule(uint32_t seed, const std::vector<std::vector<int32_t>>& sequences) {
-  std::mt19937 random(seed);
-  std::vector<size_t> done(sequences.size(), 0);
-  Schedule schedule;
-  while (true) {
-    std::vector<Piece> singles, pieces;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      const size_t left = sequences[i].size() - done[i];
-      if (left == 0 || random() % 3 == 0) continue;
-      const size_t count = random() % 2 == 0 ? 1 : std::min<size_t>(left, 1 + random() % 40);
-      (count == 1 ? singles : pieces).push_back({i, count});
-      done[i] += count;
-    }
-    singles.insert(singles.end(), pieces.begin(), pieces.end());
-    if (!singles.empty()) schedule.push_back(singles);
-    bool all = true;
-    for (size_t i = 0; i < sequences.size(); ++i) all = all && done[i] == sequences[i].size();
-    if (all) return schedule;
-  }
-}
-
 double relative_error(const std::vector<std::vector<float>>& got, const std::vector<std::vector<float>>& want) {
   double error = 0, sum = 0;
   for (size_t s = 0; s < want.size(); ++s) {

@@ -1,11 +1,14 @@
 // Our models against Hugging Face transformers on tiny random models, and against themselves: however a sequence is cut
 // into steps and whoever shares them, its logits are the same bits.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <ostream>
+#include <random>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/float_types.h"
@@ -253,8 +256,9 @@ TEST_P(TinyModelTest, LogitsDoNotDependOnChunksNorOnTheRestOfTheBatch) {
       if (done < sequences[s].size()) mixed.back().push_back({s, 1});
     }
   }
+  const size_t rounds = mixed.size();
   for (size_t s = 0; s + 1 < sequences.size(); ++s) {
-    const size_t done = std::min(mixed.size(), sequences[s].size());
+    const size_t done = std::min(rounds, sequences[s].size());
     if (done < sequences[s].size()) mixed.push_back({{s, sequences[s].size() - done}});
   }
   for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
@@ -269,6 +273,31 @@ TEST_P(TinyModelTest, LogitsDoNotDependOnChunksNorOnTheRestOfTheBatch) {
               << name_of(precision) << ", " << name << ", sequence " << s;
         }
       }
+    }
+  }
+}
+
+// Prompts of random lengths cut into random pieces, several sequences' to a step. NFP_TEST_SEED repeats a run.
+TEST_P(TinyModelTest, LogitsAreTheSameInRandomChunksAndRaggedBatches) {
+  const char* given = std::getenv("NFP_TEST_SEED");
+  const uint32_t seed = given != nullptr ? static_cast<uint32_t>(std::stoul(given)) : std::random_device()();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937 random(seed);
+  std::vector<std::vector<int32_t>> sequences(2 + random() % 4);
+  for (auto& sequence : sequences) {
+    sequence.resize(1 + random() % 96);
+    for (int32_t& token : sequence) {
+      token = static_cast<int32_t>(random() % static_cast<uint32_t>(model_->config().vocab));
+    }
+  }
+  for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+    const DType kv = random() % 2 == 0 ? DType::kF32 : DType::kF16;
+    const auto expected = run(*model_, sequences, one_by_one(sequences), precision, kv);
+    const auto actual = run(*model_, sequences, random_schedule(random(), sequences), precision, kv);
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      ASSERT_EQ(actual[s].size(), expected[s].size());
+      EXPECT_EQ(0, std::memcmp(actual[s].data(), expected[s].data(), actual[s].size() * sizeof(float)))
+          << name_of(precision) << ", sequence " << s << " of " << sequences.size();
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <string_view>
 
 #include "backend/cpu/cpu_backend.h"
@@ -98,6 +99,27 @@ Schedule one_by_one(const std::vector<std::vector<int32_t>>& sequences) {
   Schedule schedule;
   for (size_t i = 0; i < sequences.size(); ++i) schedule.push_back({{i, sequences[i].size()}});
   return schedule;
+}
+
+Schedule random_schedule(uint32_t seed, const std::vector<std::vector<int32_t>>& sequences) {
+  std::mt19937 random(seed);
+  std::vector<size_t> done(sequences.size(), 0);
+  Schedule schedule;
+  while (true) {
+    std::vector<Piece> singles, pieces;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const size_t left = sequences[i].size() - done[i];
+      if (left == 0 || random() % 3 == 0) continue;
+      const size_t count = random() % 2 == 0 ? 1 : std::min<size_t>(left, 1 + random() % 40);
+      (count == 1 ? singles : pieces).push_back({i, count});
+      done[i] += count;
+    }
+    singles.insert(singles.end(), pieces.begin(), pieces.end());
+    if (!singles.empty()) schedule.push_back(singles);
+    bool all = true;
+    for (size_t i = 0; i < sequences.size(); ++i) all = all && done[i] == sequences[i].size();
+    if (all) return schedule;
+  }
 }
 
 Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, const std::string& kernels, int threads,

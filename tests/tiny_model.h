@@ -17,12 +17,41 @@
 
 namespace nfp::testing {
 
-inline constexpr const char* kTinyModels[] = {
-    "llama-tied", "llama-headdim",    "llama3-rope", "mistral",        "llama-bias", "qwen2",
-    "qwen3",      "qwen2-heads16",    "qwen3-yarn",  "phi3",           "gemma2",     "gemma3",
-    "phi4-mini",  "llama-yarn",       "smollm3",     "smollm3-window", "mixtral",    "qwen2-moe",
-    "qwen3-moe",  "qwen3-moe-window", "olmoe",       "gemma",          "olmo2",      "olmo2-tied",
-    "olmo3",      "granite",          "granite-bias"};
+inline constexpr const char* kTinyModels[] = {"llama-tied",
+                                              "llama-headdim",
+                                              "llama3-rope",
+                                              "mistral",
+                                              "llama-bias",
+                                              "qwen2",
+                                              "qwen3",
+                                              "qwen2-heads16",
+                                              "qwen3-yarn",
+                                              "phi3",
+                                              "gemma2",
+                                              "gemma3",
+                                              "phi4-mini",
+                                              "llama-yarn",
+                                              "smollm3",
+                                              "smollm3-window",
+                                              "mixtral",
+                                              "qwen2-moe",
+                                              "qwen3-moe",
+                                              "qwen3-moe-window",
+                                              "olmoe",
+                                              "gemma",
+                                              "olmo2",
+                                              "olmo2-tied",
+                                              "olmo3",
+                                              "granite",
+                                              "granite-bias",
+                                              "phi3-long",
+                                              "mistral-full",
+                                              "mixtral-full",
+                                              "gemma2-uncapped",
+                                              "gemma3-pattern",
+                                              "qwen2-moe-sparse",
+                                              "olmoe-norm",
+                                              "olmo3-tied"};
 
 // Those that are FP8 already.
 inline constexpr const char* kTinyFp8Models[] = {"phi4-fp8-tensor", "qwen3-fp8-channel", "qwen3-moe-fp8-block"};
@@ -74,6 +103,9 @@ using Schedule = std::vector<std::vector<Piece>>;
 
 // Every sequence whole, each in a step of its own.
 Schedule one_by_one(const std::vector<std::vector<int32_t>>& sequences);
+
+// Pieces of 1 to 40 tokens of all sequences in random order, several to a step.
+Schedule random_schedule(uint32_t seed, const std::vector<std::vector<int32_t>>& sequences);
 
 // A model on a backend.
 class TinyModel {

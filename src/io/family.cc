@@ -113,17 +113,22 @@ constexpr Family kFamilies[] = {
     {FamilyId::kOlmoe, "OlmoeForCausalLM", "olmoe", "olmoe", kQwenMoeLayer},
 };
 
-// Known, and not computed here: the part of the model that is missing.
+// Known, and not computed here: what of the model is missing, by the field that asks for it.
 struct Refusal {
   std::string_view architecture, model_type, why;
 };
+constexpr std::string_view kLlama4 =
+    "chunked attention (attention_chunk_size) and a temperature of attention (attn_temperature_tuning)";
 constexpr Refusal kRefusals[] = {
-    {"GptOssForCausalLM", "gpt_oss", "attention sinks and experts (num_local_experts)"},
-    {"Llama4ForConditionalGeneration", "llama4", "experts (num_local_experts) and chunked attention"},
-    {"Llama4ForCausalLM", "llama4_text", "experts (num_local_experts) and chunked attention"},
-    {"DeepseekV2ForCausalLM", "deepseek_v2", "latent attention (kv_lora_rank) and experts (n_routed_experts)"},
-    {"DeepseekV3ForCausalLM", "deepseek_v3", "latent attention (kv_lora_rank) and experts (n_routed_experts)"},
-    {"PhimoeForCausalLM", "phimoe", "experts (num_local_experts)"},
+    {"GptOssForCausalLM", "gpt_oss",
+     "attention sinks (tensors self_attn.sinks, which go with its model_type) and a clamped activation (swiglu_limit)"},
+    {"Llama4ForConditionalGeneration", "llama4", kLlama4},
+    {"Llama4ForCausalLM", "llama4_text", kLlama4},
+    {"DeepseekV2ForCausalLM", "deepseek_v2", "latent attention (kv_lora_rank)"},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", "latent attention (kv_lora_rank) and experts in groups (n_group)"},
+    {"PhimoeForCausalLM", "phimoe",
+     "sparsemixer routing (router_jitter_noise) and norms that subtract the mean, with biases (LayerNorm, although "
+     "their field is rms_norm_eps)"},
 };
 
 constexpr std::string_view kLayers = "model.layers.";

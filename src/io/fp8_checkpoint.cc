@@ -30,6 +30,13 @@ class Scheme {
   Result<std::optional<Fp8Scheme>> read() {
     scheme_.method = string_field(object_, "quant_method");
     if (scheme_.method == "fp8") {
+      const auto format = object_.find("fmt");
+      if (format != object_.end() && !format->is_null() && *format != "e4m3") {
+        return error(ErrorCode::kUnsupported,
+                     "{}: quantization_config: field 'fmt' is {}; only weights in e4m3 are supported; load the FP16 or "
+                     "BF16 original",
+                     name_, format->dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60));
+      }
       NFP_RETURN_IF_ERROR(block(object_, "weight_block_size"));
       return std::optional(scheme_);
     }

@@ -194,6 +194,7 @@ TEST(Fp8Scheme, WhatIsNotFp8IsRefusedByField) {
   EXPECT_EQ((*blocks)->block_rows, 128);
   EXPECT_TRUE(find(kRows).ok());
   EXPECT_TRUE(find(R"({"quant_method": "fp8", "activation_scheme": "static"})").ok());
+  EXPECT_TRUE(find(R"({"quant_method": "fp8", "fmt": "e4m3"})").ok());
   EXPECT_TRUE(find(R"({"quant_method": "fbgemm_fp8"})").ok());
   EXPECT_FALSE(find_fp8_scheme(testing::kTinyConfig, "config.json")->has_value());
   const std::string group = R"({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": )";
@@ -202,6 +203,8 @@ TEST(Fp8Scheme, WhatIsNotFp8IsRefusedByField) {
            {"gptq", R"({"quant_method": "gptq", "bits": 4})"},
            {"bitsandbytes", R"({"quant_method": "bitsandbytes"})"},
            {"quant_method", "{}"},
+           {"fmt", R"({"quant_method": "fp8", "fmt": "e5m2"})"},
+           {"fmt", R"({"quant_method": "fp8", "fmt": 5})"},
            {"weight_block_size", R"({"quant_method": "fp8", "weight_block_size": [128]})"},
            {"weight_block_size", R"({"quant_method": "fp8", "weight_block_size": [0, 128]})"},
            {"format", R"({"quant_method": "compressed-tensors", "format": "pack-quantized"})"},

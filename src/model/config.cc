@@ -181,6 +181,9 @@ void read_yarn(Fields& fields, RopeScaling& rope, int32_t max_context) {
   const auto temperature = [&](float scale) {
     return rope.factor <= 1.0f ? 1.0f : 0.1f * scale * std::log(rope.factor) + 1.0f;
   };
+  if (fields.number("llama_4_scaling_beta", 0.0f, -1e6, 1e6) != 0) {
+    fields.fail("llama_4_scaling_beta", "is not 0; queries that grow with their position are not supported");
+  }
   const float mscale = fields.number("mscale", 0.0f, 0.0, 1e3), all = fields.number("mscale_all_dim", 0.0f, 0.0, 1e3);
   const float implied = mscale > 0 && all > 0 ? temperature(mscale) / temperature(all) : temperature(1.0f);
   rope.attention_factor = fields.number("attention_factor", implied, 1e-3, 1e3);
@@ -188,6 +191,9 @@ void read_yarn(Fields& fields, RopeScaling& rope, int32_t max_context) {
 
 void read_longrope(Fields& fields, RopeScaling& rope, const ModelConfig& config, int32_t original_context) {
   rope.original_context = fields.integer("original_max_position_embeddings", original_context, 2, 1 << 30);
+  for (const char* field : {"short_mscale", "long_mscale"}) {
+    if (fields.has(field)) fields.fail(field, "is not supported; attention_factor holds for both sets of factors");
+  }
   rope.short_factors = fields.numbers("short_factor", config.rope.dim / 2, 1e-3, 1e6);
   rope.long_factors = fields.numbers("long_factor", config.rope.dim / 2, 1e-3, 1e6);
   const double extension = static_cast<double>(config.max_context) / rope.original_context;
@@ -267,6 +273,17 @@ void read_experts(Fields& fields, const FamilyDefaults& defaults, const ModelCon
   extra.norm_topk_prob = fields.boolean("norm_topk_prob", false);
   extra.sparse_step = fields.integer("decoder_sparse_step", 1, 1, 4096);
   extra.mlp_only_layers = fields.integers("mlp_only_layers", 0, config.layers - 1);
+}
+
+// Fields that change what attention sees in some model of another family, and that no model here computes.
+void refuse_other_attention(Fields& fields) {
+  if (!fields.boolean("is_causal", true)) fields.fail("is_causal", "is false; tokens see earlier ones only");
+  if (fields.boolean("use_bidirectional_attention", false)) {
+    fields.fail("use_bidirectional_attention", "is true; tokens see earlier ones only");
+  }
+  if (fields.integer("attention_chunk_size", 0, 0, INT32_MAX) != 0) {
+    fields.fail("attention_chunk_size", "is not null; attention in chunks is not supported");
+  }
 }
 
 // What every decoder has: its sizes, and its activation.
@@ -357,7 +374,6 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   }
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
   extra.qkv_bias = fields.boolean("qkv_bias", true);
-  extra.bidirectional = fields.boolean("use_bidirectional_attention", false);
   extra.clip_qkv = fields.number_or_null("clip_qkv", 0.0f, 0.0, 1e6);
   extra.no_rope_interval = fields.integer("no_rope_layer_interval", 4, 1, 4096);
   const std::vector<int32_t> rope_layers = fields.integers("no_rope_layers", 0, 1);
@@ -366,10 +382,18 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   }
   extra.rope_layers.assign(rope_layers.begin(), rope_layers.end());
   read_experts(fields, defaults, config, extra);
+  refuse_other_attention(fields);
   NFP_RETURN_IF_ERROR(fields.status());
   config.windows.assign(static_cast<size_t>(config.layers), 0);
   if (const Status configured = rules.configure(extra, config); !configured.ok()) {
     return error(configured.error().code, "{}: {}", name, configured.error().message);
+  }
+  // Families that do not read layer_types have the same attention in every layer.
+  for (size_t i = 0; i < extra.layer_slides.size(); ++i) {
+    if (extra.layer_slides[i] == (config.windows[i] > 0)) continue;
+    return error(ErrorCode::kUnsupported, "{}: field 'layer_types' gives layer {} {}, but {} has {} there", name, i,
+                 extra.layer_slides[i] ? "sliding_attention" : "full_attention", config.architecture,
+                 config.windows[i] > 0 ? fmt::format("a window of {}", config.windows[i]) : "no window");
   }
   if (config.experts.count > 0 && config.experts.intermediate < 1) {
     return error(ErrorCode::kInvalidInput, "{}: field 'moe_intermediate_size' must be at least 1", name);

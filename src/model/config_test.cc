@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <tuple>
 
 namespace nfp {
 namespace {
@@ -541,10 +542,13 @@ TEST(Config, WrongExpertsAndLayersAreNamed) {
 }
 
 TEST(Config, WhatIsKnownAndNotSupportedIsNamedWithItsField) {
-  for (const auto& [architecture, field] : {std::pair{"GptOssForCausalLM", "num_local_experts"},
-                                            {"Llama4ForConditionalGeneration", "num_local_experts"},
-                                            {"DeepseekV3ForCausalLM", "kv_lora_rank"},
-                                            {"PhimoeForCausalLM", "num_local_experts"}}) {
+  for (const auto& [architecture, field] : {std::pair{"GptOssForCausalLM", "self_attn.sinks"},
+                                            {"GptOssForCausalLM", "swiglu_limit"},
+                                            {"Llama4ForConditionalGeneration", "attention_chunk_size"},
+                                            {"Llama4ForCausalLM", "attn_temperature_tuning"},
+                                            {"DeepseekV2ForCausalLM", "kv_lora_rank"},
+                                            {"DeepseekV3ForCausalLM", "n_group"},
+                                            {"PhimoeForCausalLM", "router_jitter_noise"}}) {
     Json json = good();
     json["architectures"] = {architecture};
     const auto config = parse(json);
@@ -552,6 +556,58 @@ TEST(Config, WhatIsKnownAndNotSupportedIsNamedWithItsField) {
     EXPECT_EQ(config.error().code, ErrorCode::kUnsupported);
     EXPECT_NE(config.error().message.find(architecture), std::string::npos) << config.error().message;
     EXPECT_NE(config.error().message.find(field), std::string::npos) << config.error().message;
+    EXPECT_EQ(config.error().message.find("experts (num_local_experts"), std::string::npos);  // which are supported
+  }
+}
+
+TEST(Config, AttentionThatNoFamilyComputesIsRefusedInEveryFamily) {
+  for (const auto& [architecture, type] :
+       {std::pair{"LlamaForCausalLM", "llama"}, {"GemmaForCausalLM", "gemma"}, {"Qwen3ForCausalLM", "qwen3"}}) {
+    for (const auto& [field, wrong, right] : std::vector<std::tuple<const char*, Json, Json>>{
+             {"is_causal", false, true},
+             {"use_bidirectional_attention", true, false},
+             {"attention_chunk_size", 8192, nullptr},
+             {"layer_types", {"full_attention", "chunked_attention"}, {"full_attention", "full_attention"}}}) {
+      Json json = of_family(architecture, type);
+      json[field] = right;
+      EXPECT_TRUE(parse(json).ok()) << parse(json).error().message;
+      json[field] = wrong;
+      const auto config = parse(json);
+      ASSERT_FALSE(config.ok()) << architecture << " " << field;
+      EXPECT_NE(config.error().message.find(std::string("field '") + field), std::string::npos)
+          << config.error().message;
+    }
+  }
+}
+
+TEST(Config, LayerTypesMustBeWhatTheFamilyComputes) {
+  Json llama = good();
+  llama["sliding_window"] = 16;
+  llama["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_NE(parse(llama).error().message.find("'layer_types' gives layer 1 sliding_attention, but LlamaForCausalLM"),
+            std::string::npos);
+  Json mistral = of_family("MistralForCausalLM", "mistral");
+  mistral["sliding_window"] = 16;
+  mistral["layer_types"] = {"sliding_attention", "full_attention"};
+  EXPECT_NE(parse(mistral).error().message.find("'layer_types' gives layer 1 full_attention"), std::string::npos);
+  mistral["layer_types"][1] = "sliding_attention";
+  EXPECT_TRUE(parse(mistral).ok());
+}
+
+TEST(Config, ScalingsOfOtherModelsAreRefused) {
+  Json json = good();
+  json["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4.0}, {"llama_4_scaling_beta", 0.0}};
+  EXPECT_TRUE(parse(json).ok());
+  json["rope_parameters"]["llama_4_scaling_beta"] = 0.1;
+  EXPECT_NE(parse(json).error().message.find("'llama_4_scaling_beta'"), std::string::npos);
+  Json phi = of_family("Phi3ForCausalLM", "phi3");
+  const Json factors(8, 1.0);
+  phi["rope_scaling"] = {{"type", "longrope"}, {"short_factor", factors}, {"long_factor", factors}};
+  EXPECT_TRUE(parse(phi).ok()) << parse(phi).error().message;
+  for (const char* field : {"short_mscale", "long_mscale"}) {
+    Json other = phi;
+    other["rope_scaling"][field] = 1.2;
+    EXPECT_NE(parse(other).error().message.find(field), std::string::npos);
   }
 }
 

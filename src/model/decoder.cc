@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/log.h"
 #include "model/layers/attention.h"
 #include "model/layers/embedding.h"
 #include "model/layers/expert_mlp.h"
@@ -107,8 +108,16 @@ void Decoder::count_bytes() {
 }
 
 Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
+  positions = std::min(positions, config_.max_context);
+  const RopeScaling& scaling = config_.rope.scaling;
+  if (scaling.kind == RopeScaling::Kind::kLongrope && positions > scaling.original_context) {
+    log::warn(
+        "a context of {} tokens is beyond the original {}, so LongRoPE's long factors hold for short texts too; a "
+        "context of at most {} has the short factors",
+        positions, scaling.original_context, scaling.original_context);
+  }
   const auto make_table = [&](Buffer& buffer, const Rope& rope) -> Status {
-    const std::vector<float> table = rope_table(rope, std::min(positions, config_.max_context));
+    const std::vector<float> table = rope_table(rope, positions);
     NFP_ASSIGN_OR_RETURN(buffer, backend_.allocate(table.size() * sizeof(float)));
     return backend_.upload(buffer.data(), table.data(), buffer.bytes());
   };
@@ -119,7 +128,7 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
   if (!config_.nope_layers.empty()) {
     const auto half = static_cast<size_t>(still_features(config_) / 2);
     std::vector<float> still;
-    for (int32_t p = 0; p < std::min(positions, config_.max_context); ++p) {
+    for (int32_t p = 0; p < positions; ++p) {
       still.insert(still.end(), half, 1.0f);
       still.insert(still.end(), half, 0.0f);
     }

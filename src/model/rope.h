@@ -9,7 +9,8 @@
 namespace nfp {
 
 // The angle a position adds for each of the dim / 2 pairs, where positions stay below `positions`: beyond the original
-// context LongRoPE has other frequencies, for all positions alike.
+// context LongRoPE has other frequencies, for all positions alike. So a key that is cached stays right while a sequence
+// grows (docs/models.md, "LongRoPE").
 std::vector<double> rope_frequencies(const Rope& rope, int32_t positions);
 
 // [positions, rope.dim]: dim / 2 cosines, then as many sines.

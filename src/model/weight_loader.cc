@@ -1,7 +1,9 @@
 #include "model/weight_loader.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -48,20 +50,43 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-// A head that is tied and in the file nevertheless must be the embedding again. A few rows tell.
-Status check_tied_head(const ModelSource& source) {
+// Whether rows first .. first+count-1 of two matrices of the same shape are the same FP16 numbers.
+Result<bool> same_rows(const ModelSource& source, const TensorInfo& a, const TensorInfo& b, int64_t first,
+                       int64_t count) {
+  const auto elements = static_cast<size_t>(count * a.row_elements());
+  if (a.dtype == b.dtype) {
+    std::vector<std::byte> left(elements * size_of(a.dtype)), right(left.size());
+    NFP_RETURN_IF_ERROR(source.read_rows(a, first, count, left.data()));
+    NFP_RETURN_IF_ERROR(source.read_rows(b, first, count, right.data()));
+    if (left == right) return true;
+  }
+  std::vector<uint16_t> left(elements), right(elements);
+  NFP_RETURN_IF_ERROR(source.read_fp16_rows(a.name, first, count, left.data()));
+  NFP_RETURN_IF_ERROR(source.read_fp16_rows(b.name, first, count, right.data()));
+  return left == right;
+}
+
+// A head that is tied and in the file nevertheless must be the embedding again.
+Status check_tied_head(const ModelSource& source, ThreadPool& threads) {
   const std::string head = std::string(kHeadName) + ".weight", table = std::string(kEmbeddingName) + ".weight";
   const TensorInfo *mine = source.find(head), *theirs = source.find(table);
   if (mine == nullptr || theirs == nullptr) return ok_status();
-  bool same = mine->shape == theirs->shape;
-  std::vector<uint16_t> a(static_cast<size_t>(mine->row_elements())), b(a.size());
-  for (int64_t i = 0; i < 8 && same; ++i) {
-    const int64_t row = (mine->rows() - 1) * i / 7;
-    NFP_RETURN_IF_ERROR(source.read_fp16_rows(head, row, 1, a.data()));
-    NFP_RETURN_IF_ERROR(source.read_fp16_rows(table, row, 1, b.data()));
-    same = a == b;
-  }
-  if (same) return ok_status();
+  std::mutex mutex;
+  Result<bool> found = mine->shape == theirs->shape;
+  std::atomic<bool> same = *found;
+  const int64_t step = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, mine->row_elements()));
+  threads.parallel_for(same ? mine->rows() : 0, 1, [&](Range range) {
+    for (int64_t row = range.begin; row < range.end && same; row += step) {
+      Result<bool> equal = same_rows(source, *mine, *theirs, row, std::min(step, range.end - row));
+      if (equal.ok() && *equal) continue;
+      same = false;
+      const std::lock_guard lock(mutex);
+      found = std::move(equal);
+    }
+  });
+  source.release(*mine);
+  if (!found.ok()) return found.error();
+  if (*found) return ok_status();
   return error(
       ErrorCode::kInvalidInput,
       "{}: 'tie_word_embeddings' is true, but '{}' is there and is not '{}'; set it to false if the head is meant",
@@ -69,7 +94,7 @@ Status check_tied_head(const ModelSource& source) {
 }
 
 // That the checkpoint has what the configuration implies, and what else it has.
-Status check_tensors(const ModelSource& source, const ModelConfig& config) {
+Status check_tensors(const ModelSource& source, const ModelConfig& config, ThreadPool& threads) {
   std::vector<std::string> missing, extra;
   std::unordered_set<std::string> expected;
   for (DummyTensor& tensor : tensors_of(config)) {
@@ -90,7 +115,7 @@ Status check_tensors(const ModelSource& source, const ModelConfig& config) {
     log::warn("{}: {} tensor{} that the configuration does not imply {} ignored: {}", source.path(), extra.size(),
               extra.size() > 1 ? "s" : "", extra.size() > 1 ? "are" : "is", listed(extra));
   }
-  return config.tied_embeddings ? check_tied_head(source) : ok_status();
+  return config.tied_embeddings ? check_tied_head(source, threads) : ok_status();
 }
 
 }  // namespace
@@ -194,7 +219,7 @@ Result<Buffer> WeightLoader::vector(const std::string& name, int64_t size, float
 
 Result<std::unique_ptr<Model>> load_model(const ModelSource& source, const ModelConfig& config, Backend& backend,
                                           ThreadPool& threads, const LoadOptions& options) {
-  NFP_RETURN_IF_ERROR(check_tensors(source, config));
+  NFP_RETURN_IF_ERROR(check_tensors(source, config, threads));
   WeightLoader weights(source, backend, threads, options);
   return load_decoder(config, weights);
 }

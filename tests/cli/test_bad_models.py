@@ -138,7 +138,12 @@ class Configuration(Damaged):
             ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "rope_type", "dynamic"),
             ("architectures", ["BertModel"], "BertModel"),
             ("architectures", ["DeepseekV3ForCausalLM"], "DeepseekV3ForCausalLM", "kv_lora_rank"),
-            ("architectures", ["GptOssForCausalLM"], "GptOssForCausalLM", "num_local_experts"),
+            ("architectures", ["GptOssForCausalLM"], "GptOssForCausalLM", "attention sinks"),
+            ("architectures", ["PhimoeForCausalLM"], "PhimoeForCausalLM", "router_jitter_noise"),
+            ("attention_chunk_size", 8192, "attention_chunk_size"),
+            ("layer_types", ["full_attention", "sliding_attention"], "layer_types", "layer 1"),
+            ("is_causal", False, "is_causal"),
+            ("quantization_config", {"quant_method": "fp8", "fmt": "e5m2"}, "fmt", "e5m2"),
         ):
             model = self.copy()
             self.edit(os.path.join(model, "config.json"), **{field: value})
@@ -163,11 +168,24 @@ class Configuration(Damaged):
         model = self.copy()
         tensors = self.tensors(model)
         dtype, embedding = tensors["model.embed_tokens.weight"]
-        tensors["lm_head.weight"] = (dtype, -embedding)
+        late = embedding.copy()
+        late[-2, -1] += 1  # one weight of one row
+        for head in (-embedding, late, embedding[:-1]):
+            tensors["lm_head.weight"] = (dtype, head)
+            self.write(model, tensors)
+            line = failure("generate", model, "-p", "x")
+            self.assertIn("tie_word_embeddings", line)
+            self.assertIn("lm_head.weight", line)
+
+    def test_a_tied_head_in_another_dtype(self):
+        model = self.copy()
+        tensors = self.tensors(model)
+        tensors["lm_head.weight"] = ("F32", tensors["model.embed_tokens.weight"][1].astype(np.float32))
         self.write(model, tensors)
-        line = failure("generate", model, "-p", "x")
-        self.assertIn("tie_word_embeddings", line)
-        self.assertIn("lm_head.weight", line)
+        run("generate", model, "-p", "x", "-n", "1")
+        tensors["lm_head.weight"][1][-2, -1] += 1
+        self.write(model, tensors)
+        self.assertIn("tie_word_embeddings", failure("generate", model, "-p", "x"))
 
     def test_keys_beyond_fp16(self):
         model = self.copy("llama-bias")

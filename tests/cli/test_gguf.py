@@ -26,11 +26,16 @@ import safetensors_file
 import tiny_tokenizer
 from program import TINY, Scratch, failure, main, run, run_json
 
-PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm", "qwen2": "qwen2", "qwen3": "qwen2",
-       "qwen3-yarn": "qwen2", "gemma2": "gpt-2", "gemma3": "gpt-2", "phi3": "gpt-2", "phi4-mini": "gpt-2",
+PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm", "llama-bias": "smollm",
+       "llama3-rope": "llama-bpe", "mistral": "gpt-2", "mistral-full": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2",
+       "qwen3-yarn": "qwen2", "gemma2": "gpt-2", "gemma3": "gpt-2", "phi3": "gpt-2", "phi3-long": "gpt-2",
+       "phi4-mini": "gpt-2", "gemma3-pattern": "gpt-2", "mixtral-full": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
        "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact"}
-ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "mixtral": "llama",
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+# Divisors of frequencies are all that files have of Llama 3's scaling; which of its releases have these is looked up.
+LLAMA3_RELEASED = {"original_max_position_embeddings": 8192}
 # Dense layers of models with experts, for which gguf has no names.
 DENSE = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
@@ -50,6 +55,11 @@ def add_rotation(writer, config):
         writer.add_rope_scaling_factor(scaling["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    if kind == "llama3":
+        dim = config["head_dim"]
+        released = {**config, "rope_scaling": {**scaling, **LLAMA3_RELEASED}}
+        scaled, plain = (reference.rope(c, dim, 1)[0] for c in (released, {**config, "rope_scaling": None}))
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
     if config["model_type"] == "phi3":
         heads, original = config["num_attention_heads"], config["original_max_position_embeddings"]
         writer.add_rope_dimension_count(int(config["partial_rotary_factor"] * config["hidden_size"]) // heads)
@@ -62,7 +72,8 @@ def add_rotation(writer, config):
 
 def add_family(writer, kind, config):
     if kind == "gemma3":
-        writer.add_uint32("gemma3.attention.sliding_window_pattern", 3)
+        writer.add_uint32("gemma3.attention.sliding_window_pattern", config.get("sliding_window_pattern", 3))
+        writer.add_float32("gemma3.rope.freq_base_swa", config["rope_local_base_freq"])
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -171,12 +182,16 @@ class Gguf(Scratch):
 
     def as_files_have_it(self, folder):
         """The model, or a copy of it with what llama.cpp takes for granted and files do not say: Gemma scales q k by a
-        head's size, every fourth layer of SmolLM3 does not rotate."""
+        head's size, Gemma 3 has no soft caps, every fourth layer of SmolLM3 does not rotate, Llama 3 has its releases'
+        original context."""
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
+        scaling = config["rope_scaling"] or {}
         changes = {"gemma2": {"query_pre_attn_scalar": config.get("head_dim")},
-                   "gemma3_text": {"query_pre_attn_scalar": config.get("head_dim")},
+                   "gemma3_text": {"query_pre_attn_scalar": config.get("head_dim"), "final_logit_softcapping": None},
                    "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4}}.get(config["model_type"])
+        if scaling.get("rope_type") == "llama3":
+            changes = {"rope_scaling": {**scaling, **LLAMA3_RELEASED}}
         if changes is None:
             return folder
         copy = shutil.copytree(folder, self.path("granted-" + os.path.basename(folder)))

@@ -21,7 +21,8 @@ import numpy as np
 import safetensors_file
 
 ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"
-TYPES = {"q": "q/k/v", "k": "q/k/v", "v": "q/k/v", "o": "o", "gate": "gate/up", "up": "gate/up", "down": "down"}
+TYPES = {"w1": "gate/up", "w3": "gate/up", "w2": "down",  # of Mixtral's experts
+         "q": "q/k/v", "k": "q/k/v", "v": "q/k/v", "o": "o", "gate": "gate/up", "up": "gate/up", "down": "down"}
 
 
 def row(matrix, size):
@@ -87,8 +88,12 @@ class Outliers(Scratch):
         names = set()
         for pattern, size, layer, parts in put_in:
             for part in parts:
-                block = ATTENTION if part in "qkvo" else MLP
-                name = f"model.layers.{layer}.{block.format(part)}.weight"
+                if part not in "qkvo" and make_tiny_models.has_experts(config, layer):
+                    # One expert's, and not the first's.
+                    name = make_tiny_models.expert_names(config, layer, 2)[("gate", "up", "down").index(part)]
+                else:
+                    block = ATTENTION if part in "qkvo" else MLP
+                    name = f"model.layers.{layer}.{block.format(part)}.weight"
                 pattern(matrices[name], size)
                 names.add(name)
         tensors = {name: ("F16", values.astype(np.float16)) for name, values in weights.items()}
@@ -96,7 +101,8 @@ class Outliers(Scratch):
         return folder, names, parts_of({name: array.astype(np.float64) for name, (_, array) in tensors.items()}, config)
 
     def test_exceptions_are_reported_where_weights_are(self):
-        for base in ("qwen2-heads16", "llama-tied", "gemma2", "smollm3", "phi3", "phi4-mini"):
+        for base in ("qwen2-heads16", "llama-tied", "gemma2", "smollm3", "phi3", "phi4-mini", "qwen3-yarn",
+                     "gemma3-pattern", "mixtral-full", "qwen3-moe-window"):
             folder, names, weights = self.make(base, PUT_IN)
             report = run_json("inspect", folder)
             exceptions = {m["name"] for m in report["matrices"] if not m["nested_by_paper_rule"]}

@@ -18,7 +18,7 @@ except ImportError as missing:
 
 import reference
 import tiny_tokenizer
-from program import ALL_MODELS, MODELS, Scratch, main, run_json
+from program import ALL_MODELS, MODELS, TINY, Scratch, main, run, run_json
 
 CONTEXT = 32  # tokens a chunk of the perplexity test
 # FP8 steps in FP32 arithmetic, where the best kernels of a machine may round activations to BF16.
@@ -41,16 +41,23 @@ class Generate(unittest.TestCase):
             for precision in ("fp16", "fp8"):
                 weights, _ = reference.weights_in(source, precision)
                 ids = tokenizer_of(model).encode("A river runs").ids
-                # Within the context that LongRoPE's short factors are for: that is what the reference computes.
                 answer = run_json("generate", model, "-p", "A river runs", "-n", "6", "--precision", precision,
                                   "--ignore-eos", "--dtype-kv", "f32", "--ctx", "128", env=SCALAR)
                 self.assertEqual(answer["usage"]["prompt_tokens"], len(ids))
                 self.assertEqual(len(answer["tokens"]), 6)
                 for token in answer["tokens"]:
-                    logits = reference.logits(source.config, weights, ids)[-1]
+                    logits = reference.logits(source.config, weights, ids, context=128)[-1]
                     # Another order of summation may swap only what lies this close.
                     self.assertGreater(logits[token["id"]], logits.max() - 1e-3, (model, precision))
                     ids.append(token["id"])
+
+    def test_the_context_chooses_the_factors_of_longrope(self):
+        model = os.path.join(TINY, "phi3-long")
+        original = reference.Model(model).config["original_max_position_embeddings"]
+        within, beyond = (run("generate", model, "-p", "x", "-n", "1", "--ctx", str(context))[1]
+                          for context in (original, original + 1))
+        self.assertNotIn("LongRoPE", within)
+        self.assertIn(f"a context of {original + 1} tokens is beyond the original {original}", beyond)
 
 
 class Perplexity(Scratch):

@@ -19,7 +19,7 @@ import numpy as np
 import make_tiny_models
 import reference
 
-LENGTHS = (1, 21, 97)  # 97 tokens reach past the original context of the model with RoPE scaling
+LENGTHS = (1, 21, 97)  # 97 tokens reach past the original context of models with RoPE scaling
 CONTINUATION = 12
 # A greedy continuation is only worth comparing where no other implementation could decide otherwise.
 MARGIN = 0.06
@@ -93,8 +93,10 @@ def golden(folder, name):
         "weights_sha256": files_sha256(folder),
         "made_with": {**libraries(), "numpy": np.__version__},
     }
-    random = make_tiny_models.Random(make_tiny_models.MODELS[name]["seed"] + 1000)
-    prompts = [random.integers(3, config["vocab_size"], length) for length in LENGTHS]
+    spec = make_tiny_models.MODELS[name]
+    random = make_tiny_models.Random(spec["seed"] + 1000)
+    least = spec.get("least_tokens", 1)
+    prompts = [random.integers(3, config["vocab_size"], max(length, least)) for length in LENGTHS]
     for precision in ("fp16", "fp8"):
         weights, stats = reference.weights_in(source, precision)
         model = load(folder, weights)
@@ -115,7 +117,7 @@ def golden(folder, name):
                 sequence["bf16_error"] = float(np.abs(rounded[-1] - exact[-1]).max())
             entry["sequences"].append(sequence)
         for attempt in range(1000):
-            start = random.integers(3, config["vocab_size"], 8)
+            start = random.integers(3, config["vocab_size"], max(8, least))
             chosen, margin = continuation(model, start)
             if margin >= MARGIN and len(set(chosen)) > 2:
                 break

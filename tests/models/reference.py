@@ -85,8 +85,9 @@ def weights_in(model, precision):
     return weights, stats
 
 
-def rope(config, dim):
-    """The angle that a position adds for each pair of a head's first `dim` features, and a factor of cosines and sines."""
+def rope(config, dim, context):
+    """The angle that a position adds for each pair of a head's first `dim` features, and a factor of cosines and sines,
+    where positions stay below `context`."""
     base = config["rope_theta"]
     frequencies = base ** (-np.arange(0, dim, 2) / dim)
     scaling = config.get("rope_scaling")
@@ -98,8 +99,8 @@ def rope(config, dim):
     if kind == "longrope":
         original = config["original_max_position_embeddings"]
         extension = config["max_position_embeddings"] / original
-        # Within the original context.
-        return frequencies / np.array(scaling["short_factor"]), np.sqrt(1 + np.log(extension) / np.log(original))
+        divisors = scaling["long_factor" if context > original else "short_factor"]
+        return frequencies / np.array(divisors), np.sqrt(1 + np.log(extension) / np.log(original))
     factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
     if kind == "yarn":
         low, high = (dim * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32, 1))
@@ -130,12 +131,11 @@ def rotating(config):
 def windows(config):
     """For each layer how many keys a token sees, itself included; None = all."""
     layers = config["num_hidden_layers"]
-    if config["model_type"] == "gemma2":
-        return [None if i % 2 else config["sliding_window"] for i in range(layers)]
-    if config["model_type"] == "gemma3_text":
-        return [config["sliding_window"] if kind == "sliding_attention" else None for kind in config["layer_types"]]
-    if config["model_type"] == "olmo3":
-        return [config["sliding_window"] if (i + 1) % 4 else None for i in range(layers)]
+    # Of these families: one layer in so many sees everything, unless layer_types says which.
+    patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4}
+    if pattern := patterns.get(config["model_type"]):
+        kinds = config.get("layer_types") or ["sliding_attention" if (i + 1) % pattern else "" for i in range(layers)]
+        return [config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds]
     if config["model_type"] == "smollm3":
         window = config["sliding_window"] if config["use_sliding_window"] else None
         return [None if rotates else window for rotates in rotating(config)]
@@ -150,9 +150,10 @@ def windows(config):
     return [window if slides else None for slides in sliding]
 
 
-def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
+def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0):
     """Logits [tokens, vocabulary], in `dtype`, of one sequence from its start. The inputs of the matrices named in
-    `bf16_inputs` are rounded to BF16, as CPUs with BF16 dot products do in FP8 steps."""
+    `bf16_inputs` are rounded to BF16, as CPUs with BF16 dot products do in FP8 steps. `context`: what a server has room
+    for, which LongRoPE's factors depend on; 0 = these tokens, as in transformers."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     count = len(tokens)
@@ -220,7 +221,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64):
         own = {"rope_theta": config["rope_local_base_freq"]} if local else config
         if window and config["model_type"] == "olmo3":
             own = {"rope_theta": config["rope_theta"]}
-        frequencies, factor = rope(own, 2 * half)
+        frequencies, factor = rope(own, 2 * half, context or count)
         angles = np.arange(count)[:, None, None] * frequencies
         cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
         a, b = x[..., :half], x[..., half : 2 * half]

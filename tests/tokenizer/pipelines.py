@@ -118,6 +118,20 @@ def tekken():
     return tokenizer
 
 
+def cl100k():
+    """Phi-4's and OLMo 2's: Llama 3's pieces, as what is left where all else is removed, and merges alone."""
+    split = pre_tokenizers.Split(Regex(LLAMA3), "removed", invert=True)
+    pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return byte_level(pre, special=["<|endoftext|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>"])
+
+
+def granite():
+    """StarCoder's digits one by one, with the special tokens of Granite 3."""
+    pre = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return byte_level(pre, special=["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"])
+
+
 def phi4_mini():
     split = pre_tokenizers.Split(Regex(O200K), "isolated")
     pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -288,8 +302,9 @@ def whitespace():
     return byte_level(pre, normalizer=normalizers.NFKC(), special=["<s>"])
 
 
-ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, phi4_mini, olmo, digits_byte_level,
-       smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown, splits, whitespace]
+ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, phi4_mini, olmo,
+       digits_byte_level, granite, smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown,
+       splits, whitespace]
 
 
 def dump_vocab(parts, path):

@@ -51,7 +51,6 @@ struct FamilyFields {
   float logits_scaling = 1;        // logits are divided by it
   bool qkv_bias = true;
   float clip_qkv = 0;             // 0 = not clipped
-  bool bidirectional = false;     // use_bidirectional_attention: tokens see those after them
   std::vector<bool> rope_layers;  // no_rope_layers, whose ones rotate: one entry a layer, or none at all
   int32_t no_rope_interval = 4;   // else each such layer does not rotate
   // Experts.

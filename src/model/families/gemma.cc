@@ -38,9 +38,6 @@ Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) {
 }
 
 Status configure_gemma3(const FamilyFields& fields, ModelConfig& config) {
-  if (fields.bidirectional) {
-    return error(ErrorCode::kUnsupported, "field 'use_bidirectional_attention' is true; tokens see earlier ones only");
-  }
   config.qk_norm = true;
   config.local_rope_theta = fields.local_rope_theta > 0 ? fields.local_rope_theta : 10000.0f;
   return configure_sliding(fields, config, fields.sliding_window_pattern);

@@ -335,8 +335,10 @@ class InsideVllm(unittest.TestCase):
         from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
         class Base:
-            def __init__(self, worker):
-                self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker),
+            def __init__(self, worker, executor="mp"):
+                parallel = SimpleNamespace(worker_cls=worker, use_ubatching=False, data_parallel_size=1,
+                                           distributed_executor_backend=executor)
+                self.vllm_config = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(is_moe=False),
                                                    additional_config={"nestedfp": {"policy": "threshold:10"}})
                 self.waiting, self.kv_cache_manager = [], SimpleNamespace(usage=0.1)
                 self.requests = {}
@@ -433,6 +435,15 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(counts["slo_attained"], 0)  # 0.12 s a token
         self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
         self.assertIsNone(made.make_stats().nestedfp)
+
+        made = Scheduler("nestedfp.vllm.worker.Worker", "external_launcher")
+        with self.assertLogs("vllm.nestedfp", "WARNING") as logs:
+            made.add_request(Request("t", None, slo_tpot_ms=50))
+        self.assertIn("external_launcher", logs.output[0])
+        self.assertEqual(made.nestedfp_targets, {})
+        made.vllm_config.parallel_config.use_ubatching = True
+        with patch.object(Base, "__init__", lambda self, old: setattr(self, "vllm_config", old)),                 self.assertRaisesRegex(ValueError, "--enable-dbo"):
+            Scheduler(made.vllm_config)
 
     def test_dependent_launch_unless_the_user_says_otherwise(self):
         from nestedfp.vllm import overlap

@@ -139,20 +139,6 @@ class Decisions(unittest.TestCase):
             with self.assertRaises(ValueError):
                 Settings.parse(bad)
 
-    def test_policies_are_the_libraries(self):
-        rng = random.Random(3)
-        policies = {n: Policy(f"threshold:{n}") for n in (0, 1, 64, 1024)}
-        alternate = Policy("alternate:3")
-        for _ in range(2000):
-            tokens = rng.choice([1, rng.randrange(1, 128), rng.randrange(1, 9000)])
-            index = rng.randrange(1 << 40)
-            for n, policy in policies.items():
-                got = policy.choose(tokens, rng.randrange(tokens + 1), rng.randrange(300), rng.randrange(300), rng.random())
-                self.assertEqual(got, _library.FP8 if tokens > n else _library.FP16)
-            self.assertEqual(alternate.choose(tokens, step_index=index), (index // 3) % 2)
-        with self.assertRaisesRegex(_library.NestedFPError, "threshold:TOKENS"):
-            Policy("now and then")
-
     def test_the_op_s_threshold_is_the_library_s(self):
         """What the op compares the rows of a call with, where there is no scheduler of ours."""
         rng = random.Random(5)

@@ -27,8 +27,8 @@ _FORBIDDEN = -3e38  # a bias that no logit makes up for
 @dataclass
 class SamplingParams:
     """How tokens are drawn; names and defaults are vLLM's. ``precision``: "auto" (the model's policy), "exact" (FP16
-    steps only) or "fast" (FP8 whenever no other request of the step asks for more). ``bad_words`` are words of one token
-    here, and ``structured_outputs`` is what this class has not: another value than None is an error."""
+    steps only) or "fast" (FP8 whenever no other request of the step asks for more). ``bad_words`` are words of one
+    token here, and ``structured_outputs`` is what this class has not: another value than None is an error."""
 
     n: int = 1  # answers to a prompt
     temperature: float = 1.0
@@ -62,7 +62,7 @@ class SamplingParams:
         if not _is_token_id(self.n) or isinstance(self.n, bool) or self.n < 1:
             raise NestedFPError(USAGE, f"n must be a whole number from 1, not {self.n!r}")
         if self.n > 1 and self.temperature == 0:
-            raise NestedFPError(USAGE, f"n must be 1 where temperature is 0, not {self.n}: all answers would be the same")
+            raise NestedFPError(USAGE, f"n must be 1 where temperature is 0, not {self.n}: all answers would be one")
         if self.stop and not self.detokenize:
             raise NestedFPError(USAGE, "stop: strings are looked for in the text, which detokenize=False leaves out")
         words = [] if self.bad_words is None else self.bad_words
@@ -230,8 +230,8 @@ class LLM:
             tokens = [self.encode(space + word.lstrip()) for space in ("", " ")]
             alone, behind = (ids[len(start):] if ids[:len(start)] == start else ids for ids in tokens)
             if len(alone) != 1:
-                raise NestedFPError(USAGE, f"bad_words: {word!r} is {len(alone)} tokens of this model; only words of one "
-                                           "token can be forbidden")
+                raise NestedFPError(USAGE, f"bad_words: {word!r} is {len(alone)} tokens of this model; only words of "
+                                           "one token can be forbidden")
             for ids in (alone, behind):
                 if len(ids) == 1:
                     fields["logit_bias"] = [*fields.get("logit_bias", []), [ids[0], _FORBIDDEN]]

@@ -12,9 +12,9 @@ from typing import Any
 
 FORMAT_VERSION = 1
 
-# Values of --load-format whose loader reads safetensors files through DefaultModelLoader, where the lower bytes come in,
-# and those that give a model's own load_weights() an ordinary checkpoint. Others write into parameters, which a layer
-# that is not nested yet has not.
+# Values of --load-format whose loader reads safetensors files through DefaultModelLoader, where the lower bytes come
+# in, and those that give a model's own load_weights() an ordinary checkpoint. Others write into parameters, which a
+# layer that is not nested yet has not.
 _NESTED_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor")
 _ORDINARY_FORMATS = (*_NESTED_FORMATS, "mistral", "npcache", "pt", "runai_streamer", "dummy")
 

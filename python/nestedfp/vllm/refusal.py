@@ -1,4 +1,4 @@
-"""What is registered in the plugin's place where it cannot run: the reason, as an error, once a model asks for nestedfp.
+"""What is registered in the plugin's place where it cannot run: the reason, as an error once a model asks for nestedfp.
 Without it a nested checkpoint would be taken for the plain FP8 one that its upper bytes are."""
 
 from __future__ import annotations

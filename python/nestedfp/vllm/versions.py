@@ -1,5 +1,4 @@
-"""What the plugin was tested with, and clear errors for anything else. Nothing here needs more of vLLM than that it is
-there."""
+"""What the plugin was tested with, and clear errors for anything else. Only check_gpu() needs anything of vLLM's."""
 
 from __future__ import annotations
 

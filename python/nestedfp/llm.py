@@ -12,21 +12,25 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from ._engine import Engine
+from ._engine import USAGE, Engine
 from ._library import NestedFPError
 
 Prompt = str | Sequence[int] | dict[str, Any]
+
+_FORBIDDEN = -3e38  # a bias that no logit makes up for
 
 
 @dataclass
 class SamplingParams:
     """How tokens are drawn; names and defaults are vLLM's. ``precision``: "auto" (the model's policy), "exact" (FP16
-    steps only) or "fast" (FP8 whenever no other request of the step asks for more)."""
+    steps only) or "fast" (FP8 whenever no other request of the step asks for more). ``bad_words`` are words of one
+    token here, and ``structured_outputs`` is what this class has not: another value than None is an error."""
 
+    n: int = 1  # answers to a prompt
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 and -1: off
@@ -39,16 +43,36 @@ class SamplingParams:
     min_tokens: int = 0
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logit_bias: dict[int, float] | None = None
     logprobs: int | None = None  # so many likeliest tokens beside each one
     prompt_logprobs: int | None = None
+    detokenize: bool = True  # False: token ids only
+    structured_outputs: Any = None
     precision: str = "auto"
+
+    def _check(self) -> None:
+        """What the engine does not look at."""
+        if self.structured_outputs is not None:
+            raise NestedFPError(USAGE, "structured_outputs: nestedfp.LLM has no grammars; nestedfp serve has them "
+                                       "(response_format, docs/serving.md)")
+        if not _is_token_id(self.n) or isinstance(self.n, bool) or self.n < 1:
+            raise NestedFPError(USAGE, f"n must be a whole number from 1, not {self.n!r}")
+        if self.n > 1 and self.temperature == 0:
+            raise NestedFPError(USAGE, f"n must be 1 where temperature is 0, not {self.n}: all answers would be one")
+        if self.stop and not self.detokenize:
+            raise NestedFPError(USAGE, "stop: strings are looked for in the text, which detokenize=False leaves out")
+        words = [] if self.bad_words is None else self.bad_words
+        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and word for word in words):
+            raise NestedFPError(USAGE, f"bad_words must be a list of words, not {words!r}")
 
     def _fields(self) -> dict[str, Any]:
         fields = dict(vars(self))
+        for name in ("n", "bad_words", "detokenize", "structured_outputs"):
+            del fields[name]
         fields["top_k"] = max(self.top_k, 0)
         fields["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
         if self.logit_bias is not None:
@@ -81,8 +105,8 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """What came of one prompt. ``usage``: prompt_tokens, cached_tokens, completion_tokens, and of all of them
-    fp16_tokens and fp8_tokens."""
+    """What came of one prompt. ``usage``: prompt_tokens, and, added up over its answers, cached_tokens,
+    completion_tokens, and of all tokens fp16_tokens and fp8_tokens."""
 
     request_id: str
     prompt: str | None
@@ -91,6 +115,49 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     usage: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Answer:
+    """A request of the engine, and where its tokens go."""
+
+    result: RequestOutput
+    output: CompletionOutput
+    detokenize: bool
+    usage: dict[str, int] = field(default_factory=dict)  # so far
+
+    def add(self, piece: dict[str, Any]) -> None:
+        result, output = self.result, self.output
+        if self.detokenize:
+            output.text += piece["text"]
+        for token in piece["tokens"]:
+            output.token_ids.append(token["id"])
+            output.precisions.append(token["precision"])
+            if output.logprobs is not None:
+                output.logprobs.append(_logprobs(token))
+                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token["logprob"]
+        if "prompt_logprobs" in piece:
+            result.prompt_logprobs = [None] + [_logprobs(token) for token in piece["prompt_logprobs"][1:]]
+        output.finish_reason = piece.get("finish_reason")
+        output.stop_reason = piece.get("stop_reason")
+        result.finished = all(other.finish_reason is not None for other in result.outputs)
+        for name, value in piece["usage"].items():
+            before = result.usage.get(name, 0) - self.usage.get(name, 0)
+            result.usage[name] = value if name == "prompt_tokens" else before + value
+        self.usage = piece["usage"]
+
+
+def _progress(use_tqdm: bool | Callable[..., Any], prompts: int) -> Any:
+    """A progress bar; None where none is wanted, or tqdm is not there."""
+    if callable(use_tqdm):
+        return use_tqdm(total=prompts, desc="Processed prompts", dynamic_ncols=True)
+    if not use_tqdm:
+        return None
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=prompts, desc="Processed prompts", dynamic_ncols=True)
 
 
 def _logprobs(token: dict[str, Any]) -> dict[int, Logprob]:
@@ -131,8 +198,8 @@ class LLM:
         self._engine = Engine(str(model), {"policy": precision, **options})
         self._names = itertools.count()
         self._lock = threading.Lock()  # of what follows
-        self._open: dict[str, RequestOutput] = {}
-        self._changed: set[str] = set()  # results with news that nobody has seen
+        self._open: dict[str, _Answer] = {}
+        self._changed: set[str] = set()  # requests with news that nobody has seen
         self._failed: dict[str, str] = {}
 
     def close(self) -> None:
@@ -156,7 +223,22 @@ class LLM:
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.decode(_token_ids(ids))
 
-    def _submit(self, prompt: Prompt, sampling: SamplingParams) -> RequestOutput:
+    def _forbid(self, fields: dict[str, Any], words: Sequence[str]) -> None:
+        """Biases against words, alone and behind a space."""
+        start = self.encode("")  # what every text begins with
+        for word in words:
+            tokens = [self.encode(space + word.lstrip()) for space in ("", " ")]
+            alone, behind = (ids[len(start):] if ids[:len(start)] == start else ids for ids in tokens)
+            if len(alone) != 1:
+                raise NestedFPError(USAGE, f"bad_words: {word!r} is {len(alone)} tokens of this model; only words of "
+                                           "one token can be forbidden")
+            for ids in (alone, behind):
+                if len(ids) == 1:
+                    fields["logit_bias"] = [*fields.get("logit_bias", []), [ids[0], _FORBIDDEN]]
+
+    def _submit(self, prompt: Prompt, sampling: SamplingParams) -> dict[str, _Answer]:
+        """The requests of a prompt by their names, the first of them the result's."""
+        sampling._check()
         text: str | None = None
         if isinstance(prompt, dict):
             if "prompt_token_ids" in prompt:
@@ -169,36 +251,41 @@ class LLM:
             text, ids = prompt, self.encode(prompt)
         else:
             ids = _token_ids(prompt)
-        name = str(next(self._names))
-        self._engine.submit(id=name, prompt=ids, **sampling._fields())
-        return RequestOutput(name, text, ids, [CompletionOutput(logprobs=None if sampling.logprobs is None else [])])
+        outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
+        result = RequestOutput(str(next(self._names)), text, ids, outputs)
+        made: dict[str, _Answer] = {}
+        try:
+            for i, output in enumerate(outputs):
+                one = sampling
+                if i > 0:  # as vLLM has it: seeds that follow each other, the prompt's log-probabilities once
+                    seed = None if sampling.seed is None else sampling.seed + i
+                    one = replace(sampling, seed=seed, prompt_logprobs=None)
+                fields = one._fields()
+                self._forbid(fields, sampling.bad_words or ())
+                name = result.request_id if i == 0 else f"{result.request_id}-{i}"
+                self._engine.submit(id=name, prompt=ids, **fields)
+                made[name] = self._open[name] = _Answer(result, output, sampling.detokenize)
+        except BaseException:
+            self._drop(made)
+            raise
+        return made
 
-    @staticmethod
-    def _add(result: RequestOutput, piece: dict[str, Any]) -> None:
-        answer = result.outputs[0]
-        answer.text += piece["text"]
-        for token in piece["tokens"]:
-            answer.token_ids.append(token["id"])
-            answer.precisions.append(token["precision"])
-            if answer.logprobs is not None:
-                answer.logprobs.append(_logprobs(token))
-                answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + token["logprob"]
-        if "prompt_logprobs" in piece:
-            result.prompt_logprobs = [None] + [_logprobs(token) for token in piece["prompt_logprobs"][1:]]
-        answer.finish_reason = piece.get("finish_reason")
-        answer.stop_reason = piece.get("stop_reason")
-        result.finished = answer.finish_reason is not None
-        result.usage = piece["usage"]
+    def _drop(self, answers: dict[str, _Answer]) -> None:
+        for name, answer in answers.items():
+            self._open.pop(name, None)
+            self._failed.pop(name, None)
+            self._changed.discard(name)
+            if answer.output.finish_reason is None:
+                self._engine.cancel(name)
 
     def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Iterator[RequestOutput]:
         """Each result as often as something was added to it. Calls that run at the same time, in threads or as
         generators of which none has ended, share the engine's steps."""
-        mine: dict[str, RequestOutput] = {}
+        mine: dict[str, _Answer] = {}
         try:
             for prompt, parameters in zip(prompts, sampling, strict=True):
                 with self._lock:
-                    result = self._submit(prompt, parameters)
-                    mine[result.request_id] = self._open[result.request_id] = result
+                    mine.update(self._submit(prompt, parameters))
             waiting = set(mine)
             while waiting:
                 with self._lock:
@@ -206,32 +293,29 @@ class LLM:
                         self._step()
                     changed = [name for name in mine if name in self._changed]
                     self._changed.difference_update(changed)
+                results: dict[str, RequestOutput] = {}
                 for name in changed:
                     if name in self._failed:
                         raise NestedFPError(9, f"request {name}: {self._failed[name]}")
-                    if mine[name].finished:
+                    if mine[name].output.finish_reason is not None:
                         waiting.discard(name)
-                    yield mine[name]
+                    results[mine[name].result.request_id] = mine[name].result
+                yield from results.values()
         finally:
             with self._lock:
-                for name, result in mine.items():
-                    self._open.pop(name, None)
-                    self._failed.pop(name, None)
-                    self._changed.discard(name)
-                    if not result.finished:
-                        self._engine.cancel(name)
+                self._drop(mine)
 
     def _step(self) -> None:
         step = self._engine.step()
         if step["idle"] and not step["outputs"]:
             raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
         for piece in step["outputs"]:
-            result = self._open.get(piece["id"])
-            if result is None:
+            answer = self._open.get(piece["id"])
+            if answer is None:
                 continue  # of a call that was given up
             if piece.get("finish_reason") == "error":
                 self._failed[piece["id"]] = piece.get("error", "failed")
-            self._add(result, piece)
+            answer.add(piece)
             self._changed.add(piece["id"])
 
     @staticmethod
@@ -249,14 +333,22 @@ class LLM:
         return many, parameters
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
-                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[RequestOutput]:
+                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                 use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
         """Answers all prompts (texts, token ids, or dicts with "prompt" or "prompt_token_ids"), together; in their
-        order."""
+        order. ``use_tqdm``: a progress bar, where tqdm is installed, or what makes one."""
         many, parameters = self._lists(prompts, sampling_params)
         order: list[RequestOutput] = []
-        for result in self._run(many, parameters):
-            if result.finished:
-                order.append(result)
+        bar = _progress(use_tqdm, len(many))
+        try:
+            for result in self._run(many, parameters):
+                if result.finished:
+                    order.append(result)
+                    if bar is not None:
+                        bar.update(1)
+        finally:
+            if bar is not None:
+                bar.close()
         return sorted(order, key=lambda result: int(result.request_id))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -266,7 +358,8 @@ class LLM:
 
     def chat(self, messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
              sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-             tools: list[dict[str, Any]] | None = None, **template: Any) -> list[RequestOutput]:
+             use_tqdm: bool | Callable[..., Any] = True, *, tools: list[dict[str, Any]] | None = None,
+             **template: Any) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role", "content"}. Further keywords reach the model's chat
         template."""
         conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
@@ -276,4 +369,4 @@ class LLM:
             if tools:
                 fields["tools"] = tools
             prompts.append(self._engine.apply_chat_template(**fields))
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)

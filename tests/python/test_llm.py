@@ -4,9 +4,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
+import types
 import unittest
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -15,6 +20,7 @@ from nestedfp import LLM, NestedFPError, SamplingParams
 
 TINY = Path(os.environ.get("NFP_TINY_MODELS", "")) / "llama-tied"
 DEMO = os.environ.get("NFP_DEMO_MODEL", "")
+SOURCE = Path(os.environ.get("NFP_SOURCE", ""))
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -146,6 +152,91 @@ class TinyModel(unittest.TestCase):
             with self.assertRaises(TypeError, msg=repr(prompts)):
                 self.llm.generate(prompts, GREEDY)
 
+    def test_several_answers_to_a_prompt(self):
+        some = SamplingParams(n=3, temperature=0.9, seed=7, max_tokens=6, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+        first, second = self.llm.generate([[5, 6, 7], [8, 9]], some)
+        for result in (first, second):
+            self.assertTrue(result.finished)
+            self.assertEqual([(o.index, len(o.token_ids), len(o.logprobs)) for o in result.outputs],
+                             [(i, 6, 6) for i in range(3)])
+            self.assertEqual(result.usage["completion_tokens"], 18)
+            self.assertEqual(result.usage["prompt_tokens"], len(result.prompt_token_ids))
+            self.assertEqual(len(result.prompt_logprobs), len(result.prompt_token_ids))
+        for i, output in enumerate(first.outputs):  # seeds that follow each other
+            alone = SamplingParams(temperature=0.9, seed=7 + i, max_tokens=6, ignore_eos=True)
+            self.assertEqual(self.llm.generate([[5, 6, 7]], alone)[0].outputs[0].token_ids, output.token_ids)
+        self.assertEqual(len({tuple(o.token_ids) for o in first.outputs}), 3)
+        seen = [[len(o.token_ids) for o in result.outputs] for result in self.llm.stream([5, 6, 7], some)]
+        self.assertEqual(seen[-1], [6, 6, 6])
+        for result in self.llm.stream([5, 6, 7], some):
+            break  # all three are given up
+        self.assertEqual(self.llm._open, {})
+        with self.assertRaisesRegex(NestedFPError, "n must be 1 where temperature is 0"):
+            self.llm.generate([[5]], SamplingParams(n=2, temperature=0))
+        for wrong in (0, -1, 1.5, "2", True):
+            with self.assertRaisesRegex(NestedFPError, "n must be a whole number"):
+                self.llm.generate([[5]], SamplingParams(n=wrong))
+
+    def test_words_that_are_not_to_come(self):
+        start = self.llm.encode("")
+        word = next(w for w in "abcdefghij" if len(self.llm.encode(w)) == len(start) + 1)
+        token = self.llm.encode(word)[-1]
+        drawn = dict(max_tokens=4, ignore_eos=True, seed=1)
+        wanted = SamplingParams(logit_bias={token: 100}, **drawn)
+        self.assertEqual(self.llm.generate([[5]], wanted)[0].outputs[0].token_ids, [token] * 4)
+        for bias in (None, {token: 100}):
+            forbidden = SamplingParams(logit_bias=bias, bad_words=[word], **drawn)
+            self.assertNotIn(token, self.llm.generate([[5]], forbidden)[0].outputs[0].token_ids)
+        long = word * 40
+        with self.assertRaisesRegex(NestedFPError, f"bad_words: '{long}' is .* tokens"):
+            self.llm.generate([[5]], SamplingParams(bad_words=[long]))
+        for wrong in ("word", [5], [""]):
+            with self.assertRaisesRegex(NestedFPError, "bad_words must be a list"):
+                self.llm.generate([[5]], SamplingParams(bad_words=wrong))
+
+    def test_ids_without_text(self):
+        with_text = self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0]
+        ids = self.llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True,
+                                                            detokenize=False))[0].outputs[0]
+        self.assertTrue(with_text.text)
+        self.assertEqual((ids.text, ids.token_ids), ("", with_text.token_ids))
+        with self.assertRaisesRegex(NestedFPError, "stop: .*detokenize"):
+            self.llm.generate([[5]], SamplingParams(stop="a", detokenize=False))
+
+    def test_what_only_vllm_has_is_named(self):
+        with self.assertRaisesRegex(NestedFPError, "structured_outputs: .*nestedfp serve"):
+            self.llm.generate([[5]], SamplingParams(structured_outputs={"json": {}}))
+        with self.assertRaisesRegex(TypeError, "logits_processors"):
+            SamplingParams(logits_processors=[])
+
+    def test_progress(self):
+        made = []
+
+        class Bar:
+            def __init__(self, total, desc, dynamic_ncols):
+                self.total, self.done, self.closed = total, 0, False
+                made.append(self)
+
+            def update(self, count):
+                self.done += count
+
+            def close(self):
+                self.closed = True
+
+        self.llm.generate([[5], [6, 7]], SamplingParams(n=2, max_tokens=3), use_tqdm=Bar)
+        self.assertEqual([(bar.total, bar.done, bar.closed) for bar in made], [(2, 2, True)])
+        with self.assertRaises(NestedFPError):
+            self.llm.generate([[5]], SamplingParams(top_p=2), use_tqdm=Bar)
+        self.assertTrue(made[1].closed)
+        tqdm = types.SimpleNamespace(auto=types.SimpleNamespace(tqdm=Bar))
+        with patch.dict(sys.modules, {"tqdm": tqdm, "tqdm.auto": tqdm.auto}):
+            self.llm.generate([[5]], GREEDY)
+            self.assertEqual(len(made), 3)
+            self.llm.generate([[5]], GREEDY, use_tqdm=False)
+            self.assertEqual(len(made), 3)
+        with patch.dict(sys.modules, {"tqdm": None}):
+            self.llm.generate([[5]], GREEDY, use_tqdm=True)
+
     def test_a_closed_model_says_so(self):
         llm = LLM(TINY, device="cpu", threads=1, max_model_len=64)
         llm.close()
@@ -163,11 +254,29 @@ class TinyModel(unittest.TestCase):
 @unittest.skipUnless(DEMO and os.path.exists(DEMO), "NFP_DEMO_MODEL does not name the demo model")
 class DemoModel(unittest.TestCase):
     def test_the_lines_of_the_readme(self):
+        """README.md's and the wheel's, as they are written there."""
+        if not SOURCE.name:
+            self.skipTest("NFP_SOURCE does not name the sources")
+        for readme in (SOURCE / "README.md", SOURCE / "python" / "README.md"):
+            lines = readme.read_text().split("\n")
+            begin = lines.index("    import nestedfp, numpy as np")
+            end = next(i for i in range(begin, len(lines)) if lines[i] and not lines[i].startswith("    "))
+            code, before = textwrap.dedent("\n".join(lines[begin:end])), os.getcwd()
+            with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()) as said:
+                os.symlink(DEMO, Path(folder) / "model.gguf")
+                os.chdir(folder)
+                try:
+                    exec(compile(code, str(readme), "exec"), {})
+                finally:
+                    os.chdir(before)
+            self.assertIn("Paris", said.getvalue(), readme)
+
+    def test_the_same_and_a_chat(self):
         with LLM(DEMO, "threshold:512", device="cpu", threads=1, max_model_len=256) as llm:
             text = llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text
             self.assertIn("Paris", text)
             answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}],
-                              SamplingParams(temperature=0, max_tokens=24))[0].outputs[0]
+                              SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)[0].outputs[0]
             self.assertIn("Paris", answer.text)
             self.assertEqual(llm.decode(llm.encode("Hello, world")), "Hello, world")
 

@@ -103,6 +103,16 @@ class Http(unittest.TestCase):
         self.assertGreater(self.counter("nestedfp:step_seconds_total", precision="fp16"), 0)
         self.assertIsNotNone(self.counter("vllm:num_requests_running"))
 
+    def test_prefixes_of_exact_requests_are_their_own(self):
+        """Tokens of a prompt that the cache had: those that requests of the same kind left there."""
+        first, second = ([start + 13 * i % 470 for i in range(100)] for start in (11, 29))
+        for tier, whole in (("auto", False), ("exact", False), ("exact", True), ("auto", True), ("fast", True)):
+            _, cached = self.complete(first, nestedfp_precision=tier)
+            (self.assertGreater if whole else self.assertEqual)(cached, 0, tier)
+        for tier, whole in (("exact", False), ("fast", False), ("auto", True), ("exact", True)):
+            _, cached = self.complete(second, nestedfp_precision=tier)
+            (self.assertGreater if whole else self.assertEqual)(cached, 0, tier)
+
     def test_targets(self):
         before = self.counter("nestedfp:slo_steps_total") or 0
         self.complete(PROMPT[:50], 20, slo_ttft_ms=60000, slo_tpot_ms=60000)

@@ -54,6 +54,22 @@ def tensors(path: Path) -> dict:
     return out
 
 
+def parts_of(weights: list, cut) -> tuple:
+    """What libnestedfp makes of whole matrices, each cut and then one under the other: both planes and the exponents of
+    the rows; and the weights, likewise."""
+    import nestedfp
+
+    whole = [nestedfp.nest(weight) for weight in weights]
+    exponents = [cut(np.broadcast_to(planes.exponents[:, None], planes.upper.shape))[:, 0] for planes in whole]
+    return (np.concatenate([cut(planes.upper) for planes in whole]), np.concatenate([cut(planes.lower) for planes in whole]),
+            np.concatenate(exponents), np.concatenate([cut(weight) for weight in weights]))
+
+
+def exponents_of(scale) -> np.ndarray:
+    """Of a layer's weight_scale: 2^(exponent - 8) of each row."""
+    return (np.log2(scale.numpy().reshape(-1)) + 8).astype(np.int8)
+
+
 @unittest.skipUnless((Path(sys.executable).parent / "nestedfp").exists(), "the package is not installed")
 class Checkpoint(unittest.TestCase):
     @classmethod
@@ -122,20 +138,6 @@ class Decisions(unittest.TestCase):
                     {"nestedfp": {"slo_ttft_ms": -1}}, {"nestedfp": {"slo_tpot_ms": "soon"}}):
             with self.assertRaises(ValueError):
                 Settings.parse(bad)
-
-    def test_policies_are_the_libraries(self):
-        rng = random.Random(3)
-        policies = {n: Policy(f"threshold:{n}") for n in (0, 1, 64, 1024)}
-        alternate = Policy("alternate:3")
-        for _ in range(2000):
-            tokens = rng.choice([1, rng.randrange(1, 128), rng.randrange(1, 9000)])
-            index = rng.randrange(1 << 40)
-            for n, policy in policies.items():
-                got = policy.choose(tokens, rng.randrange(tokens + 1), rng.randrange(300), rng.randrange(300), rng.random())
-                self.assertEqual(got, _library.FP8 if tokens > n else _library.FP16)
-            self.assertEqual(alternate.choose(tokens, step_index=index), (index // 3) % 2)
-        with self.assertRaisesRegex(_library.NestedFPError, "threshold:TOKENS"):
-            Policy("now and then")
 
     def test_the_op_s_threshold_is_the_library_s(self):
         """What the op compares the rows of a call with, where there is no scheduler of ours."""
@@ -335,8 +337,10 @@ class InsideVllm(unittest.TestCase):
         from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
         class Base:
-            def __init__(self, worker):
-                self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker),
+            def __init__(self, worker, executor="mp"):
+                parallel = SimpleNamespace(worker_cls=worker, use_ubatching=False, data_parallel_size=1,
+                                           distributed_executor_backend=executor)
+                self.vllm_config = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(is_moe=False),
                                                    additional_config={"nestedfp": {"policy": "threshold:10"}})
                 self.waiting, self.kv_cache_manager = [], SimpleNamespace(usage=0.1)
                 self.requests = {}
@@ -433,6 +437,15 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(counts["slo_attained"], 0)  # 0.12 s a token
         self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
         self.assertIsNone(made.make_stats().nestedfp)
+
+        made = Scheduler("nestedfp.vllm.worker.Worker", "external_launcher")
+        with self.assertLogs("vllm.nestedfp", "WARNING") as logs:
+            made.add_request(Request("t", None, slo_tpot_ms=50))
+        self.assertIn("external_launcher", logs.output[0])
+        self.assertEqual(made.nestedfp_targets, {})
+        made.vllm_config.parallel_config.use_ubatching = True
+        with patch.object(Base, "__init__", lambda self, old: setattr(self, "vllm_config", old)),                 self.assertRaisesRegex(ValueError, "--enable-dbo"):
+            Scheduler(made.vllm_config)
 
     def test_dependent_launch_unless_the_user_says_otherwise(self):
         from nestedfp.vllm import overlap
@@ -698,9 +711,7 @@ class InsideVllm(unittest.TestCase):
 
     @unittest.skipUnless((Path(sys.executable).parent / "nestedfp").exists(), "the package is not installed")
     def test_experts_planes_are_cut_as_weights_are(self):
-        """By columns and rows for tensor parallelism, whole for expert parallelism: against the source's slices."""
-        import nestedfp
-
+        """By columns and rows for tensor parallelism, whole for expert parallelism: against libnestedfp's planes."""
         folder = Path(tempfile.mkdtemp())
         try:
             for family, parts in (("qwen3_moe", ("gate_proj", "up_proj", "down_proj")), ("mixtral", ("w1", "w3", "w2"))):
@@ -712,7 +723,7 @@ class InsideVllm(unittest.TestCase):
                 for world, rank, spread in ((1, 0, False), (2, 0, False), (2, 1, False), (2, 0, True), (2, 1, True)):
                     layer = self.mixture_layer(self.nested_config(), world, rank, stem, spread)
                     self.load_experts(layer, stem, parts, upper, lower)
-                    self.check_experts(nestedfp, layer, stem, parts, source, world, rank, spread)
+                    self.check_experts(layer, stem, parts, source, world, rank, spread)
         finally:
             shutil.rmtree(folder)
 
@@ -730,7 +741,16 @@ class InsideVllm(unittest.TestCase):
                                                 return_success=True)
                     self.assertEqual(here, layer.expert_map is None or int(layer.expert_map[e]) >= 0)
 
-    def check_experts(self, nestedfp, layer, stem, parts, source, world, rank, spread):
+    def assert_planes(self, upper, lower, scale, expected):
+        """Those of expected, bit for bit, and that they are the weights."""
+        import nestedfp
+
+        for got, wanted in zip((upper, lower, exponents_of(scale)), expected):
+            np.testing.assert_array_equal(got, wanted)
+        joined = nestedfp.join(nestedfp.Planes(upper, lower, exponents_of(scale), "float16"))
+        np.testing.assert_array_equal(joined.view(np.uint16), expected[3].view(np.uint16))
+
+    def check_experts(self, layer, stem, parts, source, world, rank, spread):
         count = layer.global_num_experts // (world if spread else 1)
         self.assertEqual(layer.local_num_experts, count)
         for local in range(count):
@@ -738,88 +758,92 @@ class InsideVllm(unittest.TestCase):
             if spread:
                 self.assertEqual(int(layer.expert_map[expert]), local)
             gate, up, down = (source[f"{stem}.{expert}.{part}.weight"] for part in parts)
-            if world > 1 and not spread:
-                size = gate.shape[0] // world
-                gate, up = (w[rank * size:(rank + 1) * size] for w in (gate, up))
-                down = down[:, rank * size:(rank + 1) * size]
-            for name, whole in (("w13", np.concatenate([gate, up])), ("w2", down)):
-                scale = getattr(layer, f"{name}_weight_scale")[local].numpy().reshape(-1)
-                planes = nestedfp.Planes(getattr(layer, f"{name}_weight")[local].view(torch.uint8).numpy(),
-                                         getattr(layer, f"{name}_weight_lower")[local].numpy(),
-                                         (np.log2(scale) + 8).astype(np.int8), "float16")
-                np.testing.assert_array_equal(nestedfp.join(planes).view(np.uint16), whole.view(np.uint16))
+            size = gate.shape[0] if spread else gate.shape[0] // world
+            begin = 0 if spread else rank * size
+            for name, whole, cut in (("w13", [gate, up], lambda w: w[begin:begin + size]),
+                                     ("w2", [down], lambda w: w[:, begin:begin + size])):
+                self.assert_planes(getattr(layer, f"{name}_weight")[local].view(torch.uint8).numpy(),
+                                   getattr(layer, f"{name}_weight_lower")[local].numpy(),
+                                   getattr(layer, f"{name}_weight_scale")[local], parts_of(whole, cut))
 
     @unittest.skipUnless((Path(sys.executable).parent / "nestedfp").exists(), "the package is not installed")
     def test_planes_are_cut_as_weights_are(self):
-        """Fused q/k/v and gate/up, and slices for two GPUs, against nestedfp.nest of the same slices."""
-        import nestedfp
-        from nestedfp.vllm import quantization
-
+        """Fused q/k/v and gate/up, and slices for two GPUs, against what libnestedfp makes of the source's matrices; and
+        a group that a checkpoint keeps dense."""
         folder = Path(tempfile.mkdtemp())
         try:
-            for family in ("llama", "qwen2"):
+            for family in ("llama", "qwen2", "mistral"):
                 nested = nested_model(folder, family)
+                ignore = json.loads((nested / "config.json").read_text())["quantization_config"]["ignore"]
                 upper = tensors(next(nested.glob("model-*.safetensors")))
                 lower = tensors(next((nested / "nestedfp").glob("*.safetensors")))
                 source = tensors(folder / family / "model.safetensors")
-                for world in (1, 2):
-                    for rank in range(world):
-                        self.check_slices(quantization, nestedfp, source, upper, lower, world, rank)
+                dense = {self.check_slices(layer, ignore, source, upper, lower, world, rank)
+                         for layer in (0, 1) for world in (1, 2) for rank in range(world)}
+                dense_groups = ("model.layers.1.mlp.gate_up_proj",) if family == "mistral" else ()
+                self.assertEqual(dense, {(), dense_groups})
         finally:
             shutil.rmtree(folder)
 
-    def check_slices(self, quantization, nestedfp, source, upper, lower, world, rank):
+    def check_slices(self, number, ignore, source, upper, lower, world, rank):
+        """The names of the layers that stay dense."""
         from unittest.mock import patch
 
         from make_models import FFN, HEAD, HEADS, HIDDEN, KV_HEADS
+        from nestedfp.vllm import quantization
         from vllm.model_executor import parameter
         from vllm.model_executor.layers import linear
 
-        config = quantization.NestedFPConfig()
-        config.nested = checkpoint.NestedInfo("nestedfp", "F16", "nearest")
-        config.prepared = True
-        config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+        config = self.nested_config()
+        config.ignore = ignore
         names = ("get_tensor_model_parallel_rank", "get_tensor_model_parallel_world_size")
         patches = [patch.object(module, name, return_value=value)
                    for module in (linear, parameter) for name, value in zip(names, (rank, world))]
         for p in patches:
             p.start()
+        dense = []
         try:
-            layer = "model.layers.1."
-            common = {"bias": False, "params_dtype": torch.float16, "quant_config": config}
-            made = {
-                "self_attn.qkv_proj": linear.QKVParallelLinear(HIDDEN, HEAD, HEADS, KV_HEADS,
-                                                               prefix=layer + "self_attn.qkv_proj", **common),
-                "mlp.gate_up_proj": linear.MergedColumnParallelLinear(HIDDEN, [FFN] * 2, prefix=layer + "mlp.gate_up_proj",
-                                                                      **common),
-                "mlp.down_proj": linear.RowParallelLinear(FFN, HIDDEN, prefix=layer + "mlp.down_proj", **common),
-            }
+            stem = f"model.layers.{number}."
+
+            def common(name):
+                return {"bias": False, "params_dtype": torch.float16, "quant_config": config, "prefix": stem + name}
+
+            made = {"self_attn.qkv_proj": linear.QKVParallelLinear(HIDDEN, HEAD, HEADS, KV_HEADS,
+                                                                   **common("self_attn.qkv_proj")),
+                    "mlp.gate_up_proj": linear.MergedColumnParallelLinear(HIDDEN, [FFN] * 2, **common("mlp.gate_up_proj")),
+                    "mlp.down_proj": linear.RowParallelLinear(FFN, HIDDEN, **common("mlp.down_proj"))}
             parts = {"self_attn.qkv_proj": [("self_attn.q_proj", "q"), ("self_attn.k_proj", "k"), ("self_attn.v_proj", "v")],
                      "mlp.gate_up_proj": [("mlp.gate_proj", 0), ("mlp.up_proj", 1)], "mlp.down_proj": [("mlp.down_proj", None)]}
+
+            def cut(matrix):
+                axis = 1 if name == "mlp.down_proj" else 0
+                return np.split(matrix, world, axis)[rank]
+
             for name, module in made.items():
-                self.assertIsInstance(module.quant_method, quantization.NestedCheckpointLinearMethod)
-                whole = []
+                weights = [source[f"{stem}{part}.weight"] for part, _ in parts[name]]
+                nested = isinstance(module.quant_method, quantization.NestedCheckpointLinearMethod)
                 for part, shard in parts[name]:
-                    for suffix, tensor in (("weight", torch.from_numpy(upper[f"{layer}{part}.weight"].copy())
-                                            .view(torch.float8_e4m3fn)),
-                                           ("weight_lower", torch.from_numpy(lower[f"{layer}{part}.weight_lower"].copy())),
-                                           ("weight_scale", torch.from_numpy(upper[f"{layer}{part}.weight_scale"].copy()))):
-                        target = getattr(module, suffix)
+                    found = {"weight": upper[f"{stem}{part}.weight"]}
+                    if nested:
+                        found.update(weight_lower=lower[f"{stem}{part}.weight_lower"],
+                                     weight_scale=upper[f"{stem}{part}.weight_scale"])
+                    for suffix, values in found.items():
+                        tensor, target = torch.from_numpy(values.copy()), getattr(module, suffix)
+                        if tensor.dtype == torch.uint8 and suffix == "weight":
+                            tensor = tensor.view(torch.float8_e4m3fn)
                         target.weight_loader(target, tensor, *([] if shard is None else [shard]))
-                    weight = source[f"{layer}{part}.weight"]
-                    if name == "mlp.down_proj":
-                        width = weight.shape[1] // world
-                        whole.append(weight[:, rank * width:(rank + 1) * width])
-                    else:
-                        height = weight.shape[0] // world
-                        whole.append(weight[rank * height:(rank + 1) * height])
-                exponents = np.log2(module.weight_scale.numpy().reshape(-1)).astype(np.int8) + 8
-                planes = nestedfp.Planes(module.weight.view(torch.uint8).numpy(), module.weight_lower.numpy(),
-                                         exponents.astype(np.int8), "float16")
-                np.testing.assert_array_equal(nestedfp.join(planes).view(np.uint16), np.concatenate(whole).view(np.uint16))
+                if nested:
+                    self.assert_planes(module.weight.view(torch.uint8).numpy(), module.weight_lower.numpy(),
+                                       module.weight_scale, parts_of(weights, cut))
+                else:
+                    dense.append(stem + name)
+                    self.assertIsInstance(module.quant_method, quantization.UnquantizedLinearMethod)
+                    expected = np.concatenate([cut(weight) for weight in weights])
+                    np.testing.assert_array_equal(module.weight.detach().numpy().view(np.uint16), expected.view(np.uint16))
         finally:
             for p in patches:
                 p.stop()
+        return tuple(dense)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,17 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes. Quick, and harmless where nestedfp is not used: everything that can
-    fail (versions, the GPU) is looked at once a model asks for this quantization."""
-    from . import quantization
+    """What vLLM calls in each of its processes. Quick, and harmless where nestedfp is not used: what is wrong is said
+    once a model asks for this quantization, and before its weights are read."""
+    from . import refusal, versions
 
-    quantization.register()
+    version = versions.installed_vllm()
+    try:
+        versions.check_vllm(version)
+        from . import quantization
+
+        quantization.register()
+    except (AttributeError, ImportError) as error:
+        refusal.register(f"nestedfp's plugin does not fit vLLM {version}: {error}")
+    except ValueError as error:
+        refusal.register(str(error))

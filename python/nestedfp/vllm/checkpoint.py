@@ -12,6 +12,20 @@ from typing import Any
 
 FORMAT_VERSION = 1
 
+# Values of --load-format whose loader reads safetensors files through DefaultModelLoader, where the lower bytes come
+# in, and those that give a model's own load_weights() an ordinary checkpoint. Others write into parameters, which a
+# layer that is not nested yet has not.
+_NESTED_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor")
+_ORDINARY_FORMATS = (*_NESTED_FORMATS, "mistral", "npcache", "pt", "runai_streamer", "dummy")
+
+
+def check_load_format(load_format: str, nested: bool) -> None:
+    """Raises ValueError for a --load-format that would leave planes unread. ``nested``: of a nested checkpoint."""
+    kind, formats = ("a nested", _NESTED_FORMATS) if nested else ("an ordinary", _ORDINARY_FORMATS)
+    if load_format not in formats:
+        raise ValueError(f"--load-format {load_format}: nestedfp reads {kind} checkpoint with {', '.join(formats)}; "
+                         "leave --load-format out")
+
 
 @dataclass(frozen=True)
 class NestedInfo:
@@ -91,7 +105,7 @@ def install_loader() -> None:
         try:
             lower_folder = self._prepare_weights(lower.model_or_path, lower.subfolder, lower.revision, False,
                                                  lower.allow_patterns_overrides)[0]
-        except RuntimeError as error:
+        except (FileNotFoundError, RuntimeError) as error:
             raise ValueError(f"{model_config.model}: the lower bytes ({lower.subfolder}/*.safetensors) are missing; "
                              "copy the whole folder") from error
         check_files(main_folder, lower_folder)

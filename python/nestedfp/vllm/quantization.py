@@ -213,9 +213,6 @@ class NestedFPConfig(QuantizationConfig):
         return "nestedfp"
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        import vllm
-
-        versions.check_vllm(vllm.__version__)
         versions.check_gpu()
         if getattr(hf_config, "nestedfp", None) is not None:
             self.nested = checkpoint.NestedInfo.parse(hf_config.nestedfp)
@@ -266,15 +263,17 @@ class NestedFPConfig(QuantizationConfig):
     def _prepare(self, dtype: torch.dtype) -> None:
         if self.prepared:
             return
+        config = get_current_vllm_config()
+        checkpoint.check_load_format(config.load_config.load_format, self.nested is not None)
         self.prepared = True
         op.register()
-        config = get_current_vllm_config()
+        versions.mark(config)
         overlap.enable(config)
         norms.enable(config)
         self.joins_swiglu = config.lora_config is None  # adapters add to what the activation gets
         wanted = settings.current()
         threshold = wanted.threshold()
-        if get_current_vllm_config().parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
+        if config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
             if threshold is None:
                 raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
                                  "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")

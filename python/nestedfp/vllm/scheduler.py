@@ -22,7 +22,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as SyncScheduler
 
 from .._library import FP8, FP16
-from . import metrics, settings
+from . import limits, metrics, settings
 from .policy import ATTRIBUTE, TIERS, Policy, extra_of, precision_of_step, tier_of
 from .targets import TPOT, TTFT, Clock, Target, Wanted, milliseconds
 
@@ -40,6 +40,7 @@ class _ChoosesPrecision:
         super().__init__(*args, **kwargs)
         if self.vllm_config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
             raise ValueError("nestedfp's scheduler needs --worker-cls nestedfp.vllm.worker.Worker")
+        limits.check(self.vllm_config)
         self.nestedfp_settings = settings.Settings.parse(self.vllm_config.additional_config)
         self.nestedfp_policy = Policy(self.nestedfp_settings.policy)
         self.nestedfp_tiers: dict[str, str] = {}
@@ -75,7 +76,12 @@ class _ChoosesPrecision:
             except ValueError as error:
                 logger.warning("nestedfp: request %s: %s %s; ignored", request.request_id, name, error)
                 found.append(milliseconds(default))
-        if found != [None, None]:
+        if found == [None, None]:
+            return
+        if limits.external_launcher(self.vllm_config):
+            logger.warning("nestedfp: request %s: latency targets do not go with the executor external_launcher; ignored",
+                           request.request_id)
+        else:
             self.nestedfp_targets[request.request_id] = Target(request.arrival_time, *found)
 
     def nestedfp_late(self, scheduled: dict[str, int], tokens: int, now_s: float) -> bool:

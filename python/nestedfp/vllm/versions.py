@@ -1,11 +1,25 @@
-"""What the plugin was tested with, and clear errors for anything else."""
+"""What the plugin was tested with, and clear errors for anything else. Only check_gpu() needs anything of vLLM's."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 # vLLM's internals change from release to release; these are the ones that the plugin was run with.
 TESTED = ("0.23",)
+
+
+def installed_vllm() -> str:
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:  # a copy that no installer has put there
+        import vllm
+
+        return vllm.__version__
 
 
 def check_vllm(version: str) -> None:
@@ -32,3 +46,39 @@ def check_gpu() -> None:
         found = "none" if capability is None else f"{capability.major}.{capability.minor}"
         raise ValueError("--quantization nestedfp needs a GPU of compute capability 9.0 (H100, H200, GH200); this one "
                          f"has {found}")
+
+
+@cache
+def own() -> str:
+    """The plugin's version, and a digest of its code, which tells apart two builds of one version."""
+    from .._library import library
+
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return f"{library().nfp_version().decode()} {digest.hexdigest()[:16]}"
+
+
+class _Marked:
+    """An additional_config that is no dict, and our version."""
+
+    def __init__(self, inner: Any):
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not there yet, while it is copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def compute_hash(self) -> str:
+        return f"{self.inner.compute_hash()} {own()}"
+
+
+def mark(config: Any) -> None:
+    """Makes the plugin's version part of what vLLM's compile cache is keyed by: additional_config is, and no part of
+    the quantization."""
+    given = config.additional_config
+    if isinstance(given, dict):
+        given["nestedfp_version"] = own()
+    elif not isinstance(given, _Marked):
+        config.additional_config = _Marked(given)

@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 
 from .._library import FP8, FP16
+from . import limits
 from .op import Step
 from .policy import ATTRIBUTE
 
@@ -47,9 +48,11 @@ class ByPrecision(dict):
 
 
 def _graphs_by_precision() -> None:
-    """Every table of graphs that vLLM makes from now on is one, and its second runner captures each graph in both
-    precisions. Idempotent."""
+    """Every table of graphs that vLLM makes from now on is one (but those of steps in parts: limits.py), and its second
+    runner and its graphs of encoders capture each graph in both precisions. Idempotent."""
+    from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
+    from vllm.v1.worker.encoder_cudagraph import EncoderCudaGraphManager
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     def wrap(kind: type, table: str) -> None:
@@ -65,8 +68,11 @@ def _graphs_by_precision() -> None:
         return
     CudaGraphManager.nestedfp = True
     wrap(CUDAGraphWrapper, "concrete_cudagraph_entries")
+    wrap(BreakableCUDAGraphWrapper, "entries")
     wrap(CudaGraphManager, "graphs")
-    CudaGraphManager.capture = _in_both(CudaGraphManager.capture)
+    wrap(EncoderCudaGraphManager, "budget_graphs")
+    for kind in (CudaGraphManager, EncoderCudaGraphManager):
+        kind.capture = _in_both(kind.capture)
 
 
 def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,6 +93,7 @@ class Worker(GpuWorker):
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
         if self.vllm_config.model_config.quantization != "nestedfp":
             raise RuntimeError("nestedfp's worker is for models of --quantization nestedfp")
+        limits.check(self.vllm_config)
         _graphs_by_precision()
         result = super().init_device(*args, **kwargs)
         if hasattr(self.model_runner, "_warmup_and_capture"):  # vLLM's first runner

@@ -1,0 +1,27 @@
+"""Options of vLLM that a precision for every step does not go with. Nothing here needs vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .settings import Settings
+
+
+def external_launcher(config: Any) -> bool:
+    """Whether each rank has a scheduler of its own, which must come to the others' decisions."""
+    return config.parallel_config.distributed_executor_backend == "external_launcher"
+
+
+def check(config: Any) -> None:
+    """Of a vLLM configuration whose scheduler and worker are nestedfp's. Raises ValueError naming the option."""
+    parallel, settings = config.parallel_config, Settings.parse(config.additional_config)
+    if parallel.use_ubatching:
+        raise ValueError("nestedfp: --enable-dbo and --ubatch-size do not go with a precision for every step: graphs "
+                         "of a step in parts are not kept apart by precision")
+    if parallel.data_parallel_size > 1 and config.model_config.is_moe:
+        raise ValueError("nestedfp: with --data-parallel-size a mixture's experts compute the tokens of all ranks in "
+                         "one step, and no rank knows the precision that another's requests ask for: leave "
+                         "--scheduler-cls and --worker-cls out, and choose policy fp16, fp8-w8a8 or threshold:TOKENS")
+    if external_launcher(config) and (settings.slo_ttft_ms is not None or settings.slo_tpot_ms is not None):
+        raise ValueError("nestedfp: slo_ttft_ms and slo_tpot_ms do not go with --distributed-executor-backend "
+                         "external_launcher: each rank would decide by its own clock")

@@ -99,11 +99,10 @@ TEST(Check, ReportsMeanWorstAndWhatWasReplaced) {
   report.add({317, 5120, 4096, Mode::kF16}, {a, b, 12.1, 10.0, true});
   report.add({20, 4096, 4096, Mode::kF16}, {a, a, 10.0, 10.0, false});
   report.add({20, 4096, 4096, Mode::kE4M3}, {a, a, 7.0, 7.0, false});
-  EXPECT_EQ(
-      report.lines(),
-      (std::vector<std::string>{
-          "f16: chosen / fastest 1.100 (worst 1.210: 317 tokens, n 5120, k 4096), 1 of 2 choices replaced",
-          "e4m3: chosen / fastest 1.000 (worst 1.000: 20 tokens, n 4096, k 4096), 0 of 1 choices replaced"}));
+  EXPECT_EQ(report.lines(),
+            (std::vector<std::string>{
+                "f16: chosen / fastest 1.100 (worst 1.210: 317 tokens, n 5120, k 4096), 1 of 2 choices replaced",
+                "e4m3: chosen / fastest 1.000 (worst 1.000: 20 tokens, n 4096, k 4096), 0 of 1 choices replaced"}));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct TuneFlags {
   std::vector<std::string> shapes;
   std::string modes = "f16,e4m3";
   std::string tokens;
-  std::string check = "1,4";
+  std::string check = "35,4";
   std::string out = "gemm-choices.json";
   std::string table;
   std::string device = "H200";
@@ -186,10 +186,10 @@ void add_tune(CLI::App& app, Status& status) {
                    "that is kept, of those that the model's context holds)");
   verb->add_option(
           "--check", flags->check,
-          "SEED,COUNT: then so many random numbers of tokens that were not tuned, log-uniform in 1 to 8192 (or "
-          "the most of --tokens, or of the model's context): what is chosen there beside the likeliest others, "
-          "the mean and the worst of its time over the fastest's, and the fastest kept where that is 3 % (of a "
-          "model's step 0.3 %) faster twice; COUNT 0: no check")
+          "SEED,COUNT: then, at so many random numbers of tokens that were not tuned (log-uniform in 1 to 8192, "
+          "or the most of --tokens or the model's context), time what is chosen beside the likeliest others, "
+          "print the mean and the worst of its time over the fastest's, and keep the fastest where it is 3 % "
+          "faster twice (0.3 % of a model's step); COUNT 0: no check")
       ->capture_default_str();
   verb->add_option("--candidates", flags->candidates, "kernels to time for each product, likeliest first")
       ->check(CLI::Range(1, 1000))

@@ -100,6 +100,7 @@ class StepTuner {
     std::unique_ptr<Graph> step;
     std::vector<double> seconds;
   };
+
   explicit StepTuner(const TuneStepsOptions& options) : options_(options) {}
   Status prepare(int tokens);
   Result<std::unique_ptr<Graph>> capture(Mode mode, const cuda::TuningTable& table);

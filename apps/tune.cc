@@ -1,5 +1,6 @@
 // nestedfp tune: which GPU kernel runs which product of a model.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include <memory>
 
 #include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/tune/check.h"
 #include "backend/cuda/gemm/tune/tune_plan.h"
 #include "base/atomic_file.h"
 #include "model/config.h"
@@ -24,6 +26,7 @@ struct TuneFlags {
   std::vector<std::string> shapes;
   std::string modes = "f16,e4m3";
   std::string tokens;
+  std::string check = "35,4";
   std::string out = "gemm-choices.json";
   std::string table;
   std::string device = "H200";
@@ -38,7 +41,10 @@ struct Plan {
   std::vector<cuda::GemmShape> shapes;  // apart from the model's steps
   std::vector<cuda::Mode> modes;
   std::vector<int> tokens;
+  std::vector<int> checked;
 };
+
+constexpr int kMostChecked = 8192;  // tokens
 
 Result<Plan> make_plan(const TuneFlags& flags) {
   Plan plan;
@@ -50,14 +56,20 @@ Result<Plan> make_plan(const TuneFlags& flags) {
   } else {
     NFP_ASSIGN_OR_RETURN(plan.tokens, cuda::parse_buckets(flags.tokens));
   }
+  NFP_ASSIGN_OR_RETURN(const cuda::RandomTokens random, cuda::parse_random_tokens(flags.check));
+  int most = flags.tokens.empty() ? kMostChecked : plan.tokens.back();
   for (const std::string& text : flags.shapes) {
     NFP_ASSIGN_OR_RETURN(const cuda::GemmShape shape, cuda::parse_shape(text));
     plan.shapes.push_back(shape);
   }
-  if (flags.model.empty()) return plan;
+  if (flags.model.empty()) {
+    plan.checked = cuda::untuned_tokens(random.seed, random.count, most, plan.tokens);
+    return plan;
+  }
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, read_tuned_config(flags.model));
-  if (flags.tokens.empty())
-    std::erase_if(plan.tokens, [&](int tokens) { return tokens > std::max(kMostDecoded, config.max_context); });
+  most = std::min(most, std::max(kMostDecoded, config.max_context));
+  plan.checked = cuda::untuned_tokens(random.seed, random.count, most, plan.tokens);
+  if (flags.tokens.empty()) std::erase_if(plan.tokens, [&](int tokens) { return tokens > most; });
   if (!flags.print) return plan;
   for (const cuda::GemmShape& shape :
        cuda::layer_shapes({config.hidden, config.heads, config.kv_heads, config.head_dim, config.intermediate})) {
@@ -88,11 +100,12 @@ Status print_choices(const TuneFlags& flags, const Plan& plan) {
 }
 
 #ifdef NFP_HAVE_CUDA
-Result<cuda::TuningTable> tune_shapes(const TuneFlags& flags, const Plan& plan, const Progress& progress) {
+Result<cuda::Tuned> tune_shapes(const TuneFlags& flags, const Plan& plan, const Progress& progress) {
   NFP_ASSIGN_OR_RETURN(const cuda::Gemm gemm, cuda::Gemm::create());
   cuda::TuneOptions options;
   options.modes = plan.modes;
   options.tokens = plan.tokens;
+  options.checked = plan.checked;
   options.most_candidates = flags.candidates;
   options.progress = progress;
   return cuda::tune(gemm, plan.shapes, options);
@@ -101,24 +114,34 @@ Result<cuda::TuningTable> tune_shapes(const TuneFlags& flags, const Plan& plan, 
 Status measure(const TuneFlags& flags, const Plan& plan) {
   NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(flags.out));  // before minutes of measuring
   size_t done = 0;
-  const size_t all = ((flags.model.empty() ? 0 : 1) + plan.shapes.size()) * plan.modes.size() * plan.tokens.size();
+  const size_t all = ((flags.model.empty() ? 0 : 1) + plan.shapes.size()) * plan.modes.size() *
+                     (plan.tokens.size() + plan.checked.size());
   const Progress progress = [&](const std::string& line) { fmt::print(stderr, "[{}/{}] {}\n", ++done, all, line); };
   cuda::TuningTable table;
+  std::vector<std::string> lines;
+  const auto add = [&](const cuda::Tuned& tuned, const char* what) {
+    table.device = tuned.table.device;
+    table.fill_from(tuned.table);
+    for (const std::string& line : tuned.check.lines()) lines.push_back(fmt::format("{} {}", what, line));
+  };
   if (!flags.model.empty()) {
-    NFP_ASSIGN_OR_RETURN(
-        table,
-        tune_steps(flags.model,
-                   {.modes = plan.modes, .tokens = plan.tokens, .candidates = flags.candidates, .progress = progress}));
+    NFP_ASSIGN_OR_RETURN(const cuda::Tuned steps, tune_steps(flags.model, {.modes = plan.modes,
+                                                                           .tokens = plan.tokens,
+                                                                           .checked = plan.checked,
+                                                                           .candidates = flags.candidates,
+                                                                           .progress = progress}));
+    add(steps, "steps,");
   }
   if (!plan.shapes.empty()) {
-    NFP_ASSIGN_OR_RETURN(const cuda::TuningTable shapes, tune_shapes(flags, plan, progress));
-    table.device = shapes.device;
-    table.fill_from(shapes);
+    NFP_ASSIGN_OR_RETURN(const cuda::Tuned shapes, tune_shapes(flags, plan, progress));
+    add(shapes, "products,");
   }
   NFP_RETURN_IF_ERROR(file.write(table.dump()));
   NFP_RETURN_IF_ERROR(file.commit());
   fmt::print("{}: choices for {} shapes and precisions on {}; use them with --gemm-choices {}\n", flags.out,
              table.size(), table.device, flags.out);
+  if (!lines.empty()) fmt::print("checked with {} tokens, which were not tuned:\n", fmt::join(plan.checked, ", "));
+  for (const std::string& line : lines) fmt::print("  {}\n", line);
   return ok_status();
 }
 #else
@@ -161,6 +184,13 @@ void add_tune(CLI::App& app, Status& status) {
   verb->add_option("--tokens", flags->tokens,
                    "token counts, with commas: sequences that decode up to 256, beyond a prompt (default: every size "
                    "that is kept, of those that the model's context holds)");
+  verb->add_option(
+          "--check", flags->check,
+          "SEED,COUNT: then, at so many random numbers of tokens that were not tuned (log-uniform in 1 to 8192, "
+          "or the most of --tokens or the model's context), time what is chosen beside the likeliest others, "
+          "print the mean and the worst of its time over the fastest's, and keep the fastest where it is 3 % "
+          "faster twice (0.3 % of a model's step); COUNT 0: no check")
+      ->capture_default_str();
   verb->add_option("--candidates", flags->candidates, "kernels to time for each product, likeliest first")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -34,6 +34,7 @@
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/tune/check.h"
 #include "backend/cuda/gemm/tune/test_data.h"
 #include "backend/cuda/gemm/tune/timing.h"
 #include "base/atomic_file.h"
@@ -533,17 +534,7 @@ std::vector<int64_t> numbers(const std::string& text, char separator) {
   return out;
 }
 
-// Log-uniform in `least` to `most`. (splitmix64: the same everywhere, unlike the standard library's distributions.)
-int64_t log_uniform(uint64_t* seed, int64_t least, int64_t most) {
-  uint64_t z = (*seed += 0x9e3779b97f4a7c15u);
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  z ^= z >> 31;
-  const double unit = static_cast<double>(z >> 11) * 0x1p-53;
-  const auto low = static_cast<double>(least), high = static_cast<double>(most);
-  return std::clamp<int64_t>(std::llround(low * std::exp(unit * std::log(high / low))), least, most);
-}
-
+// Log-uniform.
 std::vector<int64_t> random_tokens(uint64_t seed, int64_t count, int64_t least, int64_t most) {
   std::vector<int64_t> out;
   for (int64_t i = 0; i < count; ++i) out.push_back(log_uniform(&seed, least, most));

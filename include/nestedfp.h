@@ -107,7 +107,8 @@ NFP_API const char* nfp_gpu_name(const nfp_gpu* gpu);
 NFP_API nfp_status nfp_gpu_read_choices(nfp_gpu* gpu, const char* file);
 
 /* Memory that the products of one stream share: device, 256-byte aligned, its first nfp_gpu_counter_bytes() zero before
- * the first product (which every product leaves so). */
+ * the first product (which every product leaves so). Parts of a product wait for each other: whatever workspaces they
+ * have, products of one stream at a time may be under way on a device. */
 NFP_API size_t nfp_gpu_workspace_bytes(void);
 NFP_API size_t nfp_gpu_counter_bytes(void);
 
@@ -222,12 +223,18 @@ typedef struct nfp_gemm_call {
 NFP_API nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* call, nfp_stream stream);
 
 /* What stands around a product, one kernel: y = x, RMSNorm of x (+ residual), or silu(gate) * up; as 16 bits, as E4M3
- * with a scale a token, or both. */
-typedef enum nfp_rows_source { NFP_ROWS_PLAIN = 0, NFP_ROWS_NORM = 1, NFP_ROWS_SWIGLU = 2 } nfp_rows_source;
+ * with a scale a token, or both. Or E4M3 codes and scales that another quantiser made: its rows in order of k become
+ * y_e4m3 as the products take it, its scales token_scale. */
+typedef enum nfp_rows_source {
+  NFP_ROWS_PLAIN = 0,
+  NFP_ROWS_NORM = 1,
+  NFP_ROWS_SWIGLU = 2, /* x: [m, 2 k], blocks of 8 gate columns and 8 up columns alternate; k a multiple of 8 */
+  NFP_ROWS_E4M3 = 3    /* x: [m, k] E4M3 codes, any ldx from k; fastest 16-byte aligned, k and ldx multiples of 16 */
+} nfp_rows_source;
 typedef struct nfp_rows_call {
   size_t size; /* sizeof(nfp_rows_call) */
   nfp_rows_source source;
-  nfp_type type; /* of x, weight, residual and y */
+  nfp_type type; /* of x, weight, residual and y; not of E4M3 */
   int64_t m;
   int64_t k; /* columns of y */
   const void* x;
@@ -237,11 +244,14 @@ typedef struct nfp_rows_call {
   int32_t independent_start;
   void* residual; /* NORM: [m, k], read, and replaced by x + residual; NULL = none */
   int64_t ldr;
-  void* y; /* [m, k] of `type`; NULL = not wanted */
+  void* y; /* [m, k] of `type`; NULL = not wanted, and with E4M3 */
   int64_t ldy;
-  uint8_t* y_e4m3; /* rows of nfp_e4m3_row_bytes(k), ldy_e4m3 apart; NULL = not wanted */
+  uint8_t* y_e4m3; /* rows of nfp_e4m3_row_bytes(k), ldy_e4m3 apart; NULL = not wanted. Not x */
   int64_t ldy_e4m3;
-  float* token_scale; /* [m], with y_e4m3 */
+  float* token_scale; /* [m], with y_e4m3; with E4M3 NULL = not wanted (x_scale of each row is what products take) */
+  /* A caller whose struct ends here has no E4M3. */
+  const float* x_scale; /* E4M3: device, x is worth code * scale; [m], or with one_scale [1]. NULL: no token_scale */
+  int32_t one_scale;
 } nfp_rows_call;
 NFP_API nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* call, nfp_stream stream);
 NFP_API int64_t nfp_e4m3_row_bytes(int64_t k);

@@ -340,12 +340,15 @@ TEST_F(GpuTest, TunesStepsOfConfigurations) {
     options.modes = {cuda::Mode::kF16, cuda::Mode::kE4M3, cuda::Mode::kW8A16};
     options.tokens = {1, 24};
     if (config->max_context >= 384) options.tokens.push_back(384);  // a prompt
+    options.checked = {5, 50};
     options.candidates = 3;
     size_t lines = 0;
     options.progress = [&](const std::string&) { ++lines; };
-    const auto table = tune_steps(folder + "/config.json", options);
-    ASSERT_TRUE(table.ok()) << name << ": " << table.error().message;
-    EXPECT_EQ(lines, 3 * options.tokens.size());
+    const auto tuned = tune_steps(folder + "/config.json", options);
+    ASSERT_TRUE(tuned.ok()) << name << ": " << tuned.error().message;
+    EXPECT_EQ(lines, 3 * (options.tokens.size() + options.checked.size()));
+    EXPECT_EQ(tuned->check.lines().size(), 3u);
+    const cuda::TuningTable* const table = &tuned->table;
     const int64_t qkv = config->query_features() + 2 * config->kv_features();
     for (const cuda::Mode mode : options.modes) {
       for (const int tokens : options.tokens) {
@@ -357,6 +360,7 @@ TEST_F(GpuTest, TunesStepsOfConfigurations) {
     ASSERT_TRUE(again.ok()) << again.error().message;
     EXPECT_EQ(again->dump(), table->dump());
     options.tokens = {4096};
+    options.checked = {};
     EXPECT_EQ(tune_steps(folder, options).error().code, ErrorCode::kUsage) << "a prompt beyond the context";
   }
 }

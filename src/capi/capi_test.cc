@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <random>
 #include <string>
@@ -159,6 +160,44 @@ TEST(CApi, WrongArgumentsAreRefusedByName) {
   EXPECT_EQ(nfp_pack(nullptr, 0, 2, NFP_UPPER, NFP_JOIN_FREE, 1, nullptr), NFP_USAGE);
   EXPECT_NE(std::string(nfp_last_error()).find("nfp_pack"), std::string::npos);
   EXPECT_EQ(nfp_policy_create(nullptr, nullptr), NFP_USAGE);
+}
+
+// What is wrong with a call is said before a GPU is needed.
+TEST(CApi, WrongProductsAndRowsAreRefusedByName) {
+  const auto refused = [](nfp_status status, const char* what) {
+    const bool has_kernels = std::string(nfp_build()) == "cuda";
+    EXPECT_EQ(status, has_kernels ? NFP_USAGE : NFP_UNSUPPORTED) << what;
+    if (has_kernels) {
+      EXPECT_NE(std::string(nfp_last_error()).find(what), std::string::npos) << nfp_last_error();
+    }
+  };
+  const auto gemm = [&](auto change, const char* what) {
+    nfp_gemm_call call{};
+    call.size = sizeof(call);
+    call.weight.size = sizeof(call.weight);
+    call.weight.n = call.weight.k = call.m = 8;
+    change(call);
+    refused(nfp_gemm(nullptr, &call, nullptr), what);
+  };
+  refused(nfp_gemm(nullptr, nullptr, nullptr), "nfp_gemm: call is null");
+  gemm([](nfp_gemm_call& call) { call.size = sizeof(call) - 1; }, "size is not set");
+  gemm([](nfp_gemm_call& call) { call.weight.size = 0; }, "size is not set");
+  gemm([](nfp_gemm_call& call) { call.mode = static_cast<nfp_mode>(4); }, "mode is unknown");
+  gemm([](nfp_gemm_call& call) { call.output = static_cast<nfp_output>(3); }, "output is unknown");
+  gemm([](nfp_gemm_call& call) { call.m = 0; }, "m, n and k");
+  gemm([](nfp_gemm_call& call) { call.weight.k = -1; }, "m, n and k");
+  gemm([](nfp_gemm_call&) {}, "nfp_gemm: gpu is null");
+  const auto rows = [&](auto change, const char* what) {
+    nfp_rows_call call{};
+    call.size = sizeof(call);
+    change(call);
+    refused(nfp_rows(nullptr, &call, nullptr), what);
+  };
+  refused(nfp_rows(nullptr, nullptr, nullptr), "nfp_rows: call is null");
+  rows([](nfp_rows_call& call) { call.size = offsetof(nfp_rows_call, x_scale) - 1; }, "size is not set");
+  rows([](nfp_rows_call& call) { call.source = static_cast<nfp_rows_source>(4); }, "source is unknown");
+  // Of a caller that was compiled before E4M3 rows were added.
+  rows([](nfp_rows_call& call) { call.size = offsetof(nfp_rows_call, x_scale); }, "nfp_rows: gpu is null");
 }
 
 TEST(CApi, EachThreadHasItsOwnMessage) {

@@ -7,16 +7,11 @@
 #include <string>
 
 #include "backend/cuda/gemm/plan/layout.h"
-#include "backend/cuda/testing/device.h"
-#include "base/float_types.h"
-#include "nestedfp.h"
+#include "capi/testing/gpu.h"
 
 namespace nfp::cuda {
 namespace {
 
-struct GpuDeleter {
-  void operator()(nfp_gpu* gpu) const { nfp_gpu_destroy(gpu); }
-};
 struct ExpertsDeleter {
   void operator()(nfp_experts* experts) const { nfp_experts_destroy(experts); }
 };
@@ -29,18 +24,11 @@ struct Case {
   nfp_activation activation;
 };
 
-class CApiExperts : public ::testing::Test {
+class CApiExperts : public CApiGpuTest {
  protected:
-  void SetUp() override {
-    if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
-    nfp_gpu* gpu = nullptr;
-    ASSERT_EQ(nfp_gpu_create(&gpu), NFP_OK) << nfp_last_error();
-    gpu_.reset(gpu);
-  }
   int integer(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
   float normal(float sigma) { return std::normal_distribution<float>(0.0f, sigma)(random_); }
 
-  std::unique_ptr<nfp_gpu, GpuDeleter> gpu_;
   std::mt19937 random_{11};
 };
 
@@ -68,9 +56,6 @@ TEST_F(CApiExperts, ReadsChoicesOfKernelsForThisGpuAlone) {
   EXPECT_EQ(std::string(text).find("(analytic)"), std::string::npos) << text;  // the built-in choices go on
   nfp_linear_destroy(linear);
 }
-
-float widen(nfp_type type, uint16_t bits) { return type == NFP_BF16 ? bf16_to_fp32(bits) : fp16_to_fp32(bits); }
-uint16_t narrow(nfp_type type, float v) { return type == NFP_BF16 ? fp32_to_bf16(v) : fp32_to_fp16(v); }
 
 // The experts' matrices W[n, k] on the device, and what each precision multiplies with.
 class Stack {

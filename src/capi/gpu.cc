@@ -1,6 +1,7 @@
 // The Hopper kernels behind the C interface.
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -8,6 +9,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "backend/cuda/fused/arrange_codes.h"
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/plan/tuning_table.h"
@@ -16,6 +18,7 @@
 #include "capi/status.h"
 
 using nfp::capi::complete;
+using nfp::capi::completed;
 using nfp::capi::done;
 using nfp::capi::fail;
 using nfp::capi::guarded;
@@ -146,6 +149,24 @@ nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, 
   call.swiglu = product.swiglu;
   call.workspace = linear.workspace;
   return done(linear.gpu->gemm.run(call, linear.config(m, call.mode, product.swiglu), stream));
+}
+
+nfp_status arrange(const nfp_rows_call& c, nfp_stream stream) {
+  NFP_CAPI_REQUIRE(c.y == nullptr, "nfp_rows: y does not go with NFP_ROWS_E4M3");
+  NFP_CAPI_REQUIRE(c.x_scale != nullptr || c.token_scale == nullptr,
+                   "nfp_rows: token_scale without x_scale with NFP_ROWS_E4M3");
+  ArrangeCodesCall call;
+  call.m = c.m;
+  call.k = c.k;
+  call.codes = static_cast<const uint8_t*>(c.x);
+  call.ld = c.ldx;
+  call.scales = c.x_scale;
+  call.one_scale = c.one_scale != 0;
+  call.y = c.y_e4m3;
+  call.ldy = c.ldy_e4m3;
+  call.y_scales = c.token_scale;
+  call.dependent_launch = c.independent_start == 0;
+  return done(arrange_codes(call, stream));
 }
 
 }  // namespace
@@ -317,8 +338,7 @@ nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_
 
 nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
-    NFP_CAPI_REQUIRE(gpu != nullptr && complete(c) && complete(&c->weight),
-                     "nfp_gemm: a pointer is null, or a struct's size is not set");
+    NFP_CAPI_REQUIRE(complete(c) && complete(&c->weight), "nfp_gemm: call is null, or a struct's size is not set");
     NFP_CAPI_REQUIRE(c->mode >= NFP_MODE_F16 && c->mode <= NFP_MODE_E4M3_PROMOTED, "nfp_gemm: mode is unknown");
     NFP_CAPI_REQUIRE(c->output >= NFP_OUT_F16 && c->output <= NFP_OUT_F32, "nfp_gemm: output is unknown");
     GemmCall call;
@@ -338,15 +358,19 @@ nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
     call.workspace = {c->workspace, c->workspace_bytes};
     call.dependent_launch = c->independent_start == 0;
     NFP_CAPI_REQUIRE(call.m > 0 && call.w.n > 0 && call.w.k > 0, "nfp_gemm: m, n and k must be positive");
+    NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gemm: gpu is null");
     const Reduction reduction = c->batch_invariant != 0 ? Reduction::kBatchInvariant : Reduction::kFastest;
     return done(gpu->gemm.run(call, choose(call.problem(), gpu->gemm.device(), &gpu->table, reduction).config, stream));
   });
 }
 
-nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* c, nfp_stream stream) {
+nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* given, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
-    NFP_CAPI_REQUIRE(gpu != nullptr && complete(c), "nfp_rows: a pointer is null, or call->size is not set");
-    NFP_CAPI_REQUIRE(c->source >= NFP_ROWS_PLAIN && c->source <= NFP_ROWS_SWIGLU, "nfp_rows: source is unknown");
+    const auto c = completed(given, offsetof(nfp_rows_call, x_scale));
+    NFP_CAPI_REQUIRE(c.has_value(), "nfp_rows: call is null, or call->size is not set");
+    NFP_CAPI_REQUIRE(c->source >= NFP_ROWS_PLAIN && c->source <= NFP_ROWS_E4M3, "nfp_rows: source is unknown");
+    NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_rows: gpu is null");
+    if (c->source == NFP_ROWS_E4M3) return arrange(*c, stream);
     GemmInputCall call;
     call.source = static_cast<GemmInputCall::Source>(c->source);
     call.m = c->m;

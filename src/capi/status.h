@@ -1,8 +1,12 @@
 // Errors across the C boundary: a code, and a message for the calling thread.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <exception>
 #include <new>
+#include <optional>
+#include <type_traits>
 
 #include "base/result.h"
 #include "nestedfp.h"
@@ -33,6 +37,17 @@ nfp_status guarded(F&& body) noexcept {
 template <typename T>
 bool complete(const T* value) {
   return value != nullptr && value->size >= sizeof(T);
+}
+
+// A struct of the caller that may end before the fields that were added since its first `least` bytes: these are then
+// zero.
+template <typename T>
+std::optional<T> completed(const T* value, size_t least) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  if (value == nullptr || value->size < least) return std::nullopt;
+  T whole{};
+  std::memcpy(&whole, value, std::min(value->size, sizeof(T)));
+  return whole;
 }
 
 }  // namespace nfp::capi

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -36,7 +37,7 @@ constexpr int32_t kLeastLayers = 3;
 constexpr double kTurnSeconds = 0.008, kLongTurnSeconds = 0.08;
 constexpr int kTurns = 6, kLongTurns = 5;
 // What a step must take less, to be no noise.
-constexpr double kGain = 0.997;
+constexpr double kGain = 1.003;
 
 std::optional<Precision> precision_of(Mode mode) {
   if (mode == Mode::kF16) return Precision::kFp16;
@@ -44,6 +45,8 @@ std::optional<Precision> precision_of(Mode mode) {
   if (mode == Mode::kW8A16) return Precision::kFp8;
   return std::nullopt;
 }
+
+const Config& quickest_of(const cuda::Comparison& found) { return found.is_slower ? found.fastest : found.chosen; }
 
 // The first layers of a model. All of them are alike but for windows, rotation and experts, which come every few
 // layers.
@@ -83,6 +86,8 @@ class StepTuner {
 
   // The kernels of all products of steps of `tokens` tokens, into the table.
   Status tune(Mode mode, int tokens, cuda::TuningTable& table);
+  // Of a number of tokens that was not tuned: only what makes the step shorter than its choices.
+  Status check(Mode mode, int tokens, cuda::Tuned& tuned);
 
  private:
   // Rows and columns of a product, and what it is called.
@@ -95,10 +100,6 @@ class StepTuner {
     std::unique_ptr<Graph> step;
     std::vector<double> seconds;
   };
-  struct Outcome {
-    Config before, now;
-    double seconds_before, seconds_now;  // of a step
-  };
 
   explicit StepTuner(const TuneStepsOptions& options) : options_(options) {}
   Status prepare(int tokens);
@@ -107,8 +108,12 @@ class StepTuner {
   Result<double> turn(Graph& step, double seconds);
   // Each in a turn, in random order, `turns` times over.
   Status take_turns(std::vector<Candidate*> candidates, int turns, double seconds);
-  // The quickest kernel of one product where the others are the table's choices, which are the result if nothing gains.
-  Result<Outcome> tune_product(const Product& product, Mode mode, int tokens, const cuda::TuningTable& table);
+  // Steps with other kernels for one product, where the others are the table's choices; times are seconds a step.
+  Result<cuda::Comparison> compare(const Product& product, Mode mode, int tokens, const cuda::TuningTable& table);
+  // The same of all of them, one after the other; `found` says whether to keep a product's quickest kernel, or its
+  // choice if that is as quick, as a measured choice.
+  using Found = std::function<bool(const Product&, const cuda::Comparison&)>;
+  Status for_each_product(Mode mode, int tokens, const Found& found);
 
   const TuneStepsOptions& options_;
   std::unique_ptr<ModelSource> source_;
@@ -130,7 +135,10 @@ Result<std::unique_ptr<StepTuner>> StepTuner::create(const std::string& model, c
   NFP_ASSIGN_OR_RETURN(DummyConfig text, read_config(model));
   NFP_ASSIGN_OR_RETURN(ModelConfig config, parse_config(text.json, model));
   tuner->config_ = first_layers(std::move(config));
-  const int32_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
+  int32_t most = 1;
+  for (const auto& counts : {options.tokens, options.checked}) {
+    for (const int tokens : counts) most = std::max(most, tokens);
+  }
   if (most > kMostDecoded && most > tuner->config_.max_context) {
     return error(ErrorCode::kUsage, "--tokens: {} are more than the {} tokens of context that {} has", most,
                  tuner->config_.max_context, model);
@@ -233,50 +241,48 @@ Status StepTuner::take_turns(std::vector<Candidate*> candidates, int turns, doub
   return ok_status();
 }
 
-Result<StepTuner::Outcome> StepTuner::tune_product(const Product& product, Mode mode, int tokens,
-                                                   const cuda::TuningTable& table) {
+Result<cuda::Comparison> StepTuner::compare(const Product& product, Mode mode, int tokens,
+                                            const cuda::TuningTable& table) {
+  const std::vector<Config> configs =
+      cuda::likeliest({tokens, product.n, product.k, mode}, chooser_->gemm_device(), table, options_.candidates);
   std::vector<Candidate> candidates;
-  for (const Config& config :
-       cuda::likeliest({tokens, product.n, product.k, mode}, chooser_->gemm_device(), table, options_.candidates)) {
+  for (const Config& config : configs) {
     cuda::TuningTable with = table;
     with.set(product.n, product.k, mode, tokens, config);
     NFP_ASSIGN_OR_RETURN(auto step, capture(mode, with));
     candidates.push_back({config, std::move(step), {}});
   }
-  std::vector<Candidate*> all;
-  for (Candidate& candidate : candidates) all.push_back(&candidate);
   if (step_seconds_ == 0) {
     NFP_ASSIGN_OR_RETURN(step_seconds_, turn(*candidates[0].step, 0));
   }
-  NFP_RETURN_IF_ERROR(take_turns(all, kTurns, kTurnSeconds));
-  const auto quickest = std::min_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-    return median(a.seconds) < median(b.seconds);
-  });
-  Candidate& today = candidates.front();
-  const auto gains = [&] { return median(quickest->seconds) < median(today.seconds) * kGain; };
-  bool taken = gains();
-  if (taken) {
-    NFP_RETURN_IF_ERROR(take_turns({&today, &*quickest}, kLongTurns, kLongTurnSeconds));
-    taken = gains();
-  }
-  const Candidate& now = taken ? *quickest : today;
-  return Outcome{today.config, now.config, median(today.seconds), median(now.seconds)};
+  return cuda::compare_with_choice(
+      configs, kGain, [&](std::span<const Config> some, bool again) -> Result<std::vector<double>> {
+        std::vector<Candidate*> turning;
+        for (const Config& config : some) {
+          turning.push_back(&*std::find_if(candidates.begin(), candidates.end(),
+                                           [&](const Candidate& candidate) { return candidate.config == config; }));
+        }
+        NFP_RETURN_IF_ERROR(take_turns(turning, again ? kLongTurns : kTurns, again ? kLongTurnSeconds : kTurnSeconds));
+        std::vector<double> seconds;
+        for (const Candidate* candidate : turning) seconds.push_back(median(candidate->seconds));
+        return seconds;
+      });
 }
 
-Status StepTuner::tune(Mode mode, int tokens, cuda::TuningTable& table) {
+Status StepTuner::for_each_product(Mode mode, int tokens, const Found& found) {
   NFP_RETURN_IF_ERROR(prepare(tokens));
   step_seconds_ = 0;
   cuda::TuningTable choices = chooser_->gemm_choices();
   std::string changed;
   double ratio = 1, last = 0;
   for (const Product& product : products_) {
-    NFP_ASSIGN_OR_RETURN(const Outcome found, tune_product(product, mode, tokens, choices));
-    choices.set(product.n, product.k, mode, tokens, found.now);
-    table.set(product.n, product.k, mode, tokens, found.now);
-    ratio *= found.seconds_now / found.seconds_before;
-    last = found.seconds_now;
-    if (found.now != found.before)
-      changed += fmt::format(", {} {} for {}", product.name, to_string(found.now), to_string(found.before));
+    NFP_ASSIGN_OR_RETURN(const cuda::Comparison outcome, compare(product, mode, tokens, choices));
+    if (found(product, outcome)) choices.set(product.n, product.k, mode, tokens, quickest_of(outcome));
+    last = outcome.chosen_time;
+    if (!outcome.is_slower) continue;
+    ratio *= outcome.fastest_time / outcome.chosen_time;
+    last = outcome.fastest_time;
+    changed += fmt::format(", {} {} for {}", product.name, to_string(outcome.fastest), to_string(outcome.chosen));
   }
   chooser_->set_gemm_choices(choices);
   if (options_.progress) {
@@ -286,6 +292,21 @@ Status StepTuner::tune(Mode mode, int tokens, cuda::TuningTable& table) {
   return ok_status();
 }
 
+Status StepTuner::tune(Mode mode, int tokens, cuda::TuningTable& table) {
+  return for_each_product(mode, tokens, [&](const Product& product, const cuda::Comparison& found) {
+    table.set(product.n, product.k, mode, tokens, quickest_of(found));
+    return true;
+  });
+}
+
+Status StepTuner::check(Mode mode, int tokens, cuda::Tuned& tuned) {
+  return for_each_product(mode, tokens, [&](const Product& product, const cuda::Comparison& found) {
+    tuned.check.add({tokens, product.n, product.k, mode}, found);
+    if (found.is_slower) tuned.table.set(product.n, product.k, mode, tokens, found.fastest);
+    return found.is_slower;
+  });
+}
+
 }  // namespace
 
 Result<ModelConfig> read_tuned_config(const std::string& model) {
@@ -293,7 +314,7 @@ Result<ModelConfig> read_tuned_config(const std::string& model) {
   return parse_config(text.json, model);
 }
 
-Result<cuda::TuningTable> tune_steps(const std::string& config, const TuneStepsOptions& options) {
+Result<cuda::Tuned> tune_steps(const std::string& config, const TuneStepsOptions& options) {
   for (const Mode mode : options.modes) {
     if (!precision_of(mode)) {
       return error(ErrorCode::kUsage,
@@ -302,11 +323,12 @@ Result<cuda::TuningTable> tune_steps(const std::string& config, const TuneStepsO
     }
   }
   NFP_ASSIGN_OR_RETURN(const auto tuner, StepTuner::create(config, options));
-  cuda::TuningTable table = tuner->empty_table();
+  cuda::Tuned tuned{tuner->empty_table(), {}};
   for (const Mode mode : options.modes) {
-    for (const int tokens : options.tokens) NFP_RETURN_IF_ERROR(tuner->tune(mode, tokens, table));
+    for (const int tokens : options.tokens) NFP_RETURN_IF_ERROR(tuner->tune(mode, tokens, tuned.table));
+    for (const int tokens : options.checked) NFP_RETURN_IF_ERROR(tuner->check(mode, tokens, tuned));
   }
-  return table;
+  return tuned;
 }
 
 }  // namespace nfp

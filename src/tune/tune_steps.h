@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backend/cuda/gemm/plan/config.h"
-#include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/tune/check.h"
 #include "base/result.h"
 #include "model/config.h"
 
@@ -22,6 +22,9 @@ struct TuneStepsOptions {
   std::vector<cuda::Mode> modes;  // kF16, kE4M3 or kW8A16: FP16, `fp8-w8a8` and `fp8` steps; kUsage names another
   // Tokens of a step, each one of cuda::kTokenBuckets: up to kMostDecoded sequences of one token, else one prompt.
   std::vector<int> tokens;
+  // Any numbers of tokens, at which it is checked what an engine would choose by then (tune/check.h); times are a
+  // step's, and what makes it shorter by more than noise is added.
+  std::vector<int> checked;
   size_t candidates = 12;  // of each product, likeliest first
   int32_t context = 256;   // tokens, of sequences that decode
   // Told of each step's number of tokens and mode when it is done, as a line of text. May be empty.
@@ -34,8 +37,8 @@ inline constexpr int kMostDecoded = 256;
 Result<ModelConfig> read_tuned_config(const std::string& model);
 
 // `config`: the path of a config.json, of a folder with one, or a model that ModelSource::open() takes. Its weights are
-// not read. The table has a choice for every product, mode and number of tokens that was timed, today's where nothing
+// not read. The table has a choice for every product, mode and number of tokens that was tuned, today's where nothing
 // was quicker by more than noise. kUnsupported where there is no Hopper GPU.
-Result<cuda::TuningTable> tune_steps(const std::string& config, const TuneStepsOptions& options);
+Result<cuda::Tuned> tune_steps(const std::string& config, const TuneStepsOptions& options);
 
 }  // namespace nfp

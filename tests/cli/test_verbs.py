@@ -30,6 +30,8 @@ class Tune(Scratch):
         for line in other.splitlines():
             tokens = int(line.split(",")[0].split()[1])
             self.assertIn("(tuned)" if tokens <= 64 else "(predicted)", line)
+        _, err = run("tune", "--shape", "4096,14336", "--check", "1", code=2)
+        self.assertIn("--check '1' is not SEED,COUNT", err)
         _, err = run("tune", "--print", "--shape", "4096,14336", "--device", "H300", code=2)
         self.assertIn("H300", err)
         out, _ = run("tune", F16_MODEL, "--print", "--tokens", "1", "--modes", "f16")

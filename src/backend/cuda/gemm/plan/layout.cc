@@ -21,6 +21,11 @@ size_t plane_offset(const PlaneShape& shape, int64_t row, int64_t k) {
   return slab + block + block_offset(static_cast<int>(row % kBlockRows), permuted_byte(static_cast<int>(k % kBlockK)));
 }
 
+void permute_activations(int64_t k, std::span<const uint8_t> codes, std::span<uint8_t> row) {
+  std::fill(row.begin(), row.end(), uint8_t{0});
+  for (int64_t i = 0; i < k; ++i) row[static_cast<size_t>(activation_byte(i))] = codes[static_cast<size_t>(i)];
+}
+
 void pack_slab(const PlaneShape& shape, Plane plane, Join join, std::span<const uint8_t> rows, int row_count,
                uint8_t* out) {
   const uint8_t bias = plane == Plane::kLower && join == Join::kBiased ? kLowerBias : 0;

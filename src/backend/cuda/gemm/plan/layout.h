@@ -69,6 +69,8 @@ size_t plane_offset(const PlaneShape& shape, int64_t row, int64_t k);
 constexpr int64_t activation_byte(int64_t k) {
   return k / kBlockK * kBlockK + permuted_byte(static_cast<int>(k % kBlockK));
 }
+// A row of k codes in order of k -> padded_k() bytes in that order. What fused/arrange_codes.h does on the device.
+void permute_activations(int64_t k, std::span<const uint8_t> codes, std::span<uint8_t> row);
 
 enum class Plane : uint8_t { kUpper, kLower };
 

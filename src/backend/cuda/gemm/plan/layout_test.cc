@@ -135,6 +135,22 @@ TEST(Layout, FastPackingWritesTheSameBytes) {
   }
 }
 
+TEST(Layout, ActivationsAreInTheOrderOfTheWeights) {
+  for (const int64_t k : {1, 16, 63, 64, 130, 576}) {
+    const PlaneShape shape{1, k};
+    std::vector<uint8_t> codes(static_cast<size_t>(k)), row(static_cast<size_t>(shape.padded_k()), 0xaa);
+    for (int64_t i = 0; i < k; ++i) codes[static_cast<size_t>(i)] = static_cast<uint8_t>(1 + i % 200);
+    permute_activations(k, codes, row);
+    // Row 0 of a plane is not swizzled.
+    std::vector<uint8_t> weights(shape.slab_bytes());
+    pack_slab(shape, Plane::kUpper, Join::kFree, codes, 1, weights.data());
+    for (int64_t byte = 0; byte < shape.padded_k(); ++byte) {
+      const int64_t at = byte / kBlockK * kBlockBytes + byte % kBlockK;
+      ASSERT_EQ(row[static_cast<size_t>(byte)], weights[static_cast<size_t>(at)]) << "k " << k << ", byte " << byte;
+    }
+  }
+}
+
 TEST(Layout, SwigluRowsPairInsideSixteen) {
   std::set<int64_t> seen;
   for (int64_t i = 0; i < 64; ++i) {

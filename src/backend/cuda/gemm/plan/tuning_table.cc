@@ -24,6 +24,8 @@ std::optional<Mode> parse_mode(std::string_view name) {
   return std::nullopt;
 }
 
+constexpr int kMostTokens = 1 << 20;
+
 // Without a model of time, every number of tokens runs the cuts of this many under batch invariance.
 constexpr int64_t kInvariantTokens = 16;
 
@@ -124,9 +126,8 @@ Result<TuningTable> TuningTable::parse(std::string_view text, const std::string&
     for (const auto& [key, value] : by_tokens->items()) {
       int tokens = 0;
       const auto [end, status] = std::from_chars(key.data(), key.data() + key.size(), tokens);
-      const bool bucket = status == std::errc() && end == key.data() + key.size() &&
-                          std::find(kTokenBuckets.begin(), kTokenBuckets.end(), tokens) != kTokenBuckets.end();
-      if (!bucket) return bad(fmt::format("'{}' is not a token count that is tuned for", key));
+      const bool known = status == std::errc() && end == key.data() + key.size() && tokens > 0 && tokens <= kMostTokens;
+      if (!known) return bad(fmt::format("'{}' is not a number of tokens from 1 to {}", key, kMostTokens));
       const auto config = value.is_string() ? parse_config(value.get_ref<const std::string&>()) : std::nullopt;
       if (!config || !exists(config->tile, *mode)) return bad(fmt::format("no such kernel: {}", value.dump()));
       table.set(sizes[0], sizes[1], *mode, tokens, *config);
@@ -182,8 +183,8 @@ void TuningTable::fill_from(const TuningTable& other) {
   models_.insert(other.models_.begin(), other.models_.end());
 }
 
-void TuningTable::set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config) {
-  choices_[{n, k, mode}][bucket] = config;
+void TuningTable::set(int64_t n, int64_t k, Mode mode, int tokens, const Config& config) {
+  choices_[{n, k, mode}][tokens] = config;
 }
 
 namespace {
@@ -195,6 +196,14 @@ Mode measured_as(const Problem& problem, bool has_model) {
   return problem.mode == Mode::kW8A16 && problem.m <= 64 && !has_model ? Mode::kE4M3 : problem.mode;
 }
 
+bool is_bucket(int tokens) {
+  return std::find(kTokenBuckets.begin(), kTokenBuckets.end(), tokens) != kTokenBuckets.end();
+}
+
+// Up to here tuned numbers of tokens are as close as the widths of tiles, and what was measured is within 1 % of the
+// best.
+constexpr int64_t kFineBuckets = 64;
+
 }  // namespace
 
 const TuningTable::Buckets* TuningTable::buckets(const Problem& problem) const {
@@ -205,11 +214,29 @@ const TuningTable::Buckets* TuningTable::buckets(const Problem& problem) const {
 }
 
 std::optional<Config> TuningTable::find(const Problem& problem) const {
+  if (const auto near = checked(problem)) return near;
   const Buckets* tuned = buckets(problem);
   if (tuned == nullptr) return std::nullopt;
-  const auto at = tuned->lower_bound(token_bucket(problem.m));
+  auto at = tuned->lower_bound(token_bucket(problem.m));
+  while (at != tuned->end() && !is_bucket(at->first)) ++at;
   if (at == tuned->end() || !exists(at->second.tile, problem.mode, problem.join)) return std::nullopt;
   return at->second;
+}
+
+std::optional<Config> TuningTable::checked(const Problem& problem) const {
+  const Buckets* tuned = buckets(problem);
+  if (tuned == nullptr) return std::nullopt;
+  const int64_t width = problem.m <= kFineBuckets ? 8 : 16, least = (problem.m - 1) / width * width + 1;
+  const std::pair<const int, Config>* nearest = nullptr;
+  int64_t distance = width;
+  for (auto at = tuned->lower_bound(static_cast<int>(least)); at != tuned->end() && at->first < least + width; ++at) {
+    const int64_t away = std::abs(at->first - problem.m);
+    if (away > distance || !exists(at->second.tile, problem.mode, problem.join)) continue;
+    distance = away;
+    nearest = &*at;  // of two as near the larger
+  }
+  if (nearest == nullptr || is_bucket(nearest->first)) return std::nullopt;
+  return nearest->second;
 }
 
 bool TuningTable::has_bucket(const Problem& problem) const {
@@ -224,10 +251,6 @@ const TimeModel* TuningTable::model(Mode mode) const {
 }
 
 namespace {
-
-// Up to here tuned numbers of tokens are as close as the widths of tiles, and what was measured is within 1 % of the
-// best.
-constexpr int64_t kFineBuckets = 64;
 
 // The fastest candidate by prediction. Choices that were measured to be the fastest at the numbers of tokens on either
 // side are taken unless another should be so much faster.
@@ -348,8 +371,9 @@ Choice choose(const Problem& problem, const DeviceShape& device, const TuningTab
   if (table != nullptr) {
     const auto tuned = table->find(problem);
     const TimeModel* model = table->model(problem.mode);
-    const bool measured =
-        tuned && table->has_bucket(problem) && (problem.m <= kFineBuckets || problem.m == token_bucket(problem.m));
+    const bool of_bucket =
+        table->has_bucket(problem) && (problem.m <= kFineBuckets || problem.m == token_bucket(problem.m));
+    const bool measured = tuned && (of_bucket || table->checked(problem));
     if (model != nullptr && !measured) return {predicted(problem, device, *model, *table), "predicted"};
     if (tuned) return {*tuned, "tuned"};
   }

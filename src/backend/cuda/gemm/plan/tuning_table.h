@@ -6,7 +6,8 @@
 //
 // Keys of choices are output features, input features and mode; epilogues and output types do not move the choice
 // enough to be keys. "models" (TimeModel) is what any number of tokens is chosen by; format 1 has none, and a number of
-// tokens between two tuned ones then takes the larger one's choice.
+// tokens between two tuned ones then takes the larger one's choice. A number of tokens that is none of kTokenBuckets
+// was checked (tune/check.h), and what would have been chosen there found to be slow.
 #pragma once
 
 #include <array>
@@ -29,12 +30,15 @@ class TuningTable {
   static Result<TuningTable> load(const std::string& path);
   std::string dump() const;
 
-  void set(int64_t n, int64_t k, Mode mode, int bucket, const Config& config);
-  // The tuned choice for the problem's bucket of tokens; the nearest larger tuned bucket's if that one is missing. None
-  // beyond the largest, and none of another mode's (BF16 goes by FP16's, W8A16 without a model by E4M3's) that this
-  // one has no kernel for.
+  void set(int64_t n, int64_t k, Mode mode, int tokens, const Config& config);
+  // The tuned choice for the problem's number of tokens: what checked() has, or that of its bucket, or of the nearest
+  // larger tuned bucket if that one is missing. None beyond the largest, and none of another mode's (BF16 goes by
+  // FP16's, W8A16 without a model by E4M3's) that this one has no kernel for.
   std::optional<Config> find(const Problem& problem) const;
-  // Whether that is of the problem's own bucket.
+  // The choice of the nearest number of tokens that was checked, among those that are as many tiles whatever the tile:
+  // widths are multiples of 8 up to 64 tokens, of 16 beyond. None where a bucket's number is as near.
+  std::optional<Config> checked(const Problem& problem) const;
+  // Whether the problem's own bucket was tuned.
   bool has_bucket(const Problem& problem) const;
 
   // Null if the table has none. BF16 kernels do the same work as FP16's; W8A16 goes by FP16's where it has none.

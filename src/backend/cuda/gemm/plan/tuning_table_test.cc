@@ -44,7 +44,9 @@ TEST(TuningTable, RefusesWhatItDoesNotKnow) {
         entry(R"({"n": 1.5, "k": 2, "mode": "f16", "by_tokens": {}})"),
         entry(R"({"n": 1, "k": 2, "mode": "f17", "by_tokens": {}})"),
         entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": []})"),
-        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"7": "128x8 c1 b1"}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"0": "128x8 c1 b1"}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"7x": "128x8 c1 b1"}})"),
+        entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"9999999": "128x8 c1 b1"}})"),
         entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"1": "1x8 c1 b1"}})"),
         entry(R"({"n": 1, "k": 2, "mode": "f16", "by_tokens": {"1": 8}})"),
         entry(R"({"n": 1, "k": 2, "mode": "e4m3-promoted", "by_tokens": {"1": "128x256 c1 b1"}})")}) {
@@ -52,6 +54,44 @@ TEST(TuningTable, RefusesWhatItDoesNotKnow) {
   }
   const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
   EXPECT_NE(message(entry(deep)).find("choices.json: is nested too deeply"), std::string::npos);
+}
+
+TEST(TuningTable, CheckedCountsServeThoseOfAsManyTiles) {
+  const Config bucket = *parse_config("128x24 c1 b2"), found = *parse_config("64x32 c1 b1"),
+               wide = *parse_config("128x112 c1 b1"), wider = *parse_config("128x128 c1 b1");
+  TuningTable table;
+  table.set(6144, 4096, Mode::kF16, 24, bucket);
+  table.set(6144, 4096, Mode::kF16, 384, wider);
+  table.set(6144, 4096, Mode::kF16, 20, found);
+  table.set(6144, 4096, Mode::kF16, 317, wide);
+  const auto again = TuningTable::parse(table.dump(), "test");
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(again->dump(), table.dump());
+  const auto at = [&](int64_t m) { return again->find({m, 6144, 4096, Mode::kF16}); };
+  for (const int64_t m : {17, 20, 21}) EXPECT_EQ(at(m), found) << m;
+  for (const int64_t m : {16, 22, 23, 24}) EXPECT_EQ(at(m), bucket) << m;  // 22 is as near to either
+  EXPECT_EQ(at(25), wider);
+  for (const int64_t m : {305, 317, 320}) EXPECT_EQ(at(m), wide) << m;
+  for (const int64_t m : {65, 304, 321, 384}) EXPECT_EQ(at(m), wider) << m;
+  EXPECT_FALSE(at(385));
+  // With a model everything else beyond 64 tokens is predicted.
+  const TuningTable* built_in = built_in_table("NVIDIA H200", 132);
+  ASSERT_NE(built_in, nullptr);
+  table.copy_models(*built_in);
+  const auto chosen = [&](int64_t m) {
+    const Choice choice = choose({m, 6144, 4096, Mode::kF16}, kH200, &table, Reduction::kFastest);
+    return std::pair(to_string(choice.config), std::string(choice.reason));
+  };
+  EXPECT_EQ(chosen(20), std::pair(to_string(found), std::string("tuned")));
+  EXPECT_EQ(chosen(24), std::pair(to_string(bucket), std::string("tuned")));
+  EXPECT_EQ(chosen(310), std::pair(to_string(wide), std::string("tuned")));
+  EXPECT_EQ(chosen(384), std::pair(to_string(wider), std::string("tuned")));
+  EXPECT_EQ(chosen(304).second, "predicted");
+  EXPECT_EQ(chosen(321).second, "predicted");
+  // Of a kernel that another mode has not, nothing.
+  table.set(6144, 4096, Mode::kE4M3, 1000, *parse_config("192x112 c1 b1"));
+  EXPECT_TRUE(table.checked({1000, 6144, 4096, Mode::kE4M3}));
+  EXPECT_FALSE(table.checked({1000, 6144, 4096, Mode::kE4M3Promoted}));
 }
 
 TEST(TuningTable, IsFilledFromAnother) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "backend/cuda/fused/gemm_input.h"
@@ -38,8 +40,13 @@ class Operands {
 
   // Median time of the product of `m` tokens, in us, with the kernel before it that makes E4M3 rows where one does.
   Result<double> time(const Gemm& gemm, const Config& config, Mode mode, int m) const;
+  // The same of several, which take so many turns in random order: where power is the limit, the clock depends on what
+  // ran before.
+  Result<std::vector<double>> take_turns(const Gemm& gemm, std::span<const Config> configs, Mode mode, int m,
+                                         int turns) const;
 
  private:
+  Result<GraphTimer> timer(const Gemm& gemm, const Config& config, Mode mode, int m) const;
   Status prepare_rows(int m, Stream stream) const;
   GemmCall product(Mode mode, int m, size_t copy) const;
 
@@ -118,20 +125,51 @@ GemmCall Operands::product(Mode mode, int m, size_t copy) const {
   return call;
 }
 
-Result<double> Operands::time(const Gemm& gemm, const Config& config, Mode mode, int m) const {
+Result<GraphTimer> Operands::timer(const Gemm& gemm, const Config& config, Mode mode, int m) const {
   const auto launch = [&](int i, CUstream_st* stream) -> Status {
     if (is_fp8(mode) && m <= kChainTokens && shape_.k <= kMaxColumns) NFP_RETURN_IF_ERROR(prepare_rows(m, stream));
     return gemm.run(product(mode, m, static_cast<size_t>(i)), config, stream);
   };
   const int launches = static_cast<int>(std::min<size_t>(weights_.size(), 24));
-  NFP_ASSIGN_OR_RETURN(GraphTimer timer, GraphTimer::create(launches, launch));
-  return timer.median(2, 5);
+  return GraphTimer::create(launches, launch);
 }
+
+Result<double> Operands::time(const Gemm& gemm, const Config& config, Mode mode, int m) const {
+  NFP_ASSIGN_OR_RETURN(GraphTimer captured, timer(gemm, config, mode, m));
+  return captured.median(2, 5);
+}
+
+Result<std::vector<double>> Operands::take_turns(const Gemm& gemm, std::span<const Config> configs, Mode mode, int m,
+                                                 int turns) const {
+  std::vector<GraphTimer> timers;
+  for (const Config& config : configs) {
+    NFP_ASSIGN_OR_RETURN(GraphTimer captured, timer(gemm, config, mode, m));
+    timers.push_back(std::move(captured));
+  }
+  std::vector<std::vector<double>> times(timers.size());
+  std::vector<size_t> order(timers.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::minstd_rand random(static_cast<unsigned>(m));
+  for (int turn = 0; turn <= turns; ++turn) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t i : order) {
+      NFP_ASSIGN_OR_RETURN(const double us, timers[i].replay());
+      if (turn > 0) times[i].push_back(us);
+    }
+  }
+  std::vector<double> medians;
+  for (std::vector<double>& of_one : times) medians.push_back(median_of(std::move(of_one)));
+  return medians;
+}
+
+constexpr int kTurns = 5, kMoreTurns = 21;
 
 }  // namespace
 
-Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options) {
-  TuningTable table, known;
+Result<Tuned> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options) {
+  Tuned tuned;
+  TuningTable& table = tuned.table;
+  TuningTable known;
   int id = 0;
   cudaDeviceProp properties{};
   if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&properties, id) == cudaSuccess) {
@@ -140,7 +178,14 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
       known = *found;
     table.copy_models(known);
   }
-  const int most = options.tokens.empty() ? 1 : *std::max_element(options.tokens.begin(), options.tokens.end());
+  int most = 1;
+  for (const auto& counts : {options.tokens, options.checked}) {
+    for (const int m : counts) most = std::max(most, m);
+  }
+  const auto tell = [&](const GemmShape& shape, Mode mode, int m, const std::string& what) {
+    if (options.progress)
+      options.progress(fmt::format("n {}, k {}, m {}, {}: {}", shape.n, shape.k, m, name_of(mode), what));
+  };
   for (const GemmShape& shape : shapes) {
     NFP_ASSIGN_OR_RETURN(const Operands operands, Operands::create(shape, most));
     for (const Mode mode : options.modes) {
@@ -156,14 +201,26 @@ Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, co
           }
         }
         table.set(shape.n, shape.k, mode, m, best);
-        if (options.progress) {
-          options.progress(fmt::format("n {}, k {}, m {}, {}: {}, {:.1f} us", shape.n, shape.k, m, name_of(mode),
-                                       to_string(best), best_us));
-        }
+        tell(shape, mode, m, fmt::format("{}, {:.1f} us", to_string(best), best_us));
+      }
+      TuningTable by_then = table;
+      by_then.fill_from(known);
+      for (const int m : options.checked) {
+        const Problem problem{m, shape.n, shape.k, mode, false};
+        const std::vector<Config> configs = likeliest(problem, gemm.device(), by_then, options.most_candidates);
+        NFP_ASSIGN_OR_RETURN(const Comparison found,
+                             compare_with_choice(configs, kCheckMargin, [&](std::span<const Config> some, bool again) {
+                               return operands.take_turns(gemm, some, mode, m, again ? kMoreTurns : kTurns);
+                             }));
+        tuned.check.add(problem, found);
+        if (found.is_slower) table.set(shape.n, shape.k, mode, m, found.fastest);
+        tell(shape, mode, m,
+             fmt::format("{}, {:.1f} us, fastest {}, {:.1f} us{}", to_string(found.chosen), found.chosen_time,
+                         to_string(found.fastest), found.fastest_time, found.is_slower ? ": replaced" : ""));
       }
     }
   }
-  return table;
+  return tuned;
 }
 
 }  // namespace nfp::cuda

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "backend/cuda/gemm/gemm.h"
-#include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/tune/check.h"
 #include "backend/cuda/gemm/tune/tune_plan.h"
 
 namespace nfp::cuda {
@@ -15,6 +15,9 @@ namespace nfp::cuda {
 struct TuneOptions {
   std::span<const Mode> modes;
   std::span<const int> tokens = kTokenBuckets;
+  // Numbers of tokens at which it is checked what an engine would choose by then (check.h). Where that is slow the
+  // fastest is added.
+  std::span<const int> checked;
   size_t most_candidates = 16;  // per cell, as likeliest() has them
   // After each cell, with a line like "n 4096, k 14336, m 16, f16: 128x16 c1 b1 split4, 30.2 us". May be empty.
   std::function<void(const std::string& line)> progress;
@@ -24,6 +27,6 @@ struct TuneOptions {
 // as a decode layer runs them, after the norm and quantisation that they wait for. Needs about 1.5 GB of device memory
 // besides 4 * n * k bytes.
 inline constexpr int kChainTokens = 64;
-Result<TuningTable> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options);
+Result<Tuned> tune(const Gemm& gemm, std::span<const GemmShape> shapes, const TuneOptions& options);
 
 }  // namespace nfp::cuda

@@ -102,4 +102,15 @@ Result<std::vector<int>> parse_buckets(std::string_view text) {
   return out;
 }
 
+Result<RandomTokens> parse_random_tokens(std::string_view text) {
+  const auto parts = split(text);
+  if (parts.size() == 2) {
+    const auto seed = whole_number(parts[0]), count = whole_number(parts[1]);
+    if (seed && count && *seed >= 0 && *count >= 0 && *count <= 1000)
+      return RandomTokens{static_cast<uint64_t>(*seed), static_cast<int>(*count)};
+  }
+  return error(ErrorCode::kUsage,
+               "--check '{}' is not SEED,COUNT (whole numbers from 0, COUNT at most 1000; for example 1,16)", text);
+}
+
 }  // namespace nfp::cuda

@@ -2,6 +2,7 @@
 // without a GPU.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -39,5 +40,11 @@ Result<GemmShape> parse_shape(std::string_view text);
 Result<std::vector<Mode>> parse_modes(std::string_view text);
 // "1,16,4096": each a token bucket, ascending; kUsage lists the buckets.
 Result<std::vector<int>> parse_buckets(std::string_view text);
+// "SEED,COUNT": so many random numbers of tokens, at most 1000.
+struct RandomTokens {
+  uint64_t seed = 0;
+  int count = 0;
+};
+Result<RandomTokens> parse_random_tokens(std::string_view text);
 
 }  // namespace nfp::cuda

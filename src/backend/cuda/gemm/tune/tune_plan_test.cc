@@ -32,6 +32,19 @@ TEST(TunePlan, ReadsModesAndBuckets) {
   for (const char* bad : {"", "2", "1,", "1,5000", "x"}) EXPECT_FALSE(parse_buckets(bad).ok()) << bad;
 }
 
+TEST(TunePlan, ReadsWhatToCheck) {
+  const auto random = parse_random_tokens("7,16");
+  ASSERT_TRUE(random.ok());
+  EXPECT_EQ(random->seed, 7u);
+  EXPECT_EQ(random->count, 16);
+  EXPECT_EQ(parse_random_tokens("0,0")->count, 0);
+  for (const char* bad : {"", "7", "7,", ",7", "-1,4", "1,-4", "1,1001", "1,2,3", "1,2x"}) {
+    const auto read = parse_random_tokens(bad);
+    ASSERT_FALSE(read.ok()) << bad;
+    EXPECT_NE(read.error().message.find("--check '" + std::string(bad) + "'"), std::string::npos);
+  }
+}
+
 TEST(TunePlan, LikeliestBeginsWithTheChoice) {
   const DeviceShape device;
   const TuningTable& h200 = *built_in_table("NVIDIA H200", 132);

@@ -31,9 +31,14 @@ void print_json(const BenchmarkOptions& options, const LoadedModel& loaded, cons
   for (const BenchmarkRow& row : rows) {
     nlohmann::ordered_json stages = nlohmann::ordered_json::object();
     nlohmann::ordered_json bytes = nlohmann::ordered_json::object();
-    for (const StageTime& stage : row.stages) {
-      stages[std::string(stage.stage)] = stage.seconds * 1e6;
-      if (stage.weight_bytes > 0) bytes[std::string(stage.stage)] = stage.weight_bytes;
+    // A stage's products may be of two precisions.
+    const auto add = [](nlohmann::ordered_json& to, std::string_view name, auto value) {
+      nlohmann::ordered_json& sum = to[std::string(name)];
+      sum = sum.is_null() ? value : sum.get<decltype(value)>() + value;
+    };
+    for (const StageTime& time : row.stages) {
+      add(stages, time.stage, time.seconds * 1e6);
+      if (time.cost.weight_bytes > 0) add(bytes, time.stage, time.cost.weight_bytes);
     }
     list.push_back({{"test", row.test},
                     {"precision", name_of(row.precision)},
@@ -107,6 +112,7 @@ nlohmann::ordered_json report_head(const LoadedModel& loaded, const std::optiona
     head["limits"] = {{"source", limits->source},
                       {"read_bytes_per_s", limits->read_bytes_per_s},
                       {"fp16_flop_per_s", limits->fp16_flop_per_s},
+                      {"fp8_weights_flop_per_s", limits->fp8_weights_flop_per_s},
                       {"fp8_flop_per_s", limits->fp8_flop_per_s}};
   }
   return head;
@@ -116,7 +122,8 @@ std::optional<DeviceLimits> device_limits(const LoadedModel& loaded, const Ceili
   if (!ceilings) return data_sheet_limits(loaded.backend->info().device);
   return DeviceLimits{"measured", ceilings->read_gbs * 1e9,
                       arithmetic_ceiling(*ceilings, loaded, Precision::kFp16) * 1e9,
-                      arithmetic_ceiling(*ceilings, loaded, Precision::kFp8) * 1e9};
+                      arithmetic_ceiling(*ceilings, loaded, Precision::kFp8) * 1e9,
+                      arithmetic_ceiling(*ceilings, loaded, Precision::kFp8W8A8) * 1e9};
 }
 
 }  // namespace nfp

@@ -1,5 +1,5 @@
-/* libnestedfp: the nested weight format, the device's layout, the Hopper kernels and the precision policies, for other
- * engines. Plain C: pointers, sizes and a CUDA stream.
+/* libnestedfp: the nested weight format, the device's layout, the Hopper kernels, the precision policies and predicted
+ * step times, for other engines. Plain C: pointers, sizes and a CUDA stream.
  *
  *   - Functions return NFP_OK (0) or another nfp_status; nfp_last_error() then has the message of the calling thread.
  *   - All functions are thread-safe unless they say otherwise. Nothing is kept of pointers that are passed in, except
@@ -329,6 +329,39 @@ typedef struct nfp_policy nfp_policy;
 NFP_API nfp_status nfp_policy_create(const char* text, nfp_policy** policy);
 NFP_API void nfp_policy_destroy(nfp_policy* policy);
 NFP_API nfp_status nfp_policy_choose(nfp_policy* policy, const nfp_step_load* load, nfp_precision* precision);
+
+/* ---- Step times ------------------------------------------------------------------------------------------------- */
+
+/* Predicts how long a step takes, from a table that `nestedfp bench MODEL steps` wrote (docs/step-times.md). Never
+ * changes once it is made: any number of threads may ask it at a time. */
+typedef struct nfp_step_model nfp_step_model;
+/* NFP_NOT_FOUND, NFP_IO: the file cannot be read. NFP_INVALID_INPUT: it is no such table, or too small to predict
+ * from; the message names file and field. */
+NFP_API nfp_status nfp_step_model_load(const char* file, nfp_step_model** model);
+NFP_API void nfp_step_model_destroy(nfp_step_model* model);
+
+/* What the linear layers of a step are computed in: 0 .. nfp_step_model_levels() - 1, in the table's order. */
+typedef struct nfp_step_level {
+  size_t size;             /* sizeof(nfp_step_level), set by the caller */
+  char name[32];           /* "fp16", "fp8-w8a8", "fp8-w8a8@0.50" */
+  nfp_precision precision; /* FP8 of any kind */
+  double fp8_share;        /* of the weights that are computed in FP8: 0 in FP16, else up to 1 */
+} nfp_step_level;
+NFP_API int32_t nfp_step_model_levels(const nfp_step_model* model);
+NFP_API nfp_status nfp_step_model_level(const nfp_step_model* model, int32_t level, nfp_step_level* found);
+
+/* A step: tokens[s] of each sequence (1: it is decoded; more: a chunk of its prompt) behind contexts[s] that are in the
+ * KV cache already. */
+typedef struct nfp_step_work {
+  size_t size; /* sizeof(nfp_step_work) */
+  int32_t sequences;
+  /* 1: two launches, the sequences of one token in FP16, then the chunks at the level asked for */
+  int32_t exact_singles;
+  const int32_t* tokens;   /* [sequences] */
+  const int32_t* contexts; /* [sequences] */
+} nfp_step_work;
+NFP_API nfp_status nfp_step_model_seconds(const nfp_step_model* model, int32_t level, const nfp_step_work* work,
+                                          double* seconds);
 
 #ifdef __cplusplus
 }

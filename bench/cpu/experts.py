@@ -59,7 +59,7 @@ def main():
             if row["test"] != "decode":
                 continue
             figure = {"model": name, "batch": row["batch"], "precision": row["precision"], "step_ms": row["step_ms"],
-                      "experts_ms": row["stage_us"]["expert_linear"] / 1e3,
+                      "experts_ms": sum(row["stage_us"][name] for name in ("experts_gate/up", "experts_down")) / 1e3,
                       "bytes": sum(row["stage_weight_bytes"].values()), "read_gb_per_s": row["read_gb_per_s"],
                       "arithmetic_ms": row["gflop_per_s"] * row["step_ms"] * 1e9 / fma,
                       "above_reading": row["over_reading"] - 1}

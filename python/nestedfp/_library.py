@@ -55,6 +55,15 @@ class StepLoad(ctypes.Structure):
                 ("step_index", c_uint64)]
 
 
+class StepLevel(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("name", ctypes.c_char * 32), ("precision", c_int32), ("fp8_share", c_double)]
+
+
+class StepWork(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("sequences", c_int32), ("exact_singles", c_int32), ("tokens", c_void_p),
+                ("contexts", c_void_p)]
+
+
 # name: (result, arguments). c_int32 as the result means nfp_status.
 _FUNCTIONS = {
     "nfp_abi_version": (c_int32, []),
@@ -106,6 +115,11 @@ _FUNCTIONS = {
     "nfp_policy_create": (c_int32, [c_char_p, POINTER(c_void_p)]),
     "nfp_policy_destroy": (None, [c_void_p]),
     "nfp_policy_choose": (c_int32, [c_void_p, POINTER(StepLoad), POINTER(c_int32)]),
+    "nfp_step_model_load": (c_int32, [c_char_p, POINTER(c_void_p)]),
+    "nfp_step_model_destroy": (None, [c_void_p]),
+    "nfp_step_model_levels": (c_int32, [c_void_p]),
+    "nfp_step_model_level": (c_int32, [c_void_p, c_int32, POINTER(StepLevel)]),
+    "nfp_step_model_seconds": (c_int32, [c_void_p, c_int32, POINTER(StepWork), POINTER(c_double)]),
 }
 
 

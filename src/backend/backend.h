@@ -155,6 +155,30 @@ inline BatchView narrow(BatchView batch) {
 
 // ---- operations ----------------------------------------------------------------------------------------------------
 
+// What a profile calls operations, which a backend may run together. Matrix products are named by who asks for them.
+namespace stage {
+inline constexpr std::string_view kEmbed = "embed";
+inline constexpr std::string_view kRmsNorm = "rms_norm";
+inline constexpr std::string_view kRmsNormRound = "rms_norm+round";  // to E4M3 with a scale a row
+inline constexpr std::string_view kAdd = "add";                      // to the residual stream, without a norm
+inline constexpr std::string_view kRound = "round";                  // as above, by itself
+inline constexpr std::string_view kLinear = "linear";
+inline constexpr std::string_view kActivation = "activation";  // of gate and up, where the product does not do it
+inline constexpr std::string_view kActivationRound = "activation+round";
+inline constexpr std::string_view kRope = "rope";  // with the norms of heads and what is written to the cache
+inline constexpr std::string_view kPrefillAttention = "prefill_attention";
+inline constexpr std::string_view kDecodeAttention = "decode_attention";
+inline constexpr std::string_view kRopeDecodeAttention = "rope+decode_attention";
+inline constexpr std::string_view kRoute = "route";
+inline constexpr std::string_view kCombine = "combine";
+inline constexpr std::string_view kCombineRmsNorm = "combine+rms_norm";
+inline constexpr std::string_view kCombineRmsNormRound = "combine+rms_norm+round";
+inline constexpr std::string_view kGatherRows = "gather_rows";
+inline constexpr std::string_view kSample = "sample";
+inline constexpr std::string_view kScore = "score";
+inline constexpr std::string_view kCopy = "copy";
+}  // namespace stage
+
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 enum class Epilogue : uint8_t {
@@ -199,6 +223,7 @@ struct LinearArgs {
   void* y = nullptr;                          // [rows, n] (or n / 2)
   bool y_is_f32 = false;                      // for kStore: logits, and what is added to an FP32 stream
   float soft_cap = 0.0f;                      // with y_is_f32: y = cap * tanh(y / cap) where > 0
+  std::string_view stage = stage::kLinear;    // what a profile counts it as; static text
 };
 
 // Rotates q and k by position, rotate-half convention (Hugging Face), and writes k and v to the cache.
@@ -252,6 +277,7 @@ struct ExpertLinearArgs {
   void* y = nullptr;                          // [rows * top, n (or n / 2)] by assignment
   // Working space for x by assignment, where it is not sorted: activation_bytes(rows * top, k).
   void* gathered = nullptr;
+  std::string_view stage = stage::kLinear;  // as in LinearArgs
 
   bool is_exact(int32_t expert) const {
     return (exact[static_cast<size_t>(expert) / 64] >> (static_cast<size_t>(expert) % 64) & 1u) != 0;
@@ -353,13 +379,21 @@ struct DeviceMemory {
   uint64_t free = 0;
 };
 
+// What operations move and compute at the least (backend/operation_cost.h).
+struct OperationCost {
+  uint64_t weight_bytes = 0;      // read, of matrices and norms
+  uint64_t activation_bytes = 0;  // read and written, and tables of the step
+  uint64_t kv_bytes = 0;          // read from and written to the KV cache
+  uint64_t flops = 0;             // 2 a multiply-add
+};
+
 // Time spent in one kind of operation since set_profiling(true).
 struct StageTime {
-  std::string_view stage;  // "linear", "attention", ...
+  std::string_view stage;              // LinearArgs::stage, or of namespace stage
+  std::optional<Precision> precision;  // what matrix products were computed in; none = another operation
   uint64_t calls = 0;
   double seconds = 0;
-  uint64_t weight_bytes = 0;  // read by linear and embed
-  uint64_t flops = 0;         // of linear and attention, 2 a multiply-add
+  OperationCost cost;
 };
 
 class Backend {
@@ -447,6 +481,7 @@ class Backend {
 
   virtual void set_profiling(bool on) = 0;  // clears the times
   virtual bool profiling() const = 0;       // operations of a replayed step are not told apart: run it eagerly
+  // In the order in which the stages came first.
   virtual std::vector<StageTime> profile() const = 0;
 };
 

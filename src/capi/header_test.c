@@ -5,5 +5,6 @@
 int nfp_header_in_c(void);
 int nfp_header_in_c(void) {
   nfp_step_load load = {sizeof(nfp_step_load), 1, 0, 1, 0, 0.0, 0.0, 0.0, 0};
-  return load.step_tokens == 1 ? nfp_abi_version() : -1;
+  nfp_step_work work = {sizeof(nfp_step_work), 0, 0, 0, 0};
+  return load.step_tokens == 1 && work.sequences == 0 ? nfp_abi_version() : -1;
 }

@@ -48,6 +48,7 @@ TEST(DeviceLimits, TheSlowerOfReadingAndComputing) {
   EXPECT_DOUBLE_EQ(h200->least_seconds(4.8e12, 1, Precision::kFp16), 1);
   EXPECT_DOUBLE_EQ(h200->least_seconds(1, 1979e12, Precision::kFp8W8A8), 1);
   EXPECT_DOUBLE_EQ(h200->least_seconds(1, 1979e12, Precision::kFp16), 2);
+  EXPECT_DOUBLE_EQ(h200->least_seconds(1, 1979e12, Precision::kFp8), 2);
   EXPECT_FALSE(data_sheet_limits("Intel(R) Xeon(R) Processor"));
 }
 

@@ -155,13 +155,13 @@ Result<std::vector<BenchmarkRow>> run_benchmark(LoadedModel& loaded, const Bench
     row.stages = loaded.backend->profile();
     loaded.backend->set_profiling(false);
     double flops = 0, bytes = 0;
-    for (StageTime& stage : row.stages) {
+    for (StageTime& time : row.stages) {
       const auto count = static_cast<double>(std::max<int64_t>(1, m.steps));
-      stage.seconds /= count;
-      stage.weight_bytes = static_cast<uint64_t>(static_cast<double>(stage.weight_bytes) / count);
-      stage.flops = static_cast<uint64_t>(static_cast<double>(stage.flops) / count);
-      flops += static_cast<double>(stage.flops);
-      bytes += static_cast<double>(stage.weight_bytes);
+      time.seconds /= count;
+      time.cost.weight_bytes = static_cast<uint64_t>(static_cast<double>(time.cost.weight_bytes) / count);
+      time.cost.flops = static_cast<uint64_t>(static_cast<double>(time.cost.flops) / count);
+      flops += static_cast<double>(time.cost.flops);
+      bytes += static_cast<double>(time.cost.weight_bytes);
     }
     // Where the backend counts what it reads: of experts only those that the step's tokens went to.
     if (bytes > 0) reads(bytes);

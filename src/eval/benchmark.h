@@ -31,12 +31,12 @@ struct BenchmarkRow {
   std::string test;  // "prefill" or "decode"
   Precision precision = Precision::kFp16;
   int32_t batch = 1;
-  double tokens_per_s = 0;     // of all sequences together; median over repeats
-  double step_ms = 0;          // median step
-  double weight_gb_per_s = 0;  // bytes of weights that a step reads, over the median step
-  double gflop_per_s = 0;      // arithmetic of matrices and attention in a step, over the median step; 0 without stages
-  double over_reading = 0;     // the step over reading its weights at read_rate, median over repeats; 0 without it
-  double read_gb_per_s = 0;    // read_rate, median over repeats
+  double tokens_per_s = 0;        // of all sequences together; median over repeats
+  double step_ms = 0;             // median step
+  double weight_gb_per_s = 0;     // bytes of weights that a step reads, over the median step
+  double gflop_per_s = 0;         // arithmetic of a step's stages, over the median step; 0 without them
+  double over_reading = 0;        // the step over reading its weights at read_rate, median over repeats; 0 without it
+  double read_gb_per_s = 0;       // read_rate, median over repeats
   std::vector<StageTime> stages;  // of one step, on average
 };
 

@@ -19,7 +19,7 @@ std::optional<DeviceLimits> data_sheet_limits(std::string_view device) {
   constexpr Entry kEntries[] = {{"H200", 4.8e12}, {"H100 80GB HBM3", 3.35e12}};
   for (const Entry& entry : kEntries) {
     if (device.find(entry.name) == std::string_view::npos) continue;
-    return DeviceLimits{"data sheet", entry.read_bytes_per_s, 989.5e12, 1979e12};
+    return DeviceLimits{"data sheet", entry.read_bytes_per_s, 989.5e12, 989.5e12, 1979e12};
   }
   return std::nullopt;
 }

@@ -9,27 +9,24 @@ namespace nfp {
 namespace {
 
 // Turns what a backend timed in `steps` steps into the costs of one.
-void fill(StepBreakdown& breakdown, const std::vector<StageTime>& times, double steps, double keys, double pairs,
-          LoadedModel& loaded, DType kv_dtype, const std::optional<DeviceLimits>& limits) {
-  const KvCacheSpec spec = loaded.model->kv_spec(1, 16, kv_dtype);
-  const double kv_token = static_cast<double>(loaded.backend->kv_bytes_per_block(spec)) / spec.block_size;
-  const ModelConfig& config = loaded.config;
+void fill(StepBreakdown& breakdown, const std::vector<StageTime>& times, double steps,
+          const std::optional<DeviceLimits>& limits) {
   for (const StageTime& time : times) {
     StageCost& cost = breakdown.stages.emplace_back();
+    const auto a_step = [&](uint64_t sum) { return static_cast<double>(sum) / steps; };
     cost.stage = time.stage;
+    cost.precision = time.precision;
     cost.us = time.seconds / steps * 1e6;
-    cost.calls = static_cast<double>(time.calls) / steps;
-    cost.weight_bytes = static_cast<double>(time.weight_bytes) / steps;
-    cost.flops = static_cast<double>(time.flops) / steps;
-    Precision arithmetic = breakdown.precision;
-    if (time.stage == "attention") {
-      cost.kv_bytes = keys * kv_token / steps;
-      // Products with keys and with values, each 2 FLOPs a feature.
-      cost.flops = 4.0 * config.heads * config.head_dim * config.layers * pairs / steps;
-      arithmetic = Precision::kFp16;
-    }
-    const double least = limits ? limits->least_seconds(cost.weight_bytes + cost.kv_bytes, cost.flops, arithmetic) : 0;
-    if (cost.us > 0) cost.share_of_limit = least * 1e6 / cost.us;
+    cost.calls = a_step(time.calls);
+    cost.weight_bytes = a_step(time.cost.weight_bytes);
+    cost.activation_bytes = a_step(time.cost.activation_bytes);
+    cost.kv_bytes = a_step(time.cost.kv_bytes);
+    cost.flops = a_step(time.cost.flops);
+    if (!limits || cost.us <= 0) continue;
+    const Precision arithmetic = cost.precision.value_or(Precision::kFp16);
+    const double least = limits->least_seconds(cost.bytes(), cost.flops, arithmetic);
+    cost.share_of_limit = least * 1e6 / cost.us;
+    cost.limited_by_memory = limits->least_seconds(cost.bytes(), 0, arithmetic) >= least;
   }
   std::sort(breakdown.stages.begin(), breakdown.stages.end(),
             [](const StageCost& a, const StageCost& b) { return a.us > b.us; });
@@ -44,10 +41,8 @@ int32_t BreakdownCase::output(int32_t step_tokens) const {
 
 Result<std::vector<StepBreakdown>> break_down(BenchEngine& engine, const BreakdownCase& c, Precision precision,
                                               const std::optional<DeviceLimits>& limits) {
-  LoadedModel& loaded = engine.loaded();
-  Backend& backend = *loaded.backend;
+  Backend& backend = *engine.loaded().backend;
   const auto count = static_cast<size_t>(c.batch);
-  const DType kv_dtype = engine.config().kv_dtype;
   std::vector<StepBreakdown> found(2);
   for (StepBreakdown& breakdown : found) {
     breakdown.precision = engine.computed(precision);
@@ -65,9 +60,7 @@ Result<std::vector<StepBreakdown>> break_down(BenchEngine& engine, const Breakdo
   const std::vector<StageTime> prefill_times = backend.profile();
   backend.set_profiling(false);
   if (!run.ok()) return run.error();
-  // Causal: a query meets half of the keys on average. Each key is read once at least.
-  const double keys = static_cast<double>(c.batch) * c.input;
-  fill(prefill, prefill_times, 1, keys, keys * (c.input + 1) / 2, loaded, kv_dtype, limits);
+  fill(prefill, prefill_times, 1, limits);
 
   StepBreakdown& decode = found[1];
   decode.step = "decode";
@@ -99,32 +92,56 @@ Result<std::vector<StepBreakdown>> break_down(BenchEngine& engine, const Breakdo
                  c.batch, c.input);
   }
   decode.context = decode_keys / steps / c.batch;
-  fill(decode, decode_times, steps, decode_keys, decode_keys, loaded, kv_dtype, limits);
+  fill(decode, decode_times, steps, limits);
   return found;
+}
+
+double StepBreakdown::us() const {
+  double sum = 0;
+  for (const StageCost& cost : stages) sum += cost.us;
+  return sum;
 }
 
 nlohmann::ordered_json to_json(const StepBreakdown& breakdown) {
   nlohmann::ordered_json stages = nlohmann::ordered_json::array();
   for (const StageCost& cost : breakdown.stages) {
-    stages.push_back({{"stage", cost.stage},
-                      {"us", cost.us},
-                      {"calls", cost.calls},
-                      {"weight_bytes", cost.weight_bytes},
-                      {"kv_bytes", cost.kv_bytes},
-                      {"flops", cost.flops}});
-    if (cost.share_of_limit > 0) stages.back()["share_of_limit"] = cost.share_of_limit;
+    nlohmann::ordered_json& stage = stages.emplace_back();
+    stage["stage"] = cost.stage;
+    if (cost.precision) stage["precision"] = name_of(*cost.precision);
+    stage["us"] = cost.us;
+    stage["calls"] = cost.calls;
+    stage["weight_bytes"] = cost.weight_bytes;
+    stage["activation_bytes"] = cost.activation_bytes;
+    stage["kv_bytes"] = cost.kv_bytes;
+    stage["flops"] = cost.flops;
+    if (cost.share_of_limit > 0) {
+      stage["share_of_limit"] = cost.share_of_limit;
+      stage["limited_by"] = cost.limited_by_memory ? "memory" : "arithmetic";
+    }
   }
-  return {{"step", breakdown.step},       {"precision", name_of(breakdown.precision)},
-          {"batch", breakdown.batch},     {"input", breakdown.input},
-          {"context", breakdown.context}, {"stages", stages}};
+  return {{"step", breakdown.step},
+          {"precision", name_of(breakdown.precision)},
+          {"batch", breakdown.batch},
+          {"input", breakdown.input},
+          {"context", breakdown.context},
+          {"us", breakdown.us()},
+          {"stages", stages}};
 }
 
 std::string to_text(const StepBreakdown& breakdown) {
-  std::string text = fmt::format("{} {} batch {} input {}: us a stage", breakdown.step, name_of(breakdown.precision),
-                                 breakdown.batch, breakdown.input);
+  const double total = breakdown.us();
+  std::string text = fmt::format("{} {} batch {} input {}: {:.0f} us in all\n", breakdown.step,
+                                 name_of(breakdown.precision), breakdown.batch, breakdown.input, total);
+  text += fmt::format("  {:<24} {:<9} {:>6} {:>10} {:>6} {:>10} {:>10}  {}", "stage", "precision", "calls", "us",
+                      "share", "MB", "GFLOP", "of its limit");
   for (const StageCost& cost : breakdown.stages) {
-    text += fmt::format("  {} {:.0f}", cost.stage, cost.us);
-    if (cost.share_of_limit > 0) text += fmt::format(" ({:.0f}%)", 100 * cost.share_of_limit);
+    text += fmt::format("\n  {:<24} {:<9} {:>6.0f} {:>10.1f} {:>5.1f}% {:>10.3f} {:>10.3f}", cost.stage,
+                        cost.precision ? name_of(*cost.precision) : "", cost.calls, cost.us, 100 * cost.us / total,
+                        cost.bytes() / 1e6, cost.flops / 1e9);
+    if (cost.share_of_limit > 0) {
+      text +=
+          fmt::format("  {:.0f}% of {}", 100 * cost.share_of_limit, cost.limited_by_memory ? "memory" : "arithmetic");
+    }
   }
   return text;
 }

@@ -18,6 +18,7 @@ import unittest
 from program import ALL_MODELS, F16_MODEL, MODELS, PROGRAM, Scratch, failure, main, run
 
 DEMO = os.environ.get("NFP_DEMO_MODEL", "")
+PLOT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "plot_breakdown.py"
 
 
 class Tune(Scratch):
@@ -385,7 +386,7 @@ class Bench(Scratch):
         self.assertEqual(len(rows), 3 + 2 * 3)
         for row in rows:
             self.assertGreater(row["tokens_per_s"], 0)
-            self.assertIn("linear", row["stage_us"])
+            self.assertLessEqual({"q/k/v", "o", "gate/up", "down", "lm_head", "embed"}, set(row["stage_us"]))
 
     def test_latency(self):
         out, err = run("bench", F16_MODEL, "latency", "--batch", "1", "3", "--input", "20", "--output", "8", "--repeats",
@@ -399,16 +400,55 @@ class Bench(Scratch):
             self.assertGreaterEqual(row["ttft_last_ms"], row["ttft_ms"])
             self.assertGreaterEqual(row["step_p99_ms"], row["step_ms"])
             self.assertGreater(row["step_ms"], 0)
-        self.assertEqual(len(err.splitlines()), 4 + 8)
+        # A line a row, a table a step.
+        tables = [line for line in err.splitlines() if " us in all" in line]
+        self.assertEqual(len(tables), 8)
+        self.assertEqual(len(err.splitlines()), 4 + sum(2 + len(b["stages"]) for b in found["breakdown"]))
+        steps = {(b["step"], b["batch"], b["precision"]): b for b in found["breakdown"]}
+        self.assertEqual(len(steps), 8)
         # Both precisions multiply the same matrices; 16 or 8 bits a weight are read.
-        linear = {(b["step"], b["batch"], b["precision"]): next(s for s in b["stages"] if s["stage"] == "linear")
-                  for b in found["breakdown"]}
-        self.assertEqual(len(linear), 8)
-        for batch in (1, 3):
-            exact, fast = linear["decode", batch, "fp16"], linear["decode", batch, "fp8-w8a8"]
-            self.assertEqual(exact["flops"], fast["flops"])
-            self.assertEqual(exact["flops"], batch * linear["decode", 1, "fp16"]["flops"])
-            self.assertGreater(exact["weight_bytes"], fast["weight_bytes"])
+        for name in ("q/k/v", "o", "gate/up", "down"):
+            linear = {key: next(s for s in b["stages"] if s["stage"] == name) for key, b in steps.items()}
+            for batch in (1, 3):
+                exact, fast = linear["decode", batch, "fp16"], linear["decode", batch, "fp8-w8a8"]
+                self.assertEqual((exact["precision"], fast["precision"]), ("fp16", "fp8-w8a8"))
+                self.assertEqual(exact["flops"], fast["flops"])
+                self.assertEqual(exact["flops"], batch * linear["decode", 1, "fp16"]["flops"])
+                self.assertGreater(exact["weight_bytes"], fast["weight_bytes"])
+        for step in steps.values():
+            self.assertAlmostEqual(step["us"], sum(s["us"] for s in step["stages"]), places=3)
+            for stage in step["stages"]:
+                self.assertGreater(stage["activation_bytes"], 0, stage)
+                self.assertNotIn("share_of_limit", stage)  # nobody measured the machine
+
+    def breakdown(self, *flags):
+        file = self.path("breakdown.json")
+        out, _ = run("bench", F16_MODEL, "latency", "--batch", "2", "--input", "20", "--output", "4", "--repeats", "1",
+                     "--precisions", "fp8", "--breakdown", *flags, "--json")
+        pathlib.Path(file).write_text(out)
+        return file, json.loads(out)
+
+    def test_a_breakdown_with_limits_as_a_table(self):
+        file, report = self.breakdown("--machine")
+        self.assertEqual(report["limits"]["source"], "measured")
+        for step in report["breakdown"]:
+            for stage in step["stages"]:
+                self.assertGreater(stage["share_of_limit"], 0)
+                self.assertIn(stage["limited_by"], ("memory", "arithmetic"))
+        text = subprocess.run([sys.executable, PLOT, file, "--table"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(text.count("| gate/up | fp8 |"), 2)
+        self.assertIn("decode, batch 2", text)
+        self.assertIn("limits: measured", text)
+
+    def test_a_breakdown_as_a_plot(self):
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("matplotlib is not installed")
+        file, _ = self.breakdown()
+        svg = self.path("breakdown.svg")
+        subprocess.run([sys.executable, PLOT, file, svg], check=True)
+        self.assertIn("<svg", pathlib.Path(svg).read_text())
 
     def test_latency_of_the_first_token_alone(self):
         row, = json.loads(run("bench", F16_MODEL, "latency", "--batch", "1", "--input", "40", "--output", "1",

@@ -240,14 +240,19 @@ TEST(CpuBackend, ProfileCountsCallsBytesAndOperations) {
   step.enqueue(4, Precision::kFp8);
   ASSERT_TRUE(backend->synchronize().ok());
   bool found = false;
-  for (const StageTime& stage : backend->profile()) {
-    if (stage.stage != "linear") continue;
+  for (const StageTime& time : backend->profile()) {
+    EXPECT_GT(time.cost.activation_bytes, 0u) << time.stage;
+    if (time.stage != stage::kLinear) continue;
     found = true;
-    EXPECT_EQ(stage.calls, 4u);
-    EXPECT_EQ(stage.flops, 2u * 4 * (2 * 66 * 24 + 24 * 33 + 50 * 24));
-    EXPECT_EQ(stage.weight_bytes, step.head->bytes_read(Precision::kFp8) + step.down->bytes_read(Precision::kFp8) +
-                                      2 * step.gate_up->bytes_read(Precision::kFp8));
-    EXPECT_GT(stage.seconds, 0.0);
+    EXPECT_EQ(time.precision, Precision::kFp8);
+    EXPECT_EQ(time.calls, 4u);
+    // With two norms, whose results stay with the product: of 24 features in, and added to as many.
+    constexpr uint64_t kRows = 4, kNorms = kRows * 24 * (4 + 5);
+    EXPECT_EQ(time.cost.flops, 2 * kRows * (2 * 66 * 24 + 24 * 33 + 50 * 24) + kNorms);
+    EXPECT_EQ(time.cost.weight_bytes, step.head->bytes_read(Precision::kFp8) + step.down->bytes_read(Precision::kFp8) +
+                                          2 * step.gate_up->bytes_read(Precision::kFp8) + 2 * 24 * sizeof(float));
+    EXPECT_EQ(time.cost.activation_bytes, kRows * sizeof(float) * ((24 + 33) + (33 + 24) + (3 * 24 + 33) + (24 + 50)));
+    EXPECT_GT(time.seconds, 0.0);
   }
   EXPECT_TRUE(found);
   backend->set_profiling(true);

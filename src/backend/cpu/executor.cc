@@ -1,6 +1,7 @@
 #include "backend/cpu/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <chrono>
 #include <cstring>
@@ -50,9 +51,7 @@ struct ProductPiece {
 
 namespace {
 
-constexpr std::array<std::string_view, kStages> kStageNames = {
-    "embed",  "rms_norm", "linear", "rope",  "attention",     "gather_rows",
-    "sample", "score",    "copy",   "route", "expert_linear", "combine_experts"};
+constexpr ActivationForm kForm{.feature_bytes = sizeof(float)};  // what products round stays with them
 
 constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -364,9 +363,7 @@ Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
       inputs_(static_cast<size_t>(threads.size())),
       pieces_(threads.size()),
       expert_rows_(static_cast<size_t>(threads.size())),
-      sampling_(static_cast<size_t>(threads.size())) {
-  set_profiling(false);
-}
+      sampling_(static_cast<size_t>(threads.size())) {}
 
 Executor::Needs Executor::needs_of(const Operation& operation) const {
   Needs needs;
@@ -442,9 +439,10 @@ Status Executor::run(std::span<const Operation> operations) {
     RunCounts counts;
     for (size_t i = 0; i < operations.size(); ++i) {
       if (profiling_ && thread == 0) start = Clock::now();
-      if (fuses(operations, i)) {  // counts as the product
-        normed_linear(std::get<RmsNormArgs>(operations[i]), std::get<LinearArgs>(operations[i + 1]), thread, counts);
-        ++i;
+      const RmsNormArgs* norm = nullptr;
+      if (fuses(operations, i)) {
+        norm = &std::get<RmsNormArgs>(operations[i++]);
+        normed_linear(*norm, std::get<LinearArgs>(operations[i]), thread, counts);
       } else {
         const auto call = [&](const auto& args) {
           if constexpr (requires { execute(args, thread, counts); }) {
@@ -458,7 +456,7 @@ Status Executor::run(std::span<const Operation> operations) {
       const Operation& operation = operations[i];
       threads_.barrier();
       if (profiling_ && thread == 0) {
-        account(operation, std::chrono::duration<double>(Clock::now() - start).count());
+        account(operation, norm, std::chrono::duration<double>(Clock::now() - start).count());
       }
     }
   });
@@ -905,43 +903,48 @@ void Executor::execute(const CombineExpertsArgs& args, int thread) {
 
 void Executor::set_profiling(bool on) {
   profiling_ = on;
-  for (size_t i = 0; i < kStages; ++i) times_[i] = StageTime{kStageNames[i], 0, 0, 0, 0};
+  times_.clear();
 }
 
-std::vector<StageTime> Executor::profile() const {
-  std::vector<StageTime> used;
-  std::copy_if(times_.begin(), times_.end(), std::back_inserter(used), [](const StageTime& t) { return t.calls > 0; });
-  return used;
-}
-
-void Executor::account(const Operation& operation, double seconds) {
-  StageTime& time = times_[operation.index()];
-  ++time.calls;
-  time.seconds += seconds;
+void Executor::account(const Operation& operation, const RmsNormArgs* norm, double seconds) {
+  const auto add = [&](std::string_view name, const OperationCost& cost, std::optional<Precision> precision = {}) {
+    times_.add(name, precision, cost, seconds);
+  };
   if (const auto* linear = std::get_if<LinearArgs>(&operation)) {
-    time.weight_bytes += linear->weight->bytes_read(linear->precision);
-    time.flops += 2ull * static_cast<uint64_t>(linear->rows) * static_cast<uint64_t>(linear->weight->n()) *
-                  static_cast<uint64_t>(linear->weight->k());
+    OperationCost cost = cost_of(*linear, kForm);
+    if (norm != nullptr) {  // whose result is nowhere but in the threads' own inputs
+      cost = cost + cost_of(*norm, kForm);
+      cost.activation_bytes -= 2 * kForm.bytes(norm->rows, norm->hidden);
+    }
+    add(linear->stage, cost, product_precision(*linear->weight, linear->precision));
   } else if (const auto* experts = std::get_if<ExpertLinearArgs>(&operation)) {
-    for (int32_t e = 0; e < experts->routes.experts; ++e) {
-      const LinearWeight& weight = *experts->weights[e];
-      const int32_t rows = experts->routes.start[e + 1] - experts->routes.start[e];
-      if (rows > 0) time.weight_bytes += weight.bytes_read(precision_of(*experts, e));
-      time.flops += 2ull * static_cast<uint64_t>(rows) * static_cast<uint64_t>(weight.n() * weight.k());
+    Precision precision = Precision::kFp16;
+    for (int32_t e = 0; e < experts->routes.experts && is_exact(precision); ++e) {
+      precision = product_precision(*experts->weights[e], precision_of(*experts, e));
     }
-  } else if (const auto* route = std::get_if<RouteArgs>(&operation)) {
-    const auto weights = static_cast<uint64_t>(route->routes.experts) * static_cast<uint64_t>(route->hidden);
-    time.weight_bytes += weights * sizeof(float);
-    time.flops += 2ull * static_cast<uint64_t>(route->rows) * weights;
-  } else if (const auto* embed = std::get_if<EmbedArgs>(&operation)) {
-    time.weight_bytes += static_cast<uint64_t>(embed->batch.tokens) * static_cast<uint64_t>(embed->table->k()) * 2;
+    add(experts->stage, cost_of(*experts, kForm, experts->routes.start), precision);
   } else if (const auto* attention = std::get_if<AttentionArgs>(&operation)) {
-    uint64_t keys = 0;
-    for (int32_t t = 0; t < attention->batch.tokens; ++t) {
-      const int32_t context = attention->batch.positions[t] + 1;
-      keys += static_cast<uint64_t>(attention->window > 0 ? std::min(context, attention->window) : context);
-    }
-    time.flops += 4ull * keys * static_cast<uint64_t>(attention->heads) * static_cast<uint64_t>(attention->head_dim);
+    const BatchView& batch = attention->batch;
+    add(batch.single == batch.sequences ? stage::kDecodeAttention : stage::kPrefillAttention,
+        cost_of(*attention, kForm, {batch.query_start, batch.context}, 0, batch.sequences));
+  } else if (const auto* rms_norm = std::get_if<RmsNormArgs>(&operation)) {
+    add(stage_of(*rms_norm, kForm), cost_of(*rms_norm, kForm));
+  } else if (const auto* embed = std::get_if<EmbedArgs>(&operation)) {
+    add(stage::kEmbed, cost_of(*embed, kForm));
+  } else if (const auto* rope = std::get_if<RopeArgs>(&operation)) {
+    add(stage::kRope, cost_of(*rope, kForm));
+  } else if (const auto* route = std::get_if<RouteArgs>(&operation)) {
+    add(stage::kRoute, cost_of(*route, kForm));
+  } else if (const auto* combine = std::get_if<CombineExpertsArgs>(&operation)) {
+    add(stage::kCombine, cost_of(*combine, kForm));
+  } else if (const auto* gather = std::get_if<GatherRowsArgs>(&operation)) {
+    add(stage::kGatherRows, cost_of(*gather, kForm));
+  } else if (const auto* sample = std::get_if<SampleArgs>(&operation)) {
+    add(stage::kSample, cost_of(*sample));
+  } else if (const auto* score = std::get_if<ScoreArgs>(&operation)) {
+    add(stage::kScore, cost_of(*score));
+  } else if (const auto* copy = std::get_if<CopyArgs>(&operation)) {
+    add(stage::kCopy, cost_of(*copy));
   }
 }
 

@@ -4,7 +4,6 @@
 // is cheaper than waiting for each other.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <span>
@@ -16,13 +15,13 @@
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/sampler.h"
 #include "backend/cpu/work_pieces.h"
+#include "backend/operation_cost.h"
 #include "base/thread_pool.h"
 
 namespace nfp::cpu {
 
 using Operation = std::variant<EmbedArgs, RmsNormArgs, LinearArgs, RopeArgs, AttentionArgs, GatherRowsArgs, SampleArgs,
                                ScoreArgs, CopyArgs, RouteArgs, ExpertLinearArgs, CombineExpertsArgs>;
-inline constexpr size_t kStages = std::variant_size_v<Operation>;
 
 struct AttentionSplit;  // executor.cc
 struct Product;         // likewise
@@ -48,7 +47,7 @@ class Executor {
   Status run(std::span<const Operation> operations);
 
   void set_profiling(bool on);
-  std::vector<StageTime> profile() const;
+  const std::vector<StageTime>& profile() const { return times_.all(); }
 
  private:
   struct Needs {
@@ -59,7 +58,8 @@ class Executor {
   };
   Needs needs_of(const Operation& operation) const;
   Status reserve(std::span<const Operation> operations);
-  void account(const Operation& operation, double seconds);
+  // `norm`: what was computed on the way into the product; or null.
+  void account(const Operation& operation, const RmsNormArgs* norm, double seconds);
 
   void execute(const EmbedArgs& args, int thread);
   void execute(const RmsNormArgs& args, int thread);
@@ -90,7 +90,7 @@ class Executor {
   alignas(64) std::atomic<int32_t> readers_done_{0};
   std::atomic<int32_t> overflowed_layer_{-1};  // whose keys or values FP16 does not hold
   bool profiling_ = false;
-  std::array<StageTime, kStages> times_{};
+  StageTimes times_;
 };
 
 }  // namespace nfp::cpu

@@ -29,6 +29,7 @@
 #include "backend/cuda/profiler.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
+#include "backend/operation_cost.h"
 #include "base/cpu_topology.h"
 #include "base/log.h"
 
@@ -36,8 +37,10 @@ namespace nfp {
 namespace {
 
 using cuda::CudaWeight;
+using After = cuda::LinearRunner::After;
 
 constexpr int kMaxE4m3HeadDim = 128;  // of the attention kernels
+constexpr ActivationForm kForm{.feature_bytes = sizeof(uint16_t), .rounds = true};
 
 // What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
 // unusable, and a step that a library had no memory for would fail again.
@@ -195,6 +198,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   void set_profiling(bool on) override {
     cudaStreamSynchronize(stream_);
     profiler_.reset(on);
+    lengths_ = {};
   }
   bool profiling() const override { return profiler_.on(); }
   std::vector<StageTime> profile() const override { return profiler_.times(); }
@@ -221,13 +225,14 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
   cuda::GemmInputCall norm_call(const RmsNormArgs& args) const;
   cuda::AttentionCall attention_call(const AttentionArgs& args) const;
-  // `call` is attention_call(args), or that with a rotation, where all sequences are decoded and none was rotated.
-  void attend(cuda::AttentionCall call, const AttentionArgs& args);
+  // `call` is attention_call(args), or that with the rotation of `rotated`, where all sequences are decoded and none
+  // was rotated.
+  void attend(cuda::AttentionCall call, const AttentionArgs& args, const std::optional<RopeArgs>& rotated = {});
   // RMSNorm of `count` heads together, in place.
   void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
   // Rounds FP16 rows to E4M3 with a scale each.
   // `routes`: each row to its assignments' places.
-  Status quantise(const void* x, int64_t rows, int64_t features, void* out, const ExpertRoutes* routes = nullptr);
+  void round(const void* x, int64_t rows, int64_t features, void* out, const ExpertRoutes* routes = nullptr);
 
   const CudaOptions options_;
   BackendInfo info_;
@@ -247,6 +252,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   std::vector<cuda::ExpertMatrix> matrices_;  // of a call
   const void* in_order_ = nullptr;            // where the last route() left its x by assignment
   cuda::Profiler profiler_;
+  SequenceLengths lengths_;  // of the step, while its times are taken
   std::optional<Error> failure_;
   bool hangs_ = false;
 };
@@ -347,6 +353,7 @@ void CudaBackend::free(void* data, size_t) {
 
 void CudaBackend::copy(const CopyArgs& args) {
   if (args.bytes == 0 || args.rows == 0) return;
+  const auto timed = profiler_.time(stage::kCopy, stream_, [args] { return cost_of(args); });
   const cudaError_t status = args.rows == 1
                                  ? cudaMemcpyAsync(args.dst, args.src, args.bytes, cudaMemcpyDefault, stream_)
                                  : cudaMemcpy2DAsync(args.dst, args.dst_pitch, args.src, args.src_pitch, args.bytes,
@@ -471,7 +478,10 @@ Status CudaBackend::reset_history(TokenHistory& history, int32_t slot, std::span
 // ---- operations ----------------------------------------------------------------------------------------------------
 
 void CudaBackend::embed(const EmbedArgs& args) {
-  const auto timed = profiler_.time("embed", stream_);
+  const BatchView& batch = args.batch;
+  lengths_ = {profiler_.keep(batch.query_start, static_cast<size_t>(batch.sequences) + 1, stream_),
+              profiler_.keep(batch.context, static_cast<size_t>(batch.sequences), stream_)};
+  const auto timed = profiler_.time(stage::kEmbed, stream_, [args] { return cost_of(args, kForm); });
   const CudaWeight& table = device_weight(args.table);
   const cuda::WeightSegment& segment = table.segments().front();
   cuda::EmbeddingTable from{.vocab = table.n(), .hidden = table.k()};
@@ -484,30 +494,32 @@ void CudaBackend::embed(const EmbedArgs& args) {
     from.dense = segment.dense;
   }
   keep(cuda::run_embed({.table = from,
-                        .tokens = {args.batch.token_ids, args.batch.token_source, args.batch.previous},
-                        .rows = args.batch.tokens,
+                        .tokens = {batch.token_ids, batch.token_source, batch.previous},
+                        .rows = batch.tokens,
                         .scale = args.scale,
                         .out = args.out,
                         .out_is_f32 = args.out_is_f32},
                        stream_));
 }
 
-Status CudaBackend::quantise(const void* x, int64_t rows, int64_t features, void* out, const ExpertRoutes* routes) {
-  return cuda::prepare_gemm_input(
-      {.m = rows,
-       .k = features,
-       .x = x,
-       .ldx = features,
-       .y_e4m3 = static_cast<uint8_t*>(out),
-       .ldy_e4m3 = cuda::e4m3_row_bytes(features),
-       .scales = cuda::e4m3_scales(out, routes != nullptr ? rows * routes->top : rows, features),
-       .place = routes != nullptr ? routes->place : nullptr,
-       .copies = routes != nullptr ? routes->top : 0},
-      stream_);
+void CudaBackend::round(const void* x, int64_t rows, int64_t features, void* out, const ExpertRoutes* routes) {
+  const int32_t copies = routes != nullptr ? routes->top : 1;
+  const auto timed =
+      profiler_.time(stage::kRound, stream_, [=] { return rounding_cost(rows, features, kForm, copies); });
+  keep(cuda::prepare_gemm_input({.m = rows,
+                                 .k = features,
+                                 .x = x,
+                                 .ldx = features,
+                                 .y_e4m3 = static_cast<uint8_t*>(out),
+                                 .ldy_e4m3 = cuda::e4m3_row_bytes(features),
+                                 .scales = cuda::e4m3_scales(out, rows * copies, features),
+                                 .place = routes != nullptr ? routes->place : nullptr,
+                                 .copies = routes != nullptr ? copies : 0},
+                                stream_));
 }
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {
-  const auto timed = profiler_.time("rms_norm", stream_);
+  const auto timed = profiler_.time(stage_of(args, kForm), stream_, [args] { return cost_of(args, kForm); });
   if (args.x_is_f32) {
     const bool exact = is_exact(args.consumer);
     cuda::StreamNormCall call{.rows = args.rows,
@@ -554,26 +566,40 @@ cuda::GemmInputCall CudaBackend::norm_call(const RmsNormArgs& args) const {
 
 void CudaBackend::linear(const LinearArgs& args) {
   const CudaWeight& weight = device_weight(args.weight);
-  const auto timed =
-      profiler_.time("linear", stream_, weight.bytes_read(args.precision),
-                     2ull * static_cast<uint64_t>(args.rows * weight.n()) * static_cast<uint64_t>(weight.k()));
   const void* x = args.x;
   if (args.x_is_plain && !is_exact(weight.consumes(args.precision))) {
-    keep(quantise(x, args.rows, weight.k(), rounded_.data()));
+    round(x, args.rows, weight.k(), rounded_.data());
     x = rounded_.data();
+  }
+  const cuda::LinearEpilogue epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::LinearEpilogue::kStore
+                                        : args.activation == Activation::kSilu      ? cuda::LinearEpilogue::kSwiglu
+                                                                                    : cuda::LinearEpilogue::kGeglu;
+  LinearArgs product = args;  // what the first kernel does of it
+  const auto after = cuda::LinearRunner::after(weight, epilogue, args.consumer);
+  if (after != After::kNothing) product.consumer = Precision::kFp16;
+  if (after == After::kActivation || after == After::kActivationRound) product.epilogue = Epilogue::kStore;
+  auto timed = profiler_.time(
+      args.stage, stream_, [product] { return cost_of(product, kForm); }, product_precision(weight, args.precision));
+  cudaEvent_t multiplied = nullptr;
+  if (after == After::kRound) {
+    multiplied = timed.then(
+        stage::kRound, [rows = args.rows, features = weight.n() / 2] { return rounding_cost(rows, features, kForm); });
+  } else if (after != After::kNothing) {
+    multiplied = timed.then(
+        after == After::kActivation ? stage::kActivation : stage::kActivationRound,
+        [rows = args.rows, n = weight.n(), consumer = args.consumer] { return gating_cost(rows, n, consumer, kForm); });
   }
   const cuda::LinearCall call{
       .x = x,
       .rows = args.rows,
       .reserved_rows = args.rows,  // who writes E4M3 rows and who reads them agree on the number
       .precision = args.precision,
-      .epilogue = args.epilogue != Epilogue::kGatedActivation ? cuda::LinearEpilogue::kStore
-                  : args.activation == Activation::kSilu      ? cuda::LinearEpilogue::kSwiglu
-                                                              : cuda::LinearEpilogue::kGeglu,
+      .epilogue = epilogue,
       .consumer = args.consumer,
       .y = args.y,
       .y_is_f32 = args.y_is_f32,
       .reduction = options_.deterministic ? cuda::Reduction::kBatchInvariant : cuda::Reduction::kFastest,
+      .multiplied = multiplied,
       .workspace = {.gemm = {gemm_workspace_.data(), gemm_workspace_.bytes()},
                     .dense = dense_workspace_.data(),
                     .scratch = scratch_.data(),
@@ -602,7 +628,7 @@ void CudaBackend::norm_heads(const RopeArgs& args, int32_t first, int32_t count,
 }
 
 void CudaBackend::rope(const RopeArgs& args) {
-  const auto timed = profiler_.time("rope", stream_);
+  const auto timed = profiler_.time(stage::kRope, stream_, [args] { return cost_of(args, kForm); });
   const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
   if (args.norm_spans_heads) {  // in place, by kernels of their own
     norm_heads(args, 0, args.heads, args.q_norm);
@@ -636,10 +662,11 @@ void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& the
       !first.norm_spans_heads && first.rotary_dim == first.head_dim) {
     call.rotation = {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflowed_layer_.as<int32_t>(),
                      first.layer};
+    attend(call, then, first);
   } else {
     rope(first);
+    attend(call, then);
   }
-  attend(call, then);
 }
 
 cuda::AttentionCall CudaBackend::attention_call(const AttentionArgs& args) const {
@@ -685,8 +712,7 @@ int32_t CudaBackend::launch_context(const KvCache& cache, int32_t sequences, int
   return context.ok() ? *context : 0;
 }
 
-void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args) {
-  const auto timed = profiler_.time("attention", stream_);
+void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args, const std::optional<RopeArgs>& rotated) {
   const BatchView& batch = args.batch;
   // Where results must not depend on how a sequence was cut into steps, one kernel computes all of them.
   const int32_t single = options_.deterministic ? 0 : batch.single;
@@ -694,6 +720,11 @@ void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args) {
     call.sequences = call.tokens = single;
     // Steps begin with a copy, so only this step's keys may still be on their way.
     call.early_cache_reads = !batch.narrowed;
+    const auto timed = profiler_.time(rotated ? stage::kRopeDecodeAttention : stage::kDecodeAttention, stream_,
+                                      [args, rotated, single, lengths = lengths_] {
+                                        return rotated ? cost_of(*rotated, args, kForm, lengths)
+                                                       : cost_of(args, kForm, lengths, 0, single);
+                                      });
     keep(cuda::run_decode(call, stream_));
   }
   if (batch.sequences > single) {
@@ -701,18 +732,26 @@ void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args) {
     call.sequences = batch.sequences - single;
     call.tokens = batch.tokens - single;
     call.early_cache_reads = false;
+    const auto timed = profiler_.time(stage::kPrefillAttention, stream_, [args, single, lengths = lengths_] {
+      return cost_of(args, kForm, lengths, single, args.batch.sequences - single);
+    });
     keep(cuda::run_prefill(call, stream_));
   }
   const int64_t features = int64_t{args.heads} * args.head_dim;
-  if (!is_exact(args.consumer)) keep(quantise(scratch_.data(), batch.tokens, features, args.out));
+  if (!is_exact(args.consumer)) round(scratch_.data(), batch.tokens, features, args.out);
 }
 
 void CudaBackend::route(const RouteArgs& args) {
-  const auto timed = profiler_.time("route", stream_);
   RouteArgs call = args;
   call.batch_invariant = options_.deterministic;
+  const bool gathers = cuda::route_gathers(call);
+  const auto timed = profiler_.time(stage::kRoute, stream_, [args, gathers] {
+    OperationCost cost = cost_of(args, kForm);
+    if (gathers) cost.activation_bytes += kForm.bytes(int64_t{args.rows} * args.routes.top, args.hidden);
+    return cost;
+  });
   keep(cuda::run_route(call, stream_));
-  in_order_ = cuda::route_gathers(call) ? call.gathered : nullptr;
+  in_order_ = gathers ? call.gathered : nullptr;
 }
 
 void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
@@ -739,11 +778,7 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
       matrix.biased = segment.matrix.join == cuda::Join::kBiased;
     }
   }
-  // How many experts are read is on the device: as many as have assignments, at most.
   const uint64_t assignments = static_cast<uint64_t>(args.rows) * static_cast<uint64_t>(args.routes.top);
-  const auto timed =
-      profiler_.time("experts", stream_, first.bytes_read(args.precision) * std::min<uint64_t>(count, assignments),
-                     2 * assignments * static_cast<uint64_t>(first.n() * first.k()));
   cuda::ExpertLinearCall call{.matrices = matrices_.data(),
                               .routes = args.routes,
                               .n = first.n(),
@@ -766,8 +801,8 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
   call.e4m3 = call.e4m3 && cuda::can_group(call);
   if (call.e4m3) {
     void* const codes = args.sorted ? rounded_.data() : args.gathered;
-    keep(quantise(args.x, args.sorted ? static_cast<int64_t>(assignments) : args.rows, call.k, codes,
-                  args.sorted ? nullptr : &args.routes));
+    round(args.x, args.sorted ? static_cast<int64_t>(assignments) : args.rows, call.k, codes,
+          args.sorted ? nullptr : &args.routes);
     call.x = codes;
     call.token_scale = cuda::e4m3_scales(codes, static_cast<int64_t>(assignments), call.k);
     call.follows = false;
@@ -777,11 +812,21 @@ void CudaBackend::expert_linear(const ExpertLinearArgs& args) {
     if (in_order) call.x = args.gathered;
   }
   in_order_ = nullptr;
+  const Precision inputs = call.e4m3 ? Precision::kFp8W8A8 : Precision::kFp16;
+  ExpertLinearArgs product = args;
+  product.sorted = call.sorted;
+  const auto timed = profiler_.time(
+      args.stage, stream_,
+      // How many experts are read is on the device.
+      [product, inputs, start = profiler_.keep(args.routes.start, count + 1, stream_)] {
+        return cost_of(product, kForm, start, inputs);
+      },
+      product_precision(first, is_exact(args.precision) || call.e4m3 ? args.precision : Precision::kFp8));
   keep(cuda::run_expert_linear(call, stream_));
 }
 
 void CudaBackend::combine_experts(const CombineExpertsArgs& args) {
-  const auto timed = profiler_.time("combine", stream_);
+  const auto timed = profiler_.time(stage::kCombine, stream_, [args] { return cost_of(args, kForm); });
   keep(cuda::run_combine(args, stream_));
 }
 
@@ -791,7 +836,8 @@ void CudaBackend::combine_rms_norm(const CombineExpertsArgs& first, const RmsNor
     rms_norm(then);
     return;
   }
-  const auto timed = profiler_.time("combine", stream_);
+  const auto timed =
+      profiler_.time(stage_of(first, then, kForm), stream_, [first, then] { return cost_of(first, then, kForm); });
   cuda::GemmInputCall call = norm_call(then);
   call.source = cuda::GemmInputCall::Source::kExperts;
   call.experts = &first;
@@ -799,12 +845,12 @@ void CudaBackend::combine_rms_norm(const CombineExpertsArgs& first, const RmsNor
 }
 
 void CudaBackend::gather_rows(const GatherRowsArgs& args) {
-  const auto timed = profiler_.time("gather_rows", stream_);
+  const auto timed = profiler_.time(stage::kGatherRows, stream_, [args] { return cost_of(args, kForm); });
   keep(cuda::run_gather({args.x, args.rows, args.count, args.hidden, args.out, args.is_f32}, stream_));
 }
 
 void CudaBackend::sample(const SampleArgs& args) {
-  const auto timed = profiler_.time("sample", stream_);
+  const auto timed = profiler_.time(stage::kSample, stream_, [args] { return cost_of(args); });
   const auto* const history = static_cast<const CudaTokenHistory*>(args.history);
   keep(cuda::run_sample({.logits = {args.logits, args.vocab, args.rows, args.vocab},
                          .needs = args.needs,
@@ -820,7 +866,7 @@ void CudaBackend::sample(const SampleArgs& args) {
 }
 
 void CudaBackend::score(const ScoreArgs& args) {
-  const auto timed = profiler_.time("score", stream_);
+  const auto timed = profiler_.time(stage::kScore, stream_, [args] { return cost_of(args); });
   keep(cuda::run_score({.logits = {args.logits, args.vocab, args.rows, args.vocab},
                         .target = args.target,
                         .top_n = args.top_n,

@@ -83,6 +83,7 @@ bool ExpertMlp::run_experts(const Pass& pass) const {
   const auto multiply = [&](const std::vector<Linear>& linears, const std::vector<const LinearWeight*>& weights,
                             const Buffer& x, const Buffer& y) {
     call.weights = weights.data();
+    call.stage = linears.front().stage();
     call.exact = {};
     for (size_t e = 0; e < linears.size() && !is_exact(call.precision); ++e) {
       const bool exact = is_exact(linears[e].at(pass.args.precision, pass.args.fp8_share));
@@ -128,6 +129,7 @@ bool ExpertMlp::run_observed(const Pass& pass) const {
       call.epilogue = epilogue;
       call.activation = activation;
       call.y = row_of(backend, y, start[e], n);
+      call.stage = linears[e].stage();
       backend.linear(call);
     }
   };

@@ -10,7 +10,7 @@ Status GatedMlp::load(WeightLoader& weights, const ModelConfig& config, int32_t 
   NFP_ASSIGN_OR_RETURN(down, weights.linear(GemmType::kDown, layer, family.names(GemmType::kDown, layer, block),
                                             config.hidden, wide, config.mlp_bias));
   activation = config.activation;
-  shared = block == Block::kShared;
+  shared = gate_up.shared = down.shared = block == Block::kShared;
   return ok_status();
 }
 

@@ -47,6 +47,7 @@ void Head::run(Backend& backend, const Linear& matrix, const Buffer& hidden, con
   call.y = out;
   call.y_is_f32 = true;
   call.soft_cap = soft_cap;
+  call.stage = matrix.stage();
   backend.linear(call);
 }
 

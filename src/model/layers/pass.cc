@@ -82,6 +82,7 @@ bool Pass::multiply(const Linear& linear, const Buffer& x, const Buffer& y, Line
   call.rows = rows();
   call.precision = linear.at(args.precision, args.fp8_share);
   call.y = y.data();
+  call.stage = linear.stage();
   backend.linear(call);
   return true;
 }

@@ -1,5 +1,7 @@
 #include "backend/cuda/linear/linear.h"
 
+#include <cuda_runtime_api.h>
+
 #include <unordered_map>
 
 #include "backend/cuda/fused/gemm_input.h"
@@ -80,6 +82,11 @@ Status check_call(const CudaWeight& weight, const LinearCall& call) {
     return bad("consumer", "must be kFp16 with kStore: only norms and gates write E4M3");
   }
   return ok_status();
+}
+
+// Interleaved weights are one segment.
+bool fuses_gate(const CudaWeight& weight, LinearEpilogue epilogue) {
+  return epilogue == LinearEpilogue::kSwiglu && weight.segments().front().nested;
 }
 
 // The product of one segment of a weight.
@@ -202,17 +209,23 @@ size_t LinearRunner::scratch_bytes(const CudaWeight& weight, int64_t rows) {
   return align_activation(static_cast<size_t>(rows * weight.n()) * sizeof(uint16_t));
 }
 
+// A second kernel where the gate is not in the product's epilogue, or its result has to be rounded to E4M3, which needs
+// the largest magnitude of a whole row.
+LinearRunner::After LinearRunner::after(const CudaWeight& weight, LinearEpilogue epilogue, Precision consumer) {
+  if (!weight.interleaved()) return After::kNothing;
+  const bool rounds = !is_exact(consumer);
+  if (fuses_gate(weight, epilogue)) return rounds ? After::kRound : After::kNothing;
+  return rounds ? After::kActivationRound : After::kActivation;
+}
+
 Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   NFP_RETURN_IF_ERROR(check_call(weight, call));
   const int64_t n = weight.n(), k = weight.k();
   const bool gated = weight.interleaved();
   const bool fp8 = !is_exact(weight.consumes(call.precision));  // E4M3 activations
   const bool quantised = gated && !is_exact(call.consumer);
-  // Interleaved weights are one segment.
-  const bool fused = call.epilogue == LinearEpilogue::kSwiglu && weight.segments().front().nested;
-  // A second kernel where the gate is not in the product's epilogue, or its result has to be rounded to E4M3, which
-  // needs the largest magnitude of a whole row.
-  const bool two_kernels = (gated && !fused) || quantised;
+  const bool fused = fuses_gate(weight, call.epilogue);
+  const bool two_kernels = after(weight, call.epilogue, call.consumer) != After::kNothing;
   if (two_kernels &&
       (call.workspace.scratch == nullptr || call.workspace.scratch_bytes < scratch_bytes(weight, call.rows))) {
     return error(ErrorCode::kUsage, "linear: {} rows of this weight need {} bytes of scratch, {} given", call.rows,
@@ -235,6 +248,9 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
     dependent = true;
   }
   if (!two_kernels) return ok_status();
+  if (call.multiplied != nullptr && cudaEventRecord(call.multiplied, call.stream) != cudaSuccess) {
+    return error(ErrorCode::kDevice, "linear: an event cannot be recorded");
+  }
 
   GemmInputCall rows;
   rows.source = fused                                     ? GemmInputCall::Source::kPlain

@@ -24,6 +24,8 @@
 #include "backend/cuda/linear/weight.h"
 #include "base/result.h"
 
+struct CUevent_st;
+
 namespace nfp::cuda {
 
 enum class LinearEpilogue : uint8_t {
@@ -57,7 +59,8 @@ struct LinearCall {
   // FP8 steps: add to FP32 registers every 512 of k (Mode::kE4M3Promoted) instead of summing all of k in the tensor
   // core.
   bool promoted_sums = false;
-  bool dependent_launch = true;  // the first kernel may start while the one before it in the stream still runs
+  bool dependent_launch = true;      // the first kernel may start while the one before it in the stream still runs
+  CUevent_st* multiplied = nullptr;  // recorded between the product and what comes after() it, if anything; may be null
   LinearWorkspace workspace;
   Stream stream = nullptr;
 };
@@ -70,6 +73,10 @@ class LinearRunner {
   ~LinearRunner();
   LinearRunner(LinearRunner&&) noexcept;
   LinearRunner& operator=(LinearRunner&&) = delete;
+
+  // How a kernel after the product makes y of it.
+  enum class After : uint8_t { kNothing, kRound, kActivation, kActivationRound };
+  static After after(const CudaWeight& weight, LinearEpilogue epilogue, Precision consumer);
 
   // kUsage for calls that do not fit the weight. Not thread-safe.
   Status run(const CudaWeight& weight, const LinearCall& call);

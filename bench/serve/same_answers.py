@@ -30,7 +30,8 @@ def pick_prompts():
 
 def start(device):
     server = subprocess.Popen([PROGRAM, "serve", MODEL, "--device", device, "--deterministic", "--port", "0", "--precision-policy", "fp16",
-                               "--served-model-name", "m", "--max-model-len", "512", "--disable-log-requests"],
+                               "--served-model-name", "m", "--max-model-len", "512", "--kv-cache-memory", "256MB",
+                               "--disable-log-requests"],
                               stderr=subprocess.PIPE, text=True)
     for line in server.stderr:
         if line.startswith("ready"):

@@ -506,17 +506,18 @@ class InsideVllm(unittest.TestCase):
         return [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
 
     def test_the_operators_bind_to_this_pytorch(self):
-        from nestedfp import NestedFPError
         from nestedfp.vllm import op
 
         folder = Path(torch.__file__).parent / "lib"
         if not (folder / "libtorch_cuda.so").is_file():
             self.skipTest("this PyTorch has no CUDA")
-        library = _library.library()
-        for paths, name in (((b"/nowhere/libtorch_cpu.so", b""), "nowhere"),
-                            ((str(folder / "libc10.so").encode(), str(folder / "libtorch_cuda.so").encode()), "aoti_torch")):
-            with self.assertRaisesRegex(NestedFPError, name):
-                _library.check(library.nfp_torch_bind(*paths))
+        # In a process of its own: once they are bound, no path is looked at any more.
+        bind = "import sys; from nestedfp import _library as l; l.check(l.library().nfp_torch_bind(*map(str.encode, sys.argv[1:])))"
+        for paths, name in ((("/nowhere/libtorch_cpu.so", ""), "nowhere"),
+                            ((str(folder / "libc10.so"), str(folder / "libtorch_cuda.so")), "aoti_torch")):
+            refused = subprocess.run([sys.executable, "-c", bind, *paths], stderr=subprocess.PIPE, text=True)
+            self.assertNotEqual(refused.returncode, 0)
+            self.assertRegex(refused.stderr, f"NestedFPError: .*{name}")
         op._bind()
         op._bind()
         for name in ("linear", "swiglu", "norm_linear"):

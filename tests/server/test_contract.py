@@ -227,10 +227,13 @@ def test_a_lost_device_ends_every_request_and_the_server(tmp_path):
             streamed = answer.read().decode()
     assert whole.result().status_code == 503 and "the fake device is lost" in whole.result().json()["error"]["message"]
     assert "the fake device is lost" in streamed
-    later.sendall(b"st: x\r\n\r\n")
-    answer = read_response(later)
-    assert b"503" in answer.split(b"\r\n")[0] and b"device_failed" in answer, answer
+    try:  # health is 503 as long as there is somebody to say so
+        later.sendall(b"st: x\r\n\r\n")
+        answer = read_response(later)
+    except OSError:
+        answer = b""
     later.close()
+    assert not answer or (b"503" in answer.split(b"\r\n")[0] and b"device_failed" in answer), answer
     assert server.process.wait(30) == 1
     assert "the device is lost" in server.output()
 

@@ -113,7 +113,8 @@ def quiet(tmp_path_factory):
 @pytest.fixture(scope="session")
 def launch_real(tmp_path_factory):
     """launch_real("--flag", ...) starts nestedfp serve on the demo model, or a `model` that is made of it,
-    on NFP_DEVICE (cpu, cuda, auto), with a KV cache of NFP_KV_MEMORY where others share the GPU. On a GPU sums depend on a request's company without --deterministic."""
+    on NFP_DEVICE (cpu, cuda, auto). All that a test starts share a GPU until pytest ends, so each names its --kv-cache-memory.
+    On a GPU sums depend on a request's company without --deterministic."""
     demo = os.environ.get("NFP_DEMO_MODEL")
     if not demo or not os.path.exists(demo):
         pytest.skip("NFP_DEMO_MODEL does not name the demo model (scripts/test fetches it)")
@@ -121,8 +122,7 @@ def launch_real(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
 
     def start(*flags, model=demo):
-        if "NFP_KV_MEMORY" in os.environ and "--kv-cache-memory" not in flags:
-            flags += ("--kv-cache-memory", os.environ["NFP_KV_MEMORY"])
+        assert "--kv-cache-memory" in flags
         command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", "0",
                    "--device", os.environ.get("NFP_DEVICE", "cpu"), "--deterministic", "--served-model-name", "demo", *map(str, flags)]
         with open(folder / f"{len(running)}.log", "w", encoding="utf-8") as log:

@@ -49,13 +49,13 @@ def test_help_names_every_flag():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_while_loading(tmp_path, number):
-    """Calibration takes its time, and the port answers meanwhile."""
+    """Calibration takes its time, a CPU's alone, and the port answers meanwhile."""
     model = os.environ.get("NFP_DEMO_MODEL")
     if not model or not os.path.exists(model):
         pytest.skip("NFP_DEMO_MODEL does not name the demo model (scripts/test fetches it)")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", str(port), "--calibrate", "self"]
+    command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", str(port), "--device", "cpu", "--calibrate", "self"]
     with subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.DEVNULL) as process:
         end, answer = time.time() + 60, None
         while answer is None and time.time() < end:

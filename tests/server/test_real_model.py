@@ -82,16 +82,33 @@ def test_structured_output(client):
 
 
 def test_a_burst_makes_it_switch(launch_real, step_times, tmp_path):
-    """What docs/slo.md shows a new user: a burst, played by replay against a server that decides by deadlines."""
-    server = launch_real("--step-times", step_times, "--fp8-levels", "0,1")
+    """What docs/slo.md shows a new user: a burst, played by replay against a server that decides by deadlines. Each request names
+    its targets, which follow from what this machine needs: the same load is nothing to a GPU and too much for two cores."""
+    server = launch_real("--step-times", step_times, "--fp8-levels", "0,1", "--kv-cache-memory", "256MB")
     burst = os.path.join(os.path.dirname(__file__), "../../bench/serve/burst.csv")
     report = tmp_path / "report.json"
-    played = subprocess.run([os.environ["NFP_PROGRAM"], "replay", burst, "--url", server.url, "--model", "demo", "--speed", "200",
-                             "--requests", "8", "--max-tokens", "150", "--json", report], check=True, timeout=300,
-                            stdout=subprocess.PIPE, text=True).stdout
-    row = json.loads(report.read_text())["rows"][0]
-    assert row["failed"] == 0
-    assert 0 <= row["fp16_token_share"] < 1
+
+    def play(scale):
+        """The burst, with 5 times so many times what the table says of each request alone as its targets."""
+        said = subprocess.run([os.environ["NFP_PROGRAM"], "replay", burst, "--url", server.url, "--model", "demo", "--speed", "200",
+                               "--requests", "8", "--max-tokens", "150", "--json", report, "--simulate", step_times, "--send-targets",
+                               "--table-scale", str(scale)], check=True, timeout=300, stdout=subprocess.PIPE, text=True).stdout
+        row = json.loads(report.read_text())["rows"][0]
+        assert row["failed"] == 0
+        # The report tells of changes too: all until the last of its requests had ended.
+        assert sum(row["switch_reasons"].values()) == row["switches"]
+        assert (row["switches"] > 0) == ("precision changed" in said)
+        return row
+
+    easy = play(1000)  # 45 s a token
+    assert easy["fp16_token_share"] == 1 and easy["switches"] == 0
+    # Then less than what FP16 just took; by the table FP8 needs 0.6 of it.
+    rows = []
+    for share in (0.9, 0.7, 0.5, 0.3, 0.1):
+        rows.append(play(max(0.001, share * easy["tpot_s"]["p50"] / (5 * 0.009))))
+        if rows[-1]["switches"] > 0:
+            break
+    assert rows[-1]["switches"] > 0 and 0 <= rows[-1]["fp16_token_share"] < 1, rows
     # And it goes back. With ten minutes for each token no machine is too slow: whatever the burst taught the policy about this
     # one, nothing but less FP8 is left to want.
     alone = httpx.post(server.url + "/v1/completions", timeout=300, json={
@@ -99,6 +116,3 @@ def test_a_burst_makes_it_switch(launch_real, step_times, tmp_path):
     assert alone["usage"]["nestedfp"]["completion"]["fp8_tokens"] == 0
     reasons = dict(re.findall(r'^nestedfp:level_changes_total\{[^\n]*reason="(\w+)"[^\n]* (\S+)$', server.metrics(), re.M))
     assert float(reasons["room"]) >= 1, reasons
-    # The report tells of it too: all that changed until the last of its requests had ended.
-    assert sum(row["switch_reasons"].values()) == row["switches"]
-    assert row["switches"] == 0 or "precision changed" in played

@@ -130,7 +130,7 @@ Status run(ServeFlags& flags) {
   if (loaded->backend->memory()) {  // a device: it may never answer again, which a long step on a CPU always does
     // Of a hung step the backend itself says so, and requests end with an error. This is for when it cannot.
     constexpr double kGrace = 15;
-    watch.emplace([&] { return service->engine().seconds_since_progress(); }, flags.load.hang_s + kGrace,
+    watch.emplace([&] { return service->engine().progress(); }, flags.load.hang_s + kGrace,
                   [](double seconds) {
                     exit_by_failure(fmt::format("the device has not moved for {:.0f} s, nor has its driver", seconds));
                   });

@@ -67,9 +67,7 @@ EngineStats EngineThread::stats() const {
   return stats;
 }
 
-double EngineThread::seconds_since_progress() const {
-  return static_cast<double>(now_ns() - progress_ns_.load(std::memory_order_relaxed)) * 1e-9;
-}
+double EngineThread::seconds_since_progress() const { return static_cast<double>(now_ns() - progress()) * 1e-9; }
 
 void EngineThread::deliver(std::vector<RequestOutput>& outputs) {
   for (RequestOutput& output : outputs) {

@@ -48,6 +48,8 @@ class EngineThread {
   int32_t queued() const { return queued_.load(std::memory_order_relaxed); }
   // Since the engine last finished a step or was idle; for health checks.
   double seconds_since_progress() const;
+  // Changes with every such moment.
+  int64_t progress() const { return progress_ns_.load(std::memory_order_relaxed); }
   bool device_failed() const { return device_failed_.load(std::memory_order_relaxed); }
 
  private:

@@ -30,6 +30,7 @@
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
 #include "backend/operation_cost.h"
+#include "base/awake_time.h"
 #include "base/cpu_topology.h"
 #include "base/log.h"
 
@@ -363,12 +364,13 @@ void CudaBackend::copy(const CopyArgs& args) {
 
 Status CudaBackend::wait_at_most(cudaEvent_t event) {
   if (hangs_) return ok_status();
-  using Clock = std::chrono::steady_clock;
-  const auto end = Clock::now() + std::chrono::duration<double>(options_.hang_s);
+  using Clock = AwakeTime::Clock;
+  AwakeTime waited(Clock::now(), std::chrono::seconds(1));
+  const std::chrono::duration<double> most(options_.hang_s);
   for (uint32_t turn = 0;; ++turn) {  // as cudaEventSynchronize does, which has no limit
     const cudaError_t status = cudaEventQuery(event);
     if (status != cudaErrorNotReady) return check(status, "waiting for the device");
-    if (turn % 1024 == 0 && Clock::now() > end) break;
+    if (turn % 1024 == 0 && waited.at(Clock::now()) > most) break;
   }
   hangs_ = true;
   return error(ErrorCode::kDevice, "the GPU has not finished a step within {:g} s: it hangs", options_.hang_s);

@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <malloc.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <utility>
 
 #include "base/log.h"
 #include "base/process_memory.h"
@@ -30,28 +32,48 @@ server::ServedModel::Facts facts_of(const LoadedModel& loaded, const ServeFlags&
   return facts;
 }
 
+// Seconds between one call and the next.
+class Lap {
+ public:
+  double operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+struct StartSeconds {
+  double weights = 0;  // calibration included
+  double step_times = 0;
+  double engine = 0;  // its KV cache and buffers
+};
+
 // What a person needs to know at the start.
 void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t max_context,
                  const server::ServedModel::Facts& facts, uint64_t kv_bytes, const std::string& policy,
-                 const std::string& url) {
+                 const StartSeconds& took, const std::string& url) {
   const int64_t kv_tokens = int64_t{made.kv_blocks} * made.block_size;
   fmt::print(stderr,
-             "model      {} ({}; one copy of the weights, {}; loaded in {:.1f} s)\n"
+             "model      {} ({}; one copy of the weights, {})\n"
              "memory     {} in use\n"
              "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
              "batches    up to {} requests and {} tokens a step\n"
              "precision  {}; FP8 steps compute as {}\n"
              "sampling   {}\n"
              "grammars   {}\n"
+             "started    weights {:.2f} s, step times {:.2f} s, KV cache and engine {:.2f} s\n"
              "ready      {}  (API at {}/v1)\n",
              facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
-             loaded.load_seconds, human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
+             human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
              static_cast<double>(kv_tokens) / max_context, max_context,
              made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
              made.limits.max_sequences, made.limits.max_step_tokens, policy,
              name_of(computed_precision(*loaded.backend, made.fp8)),
              facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
-             server::grammars_available() ? "xgrammar" : "not built", url, url);
+             server::grammars_available() ? "xgrammar" : "not built", took.weights, took.step_times, took.engine, url,
+             url);
 }
 
 // glibc keeps large freed blocks in one heap a thread, for good. A server's memory has to come back after large
@@ -84,6 +106,8 @@ Status run(ServeFlags& flags) {
   // Everything the engine runs on outlives the service.
   std::unique_ptr<LoadedModel> loaded;
   ServingEngine engine;
+  Lap lap;
+  StartSeconds took;
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(flags.service));
   {
     const StopRemovesTemporaries stop(0);
@@ -95,6 +119,8 @@ Status run(ServeFlags& flags) {
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load,
                                                  flags.plans_shares() || (policy && policy->needs_sensitivity())));
   }
+  took.weights = lap();
+  fmt::print(stderr, "weights    {} bytes in after {:.2f} s\n", loaded->model->weight_bytes(), took.weights);
   if (!loaded->tokenizer) {
     return error(
         ErrorCode::kUsage,
@@ -117,7 +143,9 @@ Status run(ServeFlags& flags) {
       policy->watch_by(std::move(model));
     }
   }
+  took.step_times = lap();
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
+  took.engine = lap();
 
   server::ServedModel::Facts facts = facts_of(*loaded, flags);
   NFP_ASSIGN_OR_RETURN(facts.sampling, load_sampling_defaults(*loaded->source, flags.generation_config));
@@ -125,7 +153,7 @@ Status run(ServeFlags& flags) {
   const int32_t max_context = engine.engine->bounds().max_context;
   const std::string policy_name = engine.engine->policy().name();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
-  print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, service->url());
+  print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, took, service->url());
   std::optional<server::StallWatch> watch;
   if (loaded->backend->memory()) {  // a device: it may never answer again, which a long step on a CPU always does
     // Of a hung step the backend itself says so, and requests end with an error. This is for when it cannot.

@@ -79,8 +79,9 @@ def test_start_keys_and_names(launch_real, tmp_path):
     finally:
         del os.environ["NESTEDFP_API_KEY"]
     start = server.output()
-    for line in (r"^model +demo \(.*one copy of the weights", r"^memory +.*in use", r"^KV cache +.*tokens, or .* requests of 256",
-                 r"^batches +up to 4 requests and 128 tokens", r"^precision +", r"^ready +http://127.0.0.1:"):
+    for line in (r"^weights +\d+ bytes in after [\d.]+ s$", r"^model +demo \(.*one copy of the weights", r"^memory +.*in use",
+                 r"^KV cache +.*tokens, or .* requests of 256", r"^batches +up to 4 requests and 128 tokens", r"^precision +",
+                 r"^started +weights [\d.]+ s, step times [\d.]+ s, KV cache and engine [\d.]+ s$", r"^ready +http://127.0.0.1:"):
         assert re.search(line, start, re.M), (line, start)
 
     def status(key):

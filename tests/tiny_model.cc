@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -69,10 +70,16 @@ Result<Buffer> to_device(Backend& backend, const std::vector<T>& values) {
   return buffer;
 }
 
+// As it was when this program was built; the environment says where a program was carried to another machine.
+std::string folder_of(const char* variable, const char* built) {
+  const char* named = std::getenv(variable);
+  return named != nullptr ? named : built;
+}
+
 }  // namespace
 
 Result<Golden> read_golden(const std::string& name) {
-  const std::string path = std::string(NFP_SOURCE_DIR) + "/tests/golden/" + name + ".json";
+  const std::string path = folder_of("NFP_SOURCE_DIR", NFP_SOURCE_DIR) + "/tests/golden/" + name + ".json";
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path));
   try {
     const auto json = nlohmann::json::parse(text);
@@ -91,7 +98,7 @@ Result<Golden> read_golden(const std::string& name) {
 
 std::string tiny_model_folder(const std::string& name) {
   if (name.find('/') != std::string::npos) return name;
-  std::string folder = std::string(NFP_BINARY_DIR) + "/tests/tiny_models/" + name;
+  std::string folder = folder_of("NFP_BINARY_DIR", NFP_BINARY_DIR) + "/tests/tiny_models/" + name;
   return std::filesystem::exists(folder + "/config.json") ? folder : std::string();
 }
 

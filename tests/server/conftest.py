@@ -10,6 +10,17 @@ import httpx
 import pytest
 
 
+def pytest_addoption(parser):
+    parser.addoption("--real", action="store_true", help="only the tests that take the demo model")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--real"):
+        others = [item for item in items if "launch_real" not in item.fixturenames]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if "launch_real" in item.fixturenames]
+
+
 class Server:
     """A running server; `url` without a slash at the end."""
 

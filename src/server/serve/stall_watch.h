@@ -17,8 +17,8 @@ namespace nfp::server {
 class StallWatch {
  public:
   // `progress`: a number that changes as the engine moves. Once it has stayed the same for more than `limit_s` seconds
-  // of looks, `then` is called, once, with these seconds. Both are called on the watch's thread, and must live as long
-  // as it. A process that was stopped and goes on gets the whole limit to move in, less two looks.
+  // in which this process ran, `then` is called, once, with these seconds. Both are called on the watch's thread, and
+  // must live as long as it.
   StallWatch(std::function<int64_t()> progress, double limit_s, std::function<void(double)> then,
              std::chrono::milliseconds every = std::chrono::seconds(1))
       : thread_([this, progress = std::move(progress), limit_s, then = std::move(then), every] {

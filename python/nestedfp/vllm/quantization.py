@@ -3,6 +3,7 @@ checkpoints (docs/format.md) are taken as they are."""
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -283,8 +284,26 @@ class NestedFPConfig(QuantizationConfig):
                              "multiplied with exactly: add --dtype float16")
 
 
+def _find_at_once() -> None:
+    """vLLM's loader asks for the method by its name, and imports all other methods before it looks for ours.
+    Idempotent."""
+    from vllm.model_executor.model_loader import weight_utils
+
+    original = weight_utils.get_quantization_config
+    if getattr(original, "nestedfp", False):
+        return
+
+    @wraps(original)
+    def get_quantization_config(quantization: str) -> type[QuantizationConfig]:
+        return NestedFPConfig if quantization == "nestedfp" else original(quantization)
+
+    get_quantization_config.nestedfp = True  # type: ignore[attr-defined]
+    weight_utils.get_quantization_config = get_quantization_config
+
+
 def register() -> None:
     register_quantization_config("nestedfp")(NestedFPConfig)
+    _find_at_once()
     checkpoint.install_loader()
     metrics.install_field()
     swiglu.install()

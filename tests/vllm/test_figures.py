@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "vllm"))
 import serve_figures  # noqa: E402
 
 LOG = """INFO 11-25 08:30:26 [api_utils.py:273] non-default args: {'dtype': 'float16'}
-(EngineCore pid=4) INFO 11-25 08:30:31 [swiglu.py:60] nestedfp: of loading the model kernels took 0.41 s, nesting took 0.92 s
+(EngineCore pid=4) INFO 11-25 08:30:31 [swiglu.py:60] nestedfp: of loading the model: kernels 0.41 s, nesting 0.92 s
 (EngineCore pid=4) INFO 11-25 08:30:31 [model_runner.py:319] Model loading took 15.06 GiB and 2.403616 seconds
 (EngineCore pid=4) INFO 11-25 08:30:33 [backends.py:1148] Dynamo bytecode transform time: 2.59 s
 (EngineCore pid=4) INFO 11-25 08:30:39 [backends.py:393] Compiling a graph for compile range (1, 512) takes 5.86 s
@@ -29,7 +29,7 @@ class Starts(unittest.TestCase):
                          {"load_s": 2.403616, "dynamo_s": 2.59, "inductor_s": 5.86, "compile_s": 9.25, "init_s": 11.98})
         self.assertEqual(found["milestones_s"], {"arguments read": 19.5, "model loaded": 24.5, "compiled": 33.5,
                                                  "graphs captured": 35.5, "engine made": 36.5})
-        self.assertEqual(found["own"], ["of loading the model kernels took 0.41 s, nesting took 0.92 s",
+        self.assertEqual(found["own"], ["of loading the model: kernels 0.41 s, nesting 0.92 s",
                                         "capturing the second set of graphs took 0.38 s"])
         self.assertEqual(serve_figures.start_of("", began), {"milestones_s": {}})
 

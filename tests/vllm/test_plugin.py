@@ -160,6 +160,29 @@ class Decisions(unittest.TestCase):
         self.assertEqual(tier_of(SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"nestedfp_precision": "fast"}))),
                          "fast")
 
+    def test_parts_of_a_start_are_counted_once(self):
+        import time
+
+        from nestedfp.vllm.spent import seconds, spent
+
+        @spent("whole")
+        def whole():
+            time.sleep(0.02)
+            for _ in range(2):
+                with spent("part"):
+                    time.sleep(0.03)
+
+        seconds.clear()
+        begin = time.perf_counter()
+        whole()
+        whole()
+        taken = time.perf_counter() - begin
+        self.assertEqual(list(seconds), ["part", "whole"])
+        self.assertGreaterEqual(seconds["part"], 0.12)
+        self.assertGreaterEqual(seconds["whole"], 0.04)
+        self.assertLess(sum(seconds.values()), taken)
+        seconds.clear()
+
     def test_versions(self):
         versions.check_vllm("0.23.4")
         versions.check_vllm("0.23.0+cu130")

@@ -56,7 +56,7 @@ def install() -> None:
         model = original(self, *args, **kwargs)
         join(model)
         if seconds:
-            logger.info("nestedfp: of loading the model %s", ", ".join(f"{part} took {s:.2f} s" for part, s in seconds.items()))
+            logger.info("nestedfp: of loading the model: %s", ", ".join(f"{part} {s:.2f} s" for part, s in seconds.items()))
             seconds.clear()
         return model
 

@@ -554,6 +554,33 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(Step.forced, _library.FP8)
         Step.forced = None
 
+    def test_a_layer_is_one_node_of_a_traced_graph(self):
+        """What Dynamo and Inductor must look at in every layer; activations of other forms are made rows."""
+        from nestedfp.vllm import op, quantization
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        op.register()
+        method = quantization.NestedOnlineLinearMethod(None, "x")
+
+        def traced_layer(shape, swiglu):
+            def apply(x, plane, scale):
+                layer = SimpleNamespace(nestedfp_shape=(128, 64, 0), nestedfp_swiglu=swiglu, nestedfp_interleaved=swiglu,
+                                        weight=plane, weight_lower=plane, weight_scale=scale)
+                return method.apply(layer, x)
+
+            return make_fx(apply, tracing_mode="fake")(torch.empty(*shape, dtype=torch.float16),
+                                                       torch.empty(128 * 64, dtype=torch.uint8), torch.empty(0))
+
+        for shape in ((5, 64), (2, 3, 64), (64,)):
+            for swiglu in (False, True):
+                traced = traced_layer(shape, swiglu)
+                nodes = [node for node in traced.graph.nodes if node.op == "call_function"]
+                self.assertEqual(nodes[-1].meta["val"].shape, (*shape[:-1], 64 if swiglu else 128))
+                product = [str(node.target) for node in nodes if "nestedfp" in str(node.target)]
+                self.assertEqual(product, ["nestedfp.swiglu.default" if swiglu else "nestedfp.linear.default"])
+                if len(shape) == 2:
+                    self.assertEqual(len(nodes), 1)
+
     def test_norms_join_the_product_that_alone_reads_them(self):
         names = [name for name in self.targets(self.norm_graph()) if "getitem" not in name]
         self.assertEqual(names, ["nestedfp.norm_linear.default"] * 2)

@@ -20,6 +20,9 @@ NFP_API nfp_status nfp_torch_set_device(int32_t index, nfp_gpu* gpu, void* works
                                         int32_t independent_start);
 /* The precision in force: an nfp_precision, or -1: FP8 for products of more than `threshold` rows, else FP16. */
 NFP_API void nfp_torch_set_precision(int32_t forced, int64_t threshold);
+/* 1: every product runs in the other precision first, and then in the one in force, whose result it is. One warm-up so
+ * loads the kernels of CUDA graphs of both precisions. 0, the default: in the one in force only. */
+NFP_API void nfp_torch_set_warm_up(int32_t both);
 /* Operators keep the tensors of weights and biases that they have seen, so that an address means one of them. This lets
  * them go: for the time while weights are loaded. */
 NFP_API void nfp_torch_forget(int32_t index);

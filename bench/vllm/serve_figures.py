@@ -5,11 +5,16 @@ The engines are processes that start together and stay; each measures alone, in 
 JSON object a line, and writes them to FILE. Weights are vLLM's dummy ones (--load-format dummy).
 
 Where a GPU has no room for all of them (a large model and many requests): --engines ENGINE --kv-gib 0 measures one, which
-then takes nine tenths of the GPU, and serve_ratios.py FILE... puts such files together."""
+then takes nine tenths of the GPU, and serve_ratios.py FILE... puts such files together.
+
+--start-only cold,warm starts each engine of --engines alone, one after the other, with an empty compile cache and again
+with what it left there, and measures only that. The first start of all reads files that the others find in memory: name
+an engine once more to have it without."""
 
 import argparse
 import atexit
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -17,6 +22,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ENGINES = {
@@ -36,6 +42,29 @@ ENGINES.update({name: {**ENGINES["nestedfp"], **more} for name, more in VARIANTS
 MODES = {"vllm fp16": ("stock fp16", None), "vllm fp8": ("stock fp8", None), "nestedfp fp16": ("nestedfp", "exact"),
          "nestedfp fp8": ("nestedfp", "fast"), "nestedfp alternating": ("nestedfp", "auto"),
          **{f"{name} {mode}": (name, tier) for name in VARIANTS for mode, tier in (("fp16", "exact"), ("fp8", "fast"))}}
+
+
+# What vLLM and the plugin say while they start. Milestones: seconds from the start of the process, a log's are whole.
+MILESTONES = {"arguments read": "non-default args", "model known": "Resolved architecture", "engine's process": "Initializing a V1",
+              "model loaded": "Model loading took", "compiled": "torch.compile took", "found compiled": "Directly load",
+              "memory known": "GPU KV cache size", "graphs captured": "Graph capturing finished",
+              "kernels warm": "Kernel JIT monitor activated", "engine made": "init engine"}
+SECONDS = {"load_s": r"Model loading took .*?([\d.]+) seconds", "dynamo_s": r"Dynamo bytecode transform time: ([\d.]+)",
+           "inductor_s": r"Compiling a graph for compile range .*? takes ([\d.]+)",
+           "compile_s": r"torch.compile took ([\d.]+)", "init_s": r"init engine .*? took ([\d.]+)"}
+
+
+def start_of(text: str, began: float) -> dict:
+    """What a log says about a start at `began`."""
+    found = {name: max(map(float, values)) for name, pattern in SECONDS.items() if (values := re.findall(pattern, text))}
+    milestones = {}
+    for name, words in MILESTONES.items():
+        stamp = re.search(r"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) [^\n]*" + re.escape(words), text)
+        if stamp:
+            at = datetime.datetime(datetime.datetime.fromtimestamp(began).year, *map(int, stamp.groups()))
+            milestones[name] = round(at.timestamp() - began, 1)
+    own = re.findall(r"nestedfp: ((?:of loading|capturing)[^\n]*)", text)
+    return {**found, "milestones_s": milestones, **({"own": own} if own else {})}
 
 
 def engine_main(arguments) -> None:
@@ -82,7 +111,8 @@ def engine_main(arguments) -> None:
     import torch
 
     config = engine.vllm_config
-    print(json.dumps({"start_s": round(time.time() - begin, 1), "v2_runner": config.use_v2_model_runner,
+    now = time.time()
+    print(json.dumps({"ready_s": round(now - arguments.began, 1), "start_s": round(now - begin, 1), "v2_runner": config.use_v2_model_runner,
                       "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
                       "kv_blocks": config.cache_config.num_gpu_blocks,
                       "device_used_gib": round((torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) / 2**30, 1)}),
@@ -97,14 +127,19 @@ def engine_main(arguments) -> None:
 
 
 class Engine:
-    def __init__(self, name: str, arguments):
+    def __init__(self, name: str, arguments, caches: str | None = None, log: str | None = None):
+        """caches: a folder for what is compiled. log: in place of the engine's name."""
+        self.began = time.time()
         command = [sys.executable, __file__, "--model", arguments.model, "--engine", name, "--kv-gib", str(arguments.kv_gib),
                    "--tensor-parallel", str(arguments.tensor_parallel), "--dtype", arguments.dtype,
-                   "--context", str(arguments.context), "--sequences", str(arguments.sequences)]
+                   "--context", str(arguments.context), "--sequences", str(arguments.sequences), "--began", str(self.began)]
         command += ["--layers", str(arguments.layers)] if arguments.layers else []
         command += ["--expert-parallel"] if arguments.expert_parallel else []
-        self.log = open(f"{arguments.out}.{name.replace(' ', '-')}.log", "w")
+        self.log = open(f"{arguments.out}.{(log or name).replace(' ', '-')}.log", "w")
         environment = {**os.environ, **VARIANT_ENVIRONMENT.get(name, {})}
+        if caches:
+            environment.update(VLLM_CACHE_ROOT=f"{caches}/vllm", TRITON_CACHE_DIR=f"{caches}/triton",
+                               TORCHINDUCTOR_CACHE_DIR=f"{caches}/inductor")
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.log, text=True, start_new_session=True)
 
@@ -120,7 +155,8 @@ class Engine:
             text = log.read()
         weights = re.findall(r"Model loading took ([\d.]+) GiB", text)
         captures = re.findall(r"Graph capturing finished in (\d+) secs", text)
-        return {"weights_gib": float(weights[-1]) if weights else None, "capture_s": sum(map(int, captures))}
+        return {"weights_gib": float(weights[-1]) if weights else None, "capture_s": sum(map(int, captures)),
+                **start_of(text, self.began)}
 
     def end(self) -> None:
         """With the processes that hold its GPU memory."""
@@ -132,6 +168,26 @@ class Engine:
         self.process.stdin.write(json.dumps(fields) + "\n")
         self.process.stdin.flush()
         return self.line()
+
+
+def measure_starts(names: list[str], arguments, end: float, emit) -> None:
+    """Of each engine alone."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for number, name in enumerate(names):
+            caches = tempfile.mkdtemp(dir=folder)
+            for kind in arguments.start_only.split(","):
+                if time.time() > end:
+                    emit(event="left out", engine=name, caches=kind)
+                    continue
+                if kind == "cold":
+                    caches = tempfile.mkdtemp(dir=folder)
+                engine = Engine(name, arguments, caches, f"{number} {name} {kind}")
+                try:
+                    emit(event="started", engine=name, caches=kind, **engine.line(), **engine.logged())
+                except RuntimeError as error:
+                    emit(event="failed", engine=name, caches=kind, error=str(error))
+                finally:
+                    engine.end()
 
 
 def main() -> None:
@@ -153,6 +209,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096, help="vLLM's max_model_len")
     parser.add_argument("--sequences", type=int, default=256, help="vLLM's max_num_seqs")
     parser.add_argument("--steps", action="store_true", help="write the times between the steps of throughput too")
+    parser.add_argument("--start-only", help="cold, warm, or several of them with commas between: of compile caches")
+    parser.add_argument("--began", type=float, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--wait-for", help="a file: measure once it is there")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds from the start")
     arguments = parser.parse_args()
@@ -169,6 +227,8 @@ def main() -> None:
 
     wanted = [name.strip() for name in f"{arguments.engines},{arguments.also}".split(",") if name.strip()]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if arguments.start_only:
+        return measure_starts(wanted, arguments, began + arguments.budget, emit)
     engines = {name: Engine(name, arguments) for name in wanted}
     atexit.register(lambda: [engine.end() for engine in engines.values()])
     alive = {}

@@ -111,6 +111,7 @@ _FUNCTIONS = {
     "nfp_torch_bind": (c_int32, [c_char_p, c_char_p]),
     "nfp_torch_set_device": (c_int32, [c_int32, c_void_p, c_void_p, c_size_t, c_int32]),
     "nfp_torch_set_precision": (None, [c_int32, c_int64]),
+    "nfp_torch_set_warm_up": (None, [c_int32]),
     "nfp_torch_forget": (None, [c_int32]),
     "nfp_policy_create": (c_int32, [c_char_p, POINTER(c_void_p)]),
     "nfp_policy_destroy": (None, [c_void_p]),

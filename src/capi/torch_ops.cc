@@ -46,6 +46,7 @@ struct Operators {
   bool bound = false;
   std::atomic<int32_t> forced{-1};
   std::atomic<int64_t> threshold{1024};
+  std::atomic<bool> both{false};
   std::mutex mutex;  // of the devices' tables
   std::array<Device, kDevices> devices;
 };
@@ -177,6 +178,7 @@ class Call {
     if (forced >= 0) return static_cast<nfp_precision>(forced);
     return m > all_.threshold.load(std::memory_order_relaxed) ? NFP_PRECISION_FP8 : NFP_PRECISION_FP16;
   }
+  bool both() const { return all_.both.load(std::memory_order_relaxed); }
   nfp_type type() const { return dtype_ == torch().bf16 ? NFP_BF16 : NFP_F16; }
   Result<nfp_stream> stream() const {
     void* stream = nullptr;
@@ -240,7 +242,7 @@ Status run(StableValue* stack) {
     size_t scratch_bytes = 0;
     if constexpr (kind == Kind::kNorm) {
       scratch_bytes = nfp_linear_norm_scratch_bytes(linear, rows.m);
-    } else if (precision == NFP_PRECISION_FP8) {
+    } else if (precision == NFP_PRECISION_FP8 || call.both()) {
       scratch_bytes = nfp_linear_scratch_bytes(linear, rows.m);
     }
     if (scratch_bytes > 0) {
@@ -249,16 +251,22 @@ Status run(StableValue* stack) {
     void* const scratch_data = scratch ? scratch.data() : nullptr;
     NFP_ASSIGN_OR_RETURN(const float* const bias, call.bias(std::move(bias_given), n));
     NFP_ASSIGN_OR_RETURN(const nfp_stream stream, call.stream());
-    if constexpr (kind == Kind::kNorm) {
-      NFP_RETURN_IF_ERROR(done_by(nfp_linear_run_norm(linear, precision, call.type(), rows.m, rows.data, rows.ld, &norm,
-                                                      y.data(), columns, bias, swiglu ? 1 : 0, scratch_data, stream)));
-    } else if constexpr (kind == Kind::kSwiglu) {
-      NFP_RETURN_IF_ERROR(done_by(nfp_linear_run_swiglu(linear, precision, call.type(), rows.m, rows.data, rows.ld,
-                                                        y.data(), columns, scratch_data, stream)));
-    } else {
-      NFP_RETURN_IF_ERROR(done_by(nfp_linear_run(linear, precision, call.type(), rows.m, rows.data, rows.ld, y.data(),
-                                                 columns, bias, scratch_data, stream)));
+    const auto multiply = [&](nfp_precision in) {
+      if constexpr (kind == Kind::kNorm) {
+        return done_by(nfp_linear_run_norm(linear, in, call.type(), rows.m, rows.data, rows.ld, &norm, y.data(),
+                                           columns, bias, swiglu ? 1 : 0, scratch_data, stream));
+      } else if constexpr (kind == Kind::kSwiglu) {
+        return done_by(nfp_linear_run_swiglu(linear, in, call.type(), rows.m, rows.data, rows.ld, y.data(), columns,
+                                             scratch_data, stream));
+      } else {
+        return done_by(nfp_linear_run(linear, in, call.type(), rows.m, rows.data, rows.ld, y.data(), columns, bias,
+                                      scratch_data, stream));
+      }
+    };
+    if (call.both()) {
+      NFP_RETURN_IF_ERROR(multiply(precision == NFP_PRECISION_FP8 ? NFP_PRECISION_FP16 : NFP_PRECISION_FP8));
     }
+    NFP_RETURN_IF_ERROR(multiply(precision));
   }
   stack[0] = y.release();
   if constexpr (kind == Kind::kNorm) stack[1] = h.release();
@@ -326,6 +334,8 @@ void nfp_torch_set_precision(int32_t forced, int64_t threshold) {
   operators().forced.store(forced, std::memory_order_relaxed);
   operators().threshold.store(threshold, std::memory_order_relaxed);
 }
+
+void nfp_torch_set_warm_up(int32_t both) { operators().both.store(both != 0, std::memory_order_relaxed); }
 
 void nfp_torch_forget(int32_t index) {
   if (index < 0 || static_cast<size_t>(index) >= kDevices) return;

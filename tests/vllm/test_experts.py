@@ -167,6 +167,19 @@ class Experts(unittest.TestCase):
                 graph.replay()
                 self.assertTrue(torch.equal(y, mixture.run(x, weights, ids)))
 
+    def test_a_warm_up_gives_the_result_of_the_precision_in_force(self):
+        w13, w2 = self.weights(16, 128, 64, torch.float16)
+        mixture = self.mixture(w13, w2)
+        x, (ids, weights) = normal(600, 128), draw_routes(600, 4, 16, 3)
+        results = []
+        for precision in (_library.FP16, _library.FP8):
+            op.Step.forced = precision
+            results.append(mixture.run(x, weights, ids))
+            with op.Step.warm_up():
+                self.assertEqual(len(op.Step.precisions(600)), 2)
+                self.assertTrue(torch.equal(mixture.run(x, weights, ids), results[-1]))
+        self.assertFalse(torch.equal(*results))
+
     def test_the_threshold_and_no_rows(self):
         w13, w2 = self.weights(4, 64, 64, torch.float16)
         mixture = self.mixture(w13, w2)

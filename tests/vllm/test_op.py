@@ -1,5 +1,6 @@
 """nestedfp's op on the GPU against torch. Skips where there is no torch or no Hopper GPU."""
 
+import ctypes
 import importlib.util
 import unittest
 
@@ -140,6 +141,46 @@ class Op(unittest.TestCase):
             precision = i % 2
             graphs[precision][0].replay()
             self.assertTrue(torch.equal(graphs[precision][1], eager[precision]))
+
+    def test_a_warm_up_runs_both_precisions(self):
+        """All kernels of both, and the result of the one in force; counted in graphs."""
+        n, k, m = 208, 328, 33
+        _, planes = self.nested(n, k, torch.float16)
+        x, residual, norm = normal(m, k), normal(m, k, seed=1), normal(k, seed=2)
+        weight = (planes.upper, planes.lower, planes.scale)
+        calls = {"linear": (x, *weight, None, n, k, planes.join), "swiglu": (x, *weight, n, k, planes.join),
+                 "norm_linear": (x, residual, norm, 1e-5, *weight, None, n, k, planes.join, False)}
+
+        def captured(name):
+            call = getattr(torch.ops.nestedfp, name)
+            return nodes_of(lambda: call(*calls[name]))
+
+        def nodes_of(call):
+            call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            with torch.cuda.graph(graph):
+                made = call()
+            nodes = ctypes.c_size_t()
+            driver = ctypes.CDLL("libcuda.so.1")
+            self.assertEqual(driver.cuGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(nodes)), 0)
+            graph.replay()
+            torch.cuda.synchronize()
+            return nodes.value, [made] if isinstance(made, torch.Tensor) else list(made)
+
+        empty = nodes_of(x.clone)[0] - 1  # PyTorch's own, if there are any
+        for name in calls:
+            single = {}
+            for precision in (_library.FP16, _library.FP8):
+                op.Step.forced = precision
+                single[precision] = captured(name)
+            for precision, (_, wanted) in single.items():
+                op.Step.forced = precision
+                with op.Step.warm_up():
+                    nodes, got = captured(name)
+                self.assertEqual(nodes - empty, sum(count - empty for count, _ in single.values()), name)
+                self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, wanted)), (name, precision))
+                self.assertEqual(captured(name)[0], single[precision][0], name)
 
     def test_swiglu_in_the_product(self):
         for dtype, limits in ((torch.float16, (1.5e-3, 1.2e-2)), (torch.bfloat16, (8e-3, 1.5e-2))):

@@ -160,6 +160,29 @@ class Decisions(unittest.TestCase):
         self.assertEqual(tier_of(SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"nestedfp_precision": "fast"}))),
                          "fast")
 
+    def test_parts_of_a_start_are_counted_once(self):
+        import time
+
+        from nestedfp.vllm.spent import seconds, spent
+
+        @spent("whole")
+        def whole():
+            time.sleep(0.02)
+            for _ in range(2):
+                with spent("part"):
+                    time.sleep(0.03)
+
+        seconds.clear()
+        begin = time.perf_counter()
+        whole()
+        whole()
+        taken = time.perf_counter() - begin
+        self.assertEqual(list(seconds), ["part", "whole"])
+        self.assertGreaterEqual(seconds["part"], 0.12)
+        self.assertGreaterEqual(seconds["whole"], 0.04)
+        self.assertLess(sum(seconds.values()), taken)
+        seconds.clear()
+
     def test_versions(self):
         versions.check_vllm("0.23.4")
         versions.check_vllm("0.23.0+cu130")
@@ -531,6 +554,33 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(Step.forced, _library.FP8)
         Step.forced = None
 
+    def test_a_layer_is_one_node_of_a_traced_graph(self):
+        """What Dynamo and Inductor must look at in every layer; activations of other forms are made rows."""
+        from nestedfp.vllm import op, quantization
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        op.register()
+        method = quantization.NestedOnlineLinearMethod(None, "x")
+
+        def traced_layer(shape, swiglu):
+            def apply(x, plane, scale):
+                layer = SimpleNamespace(nestedfp_shape=(128, 64, 0), nestedfp_swiglu=swiglu, nestedfp_interleaved=swiglu,
+                                        weight=plane, weight_lower=plane, weight_scale=scale)
+                return method.apply(layer, x)
+
+            return make_fx(apply, tracing_mode="fake")(torch.empty(*shape, dtype=torch.float16),
+                                                       torch.empty(128 * 64, dtype=torch.uint8), torch.empty(0))
+
+        for shape in ((5, 64), (2, 3, 64), (64,)):
+            for swiglu in (False, True):
+                traced = traced_layer(shape, swiglu)
+                nodes = [node for node in traced.graph.nodes if node.op == "call_function"]
+                self.assertEqual(nodes[-1].meta["val"].shape, (*shape[:-1], 64 if swiglu else 128))
+                product = [str(node.target) for node in nodes if "nestedfp" in str(node.target)]
+                self.assertEqual(product, ["nestedfp.swiglu.default" if swiglu else "nestedfp.linear.default"])
+                if len(shape) == 2:
+                    self.assertEqual(len(nodes), 1)
+
     def test_norms_join_the_product_that_alone_reads_them(self):
         names = [name for name in self.targets(self.norm_graph()) if "getitem" not in name]
         self.assertEqual(names, ["nestedfp.norm_linear.default"] * 2)
@@ -634,6 +684,99 @@ class InsideVllm(unittest.TestCase):
                 self.assertEqual(table["key"], precision)
         self.assertIsNone(Step.forced)
         self.assertNotIn("key", table)
+
+    def test_graphs_of_both_precisions_with_one_warm_up(self):
+        """In vLLM's own code of both runners, without a GPU's graphs."""
+        from contextlib import nullcontext
+        from unittest.mock import MagicMock, patch
+
+        from nestedfp.vllm import worker
+        from nestedfp.vllm.op import Step
+        from vllm.config import CUDAGraphMode
+        from vllm.v1.worker.gpu import cudagraph_utils
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        fp16, fp8 = _library.FP16, _library.FP8
+        none, piecewise = CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE
+        runs = []
+
+        def create_forward(desc, warmup):
+            return lambda mode: runs.append((desc.num_tokens, mode, warmup, Step.forced, Step.warming_up)), "state"
+
+        def desc(mode, tokens):
+            return cudagraph_utils.BatchExecutionDescriptor(mode, tokens, tokens)
+
+        manager = object.__new__(cudagraph_utils.CudaGraphManager)
+        manager.device, manager.pool, manager.graphs = None, None, worker.ByPrecision()
+        manager._capture_descs = {mode: [desc(mode, 8), desc(mode, 4)] for mode in (piecewise, CUDAGraphMode.FULL)}
+        with patch.object(cudagraph_utils, "graph_capture", lambda **_: nullcontext()), \
+                patch.object(cudagraph_utils, "is_global_first_rank", lambda: False), \
+                patch("torch.cuda.CUDAGraph", MagicMock), patch("torch.cuda.graph", lambda *_: nullcontext()):
+            states = worker._in_both(cudagraph_utils.CudaGraphManager.capture)(manager, create_forward)
+        of_fp8 = []
+        for tokens in (8, 4):
+            of_fp8 += [(tokens, none, True, fp8, True), (tokens, piecewise, True, fp8, False)]
+        for tokens in (8, 4):
+            of_fp8 += [(tokens, none, True, fp8, True), (tokens, none, False, fp8, False)]
+        of_fp16 = [(tokens, mode, warmup, fp16, False) for tokens, mode, warmup, *_, warming_up in of_fp8 if not warming_up]
+        self.assertEqual(runs, of_fp8 + of_fp16)
+        self.assertEqual((len(states), dict.__len__(manager.graphs)), (4, 4))
+
+        class Runner:
+            compilation_config = SimpleNamespace(cudagraph_num_of_warmups=2)
+            _warmup_and_capture = GPUModelRunner._warmup_and_capture
+
+            def _dummy_run(self, tokens, is_graph_capturing=False, **_):
+                runs.append((is_graph_capturing, Step.forced, Step.warming_up))
+
+            def capture_model(self):
+                torch.cuda.empty_cache()  # as torch.cuda.graph()
+                self._warmup_and_capture(SimpleNamespace(num_tokens=8, uniform=True, num_active_loras=0),
+                                         cudagraph_runtime_mode=piecewise)
+                return 7
+
+        runs.clear()
+        runner = Runner()
+        worker._each_in_both(runner)
+        with patch("torch.cuda.empty_cache") as emptied:
+            self.assertEqual(runner.capture_model(), 7)
+        self.assertEqual(runs, [(False, fp8, True)] * 2 + [(True, fp8, False), (True, fp16, False)])
+        self.assertEqual(emptied.call_count, 1)
+        self.assertEqual((Step.forced, Step.precisions(5)), (None, (fp16,)))
+        with Step.warm_up(), worker.forced(fp8):
+            self.assertEqual(Step.precisions(5), (fp16, fp8))
+
+    def in_two_processes(self, code):
+        """What each prints, with other addresses and another order of sets."""
+        return [subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONHASHSEED": seed}).stdout.splitlines()[-1] for seed in "12"]
+
+    def test_the_compile_cache_s_key_is_the_same_in_every_process(self):
+        keys = self.in_two_processes("""
+import torch
+from nestedfp.vllm import quantization
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+config = VllmConfig(device_config=DeviceConfig("cpu"))
+before = config.compute_hash()
+with set_current_vllm_config(config):
+    quantization.NestedFPConfig()._prepare(torch.float16)
+print(config.compute_hash(), config.compute_hash() != before)
+""")
+        self.assertEqual(keys[0], keys[1])
+        self.assertIn("True", keys[0])
+
+    def test_other_quantizations_are_not_imported_for_ours(self):
+        found = self.in_two_processes("""
+import sys
+import nestedfp.vllm
+nestedfp.vllm.register()
+nestedfp.vllm.register()
+from vllm.model_executor.model_loader import weight_utils
+ours = weight_utils.get_quantization_config("nestedfp").__name__
+imported = "vllm.model_executor.layers.quantization.gguf" in sys.modules
+print(ours, imported, weight_utils.get_quantization_config("fp8").__name__)
+""")
+        self.assertEqual(found, ["NestedFPConfig False Fp8Config"] * 2)
 
     def mixture_layer(self, config, world=1, rank=0, prefix="model.layers.0.mlp.experts", expert_parallel=False, **fields):
         """vLLM's layer of make_models.py's experts, on the CPU."""

@@ -6,6 +6,7 @@ once, NESTEDFP_TEST_SECONDS how long each may; NESTEDFP_TEST_ONLY which (their n
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -214,6 +215,14 @@ class Serving(unittest.TestCase):
                 print(f"{name}: {after}", flush=True)
                 self.assertTrue(all(rank["captured"] > 0 for rank in before), before)
                 self.assertEqual(before, after)
+
+    def test_the_log_says_what_a_start_took(self):
+        for name in ("llama alternate", "llama v1 alternate"):
+            self.report(name)
+            for line in (r"of loading the model: kernels [\d.]+ s, nesting", "capturing the second set of graphs took"):
+                said = re.findall(f"nestedfp: {line}.*", self.logs[name])
+                print(f"{name}: {said}", flush=True)
+                self.assertEqual(len(said), 1)
 
     def test_fp16_weights_are_refused_with_bf16_activations(self):
         if "qwen2 nested bf16 refused" not in self.logs:

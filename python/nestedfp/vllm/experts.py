@@ -14,6 +14,7 @@ import torch
 from .. import _library
 from .._library import JOIN_BIASED, JOIN_FREE
 from .op import Step, device, interleave, return_free_blocks
+from .spent import spent
 
 
 class Stack:
@@ -104,12 +105,14 @@ class Stack:
                                     self.join)
 
 
+@spent("nesting")
 def nest(weight: torch.Tensor, gated: bool) -> Stack:
     """weight[experts, n, k] on the GPU -> a stack."""
     return_free_blocks(weight)
     return Stack(*weight.shape, weight.device, gated).nest(weight)
 
 
+@spent("nesting")
 def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, gated: bool, free_join: bool) -> Stack:
     return_free_blocks(upper)
     join = JOIN_FREE if free_join else JOIN_BIASED
@@ -141,10 +144,11 @@ class Mixture:
             return y
         size = self.library.nfp_experts_scratch_bytes(self.handle, rows, top)
         scratch = torch.empty(size, dtype=torch.uint8, device=x.device)
-        call = _library.ExpertsCall(
-            ctypes.sizeof(_library.ExpertsCall), Step.precision(rows), int(x.dtype is torch.bfloat16), rows, top,
-            x.data_ptr(), ids.data_ptr(), weights.data_ptr(), None if expert_map is None else expert_map.data_ptr(),
-            0 if expert_map is None else expert_map.numel(), y.data_ptr(), scratch.data_ptr(), size)
-        _library.check(self.library.nfp_experts_run(self.handle, ctypes.byref(call),
-                                                    torch.cuda.current_stream(x.device).cuda_stream))
+        for precision in Step.precisions(rows):
+            call = _library.ExpertsCall(
+                ctypes.sizeof(_library.ExpertsCall), precision, int(x.dtype is torch.bfloat16), rows, top,
+                x.data_ptr(), ids.data_ptr(), weights.data_ptr(), None if expert_map is None else expert_map.data_ptr(),
+                0 if expert_map is None else expert_map.numel(), y.data_ptr(), scratch.data_ptr(), size)
+            _library.check(self.library.nfp_experts_run(self.handle, ctypes.byref(call),
+                                                        torch.cuda.current_stream(x.device).cuda_stream))
         return y

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import torch
 
 from .. import _library
 from .._library import FP8, FP16, JOIN_BIASED, JOIN_FREE
+from .spent import spent
 
 
 # 1: our kernels wait for vLLM's before them to end. NESTEDFP_INDEPENDENT_START=1, for comparisons.
@@ -36,6 +39,7 @@ class _Step:
     def __init__(self) -> None:
         self._forced: int | None = None
         self._threshold = 1024
+        self.warming_up = False
 
     def _tell(self) -> None:
         _library.library().nfp_torch_set_precision(-1 if self._forced is None else self._forced, self._threshold)
@@ -58,11 +62,23 @@ class _Step:
         self._threshold = tokens
         self._tell()
 
-    def precision(self, rows: int) -> int:
-        """Of a product of so many rows, for those that the operators below do not run."""
-        if self._forced is not None:
-            return self._forced
-        return FP8 if rows > self._threshold else FP16
+    def precisions(self, rows: int) -> tuple[int, ...]:
+        """What a product of so many rows runs in, the last one for its result: for those that the operators below do
+        not run."""
+        asked = self._forced if self._forced is not None else FP8 if rows > self._threshold else FP16
+        return (FP16 if asked == FP8 else FP8, asked) if self.warming_up else (asked,)
+
+    @contextmanager
+    def warm_up(self) -> Generator[None, None, None]:
+        """Products run in the other precision too, before the one in force: what CUDA graphs of both need is then
+        loaded by one run. Not while a graph is captured."""
+        self.warming_up = True
+        _library.library().nfp_torch_set_warm_up(1)
+        try:
+            yield
+        finally:
+            self.warming_up = False
+            _library.library().nfp_torch_set_warm_up(0)
 
 
 Step = _Step()
@@ -97,7 +113,8 @@ _devices: dict[int, _Device] = {}
 def device(index: int) -> _Device:
     made = _devices.get(index)
     if made is None:
-        made = _devices[index] = _Device(index)
+        with spent("kernels"):
+            made = _devices[index] = _Device(index)
     return made
 
 
@@ -181,6 +198,7 @@ def return_free_blocks(weight: torch.Tensor) -> None:
         torch.cuda.empty_cache()
 
 
+@spent("nesting")
 def nest(weight: torch.Tensor) -> Planes:
     """W[n, k] (FP16 or BF16, on the GPU) -> planes. Raises NotNested where it cannot be, ValueError where it is no
     weight at all."""
@@ -210,6 +228,7 @@ def nest(weight: torch.Tensor) -> Planes:
     return planes
 
 
+@spent("nesting")
 def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, free_join: bool) -> Planes:
     """A nested checkpoint's tensors (or slices of them): upper and lower bytes [n, k], scale[n] = 2^(e - 8)."""
     n, k = upper.shape
@@ -241,6 +260,7 @@ def restore(planes: Planes, dtype: torch.dtype) -> torch.Tensor:
 _tested: set[int] = set()
 
 
+@spent("self-test")
 def self_test(where: torch.device, dtype: torch.dtype) -> None:
     """One known product in both precisions on this GPU, against torch; once for a GPU. Raises RuntimeError."""
     index = where.index if where.index is not None else torch.cuda.current_device()

@@ -3,6 +3,7 @@ checkpoints (docs/format.md) are taken as they are."""
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -76,16 +77,15 @@ class _NestedLinearMethod(LinearMethodBase):
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if layer.nestedfp_shape is None:
             return self.dense.apply(layer, x, bias)
+        if x.dim() != 2:
+            y = self.apply(layer, x.reshape(-1, x.shape[-1]), bias)
+            return y.view(*x.shape[:-1], y.shape[-1])
         n, k, join = layer.nestedfp_shape
+        planes = (layer.weight, layer.weight_lower, layer.weight_scale)
         if layer.nestedfp_swiglu:
-            y = torch.ops.nestedfp.swiglu(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, n, k,
-                                          join)
-            return y.view(*x.shape[:-1], n // 2)
-        y = torch.ops.nestedfp.linear(x.reshape(-1, k), layer.weight, layer.weight_lower, layer.weight_scale, bias, n,
-                                      k, join)
-        if layer.nestedfp_interleaved:
-            y = op.in_order(y)
-        return y.view(*x.shape[:-1], n)
+            return torch.ops.nestedfp.swiglu(x, *planes, n, k, join)
+        y = torch.ops.nestedfp.linear(x, *planes, bias, n, k, join)
+        return op.in_order(y) if layer.nestedfp_interleaved else y
 
     def prepare(self, layer: torch.nn.Module, parts: list[int]) -> None:
         """Of create_weights()."""
@@ -283,8 +283,26 @@ class NestedFPConfig(QuantizationConfig):
                              "multiplied with exactly: add --dtype float16")
 
 
+def _find_at_once() -> None:
+    """vLLM's loader asks for the method by its name, and imports all other methods before it looks for ours.
+    Idempotent."""
+    from vllm.model_executor.model_loader import weight_utils
+
+    original = weight_utils.get_quantization_config
+    if getattr(original, "nestedfp", False):
+        return
+
+    @wraps(original)
+    def get_quantization_config(quantization: str) -> type[QuantizationConfig]:
+        return NestedFPConfig if quantization == "nestedfp" else original(quantization)
+
+    get_quantization_config.nestedfp = True  # type: ignore[attr-defined]
+    weight_utils.get_quantization_config = get_quantization_config
+
+
 def register() -> None:
     register_quantization_config("nestedfp")(NestedFPConfig)
+    _find_at_once()
     checkpoint.install_loader()
     metrics.install_field()
     swiglu.install()

@@ -11,6 +11,11 @@ from functools import wraps
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
+
+from .spent import seconds
+
+logger = init_logger("vllm.nestedfp")
 
 _GATE_UP = re.compile(r"\.layers\.\d+\.mlp\.gate_up_proj$")
 
@@ -50,6 +55,9 @@ def install() -> None:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         model = original(self, *args, **kwargs)
         join(model)
+        if seconds:
+            logger.info("nestedfp: of loading the model: %s", ", ".join(f"{part} {s:.2f} s" for part, s in seconds.items()))
+            seconds.clear()
         return model
 
     load_model.nestedfp = True  # type: ignore[attr-defined]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._dynamo.utils import counters
 from vllm.compilation.counter import compilation_counter
+from vllm.config import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 
@@ -17,8 +20,11 @@ from .._library import FP8, FP16
 from . import limits
 from .op import Step
 from .policy import ATTRIBUTE
+from .spent import seconds, spent
 
 logger = init_logger("vllm.nestedfp")
+
+SECOND_SET = "capturing the second set of graphs"
 
 
 @contextmanager
@@ -71,19 +77,92 @@ def _graphs_by_precision() -> None:
     wrap(BreakableCUDAGraphWrapper, "entries")
     wrap(CudaGraphManager, "graphs")
     wrap(EncoderCudaGraphManager, "budget_graphs")
-    for kind in (CudaGraphManager, EncoderCudaGraphManager):
-        kind.capture = _in_both(kind.capture)
+    CudaGraphManager.capture = _in_both(CudaGraphManager.capture)
+    EncoderCudaGraphManager.capture = _encoders_in_both(EncoderCudaGraphManager.capture)
+
+
+def _encoders_in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
+    def capture_both(*args: Any, **kwargs: Any) -> None:
+        for precision in (FP8, FP16):
+            with forced(precision):
+                capture(*args, **kwargs)
+
+    return capture_both
+
+
+# Before vLLM captures a graph it runs the same step without one, so that the capture finds all kernels loaded. The runs
+# for graphs in FP8 load FP16's too (Step.warm_up), and graphs in FP16 are captured without a run of their own.
 
 
 def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
-    def capture_both(*args: Any, **kwargs: Any) -> Any:
-        result = None
-        for precision in (FP8, FP16):
-            with forced(precision):
-                result = capture(*args, **kwargs)
-        return result
+    """CudaGraphManager.capture(self, create_forward_fn, ...), vLLM's second runner's."""
+
+    def capture_both(self: Any, create_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def with_warm_up_of_both(desc: Any, warmup: bool) -> Any:
+            forward, state = create_forward(desc, warmup=warmup)
+
+            def run(mode: CUDAGraphMode) -> None:
+                if warmup and mode == CUDAGraphMode.NONE:
+                    with Step.warm_up():
+                        forward(mode)
+                else:
+                    forward(mode)
+
+            return run, state
+
+        def without_warm_up(desc: Any, warmup: bool) -> Any:
+            forward, state = create_forward(desc, warmup=warmup)
+
+            def run(mode: CUDAGraphMode) -> None:
+                if not warmup or mode != CUDAGraphMode.NONE:
+                    forward(mode)
+
+            return run, state
+
+        gc.freeze()  # as the first runner does: the collector would look at all that has been loaded again and again
+        try:
+            with _keeping_free_memory():
+                with forced(FP8):
+                    capture(self, with_warm_up_of_both, *args, **kwargs)
+                with forced(FP16), spent(SECOND_SET):
+                    return capture(self, without_warm_up, *args, **kwargs)
+        finally:
+            gc.unfreeze()
 
     return capture_both
+
+
+def _each_in_both(runner: Any) -> None:
+    """vLLM's first runner captures one graph after the other by _warmup_and_capture(), which runs _dummy_run()."""
+    capture, dummy_run, capture_all = runner._warmup_and_capture, runner._dummy_run, runner.capture_model
+
+    def dummy_run_of_both(*args: Any, is_graph_capturing: bool = False, **kwargs: Any) -> Any:
+        if is_graph_capturing:
+            return dummy_run(*args, is_graph_capturing=True, **kwargs)
+        with Step.warm_up():
+            return dummy_run(*args, **kwargs)
+
+    def capture_both(*args: Any, **kwargs: Any) -> None:
+        with forced(FP8), patch.object(runner, "_dummy_run", dummy_run_of_both):
+            capture(*args, **kwargs)
+        with forced(FP16), spent(SECOND_SET):
+            capture(*args, **{**kwargs, "num_warmups": 0})
+
+    def capture_model(*args: Any, **kwargs: Any) -> Any:
+        with _keeping_free_memory():
+            return capture_all(*args, **kwargs)
+
+    runner._warmup_and_capture = capture_both
+    runner.capture_model = capture_model
+
+
+@contextmanager
+def _keeping_free_memory() -> Generator[None, None, None]:
+    """torch.cuda.graph() returns all free memory to the driver before each of the thousands of captures, and the next
+    warm-up asks for it again. vLLM has room for that memory: it is a part of what the profile's run took."""
+    with patch("torch.cuda.empty_cache", lambda: None), patch("torch._C._host_emptyCache", lambda: None):
+        yield
+    torch.cuda.empty_cache()
 
 
 class Worker(GpuWorker):
@@ -97,7 +176,7 @@ class Worker(GpuWorker):
         _graphs_by_precision()
         result = super().init_device(*args, **kwargs)
         if hasattr(self.model_runner, "_warmup_and_capture"):  # vLLM's first runner
-            self.model_runner._warmup_and_capture = _in_both(self.model_runner._warmup_and_capture)
+            _each_in_both(self.model_runner)
         # Of warm-up and profiling runs; execute_model sets each step's own.
         Step.forced = FP16
         return result
@@ -108,7 +187,10 @@ class Worker(GpuWorker):
             return super().determine_available_memory()
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
+        seconds.pop(SECOND_SET, None)  # of profiling
         result = super().compile_or_warm_up_model(*args, **kwargs)
+        if SECOND_SET in seconds:
+            logger.info("nestedfp: %s took %.2f s", SECOND_SET, seconds.pop(SECOND_SET))
         self.nestedfp_serving = True
         prefix = os.environ.get("NESTEDFP_MODE_LOG")
         if prefix:  # a byte for each step: its precision, to be compared between ranks

@@ -68,11 +68,26 @@ void collect_bias(const Sequence& sequence, std::vector<LogitBias>& out) {
   }
 }
 
+// Whether some token may be sampled. bias: each token once; mask: empty = all may.
+bool has_choice(std::span<const uint32_t> mask, int32_t vocab, std::span<const LogitBias> bias) {
+  const auto forbidden = [&](int32_t token) {
+    return std::any_of(bias.begin(), bias.end(), [&](const LogitBias& b) {
+      return b.token == token && b.value == -std::numeric_limits<float>::infinity();
+    });
+  };
+  for (int32_t token = 0; token < vocab; ++token) {
+    const bool allowed = mask.empty() || (mask[static_cast<size_t>(token / 32)] >> (token % 32) & 1u) != 0;
+    if (allowed && !forbidden(token)) return true;
+  }
+  return false;
+}
+
 OutputToken output_token(const SampledRow& row, Precision precision, bool logprobs, const TokenLogprob* top,
                          int32_t top_n) {
   OutputToken token;
   token.token = row.token;
   token.precision = precision;
+  token.finite = row.not_finite == 0;
   if (!logprobs) return token;
   token.logprob = row.logprob;
   token.rank = row.rank;
@@ -227,8 +242,15 @@ void ModelRunner::add_samples(const ScheduledSequence& item, int32_t last_row, P
   const SamplingRow row = sampling_row(sequence);
   collect_bias(sequence, biases_);
   input_->add_row(last_row, row, biases_);
-  if (sequence.request.constraint && !sequence.request.constraint->fill(input_->add_mask())) input_->drop_mask();
-  slot.rows.push_back({precision, row.report >= 0, std::max(0, row.report)});
+  std::span<uint32_t> mask;
+  if (sequence.request.constraint) {
+    mask = input_->add_mask();
+    if (!sequence.request.constraint->fill(mask)) {
+      input_->drop_mask();
+      mask = {};
+    }
+  }
+  slot.rows.push_back({precision, row.report >= 0, std::max(0, row.report), has_choice(mask, vocab(), biases_)});
 }
 
 void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision,
@@ -415,6 +437,7 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
     output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.rows[i].precision,
                                           slot.rows[i].logprobs, slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs,
                                           slot.rows[i].top_n));
+    if (!slot.rows[i].has_choice) output.sampled.back().finite = true;  // the grammar will say what is wrong
   }
   if (!slot.pooled.empty()) {
     output.hidden.resize(slot.items);

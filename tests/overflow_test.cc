@@ -1,5 +1,5 @@
-// Requests whose activations overflow, on the device that NFP_TEST_DEVICE names: they end with an error that says where,
-// and those beside them go on. FP16 overflows between operations on a GPU, FP32 on a CPU.
+// Requests whose activations overflow, on the device that NFP_TEST_DEVICE names: they end with an error that says
+// where, and those beside them go on. FP16 overflows between operations on a GPU, FP32 on a CPU.
 //
 // The models are tiny ones in which one token alone, kTrigger, has a number in one channel of the residual stream,
 // kChannel, which no layer adds to; a norm's weight of that channel makes it as large as a case needs.
@@ -339,6 +339,41 @@ TEST_P(Overflow, OfADecodedTokenIsAnErrorOfItsRequest) {
           EXPECT_EQ(answers.at(id).tokens, answer.tokens) << id;
         }
       }
+    }
+  }
+}
+
+class Allows final : public TokenConstraint {
+ public:
+  explicit Allows(uint32_t each) : each_(each) {}
+  bool fill(std::span<uint32_t> mask) override {
+    std::fill(mask.begin(), mask.end(), each_);
+    return true;
+  }
+  bool accept(int32_t token) override { return (each_ >> (token % 32) & 1u) != 0; }
+
+ private:
+  uint32_t each_;  // word of the mask
+};
+
+// What a grammar forbids is not what overflowed; where it forbids all, it says so itself.
+TEST_P(Overflow, UnderAGrammar) {
+  if (!alone()) return;
+  load_model(false);
+  start("fp16");
+  for (const uint32_t each : {0x55555555u, 0u}) {
+    Request bad = request("bad", {5, 6, kTrigger}), other = request("other", {20, 30});
+    bad.constraint = std::make_unique<Allows>(0x55555555u);
+    other.constraint = std::make_unique<Allows>(each);
+    other.sampling.min_tokens = 2;
+    submit(std::move(bad));
+    submit(std::move(other));
+    const Answers answers = finish();
+    expect_error(answers.at("bad"));
+    EXPECT_EQ(answers.at("other").finish, each != 0 ? FinishReason::kLength : FinishReason::kError);
+    EXPECT_EQ(answers.at("other").error.find("finite"), std::string::npos) << answers.at("other").error;
+    if (each == 0) {
+      EXPECT_NE(answers.at("other").error.find("grammar"), std::string::npos) << answers.at("other").error;
     }
   }
 }

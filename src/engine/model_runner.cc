@@ -70,14 +70,17 @@ void collect_bias(const Sequence& sequence, std::vector<LogitBias>& out) {
 
 // Whether some token may be sampled. bias: each token once; mask: empty = all may.
 bool has_choice(std::span<const uint32_t> mask, int32_t vocab, std::span<const LogitBias> bias) {
-  const auto forbidden = [&](int32_t token) {
-    return std::any_of(bias.begin(), bias.end(), [&](const LogitBias& b) {
-      return b.token == token && b.value == -std::numeric_limits<float>::infinity();
-    });
-  };
-  for (int32_t token = 0; token < vocab; ++token) {
-    const bool allowed = mask.empty() || (mask[static_cast<size_t>(token / 32)] >> (token % 32) & 1u) != 0;
-    if (allowed && !forbidden(token)) return true;
+  std::vector<uint32_t> forbidden;
+  for (const LogitBias& b : bias) {
+    if (b.value == -std::numeric_limits<float>::infinity()) forbidden.push_back(static_cast<uint32_t>(b.token));
+  }
+  if (mask.empty()) return std::ssize(forbidden) < vocab;
+  for (size_t i = 0; i < mask.size(); ++i) {
+    uint32_t word = mask[i];
+    for (const uint32_t token : forbidden) {
+      if (token / 32 == i) word &= ~(1u << (token % 32));
+    }
+    if (word != 0) return true;
   }
   return false;
 }

@@ -472,10 +472,11 @@ Status Executor::run(std::span<const Operation> operations) {
                  layer);
   }
   if (const int32_t layer = infinite_layer_.exchange(-1, std::memory_order_relaxed); layer >= 0) {
-    return error(ErrorCode::kUnsupported,
-                 "layer {}: a key or value is beyond FP32's range; the weights may be damaged: compare the model's files "
-                 "with where they came from",
-                 layer);
+    return error(
+        ErrorCode::kUnsupported,
+        "layer {}: a key or value is beyond FP32's range; the weights may be damaged: compare the model's files "
+        "with where they came from",
+        layer);
   }
   return ok_status();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cassert>
 #include <chrono>
 #include <cstring>
@@ -301,9 +302,12 @@ bool all_finite(const uint16_t* halves, int64_t count) {
 }
 
 bool all_finite(const float* values, int64_t count) {
-  float times_zero = 0.0f;  // no number where any is infinite or no number
-  for (int64_t i = 0; i < count; ++i) times_zero += values[i] * 0.0f;
-  return times_zero == 0.0f;
+  constexpr uint32_t kInfinity = 0x7f800000;
+  uint32_t beyond = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    beyond |= (std::bit_cast<uint32_t>(values[i]) & kInfinity) == kInfinity ? 1u : 0u;
+  }
+  return beyond == 0;
 }
 
 // A row's experts go to routes.place until sort_assignments puts assignments there.

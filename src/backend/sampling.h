@@ -41,7 +41,9 @@ struct SampledRow {
   int32_t token = 0;
   float logprob = 0.0f;  // natural logarithm, of the raw logits; written where asked for
   int32_t rank = 0;      // 1 = the likeliest; likewise
-  int32_t unused = 0;
+  // Not 0: the largest logit (of those that may be sampled) is infinite or no number, and so all of them: what the head
+  // reads overflowed. The token is a valid one all the same.
+  int32_t not_finite = 0;
 };
 static_assert(sizeof(SampledRow) == 16);
 

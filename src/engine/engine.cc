@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <random>
 #include <utility>
@@ -35,6 +36,8 @@ void merge_bias(std::vector<std::pair<int32_t, float>>& bias) {
   }
   bias.resize(kept);
 }
+
+bool is_finite(const OutputToken& token) { return token.finite; }
 
 uint64_t random_seed() {
   thread_local std::mt19937_64 source(std::random_device{}());
@@ -429,13 +432,24 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
     Entry& entry = *by_sequence_.at(item.sequence);
     scheduler_.computed(item, is_exact(step.of(item)));
     account(entry, item, step.of(item));
+    const bool scored = result->prompt_logprobs.empty() ||
+                        std::all_of(result->prompt_logprobs[i].begin(), result->prompt_logprobs[i].end(), is_finite);
+    if (!scored || (item.samples && !is_finite(result->sampled[sample]))) {
+      end_with(std::string(item.sequence->request.id), runner_->overflow("logits"), outputs);
+      continue;
+    }
     if (!result->prompt_logprobs.empty()) take_prompt_logprobs(entry, item, std::move(result->prompt_logprobs[i]));
     if (item.sequence->pooled()) {
       if (!result->hidden.empty()) entry.pooled.add(item.sequence->request.pooling, result->hidden[i]);
       if (item.first + item.count < item.sequence->size()) continue;
+      std::vector<float> embedding = entry.pooled.result();
+      if (!std::all_of(embedding.begin(), embedding.end(), [](float x) { return std::isfinite(x); })) {
+        end_with(std::string(item.sequence->request.id), runner_->overflow("hidden states"), outputs);
+        continue;
+      }
       RequestOutput& output = outputs.emplace_back();
       output.id = item.sequence->request.id;
-      output.embedding = entry.pooled.result();
+      output.embedding = std::move(embedding);
       end(entry, FinishReason::kStop, output);
       remove(output.id);
       continue;

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <deque>
+#include <limits>
 #include <map>
 #include <random>
 #include <utility>
@@ -613,6 +617,101 @@ TEST(Engine, ABackendErrorEndsTheStepsRequests) {
   EXPECT_EQ(answers["a"].finish, FinishReason::kError);
   EXPECT_EQ(answers["a"].error, "the device is gone");
   EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+}
+
+// As ScriptedRunner, but the results of requests called "bad" are not finite once they have so many tokens.
+class Overflowing final : public StepRunner {
+ public:
+  explicit Overflowing(int32_t after) : after_(after) {}
+  int32_t vocab() const override { return kVocab; }
+  int32_t max_context() const override { return 100; }
+  int32_t max_in_flight() const override { return 2; }
+  int32_t hidden() const override { return 2; }
+  Status start(const Sequence&) override { return ok_status(); }
+  Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
+    Result<StepTicket> ticket = inner_.submit(plan, precision);
+    Bad& bad = bad_.emplace_back();
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      const Sequence& sequence = *plan.items[i].sequence;
+      const bool is_bad = sequence.request.id == "bad" && sequence.size() >= after_;
+      if (is_bad && plan.items[i].samples) bad.row = rows_of(plan, i);
+      if (is_bad) bad.item = static_cast<int>(i);
+    }
+    return ticket;
+  }
+  Result<StepOutput> collect(StepTicket ticket) override {
+    Result<StepOutput> output = inner_.collect(ticket);
+    const Bad bad = bad_.front();
+    bad_.pop_front();
+    if (bad.row >= 0) output->sampled[static_cast<size_t>(bad.row)].finite = false;
+    if (bad.item >= 0 && output->hidden[static_cast<size_t>(bad.item)].count > 0) {
+      output->hidden[static_cast<size_t>(bad.item)].data = kNotFinite.data();
+    }
+    return output;
+  }
+  Error overflow(std::string_view results) const override {
+    return error(ErrorCode::kUnsupported, "{} beyond all bounds", results);
+  }
+
+ private:
+  struct Bad {
+    int row = -1, item = -1;
+  };
+  static int rows_of(const StepPlan& plan, size_t end) {
+    return static_cast<int>(std::count_if(plan.items.begin(), plan.items.begin() + static_cast<ptrdiff_t>(end),
+                                          [](const ScheduledSequence& item) { return item.samples; }));
+  }
+  static constexpr std::array<float, 20> kNotFinite = {1.0f, std::numeric_limits<float>::infinity()};
+  int32_t after_;
+  ScriptedRunner inner_{kVocab, 100};
+  std::deque<Bad> bad_;
+};
+
+struct EndCounts final : EngineObserver {
+  int errors = 0, lengths = 0;
+  void on_finished(const RequestRecord& record) override {
+    errors += record.finish == FinishReason::kError ? 1 : 0;
+    lengths += record.finish == FinishReason::kLength ? 1 : 0;
+  }
+};
+
+TEST(Engine, ResultsThatAreNotFiniteEndTheirRequestAlone) {
+  ScriptedRunner finite(kVocab, 100);
+  for (const int32_t after : {0, 6}) {  // at once, or where a step with another token of it is in flight already
+    Overflowing runner(after);
+    EngineConfig o = options();
+    o.steps_in_flight = 2;
+    Engine engine(o, &runner, nullptr, policy("fp16"));
+    EndCounts counts;
+    engine.set_observer(&counts);
+    Engine beside(o, &finite, nullptr, policy("fp16"));
+    for (const char* id : {"a", "bad", "b"}) ASSERT_TRUE(engine.submit(request(id, {5, 6, id[0]}, 12)).ok());
+    for (const char* id : {"a", "b"}) ASSERT_TRUE(beside.submit(request(id, {5, 6, id[0]}, 12)).ok());
+    auto answers = run(engine), want = run(beside);
+    EXPECT_EQ(answers["bad"].finish, FinishReason::kError);
+    EXPECT_EQ(answers["bad"].error, "logits beyond all bounds");
+    EXPECT_EQ(answers["bad"].tokens.size(), after == 0 ? 0u : 3u);
+    for (const char* id : {"a", "b"}) EXPECT_EQ(answers[id].tokens, want[id].tokens) << id;
+    EXPECT_EQ(counts.errors, 1);
+    EXPECT_EQ(counts.lengths, 2);
+    EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+    EXPECT_FALSE(engine.device_failure().has_value());
+  }
+}
+
+TEST(Engine, AnEmbeddingThatIsNotFiniteIsAnError) {
+  Overflowing runner(0);
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  for (const char* id : {"a", "bad"}) {
+    Request pooled = request(id, {5, 6, 7}, 0);
+    pooled.sampling = {};
+    pooled.pooling = Pooling::kMean;
+    ASSERT_TRUE(engine.submit(std::move(pooled)).ok());
+  }
+  auto answers = run(engine);
+  EXPECT_EQ(answers["a"].finish, FinishReason::kStop);
+  EXPECT_EQ(answers["bad"].finish, FinishReason::kError);
+  EXPECT_EQ(answers["bad"].error, "hidden states beyond all bounds");
 }
 
 class OnlyEven final : public TokenConstraint {

@@ -68,11 +68,29 @@ void collect_bias(const Sequence& sequence, std::vector<LogitBias>& out) {
   }
 }
 
+// Whether some token may be sampled. bias: each token once; mask: empty = all may.
+bool has_choice(std::span<const uint32_t> mask, int32_t vocab, std::span<const LogitBias> bias) {
+  std::vector<uint32_t> forbidden;
+  for (const LogitBias& b : bias) {
+    if (b.value == -std::numeric_limits<float>::infinity()) forbidden.push_back(static_cast<uint32_t>(b.token));
+  }
+  if (mask.empty()) return std::ssize(forbidden) < vocab;
+  for (size_t i = 0; i < mask.size(); ++i) {
+    uint32_t word = mask[i];
+    for (const uint32_t token : forbidden) {
+      if (token / 32 == i) word &= ~(1u << (token % 32));
+    }
+    if (word != 0) return true;
+  }
+  return false;
+}
+
 OutputToken output_token(const SampledRow& row, Precision precision, bool logprobs, const TokenLogprob* top,
                          int32_t top_n) {
   OutputToken token;
   token.token = row.token;
   token.precision = precision;
+  token.finite = row.not_finite == 0;
   if (!logprobs) return token;
   token.logprob = row.logprob;
   token.rank = row.rank;
@@ -227,8 +245,15 @@ void ModelRunner::add_samples(const ScheduledSequence& item, int32_t last_row, P
   const SamplingRow row = sampling_row(sequence);
   collect_bias(sequence, biases_);
   input_->add_row(last_row, row, biases_);
-  if (sequence.request.constraint && !sequence.request.constraint->fill(input_->add_mask())) input_->drop_mask();
-  slot.rows.push_back({precision, row.report >= 0, std::max(0, row.report)});
+  std::span<uint32_t> mask;
+  if (sequence.request.constraint) {
+    mask = input_->add_mask();
+    if (!sequence.request.constraint->fill(mask)) {
+      input_->drop_mask();
+      mask = {};
+    }
+  }
+  slot.rows.push_back({precision, row.report >= 0, std::max(0, row.report), has_choice(mask, vocab(), biases_)});
 }
 
 void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision,
@@ -415,6 +440,7 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
     output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.rows[i].precision,
                                           slot.rows[i].logprobs, slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs,
                                           slot.rows[i].top_n));
+    if (!slot.rows[i].has_choice) output.sampled.back().finite = true;  // the grammar will say what is wrong
   }
   if (!slot.pooled.empty()) {
     output.hidden.resize(slot.items);

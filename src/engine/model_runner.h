@@ -17,6 +17,7 @@
 #include "engine/engine_config.h"
 #include "engine/step_runner.h"
 #include "model/model.h"
+#include "model/overflow.h"
 
 namespace nfp {
 
@@ -36,6 +37,7 @@ class ModelRunner final : public StepRunner {
   Status start(const Sequence& sequence) override;
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
   Result<StepOutput> collect(StepTicket ticket) override;
+  Error overflow(std::string_view results) const override { return overflow_error(model_, results); }
 
   size_t kv_bytes() const { return cache_->bytes(); }
   // As given, with all that was left open decided: context, KV blocks, steps in flight.
@@ -49,6 +51,7 @@ class ModelRunner final : public StepRunner {
     Precision precision = Precision::kFp16;
     bool logprobs = false;
     int32_t top_n = 0;
+    bool has_choice = true;  // some token may be sampled, whatever the logits are
   };
   struct Scored {  // an item's prompt tokens
     Precision precision = Precision::kFp16;

@@ -124,6 +124,7 @@ struct OutputToken {
   float logprob = 0;                       // if asked for
   int32_t rank = 0;                        // 1 = likeliest, if asked for
   std::vector<TokenLogprob> top;           // likeliest first, if asked for
+  bool finite = true;                      // the logits that it was chosen by, or is scored by
 };
 
 // Tokens by the precision of the step that computed them (for prompt tokens: their keys and values).

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -63,6 +64,10 @@ class StepRunner {
   virtual Status start(const Sequence& sequence) = 0;
   // Takes a step in; it may run at any time until it is collected. Nothing of the plan is read once this has returned.
   virtual Result<StepTicket> submit(const StepPlan& plan, Precision precision) = 0;
+  // What the requests end with whose `results` ("logits", "hidden states") of a step are not finite.
+  virtual Error overflow(std::string_view results) const {
+    return error(ErrorCode::kUnsupported, "the {} are not finite", results);
+  }
   // Waits for the oldest step in flight, which this ticket must name.
   virtual Result<StepOutput> collect(StepTicket ticket) = 0;
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "eval/logprob_file.h"
+#include "model/overflow.h"
 
 namespace nfp {
 namespace {
@@ -151,14 +152,15 @@ struct Totals {
 // Chunks of `ctx` tokens, of each of which the second half is scored.
 class Scorer {
  public:
-  Scorer(SequenceRunner& runner, const PerplexityOptions& options, size_t vocab, ThreadPool& threads)
-      : runner_(runner),
+  Scorer(const Model& model, SequenceRunner& runner, const PerplexityOptions& options, ThreadPool& threads)
+      : model_(model),
+        runner_(runner),
         options_(options),
-        vocab_(vocab),
+        vocab_(static_cast<size_t>(model.config().vocab)),
         threads_(threads),
-        logits_(rows() * vocab),
+        logits_(rows() * vocab_),
         scores_(rows()),
-        record_bytes_(logprob_record_bytes(static_cast<uint32_t>(vocab))) {}
+        record_bytes_(logprob_record_bytes(static_cast<uint32_t>(vocab_))) {}
 
   static size_t first_scored(size_t ctx) { return ctx / 2; }
   size_t ctx() const { return static_cast<size_t>(options_.ctx); }
@@ -172,6 +174,9 @@ class Scorer {
       const Range mine = partition(static_cast<int64_t>(rows()), thread, threads_.size());
       score_rows(chunk, tokens, files, static_cast<size_t>(mine.begin), static_cast<size_t>(mine.end));
     });
+    if (!std::all_of(scores_.begin(), scores_.end(), [](const RowScore& s) { return std::isfinite(s.nll); })) {
+      return overflow_error(model_, "logits");
+    }
     if (files.save) NFP_RETURN_IF_ERROR(files.save->write(std::span(records_)));
     for (const RowScore& score : scores_) totals.add(score, files.base.has_value());
     return ok_status();
@@ -203,6 +208,7 @@ class Scorer {
       log_softmax(row);
       const int32_t target = tokens[first_scored(ctx()) + i + 1];
       scores_[i].nll = -static_cast<double>(row[static_cast<size_t>(target)]);
+      if (!std::isfinite(scores_[i].nll)) continue;  // score() says so
       if (files.base) {
         decode_logprobs(files.base->record(chunk * rows() + i), base_row);
         compare(base_row, row, target, scores_[i]);
@@ -211,6 +217,7 @@ class Scorer {
     }
   }
 
+  const Model& model_;
   SequenceRunner& runner_;
   const PerplexityOptions& options_;
   const size_t vocab_;
@@ -235,7 +242,7 @@ Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> token
   if (options.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(options.chunks));
   NFP_ASSIGN_OR_RETURN(const auto runner,
                        SequenceRunner::create(model, options.ctx, options.max_feed, options.kv_dtype));
-  Scorer scorer(*runner, options, static_cast<size_t>(model.config().vocab), threads);
+  Scorer scorer(model, *runner, options, threads);
 
   LogprobHeader header;
   header.vocab = static_cast<uint32_t>(model.config().vocab);

@@ -44,11 +44,11 @@ struct Kind {
 // ones, both together. Attention does not depend on the level, so only FP16 sees contexts.
 std::vector<Kind> kinds_of(int32_t max_sequences, int32_t context) {
   std::vector<Kind> kinds;
-  const int32_t far = context - 256, middle = context / 3;
+  const int32_t half = std::max(1, context / 2), far = std::max(half, context - 256), middle = std::max(1, context / 3);
   for (const size_t level : {0, 1}) {
     for (int32_t tokens = 16; tokens <= 2048; tokens *= 2) kinds.push_back({{level, tokens}});
-    for (int32_t n = 1; n <= max_sequences; n *= 2) kinds.push_back({{level, 0, 0, n, std::min(48, context / 2)}});
-    kinds.push_back({{level, 64, 0, 8, std::min(256, context / 2)}});
+    for (int32_t n = 1; n <= max_sequences; n *= 2) kinds.push_back({{level, 0, 0, n, std::min(48, half)}});
+    kinds.push_back({{level, 64, 0, 8, std::min(256, half)}});
     if (level > 0) continue;
     for (const int32_t tokens : {32, 128, 512}) {
       for (const int32_t before : {middle, far}) kinds.push_back({{level, tokens, before}});
@@ -89,8 +89,9 @@ Budget budget_of(const Backend& backend, double seconds) {
 Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* kinds) {
   // A step takes so long at the least, and a token of a long one so long: a device is as fast with 64 as with one.
   double least = 0, per_token = 0;
+  const int32_t half = std::max(1, probe.config().max_context / 2);
   const auto time = [&](int32_t tokens) -> Status {
-    const StepTime known = {0, std::min(tokens, probe.config().max_context / 2)};
+    const StepTime known = {0, std::min(tokens, half)};
     for (int i = 0; i < 2; ++i) {  // the first run warms up
       NFP_ASSIGN_OR_RETURN(const auto seconds, probe.run(known, {Precision::kFp16}, 1));
       least = least > 0 ? std::min(least, seconds.front()) : seconds.front();
@@ -100,8 +101,7 @@ Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* k
   };
   NFP_RETURN_IF_ERROR(time(64));
   constexpr double kShort = 0.02;
-  if (least < kShort && probe.fits({0, std::min(1024, probe.config().max_context / 2)}))
-    NFP_RETURN_IF_ERROR(time(1024));
+  if (least < kShort && probe.fits({0, std::min(1024, half)})) NFP_RETURN_IF_ERROR(time(1024));
   std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });
   std::sort(kinds->begin(), kinds->end(), goes_before);
   double sum = 0;

@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 """Damaged models: each gives one line that names the file, tensor or field, exit code 1, and nothing on stdout."""
 
+import concurrent.futures
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import unittest
+import urllib.error
+import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
 
@@ -16,7 +21,7 @@ except ImportError:
     sys.exit(77)
 
 import safetensors_file
-from program import TINY, Scratch, failure, main, run, run_json
+from program import PROGRAM, TINY, Scratch, failure, main, run, run_json
 
 WEIGHTS = "model.safetensors"
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -199,6 +204,70 @@ class Configuration(Damaged):
             self.assertIn(part, line)
         answer = run_json("generate", model, "-p", prompt, "-n", "8", "--ignore-eos", "--dtype-kv", "f32")
         self.assertEqual(len(answer["tokens"]), 8)
+
+    def test_logits_that_are_not_finite(self):
+        model = self.copy()
+        tensors = self.tensors(model)
+        _, norm = tensors["model.norm.weight"]
+        tensors["model.norm.weight"] = ("F32", np.full(norm.shape, 3e38, "<f4"))
+        self.write(model, tensors)
+        text = self.path("text")
+        with open(text, "w", encoding="utf-8") as file:
+            file.write("a river runs " * 100)
+        line = "the logits are not finite: in layer 1, the last, behind its keys and values, or in the final norm"
+        self.assertIn(line, failure("generate", model, "-p", "x"))
+        for more in ((), ("--save-base", self.path("base"))):
+            self.assertIn(line, failure("perplexity", model, "--file", text, "--ctx", "32", *more))
+        self.assertFalse(os.path.exists(self.path("base")))
+
+    def test_a_server_goes_on_where_a_request_overflows(self):
+        """Token 7 alone has a number in channel 3 of the residual stream, which the last layer's MLP makes too large."""
+        model = self.copy()
+        tensors = self.tensors(model)
+        for name, (dtype, array) in tensors.items():
+            array = safetensors_file.to_f32(dtype, array).astype("<f4")
+            if name == "model.embed_tokens.weight":
+                array[:, 3] = 0
+                array[7, 3] = 100
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                array[3] = 0
+            if name.endswith("layers.1.post_attention_layernorm.weight"):
+                array[3] = 1e25
+            tensors[name] = ("F32", array)
+        self.write(model, tensors)
+        server = subprocess.Popen([PROGRAM, "serve", model, "--port", "0", "--served-model-name", "m", "--max-model-len", "128"],
+                                  stderr=subprocess.PIPE, text=True)
+        try:
+            ready = next(line for line in server.stderr if line.startswith("ready"))
+            url = re.search(r"http://\S+", ready).group(0)
+
+            def ask(prompt):
+                body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
+                        "logit_bias": {"7": -100}}
+                request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
+                                                 {"Content-Type": "application/json"})
+                try:
+                    with urllib.request.urlopen(request, timeout=60) as answer:
+                        return json.load(answer)["choices"][0]["text"]
+                except urllib.error.HTTPError as refused:
+                    return refused.code, json.load(refused)["error"]["message"]
+
+            alone = ask([5, 6, 8])
+            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                answers = list(pool.map(ask, [[5, 6, 8], [5, 6, 7], [5, 6, 8], [7], [5, 6, 8], [5, 6, 8]]))
+            for i, answer in enumerate(answers):
+                if i in (1, 3):
+                    self.assertEqual(answer[0], 400)
+                    self.assertIn("the logits are not finite: in layer 1, the last", answer[1])
+                else:
+                    self.assertEqual(answer, alone)
+            with urllib.request.urlopen(url + "/health", timeout=60) as health:
+                self.assertEqual(health.status, 200)
+            with urllib.request.urlopen(url + "/metrics", timeout=60) as metrics:
+                self.assertRegex(metrics.read().decode(), r'request_success_total\{[^}]*finished_reason="error"\} 2\n')
+        finally:
+            server.terminate()
+            server.communicate()
 
     def test_a_chat_template_nested_a_million_deep(self):
         for opening, closing in (("[", "]"), ('{"a":', "}")):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cassert>
 #include <chrono>
 #include <cstring>
@@ -300,6 +301,15 @@ bool all_finite(const uint16_t* halves, int64_t count) {
   return beyond == 0;
 }
 
+bool all_finite(const float* values, int64_t count) {
+  constexpr uint32_t kInfinity = 0x7f800000;
+  uint32_t beyond = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    beyond |= (std::bit_cast<uint32_t>(values[i]) & kInfinity) == kInfinity ? 1u : 0u;
+  }
+  return beyond == 0;
+}
+
 // A row's experts go to routes.place until sort_assignments puts assignments there.
 void choose_experts(const RouteArgs& args, int64_t row, const KernelTable& kernels) {
   const ExpertRoutes& routes = args.routes;
@@ -464,6 +474,13 @@ Status Executor::run(std::span<const Operation> operations) {
     return error(ErrorCode::kUnsupported,
                  "layer {}: a key or value is beyond FP16's range (65504); keep the KV cache in FP32 (--dtype-kv f32)",
                  layer);
+  }
+  if (const int32_t layer = infinite_layer_.exchange(-1, std::memory_order_relaxed); layer >= 0) {
+    return error(
+        ErrorCode::kUnsupported,
+        "layer {}: a key or value is beyond FP32's range; the weights may be damaged: compare the model's files "
+        "with where they came from",
+        layer);
   }
   return ok_status();
 }
@@ -644,6 +661,9 @@ void Executor::execute(const RopeArgs& args, int thread) {
       }
     };
     void* cache = const_cast<void*>(is_value ? layer.values : layer.keys);
+    if (layer.dtype != DType::kF16 && !all_finite(source, dim)) {
+      infinite_layer_.store(args.layer, std::memory_order_relaxed);
+    }
     if (layer.dtype == DType::kF16) {
       auto* halves = reinterpret_cast<uint16_t*>(narrow);
       kernels_.to_f16(source, dim, halves);

@@ -89,6 +89,7 @@ class Executor {
   // Counts, over one run, threads that are done with reading a product's residual stream: none may write it before.
   alignas(64) std::atomic<int32_t> readers_done_{0};
   std::atomic<int32_t> overflowed_layer_{-1};  // whose keys or values FP16 does not hold
+  std::atomic<int32_t> infinite_layer_{-1};    // whose keys or values FP32 does not hold, nor a cache of FP32 or E4M3
   bool profiling_ = false;
   StageTimes times_;
 };

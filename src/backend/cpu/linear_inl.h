@@ -576,7 +576,9 @@ inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc
 inline void finish_panel(const LinearTask& task, const Panel& panel, const float* acc, int64_t first, int64_t end) {
   for (int64_t m = first; m < end; ++m) {
     Vec v = finished(task, panel, acc + m * kGroupColumns, m);
-    if (task.soft_cap > 0.0f) v = mul(tanh_of(div(v, splat(task.soft_cap))), splat(task.soft_cap));
+    if (task.soft_cap > 0.0f) {  // what overflowed is no number, not the cap
+      v = add(mul(tanh_of(div(v, splat(task.soft_cap))), splat(task.soft_cap)), sub(v, v));
+    }
     float* y = task.y + m * task.y_stride + panel.column;
     if (panel.stride != 1) {
       alignas(64) float lanes[kPanelRows];

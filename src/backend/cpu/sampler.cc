@@ -184,6 +184,7 @@ int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, 
   const int32_t best = kernels.argmax(logits.x, logits.n);
   const float temperature = s.temperature;
   const float maximum = logits.x[best];
+  args.out[row].not_finite = std::isfinite(maximum) ? 0 : 1;
   if (!(temperature > 0.0f) || !std::isfinite(maximum)) return best;
   const float factor = 1.0f / temperature;
   if (!std::isfinite(factor)) return best;
@@ -235,6 +236,7 @@ int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, 
 // vocabulary is smaller).
 void report(const Logits& logits, SampledRow& out, int32_t top_n, TokenLogprob* top, SampleScratch& scratch) {
   const float maximum = logits.x[logits.kernels.argmax(logits.x, logits.n)];
+  out.not_finite = std::isfinite(maximum) ? 0 : 1;
   double log_total = 0;
   if (std::isfinite(maximum)) log_total = std::log(logits.kernels.sum_exp(logits.x, logits.n, maximum, 1.0f));
   const auto logprob_of = [&](float logit) {

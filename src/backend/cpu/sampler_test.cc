@@ -84,8 +84,10 @@ class Fixture {
     args.history = history;
     args.out = &sampled;
     sample_row(table_, args, 0, scratch_);
+    not_finite = sampled.not_finite != 0;
     return sampled.token;
   }
+  bool not_finite = false;  // of the last row
 
  private:
   const KernelTable& table_;
@@ -207,12 +209,16 @@ TEST(Sample, NaNAndInfinityDoNotCrash) {
     for (const Settings& s :
          std::vector<Settings>{{.temperature = 0.0f}, {}, {.top_k = 3}, {.top_p = 0.9f}, {.min_p = 0.1f}}) {
       EXPECT_EQ(fixture.sample(std::vector<float>(40, -kInfinity), s, 1, 1), 0);
+      EXPECT_TRUE(fixture.not_finite);
       EXPECT_EQ(fixture.sample(std::vector<float>(40, kNaN), s, 1, 1), 0);
+      EXPECT_TRUE(fixture.not_finite);
       std::vector<float> logits(40, kNaN);
       logits[17] = -5.0f;
       EXPECT_EQ(fixture.sample(logits, s, 1, 1), 17) << table->name;
+      EXPECT_FALSE(fixture.not_finite);
       logits[30] = kInfinity;
       EXPECT_EQ(fixture.sample(logits, s, 1, 1), 30);
+      EXPECT_TRUE(fixture.not_finite);
     }
   }
 }
@@ -229,6 +235,9 @@ TEST(Sample, BiasAndMask) {
   for (uint64_t i = 0; i < 20; ++i) EXPECT_EQ(fixture.sample(logits, s, 0, i), 37);
   s.allowed = {0, 1u << 5};  // words that are not there allow nothing
   EXPECT_EQ(fixture.sample(logits, s, 0, 0), 37);
+  EXPECT_FALSE(fixture.not_finite);
+  fixture.sample(std::vector<float>(100, kNaN), s, 0, 0);
+  EXPECT_TRUE(fixture.not_finite);
 }
 
 TEST(Sample, PenaltiesAgainstPlainCode) {

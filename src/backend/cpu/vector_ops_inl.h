@@ -32,7 +32,8 @@ inline float inverse_rms(const float* x, float eps, int64_t n) {
     const Vec v = load_tail(x + i, n - i);
     sum = fma(v, v, sum);
   }
-  return 1.0f / __builtin_sqrtf(sum_lanes(sum) / static_cast<float>(n) + eps);
+  const float mean = sum_lanes(sum) / static_cast<float>(n);
+  return 1.0f / __builtin_sqrtf(mean + eps) + (mean - mean);  // squares that overflow make no zeros, but no numbers
 }
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {

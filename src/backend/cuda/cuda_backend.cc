@@ -220,7 +220,8 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     *layer = -1;
     return error(
         ErrorCode::kUnsupported,
-        "layer {}: a key or value is beyond FP16's range (65504); run the model with --device cpu --dtype-kv f32",
+        "layer {}: a query, key or value is beyond FP16's range (65504); run the model with --device cpu --dtype-kv "
+        "f32",
         overflowed);
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);

@@ -35,13 +35,16 @@ __device__ __forceinline__ void prefetch_rotation(const DecodeParams& p, int con
   ptx::prefetch_l1(p.rotation.cos_sin + int64_t{context - 1} * kDim + lane * 32);
 }
 
-// The queries of a row, as DecodeState has them. All lanes take part.
+// The queries of a row, as DecodeState has them. All lanes take part. An infinite query may hide all keys from itself,
+// and then its output is zeros: so queries are looked at as keys and values are.
 template <int kDim, int kHalves, bool kE4m3>
 __device__ __forceinline__ void rotate_queries(const DecodeParams& p, int context,
                                                uint32_t (&q)[kDim / 16][2 * kHalves]) {
   constexpr int kHalfSteps = kDim / 32;
   const DecodeRotation& r = p.rotation;
   const float* const table = r.cos_sin + int64_t{max(0, context - 1)} * kDim;
+  const __half2 zero = __float2half2_rn(0.0f);
+  __half2 times_zero = zero;  // no number where any is infinite or no number
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     float factor = 1.0f;
@@ -73,9 +76,13 @@ __device__ __forceinline__ void rotate_queries(const DecodeParams& p, int contex
                      *reinterpret_cast<const float2*>(table + kDim / 2 + column));
         first = pack_half2(a.x, a.y);
         second = pack_half2(b.x, b.y);
+        times_zero = __hfma2(*reinterpret_cast<const __half2*>(&first), zero, times_zero);
+        times_zero = __hfma2(*reinterpret_cast<const __half2*>(&second), zero, times_zero);
       }
     }
   }
+  const float2 zeros = __half22float2(times_zero);
+  if (zeros.x + zeros.y != 0.0f && r.overflowed_layer != nullptr) *r.overflowed_layer = r.layer;
 }
 
 // Columns `column` and the next of the new token, as the cache holds them, to the cache and to its row of a tile.
@@ -84,7 +91,8 @@ __device__ __forceinline__ void append_pair(uint8_t* cache, uint32_t tile, int r
                                             bool& overflows) {
   using Tile = KvTile<kDim, kE4m3>;
   const uint32_t to = tile + Tile::byte(row, column / Tile::kChunkColumns);
-  if constexpr (kE4m3) {  // as step/rope.cu: beyond 448 becomes 448, NaN stays
+  if constexpr (kE4m3) {  // as step/rope.cu: beyond 448 becomes 448
+    overflows |= !isfinite(v.x) || !isfinite(v.y);
     const uint16_t codes = __nv_cvt_float2_to_fp8x2(v, __NV_SATFINITE, __NV_E4M3);
     *reinterpret_cast<uint16_t*>(cache + column) = codes;
     ptx::store_shared_2(to + column % Tile::kChunkColumns, codes);

@@ -55,7 +55,8 @@ __global__ __launch_bounds__(kStreamNormThreads) void stream_norm_kernel(const S
   }
   if (p.weight == nullptr) return;
   const float2 totals = sum_and_largest(sum, largest);
-  const float factor = rsqrtf(totals.x / static_cast<float>(p.columns) + p.epsilon);
+  // Squares that overflow make no zeros, but no numbers.
+  const float factor = rsqrtf(totals.x / static_cast<float>(p.columns) + p.epsilon) + (totals.x - totals.x);
   largest = totals.y * factor;
   const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
   const float by = p.y_e4m3 != nullptr ? factor * (1.0f / scale) : factor;

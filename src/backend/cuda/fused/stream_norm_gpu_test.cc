@@ -1,5 +1,6 @@
 // The norm over an FP32 stream against float64. Needs a Hopper GPU; skips elsewhere.
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "backend/cuda/fused/stream_norm.h"
@@ -124,6 +125,27 @@ TEST_F(StreamNormGpu, RefusesWhatDoesNotFit) {
   call.y_f32 = nullptr;
   EXPECT_FALSE(run_stream_norm(call, nullptr).ok());  // no scales
   cudaDeviceSynchronize();
+}
+
+// Squares that FP32 does not hold would make zeros of the row.
+TEST_F(StreamNormGpu, SquaresThatOverflowMakeNoNumbers) {
+  constexpr int64_t kColumns = 640;
+  for (const float large : {1e20f, std::numeric_limits<float>::infinity()}) {
+    std::vector<float> x(2 * kColumns, 1.0f);
+    x[3] = large;  // of the first row
+    const DeviceVector<float> d_x(x), d_weight(std::vector<float>(kColumns, 1.0f)), y(x.size());
+    StreamNormCall call;
+    call.rows = 2;
+    call.columns = kColumns;
+    call.x = d_x.get();
+    call.weight = d_weight.get();
+    call.epsilon = 1e-6f;
+    call.y_f32 = y.get();
+    ASSERT_TRUE(run_stream_norm(call, nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    const auto got = y.host();
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(std::isnan(got[i]), i < kColumns) << i;
+  }
 }
 
 }  // namespace

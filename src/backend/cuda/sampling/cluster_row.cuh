@@ -22,6 +22,9 @@ __device__ __forceinline__ uint32_t key_of(float logit) {
   const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   return logit != logit ? kNaNKey : key;
 }
+__device__ __forceinline__ bool is_finite_key(uint32_t key) {
+  return key > kMinusInfinityKey && key < 0xff800000u;  // +infinity's
+}
 // NaN for NaN and padding.
 __device__ __forceinline__ float logit_of(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);

@@ -348,7 +348,7 @@ __device__ __forceinline__ void report(ClusterRow& row, uint64_t best, const flo
                                        int32_t top_n, SampledRow* out, TokenLogprob* top) {
   const auto best_key = static_cast<uint32_t>(best >> 32);
   const float minus_infinity = __uint_as_float(0xff800000u);
-  const bool is_finite = best_key > kMinusInfinityKey && best_key < key_of(__uint_as_float(0x7f800000u));
+  const bool is_finite = is_finite_key(best_key);
   const Weigh weigh{is_finite ? logit_of(best_key) : 0.0f, 1.0f};
   const uint32_t own = max(key_of(logits[token]), kMinusInfinityKey);
   double v[2] = {0, 0};
@@ -370,7 +370,9 @@ __device__ __forceinline__ void report(ClusterRow& row, uint64_t best, const flo
     if (!is_finite || key <= kMinusInfinityKey) return minus_infinity;
     return static_cast<float>(static_cast<double>(logit_of(key)) - weigh.maximum - log_total);
   };
-  if (row.leads() && threadIdx.x == 0) *out = {token, logprob_of(own), static_cast<int32_t>(v[1]) + 1, 0};
+  if (row.leads() && threadIdx.x == 0) {
+    *out = {token, logprob_of(own), static_cast<int32_t>(v[1]) + 1, is_finite ? 0 : 1};
+  }
   if (top_n <= 0) return;
   Kept kept;
   if (row.vocab > kListSize) {
@@ -448,8 +450,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
   const int32_t report_n = (call.needs & SamplingNeeds::kReport) != 0 ? s.report : -1;
   int32_t token = best_key > kMinusInfinityKey ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : 0;
   const float factor = 1.0f / s.temperature;
-  if (s.temperature > 0.0f && factor <= 3.402823466e38f && best_key > kMinusInfinityKey &&
-      best_key < key_of(__uint_as_float(0x7f800000u))) {
+  if (s.temperature > 0.0f && factor <= 3.402823466e38f && is_finite_key(best_key)) {
     token = draw(row, s, best_key, report_n >= 0);
   }
   if (report_n >= 0) {
@@ -460,7 +461,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
     }
     report(row, best, logits, token, report_n, call.out + r, call.top + int64_t{r} * call.top_stride);
   } else if (row.leads() && threadIdx.x == 0) {
-    call.out[r] = {token, 0.0f, 0, 0};
+    call.out[r] = {token, 0.0f, 0, is_finite_key(best_key) ? 0 : 1};
   }
   if (call.history.counts != nullptr && row.leads()) append_when_last(call, shared);
 }
@@ -476,8 +477,9 @@ __global__ __launch_bounds__(kSampleThreads, 2) void greedy_kernel(const SampleP
   const Best mine = load_row<kAligned, false, 8>(row, p.call.logits.data + r * p.call.logits.ld);
   const uint64_t best = row.largest(mine.key, mine.id);
   if (row.leads() && threadIdx.x == 0) {
-    const bool is_any = static_cast<uint32_t>(best >> 32) > kMinusInfinityKey;
-    p.call.out[r] = {is_any ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : 0, 0.0f, 0, 0};
+    const auto best_key = static_cast<uint32_t>(best >> 32);
+    const int32_t token = best_key > kMinusInfinityKey ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : 0;
+    p.call.out[r] = {token, 0.0f, 0, is_finite_key(best_key) ? 0 : 1};
   }
 }
 

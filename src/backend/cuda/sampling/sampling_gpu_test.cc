@@ -353,6 +353,7 @@ void check_batch(const Batch& b, uint32_t needs, Tally& tally) {
       ADD_FAILURE() << where << " token " << got[at].token << " want " << want.row.token << why;
       continue;
     }
+    EXPECT_EQ(got[at].not_finite, want.row.not_finite) << where;
     if (s.report >= 0) {
       expect_report(want, got[at], got_top.data() + at * kMaxTopLogprobs, where);
       failures += ::testing::Test::HasFailure() ? 1 : 0;
@@ -478,6 +479,7 @@ TEST_F(SamplingGpu, ScoresGivenTokens) {
         const auto at = static_cast<size_t>(r);
         const Reported want = cpu_score(b, r, target[at], top_n, scratch);
         ASSERT_EQ(got[at].token, target[at]);
+        ASSERT_EQ(got[at].not_finite, want.row.not_finite);
         expect_report(want, got[at], got_top.data() + int64_t{r} * top_n,
                       fmt::format("vocab {} row {} top {}", vocab, r, top_n));
         if (HasFailure()) return;

@@ -38,7 +38,8 @@ __global__ __launch_bounds__(kCopyThreads) void soft_cap_kernel(const SoftCapPar
   ptx::dependency_wait();
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.count; i += step) {
-    p.x[i] = p.cap * tanhf(p.x[i] / p.cap);
+    const float x = p.x[i];
+    p.x[i] = p.cap * tanhf(x / p.cap) + (x - x);  // what overflowed is no number, not the cap
   }
 }
 

@@ -52,17 +52,20 @@ struct F16Store {
     return beyond == 0;
   }
 };
-struct E4m3Store {  // nearest even; beyond 448 becomes 448, NaN stays
+struct E4m3Store {  // nearest even; beyond 448 becomes 448; what was infinite or no number before does not fit
   using Element = uint8_t;
   template <int kVector>
   static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
     std::conditional_t<kVector == 8, uint2, uint32_t> raw;
     auto* pairs = reinterpret_cast<uint16_t*>(&raw);
+    bool fits = true;
 #pragma unroll
-    for (int i = 0; i < kVector / 2; ++i)
+    for (int i = 0; i < kVector / 2; ++i) {
+      fits = fits && isfinite(v[2 * i]) && isfinite(v[2 * i + 1]);
       pairs[i] = __nv_cvt_float2_to_fp8x2(float2{v[2 * i], v[2 * i + 1]}, __NV_SATFINITE, __NV_E4M3);
+    }
     *reinterpret_cast<decltype(raw)*>(to) = raw;
-    return true;
+    return fits;
   }
 };
 
@@ -131,19 +134,20 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
       }
     }
   }
+  bool fits = true;
   if (is_query) {
-    if (has_first) F16Store::store(x + first * kVector, a);
-    if (has_second) F16Store::store(x + second * kVector, b);
+    // An infinite query may hide all keys from itself, and then its output is zeros.
+    if (has_first) fits = F16Store::store(x + first * kVector, a);
+    if (has_second) fits = F16Store::store(x + second * kVector, b) && fits;
   } else if (slot >= 0) {
     const int kv_head = head - c.heads - (is_value ? c.kv_heads : 0);
     const int block = slot / c.block_size;
     auto* cache = static_cast<typename Store::Element*>(is_value ? c.values : c.keys) +
                   ((int64_t{block} * c.kv_heads + kv_head) * c.block_size + (slot - block * c.block_size)) * c.head_dim;
-    bool fits = true;
     if (has_first) fits = Store::store(cache + first * kVector, a);
     if (has_second) fits = Store::store(cache + second * kVector, b) && fits;
-    if (!fits && c.overflowed_layer != nullptr) *c.overflowed_layer = c.layer;
   }
+  if (!fits && c.overflowed_layer != nullptr) *c.overflowed_layer = c.layer;
 }
 
 template <typename Store, int kVector>

@@ -1,6 +1,7 @@
 // The step's small kernels against float64. Needs a Hopper GPU; skips elsewhere.
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <span>
 
@@ -306,6 +307,52 @@ TEST_F(StepGpu, EveryFp16NumberIsRoundedToE4m3) {
   }
 }
 
+// Wherever it is in a query, key or value: infinite, no number, or beyond FP16 once it is turned, which E4M3 makes 448.
+TEST_P(RopeGpu, TellsWhatIsBeyondFp16) {
+  const bool e4m3 = GetParam();
+  constexpr int kHeads = 2, kKvHeads = 1, kTokens = 3;
+  for (const auto& [dim, rotary] : {std::pair<int, int>{64, 64}, {128, 96}, {40, 40}}) {
+    const std::vector<float> table(static_cast<size_t>(rotary), 1.0f);  // a turn that doubles
+    const DeviceVector<float> d_table(table);
+    const DeviceVector<int32_t> positions(std::vector<int32_t>(kTokens, 0)), slots(std::vector<int32_t>{4, 0, 9});
+    const size_t cache = size_t{16} * static_cast<size_t>(dim) * 2;
+    const DeviceVector<uint8_t> keys(cache), values(cache);
+    const uint16_t large = fp32_to_fp16(60000.0f);
+    for (const uint16_t half : {uint16_t{0x3c00}, uint16_t{0x7c00}, uint16_t{0xfc00}, uint16_t{0x7e00}, large}) {
+      for (int head = 0; head < kHeads + 2 * kKvHeads; ++head) {
+        for (int feature = 0; feature < dim; feature += half == large ? dim : 5) {
+          std::vector<uint16_t> qkv(static_cast<size_t>(kTokens * (kHeads + 2 * kKvHeads) * dim), 0x3c00);
+          const auto at = static_cast<size_t>((1 * (kHeads + 2 * kKvHeads) + head) * dim + feature);
+          qkv[at] = half;
+          if (half == large) qkv[at + static_cast<size_t>(rotary / 2)] = half;
+          const DeviceVector<uint16_t> d_qkv(qkv);
+          const DeviceVector<int32_t> overflowed(std::vector<int32_t>{-1});
+          RopeCall call;
+          call.qkv = d_qkv.get();
+          call.tokens = kTokens;
+          call.heads = kHeads;
+          call.kv_heads = kKvHeads;
+          call.head_dim = dim;
+          call.rotary_dim = rotary;
+          call.cos_sin = d_table.get();
+          call.positions = positions.get();
+          call.slots = slots.get();
+          call.keys = keys.get();
+          call.values = values.get();
+          call.e4m3_cache = e4m3;
+          call.layer = 5;
+          call.overflowed_layer = overflowed.get();
+          finish(run_rope(call, nullptr));
+          const bool is_query = head < kHeads, is_value = head >= kHeads + kKvHeads;
+          const bool told = half == large ? !is_value && (is_query || !e4m3) : half != 0x3c00;
+          ASSERT_EQ(overflowed.host()[0], told ? 5 : -1)
+              << "head_dim " << dim << " head " << head << " feature " << feature << " number " << half;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(StepGpu, GathersAndAdds) {
   for (const auto& [hidden, count] : {std::pair<int, int>{8, 1}, {576, 7}, {4096, 64}, {2056, 256}}) {
     const auto h = static_cast<size_t>(hidden), n = static_cast<size_t>(count);
@@ -359,6 +406,13 @@ TEST_F(StepGpu, SoftCaps) {
       ASSERT_NEAR(got[i], want, std::abs(want) * 0x1p-20) << x[i];  // tanhf is good to two units of the last place
     }
   }
+  // What overflowed is no number, and not the cap.
+  const float infinity = std::numeric_limits<float>::infinity();
+  const DeviceVector<float> overflowed(std::vector<float>{infinity, -infinity, infinity - infinity, 3e38f});
+  finish(run_soft_cap({overflowed.get(), 4, 30.0f}, nullptr));
+  const auto got = overflowed.host();
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(std::isnan(got[i])) << i;
+  EXPECT_EQ(got[3], 30.0f);
 }
 
 TEST_F(StepGpu, RefusesWhatDoesNotFit) {

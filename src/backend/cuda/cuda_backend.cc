@@ -27,6 +27,7 @@
 #include "backend/cuda/linear/uploader.h"
 #include "backend/cuda/linear/weight.h"
 #include "backend/cuda/profiler.h"
+#include "backend/cuda/row_peaks.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
 #include "backend/operation_cost.h"
@@ -107,8 +108,8 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     if (hangs_) return;  // waiting or freeing would never end; the process has to
     cudaStreamSynchronize(stream_);
     uploader_.reset();
-    for (Buffer* buffer :
-         {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &overflowed_layer_, &rounded_})
+    for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &peaks_,
+                           &overflowed_layer_, &rounded_})
       buffer->reset();
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -247,7 +248,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   int64_t widest_ = 0;                              // features of any weight's inputs
   int64_t widest_gated_ = 0;                        // rows of any interleaved weight
   int32_t heads_ = 0;                               // of the model's attention
-  Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_;
+  Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_, peaks_;
   std::array<int32_t, 2> most_rotated_{};     // by KvType: decoded sequences that attention rotates by itself
   Buffer overflowed_layer_;                   // host: i32 that kernels write where keys leave FP16, else -1
   Buffer rounded_;                            // inputs that came in no linear's form, where there are such
@@ -299,6 +300,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   backend->threads_ = std::make_unique<ThreadPool>(std::max(1, threads));
   NFP_ASSIGN_OR_RETURN(backend->gemm_workspace_, backend->allocate(cuda::Workspace::kBytes));
   NFP_ASSIGN_OR_RETURN(backend->dense_workspace_, backend->allocate(cuda::DenseGemm::kWorkspaceBytes));
+  NFP_ASSIGN_OR_RETURN(backend->peaks_, backend->allocate(cuda::RowPeaks::kBytes));
   NFP_ASSIGN_OR_RETURN(backend->overflowed_layer_, backend->allocate_host(sizeof(int32_t)));
   *backend->overflowed_layer_.as<int32_t>() = -1;
   backend->info_ = {
@@ -606,7 +608,8 @@ void CudaBackend::linear(const LinearArgs& args) {
       .workspace = {.gemm = {gemm_workspace_.data(), gemm_workspace_.bytes()},
                     .dense = dense_workspace_.data(),
                     .scratch = scratch_.data(),
-                    .scratch_bytes = scratch_.bytes()},
+                    .scratch_bytes = scratch_.bytes(),
+                    .peaks = peaks_.as<uint32_t>()},
       .stream = stream_};
   keep(linear_->run(weight, call));
   if (args.soft_cap <= 0) return;

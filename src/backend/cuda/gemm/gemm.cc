@@ -8,6 +8,7 @@
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/kernel/kernels.h"
+#include "backend/cuda/row_peaks.h"
 #include "backend/cuda/tensor_map.h"
 
 namespace nfp::cuda {
@@ -36,6 +37,16 @@ Operand operand_of(Mode mode, Join join) {
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
+int64_t columns_of(const GemmCall& call) { return call.swiglu ? call.w.n / 2 : call.w.n; }
+
+// The copy engine writes whole rows of 16-byte pieces; other shapes and types go element by element.
+bool has_bulk_stores(const GemmCall& call) {
+  const bool pieces =
+      call.ldd % 8 == 0 && aligned(call.d, 16) &&
+      (call.residual == nullptr || (call.ldr % 8 == 0 && columns_of(call) % 8 == 0 && aligned(call.residual, 16)));
+  return pieces && call.output == bulk_store_type(call.mode) && !(call.swiglu && call.residual != nullptr);
+}
+
 Status check_call(const GemmCall& c) {
   const int64_t columns = c.swiglu ? c.w.n / 2 : c.w.n;
   const auto bad = [](std::string_view field, std::string_view rule) {
@@ -62,6 +73,8 @@ Status check_call(const GemmCall& c) {
   if (c.residual != nullptr && (!aligned(c.residual, d_size) || c.ldr < columns))
     return bad("residual", "is misaligned, or ldr smaller than a row");
   if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
+  if (c.peaks != nullptr && (!c.swiglu || !is_fp8(c.mode) || c.m > RowPeaks::kRows || !has_bulk_stores(c)))
+    return bad("peaks", "need swiglu in an E4M3 mode, at most 512 tokens and rows of d that go out by whole lines");
   if (c.token_scale != nullptr && !is_fp8(c.mode)) return bad("token_scale", "belongs to the E4M3 modes");
   return ok_status();
 }
@@ -94,8 +107,6 @@ Status map_x(EncodeTiled* encode, const GemmCall& call, const Config& config, Ke
                call.m, call.w.k, call.ldx, static_cast<int>(status));
 }
 
-int64_t columns_of(const GemmCall& call) { return call.swiglu ? call.w.n / 2 : call.w.n; }
-
 // The tensor map that the copy engine writes d by.
 Status map_d(EncodeTiled* encode, const GemmCall& call, const Config& config, KernelParams* p) {
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(columns_of(call)), static_cast<cuuint64_t>(call.m)};
@@ -119,6 +130,7 @@ void set_operands(const GemmCall& call, KernelParams* p) {
   p->bias = call.bias;
   p->token_scale = call.token_scale;
   p->counters = static_cast<uint32_t*>(call.workspace.data);
+  p->peaks = call.peaks;
   p->partials = call.workspace.data == nullptr
                     ? nullptr
                     : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);
@@ -129,12 +141,7 @@ void set_operands(const GemmCall& call, KernelParams* p) {
   p->is_bf16 = call.output == Output::kBF16 ? 1 : 0;
   p->is_f32 = call.output == Output::kF32 ? 1 : 0;
   p->swiglu = call.swiglu ? 1 : 0;
-  // The copy engine writes whole rows of 16-byte pieces; other shapes and types go element by element.
-  const bool pieces =
-      call.ldd % 8 == 0 && aligned(call.d, 16) &&
-      (call.residual == nullptr || (call.ldr % 8 == 0 && columns_of(call) % 8 == 0 && aligned(call.residual, 16)));
-  p->bulk_stores =
-      pieces && call.output == bulk_store_type(call.mode) && !(call.swiglu && call.residual != nullptr) ? 1 : 0;
+  p->bulk_stores = has_bulk_stores(call) ? 1 : 0;
 }
 
 void set_schedule(const GemmCall& call, const Schedule& schedule, KernelParams* p) {

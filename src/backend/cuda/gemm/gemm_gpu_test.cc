@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -9,6 +10,7 @@
 
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/row_peaks.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {
@@ -246,6 +248,21 @@ void PrintTo(const Case& c, std::ostream* out) {
        << (c.swiglu ? " swiglu" : "") << (c.f32 ? " f32" : "");
 }
 
+// Of the rows of `out`, FP16 [m, columns].
+void check_peaks(const std::vector<uint32_t>& peaks, const std::vector<uint8_t>& out, int64_t m, int64_t columns) {
+  for (int64_t t = 0; t < RowPeaks::kRows; ++t) {
+    uint32_t want = 0, got = 0;
+    for (int64_t i = t * columns; t < m && i < (t + 1) * columns; ++i) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, &out[static_cast<size_t>(i) * 2], 2);
+      want = std::max(want, bits & 0x7fffu);
+    }
+    for (int slot = 0; slot < RowPeaks::kSlots; ++slot)
+      got = std::max(got, peaks[static_cast<size_t>(slot * RowPeaks::kRows + t)]);
+    ASSERT_EQ(got, want) << "token " << t;
+  }
+}
+
 class GemmGpuRandom : public GemmGpu, public ::testing::WithParamInterface<Case> {};
 
 TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
@@ -353,11 +370,17 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
     call.swiglu = c.swiglu;
     call.residual = c.extras ? d_residual.get() : nullptr;
     call.ldr = ldd;
+    const bool has_peaks = c.swiglu && fp8 && !c.extras && !c.f32;
     std::vector<uint8_t> first;
     for (int repeat = 0; repeat < 2; ++repeat) {
       d.poison();
+      const DeviceArray<uint32_t> peaks(RowPeaks::kSlots * RowPeaks::kRows);
+      call.peaks = has_peaks ? peaks.get() : nullptr;
       ASSERT_NO_FATAL_FAILURE(run(call, config));
       const auto out = d.host();
+      if (has_peaks) {
+        ASSERT_NO_FATAL_FAILURE(check_peaks(peaks.host(), out, c.m, ldd)) << to_string(config);
+      }
       if (repeat == 1) {
         ASSERT_EQ(out, first) << to_string(config) << ": two runs differ";
         break;
@@ -417,7 +440,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{67, 330, 321, Mode::kF16, Join::kFree, true, false, 3, true},
         Case{140, 272, 300, Mode::kBF16, Join::kBiased, true, true, 8, true},
         Case{66, 328, 1030, Mode::kE4M3, Join::kBiased, true, false, 0, true},
-        Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true, 0, true}));
+        Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true, 0, true},
+        Case{1, 1040, 456, Mode::kE4M3, Join::kBiased, false, true},
+        Case{67, 272, 1030, Mode::kE4M3, Join::kBiased, false, true},
+        Case{410, 336, 700, Mode::kE4M3, Join::kBiased, false, true},
+        Case{75, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true}));
 
 // Fixed splits: a token's result does not depend on the other tokens, on m, or on the tile.
 TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {
@@ -573,6 +600,8 @@ TEST_F(GemmGpu, RefusesWhatItCannotRun) {
   EXPECT_NE(message([](GemmCall& c) { c.ldd = 8; }).find("ldd"), std::string::npos);
   EXPECT_NE(message([](GemmCall& c) { c.m = 0; }).find(" m "), std::string::npos);
   EXPECT_NE(message([](GemmCall& c) { c.w.lower = nullptr; }).find("w.lower"), std::string::npos);
+  EXPECT_NE(message([&](GemmCall& c) { c.peaks = reinterpret_cast<uint32_t*>(memory.get()); }).find("peaks"),
+            std::string::npos);
   GemmCall split = good;
   split.w.k = 512;
   split.ldx = 512;

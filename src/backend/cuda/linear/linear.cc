@@ -5,7 +5,9 @@
 #include <unordered_map>
 
 #include "backend/cuda/fused/gemm_input.h"
+#include "backend/cuda/fused/round_rows.h"
 #include "backend/cuda/gemm/dense.h"
+#include "backend/cuda/row_peaks.h"
 
 namespace nfp::cuda {
 namespace {
@@ -99,6 +101,7 @@ struct Product {
   bool dependent;   // may start before the kernel in front of it has ended
   void* d;
   const void* residual;
+  uint32_t* peaks;  // of what the product leaves, or null
 };
 
 }  // namespace
@@ -171,6 +174,7 @@ struct LinearRunner::State {
     c.output = call.y_is_f32 ? Output::kF32 : Output::kF16;
     c.bias = product.segment.bias;
     c.swiglu = product.fused;
+    c.peaks = product.peaks;
     c.residual = product.residual;
     c.ldr = product.columns;
     c.workspace = call.workspace.gemm;
@@ -234,6 +238,9 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   void* const product = two_kernels ? call.workspace.scratch : call.y;
   const int64_t columns = fused ? n / 2 : n;  // of the product
   const size_t element = call.y_is_f32 ? sizeof(float) : sizeof(uint16_t);
+  uint32_t* const peaks = fused && fp8 && quantised && call.rows <= RowPeaks::kRows && n / 2 <= kMaxColumns
+                              ? call.workspace.peaks
+                              : nullptr;
   bool dependent = call.dependent_launch;
   for (const WeightSegment& segment : weight.segments()) {
     const Product part{segment,
@@ -243,7 +250,8 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
                        fp8,
                        dependent,
                        offset(product, segment.first_column, element),
-                       offset(call.residual, segment.first_column, element)};
+                       offset(call.residual, segment.first_column, element),
+                       peaks};
     NFP_RETURN_IF_ERROR(segment.nested ? state_->run_nested(call, part) : state_->run_dense(call, part));
     dependent = true;
   }
@@ -252,6 +260,17 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
     return error(ErrorCode::kDevice, "linear: an event cannot be recorded");
   }
 
+  if (peaks != nullptr) {
+    return round_rows({.m = call.rows,
+                       .k = n / 2,
+                       .x = product,
+                       .ldx = columns,
+                       .peaks = peaks,
+                       .y = static_cast<uint8_t*>(call.y),
+                       .ldy = e4m3_row_bytes(n / 2),
+                       .scales = e4m3_scales(call.y, call.reserved_rows, n / 2)},
+                      call.stream);
+  }
   GemmInputCall rows;
   rows.source = fused                                     ? GemmInputCall::Source::kPlain
                 : call.epilogue == LinearEpilogue::kGeglu ? GemmInputCall::Source::kGeglu

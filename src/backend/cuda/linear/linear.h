@@ -40,6 +40,7 @@ struct LinearWorkspace {
   void* dense = nullptr;    // DenseGemm::kWorkspaceBytes, 256-byte aligned; may be null if no weight has FP16 segments
   void* scratch = nullptr;  // LinearRunner::scratch_bytes(), 256-byte aligned
   size_t scratch_bytes = 0;
+  uint32_t* peaks = nullptr;  // RowPeaks::kBytes, zero before the first call; null = rounding finds them by itself
 };
 
 struct LinearCall {

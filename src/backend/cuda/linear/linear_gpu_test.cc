@@ -2,12 +2,14 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
 
 #include "backend/cuda/gemm/dense.h"
 #include "backend/cuda/linear/linear.h"
+#include "backend/cuda/row_peaks.h"
 #include "backend/cuda/testing/matrix.h"
 
 namespace nfp::cuda {
@@ -345,6 +347,45 @@ TEST_F(LinearGpu, BatchInvariantRowsDoNotChange) {
       got.resize(static_cast<size_t>(n) * 4);
       if (first.empty()) first = got;
       ASSERT_EQ(got, first) << "m " << m << " " << name_of(step);
+    }
+  }
+}
+
+// Rounding by the peaks that the product found gives the bytes of rounding that finds them by itself, and leaves none.
+TEST_F(LinearGpu, PeaksGiveTheSameCodes) {
+  for (const auto& [rows, k] : {std::pair{72, 40}, {4104, 64}, {14336, 128}}) {
+    const Layer layer =
+        make_layer({"", {{Kind::kPlain, rows}, {Kind::kShifted, rows}}, k, RowOrder::kInterleave, true});
+    const auto weight = CudaWeight::make(layer.spec, *uploader_, threads_);
+    ASSERT_TRUE(weight.ok()) << weight.error().message;
+    ASSERT_TRUE(uploader_->finish().ok());
+    DeviceBytes peaks(RowPeaks::kBytes);
+    peaks.fill(0);
+    for (const int64_t m : {1, 6, 70, 512, 513}) {
+      const Input in = make_input(m, m, k);
+      DeviceBytes x(in.e4m3_bytes.size()), y(activation_bytes(m, rows));
+      x.set(in.e4m3_bytes);
+      const size_t scratch_bytes = LinearRunner::scratch_bytes(**weight, m);
+      const DeviceBytes scratch(scratch_bytes);
+      std::vector<uint8_t> want;
+      for (const bool with_peaks : {false, true, true}) {
+        y.fill(0xff);
+        LinearCall call;
+        call.x = x.get();
+        call.rows = call.reserved_rows = m;
+        call.precision = call.consumer = Precision::kFp8W8A8;
+        call.epilogue = LinearEpilogue::kSwiglu;
+        call.y = y.get();
+        call.workspace = workspace(&scratch, scratch_bytes);
+        if (with_peaks) call.workspace.peaks = static_cast<uint32_t*>(peaks.get());
+        const Status status = runner_->run(**weight, call);
+        ASSERT_TRUE(status.ok()) << status.error().message;
+        const auto got = y.host();
+        if (!with_peaks) want = got;
+        ASSERT_EQ(got, want) << rows << " features, " << m << " rows";
+        const auto left = peaks.host();
+        ASSERT_TRUE(std::all_of(left.begin(), left.end(), [](uint8_t byte) { return byte == 0; })) << m;
+      }
     }
   }
 }

@@ -9,11 +9,21 @@
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/pairs.cuh"
 #include "backend/cuda/ptx/warp.cuh"
+#include "backend/cuda/row_peaks.h"
 
 namespace nfp::cuda {
 
 __device__ __forceinline__ float silu_times(float gate, float up) {
   return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+// `pairs`: outputs of tokens `token` + lane % 4 * 2 and the next one, of row lane / 4 each. slot: of RowPeaks.
+__device__ __forceinline__ void add_to_peaks(uint32_t* slot, uint32_t pairs, int token, int tokens, int lane) {
+  pairs &= 0x7fff7fffu;
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) pairs = __vmaxu2(pairs, __shfl_xor_sync(0xffffffffu, pairs, offset));
+  const int t = token + lane % 4 * 2 + lane / 4;
+  if (lane < 8 && t < tokens) atomicMax(slot + t, lane < 4 ? pairs & 0xffffu : pairs >> 16);
 }
 
 // One warpgroup's 64 rows x kTokens of accumulators -> global memory: scales, bias, SwiGLU and residual in FP32, one
@@ -115,9 +125,10 @@ struct Epilogue {
   };
 
   // One chunk of tokens -> its staging buffer, where the residual lies already if there is one.
+  // peaks: the slot for its tokens' (kSwiglu of E4M3 products), or null.
   template <bool kSwiglu, bool kResidual>
   __device__ __forceinline__ void stage_chunk(const float (&acc)[kTokens / 2], const RowFactors& f, int chunk, int warp,
-                                              int lane, uint32_t buffer) const {
+                                              int lane, uint32_t buffer, int token0, uint32_t* peaks) const {
     float2 token_scales[kTokenScale ? kChunk / 8 : 1];
     if constexpr (kTokenScale && !kResidual) {  // all at once, where registers allow
 #pragma unroll
@@ -152,7 +163,11 @@ struct Epilogue {
           v0 += r.x;
           v1 += r.y;
         }
-        ptx::store_matrix_x1_trans(address, pack_pair(v0, v1, kBf16));
+        const uint32_t pairs = pack_pair(v0, v1, kBf16);
+        ptx::store_matrix_x1_trans(address, pairs);
+        if constexpr (kTokenScale) {
+          if (peaks != nullptr) add_to_peaks(peaks, pairs, token0 + chunk * kChunk + j * 8, p.m, lane);
+        }
       } else {
         const uint32_t address = buffer + staged<false>(t, warp * 2 + lane / 8 % 2);
         if constexpr (kResidual) {
@@ -184,6 +199,9 @@ struct Epilogue {
       if constexpr (kSlots > 1) barrier();
     }
     chunk_mask &= ~0u >> (32 - chunks(kTile));  // the last group may have fewer
+    uint32_t* const peaks = kSwiglu && kTokenScale && p.peaks != nullptr
+                                ? p.peaks + row0 / 64 % RowPeaks::kSlots * RowPeaks::kRows
+                                : nullptr;
     Residual<kSwiglu> residual;
     if constexpr (kResidual) residual.fetch(p, 0, token0, column0, thread);
 #pragma unroll
@@ -209,7 +227,8 @@ struct Epilogue {
       for (int inner = 0; inner < kGroup; ++inner) {
         if (group * kGroup + inner >= chunks(kTile)) break;
         if ((wanted >> inner & 1) == 0) continue;
-        stage_chunk<kSwiglu, kResidual>(acc, f, group * kGroup + inner, warp, lane, slot + inner * kChunkBytes);
+        stage_chunk<kSwiglu, kResidual>(acc, f, group * kGroup + inner, warp, lane, slot + inner * kChunkBytes, token0,
+                                        peaks);
       }
       ptx::fence_async_shared();
       // After this barrier the group is complete, and the next slot is free.

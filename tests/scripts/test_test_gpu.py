@@ -48,7 +48,7 @@ class TestGpu(unittest.TestCase):
         self.assertIn("--only NAME", out)
         code, out, _ = self.run_it("--list")
         self.assertEqual((code, [line.split()[0] for line in out.splitlines()]), (
-            0, ["cuda", "engine", "breakdown", "capi", "generate", "perplexity", "answers", "server", "memcheck", "vllm"]))
+            0, ["cuda", "engine", "overflow", "breakdown", "capi", "generate", "perplexity", "answers", "server", "memcheck", "vllm"]))
         self.assertEqual(self.run_it("--only", "cuda,kernels")[0], 1)
         self.assertEqual(self.run_it("--what")[0], 2)
 

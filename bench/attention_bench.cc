@@ -188,6 +188,7 @@ int main(int argc, char** argv) {
   report({64, 1, 8192, 32, 8, 128, false, true});
   report({64, 1, 1024, 32, 8, 128, false, true});
   report({1, 1, 1024, 32, 8, 128, false, true});
+  report({64, 1, 4096, 16, 4, 256, false, true});
   for (const int prompt : {1024, 4096, 8192}) {
     for (const int head_dim : {64, 128, 256}) {
       if (head_dim == 128 || prompt == 8192) report({1, prompt, prompt, 32, 8, head_dim, false});
@@ -195,5 +196,6 @@ int main(int argc, char** argv) {
   }
   report({8, 128, 4096, 32, 8, 128, false});
   report({1, 8192, 8192, 32, 8, 128, false, true});
+  report({1, 8192, 8192, 32, 8, 256, false, true});
   return 0;
 }

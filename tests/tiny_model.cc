@@ -14,6 +14,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/devices/devices.h"
 #include "base/mapped_file.h"
+#include "model/dummy_model.h"
 
 namespace nfp::testing {
 namespace {
@@ -132,7 +133,9 @@ Schedule random_schedule(uint32_t seed, const std::vector<std::vector<int32_t>>&
 Result<std::unique_ptr<TinyModel>> TinyModel::load(const std::string& name, const std::string& kernels, int threads,
                                                    MatrixFilter filter) {
   std::unique_ptr<TinyModel> tiny(new TinyModel(threads));
-  NFP_ASSIGN_OR_RETURN(tiny->source_, ModelSource::open(tiny_model_folder(name)));
+  const std::string folder = tiny_model_folder(name);
+  const bool dummy = name.ends_with("/config.json");
+  NFP_ASSIGN_OR_RETURN(tiny->source_, dummy ? open_dummy_model(folder) : ModelSource::open(folder));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(tiny->source_->config_json(), name + "/config.json"));
   if (kernels.starts_with("cuda")) {
     NFP_ASSIGN_OR_RETURN(tiny->backend_,

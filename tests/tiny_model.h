@@ -111,7 +111,8 @@ Schedule random_schedule(uint32_t seed, const std::vector<std::vector<int32_t>>&
 class TinyModel {
  public:
   // kernels: as CpuOptions has it, or "cuda" for the GPU, with results that do not depend on the batch, or
-  // "cuda fastest" for one with the fastest kernels for it.
+  // "cuda fastest" for one with the fastest kernels for it. A name that is the path of a config.json: random weights
+  // for it (dummy_model.h).
   static Result<std::unique_ptr<TinyModel>> load(const std::string& name, const std::string& kernels, int threads,
                                                  MatrixFilter filter = {});
 

@@ -41,7 +41,6 @@ namespace {
 using cuda::CudaWeight;
 using After = cuda::LinearRunner::After;
 
-constexpr int kMaxE4m3HeadDim = 128;  // of the attention kernels
 constexpr ActivationForm kForm{.feature_bytes = sizeof(uint16_t), .rounds = true};
 
 // What a stream reports is final: an illegal access, an uncorrectable memory error or a lost device leaves the context
@@ -419,7 +418,6 @@ Status CudaBackend::reserve(const StepReserve& most) {
   heads_ = most.heads;
   size_t attention = 0;
   for (const cuda::KvType type : {cuda::KvType::kF16, cuda::KvType::kE4m3}) {  // the cache comes later
-    if (type == cuda::KvType::kE4m3 && most.head_dim > kMaxE4m3HeadDim) continue;
     call.cache.type = type;
     NFP_ASSIGN_OR_RETURN(const cuda::DecodeNeeds needs, cuda::decode_needs(call));
     attention = std::max(attention, needs.workspace_bytes);
@@ -448,11 +446,6 @@ Result<std::unique_ptr<KvCache>> CudaBackend::make_kv_cache(const KvCacheSpec& s
   if (spec.dtype != DType::kF16 && spec.dtype != DType::kF8E4M3) {
     return error(ErrorCode::kUnsupported, "the KV cache on a GPU is FP16 or E4M3 (--dtype-kv f16 or fp8), not {}",
                  name_of(spec.dtype));
-  }
-  if (spec.dtype == DType::kF8E4M3 && spec.head_dim > kMaxE4m3HeadDim) {
-    return error(ErrorCode::kUnsupported,
-                 "an E4M3 KV cache on a GPU takes heads of up to {} dimensions, this model has {}; use --dtype-kv f16",
-                 kMaxE4m3HeadDim, spec.head_dim);
   }
   if (spec.block_size != 16 && spec.block_size != 32 && spec.block_size != 64) {
     return error(ErrorCode::kUnsupported, "KV blocks on a GPU have 16, 32 or 64 tokens, not {}", spec.block_size);

@@ -27,7 +27,6 @@ Status check_shape(const AttentionCall& c) {
     return bad("heads", "must be 1 to 16 times kv_heads");
   if (c.head_dim <= 0 || c.head_dim % 16 != 0 || c.head_dim > 256)
     return bad("head_dim", "must be a multiple of 16 up to 256");
-  if (is_e4m3(c) && c.head_dim > 128) return bad("head_dim", "must be at most 128 with an E4M3 cache");
   if (c.sequences <= 0 || int64_t{c.sequences} * c.kv_heads > kMaxAttentionRows)
     return bad("sequences", "must be positive, and sequences * kv_heads at most 65536");
   return ok_status();

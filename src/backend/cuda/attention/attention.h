@@ -16,7 +16,7 @@ namespace nfp::cuda {
 
 enum class KvType : uint8_t {
   kF16,
-  kE4m3,  // a number is worth code * scale; head_dim up to 128
+  kE4m3,  // a number is worth code * scale
 };
 
 // One layer's cache. Keys and values are each [blocks, kv_heads, block_size, head_dim].

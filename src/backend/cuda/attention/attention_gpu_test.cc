@@ -510,7 +510,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionShapesGpu,
                                            Shape{8, 2, 128, 64, 30.0f, 1}, Shape{32, 8, 128, 16, 0.0f, 1024},
                                            Shape{8, 2, 128, 16, 0.0f, 0, true}, Shape{4, 4, 64, 32, 20.0f, 0, true},
                                            Shape{16, 1, 128, 64, 0.0f, 200, true}, Shape{14, 2, 80, 16, 0.0f, 0, true},
-                                           Shape{12, 1, 64, 16, 0.0f, 0, true}),
+                                           Shape{12, 1, 64, 16, 0.0f, 0, true}, Shape{8, 1, 256, 16, 0.0f, 0, true},
+                                           Shape{2, 1, 256, 32, 50.0f, 300, true}, Shape{12, 1, 256, 64, 0.0f, 0, true},
+                                           Shape{4, 2, 160, 16, 0.0f, 0, true}, Shape{16, 1, 192, 32, 20.0f, 100, true},
+                                           Shape{8, 4, 240, 16, 0.0f, 17, true}),
                          [](const auto& tested) {
                            const Shape& s = tested.param;
                            return std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" +
@@ -656,7 +659,8 @@ TEST_F(AttentionGpu, BlocksDrawSeveralPromptsEach) {
   sequences.reserve(70);
   for (int i = 0; i < 70; ++i) sequences.push_back({1 + i * 13 % 40, 1 + i * 13 % 40 + i % 4 * 40});
   for (const Shape shape : {Shape{8, 8, 64}, Shape{8, 8, 128}, Shape{8, 8, 256}, Shape{8, 8, 64, 16, 0.0f, 0, true},
-                            Shape{16, 8, 128, 32, 0.0f, 0, true}}) {
+                            Shape{16, 8, 128, 32, 0.0f, 0, true}, Shape{8, 8, 256, 16, 0.0f, 0, true},
+                            Shape{16, 8, 176, 32, 0.0f, 0, true}}) {
     SCOPED_TRACE(testing::Message() << shape.head_dim << (shape.e4m3 ? " E4M3" : ""));
     const Batch batch(shape, sequences, 11);
     ASSERT_TRUE(run_prefill(batch.call(0, batch.sequences()), nullptr).ok());
@@ -674,10 +678,13 @@ TEST_F(AttentionGpu, RowsCutBetweenBlocks) {
   ragged.reserve(90);
   for (int i = 0; i < 90; ++i) ragged.push_back({1, i % 9 == 0 ? 1500 + i : 1 + i * 37 % 400});
   const std::vector<Sequence> long_one{{1, 9001}};
-  for (const Shape shape : {Shape{4, 1, 128}, Shape{16, 1, 256}, Shape{9, 3, 64}, Shape{8, 2, 80, 32},
-                            Shape{2, 1, 128, 64, 30.0f, 700}, Shape{8, 2, 128, 16, 0.0f, 0, true}}) {
+  for (const Shape shape :
+       {Shape{4, 1, 128}, Shape{16, 1, 256}, Shape{9, 3, 64}, Shape{8, 2, 80, 32}, Shape{2, 1, 128, 64, 30.0f, 700},
+        Shape{8, 2, 128, 16, 0.0f, 0, true}, Shape{8, 2, 256, 16, 0.0f, 0, true},
+        Shape{16, 1, 256, 32, 50.0f, 700, true}, Shape{6, 3, 160, 16, 0.0f, 0, true}}) {
     for (const std::vector<Sequence>& sequences : {ragged, long_one}) {
-      SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.head_dim << ", " << sequences.size());
+      SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.head_dim
+                                      << (shape.e4m3 ? " E4M3, " : ", ") << sequences.size());
       const Batch batch(shape, sequences, 9);
       AttentionCall call = batch.call(0, batch.sequences());
       const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
@@ -697,21 +704,25 @@ TEST_F(AttentionGpu, DeterministicDecodeDoesNotSeeItsNeighbours) {
   std::vector<Sequence> sequences;
   sequences.reserve(40);
   for (int i = 0; i < 40; ++i) sequences.push_back({1, 1 + i * 211 % 9000});
-  const Batch batch({8, 2, 128}, sequences, 5);
-  AttentionCall call = batch.call(0, batch.sequences());
-  call.deterministic = true;
-  const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
-  attach(call, workspace);
-  ASSERT_TRUE(run_decode(call, nullptr).ok());
-  const std::vector<uint16_t> together = batch.out();
-  batch.poison();
-  for (int s = 0; s < batch.sequences(); ++s) {
-    AttentionCall alone = batch.call(s, 1);
-    alone.deterministic = true;
-    attach(alone, workspace);
-    ASSERT_TRUE(run_decode(alone, nullptr).ok());
+  for (const Shape shape :
+       {Shape{8, 2, 128}, Shape{8, 2, 256, 16, 0.0f, 0, true}, Shape{16, 1, 256, 16, 0.0f, 0, true}}) {
+    SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.head_dim << (shape.e4m3 ? " E4M3" : ""));
+    const Batch batch(shape, sequences, 5);
+    AttentionCall call = batch.call(0, batch.sequences());
+    call.deterministic = true;
+    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+    attach(call, workspace);
+    ASSERT_TRUE(run_decode(call, nullptr).ok());
+    const std::vector<uint16_t> together = batch.out();
+    batch.poison();
+    for (int s = 0; s < batch.sequences(); ++s) {
+      AttentionCall alone = batch.call(s, 1);
+      alone.deterministic = true;
+      attach(alone, workspace);
+      ASSERT_TRUE(run_decode(alone, nullptr).ok());
+    }
+    EXPECT_EQ(batch.out(), together);
   }
-  EXPECT_EQ(batch.out(), together);
 }
 
 TEST_F(AttentionGpu, CapturedGraphReplaysWithAnotherBatch) {

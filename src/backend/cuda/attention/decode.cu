@@ -7,11 +7,7 @@ template <int kRows, bool kE4m3>
 AttentionKernel choose(int dim) {
   if (dim == 64) return describe_decode<64, kRows, kE4m3>();
   if (dim == 128) return describe_decode<128, kRows, kE4m3>();
-  if constexpr (kE4m3) {
-    return {};
-  } else {
-    return describe_decode<256, kRows, false>();
-  }
+  return describe_decode<256, kRows, kE4m3>();
 }
 
 }  // namespace

@@ -23,6 +23,7 @@
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/warp.cuh"
 
 namespace nfp::cuda {
 
@@ -40,6 +41,16 @@ struct DecodeLayout {
   static constexpr int kBlocks = kRingBytes > 112 * 1024 ? 0 : 2;  // on an SM: what shared memory has room for; 0 = 1
 };
 
+// threadIdx.x, read anew at each use where the products leave no register for it.
+template <int kDim, bool kE4m3>
+__device__ __forceinline__ uint32_t decode_thread() {
+  if constexpr (kDim == 256 && kE4m3) {
+    return ptx::read_thread();
+  } else {
+    return threadIdx.x;
+  }
+}
+
 // Tile `tile` of the walk's row, from cache block `block`, into a stage: keys, then values. Rows past the context
 // become zeros, since what is there may be no number. Row `left_out` is left alone; -1 = none.
 template <int kDim, bool kE4m3>
@@ -47,7 +58,7 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
                                                  uint32_t stage, int left_out) {
   using Tile = KvTile<kDim, kE4m3>;
   constexpr int kRowsAtOnce = 32 / Tile::kChunks;
-  const int lane = threadIdx.x % 32;
+  const int lane = decode_thread<kDim, kE4m3>() % 32;
   const int chunk = lane % Tile::kChunks, row0 = lane / Tile::kChunks;
   if (chunk * Tile::kChunkColumns >= p.a.head_dim) return;
   const int key = (walk.first_tile + tile) * kDecodeTile;
@@ -95,7 +106,9 @@ struct DecodeState {
   float base[kHalves][2];
   float sum[kHalves][2];  // of this lane's keys
 
-  static __device__ __forceinline__ int head(int h, int j) { return h * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j; }
+  static __device__ __forceinline__ int head(int h, int j) {
+    return h * 8 + static_cast<int>(decode_thread<kDim, kE4m3>()) % 4 * 2 + j;
+  }
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {

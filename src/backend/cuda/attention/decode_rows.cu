@@ -7,10 +7,10 @@ template <int kRows, bool kE4m3>
 AttentionKernel choose(int dim) {
   if (dim == 64) return describe_decode_rows<64, kRows, kE4m3>();
   if (dim == 128) return describe_decode_rows<128, kRows, kE4m3>();
-  if constexpr (kE4m3 || kRows == 16) {  // one warp has not the registers for 16 rows of 256
+  if constexpr (kRows == 16) {  // one warp has not the registers for 16 rows of 256
     return {};
   } else {
-    return describe_decode_rows<256, kRows, false>();
+    return describe_decode_rows<256, kRows, kE4m3>();
   }
 }
 

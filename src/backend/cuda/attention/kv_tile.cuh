@@ -36,31 +36,43 @@ struct KvTile {
   }
 
   // Steps of 16 columns that are loaded at once: two, but where registers are few.
-  static constexpr int kSteps = kDim == 256 ? 1 : 2;
+  static constexpr int kSteps = kDim == 256 && !kE4m3 ? 1 : 2;
+
+  // The address that this lane gives to ldmatrix for the codes of step `step`, which is even, and of the next.
+  static __device__ __forceinline__ uint32_t codes_address(uint32_t tile, int step) {
+    const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8;
+    if constexpr (kDim == 256) {
+      // The same number, as a tile begins at a multiple of 128, but not kept in registers from the keys to the values,
+      // which lie in their tile alike.
+      return ((tile + byte(row, lane / 16)) ^ (step % 8 * 16)) + step / 8 * 128;
+    } else {
+      return tile + byte(row, step + lane / 16);
+    }
+  }
 
   // The 16 keys at `tile` as the rows of an mma: a[s] is the operand of step `step` + s.
   static __device__ __forceinline__ void keys_as_rows(uint32_t tile, int step, uint32_t (&a)[kSteps][4]) {
-    const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8;
     if constexpr (kE4m3) {
       uint32_t codes[4];  // of eight keys each: lower, upper, and the next step's
-      ptx::load_matrix_x4(tile + byte(row, step + lane / 16), codes);
+      ptx::load_matrix_x4(codes_address(tile, step), codes);
 #pragma unroll
       for (int i = 0; i < 4; ++i) widen_codes(codes[i], a[i / 2][i % 2], a[i / 2][2 + i % 2]);
     } else {
+      const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) ptx::load_matrix_x4(tile + byte(row, (step + s) * 2 + lane / 16), a[s]);
     }
   }
   // The values at `tile` transposed, columns as rows: see value_column.
   static __device__ __forceinline__ void values_as_columns(uint32_t tile, int step, uint32_t (&a)[kSteps][4]) {
-    const int lane = threadIdx.x % 32;
     if constexpr (kE4m3) {
       uint32_t codes[4];  // as of keys
-      ptx::load_matrix_x4_trans(tile + byte(lane / 8 % 2 * 8 + lane % 8, step + lane / 16), codes);
+      ptx::load_matrix_x4_trans(codes_address(tile, step), codes);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         widen_codes(__byte_perm(codes[i], 0, 0x3120), a[i / 2][i % 2 * 2], a[i / 2][i % 2 * 2 + 1]);
     } else {
+      const int lane = threadIdx.x % 32;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
         ptx::load_matrix_x4_trans(tile + byte(lane / 16 * 8 + lane % 8, (step + s) * 2 + lane / 8 % 2), a[s]);

@@ -115,13 +115,6 @@ __device__ __forceinline__ void softmax_tile(const AttentionParams& p, float (&s
   }
 }
 
-// threadIdx.x, but not kept in registers from its last use to this one.
-__device__ __forceinline__ uint32_t read_thread() {
-  uint32_t thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
 constexpr int kRowsBarrier = 1;  // named barriers of prefill: 1, 2 one warpgroup; 3 both; 4, 5 turns
 
 // Queries of a warpgroup's rows, zeros where there are none, in the swizzle that copies of keys have: under way, once
@@ -181,7 +174,7 @@ template <int kDim>
 __device__ __forceinline__ void hide_values(uint32_t values, int hidden_from) {
   using Layout = PrefillLayout<kDim>;
   constexpr int kChunks = kDim / 8;
-  for (int i = static_cast<int>(read_thread()) - 128; i < (Layout::kKeys - hidden_from) * kChunks; i += 256) {
+  for (int i = static_cast<int>(ptx::read_thread()) - 128; i < (Layout::kKeys - hidden_from) * kChunks; i += 256) {
     const int row = hidden_from + i / kChunks, chunk = i % kChunks;
     ptx::store_shared_16(values + chunk / 8 * Layout::kBandBytes + row * 128 + chunk % 8 * 16, make_uint4(0, 0, 0, 0));
   }
@@ -351,6 +344,7 @@ __global__ __launch_bounds__(PrefillLayout<kDim, kE4m3>::kThreads,
   __shared__ __align__(8) uint64_t barrier_words[PrefillBarriers::kCount];
   __shared__ PrefillTile places[PrefillTiles::kPlaces];
   static_assert(Layout::kStages == 2);
+  static_assert(Layout::kSharedBytes + sizeof barrier_words + sizeof places <= 227 * 1024);  // what a block can have
   const PrefillBarriers barriers{ptx::shared_address(barrier_words)};
   const PrefillTiles tiles{places, barriers};
   const uint32_t q_shared =

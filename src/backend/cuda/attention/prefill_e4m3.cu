@@ -3,7 +3,14 @@
 namespace nfp::cuda {
 
 AttentionKernel prefill_e4m3_kernel(int dim) {
-  return dim == 64 ? describe_prefill<64, true>() : describe_prefill<128, true>();
+  switch (dim) {
+    case 64:
+      return describe_prefill<64, true>();
+    case 128:
+      return describe_prefill<128, true>();
+    default:
+      return describe_prefill<256, true>();
+  }
 }
 
 }  // namespace nfp::cuda

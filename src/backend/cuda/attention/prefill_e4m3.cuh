@@ -1,8 +1,8 @@
 // The producers of prefill.cuh over an E4M3 cache: they make FP16 of the codes on their way, exactly, into the same
 // ring, so that the products are those over an FP16 cache.
 //
-// Every thread has the same places of each tile: it copies its codes to shared memory that is its own, three tiles
-// ahead, and widens them from there, so producers wait for nobody but the consumers.
+// Every thread has the same places of each tile: it copies its codes to shared memory that is its own, two or three
+// tiles ahead, and widens them from there, so producers wait for nobody but the consumers.
 #pragma once
 
 #include "backend/cuda/attention/kv_tile.cuh"

@@ -16,8 +16,8 @@ struct PrefillLayout {
   static constexpr int kGroupQBytes = kGroupRows * kDim * 2;
   static constexpr int kBandBytes = kKeys * 128;
   static constexpr int kTileBytes = kBands * kBandBytes;
-  static constexpr int kAlignment = 1024;           // the swizzle's period
-  static constexpr int kCodeTiles = kE4m3 ? 3 : 0;  // of keys or values before they are FP16
+  static constexpr int kAlignment = 1024;                              // the swizzle's period
+  static constexpr int kCodeTiles = !kE4m3 ? 0 : kDim <= 128 ? 3 : 2;  // of keys or values before they are FP16
   static constexpr int kCodeTileBytes = kKeys * kDim;
   static constexpr int kSharedBytes =
       kAlignment + 2 * kGroupQBytes + 2 * kStages * kTileBytes + kCodeTiles * kCodeTileBytes;

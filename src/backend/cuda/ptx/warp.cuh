@@ -18,6 +18,13 @@ __device__ __forceinline__ T warp_scan(T v, uint32_t lane) {
 
 namespace ptx {
 
+// threadIdx.x, but not kept in registers from its last use to this one.
+__device__ __forceinline__ uint32_t read_thread() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // What every lane of a warp has, so that the compiler knows it too. Loops whose bounds are known to be a warp's, and at
 // whose ends the warp is known to be together again (__syncwarp), keep addresses and descriptors in uniform registers;
 // elsewhere each descriptor of a product goes through ordinary ones (R2UR), which holds the product up

@@ -30,16 +30,23 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
 }
 
+// What a warp tells the cluster.
+struct alignas(16) Told {
+  uint64_t word;
+  double sum;
+};
+
 struct alignas(16) RowShared {
   SamplingRow row;
   uint64_t parts[kSampleWarps][kMaxValues];
   uint64_t mail[2][kSampleBlocks][kMaxValues];
-  uint64_t table[2][kSampleBlocks * kSampleWarps];  // a value of each warp of the cluster
-  uint64_t sorted[kListSize];                       // key << 32 | ~place in the list
-  uint32_t list_key[kListSize];                     // candidates in order of id, in the cluster's first block
+  Told table[2][kSampleBlocks * kSampleWarps];  // of each warp of the cluster
+  uint64_t sorted[kListSize];                   // key << 32 | ~place in the list
+  uint32_t list_key[kListSize];                 // candidates in order of id, in the cluster's first block
   int32_t list_id[kListSize];
   double scan[kSampleWarps];
-  int32_t lowest, highest;  // for searches of one block
+  int32_t lowest;     // for searches of one block
+  uint32_t bound[2];  // of nth_largest()
   int32_t token;
   int32_t is_last;
 };
@@ -50,6 +57,11 @@ __device__ __forceinline__ void store_remote(const void* place, uint32_t rank, u
 }
 __device__ __forceinline__ void store_remote(const void* place, uint32_t rank, uint32_t value) {
   asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(ptx::map_to_rank(ptx::shared_address(place), rank)), "r"(value)
+               : "memory");
+}
+__device__ __forceinline__ void store_remote(const void* place, uint32_t rank, const Told& told) {
+  asm volatile("st.shared::cluster.v2.b64 [%0], {%1, %2};" ::"r"(ptx::map_to_rank(ptx::shared_address(place), rank)),
+               "l"(told.word), "l"(__double_as_longlong(told.sum))
                : "memory");
 }
 
@@ -73,6 +85,7 @@ struct ClusterRow {
   __device__ int32_t first_id() const { return static_cast<int32_t>((rank * kSampleWarps + warp) * segment); }
   __device__ uint32_t* warp_keys() const { return keys + warp * segment; }
   __device__ bool leads() const { return rank == 0; }
+  __device__ uint32_t warps() const { return blocks * kSampleWarps; }  // of the cluster
 
   // f(keys of four neighbours, id of the first) for all of this warp's ids; a warp's lanes have neighbouring fours.
   template <int kUnroll = 1, typename F>
@@ -158,13 +171,30 @@ struct ClusterRow {
     return best;
   }
 
-  // Every thread gets one value of each warp of the cluster, in order of their ids.
-  __device__ __forceinline__ const uint64_t* tell(uint64_t value) {
-    if (lane < blocks) store_remote(&shared.table[parity][rank * kSampleWarps + warp], lane, value);
-    ptx::cluster_sync();
-    const uint64_t* all = shared.table[parity];
+  // Every thread gets what each warp of the cluster tells, in order of their ids. `meanwhile` runs before the others'
+  // words are there.
+  template <typename F>
+  __device__ __forceinline__ const Told* tell(uint64_t word, double sum, F meanwhile) {
+    if (lane < blocks) store_remote(&shared.table[parity][rank * kSampleWarps + warp], lane, Told{word, sum});
+    ptx::cluster_arrive();
+    meanwhile();
+    __syncwarp();
+    ptx::cluster_wait();
+    const Told* all = shared.table[parity];
     parity ^= 1;
     return all;
+  }
+  __device__ __forceinline__ const Told* tell(uint64_t word, double sum = 0) {
+    return tell(word, sum, [] {});
+  }
+
+  // One word of the first block to every thread of the cluster.
+  __device__ __forceinline__ uint64_t hear_leader(uint64_t word) {
+    if (leads() && threadIdx.x < blocks) store_remote(&shared.mail[parity][0][0], threadIdx.x, word);
+    ptx::cluster_sync();
+    const uint64_t heard = shared.mail[parity][0][0];
+    parity ^= 1;
+    return heard;
   }
 };
 

@@ -1,9 +1,11 @@
-// Logits from global memory into the cluster's shared memory, with bias, mask and penalties, and what is known of them
-// once they have gone by: each thread's largest and what they weigh.
+// Logits from global memory into the cluster's shared memory, with bias, mask and penalties, as keys; and what the
+// warps know of them before they have told each other anything. A thread reads what it has written itself.
 #pragma once
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/sampling/cluster_row.cuh"
 #include "backend/cuda/sampling/weigh.cuh"
 
@@ -20,60 +22,19 @@ __device__ __forceinline__ float4 load_four(const float* logits, int32_t id, int
   return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-// Stores the keys of what it is given and weighs them while they are in registers: relative to the warp's largest so
-// far, so that no thread waits for other warps.
-struct Loader {
-  const ClusterRow& row;
-  float factor;  // of the weights; 0 = they are not asked for
-  uint32_t largest = kPaddingKey;
-  double sum = 0;  // this lane's weights, relative to `reference`
-  uint32_t reference = kPaddingKey;
-
-  // v[j]: the lane's four ids in stretch j of those from id first_id() + i on.
-  template <int kUnroll>
-  __device__ __forceinline__ void take(const float4 (&v)[kUnroll], int i) {
-    const int32_t first = row.first_id() + static_cast<int32_t>(row.lane) * 4 + i;
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      if (i + j * kStretch >= row.segment) break;
-      const int32_t id = first + j * kStretch;
-      uint4 key = make_uint4(key_of(v[j].x), key_of(v[j].y), key_of(v[j].z), key_of(v[j].w));
-      if (id + 3 >= row.vocab) {
-        key.x = id < row.vocab ? key.x : kPaddingKey;
-        key.y = id + 1 < row.vocab ? key.y : kPaddingKey;
-        key.z = id + 2 < row.vocab ? key.z : kPaddingKey;
-        key.w = kPaddingKey;
-      }
-      largest = max(max(largest, max(key.x, key.y)), max(key.z, key.w));
-      reinterpret_cast<uint4*>(row.warp_keys())[(i + j * kStretch) / 4 + static_cast<int>(row.lane)] = key;
-    }
-    if (factor == 0.0f) return;
-    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, largest);
-    const Weigh weigh{logit_of(of_warp), factor};
-    if (of_warp != reference) sum *= static_cast<double>(weigh(reference));
-    reference = of_warp;
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      if (i + j * kStretch >= row.segment) break;
-      sum += static_cast<double>((weigh.of_logit(v[j].x) + weigh.of_logit(v[j].y)) +
-                                 (weigh.of_logit(v[j].z) + weigh.of_logit(v[j].w)));
-    }
-  }
-};
-
+// This warp's logits to where its keys will be; there after copy_async_wait().
 template <bool kAligned>
-__device__ __forceinline__ void load_row(Loader& loader, const float* logits) {
-  constexpr int kUnroll = 8;
-  const ClusterRow& row = loader.row;
+__device__ __forceinline__ void copy_row(const ClusterRow& row, const float* logits) {
+  float4* mine = reinterpret_cast<float4*>(row.warp_keys()) + row.lane;
   const int32_t first = row.first_id() + static_cast<int32_t>(row.lane) * 4;
-  for (int i = 0; i < row.segment; i += kUnroll * kStretch) {
-    float4 v[kUnroll];
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      if (i + j * kStretch < row.segment) v[j] = load_four<kAligned>(logits, first + i + j * kStretch, row.vocab);
-    }
-    loader.take(v, i);
+  if (kAligned && row.first_id() + row.segment <= row.vocab) {  // all in flight at once, in no registers
+#pragma unroll 4
+    for (int i = 0; i < row.segment; i += kStretch)
+      ptx::copy_async_16(ptx::shared_address(mine + i / 4), logits + first + i);
+    return;
   }
+#pragma unroll 4
+  for (int i = 0; i < row.segment; i += kStretch) mine[i / 4] = load_four<kAligned>(logits, first + i, row.vocab);
 }
 
 struct Adjustment {
@@ -120,58 +81,78 @@ __device__ __forceinline__ uint4 load_counts(const uint32_t* counts, int32_t id,
                     id + 2 < vocab ? counts[id + 2] : 0, id + 3 < vocab ? counts[id + 3] : 0);
 }
 
-// load_row with bias, mask and penalties, in this order.
-template <bool kAligned>
-__device__ __forceinline__ void load_adjusted(Loader& loader, const float* logits, const Adjustment& a) {
-  constexpr int kUnroll = 4;
-  const ClusterRow& row = loader.row;
-  float4* mine = reinterpret_cast<float4*>(row.warp_keys()) + row.lane;
+// Copied logits become keys, kAdjusts: masked and penalised. Returns this thread's largest.
+template <bool kAdjusts>
+__device__ __forceinline__ uint32_t make_keys(const ClusterRow& row, const Adjustment& a) {
+  constexpr int kUnroll = kAdjusts ? 2 : 4;
+  uint4* mine = reinterpret_cast<uint4*>(row.warp_keys()) + row.lane;
   const int32_t first = row.first_id() + static_cast<int32_t>(row.lane) * 4;
-  if (a.bias != nullptr) {  // tokens are scattered: first the logits, then the biases on top
-#pragma unroll 4
-    for (int i = 0; i < row.segment; i += kStretch) mine[i / 4] = load_four<kAligned>(logits, first + i, row.vocab);
-    __syncthreads();
-    const auto begin = static_cast<int32_t>(row.rank * kSampleWarps) * row.segment;
-    const int32_t end = min(row.vocab, begin + kSampleWarps * row.segment);
-    for (int i = threadIdx.x; i < a.bias_count; i += kSampleThreads) {
-      const LogitBias bias = a.bias[i];
-      if (bias.token >= begin && bias.token < end) reinterpret_cast<float*>(row.keys)[bias.token - begin] += bias.value;
-    }
-    __syncthreads();
-  }
+  uint32_t largest = kPaddingKey;
   for (int i = 0; i < row.segment; i += kUnroll * kStretch) {
-    float4 v[kUnroll];
     uint32_t word[kUnroll];
     uint4 count[kUnroll];
 #pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      const int at = i + j * kStretch;
-      if (at >= row.segment) break;
-      const int32_t id = first + at;
-      v[j] = a.bias != nullptr ? mine[at / 4] : load_four<kAligned>(logits, id, row.vocab);
+    for (int j = 0; kAdjusts && j < kUnroll; ++j) {
+      if (i + j * kStretch >= row.segment) break;
+      const int32_t id = first + i + j * kStretch;
       if (a.allowed != nullptr) word[j] = id / 32 < a.allowed_words ? a.allowed[id / 32] : 0;
       if (a.counts != nullptr) count[j] = load_counts(a.counts, id, row.vocab);
     }
+    if (i == 0) ptx::copy_async_wait();
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
       if (i + j * kStretch >= row.segment) break;
-      if (a.allowed != nullptr) {  // four ids lie in one word
-        const uint32_t bits = word[j] >> ((first + i + j * kStretch) % 32);
+      const int32_t id = first + i + j * kStretch;
+      float4 v = reinterpret_cast<const float4*>(mine)[(i + j * kStretch) / 4];
+      if (kAdjusts && a.allowed != nullptr) {  // four ids lie in one word
+        const uint32_t bits = word[j] >> (id % 32);
         const float none = __uint_as_float(0xff800000u);
-        v[j].x = (bits & 1u) != 0 ? v[j].x : none;
-        v[j].y = (bits & 2u) != 0 ? v[j].y : none;
-        v[j].z = (bits & 4u) != 0 ? v[j].z : none;
-        v[j].w = (bits & 8u) != 0 ? v[j].w : none;
+        v.x = (bits & 1u) != 0 ? v.x : none;
+        v.y = (bits & 2u) != 0 ? v.y : none;
+        v.z = (bits & 4u) != 0 ? v.z : none;
+        v.w = (bits & 8u) != 0 ? v.w : none;
       }
-      if (a.counts != nullptr && (count[j].x | count[j].y | count[j].z | count[j].w) != 0) {
-        a.penalise(v[j].x, count[j].x);
-        a.penalise(v[j].y, count[j].y);
-        a.penalise(v[j].z, count[j].z);
-        a.penalise(v[j].w, count[j].w);
+      if (kAdjusts && a.counts != nullptr && (count[j].x | count[j].y | count[j].z | count[j].w) != 0) {
+        a.penalise(v.x, count[j].x);
+        a.penalise(v.y, count[j].y);
+        a.penalise(v.z, count[j].z);
+        a.penalise(v.w, count[j].w);
       }
+      uint4 key = make_uint4(key_of(v.x), key_of(v.y), key_of(v.z), key_of(v.w));
+      if (id + 3 >= row.vocab) {
+        key.x = id < row.vocab ? key.x : kPaddingKey;
+        key.y = id + 1 < row.vocab ? key.y : kPaddingKey;
+        key.z = id + 2 < row.vocab ? key.z : kPaddingKey;
+        key.w = kPaddingKey;
+      }
+      largest = max(max(largest, max(key.x, key.y)), max(key.z, key.w));
+      mine[(i + j * kStretch) / 4] = key;
     }
-    loader.take(v, i);
   }
+  return largest;
+}
+
+// Copied logits get the row's biases: any thread's tokens.
+__device__ __forceinline__ void add_bias(const ClusterRow& row, const Adjustment& a) {
+  ptx::copy_async_wait();
+  __syncthreads();
+  const auto begin = static_cast<int32_t>(row.rank() * kSampleWarps) * row.segment;
+  const int32_t end = min(row.vocab, begin + kSampleWarps * row.segment);
+  for (int i = threadIdx.x; i < a.bias_count; i += kSampleThreads) {
+    const LogitBias bias = a.bias[i];
+    if (bias.token >= begin && bias.token < end) reinterpret_cast<float*>(row.keys)[bias.token - begin] += bias.value;
+  }
+  __syncthreads();
+}
+
+// What this warp's tokens weigh relative to its largest.
+__device__ __forceinline__ double weigh_warp(const ClusterRow& row, uint32_t largest, float factor) {
+  const Weigh weigh{logit_of(largest), factor};
+  double sum = 0;
+  row.for_each_four<2>([&](const uint4& four, int32_t) {
+    sum += static_cast<double>((weigh(four.x) + weigh(four.y)) + (weigh(four.z) + weigh(four.w)));
+  });
+  return warp_sum(sum);
 }
 
 }  // namespace nfp::cuda

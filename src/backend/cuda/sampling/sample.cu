@@ -26,15 +26,6 @@ __device__ __forceinline__ Largest largest_of(const ClusterRow& row, const Told*
   return {most, __reduce_min_sync(0xffffffffu, key == most ? warp : 0xffffffffu)};
 }
 
-// By a whole warp: the token is known to its block, or to the cluster after its next barrier.
-__device__ __forceinline__ void tell_token(const ClusterRow& row, int32_t token, bool to_all) {
-  if (to_all) {
-    if (row.lane < row.blocks) store_remote(&row.shared.token, row.lane, static_cast<uint32_t>(token));
-  } else if (row.lane == 0) {
-    row.shared.token = token;
-  }
-}
-
 // The first of this warp's ids that has the key.
 __device__ __forceinline__ int32_t first_with(const ClusterRow& row, uint32_t wanted) {
   uint32_t first = 0xffffffffu;
@@ -79,7 +70,7 @@ struct KeptWeights {
 
 // The id where the running sum of this warp's weights passes `left`, or the last with a weight.
 __device__ __forceinline__ int32_t draw_from_warp(const ClusterRow& row, double left, const KeptWeights& weights) {
-  constexpr int kGroup = 8;  // stretches whose sums are found at once
+  constexpr int kGroup = 4;  // stretches whose sums are found at once
   const int32_t first = row.first_id() + static_cast<int32_t>(row.lane) * 4;
   const auto last_of = [&](const float(&w)[4], int i, uint32_t last) {  // plus one
 #pragma unroll
@@ -138,13 +129,21 @@ __device__ __forceinline__ int32_t draw_from_warp(const ClusterRow& row, double 
     last = last_of(w, i, last);
   }
   last = __reduce_max_sync(0xffffffffu, last);
-  return last > 0 ? static_cast<int32_t>(last) - 1 : first_with(row, __reduce_max_sync(0xffffffffu, weights.key));
+  if (last > 0) return static_cast<int32_t>(last) - 1;
+  uint32_t largest = 0;  // rounding to no weight at all
+  row.for_each_four(
+      [&](const uint4& four, int32_t) { largest = max(max(largest, max(four.x, four.y)), max(four.z, four.w)); });
+  return first_with(row, __reduce_max_sync(0xffffffffu, largest));
 }
 
-// Draws in order of id given the weights of the row's warps, kTold of them a lane. The token is in the block that is
-// returned.
-__device__ __forceinline__ uint32_t draw_from_warps(const ClusterRow& row, const double (&sum)[kTold],
-                                                    const KeptWeights& weights, double u, bool told_all) {
+struct Drawn {
+  uint32_t warp;  // of the cluster, which has the token
+  int32_t token;
+};
+
+// Draws in order of id given the weights of the row's warps, kTold of them a lane.
+__device__ __forceinline__ Drawn draw_from_warps(const ClusterRow& row, const double (&sum)[kTold],
+                                                 const KeptWeights& weights, double u) {
   double of_lane = 0;
 #pragma unroll
   for (const double of_warp : sum) of_lane += of_warp;
@@ -171,21 +170,19 @@ __device__ __forceinline__ uint32_t draw_from_warps(const ClusterRow& row, const
     owner = last;
     left = __longlong_as_double(0x7ff0000000000000ll);
   }
-  if (row.rank * kSampleWarps + row.warp == owner) tell_token(row, draw_from_warp(row, left, weights), told_all);
-  return owner / kSampleWarps;
+  return {owner, owner == row.me() ? draw_from_warp(row, left, weights) : 0};
 }
 
 // The same where the warps have not weighed what is kept.
-__device__ __forceinline__ uint32_t draw_from_row(ClusterRow& row, const Kept& kept, const Weigh& weigh, double u,
-                                                  bool told_all) {
+__device__ __forceinline__ Drawn draw_from_row(ClusterRow& row, const Kept& kept, const Weigh& weigh, double u) {
   KeptWeights weights{row, weigh, kept.key, kept.ties};
   if (kept.ties != Kept::kAll) {
     uint32_t equal = 0;
-    row.for_each_four<2>([&](const uint4& four, int32_t) {
+    row.for_each_four([&](const uint4& four, int32_t) {
       equal += (four.x == kept.key) + (four.y == kept.key) + (four.z == kept.key) + (four.w == kept.key);
     });
     const Told* all = row.tell(__reduce_add_sync(0xffffffffu, equal));
-    const uint32_t me = row.rank * kSampleWarps + row.warp;
+    const uint32_t me = row.me();
     uint32_t before = 0;
     for (uint32_t i = row.lane; i < me; i += 32) before += static_cast<uint32_t>(all[i].word);
     before = __reduce_add_sync(0xffffffffu, before);
@@ -206,7 +203,7 @@ __device__ __forceinline__ uint32_t draw_from_row(ClusterRow& row, const Kept& k
     const uint32_t at = row.lane * kTold + i;
     sum[i] = at < row.warps() ? told[at].sum : 0.0;
   }
-  return draw_from_warps(row, sum, weights, u, told_all);
+  return draw_from_warps(row, sum, weights, u);
 }
 
 // The smallest key whose weight is at least min_p: 32 keys at a time.
@@ -232,111 +229,119 @@ __device__ __forceinline__ uint32_t below_lowest_key(const SamplingRow& s, uint3
   return min(key_of(maximum + down - 1e-6f * (fabsf(maximum) - down)), best);
 }
 
-struct Limits {
-  bool k, p, min;
+// All of what is kept, for a search within.
+__device__ __forceinline__ Bracket whole_of(ClusterRow& row, const Kept& kept, uint32_t best, const Weigh& weigh) {
+  const uint32_t next = min(kept.key + 1, best), threshold[kThresholds] = {kept.key, next, next, next};
+  const ClusterRow::Mail mail = measure<true>(row, {kMinusInfinityKey, best + 1, 0, 0}, threshold, weigh);
+  const auto count = [&](int t) { return static_cast<uint32_t>(row.sum_of(mail, t)); };
+  const auto weight = [&](int t) { return row.sum_of(mail, kThresholds + t); };
+  if (kept.ties == Kept::kAll) return {kept.key, best + 1, count(0), 0, weight(0), 0.0};
+  const bool is_above = kept.key < best;
+  return {kept.key,
+          best + 1,
+          (is_above ? count(1) : 0) + kept.ties,
+          0,
+          (is_above ? weight(1) : 0.0) + kept.ties * static_cast<double>(weigh(kept.key)),
+          0.0,
+          kept.ties};
+}
+
+class Limits {
+ public:
   __device__ Limits(const SamplingRow& s, int32_t vocab)
-      : k(s.top_k > 0 && s.top_k < vocab), p(s.top_p < 1.0f), min(s.min_p > 0.0f) {}
-  __device__ bool any() const { return k || p || min; }
-  __device__ bool need_total() const { return !k && (p || !min); }  // the weight of all tokens
+      : bits_((s.top_k > 0 && s.top_k < vocab ? 1u : 0u) | (s.top_p < 1.0f ? 2u : 0u) | (s.min_p > 0.0f ? 4u : 0u)) {
+    asm volatile("" : "+r"(bits_));  // or it is three registers
+  }
+  __device__ bool k() const { return (bits_ & 1u) != 0; }
+  __device__ bool p() const { return (bits_ & 2u) != 0; }
+  __device__ bool min() const { return (bits_ & 4u) != 0; }
+  __device__ bool any() const { return bits_ != 0; }
+  __device__ bool need_total() const { return !k() && (p() || !min()); }  // the weight of all tokens
+
+ private:
+  uint32_t bits_;
 };
 
-// A token for temperature > 0, in the block that is returned. `best` is finite; `told` are the warps' largest keys and,
-// if a total is needed, what they weigh relative to those.
-__device__ __forceinline__ uint32_t draw(ClusterRow& row, const SamplingRow& s, uint32_t largest, uint32_t best,
-                                         const Told* told, double u, bool told_all) {
-  constexpr uint32_t kLowest = kMinusInfinityKey + 1;  // of tokens with a weight
+// A token for temperature > 0. `best` is finite; `told` are the warps' largest keys and, if a total is needed, what
+// they weigh relative to those.
+__device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uint32_t largest, uint32_t best,
+                                      const Told* told) {
   const Weigh weigh{logit_of(best), 1.0f / s.temperature};
   const Limits limited(s, row.vocab);
-  double sum[kTold] = {}, total = 0;
+  Kept kept;
+  double total = 0;
   if (limited.need_total()) {
+    double sum[kTold] = {};
 #pragma unroll
     for (uint32_t i = 0; i < kTold; ++i) {
       const uint32_t at = row.lane * kTold + i;
       if (at < row.warps()) sum[i] = told[at].sum * static_cast<double>(weigh(static_cast<uint32_t>(told[at].word)));
       total += sum[i];
     }
+    if (!limited.any()) return draw_from_warps(row, sum, {row, weigh, kept.key, kept.ties}, uniform(s.seed, s.draw));
     total = warp_sum(total);
   }
-  Kept kept;
-  if (!limited.any()) return draw_from_warps(row, sum, {row, weigh, kept.key, kept.ties}, u, told_all);
-
-  ListLimits limits{row.vocab, limited.k, limited.p ? static_cast<double>(s.top_p) : 1.0, 0.0, s.min_p, best};
-  if (limited.k) limits.top_k = s.top_k;
-  bool is_list = row.vocab <= kListSize, is_counted = false;
+  double target = s.top_p * total;
+  row.shared.target = target;  // every thread the same; for the list, which comes after searches that need registers
+  bool is_list = row.vocab <= kListSize;
   Candidates candidates;
   if (is_list) {
-    limits.of_list = true;
+    candidates = count(row, largest, kept, weigh);
   } else {
-    Bracket b{kNaNKey, best + 1, static_cast<uint32_t>(row.vocab), 0, total, 0.0};
-    Goal goal{!limited.k, limited.k ? s.top_k : limits.share * total};
-    limits.target = goal.wanted;
+    Bracket b{kMinusInfinityKey, best + 1, static_cast<uint32_t>(row.vocab), 0, total, 0.0};
     // A bound that the warps' largest give: few tokens reach it, and in most rows they are enough.
-    const uint32_t n = limited.k ? static_cast<uint32_t>(s.top_k) : limited.p ? row.warps() * 3 / 4 : 0;
-    bool is_settled = !limited.k && !limited.p;
+    const uint32_t n = limited.k() ? static_cast<uint32_t>(s.top_k) : limited.p() ? row.warps() * 3 / 4 : 0;
+    bool by_weight = limited.p();
     if (n <= row.warps()) {
-      kept.key = max(n > 0 ? nth_largest(row, told, n, 0) : below_lowest_key(s, best), kLowest);
-      const bool by_weight = goal.is_weight && limited.p;
-      const Counted mine = by_weight ? count_kept<true>(row, largest, kept, kAnyKey, weigh)
-                                     : count_kept<false>(row, largest, kept, kAnyKey, weigh);
-      candidates = sum_up(row, row.tell(mine.word(), mine.weight));
-      const uint32_t count = candidates.count(Kept::kAll);
-      const bool is_all = kept.key == kLowest;
-      if (!by_weight || is_all || candidates.weight >= goal.wanted) {
-        is_list = is_counted = count <= kListSize;
-        is_settled |= limited.k && is_all && count <= static_cast<uint32_t>(s.top_k);
+      kept.key = max(n > 0 ? nth_largest(row, told, n, 0) : below_lowest_key(s, best), kLowestKey);
+      candidates = count(row, largest, kept, weigh);
+      const uint32_t found = candidates.count;
+      const bool is_all = kept.key == kLowestKey;
+      if (limited.k() || !limited.p() || is_all || candidates.weight >= target) {
+        is_list = found <= kListSize;
         b.low = kept.key;
-        b.count_low = count;
-        if (by_weight) b.weight_low = candidates.weight;
+        b.count_low = found;
+        b.weight_low = candidates.weight;
       } else {
         b.high = kept.key;
-        b.count_high = count;
+        b.count_high = found;
         b.weight_high = candidates.weight;
       }
     }
-    if (!is_list && !is_settled) {
-      const Narrowed narrowed = narrow(row, largest, b, goal, weigh, limited.k ? 1.0f : s.temperature);
-      row.parity = narrowed.parity;
-      kept = narrowed.kept;
-      is_list = narrowed.is_list;
-      is_list |= limited.k && s.top_k <= kListSize;
-    }
-    if (!is_list && limited.k && limited.p) {  // top-p of a top-k that is no list
-      b = {kNaNKey, best + 1, 0, 0};
-      const uint32_t next = min(kept.key + 1, best), threshold[kThresholds] = {kept.key, next, next, next};
-      const Measured m = measure<true>(row, b, threshold, weigh);
-      double all = m.weight[0];
-      uint32_t count = m.count[0];
-      if (kept.ties != Kept::kAll) {
-        all = kept.key < best ? m.weight[1] : 0.0;
-        all += kept.ties * static_cast<double>(weigh(kept.key));
-        count = (kept.key < best ? m.count[1] : 0) + kept.ties;
+    if (!is_list) {
+      if (limited.k()) {
+        is_list = narrow<false>(row, largest, b, {false, static_cast<double>(s.top_k)}, weigh, 1.0f, kept);
+        is_list |= s.top_k <= kListSize;
+        by_weight &= !is_list;
+        if (by_weight) {  // top-p of a top-k that is no list
+          b = whole_of(row, kept, best, weigh);
+          target = s.top_p * b.weight_low;
+          row.shared.target = target;
+        }
       }
-      limits.of_list = false;
-      limits.target = limits.share * all;
-      goal = {true, limits.target};
-      b = {kept.key, best + 1, count, 0, all, 0.0, kept.ties};
-      const Narrowed narrowed = narrow(row, largest, b, goal, weigh, s.temperature);
-      row.parity = narrowed.parity;
-      kept = narrowed.kept;
-      is_list = narrowed.is_list;
+      if (by_weight) is_list = narrow<true>(row, largest, b, {true, target}, weigh, s.temperature, kept);
+      if (is_list) candidates = count(row, largest, kept, weigh);
     }
   }
-  if (limited.min && !is_list) {
+  const Limits limits_then(s, row.vocab);  // from shared memory again: a search needs the registers
+  if (limits_then.min() && !is_list) {
     const uint32_t low = lowest_key(weigh, s.min_p, best, row.lane);
     if (low > kept.key) kept = {low, Kept::kAll};
   }
-  if (!is_list) return draw_from_row(row, kept, weigh, u, told_all);
-  const int n =
-      is_counted ? collect(row, largest, kept, kAnyKey, candidates) : collect(row, largest, kept, kAnyKey, weigh);
-  if (row.leads()) {
-    const int32_t token = draw_from_list(row.shared, n, limits, weigh, u, row.warp, row.lane);
-    if (row.warp == 0) tell_token(row, token, told_all);
-  }
-  return 0;
+  if (!is_list) return draw_from_row(row, kept, weigh, uniform(s.seed, s.draw));
+  const int listed = collect(row, largest, kept, kAnyKey, candidates);
+  if (!row.leads()) return {0, 0};
+  const ListLimits limits{limits_then.k() ? s.top_k : row.vocab,
+                          row.vocab <= kListSize || (limits_then.k() && s.top_k <= kListSize),
+                          limits_then.p() ? static_cast<double>(s.top_p) : 1.0,
+                          row.shared.target,
+                          s.min_p,
+                          best};
+  return {0, draw_from_list(row.shared, listed, limits, weigh, uniform(s.seed, s.draw), row.warp, row.lane)};
 }
 
 // Of the raw logits, whose keys the row holds: log-probability and rank of `token`, and the top_n likeliest. `bound`: a
-// key that top_n tokens reach, or kNaNKey.
+// key that top_n tokens reach if so many are there.
 __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32_t best, uint32_t bound,
                                        const float* logits, int32_t token, int32_t top_n, SampledRow* out,
                                        TokenLogprob* top) {
@@ -346,7 +351,7 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
   const uint32_t own = max(key_of(logits[token]), kMinusInfinityKey);
   double sum = 0;
   uint32_t before = 0;
-  row.for_each_four<2>([&](const uint4& four, int32_t id) {
+  row.for_each_four([&](const uint4& four, int32_t id) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
     float part = 0;
 #pragma unroll
@@ -358,8 +363,9 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
   });
   Kept kept{bound, Kept::kAll};
   Counted mine;
-  if (top_n > 0) mine = count_kept<false>(row, largest, kept, kAnyKey, weigh);
-  Candidates candidates = sum_up(row, row.tell(mine.word(__reduce_add_sync(0xffffffffu, before)), warp_sum(sum)));
+  if (top_n > 0) mine = count_kept(row, largest, kept, kAnyKey, weigh);
+  Candidates candidates =
+      sum_up(row, row.tell(mine.word(__reduce_add_sync(0xffffffffu, before)), warp_sum(sum)), kept.ties);
   const double log_total = is_finite ? log(candidates.weight) : 0.0;
   const auto logprob_of = [&](uint32_t key) {
     if (!is_finite || key <= kMinusInfinityKey) return minus_infinity;
@@ -368,30 +374,30 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
   if (row.leads() && threadIdx.x == 0)
     *out = {token, logprob_of(own), static_cast<int32_t>(candidates.low_halves) + 1, is_finite ? 0 : 1};
   if (top_n <= 0) return;
-  bool is_counted = true;
-  if (candidates.count(Kept::kAll) > kListSize) {
-    Bracket b{bound, max(best, kNaNKey) + 1, candidates.count(Kept::kAll), 0};
-    const Goal goal{false, static_cast<double>(top_n)};
-    const Narrowed narrowed = narrow(row, largest, b, goal, weigh, 1.0f);
-    row.parity = narrowed.parity;
-    kept = narrowed.kept;
-    is_counted = false;
+  if (candidates.count > kListSize) {
+    Bracket b{bound, max(best, kMinusInfinityKey) + 1, candidates.count, 0};
+    narrow<false>(row, largest, b, {false, static_cast<double>(top_n)}, weigh, 1.0f, kept);
+    candidates = count(row, largest, kept, weigh);
   }
-  const int n =
-      is_counted ? collect(row, largest, kept, kAnyKey, candidates) : collect(row, largest, kept, kAnyKey, weigh);
+  const int n = collect(row, largest, kept, kAnyKey, candidates);
   if (!row.leads()) return;
   sort_list(row.shared, n);
   for (int i = threadIdx.x; i < top_n; i += kSampleThreads) {
     const uint64_t entry = i < n ? row.shared.sorted[i] : 0;
     const auto key = static_cast<uint32_t>(entry >> 32);
-    top[i] = key > kNaNKey ? TokenLogprob{row.shared.list_id[~static_cast<uint32_t>(entry)], logprob_of(key)}
-                           : TokenLogprob{-1, minus_infinity};
+    top[i] = key > kNaNKey
+                 ? TokenLogprob{row.shared.list_id(static_cast<int>(~static_cast<uint32_t>(entry))), logprob_of(key)}
+                 : TokenLogprob{-1, minus_infinity};
   }
 }
-// report()'s bound where the row has been told its warps' largest keys.
-__device__ __forceinline__ uint32_t report_bound(const ClusterRow& row, const Told* told, int32_t top_n) {
-  if (top_n <= 0 || row.vocab <= kListSize || static_cast<uint32_t>(top_n) > row.warps()) return kNaNKey;
-  return max(nth_largest(row, told, static_cast<uint32_t>(top_n), 1), kNaNKey);
+// report()'s bound, in shared memory, where the row has been told its warps' largest keys.
+__device__ __forceinline__ void report_bound(const ClusterRow& row, const Told* told, int32_t top_n) {
+  uint32_t bound = kMinusInfinityKey;
+  if (top_n > 0 && row.vocab > kListSize && static_cast<uint32_t>(top_n) <= row.warps())
+    bound = max(nth_largest(row, told, static_cast<uint32_t>(top_n), 1), bound);
+  __syncthreads();
+  if (threadIdx.x == 0) row.shared.bound[1] = bound;
+  __syncthreads();
 }
 
 struct Best {
@@ -433,19 +439,13 @@ __device__ __forceinline__ Best best_of_row(const ClusterRow& row, const float* 
 extern __shared__ uint4 dynamic_shared[];
 
 __device__ __forceinline__ ClusterRow make_row(RowShared& shared, uint32_t* keys, const RowCut& cut, int32_t vocab) {
-  return {shared,
-          keys,
-          vocab,
-          cut.segment,
-          static_cast<uint32_t>(cut.blocks),
-          blockIdx.x % static_cast<uint32_t>(cut.blocks),
-          threadIdx.x / 32,
-          threadIdx.x % 32};
+  return {shared, keys, vocab, cut.segment, static_cast<uint32_t>(cut.blocks), threadIdx.x / 32, threadIdx.x % 32};
 }
 
-// The tokens of all rows into their histories, by the block that is the last of all to be done reading.
+// The tokens of all rows into their histories, by the block that is the last of those that chose them.
 __device__ __forceinline__ void append_when_last(const SampleCall& call, RowShared& shared) {
   const auto rows = static_cast<uint32_t>(call.logits.rows);
+  __syncthreads();  // one of the block's threads has written the token
   if (threadIdx.x == 0) {
     __threadfence();
     shared.is_last = atomicAdd(call.counter, 1u) == rows - 1;
@@ -469,58 +469,61 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
   auto& shared = *reinterpret_cast<RowShared*>(dynamic_shared);
   ClusterRow row = make_row(shared, reinterpret_cast<uint32_t*>(&shared + 1), p.cut, call.logits.vocab);
   ptx::launch_dependents();
-  ptx::cluster_sync();  // the others' shared memory is there
+  row.meet();
   ptx::dependency_wait();
   const int32_t r = static_cast<int32_t>(blockIdx.x / row.blocks);
+  const float* logits = call.logits.data + r * call.logits.ld;
+  copy_row<kAligned>(row, logits);
   if (threadIdx.x < sizeof(SamplingRow) / 4)
     reinterpret_cast<uint32_t*>(&shared.row)[threadIdx.x] =
         reinterpret_cast<const uint32_t*>(call.row + r)[threadIdx.x];
-  const float* logits = call.logits.data + r * call.logits.ld;
+  __syncthreads();
+  const SamplingRow& s = shared.row;
   constexpr uint32_t kAdjusts = SamplingNeeds::kBias | SamplingNeeds::kMask | SamplingNeeds::kPenalties;
   Adjustment adjustment{};
-  if ((call.needs & kAdjusts) != 0) adjustment = adjustment_of(call, call.row[r]);
-  const float temperature = call.row[r].temperature, factor = 1.0f / temperature;
-  const bool draws = temperature > 0.0f && factor <= 3.402823466e38f;
-  Loader loader{row, draws && Limits(call.row[r], row.vocab).need_total() ? factor : 0.0f};
-  if (adjustment.is_none()) {
-    load_row<kAligned>(loader, logits);
-  } else {
-    load_adjusted<kAligned>(loader, logits, adjustment);
+  if ((call.needs & kAdjusts) != 0) adjustment = adjustment_of(call, s);
+  if (adjustment.bias != nullptr) add_bias(row, adjustment);
+  const uint32_t largest = adjustment.is_none() ? make_keys<false>(row, {}) : make_keys<true>(row, adjustment);
+  if (threadIdx.x == 0) {
+    shared.is_adjusted = !adjustment.is_none();
+    shared.index = r;
   }
-  uint32_t largest = loader.largest;
-  double u = 0;
-  const Told* told = row.tell(__reduce_max_sync(0xffffffffu, largest), warp_sum(loader.sum), [&] {
-    if (draws) u = uniform(call.row[r].seed, call.row[r].draw);
-  });
-  const SamplingRow& s = shared.row;  // there since that exchange
-  const int32_t report_n = (call.needs & SamplingNeeds::kReport) != 0 ? s.report : -1;
-  Largest best = largest_of(row, told);
-  uint32_t bound = report_bound(row, told, report_n);
-  uint32_t owner = best.warp / kSampleWarps;  // the block that has the token
+  const float factor = 1.0f / s.temperature;
+  const bool draws = s.temperature > 0.0f && factor <= 3.402823466e38f;
+  const uint32_t of_warp = __reduce_max_sync(0xffffffffu, largest);
+  const double weight = draws && Limits(s, row.vocab).need_total() ? weigh_warp(row, of_warp, factor) : 0.0;
+  const Told* told = row.tell(of_warp, weight);
+  const Largest best = largest_of(row, told);
+  if ((call.needs & SamplingNeeds::kReport) != 0) report_bound(row, told, s.report);
+  if (threadIdx.x == 0) shared.best = best.key;
+  Drawn drawn{best.warp, 0};
   if (draws && is_finite_key(best.key)) {
-    owner = draw(row, s, largest, best.key, told, u, report_n >= 0);
-  } else if (row.rank * kSampleWarps + row.warp == best.warp) {
-    tell_token(row, best.key > kMinusInfinityKey ? first_with(row, best.key) : 0, report_n >= 0);
+    drawn = draw(row, s, largest, best.key, told);
+  } else if (best.warp == row.me() && best.key > kMinusInfinityKey) {
+    drawn.token = first_with(row, best.key);
   }
-  if (report_n >= 0) {
-    ptx::cluster_sync();
-    const int32_t token = shared.token;
-    if (!adjustment.is_none()) {
-      Loader raw{row, 0.0f};
-      load_row<kAligned>(raw, logits);
-      largest = raw.largest;
-      told = row.tell(__reduce_max_sync(0xffffffffu, largest));
-      best = largest_of(row, told);
-      bound = report_bound(row, told, report_n);
+  __syncthreads();
+  const int64_t index = shared.index;
+  if ((call.needs & SamplingNeeds::kReport) != 0 && s.report >= 0) {
+    const auto token = static_cast<int32_t>(row.tell(static_cast<uint32_t>(drawn.token))[drawn.warp].word);
+    const float* raw = call.logits.data + index * call.logits.ld;
+    uint32_t raw_largest = largest;
+    if (shared.is_adjusted) {
+      copy_row<kAligned>(row, raw);
+      raw_largest = make_keys<false>(row, {});
+      told = row.tell(__reduce_max_sync(0xffffffffu, raw_largest));
+      const uint32_t raw_best = largest_of(row, told).key;
+      report_bound(row, told, s.report);
+      if (threadIdx.x == 0) shared.best = raw_best;
+      __syncthreads();
     }
-    report(row, largest, best.key, bound, logits, token, report_n, call.out + r,
-           call.top + int64_t{r} * call.top_stride);
-    owner = 0;
-  } else if (row.rank == owner) {
-    __syncthreads();
-    if (threadIdx.x == 0) call.out[r] = {shared.token, 0.0f, 0, is_finite_key(best.key) ? 0 : 1};
+    report(row, raw_largest, shared.best, shared.bound[1], raw, token, s.report, call.out + index,
+           call.top + index * call.top_stride);
+    drawn.warp = 0;
+  } else if (drawn.warp == row.me() && row.lane == 0) {
+    call.out[index] = {drawn.token, 0.0f, 0, is_finite_key(shared.best) ? 0 : 1};
   }
-  if (call.history.counts != nullptr && row.rank == owner) append_when_last(call, shared);
+  if (call.history.counts != nullptr && drawn.warp / kSampleWarps == row.rank()) append_when_last(call, shared);
 }
 
 template <bool kAligned>
@@ -528,7 +531,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void greedy_kernel(const SampleP
   __shared__ RowShared shared;
   ClusterRow row = make_row(shared, nullptr, p.cut, p.call.logits.vocab);
   ptx::launch_dependents();
-  ptx::cluster_sync();
+  row.meet();
   ptx::dependency_wait();
   const auto r = static_cast<int64_t>(blockIdx.x / row.blocks);
   const Best mine = best_of_row<kAligned>(row, p.call.logits.data + r * p.call.logits.ld);
@@ -546,15 +549,16 @@ __global__ __launch_bounds__(kSampleThreads, 2) void score_kernel(const ScorePar
   auto& shared = *reinterpret_cast<RowShared*>(dynamic_shared);
   ClusterRow row = make_row(shared, reinterpret_cast<uint32_t*>(&shared + 1), p.cut, call.logits.vocab);
   ptx::launch_dependents();
-  ptx::cluster_sync();
+  row.meet();
   ptx::dependency_wait();
   const auto r = static_cast<int64_t>(blockIdx.x / row.blocks);
   const float* logits = call.logits.data + r * call.logits.ld;
-  Loader loader{row, 0.0f};
-  load_row<kAligned>(loader, logits);
-  const Told* told = row.tell(__reduce_max_sync(0xffffffffu, loader.largest));
-  report(row, loader.largest, largest_of(row, told).key, report_bound(row, told, call.top_n), logits, call.target[r],
-         call.top_n, call.out + r, call.top + r * call.top_stride);
+  copy_row<kAligned>(row, logits);
+  const uint32_t largest = make_keys<false>(row, {});
+  const Told* told = row.tell(__reduce_max_sync(0xffffffffu, largest));
+  report_bound(row, told, call.top_n);
+  report(row, largest, largest_of(row, told).key, shared.bound[1], logits, call.target[r], call.top_n, call.out + r,
+         call.top + r * call.top_stride);
 }
 
 __global__ void history_kernel(TokenCounts history, int32_t slot, const int32_t* tokens, int32_t prompt,

@@ -31,19 +31,15 @@ struct Bracket {
   __device__ bool is_narrow() const { return count_low - count_high <= kListSize; }
 };
 
-struct Measured {
-  uint32_t count[kThresholds];
-  double weight[kThresholds];
-};
-
-// Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on; all are in [low, high).
+// Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on up to the bracket's end; all are in
+// [low, high). Part t of the mail is a count, part kThresholds + t a weight.
 template <bool kWeighs>
-__device__ __forceinline__ Measured measure(ClusterRow& row, const Bracket& b, const uint32_t (&threshold)[kThresholds],
-                                            const Weigh& weigh) {
-  Measured m{};
+__device__ __forceinline__ ClusterRow::Mail measure(ClusterRow& row, const Bracket& b,
+                                                    const uint32_t (&threshold)[kThresholds], const Weigh& weigh) {
+  uint32_t count[kThresholds] = {};
   float part[kThresholds] = {};
   const uint32_t span = b.high - threshold[0];
-  row.for_each_four<kWeighs ? 1 : 4>([&](const uint4& four, int32_t) {
+  row.for_each_four([&](const uint4& four, int32_t) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -53,30 +49,18 @@ __device__ __forceinline__ Measured measure(ClusterRow& row, const Bracket& b, c
 #pragma unroll
       for (int t = 0; t < kThresholds; ++t) {
         const bool is_in = key[j] >= threshold[t];
-        m.count[t] += is_in ? 1 : 0;
+        count[t] += is_in ? 1 : 0;
         if constexpr (kWeighs) part[t] += is_in ? w : 0.0f;
       }
     }
   });
-  if constexpr (kWeighs) {
-    double v[2 * kThresholds];
 #pragma unroll
-    for (int t = 0; t < kThresholds; ++t) {
-      v[t] = __reduce_add_sync(0xffffffffu, m.count[t]);
-      v[kThresholds + t] = part[t];
-    }
-    row.add_up<kThresholds>(v);
-#pragma unroll
-    for (int t = 0; t < kThresholds; ++t) {
-      m.count[t] = static_cast<uint32_t>(v[t]);
-      m.weight[t] = v[kThresholds + t] + b.weight_high;
-    }
-  } else {
-    row.add_up(m.count);
+  for (int t = 0; t < kThresholds; ++t) {
+    row.set_part(t, __reduce_add_sync(0xffffffffu, count[t]));
+    if constexpr (kWeighs) row.set_part(kThresholds + t, warp_sum(static_cast<double>(part[t])));
   }
-#pragma unroll
-  for (int t = 0; t < kThresholds; ++t) m.count[t] += b.count_high;
-  return m;
+  constexpr int kParts = kWeighs ? 2 * kThresholds : kThresholds;
+  return row.add_up_parts<kParts>();
 }
 
 // What has to be reached.
@@ -91,7 +75,7 @@ struct Goal {
 __device__ __forceinline__ void choose_thresholds(const Bracket& b, const Goal& goal, int pass, float scale,
                                                   uint32_t (&threshold)[kThresholds]) {
   constexpr int kPassesByLogit = 8;
-  const float near[kThresholds] = {12.0f, 5.0f, 2.0f, 0.7f}, far[kThresholds] = {4096.0f, 512.0f, 128.0f, 40.0f};
+  const float near[kThresholds] = {12.0f, 5.0f, 2.0f, 0.7f}, far[kThresholds] = {0.0f, 512.0f, 128.0f, 40.0f};
   const float around[kThresholds] = {0.15f, 0.03f, -0.03f, -0.15f};
   const float low = logit_of(b.low), high = logit_of(b.high - 1);
   const double of_low = goal.is_weight ? b.weight_low : b.count_low,
@@ -101,7 +85,7 @@ __device__ __forceinline__ void choose_thresholds(const Bracket& b, const Goal& 
   for (int t = 0; t < kThresholds; ++t) {
     uint32_t key = 0;
     if (b.low <= kMinusInfinityKey && pass < 2) {
-      key = key_of(high - (pass == 0 ? near[t] : far[t]) * scale);
+      key = pass == 1 && t == 0 ? kLowestKey : key_of(high - (pass == 0 ? near[t] : far[t]) * scale);
     } else if (b.low > kMinusInfinityKey && pass < kPassesByLogit) {
       const float part = pass % 2 == 1 ? down + around[t] : static_cast<float>(kThresholds - t) / (kThresholds + 1);
       key = key_of(high + (low - high) * part);
@@ -118,21 +102,26 @@ __device__ __forceinline__ void search(ClusterRow& row, Bracket& b, const Goal& 
   for (int pass = 0; !b.is_closed() && !b.is_narrow(); ++pass) {
     uint32_t threshold[kThresholds];
     choose_thresholds(b, goal, pass, scale, threshold);
-    const Measured m = measure<kWeighs>(row, b, threshold, weigh);
+    const ClusterRow::Mail mail = measure<kWeighs>(row, b, threshold, weigh);
+    const uint32_t above = b.count_high;
+    const double weight_above = b.weight_high;
     bool is_enough = true;
 #pragma unroll
     for (int t = 0; t < kThresholds; ++t) {
       if (!is_enough || threshold[t] <= b.low) continue;  // known
-      is_enough = (goal.is_weight ? m.weight[t] : m.count[t]) >= goal.wanted;
+      const auto count = static_cast<uint32_t>(row.sum_of(mail, t)) + above;
+      double weight = 0;
+      if constexpr (kWeighs) weight = row.sum_of(mail, kThresholds + t) + weight_above;
+      is_enough = (kWeighs ? weight : static_cast<double>(count)) >= goal.wanted;
       if (is_enough) {
         b.low = threshold[t];
-        b.count_low = m.count[t];
-        b.weight_low = m.weight[t];
+        b.count_low = count;
+        b.weight_low = weight;
         b.ties = Kept::kAll;
       } else {
         b.high = threshold[t];
-        b.count_high = m.count[t];
-        b.weight_high = m.weight[t];
+        b.count_high = count;
+        b.weight_high = weight;
       }
     }
   }
@@ -173,58 +162,65 @@ struct Counted {
     return uint64_t{above} << 48 | uint64_t{equal} << 32 | low_half;
   }
 };
+inline constexpr uint32_t kAnyKey = 0xffffffffu;  // above all
 // largest: of this thread's keys.
-template <bool kWeighs>
 __device__ __forceinline__ Counted count_kept(const ClusterRow& row, uint32_t largest, const Kept& kept, uint32_t end,
                                               const Weigh& weigh) {
   Counted c;
   if (!__any_sync(0xffffffffu, largest >= kept.key)) return c;
-  row.for_each_four<2>([&](const uint4& four, int32_t) {
+  row.for_each_four([&](const uint4& four, int32_t) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (key[j] < kept.key || key[j] >= end) continue;
       c.above += key[j] > kept.key ? 1 : 0;
       c.equal += key[j] == kept.key ? 1 : 0;
-      if constexpr (kWeighs) c.weight += static_cast<double>(weigh(key[j]));
+      c.weight += static_cast<double>(weigh(key[j]));
     }
   });
   c.above = __reduce_add_sync(0xffffffffu, c.above);
   c.equal = __reduce_add_sync(0xffffffffu, c.equal);
-  if constexpr (kWeighs) c.weight = warp_sum(c.weight);
+  c.weight = warp_sum(c.weight);
   return c;
 }
 
 // What all warps have, and those before this one.
 struct Candidates {
-  uint32_t above_before = 0, equal_before = 0, above = 0, equal = 0;
+  uint32_t above_before = 0, equal_before = 0;
+  uint32_t count = 0;  // that are kept
   uint32_t low_halves = 0;
   double weight = 0;
-  __device__ uint32_t count(uint32_t ties) const { return above + min(equal, ties); }
 };
-__device__ __forceinline__ Candidates sum_up(const ClusterRow& row, const Told* told) {
-  const uint32_t me = row.rank * kSampleWarps + row.warp;
+__device__ __forceinline__ Candidates sum_up(const ClusterRow& row, const Told* told, uint32_t ties) {
+  const uint32_t me = row.me();
   Candidates c;
+  uint32_t above = 0, equal = 0;
   for (uint32_t i = row.lane; i < row.warps(); i += 32) {
     const auto a = static_cast<uint32_t>(told[i].word >> 48), e = static_cast<uint32_t>(told[i].word >> 32) & 0xffffu;
     c.above_before += i < me ? a : 0;
     c.equal_before += i < me ? e : 0;
-    c.above += a;
-    c.equal += e;
+    above += a;
+    equal += e;
     c.low_halves += static_cast<uint32_t>(told[i].word);
     c.weight += told[i].sum;
   }
   c.above_before = __reduce_add_sync(0xffffffffu, c.above_before);
   c.equal_before = __reduce_add_sync(0xffffffffu, c.equal_before);
-  c.above = __reduce_add_sync(0xffffffffu, c.above);
-  c.equal = __reduce_add_sync(0xffffffffu, c.equal);
+  c.count = __reduce_add_sync(0xffffffffu, above) + min(__reduce_add_sync(0xffffffffu, equal), ties);
+  row.shared.kept = c.count;  // every thread the same; for collect()
   c.low_halves = __reduce_add_sync(0xffffffffu, c.low_halves);
   c.weight = warp_sum(c.weight);
   return c;
 }
 
+__device__ __forceinline__ Candidates count(ClusterRow& row, uint32_t largest, const Kept& kept, const Weigh& weigh,
+                                            uint32_t end = kAnyKey) {
+  const Counted c = count_kept(row, largest, kept, end, weigh);
+  return sum_up(row, row.tell(c.word(), c.weight), kept.ties);
+}
+
 // The kept tokens whose keys are below `end` into the list of the cluster's first block, in order of id; returns how
-// many they are, at most kListSize. Every block has written when it returns.
+// many they are, at most kListSize. They are there when it returns to that block.
 __device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const Kept& kept, uint32_t end,
                                        const Candidates& c) {
   if (__any_sync(0xffffffffu, largest >= kept.key)) {
@@ -246,8 +242,7 @@ __device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const 
         if (is_above || (is_equal && e < kept.ties)) {
           const uint32_t place = a + min(e, kept.ties);
           if (place < kListSize) {
-            store_remote(&row.shared.list_key[place], 0, key[j]);
-            store_remote(&row.shared.list_id[place], 0, static_cast<uint32_t>(id + j));
+            row.send_to_list(place, key[j], static_cast<uint32_t>(id + j));
           }
         }
         a += is_above ? 1 : 0;
@@ -258,13 +253,9 @@ __device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const 
       equal_before += sum >> 16;
     });
   }
-  ptx::cluster_sync();
-  return static_cast<int>(min(c.count(kept.ties), uint32_t{kListSize}));
-}
-__device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const Kept& kept, uint32_t end,
-                                       const Weigh& weigh) {
-  return collect(row, largest, kept, end,
-                 sum_up(row, row.tell(count_kept<false>(row, largest, kept, end, weigh).word())));
+  const uint32_t n = min(row.shared.kept, uint32_t{kListSize});
+  row.wait_for_list(n);
+  return static_cast<int>(n);
 }
 
 // ---- in the list's block -------------------------------------------------------------------------------------------
@@ -275,7 +266,7 @@ __device__ __forceinline__ void sort_list(RowShared& shared, int n) {
   int size = 64;
   while (size < n) size *= 2;
   for (int i = threadIdx.x; i < size; i += kSampleThreads)
-    shared.sorted[i] = i < n ? uint64_t{shared.list_key[i]} << 32 | ~static_cast<uint32_t>(i) : 0;
+    shared.sorted[i] = i < n ? uint64_t{shared.list_key(i)} << 32 | ~static_cast<uint32_t>(i) : 0;
   __syncthreads();
   const int pair = threadIdx.x;
   for (int length = 2; length <= size; length *= 2) {
@@ -306,11 +297,12 @@ struct PairScan {
   double first, second, total;
 };
 __device__ __forceinline__ PairScan scan_pairs(RowShared& shared, double a, double b, uint32_t warp, uint32_t lane) {
+  const uint32_t thread = ptx::read_thread();  // or addresses that it is in take registers while a search runs
   const double until = warp_scan(a + b, lane);
   __syncthreads();
-  if (lane == 31) shared.scan[warp] = until;
+  if (lane == 31) shared.scan[thread / 32] = until;
   __syncthreads();
-  const double of_warps = warp_scan(lane < kSampleWarps ? shared.scan[lane] : 0.0, lane);
+  const double of_warps = warp_scan(lane < kSampleWarps ? shared.scan[thread % 32] : 0.0, lane);
   const double total = __shfl_sync(0xffffffffu, of_warps, 31);
   double before = __shfl_sync(0xffffffffu, of_warps, (warp - 1) & 31);
   if (warp == 0) before = 0;
@@ -337,7 +329,8 @@ __device__ __forceinline__ Kept settle(ClusterRow& row, uint32_t largest, const 
     return {b.low,
             goal.is_weight ? ties_for(b, goal.wanted, most, weigh) : static_cast<uint32_t>(goal.wanted) - b.count_high};
   }
-  const int n = collect(row, largest, {b.low, b.ties}, b.high, weigh);
+  const Kept inside{b.low, b.ties};
+  const int n = collect(row, largest, inside, b.high, count(row, largest, inside, weigh, b.high));
   uint64_t kept = 0;  // as a word
   if (row.leads()) {
     sort_list(row.shared, n);
@@ -362,27 +355,18 @@ __device__ __forceinline__ Kept settle(ClusterRow& row, uint32_t largest, const 
     const bool is_all = last + 1 < n ? sorted_key(last + 1) != key : key != b.low || b.ties == Kept::kAll;
     kept = uint64_t{key} << 32 | (is_all ? Kept::kAll : static_cast<uint32_t>(last + 1 - first));
   }
-  kept = row.hear_leader(kept);
+  kept = row.tell(kept)[0].word;
   return {static_cast<uint32_t>(kept >> 32), static_cast<uint32_t>(kept)};
 }
 
-// What a bracket keeps to reach its goal, or a little more if that makes a list.
-struct Narrowed {
-  Kept kept;
-  bool is_list;
-  int parity;  // of the row, then
-};
-// Apart from the rest, and the row by value: what most rows do not need takes no registers from them.
-__device__ __noinline__ Narrowed narrow(ClusterRow row, uint32_t largest, Bracket b, Goal goal, Weigh weigh,
-                                        float scale) {
-  if (goal.is_weight) {
-    search<true>(row, b, goal, weigh, scale);
-  } else {
-    search<false>(row, b, goal, weigh, scale);
-  }
+// What a bracket keeps to reach its goal; true if it is a little more, which makes a list.
+template <bool kWeighs>
+__device__ __forceinline__ bool narrow(ClusterRow& row, uint32_t largest, Bracket& b, const Goal& goal,
+                                       const Weigh& weigh, float scale, Kept& kept) {
+  search<kWeighs>(row, b, goal, weigh, scale);
   const bool is_list = b.fits_list();
-  const Kept kept = is_list ? Kept{b.low, b.ties} : settle(row, largest, b, goal, weigh);
-  return {kept, is_list, row.parity};
+  kept = is_list ? Kept{b.low, b.ties} : settle(row, largest, b, goal, weigh);
+  return is_list;
 }
 
 // Limits that act on a list, and the draw.
@@ -422,8 +406,8 @@ __device__ __forceinline__ int32_t draw_from_list(RowShared& shared, int n, cons
   const uint64_t last = shared.sorted[kept - 1];
   const auto weight_at = [&](int i) {
     if (i >= n) return 0.0;
-    const uint64_t entry = uint64_t{shared.list_key[i]} << 32 | ~static_cast<uint32_t>(i);
-    return entry >= last ? weigh.exact(shared.list_key[i]) : 0.0;
+    const uint64_t entry = uint64_t{shared.list_key(i)} << 32 | ~static_cast<uint32_t>(i);
+    return entry >= last ? weigh.exact(shared.list_key(i)) : 0.0;
   };
   const double a = weight_at(2 * t), b = weight_at(2 * t + 1);
   const PairScan until = scan_pairs(shared, a, b, warp, lane);
@@ -433,7 +417,7 @@ __device__ __forceinline__ int32_t draw_from_list(RowShared& shared, int n, cons
   if (chosen == INT32_MAX) {  // rounding: the last with a weight
     chosen = -lowest_of(shared, b > 0 ? -(2 * t + 1) : a > 0 ? -2 * t : 0);
   }
-  return shared.list_id[chosen];
+  return shared.list_id(chosen);
 }
 
 }  // namespace nfp::cuda

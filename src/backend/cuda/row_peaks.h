@@ -13,7 +13,10 @@ namespace nfp::cuda {
 
 struct RowPeaks {
   static constexpr int kSlots = 8;
-  static constexpr int kRows = 512;  // at most that have peaks
+  // At most that have peaks, and tokens of the largest tiles that find them: with more rows that takes a product longer
+  // than it saves rounding (docs/kernels.md).
+  static constexpr int kRows = 32;
+  static constexpr int kTileTokens = 64;
   static constexpr size_t kBytes = size_t{kSlots} * kRows * sizeof(uint32_t);
 };
 

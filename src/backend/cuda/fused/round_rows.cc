@@ -15,7 +15,7 @@ Status round_rows(const RoundRowsCall& c, CUstream_st* stream) {
     return error(ErrorCode::kUsage, "round_rows: {} {}", field, rule);
   };
   const auto aligned = [](const void* p) { return p != nullptr && reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  if (c.m <= 0 || c.m > RowPeaks::kRows) return bad("m", "must be 1 to 512");
+  if (c.m <= 0 || c.m > RowPeaks::kRows) return bad("m", "must be 1 to 32");
   if (c.k <= 0 || c.k > kMaxColumns || c.k % 8 != 0) return bad("k", "must be a multiple of 8, 8 to 32768");
   if (!aligned(c.x) || c.ldx % 8 != 0 || c.ldx < c.k) {
     return bad("x", "must be 16-byte aligned and not null, ldx a multiple of 8 and at least k");

@@ -56,9 +56,9 @@ struct GemmCall {
   Output output = Output::kF16;
   const float* bias = nullptr;  // device [n], added before what follows; null = none
   bool swiglu = false;  // d = silu(gate) * up, rows interleaved as layout.h's swiglu_gate_row(); n a multiple of 16
-  // With swiglu in the E4M3 modes, of up to RowPeaks::kRows tokens, to outputs of bulk_store_type(mode) with 16-byte
-  // aligned rows: device RowPeaks::kBytes, to which each token's largest output is added (row_peaks.h); null = not
-  // wanted.
+  // With swiglu in the E4M3 modes, of up to RowPeaks::kRows tokens in tiles of up to kTileTokens, to outputs of
+  // bulk_store_type(mode) with 16-byte aligned rows: device RowPeaks::kBytes, to which each token's largest output is
+  // added (row_peaks.h); null = not wanted.
   uint32_t* peaks = nullptr;
   const void* residual = nullptr;  // like d (its dtype and shape), added last in FP32; may be d itself; null = none
   int64_t ldr = 0;

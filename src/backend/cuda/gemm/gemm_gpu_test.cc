@@ -370,7 +370,8 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
     call.swiglu = c.swiglu;
     call.residual = c.extras ? d_residual.get() : nullptr;
     call.ldr = ldd;
-    const bool has_peaks = c.swiglu && fp8 && !c.extras && !c.f32;
+    const bool has_peaks =
+        c.swiglu && fp8 && !c.extras && !c.f32 && c.m <= RowPeaks::kRows && config.tile.tokens <= RowPeaks::kTileTokens;
     std::vector<uint8_t> first;
     for (int repeat = 0; repeat < 2; ++repeat) {
       d.poison();
@@ -442,9 +443,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{66, 328, 1030, Mode::kE4M3, Join::kBiased, true, false, 0, true},
         Case{150, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true, 0, true},
         Case{1, 1040, 456, Mode::kE4M3, Join::kBiased, false, true},
-        Case{67, 272, 1030, Mode::kE4M3, Join::kBiased, false, true},
-        Case{410, 336, 700, Mode::kE4M3, Join::kBiased, false, true},
-        Case{75, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true}));
+        Case{19, 272, 1030, Mode::kE4M3, Join::kBiased, false, true},
+        Case{32, 1360, 700, Mode::kE4M3, Join::kBiased, false, true},
+        Case{27, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true}));
 
 // Fixed splits: a token's result does not depend on the other tokens, on m, or on the tile.
 TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {

@@ -101,7 +101,7 @@ struct Product {
   bool dependent;   // may start before the kernel in front of it has ended
   void* d;
   const void* residual;
-  uint32_t* peaks;  // of what the product leaves, or null
+  uint32_t* peaks;  // of what the product leaves, or null; run_nested() leaves null where the tile finds none
 };
 
 }  // namespace
@@ -157,7 +157,7 @@ struct LinearRunner::State {
     return dense.run(*found, c, call.stream);
   }
 
-  Status run_nested(const LinearCall& call, const Product& product) {
+  Status run_nested(const LinearCall& call, Product& product) {
     const bool fp8 = product.fp8;
     GemmCall c;
     c.w = product.segment.matrix;
@@ -186,7 +186,9 @@ struct LinearRunner::State {
                         product.fused,
                         c.w.join,
                         call.reduction};
-    return gemm.run(c, config(key), call.stream);
+    const Config& chosen = config(key);
+    if (chosen.tile.tokens > RowPeaks::kTileTokens) c.peaks = product.peaks = nullptr;
+    return gemm.run(c, chosen, call.stream);
   }
 
   Gemm gemm;
@@ -238,22 +240,23 @@ Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {
   void* const product = two_kernels ? call.workspace.scratch : call.y;
   const int64_t columns = fused ? n / 2 : n;  // of the product
   const size_t element = call.y_is_f32 ? sizeof(float) : sizeof(uint16_t);
-  uint32_t* const peaks = fused && fp8 && quantised && call.rows <= RowPeaks::kRows && n / 2 <= kMaxColumns
-                              ? call.workspace.peaks
-                              : nullptr;
+  uint32_t* peaks = fused && fp8 && quantised && call.rows <= RowPeaks::kRows && n / 2 <= kMaxColumns
+                        ? call.workspace.peaks
+                        : nullptr;
   bool dependent = call.dependent_launch;
   for (const WeightSegment& segment : weight.segments()) {
-    const Product part{segment,
-                       k,
-                       columns,
-                       fused,
-                       fp8,
-                       dependent,
-                       offset(product, segment.first_column, element),
-                       offset(call.residual, segment.first_column, element),
-                       peaks};
+    Product part{segment,
+                 k,
+                 columns,
+                 fused,
+                 fp8,
+                 dependent,
+                 offset(product, segment.first_column, element),
+                 offset(call.residual, segment.first_column, element),
+                 peaks};
     NFP_RETURN_IF_ERROR(segment.nested ? state_->run_nested(call, part) : state_->run_dense(call, part));
     dependent = true;
+    peaks = part.peaks;
   }
   if (!two_kernels) return ok_status();
   if (call.multiplied != nullptr && cudaEventRecord(call.multiplied, call.stream) != cudaSuccess) {

@@ -39,6 +39,7 @@ struct Epilogue {
   static constexpr int kGroup = staging_group(kTile);
   static constexpr int kSlots = staging_slots(kTile);
   static constexpr int kChunkBytes = kChunk * 128;
+  static constexpr bool kFindsPeaks = kTokenScale && kTokens <= RowPeaks::kTileTokens;  // with SwiGLU
 
   const KernelParams& p;
   uint32_t staging;  // this warpgroup's, 1024-byte aligned
@@ -165,7 +166,7 @@ struct Epilogue {
         }
         const uint32_t pairs = pack_pair(v0, v1, kBf16);
         ptx::store_matrix_x1_trans(address, pairs);
-        if constexpr (kTokenScale) {
+        if constexpr (kFindsPeaks) {
           if (peaks != nullptr) add_to_peaks(peaks, pairs, token0 + chunk * kChunk + j * 8, p.m, lane);
         }
       } else {
@@ -199,7 +200,7 @@ struct Epilogue {
       if constexpr (kSlots > 1) barrier();
     }
     chunk_mask &= ~0u >> (32 - chunks(kTile));  // the last group may have fewer
-    uint32_t* const peaks = kSwiglu && kTokenScale && p.peaks != nullptr
+    uint32_t* const peaks = kSwiglu && kFindsPeaks && p.peaks != nullptr
                                 ? p.peaks + row0 / 64 % RowPeaks::kSlots * RowPeaks::kRows
                                 : nullptr;
     Residual<kSwiglu> residual;

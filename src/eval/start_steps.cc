@@ -82,7 +82,7 @@ struct Budget {
 
 Budget budget_of(const Backend& backend, double seconds) {
   if (!backend.memory()) return {.seconds = seconds};
-  return {.seconds = std::min(seconds, 1.8), .rounds = 2, .most_rounds = 2, .uncounted = 1};
+  return {.seconds = std::min(seconds, 1.5), .rounds = 2, .most_rounds = 2, .uncounted = 1};
 }
 
 // The kinds that one round has time for, the smallest first.

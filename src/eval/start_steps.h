@@ -13,7 +13,7 @@
 namespace nfp {
 
 struct StartStepsOptions {
-  double seconds = 8;   // about as long as measuring may take; a device, whose steps are short, takes at most 1.8
+  double seconds = 8;   // about as long as measuring may take; a device, whose steps are short, takes at most 1.5
   EngineConfig engine;  // as it will serve
   std::string variant;  // flags that change what a step costs; part of the file's name
   // The folder; empty = $XDG_CACHE_HOME/nestedfp/step-times or ~/.cache/nestedfp/step-times.

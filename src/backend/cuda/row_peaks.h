@@ -15,8 +15,8 @@ struct RowPeaks {
   static constexpr int kSlots = 8;
   // At most that have peaks, and tokens of the largest tiles that find them: with more rows that takes a product longer
   // than it saves rounding (docs/kernels.md).
-  static constexpr int kRows = 32;
-  static constexpr int kTileTokens = 64;
+  static constexpr int kRows = 8;
+  static constexpr int kTileTokens = 16;
   static constexpr size_t kBytes = size_t{kSlots} * kRows * sizeof(uint32_t);
 };
 

@@ -15,7 +15,7 @@ Status round_rows(const RoundRowsCall& c, CUstream_st* stream) {
     return error(ErrorCode::kUsage, "round_rows: {} {}", field, rule);
   };
   const auto aligned = [](const void* p) { return p != nullptr && reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  if (c.m <= 0 || c.m > RowPeaks::kRows) return bad("m", "must be 1 to 32");
+  if (c.m <= 0 || c.m > RowPeaks::kRows) return bad("m", "must be 1 to 8");
   if (c.k <= 0 || c.k > kMaxColumns || c.k % 8 != 0) return bad("k", "must be a multiple of 8, 8 to 32768");
   if (!aligned(c.x) || c.ldx % 8 != 0 || c.ldx < c.k) {
     return bad("x", "must be 16-byte aligned and not null, ldx a multiple of 8 and at least k");
@@ -35,8 +35,7 @@ Status round_rows(const RoundRowsCall& c, CUstream_st* stream) {
   p.k = static_cast<int>(c.k);
   p.chunks = static_cast<int>(width / 16);
   p.blocks = (p.chunks + kRoundRowsThreads - 1) / kRoundRowsThreads;  // 8 at most
-  constexpr int64_t kRehearsedRows = 128;                             // as of gemm_input.cc
-  p.rehearses = c.dependent_launch && c.m <= kRehearsedRows;
+  p.rehearses = c.dependent_launch;
   LaunchShape shape;
   shape.grid = static_cast<int>(c.m) * p.blocks;
   shape.cluster = p.blocks;

@@ -361,7 +361,7 @@ TEST_F(LinearGpu, PeaksGiveTheSameCodes) {
     ASSERT_TRUE(uploader_->finish().ok());
     DeviceBytes peaks(RowPeaks::kBytes);
     peaks.fill(0);
-    for (const int64_t m : {1, 6, 32, 33, 70}) {
+    for (const int64_t m : {1, 6, 8, 9, 70}) {
       const Input in = make_input(m, m, k);
       DeviceBytes x(in.e4m3_bytes.size()), y(activation_bytes(m, rows));
       x.set(in.e4m3_bytes);

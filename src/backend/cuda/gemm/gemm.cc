@@ -48,7 +48,7 @@ bool has_bulk_stores(const GemmCall& call) {
 }
 
 Status check_call(const GemmCall& c) {
-  const int64_t columns = c.swiglu ? c.w.n / 2 : c.w.n;
+  const int64_t columns = columns_of(c);
   const auto bad = [](std::string_view field, std::string_view rule) {
     return error(ErrorCode::kUsage, "nested gemm: {} {}", field, rule);
   };

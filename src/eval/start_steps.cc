@@ -85,8 +85,9 @@ Budget budget_of(const Backend& backend, double seconds) {
   return {.seconds = std::min(seconds, 1.5), .rounds = 2, .most_rounds = 2, .uncounted = 1};
 }
 
-// The kinds that one round has time for, the smallest first.
-Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* kinds) {
+// The kinds that one round has time for, the smallest first. elapsed(): seconds of the budget that are gone.
+template <typename Elapsed>
+Status choose_kinds(StepProbe& probe, const Budget& budget, const Elapsed& elapsed, std::vector<Kind>* kinds) {
   // A step takes so long at the least, and a token of a long one so long: a device is as fast with 64 as with one.
   double least = 0, per_token = 0;
   const int32_t half = std::max(1, probe.config().max_context / 2);
@@ -104,11 +105,12 @@ Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* k
   if (least < kShort && probe.fits({0, std::min(1024, half)})) NFP_RETURN_IF_ERROR(time(1024));
   std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });
   std::sort(kinds->begin(), kinds->end(), goes_before);
+  const double left = budget.seconds - elapsed();
   double sum = 0;
   size_t taken = 0;
   for (const Kind& kind : *kinds) {
     sum += std::max(least, per_token * kind.step.tokens()) * (runs_of(kind.step) + budget.uncounted);
-    if (sum > budget.seconds / budget.rounds && taken >= 8) break;
+    if (sum > left / budget.rounds && taken >= 8) break;
     ++taken;
   }
   if (taken % 2 > 0 && taken < kinds->size() && (*kinds)[taken].step.level > 0) ++taken;
@@ -131,7 +133,7 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   }
   NFP_ASSIGN_OR_RETURN(const auto probe, StepProbe::create(loaded, engine, tokens));
   const Budget budget = budget_of(*loaded.backend, options.seconds);
-  NFP_RETURN_IF_ERROR(choose_kinds(*probe, budget, &kinds));
+  NFP_RETURN_IF_ERROR(choose_kinds(*probe, budget, elapsed, &kinds));
 
   StepTable table;
   table.model = loaded.name;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/store_async.cuh"
 #include "backend/cuda/ptx/warp.cuh"
 #include "backend/cuda/sampling/sampling_kernels.h"
 
@@ -14,8 +15,9 @@ namespace nfp::cuda {
 inline constexpr uint32_t kPaddingKey = 0;  // past the vocabulary
 inline constexpr uint32_t kNaNKey = 1;
 inline constexpr uint32_t kMinusInfinityKey = 0x007fffffu;
-inline constexpr int kListSize = 1024;  // candidates that one block takes: two a thread
-inline constexpr int kMaxValues = 8;    // of one exchange
+inline constexpr uint32_t kLowestKey = kMinusInfinityKey + 1;  // of tokens with a weight
+inline constexpr int kListSize = 1024;                         // candidates that one block takes: two a thread
+inline constexpr int kMaxValues = 8;                           // of one exchange
 
 __device__ __forceinline__ uint32_t key_of(float logit) {
   const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 = 0
@@ -30,27 +32,36 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
 }
 
+// What a warp tells the cluster.
+struct alignas(16) Told {
+  uint64_t word;
+  double sum;
+};
+
 struct alignas(16) RowShared {
   SamplingRow row;
   uint64_t parts[kSampleWarps][kMaxValues];
   uint64_t mail[2][kSampleBlocks][kMaxValues];
-  uint64_t table[2][kSampleBlocks * kSampleWarps];  // a value of each warp of the cluster
-  uint64_t sorted[kListSize];                       // key << 32 | ~place in the list
-  uint32_t list_key[kListSize];                     // candidates in order of id, in the cluster's first block
-  int32_t list_id[kListSize];
+  Told table[2][kSampleBlocks * kSampleWarps];  // of each warp of the cluster
+  uint64_t sorted[kListSize];                   // key << 32 | ~place in the list
+  uint64_t list[kListSize];                     // key << 32 | id, in order of id, in the cluster's first block
+  uint64_t arrived[2], list_arrived;            // mbarriers: of mail or table, of the list
   double scan[kSampleWarps];
-  int32_t lowest, highest;  // for searches of one block
-  int32_t token;
+  int32_t lowest;     // for searches of one block
+  uint32_t bound[2];  // of nth_largest()
+  double target;      // kept here, and not in registers, while a search runs: top-p's weight; of the loaded row the
+  uint32_t best;      //   largest key, whether there were adjustments, and which it is
+  bool is_adjusted;
+  uint32_t kept;  // of sum_up()
+  int32_t index;
   int32_t is_last;
+
+  __device__ uint32_t list_key(int i) const { return static_cast<uint32_t>(list[i] >> 32); }
+  __device__ int32_t list_id(int i) const { return static_cast<int32_t>(static_cast<uint32_t>(list[i])); }
 };
 
-__device__ __forceinline__ void store_remote(const void* place, uint32_t rank, uint64_t value) {
-  asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(ptx::map_to_rank(ptx::shared_address(place), rank)), "l"(value)
-               : "memory");
-}
-__device__ __forceinline__ void store_remote(const void* place, uint32_t rank, uint32_t value) {
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(ptx::map_to_rank(ptx::shared_address(place), rank)), "r"(value)
-               : "memory");
+__device__ __forceinline__ uint32_t address_in(uint32_t rank, const void* place) {
+  return ptx::map_to_rank(ptx::shared_address(place), rank);
 }
 
 __device__ __forceinline__ double warp_sum(double v) {
@@ -65,14 +76,18 @@ struct ClusterRow {
   int32_t vocab;
   int segment;
   uint32_t blocks;
-  uint32_t rank;  // of this block
   uint32_t warp;
   uint32_t lane;
-  int parity = 0;  // of the mail: who is two exchanges on knows that the others are one on
+  // Every warp has its part in each: who is two on knows that all have read the first. In the upper half, lists.
+  uint32_t exchanges = 0;
 
-  __device__ int32_t first_id() const { return static_cast<int32_t>((rank * kSampleWarps + warp) * segment); }
+  __device__ uint32_t rank() const { return ptx::cluster_rank(); }  // of this block
+
+  __device__ int32_t first_id() const { return static_cast<int32_t>(me()) * segment; }
   __device__ uint32_t* warp_keys() const { return keys + warp * segment; }
-  __device__ bool leads() const { return rank == 0; }
+  __device__ bool leads() const { return rank() == 0; }
+  __device__ uint32_t me() const { return rank() * kSampleWarps + warp; }  // of the cluster's warps, in order of id
+  __device__ uint32_t warps() const { return blocks * kSampleWarps; }      // of the cluster
 
   // f(keys of four neighbours, id of the first) for all of this warp's ids; a warp's lanes have neighbouring fours.
   template <int kUnroll = 1, typename F>
@@ -83,15 +98,41 @@ struct ClusterRow {
     for (int i = 0; i < segment; i += kStretch) f(mine[i / 4], first + i);
   }
 
-  // Every thread of the cluster gets the sums over all. The first kOfWarp values are a warp's sum already.
-  template <int kOfWarp = 0, int kCount>
-  __device__ __forceinline__ void add_up(double (&v)[kCount]) {
-    static_assert(kCount <= kMaxValues);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      if (n >= kOfWarp) v[n] = warp_sum(v[n]);
-      if (lane == 0) shared.parts[warp][n] = static_cast<uint64_t>(__double_as_longlong(v[n]));
+  // Before anything else: the blocks' shared memory and mbarriers are there.
+  __device__ __forceinline__ void meet() const {
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.arrived[0]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.arrived[1]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.list_arrived), 1);
+      ptx::mbarrier_init_fence();
     }
+    __syncwarp();
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
+  }
+
+  // This exchange's half of mail and table.
+  __device__ uint32_t half() const { return exchanges & 1; }
+  __device__ __forceinline__ void expect(uint32_t bytes) const {
+    if (threadIdx.x == 0) ptx::mbarrier_expect(ptx::shared_address(&shared.arrived[half()]), bytes);
+  }
+  __device__ __forceinline__ void wait() {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.arrived[half()]), (exchanges >> 1) & 1);
+    exchanges = (exchanges & 0xffff0000u) | ((exchanges + 1) & 3);
+  }
+  __device__ __forceinline__ void send(uint32_t to, const uint64_t* place, uint64_t value) const {
+    ptx::store_async_8(address_in(to, place), address_in(to, &shared.arrived[half()]), value);
+  }
+
+  // Every thread of the cluster gets, by sum_of(), the sums over all warps of kCount parts each. They stay until the
+  // exchange after the next.
+  using Mail = const uint64_t (*)[kMaxValues];
+  __device__ __forceinline__ void set_part(int n, double value) const {
+    if (lane == 0) shared.parts[warp][n] = static_cast<uint64_t>(__double_as_longlong(value));
+  }
+  template <int kCount>
+  __device__ __forceinline__ Mail add_up_parts() {
+    static_assert(kCount <= kMaxValues);
     __syncthreads();
     if (threadIdx.x < kCount * blocks) {
       const uint32_t n = threadIdx.x / blocks;
@@ -100,43 +141,18 @@ struct ClusterRow {
       for (int w = 0; w < kSampleWarps; ++w)
         four[w % 4] += __longlong_as_double(static_cast<int64_t>(shared.parts[w][n]));
       const double sum = (four[0] + four[1]) + (four[2] + four[3]);
-      store_remote(&shared.mail[parity][rank][n], threadIdx.x % blocks,
-                   static_cast<uint64_t>(__double_as_longlong(sum)));
+      send(threadIdx.x % blocks, &shared.mail[half()][rank()][n], static_cast<uint64_t>(__double_as_longlong(sum)));
     }
-    ptx::cluster_sync();
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      v[n] = 0;
-      for (uint32_t b = 0; b < blocks; ++b)
-        v[n] += __longlong_as_double(static_cast<int64_t>(shared.mail[parity][b][n]));
-    }
-    parity ^= 1;
+    Mail mail = shared.mail[half()];
+    expect(kCount * blocks * sizeof(uint64_t));
+    wait();
+    return mail;
   }
-
-  // The same for counts.
-  template <int kCount>
-  __device__ __forceinline__ void add_up(uint32_t (&v)[kCount]) {
-    static_assert(kCount <= kMaxValues);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      v[n] = __reduce_add_sync(0xffffffffu, v[n]);
-      if (lane == 0) shared.parts[warp][n] = v[n];
-    }
-    __syncthreads();
-    if (threadIdx.x < kCount * blocks) {
-      const uint32_t n = threadIdx.x / blocks;
-      uint32_t sum = 0;
-#pragma unroll
-      for (int w = 0; w < kSampleWarps; ++w) sum += static_cast<uint32_t>(shared.parts[w][n]);
-      store_remote(&shared.mail[parity][rank][n], threadIdx.x % blocks, uint64_t{sum});
-    }
-    ptx::cluster_sync();
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      v[n] = 0;
-      for (uint32_t b = 0; b < blocks; ++b) v[n] += static_cast<uint32_t>(shared.mail[parity][b][n]);
-    }
-    parity ^= 1;
+  __device__ __forceinline__ double sum_of(Mail mail, int n) const {
+    double sum = 0;
+#pragma unroll 1
+    for (uint32_t b = 0; b < blocks; ++b) sum += __longlong_as_double(static_cast<int64_t>(mail[b][n]));
+    return sum;
   }
 
   // The largest key and the lowest id that has it.
@@ -149,22 +165,40 @@ struct ClusterRow {
       uint64_t best = 0;
 #pragma unroll
       for (int w = 0; w < kSampleWarps; ++w) best = max(best, shared.parts[w][0]);
-      store_remote(&shared.mail[parity][rank][0], threadIdx.x, best);
+      send(threadIdx.x, &shared.mail[half()][rank()][0], best);
     }
-    ptx::cluster_sync();
+    const auto* mail = shared.mail[half()];
+    expect(blocks * sizeof(uint64_t));
+    wait();
     uint64_t best = 0;
-    for (uint32_t b = 0; b < blocks; ++b) best = max(best, shared.mail[parity][b][0]);
-    parity ^= 1;
+    for (uint32_t b = 0; b < blocks; ++b) best = max(best, mail[b][0]);
     return best;
   }
 
-  // Every thread gets one value of each warp of the cluster, in order of their ids.
-  __device__ __forceinline__ const uint64_t* tell(uint64_t value) {
-    if (lane < blocks) store_remote(&shared.table[parity][rank * kSampleWarps + warp], lane, value);
-    ptx::cluster_sync();
-    const uint64_t* all = shared.table[parity];
-    parity ^= 1;
+  // Every thread gets what each warp of the cluster tells, in order of their ids.
+  __device__ __forceinline__ const Told* tell(uint64_t word, double sum = 0) {
+    const Told* all = shared.table[half()];
+    if (lane < blocks) {
+      ptx::store_async_16(address_in(lane, &all[me()]), address_in(lane, &shared.arrived[half()]), word,
+                          static_cast<uint64_t>(__double_as_longlong(sum)));
+    }
+    expect(warps() * sizeof(Told));
+    wait();
     return all;
+  }
+
+  // An entry of the list, of the n that the first block waits for.
+  __device__ __forceinline__ void send_to_list(uint32_t place, uint32_t key, uint32_t id) const {
+    ptx::store_async_8(address_in(0, &shared.list[place]), address_in(0, &shared.list_arrived),
+                       uint64_t{key} << 32 | id);
+  }
+  __device__ __forceinline__ void wait_for_list(uint32_t n) {
+    if (leads()) {
+      if (threadIdx.x == 0)
+        ptx::mbarrier_expect(ptx::shared_address(&shared.list_arrived), n * static_cast<uint32_t>(sizeof(uint64_t)));
+      ptx::mbarrier_wait(ptx::shared_address(&shared.list_arrived), (exchanges >> 16) & 1);
+    }
+    exchanges += 0x10000;
   }
 };
 

@@ -1,8 +1,10 @@
 // Sampling and scoring of rows of FP32 logits, with the meaning of the CPU's sampler (backend/cpu/sampler.cc): the same
 // seed and draw choose the same token.
 //
-// A cluster of thread blocks has a row in its shared memory and never sorts it: a search over thresholds narrows what
-// top-k or top-p keep until it fits into one block's list, which is sorted (sampler.cuh).
+// A cluster of thread blocks has a row in its shared memory and never sorts it. Its warps tell each other their largest
+// logit and what their tokens weigh, once; that gives a bound which few tokens of most rows reach, and one block sorts
+// those. Where they are too many or not enough, a search over thresholds narrows what top-k or top-p may cut at until
+// it fits into that block's list (search.cuh).
 //
 // The CPU's token may differ where rounding decides. Weights are FP32 exponentials (FP64 in the list), summed in FP64
 // but in another order, so u times their total may fall on the other side of a boundary between two tokens that it

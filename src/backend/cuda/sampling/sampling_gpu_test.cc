@@ -85,6 +85,50 @@ class Generator {
     }
   }
 
+  // Rows that are hard on bounds, brackets and lists.
+  static constexpr int kShapes = 10;
+  void shape(float* x, int32_t n, int kind) {
+    for (int32_t i = 0; i < n; ++i) x[i] = normal() * 0.3f;  // flat
+    const auto some = [&](int count, float value) {
+      for (int i = 0; i < count; ++i) x[integer(0, n - 1)] = value;
+    };
+    switch (kind) {
+      case 1:  // one dominates
+        some(1, 60.0f);
+        break;
+      case 2:
+        std::fill_n(x, n, 0.25f);
+        break;
+      case 3:  // what a grammar leaves
+        std::fill_n(x, n, -kInfinity);
+        for (int i = 0; i < 3; ++i) some(1, normal());
+        break;
+      case 4:  // ties at every limit
+        for (int32_t i = 0; i < n; ++i) x[i] = one_in(2) ? 1.0f : 0.0f;
+        break;
+      case 5:  // likely ids lie together
+        for (int32_t i = 0; i < n; ++i) x[i] += -1.2f * std::log(static_cast<float>(i + 1));
+        break;
+      case 6:
+        for (int32_t i = 0; i < n; ++i) x[i] *= 3000.0f;
+        break;
+      case 7:  // ascending, and flatter than a key at the end
+        for (int32_t i = 0; i < n; ++i) x[i] = static_cast<float>(i) * 1e-7f;
+        break;
+      case 8:  // more ties below the largest than a list takes
+        std::fill_n(x, n, -3.0f);
+        some(5, 2.0f);
+        some(1, 2.5f);
+        break;
+      case 9:  // all but a few are far down
+        for (int32_t i = 0; i < n; ++i) x[i] -= 200.0f;
+        for (int i = 0; i < 40; ++i) some(1, normal() * 3);
+        break;
+      default:
+        break;
+    }
+  }
+
   Batch batch(int32_t vocab, int32_t rows, bool is_greedy) {
     Batch b;
     b.vocab = vocab;
@@ -393,6 +437,30 @@ TEST_F(SamplingGpu, GivesTheCpusTokens) {
   }
   EXPECT_GE(tally.drawn, 1600);
   EXPECT_LE(tally.by_rounding, tally.drawn / 100);
+  std::printf("%d rows, %d drawn, %d chosen differently by rounding\n", tally.rows, tally.drawn, tally.by_rounding);
+}
+
+TEST_F(SamplingGpu, RowsOfEveryShape) {
+  Generator generator(16);
+  Tally tally;
+  struct Case {
+    int32_t vocab, rows;
+  };
+  for (const Case& c : {Case{1025, 300}, Case{4097, 300}, Case{16385, 200}, Case{50257, 1}, Case{50257, 131},
+                        Case{128256, 150}, Case{151935, 67}, Case{262147, 21}}) {
+    Batch b = generator.batch(c.vocab, c.rows, false);
+    for (int32_t r = 0; r < b.rows; ++r) {
+      generator.shape(b.logits.data() + r * b.ld, b.vocab, r % Generator::kShapes);
+      SamplingRow& s = b.row[static_cast<size_t>(r)];
+      s.temperature = generator.of({1.0f, 1.0f, 0.7f, 1.5f});
+      if (generator.one_in(3)) continue;
+      s.history_slot = s.allowed_row = -1;
+      s.bias_count = 0;
+    }
+    check_batch(b, kEverything, tally);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_LE(tally.by_rounding, tally.drawn / 50);
   std::printf("%d rows, %d drawn, %d chosen differently by rounding\n", tally.rows, tally.drawn, tally.by_rounding);
 }
 

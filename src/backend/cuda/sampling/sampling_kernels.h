@@ -10,12 +10,12 @@ namespace nfp::cuda {
 
 inline constexpr int kSampleThreads = 512;
 inline constexpr int kSampleWarps = kSampleThreads / 32;
-inline constexpr int kSampleBlocks = 8;  // of a cluster, at most: what every device takes
+inline constexpr int kSampleBlocks = 8;  // of a cluster, at most: what every device takes; at least two (st.async)
 inline constexpr int kStretch = 128;     // ids that a warp reads at once
 
 // How a row is cut: warp w of block b has `segment` ids from (b * kSampleWarps + w) * segment on.
 struct RowCut {
-  int blocks = 1;
+  int blocks = 2;
   int segment = kStretch;
 };
 constexpr RowCut cut_row(int32_t vocab) {

@@ -1,27 +1,16 @@
-// Which tokens a limit keeps: a search over thresholds for the largest key from which on there are enough tokens
-// (top-k) or enough weight (top-p), and the collection of the few that are left in one block's list.
+// Which tokens a limit keeps. A bound that the warps' largest logits give leaves few tokens of most rows, which are
+// collected in one block's list. In other rows a search over thresholds finds the largest key from which on there are
+// enough tokens (top-k) or enough weight (top-p), until the keys that it may be are few enough for that list.
 #pragma once
 
 #include <cstdint>
 
 #include "backend/cuda/sampling/cluster_row.cuh"
+#include "backend/cuda/sampling/weigh.cuh"
 
 namespace nfp::cuda {
 
 inline constexpr int kThresholds = 4;  // a pass
-
-// exp((logit - maximum) / temperature).
-struct Weigh {
-  float maximum;
-  float factor;
-  __device__ __forceinline__ float operator()(uint32_t key) const {  // 0 for NaN
-    return expf((fmaxf(logit_of(key), __uint_as_float(0xff800000u)) - maximum) * factor);
-  }
-  __device__ __forceinline__ double exact(uint32_t key) const {
-    const double logit = fmaxf(logit_of(key), __uint_as_float(0xff800000u));
-    return exp((logit - maximum) * static_cast<double>(factor));
-  }
-};
 
 // Tokens that are kept: keys above `key`, and of those with it the first `ties` in order of id.
 struct Kept {
@@ -30,28 +19,27 @@ struct Kept {
   uint32_t ties = kAll;
 };
 
-// Keys from `low` on are enough, keys from `high` on are not; how many they are and what they weigh.
+// Keys from `low` on are enough, keys from `high` on are not; how many they are and what they weigh. `ties` as in Kept,
+// of the key `low`.
 struct Bracket {
   uint32_t low, high;
   uint32_t count_low, count_high;
   double weight_low = 0, weight_high = 0;
+  uint32_t ties = Kept::kAll;
   __device__ bool is_closed() const { return high - low <= 1; }
   __device__ bool fits_list() const { return count_low <= kListSize; }
+  __device__ bool is_narrow() const { return count_low - count_high <= kListSize; }
 };
 
-struct Measured {
-  uint32_t count[kThresholds];
-  double weight[kThresholds];
-};
-
-// Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on; all are in [low, high).
+// Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on up to the bracket's end; all are in
+// [low, high). Part t of the mail is a count, part kThresholds + t a weight.
 template <bool kWeighs>
-__device__ __forceinline__ Measured measure(ClusterRow& row, const Bracket& b, const uint32_t (&threshold)[kThresholds],
-                                            const Weigh& weigh) {
-  Measured m{};
+__device__ __forceinline__ ClusterRow::Mail measure(ClusterRow& row, const Bracket& b,
+                                                    const uint32_t (&threshold)[kThresholds], const Weigh& weigh) {
+  uint32_t count[kThresholds] = {};
   float part[kThresholds] = {};
   const uint32_t span = b.high - threshold[0];
-  row.for_each_four<kWeighs ? 1 : 4>([&](const uint4& four, int32_t) {
+  row.for_each_four([&](const uint4& four, int32_t) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -61,54 +49,46 @@ __device__ __forceinline__ Measured measure(ClusterRow& row, const Bracket& b, c
 #pragma unroll
       for (int t = 0; t < kThresholds; ++t) {
         const bool is_in = key[j] >= threshold[t];
-        m.count[t] += is_in ? 1 : 0;
+        count[t] += is_in ? 1 : 0;
         if constexpr (kWeighs) part[t] += is_in ? w : 0.0f;
       }
     }
   });
-  if constexpr (kWeighs) {
-    double v[2 * kThresholds];
 #pragma unroll
-    for (int t = 0; t < kThresholds; ++t) {
-      v[t] = __reduce_add_sync(0xffffffffu, m.count[t]);
-      v[kThresholds + t] = part[t];
-    }
-    row.add_up<kThresholds>(v);
-#pragma unroll
-    for (int t = 0; t < kThresholds; ++t) {
-      m.count[t] = static_cast<uint32_t>(v[t]);
-      m.weight[t] = v[kThresholds + t] + b.weight_high;
-    }
-  } else {
-    row.add_up(m.count);
+  for (int t = 0; t < kThresholds; ++t) {
+    row.set_part(t, __reduce_add_sync(0xffffffffu, count[t]));
+    if constexpr (kWeighs) row.set_part(kThresholds + t, warp_sum(static_cast<double>(part[t])));
   }
-#pragma unroll
-  for (int t = 0; t < kThresholds; ++t) m.count[t] += b.count_high;
-  return m;
+  constexpr int kParts = kWeighs ? 2 * kThresholds : kThresholds;
+  return row.add_up_parts<kParts>();
 }
 
-// What has to be reached: a count, a weight, or a share of the weight of all that is in the bracket.
+// What has to be reached.
 struct Goal {
-  enum class Kind { kCount, kWeight, kShare };
-  Kind kind;
+  bool is_weight;  // or a count
   double wanted;
 };
 
-// Thresholds for a pass. First guesses go by distance from the largest logit, since what models give is peaked; then
-// the bracket is cut evenly, first between its logits and, where that settles nothing, between its keys.
-__device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, float maximum, float scale,
+// Thresholds for a pass. First guesses go by distance from the bracket's upper end, since what models give is peaked;
+// then the bracket is cut between its logits, around where the goal would be if tokens lay evenly and, every other
+// time, evenly; and where that settles nothing between its keys.
+__device__ __forceinline__ void choose_thresholds(const Bracket& b, const Goal& goal, int pass, float scale,
                                                   uint32_t (&threshold)[kThresholds]) {
-  constexpr int kPassesByLogit = 10;
-  const float near[kThresholds] = {16.0f, 10.0f, 6.0f, 3.0f}, far[kThresholds] = {4096.0f, 512.0f, 128.0f, 40.0f};
-  const bool has_low = b.low > kMinusInfinityKey;
+  constexpr int kPassesByLogit = 8;
+  const float near[kThresholds] = {12.0f, 5.0f, 2.0f, 0.7f}, far[kThresholds] = {0.0f, 512.0f, 128.0f, 40.0f};
+  const float around[kThresholds] = {0.15f, 0.03f, -0.03f, -0.15f};
   const float low = logit_of(b.low), high = logit_of(b.high - 1);
+  const double of_low = goal.is_weight ? b.weight_low : b.count_low,
+               of_high = goal.is_weight ? b.weight_high : b.count_high;
+  const auto down = static_cast<float>((goal.wanted - of_high) / (of_low - of_high));  // from high, as if even
 #pragma unroll
   for (int t = 0; t < kThresholds; ++t) {
     uint32_t key = 0;
-    if (pass == 0 || (pass == 1 && !has_low)) {
-      key = key_of(maximum - (pass == 0 ? near[t] : far[t]) * scale);
-    } else if (has_low && pass < kPassesByLogit) {
-      key = key_of(low + (high - low) * (static_cast<float>(t + 1) / (kThresholds + 1)));
+    if (b.low <= kMinusInfinityKey && pass < 2) {
+      key = pass == 1 && t == 0 ? kLowestKey : key_of(high - (pass == 0 ? near[t] : far[t]) * scale);
+    } else if (b.low > kMinusInfinityKey && pass < kPassesByLogit) {
+      const float part = pass % 2 == 1 ? down + around[t] : static_cast<float>(kThresholds - t) / (kThresholds + 1);
+      key = key_of(high + (low - high) * part);
     } else {
       key = b.low + static_cast<uint32_t>(uint64_t{b.high - b.low} * static_cast<uint32_t>(t + 1) / (kThresholds + 1));
     }
@@ -116,90 +96,156 @@ __device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, fl
   }
 }
 
-// Narrows the bracket until what it holds fits into a list or is settled. A share becomes the weight that it is.
+// Narrows the bracket until it is closed or what may be its goal's key fits into a list.
 template <bool kWeighs>
-__device__ __forceinline__ void search(ClusterRow& row, Bracket& b, Goal& goal, const Weigh& weigh, float scale) {
-  for (int pass = 0; pass == 0 || (!b.is_closed() && !b.fits_list()); ++pass) {
+__device__ __forceinline__ void search(ClusterRow& row, Bracket& b, const Goal& goal, const Weigh& weigh, float scale) {
+  for (int pass = 0; !b.is_closed() && !b.is_narrow(); ++pass) {
     uint32_t threshold[kThresholds];
-    choose_thresholds(b, pass, weigh.maximum, scale, threshold);
-    if (kWeighs && pass == 0) threshold[0] = b.low;
-    const Measured m = measure<kWeighs>(row, b, threshold, weigh);
-    if (kWeighs && pass == 0) {
-      b.weight_low = m.weight[0];
-      if (goal.kind == Goal::Kind::kShare) goal.wanted *= b.weight_low;
-    }
+    choose_thresholds(b, goal, pass, scale, threshold);
+    const ClusterRow::Mail mail = measure<kWeighs>(row, b, threshold, weigh);
+    const uint32_t above = b.count_high;
+    const double weight_above = b.weight_high;
     bool is_enough = true;
 #pragma unroll
     for (int t = 0; t < kThresholds; ++t) {
       if (!is_enough || threshold[t] <= b.low) continue;  // known
-      is_enough = (goal.kind == Goal::Kind::kCount ? m.count[t] : m.weight[t]) >= goal.wanted;
+      const auto count = static_cast<uint32_t>(row.sum_of(mail, t)) + above;
+      double weight = 0;
+      if constexpr (kWeighs) weight = row.sum_of(mail, kThresholds + t) + weight_above;
+      is_enough = (kWeighs ? weight : static_cast<double>(count)) >= goal.wanted;
       if (is_enough) {
         b.low = threshold[t];
-        b.count_low = m.count[t];
-        b.weight_low = m.weight[t];
+        b.count_low = count;
+        b.weight_low = weight;
+        b.ties = Kept::kAll;
       } else {
         b.high = threshold[t];
-        b.count_high = m.count[t];
-        b.weight_high = m.weight[t];
+        b.count_high = count;
+        b.weight_high = weight;
       }
     }
   }
 }
 
-// What a settled bracket keeps of the tokens that have its key, to reach a weight; `most` of them at most.
+// What a closed bracket keeps of the tokens that have its key, to reach a weight; `most` of them at most.
 __device__ __forceinline__ uint32_t ties_for(const Bracket& b, double wanted, double most, const Weigh& weigh) {
   const double each = weigh(b.low);
   const double more = each > 0 ? ceil((wanted - b.weight_high) / each) : 1.0;
   return static_cast<uint32_t>(fmin(fmax(more, 1.0), most));
 }
 
-// The kept tokens into the list of the cluster's first block, in order of id; returns how many they are, at most
-// kListSize. Every block has written when it returns.
-__device__ __forceinline__ int collect(ClusterRow& row, const Kept& kept) {
+// At least n tokens have this key or more: the n-th largest of the warps' largest (their words). n <= warps().
+__device__ __forceinline__ uint32_t nth_largest(const ClusterRow& row, const Told* told, uint32_t n, int slot) {
+  static_assert(kSampleThreads >= 4 * kSampleBlocks * kSampleWarps);
+  const uint32_t at = threadIdx.x / 4;  // four threads a warp's largest, which find how many are before it
+  if (at < row.warps()) {
+    const auto key = static_cast<uint32_t>(told[at].word);
+    uint32_t before = 0;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x % 4; i < row.warps(); i += 4) {
+      const auto other = static_cast<uint32_t>(told[i].word);
+      before += other > key || (other == key && i < at) ? 1 : 0;
+    }
+    before += __shfl_xor_sync(0xffffffffu, before, 1);
+    before += __shfl_xor_sync(0xffffffffu, before, 2);
+    if (before == n - 1 && threadIdx.x % 4 == 0) row.shared.bound[slot] = key;
+  }
+  __syncthreads();
+  return row.shared.bound[slot];
+}
+
+// What a warp has of the keys between two: those of `kept`, and all with its key, that are below `end`.
+struct Counted {
   uint32_t above = 0, equal = 0;
-  row.for_each_four<4>([&](const uint4& four, int32_t) {
+  double weight = 0;
+  __device__ uint64_t word(uint32_t low_half = 0) const {
+    return uint64_t{above} << 48 | uint64_t{equal} << 32 | low_half;
+  }
+};
+inline constexpr uint32_t kAnyKey = 0xffffffffu;  // above all
+// largest: of this thread's keys.
+__device__ __forceinline__ Counted count_kept(const ClusterRow& row, uint32_t largest, const Kept& kept, uint32_t end,
+                                              const Weigh& weigh) {
+  Counted c;
+  if (!__any_sync(0xffffffffu, largest >= kept.key)) return c;
+  row.for_each_four([&](const uint4& four, int32_t) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      above += key[j] > kept.key ? 1 : 0;
-      equal += key[j] == kept.key ? 1 : 0;
+      if (key[j] < kept.key || key[j] >= end) continue;
+      c.above += key[j] > kept.key ? 1 : 0;
+      c.equal += key[j] == kept.key ? 1 : 0;
+      c.weight += static_cast<double>(weigh(key[j]));
     }
   });
-  above = __reduce_add_sync(0xffffffffu, above);
-  equal = __reduce_add_sync(0xffffffffu, equal);
-  const uint64_t* all = row.tell(uint64_t{above} << 32 | equal);
-  const uint32_t me = row.rank * kSampleWarps + row.warp;
-  uint32_t sums[4] = {};  // above before, equal before, above, equal
-  for (uint32_t i = row.lane; i < row.blocks * kSampleWarps; i += 32) {
-    const auto a = static_cast<uint32_t>(all[i] >> 32), e = static_cast<uint32_t>(all[i]);
-    sums[0] += i < me ? a : 0;
-    sums[1] += i < me ? e : 0;
-    sums[2] += a;
-    sums[3] += e;
+  c.above = __reduce_add_sync(0xffffffffu, c.above);
+  c.equal = __reduce_add_sync(0xffffffffu, c.equal);
+  c.weight = warp_sum(c.weight);
+  return c;
+}
+
+// What all warps have, and those before this one.
+struct Candidates {
+  uint32_t above_before = 0, equal_before = 0;
+  uint32_t count = 0;  // that are kept
+  uint32_t low_halves = 0;
+  double weight = 0;
+};
+__device__ __forceinline__ Candidates sum_up(const ClusterRow& row, const Told* told, uint32_t ties) {
+  const uint32_t me = row.me();
+  Candidates c;
+  uint32_t above = 0, equal = 0;
+  for (uint32_t i = row.lane; i < row.warps(); i += 32) {
+    const auto a = static_cast<uint32_t>(told[i].word >> 48), e = static_cast<uint32_t>(told[i].word >> 32) & 0xffffu;
+    c.above_before += i < me ? a : 0;
+    c.equal_before += i < me ? e : 0;
+    above += a;
+    equal += e;
+    c.low_halves += static_cast<uint32_t>(told[i].word);
+    c.weight += told[i].sum;
   }
-#pragma unroll
-  for (uint32_t& sum : sums) sum = __reduce_add_sync(0xffffffffu, sum);
-  uint32_t above_before = sums[0], equal_before = sums[1];
-  if (above + equal > 0) {
+  c.above_before = __reduce_add_sync(0xffffffffu, c.above_before);
+  c.equal_before = __reduce_add_sync(0xffffffffu, c.equal_before);
+  c.count = __reduce_add_sync(0xffffffffu, above) + min(__reduce_add_sync(0xffffffffu, equal), ties);
+  row.shared.kept = c.count;  // every thread the same; for collect()
+  c.low_halves = __reduce_add_sync(0xffffffffu, c.low_halves);
+  c.weight = warp_sum(c.weight);
+  return c;
+}
+
+__device__ __forceinline__ Candidates count(ClusterRow& row, uint32_t largest, const Kept& kept, const Weigh& weigh,
+                                            uint32_t end = kAnyKey) {
+  const Counted c = count_kept(row, largest, kept, end, weigh);
+  return sum_up(row, row.tell(c.word(), c.weight), kept.ties);
+}
+
+// The kept tokens whose keys are below `end` into the list of the cluster's first block, in order of id; returns how
+// many they are, at most kListSize. They are there when it returns to that block.
+__device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const Kept& kept, uint32_t end,
+                                       const Candidates& c) {
+  if (__any_sync(0xffffffffu, largest >= kept.key)) {
+    uint32_t above_before = c.above_before, equal_before = c.equal_before;
     row.for_each_four([&](const uint4& four, int32_t id) {
       const uint32_t key[4] = {four.x, four.y, four.z, four.w};
       uint32_t mine = 0;  // above, and equal << 16
 #pragma unroll
-      for (int j = 0; j < 4; ++j) mine += (key[j] > kept.key ? 1u : 0u) + (key[j] == kept.key ? 1u << 16 : 0u);
+      for (int j = 0; j < 4; ++j) {
+        mine += key[j] > kept.key && key[j] < end ? 1u : 0u;
+        mine += key[j] == kept.key ? 1u << 16 : 0u;
+      }
       if (__ballot_sync(0xffffffffu, mine != 0) == 0) return;
       const uint32_t until = warp_scan(mine, row.lane);
       uint32_t a = above_before + ((until - mine) & 0xffffu), e = equal_before + ((until - mine) >> 16);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const bool is_equal = key[j] == kept.key;
-        if (key[j] > kept.key || (is_equal && e < kept.ties)) {
+        const bool is_above = key[j] > kept.key && key[j] < end, is_equal = key[j] == kept.key;
+        if (is_above || (is_equal && e < kept.ties)) {
           const uint32_t place = a + min(e, kept.ties);
           if (place < kListSize) {
-            store_remote(&row.shared.list_key[place], 0, key[j]);
-            store_remote(&row.shared.list_id[place], 0, static_cast<uint32_t>(id + j));
+            row.send_to_list(place, key[j], static_cast<uint32_t>(id + j));
           }
         }
-        a += key[j] > kept.key ? 1 : 0;
+        a += is_above ? 1 : 0;
         e += is_equal ? 1 : 0;
       }
       const uint32_t sum = __shfl_sync(0xffffffffu, until, 31);
@@ -207,8 +253,9 @@ __device__ __forceinline__ int collect(ClusterRow& row, const Kept& kept) {
       equal_before += sum >> 16;
     });
   }
-  ptx::cluster_sync();
-  return static_cast<int>(min(sums[2] + min(sums[3], kept.ties), uint32_t{kListSize}));
+  const uint32_t n = min(row.shared.kept, uint32_t{kListSize});
+  row.wait_for_list(n);
+  return static_cast<int>(n);
 }
 
 // ---- in the list's block -------------------------------------------------------------------------------------------
@@ -219,7 +266,7 @@ __device__ __forceinline__ void sort_list(RowShared& shared, int n) {
   int size = 64;
   while (size < n) size *= 2;
   for (int i = threadIdx.x; i < size; i += kSampleThreads)
-    shared.sorted[i] = i < n ? uint64_t{shared.list_key[i]} << 32 | ~static_cast<uint32_t>(i) : 0;
+    shared.sorted[i] = i < n ? uint64_t{shared.list_key(i)} << 32 | ~static_cast<uint32_t>(i) : 0;
   __syncthreads();
   const int pair = threadIdx.x;
   for (int length = 2; length <= size; length *= 2) {
@@ -250,11 +297,12 @@ struct PairScan {
   double first, second, total;
 };
 __device__ __forceinline__ PairScan scan_pairs(RowShared& shared, double a, double b, uint32_t warp, uint32_t lane) {
+  const uint32_t thread = ptx::read_thread();  // or addresses that it is in take registers while a search runs
   const double until = warp_scan(a + b, lane);
   __syncthreads();
-  if (lane == 31) shared.scan[warp] = until;
+  if (lane == 31) shared.scan[thread / 32] = until;
   __syncthreads();
-  const double of_warps = warp_scan(lane < kSampleWarps ? shared.scan[lane] : 0.0, lane);
+  const double of_warps = warp_scan(lane < kSampleWarps ? shared.scan[thread % 32] : 0.0, lane);
   const double total = __shfl_sync(0xffffffffu, of_warps, 31);
   double before = __shfl_sync(0xffffffffu, of_warps, (warp - 1) & 31);
   if (warp == 0) before = 0;
@@ -271,6 +319,54 @@ __device__ __forceinline__ int lowest_of(RowShared& shared, int value) {
   if (threadIdx.x % 32 == 0) atomicMin(&shared.lowest, of_warp);
   __syncthreads();
   return shared.lowest;
+}
+
+// What a searched bracket keeps to reach its goal, exactly.
+__device__ __forceinline__ Kept settle(ClusterRow& row, uint32_t largest, const Bracket& b, const Goal& goal,
+                                       const Weigh& weigh) {
+  if (b.is_closed()) {
+    const uint32_t most = min(b.count_low - b.count_high, b.ties);
+    return {b.low,
+            goal.is_weight ? ties_for(b, goal.wanted, most, weigh) : static_cast<uint32_t>(goal.wanted) - b.count_high};
+  }
+  const Kept inside{b.low, b.ties};
+  const int n = collect(row, largest, inside, b.high, count(row, largest, inside, weigh, b.high));
+  uint64_t kept = 0;  // as a word
+  if (row.leads()) {
+    sort_list(row.shared, n);
+    const int t = static_cast<int>(threadIdx.x);
+    const auto sorted_key = [&](int i) { return static_cast<uint32_t>(row.shared.sorted[i] >> 32); };
+    const auto is_there = [&](int i) { return i < n; };
+    int last = static_cast<int>(goal.wanted) - static_cast<int>(b.count_high) - 1;
+    if (goal.is_weight) {
+      const double w0 = is_there(2 * t) ? weigh.exact(sorted_key(2 * t)) : 0.0;
+      const double w1 = is_there(2 * t + 1) ? weigh.exact(sorted_key(2 * t + 1)) : 0.0;
+      const PairScan until = scan_pairs(row.shared, w0, w1, row.warp, row.lane);
+      const double wanted = goal.wanted - b.weight_high;
+      last = lowest_of(row.shared, is_there(2 * t) && until.first >= wanted        ? 2 * t
+                                   : is_there(2 * t + 1) && until.second >= wanted ? 2 * t + 1
+                                                                                   : INT32_MAX);
+    }
+    last = max(0, min(last, n - 1));  // n - 1: rounding
+    const uint32_t key = sorted_key(last);
+    const int first = lowest_of(row.shared, is_there(2 * t) && sorted_key(2 * t) == key           ? 2 * t
+                                            : is_there(2 * t + 1) && sorted_key(2 * t + 1) == key ? 2 * t + 1
+                                                                                                  : INT32_MAX);
+    const bool is_all = last + 1 < n ? sorted_key(last + 1) != key : key != b.low || b.ties == Kept::kAll;
+    kept = uint64_t{key} << 32 | (is_all ? Kept::kAll : static_cast<uint32_t>(last + 1 - first));
+  }
+  kept = row.tell(kept)[0].word;
+  return {static_cast<uint32_t>(kept >> 32), static_cast<uint32_t>(kept)};
+}
+
+// What a bracket keeps to reach its goal; true if it is a little more, which makes a list.
+template <bool kWeighs>
+__device__ __forceinline__ bool narrow(ClusterRow& row, uint32_t largest, Bracket& b, const Goal& goal,
+                                       const Weigh& weigh, float scale, Kept& kept) {
+  search<kWeighs>(row, b, goal, weigh, scale);
+  const bool is_list = b.fits_list();
+  kept = is_list ? Kept{b.low, b.ties} : settle(row, largest, b, goal, weigh);
+  return is_list;
 }
 
 // Limits that act on a list, and the draw.
@@ -310,8 +406,8 @@ __device__ __forceinline__ int32_t draw_from_list(RowShared& shared, int n, cons
   const uint64_t last = shared.sorted[kept - 1];
   const auto weight_at = [&](int i) {
     if (i >= n) return 0.0;
-    const uint64_t entry = uint64_t{shared.list_key[i]} << 32 | ~static_cast<uint32_t>(i);
-    return entry >= last ? weigh.exact(shared.list_key[i]) : 0.0;
+    const uint64_t entry = uint64_t{shared.list_key(i)} << 32 | ~static_cast<uint32_t>(i);
+    return entry >= last ? weigh.exact(shared.list_key(i)) : 0.0;
   };
   const double a = weight_at(2 * t), b = weight_at(2 * t + 1);
   const PairScan until = scan_pairs(shared, a, b, warp, lane);
@@ -321,7 +417,7 @@ __device__ __forceinline__ int32_t draw_from_list(RowShared& shared, int n, cons
   if (chosen == INT32_MAX) {  // rounding: the last with a weight
     chosen = -lowest_of(shared, b > 0 ? -(2 * t + 1) : a > 0 ? -2 * t : 0);
   }
-  return shared.list_id[chosen];
+  return shared.list_id(chosen);
 }
 
 }  // namespace nfp::cuda

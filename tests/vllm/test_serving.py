@@ -103,8 +103,9 @@ class Serving(unittest.TestCase):
         cls.folder = folder = Path(os.environ.get("NESTEDFP_TEST_OUT") or tempfile.mkdtemp())
 
         def run(item):
-            name, (model, arguments, runner) = item
+            place, (name, (model, arguments, runner)) = item
             environment = dict(os.environ)
+            environment["VLLM_PORT"] = str(20000 + 50 * place)  # or two engines may find the same port free
             if runner is not None:
                 environment["VLLM_USE_V2_MODEL_RUNNER"] = str(runner)
             out = folder / f"{name.replace(' ', '-')}.json"
@@ -126,7 +127,7 @@ class Serving(unittest.TestCase):
         only = os.environ.get("NESTEDFP_TEST_ONLY", "").split(",")
         runs = {name: run for name, run in runs.items() if not only[0] or name in only}
         with ThreadPoolExecutor(int(os.environ.get("NESTEDFP_TEST_JOBS", "12"))) as pool:
-            for name, report, log in pool.map(run, runs.items()):
+            for name, report, log in pool.map(run, enumerate(runs.items())):
                 cls.reports[name], cls.logs[name] = report, log
 
     def report(self, name):

@@ -8,8 +8,8 @@ Where a GPU has no room for all of them (a large model and many requests): --eng
 then takes nine tenths of the GPU, and serve_ratios.py FILE... puts such files together.
 
 --start-only cold,warm starts each engine of --engines alone, one after the other, with an empty compile cache and again
-with what it left there, and measures only that. The first start of all reads files that the others find in memory: name
-an engine once more to have it without."""
+with what it left there, and measures only that and how many kernels each start compiled (new_kernels). The first start
+of all reads files that the others find in memory: name an engine once more to have it without."""
 
 import argparse
 import atexit
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 ENGINES = {
     "stock fp16": {},
@@ -170,6 +171,14 @@ class Engine:
         return self.line()
 
 
+def kernels_in(caches: str) -> dict[str, set[str]]:
+    """Compiled kernels by the cache that has them: what a start with full caches adds was not found there."""
+    found: dict[str, set[str]] = {}
+    for path in Path(caches).rglob("*.cubin"):
+        found.setdefault(str(path.relative_to(caches)).split("/")[0], set()).add(str(path))
+    return found
+
+
 def measure_starts(names: list[str], arguments, end: float, emit) -> None:
     """Of each engine alone."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -181,9 +190,12 @@ def measure_starts(names: list[str], arguments, end: float, emit) -> None:
                     continue
                 if kind == "cold":
                     caches = tempfile.mkdtemp(dir=folder)
+                before = kernels_in(caches)
                 engine = Engine(name, arguments, caches, f"{number} {name} {kind}")
                 try:
-                    emit(event="started", engine=name, caches=kind, **engine.line(), **engine.logged())
+                    emit(event="started", engine=name, caches=kind, **engine.line(), **engine.logged(),
+                         new_kernels={place: len(found - before.get(place, set()))
+                                      for place, found in kernels_in(caches).items()})
                 except RuntimeError as error:
                     emit(event="failed", engine=name, caches=kind, error=str(error))
                 finally:

@@ -97,35 +97,35 @@ def _encoders_in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
 def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
     """CudaGraphManager.capture(self, create_forward_fn, ...), vLLM's second runner's."""
 
+    def of_both(forward: Callable[[Any], None], mode: Any) -> None:
+        with Step.warm_up():
+            forward(mode)
+
+    def left_out(forward: Callable[[Any], None], mode: Any) -> None:
+        pass
+
     def capture_both(self: Any, create_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def with_warm_up_of_both(desc: Any, warmup: bool) -> Any:
-            forward, state = create_forward(desc, warmup=warmup)
+        def creating(warm_up: Callable[[Callable[[Any], None], Any], None]) -> Callable[..., Any]:
+            def create(desc: Any, warmup: bool) -> Any:
+                forward, state = create_forward(desc, warmup=warmup)
 
-            def run(mode: CUDAGraphMode) -> None:
-                if warmup and mode == CUDAGraphMode.NONE:
-                    with Step.warm_up():
+                def run(mode: CUDAGraphMode) -> None:
+                    if warmup and mode == CUDAGraphMode.NONE:
+                        warm_up(forward, mode)
+                    else:
                         forward(mode)
-                else:
-                    forward(mode)
 
-            return run, state
+                return run, state
 
-        def without_warm_up(desc: Any, warmup: bool) -> Any:
-            forward, state = create_forward(desc, warmup=warmup)
-
-            def run(mode: CUDAGraphMode) -> None:
-                if not warmup or mode != CUDAGraphMode.NONE:
-                    forward(mode)
-
-            return run, state
+            return create
 
         gc.freeze()  # as the first runner does: the collector would look at all that has been loaded again and again
         try:
             with _keeping_free_memory():
                 with forced(FP8):
-                    capture(self, with_warm_up_of_both, *args, **kwargs)
+                    capture(self, creating(of_both), *args, **kwargs)
                 with forced(FP16), spent(SECOND_SET):
-                    return capture(self, without_warm_up, *args, **kwargs)
+                    return capture(self, creating(left_out), *args, **kwargs)
         finally:
             gc.unfreeze()
 

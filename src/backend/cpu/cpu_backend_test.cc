@@ -373,6 +373,42 @@ struct RouteBuffers {
   ExpertRoutes routes;
 };
 
+TEST(CpuBackend, DotsAreTheSameInAnyCompany) {
+  Random random(31);
+  constexpr int64_t kRows = 5, kColumns = 7;
+  for (const int64_t n : {1, 15, 16, 17, 63, 64, 65, 100, 130, 1000}) {
+    const std::vector<float> x = random.normals(static_cast<size_t>(kRows * n));
+    const std::vector<float> w = random.normals(static_cast<size_t>(kColumns * n));
+    std::vector<float> want(kRows * kColumns);
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t c = 0; c < kColumns; ++c) {
+        const auto at = static_cast<size_t>(r * kColumns + c);
+        cpu::scalar_kernels().dots(x.data() + r * n, 1, w.data() + c * n, 1, n, &want[at], 1);
+        double sum = 0, magnitude = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          const double product = double{x[static_cast<size_t>(r * n + i)]} * double{w[static_cast<size_t>(c * n + i)]};
+          sum += product;
+          magnitude += std::fabs(product);
+        }
+        EXPECT_NEAR(want[at], sum, magnitude * static_cast<double>(n + 1) * 0x1p-24) << n;
+      }
+    }
+    for (const auto* table : cpu::runnable_tables()) {
+      for (int64_t rows = 1; rows <= kRows; ++rows) {
+        for (int64_t columns = 1; columns <= kColumns; ++columns) {
+          std::vector<float> got(static_cast<size_t>(rows * kColumns), -1.0f);
+          table->dots(x.data(), rows, w.data(), columns, n, got.data(), kColumns);
+          for (int64_t i = 0; i < rows * kColumns; ++i) {
+            const auto at = static_cast<size_t>(i);
+            ASSERT_EQ(got[at], i % kColumns < columns ? want[at] : -1.0f)
+                << table->name << " " << rows << " " << columns << " " << n << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuBackend, RoutesAreTheLikeliestExpertsSortedByExpert) {
   Random random(21);
   for (const auto& [experts, top, rows, hidden] : std::vector<std::array<int32_t, 4>>{

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cassert>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -316,15 +317,16 @@ void choose_experts(const RouteArgs& args, int64_t row, const KernelTable& kerne
   const float* logits = args.logits + row * routes.experts;
   int32_t* chosen = routes.place + row * routes.top;
   float* weight = routes.weight + row * routes.top;
-  std::array<uint64_t, kMaxExperts / 64> taken{};
-  for (int32_t i = 0; i < routes.top; ++i) {
-    int32_t best = -1;
-    for (int32_t e = 0; e < routes.experts; ++e) {
-      if ((taken[static_cast<size_t>(e) / 64] >> (static_cast<size_t>(e) % 64) & 1u) != 0) continue;
-      if (best < 0 || logits[e] > logits[best]) best = e;
-    }
-    taken[static_cast<size_t>(best) / 64] |= uint64_t{1} << (static_cast<size_t>(best) % 64);
-    chosen[i] = best;
+  // The likeliest so far, in order; of equals the first expert is before the others, and what is no number is last.
+  int32_t found = 0;
+  const auto is_before = [&](int32_t a, int32_t b) {
+    return logits[a] > logits[b] || (std::isnan(logits[b]) && !std::isnan(logits[a]));
+  };
+  for (int32_t e = 0; e < routes.experts; ++e) {
+    if (found == routes.top && !is_before(e, chosen[found - 1])) continue;
+    int32_t at = found < routes.top ? found++ : found - 1;
+    for (; at > 0 && is_before(e, chosen[at - 1]); --at) chosen[at] = chosen[at - 1];
+    chosen[at] = e;
   }
   std::array<float, kMaxExperts> powers;
   const float most = logits[chosen[0]];
@@ -773,18 +775,18 @@ void Executor::execute(const RouteArgs& args, int thread) {
   const Range tokens = by_rows ? partition(args.rows, thread, threads_.size()) : Range{0, args.rows};
   const Range mine = by_rows ? Range{0, experts} : partition(experts, thread, threads_.size());
   for (int64_t first = mine.begin; first < mine.end; first += kExpertsAtOnce) {
-    for (int64_t r = tokens.begin; r < tokens.end; ++r) {
-      for (int64_t e = first; e < std::min(first + kExpertsAtOnce, mine.end); ++e) {
-        args.logits[r * experts + e] = kernels_.dot(x + r * hidden, args.router + e * hidden, hidden);
-      }
-    }
+    kernels_.dots(x + tokens.begin * hidden, tokens.size(), args.router + first * hidden,
+                  std::min(kExpertsAtOnce, mine.end - first), hidden, args.logits + tokens.begin * experts + first,
+                  experts);
   }
   threads_.barrier();
   const Range rows = partition(args.rows, thread, threads_.size());
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     choose_experts(args, r, kernels_);
     if (args.shared_gate == nullptr) continue;
-    const float gate = -kernels_.dot(x + r * hidden, args.shared_gate, hidden);
+    float gate = 0;
+    kernels_.dots(x + r * hidden, 1, args.shared_gate, 1, hidden, &gate, 1);
+    gate = -gate;
     float power = 0;
     kernels_.exps(&gate, 1, 0.0f, 1.0f, &power);
     args.shared_weight[r] = 1.0f / (1.0f + power);

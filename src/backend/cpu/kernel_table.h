@@ -189,7 +189,8 @@ struct KernelTable {
   float (*quantize_e4m3)(const float* x, int64_t k, float* out);
   // out = residual + x; out may be either.
   void (*residual_add)(const float* x, const float* residual, int64_t n, float* out);
-  float (*dot)(const float* a, const float* b, int64_t n);
+  // out[r * stride + c] = x[r] w[c], of x [rows, n] and w [columns, n]: the same bits whatever else is asked for.
+  void (*dots)(const float* x, int64_t rows, const float* w, int64_t columns, int64_t n, float* out, int64_t stride);
   // out = sum over i of weight[i] rows[i], in the order of i.
   void (*weighted_sum)(const float* const* rows, const float* weight, int32_t count, int64_t n, float* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);

@@ -18,7 +18,7 @@ constexpr cpu::KernelTable make_table(const char* name) {
   table.linear = linear<A>;
   table.quantize_e4m3 = quantize_e4m3;
   table.residual_add = residual_add;
-  table.dot = dot;
+  table.dots = dots;
   table.weighted_sum = weighted_sum;
   table.rms_norm = rms_norm;
   table.rope = rope;

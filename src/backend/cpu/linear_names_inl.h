@@ -1,4 +1,4 @@
-// What the matrix kernels of linear_inl.h and tiles_inl.h both name.
+// What the matrix kernels of linear_inl.h and tiles_inl.h both name; loops unrolled elsewhere too.
 #pragma once
 
 #include "backend/cpu/kernel_table.h"

@@ -17,6 +17,7 @@ constexpr int kDirectRows = 6;  // up to which panels are unpacked in registers
 constexpr int kDirectUpperRows = kDirectRows, kDirectPairRows = kDirectRows, kHalvedPairRows = 0;
 constexpr int most_direct_rows(int panels) { return kDirectRows / panels; }
 constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
+constexpr int kDotColumns = 1;             // of dots() at once: their sums, four each, are in registers
 
 struct Vec {
   __m256 lo, hi;

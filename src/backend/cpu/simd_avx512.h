@@ -37,6 +37,7 @@ constexpr int most_direct_rows(int panels) { return 24 / panels; }
 constexpr int kDirectPairRows = 24;
 // Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.
 constexpr int kPointerRows = 4;
+constexpr int kDotColumns = 4;  // of dots() at once: their sums, four each, are in registers
 
 using Vec = __m512;
 using Pairs = __m512i;

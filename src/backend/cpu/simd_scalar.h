@@ -20,6 +20,7 @@ constexpr int kDirectRows = 4;  // up to which panels are unpacked in registers
 constexpr int kDirectUpperRows = kDirectRows, kDirectPairRows = kDirectRows, kHalvedPairRows = 0;
 constexpr int most_direct_rows(int panels) { return kDirectRows / panels; }
 constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
+constexpr int kDotColumns = 1;             // of dots() at once
 
 struct Vec {
   float v[16];

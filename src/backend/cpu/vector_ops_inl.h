@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "backend/cpu/kernel_table.h"
+#include "backend/cpu/linear_names_inl.h"
 #include "backend/cpu/math_inl.h"
 
 // Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
@@ -49,14 +50,36 @@ void residual_add(const float* x, const float* residual, int64_t n, float* out) 
   }
 }
 
-float dot(const float* a, const float* b, int64_t n) {
-  Vec sum[4] = {zero(), zero(), zero(), zero()};
+// out[c] = x times row c of w, in an order that depends on n alone.
+template <int C>
+void dot_columns(const float* x, const float* w, int64_t n, float* out) {
+  Vec sum[C][4];
+  NFP_UNROLL for (int c = 0; c < C; ++c) { NFP_UNROLL for (int j = 0; j < 4; ++j) sum[c][j] = zero(); }
   int64_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (int j = 0; j < 4; ++j) sum[j] = fma(load(a + i + 16 * j), load(b + i + 16 * j), sum[j]);
+    NFP_UNROLL for (int j = 0; j < 4; ++j) {
+      const Vec a = load(x + i + 16 * j);
+      NFP_UNROLL for (int c = 0; c < C; ++c) sum[c][j] = fma(a, load(w + c * n + i + 16 * j), sum[c][j]);
+    }
   }
-  for (int j = 0; i < n; i += 16, ++j) sum[j] = fma(load_tail(a + i, n - i), load_tail(b + i, n - i), sum[j]);
-  return sum_lanes(add(add(sum[0], sum[1]), add(sum[2], sum[3])));
+  NFP_UNROLL for (int j = 0; j < 4; ++j, i += 16) {
+    if (i >= n) break;
+    const Vec a = load_tail(x + i, n - i);
+    NFP_UNROLL for (int c = 0; c < C; ++c) sum[c][j] = fma(a, load_tail(w + c * n + i, n - i), sum[c][j]);
+  }
+  NFP_UNROLL for (int c = 0; c < C; ++c) {
+    out[c] = sum_lanes(add(add(sum[c][0], sum[c][1]), add(sum[c][2], sum[c][3])));
+  }
+}
+
+void dots(const float* x, int64_t rows, const float* w, int64_t columns, int64_t n, float* out, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t c = 0;
+    for (; c + kDotColumns <= columns; c += kDotColumns) {
+      dot_columns<kDotColumns>(x + r * n, w + c * n, n, out + r * stride + c);
+    }
+    for (; c < columns; ++c) dot_columns<1>(x + r * n, w + c * n, n, out + r * stride + c);
+  }
 }
 
 void weighted_sum(const float* const* rows, const float* weight, int32_t count, int64_t n, float* out) {

@@ -74,10 +74,13 @@ int32_t runs_of(const StepTime& step) { return step.tokens() < 16 ? 3 : 1; }
 // How long measuring may take, and how many rounds that time is meant for. A CPU has other programs' work between; a
 // device has not, and is to be ready at once.
 struct Budget {
+  using Clock = std::chrono::steady_clock;
   double seconds = 0;
   double rounds = 3.5;
   size_t least_rounds = 2, most_rounds = 7;
   int32_t uncounted = 0;  // runs before those that count
+  Clock::time_point began = Clock::now();
+  double elapsed() const { return std::chrono::duration<double>(Clock::now() - began).count(); }
 };
 
 Budget budget_of(const Backend& backend, double seconds) {
@@ -85,9 +88,8 @@ Budget budget_of(const Backend& backend, double seconds) {
   return {.seconds = std::min(seconds, 1.5), .rounds = 2, .most_rounds = 2, .uncounted = 1};
 }
 
-// The kinds that one round has time for, the smallest first. elapsed(): seconds of the budget that are gone.
-template <typename Elapsed>
-Status choose_kinds(StepProbe& probe, const Budget& budget, const Elapsed& elapsed, std::vector<Kind>* kinds) {
+// The kinds that one round has time for in what is left of the budget, the smallest first.
+Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* kinds) {
   // A step takes so long at the least, and a token of a long one so long: a device is as fast with 64 as with one.
   double least = 0, per_token = 0;
   const int32_t half = std::max(1, probe.config().max_context / 2);
@@ -105,7 +107,7 @@ Status choose_kinds(StepProbe& probe, const Budget& budget, const Elapsed& elaps
   if (least < kShort && probe.fits({0, std::min(1024, half)})) NFP_RETURN_IF_ERROR(time(1024));
   std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });
   std::sort(kinds->begin(), kinds->end(), goes_before);
-  const double left = budget.seconds - elapsed();
+  const double left = budget.seconds - budget.elapsed();
   double sum = 0;
   size_t taken = 0;
   for (const Kind& kind : *kinds) {
@@ -119,8 +121,7 @@ Status choose_kinds(StepProbe& probe, const Budget& budget, const Elapsed& elaps
 }
 
 Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const Budget budget = budget_of(*loaded.backend, options.seconds);
   EngineConfig engine = options.engine;
   if (engine.max_context <= 0) engine.max_context = std::min(loaded.config.max_context, kDefaultContext);
   engine.max_context = std::min(engine.max_context, 4096);
@@ -132,8 +133,7 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
                                   int64_t{kind.step.decode_sequences} * (kind.step.decode_context + engine.block_size));
   }
   NFP_ASSIGN_OR_RETURN(const auto probe, StepProbe::create(loaded, engine, tokens));
-  const Budget budget = budget_of(*loaded.backend, options.seconds);
-  NFP_RETURN_IF_ERROR(choose_kinds(*probe, budget, elapsed, &kinds));
+  NFP_RETURN_IF_ERROR(choose_kinds(*probe, budget, &kinds));
 
   StepTable table;
   table.model = loaded.name;
@@ -146,14 +146,14 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   table.levels = {{Precision::kFp16, 0}, {probe->computed(options.engine.fp8), 1}};
   double round_s = 0;
   for (size_t round = 0; round < budget.most_rounds; ++round) {
-    if (round >= budget.least_rounds && elapsed() + round_s > budget.seconds) break;
-    const double before = elapsed();
+    if (round >= budget.least_rounds && budget.elapsed() + round_s > budget.seconds) break;
+    const double before = budget.elapsed();
     for (Kind& kind : kinds) {
       NFP_ASSIGN_OR_RETURN(const auto seconds,
                            probe->run(kind.step, table.levels[kind.step.level], runs_of(kind.step)));
       kind.seconds.push_back(median(seconds));
     }
-    round_s = elapsed() - before;
+    round_s = budget.elapsed() - before;
   }
   for (const Kind& kind : kinds) {
     // Whatever else the machine did made some of them longer, and none shorter.

@@ -94,38 +94,43 @@ def _encoders_in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
 # for graphs in FP8 load FP16's too (Step.warm_up), and graphs in FP16 are captured without a run of their own.
 
 
+def _of_both(forward: Callable[[Any], None], mode: Any) -> None:
+    with Step.warm_up():
+        forward(mode)
+
+
+def _left_out(forward: Callable[[Any], None], mode: Any) -> None:
+    pass
+
+
+def _with_warm_up(create_forward: Callable[..., Any], warm_up: Callable[[Callable[[Any], None], Any], None]) -> Any:
+    """create_forward, whose runs before a capture are made by warm_up(forward, mode)."""
+
+    def create(desc: Any, warmup: bool) -> Any:
+        forward, state = create_forward(desc, warmup=warmup)
+
+        def run(mode: CUDAGraphMode) -> None:
+            if warmup and mode == CUDAGraphMode.NONE:
+                warm_up(forward, mode)
+            else:
+                forward(mode)
+
+        return run, state
+
+    return create
+
+
 def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
     """CudaGraphManager.capture(self, create_forward_fn, ...), vLLM's second runner's."""
 
-    def of_both(forward: Callable[[Any], None], mode: Any) -> None:
-        with Step.warm_up():
-            forward(mode)
-
-    def left_out(forward: Callable[[Any], None], mode: Any) -> None:
-        pass
-
     def capture_both(self: Any, create_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def creating(warm_up: Callable[[Callable[[Any], None], Any], None]) -> Callable[..., Any]:
-            def create(desc: Any, warmup: bool) -> Any:
-                forward, state = create_forward(desc, warmup=warmup)
-
-                def run(mode: CUDAGraphMode) -> None:
-                    if warmup and mode == CUDAGraphMode.NONE:
-                        warm_up(forward, mode)
-                    else:
-                        forward(mode)
-
-                return run, state
-
-            return create
-
         gc.freeze()  # as the first runner does: the collector would look at all that has been loaded again and again
         try:
             with _keeping_free_memory():
                 with forced(FP8):
-                    capture(self, creating(of_both), *args, **kwargs)
+                    capture(self, _with_warm_up(create_forward, _of_both), *args, **kwargs)
                 with forced(FP16), spent(SECOND_SET):
-                    return capture(self, creating(left_out), *args, **kwargs)
+                    return capture(self, _with_warm_up(create_forward, _left_out), *args, **kwargs)
         finally:
             gc.unfreeze()
 

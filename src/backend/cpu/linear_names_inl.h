@@ -1,14 +1,8 @@
-// What the matrix kernels of linear_inl.h and tiles_inl.h both name; loops unrolled elsewhere too.
+// What the matrix kernels of linear_inl.h and tiles_inl.h both name.
 #pragma once
 
 #include "backend/cpu/kernel_table.h"
-
-// Sanitizers make thousands of unrolled lines slow to compile, and have no use for them.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define NFP_UNROLL
-#else
-#define NFP_UNROLL _Pragma("GCC unroll 24")
-#endif
+#include "backend/cpu/unroll.h"
 
 namespace nfp {
 namespace {

@@ -4,8 +4,8 @@
 #include <bit>
 
 #include "backend/cpu/kernel_table.h"
-#include "backend/cpu/linear_names_inl.h"
 #include "backend/cpu/math_inl.h"
+#include "backend/cpu/unroll.h"
 
 // Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
 // definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.

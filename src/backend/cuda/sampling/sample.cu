@@ -6,7 +6,6 @@
 namespace nfp::cuda {
 namespace {
 
-inline constexpr uint32_t kAnyKey = 0xffffffffu;                      // above all
 inline constexpr uint32_t kTold = kSampleBlocks * kSampleWarps / 32;  // warps' words a lane
 
 // The row's largest key, and the first warp that has it.

@@ -1,7 +1,7 @@
 // Attention of sequences with any number of query tokens: a tile is 128 query rows of one sequence and one KV head, a
 // row being one token and one of the heads of the group, over all keys that its rows see.
 //
-// Blocks are persistent. One warp copies tiles of keys and values into a ring, or four make FP16 of them on the way
+// Blocks are persistent. Four warps copy tiles of keys and values into a ring, or make FP16 of them on the way
 // (prefill_e4m3.cuh); two warpgroups have 64 rows each. As in FlashAttention-3 (Shah et al., 2024, sections 3.1
 // and 3.2) a warpgroup's next product with the keys is under way while it weighs the last one's values, and the two
 // take turns, so that one's softmax runs under the other's products.
@@ -28,47 +28,52 @@ __device__ __forceinline__ uint64_t values_descriptor(uint32_t address, int band
          ((address & 0x3ffff) >> 4);
 }
 
-// The copying warp. Cache blocks behind the context are not copied, so the barrier expects fewer bytes.
+// The copying warps, of which two copy keys and two values, each half of a tile's boxes: a box of 16 keys by 64 columns
+// takes its warp some 50 cycles, and one warp alone took longer for a tile than its products. Cache blocks behind the
+// context are not copied, so a barrier expects fewer bytes.
 template <int kDim>
 __device__ __forceinline__ void produce_prefill(const PrefillParams& p, PrefillTiles tiles, uint32_t ring) {
   using Layout = PrefillLayout<kDim>;
-  constexpr int kBoxes = Layout::kKeys / 16;
-  const int lane = threadIdx.x % 32;
+  constexpr int kBoxKeys = 16, kHalf = Layout::kKeys / kBoxKeys / 2;
+  const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 32);
+  const bool values = warp % 2 != 0;
+  const int first_box = warp / 2 * kHalf;
+  const int box = first_box + lane / Layout::kBands, band = lane % Layout::kBands;  // of this lane's copy
+  const CUtensorMap* const map = values ? &p.values : &p.keys;
+  const uint32_t to = ring + (values ? Layout::kTileBytes : 0) + box * (kBoxKeys * 128) + band * Layout::kBandBytes;
   const PrefillBarriers& barriers = tiles.barriers;
   int use = 0;
 #pragma unroll 1
   for (;;) {
-    const PrefillTile& tile = tiles.draw<Layout::kKeys>(p);
+    const PrefillTile& tile = warp == 0 ? tiles.draw<Layout::kKeys>(p) : tiles.read();
     if (tile.sequence < 0) return;
-    const int32_t* table = p.a.block_table + int64_t{tile.sequence} * p.a.table_width;
+    const int32_t* const table = p.a.block_table + int64_t{tile.sequence} * p.a.table_width;
+    const int first_key = tile.first_key + box * kBoxKeys;
+    const auto boxes_of = [&](int index) {  // of this warp's, that have keys
+      const int keys = tile.context - (tile.first_key + index * Layout::kKeys);
+      return max(0, min(kHalf, (keys + kBoxKeys - 1) / kBoxKeys - first_box));
+    };
+    const auto block_of = [&](int index) {
+      const int key = first_key + index * Layout::kKeys;
+      return lane < boxes_of(index) * Layout::kBands ? __ldg(table + (key >> p.a.block_shift)) : 0;
+    };
+    int block = block_of(tile.key_tiles - 1);
 #pragma unroll 1
     for (int index = tile.key_tiles - 1; index >= 0; --index, ++use) {
+      const int next_block = index > 0 ? block_of(index - 1) : 0;  // on its way while this tile's copies begin
       const int stage = use % Layout::kStages, parity = use / Layout::kStages % 2;
-      const int key0 = tile.first_key + index * Layout::kKeys;
-      const int key = key0 + lane * 16;
-      const int boxes = min(kBoxes, (tile.context - key0 + 15) / 16);
-      const bool mine = lane < boxes;
-      int row = 0;
-      if (mine) {
-        const int block = __ldg(table + (key >> p.a.block_shift));
-        row = ((block * p.a.kv_heads + tile.head) << p.a.block_shift) + (key & ((1 << p.a.block_shift) - 1));
+      const uint32_t full = values ? barriers.values_full(stage) : barriers.keys_full(stage);
+      const int boxes = boxes_of(index);
+      ptx::mbarrier_wait(values ? barriers.values_empty(stage) : barriers.keys_empty(stage), parity ^ 1);
+      if (lane == 0) ptx::mbarrier_expect(full, static_cast<uint32_t>(boxes * kBoxKeys * kDim * 2));
+      __syncwarp();
+      if (lane < boxes * Layout::kBands) {
+        const int key = first_key + index * Layout::kKeys;
+        const int row = ((block * p.a.kv_heads + tile.head) << p.a.block_shift) + (key & ((1 << p.a.block_shift) - 1));
+        ptx::tensor_load_2d(to + stage * 2 * Layout::kTileBytes, map, band * 64, row, full, ptx::kEvictNormal);
       }
-      const auto copy = [&](uint32_t empty, uint32_t full, const CUtensorMap* map, uint32_t to) {
-        ptx::mbarrier_wait(empty, parity ^ 1);
-        if (lane == 0) ptx::mbarrier_expect(full, static_cast<uint32_t>(boxes * 16 * kDim * 2));
-        __syncwarp();
-        if (!mine) return;
-#pragma unroll
-        for (int band = 0; band < Layout::kBands; ++band) {
-          ptx::tensor_load_2d(to + band * Layout::kBandBytes + lane * 2048, map, band * 64, row, full,
-                              ptx::kEvictNormal);
-        }
-      };
-      copy(barriers.keys_empty(stage), barriers.keys_full(stage), &p.keys, ring + stage * 2 * Layout::kTileBytes);
       __syncwarp();
-      copy(barriers.values_empty(stage), barriers.values_full(stage), &p.values,
-           ring + stage * 2 * Layout::kTileBytes + Layout::kTileBytes);
-      __syncwarp();
+      block = next_block;
     }
   }
 }
@@ -281,9 +286,10 @@ __device__ __forceinline__ void consume_prefill(const AttentionParams& p, Prefil
     };
     const auto keys_of = [&](int n) { return ring + n % kStages * 2 * Layout::kTileBytes; };
     const auto parity_of = [&](int n) { return static_cast<uint32_t>(n / kStages % 2); };
+    const auto wait_for_keys = [&](int n) { ptx::mbarrier_wait(barriers.keys_full(n % kStages), parity_of(n)); };
 
     int index = tile.key_tiles - 1;
-    ptx::mbarrier_wait(barriers.keys_full(use % kStages), parity_of(use));
+    wait_for_keys(use);
     ptx::wgmma_fence();
     multiply_keys<kDim>(q_low, keys_of(use), s);
     ptx::wgmma_wait<0>();
@@ -297,10 +303,10 @@ __device__ __forceinline__ void consume_prefill(const AttentionParams& p, Prefil
       hide_values<kDim>(keys_of(use) + Layout::kTileBytes, hidden_from);
     }
 
+    if (index > 0) wait_for_keys(use + 1);
 #pragma unroll 1
     for (; index > 0; --index, ++use) {
       const int ahead = use + 1;
-      ptx::mbarrier_wait(barriers.keys_full(ahead % kStages), parity_of(ahead));
       ptx::named_barrier(4 + group_index, 256);
       ptx::wgmma_fence();
       multiply_keys<kDim>(q_low, keys_of(ahead), s);
@@ -311,6 +317,9 @@ __device__ __forceinline__ void consume_prefill(const AttentionParams& p, Prefil
       ptx::pin_registers(s);
       arrive(barriers.keys_empty(ahead % kStages));
       softmax(index - 1);
+      // Waiting for the next keys here, and not above, keeps the compiler from moving the wait for the values' product
+      // in front of the softmax, which is to run under it.
+      if (index > 1) wait_for_keys(ahead + 1);
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
       arrive(barriers.values_empty(use % kStages));
@@ -339,7 +348,7 @@ template <int kDim, bool kE4m3>
 __global__ __launch_bounds__(PrefillLayout<kDim, kE4m3>::kThreads,
                              1) void prefill_attention(const __grid_constant__ PrefillParams p) {
   using Layout = PrefillLayout<kDim, kE4m3>;
-  constexpr int kProducers = kE4m3 ? 4 : 1;  // warps
+  constexpr int kProducers = kE4m3 ? 4 : 2;  // warps, of a tile of keys or values
   extern __shared__ uint8_t shared[];
   __shared__ __align__(8) uint64_t barrier_words[PrefillBarriers::kCount];
   __shared__ PrefillTile places[PrefillTiles::kPlaces];
@@ -376,7 +385,7 @@ __global__ __launch_bounds__(PrefillLayout<kDim, kE4m3>::kThreads,
     ptx::release_registers<Layout::kProducerRegisters>();
     if constexpr (kE4m3) {
       produce_prefill_e4m3<kDim>(p, tiles, ring, ring + 2 * Layout::kStages * Layout::kTileBytes);
-    } else if (threadIdx.x < 32) {
+    } else {
       produce_prefill<kDim>(p, tiles, ring);
     }
   } else {

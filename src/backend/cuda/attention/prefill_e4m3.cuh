@@ -59,14 +59,19 @@ struct CodeLoader {
       const int key0 = tile->first_key + index * kKeys + places.row0;
       const bool is_column = places.chunk * 16 < p.head_dim;
       const uint8_t* const from = (values ? p.values : p.keys) + (is_column ? places.chunk * 16 : 0);
+      const auto key_of = [&](int i) {
+        return min(key0 + i * Places::kRowsAtOnce, tile->context - 1);  // behind it may be anything, in the table too
+      };
+      int blocks[Places::kCount];  // all asked for before the first is waited for
+#pragma unroll
+      for (int i = 0; i < Places::kCount; ++i) blocks[i] = __ldg(table + (key_of(i) >> p.block_shift));
 #pragma unroll
       for (int i = 0; i < Places::kCount; ++i) {
-        const int wanted_key = key0 + i * Places::kRowsAtOnce;
-        const int key = min(wanted_key, tile->context - 1);  // behind it may be anything, in the table too
-        const int block = __ldg(table + (key >> p.block_shift));
+        const int key = key_of(i);
         const int64_t row =
-            ((int64_t{block} * p.kv_heads + tile->head) << p.block_shift) + (key & ((1 << p.block_shift) - 1));
-        ptx::copy_async_16(to + places.code(i), from + row * p.head_dim, is_column && wanted_key == key);
+            ((int64_t{blocks[i]} * p.kv_heads + tile->head) << p.block_shift) + (key & ((1 << p.block_shift) - 1));
+        ptx::copy_async_16(to + places.code(i), from + row * p.head_dim,
+                           is_column && key0 + i * Places::kRowsAtOnce == key);
       }
       if (values && --index < 0) enter();
       values = !values;
@@ -98,16 +103,26 @@ __device__ __forceinline__ void produce_prefill_e4m3(const PrefillParams& p, con
     ptx::mbarrier_wait(values ? barriers.values_empty(stage) : barriers.keys_empty(stage), parity ^ 1);
     ptx::copy_async_wait_group<kAhead - 1>();
     const uint32_t to = ring + (stage * 2 + (values ? 1 : 0)) * Layout::kTileBytes;
-#pragma unroll 4
-    for (int i = 0; i < CodePlaces<kDim>::kCount; ++i) {
-      const uint4 four = ptx::load_shared_16(codes + slot * Layout::kCodeTileBytes + places.code(i));
-      uint4 lower, upper;
-      widen_codes(four.x, lower.x, lower.y);
-      widen_codes(four.y, lower.z, lower.w);
-      widen_codes(four.z, upper.x, upper.y);
-      widen_codes(four.w, upper.z, upper.w);
-      ptx::store_shared_16(to + places.widened(i, 0), lower);
-      ptx::store_shared_16(to + places.widened(i, 1), upper);
+    constexpr int kBatch = 4;  // loads under way
+    static_assert(CodePlaces<kDim>::kCount % kBatch == 0);
+#pragma unroll 1
+    for (int i0 = 0; i0 < CodePlaces<kDim>::kCount; i0 += kBatch) {
+      uint4 four[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        four[i] = ptx::load_shared_16(codes + slot * Layout::kCodeTileBytes + places.code(i0 + i));
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        // Neighbouring bands begin with different halves, which lie in different banks.
+        const bool swapped = places.chunk / 4 % 2 != 0;
+        uint4 first, second;
+        widen_codes(swapped ? four[i].z : four[i].x, first.x, first.y);
+        widen_codes(swapped ? four[i].w : four[i].y, first.z, first.w);
+        widen_codes(swapped ? four[i].x : four[i].z, second.x, second.y);
+        widen_codes(swapped ? four[i].y : four[i].w, second.z, second.w);
+        ptx::store_shared_16(to + places.widened(i0 + i, swapped ? 1 : 0), first);
+        ptx::store_shared_16(to + places.widened(i0 + i, swapped ? 0 : 1), second);
+      }
     }
     ptx::fence_async_shared();
     __syncwarp();

@@ -352,11 +352,16 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
   uint32_t before = 0;
   row.for_each_four([&](const uint4& four, int32_t id) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
+    const uint32_t limit = id + 3 < token ? own - 1 : own;  // ties count where they come before
     float part = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       part += weigh(key[j]);
-      before += key[j] > own || (key[j] == own && id + j < token) ? 1 : 0;
+      before += key[j] > limit ? 1 : 0;
+    }
+    if (id <= token && token < id + 4) {
+#pragma unroll
+      for (int j = 0; j < 3; ++j) before += key[j] == own && id + j < token ? 1 : 0;
     }
     sum += static_cast<double>(part);
   });

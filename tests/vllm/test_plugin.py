@@ -10,10 +10,11 @@ import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 from nestedfp import _library
-from nestedfp.vllm import checkpoint, versions
+from nestedfp.vllm import assembler, checkpoint, versions
 from nestedfp.vllm.policy import Policy, precision_of_step, tier_of
 from nestedfp.vllm.settings import Settings
 from nestedfp.vllm.targets import Clock, StepTimes, Target, Wanted, milliseconds
@@ -292,6 +293,29 @@ class Targets(unittest.TestCase):
         self.assertIsNone(counts.take())
 
 
+class Assembler(unittest.TestCase):
+    def chosen(self, before: dict[str, str], mode: int | None) -> str | None:
+        """What Triton is told, beside a PyTorch whose ptxas has that mode; None: that has none."""
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, before):
+            if not before:
+                os.environ.pop(assembler.VARIABLE, None)
+            if mode is not None:
+                ptxas = Path(folder) / "bin" / "ptxas"
+                ptxas.parent.mkdir()
+                ptxas.touch(mode)
+            assembler.choose(Path(folder))
+            found = os.environ.get(assembler.VARIABLE)
+            return found.replace(folder, "TORCH") if found else None
+
+    def test_pytorchs_own_where_it_can_run(self):
+        self.assertEqual(self.chosen({}, 0o755), "TORCH/bin/ptxas")
+        self.assertIsNone(self.chosen({}, 0o644))
+        self.assertIsNone(self.chosen({}, None))
+
+    def test_a_users_choice_stays(self):
+        self.assertEqual(self.chosen({assembler.VARIABLE: "/mine"}, 0o755), "/mine")
+
+
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
 class InsideVllm(unittest.TestCase):
     def test_the_op_and_its_fake(self):
@@ -428,7 +452,6 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(sum(made.nestedfp_steps.values()), 7)
 
         # Targets. FP16 steps take 0.1 s by this clock.
-        from unittest.mock import patch
 
         made = Scheduler("nestedfp.vllm.worker.Worker")
         with patch.object(scheduler.time, "time") as clock, self.assertLogs("vllm.nestedfp", "WARNING") as logs:
@@ -635,8 +658,6 @@ class InsideVllm(unittest.TestCase):
             self.assertFalse(swiglu.may_join(prefix, parts, other))
 
     def test_mlps_of_known_forms_leave_their_activation_to_the_product(self):
-        from unittest.mock import patch
-
         from nestedfp.vllm import quantization, swiglu
         from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
         from vllm.model_executor import parameter
@@ -780,7 +801,6 @@ print(ours, imported, weight_utils.get_quantization_config("fp8").__name__)
 
     def mixture_layer(self, config, world=1, rank=0, prefix="model.layers.0.mlp.experts", expert_parallel=False, **fields):
         """vLLM's layer of make_models.py's experts, on the CPU."""
-        from unittest.mock import patch
 
         from make_models import EXPERT_FFN, EXPERTS, HIDDEN, TOP
         from vllm.config import DeviceConfig, ParallelConfig, VllmConfig, set_current_vllm_config
@@ -931,7 +951,6 @@ print(ours, imported, weight_utils.get_quantization_config("fp8").__name__)
 
     def check_slices(self, number, ignore, source, upper, lower, world, rank):
         """The names of the layers that stay dense."""
-        from unittest.mock import patch
 
         from make_models import FFN, HEAD, HEADS, HIDDEN, KV_HEADS
         from nestedfp.vllm import quantization

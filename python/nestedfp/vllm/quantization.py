@@ -4,6 +4,7 @@ checkpoints (docs/format.md) are taken as they are."""
 from __future__ import annotations
 
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import checkpoint, metrics, norms, op, overlap, settings, swiglu, versions
+from . import assembler, checkpoint, metrics, norms, op, overlap, settings, swiglu, versions
 
 logger = init_logger("vllm.nestedfp")
 
@@ -268,6 +269,7 @@ class NestedFPConfig(QuantizationConfig):
         self.prepared = True
         op.register()
         versions.mark(config)
+        assembler.choose(Path(torch.__file__).parent)
         overlap.enable(config)
         norms.enable(config)
         self.joins_swiglu = config.lora_config is None  # adapters add to what the activation gets

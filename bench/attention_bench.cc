@@ -1,16 +1,22 @@
 // Times of the attention kernels over data that the L2 does not hold, a JSON line each: decode with the cache bytes
 // read a second, prefill with the multiply-adds that causality leaves. Calls are replayed from a graph, each on another
 // part of the cache.
+//   attention_bench            single calls of many shapes
+//   attention_bench served     as in steps of many prompts of 1024, and in their answers
+//   attention_bench prompts    prefill for so long that power counts, with the clock and the power
+//   attention_bench cuts       where spans of warps beat spans of blocks
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <tuple>
 #include <vector>
 
 #include "backend/cuda/attention/attention.h"
 #include "backend/cuda/gemm/tune/timing.h"
 #include "device_memory.h"
+#include "gpu_monitor.h"
 
 namespace nfp::cuda {
 namespace {
@@ -25,6 +31,7 @@ struct Case {
   bool e4m3 = false;
   DecodeCut cut = DecodeCut::kAuto;
   bool ragged = false;  // contexts from a quarter of `context` to all of it
+  int replays = 7;
 };
 
 std::vector<int32_t> contexts_of(const Case& c) {
@@ -119,7 +126,7 @@ double time_case(const Case& c) {
     call.cache.values = values.as<uint8_t>(at);
     return c.queries == 1 ? run_decode(call, stream) : run_prefill(call, stream);
   }));
-  return must(timer.median(2, 7));
+  return must(timer.median(2, c.replays));
 }
 
 void report(const Case& c) {
@@ -147,7 +154,7 @@ void report(const Case& c) {
 
 int main(int argc, char** argv) {
   using nfp::cuda::report;
-  if (argc == 2 && std::strcmp(argv[1], "cuts") == 0) {  // where spans of warps beat spans of blocks
+  if (argc == 2 && std::strcmp(argv[1], "cuts") == 0) {
     using nfp::cuda::DecodeCut;
     for (const int batch : {16, 32, 48, 64, 96, 128, 192, 256}) {
       for (const int context : {64, 176, 512, 1536, 4096}) {
@@ -164,7 +171,29 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  if (argc == 2 && std::strcmp(argv[1], "served") == 0) {  // as in steps of many prompts of 1024, and in their answers
+  if (argc == 2 && std::strcmp(argv[1], "prompts") == 0) {
+    nfp::bench::GpuMonitor monitor;
+    const auto reading = monitor.during([] {
+      for (const auto& [prompts, tokens, head_dim] : {std::tuple{1, 1024, 128},
+                                                      {8, 1024, 128},
+                                                      {1, 2048, 128},
+                                                      {1, 4096, 128},
+                                                      {1, 8192, 128},
+                                                      {1, 16384, 128},
+                                                      {1, 8192, 64},
+                                                      {1, 8192, 256}}) {
+        for (const bool e4m3 : {false, true}) {
+          nfp::cuda::Case c{prompts, tokens, tokens, 32, 8, head_dim, false, e4m3};
+          c.replays = 40;
+          report(c);
+        }
+      }
+    });
+    std::printf("{\"sm_mhz\": %u, \"watts\": %.0f, \"power_limited\": %s}\n", reading.sm_mhz, reading.watts,
+                reading.power_limited ? "true" : "false");
+    return 0;
+  }
+  if (argc == 2 && std::strcmp(argv[1], "served") == 0) {
     for (const bool e4m3 : {false, true}) {
       for (const int batch : {1, 8, 32, 64, 128, 256}) report({batch, 1, 1280, 32, 8, 128, false, e4m3});
       for (const int batch : {64, 256}) report({batch, 1, 256, 32, 8, 128, false, e4m3});

@@ -17,6 +17,7 @@
 #include "backend/cpu/huge_pages.h"
 #include "backend/cpu/kernel_table.h"
 #include "base/cpu_topology.h"
+#include "base/instruction_set.h"
 #include "base/thread_pool.h"
 
 namespace nfp::cpu {
@@ -167,6 +168,7 @@ class Bench {
       const Matrix& matrix = matrices_[i];
       const Range mine = share(matrix, thread);
       LinearTask task;
+      task.cheap_subnormals = cheap_subnormals_;
       task.panels = matrix.panels.data();
       task.first = mine.begin;
       task.last = mine.end;
@@ -184,6 +186,7 @@ class Bench {
 
   ThreadPool& threads_;
   const KernelTable& kernels_;
+  const bool cheap_subnormals_ = detect_features().cheap_subnormals;
   Mapping memory_;
   std::vector<float> scale_;
   std::vector<Matrix> matrices_;

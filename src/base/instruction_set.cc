@@ -66,7 +66,9 @@ CpuFeatures detect_features() {
   const bool saves_tiles = (states & 0x60000u) == 0x60000u;
   f.amx = f.avx512_fp16 && bit(seven.d, 24) && bit(seven.d, 22) && saves_tiles && may_use_tiles();
   const Registers zero = cpuid(0, 0);
-  f.fast_bf16 = f.avx512_bf16 && zero.b == 0x68747541u;  // "AuthenticAMD"
+  const bool is_amd = zero.b == 0x68747541u;  // "AuthenticAMD"
+  f.fast_bf16 = f.avx512_bf16 && is_amd;
+  f.cheap_subnormals = is_amd;
   return f;
 }
 

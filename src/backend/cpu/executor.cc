@@ -600,6 +600,7 @@ void Executor::multiply(const Product& product, const ProductPiece& piece, int t
   task.epilogue = product.epilogue;
   task.activation = product.activation;
   task.soft_cap = product.soft_cap;
+  task.cheap_subnormals = cheap_subnormals_;
   task.y_stride = product.epilogue == Epilogue::kGatedActivation ? weight.n() / 2 : weight.n();
   task.scratch = scratch_[static_cast<size_t>(thread)].data();
   task.next = piece.next;

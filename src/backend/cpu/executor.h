@@ -16,6 +16,7 @@
 #include "backend/cpu/sampler.h"
 #include "backend/cpu/work_pieces.h"
 #include "backend/operation_cost.h"
+#include "base/instruction_set.h"
 #include "base/thread_pool.h"
 
 namespace nfp::cpu {
@@ -79,6 +80,7 @@ class Executor {
   void execute(const CombineExpertsArgs& args, int thread);
 
   const KernelTable& kernels_;
+  const bool cheap_subnormals_ = detect_features().cheap_subnormals;
   ThreadPool& threads_;
   std::vector<Mapping> scratch_;  // one a thread
   std::vector<Mapping> inputs_;   // one a thread

@@ -69,7 +69,8 @@ struct LinearTask {
   float soft_cap = 0.0f;  // as in LinearArgs
   float* y = nullptr;     // [rows, y_stride]
   int64_t y_stride = 0;
-  void* scratch = nullptr;  // linear_scratch_bytes(pairs, rows, k), 64-byte aligned
+  void* scratch = nullptr;        // linear_scratch_bytes(pairs, rows, k), 64-byte aligned
+  bool cheap_subnormals = false;  // CpuFeatures': a matter of speed alone
   // The scratch is as the last task left it, which had the same rows of x and differed in panels alone.
   bool same_x = false;
   // Panels of what will be multiplied after this task, where that is known: their first bytes are asked for early.

@@ -79,7 +79,7 @@ struct Fp32Steps : WholeSums {
   static constexpr int kStepsPerUnit = 1;
   static constexpr int64_t kAhead = S == Source::kUpper ? kPrefetchUpperGroups : kPrefetchGroups;
   static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
-  static constexpr int kMostHalvedRows = 0;
+  static constexpr int kMostHalvedRows = kHalvedRows;
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(S == Source::kDense ? 2 * kGroupBytes : kGroupBytes);
   // Calls ask(line) for what unpacking reads.
   template <typename At, typename Ask>
@@ -253,13 +253,42 @@ static_assert(cpu::kTileSteps % cpu::kGroupSteps == 0);
 static_assert(kMostRowsBesideTiles <= kPointerRows);  // whose rows DirectRows does not pack where these lie
 #endif
 
+#if defined(NFP_HAVE_MOVED_UPPERS)
+// FP8 of few rows where multiply-adds take subnormal numbers at full speed: weights 2^-112 of Fp32Steps', x times 2^96.
+// Nothing overflows or is rounded otherwise: an x of 2^-93 at least has no bit below 2^-116, times 2^96 below 2^-20,
+// and the weights none below 2^-129, so products and sums have none below 2^-149, FP32's last; move_rows() sees to x.
+struct MovedSteps : Fp32Steps<Source::kUpper> {
+  using W = UpperHalves;
+  static constexpr float kOfX = 0x1p96f, kOfSums = 0x1p16f;
+  static void unpack(const Panel& panel, int64_t group, W* w) { move_upper(panel.upper + group * kUpperBytes, w); }
+  static Vec mac(Vec acc, Operand x, W w) { return fma(x, moved(w), acc); }
+  static void store_sum(float* p, Sum s, bool) { store(p, mul(in_order(s), splat(kOfSums))); }
+};
+// to: [rows, k]. False where a number is too large or too small.
+inline bool move_rows(const float* x, int64_t stride, int64_t k, int64_t rows, float* to) {
+  constexpr uint32_t kLeast = (127u - 93u) << 23, kEnd = (127u + 31u) << 23;  // FP32 bits of 2^-93, 2^31
+  uint32_t outside = 0;
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int64_t i = 0; i < k; ++i) {
+      const float value = x[m * stride + i];
+      uint32_t bits = 0;
+      __builtin_memcpy(&bits, &value, sizeof bits);
+      bits &= 0x7fffffffu;
+      outside |= bits != 0 && (bits < kLeast || bits >= kEnd) ? 1u : 0u;
+      to[m * k + i] = value * MovedSteps::kOfX;
+    }
+  }
+  return outside == 0;
+}
+#endif
+
 // x is to be read again, as an operand of each multiply-add: kept in registers for the next panel it would push sums
 // out to the stack.
 inline void forget_loads() { asm volatile("" ::: "memory"); }
 
 // Where that happens: x's values and sums against registers. Unpacking upper bytes alone leaves room (measured).
 template <typename Steps, int P, int M>
-constexpr bool kTooManyValues = !std::is_same_v<Steps, Fp32Steps<Source::kUpper>> && M * (P + Steps::kUnits) > 24;
+constexpr bool kTooManyValues = !std::is_base_of_v<Fp32Steps<Source::kUpper>, Steps> && M * (P + Steps::kUnits) > 24;
 
 // What is read so many groups after `group` of one of P panels. Past a panel's end comes the next panel, which is being
 // read too: what will be read next lies P - 1 panels on.
@@ -704,30 +733,51 @@ struct DirectRows {
     }
     return rows_at;
   }
+
+#if defined(NFP_HAVE_MOVED_UPPERS)
+  static_assert(kPointerRows >= kDirectRows, "the area is free");
+  // [rows, k] for MovedSteps; null where it is not for these rows.
+  const float* moved(const float* x, int64_t stride, int64_t k, int64_t rows) {
+    if (rows > MovedSteps::kMostHalvedRows) return nullptr;
+    auto* to = static_cast<float*>(area);
+    if (packed.source[0] != x) {
+      packed.source[1] = move_rows(x, stride, k, rows, to) ? to : nullptr;
+      packed.source[0] = x;
+    }
+    return packed.source[1] == nullptr ? nullptr : to;
+  }
+#endif
 };
 
+// False where there are more rows than are multiplied from registers.
 template <typename Steps>
-void run_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
-                void* block, float* acc, DirectRows& few, const Finish& done) {
-  const int64_t left = task.last - (panels - task.panels) - count;
-  const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
+bool run_few(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
+             float* acc, DirectRows& few, const Finish& done) {
+  const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
   if (task.rows <= Steps::kMostDirectRows) {
-    const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
     direct_panels<Steps>(task, panels, count, few.get(x, stride, units, task.rows), stride, units, task.rows, acc);
-    done(acc, 0, task.rows);
   } else if (task.rows <= Steps::kMostHalvedRows) {
-    const int64_t units = (task.k + Steps::kStepsPerUnit - 1) / Steps::kStepsPerUnit;
     const int half = (task.rows + 1) / 2;
     for (int first = 0; first < task.rows; first += half) {
       const int rows = first + half <= task.rows ? half : task.rows - first;
       const auto* packed = few.get(x + first * stride, stride, units, rows, first == 0 ? 0 : half * units);
       direct_panels<Steps>(task, panels, count, packed, stride, units, rows, acc + first * kGroupColumns);
     }
-    done(acc, 0, task.rows);
   } else {
-    blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows,
-                          static_cast<typename Steps::B*>(block), acc, done);
+    return false;
   }
+  done(acc, 0, task.rows);
+  return true;
+}
+
+template <typename Steps>
+void run_panels(const LinearTask& task, const Panel* panels, int count, const typename Steps::X* x, int64_t stride,
+                void* block, float* acc, DirectRows& few, const Finish& done) {
+  if (run_few<Steps>(task, panels, count, x, stride, acc, few, done)) return;
+  const int64_t left = task.last - (panels - task.panels) - count;
+  const int next_count = left < kGroupPanels ? static_cast<int>(left) : kGroupPanels;
+  blocked_panels<Steps>(panels, count, next_count, x, stride, task.k, task.rows, static_cast<typename Steps::B*>(block),
+                        acc, done);
 }
 
 inline Source source_of(const LinearTask& task, const Panel& panel) {
@@ -840,9 +890,19 @@ void linear(const LinearTask& task) {
               break;
             }
           }
-          run_panels<Fp32Steps<Source::kUpper>>(
-              task, panels + begin, end - begin, task.x_codes != nullptr ? task.x_codes : task.x,
-              task.x_codes != nullptr ? task.k : task.x_stride, block, out, few, done);
+          {
+            const float* const x = task.x_codes != nullptr ? task.x_codes : task.x;
+            const int64_t stride = task.x_codes != nullptr ? task.k : task.x_stride;
+#if defined(NFP_HAVE_MOVED_UPPERS)
+            if (task.cheap_subnormals) {
+              if (const float* const moved = few.moved(x, stride, task.k, task.rows); moved != nullptr) {
+                run_few<MovedSteps>(task, panels + begin, end - begin, moved, task.k, out, few, done);
+                break;
+              }
+            }
+#endif
+            run_panels<Fp32Steps<Source::kUpper>>(task, panels + begin, end - begin, x, stride, block, out, few, done);
+          }
           break;
         case Source::kDense:
           run_panels<Fp32Steps<Source::kDense>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out,

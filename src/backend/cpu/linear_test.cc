@@ -1,7 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <random>
+#include <utility>
+#include <vector>
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/packed_weight.h"
@@ -408,8 +414,9 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
           list[p].column = static_cast<int64_t>(16 * p);
         }
         std::vector<float> y(panels * 16), scratch(linear_scratch_bytes(table->pairs, 1, 4) / 4 + 16);
-        for (const bool upper_only : {false, true}) {
+        for (const auto& [upper_only, cheap_subnormals] : {std::pair{false, false}, {true, false}, {true, true}}) {
           LinearTask task;
+          task.cheap_subnormals = cheap_subnormals;
           task.panels = list.data();
           task.last = static_cast<int64_t>(panels);
           task.k = 4;
@@ -430,6 +437,59 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(Linear, SubnormalsThatCostNothingChangeNothing) {
+  std::mt19937 random(25);
+  constexpr int64_t kMostK = 70;
+  constexpr int kPanels = 3;
+  for (const KernelTable* table : runnable_tables()) {
+    for (int round = 0; round < 200; ++round) {
+      const auto k = static_cast<int64_t>(1 + random() % kMostK);
+      const auto rows = static_cast<int32_t>(1 + random() % 14);
+      const auto groups = static_cast<size_t>((k + 3) / 4);
+      std::vector<uint8_t> upper(kPanels * groups * 64);
+      for (uint8_t& code : upper) {  // many of them zero or subnormal
+        const uint32_t magnitude = random() % 3 == 0 ? random() % 8 : random() % 0x7f;
+        code = static_cast<uint8_t>(magnitude | (random() % 2 == 0 ? 0x80u : 0u));
+      }
+      // Of the usual size, or down to the ends of what FP32 holds, which other products have to take.
+      std::uniform_real_distribution<float> exponent(round % 2 == 0 ? -30.0f : -148.0f,
+                                                     round % 2 == 0 ? 30.0f : 127.0f);
+      std::vector<float> x(static_cast<size_t>(rows * k));
+      for (float& v : x) {
+        v = random() % 5 == 0 ? 0.0f : std::exp2(exponent(random)) * (random() % 2 == 0 ? 1.0f : -1.0f);
+        if (round % 50 == 49 && random() % 8 == 0) v = std::numeric_limits<float>::infinity();
+      }
+      const std::vector<float> ones(16, 1.0f);
+      std::vector<Panel> panels(kPanels);
+      for (size_t p = 0; p < kPanels; ++p) {
+        panels[p].upper = upper.data() + 64 * groups * p;
+        panels[p].scale = ones.data();
+        panels[p].column = static_cast<int64_t>(16 * p);
+      }
+      std::vector<uint32_t> y[2];
+      for (const bool cheap : {false, true}) {
+        std::vector<float> out(static_cast<size_t>(rows) * kPanels * 16);
+        std::vector<float> scratch(linear_scratch_bytes(table->pairs, rows, k) / 4 + 16);
+        LinearTask task;
+        task.panels = panels.data();
+        task.last = kPanels;
+        task.k = k;
+        task.x = x.data();
+        task.x_stride = k;
+        task.rows = rows;
+        task.upper_only = true;
+        task.cheap_subnormals = cheap;
+        task.y = out.data();
+        task.y_stride = kPanels * 16;
+        task.scratch = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
+        table->linear(task);
+        for (const float v : out) y[cheap ? 1 : 0].push_back(std::isnan(v) ? 0x7fc00000u : std::bit_cast<uint32_t>(v));
+      }
+      ASSERT_EQ(y[0], y[1]) << table->name << " k " << k << " rows " << rows << " round " << round;
     }
   }
 }

@@ -34,7 +34,7 @@ constexpr int kDirectRows = 18;  // a mask register is part of the unpacking
 constexpr int kDirectUpperRows = 24, kHalvedPairRows = 0;
 constexpr int most_direct_rows(int panels) { return 24 / panels; }
 #endif
-constexpr int kDirectPairRows = 24;
+constexpr int kDirectPairRows = 24, kHalvedRows = 0;
 // Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.
 constexpr int kPointerRows = 4;
 constexpr int kDotColumns = 4;  // of dots() at once: their sums, four each, are in registers

@@ -452,7 +452,6 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(sum(made.nestedfp_steps.values()), 7)
 
         # Targets. FP16 steps take 0.1 s by this clock.
-
         made = Scheduler("nestedfp.vllm.worker.Worker")
         with patch.object(scheduler.time, "time") as clock, self.assertLogs("vllm.nestedfp", "WARNING") as logs:
             def step(now_s, seconds, scheduled, *outputs):

@@ -63,14 +63,14 @@ struct LinearTask {
   const float* x_codes = nullptr;      //   [rows, k] what they multiply instead of x, or null
   const float* token_scale = nullptr;  //   [rows] factors of the result, or null
   const uint32_t* x_pairs = nullptr;   //   [rows, pair_words(..., k)] the same x as to_pairs gives it; null = FP32
+  bool cheap_subnormals = false;       // CpuFeatures': a matter of speed alone
   int32_t rows = 0;
   Epilogue epilogue = Epilogue::kStore;
   Activation activation = Activation::kSilu;
   float soft_cap = 0.0f;  // as in LinearArgs
   float* y = nullptr;     // [rows, y_stride]
   int64_t y_stride = 0;
-  void* scratch = nullptr;        // linear_scratch_bytes(pairs, rows, k), 64-byte aligned
-  bool cheap_subnormals = false;  // CpuFeatures': a matter of speed alone
+  void* scratch = nullptr;  // linear_scratch_bytes(pairs, rows, k), 64-byte aligned
   // The scratch is as the last task left it, which had the same rows of x and differed in panels alone.
   bool same_x = false;
   // Panels of what will be multiplied after this task, where that is known: their first bytes are asked for early.

@@ -127,8 +127,8 @@ int64_t longest_context(const AttentionCall& c) {
 }
 
 // Blocks that share each row, 0 for balanced spans: see decode.cuh. Measured on an H200, in 8B decode steps of 1 to 16
-// sequences (8 to 128 rows) and alone with 3 rows (docs/attention.md): clusters are quicker where there is room for all
-// of them and no block has more than 512 keys.
+// sequences (8 to 128 rows) and alone with 3 rows (docs/attention-experiments.md): clusters are quicker where there is
+// room for all of them and no block has more than 512 keys.
 int choose_cluster(const AttentionCall& c, const Residency& device) {
   constexpr int kBlockKeys = 512, kLong = 8 * kBlockKeys;
   const int64_t rows = int64_t{c.sequences} * c.kv_heads;

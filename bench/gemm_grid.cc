@@ -1,5 +1,5 @@
-// The grid of docs/kernels.md: nested FP16 and FP8 products against cuBLASLt's on the same machine in the same minute,
-// as JSON lines.
+// The grids of docs/kernels.md and docs/kernel-experiments.md: nested FP16 and FP8 products against cuBLASLt's on the
+// same machine in the same minute, as JSON lines.
 //
 //   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--random-shapes SEED,COUNT] [--random-m SEED,COUNT[,LEAST[,MOST]]]
 //             [--choices FILE] [--quick] [--out FILE]

@@ -115,7 +115,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", help="what gemm_grid --out wrote")
     parser.add_argument("picture", nargs="?", help="file to write (.svg)")
-    parser.add_argument("--table", action="store_true", help="print the table of docs/kernels.md")
+    parser.add_argument("--table", action="store_true", help="print the table of docs/kernel-experiments.md")
     parser.add_argument("--title", default="Time over cuBLASLt's (below 1 is faster; dots: power-limited)")
     arguments = parser.parse_args()
     if not arguments.table and not arguments.picture:

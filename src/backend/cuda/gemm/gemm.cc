@@ -164,7 +164,7 @@ void set_schedule(const GemmCall& call, const Schedule& schedule, KernelParams* 
 
 // Where weights are read once, which is where reading is what takes the time.
 void set_pace(const Schedule& schedule, const Tile& tile, KernelParams* p) {
-  constexpr int kBurst = 2;                // stages; measured in decode steps (docs/kernels.md)
+  constexpr int kBurst = 2;                // stages; measured in decode steps (docs/kernel-experiments.md)
   constexpr double kBytesPerCycle = 2490;  // of an H200's memory: 4.6 TB/s at 1.85 GHz
   p->burst = kBurst;
   if (schedule.m_tiles > 1) return;

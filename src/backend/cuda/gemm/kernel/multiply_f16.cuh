@@ -13,7 +13,7 @@
 namespace nfp::cuda {
 
 // Four weights (k = 2c, 2c+1, 2c+8, 2c+9 of one row) as two pairs of FP16. See layout.h and docs/format.md.
-// kWide: the products of many tokens leave the integer pipe time enough, and a sum takes less power than a product.
+// kWide: by sums in place of products with 1, which the many tokens' products leave the integer pipe time for.
 template <Operand kOperand, bool kWide>
 __device__ __forceinline__ void rebuild(uint32_t upper, uint32_t lower, uint32_t one, uint32_t& first,
                                         uint32_t& second) {

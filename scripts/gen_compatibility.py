@@ -159,12 +159,13 @@ def text():
     document_paths = document()["paths"]
     out = ["# Compatibility", "",
            "What of OpenAI's, Anthropic's and vLLM's interfaces is here, path by path and field by field. This page is made from",
-           "`src/server/openapi.json` by `scripts/gen_compatibility.py`; tests hold it against the running server. [serving.md](serving.md) explains",
-           "the rest.", "",
-           "*yes*: it does what it does there. *no effect*: accepted, and nothing follows from it. *refused*: 400 with an error that names it,",
-           "where it asks for something (null, false, 0, \"\" and empty lists do not). *ignored*: the answer names it in the header",
-           "`X-NestedFP-Ignored`; 400 with `--strict-requests`. The column *of* says whose field it is: *vLLM* what vLLM adds, *nestedfp* what",
-           "we add to this request.", "",
+           "`src/server/openapi.json` by `scripts/gen_compatibility.py`; tests hold it against the running server.",
+           "[serving.md](serving.md) explains the rest.", "",
+           "- *yes*: it does what it does there.",
+           "- *no effect*: accepted, and nothing follows from it.",
+           "- *refused*: 400 with an error that names it, where it asks for something (null, false, 0, \"\" and empty lists do not).",
+           "- *ignored*: the answer names it in the header `X-NestedFP-Ignored`; 400 with `--strict-requests`.", "",
+           "The column *of* says whose field it is: *vLLM* what vLLM adds, *nestedfp* what we add to this request.", "",
            "## Paths", "", "| path | also in | here |", "| --- | --- | --- |"]
     listed = set()
     for method, path, whose, note in ENDPOINTS:

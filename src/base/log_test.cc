@@ -10,13 +10,13 @@ namespace {
 
 std::string logged(log::Level least) {
   log::set_level(least);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   log::debug("d");
   log::info("i {}", 1);
   log::warn("w");
   log::error("e");
   log::set_level(log::Level::kWarn);
-  return testing::internal::GetCapturedStderr();
+  return ::testing::internal::GetCapturedStderr();
 }
 
 TEST(Log, WritesOneLineAnEventFromItsLevelOn) {

@@ -17,7 +17,7 @@ constexpr int32_t kF16 = 5, kF32 = 6, kU8 = 0;  // torch_of_tests' dtypes
 StableValue of(TensorHandle tensor) { return reinterpret_cast<StableValue>(tensor); }
 StableValue optional(TensorHandle tensor) { return reinterpret_cast<StableValue>(new StableValue(of(tensor))); }
 
-class TorchOps : public testing::Test {
+class TorchOps : public ::testing::Test {
  protected:
   // Once it is bound, other paths change nothing any more.
   static void SetUpTestSuite() {

@@ -8,17 +8,17 @@
 namespace nfp::server {
 namespace {
 
-struct Read {
+struct ReadCalls {
   std::string text, reasoning;
   std::vector<std::pair<std::string, Json>> calls;
 };
 
-Read read(ToolFormat format, std::string_view text, size_t step, const Json& tools = nullptr, bool cut = false) {
+ReadCalls read(ToolFormat format, std::string_view text, size_t step, const Json& tools = nullptr, bool cut = false) {
   const auto parser = make_tool_call_parser(format, tools);
   std::vector<ToolEvent> events;
   for (size_t at = 0; at < text.size(); at += step) parser->feed(text.substr(at, step), &events);
   parser->finish(&events, cut);
-  Read out;
+  ReadCalls out;
   std::vector<std::string> arguments;
   for (const ToolEvent& event : events) {
     if (event.kind == ToolEvent::Kind::kText) out.text += event.text;
@@ -37,7 +37,7 @@ void expect(ToolFormat format, std::string_view text, const std::string& shown,
             const std::vector<std::pair<std::string, Json>>& calls, const Json& tools = nullptr,
             const std::string& reasoning = "") {
   for (const size_t step : {size_t{1}, size_t{2}, size_t{5}, text.size() + 1}) {
-    const Read got = read(format, text, step, tools);
+    const ReadCalls got = read(format, text, step, tools);
     EXPECT_EQ(got.text, shown) << text << " in pieces of " << step;
     EXPECT_EQ(got.calls, calls) << text << " in pieces of " << step;
     EXPECT_EQ(got.reasoning, reasoning) << text << " in pieces of " << step;

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/gemm/testing/shapes.h"
+
 namespace nfp::cuda {
 namespace {
-
-const DeviceShape kH200;
 
 TEST(Config, TextRoundTrips) {
   for (const Tile& tile : kTiles) {

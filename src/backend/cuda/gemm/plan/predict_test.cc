@@ -5,11 +5,10 @@
 #include <cmath>
 
 #include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/gemm/testing/shapes.h"
 
 namespace nfp::cuda {
 namespace {
-
-const DeviceShape kH200;
 
 // Tiles that cost their arithmetic and nothing else, on a machine whose memory and L2 are free.
 TimeModel arithmetic_only() {

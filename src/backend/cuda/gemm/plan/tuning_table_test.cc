@@ -2,12 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/cuda/gemm/testing/shapes.h"
 #include "base/result.h"
 
 namespace nfp::cuda {
 namespace {
-
-const DeviceShape kH200;
 
 TEST(TuningTable, RoundTripsAndFindsTheBucket) {
   TuningTable table;

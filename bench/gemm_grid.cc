@@ -90,7 +90,7 @@ struct Bench {
   TuningTable given{};
   FILE* out = stdout;
   bool random_tokens = false;
-  bool quick = false;
+  bool quick = false, log_turns = false;
   int candidates_tried = 24;
   bench::GpuMonitor monitor{};
   // Long products differ less.
@@ -134,7 +134,8 @@ struct Candidate {
 };
 // Times choices and keeps the fastest. They take turns in a new order every round: where power is the limit, the clock
 // depends on what ran before, by up to a quarter.
-void consider(Method& method, const std::vector<Candidate>& choices, double expected_us, size_t copies, size_t bytes) {
+void consider(Method& method, const std::vector<Candidate>& choices, double expected_us, size_t copies, size_t bytes,
+              unsigned seed) {
   std::vector<GraphTimer> timers;
   std::vector<size_t> order;
   for (const Candidate& c : choices) {
@@ -150,7 +151,7 @@ void consider(Method& method, const std::vector<Candidate>& choices, double expe
   std::vector<std::vector<double>> times(timers.size());
   std::vector<size_t> turns(timers.size());
   std::iota(turns.begin(), turns.end(), size_t{0});
-  std::minstd_rand random(1);
+  std::minstd_rand random(seed);
   for (int round = 0; round < (expected_us > 150 ? 5 : 6); ++round) {
     std::shuffle(turns.begin(), turns.end(), random);
     for (const size_t i : turns) {
@@ -187,7 +188,8 @@ class Cell {
         expect16_(std::max(2.0 * static_cast<double>(m * shape.n * shape.k) / 7e14,
                            2.0 * static_cast<double>(shape.n * shape.k) / 4.4e12) *
                   1e6),
-        expect8_(expect16_ / 2) {}
+        expect8_(expect16_ / 2),
+        seed_(static_cast<unsigned>((shape.n * 31 + shape.k) * 31 + m)) {}
 
   void run() {
     choose_f16();
@@ -222,6 +224,7 @@ class Cell {
   const int64_t m_;
   const size_t plane_bytes_;
   const double expect16_, expect8_;  // us
+  const unsigned seed_;  // of the order of turns: each cell has its own
   std::vector<Method> methods_;
 };
 
@@ -250,7 +253,7 @@ void Cell::add_dense(const char* name, DType input, bool fast) {
     choices.push_back({fmt::format("heuristic {}", choices.size()), launch});
   }
   const bool fp8 = input != DType::kF16;
-  consider(method, choices, fp8 ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (fp8 ? 1 : 2));
+  consider(method, choices, fp8 ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (fp8 ? 1 : 2), seed_);
   if (method.launch) methods_.push_back(std::move(method));
 }
 
@@ -281,7 +284,8 @@ void Cell::add_nested(const char* name, Mode mode, bool dependent) {
     if (static_cast<int>(choices.size()) >= b_.candidates_for(m_)) break;
     choices.push_back({to_string(config), nested(config, mode, dependent, Join::kBiased)});
   }
-  consider(method, choices, is_fp8(mode) ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (is_fp8(mode) ? 1 : 2));
+  consider(method, choices, is_fp8(mode) ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (is_fp8(mode) ? 1 : 2),
+           seed_);
   if (dependent && !b_.random_tokens) b_.table.set(shape_.n, shape_.k, mode, token_bucket(m_), method.config);
   methods_.push_back(std::move(method));
 }
@@ -353,7 +357,7 @@ void Cell::add_with_quant() {
     if (static_cast<int>(choices.size()) >= b_.candidates_for(m_)) break;
     choices.push_back({to_string(config), with_quant(config)});
   }
-  consider(method, choices, expect8_ + 3, copies_.size(), plane_bytes_);
+  consider(method, choices, expect8_ + 3, copies_.size(), plane_bytes_, seed_);
   methods_.push_back(std::move(method));
 }
 
@@ -403,10 +407,10 @@ void Cell::time() {
     }
     timers.push_back(std::move(*timer));
   }
-  const int rounds = b_.quick ? 6 : 11;
+  const int rounds = b_.quick ? 12 : 23;
   std::vector<size_t> order(methods_.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::minstd_rand random(2);
+  std::minstd_rand random(seed_);
   for (int round = 0; round < rounds; ++round) {
     std::shuffle(order.begin(), order.end(), random);
     for (const size_t i : order) {
@@ -431,6 +435,7 @@ void Cell::print() {
   for (const Method& method : methods_) {
     line += fmt::format(", \"{}\": {{\"us\": {:.3f}, \"tuned_us\": {:.3f}, \"choice\": \"{}\"", method.name,
                         median_of(method.turns), method.tuned_us, method.choice);
+    if (b_.log_turns) line += fmt::format(", \"turns\": [{:.2f}]", fmt::join(method.turns, ", "));
     if (method.sustained_us > 0) {
       line +=
           fmt::format(", \"sustained_us\": {:.3f}, \"sm_mhz\": {}, \"watts\": {:.0f}, \"power_limited\": {}",
@@ -615,7 +620,7 @@ int run(int argc, char** argv) {
   CLI::App app("Nested products against cuBLASLt, as JSON lines");
   std::string shapes_flag, random_shapes_flag, tokens_flag, random_flag, out_path;
   double seconds = 0;
-  bool quick = false, log_tried = false, profile = false;
+  bool quick = false, log_tried = false, log_turns = false, profile = false;
   int tried = 24;
   app.add_option("--shapes", shapes_flag, "n,k;n,k;... (default: the 14 shapes of docs/kernels.md)");
   app.add_option("--random-shapes", random_shapes_flag, "SEED,COUNT: so many random shapes in place of those");
@@ -624,6 +629,7 @@ int run(int argc, char** argv) {
                  "SEED,COUNT[,LEAST[,MOST]]: so many random numbers of tokens a shape, 1 (or LEAST) to 8192 (or MOST)");
   app.add_option("--seconds", seconds, "for all shapes: each has its share, and goes on to the next when it is spent");
   app.add_option("--candidates", tried, "of our kernels, per cell");
+  app.add_flag("--log-turns", log_turns, "every turn's time, in order");
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
   std::string table_path, choices_path;
   app.add_option("--choices", choices_path, "choices to run by, in place of the built-in ones of this device")
@@ -644,6 +650,7 @@ int run(int argc, char** argv) {
   }
   Bench b{std::move(*gemm), std::move(*dense)};
   b.quick = quick;
+  b.log_turns = log_turns;
   b.candidates_tried = tried;
   b.log_tried = log_tried;
   b.profile = profile;

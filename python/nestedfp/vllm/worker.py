@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch._dynamo.utils import counters
@@ -25,6 +24,20 @@ from .spent import seconds, spent
 logger = init_logger("vllm.nestedfp")
 
 SECOND_SET = "capturing the second set of graphs"
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Generator[None, None, None]:
+    """Another attribute of an object or a module, for a while."""
+    own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager
@@ -148,7 +161,7 @@ def _each_in_both(runner: Any) -> None:
             return dummy_run(*args, **kwargs)
 
     def capture_both(*args: Any, **kwargs: Any) -> None:
-        with forced(FP8), patch.object(runner, "_dummy_run", dummy_run_of_both):
+        with forced(FP8), replaced(runner, "_dummy_run", dummy_run_of_both):
             capture(*args, **kwargs)
         with forced(FP16), spent(SECOND_SET):
             capture(*args, **{**kwargs, "num_warmups": 0})
@@ -165,7 +178,7 @@ def _each_in_both(runner: Any) -> None:
 def _keeping_free_memory() -> Generator[None, None, None]:
     """torch.cuda.graph() returns all free memory to the driver before each of the thousands of captures, and the next
     warm-up asks for it again. vLLM has room for that memory: it is a part of what the profile's run took."""
-    with patch("torch.cuda.empty_cache", lambda: None), patch("torch._C._host_emptyCache", lambda: None):
+    with replaced(torch.cuda, "empty_cache", lambda: None), replaced(torch._C, "_host_emptyCache", lambda: None):
         yield
     torch.cuda.empty_cache()
 

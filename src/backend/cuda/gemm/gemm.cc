@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -74,7 +75,9 @@ Status check_call(const GemmCall& c) {
     return bad("residual", "is misaligned, or ldr smaller than a row");
   if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
   if (c.peaks != nullptr && (!c.swiglu || !is_fp8(c.mode) || c.m > RowPeaks::kRows || !has_bulk_stores(c)))
-    return bad("peaks", "need swiglu in an E4M3 mode, at most 8 tokens and rows of d that go out by whole lines");
+    return bad("peaks",
+               fmt::format("need swiglu in an E4M3 mode, at most {} tokens and rows of d that go out by whole lines",
+                           RowPeaks::kRows));
   if (c.token_scale != nullptr && !is_fp8(c.mode)) return bad("token_scale", "belongs to the E4M3 modes");
   return ok_status();
 }

@@ -224,7 +224,7 @@ class Cell {
   const int64_t m_;
   const size_t plane_bytes_;
   const double expect16_, expect8_;  // us
-  const unsigned seed_;  // of the order of turns: each cell has its own
+  const unsigned seed_;              // of the order of turns: each cell has its own
   std::vector<Method> methods_;
 };
 

@@ -622,7 +622,8 @@ int run(int argc, char** argv) {
   double seconds = 0;
   bool quick = false, log_tried = false, log_turns = false, profile = false;
   int tried = 24;
-  app.add_option("--shapes", shapes_flag, "n,k;n,k;... (default: the 14 shapes of docs/kernels.md)");
+  app.add_option("--shapes", shapes_flag,
+                 "n,k;n,k;... (default: 14 of Llama-3.1-8B, Mistral-Nemo, Phi-4 and Mistral-Small)");
   app.add_option("--random-shapes", random_shapes_flag, "SEED,COUNT: so many random shapes in place of those");
   app.add_option("--tokens", tokens_flag, "m,m,... (default: 1 to 4096)");
   app.add_option("--random-m", random_flag,

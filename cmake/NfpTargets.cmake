@@ -8,9 +8,9 @@
 # namespaces must then have different names.
 include(GoogleTest)
 
-function(nfp_unity target files)
+function(nfp_unity target)
   if(NFP_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   endif()
 endfunction()
 
@@ -18,7 +18,7 @@ function(nfp_library name)
   cmake_parse_arguments(ARG "UNITY" "" "SOURCES;TESTS;DEPS;PUBLIC_DEPS;PRIVATE_DEPS;TEST_DEPS" ${ARGN})
   add_library(nfp_${name} STATIC ${ARG_SOURCES})
   if(ARG_UNITY)
-    nfp_unity(nfp_${name} 8)
+    nfp_unity(nfp_${name})
   endif()
   list(TRANSFORM ARG_DEPS PREPEND nfp_)
   target_link_libraries(nfp_${name} PUBLIC nfp_options ${ARG_DEPS} ${ARG_PUBLIC_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
@@ -27,24 +27,24 @@ function(nfp_library name)
   endif()
 endfunction()
 
-# Of tests: a Release optimises their own code less than what they test, and several files are compiled as one.
-function(nfp_compile_test_code target)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
-  nfp_unity(${target} 6)
+# Of tests: NFP_SOURCE_DIR and NFP_BINARY_DIR reach them as macros. Where they need not be FAST, a Release optimises their
+# own code less than what they test, and several files are compiled as one.
+function(nfp_test_code target fast)
+  target_compile_definitions(${target} PRIVATE
+    NFP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" NFP_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(NOT fast)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+    nfp_unity(${target})
+  endif()
 endfunction()
 
 # One gtest program. LABELS go to every case of it, and FIXTURES name ctest fixtures that all of them need (tests/ makes
-# tiny_models). NFP_SOURCE_DIR and NFP_BINARY_DIR reach it as macros. FAST: its own code, such as references, is what
-# takes its time, and is optimised.
+# tiny_models). FAST: its own code, such as references, is what takes its time.
 function(nfp_test name)
   cmake_parse_arguments(ARG "FAST" "" "SOURCES;DEPS;LABELS;FIXTURES" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE nfp_options ${ARG_DEPS} GTest::gtest GTest::gtest_main nfp::rapidcheck)
-  if(NOT ARG_FAST)
-    nfp_compile_test_code(${name})
-  endif()
-  target_compile_definitions(${name} PRIVATE
-    NFP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" NFP_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  nfp_test_code(${name} ${ARG_FAST})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()

@@ -12,10 +12,10 @@ namespace {
 using testing::GgufBuilder;
 using testing::random_tensor;
 
-Result<GgufFile> parse(const std::string& file) { return parse_gguf(std::as_bytes(std::span(file)), "f.gguf"); }
+Result<GgufFile> parse_bytes(const std::string& file) { return parse_gguf(std::as_bytes(std::span(file)), "f.gguf"); }
 
 void expect_fault(const std::string& file, const std::string& naming) {
-  auto parsed = parse(file);
+  auto parsed = parse_bytes(file);
   ASSERT_FALSE(parsed.ok()) << naming;
   EXPECT_NE(parsed.error().message.find(naming), std::string::npos) << parsed.error().message;
   EXPECT_EQ(parsed.error().message.find("f.gguf: "), 0u) << parsed.error().message;
@@ -33,7 +33,7 @@ TEST(Gguf, EveryKindOfValueIsRead) {
         GgufBuilder::raw<uint32_t>(5) + GgufBuilder::raw<uint64_t>(2) + GgufBuilder::raw(7) + GgufBuilder::raw(-7));
   b.tensor("t", {3, 2}, 0, std::string(24, 'a')).tensor("u", {4}, 1, std::string(8, 'b'));
   const std::string file = b.build();
-  auto gguf = parse(file);
+  auto gguf = parse_bytes(file);
   ASSERT_TRUE(gguf.ok()) << gguf.error().message;
   EXPECT_EQ(gguf->integer("u8"), 250);
   EXPECT_EQ(gguf->integer("i8"), -3);
@@ -58,9 +58,9 @@ TEST(Gguf, EveryKindOfValueIsRead) {
 
 TEST(Gguf, EveryFaultIsNamed) {
   const std::string good = testing::tiny_gguf();
-  ASSERT_TRUE(parse(good).ok());
+  ASSERT_TRUE(parse_bytes(good).ok());
   for (size_t size = 0; size < good.size(); size += size < 2000 ? 1 : 997) {
-    EXPECT_FALSE(parse(good.substr(0, size)).ok()) << size;
+    EXPECT_FALSE(parse_bytes(good.substr(0, size)).ok()) << size;
   }
   expect_fault("GGML" + good.substr(4), "not a GGUF");
   expect_fault(GgufBuilder(1).build(), "version 1");
@@ -83,7 +83,7 @@ TEST(Gguf, EveryFaultIsNamed) {
   const auto tensor = [](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset, size_t bytes) {
     return GgufBuilder().tensor_at("t", dims, type, offset).data(std::string(bytes, 'x')).build();
   };
-  EXPECT_TRUE(parse(tensor({32}, 8, 0, 34)).ok());
+  EXPECT_TRUE(parse_bytes(tensor({32}, 8, 0, 34)).ok());
   expect_fault(tensor({32}, 8, 0, 33), "'t' (34 bytes at offset 0)");
   expect_fault(tensor({33}, 8, 0, 100), "whole blocks of 32");
   expect_fault(tensor({32}, 4, 0, 100), "GGUF type 4");

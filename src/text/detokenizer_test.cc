@@ -12,16 +12,11 @@
 namespace nfp {
 namespace {
 
+using text::byte_id;
 using text::byte_level_json;
+using text::load;
 using text::sentencepiece_json;
 using Ids = std::vector<int32_t>;
-
-std::shared_ptr<const Tokenizer> loaded(const text::TokenizerJson& json) {
-  const std::string text = json.text();
-  auto tokenizer = Tokenizer::from_json({text, {}, {}}, "test");
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
-  return *tokenizer;
-}
 
 std::string stream(const std::shared_ptr<const Tokenizer>& tokenizer, const Ids& ids, DetokenizerOptions options = {}) {
   StreamingDetokenizer detokenizer(tokenizer, options);
@@ -34,32 +29,30 @@ std::string stream(const std::shared_ptr<const Tokenizer>& tokenizer, const Ids&
   return all + detokenizer.finish();
 }
 
-int32_t id_of_byte(unsigned byte) { return 4 + static_cast<int32_t>(byte); }
-
 TEST(StreamingDetokenizer, HoldsBackUnfinishedSequences) {
-  StreamingDetokenizer detokenizer(loaded(byte_level_json()));
-  EXPECT_EQ(detokenizer.append(id_of_byte(0xF0)), "");
-  EXPECT_EQ(detokenizer.append(id_of_byte(0x9F)), "");
-  EXPECT_EQ(detokenizer.append(id_of_byte(0x99)), "");
+  StreamingDetokenizer detokenizer(load(byte_level_json()));
+  EXPECT_EQ(detokenizer.append(byte_id(0xF0)), "");
+  EXPECT_EQ(detokenizer.append(byte_id(0x9F)), "");
+  EXPECT_EQ(detokenizer.append(byte_id(0x99)), "");
   EXPECT_EQ(detokenizer.append(2), "");  // a special token does not cut it
-  EXPECT_EQ(detokenizer.append(id_of_byte(0x82)), "\xF0\x9F\x99\x82");
-  EXPECT_EQ(detokenizer.append(id_of_byte(0xE4)), "");
-  EXPECT_EQ(detokenizer.append(id_of_byte('a')),
+  EXPECT_EQ(detokenizer.append(byte_id(0x82)), "\xF0\x9F\x99\x82");
+  EXPECT_EQ(detokenizer.append(byte_id(0xE4)), "");
+  EXPECT_EQ(detokenizer.append(byte_id('a')),
             "\xEF\xBF\xBD"
             "a");
-  EXPECT_EQ(detokenizer.append(id_of_byte(0xFF)), "\xEF\xBF\xBD");
-  EXPECT_EQ(detokenizer.append(id_of_byte(0xC3)), "");
+  EXPECT_EQ(detokenizer.append(byte_id(0xFF)), "\xEF\xBF\xBD");
+  EXPECT_EQ(detokenizer.append(byte_id(0xC3)), "");
   EXPECT_EQ(detokenizer.finish(), "\xEF\xBF\xBD");
   EXPECT_EQ(detokenizer.finish(), "");
 }
 
 TEST(StreamingDetokenizer, EqualsDecodeOnRandomIds) {
-  const auto tokenizer = loaded(byte_level_json());
+  const auto tokenizer = load(byte_level_json());
   std::mt19937 random(5);
   for (int round = 0; round < 3000; ++round) {
     Ids ids;
     for (unsigned i = random() % 20; i > 0; --i) {
-      ids.push_back(random() % 4 == 0 ? static_cast<int32_t>(random() % 270) - 2 : id_of_byte(0x80 + random() % 128));
+      ids.push_back(random() % 4 == 0 ? static_cast<int32_t>(random() % 270) - 2 : byte_id(0x80 + random() % 128));
     }
     for (const bool skip : {true, false}) {
       ASSERT_EQ(stream(tokenizer, ids, {.skip_special = skip, .continues = false}), tokenizer->decode(ids, skip));
@@ -68,7 +61,7 @@ TEST(StreamingDetokenizer, EqualsDecodeOnRandomIds) {
 }
 
 TEST(StreamingDetokenizer, SentencePiece) {
-  const auto tokenizer = loaded(sentencepiece_json());
+  const auto tokenizer = load(sentencepiece_json());
   const int32_t mark_a = *tokenizer->token_to_id(
       "\xE2\x96\x81"
       "a");

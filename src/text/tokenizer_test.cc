@@ -11,26 +11,18 @@
 namespace nfp {
 namespace {
 
+using text::byte_id;
 using text::byte_level_json;
+using text::load;
 using text::sentencepiece_json;
 using text::TokenizerJson;
 using Ids = std::vector<int32_t>;
-
-std::shared_ptr<const Tokenizer> load(const TokenizerJson& json, std::string_view config = {},
-                                      std::string_view generation = {}) {
-  const std::string text = json.text();
-  auto tokenizer = Tokenizer::from_json({text, config, generation}, "test/tokenizer.json");
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
-  return tokenizer.ok() ? *tokenizer : nullptr;
-}
 
 Ids encode(const Tokenizer& tokenizer, std::string_view text, const EncodeOptions& options = {}) {
   auto ids = tokenizer.encode(text, options);
   EXPECT_TRUE(ids.ok()) << ids.error().message;
   return ids.ok() ? *ids : Ids{};
 }
-
-int32_t byte_id(char byte) { return 4 + static_cast<unsigned char>(byte); }
 
 TEST(Tokenizer, ByteLevel) {
   const auto tokenizer = load(byte_level_json());

@@ -1,13 +1,17 @@
 // Small tokenizers for tests.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "text/byte_level.h"
+#include "text/tokenizer.h"
 
 namespace nfp::text {
 
@@ -66,6 +70,7 @@ inline TokenizerJson byte_level_json() {
   json.pre_tokenizer = R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": true})";
   return json;
 }
+inline int32_t byte_id(unsigned char byte) { return 4 + byte; }  // in byte_level_json()'s
 
 // Llama 2's pipeline. <unk> 0, <s> 1, </s> 2, bytes from 3 on, then "▁", "a", "b", "▁a", "é".
 inline TokenizerJson sentencepiece_json() {
@@ -91,6 +96,14 @@ inline TokenizerJson sentencepiece_json() {
       {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})";
   json.model_fields = R"("unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true)";
   return json;
+}
+
+inline std::shared_ptr<const Tokenizer> load(const TokenizerJson& json, std::string_view config = {},
+                                             std::string_view generation = {}) {
+  const std::string text = json.text();
+  auto tokenizer = Tokenizer::from_json({text, config, generation}, "test/tokenizer.json");
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  return tokenizer.ok() ? *tokenizer : nullptr;
 }
 
 }  // namespace nfp::text

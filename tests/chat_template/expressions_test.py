@@ -49,6 +49,8 @@ STRING_METHODS = ["strip()", "lstrip()", "rstrip()", "strip('H d')", "split()", 
                   "count('l')", "count('')", "replace('l', 'L')", "replace('l', 'L', 1)",
                   "join(ls)", "join(['x', 'y'])", "join('abc')",
                   "nope()", "strip"]
+# Whatever the system put where: mostly 0x7f…, but programs and libraries begin at random, one in a hundred lower.
+ADDRESS = re.compile(r"at0x[0-9a-f]{6}")
 # What jinja2 has and chat templates do not use: refused with a message that names it.
 UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s | center(9) }}", "{{ s | escape }}", "{{ dd | groupby('v') }}",
                "{{ s | urlencode }}", "{{ s | wordcount }}", "{{ s | truncate(3) }}", "{{ '%s' | format(1) }}", "{{ s is lower }}", "{{ s is escaped }}",
@@ -180,7 +182,7 @@ class Programs:
 
 def may_differ(error, text):
     """Outside of the comparison: addresses of Python objects, integers of any size, sets, and what UNSUPPORTED says."""
-    return ("0x7f" in re.sub(r"\W", "", text.lower()) or "too large" in error or ("unsupported operand" in error and ("dict_" in error or "'view'" in error))
+    return (ADDRESS.search(re.sub(r"\W", "", text.lower())) or "too large" in error or ("unsupported operand" in error and ("dict_" in error or "'view'" in error))
             or any(message in error for message in ("formatting with %", "capital of several letters", "comparing two views",
                                                     "view or range", "printing a value", "unhashable type", "cannot be sliced", "multiplying a list", "of floats is", "int of a text", "'LoopContext' object is not iterable", "dict's key of type")))
 

@@ -63,7 +63,8 @@ class Theirs:
         key = text, add_special, parse_special
         if key not in self.ids:
             self.tokenizer.encode_special_tokens = not parse_special
-            self.ids[key] = self.tokenizer.encode(text, add_special_tokens=add_special).ids
+            # without offsets, which would take most of the time
+            self.ids[key] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         return self.ids[key]
 
     def decode(self, ids, skip_special):
@@ -122,7 +123,7 @@ def byte_run_is_broken(tokenizer, ids):
 def compare(ours, theirs, text, rng, thorough):
     ids = theirs.encode(text)
     same("ids", text, ours.encode(text), ids)
-    if not thorough:
+    if not thorough or len(text) > 100_000:
         return
     same("ids without special tokens", text, ours.encode(text, add_special=False), theirs.encode(text, add_special=False))
     same("ids of special tokens as text", text, ours.encode(text, parse_special=False), theirs.encode(text, parse_special=False))

@@ -222,6 +222,7 @@ Status ServeFlags::resolve() {
     return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);
   }
   service.default_precision = *request_precision;
+  service.refuses_late = slo_missed == "shed";
   service.default_pooling = pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
     return checked.error();

@@ -69,8 +69,9 @@ class Handler {
   // Called when the headers are there and the body is not: an answer here ends it without reading the body.
   virtual std::optional<Response> check_head(const Request&) { return std::nullopt; }
   virtual void handle(Request request, std::shared_ptr<Exchange> exchange) = 0;
-  // Answers for requests that cannot be parsed (400), are too large (413, 431) or come too slowly (408).
-  virtual Response protocol_error(int status, std::string_view message) = 0;
+  // Answers for requests that cannot be parsed (400), are too large (413, 431) or come too slowly (408). `head`: where
+  // it has been read, else null.
+  virtual Response protocol_error(int status, std::string_view message, const Request* head) = 0;
   // An answer's head goes out, `seconds` after its request's came; method and path are empty where that could not be
   // read. From any thread.
   virtual void answered(std::string_view method, std::string_view path, int status, double seconds) {

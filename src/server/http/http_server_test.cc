@@ -65,7 +65,7 @@ class TestHandler final : public Handler {
       exchange->respond(std::move(response));
     }
   }
-  Response protocol_error(int status, std::string_view message) override {
+  Response protocol_error(int status, std::string_view message, const Request*) override {
     Response response;
     response.status = status;
     response.body = std::string(message);
@@ -291,6 +291,42 @@ TEST_F(HttpServerTest, CutsOffSlowRequests) {
   EXPECT_TRUE(ask("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc").starts_with("HTTP/1.1 408 "));
   EXPECT_EQ(ask(""), "");  // says nothing: closed without a word
   EXPECT_TRUE(becomes([&] { return server_->stats().connections == 0; }));
+}
+
+// Being idle begins when the answer has left, however long that takes.
+TEST_F(HttpServerTest, ASlowReaderOfAnAnswerIsNotIdle) {
+  ServerOptions options;
+  options.max_body_bytes = 64u << 20;
+  options.idle_timeout = 300ms;
+  start(options);
+  Client client(server_->port(), /*receive_buffer=*/64 << 10);
+  const std::string body(12u << 20, 'x');
+  std::thread sends([&] {
+    client.send(fmt::format("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.size()));
+    client.send(body);
+  });
+  size_t got = 0;
+  for (int i = 0; i < 10; ++i) {  // over a second
+    got += client.some(1u << 20);
+    std::this_thread::sleep_for(120ms);
+  }
+  sends.join();
+  got += client.rest_size("end of the connection");
+  EXPECT_GE(got, body.size());
+}
+
+TEST_F(HttpServerTest, AnEmptyLineBetweenRequestsIsNone) {
+  ServerOptions options;
+  options.header_timeout = 200ms;
+  start(options);
+  Client client(server_->port());
+  client.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  client.until("hello");
+  client.send("\r\n");
+  std::this_thread::sleep_for(600ms);  // it begins no request, that could come too slowly
+  client.send("GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  const std::string got = client.rest();
+  EXPECT_TRUE(got.starts_with("HTTP/1.1 200 ")) << got;
 }
 
 TEST_F(HttpServerTest, TellsWhenTheClientGoesAway) {

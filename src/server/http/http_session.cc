@@ -223,13 +223,15 @@ asio::awaitable<bool> Session::read_request() {
     if (buffer_.size() > 0) {
       if (phase_ == Phase::kIdle) set_phase(Phase::kHeader, options.header_timeout);
       buffer_.consume(reader.put({static_cast<const char*>(buffer_.data().data()), buffer_.size()}));
+      if (buffer_.size() == 0 && !reader.began()) set_phase(Phase::kIdle, options.idle_timeout);
     }
     const bool head_came = reader.head_done() && !head_seen;
     if (head_came) take_head(reader);
     if (reader.fault()) {
       // The head may be incomplete, so its wish is unknown.
       if (!reader.head_done()) head_only_ = false;
-      answer_early(context_.handler->protocol_error(reader.fault()->status, reader.fault()->message));
+      answer_early(context_.handler->protocol_error(reader.fault()->status, reader.fault()->message,
+                                                    reader.head_done() ? &reader.head() : nullptr));
       co_return false;
     }
     if (head_came) {
@@ -245,7 +247,8 @@ asio::awaitable<bool> Session::read_request() {
       continue;
     }
     if (reader.head_done() && !lease.resize(reader.body_bytes())) {
-      answer_early(context_.handler->protocol_error(429, "the server holds as many bytes of requests as it may"));
+      answer_early(context_.handler->protocol_error(429, "the server holds as many bytes of requests as it may",
+                                                    &reader.head()));
       co_return false;
     }
     if (!reader.done() && (!co_await read_some() || close_after_)) co_return false;
@@ -410,13 +413,14 @@ void Session::abandon(uint64_t serial) {
   if (streaming_) {
     abort_connection();  // a body cut short must not look complete
   } else {
-    respond(context_.handler->protocol_error(500, "the request was dropped"));
+    respond(context_.handler->protocol_error(500, "the request was dropped", nullptr));
   }
 }
 
 void Session::flush() {
   if (sending_ || closed_) return;
   if (out_.empty()) {
+    if (phase_ == Phase::kIdle && !active_) set_phase(Phase::kIdle, context_.options->idle_timeout);
     if (close_after_ && !active_ && phase_ != Phase::kLingering) {
       // The coroutine may be reading: end that, so that it closes the connection.
       error_code ec;
@@ -489,9 +493,10 @@ void Session::sweep(Clock::time_point now, bool all) {
     return abort_connection();
   }
   if (now < deadline_) return;
+  if (phase_ == Phase::kIdle && (sending_ || !out_.empty())) return;  // flush() lets idle time begin
   if (phase_ == Phase::kHeader || phase_ == Phase::kBody) {
     head_only_ = false;
-    answer_early(context_.handler->protocol_error(408, "the request came too slowly"));
+    answer_early(context_.handler->protocol_error(408, "the request came too slowly", nullptr));
     set_phase(Phase::kLingering, std::chrono::milliseconds(1000));
     return;
   }

@@ -119,7 +119,6 @@ Usage AnswerWriter::sum(std::span<const Choice> choices) const {
       sum.prompt.fp16 += choice.usage.prompt.fp16;
       sum.prompt.fp8 += choice.usage.prompt.fp8;
     }
-    if (request_->no_output) continue;
     if (choice.usage.slo_met) sum.slo_met = sum.slo_met.value_or(true) && *choice.usage.slo_met;
     sum.completion_tokens += choice.usage.completion_tokens;
     sum.completion.fp16 += choice.usage.completion.fp16;

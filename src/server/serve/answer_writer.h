@@ -42,6 +42,9 @@ struct Choice {
   std::string prompt_text;  // with echo
   std::vector<OutputToken> prompt_logprobs;
   LogprobLists logprobs;
+  size_t text_logprobs = 0;  // of logprobs.content, those of `text`; with a stream 0, as they have been written
+  ToolEvent::Kind now = ToolEvent::Kind::kText;  // what the last token that showed was of
+  int32_t reasoning_tokens = 0;
   std::unique_ptr<ToolCallParser> parser;
   std::vector<ToolCall> calls;
   std::vector<int32_t> prompt_ids;  // with return_token_ids

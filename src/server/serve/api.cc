@@ -226,11 +226,8 @@ std::vector<http::Header> Api::common_headers(const http::Request& request, std:
 
 // A refusal that need not wait for the body.
 std::optional<http::Response> Api::check_head(const http::Request& request) {
-  std::string request_id;
   const auto refuse = [&](const ApiError& error, const char* allow = nullptr) {
-    http::Response response = shaped_error(inner_path(request.path), error);
-    auto headers = common_headers(request, &request_id);
-    response.headers.insert(response.headers.end(), headers.begin(), headers.end());
+    http::Response response = refusal(request, error);
     if (allow != nullptr) response.headers.push_back({"Allow", allow});
     return response;
   };
@@ -327,8 +324,17 @@ void Api::on_worker(Call& call, std::function<void(Call&)> work) {
   }
 }
 
-http::Response Api::protocol_error(int status, std::string_view message) {
-  return error_response(ApiError{status, std::string(message), "", ""});
+http::Response Api::protocol_error(int status, std::string_view message, const http::Request* head) {
+  const ApiError error{status, std::string(message), "", ""};
+  return head == nullptr ? error_response(error) : refusal(*head, error);
+}
+
+http::Response Api::refusal(const http::Request& head, const ApiError& error) const {
+  std::string request_id;
+  http::Response response = shaped_error(inner_path(head.path), error);
+  auto headers = common_headers(head, &request_id);
+  response.headers.insert(response.headers.end(), headers.begin(), headers.end());
+  return response;
 }
 
 void Api::reply(Call& call, http::Response response) const {

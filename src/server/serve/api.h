@@ -40,7 +40,7 @@ class Api final : public http::Handler {
 
   std::optional<http::Response> check_head(const http::Request& request) override;
   void handle(http::Request request, std::shared_ptr<http::Exchange> exchange) override;
-  http::Response protocol_error(int status, std::string_view message) override;
+  http::Response protocol_error(int status, std::string_view message, const http::Request* head) override;
   void answered(std::string_view method, std::string_view path, int status, double seconds) override;
 
  private:
@@ -63,6 +63,7 @@ class Api final : public http::Handler {
   int key_of(const http::Request& request) const;
   bool host_allowed(std::string_view host) const;
   std::vector<http::Header> common_headers(const http::Request& request, std::string* request_id) const;
+  http::Response refusal(const http::Request& head, const ApiError& error) const;
   void reply(Call& call, http::Response response) const;
   void reply_json(Call& call, std::string body) const;
   void reply_error(Call& call, const ApiError& error) const;

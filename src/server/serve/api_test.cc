@@ -217,6 +217,12 @@ TEST_F(ApiTest, MaxTokensZeroScoresThePrompt) {
   EXPECT_EQ(r["choices"][0]["logprobs"]["tokens"].size(), 3u);
   EXPECT_EQ(r["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(r["usage"]["completion_tokens"], 0);
+  for (const Json& event :
+       stream("/v1/completions", R"({"prompt":"abc","max_tokens":0,"stream":true,)"
+                                 R"("stream_options":{"include_usage":true,"continuous_usage_stats":true}})")) {
+    EXPECT_EQ(event.value("/usage/completion_tokens"_json_pointer, 0), 0) << dump(event);
+    EXPECT_EQ(event.value("/nestedfp/completion/fp16_tokens"_json_pointer, 0), 0) << dump(event);
+  }
 }
 
 TEST_F(ApiTest, Chats) {
@@ -290,6 +296,85 @@ TEST_F(ApiTest, ForcesAToolCallThroughAGrammar) {
     EXPECT_EQ(calls[0]["function"]["name"], "f");
     EXPECT_TRUE(Json::parse(calls[0]["function"]["arguments"].get<std::string>())["n"].is_number_integer());
   }
+}
+
+// What refers to its own root, as Pydantic's nested models do, and what says nothing of its type.
+TEST_F(ApiTest, ForcesCallsOfAnySchema) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  start();
+  const std::string nested =
+      R"({"type":"object","properties":{"who":{"$ref":"#/$defs/P"}},"required":["who"],"additionalProperties":false,)"
+      R"("$defs":{"P":{"type":"object","properties":{"$ref":{"type":"integer"}},"required":["$ref"],"additionalProperties":false}}})";
+  for (const std::string& parameters : {nested, std::string("{}"), std::string(R"({"type":["object","null"]})")}) {
+    for (const char* choice : {R"("required")", R"({"type":"function","function":{"name":"f"}})"}) {
+      const Json r =
+          ask("/v1/chat/completions",
+              R"({"messages":[{"role":"user","content":"hi"}],"max_tokens":99,"tool_choice":)" + std::string(choice) +
+                  R"(,"tools":[{"type":"function","function":{"name":"other","parameters":{"$defs":{"P":)"
+                  R"({"type":"string"}},"type":"object"}}},{"type":"function","function":{"name":"f","parameters":)" +
+                  parameters + "}}]}");
+      const Json& calls = r["choices"][0]["message"]["tool_calls"];
+      ASSERT_GE(calls.size(), 1u) << dump(r);
+      const Json arguments = Json::parse(calls[0]["function"]["arguments"].get<std::string>());
+      EXPECT_TRUE(arguments.is_object()) << dump(r);
+      if (calls[0]["function"]["name"] == "f" && parameters == nested) {
+        EXPECT_TRUE(arguments["who"]["$ref"].is_number_integer()) << dump(r);
+      }
+    }
+  }
+}
+
+TEST_F(ApiTest, ContinuesTheLastMessage) {
+  start();
+  for (const char* content : {"<", "end", "im", "|", "Answer: ", "a\n"}) {
+    const Json made =
+        ask("/tokenize",
+            dump({{"messages", {{{"role", "user"}, {"content", "hi"}}, {{"role", "assistant"}, {"content", content}}}},
+                  {"add_generation_prompt", false},
+                  {"continue_final_message", true}}));
+    const Json text = ask("/detokenize", dump({{"tokens", made["tokens"]}}));
+    const std::string prompt = text["prompt"].get<std::string>();
+    EXPECT_TRUE(prompt.ends_with("assistant\n" + std::string(content))) << prompt;
+  }
+}
+
+// A refusal of a stream that waits has its status.
+TEST_F(ApiTest, AStreamsHeadWaitsWhereRequestsAreRefusedLate) {
+  start();
+  state_->refuses_late = true;
+  const auto exchange = send("POST", "/v1/completions", R"({"prompt":"SAY:x","stream":true})");
+  EXPECT_EQ(exchange->head.content_type, http::Response{}.content_type);
+  ASSERT_TRUE(exchange->wait([&] { return exchange->ended; }));
+  EXPECT_TRUE(exchange->head.content_type.starts_with("text/event-stream"));
+  EXPECT_TRUE(exchange->head.body.ends_with("data: [DONE]\n\n"));
+}
+
+TEST_F(ApiTest, LogprobsOfAResponseAreOfItsText) {
+  start();
+  state_->reasoning_format = ReasoningFormat::kThink;
+  const std::string body =
+      R"({"input":"SAY:<think>abc</think>hi","include":["message.output_text.logprobs"],"store":false)";
+  const auto joined = [](const Json& logprobs) {
+    std::string text;
+    for (const Json& one : logprobs) text += one["token"].get<std::string>();
+    return text;
+  };
+  const Json whole = ask("/v1/responses", body + "}");
+  EXPECT_EQ(joined(whole["output"][1]["content"][0]["logprobs"]), "hi") << dump(whole);
+  EXPECT_EQ(whole["usage"]["output_tokens_details"]["reasoning_tokens"], 11) << dump(whole);  // with the last mark
+  const auto exchange = send("POST", "/v1/responses", body + R"(,"stream":true})");
+  ASSERT_TRUE(exchange->wait([&] { return exchange->ended; }));
+  std::string deltas;
+  std::string_view rest = exchange->head.body;
+  for (size_t end; (end = rest.find("\n\n")) != std::string_view::npos; rest.remove_prefix(end + 2)) {
+    const std::string_view event = rest.substr(0, end);
+    const Json data = Json::parse(event.substr(event.find("data: ") + 6));
+    if (data["type"] == "response.output_text.delta") deltas += joined(data["logprobs"]);
+    if (data["type"] == "response.completed") {
+      EXPECT_EQ(joined(data["response"]["output"][1]["content"][0]["logprobs"]), "hi") << dump(data);
+    }
+  }
+  EXPECT_EQ(deltas, "hi");
 }
 
 TEST_F(ApiTest, ErrorsHaveOpenAisShape) {

@@ -8,6 +8,7 @@
 #include "server/serve/messages_writer.h"
 #include "server/serve/response_writer.h"
 #include "server/serve/responses_writer.h"
+#include "server/tools/parameter_schema.h"
 
 namespace nfp::server {
 namespace {
@@ -27,29 +28,29 @@ ApiError prompt_error(const Error& error, const char* param) {
 
 // A call of this function, or (no name) a list of calls of any of them.
 GrammarSpec forced_call_grammar(const GenerationRequest& request) {
-  const auto parameters = [](const Json& function) {
-    return function.contains("parameters") && function["parameters"].is_object() ? function["parameters"]
-                                                                                 : Json({{"type", "object"}});
-  };
   GrammarSpec spec;
   spec.kind = GrammarSpec::Kind::kJsonSchema;
   spec.param = "tool_choice";
   spec.unenforced = request.unenforced;
   if (request.tool_choice == ToolChoice::kNamed) {
     for (const Json& tool : request.tools) {
-      if (tool["function"]["name"] == request.tool_name) spec.text = dump(parameters(tool["function"]));
+      if (tool["function"]["name"] == request.tool_name) spec.text = dump(arguments_schema(tool["function"]));
     }
     return spec;
   }
-  Json calls = Json::array();
+  Json calls = Json::array(), definitions = Json::object();
   for (const Json& tool : request.tools) {
     const Json& function = tool["function"];
-    calls.push_back({{"type", "object"},
-                     {"properties", {{"name", {{"const", function["name"]}}}, {"parameters", parameters(function)}}},
-                     {"required", {"name", "parameters"}},
-                     {"additionalProperties", false}});
+    // References within a tool's schema are from its root.
+    const std::string name = fmt::format("tool{}", calls.size());
+    definitions[name] = with_references_below(arguments_schema(function), "/$defs/" + name);
+    calls.push_back(
+        {{"type", "object"},
+         {"properties", {{"name", {{"const", function["name"]}}}, {"parameters", {{"$ref", "#/$defs/" + name}}}}},
+         {"required", {"name", "parameters"}},
+         {"additionalProperties", false}});
   }
-  Json schema = {{"type", "array"}, {"minItems", 1}, {"items", {{"anyOf", calls}}}};
+  Json schema = {{"type", "array"}, {"minItems", 1}, {"items", {{"anyOf", calls}}}, {"$defs", definitions}};
   if (!request.parallel_tool_calls) schema["maxItems"] = 1;
   spec.text = dump(schema);
   return spec;
@@ -201,13 +202,16 @@ void Generation::run() {
   prepared_ = {};  // the engine has its own
   state_->metrics->on_request(request_.n);
   watch_client();
-  if (!request_.stream) return;
+  if (request_.stream && !state_->refuses_late) start_stream();
+}
+
+void Generation::start_stream() {
+  if (std::exchange(streaming_, true)) return;
   http::Response head;
   head.content_type = "text/event-stream; charset=utf-8";
   head.headers = headers_;
   head.headers.push_back({"Cache-Control", "no-cache"});
   head.headers.push_back({"X-Accel-Buffering", "no"});
-  streaming_ = true;
   exchange_->start(std::move(head));
 }
 
@@ -292,13 +296,24 @@ MaybeError Generation::submit_all() {
     }
     submissions.push_back({std::move(request), [self = self(), i](RequestOutput&& output) {
                              self->exchange_->post([self, i, piece = std::move(output)]() mutable {
-                               self->on_output(i, std::move(piece));
+                               self->on_output_or_fail(i, std::move(piece));
                              });
                            }});
   }
   const Status status = state_->engine->submit_all(std::move(submissions));
   if (!status.ok()) return from_engine(status.error());
   return std::nullopt;
+}
+
+// What a library throws ends this request, not the process.
+void Generation::on_output_or_fail(size_t index, RequestOutput output) {
+  try {
+    on_output(index, std::move(output));
+  } catch (const std::exception& e) {
+    log::error("request={} ended by an exception: {}", request_id_, e.what());
+    cancel_all();
+    fail(ApiError{500, "the server failed to write this answer", "", ""});
+  }
 }
 
 void Generation::on_output(size_t index, RequestOutput output) {
@@ -319,6 +334,7 @@ void Generation::on_output(size_t index, RequestOutput output) {
   if (first_token_ == Clock::time_point()) first_token_ = Clock::now();
   const std::vector<ToolEvent> events = take(choice, output);
   if (request_.stream) {
+    start_stream();
     scratch_.clear();
     if (!std::exchange(choice.started, true)) writer_->begin(scratch_, choice);
     writer_->events(scratch_, choice, events, choice.finish.has_value());
@@ -332,6 +348,11 @@ void Generation::on_output(size_t index, RequestOutput output) {
 std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   choice.usage = output.usage;
   choice.finish = output.finish;
+  if (request_.no_output) {  // the token that the engine gave is none of the answer
+    choice.usage.completion_tokens = 0;
+    choice.usage.completion = {};
+    choice.usage.slo_met.reset();
+  }
   if (output.stop_string) {
     choice.stop_reason.clear();
     append_string(choice.stop_reason, *output.stop_string);
@@ -359,6 +380,8 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
     for (const OutputToken& token : output.tokens) choice.ids.push_back(token.token);
   }
   std::vector<ToolEvent> events = read(choice, std::move(output.text));
+  if (choice.now == ToolEvent::Kind::kReasoning) choice.reasoning_tokens += static_cast<int32_t>(output.tokens.size());
+  if (request_.api == TextApi::kResponses) keep_logprobs_of_text(choice, events);
   if (request_.stream) return events;
   for (const ToolEvent& event : events) {
     switch (event.kind) {
@@ -378,6 +401,19 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   return events;
 }
 
+// What an item of text tells is of its own tokens: not of thoughts, calls, their marks or the end.
+void Generation::keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent> events) const {
+  std::string& all = choice.logprobs.content;
+  const bool has_text = std::any_of(events.begin(), events.end(), [](const ToolEvent& event) {
+    return event.kind == ToolEvent::Kind::kText && !event.text.empty();
+  });
+  if (has_text) {
+    choice.text_logprobs = request_.stream ? 0 : all.size();
+  } else if (choice.finish || choice.now != ToolEvent::Kind::kText) {
+    all.resize(std::min(all.size(), choice.text_logprobs));
+  }
+}
+
 std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const {
   std::vector<ToolEvent> events;
   if (!choice.parser) {
@@ -386,6 +422,9 @@ std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const 
   }
   choice.parser->feed(text, &events);
   if (choice.finish) choice.parser->finish(&events, choice.finish == FinishReason::kLength);
+  for (const ToolEvent& event : events) {
+    if (event.kind == ToolEvent::Kind::kCall || !event.text.empty()) choice.now = event.kind;
+  }
   if (!request_.include_reasoning) {
     std::erase_if(events, [](const ToolEvent& event) { return event.kind == ToolEvent::Kind::kReasoning; });
   }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,11 @@ class Generation final : public LiveRequest {
   void run() override;
   void set_parser(Choice& choice, bool* needs_special) const;
   MaybeError submit_all();
+  void start_stream();
+  void on_output_or_fail(size_t index, RequestOutput output);
   void on_output(size_t index, RequestOutput output);
   std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);
+  void keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent> events) const;
   // What the text is made of; calls get their ids.
   std::vector<ToolEvent> read(Choice& choice, std::string text) const;
   void choice_done();

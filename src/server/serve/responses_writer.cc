@@ -162,11 +162,12 @@ std::string ResponsesWriter::response(std::string_view status, const std::span<c
   out += "],\"usage\":";
   if (choices == nullptr) return out + "null}";
   const Usage all = sum(*choices);
-  fmt::format_to(std::back_inserter(out),
-                 R"({{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":0}},)"
-                 R"("output_tokens":{},"output_tokens_details":{{"reasoning_tokens":0}},"total_tokens":{},"nestedfp":)",
-                 all.prompt_tokens, all.cached_tokens, all.completion_tokens,
-                 all.prompt_tokens + all.completion_tokens);
+  fmt::format_to(
+      std::back_inserter(out),
+      R"({{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":0}},)"
+      R"("output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{},"nestedfp":)",
+      all.prompt_tokens, all.cached_tokens, all.completion_tokens, choices->front().reasoning_tokens,
+      all.prompt_tokens + all.completion_tokens);
   append_precision(out, all);
   return out + "}}";
 }

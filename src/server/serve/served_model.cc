@@ -8,6 +8,23 @@
 #include "server/serve/tool_fallback.h"
 
 namespace nfp::server {
+namespace {
+
+// Where a message is to be continued, its content gets this at its end, and the prompt ends where it stands in the
+// rendered text, as transformers does it. Its last space tells whether the template trims contents.
+constexpr std::string_view kMark = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+// False where the mark is not in the text.
+bool end_at_mark(std::string* text) {
+  const size_t place = text->rfind(kMark.substr(0, kMark.size() - 1));
+  if (place == std::string::npos) return false;
+  const bool trims = !std::string_view(*text).substr(place).starts_with(kMark);
+  text->resize(place);
+  if (trims) text->resize(text->find_last_not_of(" \t\r\n") + 1);
+  return true;
+}
+
+}  // namespace
 
 Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
   ServedModel model;
@@ -75,8 +92,9 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   const ChatTemplate& chat = with_tools && chat_tools_ ? *chat_tools_ : *chat_;
   const bool describe = with_tools && !chat.mentions("tools");
   ChatTemplateInput input;
-  input.messages =
-      describe ? describe_tools(request.messages, request.tools, /*has_system_role=*/true) : request.messages;
+  Json messages = request.messages;
+  if (request.continue_final_message) messages.back()["content"].get_ref<std::string&>() += kMark;
+  input.messages = describe ? describe_tools(messages, request.tools, /*has_system_role=*/true) : std::move(messages);
   if (with_tools && !describe) input.tools = request.tools;
   input.add_generation_prompt = request.add_generation_prompt;
   const auto token_text = [&](std::optional<int32_t> id) -> std::optional<std::string> {
@@ -92,23 +110,15 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   Result<std::string> rendered = chat.render(input);
   if (describe && !rendered.ok() && rendered.error().code == ErrorCode::kInvalidInput) {
     // A template that knows no system message says so by an error.
-    input.messages = describe_tools(request.messages, request.tools, /*has_system_role=*/false);
+    input.messages = describe_tools(messages, request.tools, /*has_system_role=*/false);
     rendered = chat.render(input);
   }
   if (!rendered.ok()) return rendered.error();
   std::string text = std::move(*rendered);
-  if (!request.continue_final_message) return text;
-
-  // As transformers does it: the text ends where the last message's content ends.
-  std::string last = request.messages.back()["content"].get<std::string>();
-  const size_t end = last.find_last_not_of(" \t\r\n");
-  last.resize(end == std::string::npos ? 0 : end + 1);
-  const size_t place = last.empty() ? std::string::npos : text.rfind(last);
-  if (place == std::string::npos) {
+  if (request.continue_final_message && !end_at_mark(&text)) {
     return error(ErrorCode::kInvalidInput,
                  "'continue_final_message': the chat template does not show the last message's content");
   }
-  text.resize(place + last.size());
   return text;
 }
 

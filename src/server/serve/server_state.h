@@ -69,6 +69,9 @@ struct ServerState {
   ReasoningFormat reasoning_format = ReasoningFormat::kNone;
   PrecisionClass default_precision = PrecisionClass::kAuto;
   Pooling default_pooling = Pooling::kLast;  // of embeddings
+  // The policy may refuse a request that waits. A stream's head then waits for its first token, so that a refusal has
+  // its status.
+  bool refuses_late = false;
   bool log_requests = true;
   bool log_prompts = false;
   uint64_t instance = 0;  // random: ids of two runs differ

@@ -78,6 +78,7 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   state_->default_pooling = options_.default_pooling;
   state_->log_requests = options_.log_requests;
   state_->log_prompts = options_.log_prompts;
+  state_->refuses_late = options_.refuses_late;
   if (options_.demo_load) {
     const RequestBounds bounds = served.bounds();
     demo_load_ = std::make_unique<DemoLoad>(*engine_, bounds.vocab, bounds.max_context);

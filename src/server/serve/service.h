@@ -30,6 +30,7 @@ struct ServiceOptions {
   PrecisionClass default_precision = PrecisionClass::kAuto;
   Pooling default_pooling = Pooling::kLast;                            // of embeddings that do not say
   uint64_t response_store_bytes = ServerState::kDefaultResponseBytes;  // of the Responses API; 0 = keep none
+  bool refuses_late = false;                                           // see ServerState
   bool log_requests = true;
   bool log_prompts = false;
   bool demo_load = false;  // see DemoLoad

@@ -3,7 +3,10 @@
 #include <malloc.h>
 
 #include <chrono>
+#include <exception>
 #include <utility>
+
+#include "base/log.h"
 
 namespace nfp::server {
 
@@ -56,7 +59,11 @@ void WorkPool::loop(size_t thread) {
       queue_.pop_front();
       running_[thread] = item.stop;
     }
-    item.work(item.stop.get_token());
+    try {
+      item.work(item.stop.get_token());
+    } catch (const std::exception& e) {  // of a library; the request is answered 500 as its exchange is dropped
+      log::error("a request ended by an exception: {}", e.what());
+    }
     trims = 2;
   }
 }

@@ -1,4 +1,5 @@
-// Any text of a model, cut anywhere: the calls and the text found do not depend on the cuts.
+// Any text of a model, cut anywhere: the calls and the text found do not depend on the cuts. What follows a byte 0xff,
+// where there is one, is the schema of a tool's parameters.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -36,9 +37,14 @@ std::string flat(nfp::server::ToolCallParser& parser, std::string_view text, siz
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using nfp::server::ToolFormat;
   if (size < 1) return 0;
-  const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const nfp::server::Json tools = nfp::server::Json::parse(
+  const std::string_view all(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const std::string_view text = all.substr(0, all.find('\xff'));
+  nfp::server::Json tools = nfp::server::Json::parse(
       R"([{"function":{"name":"f","parameters":{"properties":{"a":{"type":"integer"},"b":{"type":"object"}}}}}])");
+  if (text.size() < all.size()) {
+    auto schema = nfp::server::parse_json(all.substr(text.size() + 1));
+    if (schema.ok()) tools[0]["function"]["parameters"] = std::move(*schema);
+  }
   for (const ToolFormat format :
        {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral, ToolFormat::kQwen3Coder,
         ToolFormat::kPythonic, ToolFormat::kPhi4, ToolFormat::kGemma, ToolFormat::kHarmony}) {

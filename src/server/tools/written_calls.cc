@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "server/tools/parameter_schema.h"
 #include "text/utf8.h"
 
 namespace nfp::server {
@@ -198,19 +199,20 @@ bool python_call(LiteralReader& reader, WrittenCall* out) {
   return true;
 }
 
-// What the schema of `function` says that `parameter` is: "string", "integer", ...; empty = nothing.
-std::string type_of_parameter(const Json& tools, const std::string& function, const std::string& parameter) {
-  if (!tools.is_array()) return "";
-  for (const Json& tool : tools) {
-    if (!tool.is_object() || !tool.contains("function")) continue;
-    const Json& f = tool["function"];
-    if (!f.is_object() || !f.contains("name") || f["name"] != function || !f.contains("parameters")) continue;
-    const auto path = nlohmann::json_pointer<std::string>("/properties") / parameter / "type";
-    if (!f["parameters"].contains(path)) return "";
-    const Json& type = f["parameters"][path];
-    return type.is_string() ? type.get<std::string>() : "";
+// What a parameter's text means where it may have these types (parameter_schema.h).
+Json typed_value(std::string_view text, uint32_t types) {
+  Json as_text = std::string(text);
+  if (types == 0 || types == kStringType) return as_text;
+  Json read;
+  if (auto json = parse_json(trim(text)); json.ok()) {
+    read = std::move(*json);
+  } else {
+    LiteralReader literal(text, /*gemma=*/false);  // JSON's too, but for its escapes
+    if (!literal.value(&read) || !literal.done()) return as_text;
   }
-  return "";
+  // Where a text may be meant, only what the other types allow is none.
+  const bool is_meant = (types & kStringType) == 0 || (type_of(read) & types & ~uint32_t{kStringType}) != 0;
+  return is_meant ? read : as_text;
 }
 
 WrittenCalls json_calls(std::string_view text, bool need_arguments) {
@@ -285,18 +287,7 @@ WrittenCalls read_xml_calls(std::string_view text, const Json& tools) {
       if (text.starts_with(kParameterEnd)) text.remove_prefix(kParameterEnd.size());
       if (value.starts_with('\n')) value.remove_prefix(1);
       if (value.ends_with('\n')) value.remove_suffix(1);
-      const std::string type = type_of_parameter(tools, call.name, key);
-      Json item = std::string(value);
-      if (type != "string" && !type.empty()) {
-        LiteralReader literal(value, /*gemma=*/false);  // JSON's too, but for its escapes
-        Json read;
-        if (auto json = parse_json(trim(value)); json.ok()) {
-          item = std::move(*json);
-        } else if (literal.value(&read) && literal.done()) {
-          item = std::move(read);
-        }
-      }
-      arguments[key] = std::move(item);
+      arguments[key] = typed_value(value, types_of_parameter(tools, call.name, key));
       text = trim(text);
     }
     if (call.name.empty()) return std::nullopt;

@@ -65,6 +65,44 @@ TEST(WrittenCalls, Qwen3Coder) {
             "a");
 }
 
+// Schemas as Pydantic writes them: Optional has no "type", a nested model is a reference.
+TEST(WrittenCalls, ParametersOfSeveralTypes) {
+  const Json tools =
+      Json::parse(R"([{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{
+    "i":{"anyOf":[{"type":"integer"},{"type":"null"}]}, "l":{"type":["integer","null"]}, "p":{"$ref":"#/$defs/P"},
+    "s":{"anyOf":[{"type":"string"},{"type":"null"}]}, "e":{"enum":[1,2]}, "r":{"$ref":"#/properties/r"},
+    "a":{"oneOf":[{"type":"array"},{"$ref":"#/$defs/P"}]}, "n":{"anyOf":[{"type":"string"},{"type":"integer"}]}},
+    "$defs":{"P":{"type":"object"}}}}}])");
+  const auto call = [](const std::string& key, const std::string& value) {
+    return "<tool_call><function=f><parameter=" + key + ">" + value + "</parameter></function></tool_call>";
+  };
+  const std::vector<std::tuple<std::string, std::string, Json>> cases = {
+      {"i", "5", 5},   {"i", "null", nullptr}, {"i", "five", "five"},   {"l", "5", 5},
+      {"s", "5", "5"}, {"s", "null", nullptr}, {"s", "[1]", "[1]"},     {"s", "\"x\"", "\"x\""},
+      {"e", "2", 2},   {"r", "5", "5"},        {"a", "[1]", Json({1})}, {"p", "{\"n\":\"Bob\"}", {{"n", "Bob"}}},
+      {"n", "5", 5},   {"n", "five", "five"},  {"other", "5", "5"},
+  };
+  for (const auto& [key, value, meant] : cases) {
+    expect(ToolFormat::kQwen3Coder, call(key, value), "", {{"f", {{key, meant}}}}, tools);
+  }
+}
+
+// The model's words are no paths into the schema, and the schema is the client's.
+TEST(WrittenCalls, SchemasThatAreNone) {
+  for (
+      const char* parameters :
+      {R"({"properties":[]})", R"({"properties":[{"type":"integer"}]})", R"({"properties":7})", R"([])", R"("x")",
+       "null", R"({"properties":{"99999999999999999999999":7}})",
+       R"({"properties":{"99999999999999999999999":{"type":{}}}})",
+       R"({"properties":{"99999999999999999999999":{"$ref":"#/properties/99999999999999999999999"}}})",
+       R"({"properties":{"99999999999999999999999":{"anyOf":[{"$ref":"#"},{"$ref":"#/~"},{"$ref":"#/properties/0/1"}]}}})"}) {
+    const Json tools = {{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", Json::parse(parameters)}}}}};
+    expect(ToolFormat::kQwen3Coder,
+           "<tool_call><function=f><parameter=99999999999999999999999>1</parameter></function></tool_call>", "",
+           {{"f", {{"99999999999999999999999", "1"}}}}, tools);
+  }
+}
+
 TEST(WrittenCalls, Pythonic) {
   expect(ToolFormat::kPythonic, R"([get_weather(city="San Francisco", metric='celsius', days=-3), now()])", "",
          {{"get_weather", {{"city", "San Francisco"}, {"metric", "celsius"}, {"days", -3}}}, {"now", Json::object()}});

@@ -1,0 +1,160 @@
+#include "server/tools/parameter_schema.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+namespace nfp::server {
+namespace {
+
+constexpr int kMostSchemas = 200;  // looked at for one parameter: a schema may refer to itself
+
+uint32_t type_named(std::string_view name) {
+  constexpr std::array<std::pair<std::string_view, uint32_t>, 7> kNames = {{{"null", kNullType},
+                                                                            {"boolean", kBooleanType},
+                                                                            {"integer", kNumberType},
+                                                                            {"number", kNumberType},
+                                                                            {"string", kStringType},
+                                                                            {"array", kArrayType},
+                                                                            {"object", kObjectType}}};
+  for (const auto& [text, type] : kNames) {
+    if (text == name) return type;
+  }
+  return 0;
+}
+
+// What a reference names within `root`; null where there is no such thing.
+const Json* find_reference(const Json& root, std::string_view reference) {
+  if (!reference.starts_with('#')) return nullptr;
+  reference.remove_prefix(1);
+  const Json* at = &root;
+  while (!reference.empty()) {
+    if (reference.front() != '/') return nullptr;
+    reference.remove_prefix(1);
+    const std::string_view token = reference.substr(0, reference.find('/'));
+    reference.remove_prefix(token.size());
+    if (at->is_array()) {
+      size_t index = 0;
+      const auto [end, code] = std::from_chars(token.data(), token.data() + token.size(), index);
+      if (code != std::errc() || end != token.data() + token.size() || index >= at->size()) return nullptr;
+      at = &(*at)[index];
+      continue;
+    }
+    std::string key;
+    for (size_t i = 0; i < token.size(); ++i) {
+      const bool escape = token[i] == '~' && i + 1 < token.size() && (token[i + 1] == '0' || token[i + 1] == '1');
+      key += escape ? (token[++i] == '0' ? '~' : '/') : token[i];
+    }
+    const auto found = at->is_object() ? at->find(key) : at->end();
+    if (found == at->end()) return nullptr;
+    at = &*found;
+  }
+  return at;
+}
+
+uint32_t types_of(const Json& schema, const Json& root, int* left) {
+  if (!schema.is_object() || --*left < 0) return 0;
+  const auto member = [&](const char* name) {
+    const auto found = schema.find(name);
+    return found == schema.end() ? nullptr : &*found;
+  };
+  uint32_t types = 0;
+  if (const Json* type = member("type")) {
+    if (type->is_string()) return type_named(type->get_ref<const std::string&>());
+    if (type->is_array()) {
+      for (const Json& one : *type) types |= one.is_string() ? type_named(one.get_ref<const std::string&>()) : 0;
+    }
+    return types;
+  }
+  if (const Json* value = member("const")) return type_of(*value);
+  if (const Json* values = member("enum"); values != nullptr && values->is_array()) {
+    for (const Json& value : *values) types |= type_of(value);
+    return types;
+  }
+  if (const Json* reference = member("$ref"); reference != nullptr && reference->is_string()) {
+    const Json* meant = find_reference(root, reference->get_ref<const std::string&>());
+    return meant == nullptr ? 0 : types_of(*meant, root, left);
+  }
+  for (const char* combination : {"anyOf", "oneOf", "allOf"}) {
+    const Json* parts = member(combination);
+    if (parts == nullptr || !parts->is_array()) continue;
+    for (const Json& part : *parts) types |= types_of(part, root, left);
+  }
+  return types;
+}
+
+// Members of these are schemas by name; of the others below, no schemas.
+bool holds_schemas_by_name(std::string_view keyword) {
+  constexpr std::array<std::string_view, 5> kMaps = {"properties", "patternProperties", "$defs", "definitions",
+                                                     "dependentSchemas"};
+  return std::find(kMaps.begin(), kMaps.end(), keyword) != kMaps.end();
+}
+bool holds_values(std::string_view keyword) {
+  constexpr std::array<std::string_view, 4> kValues = {"const", "enum", "default", "examples"};
+  return std::find(kValues.begin(), kValues.end(), keyword) != kValues.end();
+}
+
+void move_references(Json& schema, const std::string& at) {
+  if (schema.is_array()) {
+    for (Json& part : schema) move_references(part, at);
+    return;
+  }
+  if (!schema.is_object()) return;
+  for (auto& [keyword, value] : schema.items()) {
+    if (keyword == "$ref" && value.is_string()) {
+      const auto& reference = value.get_ref<const std::string&>();
+      if (reference == "#" || reference.starts_with("#/")) value = "#" + at + reference.substr(1);
+    } else if (holds_schemas_by_name(keyword) && value.is_object()) {
+      for (Json& named : value) move_references(named, at);
+    } else if (!holds_values(keyword)) {
+      move_references(value, at);
+    }
+  }
+}
+
+}  // namespace
+
+uint32_t type_of(const Json& value) {
+  if (value.is_null()) return kNullType;
+  if (value.is_boolean()) return kBooleanType;
+  if (value.is_number()) return kNumberType;
+  if (value.is_string()) return kStringType;
+  return value.is_array() ? kArrayType : kObjectType;
+}
+
+uint32_t types_of_parameter(const Json& tools, const std::string& function, const std::string& parameter) {
+  if (!tools.is_array()) return 0;
+  for (const Json& tool : tools) {
+    if (!tool.is_object() || !tool.contains("function")) continue;
+    const Json& f = tool["function"];
+    if (!f.is_object() || !f.contains("name") || f["name"] != function || !f.contains("parameters")) continue;
+    const Json& schema = f["parameters"];
+    const auto properties = schema.is_object() ? schema.find("properties") : schema.end();
+    if (properties == schema.end() || !properties->is_object()) return 0;
+    const auto found = properties->find(parameter);
+    int left = kMostSchemas;
+    return found == properties->end() ? 0 : types_of(*found, schema, &left);
+  }
+  return 0;
+}
+
+Json arguments_schema(const Json& function) {
+  const auto found = function.find("parameters");
+  Json schema = found != function.end() && found->is_object() ? *found : Json::object();
+  const auto has = [&](const char* keyword) { return schema.contains(keyword); };
+  if (const auto type = schema.find("type"); type != schema.end()) {
+    if (type->is_array() && std::find(type->begin(), type->end(), "object") != type->end()) *type = "object";
+  } else if (!has("$ref") && !has("anyOf") && !has("oneOf") && !has("allOf") && !has("enum") && !has("const")) {
+    schema["type"] = "object";
+  }
+  return schema;
+}
+
+Json with_references_below(Json schema, const std::string& at) {
+  move_references(schema, at);
+  return schema;
+}
+
+}  // namespace nfp::server

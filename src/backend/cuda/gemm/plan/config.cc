@@ -137,7 +137,9 @@ Config analytic_choice(const Problem& problem, const DeviceShape& device) {
       break;
     }
   }
-  if (!exists(tile, problem.mode, problem.join)) tile = {256, 1, 2, 1};
+  for (const Tile& wide : {Tile{256, 1, 1, 1}, Tile{256, 1, 2, 1}}) {
+    if (!exists(tile, problem.mode, problem.join)) tile = wide;
+  }
   const int64_t tiles = int64_t{ceil_div(problem.m, tile.tokens)} * ceil_div(problem.n, tile.rows());
   const int64_t iterations = ceil_div(problem.k, step_k(problem.mode));
   const int64_t splits = std::min<int64_t>({device.sms / tiles, iterations / 4, 8});

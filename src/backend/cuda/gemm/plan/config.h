@@ -63,7 +63,7 @@ constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
       }
       if (t.cluster == 2 && !t.along_tokens && t.tokens == 128) return false;
       return (one_row_block && !(twins && t.tokens > 32)) || t.warpgroups == 1;
-    case Mode::kBF16:  // nothing but tests runs BF16 activations
+    case Mode::kBF16:  // the C interface's alone: models here run on FP16 activations
       return plain && !twins && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
     case Mode::kE4M3:
       if (t.tokens > 256) return false;  // nothing is rebuilt, so little is gained

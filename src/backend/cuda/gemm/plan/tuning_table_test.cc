@@ -214,6 +214,30 @@ TEST(Choice, InvariantCutsOfAModelAreKept) {
   }
 }
 
+// Whatever the device, its table and the product: a kernel that is compiled.
+TEST(Choice, IsAKernelThatExists) {
+  const TuningTable empty;
+  for (const int sms : {132, 114, 78}) {
+    const DeviceShape device{.sms = sms};
+    for (const TuningTable* table :
+         {static_cast<const TuningTable*>(nullptr), &empty, built_in_table("NVIDIA H200", sms),
+          built_in_table("NVIDIA H100 80GB HBM3", sms)}) {
+      for (const Mode mode : kModes) {
+        for (const Join join : {Join::kBiased, Join::kFree}) {
+          for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096}, {192, 448}, {152064, 3584}}) {
+            for (int64_t m = 1; m < 9000; m += m < 400 ? 1 : 211) {
+              const Problem problem{m, n, k, mode, false, join};
+              const Choice choice = choose(problem, device, table, Reduction::kFastest);
+              ASSERT_TRUE(exists(choice.config.tile, mode, join))
+                  << m << " tokens, " << n << " x " << k << ", " << name_of(mode) << ": " << to_string(choice.config);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Choice, SaysWhyAndWhat) {
   const Problem problem{16, 4096, 14336, Mode::kF16, false};
   TuningTable table;

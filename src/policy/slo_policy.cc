@@ -10,7 +10,7 @@
 namespace nfp {
 namespace {
 
-constexpr int kLost = 3;
+constexpr int kBeforeAll = -1, kLost = 3;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // A sequence whose tokens must be computed before its first or next one: a prompt, or what preemption took.
@@ -20,8 +20,10 @@ struct Prefill {
   double due = 0;
   double target = 0;
   double arrival = 0;
+  double since = 0;  // it waits: its arrival, or where preemption stopped an answer, when that had its last token
   int32_t priority = 0;
-  int rank = 0;  // which of its deadlines can be kept: the target, the second one, the longest wait; 3: none
+  bool begun = false;  // an answer
+  int rank = 0;        // which of its deadlines can be kept: the target, the second one, the longest wait; kLost: none
 };
 
 // How fast a level gets through prompts beside the sequences that decode.
@@ -206,14 +208,20 @@ double SloPolicy::done_after(const Pace& pace, const StepWork& decodes, double t
 
 void SloPolicy::rank(std::vector<Prefill>& prefills, const Pace& fastest, const StepWork& decodes, double now) const {
   // Moore and Hodgson: in order of deadline; where one would be missed, the longest of those so far is given up. What
-  // is given up then competes for its second deadline in what is left.
+  // is given up then competes for its second deadline in what is left. Nobody reads on where an answer stops, so one
+  // that has waited too long goes first.
   const auto by_due = [](const Prefill& a, const Prefill& b) { return a.due < b.due; };
   double before = 0;  // tokens of better ranks
+  for (Prefill& prefill : prefills) {
+    if (!prefill.begun || now - prefill.since < options_.longest_pause_s) continue;
+    prefill.rank = kBeforeAll;
+    before += prefill.tokens;
+  }
   for (int rank = 0; rank < kLost; ++rank) {
     std::vector<Prefill*> open;
     for (Prefill& prefill : prefills) {
-      if (rank == 1 && prefill.rank == 1) prefill.due = prefill.arrival + options_.grace * prefill.target;
-      if (rank == 2 && prefill.rank == 2) prefill.due = prefill.arrival + longest_wait(prefill);
+      if (rank == 1 && prefill.rank == 1) prefill.due = prefill.since + options_.grace * prefill.target;
+      if (rank == 2 && prefill.rank == 2) prefill.due = prefill.since + longest_wait(prefill);
       if (prefill.rank == rank) open.push_back(&prefill);
     }
     std::sort(open.begin(), open.end(), [&](const Prefill* a, const Prefill* b) { return by_due(*a, *b); });
@@ -242,10 +250,11 @@ bool SloPolicy::keeps(const std::vector<Prefill>& prefills, const Pace& pace, co
   double tokens = 0;
   for (const Prefill& prefill : prefills) {  // in order of urgency
     if (prefill.rank == kLost) {
-      if (now - prefill.arrival > options_.patience_s) return false;
+      if (now - prefill.since > options_.patience_s) return false;
       continue;
     }
     tokens += prefill.tokens;
+    if (prefill.rank == kBeforeAll) continue;
     const double spare = prefill.rank == 0 ? reserve * prefill.target : 0.0;
     if (now + done_after(pace, decodes, tokens) + spare > prefill.due) return false;
   }
@@ -275,7 +284,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   const double last = harm(last_.fp8_share, last_.exact_singles);
   rank(*prefills, paces[fastest], decodes, state.now_s);
   for (const Prefill& prefill : *prefills) {
-    if (prefill.rank == 0) continue;
+    if (prefill.rank <= 0) continue;
     decision->lost.push_back(prefill.sequence);
     count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
@@ -421,8 +430,10 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
       demand.slack = std::min(demand.slack, std::max(slack, catch_up * sequence.itl_s));
       continue;
     }
-    demand.prefills.push_back(
-        {i, sequence.missing, sequence.due_s, sequence.ttft_s, sequence.arrival_s, sequence.priority});
+    const bool begun = sequence.emitted > 0;
+    const double since = begun ? std::min(state.now_s, sequence.due_s - sequence.itl_s) : sequence.arrival_s;
+    demand.prefills.push_back({i, sequence.missing, begun ? since + sequence.ttft_s : sequence.due_s, sequence.ttft_s,
+                               sequence.arrival_s, since, sequence.priority, begun});
   }
   // Where no level computes what decodes within its pace, shorter steps cannot bring that back, and prompts that get a
   // few tokens in each of them would only wait as well.

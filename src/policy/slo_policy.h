@@ -67,8 +67,11 @@ struct SloOptions {
   double requests_remembered = 150;
   // A request whose deadline is lost gets this many times the target as its next one.
   double grace = 2;
-  // One that lost that too goes before all others once it has waited this long for its first token.
+  // One that loses that too gets this as its last one, or twice the second one where that is later.
   double longest_wait_s = 10;
+  // An answer that preemption stopped has the deadlines of a prompt that came with its last token, and goes before all
+  // prompts once it has waited this long.
+  double longest_pause_s = 2;
   // More FP8 than the last step had must be faster by this share, or by the mean error of recent predictions: of levels
   // that are about as fast, now one and now another is predicted to be the fastest.
   double least_gain = 0.03;

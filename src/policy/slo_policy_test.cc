@@ -128,6 +128,34 @@ TEST(SloPolicy, WhatIsLostIsNoReasonForFp8UntilItHasWaitedLong) {
   EXPECT_EQ(share(31), 1);
 }
 
+// An answer that came long ago and had its last token `ago` seconds before now.
+SequenceState preempted(int32_t tokens, double now, double ago) {
+  SequenceState state = decoding(0, now - ago + 0.05);
+  state.missing = tokens;
+  state.emitted = 900;
+  state.running = false;
+  state.arrival_s = now - 45;
+  return state;
+}
+
+TEST(SloPolicy, APreemptedAnswerHasWaitedSinceItsLastToken) {
+  std::vector<SequenceState> sequences;
+  for (int i = 0; i < 4; ++i) sequences.push_back(decoding(200, 100.04));
+  sequences.push_back(preempted(500, 100, 0.07));
+  EXPECT_EQ(slo()->decide(state_of(sequences, 100)).precision, Precision::kFp16);
+}
+
+TEST(SloPolicy, AnAnswerThatStopsForLongGoesBeforeAllPrompts) {
+  const auto first = [](double ago) {
+    std::vector<SequenceState> sequences;
+    for (int i = 0; i < 40; ++i) sequences.push_back(prompt(1000, 99.9, 0.5));  // more than can be in time
+    sequences.push_back(preempted(4000, 100, ago));
+    return slo()->decide(state_of(sequences, 100)).chunks.front().sequence;
+  };
+  EXPECT_NE(first(0.5), 40u);  // the longest, so given up before the others
+  EXPECT_EQ(first(2.5), 40u);
+}
+
 TEST(SloPolicy, LowerPriorityNumbersGoFirst) {
   std::vector<SequenceState> sequences = {prompt(500, 0, 1), prompt(500, 0, 1)};
   sequences[0].priority = 1;

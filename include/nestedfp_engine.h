@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define NFP_ENGINE_ABI_VERSION 1
+#define NFP_ENGINE_ABI_VERSION 2
 
 typedef struct nfp_engine nfp_engine;
 
@@ -29,7 +29,7 @@ NFP_API void nfp_engine_close(nfp_engine* engine);
 /* {"model", "device", "vocab_size", "max_model_len", "weight_bytes", "load_s", "policy"} */
 NFP_API nfp_status nfp_engine_info(nfp_engine* engine, char** info);
 
-/* Text -> {"ids": [...]}; ids (a JSON array) -> the text. */
+/* Text -> {"ids": [...]}; ids (a JSON array) -> {"text"}, in which zeros may be. */
 NFP_API nfp_status nfp_engine_encode(nfp_engine* engine, const char* text, size_t bytes, char** ids);
 NFP_API nfp_status nfp_engine_decode(nfp_engine* engine, const char* ids, char** text);
 /* {"messages": [...], "tools": [...], ...}, as the model's chat template takes them -> {"ids": [...]}. */

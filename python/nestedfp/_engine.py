@@ -10,7 +10,7 @@ from typing import Any
 
 from ._library import NestedFPError, declare, find
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 USAGE = 6  # nfp_status
 
 _FUNCTIONS = {
@@ -94,7 +94,7 @@ class Engine:
         return list(self._object("nfp_engine_encode", data, len(data))["ids"])
 
     def decode(self, ids: list[int]) -> str:
-        return self._text("nfp_engine_decode", json.dumps(ids).encode())
+        return str(self._object("nfp_engine_decode", json.dumps(ids).encode())["text"])
 
     def apply_chat_template(self, **fields: Any) -> list[int]:
         return list(self._object("nfp_engine_apply_chat_template", _json(fields))["ids"])

@@ -132,7 +132,7 @@ nfp_status nfp_engine_decode(nfp_engine* engine, const char* ids, char** text) {
     const auto json = nfp::parse_file_json<Json>(ids);
     const auto numbers = nfp::capi::parse_ids(json, "ids");
     if (!numbers.ok()) return fail(numbers.error());
-    return give(engine->loaded->tokenizer->decode(*numbers), text);
+    return give(Json{{"text", engine->loaded->tokenizer->decode(*numbers)}}, text);
   });
 }
 

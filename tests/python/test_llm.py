@@ -243,6 +243,11 @@ class TinyModel(unittest.TestCase):
         with self.assertRaisesRegex(NestedFPError, "closed"):
             llm.generate([[5]], GREEDY)
 
+    def test_text_with_a_zero_in_it(self):
+        for text in ("a\0b", "\0", "a\0"):
+            self.assertEqual(self.llm.decode(self.llm.encode(text)), text)
+
+
     def test_it_is_what_the_program_says(self):
         answer = self.llm.generate("ab ba", GREEDY)[0].outputs[0].text
         program = Path(sys.executable).parent / "nestedfp"

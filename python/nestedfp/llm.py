@@ -12,7 +12,9 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -197,8 +199,9 @@ class LLM:
             options.setdefault("fp8", precision)
         self._engine = Engine(str(model), {"policy": precision, **options})
         self._names = itertools.count()
+        self._given_up: deque[str] = deque()  # requests that nobody waits for any more
         self._lock = threading.Lock()  # of what follows
-        self._open: dict[str, _Answer] = {}
+        self._open: dict[str, _Answer] = {}  # that have not ended
         self._changed: set[str] = set()  # requests with news that nobody has seen
         self._failed: dict[str, str] = {}
 
@@ -270,13 +273,19 @@ class LLM:
             raise
         return made
 
-    def _drop(self, answers: dict[str, _Answer]) -> None:
-        for name, answer in answers.items():
-            self._open.pop(name, None)
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
             self._failed.pop(name, None)
             self._changed.discard(name)
-            if answer.output.finish_reason is None:
+            if self._open.pop(name, None) is not None:
                 self._engine.cancel(name)
+
+    @contextmanager
+    def _locked(self) -> Generator[None, None, None]:
+        with self._lock:
+            while self._given_up:
+                self._drop([self._given_up.popleft()])
+            yield
 
     def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Iterator[RequestOutput]:
         """Each result as often as something was added to it. Calls that run at the same time, in threads or as
@@ -284,11 +293,11 @@ class LLM:
         mine: dict[str, _Answer] = {}
         try:
             for prompt, parameters in zip(prompts, sampling, strict=True):
-                with self._lock:
+                with self._locked():
                     mine.update(self._submit(prompt, parameters))
             waiting = set(mine)
             while waiting:
-                with self._lock:
+                with self._locked():
                     if not any(name in self._changed for name in waiting):
                         self._step()
                     changed = [name for name in mine if name in self._changed]
@@ -302,8 +311,8 @@ class LLM:
                     results[mine[name].result.request_id] = mine[name].result
                 yield from results.values()
         finally:
-            with self._lock:
-                self._drop(mine)
+            # No lock: the garbage collector may end this generator anywhere, in a thread that has the lock too.
+            self._given_up.extend(mine)
 
     def _step(self) -> None:
         step = self._engine.step()
@@ -317,6 +326,8 @@ class LLM:
                 self._failed[piece["id"]] = piece.get("error", "failed")
             answer.add(piece)
             self._changed.add(piece["id"])
+            if answer.output.finish_reason is not None:
+                del self._open[piece["id"]]
 
     @staticmethod
     def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None

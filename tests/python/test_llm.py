@@ -170,7 +170,8 @@ class TinyModel(unittest.TestCase):
         self.assertEqual(seen[-1], [6, 6, 6])
         for result in self.llm.stream([5, 6, 7], some):
             break  # all three are given up
-        self.assertEqual(self.llm._open, {})
+        self.llm.generate([[5]], GREEDY)
+        self.assertEqual((self.llm._open, self.llm._changed, self.llm._failed), ({}, set(), {}))
         with self.assertRaisesRegex(NestedFPError, "n must be 1 where temperature is 0"):
             self.llm.generate([[5]], SamplingParams(n=2, temperature=0))
         for wrong in (0, -1, 1.5, "2", True):
@@ -243,10 +244,40 @@ class TinyModel(unittest.TestCase):
         with self.assertRaisesRegex(NestedFPError, "closed"):
             llm.generate([[5]], GREEDY)
 
+    def in_a_process(self, code):
+        """What it prints; one that dies or hangs is a failure. It has an `llm`, and `ask(tokens)` for an answer."""
+        begin = ("import gc, os, threading, time\nfrom nestedfp import LLM, NestedFPError, SamplingParams\n"
+                 f"llm = LLM({str(TINY)!r}, device='cpu', threads=1, max_model_len=128)\n"
+                 "def ask(tokens):\n    some = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)\n"
+                 "    return len(llm.generate([[5, 6, 7]], some)[0].outputs[0].token_ids)\n")
+        done = subprocess.run([sys.executable, "-c", begin + textwrap.dedent(code)], capture_output=True, text=True,
+                              timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.splitlines()
+
+    def test_streams_that_the_garbage_collector_ends(self):
+        """Inside a step, where this thread has the lock."""
+        said = self.in_a_process("""
+            gc.disable()
+            stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True))
+            next(stream)
+            circle = [stream]
+            circle.append(circle)
+            del stream, circle
+            step = llm._engine.step
+
+            def collected():
+                gc.collect()
+                return step()
+
+            llm._engine.step = collected
+            print(ask(4), ask(4), llm._open, llm._engine.step()["outputs"])
+        """)
+        self.assertEqual(said, ["4 4 {} []"])
+
     def test_text_with_a_zero_in_it(self):
         for text in ("a\0b", "\0", "a\0"):
             self.assertEqual(self.llm.decode(self.llm.encode(text)), text)
-
 
     def test_it_is_what_the_program_says(self):
         answer = self.llm.generate("ab ba", GREEDY)[0].outputs[0].text

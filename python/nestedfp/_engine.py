@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_void_p
 from functools import cache
 from typing import Any
@@ -56,27 +57,33 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 
 class Engine:
-    """A loaded model. Steps are computed in step() only, by whoever calls it."""
+    """A loaded model. Steps are computed in step() only, by whoever calls it. Threads take turns, close() too."""
 
     def __init__(self, model: str, options: dict[str, Any]):
         self._handle = c_void_p()
+        self._lock = threading.RLock()  # of the handle: while a call is inside, nobody frees it
         self._library = library()
         _check(self._library.nfp_engine_open(model.encode(), _json(options), ctypes.byref(self._handle)))
 
     def close(self) -> None:
-        handle, self._handle = self._handle, c_void_p()
-        if handle:
-            self._library.nfp_engine_close(handle)
+        with self._lock:
+            handle, self._handle = self._handle, c_void_p()
+            if handle:
+                self._library.nfp_engine_close(handle)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.close()
 
+    def _call(self, function: str, *arguments: Any) -> None:
+        with self._lock:
+            if not self._handle:
+                raise NestedFPError(USAGE, "the model was closed")
+            _check(getattr(self._library, function)(self._handle, *arguments))
+
     def _text(self, function: str, *arguments: Any) -> str:
-        if not self._handle:
-            raise NestedFPError(USAGE, "the model was closed")
         out = c_void_p()
-        _check(getattr(self._library, function)(self._handle, *arguments, ctypes.byref(out)))
+        self._call(function, *arguments, ctypes.byref(out))
         try:
             return ctypes.string_at(out).decode()
         finally:
@@ -100,13 +107,12 @@ class Engine:
         return list(self._object("nfp_engine_apply_chat_template", _json(fields))["ids"])
 
     def submit(self, **fields: Any) -> None:
-        if not self._handle:
-            raise NestedFPError(USAGE, "the model was closed")
-        _check(self._library.nfp_engine_submit(self._handle, _json(fields)))
+        self._call("nfp_engine_submit", _json(fields))
 
     def cancel(self, request: str) -> None:
-        if self._handle:
-            _check(self._library.nfp_engine_cancel(self._handle, request.encode()))
+        with self._lock:
+            if self._handle:
+                self._call("nfp_engine_cancel", request.encode())
 
     def step(self) -> dict[str, Any]:
         return self._object("nfp_engine_step")

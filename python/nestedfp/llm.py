@@ -206,7 +206,7 @@ class LLM:
         self._failed: dict[str, str] = {}
 
     def close(self) -> None:
-        """Frees the weights. Also what leaving a ``with`` block does."""
+        """Frees the weights, after the step that another thread may be in. Also what leaving a ``with`` block does."""
         self._engine.close()
 
     def __enter__(self) -> LLM:

@@ -6,8 +6,10 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 import types
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -243,6 +245,7 @@ class TinyModel(unittest.TestCase):
         llm.close()
         with self.assertRaisesRegex(NestedFPError, "closed"):
             llm.generate([[5]], GREEDY)
+        llm.close()
 
     def in_a_process(self, code):
         """What it prints; one that dies or hangs is a failure. It has an `llm`, and `ask(tokens)` for an answer."""
@@ -254,6 +257,41 @@ class TinyModel(unittest.TestCase):
                               timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.splitlines()
+
+    def test_closing_waits_for_the_calls_of_other_threads(self):
+        class Slow:
+            """The library, in which one function takes long."""
+
+            def __init__(self, library, slow):
+                self.library, self.slow, self.inside, self.ended = library, slow, threading.Event(), []
+
+            def __getattr__(self, name):
+                def call(*arguments):
+                    result = getattr(self.library, name)(*arguments)
+                    if name == self.slow:
+                        self.inside.set()
+                        time.sleep(0.1)
+                    if name in (self.slow, "nfp_engine_close"):
+                        self.ended.append(name)
+                    return result
+
+                return call
+
+        def work(call):
+            with self.assertRaisesRegex(NestedFPError, "the model was closed"):
+                while True:
+                    call()
+
+        for name, call in (("step", lambda: llm.generate([[5, 6]], GREEDY)), ("info", lambda: llm.info),
+                           ("encode", lambda: llm.encode("ab")), ("decode", lambda: llm.decode([5]))):
+            llm = LLM(TINY, device="cpu", threads=1, max_model_len=64)
+            library = llm._engine._library = Slow(llm._engine._library, f"nfp_engine_{name}")
+            with ThreadPoolExecutor() as threads:
+                worker = threads.submit(work, call)
+                library.inside.wait()
+                llm.close()
+                worker.result()
+            self.assertEqual(library.ended[-1], "nfp_engine_close")
 
     def test_streams_that_the_garbage_collector_ends(self):
         """Inside a step, where this thread has the lock."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import threading
 from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_void_p
 from functools import cache
@@ -61,11 +62,15 @@ class Engine:
 
     def __init__(self, model: str, options: dict[str, Any]):
         self._handle = c_void_p()
+        self._process = os.getpid()
         self._lock = threading.RLock()  # of the handle: while a call is inside, nobody frees it
         self._library = library()
         _check(self._library.nfp_engine_open(model.encode(), _json(options), ctypes.byref(self._handle)))
 
     def close(self) -> None:
+        if os.getpid() != self._process:  # the model is the parent's
+            self._handle = c_void_p()
+            return
         with self._lock:
             handle, self._handle = self._handle, c_void_p()
             if handle:
@@ -75,7 +80,14 @@ class Engine:
         if getattr(self, "_handle", None):
             self.close()
 
+    def check_process(self) -> None:
+        """Before any lock is taken: fork() copies locks as they are, but not the threads that would leave them."""
+        if os.getpid() != self._process:
+            raise NestedFPError(USAGE, f"the model was loaded by process {self._process} and cannot be used after a "
+                                       "fork; load it in this process, or start processes with 'spawn'")
+
     def _call(self, function: str, *arguments: Any) -> None:
+        self.check_process()
         with self._lock:
             if not self._handle:
                 raise NestedFPError(USAGE, "the model was closed")

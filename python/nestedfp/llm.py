@@ -282,6 +282,7 @@ class LLM:
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
+        self._engine.check_process()
         with self._lock:
             while self._given_up:
                 self._drop([self._given_up.popleft()])

@@ -313,6 +313,34 @@ class TinyModel(unittest.TestCase):
         """)
         self.assertEqual(said, ["4 4 {} []"])
 
+    def test_a_fork_has_no_model(self):
+        said = self.in_a_process("""
+            ask(4)
+            stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True))
+            next(stream)
+            llm._lock.acquire()  # as by another thread, in the middle of a step
+            llm._engine._lock.acquire()
+            child = os.fork()
+            if child == 0:
+                for call in (lambda: ask(4), lambda: llm.info, lambda: llm.decode([5]), lambda: next(stream)):
+                    try:
+                        call()
+                    except NestedFPError as error:
+                        print(error.code, str(os.getppid()) in str(error), "fork" in str(error), flush=True)
+                llm.close()
+                del stream, llm
+                os._exit(0)
+            end = time.monotonic() + 20
+            while os.waitpid(child, os.WNOHANG) == (0, 0):
+                if time.monotonic() > end:
+                    os.kill(child, 9)
+                time.sleep(0.01)
+            llm._engine._lock.release()
+            llm._lock.release()
+            print(ask(4))
+        """)
+        self.assertEqual(said, ["6 True True"] * 4 + ["4"])
+
     def test_text_with_a_zero_in_it(self):
         for text in ("a\0b", "\0", "a\0"):
             self.assertEqual(self.llm.decode(self.llm.encode(text)), text)

@@ -1,6 +1,8 @@
 """What of the plugin needs no GPU, and of it what needs no vLLM either."""
 
+import importlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -280,6 +282,9 @@ class Targets(unittest.TestCase):
         clock.last_end_s = 10.1
         self.assertAlmostEqual(clock.ended(last, 10.2)[1], 0.1)  # the one before never ended
         self.assertIsNone(clock.ended(last, 10.3))
+        back = Clock()
+        back.ended(back.scheduled(self.FP16, 1, 10.0), 10.1)
+        self.assertEqual(back.ended(back.scheduled(self.FP16, 1, 10.0), 10.05), (self.FP16, 0.0))  # none takes less
         self.assertEqual(clock.starts(10.3), 10.3)
 
     def test_counts_are_taken_once(self):
@@ -314,6 +319,187 @@ class Assembler(unittest.TestCase):
 
     def test_a_users_choice_stays(self):
         self.assertEqual(self.chosen({assembler.VARIABLE: "/mine"}, 0o755), "/mine")
+
+
+def scheduler_module():
+    """nestedfp.vllm.scheduler; where there is no vLLM, over stand-ins for the four modules that it imports."""
+    if HAVE_VLLM:
+        return importlib.import_module("nestedfp.vllm.scheduler")
+    sched = "vllm.v1.core.sched"
+    modules = {"vllm.logger": SimpleNamespace(init_logger=logging.getLogger),
+               f"{sched}.scheduler": SimpleNamespace(Scheduler=type("Scheduler", (), {})),
+               f"{sched}.async_scheduler": SimpleNamespace(AsyncScheduler=type("AsyncScheduler", (), {})),
+               f"{sched}.output": SimpleNamespace(SchedulerOutput=object)}
+    with patch.dict(sys.modules, modules):
+        return importlib.import_module("nestedfp.vllm.scheduler")
+
+
+class Request:
+    def __init__(self, name, tier=None, **extra):
+        self.request_id, self.cache_salt, self.block_hashes, self.hashed = name, None, [1], 0
+        extra = {**extra, **({"nestedfp_precision": tier} if tier else {})}
+        self.sampling_params = SimpleNamespace(extra_args=extra or None)
+        self.arrival_time, self.num_prompt_tokens, self.num_computed_tokens = 1000.0, 8, 8
+        self.num_output_placeholders, self.is_prefill_chunk = 0, False
+
+    def update_block_hashes(self):
+        self.hashed += 1
+
+
+class Scheduling(unittest.TestCase):
+    """Over a scheduler of ours in vLLM's place: vLLM's real SchedulerOutputs in where it is there, decisions out."""
+
+    WORKER, FP16, FP8 = "nestedfp.vllm.worker.Worker", _library.FP16, _library.FP8
+
+    def setUp(self):
+        class Base:
+            def __init__(self, worker, executor="mp"):
+                parallel = SimpleNamespace(worker_cls=worker, use_ubatching=False, data_parallel_size=1,
+                                           distributed_executor_backend=executor)
+                self.vllm_config = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(is_moe=False),
+                                                   additional_config={"nestedfp": {"policy": "threshold:10"}})
+                self.waiting, self.kv_cache_manager = [], SimpleNamespace(usage=0.1)
+                self.requests = {}
+
+            def add_request(self, request):
+                self.requests[request.request_id] = request
+
+            def update_from_output(self, scheduler_output, outputs):
+                for output in outputs:
+                    if output.finish_reason is not None:
+                        self._free_request(self.requests.pop(output.request_id))
+                return {0: SimpleNamespace(outputs=outputs)}
+
+            def finish_requests(self, names, status):
+                found = [name for name in names if name in self.requests]
+                for name in found:
+                    self._free_request(self.requests.pop(name))
+                return [(name, 0) for name in found]
+
+            def make_stats(self):
+                return SimpleNamespace()
+
+            def schedule(self):
+                return self.next
+
+            def _free_request(self, request):
+                pass
+
+        self.base, self.module = Base, scheduler_module()
+        self.scheduler = type("Scheduler", (self.module._ChoosesPrecision, Base), {})
+        # The wall's clock and the one that nobody sets, which differ.
+        self.wall_s, self.monotonic_s = 1000.0, 50.0
+        clocks = SimpleNamespace(time=lambda: self.wall_s, monotonic=lambda: self.monotonic_s)
+        clock = patch.object(self.module, "time", clocks)
+        clock.start()
+        self.addCleanup(clock.stop)
+
+    def wait_until(self, second):
+        self.wall_s, self.monotonic_s = 1000.0 + second, 50.0 + second
+
+    def schedule(self, made, new, cached=None):
+        """A step's output: tokens of requests that are new, tokens and those that came before of others."""
+        if HAVE_VLLM:
+            from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+            output = SchedulerOutput.make_empty()
+            output.scheduled_cached_reqs = CachedRequestData.make_empty()
+        else:
+            output = SimpleNamespace(scheduled_cached_reqs=SimpleNamespace())
+        made.next = output
+        output.scheduled_new_reqs = [SimpleNamespace(req_id=name) for name in new]
+        output.num_scheduled_tokens = {**new, **{name: count for name, (count, _) in (cached or {}).items()}}
+        output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+        output.scheduled_cached_reqs.req_ids = list(cached or {})
+        output.scheduled_cached_reqs.num_output_tokens = [answered for _, answered in (cached or {}).values()]
+        return made.schedule()
+
+    def decide(self, made, new, cached=None):
+        from nestedfp.vllm.policy import ATTRIBUTE
+
+        return getattr(self.schedule(made, new, cached), ATTRIBUTE, None)
+
+    def step(self, made, begin, seconds, scheduled, *outputs):
+        """The precision of a step in which requests of these names give a token each."""
+        self.wait_until(begin)
+        precision = self.decide(made, {}, {name: (1, 1) for name in scheduled})
+        self.wait_until(begin + seconds)
+        made.update_from_output(made.next, [SimpleNamespace(request_id=name, new_token_ids=[5], finish_reason=end)
+                                            for name, end in outputs])
+        return precision
+
+    def test_precisions(self):
+        with self.assertRaisesRegex(ValueError, "--worker-cls nestedfp.vllm.worker.Worker"):
+            self.scheduler("auto")
+        made = self.scheduler(self.WORKER)
+        requests = {name: Request(name, tier) for name, tier in (("a", None), ("b", "exact"), ("c", "fast"), ("d", "best"))}
+        with self.assertLogs("vllm.nestedfp", "WARNING") as logs:
+            for request in requests.values():
+                made.add_request(request)
+        self.assertIn("'best'", logs.output[0])
+        self.assertEqual([(r.cache_salt is not None, r.hashed) for r in requests.values()],
+                         [(False, 0), (True, 1), (False, 0), (False, 0)])
+
+        def decide(*steps):
+            return [self.decide(made, *step) for step in steps]
+
+        fp16, fp8 = self.FP16, self.FP8
+        self.assertEqual(decide(({"a": 10},), ({"a": 11},), ({"d": 11},)), [fp16, fp8, fp8])
+        self.assertEqual(decide(({"a": 20, "b": 3},), ({"c": 2},), ({"c": 2}, {"a": (1, 3)})), [fp16, fp8, fp16])
+        self.assertEqual(decide(({},)), [None])
+        made._free_request(requests["b"])
+        self.assertEqual(decide(({"a": 20, "b": 3},)), [fp8])
+        self.assertEqual(sum(made.nestedfp_steps.values()), 7)
+
+    def test_targets(self):
+        fp16, fp8 = self.FP16, self.FP8
+        made = self.scheduler(self.WORKER)  # FP16 steps take 0.1 s
+        with self.assertLogs("vllm.nestedfp", "WARNING") as logs:
+            for request in (Request("t", slo_tpot_ms=50, slo_ttft_ms=150), Request("x", "exact", slo_tpot_ms=50),
+                            Request("u", slo_tpot_ms="soon"), Request("v")):
+                made.add_request(request)
+        self.assertEqual(set(made.nestedfp_targets), {"t", "x"})
+        self.assertIn("'soon'", logs.output[0])
+        self.assertEqual(self.step(made, 0.0, 0.1, "t", ("t", None)), fp16)  # in time
+        self.assertEqual(self.step(made, 0.1, 0.06, "t", ("t", None)), fp8)  # due at 0.15, FP16 would take 0.1 s
+        self.assertEqual(self.step(made, 0.2, 0.1, "tx", ("t", None), ("x", None)), fp16)  # exact is exact
+        self.assertEqual(self.step(made, 0.3, 0.1, "v", ("v", None)), fp16)
+        self.assertEqual(self.step(made, 0.4, 0.06, "t", ("t", "stop")), fp8)
+        self.assertEqual(set(made.nestedfp_targets), {"x"})
+        made._free_request(made.requests["x"])
+        self.step(made, 0.5, 0.1, "v")
+        self.assertEqual((made.nestedfp_targets, made.nestedfp_ended), ({}, {}))
+        counts = made.make_stats().nestedfp
+        self.assertEqual({key: counts[key] for key in ("steps_fp16", "steps_fp8", "switches", "late", "slo_requests")},
+                         {"steps_fp16": 4, "steps_fp8": 2, "switches": 4, "late": 2, "slo_requests": 1})
+        self.assertEqual(counts["slo_attained"], 0)  # 0.12 s a token
+        self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
+        self.assertIsNone(made.make_stats().nestedfp)
+
+    def test_what_targets_do_not_go_with(self):
+        made = self.scheduler(self.WORKER, "external_launcher")
+        with self.assertLogs("vllm.nestedfp", "WARNING") as logs:
+            made.add_request(Request("t", slo_tpot_ms=50))
+        self.assertIn("external_launcher", logs.output[0])
+        self.assertEqual(made.nestedfp_targets, {})
+        made.vllm_config.parallel_config.use_ubatching = True
+        with patch.object(self.base, "__init__", lambda self, old: setattr(self, "vllm_config", old)), \
+                self.assertRaisesRegex(ValueError, "--enable-dbo"):
+            self.scheduler(made.vllm_config)
+
+    def test_a_clock_that_is_set_while_requests_run(self):
+        made = self.scheduler(self.WORKER)
+        self.wait_until(0.25)
+        made.add_request(Request("t", slo_ttft_ms=500))
+        self.assertAlmostEqual(made.nestedfp_targets["t"].arrival_s, 50.0)
+        self.schedule(made, {}, {"t": (1, 0)})
+        self.wall_s, self.monotonic_s = 900.0, 50.3  # after a step of 0.05 s
+        made.update_from_output(made.next, [SimpleNamespace(request_id="t", new_token_ids=[5], finish_reason="stop")])
+        counts = made.make_stats().nestedfp
+        self.assertAlmostEqual(counts["seconds_fp16"], 0.05)
+        self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (1, 1))
+        made.add_request(Request("u", slo_ttft_ms=500))  # that came, it says, in 100 s
+        self.assertAlmostEqual(made.nestedfp_targets["u"].arrival_s, 50.3)
 
 
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
@@ -376,121 +562,6 @@ class InsideVllm(unittest.TestCase):
         other = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m", quantization=None))
         StatLogger(other, [0]).record(stats, None)
         self.assertIn('nestedfp:slo_steps_total{engine="0",model_name="m"} 2.0', generate_latest().decode())
-
-    def test_the_scheduler_decides(self):
-        """Over a scheduler of ours in vLLM's place: its real SchedulerOutputs in, decisions out."""
-        from nestedfp.vllm import scheduler
-        from nestedfp.vllm.policy import ATTRIBUTE
-        from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-
-        class Base:
-            def __init__(self, worker, executor="mp"):
-                parallel = SimpleNamespace(worker_cls=worker, use_ubatching=False, data_parallel_size=1,
-                                           distributed_executor_backend=executor)
-                self.vllm_config = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(is_moe=False),
-                                                   additional_config={"nestedfp": {"policy": "threshold:10"}})
-                self.waiting, self.kv_cache_manager = [], SimpleNamespace(usage=0.1)
-                self.requests = {}
-
-            def add_request(self, request):
-                self.requests[request.request_id] = request
-
-            def update_from_output(self, scheduler_output, outputs):
-                for output in outputs:
-                    if output.finish_reason is not None:
-                        self._free_request(self.requests.pop(output.request_id))
-                return {0: SimpleNamespace(outputs=outputs)}
-
-            def make_stats(self):
-                return SimpleNamespace()
-
-            def schedule(self):
-                return self.next
-
-            def _free_request(self, request):
-                pass
-
-        class Scheduler(scheduler._ChoosesPrecision, Base):
-            pass
-
-        with self.assertRaisesRegex(ValueError, "--worker-cls nestedfp.vllm.worker.Worker"):
-            Scheduler("auto")
-        made = Scheduler("nestedfp.vllm.worker.Worker")
-
-        class Request:
-            def __init__(self, name, tier, **extra):
-                self.request_id, self.cache_salt, self.block_hashes, self.hashed = name, None, [1], 0
-                extra = {**extra, **({"nestedfp_precision": tier} if tier else {})}
-                self.sampling_params = SimpleNamespace(extra_args=extra or None)
-                self.arrival_time, self.num_prompt_tokens, self.num_computed_tokens = 1000.0, 8, 8
-
-            def update_block_hashes(self):
-                self.hashed += 1
-
-        requests = {name: Request(name, tier) for name, tier in (("a", None), ("b", "exact"), ("c", "fast"), ("d", "best"))}
-        for request in requests.values():
-            made.add_request(request)
-        self.assertEqual([(r.cache_salt is not None, r.hashed) for r in requests.values()],
-                         [(False, 0), (True, 1), (False, 0), (False, 0)])
-
-        def decide(new, cached=None):
-            made.next = output = SchedulerOutput.make_empty()
-            output.scheduled_new_reqs = [SimpleNamespace(req_id=name) for name in new]
-            output.num_scheduled_tokens = {**new, **{name: count for name, (count, _) in (cached or {}).items()}}
-            output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
-            output.scheduled_cached_reqs = CachedRequestData.make_empty()
-            output.scheduled_cached_reqs.req_ids = list(cached or {})
-            output.scheduled_cached_reqs.num_output_tokens = [answered for _, answered in (cached or {}).values()]
-            return getattr(made.schedule(), ATTRIBUTE, None)
-
-        fp16, fp8 = _library.FP16, _library.FP8
-        self.assertEqual([decide({"a": 10}), decide({"a": 11}), decide({"d": 11})], [fp16, fp8, fp8])
-        self.assertEqual([decide({"a": 20, "b": 3}), decide({"c": 2}), decide({"c": 2}, {"a": (1, 3)})], [fp16, fp8, fp16])
-        self.assertIsNone(decide({}))
-        made._free_request(requests["b"])
-        self.assertEqual(decide({"a": 20, "b": 3}), fp8)
-        self.assertEqual(sum(made.nestedfp_steps.values()), 7)
-
-        # Targets. FP16 steps take 0.1 s by this clock.
-        made = Scheduler("nestedfp.vllm.worker.Worker")
-        with patch.object(scheduler.time, "time") as clock, self.assertLogs("vllm.nestedfp", "WARNING") as logs:
-            def step(now_s, seconds, scheduled, *outputs):
-                clock.return_value = now_s
-                precision = decide({}, {name: (1, 1) for name in scheduled})
-                clock.return_value = now_s + seconds
-                made.update_from_output(made.next, [SimpleNamespace(request_id=name, new_token_ids=[5], finish_reason=end)
-                                                    for name, end in outputs])
-                return precision
-
-            for request in (Request("t", None, slo_tpot_ms=50, slo_ttft_ms=150), Request("x", "exact", slo_tpot_ms=50),
-                            Request("u", None, slo_tpot_ms="soon"), Request("v", None)):
-                made.add_request(request)
-            self.assertEqual(set(made.nestedfp_targets), {"t", "x"})
-            self.assertIn("'soon'", logs.output[0])
-            self.assertEqual(step(1000.0, 0.1, "t", ("t", None)), fp16)  # in time
-            self.assertEqual(step(1000.1, 0.06, "t", ("t", None)), fp8)  # due at 1000.15, FP16 would take 0.1 s
-            self.assertEqual(step(1000.2, 0.1, "tx", ("t", None), ("x", None)), fp16)  # exact is exact
-            self.assertEqual(step(1000.3, 0.1, "v", ("v", None)), fp16)
-            self.assertEqual(step(1000.4, 0.06, "t", ("t", "stop")), fp8)
-            self.assertEqual(set(made.nestedfp_targets), {"x"})
-            made._free_request(made.requests["x"])  # its client has left
-            step(1000.5, 0.1, "v")
-            self.assertEqual((made.nestedfp_targets, made.nestedfp_ended), ({}, {}))
-        counts = made.make_stats().nestedfp
-        self.assertEqual({key: counts[key] for key in ("steps_fp16", "steps_fp8", "switches", "late", "slo_requests")},
-                         {"steps_fp16": 4, "steps_fp8": 2, "switches": 4, "late": 2, "slo_requests": 1})
-        self.assertEqual(counts["slo_attained"], 0)  # 0.12 s a token
-        self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
-        self.assertIsNone(made.make_stats().nestedfp)
-
-        made = Scheduler("nestedfp.vllm.worker.Worker", "external_launcher")
-        with self.assertLogs("vllm.nestedfp", "WARNING") as logs:
-            made.add_request(Request("t", None, slo_tpot_ms=50))
-        self.assertIn("external_launcher", logs.output[0])
-        self.assertEqual(made.nestedfp_targets, {})
-        made.vllm_config.parallel_config.use_ubatching = True
-        with patch.object(Base, "__init__", lambda self, old: setattr(self, "vllm_config", old)),                 self.assertRaisesRegex(ValueError, "--enable-dbo"):
-            Scheduler(made.vllm_config)
 
     def test_dependent_launch_unless_the_user_says_otherwise(self):
         from nestedfp.vllm import overlap

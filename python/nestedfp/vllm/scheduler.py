@@ -82,7 +82,9 @@ class _ChoosesPrecision:
             logger.warning("nestedfp: request %s: latency targets do not go with the executor external_launcher; ignored",
                            request.request_id)
         else:
-            self.nestedfp_targets[request.request_id] = Target(request.arrival_time, *found)
+            # From then on only the monotonic clock counts: the other may be set while the request runs.
+            arrival_s = time.monotonic() - max(0.0, time.time() - request.arrival_time)
+            self.nestedfp_targets[request.request_id] = Target(arrival_s, *found)
 
     def nestedfp_late(self, scheduled: dict[str, int], tokens: int, now_s: float) -> bool:
         wanted = []
@@ -114,7 +116,7 @@ class _ChoosesPrecision:
         prefill += sum(scheduled[name] for name, answered in zip(cached.req_ids, cached.num_output_tokens) if not answered)
         wanted = self.nestedfp_policy.choose(tokens, prefill, len(scheduled), len(self.waiting),
                                              self.kv_cache_manager.usage, sum(self.nestedfp_steps.values()))
-        now_s = time.time()  # the clock of Request.arrival_time
+        now_s = time.monotonic()
         if wanted == FP16 and self.nestedfp_targets and self.nestedfp_late(scheduled, tokens, now_s):
             wanted, late = FP8, True
         else:
@@ -140,7 +142,7 @@ class _ChoosesPrecision:
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        now_s = time.time()
+        now_s = time.monotonic()
         number = getattr(scheduler_output, _NUMBER, None)
         if number is not None and (ended := self.nestedfp_clock.ended(number, now_s)) is not None:
             precision, seconds = ended

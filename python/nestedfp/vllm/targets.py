@@ -129,7 +129,7 @@ class Clock:
         if not self.under_way or self.under_way[0][0] != number:
             return None
         _, precision, tokens, scheduled_s = self.under_way.popleft()
-        seconds = now_s - max(scheduled_s, self.last_end_s)
+        seconds = max(0.0, now_s - max(scheduled_s, self.last_end_s))  # Prometheus takes nothing negative
         self.times.observe(precision, tokens, seconds)
         self.last_end_s = now_s
         return precision, seconds

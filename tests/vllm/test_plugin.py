@@ -476,6 +476,44 @@ class Scheduling(unittest.TestCase):
         self.assertAlmostEqual(counts["seconds_fp8"], 0.12, places=5)
         self.assertIsNone(made.make_stats().nestedfp)
 
+    def test_drafts_that_are_refused_are_no_tokens(self):
+        """Asynchronous: a step is scheduled while the one before it runs."""
+        def decode(drafts):
+            self.wait_until(0.0)
+            made, request, chosen, ran = self.scheduler(self.WORKER), Request("t", slo_tpot_ms=20), [], []
+            made.add_request(request)
+            for precision, seconds in ((self.FP16, 0.025), (self.FP8, 0.012)):
+                made.nestedfp_clock.times.observe(precision, 1 + drafts, seconds)
+            made.nestedfp_targets["t"].came(1, 50.0)
+            now = 0.0
+            for _ in range(40):
+                while len(ran) < 2:
+                    request.num_output_placeholders += 1 + drafts  # as vLLM's scheduler does
+                    chosen.append(self.decide(made, {}, {"t": (1 + drafts, 1)}))
+                    ran.append(made.next)
+                now += 0.012 if chosen[-2] == self.FP8 else 0.025
+                self.wait_until(now)
+                request.num_output_placeholders -= 1 + drafts
+                made.update_from_output(ran.pop(0), [SimpleNamespace(request_id="t", new_token_ids=[5], finish_reason=None)])
+            return chosen, made.nestedfp_targets["t"].kept()
+
+        chosen, kept = decode(0)
+        self.assertTrue(kept)
+        self.assertEqual(set(chosen), {self.FP16, self.FP8})
+        self.assertEqual(decode(3), (chosen, True))
+
+    def test_prompts_in_pieces_under_way(self):
+        made, request = self.scheduler(self.WORKER), Request("t", slo_ttft_ms=150)
+        made.add_request(request)
+        request.num_computed_tokens, request.is_prefill_chunk = 4, True
+        self.schedule(made, {"t": 4})
+        self.assertEqual(made.nestedfp_clock.in_flight("t"), 0)
+        request.num_computed_tokens, request.is_prefill_chunk = 8, False
+        self.schedule(made, {}, {"t": (4, 0)})
+        self.assertEqual(made.nestedfp_clock.in_flight("t"), 1)
+        made.update_from_output(made.next, [SimpleNamespace(request_id="t", new_token_ids=[5], finish_reason=None)])
+        self.assertEqual(made.nestedfp_clock.in_flight("t"), 0)
+
     def test_what_targets_do_not_go_with(self):
         made = self.scheduler(self.WORKER, "external_launcher")
         with self.assertLogs("vllm.nestedfp", "WARNING") as logs:

@@ -92,8 +92,7 @@ class _ChoosesPrecision:
             count, request = scheduled.get(name), self.requests.get(name)
             if request is None:
                 continue
-            # With asynchronous scheduling: tokens that this step or one under way will give.
-            in_flight = getattr(request, "num_output_placeholders", 0)
+            in_flight = self.nestedfp_clock.in_flight(name)
             if count is None:
                 if target.first_s is None and in_flight == 0:  # it waits: this step, and one of its own at least
                     wanted.append(Wanted(target, 2))
@@ -102,7 +101,7 @@ class _ChoosesPrecision:
             if target.first_s is None and missing > 0:
                 wanted.append(Wanted(target, 1 + -(-missing // count)))
             else:
-                wanted.append(Wanted(target, 1, max(0, in_flight - 1)))
+                wanted.append(Wanted(target, 1, in_flight))
         return self.nestedfp_clock.late(wanted, tokens, now_s)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -126,7 +125,9 @@ class _ChoosesPrecision:
         setattr(output, ATTRIBUTE, precision)
         self.nestedfp_steps[precision] += 1
         self.nestedfp_tokens[precision] += tokens
-        setattr(output, _NUMBER, self.nestedfp_clock.scheduled(precision, tokens, now_s))
+        with_token = {name for name in scheduled
+                      if name in self.nestedfp_targets and not self.requests[name].is_prefill_chunk}
+        setattr(output, _NUMBER, self.nestedfp_clock.scheduled(precision, tokens, now_s, with_token))
         name = "fp8" if precision == FP8 else "fp16"
         self.nestedfp_counts.add(f"steps_{name}")
         self.nestedfp_counts.add(f"tokens_{name}", tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,22 +104,27 @@ class Clock:
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        self.under_way: deque[tuple[int, int, int, float]] = deque()  # number, precision, tokens, when it was scheduled
+        # Number, precision, tokens, when it was scheduled, requests that get a token.
+        self.under_way: deque[tuple[int, int, int, float, Collection[str]]] = deque()
         self.steps = 0
         self.last_end_s = 0.0
 
     def starts(self, now_s: float) -> float:
         """The oldest step began when the one before it ended, or when it was scheduled."""
         at = 0.0
-        for i, (_, precision, tokens, scheduled_s) in enumerate(self.under_way):
+        for i, (_, precision, tokens, scheduled_s, _) in enumerate(self.under_way):
             begin = max(scheduled_s, self.last_end_s if i == 0 else at)
             at = begin + (self.times.expected(precision, tokens) or 0.0)
         return max(now_s, at)
 
-    def scheduled(self, precision: int, tokens: int, now_s: float) -> int:
-        """The step's number."""
+    def in_flight(self, request: str) -> int:
+        """Its tokens that steps under way give: one each for certain, and no draft before it is accepted."""
+        return sum(request in requests for *_, requests in self.under_way)
+
+    def scheduled(self, precision: int, tokens: int, now_s: float, requests: Collection[str] = ()) -> int:
+        """The step's number. ``requests``: that get a token from it, of those that in_flight() is asked for."""
         self.steps += 1
-        self.under_way.append((self.steps, precision, tokens, now_s))
+        self.under_way.append((self.steps, precision, tokens, now_s, requests))
         return self.steps
 
     def ended(self, number: int, now_s: float) -> tuple[int, float] | None:
@@ -128,7 +133,7 @@ class Clock:
             self.under_way.popleft()
         if not self.under_way or self.under_way[0][0] != number:
             return None
-        _, precision, tokens, scheduled_s = self.under_way.popleft()
+        _, precision, tokens, scheduled_s, _ = self.under_way.popleft()
         seconds = max(0.0, now_s - max(scheduled_s, self.last_end_s))  # Prometheus takes nothing negative
         self.times.observe(precision, tokens, seconds)
         self.last_end_s = now_s

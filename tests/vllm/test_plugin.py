@@ -514,6 +514,39 @@ class Scheduling(unittest.TestCase):
         made.update_from_output(made.next, [SimpleNamespace(request_id="t", new_token_ids=[5], finish_reason=None)])
         self.assertEqual(made.nestedfp_clock.in_flight("t"), 0)
 
+    def test_requests_that_end_at_a_stop_string_are_counted(self):
+        made = self.scheduler(self.WORKER)
+        for name, milliseconds in (("kept", 500), ("late", 50), ("waits", 500), ("ends", 500)):
+            made.add_request(Request(name, slo_ttft_ms=milliseconds))
+        made.add_request(Request("none"))
+        names = ("kept", "late", "none", "ends")
+        self.step(made, 0.0, 0.1, names, *((name, None) for name in names))
+        self.assertEqual(made.finish_requests(["kept", "late", "waits", "none", "gone"], "aborted"),
+                         [(name, 0) for name in ("kept", "late", "waits", "none")])
+        # One that ended by itself, in the next step, is no other's: it is counted there, and once.
+        self.step(made, 0.1, 0.1, ("ends",), ("ends", "length"))
+        made.finish_requests(["kept", "ends"], "aborted")
+        counts = made.make_stats().nestedfp
+        self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (3, 2))
+        self.assertEqual((made.nestedfp_targets, made.nestedfp_ended), ({}, {}))
+
+    def test_requests_that_vllm_ends_in_an_update_are_counted_once(self):
+        """Where a prompt's keys and values cannot be loaded: finish_requests(), and an output beside."""
+        made = self.scheduler(self.WORKER)
+        for name in ("first", "second"):
+            made.add_request(Request(name, slo_ttft_ms=500))
+        self.step(made, 0.0, 0.1, ("first",), ("first", None))
+
+        def update(scheduler, scheduler_output, outputs):
+            scheduler.finish_requests(["first", "second"], "error")
+            return {0: SimpleNamespace(outputs=outputs)}
+
+        with patch.object(self.base, "update_from_output", update):
+            made.update_from_output(made.next, [SimpleNamespace(request_id=name, new_token_ids=[], finish_reason="error")
+                                                for name in ("first", "second")])
+        counts = made.make_stats().nestedfp
+        self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (2, 1))
+
     def test_what_targets_do_not_go_with(self):
         made = self.scheduler(self.WORKER, "external_launcher")
         with self.assertLogs("vllm.nestedfp", "WARNING") as logs:

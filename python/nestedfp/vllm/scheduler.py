@@ -157,10 +157,24 @@ class _ChoosesPrecision:
                 if one.new_token_ids:
                     target.came(len(one.new_token_ids), now_s)
                 if one.finish_reason is not None:
-                    self.nestedfp_counts.add("slo_requests")
-                    self.nestedfp_counts.add("slo_attained", int(target.kept()))
+                    self.nestedfp_count(target)
             self.nestedfp_ended.clear()
         return outputs
+
+    def nestedfp_count(self, target: Target) -> None:
+        self.nestedfp_counts.add("slo_requests")
+        self.nestedfp_counts.add("slo_attained", int(target.kept()))
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        """Also how the server ends a request at a stop string, which only it looks for: no output says so. One that its
+        client leaves looks the same here; without a token it is not counted."""
+        finished = super().finish_requests(*args, **kwargs)
+        for name, _ in finished:
+            target = self.nestedfp_ended.get(name)
+            if target is not None and target.first_s is not None:
+                del self.nestedfp_ended[name]
+                self.nestedfp_count(target)
+        return finished
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = super().make_stats(*args, **kwargs)

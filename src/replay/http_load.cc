@@ -17,6 +17,7 @@
 #include <charconv>
 #include <chrono>
 #include <random>
+#include <stdexcept>
 
 #include "base/gpu_energy.h"
 #include "base/json_depth.h"
@@ -176,11 +177,21 @@ class Player {
     if (record.output > 1) record.tpot_s = (record.e2e_s - record.ttft_s) / (record.output - 1);
   }
 
-  // True at the end of the stream.
+  // What an event says that ends a stream in the middle; [DONE] may follow it all the same.
+  static std::string reason_of(const Json& failed) {
+    if (failed.is_string()) return failed.get<std::string>();
+    const auto message = failed.is_object() ? failed.find("message") : failed.end();
+    return message != failed.end() && message->is_string() ? message->get<std::string>() : failed.dump();
+  }
+
+  // True at the end of the stream. Throws where the server says that the request failed.
   static bool take(std::string_view data, Clock::time_point sent, Clock::time_point& last, ReplayedRequest& record) {
     if (data == "[DONE]") return true;
     const Json json = parse_file_json<Json>(data);
-    if (!json.is_object() || json.contains("error")) return false;
+    if (!json.is_object()) return false;
+    if (const auto failed = json.find("error"); failed != json.end() && !failed->is_null()) {
+      throw std::runtime_error(reason_of(*failed));
+    }
     const auto choices = json.find("choices");
     if (choices != json.end() && choices->is_array() && !choices->empty()) {
       // An event may carry several tokens; their number comes with the usage at the end.

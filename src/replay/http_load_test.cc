@@ -1,9 +1,89 @@
 #include "replay/http_load.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
 
 namespace nfp {
 namespace {
+
+// A server that answers completions with these event streams, one after the other, the last one for all that follow.
+class StreamServer {
+ public:
+  explicit StreamServer(std::vector<std::string> streams)
+      : streams_(std::move(streams)), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const plain = reinterpret_cast<sockaddr*>(&address);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(::bind(listener_, plain, size), 0);
+    EXPECT_EQ(::listen(listener_, 16), 0);
+    EXPECT_EQ(::getsockname(listener_, plain, &size), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~StreamServer() {
+    ::shutdown(listener_, SHUT_RDWR);  // accept() returns
+    thread_.join();
+    ::close(listener_);
+  }
+  StreamServer(const StreamServer&) = delete;
+  StreamServer& operator=(const StreamServer&) = delete;
+  std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  void serve() {
+    for (int peer = 0; (peer = ::accept(listener_, nullptr, nullptr)) >= 0; ::close(peer)) {
+      const std::string request = read_request(peer);
+      std::string answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+      if (request.starts_with("POST")) {
+        answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + streams_[next_];
+        if (next_ + 1 < streams_.size()) ++next_;
+      }
+      for (size_t sent = 0; sent < answer.size();) {
+        const ssize_t put = ::send(peer, answer.data() + sent, answer.size() - sent, MSG_NOSIGNAL);
+        if (put <= 0) break;
+        sent += static_cast<size_t>(put);
+      }
+    }
+  }
+  // All of it, or closing the connection would take what was answered from the client.
+  static std::string read_request(int peer) {
+    constexpr std::string_view kLength = "Content-Length: ";
+    std::string text;
+    for (char piece[4096];;) {
+      if (const size_t head = text.find("\r\n\r\n"); head != std::string::npos) {
+        const size_t length = text.find(kLength);
+        const size_t body = length < head ? std::strtoul(text.c_str() + length + kLength.size(), nullptr, 10) : 0;
+        if (text.size() >= head + 4 + body) return text;
+      }
+      const ssize_t got = ::recv(peer, piece, sizeof(piece), 0);
+      if (got <= 0) return text;
+      text.append(piece, static_cast<size_t>(got));
+    }
+  }
+
+  const std::vector<std::string> streams_;
+  const int listener_;
+  int port_ = 0;
+  size_t next_ = 0;
+  std::thread thread_;
+};
+
+constexpr const char* kTwoTokens =
+    "data: {\"choices\":[{\"index\":0,\"text\":\"a\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\"b\"}],"
+    "\"error\":null}\n\n";
+constexpr const char* kDone = "data: [DONE]\n\n";
 
 TEST(HttpLoad, ReadsUrls) {
   const auto plain = parse_http_url("http://127.0.0.1:8000");
@@ -41,6 +121,32 @@ TEST(HttpLoad, SaysThatNobodyAnswered) {
   const auto outcome = play_over_http(trace, options, {});
   ASSERT_FALSE(outcome.ok());
   EXPECT_EQ(outcome.error().code, ErrorCode::kIo);
+}
+
+TEST(HttpLoad, AStreamThatEndsWithAnErrorIsNoAnswer) {
+  Trace trace;
+  trace.requests = {{0, 4, 2}, {0, 4, 2}};
+  const std::string good = std::string(kTwoTokens) + kDone;
+  const std::pair<const char*, const char*> errors[] = {
+      {"{\"message\":\"the device failed\",\"code\":500}", "the device failed"},
+      {"\"out of memory\"", "out of memory"},
+      {"{\"code\":7}", "{\"code\":7}"}};
+  for (const auto& [event, reason] : errors) {
+    const std::string failed = std::string(kTwoTokens) + "data: {\"error\":" + event + "}\n\n" + kDone;
+    HttpLoadOptions options;
+    {
+      const StreamServer server({failed, good});
+      options.url = server.url();
+      const auto outcome = play_over_http(trace, options, {});
+      ASSERT_TRUE(outcome.ok()) << outcome.error().message;
+      EXPECT_NE(outcome->requests[0].done, outcome->requests[1].done);
+    }
+    const StreamServer server({failed});
+    options.url = server.url();
+    const auto outcome = play_over_http(trace, options, {});
+    ASSERT_FALSE(outcome.ok());
+    EXPECT_NE(outcome.error().message.find(reason), std::string::npos) << outcome.error().message;
+  }
 }
 
 TEST(HttpLoad, ReadsTokensByLevelAndChanges) {

@@ -27,11 +27,24 @@ fs::path folder_of(const StartStepsOptions& options) {
   return home != nullptr && *home != '\0' ? fs::path(home) / ".cache" / "nestedfp" / "step-times" : fs::path();
 }
 
-// Everything that a step's time depends on and that may differ between two starts, after how it is measured.
-std::string key_of(const LoadedModel& loaded, const StartStepsOptions& options) {
-  return fmt::format("2|{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(), loaded.backend->info().device,
-                     loaded.backend->info().threads, name_of(options.engine.kv_dtype), name_of(options.engine.fp8),
-                     options.variant);
+// What is measured: the options as the engine's runner takes them, in a shorter context.
+EngineConfig measured_engine(const LoadedModel& loaded, const StartStepsOptions& options) {
+  EngineConfig engine = options.engine;
+  if (engine.max_context <= 0) engine.max_context = std::min(loaded.config.max_context, kDefaultContext);
+  engine.max_context = std::min(engine.max_context, 4096);
+  int32_t& tokens = engine.limits.max_step_tokens;
+  if (tokens <= 0) tokens = loaded.backend->default_step_tokens();
+  tokens = std::max(tokens, engine.limits.max_sequences);
+  return engine;
+}
+
+// Everything that a step's time, or which steps are measured, depends on and that may differ between two starts, after
+// how it is measured.
+std::string key_of(const LoadedModel& loaded, const EngineConfig& engine, const std::string& variant) {
+  return fmt::format("3|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(),
+                     loaded.backend->info().device, loaded.backend->info().threads, name_of(engine.kv_dtype),
+                     name_of(engine.fp8), variant, engine.limits.max_sequences, engine.limits.max_step_tokens,
+                     engine.max_context, engine.block_size);
 }
 
 // A kind of step, and how long it took each time.
@@ -42,30 +55,30 @@ struct Kind {
 
 // What tells the model's terms apart: tokens alone, chunks behind long contexts, decoding sequences with short and long
 // ones, both together. Attention does not depend on the level, so only FP16 sees contexts.
-std::vector<Kind> kinds_of(int32_t max_sequences, int32_t context) {
-  std::vector<Kind> kinds;
+std::vector<StepTime> wanted_steps(int32_t max_sequences, int32_t context) {
+  std::vector<StepTime> steps;
   const int32_t half = std::max(1, context / 2), far = std::max(half, context - 256), middle = std::max(1, context / 3);
   for (const size_t level : {0, 1}) {
-    for (int32_t tokens = 16; tokens <= 2048; tokens *= 2) kinds.push_back({{level, tokens}});
-    for (int32_t n = 1; n <= max_sequences; n *= 2) kinds.push_back({{level, 0, 0, n, std::min(48, half)}});
-    kinds.push_back({{level, 64, 0, 8, std::min(256, half)}});
+    for (int32_t tokens = 16; tokens <= 2048; tokens *= 2) steps.push_back({level, tokens});
+    for (int32_t n = 1; n <= max_sequences; n *= 2) steps.push_back({level, 0, 0, n, std::min(48, half)});
+    steps.push_back({level, 64, 0, 8, std::min(256, half)});
     if (level > 0) continue;
     for (const int32_t tokens : {32, 128, 512}) {
-      for (const int32_t before : {middle, far}) kinds.push_back({{level, tokens, before}});
+      for (const int32_t before : {middle, far}) steps.push_back({level, tokens, before});
     }
-    for (const int32_t n : {1, 4, 16}) kinds.push_back({{level, 0, 0, n, middle}});
-    kinds.push_back({{level, 0, 0, 1, far}});
+    for (const int32_t n : {1, 4, 16}) steps.push_back({level, 0, 0, n, middle});
+    steps.push_back({level, 0, 0, 1, far});
   }
-  return kinds;
+  return steps;
 }
 
 // Fastest first; what a level has is measured next to the same at the other, so that load which comes and goes meets
 // both.
-bool goes_before(const Kind& a, const Kind& b) {
+bool goes_before(const StepTime& a, const StepTime& b) {
   const auto place = [](const StepTime& s) {
-    return std::tuple(s.tokens(), s.prefill_context, s.decode_context, s.level);
+    return std::tuple(s.tokens(), s.prefill_context, s.decode_context, s.prefill_tokens, s.level);
   };
-  return place(a.step) < place(b.step);
+  return place(a) < place(b);
 }
 
 // In a round: short steps are more easily disturbed.
@@ -92,9 +105,9 @@ Budget budget_of(const Backend& backend, double seconds) {
 Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* kinds) {
   // A step takes so long at the least, and a token of a long one so long: a device is as fast with 64 as with one.
   double least = 0, per_token = 0;
-  const int32_t half = std::max(1, probe.config().max_context / 2);
+  const int32_t most = std::min(std::max(1, probe.config().max_context / 2), probe.config().limits.max_step_tokens);
   const auto time = [&](int32_t tokens) -> Status {
-    const StepTime known = {0, std::min(tokens, half)};
+    const StepTime known = {0, std::min(tokens, most)};
     for (int i = 0; i < 2; ++i) {  // the first run warms up
       NFP_ASSIGN_OR_RETURN(const auto seconds, probe.run(known, {Precision::kFp16}, 1));
       least = least > 0 ? std::min(least, seconds.front()) : seconds.front();
@@ -104,9 +117,8 @@ Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* k
   };
   NFP_RETURN_IF_ERROR(time(64));
   constexpr double kShort = 0.02;
-  if (least < kShort && probe.fits({0, std::min(1024, half)})) NFP_RETURN_IF_ERROR(time(1024));
-  std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });
-  std::sort(kinds->begin(), kinds->end(), goes_before);
+  if (least < kShort && probe.fits({0, std::min(1024, most)})) NFP_RETURN_IF_ERROR(time(1024));
+  std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });  // into a device's KV cache
   const double left = budget.seconds - budget.elapsed();
   double sum = 0;
   size_t taken = 0;
@@ -115,18 +127,15 @@ Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* k
     if (sum > left / budget.rounds && taken >= 8) break;
     ++taken;
   }
-  if (taken % 2 > 0 && taken < kinds->size() && (*kinds)[taken].step.level > 0) ++taken;
+  if (taken < kinds->size() && (*kinds)[taken].step.level > 0) ++taken;  // with the same in FP16
   kinds->resize(taken);
   return ok_status();
 }
 
-Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options) {
-  const Budget budget = budget_of(*loaded.backend, options.seconds);
-  EngineConfig engine = options.engine;
-  if (engine.max_context <= 0) engine.max_context = std::min(loaded.config.max_context, kDefaultContext);
-  engine.max_context = std::min(engine.max_context, 4096);
-  const int32_t sequences = std::min(engine.limits.max_sequences, 256);
-  std::vector<Kind> kinds = kinds_of(sequences, engine.max_context);
+Result<StepTable> measure(LoadedModel& loaded, const EngineConfig& engine, double seconds_meant) {
+  const Budget budget = budget_of(*loaded.backend, seconds_meant);
+  std::vector<Kind> kinds;
+  for (const StepTime& step : start_step_kinds(engine)) kinds.push_back({step});
   int64_t tokens = 0;  // of KV cache
   for (const Kind& kind : kinds) {
     tokens = std::max(tokens, kind.step.prefill_context + kind.step.prefill_tokens +
@@ -143,7 +152,7 @@ Result<StepTable> measure(LoadedModel& loaded, const StartStepsOptions& options)
   table.max_sequences = probe->config().limits.max_sequences;
   table.kv_dtype = name_of(probe->config().kv_dtype);
   table.steps_in_flight = probe->config().steps_in_flight;
-  table.levels = {{Precision::kFp16, 0}, {probe->computed(options.engine.fp8), 1}};
+  table.levels = {{Precision::kFp16, 0}, {probe->computed(engine.fp8), 1}};
   double round_s = 0;
   for (size_t round = 0; round < budget.most_rounds; ++round) {
     if (round >= budget.least_rounds && budget.elapsed() + round_s > budget.seconds) break;
@@ -191,12 +200,35 @@ Status keep(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
+std::vector<StepTime> start_step_kinds(const EngineConfig& engine) {
+  const SchedulerLimits& most = engine.limits;
+  const auto fits = [&](const StepTime& step) {
+    return step.tokens() <= most.max_step_tokens && step.sequences() <= most.max_sequences &&
+           step.prefill_context + step.prefill_tokens <= engine.max_context &&
+           step.decode_context <= engine.max_context;
+  };
+  std::vector<StepTime> steps = wanted_steps(std::min(most.max_sequences, 256), engine.max_context);
+  std::erase_if(steps, [&](const StepTime& step) { return !fits(step); });
+  const auto at_fp8 = std::count_if(steps.begin(), steps.end(), [](const StepTime& step) { return step.level > 0; });
+  if (at_fp8 < 2) {  // a decoding sequence is all that small limits leave
+    int32_t tokens = 8;
+    while (tokens > 1 && !fits({0, tokens})) tokens /= 2;
+    for (const size_t level : {0, 1}) steps.push_back({level, tokens});
+  }
+  std::sort(steps.begin(), steps.end(), goes_before);
+  // In a short context middle, half and far are the same for some.
+  steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+  return steps;
+}
+
 Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options) {
   StartSteps found;
+  const EngineConfig engine = measured_engine(loaded, options);
   std::optional<StepTable> kept;
   const fs::path folder = folder_of(options);
   if (!folder.empty()) {
-    found.path = (folder / fmt::format("{:016x}.json", std::hash<std::string>{}(key_of(loaded, options)))).string();
+    const size_t key = std::hash<std::string>{}(key_of(loaded, engine, options.variant));
+    found.path = (folder / fmt::format("{:016x}.json", key)).string();
     if (const auto text = read_text_file(found.path); text.ok()) {
       auto table = parse_step_table(*text, found.path);
       // The file's name is a hash: what it holds must be of this model and device all the same.
@@ -210,7 +242,7 @@ Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions
     return found;
   }
   const auto start = std::chrono::steady_clock::now();
-  NFP_ASSIGN_OR_RETURN(found.table, measure(loaded, options));
+  NFP_ASSIGN_OR_RETURN(found.table, measure(loaded, engine, options.seconds));
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   found.busy = found.table.spread > kQuietSpread;
   if (kept && found.busy) found.table = faster_of(found.table, *kept);

@@ -5,8 +5,10 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
+#include "engine/engine_config.h"
 #include "policy/step_table.h"
 #include "runtime/loaded_model.h"
 
@@ -26,6 +28,11 @@ struct StartSteps {
   double seconds = 0;  // that measuring took; 0 = it was there
   bool busy = false;   // the machine had other work meanwhile
 };
+
+// The steps that are measured, without their times: the fastest first, each once, no more tokens than the limits of
+// `engine` allow, and at least two at each of the levels 0 (FP16) and 1, without which nothing can be predicted. All
+// limits must be set.
+std::vector<StepTime> start_step_kinds(const EngineConfig& engine);
 
 Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options);
 

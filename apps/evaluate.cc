@@ -8,10 +8,10 @@
 #include <memory>
 #include <optional>
 
-#include "base/atomic_file.h"
 #include "base/stop_signals.h"
 #include "flags.h"
 #include "progress_bar.h"
+#include "report_file.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -40,19 +40,6 @@ void print_table(const Evaluation& evaluation) {
   }
 }
 
-// A place to write to, found out before the long work.
-Result<std::optional<AtomicFile>> open_report(const std::string& path) {
-  if (path.empty()) return std::optional<AtomicFile>();
-  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
-  return std::optional<AtomicFile>(std::move(file));
-}
-
-Status write_report(std::optional<AtomicFile>& file, std::string_view text) {
-  if (!file) return ok_status();
-  NFP_RETURN_IF_ERROR(file->write(text));
-  return file->commit();
-}
-
 // An evaluation takes hours, so the figures of each form are written when they are there.
 Status write_figures(const std::string& path, const Evaluation& evaluation) {
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> file, open_report(path));
@@ -70,6 +57,7 @@ Status run(EvaluateFlags flags) {
   NFP_RETURN_IF_ERROR(check_context(flags.model.model, wanted));
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
   NFP_RETURN_IF_ERROR(open_report(flags.json_file));
+  NFP_ASSIGN_OR_RETURN(flags.options.scratch, scratch_folder(flags.options.scratch));
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;
   if (flags.model.calibrate != "none") {
@@ -132,7 +120,8 @@ void add_evaluate(CLI::App& app, Status& status) {
                    "\"75 % in FP8\"");
   verb->add_flag("--no-activations", flags->no_activations, "leave out the rows with E4M3 activations");
   verb->add_option("--scratch", flags->options.scratch,
-                   "folder for FP16's distributions (2 bytes a token of the vocabulary and scored position)");
+                   "folder for FP16's distributions (2 bytes a token of the vocabulary and scored position); default: "
+                   "$TMPDIR or /tmp");
   verb->add_option("--html", flags->html, "write a report with plots, one file, here");
   verb->add_option("--json-file", flags->json_file, "write all figures here");
   verb->add_flag("--json", flags->json, "print all figures as one JSON object");

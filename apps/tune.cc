@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <system_error>
 
 #include "backend/cuda/gemm/plan/tuning_table.h"
 #include "backend/cuda/gemm/tune/check.h"
@@ -155,7 +156,8 @@ Status measure(const TuneFlags&, const Plan&) {
 Status run(const TuneFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const Plan plan, make_plan(flags));
   if (flags.print) return print_choices(flags, plan);
-  if (!flags.force && std::filesystem::exists(flags.out))
+  std::error_code unknown;  // a path that nothing can be found out about cannot be written to either, which says why
+  if (!flags.force && std::filesystem::exists(flags.out, unknown))
     return error(ErrorCode::kUsage, "{} exists; choose another --out, or replace it with --force", flags.out);
   return measure(flags, plan);
 }

@@ -3,11 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
-#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
+#include "base/temporary_path.h"
 #include "calibrate/activations.h"
 #include "calibrate/nearest_filter.h"
 #include "eval/baselines.h"
@@ -72,17 +75,11 @@ class ErrorObserver final : public LinearObserver {
 constexpr const char* kPerToken = "E4M3, a scale a token";
 constexpr size_t kRangeChunks = 8;  // that static scales are measured on
 
-// A file that goes away with the object.
-struct ScratchFile {
-  std::string path;
-  ~ScratchFile() { std::remove(path.c_str()); }
-};
-
 // Runs the forms one after the other; only one model is in memory at a time.
 class Evaluator {
  public:
   Evaluator(std::string model, const EvaluateOptions& options, std::string base)
-      : model_(std::move(model)), options_(options), base_{std::move(base)} {}
+      : model_(std::move(model)), options_(options), base_(std::move(base)) {}
 
   Status run(Evaluation& out) {
     const bool calibrated = options_.calibration.has_value();
@@ -158,7 +155,7 @@ class Evaluator {
     options.precision = precision;
     options.observer = rounder;
     if (loaded_->tokenizer->adds_bos()) options.bos = loaded_->tokenizer->bos_id();
-    (is_exact(precision) ? options.save_base : options.kld_base) = base_.path;
+    (is_exact(precision) ? options.save_base : options.kld_base) = base_.name();
     const auto progress = [&](const PerplexityResult& r, int64_t chunks) {
       if (options_.progress) options_.progress(form, r.chunks, chunks);
     };
@@ -217,7 +214,7 @@ class Evaluator {
 
   std::string model_;
   const EvaluateOptions& options_;
-  ScratchFile base_;
+  TemporaryPath base_;
   std::vector<int32_t> tokens_;
   LoadedModelOptions load_options_;
   std::unique_ptr<LoadedModel> loaded_;
@@ -236,6 +233,23 @@ Result<std::vector<LayerError>> layer_errors(Model& model, std::span<const int32
   return observer.take();
 }
 
+Result<std::string> scratch_folder(const std::string& given) {
+  std::error_code failed;
+  std::filesystem::path folder = given;
+  if (given.empty()) folder = std::filesystem::temp_directory_path(failed);
+  if (!failed && !std::filesystem::is_directory(folder, failed) && !failed) {
+    failed = std::make_error_code(std::errc::not_a_directory);
+  }
+  if (!failed && ::access(folder.c_str(), W_OK | X_OK) != 0) failed = {errno, std::generic_category()};
+  if (!failed) return folder.string();
+  if (!given.empty()) return error(ErrorCode::kUsage, "--scratch {}: {}", given, failed.message());
+  const char* const asked = std::getenv("TMPDIR");
+  return error(ErrorCode::kUsage,
+               "the folder for temporary files (TMPDIR, now '{}') cannot be used: {}; set TMPDIR to one that can be "
+               "written to, or name one with --scratch",
+               asked == nullptr ? "" : asked, failed.message());
+}
+
 Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options) {
   Evaluation evaluation;
   evaluation.model = model;
@@ -247,9 +261,9 @@ Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& opt
         fmt::format("{}, {} tokens, {} choice{}", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
                     c.rule == UpperRule::kFree ? "free" : "restricted", c.compensated ? ", compensated" : "");
   }
-  const std::filesystem::path scratch =
-      options.scratch.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(options.scratch);
-  Evaluator evaluator(model, options, (scratch / fmt::format("nestedfp-evaluate-{}.base", ::getpid())).string());
+  NFP_ASSIGN_OR_RETURN(const std::string scratch, scratch_folder(options.scratch));
+  Evaluator evaluator(model, options,
+                      (std::filesystem::path(scratch) / fmt::format("nestedfp-evaluate-{}.base", ::getpid())).string());
   NFP_RETURN_IF_ERROR(evaluator.run(evaluation));
   return evaluation;
 }

@@ -32,7 +32,9 @@ struct EvaluateOptions {
   // them; empty = all.
   std::vector<std::string> forms;
   bool activations = true;  // the rows with E4M3 activations too
-  std::string scratch;  // folder for the base's distributions (2 bytes a token of the vocabulary and scored position)
+  // Folder for the base's distributions (2 bytes a token of the vocabulary and scored position); empty = $TMPDIR or
+  // /tmp.
+  std::string scratch;
   std::function<void(const std::string& form, int64_t chunk, int64_t chunks)> progress;
   std::function<Status(const Evaluation&)> measured;  // what there is so far, after each form
 };
@@ -61,6 +63,10 @@ struct Evaluation {
   std::vector<LayerError> layers;
   std::vector<Sensitivity> sensitivities;
 };
+
+// The folder that `given` (EvaluateOptions::scratch) stands for. Error: it is none, or nothing can be written to it;
+// worth asking before calibrating.
+Result<std::string> scratch_folder(const std::string& given);
 
 Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options);
 

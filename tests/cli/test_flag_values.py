@@ -104,6 +104,17 @@ class FlagValues(unittest.TestCase):
         self.assertIn(f"--step-times: {__file__}: ", said)
         self.assertIn("bench MODEL steps", said)
 
+    def test_scratch_folders_that_are_none_are_told_before_calibrating(self):
+        words = ["evaluate", F16_MODEL, "--file", __file__, "--ctx", "64", "--calibrate", "self"]
+        with tempfile.TemporaryDirectory() as folder:
+            nowhere = os.path.join(folder, "nowhere")
+            out, err = run(*words, code=2, env={**os.environ, "TMPDIR": nowhere})
+            self.assertEqual(out, "")
+            self.assertRegex(err, "^nestedfp: error: ")  # and nothing of progress before it
+            for said in (f"TMPDIR, now '{nowhere}'", "--scratch"):
+                self.assertIn(said, err)
+            self.assertIn(f"--scratch {nowhere}: ", failure(*words, "--scratch", nowhere, code=2))
+
     @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
     def test_tune_advises_no_device_that_it_has_not(self):
         with tempfile.TemporaryDirectory() as folder:

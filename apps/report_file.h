@@ -1,0 +1,19 @@
+// Files that a verb writes at its end, opened before its long work: a place that cannot be written to is told at once.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/atomic_file.h"
+#include "base/result.h"
+
+namespace nfp {
+
+// Nothing where the path is empty: the flag was not given.
+Result<std::optional<AtomicFile>> open_report(const std::string& path);
+
+// Writes the whole of it; nothing where none was opened.
+Status write_report(std::optional<AtomicFile>& file, std::string_view text);
+
+}  // namespace nfp

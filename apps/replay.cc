@@ -1,7 +1,7 @@
 // nestedfp replay: a request trace against a simulated machine or a running server.
 #include <fmt/format.h>
 
-#include "base/atomic_file.h"
+#include "base/stop_signals.h"
 #include "engine/engine_config.h"
 #include "policy/slo_policy.h"
 #include "progress_bar.h"
@@ -10,6 +10,7 @@
 #include "replay/simulator.h"
 #include "replay/step_source.h"
 #include "replay/trace.h"
+#include "report_file.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -44,8 +45,16 @@ ReplayProgress drawn_by(ProgressBar& bar, const std::string& what) {
   };
 }
 
-Status write(const std::string& path, const std::string& text) {
-  return path.empty() ? ok_status() : write_file(path, text);
+// The files to write, opened before anything is played.
+struct Outputs {
+  std::optional<AtomicFile> json, csv, html;
+};
+Result<Outputs> open_outputs(const ReplayFlags& flags) {
+  Outputs files;
+  NFP_ASSIGN_OR_RETURN(files.json, open_report(flags.json));
+  NFP_ASSIGN_OR_RETURN(files.csv, open_report(flags.csv));
+  NFP_ASSIGN_OR_RETURN(files.html, open_report(flags.html));
+  return files;
 }
 
 class Simulation {
@@ -59,20 +68,24 @@ class Simulation {
     }
   }
 
+  Result<std::unique_ptr<PrecisionPolicy>> make_policy(const std::string& policy) const {
+    if (const auto levels = parse_slo_levels(policy)) {
+      SloOptions slo;
+      slo.levels = *levels;
+      slo.missed = *parse_slo_missed(flags_.slo_missed);
+      slo.exact_decode = flags_.exact_decode;
+      return make_slo_policy(model_, slo);
+    }
+    auto made = parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
+    if (made.ok()) return made;
+    return error(ErrorCode::kUsage, "--policies: {} (or slo, slo-fp16, slo-fp8)", made.error().message);
+  }
+
   Result<ReplayOutcome> run(const std::string& policy, double rate) const {
     TraceSelection selection = flags_.selection;
     selection.rate = rate;
     NFP_ASSIGN_OR_RETURN(const Trace part, select(trace_, selection));
-    const auto make = [&]() -> Result<std::unique_ptr<PrecisionPolicy>> {
-      if (const auto levels = parse_slo_levels(policy)) {
-        SloOptions slo;
-        slo.levels = *levels;
-        slo.missed = *parse_slo_missed(flags_.slo_missed);
-        slo.exact_decode = flags_.exact_decode;
-        return make_slo_policy(model_, slo);
-      }
-      return parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
-    };
+    const auto make = [&] { return make_policy(policy); };
     const std::string what = rate > 0 ? fmt::format("{} at {:.2f}/s", policy, rate) : policy;
     ProgressBar bar;
     return simulate(part, model_, make, options_, drawn_by(bar, what));
@@ -82,21 +95,26 @@ class Simulation {
     return summarize(outcome, policy, &reference_, options_.max_step_tokens, limits, kl);
   }
 
-  // The highest rate with that share of requests within 5 times of a request alone, to 1 %.
+  // The highest rate with that share of requests within 5 times of a request alone, to 1 %; 0: none holds, down to one
+  // of hardly any requests.
   Result<double> highest_rate(const std::string& policy) const {
+    constexpr double kLeast = 1e-3, kMost = 1e5;
     const auto holds = [&](double rate) -> Result<bool> {
       NFP_ASSIGN_OR_RETURN(const ReplayOutcome outcome, run(policy, rate));
       return *summary(outcome, policy, {}, {}).tight >= flags_.attainment;
     };
     double low = 0, high = 0.25;
-    while (high < 1e5) {
+    while (high < kMost && !leaves_requests(high)) high *= 2;  // of a short trace a low rate keeps none
+    for (;;) {
       NFP_ASSIGN_OR_RETURN(const bool held, holds(high));
       if (!held) break;
       low = high;
+      if (high >= kMost) return high;
       high *= 2;
     }
     while (high - low > 0.01 * high) {
       const double middle = (low + high) / 2;
+      if (low == 0 && (middle < kLeast || !leaves_requests(middle))) return 0;
       NFP_ASSIGN_OR_RETURN(const bool held, holds(middle));
       (held ? low : high) = middle;
     }
@@ -104,17 +122,23 @@ class Simulation {
   }
 
  private:
+  bool leaves_requests(double rate) const {
+    TraceSelection selection = flags_.selection;
+    selection.rate = rate;
+    return select(trace_, selection).ok();
+  }
+
   const ReplayFlags& flags_;
   const Trace& trace_;
   StepModel model_, reference_;  // of the machine, and of what requests take alone
   SimulationOptions options_;
 };
 
-Status finish(const ReplayFlags& flags, const ReplayReport& report) {
+Status finish(Outputs& files, const ReplayReport& report) {
   fmt::print("{}", to_text(report));
-  NFP_RETURN_IF_ERROR(write(flags.json, to_json(report) + "\n"));
-  NFP_RETURN_IF_ERROR(write(flags.csv, to_csv(report)));
-  return write(flags.html, to_html(report));
+  NFP_RETURN_IF_ERROR(write_report(files.json, to_json(report) + "\n"));
+  NFP_RETURN_IF_ERROR(write_report(files.csv, to_csv(report)));
+  return write_report(files.html, to_html(report));
 }
 
 // The trace against a server. With --simulate the table says what a request takes alone.
@@ -176,11 +200,13 @@ void serve_as_default(ReplayFlags& flags, const StepTable& table) {
 }
 
 Status run(ReplayFlags flags) {
+  const StopRemovesTemporaries stop;
   if (flags.http.url.empty() && flags.table.empty()) {
     return error(ErrorCode::kUsage, "say what to play the trace against: --simulate TABLE or --url URL");
   }
   NFP_ASSIGN_OR_RETURN(const GoodputLimits limits, parse_goodput(flags.goodput));
   NFP_ASSIGN_OR_RETURN(const KlCurve kl, parse_kl(flags.kl));
+  NFP_ASSIGN_OR_RETURN(Outputs files, open_outputs(flags));
   NFP_ASSIGN_OR_RETURN(const Trace trace, read_trace_file(flags.trace));
   if (trace.skipped > 0) fmt::print(stderr, "{} rows without a prompt or an answer are left out\n", trace.skipped);
   if (trace.unsorted > 0)
@@ -190,7 +216,7 @@ Status run(ReplayFlags flags) {
   report.trace = fmt::format("{} ({} requests at {:.2f}/s)", flags.trace, trace.requests.size(), trace.rate());
   if (!flags.http.url.empty()) {
     NFP_RETURN_IF_ERROR(play_server(flags, trace, limits, kl, report));
-    return finish(flags, report);
+    return finish(files, report);
   }
   NFP_ASSIGN_OR_RETURN(const StepTable table, read_step_times(flags.table, flags.source));
   if (flags.as_served) serve_as_default(flags, table);
@@ -205,6 +231,9 @@ Status run(ReplayFlags flags) {
     model = model.at_shares(shares);
   }
   const Simulation simulation(flags, trace, std::move(model));
+  for (const std::string& policy : flags.policies) {
+    if (const auto made = simulation.make_policy(policy); !made.ok()) return made.error();
+  }
 
   report.machine = fmt::format("{}, {}, times {}", table.model, table.device, flags.table_scale);
   if (flags.find_rate) {
@@ -223,7 +252,7 @@ Status run(ReplayFlags flags) {
       }
     }
   }
-  return finish(flags, report);
+  return finish(files, report);
 }
 
 void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
@@ -325,7 +354,11 @@ void add_replay(CLI::App& app, Status& status) {
   ReplayFlags& f = *flags;
   add_trace_flags(*verb, f);
   add_simulation_flags(*verb, f);
-  verb->add_flag("--find-rate", f.find_rate, "for each policy the highest rate that holds --attainment");
+  verb->add_flag("--find-rate", f.find_rate, "for each policy the highest rate that holds --attainment")
+      ->excludes(verb->get_option("--rate"));
+  for (const char* simulated : {"--find-rate", "--policies", "--slo-missed"}) {  // a server decides for itself
+    verb->get_option("--url")->excludes(verb->get_option(simulated));
+  }
   verb->add_option("--attainment", f.attainment, "share of requests within 5 times of a request alone")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();

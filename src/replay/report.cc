@@ -201,8 +201,11 @@ std::string to_text(const ReplayReport& report) {
     if (row.failed > 0) text += fmt::format("  of these {} of {} failed\n", row.failed, row.requests);
   }
   for (const ReplayReport::Limit& limit : report.limits) {
-    text += fmt::format("{:<16} {:>7.2f} req/s at {:.1f} % within 5 times of a request alone\n", limit.policy,
-                        limit.rate, 100 * report.attainment.value_or(0));
+    const double share = 100 * report.attainment.value_or(0);
+    text += limit.rate > 0 ? fmt::format("{:<16} {:>7.2f} req/s at {:.1f} % within 5 times of a request alone\n",
+                                         limit.policy, limit.rate, share)
+                           : fmt::format("{:<16} holds at no rate {:.1f} % within 5 times of a request alone\n",
+                                         limit.policy, share);
   }
   return text;
 }

@@ -66,7 +66,7 @@ struct ReplayReport {
   std::vector<ReplaySummary> rows;
   struct Limit {
     std::string policy;
-    double rate = 0;  // requests a second
+    double rate = 0;  // requests a second; 0: it holds at none
   };
   std::optional<double> attainment;  // of which `limits` are the highest rates
   std::vector<Limit> limits;

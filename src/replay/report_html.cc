@@ -156,7 +156,8 @@ std::string to_html(const ReplayReport& report) {
     html += fmt::format("<h2>Highest rate with {:.1f} % tight</h2><table><tr><th>policy</th><th>requests/s</th></tr>",
                         100 * report.attainment.value_or(0));
     for (const auto& limit : report.limits) {
-      html += fmt::format("<tr><td>{}</td><td>{:.2f}</td></tr>", escaped(limit.policy), limit.rate);
+      html += fmt::format("<tr><td>{}</td><td>{}</td></tr>", escaped(limit.policy),
+                          limit.rate > 0 ? fmt::format("{:.2f}", limit.rate) : "holds at no rate");
     }
     html += "</table>";
   }

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import random
 import re
 import unittest
@@ -100,6 +101,37 @@ class Replay(Scratch):
             at, above = (self.report(self.trace, "--policies", policy, "--rate", str(r))["rows"][0]["attainment_tight"] for r in (rate, 1.5 * rate))
             self.assertGreaterEqual(at, 0.9)
             self.assertLess(above, 0.9)
+
+    def test_no_rate_and_any_rate(self):
+        found = ("replay", self.trace, "--simulate", self.table, "--find-rate", "--json", self.path("report.json"))
+        out, _ = run(*found, "--policies", "slo-fp16", "slo-fp8", "--slowdown", "20", timeout=120)
+        for policy in ("slo-fp16", "slo-fp8"):
+            self.assertRegex(out, policy + r" +holds at no rate 95\.0 %")
+        with open(self.path("report.json"), encoding="utf-8") as file:
+            self.assertEqual([limit["rate"] for limit in json.load(file)["highest_rates"]], [0, 0])
+        # Two requests are in time however soon the second comes; a rate far below the trace's keeps neither.
+        for seconds in (1.0, 0.01):
+            short = self.write("short.csv", azure([(0.0, 100, 5), (seconds, 100, 5)]))
+            out, _ = run("replay", short, "--simulate", self.table, "--find-rate", "--policies", "fp16", timeout=120)
+            self.assertGreater(float(out.split()[1]), 1e5, out)
+
+    def test_flags_that_would_say_nothing_are_refused(self):
+        simulated = ("replay", self.trace, "--simulate", self.table)
+        over_http = ("replay", self.trace, "--url", "http://127.0.0.1:1")
+        for words in ((*simulated, "--find-rate", "--rate", "2"), (*over_http, "--find-rate"), (*over_http, "--policies", "fp16"),
+                      (*over_http, "--slo-missed", "shed")):
+            self.assertIn("excludes", run(*words, code=2, timeout=60)[1])
+        line = failure(*simulated, "--policies", "fp16", "slow", code=2)
+        for name in ("--policies", "slow", "threshold:", "slo, slo-fp16, slo-fp8"):
+            self.assertIn(name, line)
+
+    def test_files_that_cannot_be_written_are_told_before_the_simulation(self):
+        for flag in ("--json", "--csv", "--html"):
+            out, err = run("replay", self.trace, "--simulate", self.table, flag, self.path("none/report"), code=1)
+            self.assertEqual(out, "")
+            self.assertRegex(err, "^nestedfp: error: .*none/report: cannot be written: ")
+        failure("replay", self.trace, "--simulate", self.write("no.json", "{}"), "--json", self.path("left.json"))
+        self.assertEqual([name for name in os.listdir(self.dir) if name.startswith("left")], [])
 
     def test_reports(self):
         run("replay", self.trace, "--simulate", self.table, "--policies", "fp16", "slo", "--csv", self.path("r.csv"), "--html", self.path("r.html"))

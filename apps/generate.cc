@@ -123,9 +123,11 @@ Status run(const GenerateFlags& flags) {
   const auto generated = generate(*engine.engine, std::move(request), show, interrupt.flag());
   if (!generated.ok()) return naming_flags(generated.error());
   const Generation& g = *generated;
+  // What there is was asked for all the same; only the exit status tells that Ctrl-C ended it.
+  const Status ended = g.finish == FinishReason::kCancelled ? Status(Error{ErrorCode::kCancelled, ""}) : ok_status();
   if (flags.json) {
     print_json(flags, *loaded, g, *sampling.seed);
-    return ok_status();
+    return ended;
   }
   fmt::print("\n");
   std::fflush(stdout);
@@ -137,7 +139,7 @@ Status run(const GenerateFlags& flags) {
         policy, g.usage.prompt_tokens, g.usage.completion_tokens, g.times.ttft_s * 1e3, g.times.decode_tokens_per_s,
         human_bytes(process_memory().peak), human_bytes(loaded->model->weight_bytes()));
   }
-  return ok_status();
+  return ended;
 }
 
 }  // namespace

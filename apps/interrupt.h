@@ -12,6 +12,7 @@ class InterruptScope {
     pressed().store(false);
     struct sigaction action = {};
     action.sa_handler = [](int) { pressed().store(true); };
+    action.sa_flags = SA_RESTART;  // stdout loses what it was writing where a write is cut short
     sigaction(SIGINT, &action, &before_);
   }
   ~InterruptScope() { sigaction(SIGINT, &before_, nullptr); }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <exception>
 
 #include "base/mapping_guard.h"
 #include "number_checks.h"
@@ -49,8 +50,13 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
     return code == 0 ? 0 : 2;
+  } catch (const std::exception& failed) {
+    // None should come this far; on its way temporary files were removed.
+    fmt::print(stderr, "nestedfp: error: {}\n", failed.what());
+    return 1;
   }
   if (status.ok()) return 0;
-  fmt::print(stderr, "nestedfp: error: {}\n", status.error().message);
+  // Nothing is to be said of what was stopped after it had given its answer.
+  if (!status.error().message.empty()) fmt::print(stderr, "nestedfp: error: {}\n", status.error().message);
   return exit_code(status.error());
 }

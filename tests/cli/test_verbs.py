@@ -5,13 +5,16 @@ On tiny random models always, and on the demo model where NFP_DEMO_MODEL names i
 """
 
 import csv
+import fcntl
 import json
 import os
 import pathlib
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import unittest
 
@@ -69,6 +72,9 @@ class Tune(Scratch):
         self.assertIn("exists; choose another --out", failure("tune", "--shape", "64,64", "--out", there, code=2))
         with open(there) as file:
             self.assertEqual(file.read(), "kept")
+        os.symlink("loop", self.path("loop"))
+        for odd in (self.path("loop"), self.path("x" * 5000)):
+            failure("tune", "--shape", "64,64", "--modes", "f16", "--tokens", "1", "--check", "1,0", "--out", odd)
 
     @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
     def test_without_a_gpu(self):
@@ -103,6 +109,33 @@ class Generate(Scratch):
         self.assertEqual(kinds, ["fp16"] * 3 + ["fp8"] * 3 + ["fp16"] * 3 + ["fp8"] * 3)
         out, _ = run("generate", F16_MODEL, "-p", "a b", "-n", "6", "--ignore-eos", "--switch-every", "2")
         self.assertEqual([out.count("[fp16]"), out.count("[fp8]")], [2, 1])
+
+    def test_ctrl_c_ends_it_with_what_there_is(self):
+        # A pipe of one page that is nearly full holds the program where it is until the signal has been sent.
+        taken = 3900
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, 1031, 4096)  # F_SETPIPE_SZ, which Python names since 3.10
+        os.write(writer, b" " * taken)
+        process = subprocess.Popen([PROGRAM, "generate", F16_MODEL, "-p", "the quick brown", "--ignore-eos", "--ctx", "256"],
+                                   stdout=writer, stderr=subprocess.PIPE, text=True)
+        os.close(writer)
+
+        def waiting():
+            return struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4))[0]
+        end = time.monotonic() + 120
+        while waiting() <= taken:
+            self.assertIsNone(process.poll())
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        with open(reader, encoding="utf-8", errors="replace") as file:
+            out = file.read()[taken:]
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130)
+        self.assertTrue(out.startswith("the quick brown"), out)
+        self.assertTrue(out.endswith("\n"), out)
+        self.assertRegex(err, r"fp16: \d+ prompt tokens, \d+ generated")
+        self.assertNotIn("error:", err)
 
     def test_sampling_is_repeatable_by_seed_and_thread_count(self):
         flags = ["--temperature", "1", "--top-k", "40", "--top-p", "0.9", "--repetition-penalty", "1.2"]

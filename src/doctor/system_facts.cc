@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <string_view>
@@ -95,7 +96,8 @@ SystemFacts read_system_facts(bool grammars, const std::string& root) {
   read_cpu(facts, root);
   const auto pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
   if (pages > 0 && page > 0) facts.memory = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page);
-  facts.available = available_memory();
+  if (const uint64_t limit = memory_limit(root); limit > 0) facts.memory = std::min(facts.memory, limit);
+  facts.available = available_memory(root);
   facts.huge_pages = chosen_word(file_text(root + "/sys/kernel/mm/transparent_hugepage/enabled"));
   read_gpu(facts, root);
   facts.grammars = grammars;

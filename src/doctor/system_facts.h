@@ -19,7 +19,7 @@ struct SystemFacts {
   int online_cpus = 0;  // of the machine
   int quota = 0;        // CPUs' worth of time that the control group allows; 0 = no limit
 
-  uint64_t memory = 0;     // bytes
+  uint64_t memory = 0;     // bytes, of the machine or that the control group allows
   uint64_t available = 0;  // bytes that programs may still take
   std::string huge_pages;  // "always", "madvise", "never"; empty = the kernel has none
 

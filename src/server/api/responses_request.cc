@@ -40,7 +40,11 @@ class Conversation {
     std::string text;
     NFP_API_TRY(read_text_parts(*content, where + ".content", {"input_text", "output_text", "text", "refusal"}, &text));
     Json entry = {{"role", role}, {"content", text}};
-    if (role == "assistant") take_reasoning(entry);
+    if (role == "assistant") {
+      take_reasoning(entry);
+    } else {
+      reasoning_.clear();  // of a turn that has ended
+    }
     messages_->push_back(std::move(entry));
     return std::nullopt;
   }
@@ -57,8 +61,8 @@ class Conversation {
     // Calls made together, and the text before them, are one message.
     if (messages_->empty() || messages_->back()["role"] != "assistant") {
       messages_->push_back({{"role", "assistant"}, {"content", ""}});
-      take_reasoning(messages_->back());
     }
+    take_reasoning(messages_->back());
     messages_->back()["tool_calls"].push_back(
         {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}});
     return std::nullopt;
@@ -71,6 +75,7 @@ class Conversation {
     if (output == nullptr) return bad_request(where + ".output", fmt::format("'{}.output' is missing", where));
     NFP_API_TRY(read_text_parts(*output, where + ".output", {"input_text", "output_text", "text"}, &text));
     messages_->push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", text}});
+    reasoning_.clear();
     return std::nullopt;
   }
 
@@ -81,7 +86,9 @@ class Conversation {
   }
 
   void take_reasoning(Json& entry) {
-    if (!reasoning_.empty()) entry["reasoning_content"] = std::exchange(reasoning_, {});
+    if (reasoning_.empty()) return;
+    Json& before = entry["reasoning_content"];
+    before = (before.is_string() ? before.get<std::string>() : "") + std::exchange(reasoning_, {});
   }
 
   Json* messages_;
@@ -116,6 +123,7 @@ MaybeError read_tools(const Json& tools, Json* out) {
 }
 
 MaybeError read_tool_choice(const Json& choice, Json* chat) {
+  if (choice == "auto" && !chat->contains("tools")) return std::nullopt;  // as responses without tools say it
   if (choice.is_string()) {
     (*chat)["tool_choice"] = choice;
     return std::nullopt;

@@ -153,9 +153,11 @@ function forget(one) {
 // The conversation as the server is told it: without what failed, and of a pair the FP16 answer.
 function history(messages) {
   const told = $("system").value ? [{role: "system", content: $("system").value}] : [];
-  for (const m of messages) {
-    const content = m.pair ? m.pair[0].content : m.content;
-    if (m.role === "user" || content) told.push({role: m.role, content});
+  const content = m => m.pair ? m.pair[0].content : m.content;
+  for (const [i, m] of messages.entries()) {
+    // Many templates want turns to alternate: a question without an answer is left out with it.
+    const unanswered = m.role === "user" && i + 1 < messages.length && !content(messages[i + 1]);
+    if (!unanswered && (m.role === "user" || content(m))) told.push({role: m.role, content: content(m)});
   }
   return told;
 }

@@ -110,6 +110,17 @@ void AnswerWriter::append_precision(std::string& out, const Usage& usage) {
   out += '}';
 }
 
+std::string object_or_empty(const std::string& arguments) {
+  const auto parsed = parse_json(arguments);
+  return parsed.ok() && parsed->is_object() ? arguments : "{}";
+}
+
+bool has_cut_call(const Choice& choice) {
+  if (choice.calls.empty() || !choice.stop_reason.starts_with('"')) return false;
+  const auto parsed = parse_json(choice.calls.back().arguments);
+  return !parsed.ok() || !parsed->is_object();
+}
+
 Usage AnswerWriter::sum(std::span<const Choice> choices) const {
   Usage sum;
   for (const Choice& choice : choices) {

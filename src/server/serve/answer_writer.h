@@ -56,6 +56,11 @@ struct Choice {
   bool started = false;
 };
 
+// Arguments that the model wrote, cut off perhaps, as an object.
+std::string object_or_empty(const std::string& arguments);
+// Whether a stop string cut the last call in the middle: then it is not for the client to make.
+bool has_cut_call(const Choice& choice);
+
 // One dialect: how an answer looks in one piece, and as a stream of server-sent events (each appended with its end).
 class AnswerWriter {
  public:

@@ -349,6 +349,36 @@ TEST_F(ApiTest, AStreamsHeadWaitsWhereRequestsAreRefusedLate) {
   EXPECT_TRUE(exchange->head.body.ends_with("data: [DONE]\n\n"));
 }
 
+TEST_F(ApiTest, ACallThatAStopStringCutsIsNone) {
+  start();
+  const std::string say =
+      R"("content":"SAY:Hm <tool_call>{\"name\":\"f\",\"arguments\":{\"path\":\"a END b\"}}</tool_call>")";
+  const Json message =
+      ask("/v1/messages", R"({"max_tokens":99,"stop_sequences":["END"],"tools":[{"name":"f","input_schema":)"
+                          R"({"type":"object"}}],"messages":[{"role":"user",)" +
+                              say + "}]}");
+  EXPECT_EQ(message["stop_reason"], "stop_sequence") << dump(message);
+  EXPECT_EQ(message["stop_sequence"], "END");
+  const std::string chat =
+      R"({"tools":[{"type":"function","function":{"name":"f"}}],"messages":[{"role":"user",)" + say + R"(}],"stop":)";
+  EXPECT_EQ(ask("/v1/chat/completions", chat + R"(["END"]})")["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(ask("/v1/chat/completions", chat + R"(["</tool_call>"]})")["choices"][0]["finish_reason"], "tool_calls");
+  for (const Json& event : stream("/v1/chat/completions", chat + R"(["END"],"stream":true})")) {
+    for (const Json& choice : event["choices"]) EXPECT_NE(choice["finish_reason"], "tool_calls") << dump(event);
+  }
+}
+
+TEST_F(ApiTest, AKeptResponseWithACutCallGoesOn) {
+  start();
+  const Json first =
+      ask("/v1/responses", R"({"max_output_tokens":45,"tools":[{"type":"function","name":"f"}],"input":)"
+                           R"("SAY:Hm <tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"long text\"}}</tool_call>"})");
+  EXPECT_EQ(first["status"], "incomplete") << dump(first);
+  EXPECT_EQ(first["output"].back()["type"], "function_call") << dump(first);
+  const std::string id = first["id"].get<std::string>();
+  ask("/v1/responses", R"({"input":"SAY:x","tool_choice":"auto","previous_response_id":")" + id + "\"}");
+}
+
 TEST_F(ApiTest, LogprobsOfAResponseAreOfItsText) {
   start();
   state_->reasoning_format = ReasoningFormat::kThink;

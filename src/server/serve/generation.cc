@@ -392,9 +392,7 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
         choice.reasoning += event.text;
         break;
       case ToolEvent::Kind::kCall:
-        break;
       case ToolEvent::Kind::kArguments:
-        choice.calls[static_cast<size_t>(event.call)].arguments += event.text;
         break;
     }
   }
@@ -430,8 +428,11 @@ std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const 
   }
   if (!request_.parallel_tool_calls) std::erase_if(events, [](const ToolEvent& event) { return event.call > 0; });
   for (const ToolEvent& event : events) {
-    if (event.kind != ToolEvent::Kind::kCall) continue;
-    choice.calls.push_back({make_tool_call_id(state_->tool_format), event.text, ""});
+    if (event.kind == ToolEvent::Kind::kCall) {
+      choice.calls.push_back({make_tool_call_id(state_->tool_format), event.text, ""});
+    } else if (event.kind == ToolEvent::Kind::kArguments) {
+      choice.calls[static_cast<size_t>(event.call)].arguments += event.text;
+    }
   }
   return events;
 }

@@ -30,12 +30,6 @@ void start_event(std::string& out, std::string_view type) {
   fmt::format_to(std::back_inserter(out), "event: {}\ndata: {{\"type\":\"{}\"", type, type);
 }
 
-// Arguments that the model wrote, cut off perhaps, as an object.
-std::string object_or_empty(const std::string& arguments) {
-  const auto parsed = parse_json(arguments);
-  return parsed.ok() && parsed->is_object() ? arguments : "{}";
-}
-
 }  // namespace
 
 std::string anthropic_error_json(const ApiError& error) {
@@ -76,7 +70,7 @@ void MessagesWriter::append_end(std::string& out, const Choice& choice) const {
   std::string_view reason = "end_turn";
   if (choice.finish == FinishReason::kLength) {
     reason = "max_tokens";
-  } else if (!choice.calls.empty()) {
+  } else if (!choice.calls.empty() && !has_cut_call(choice)) {
     reason = "tool_use";
   } else if (by_text) {
     reason = "stop_sequence";

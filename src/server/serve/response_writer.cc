@@ -36,7 +36,8 @@ void ResponseWriter::append_logprobs(std::string& out, const LogprobLists& lists
 
 std::string_view ResponseWriter::finish_name(const Choice& choice) const {
   if (!choice.finish) return "";
-  return *choice.finish == FinishReason::kStop && !choice.calls.empty() ? "tool_calls" : name_of(*choice.finish);
+  const bool calls = *choice.finish == FinishReason::kStop && !choice.calls.empty() && !has_cut_call(choice);
+  return calls ? "tool_calls" : name_of(*choice.finish);
 }
 
 void ResponseWriter::append_usage(std::string& out, std::span<const Choice> choices) const {

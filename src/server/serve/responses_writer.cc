@@ -268,8 +268,9 @@ void ResponsesWriter::keep(const std::string& response) const {
     if (item.kind == Kind::kReasoning) message["reasoning_content"] = item.text;
     if (item.kind == Kind::kMessage) text += item.text;
     if (item.kind != Kind::kCall) continue;
-    message["tool_calls"].push_back(
-        {{"id", item.call_id}, {"type", "function"}, {"function", {{"name", item.name}, {"arguments", item.text}}}});
+    message["tool_calls"].push_back({{"id", item.call_id},
+                                     {"type", "function"},
+                                     {"function", {{"name", item.name}, {"arguments", object_or_empty(item.text)}}}});
   }
   message["content"] = std::move(text);
   std::string conversation = request_->conversation;

@@ -15,9 +15,7 @@ class RegionParser final : public ToolCallParser {
   }
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
-    if (region_ != nullptr && region_->close.empty()) {
-      end_region(held_, events);
-    } else if (region_ != nullptr && !cut) {  // the model forgot to close
+    if (region_ != nullptr && (region_->close.empty() || region_->may_be_text || !cut)) {  // the model forgot to close
       end_region(held_, events);
     } else if (region_ == nullptr) {
       emit(held_, events);
@@ -41,8 +39,9 @@ class RegionParser final : public ToolCallParser {
       const std::string_view before = std::string_view(held_).substr(0, held_.size() - region.open.size());
       if (region.from_start && (said_ || before.find_first_not_of(" \n\t\r") != std::string_view::npos)) continue;
       // White space before a call is no part of the answer.
-      const size_t end = before.find_last_not_of(" \n\t\r");
-      emit(before.substr(0, end == std::string_view::npos ? 0 : end + 1), events);
+      const size_t end = before.find_last_not_of(" \n\t\r") + 1;
+      emit(before.substr(0, end), events);
+      space_ = before.substr(end);
       held_ = region.keeps_open ? region.open : "";
       region_ = &region;
       return;
@@ -91,12 +90,14 @@ class RegionParser final : public ToolCallParser {
       return;
     }
     const bool closed = !region_->close.empty() && content.size() < held_.size();
-    emit((region_->keeps_open ? "" : region_->open) + std::string(content) + (closed ? region_->close : ""), events);
+    emit(space_ + (region_->keeps_open ? "" : region_->open) + std::string(content) + (closed ? region_->close : ""),
+         events);
   }
 
   const std::vector<CallRegion> regions_;
   const CallRegion* region_ = nullptr;
   std::string held_;
+  std::string space_;  // before the region's mark
   bool said_ = false;  // text or a call
   int call_ = -1;
 };

@@ -23,6 +23,8 @@ size_t partial_marker(std::string_view text, std::string_view marker) {
 // Common ground: an object being read, and the calls so far.
 class CallReader {
  public:
+  // `bare`: a name alone is a call, without arguments.
+  explicit CallReader(bool bare = true) : bare_(bare) {}
   JsonCallScanner::State feed(char c, std::vector<ToolEvent>* events) {
     const auto state = scanner_.feed(c);
     emit(state, events);
@@ -54,7 +56,7 @@ class CallReader {
   void emit(JsonCallScanner::State state, std::vector<ToolEvent>* events) {
     if (!scanner_.name()) return;
     // A name alone may still be another object than a call: wait for the arguments, or the end.
-    if (!announced_ && (scanner_.has_arguments() || state == JsonCallScanner::State::kDone)) {
+    if (!announced_ && (scanner_.has_arguments() || (bare_ && state == JsonCallScanner::State::kDone))) {
       announce(*scanner_.name(), events);
       if (!scanner_.has_arguments()) arguments("{}", events);
     }
@@ -62,6 +64,7 @@ class CallReader {
   }
 
   JsonCallScanner scanner_;
+  bool bare_;
   bool announced_ = false;
   int call_ = -1;
 };
@@ -84,9 +87,7 @@ class HermesParser final : public ToolCallParser {
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) add_text(held_, events);
-    if (where_ == Where::kCall && !reader_.committed() && !cut) {
-      add_text(std::string(kOpen) + reader_.raw(), events);
-    }
+    if (where_ == Where::kCall && !reader_.committed() && !cut) add_text(as_text(), events);
     held_.clear();
   }
 
@@ -94,6 +95,9 @@ class HermesParser final : public ToolCallParser {
   static constexpr std::string_view kOpen = "<tool_call>";
   static constexpr std::string_view kClose = "</tool_call>";
   enum class Where { kText, kCall, kAfter };
+
+  // What turned out to be no call.
+  std::string as_text() const { return space_ + std::string(kOpen) + reader_.raw(); }
 
   // Passes on all held text but its last `keep` bytes. White space before a call is not part of the answer, so it
   // always waits for what follows.
@@ -110,8 +114,8 @@ class HermesParser final : public ToolCallParser {
         held_ += c;
         if (c == '>' && held_.ends_with(kOpen)) {
           held_.resize(held_.size() - kOpen.size());
-          while (!held_.empty() && is_space(held_.back())) held_.pop_back();
           release(0, events);
+          space_ = std::exchange(held_, {});
           where_ = Where::kCall;
           reader_.next();
         }
@@ -119,11 +123,11 @@ class HermesParser final : public ToolCallParser {
       case Where::kCall: {
         const auto state = reader_.feed(c, events);
         if (state == JsonCallScanner::State::kDone) {
-          if (!reader_.committed()) add_text(std::string(kOpen) + reader_.raw(), events);
+          if (!reader_.committed()) add_text(as_text(), events);
           where_ = Where::kAfter;
           held_.clear();
         } else if (state == JsonCallScanner::State::kBroken) {
-          if (!reader_.committed()) add_text(std::string(kOpen) + reader_.raw(), events);
+          if (!reader_.committed()) add_text(as_text(), events);
           where_ = Where::kText;
           held_.clear();
         }
@@ -136,6 +140,7 @@ class HermesParser final : public ToolCallParser {
           where_ = Where::kText;
         } else if (held_.ends_with(kOpen)) {  // the model forgot to close
           held_.clear();
+          space_.clear();
           where_ = Where::kCall;
           reader_.next();
         }
@@ -145,6 +150,7 @@ class HermesParser final : public ToolCallParser {
 
   Where where_ = Where::kText;
   std::string held_;
+  std::string space_;  // before the mark
   CallReader reader_;
 };
 
@@ -219,7 +225,7 @@ class Llama3JsonParser final : public ToolCallParser {
 
   Where where_ = Where::kStart;
   std::string held_;
-  CallReader reader_;
+  CallReader reader_{/*bare=*/false};  // any answer in JSON may have a name
 };
 
 class MistralParser final : public ToolCallParser {
@@ -234,7 +240,7 @@ class MistralParser final : public ToolCallParser {
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) release(0, events);
     if (cut) return;
-    if (where_ == Where::kName) add_text(std::string(kMarker) + held_, events);
+    if (where_ == Where::kName) add_text(std::string(kMarker) + space_ + held_, events);
     if (where_ == Where::kObject && !reader_.committed()) add_text(reader_.raw(), events);
   }
 
@@ -254,12 +260,14 @@ class MistralParser final : public ToolCallParser {
         if (c == ']' && held_.ends_with(kMarker)) {
           release(kMarker.size(), events);
           held_.clear();
+          space_.clear();
           where_ = Where::kOpening;
         }
         return;
       case Where::kOpening:
-        if (is_space(c)) return;
-        if (c == '[') {
+        if (is_space(c)) {
+          space_ += c;
+        } else if (c == '[') {
           where_ = Where::kBetween;
         } else if (c == '{') {
           start_object(c, events);
@@ -336,6 +344,7 @@ class MistralParser final : public ToolCallParser {
 
   Where where_;
   std::string held_;
+  std::string space_;  // behind the mark
   CallReader reader_;
   int depth_ = 0;
   bool quoted_ = false;
@@ -422,14 +431,16 @@ std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const J
                                  {"{", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true}});
     case ToolFormat::kPhi4:
       return make_region_parser(
-          {{"<|tool_call|>", "<|/tool_call|>", read_json_calls}, {"functools", "", read_json_calls}});
+          {{"<|tool_call|>", "<|/tool_call|>", read_json_calls},
+           {"functools[", "", [](std::string_view text) { return read_json_calls("[" + std::string(text)); }}});
     case ToolFormat::kGemma:
       // Gemma 3 has no form of its own: these are the ones that its documentation has prompts for.
-      return make_region_parser({{"<start_function_call>", "<end_function_call>", read_gemma_calls},
-                                 {"```tool_code\n", "```", read_python_calls},
-                                 {"```json\n", "```", read_unmarked_calls, /*from_start=*/true},
-                                 {"[", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true},
-                                 {"{", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true}});
+      return make_region_parser(
+          {{"<start_function_call>", "<end_function_call>", read_gemma_calls},
+           {"```tool_code\n", "```", read_python_calls},
+           {"```json\n", "```", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/false, /*may_be_text=*/true},
+           {"[", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true},
+           {"{", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true}});
     case ToolFormat::kHarmony:
       return make_harmony_parser();
     case ToolFormat::kNone:

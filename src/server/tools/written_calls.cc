@@ -145,6 +145,17 @@ class LiteralReader {
     return true;
   }
 
+  // A pair of UTF-16, as JSON writes characters beyond U+FFFF; `high` where no other half follows.
+  uint32_t join_surrogates(uint32_t high) {
+    const std::string_view rest = text_.substr(at_, 6);
+    uint32_t low = 0;
+    if (rest.size() < 6 || !rest.starts_with("\\u")) return high;
+    if (std::from_chars(rest.data() + 2, rest.data() + 6, low, 16).ptr != rest.data() + 6) return high;
+    if (low < 0xDC00 || low > 0xDFFF) return high;
+    at_ += 6;
+    return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
+  }
+
   bool string(Json* out) {
     const char quote = text_[at_++];
     std::string made;
@@ -164,8 +175,9 @@ class LiteralReader {
         if (at_ + width > text_.size()) return false;
         const char* first = text_.data() + at_;
         if (std::from_chars(first, first + width, code, 16).ptr != first + width || code > 0x10FFFF) return false;
-        text::append_utf8(made, code);
         at_ += width;
+        if (code >= 0xD800 && code < 0xDC00) code = join_surrogates(code);
+        text::append_utf8(made, code >= 0xD800 && code < 0xE000 ? 0xFFFD : code);
       } else if (c == '\\' || c == '\'' || c == '"') {
         made += c;
       } else if (c != '\n') {  // as Python: an unknown escape stays as it is

@@ -113,6 +113,31 @@ TEST(WrittenCalls, Pythonic) {
   expect(ToolFormat::kPythonic, "see [f(x=1)]", "see [f(x=1)]", {});
 }
 
+TEST(WrittenCalls, PythonicSurrogates) {
+  expect(ToolFormat::kPythonic, R"([f(a="\ud83d\ude00", b="\ud83d", c="\ude00x", d="\ud83d\u0041")])", "",
+         {{"f", {{"a", "\U0001F600"}, {"b", "\uFFFD"}, {"c", "\uFFFDx"}, {"d", "\uFFFDA"}}}});
+}
+
+// What looks like a mark and is none stays as it was written.
+TEST(WrittenCalls, TextAroundMarksThatAreNone) {
+  for (const auto& [format, text] : std::vector<std::pair<ToolFormat, std::string>>{
+           {ToolFormat::kPhi4, "Use import functools here please"},
+           {ToolFormat::kPhi4, "Use \n functools[1] here"},
+           {ToolFormat::kHermes, "Use <tool_call> tags to call"},
+           {ToolFormat::kHermes, "a \n<tool_call>{\"x\": 1}"},
+           {ToolFormat::kQwen3Coder, "Write <function=x and then </tool_call> ok"},
+           {ToolFormat::kMistral, "Write [TOOL_CALLS] and then text"},
+           {ToolFormat::kLlama3Json, R"({"name": "Bob", "age": 30})"},
+           {ToolFormat::kGemma, " [1, 2] is a list"}}) {
+    expect(format, text, text, {});
+  }
+}
+
+TEST(WrittenCalls, AnAnswerInJsonThatIsCutIsShown) {
+  EXPECT_EQ(read(ToolFormat::kGemma, "```json\n[1, 2, 3", 4, nullptr, /*cut=*/true).text, "```json\n[1, 2, 3");
+  EXPECT_EQ(read(ToolFormat::kGemma, "<start_function_call>call:f{a", 4, nullptr, /*cut=*/true).text, "");
+}
+
 TEST(WrittenCalls, Phi4Mini) {
   expect(ToolFormat::kPhi4, R"(functools[{"name": "get_weather", "arguments": {"city": "Paris"}}])", "",
          {{"get_weather", {{"city", "Paris"}}}});

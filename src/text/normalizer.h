@@ -34,6 +34,7 @@ class Normalizer {
 
   void add(Step step) { steps_.push_back(std::move(step)); }
   bool empty() const { return steps_.empty(); }
+  size_t size() const { return steps_.size(); }
 
   // The normalized text: `text` itself where nothing changes, else `storage`. Errors: a Replace pattern's
   // (regex.h); kResource when replacements blow the text up.

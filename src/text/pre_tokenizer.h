@@ -45,6 +45,7 @@ class PreTokenizer {
 
   void add(Stage stage) { stages_.push_back(std::move(stage)); }
   bool empty() const { return stages_.empty(); }
+  size_t size() const { return stages_.size(); }
 
   // `first`: `text` is the beginning of what the user gave, not what follows a special token.
   // Error: a pattern's (regex.h).

@@ -12,7 +12,7 @@ namespace {
 
 // Sequences of sequences are legal and pointless; real files have one level.
 constexpr int kMaxDepth = 8;
-// Components of one pipeline.
+// Steps of one pipeline, in all its sequences together: each takes time and stack for every text.
 constexpr size_t kMaxSteps = 64;
 
 Error wrong_type(const std::string& path, std::string_view key, std::string_view expected) {
@@ -21,6 +21,11 @@ Error wrong_type(const std::string& path, std::string_view key, std::string_view
 
 Error unsupported(const std::string& path, std::string_view what) {
   return error(ErrorCode::kUnsupported, "field '{}' is {}, which is not supported", path, what);
+}
+
+// Sequences may lie in sequences, so a pipeline is asked how long it is after each child.
+Status check_steps(size_t steps, const std::string& path) {
+  return steps <= kMaxSteps ? ok_status() : unsupported(path, "a step beyond the 64 that a pipeline may have");
 }
 
 // Calls visit(child, path) for each child of a Sequence.
@@ -143,8 +148,10 @@ struct DecoderBuilder {
   Status add(Json node, const std::string& path, int depth) {
     NFP_ASSIGN_OR_RETURN(const std::string type, string_field(node, path, "type"));
     if (type == "Sequence") {
-      return each_child(node, path, "decoders", depth,
-                        [&](Json child, const std::string& at) { return add(child, at, depth + 1); });
+      return each_child(node, path, "decoders", depth, [&](Json child, const std::string& at) -> Status {
+        NFP_RETURN_IF_ERROR(add(child, at, depth + 1));
+        return check_steps(decoder.replaces.size(), at);
+      });
     }
     if (closed) return unsupported(path, "a decoder after one that must be the last");
     if (type == "ByteLevel") {
@@ -244,8 +251,9 @@ Result<simdjson::dom::array> array_field(Json object, const std::string& path, s
 Status parse_normalizer(Json node, const std::string& path, int depth, Normalizer& normalizer) {
   NFP_ASSIGN_OR_RETURN(const std::string type, string_field(node, path, "type"));
   if (type == "Sequence") {
-    return each_child(node, path, "normalizers", depth, [&](Json child, const std::string& at) {
-      return parse_normalizer(child, at, depth + 1, normalizer);
+    return each_child(node, path, "normalizers", depth, [&](Json child, const std::string& at) -> Status {
+      NFP_RETURN_IF_ERROR(parse_normalizer(child, at, depth + 1, normalizer));
+      return check_steps(normalizer.size(), at);
     });
   }
   constexpr std::pair<std::string_view, UnicodeForm> kForms[] = {{"NFC", UnicodeForm::kNfc},
@@ -288,8 +296,9 @@ Status parse_pre_tokenizer(Json node, const std::string& path, int depth, PreTok
                            bool& byte_level) {
   NFP_ASSIGN_OR_RETURN(const std::string type, string_field(node, path, "type"));
   if (type == "Sequence") {
-    return each_child(node, path, "pretokenizers", depth, [&](Json child, const std::string& at) {
-      return parse_pre_tokenizer(child, at, depth + 1, pre_tokenizer, byte_level);
+    return each_child(node, path, "pretokenizers", depth, [&](Json child, const std::string& at) -> Status {
+      NFP_RETURN_IF_ERROR(parse_pre_tokenizer(child, at, depth + 1, pre_tokenizer, byte_level));
+      return check_steps(pre_tokenizer.size(), at);
     });
   }
   // What came after it would see the byte alphabet in place of the text.

@@ -176,6 +176,49 @@ TEST(Tokenizer, ErrorsNameTheFileAndTheField) {
   }
 }
 
+// `count` of `step`, in sequences of 10 in one sequence.
+std::string nested_sequences(const std::string& children, const std::string& step, size_t count) {
+  const std::string begin = R"({"type": "Sequence", ")" + children + R"(": [)";
+  std::string all = begin;
+  for (size_t i = 0; i < count; ++i) {
+    if (i % 10 == 0) all += (i == 0 ? "" : "]}, ") + begin;
+    all += (i % 10 == 0 ? "" : ", ") + step;
+  }
+  return all + "]}]}";
+}
+
+TEST(Tokenizer, StepsOfNestedSequencesAreCountedTogether) {
+  struct Pipeline {
+    std::string TokenizerJson::*field;
+    const char* children;
+    const char* step;
+    const char* path;  // of the step after the last that is allowed
+  };
+  const Pipeline pipelines[] = {
+      {&TokenizerJson::normalizer, "normalizers", R"({"type": "NFC"})", "normalizer.normalizers[6].normalizers[4]"},
+      {&TokenizerJson::pre_tokenizer, "pretokenizers",
+       R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "never", "split": false})",
+       "pre_tokenizer.pretokenizers[6].pretokenizers[4]"},
+      {&TokenizerJson::decoder, "decoders", R"({"type": "Replace", "pattern": {"String": "_"}, "content": " "})",
+       "decoder.decoders[6].decoders[4]"},
+  };
+  for (const Pipeline& pipeline : pipelines) {
+    TokenizerJson json = sentencepiece_json();
+    json.*pipeline.field = nested_sequences(pipeline.children, pipeline.step, 64);
+    const auto tokenizer = load(json);
+    ASSERT_NE(tokenizer, nullptr);
+    EXPECT_FALSE(encode(*tokenizer, "a b").empty());
+
+    json.*pipeline.field = nested_sequences(pipeline.children, pipeline.step, 65);
+    const std::string text = json.text();
+    const auto refused = Tokenizer::from_json({text, {}, {}}, "t");
+    ASSERT_FALSE(refused.ok()) << pipeline.path;
+    EXPECT_EQ(refused.error().message,
+              std::string("t: field '") + pipeline.path +
+                  "' is a step beyond the 64 that a pipeline may have, which is not supported");
+  }
+}
+
 TEST(Tokenizer, RefusesEveryTruncation) {
   const std::string text = byte_level_json().text();
   for (size_t size = 0; size + 1 < text.size(); ++size) {

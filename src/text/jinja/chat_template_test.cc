@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "text/jinja/value.h"
+
 namespace nfp {
 namespace {
 
@@ -228,6 +230,22 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
             "chat template 't' line 1: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
   EXPECT_EQ(error_of("{{ 999999999999999999999 * 9999999999999999999999999 }}"),
             "chat template 't' line 1: an integer is too large");
+}
+
+// An undefined value keeps its message as long as the render lasts.
+TEST(ChatTemplateLimits, MessagesOfUndefinedValuesAreShortAndCounted) {
+  const std::string name(400'000, 'x');
+  const std::string shown = "'" + name.substr(0, 50) + "'";
+  EXPECT_EQ(error_of("{{ " + name + " + 1 }}"), "chat template 't' line 1: " + shown + " is undefined");
+  EXPECT_EQ(error_of("{% macro f(" + name + ") %}{{ " + name + " + 1 }}{% endmacro %}{{ f() }}"),
+            "chat template 't' line 1: parameter " + shown + " was not provided");
+  EXPECT_EQ(rendered("{% for i in range(20000) %}{{ " + name + " }}{% endfor %}"), "");
+
+  ChatTemplateLimits limits;
+  limits.max_memory_bytes = 1 << 20;
+  jinja::Runtime runtime(limits);
+  EXPECT_TRUE(runtime.undefined(std::string(1000, 'x')).undefined());
+  EXPECT_THROW(runtime.undefined(std::string(1 << 20, 'x')), jinja::Failure);
 }
 
 TEST(ChatTemplateLimits, ParserRefusesDeepNesting) {

@@ -39,7 +39,7 @@ class Interpreter {
     const std::string_view name = program_.symbol_names[symbol];
     if (const Callable* callable = find_function(name)) return context_[symbol] = function(rt_, callable);
     const std::string refused = why_no_function(name);
-    return rt_.undefined(refused.empty() ? fmt::format("'{}' is undefined", name) : refused);
+    return rt_.undefined(refused.empty() ? fmt::format("'{}' is undefined", short_name(name)) : refused);
   }
 
   void assign(const Expr& target, const Value& value) {
@@ -288,7 +288,7 @@ class Interpreter {
       if (given[i].missing()) {
         given[i] = parameter.default_value != nullptr
                        ? evaluate(*parameter.default_value)
-                       : rt_.undefined(fmt::format("parameter '{}' was not provided", parameter.name));
+                       : rt_.undefined(fmt::format("parameter '{}' was not provided", short_name(parameter.name)));
       }
       store(parameter.symbol, given[i]);
     }

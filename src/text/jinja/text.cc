@@ -194,6 +194,8 @@ std::string to_text(Runtime& rt, const Value& v) {
   return out;
 }
 
+std::string_view short_name(std::string_view name) { return name.substr(0, text::byte_of(name, 50)); }
+
 std::optional<Int> parse_int(std::string_view text) {
   text = text::strip_space(text);
   const bool negative = text.starts_with('-');

@@ -26,6 +26,9 @@ struct JsonStyle {
 };
 std::string to_json(Runtime& rt, const Value& v, const JsonStyle& style);
 
+// The beginning of a name, for messages that values keep: a name may be as long as the template.
+std::string_view short_name(std::string_view name);
+
 // What Python's int() makes of a text in ASCII digits; nullopt where it raises ValueError, and for integers beyond
 // kIntBound.
 std::optional<Int> parse_int(std::string_view text);

@@ -94,7 +94,7 @@ Value no_attribute(Runtime& rt, const Value& object, const Value& key) {
   if (!key.is(Kind::kString)) {
     return rt.undefined(fmt::format("{} object has no element {}", type_name(object), repr(rt, key)));
   }
-  const std::string_view name = key.text().substr(0, text::byte_of(key.text(), 50));
+  const std::string_view name = short_name(key.text());
   return rt.undefined(object.is(Kind::kNone)
                           ? fmt::format("None has no attribute '{}'", name)
                           : fmt::format("'{} object' has no attribute '{}'", type_name(object), name));

@@ -259,6 +259,7 @@ class Runtime {
   }
   Value tuple(const Value& a, const Value& b) { return list({a, b}, Kind::kTuple); }
   Value undefined(std::string message) {
+    charge(message.size());
     auto* undefined = make<Undefined>();
     undefined->message = std::move(message);
     return Value::object(Kind::kUndefined, undefined);

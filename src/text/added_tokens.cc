@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "text/utf8.h"
+#include "text/vocabulary.h"
 
 namespace nfp::text {
 namespace {
@@ -33,6 +34,11 @@ Result<AddedTokens> AddedTokens::make(std::vector<AddedToken> tokens, const Norm
     if (token.normalized) {
       std::string storage;
       NFP_ASSIGN_OR_RETURN(const std::string_view content, normalizer.apply(token.content, storage, search));
+      if (content.size() > kMaxTokenBytes) {  // the normalizer may make more of it
+        return error(ErrorCode::kInvalidInput,
+                     "the added token with id {} has {} bytes when normalized; at most {} are supported", token.id,
+                     content.size(), kMaxTokenBytes);
+      }
       added.normalized_.add(content, index);
     } else {
       added.raw_.add(token.content, index);

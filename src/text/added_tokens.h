@@ -34,7 +34,8 @@ struct TextPart {
 
 class AddedTokens {
  public:
-  // Errors: two tokens of one id or one content; a word pattern that PCRE2 refuses.
+  // Errors: two tokens of one id or one content; one that the normalizer makes longer than kMaxTokenBytes; a word
+  // pattern that PCRE2 refuses.
   static Result<AddedTokens> make(std::vector<AddedToken> tokens, const Normalizer& normalizer);
 
   const AddedToken* find(int32_t id) const;

@@ -78,5 +78,18 @@ TEST(AddedTokens, RefusesDoubles) {
   EXPECT_NE(split({token(1, "a"), token(2, "a")}, "")[0].find("'a' twice"), std::string::npos);
 }
 
+TEST(AddedTokens, RefusesWhatTheNormalizerMakesTooLong) {
+  Normalizer normalizer;
+  normalizer.add(Normalizer::Replace{"a", {}, "aa"});
+  const auto split_at = [&](size_t size) {
+    AddedToken doubled = token(7, std::string(size, 'a'));
+    doubled.normalized = true;
+    return split({doubled}, std::string(4096, 'a'), true, true, normalizer);
+  };
+  EXPECT_EQ(split_at(2048), Strings{"7:" + std::string(4096, 'a')});
+  EXPECT_EQ(split_at(2049),
+            Strings{"error: the added token with id 7 has 4098 bytes when normalized; at most 4096 are supported"});
+}
+
 }  // namespace
 }  // namespace nfp::text

@@ -96,9 +96,15 @@ std::string output_bytes(const text::Decoder& decoder, std::string_view token, b
   }
   std::string text(token);
   for (const auto& [from, to] : decoder.replaces) {
-    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
-      text.replace(at, from.size(), to);
+    std::string replaced;
+    size_t done = 0;
+    for (size_t at; (at = text.find(from, done)) != std::string::npos; done = at + from.size()) {
+      replaced.append(text, done, at - done);
+      replaced += to;
     }
+    if (done == 0) continue;
+    replaced.append(text, done);
+    text = std::move(replaced);
   }
   const auto byte = decoder.byte_fallback ? parse_fallback_byte(text) : std::nullopt;
   fallback = byte.has_value();

@@ -76,6 +76,10 @@ Status check(const GgufVocab& vocab) {
                  vocab.scores.size(), count);
   }
   for (size_t i = 0; i < count; ++i) {
+    if (vocab.tokens[i].size() > kMaxTokenBytes) {
+      return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.tokens[{}]' has {} bytes; at most {} are supported",
+                   i, vocab.tokens[i].size(), kMaxTokenBytes);
+    }
     if (!is_utf8(vocab.tokens[i])) {
       return error(ErrorCode::kInvalidInput, "key 'tokenizer.ggml.tokens[{}]' is not UTF-8", i);
     }

@@ -44,6 +44,11 @@ Result<Vocabulary> parse_vocabulary(Json model) {
       return error(ErrorCode::kInvalidInput, "field 'model.vocab': the id of '{}' is not an integer from 0 to {}",
                    token, kMaxTokenId - 1);
     }
+    if (token.size() > kMaxTokenBytes) {
+      return error(ErrorCode::kInvalidInput,
+                   "field 'model.vocab': the token with id {} has {} bytes; at most {} are supported", id, token.size(),
+                   kMaxTokenBytes);
+    }
     switch (vocabulary.add(static_cast<int32_t>(id), token)) {
       case Vocabulary::Added::kYes:
         break;
@@ -144,6 +149,10 @@ Result<std::vector<AddedToken>> parse_added_tokens(Json root, const Vocabulary& 
     }
     token.id = static_cast<int32_t>(id);
     NFP_ASSIGN_OR_RETURN(token.content, string_field(node, path, "content"));
+    if (token.content.size() > kMaxTokenBytes) {
+      return error(ErrorCode::kInvalidInput, "field '{}.content' has {} bytes; at most {} are supported", path,
+                   token.content.size(), kMaxTokenBytes);
+    }
     NFP_ASSIGN_OR_RETURN(token.special, bool_field(node, path, "special", false));
     NFP_ASSIGN_OR_RETURN(token.single_word, bool_field(node, path, "single_word", false));
     NFP_ASSIGN_OR_RETURN(token.lstrip, bool_field(node, path, "lstrip", false));

@@ -156,6 +156,10 @@ TEST(Tokenizer, ErrorsNameTheFileAndTheField) {
          j.post_processor = R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "q"}},
              {"Sequence": {"id": "A"}}], "special_tokens": {"q": {"ids": [700]}}})";
        }},
+      {"'model.vocab': the token with id 264 has 4097 bytes; at most 4096 are supported",
+       [](TokenizerJson& j) { j.tokens.push_back(std::string(4097, 'a')); }},
+      {"'added_tokens[0].content' has 4097 bytes; at most 4096 are supported",
+       [](TokenizerJson& j) { j.added = R"([{"id": 900, "content": ")" + std::string(4097, 'a') + "\"}]"; }},
       {"nested too deeply",
        [](TokenizerJson& j) {
          std::string deep = R"({"type": "NFC"})";
@@ -217,6 +221,35 @@ TEST(Tokenizer, StepsOfNestedSequencesAreCountedTogether) {
               std::string("t: field '") + pipeline.path +
                   "' is a step beyond the 64 that a pipeline may have, which is not supported");
   }
+}
+
+TEST(Tokenizer, TokensOfTheGreatestLength) {
+  const std::string mark = "\xE2\x96\x81";
+  std::string marks;
+  for (int i = 0; i < 1365; ++i) marks += mark;  // 4095 bytes
+  TokenizerJson json = sentencepiece_json();
+  json.tokens.push_back(marks);
+  json.tokens.push_back(mark + "a" + mark + mark + "b");
+  const std::string run(4096, 'b');
+  json.added = R"([{"id": 900, "content": ")" + run + R"(", "special": true}])";
+  const auto tokenizer = load(json);
+  ASSERT_NE(tokenizer, nullptr);
+  EXPECT_EQ(tokenizer->token_bytes(*tokenizer->token_to_id(marks)), std::string(1365, ' '));
+  EXPECT_EQ(tokenizer->token_bytes(*tokenizer->token_to_id(mark + "a" + mark + mark + "b")), " a  b");
+  EXPECT_EQ(encode(*tokenizer, run, {.add_special_tokens = false}), Ids{900});
+}
+
+// As one after the other, and no match begins in what an earlier one left.
+TEST(Tokenizer, DecoderReplacesInOrder) {
+  TokenizerJson json = sentencepiece_json();
+  json.tokens.insert(json.tokens.end(), {"aaab", "xaabaa"});
+  json.decoder = R"({"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "aa"}, "content": "a"},
+      {"type": "Replace", "pattern": {"String": "ab"}, "content": ""}]})";
+  const auto tokenizer = load(json);
+  ASSERT_NE(tokenizer, nullptr);
+  EXPECT_EQ(tokenizer->token_bytes(*tokenizer->token_to_id("aaab")), "a");
+  EXPECT_EQ(tokenizer->token_bytes(*tokenizer->token_to_id("xaabaa")), "xa");
 }
 
 TEST(Tokenizer, RefusesEveryTruncation) {
@@ -368,6 +401,11 @@ TEST(TokenizerGguf, ErrorsNameTheKey) {
   gguf.refresh();
   EXPECT_NE(gguf.message().find("'tokenizer.ggml.token_type' has 263 entries for 264"), std::string::npos);
   gguf.types.clear();
+  const std::string too_long(4097, 'a');
+  gguf.tokens[7] = too_long;
+  gguf.refresh();
+  EXPECT_NE(gguf.message().find("'tokenizer.ggml.tokens[7]' has 4097 bytes; at most 4096 are supported"),
+            std::string::npos);
   gguf.tokens[7] = "\xFF";
   gguf.refresh();
   EXPECT_NE(gguf.message().find("'tokenizer.ggml.tokens[7]' is not UTF-8"), std::string::npos);

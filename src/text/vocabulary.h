@@ -11,6 +11,10 @@ namespace nfp::text {
 // Mixes 8 bytes at a time; not for keys that an enemy may choose without bound (tables here are bounded by a file).
 uint64_t hash_bytes(std::string_view bytes);
 
+// Both readers refuse longer tokens: deriving merges is quadratic in a token's length, and looking for added tokens may
+// take a token's length for each byte of a text. Real vocabularies stay below 1 KB: the longest are runs of spaces.
+inline constexpr size_t kMaxTokenBytes = 4096;
+
 class Vocabulary {
  public:
   static constexpr int32_t kNone = -1;

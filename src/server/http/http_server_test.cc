@@ -315,20 +315,6 @@ TEST_F(HttpServerTest, ASlowReaderOfAnAnswerIsNotIdle) {
   EXPECT_GE(got, body.size());
 }
 
-TEST_F(HttpServerTest, AnEmptyLineBetweenRequestsIsNone) {
-  ServerOptions options;
-  options.header_timeout = 200ms;
-  start(options);
-  Client client(server_->port());
-  client.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
-  client.until("hello");
-  client.send("\r\n");
-  std::this_thread::sleep_for(600ms);  // it begins no request, that could come too slowly
-  client.send("GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-  const std::string got = client.rest();
-  EXPECT_TRUE(got.starts_with("HTTP/1.1 200 ")) << got;
-}
-
 TEST_F(HttpServerTest, TellsWhenTheClientGoesAway) {
   start();
   for (const char* path : {"/hang", "/endless"}) {

@@ -223,7 +223,6 @@ asio::awaitable<bool> Session::read_request() {
     if (buffer_.size() > 0) {
       if (phase_ == Phase::kIdle) set_phase(Phase::kHeader, options.header_timeout);
       buffer_.consume(reader.put({static_cast<const char*>(buffer_.data().data()), buffer_.size()}));
-      if (buffer_.size() == 0 && !reader.began()) set_phase(Phase::kIdle, options.idle_timeout);
     }
     const bool head_came = reader.head_done() && !head_seen;
     if (head_came) take_head(reader);

@@ -74,11 +74,6 @@ RequestReader::RequestReader(const ServerOptions& options, std::string peer) : o
 
 size_t RequestReader::put(std::string_view bytes) {
   size_t taken = 0;
-  if (!began() && !skipped_) {  // one empty line before a request is none of it (RFC 9112, 2.2)
-    if (bytes == "\r") return 0;
-    skipped_ = bytes.starts_with("\r\n");
-    if (skipped_) taken = 2;
-  }
   const size_t least = head_done_ && parser_.chunked() ? kLeastOfChunks : 1;
   while (!fault_ && !done() && bytes.size() - taken >= least) {
     error_code ec;

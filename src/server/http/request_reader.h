@@ -35,7 +35,6 @@ class RequestReader {
 
   const std::optional<Fault>& fault() const { return fault_; }
   bool done() const { return parser_.is_done(); }
-  bool began() const { return head_bytes_ > 0; }  // anything of the request has been read
 
   // Below: once the head is there, faulty or not.
   bool head_done() const { return head_done_; }
@@ -59,7 +58,6 @@ class RequestReader {
   Parser parser_;
   bool head_done_ = false;
   size_t head_bytes_ = 0;
-  bool skipped_ = false;  // an empty line before it
   Request head_;
   std::optional<Fault> fault_;
 };

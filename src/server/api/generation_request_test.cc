@@ -264,5 +264,36 @@ TEST(GenerationRequest, BoundsLists) {
   }
 }
 
+// Lists whose product would take minutes.
+TEST(GenerationRequest, AllowedToolsAreFoundInOnePass) {
+  constexpr int kMany = 100'000;
+  Json tools = Json::array(), allowed = Json::array();
+  for (int i = 0; i < kMany; ++i) {
+    tools.push_back({{"type", "function"}, {"name", fmt::format("f{}", i)}});
+    allowed.push_back({{"type", "function"}, {"name", fmt::format("g{}", i)}});
+  }
+  for (const Json& odd : {Json(1), Json(nullptr), Json::object(), Json({{"name", 5}}), Json({{"name", "f7"}})}) {
+    allowed.push_back(odd);
+  }
+  const Json body = {{"input", "hi"},
+                     {"tools", std::move(tools)},
+                     {"tool_choice", {{"type", "allowed_tools"}, {"mode", "required"}, {"tools", std::move(allowed)}}}};
+  RequestLimits limits;
+  limits.max_tools = kMany;
+  ResponsesRequest request;
+  const MaybeError error = read_responses(body, limits, &request);
+  ASSERT_FALSE(error) << error->message;
+  ASSERT_EQ(request.chat["tools"].size(), 1u);
+  EXPECT_EQ(request.chat["tools"][0]["function"]["name"], "f7");
+  EXPECT_EQ(request.chat["tool_choice"], "required");
+
+  // However few of them are allowed.
+  ResponsesRequest refused;
+  const MaybeError too_many = read_responses(body, RequestLimits(), &refused);
+  ASSERT_TRUE(too_many);
+  EXPECT_EQ(too_many->param, "tools");
+  EXPECT_NE(too_many->message.find("at most 128"), std::string::npos) << too_many->message;
+}
+
 }  // namespace
 }  // namespace nfp::server

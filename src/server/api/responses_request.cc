@@ -1,5 +1,6 @@
 // OpenAI's Responses API: items instead of messages.
 #include <algorithm>
+#include <set>
 
 #include "server/api/dialects.h"
 
@@ -95,8 +96,13 @@ class Conversation {
   std::string reasoning_;
 };
 
-MaybeError read_tools(const Json& tools, Json* out) {
+MaybeError read_tools(const Json& tools, const RequestLimits& limits, Json* out) {
   if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
+  // Before any work on them: the chat parser sees only those that tool_choice keeps.
+  if (tools.size() > static_cast<size_t>(limits.max_tools)) {
+    return bad_request("tools",
+                       fmt::format("'tools' has {} entries; at most {} are allowed", tools.size(), limits.max_tools));
+  }
   *out = Json::array();
   for (size_t i = 0; i < tools.size(); ++i) {
     const Json& tool = tools[i];
@@ -144,15 +150,16 @@ MaybeError read_tool_choice(const Json& choice, Json* chat) {
   if (text(choice, "type") != "allowed_tools" || !choice.contains("tools") || !choice["tools"].is_array()) {
     return refuse();
   }
+  std::set<std::string_view> names;  // of `choice`; the list may be long
+  for (const Json& allowed : choice["tools"]) {
+    if (!allowed.is_object()) continue;
+    const auto name = allowed.find("name");
+    if (name != allowed.end() && name->is_string()) names.insert(name->get_ref<const std::string&>());
+  }
   Json kept = Json::array();
   if (chat->contains("tools")) {
     for (const Json& tool : (*chat)["tools"]) {
-      const auto& all = choice["tools"];
-      if (std::any_of(all.begin(), all.end(), [&](const Json& allowed) {
-            return text(allowed, "name") == tool["function"]["name"].get_ref<const std::string&>();
-          })) {
-        kept.push_back(tool);
-      }
+      if (names.contains(tool["function"]["name"].get_ref<const std::string&>())) kept.push_back(tool);
     }
   }
   if (kept.empty()) return bad_request("tool_choice", "'tool_choice' allows no function of 'tools'");
@@ -279,7 +286,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
 
   if (const Json* tools = fields.find("tools")) {
     Json known;
-    NFP_API_TRY(read_tools(*tools, &known));
+    NFP_API_TRY(read_tools(*tools, limits, &known));
     if (!known.empty()) chat["tools"] = std::move(known);
   }
   if (const Json* tool_choice = fields.find("tool_choice")) NFP_API_TRY(read_tool_choice(*tool_choice, &chat));

@@ -81,27 +81,31 @@ MaybeError parse_logit_bias(Fields& fields, const RequestLimits& limits, Samplin
   return std::nullopt;
 }
 
-// A schema arrives as an object or as text that holds one.
+ApiError too_large_grammar(std::string_view param, const RequestLimits& limits) {
+  return bad_request(std::string(param), fmt::format("'{}' is larger than {} bytes", param, limits.max_grammar_bytes));
+}
+
+// A schema arrives as an object or as text that holds one. Its size and depth are checked before anything walks it.
 MaybeError set_schema(const Json& schema, std::string_view param, const RequestLimits& limits, bool strict,
                       GrammarSpec* out) {
-  std::string text;
-  if (schema.is_object() || schema.is_boolean()) {
-    text = dump(schema);
-    out->unenforced = unenforced_keywords(schema);
-  } else if (schema.is_string()) {
-    text = schema.get<std::string>();
-    auto parsed = parse_json(text);
-    if (!parsed.ok() || !(parsed->is_object() || parsed->is_boolean())) {
-      return bad_request(std::string(param), fmt::format("'{}' must be a JSON schema (an object)", param));
-    }
-    out->unenforced = unenforced_keywords(*parsed);
-  } else {
+  const auto is_schema = [](const Json& value) { return value.is_object() || value.is_boolean(); };
+  const auto refuse = [&] {
     return bad_request(std::string(param), fmt::format("'{}' must be a JSON schema (an object)", param));
+  };
+  if (!schema.is_string() && !is_schema(schema)) return refuse();
+  std::string text = schema.is_string() ? schema.get<std::string>() : dump(schema);
+  if (text.size() > static_cast<size_t>(limits.max_grammar_bytes)) return too_large_grammar(param, limits);
+  Json read;
+  if (schema.is_string()) {
+    auto parsed = parse_json(text);
+    if (!parsed.ok() || !is_schema(*parsed)) return refuse();
+    read = std::move(*parsed);
   }
   if (json_depth(text, limits.max_schema_depth) > limits.max_schema_depth) {
     return bad_request(std::string(param), fmt::format("the schema in '{}' is nested deeper than {} levels", param,
                                                        limits.max_schema_depth));
   }
+  out->unenforced = unenforced_keywords(schema.is_string() ? read : schema);
   if (strict && !out->unenforced.empty()) return unenforced_error(out->unenforced, param);
   out->kind = GrammarSpec::Kind::kJsonSchema;
   out->text = std::move(text);
@@ -205,9 +209,7 @@ MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpe
   }
   size_t bytes = out->text.size();
   for (const std::string& choice : out->choices) bytes += choice.size();
-  if (bytes > static_cast<size_t>(limits.max_grammar_bytes)) {
-    return bad_request(out->param, fmt::format("'{}' is larger than {} bytes", out->param, limits.max_grammar_bytes));
-  }
+  if (bytes > static_cast<size_t>(limits.max_grammar_bytes)) return too_large_grammar(out->param, limits);
   return std::nullopt;
 }
 

@@ -4,6 +4,7 @@
 
 #include "server/api/dialects.h"
 #include "server/api/embedding_request.h"
+#include "server/api/json_schema.h"
 
 namespace nfp::server {
 namespace {
@@ -293,6 +294,59 @@ TEST(GenerationRequest, AllowedToolsAreFoundInOnePass) {
   ASSERT_TRUE(too_many);
   EXPECT_EQ(too_many->param, "tools");
   EXPECT_NE(too_many->message.find("at most 128"), std::string::npos) << too_many->message;
+}
+
+TEST(GenerationRequest, TypesBesideValuesAreComparedInOnePass) {
+  constexpr int kMany = 100'000;
+  Json types = Json::array(), values = Json::array();
+  for (int i = 0; i < kMany; ++i) {
+    types.push_back(fmt::format("a{}", i));  // no type's name
+    values.push_back(fmt::format("{}", i));
+  }
+  types.push_back("string");
+  Json schema = {{"type", std::move(types)}, {"enum", std::move(values)}};
+  EXPECT_TRUE(unenforced_keywords(schema).empty());
+  schema["enum"].push_back(1);
+  EXPECT_EQ(unenforced_keywords(schema), std::vector<std::string>{"type"});
+}
+
+TEST(GenerationRequest, TypesOfASchema) {
+  using Names = std::vector<std::string>;
+  const auto found = [](std::string_view text) { return unenforced_keywords(*parse_json(text)); };
+  EXPECT_EQ(found(R"({"type":"integer","enum":[1,-2]})"), Names());
+  EXPECT_EQ(found(R"({"type":"integer","const":1.5})"), Names{"type"});
+  EXPECT_EQ(found(R"({"type":"number","enum":[1,1.5]})"), Names());
+  EXPECT_EQ(found(R"({"type":["null","boolean","array","object"],"enum":[null,true,[],{}]})"), Names());
+  EXPECT_EQ(found(R"({"type":["null","boolean","array","object"],"enum":[""]})"), Names{"type"});
+  EXPECT_EQ(found(R"({"type":"text","const":"a"})"), Names{"type"});
+  EXPECT_EQ(found(R"({"type":"integer","multipleOf":2})"), Names());
+  EXPECT_EQ(found(R"({"type":["integer","number"],"multipleOf":2})"), Names{"multipleOf"});
+  // The place gives a type only where the schema names none.
+  EXPECT_EQ(found(R"({"type":"object","propertyNames":{"pattern":"^a"}})"), Names());
+  EXPECT_EQ(found(R"({"type":"object","propertyNames":{"type":"text","pattern":"^a"}})"), Names{"pattern"});
+}
+
+TEST(GenerationRequest, ASchemasSizeAndDepthComeBeforeItsKeywords) {
+  const auto strict_schema = [](const std::string& members) {
+    return chat_with(R"("response_format":{"type":"json_schema","json_schema":{"strict":true,"schema":{"not":{})" +
+                     members + "}}}");
+  };
+  ASSERT_TRUE(strict_schema("").error);
+  EXPECT_NE(strict_schema("").error->message.find("not enforced"), std::string::npos);
+  const auto large = strict_schema(R"(,"description":")" + std::string(300'000, 'd') + "\"");
+  ASSERT_TRUE(large.error);
+  EXPECT_EQ(large.error->param, "response_format.json_schema.schema");
+  EXPECT_NE(large.error->message.find("larger than"), std::string::npos) << large.error->message;
+  std::string deep = "{}";
+  for (int i = 0; i < 40; ++i) deep = R"({"items":)" + deep + "}";
+  const auto nested = strict_schema(R"(,"items":)" + deep);
+  ASSERT_TRUE(nested.error);
+  EXPECT_NE(nested.error->message.find("nested deeper"), std::string::npos) << nested.error->message;
+  // As text it is not even read.
+  const auto text = chat_with(R"("guided_json":")" + std::string(300'000, '[') + "\"");
+  ASSERT_TRUE(text.error);
+  EXPECT_EQ(text.error->param, "guided_json");
+  EXPECT_NE(text.error->message.find("larger than"), std::string::npos) << text.error->message;
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "server/api/json_types.h"
+
 namespace nfp::server {
 namespace {
 
@@ -50,25 +52,18 @@ constexpr std::string_view kLists[] = {"anyOf", "oneOf", "allOf", "prefixItems"}
 constexpr std::string_view kSingle[] = {"items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems",
                                         "propertyNames"};
 
-bool has_type(const Json& value, std::string_view type) {
-  if (type == "integer") return value.is_number_integer();
-  if (type == "number") return value.is_number();
-  if (type == "string") return value.is_string();
-  if (type == "boolean") return value.is_boolean();
-  if (type == "null") return value.is_null();
-  if (type == "array") return value.is_array();
-  return type == "object" && value.is_object();
-}
+// A "type" that names none of the known ones: no value has it, but something is said.
+constexpr uint32_t kUnknownType = 1u << 31;
 
 class Walk {
  public:
-  // `implied`: the type that its place gives a schema; empty = any.
-  void visit(const Json& schema, const char* implied = "") {
+  // `implied`: the type that its place gives a schema; 0 = any.
+  void visit(const Json& schema, uint32_t implied = 0) {
     if (!schema.is_object()) return;
     const auto whole = std::find_if(std::begin(kWhole), std::end(kWhole),
                                     [&](std::string_view name) { return schema.contains(std::string(name)); });
-    std::set<std::string, std::less<>> types = types_of(schema);
-    if (types.empty() && *implied != '\0') types.insert(implied);
+    const uint32_t said = types_said(schema);
+    const uint32_t types = said != 0 ? said : implied;
     for (const auto& [key, value] : schema.items()) {
       if (is_one_of(key, kNever)) {
         if (!(value.is_boolean() && !value.get<bool>()) || key == "not") add(key);
@@ -87,29 +82,32 @@ class Walk {
     if (std::find(found_.begin(), found_.end(), name) == found_.end()) found_.push_back(name);
   }
 
-  // What the grammar takes the schema to be about; empty = any value.
-  static std::set<std::string, std::less<>> types_of(const Json& schema) {
-    std::set<std::string, std::less<>> types;
+  // What the grammar takes the schema to be about, as bits: a list of types may be long, and so may the values that are
+  // held against it. 0 = any value.
+  static uint32_t types_said(const Json& schema) {
     const auto type = schema.find("type");
-    if (type != schema.end() && type->is_string()) types.insert(type->get<std::string>());
-    if (type != schema.end() && type->is_array()) {
-      for (const Json& one : *type) {
-        if (one.is_string()) types.insert(one.get<std::string>());
-      }
+    if (type != schema.end()) {
+      const auto bit = [](const Json& one) {
+        if (!one.is_string()) return 0u;
+        const uint32_t known = type_named(one.get_ref<const std::string&>());
+        return known != 0 ? known : kUnknownType;
+      };
+      if (!type->is_array()) return bit(*type);
+      uint32_t types = 0;
+      for (const Json& one : *type) types |= bit(one);
+      return types;
     }
-    if (type != schema.end()) return types;
     for (const char* name : {"properties", "additionalProperties", "unevaluatedProperties"}) {
-      if (schema.contains(name)) return {"object"};
+      if (schema.contains(name)) return kObjectType;
     }
     for (const char* name : {"items", "prefixItems", "unevaluatedItems"}) {
-      if (schema.contains(name)) return {"array"};
+      if (schema.contains(name)) return kArrayType;
     }
-    return types;
+    return 0;
   }
 
   // A keyword of a schema that `whole` already says all about.
-  void beside(std::string_view whole, const std::string& key, const Json& value, const Json& schema,
-              const std::set<std::string, std::less<>>& types) {
+  void beside(std::string_view whole, const std::string& key, const Json& value, const Json& schema, uint32_t types) {
     if (key == whole) {
       const std::string target = value.is_string() ? value.get<std::string>() : std::string();
       if (key == "$ref" && target != "#" && !target.starts_with("#/")) add("$ref to another document");
@@ -119,9 +117,7 @@ class Walk {
     }
     if (key == "type") {
       // Beside values it says nothing new, if they are of it.
-      const auto fits = [&](const Json& one) {
-        return std::any_of(types.begin(), types.end(), [&](const std::string& type) { return has_type(one, type); });
-      };
+      const auto fits = [&](const Json& one) { return (type_of(one) & types) != 0; };
       const Json& values = schema[std::string(whole)];
       const bool redundant = (whole == "const" && fits(values)) ||
                              (whole == "enum" && values.is_array() && std::all_of(values.begin(), values.end(), fits));
@@ -132,9 +128,8 @@ class Walk {
     }
   }
 
-  void alone(const std::string& key, const Json& value, const Json& schema,
-             const std::set<std::string, std::less<>>& types) {
-    const bool number = types.contains("number") || types.contains("integer");
+  void alone(const std::string& key, const Json& value, const Json& schema, uint32_t types) {
+    const bool number = (types & (kNumberType | kIntegerType)) != 0;
     if (is_one_of(key, kNumber)) {
       if (!number) add(key);
       if (key == "multipleOf" && number) {
@@ -142,7 +137,7 @@ class Walk {
         const bool range = std::any_of(std::begin(kNumber), std::end(kNumber), [&](std::string_view name) {
           return name != "multipleOf" && schema.contains(std::string(name));
         });
-        if (types.contains("number") || !plain || range) add(key);
+        if ((types & kNumberType) != 0 || !plain || range) add(key);
       }
     } else if (is_one_of(key, kString)) {
       const bool known = key != "format" || (value.is_string() && is_one_of(value.get<std::string>(), kFormats));
@@ -153,12 +148,12 @@ class Walk {
       const bool looks = key == "pattern" && value.is_string() &&
                          value.get_ref<const std::string&>().find("(?") != std::string::npos &&
                          value.get_ref<const std::string&>().find("(?:") == std::string::npos;
-      if (!types.contains("string") || !known || other || both || looks) add(key);
+      if ((types & kStringType) == 0 || !known || other || both || looks) add(key);
     } else if (is_one_of(key, kArray)) {
-      if (!types.contains("array")) add(key);
+      if ((types & kArrayType) == 0) add(key);
     } else if (is_one_of(key, kObject)) {
-      if (!types.contains("object")) add(key);
-      if (key == "required" && types.contains("object") && value.is_array()) check_required(value, schema);
+      if ((types & kObjectType) == 0) add(key);
+      if (key == "required" && (types & kObjectType) != 0 && value.is_array()) check_required(value, schema);
     }
   }
 
@@ -179,7 +174,7 @@ class Walk {
     } else if (is_one_of(key, kLists) && value.is_array()) {
       for (const Json& inner : value) visit(inner);
     } else if (is_one_of(key, kSingle)) {
-      visit(value, key == "propertyNames" ? "string" : "");
+      visit(value, key == "propertyNames" ? uint32_t{kStringType} : 0);
     }
   }
 

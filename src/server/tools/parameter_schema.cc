@@ -11,18 +11,10 @@ namespace {
 
 constexpr int kMostSchemas = 200;  // looked at for one parameter: a schema may refer to itself
 
-uint32_t type_named(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, uint32_t>, 7> kNames = {{{"null", kNullType},
-                                                                            {"boolean", kBooleanType},
-                                                                            {"integer", kNumberType},
-                                                                            {"number", kNumberType},
-                                                                            {"string", kStringType},
-                                                                            {"array", kArrayType},
-                                                                            {"object", kObjectType}}};
-  for (const auto& [text, type] : kNames) {
-    if (text == name) return type;
-  }
-  return 0;
+// A model that writes 2.5 for an integer means a number, not a text.
+uint32_t parameter_type(const Json& name) {
+  const uint32_t type = name.is_string() ? type_named(name.get_ref<const std::string&>()) : 0;
+  return type == kIntegerType ? kIntegerType | kNumberType : type;
 }
 
 // What a reference names within `root`; null where there is no such thing.
@@ -62,10 +54,8 @@ uint32_t types_of(const Json& schema, const Json& root, int* left) {
   };
   uint32_t types = 0;
   if (const Json* type = member("type")) {
-    if (type->is_string()) return type_named(type->get_ref<const std::string&>());
-    if (type->is_array()) {
-      for (const Json& one : *type) types |= one.is_string() ? type_named(one.get_ref<const std::string&>()) : 0;
-    }
+    if (!type->is_array()) return parameter_type(*type);
+    for (const Json& one : *type) types |= parameter_type(one);
     return types;
   }
   if (const Json* value = member("const")) return type_of(*value);
@@ -115,14 +105,6 @@ void move_references(Json& schema, const std::string& at) {
 }
 
 }  // namespace
-
-uint32_t type_of(const Json& value) {
-  if (value.is_null()) return kNullType;
-  if (value.is_boolean()) return kBooleanType;
-  if (value.is_number()) return kNumberType;
-  if (value.is_string()) return kStringType;
-  return value.is_array() ? kArrayType : kObjectType;
-}
 
 uint32_t types_of_parameter(const Json& tools, const std::string& function, const std::string& parameter) {
   if (!tools.is_array()) return 0;

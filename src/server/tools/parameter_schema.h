@@ -5,22 +5,13 @@
 #include <string>
 
 #include "server/api/json_text.h"
+#include "server/api/json_types.h"
 
 namespace nfp::server {
 
-// Types of JSON values, as bits.
-enum : uint32_t {
-  kNullType = 1u << 0,
-  kBooleanType = 1u << 1,
-  kNumberType = 1u << 2,  // "integer" too
-  kStringType = 1u << 3,
-  kArrayType = 1u << 4,
-  kObjectType = 1u << 5,
-};
-uint32_t type_of(const Json& value);
-
 // The types that `parameter` of the tool called `function` may have: of "type", "enum", "const", "anyOf", "oneOf",
-// "allOf" and "$ref" within the schema. 0 = nothing is said. `tools` is as in a request, and may be null.
+// "allOf" and "$ref" within the schema; where integers are, other numbers are taken too. 0 = nothing is said. `tools`
+// is as in a request, and may be null.
 uint32_t types_of_parameter(const Json& tools, const std::string& function, const std::string& parameter);
 
 // The schema of a function's arguments, which are always an object: "parameters" where it has such a schema, with that

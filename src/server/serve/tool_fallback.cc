@@ -24,15 +24,20 @@ void add_text(Json& message, const std::string& before) {
 
 Json describe_tools(const Json& messages, const Json& tools, bool has_system_role) {
   Json out = Json::array();
-  std::string words = description(tools);
+  const std::string described = description(tools);
+  std::string system;  // messages of the system that the template cannot show, each before an empty line
   for (const Json& message : messages) {
     const std::string role = message["role"].get<std::string>();
     Json entry = message;
     if (role == "tool") {
-      const std::string result = "<tool_response>\n" + message["content"].get<std::string>() + "\n</tool_response>";
+      const std::string result =
+          "<tool_response>\n" + message["content"].get_ref<const std::string&>() + "\n</tool_response>";
       // Results of one turn are one message: many templates insist on turns.
       if (!out.empty() && out.back()["role"] == "user") {
-        out.back()["content"] = out.back()["content"].get<std::string>() + "\n" + result;
+        // Appended in place: of many results each would copy all before it.
+        auto& content = out.back()["content"].get_ref<std::string&>();
+        content += '\n';
+        content += result;
         continue;
       }
       entry = {{"role", "user"}, {"content", result}};
@@ -46,19 +51,20 @@ Json describe_tools(const Json& messages, const Json& tools, bool has_system_rol
       entry["content"] = std::move(text);
     }
     if (role == "system" && !has_system_role) {
-      words = entry["content"].get<std::string>() + "\n\n" + words;
+      system += entry["content"].get_ref<const std::string&>();
+      system += "\n\n";
       continue;
     }
     out.push_back(std::move(entry));
   }
   if (has_system_role && !out.empty() && out.front()["role"] == "system") {
-    out.front()["content"] = out.front()["content"].get<std::string>() + "\n\n" + words;
+    out.front()["content"].get_ref<std::string&>() += "\n\n" + described;
   } else if (has_system_role) {
-    out.insert(out.begin(), Json({{"role", "system"}, {"content", words}}));
+    out.insert(out.begin(), Json({{"role", "system"}, {"content", described}}));
   } else {
     for (Json& message : out) {
       if (message["role"] != "user") continue;
-      add_text(message, words);
+      add_text(message, system + described);
       break;
     }
   }

@@ -224,7 +224,7 @@ void Generation::set_parser(Choice& choice, bool* needs_special) const {
     return;
   }
   if (request_.tool_choice == ToolChoice::kAuto) {
-    choice.parser = make_tool_call_parser(state_->tool_format, request_.tools);
+    choice.parser = make_tool_call_parser(state_->tool_format, &request_.tools);
   } else if (state_->reasoning_format == ReasoningFormat::kHarmony) {
     choice.parser = make_tool_call_parser(ToolFormat::kHarmony);
   }

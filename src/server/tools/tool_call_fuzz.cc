@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
        {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral, ToolFormat::kQwen3Coder,
         ToolFormat::kPythonic, ToolFormat::kPhi4, ToolFormat::kGemma, ToolFormat::kHarmony}) {
     const auto make = [&] {
-      auto calls = nfp::server::make_tool_call_parser(format, tools);
+      auto calls = nfp::server::make_tool_call_parser(format, &tools);
       const bool thinks = data[0] >= 128;
       return thinks ? nfp::server::make_reasoning_parser(nfp::server::ReasoningFormat::kThink, data[0] >= 192,
                                                          std::move(calls))

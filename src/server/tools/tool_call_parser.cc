@@ -410,7 +410,7 @@ Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view cha
   return ToolFormat::kNone;
 }
 
-std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const Json& tools) {
+std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const Json* tools) {
   switch (format) {
     case ToolFormat::kHermes:
       return std::make_unique<HermesParser>();

@@ -43,8 +43,9 @@ class ToolCallParser {
   virtual void finish(std::vector<ToolEvent>* events, bool cut = false) = 0;
 };
 
-// `tools`: those of the request, for forms whose arguments have no types of their own; may be null.
-std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const Json& tools = nullptr);
+// `tools`: those of the request, for forms whose arguments have no types of their own; they outlive the parser, which
+// keeps no copy, as there is a parser for each choice. Null = none.
+std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const Json* tools = nullptr);
 
 // The answer is the arguments of this one function (a forced call under a grammar), or, with an empty name, a JSON list
 // of {"name", "parameters"}.

@@ -164,5 +164,25 @@ TEST(ToolCallParser, FormatFromTheTemplate) {
   EXPECT_NE(make_tool_call_id(ToolFormat::kHermes), make_tool_call_id(ToolFormat::kHermes));
 }
 
+// There is a parser for each choice of a request; a copy of its tools in each would take minutes here.
+TEST(ToolCallParser, ManyParsersShareTheTools) {
+  constexpr int kParsers = 20'000, kTools = 20'000;
+  Json tools = Json::array();
+  for (int i = 0; i < kTools; ++i) {
+    tools.push_back({{"type", "function"},
+                     {"function",
+                      {{"name", "f" + std::to_string(i)},
+                       {"parameters", {{"type", "object"}, {"properties", {{"n", {{"type", "integer"}}}}}}}}}});
+  }
+  std::vector<std::unique_ptr<ToolCallParser>> parsers;
+  for (int i = 0; i < kParsers; ++i) parsers.push_back(make_tool_call_parser(ToolFormat::kQwen3Coder, &tools));
+  const std::string_view text = "<tool_call><function=f7><parameter=n>3</parameter></function></tool_call>";
+  for (const auto* parser : {&parsers.front(), &parsers.back()}) {
+    EXPECT_EQ(parse(**parser, text, 1), (Seen{"", {{"f7", R"({"n":3})"}}}));
+  }
+  // Without tools values are text.
+  EXPECT_EQ(parse(*make_tool_call_parser(ToolFormat::kQwen3Coder), text, 0), (Seen{"", {{"f7", R"({"n":"3"})"}}}));
+}
+
 }  // namespace
 }  // namespace nfp::server

@@ -270,7 +270,7 @@ WrittenCalls read_unmarked_calls(std::string_view text) {
   return calls ? std::move(calls) : json_calls(text, /*need_arguments=*/true);
 }
 
-WrittenCalls read_xml_calls(std::string_view text, const Json& tools) {
+WrittenCalls read_xml_calls(std::string_view text, const Json* tools) {
   constexpr std::string_view kFunction = "<function=", kFunctionEnd = "</function>",
                              kParameter = "<parameter=", kParameterEnd = "</parameter>";
   std::vector<WrittenCall> calls;
@@ -299,7 +299,7 @@ WrittenCalls read_xml_calls(std::string_view text, const Json& tools) {
       if (text.starts_with(kParameterEnd)) text.remove_prefix(kParameterEnd.size());
       if (value.starts_with('\n')) value.remove_prefix(1);
       if (value.ends_with('\n')) value.remove_suffix(1);
-      arguments[key] = typed_value(value, types_of_parameter(tools, call.name, key));
+      arguments[key] = typed_value(value, tools == nullptr ? 0 : types_of_parameter(*tools, call.name, key));
       text = trim(text);
     }
     if (call.name.empty()) return std::nullopt;

@@ -24,8 +24,8 @@ WrittenCalls read_json_calls(std::string_view text);
 // Where no mark says that these are calls: JSON whose "arguments" or "parameters" are there, or Python.
 WrittenCalls read_unmarked_calls(std::string_view text);
 // Qwen3-Coder: `<function=f><parameter=city>\nParis\n</parameter></function>`, any number of times. Values are text
-// unless the tool's schema (of `tools`, as in a request; may be null) says otherwise (parameter_schema.h).
-WrittenCalls read_xml_calls(std::string_view text, const Json& tools);
+// unless the tool's schema (of `tools`, as in a request; null = there are none) says otherwise (parameter_schema.h).
+WrittenCalls read_xml_calls(std::string_view text, const Json* tools);
 // FunctionGemma: `call:f{city:<escape>Paris<escape>,days:3}`.
 WrittenCalls read_gemma_calls(std::string_view text);
 

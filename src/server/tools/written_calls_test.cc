@@ -14,7 +14,7 @@ struct ReadCalls {
 };
 
 ReadCalls read(ToolFormat format, std::string_view text, size_t step, const Json& tools = nullptr, bool cut = false) {
-  const auto parser = make_tool_call_parser(format, tools);
+  const auto parser = make_tool_call_parser(format, &tools);
   std::vector<ToolEvent> events;
   for (size_t at = 0; at < text.size(); at += step) parser->feed(text.substr(at, step), &events);
   parser->finish(&events, cut);
@@ -80,7 +80,7 @@ TEST(WrittenCalls, ParametersOfSeveralTypes) {
       {"i", "5", 5},   {"i", "null", nullptr}, {"i", "five", "five"},   {"l", "5", 5},
       {"s", "5", "5"}, {"s", "null", nullptr}, {"s", "[1]", "[1]"},     {"s", "\"x\"", "\"x\""},
       {"e", "2", 2},   {"r", "5", "5"},        {"a", "[1]", Json({1})}, {"p", "{\"n\":\"Bob\"}", {{"n", "Bob"}}},
-      {"n", "5", 5},   {"n", "five", "five"},  {"other", "5", "5"},
+      {"n", "5", 5},   {"n", "five", "five"},  {"n", "2.5", 2.5},       {"other", "5", "5"},
   };
   for (const auto& [key, value, meant] : cases) {
     expect(ToolFormat::kQwen3Coder, call(key, value), "", {{"f", {{key, meant}}}}, tools);

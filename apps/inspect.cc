@@ -188,8 +188,9 @@ Status run(const InspectFlags& flags) {
   ThreadPool threads(usable_cpu_count());
   InspectReport report;
   {
+    NFP_ASSIGN_OR_RETURN(const auto split, split_fused(source));
     ProgressBar bar;
-    NFP_ASSIGN_OR_RETURN(report, inspect(*split_fused(source), threads, bar.callback()));
+    NFP_ASSIGN_OR_RETURN(report, inspect(*split, threads, bar.callback()));
   }
   if (flags.json) {
     print_json(config, *source, report, sampling);

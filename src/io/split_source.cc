@@ -38,26 +38,36 @@ HeadRows head_rows(const nlohmann::json& config) {
 
 class SplitSource final : public ModelSource {
  public:
-  SplitSource(std::shared_ptr<const ModelSource> inner, const Family& family, const Family& names,
-              const HeadRows& heads)
-      : ModelSource(inner->kind(), inner->path()), inner_(std::move(inner)) {
+  explicit SplitSource(std::shared_ptr<const ModelSource> inner)
+      : ModelSource(inner->kind(), inner->path()), inner_(std::move(inner)) {}
+
+  Status open(const Family& family, const Family& names, const HeadRows& heads) {
     config_json_ = inner_->config_json();
     if (inner_->gguf_tokenizer() != nullptr) gguf_tokenizer_ = *inner_->gguf_tokenizer();
     for (const TensorInfo& tensor : inner_->tensors()) {
       const auto role = tensor.shape.rank() == 2 && tensor.name.ends_with(".weight") ? role_of(family, tensor.name)
                                                                                      : std::optional<TensorRole>();
       const int64_t rows = tensor.rows();
-      if (role == TensorRole::kQueryKeyValue && rows == heads.query + 2 * heads.key_value) {
-        add_part(tensor, names, TensorRole::kQuery, 0, heads.query);
-        add_part(tensor, names, TensorRole::kKey, heads.query, heads.key_value);
-        add_part(tensor, names, TensorRole::kValue, heads.query + heads.key_value, heads.key_value);
+      if ((role == TensorRole::kQueryKeyValue || role == TensorRole::kGateUp) && rows == 0) {
+        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is empty; the checkpoint is damaged", path_,
+                     tensor.name);
+      }
+      const bool whole_heads = heads.query > 0 && heads.key_value > 0 && rows == heads.query + 2 * heads.key_value;
+      if (role == TensorRole::kQueryKeyValue && whole_heads) {
+        NFP_RETURN_IF_ERROR(add_part(tensor, names, TensorRole::kQuery, 0, heads.query));
+        NFP_RETURN_IF_ERROR(add_part(tensor, names, TensorRole::kKey, heads.query, heads.key_value));
+        NFP_RETURN_IF_ERROR(
+            add_part(tensor, names, TensorRole::kValue, heads.query + heads.key_value, heads.key_value));
       } else if (role == TensorRole::kGateUp && rows % 2 == 0) {
-        add_part(tensor, names, TensorRole::kGate, 0, rows / 2);
-        add_part(tensor, names, TensorRole::kUp, rows / 2, rows / 2);
+        NFP_RETURN_IF_ERROR(add_part(tensor, names, TensorRole::kGate, 0, rows / 2));
+        NFP_RETURN_IF_ERROR(add_part(tensor, names, TensorRole::kUp, rows / 2, rows / 2));
+      } else if (has(tensor.name)) {
+        return named_twice(tensor.name);
       } else {
         add_tensor(tensor);
       }
     }
+    return ok_status();
   }
 
   std::optional<std::string> tokenizer_gguf() const override { return inner_->tokenizer_gguf(); }
@@ -83,15 +93,25 @@ class SplitSource final : public ModelSource {
     int64_t first;  // row
   };
 
-  void add_part(const TensorInfo& tensor, const Family& names, TensorRole role, int64_t first, int64_t rows) {
-    constexpr size_t kPrefix = std::string_view("model.layers.").size();
+  Error named_twice(const std::string& name) const {
+    return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is named like a part of another; the checkpoint is damaged",
+                 path_, name);
+  }
+
+  Status add_part(const TensorInfo& tensor, const Family& names, TensorRole role, int64_t first, int64_t rows) {
+    // With the layer as the file spells it: of layers "0" and "00", which are different names, so are the parts.
+    constexpr std::string_view kLayers = "model.layers.", kFirst = "model.layers.0";
     TensorInfo part = tensor;
-    part.name = names.name(role, std::atoi(tensor.name.c_str() + kPrefix)) + ".weight";
+    part.name = tensor.name.substr(0, tensor.name.find('.', kLayers.size())) +
+                names.name(role, 0).substr(kFirst.size()) + ".weight";
+    // One name for two tensors would take one's shape and the other's rows.
+    if (inner_->has(part.name)) return named_twice(part.name);
+    if (!parts_.emplace(part.name, Part{&tensor, first}).second) return named_twice(tensor.name);
     part.part_of = tensor.name;
     part.shape = {rows, tensor.shape[1]};
     part.file_bytes = tensor.file_bytes / static_cast<uint64_t>(tensor.rows()) * static_cast<uint64_t>(rows);
-    parts_.emplace(part.name, Part{&tensor, first});
     add_tensor(std::move(part));
+    return ok_status();
   }
 
   const std::shared_ptr<const ModelSource> inner_;
@@ -100,7 +120,7 @@ class SplitSource final : public ModelSource {
 
 }  // namespace
 
-std::shared_ptr<const ModelSource> split_fused(std::shared_ptr<const ModelSource> source) {
+Result<std::shared_ptr<const ModelSource>> split_fused(std::shared_ptr<const ModelSource> source) {
   if (source->stored_fp8()) return source;
   const auto config = parse_file_json<nlohmann::json>(source->config_json());
   if (!config.is_object()) return source;
@@ -108,7 +128,9 @@ std::shared_ptr<const ModelSource> split_fused(std::shared_ptr<const ModelSource
   const auto names = find_family("LlamaForCausalLM", "");
   if (!family.ok() || !names.ok()) return source;
   if (!(*family)->has(TensorRole::kQueryKeyValue) && !(*family)->has(TensorRole::kGateUp)) return source;
-  return std::make_shared<SplitSource>(std::move(source), **family, **names, head_rows(config));
+  auto split = std::make_shared<SplitSource>(std::move(source));
+  NFP_RETURN_IF_ERROR(split->open(**family, **names, head_rows(config)));
+  return std::shared_ptr<const ModelSource>(std::move(split));
 }
 
 }  // namespace nfp

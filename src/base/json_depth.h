@@ -2,7 +2,10 @@
 // writing recurse, so a text of a million '[' would take the stack.
 #pragma once
 
+#include <string>
 #include <string_view>
+
+#include "base/json_tree.h"
 
 namespace nfp {
 
@@ -14,10 +17,16 @@ int json_depth(std::string_view text, int limit);
 
 inline bool json_too_deep(std::string_view text) { return json_depth(text, kMaxFileJsonDepth) > kMaxFileJsonDepth; }
 
-// What a file's text says, a discarded value where it is not JSON or too deep. `Json`: nlohmann::json, or with order.
+// What a file's text says, a discarded value where it is not JSON or too deep. However many keys an object has, not
+// slow. `Json`: nlohmann::json, or with order.
 template <class Json>
 Json parse_file_json(std::string_view text) {
   if (json_too_deep(text)) return Json(Json::value_t::discarded);
+  // Objects with order are lists, which the library's reader searches for every key.
+  if constexpr (requires(typename Json::object_t object) { object.emplace_back(std::string(), Json()); }) {
+    JsonTree<Json> tree;
+    return Json::sax_parse(text, &tree) ? tree.take() : Json(Json::value_t::discarded);
+  }
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 

@@ -97,7 +97,7 @@ Json tokens_json(const std::vector<OutputToken>& tokens) {
 
 Result<Json> parse_object(std::string_view text, std::string_view what) {
   if (json_too_deep(text)) return error(ErrorCode::kUsage, "{}: nested too deeply", what);
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto json = parse_file_json<Json>(text);
   if (!json.is_object()) return error(ErrorCode::kUsage, "{}: is not a JSON object", what);
   return json;
 }

@@ -14,7 +14,7 @@
 namespace nfp {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr std::string_view kWeightSuffix = ".weight";
 
@@ -178,7 +178,7 @@ class Fp8Reader final : public MatrixReader {
 
 Result<std::optional<Fp8Scheme>> find_fp8_scheme(std::string_view config_json, const std::string& name) {
   if (json_too_deep(config_json)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  const Json root = Json::parse(config_json, nullptr, /*allow_exceptions=*/false);
+  const auto root = parse_file_json<Json>(config_json);
   if (!root.is_object() || root.contains("nestedfp")) return std::optional<Fp8Scheme>();
   const auto found = root.find("quantization_config");
   if (found == root.end() || !found->is_object()) return std::optional<Fp8Scheme>();

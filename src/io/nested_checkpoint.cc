@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <utility>
+
 #include "base/json_depth.h"
 
 namespace nfp {
@@ -27,7 +29,7 @@ Result<DType> weight_dtype(const Json& value, const std::string& name) {
 
 Result<Json> parse_config_object(std::string_view text, const std::string& name) {
   if (json_too_deep(text)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto json = parse_file_json<Json>(text);
   if (!json.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
   return json;
 }
@@ -108,7 +110,13 @@ Result<std::string> nested_config(std::string_view source_config, const NestedIn
   for (const RuleName& row : kRules) {
     if (row.rule == info.uppers) object["uppers"] = row.name;
   }
-  for (const auto& [tensor, dtype] : info.dtypes) object["dtypes"][tensor] = nfp::info(dtype).safetensors_name;
+  if (!info.dtypes.empty()) {
+    // Appended: by [] each would be looked up among those before it.
+    Json dtypes = Json::object();
+    auto& list = dtypes.get_ref<Json::object_t&>();
+    for (const auto& [tensor, dtype] : info.dtypes) list.emplace_back(tensor, nfp::info(dtype).safetensors_name);
+    object["dtypes"] = std::move(dtypes);
+  }
   for (const std::string& tensor : info.inexact) object["inexact"].push_back(tensor);
   if (!info.calibration.empty()) {
     NFP_ASSIGN_OR_RETURN(object["calibration"], parse_config_object(info.calibration, "calibration"));

@@ -24,7 +24,7 @@ constexpr Multimodal kMultimodal[] = {
 Result<std::optional<std::string>> text_model_config(std::string_view config_json, const std::string& name) {
   using Json = nlohmann::ordered_json;
   if (json_too_deep(config_json)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  const Json root = Json::parse(config_json, nullptr, /*allow_exceptions=*/false);
+  const auto root = parse_file_json<Json>(config_json);
   if (!root.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
   const auto architectures = root.find("architectures");
   const bool named = architectures != root.end() && architectures->is_array() && !architectures->empty();

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_depth.h"
+#include "io/fp8_checkpoint.h"
 #include "io/model_source.h"
+#include "io/nested_checkpoint.h"
 #include "io/testing/model_files.h"
 
 namespace nfp {
@@ -43,6 +46,55 @@ TEST(TextModel, AnotherTextModelOrNoneIsRefused) {
     EXPECT_NE(text.error().message.find(field), std::string::npos) << text.error().message;
   }
   EXPECT_FALSE(text_model_config("[]", "config.json").ok());
+}
+
+// `count` members "k0": 0, ...
+std::string members(int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += fmt::format("{}\"k{}\":0", i > 0 ? "," : "", i);
+  return text;
+}
+
+// A search for each key would take minutes; the test's own time limit is what fails then.
+TEST(ConfigJson, IsReadInLinearTime) {
+  constexpr int kKeys = 200'000;
+  const std::string plain = "{" + members(kKeys) + "}";
+  const auto none = text_model_config(plain, "config.json");
+  ASSERT_TRUE(none.ok());
+  EXPECT_FALSE(none->has_value());
+  const auto scheme = find_fp8_scheme(plain, "config.json");
+  ASSERT_TRUE(scheme.ok());
+  EXPECT_FALSE(scheme->has_value());
+  const auto text = text_model_config(
+      R"({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {)" + members(kKeys) + "}}",
+      "config.json");
+  ASSERT_TRUE(text.ok() && text->has_value());
+  EXPECT_EQ(Json::parse(**text).size(), static_cast<size_t>(kKeys) + 2);
+  NestedInfo info;
+  info.lower_directory = "lower";
+  for (int i = 0; i < kKeys / 2; ++i) info.dtypes[fmt::format("t{}", i)] = DType::kBF16;
+  const auto nested = nested_config(plain, info, {});
+  ASSERT_TRUE(nested.ok()) << nested.error().message;
+  const auto again = parse_nested_info(*nested, "config.json");
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(again->dtypes, info.dtypes);
+  const auto restored = plain_config(*nested);
+  ASSERT_TRUE(restored.ok()) << restored.error().message;
+  EXPECT_EQ(*restored, parse_file_json<nlohmann::ordered_json>(plain).dump(2) + "\n");  // in its order
+}
+
+TEST(ConfigJson, ObjectsKeepTheirOrder) {
+  using Ordered = nlohmann::ordered_json;
+  for (const char* text :
+       {R"({"b":1,"a":{"z":[1,{"y":null,"x":-2}],"w":1.5},"c":"s","b":4})", R"({"x":1,"x":{"y":1},"x":[true]})", "[]",
+        "{}", "7", R"([[],{},"a",[{"a":[]}]])", "", "{", "[1,]", "{\"a\":1} x", "\"\xff\"", "1e999"}) {
+    const auto read = parse_file_json<Ordered>(text);
+    const Ordered expected = Ordered::parse(text, nullptr, /*allow_exceptions=*/false);
+    ASSERT_EQ(read.is_discarded(), expected.is_discarded()) << text;
+    if (read.is_discarded()) continue;
+    EXPECT_EQ(read.dump(), expected.dump()) << text;
+  }
+  EXPECT_TRUE(parse_file_json<Ordered>(std::string(1000, '[') + std::string(1000, ']')).is_discarded());
 }
 
 class TextModelFiles : public testing::ScratchTest {};

@@ -2,13 +2,15 @@
 
 #include <utility>
 
+#include "base/json_depth.h"
+
 namespace nfp {
 
 Result<ChatTemplate> load_chat_template(const LoadedModel& loaded, bool has_tools) {
   const std::string name = loaded.source->path();
   if (!loaded.chat_template.empty()) return ChatTemplate::parse(loaded.chat_template, name);
   if (!loaded.chat_template_json.empty()) {
-    const auto list = nlohmann::ordered_json::parse(loaded.chat_template_json, nullptr, /*allow_exceptions=*/false);
+    const auto list = parse_file_json<nlohmann::ordered_json>(loaded.chat_template_json);
     NFP_ASSIGN_OR_RETURN(std::string source, pick_chat_template(list, has_tools));
     return ChatTemplate::parse(std::move(source), name);
   }

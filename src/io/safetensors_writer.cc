@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "base/atomic_file.h"
@@ -13,6 +15,9 @@
 namespace nfp {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kMetadata = "__metadata__";
 constexpr uint64_t kBlockBytes = 8u << 20;  // read and written at once
 
 std::vector<std::span<const TensorSource>> into_shards(const std::vector<TensorSource>& tensors, uint64_t most) {
@@ -41,17 +46,19 @@ std::vector<const TensorSource*> in_file_order(std::span<const TensorSource> sha
 }
 
 std::string header_of(std::span<const TensorSource* const> tensors) {
-  nlohmann::ordered_json header;
-  header["__metadata__"] = {{"format", "pt"}};
+  // Appended, here and below: by [] each name would be looked up among those before it.
+  Json header = Json::object();
+  auto& entries = header.get_ref<Json::object_t&>();
+  entries.emplace_back(kMetadata, Json{{"format", "pt"}});
   uint64_t offset = 0;
   for (const TensorSource* tensor : tensors) {
     const uint64_t end = offset + tensor->bytes();
-    header[tensor->name] = {{"dtype", info(tensor->dtype).safetensors_name},
-                            {"shape", std::vector<int64_t>(tensor->shape.begin(), tensor->shape.end())},
-                            {"data_offsets", {offset, end}}};
+    entries.emplace_back(tensor->name, Json{{"dtype", info(tensor->dtype).safetensors_name},
+                                            {"shape", std::vector<int64_t>(tensor->shape.begin(), tensor->shape.end())},
+                                            {"data_offsets", {offset, end}}});
     offset = end;
   }
-  std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the data starts aligned
   return text;
 }
@@ -85,9 +92,16 @@ Status write_tensor(const TensorSource& tensor, AtomicFile& file, const ShardOpt
 
 Status write_safetensors(const std::string& directory, const std::vector<TensorSource>& tensors,
                          const ShardOptions& options, ThreadPool& threads) {
+  std::set<std::string_view> names = {kMetadata};
+  for (const TensorSource& tensor : tensors) {
+    if (!names.insert(tensor.name).second) {
+      return error(ErrorCode::kInvalidInput, "{}: tensor '{}' would be written twice", directory, tensor.name);
+    }
+  }
   const auto shards = into_shards(tensors, options.shard_bytes);
   const bool single = options.single_name && shards.size() == 1;
-  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  Json weight_map = Json::object();
+  auto& places = weight_map.get_ref<Json::object_t&>();
   uint64_t total = 0;
   std::vector<std::byte> block;
   for (size_t s = 0; s < shards.size(); ++s) {
@@ -102,15 +116,15 @@ Status write_safetensors(const std::string& directory, const std::vector<TensorS
     NFP_RETURN_IF_ERROR(file.write(header));
     for (const TensorSource* tensor : order) {
       NFP_RETURN_IF_ERROR(write_tensor(*tensor, file, options, threads, block));
-      weight_map[tensor->name] = name;
+      places.emplace_back(tensor->name, name);
       total += tensor->bytes();
     }
     NFP_RETURN_IF_ERROR(file.commit());
   }
   if (single) return ok_status();
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+  const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
   return write_file(directory + "/" + options.prefix + ".safetensors.index.json",
-                    index.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+                    index.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace nfp

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <set>
 
+#include "io/tensor_name.h"
+
 namespace nfp {
 namespace {
 
@@ -179,9 +181,7 @@ Status read_tensor(Cursor& in, GgufTensor& tensor) {
   std::string_view name;
   uint32_t rank = 0;
   if (!in.read(name) || !in.read(rank)) return in.truncated("tensor list");
-  // Names go into headers and JSON as they are.
-  if (name.empty() || name.size() > 200 ||
-      !std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 0x7f; })) {
+  if (!is_tensor_name(name)) {
     return error(ErrorCode::kInvalidInput,
                  "{}: a tensor's name, before byte {}, is no printable text; the file is damaged", in.name(), in.at());
   }
@@ -213,9 +213,10 @@ Status read_tensor(Cursor& in, GgufTensor& tensor) {
     tensor.shape.push_back(static_cast<int64_t>(dims[i]));
   }
   const auto block = static_cast<uint64_t>(tensor.type->block);
-  if (!dims.empty() && dims[0] % block != 0) {
+  const uint64_t row = dims.empty() ? 1 : dims[0];  // a scalar is one element, which is no block either
+  if (row % block != 0) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has rows of {} elements, not whole blocks of {}", in.name(),
-                 tensor.name, dims[0], block);
+                 tensor.name, row, block);
   }
   tensor.bytes = elements / block * static_cast<uint64_t>(tensor.type->bytes);
   return ok_status();

@@ -86,6 +86,8 @@ TEST(Gguf, EveryFaultIsNamed) {
   EXPECT_TRUE(parse_bytes(tensor({32}, 8, 0, 34)).ok());
   expect_fault(tensor({32}, 8, 0, 33), "'t' (34 bytes at offset 0)");
   expect_fault(tensor({33}, 8, 0, 100), "whole blocks of 32");
+  expect_fault(tensor({}, 8, 0, 34), "'t' has rows of 1 elements, not whole blocks of 32");
+  EXPECT_TRUE(parse_bytes(tensor({}, 0, 0, 4)).ok());
   expect_fault(tensor({32}, 4, 0, 100), "GGUF type 4");
   expect_fault(tensor({1, 1, 1, 1, 1, 1, 1, 1, 1}, 0, 0, 4), "9 dimensions");
   expect_fault(tensor({1ull << 40, 1ull << 40}, 0, 0, 4), "impossible shape");

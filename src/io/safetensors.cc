@@ -6,6 +6,8 @@
 #include <cstring>
 #include <set>
 
+#include "io/tensor_name.h"
+
 namespace nfp {
 namespace {
 
@@ -27,6 +29,7 @@ class HeaderParser {
     if (root.get(object) != simdjson::SUCCESS) return bad("the header is not a JSON object");
     std::set<std::string_view> seen;
     for (const auto& [key, value] : object) {
+      if (!is_tensor_name(key)) return bad(fmt::format("the name of tensor {} is no printable text", seen.size() + 1));
       if (!seen.insert(key).second) return bad(fmt::format("tensor '{}' appears twice", key));
       if (key == "__metadata__") {
         NFP_RETURN_IF_ERROR(metadata(value, header));
@@ -51,7 +54,10 @@ class HeaderParser {
     if (value.get(object) != simdjson::SUCCESS) return bad("__metadata__ is not an object");
     for (const auto& [key, text] : object) {
       std::string_view string;
-      if (text.get(string) != simdjson::SUCCESS) return bad(fmt::format("__metadata__ '{}' is not a string", key));
+      if (text.get(string) != simdjson::SUCCESS) {
+        return bad(is_tensor_name(key) ? fmt::format("__metadata__ '{}' is not a string", key)
+                                       : "a value of __metadata__ is not a string");
+      }
       header.metadata[std::string(key)] = std::string(string);
     }
     return ok_status();
@@ -62,6 +68,8 @@ class HeaderParser {
     if (value["dtype"].get(dtype) != simdjson::SUCCESS) return bad(fmt::format("tensor '{}' has no dtype", entry.name));
     const auto known = dtype_from_safetensors(dtype);
     if (!known) {
+      if (!is_tensor_name(dtype))
+        return bad(fmt::format("tensor '{}' has a dtype that is no printable text", entry.name));
       return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype '{}', which is not supported", name_, entry.name,
                    dtype);
     }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "io/safetensors_writer.h"
 #include "io/shard_set.h"
 #include "io/testing/model_files.h"
 
@@ -78,12 +79,22 @@ TEST(Safetensors, EveryFaultIsNamed) {
            8),
        "'a' appears twice"},
       {file_of(R"({"__metadata__":{"a":1}})", 0), "'a' is not a string"},
+      // What is printed is not the file's to choose.
+      {file_of(R"({"\u001b[31m":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4),
+       "tensor 1 is no printable text"},
+      {file_of(R"({"a b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4), "no printable text"},
+      {file_of(R"({"":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4), "no printable text"},
+      {file_of("{\"" + std::string(201, 'a') + R"(":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4),
+       "no printable text"},
+      {one(R"("dtype":"\u001b[31m","shape":[2],"data_offsets":[0,8])"), "'t' has a dtype that is no printable text"},
+      {file_of(R"({"__metadata__":{"\n\u001b":1}})", 0), "value of __metadata__"},
   };
   for (const auto& [file, naming] : faults) {
     const std::string text = message(file);
     EXPECT_NE(text.find(naming), std::string::npos) << text << "\n" << naming;
     EXPECT_EQ(text.find("f.safetensors: "), 0u) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    EXPECT_EQ(text.find('\x1b'), std::string::npos) << text;
   }
 }
 
@@ -115,6 +126,40 @@ TEST_F(SafetensorsFiles, WhatIsWrittenIsRead) {
   EXPECT_EQ(set->find("c"), nullptr);
 }
 
+ShardOptions m_options() {
+  ShardOptions options;
+  options.prefix = "m";
+  return options;
+}
+
+// With a search for each name this would take minutes; the test's own time limit is what fails then.
+TEST_F(SafetensorsFiles, ManyTensorsAreWrittenInLinearTime) {
+  constexpr int kTensors = 100'000;
+  const auto read = [](int64_t, int64_t, std::byte*) { return ok_status(); };
+  std::vector<TensorSource> tensors;
+  for (int i = 0; i < kTensors; ++i) tensors.push_back({fmt::format("t{}", i), DType::kF16, {0}, read, {}});
+  ThreadPool threads(1);
+  ASSERT_TRUE(write_safetensors(dir_, tensors, m_options(), threads).ok());
+  const auto set = ShardSet::open(dir_, "m");
+  ASSERT_TRUE(set.ok()) << set.error().message;
+  EXPECT_EQ(set->entries().size(), static_cast<size_t>(kTensors));
+}
+
+TEST_F(SafetensorsFiles, ANameIsWrittenOnce) {
+  const auto read = [](int64_t, int64_t, std::byte*) { return ok_status(); };
+  ThreadPool threads(1);
+  for (const std::string& name : {std::string("b"), std::string("__metadata__")}) {
+    const auto status = write_safetensors(
+        dir_,
+        {{"b", DType::kF16, {0}, read, {}}, {"c", DType::kF16, {0}, read, {}}, {name, DType::kF16, {0}, read, {}}},
+        m_options(), threads);
+    ASSERT_FALSE(status.ok()) << name;
+    EXPECT_NE(status.error().message.find("'" + name + "' would be written twice"), std::string::npos)
+        << status.error().message;
+  }
+  EXPECT_TRUE(entries().empty());
+}
+
 TEST_F(SafetensorsFiles, IndexFaultsAreNamed) {
   write_tensors(path("m1.safetensors"), {random_tensor("a", DType::kF32, {3}, 1)});
   write_tensors(path("m2.safetensors"),
@@ -125,10 +170,13 @@ TEST_F(SafetensorsFiles, IndexFaultsAreNamed) {
   EXPECT_NE(set_error().find("m3.safetensors: is missing"), std::string::npos);
   index(R"({"weight_map":{"a":"m1.safetensors","c":"m2.safetensors"}})");
   EXPECT_NE(set_error().find("m2.safetensors: tensor 'c' is missing"), std::string::npos);
-  for (const char* file : {"../m1.safetensors", "/etc/passwd", ""}) {
+  for (const char* file : {"../m1.safetensors", "/etc/passwd", "", "..", "a\\u001b[31mred\\n.safetensors"}) {
     index(fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", file));
     EXPECT_NE(set_error().find("m.safetensors.index.json: weight_map 'a'"), std::string::npos) << file;
   }
+  index(R"({"weight_map":{"\u001b[31m":"m1.safetensors"}})");
+  EXPECT_NE(set_error().find("m.safetensors.index.json: a name in weight_map"), std::string::npos);
+  EXPECT_EQ(set_error().find('\x1b'), std::string::npos);
   for (const char* text :
        {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})"}) {
     index(text);

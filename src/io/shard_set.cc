@@ -5,6 +5,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "io/hub_cache.h"
+#include "io/tensor_name.h"
+
 namespace nfp {
 
 Result<ShardSet> ShardSet::open(const std::string& directory, const std::string& prefix) {
@@ -24,8 +27,13 @@ Result<ShardSet> ShardSet::open(const std::string& directory, const std::string&
   }
   std::map<std::string, std::set<std::string>> shards;
   for (const auto& [tensor, shard] : map) {
+    if (!is_tensor_name(tensor)) {
+      return error(ErrorCode::kInvalidInput, "{}: a name in weight_map is no printable text; download it again",
+                   index_path);
+    }
     std::string_view file;
-    if (shard.get(file) != simdjson::SUCCESS || file.empty() || file.find('/') != std::string_view::npos) {
+    if (shard.get(file) != simdjson::SUCCESS || !is_plain_relative_path(file) ||
+        file.find('/') != std::string_view::npos) {
       return error(ErrorCode::kInvalidInput, "{}: weight_map '{}' does not name a file of this directory", index_path,
                    tensor);
     }

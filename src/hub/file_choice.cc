@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 #include "base/json_depth.h"
@@ -52,10 +53,13 @@ Status add_safetensors(const HubModel& model, const HubName& name, const ReadFil
   } else {
     paths.insert(prefix + ".safetensors");
   }
+  std::map<std::string_view, const HubFile*> by_path;
+  for (const HubFile& file : model.files) by_path.emplace(file.path, &file);
   for (const std::string& path : paths) {
-    const HubFile* file = find(model, path);
-    if (file == nullptr) return error(ErrorCode::kNotFound, "{}: has no {}, which its index names", name.text(), path);
-    out.push_back(*file);
+    const auto file = by_path.find(path);
+    if (file == by_path.end())
+      return error(ErrorCode::kNotFound, "{}: has no {}, which its index names", name.text(), path);
+    out.push_back(*file->second);
   }
   return ok_status();
 }

@@ -125,6 +125,24 @@ TEST(FileChoice, OnlyWhatServingNeeds) {
   }
 }
 
+// With a search of the list for each shard this would take minutes; the test's own time limit is what fails then.
+TEST(FileChoice, ManyShardsAreFoundInALongList) {
+  constexpr int kShards = 100'000;
+  std::vector<std::string> paths = {"config.json", "model.safetensors.index.json"};
+  std::string map;
+  for (int i = 0; i < kShards; ++i) {
+    paths.push_back(fmt::format("model-{:06}.safetensors", i));
+    map += fmt::format("{}\"t{}\":\"{}\"", i > 0 ? "," : "", i, paths.back());
+  }
+  const auto read = [&](const std::string& path) -> Result<std::string> {
+    return path == "config.json" ? std::string("{}") : "{\"weight_map\":{" + map + "}}";
+  };
+  const auto weights = weight_files(repository(paths), HubName{"org/name", "main", ""}, read);
+  ASSERT_TRUE(weights.ok()) << weights.error().message;
+  ASSERT_EQ(weights->size(), static_cast<size_t>(kShards));
+  EXPECT_EQ(weights->back().path, paths.back());
+}
+
 TEST(FileChoice, NestedCheckpointsHaveTheirLowerBytesElsewhere) {
   EXPECT_EQ(
       chosen(repository({"config.json", "model.safetensors", "nestedfp/lower.safetensors", "tokenizer.gguf"}), "",

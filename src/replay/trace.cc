@@ -7,8 +7,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <ios>
 #include <optional>
+#include <system_error>
 
 #include "base/csv.h"
 #include "base/json_depth.h"
@@ -222,9 +225,21 @@ Result<Trace> read_trace(std::istream& in, std::string_view where, const TraceLi
 }
 
 Result<Trace> read_trace_file(const std::string& path) {
+  // A directory opens like a file, and fails where it is read.
+  std::error_code code;
+  const auto type = std::filesystem::status(path, code).type();
+  using std::filesystem::file_type;
+  if (type != file_type::not_found && type != file_type::none && type != file_type::regular &&
+      type != file_type::fifo) {
+    return error(ErrorCode::kInvalidInput, "{}: is not a file", path);
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file) return error(ErrorCode::kNotFound, "{}: cannot be opened", path);
-  return read_trace(file, path);
+  try {
+    return read_trace(file, path);
+  } catch (const std::ios_base::failure&) {  // of the buffer, which is read without the stream's own checks
+    return error(ErrorCode::kIo, "{}: cannot be read", path);
+  }
 }
 
 Result<Trace> select(const Trace& trace, const TraceSelection& selection) {

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
+
+#include "base/testing/scratch_folder.h"
 
 namespace nfp {
 namespace {
@@ -96,6 +100,21 @@ TEST(Trace, BoundsWhatItHolds) {
   const auto rows = read("Timestamp,Request tokens,Response tokens\n1,1,1\n2,1,1\n3,1,1\n4,1,1\n", limits);
   ASSERT_FALSE(rows.ok());
   EXPECT_NE(rows.error().message.find("more than 3 rows"), std::string::npos);
+}
+
+TEST(Trace, OnlyFilesAreRead) {
+  const testing::ScratchFolder scratch;
+  const auto folder = read_trace_file(scratch.path());
+  ASSERT_FALSE(folder.ok());
+  EXPECT_EQ(folder.error().message, scratch.path() + ": is not a file");
+  const std::string path = scratch.path() + "/t.csv";
+  const auto none = read_trace_file(path);
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code, ErrorCode::kNotFound);
+  std::ofstream(path) << "Timestamp,Request tokens,Response tokens\n1,2,3\n";
+  EXPECT_TRUE(read_trace_file(path).ok());
+  std::filesystem::create_symlink(path, scratch.path() + "/link.csv");
+  EXPECT_TRUE(read_trace_file(scratch.path() + "/link.csv").ok());
 }
 
 Trace steady(int count) {

@@ -72,7 +72,7 @@ void print_json(const BenchmarkOptions& options, const LoadedModel& loaded, cons
                       {"bf16_dot_gflop_per_s", ceilings->bf16_gflops},      {"fp16_gflop_per_s", ceilings->fp16_gflops},
                       {"tile_gflop_per_s", ceilings->tile_gflops}};
   }
-  fmt::print("{}\n", out.dump(2));
+  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
 }
 
 void print_table(const BenchmarkOptions& options, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,

@@ -87,6 +87,7 @@ Status run(const ChatFlags& flags) {
   NFP_ASSIGN_OR_RETURN(ChatSession session, ChatSession::create(*loaded, *engine.engine, flags.system));
 
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  Status failed = ok_status();
   if (terminal) fmt::print("{} in {}; /help lists commands\n", flags.model.model, flags.model.precision);
   LineReader reader("> ");
   std::optional<Generation> last;
@@ -108,13 +109,14 @@ Status run(const ChatFlags& flags) {
     if (!answer.ok()) {
       fmt::print(stderr, "nestedfp: error: {}\n", naming_flags(answer.error()).message);
       if (answer.error().code == ErrorCode::kInvalidInput) fmt::print(stderr, "(/reset starts a new conversation)\n");
+      if (!terminal && failed.ok()) failed = Error{answer.error().code, ""};  // a script has the exit status alone
       continue;
     }
     if (answer->finish == FinishReason::kCancelled) fmt::print("(stopped)\n");
     last = std::move(answer).value();
   }
   if (terminal) fmt::print("\n");
-  return ok_status();
+  return failed;
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"fp8",
         {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
        {"matrices", matrices}});
-  fmt::print("{}\n", out.dump(2));
+  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
 }
 
 void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r,

@@ -62,7 +62,7 @@ void print_json(const std::string& path, const ModelConfig& config, const ModelP
               {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
               {"gpus", gpus},
               {"tensors", shapes_json(config)}});
-  fmt::print("{}\n", out.dump(2));
+  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
 }
 
 // One line for each shape that a layer has, and how often the model has it.

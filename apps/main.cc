@@ -55,7 +55,11 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "nestedfp: error: {}\n", failed.what());
     return 1;
   }
-  if (status.ok()) return 0;
+  if (status.ok()) {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+    fmt::print(stderr, "nestedfp: error: standard output: cannot be written, so some of it is lost\n");
+    return 1;
+  }
   // Nothing is to be said of what was stopped after it had given its answer.
   if (!status.error().message.empty()) fmt::print(stderr, "nestedfp: error: {}\n", status.error().message);
   return exit_code(status.error());

@@ -43,7 +43,7 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
                   {"same_top_error", r.kld->same_top_error},
                   {"base_perplexity", r.kld->base_perplexity}};
   }
-  fmt::print("{}\n", out.dump(2));
+  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
 }
 
 Status run(const PerplexityFlags& flags) {

@@ -14,18 +14,18 @@
 namespace nfp {
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr std::string_view kWeightSuffix = ".weight";
 
-std::string string_field(const Json& object, const char* field) {
+std::string string_field(const SortedJson& object, const char* field) {
   const auto found = object.find(field);
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 class Scheme {
  public:
-  Scheme(const Json& object, const std::string& name) : object_(object), name_(name) {}
+  Scheme(const SortedJson& object, const std::string& name) : object_(object), name_(name) {}
 
   Result<std::optional<Fp8Scheme>> read() {
     scheme_.method = string_field(object_, "quant_method");
@@ -35,7 +35,7 @@ class Scheme {
         return error(ErrorCode::kUnsupported,
                      "{}: quantization_config: field 'fmt' is {}; only weights in e4m3 are supported; load the FP16 or "
                      "BF16 original",
-                     name_, format->dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60));
+                     name_, format->dump(-1, ' ', true, SortedJson::error_handler_t::replace).substr(0, 60));
       }
       NFP_RETURN_IF_ERROR(block(object_, "weight_block_size"));
       return std::optional(scheme_);
@@ -63,10 +63,20 @@ class Scheme {
   Status compressed_tensors() {
     const std::string format = string_field(object_, "format");
     if (format != "float-quantized" && format != "naive-quantized") return refused("format", format);
+    // What turns weights or activations as the model runs is a part of it.
+    const auto transforms = object_.find("transform_config");
+    if (transforms != object_.end() && !transforms->is_null() && !transforms->empty()) {
+      return refused("transform_config", "given");
+    }
+    const auto sparsity = object_.find("sparsity_config");
+    if (sparsity != object_.end() && sparsity->is_object() && !sparsity->empty()) {
+      const std::string kept = string_field(*sparsity, "format");
+      if (kept != "dense") return refused("sparsity_config.format", kept);
+    }
     const auto groups = object_.find("config_groups");
     if (groups == object_.end() || !groups->is_object()) return refused("config_groups", "");
     for (const auto& [group, value] : groups->items()) {
-      const Json* weights = value.is_object() && value.contains("weights") ? &value["weights"] : nullptr;
+      const SortedJson* weights = value.is_object() && value.contains("weights") ? &value["weights"] : nullptr;
       if (weights == nullptr || !weights->is_object()) return refused("weights", "");
       const auto bits = weights->find("num_bits");
       const std::string type = string_field(*weights, "type"), strategy = string_field(*weights, "strategy");
@@ -78,10 +88,10 @@ class Scheme {
     return ok_status();
   }
 
-  Status block(const Json& object, const char* field) {
+  Status block(const SortedJson& object, const char* field) {
     const auto found = object.find(field);
     if (found == object.end() || found->is_null()) return ok_status();
-    const auto whole = [](const Json& size) {
+    const auto whole = [](const SortedJson& size) {
       return size.is_number_integer() && size.get<int64_t>() >= 1 && size.get<int64_t>() <= 1 << 20;
     };
     if (!found->is_array() || found->size() != 2 || !whole((*found)[0]) || !whole((*found)[1])) {
@@ -93,7 +103,7 @@ class Scheme {
     return ok_status();
   }
 
-  const Json& object_;
+  const SortedJson& object_;
   const std::string& name_;
   Fp8Scheme scheme_;
 };
@@ -178,7 +188,7 @@ class Fp8Reader final : public MatrixReader {
 
 Result<std::optional<Fp8Scheme>> find_fp8_scheme(std::string_view config_json, const std::string& name) {
   if (json_too_deep(config_json)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  const auto root = parse_file_json<Json>(config_json);
+  const auto root = parse_file_json<SortedJson>(config_json);
   if (!root.is_object() || root.contains("nestedfp")) return std::optional<Fp8Scheme>();
   const auto found = root.find("quantization_config");
   if (found == root.end() || !found->is_object()) return std::optional<Fp8Scheme>();

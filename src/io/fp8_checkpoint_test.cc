@@ -209,6 +209,8 @@ TEST(Fp8Scheme, WhatIsNotFp8IsRefusedByField) {
            {"weight_block_size", R"({"quant_method": "fp8", "weight_block_size": [0, 128]})"},
            {"format", R"({"quant_method": "compressed-tensors", "format": "pack-quantized"})"},
            {"config_groups", R"({"quant_method": "compressed-tensors", "format": "float-quantized"})"},
+           {"transform_config", group + R"({}, "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}})"},
+           {"sparsity_config", group + R"({}, "sparsity_config": {"format": "sparse-24-bitmask"}})"},
            {"weights", group + R"({"g": {}}})"},
            {"num_bits", group + R"({"g": {"weights": {"num_bits": 4, "type": "float", "strategy": "tensor"}}}})"},
            {"type", group + R"({"g": {"weights": {"num_bits": 8, "type": "int", "strategy": "tensor"}}}})"},

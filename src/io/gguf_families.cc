@@ -135,12 +135,43 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
   }
 }
 
+Status check_metadata(const GgufFacts& facts, const Json& config) {
+  const GgufFile& gguf = facts.gguf;
+  const auto refuse = [&](const char* suffix, const auto& value) {
+    return error(ErrorCode::kUnsupported, "{}: metadata '{}' is {}, which is not supported for {}", facts.path,
+                 facts.key(suffix), value, facts.family.gguf);
+  };
+  if (!gguf.boolean(facts.key("attention.causal")).value_or(true)) return refuse("attention.causal", false);
+  const bool partial = facts.family.id == FamilyId::kPhi3;
+  const auto rotating = gguf.integer(facts.key("rope.dimension_count"));
+  const int64_t head_dim = config.value("head_dim", int64_t{0});
+  if (rotating && head_dim > 0 && *rotating != head_dim && !partial) return refuse("rope.dimension_count", *rotating);
+  if (!partial && !(facts.long_factors.empty() && facts.short_factors.empty())) {
+    return error(ErrorCode::kUnsupported,
+                 "{}: tensors 'rope_factors_long' and 'rope_factors_short' are not supported for {}", facts.path,
+                 facts.family.gguf);
+  }
+  const auto gating = gguf.integer(facts.key("expert_gating_func")).value_or(0);
+  if (gating > 1) return refuse("expert_gating_func", gating);  // 1: softmax
+  const double scale = gguf.number(facts.key("expert_weights_scale")).value_or(0.0);
+  if (scale != 0 && scale != 1) return refuse("expert_weights_scale", scale);
+  return ok_status();
+}
+
 Status add_rope_scaling(const GgufFacts& facts, Json& config) {
   const GgufFile& gguf = facts.gguf;
-  const auto type = gguf.text(facts.key("rope.scaling.type"));
-  if (type != "linear" && type != "yarn") return ok_status();
-  const auto factor = gguf.number(facts.key("rope.scaling.factor")).value_or(1.0);
-  Json scaling = {{"rope_type", *type}, {"factor", factor}};
+  const std::string type_key = facts.key("rope.scaling.type");
+  const auto type = gguf.text(type_key).value_or("linear");
+  // The older name is of linear scaling; 0 is none.
+  auto factor = gguf.number(facts.key("rope.scaling.factor")).value_or(0.0);
+  if (factor == 0 && type == "linear") factor = gguf.number(facts.key("rope.scale_linear")).value_or(0.0);
+  if (factor == 0) factor = 1;
+  if (type == "none" || (type == "linear" && factor == 1)) return ok_status();
+  if (type != "linear" && type != "yarn") {
+    return error(ErrorCode::kUnsupported, "{}: metadata '{}' is '{}', which is not supported for {}", facts.path,
+                 type_key, type, facts.family.gguf);
+  }
+  Json scaling = {{"rope_type", std::string(type)}, {"factor", factor}};
   if (type == "yarn") {
     for (const char* field : {"yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"}) {
       const std::string key = facts.key(fmt::format("rope.scaling.{}", field));

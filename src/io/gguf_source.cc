@@ -271,7 +271,8 @@ class GgufSource final : public ModelSource {
       }
     }
     const GgufFacts known = facts(std::min(config["num_hidden_layers"].get<int64_t>(), kMostLayers));
-    if (rope_factors_.empty()) NFP_RETURN_IF_ERROR(add_rope_scaling(known, config));
+    NFP_RETURN_IF_ERROR(check_metadata(known, config));
+    if (rope_factors_.empty() && known.long_factors.empty()) NFP_RETURN_IF_ERROR(add_rope_scaling(known, config));
     add_family_fields(known, config);
     config["attention_bias"] = config["qkv_bias"] = has_bias(GemmType::kQkv);
     config["mlp_bias"] = has_bias(GemmType::kGateUp);

@@ -265,6 +265,27 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   yarn.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
   yarn.number("qwen2.rope.scaling.yarn_ext_factor", 0.5f);
   expect(yarn.build(), "'qwen2.rope.scaling.yarn_ext_factor' is not supported");
+  const auto tiny = [] {
+    GgufBuilder gguf = testing::tiny_gguf_keys("qwen2");
+    gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+    return gguf;
+  };
+  GgufBuilder longrope = tiny(), part = tiny(), gating = tiny();
+  longrope.string("qwen2.rope.scaling.type", "longrope");
+  expect(longrope.build(), "'qwen2.rope.scaling.type' is 'longrope', which is not supported for qwen2");
+  part.integer("qwen2.rope.dimension_count", 6);
+  expect(part.build(), "'qwen2.rope.dimension_count' is 6");
+  gating.integer("qwen2.expert_gating_func", 2);
+  expect(gating.build(), "'qwen2.expert_gating_func' is 2");
+  for (const char* name : {"qwen2.rope.scaling.factor", "qwen2.rope.scale_linear"}) {  // linear, where no type is given
+    GgufBuilder linear = tiny();
+    linear.number(name, 4.0f);
+    const auto source = open(linear.build());
+    ASSERT_TRUE(source.ok()) << source.error().message;
+    const auto rope = nlohmann::json::parse((*source)->config_json())["rope_scaling"];
+    EXPECT_EQ(rope["rope_type"], "linear");
+    EXPECT_EQ(rope["factor"], 4.0);
+  }
   GgufBuilder dense = testing::tiny_gguf_keys("qwen2moe");
   expect(dense.build(), "'qwen2moe.expert_count' is 0 or missing");
   GgufBuilder flat = testing::tiny_gguf_keys();

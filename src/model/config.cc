@@ -196,7 +196,8 @@ void read_longrope(Fields& fields, RopeScaling& rope, const ModelConfig& config,
   }
   rope.short_factors = fields.numbers("short_factor", config.rope.dim / 2, 1e-3, 1e6);
   rope.long_factors = fields.numbers("long_factor", config.rope.dim / 2, 1e-3, 1e6);
-  const double extension = static_cast<double>(config.max_context) / rope.original_context;
+  const double given = fields.number("factor", 0.0f, 0.0, 1e6);
+  const double extension = given > 0 ? given : static_cast<double>(config.max_context) / rope.original_context;
   const double implied = extension <= 1 ? 1 : std::sqrt(1 + std::log(extension) / std::log(rope.original_context));
   rope.attention_factor = fields.number("attention_factor", static_cast<float>(implied), 1e-3, 1e3);
 }
@@ -206,11 +207,24 @@ void read_longrope(Fields& fields, RopeScaling& rope, const ModelConfig& config,
 Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& defaults, ModelConfig& config,
                  float& local_theta) {
   const char* key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  Json both;  // "rope_scaling" counts where there are both, as in transformers 5; the rest is of the other
+  if (fields.has("rope_parameters") && fields.has("rope_scaling") && !root["rope_scaling"].empty()) {
+    const Json &parameters = root["rope_parameters"], &scaling = root["rope_scaling"];
+    if (!parameters.is_object() || !scaling.is_object() || parameters.contains("full_attention")) {
+      return error(ErrorCode::kUnsupported,
+                   "{}: fields 'rope_parameters' and 'rope_scaling' are both set; leave one out", fields.where());
+    }
+    both = scaling;
+    for (const char* name : {"rope_theta", "partial_rotary_factor"}) {
+      if (parameters.contains(name) && !both.contains(name)) both[name] = parameters[name];
+    }
+    key = "rope_scaling";
+  }
   Rope& rope = config.rope;
   rope.theta = fields.number("rope_theta", defaults.rope_theta, 1.0, 1e12);
   float part = fields.number("partial_rotary_factor", 1.0f, 1e-3, 1.0);
   const Json none = Json::object();
-  const Json* object = fields.has(key) ? &root[key] : &none;
+  const Json* object = both.is_object() ? &both : fields.has(key) ? &root[key] : &none;
   if (!object->is_object()) {
     return error(ErrorCode::kInvalidInput, "{}: field '{}' must be an object or null", fields.where(), key);
   }
@@ -250,7 +264,8 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
     read_yarn(scaling, rope.scaling, config.max_context);
   } else if (kind == "longrope") {
     rope.scaling.kind = RopeScaling::Kind::kLongrope;
-    const int32_t original = fields.integer("original_max_position_embeddings", config.max_context, 2, 1 << 30);
+    const int32_t otherwise = defaults.original_context > 0 ? defaults.original_context : config.max_context;
+    const int32_t original = fields.integer("original_max_position_embeddings", otherwise, 2, 1 << 30);
     read_longrope(scaling, rope.scaling, config, original);
   } else if (kind != "default") {
     scaling.fail("rope_type", fmt::format("is '{}'; supported are default, linear, llama3, yarn and longrope", kind));

@@ -263,6 +263,25 @@ TEST(Config, Yarn) {
   EXPECT_EQ(parse(json)->rope.scaling.attention_factor, 1.25f);
 }
 
+// As where a user adds YaRN to a checkpoint that transformers 5 saved.
+TEST(Config, RopeScalingCountsBesideRopeParameters) {
+  Json json = qwen(2);
+  json.erase("rope_theta");
+  json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  json["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"type", "yarn"}};
+  const auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->rope.scaling.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(config->rope.theta, 5e5f);
+  json["rope_scaling"] = Json::object();
+  EXPECT_EQ(parse(json)->rope.scaling.kind, RopeScaling::Kind::kNone);
+  json["rope_scaling"] = {{"factor", -4.0}, {"type", "yarn"}};
+  EXPECT_FALSE(parse(json).ok());
+  json["rope_scaling"] = {{"factor", 4.0}, {"type", "linear"}};
+  json["rope_parameters"] = {{"full_attention", {{"rope_type", "default"}}}};
+  EXPECT_NE(parse(json).error().message.find("'rope_parameters' and 'rope_scaling' are both set"), std::string::npos);
+}
+
 TEST(Config, Phi3RotatesAPartAndHasLongrope) {
   Json json = good();
   json["architectures"] = {"Phi3ForCausalLM"};
@@ -281,6 +300,12 @@ TEST(Config, Phi3RotatesAPartAndHasLongrope) {
   // Phi-3-mini-128k: sqrt(1 + log(32) / log(4096)).
   EXPECT_FLOAT_EQ(config->rope.scaling.attention_factor, 1.1902380714f);
   EXPECT_EQ(config->windows, (std::vector<int32_t>{0, 0}));
+  Json left_out = json;
+  left_out.erase("original_max_position_embeddings");
+  EXPECT_EQ(parse(left_out)->rope.scaling.original_context, 4096);
+  left_out["rope_scaling"]["factor"] = 8.0;  // in place of the contexts' ratio
+  EXPECT_FLOAT_EQ(parse(left_out)->rope.scaling.attention_factor,
+                  static_cast<float>(std::sqrt(1 + std::log(8.0) / std::log(4096.0))));
   json["partial_rotary_factor"] = 0.7;  // 11 features
   EXPECT_NE(parse(json).error().message.find("partial_rotary_factor"), std::string::npos);
   Json llama = good();

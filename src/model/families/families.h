@@ -17,8 +17,9 @@ struct FamilyDefaults {
   int32_t kv_heads = 0;  // 0 = as many as query heads
   int32_t head_dim = 0;  // 0 = hidden_size / num_attention_heads
   int32_t max_context = 2048;
-  int32_t sliding_window = 0;   // 0 = none
-  bool partial_rotary = false;  // partial_rotary_factor says how much of a head rotates
+  int32_t original_context = 0;  // original_max_position_embeddings of LongRoPE; 0 = max_context
+  int32_t sliding_window = 0;    // 0 = none
+  bool partial_rotary = false;   // partial_rotary_factor says how much of a head rotates
   float norm_eps = 1e-6f;
   float rope_theta = 10000.0f;
   std::string_view activation = "silu";

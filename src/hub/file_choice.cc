@@ -14,9 +14,9 @@
 namespace nfp {
 namespace {
 
-constexpr std::array<std::string_view, 7> kDescriptive = {
-    "config.json",  "generation_config.json",      "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-    kTokenizerGguf, "model.safetensors.index.json"};
+constexpr std::array<std::string_view, 8> kDescriptive = {
+    "config.json",         "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "chat_template.jinja", "chat_template.json",     kTokenizerGguf,   "model.safetensors.index.json"};
 
 const HubFile* find(const HubModel& model, std::string_view path) {
   const auto place =

@@ -172,8 +172,8 @@ void read_llama3(Fields& fields, RopeScaling& rope) {
   if (rope.high_freq_factor <= rope.low_freq_factor) fields.fail("high_freq_factor", "must be above low_freq_factor");
 }
 
-void read_yarn(Fields& fields, RopeScaling& rope, int32_t max_context) {
-  rope.original_context = fields.integer("original_max_position_embeddings", max_context, 1, 1 << 30);
+void read_yarn(Fields& fields, RopeScaling& rope, int32_t original_context) {
+  rope.original_context = fields.integer("original_max_position_embeddings", original_context, 1, 1 << 30);
   rope.beta_fast = fields.number("beta_fast", 32.0f, 1e-3, 1e6);
   rope.beta_slow = fields.number("beta_slow", 1.0f, 1e-3, 1e6);
   rope.truncate = fields.boolean("truncate", true);
@@ -261,7 +261,9 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
     read_llama3(scaling, rope.scaling);
   } else if (kind == "yarn") {
     rope.scaling.kind = RopeScaling::Kind::kYarn;
-    read_yarn(scaling, rope.scaling, config.max_context);
+    // transformers 5 reads it beside the object too.
+    const int32_t original = fields.integer("original_max_position_embeddings", config.max_context, 1, 1 << 30);
+    read_yarn(scaling, rope.scaling, original);
   } else if (kind == "longrope") {
     rope.scaling.kind = RopeScaling::Kind::kLongrope;
     const int32_t otherwise = defaults.original_context > 0 ? defaults.original_context : config.max_context;

@@ -255,6 +255,10 @@ TEST(Config, Yarn) {
   EXPECT_EQ(rope.kind, RopeScaling::Kind::kYarn);
   EXPECT_EQ(rope.original_context, 32768);
   EXPECT_FLOAT_EQ(rope.attention_factor, 0.1f * std::log(4.0f) + 1.0f);
+  Json beside = json;
+  beside["rope_scaling"].erase("original_max_position_embeddings");
+  beside["original_max_position_embeddings"] = 16384;
+  EXPECT_EQ(parse(beside)->rope.scaling.original_context, 16384);
   json["rope_scaling"]["mscale"] = 2.0;
   json["rope_scaling"]["mscale_all_dim"] = 1.0;
   EXPECT_FLOAT_EQ(parse(json)->rope.scaling.attention_factor,

@@ -14,28 +14,32 @@
 namespace nfp {
 namespace {
 
-// The template's place: chat_template.jinja (transformers >= 4.43), tokenizer_config.json, or a GGUF file's metadata.
+// The template's place: chat_template.jinja (transformers >= 4.43), tokenizer_config.json, chat_template.json (of
+// processors, before the first), or a GGUF file's metadata.
 Status read_chat_template(LoadedModel& loaded) {
   NFP_ASSIGN_OR_RETURN(const auto file, loaded.source->text_file("chat_template.jinja"));
   if (file) {
     loaded.chat_template = *file;
     return ok_status();
   }
-  NFP_ASSIGN_OR_RETURN(const auto tokenizer_config, loaded.source->text_file("tokenizer_config.json"));
-  if (tokenizer_config) {
-    if (json_too_deep(*tokenizer_config)) {
-      return error(ErrorCode::kInvalidInput, "{}: tokenizer_config.json is nested deeper than {} levels",
-                   loaded.source->path(), kMaxFileJsonDepth);
+  const auto found = [&] { return !loaded.chat_template.empty() || !loaded.chat_template_json.empty(); };
+  for (const char* name : {"tokenizer_config.json", "chat_template.json"}) {
+    if (found()) break;
+    NFP_ASSIGN_OR_RETURN(const auto text, loaded.source->text_file(name));
+    if (!text) continue;
+    if (json_too_deep(*text)) {
+      return error(ErrorCode::kInvalidInput, "{}: {} is nested deeper than {} levels", loaded.source->path(), name,
+                   kMaxFileJsonDepth);
     }
-    const auto json = nlohmann::json::parse(*tokenizer_config, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.contains("chat_template")) {
-      const auto& chat = json["chat_template"];
-      if (chat.is_string()) loaded.chat_template = chat.get<std::string>();
-      if (chat.is_array())
-        loaded.chat_template_json = chat.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("chat_template")) continue;
+    const auto& chat = json["chat_template"];
+    if (chat.is_string()) loaded.chat_template = chat.get<std::string>();
+    if (chat.is_array()) {
+      loaded.chat_template_json = chat.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     }
   }
-  if (loaded.chat_template.empty() && loaded.chat_template_json.empty() && loaded.source->gguf_tokenizer() != nullptr) {
+  if (!found() && loaded.source->gguf_tokenizer() != nullptr) {
     loaded.chat_template = std::string(loaded.source->gguf_tokenizer()->chat_template);
   }
   return ok_status();

@@ -328,8 +328,8 @@ class Places(Damaged):
         model = self.copy()
         self.edit(os.path.join(model, "tokenizer_config.json"),
                   chat_template="{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}")
-        # A conversation goes on after an answer that failed.
-        self.assertIn("template", failure("chat", model, "-n", "2", code=0, stdin="hi\n/quit\n"))
+        # A conversation goes on after an answer that failed; a script learns of it in the end.
+        self.assertIn("template", failure("chat", model, "-n", "2", stdin="hi\n/quit\n"))
 
 
 if __name__ == "__main__":

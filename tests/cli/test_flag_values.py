@@ -67,7 +67,7 @@ class FlagValues(unittest.TestCase):
         self.assertIn("--min-tokens is 4; it must be at most --max-tokens", said)
         self.assertIn("--max-tokens is 9999, but the prompt", failure("generate", F16_MODEL, "-p", "a", "-n", "9999"))
         self.assertIn("--stop-token-ids: token id 9999999 ", failure("generate", F16_MODEL, "-p", "a", "--stop-token-ids", "9999999"))
-        said = run("chat", F16_MODEL, "-n", "9999", stdin="hello\n")[1]
+        said = run("chat", F16_MODEL, "-n", "9999", stdin="hello\n", code=1)[1]
         self.assertNotIn("max_tokens", said)
 
     def test_texts(self):

@@ -555,6 +555,18 @@ class Chat(Scratch):
         self.assertIn("(conversation forgotten)", out)
         self.assertIn("unknown command /bogus", out)
 
+    def test_a_template_in_a_file_of_its_own(self):
+        model = self.path("model")
+        shutil.copytree(F16_MODEL, model)
+        settings = pathlib.Path(model, "tokenizer_config.json")
+        config = json.loads(settings.read_text())
+        config.pop("chat_template", None)
+        settings.write_text(json.dumps(config))
+        self.assertIn("no chat template", failure("chat", model, "-n", "2"))
+        pathlib.Path(model, "chat_template.json").write_text(json.dumps({"chat_template": "{{ raise_exception('of its own') }}"}))
+        _, err = run("chat", model, "-n", "2", stdin="hi\n", code=1)  # the exit status of a script's chat that failed
+        self.assertIn("of its own", err)
+
     def test_ctrl_c_stops_the_answer_only(self):
         process = subprocess.Popen([PROGRAM, "chat", F16_MODEL, "--ignore-eos", "--ctx", "256"], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

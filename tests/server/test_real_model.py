@@ -25,8 +25,10 @@ def complete(client, prompt, **more):
 
 def test_answers(client):
     assert "Paris" in complete(client, "The capital of France is").choices[0].text
+    # With targets that are kept however busy the machine is: FP8 is for those in danger.
     r = client.chat.completions.create(model="demo", temperature=0, max_tokens=40,
-                                       messages=[{"role": "user", "content": "What is the capital of France?"}])
+                                       messages=[{"role": "user", "content": "What is the capital of France?"}],
+                                       extra_body={"slo_ttft_ms": 60_000, "slo_itl_ms": 20_000})
     assert "Paris" in r.choices[0].message.content
     assert r.usage.model_extra["nestedfp"]["completion"]["fp8_tokens"] == 0
 

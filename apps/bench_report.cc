@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "flags.h"
+#include "json_output.h"
 
 namespace nfp {
 namespace {
@@ -72,7 +73,7 @@ void print_json(const BenchmarkOptions& options, const LoadedModel& loaded, cons
                       {"bf16_dot_gflop_per_s", ceilings->bf16_gflops},      {"fp16_gflop_per_s", ceilings->fp16_gflops},
                       {"tile_gflop_per_s", ceilings->tile_gflops}};
   }
-  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
+  print_indented(out);
 }
 
 void print_table(const BenchmarkOptions& options, const LoadedModel& loaded, const std::vector<BenchmarkRow>& rows,

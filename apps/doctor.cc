@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "json_output.h"
 #include "server/grammar/grammar.h"
 #include "verbs.h"
 
@@ -31,7 +32,7 @@ void add_doctor(CLI::App& app, Status& status) {
                         {"remedy", f.remedy}});
       }
       const nlohmann::ordered_json out = {{"version", NFP_VERSION}, {"findings", list}};
-      fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+      print_indented(out);
       return;
     }
     for (const Finding& f : findings) {

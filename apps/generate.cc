@@ -12,6 +12,7 @@
 #include "base/process_memory.h"
 #include "flags.h"
 #include "interrupt.h"
+#include "json_output.h"
 #include "runtime/generation.h"
 #include "verbs.h"
 
@@ -82,7 +83,7 @@ void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Gen
                                       {"decode_tokens_per_s", g.times.decode_tokens_per_s},
                                       {"weight_bytes", loaded.model->weight_bytes()},
                                       {"peak_memory_bytes", memory.peak}};
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  print_indented(out);
 }
 
 Status run(const GenerateFlags& flags) {

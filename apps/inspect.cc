@@ -11,6 +11,7 @@
 #include "flags.h"
 #include "inspect_json.h"
 #include "io/split_source.h"
+#include "json_output.h"
 #include "model/config.h"
 #include "model/plan.h"
 #include "progress_bar.h"
@@ -113,7 +114,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"fp8",
         {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
        {"matrices", matrices}});
-  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
+  print_indented(out);
 }
 
 void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r,

@@ -10,6 +10,7 @@
 #include "flags.h"
 #include "inspect_json.h"
 #include "io/dummy_source.h"
+#include "json_output.h"
 #include "model/dummy_model.h"
 #include "model/plan.h"
 #include "verbs.h"
@@ -62,7 +63,7 @@ void print_json(const std::string& path, const ModelConfig& config, const ModelP
               {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
               {"gpus", gpus},
               {"tensors", shapes_json(config)}});
-  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
+  print_indented(out);
 }
 
 // One line for each shape that a layer has, and how often the model has it.

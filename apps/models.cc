@@ -9,6 +9,7 @@
 #include "flags.h"
 #include "hub/cache_list.h"
 #include "io/hub_cache.h"
+#include "json_output.h"
 #include "runtime/model_summary.h"
 #include "verbs.h"
 
@@ -48,7 +49,7 @@ Status run(const ModelsFlags& flags) {
       unfinished.push_back({{"repository", left.repository}, {"bytes", left.bytes}});
     }
     const nlohmann::ordered_json out = {{"cache", cache}, {"models", models}, {"unfinished", unfinished}};
-    fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_indented(out);
     return ok_status();
   }
   if (list.models.empty()) fmt::print("no model in {}; nestedfp pull org/name downloads one\n", cache);

@@ -8,6 +8,7 @@
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
 #include "flags.h"
+#include "json_output.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -43,7 +44,7 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
                   {"same_top_error", r.kld->same_top_error},
                   {"base_perplexity", r.kld->base_perplexity}};
   }
-  fmt::print("{}\n", out.dump(2, ' ', false, decltype(out)::error_handler_t::replace));
+  print_indented(out);
 }
 
 Status run(const PerplexityFlags& flags) {

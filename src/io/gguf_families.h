@@ -31,9 +31,9 @@ struct GgufFacts {
 
 // `config` holds what all families have.
 void add_family_fields(const GgufFacts& facts, nlohmann::ordered_json& config);
-// YaRN and linear scaling of rotation.
 // What changes a model's results and is not supported is refused, by its key.
 Status check_metadata(const GgufFacts& facts, const nlohmann::ordered_json& config);
+// YaRN and linear scaling of rotation.
 Status add_rope_scaling(const GgufFacts& facts, nlohmann::ordered_json& config);
 
 }  // namespace nfp

@@ -14,6 +14,11 @@ void separate(std::string& list) {
   if (!list.empty()) list += ',';
 }
 
+bool is_object(const std::string& arguments) {
+  const auto parsed = parse_json(arguments);
+  return parsed.ok() && parsed->is_object();
+}
+
 }  // namespace
 
 void append_logprob(std::string& out, double logprob) { append_number(out, std::max(logprob, -9999.0)); }
@@ -110,15 +115,10 @@ void AnswerWriter::append_precision(std::string& out, const Usage& usage) {
   out += '}';
 }
 
-std::string object_or_empty(const std::string& arguments) {
-  const auto parsed = parse_json(arguments);
-  return parsed.ok() && parsed->is_object() ? arguments : "{}";
-}
+std::string object_or_empty(const std::string& arguments) { return is_object(arguments) ? arguments : "{}"; }
 
 bool has_cut_call(const Choice& choice) {
-  if (choice.calls.empty() || !choice.stop_reason.starts_with('"')) return false;
-  const auto parsed = parse_json(choice.calls.back().arguments);
-  return !parsed.ok() || !parsed->is_object();
+  return !choice.calls.empty() && choice.stop_reason.starts_with('"') && !is_object(choice.calls.back().arguments);
 }
 
 Usage AnswerWriter::sum(std::span<const Choice> choices) const {

@@ -368,6 +368,7 @@ struct StepReserve {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
+  int32_t rotary_dim = 0;     // of a head's features, those that rotate; 0 = all
   int32_t experts = 0;        // of a layer; 0 = none
   int32_t top_experts = 0;    // of a token
   int32_t expert_width = 0;   // features between an expert's matrices

@@ -166,7 +166,7 @@ void StepInput::upload() {
     host<int32_t>(at_.token_ids)[tokens_] = 0;
     host<int32_t>(at_.token_source)[tokens_] = -1;
     host<int32_t>(at_.positions)[tokens_] = 0;
-    host<int32_t>(at_.slots)[tokens_] = limits_.scratch_block * limits_.block_size;
+    host<int32_t>(at_.slots)[tokens_] = -1;
     host<int32_t>(at_.query_start)[sequences_ + 1] = tokens_ + 1;
     host<int32_t>(at_.context)[sequences_] = 0;  // attention has no work with it
     table[static_cast<size_t>(sequences_) * width] = limits_.scratch_block;

@@ -142,6 +142,7 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
                            .heads = config_.heads,
                            .kv_heads = config_.kv_heads,
                            .head_dim = config_.head_dim,
+                           .rotary_dim = config_.rope.dim,
                            .experts = config_.experts.count,
                            .top_experts = config_.experts.top,
                            .expert_width = config_.experts.intermediate,

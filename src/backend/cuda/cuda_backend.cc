@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "backend/cuda/attention/attention.h"
+#include "backend/cuda/device_hangs.h"
 #include "backend/cuda/experts/experts.h"
 #include "backend/cuda/experts/grouped.h"
 #include "backend/cuda/fused/gemm_input.h"
@@ -60,11 +61,14 @@ class CudaEvent final : public Event {
  public:
   ~CudaEvent() override { cudaEventDestroy(event); }
   cudaEvent_t event = nullptr;
+  Buffer overflowed_layer;  // host: i32, as the work before the event left it
 };
 
 class CudaGraph final : public Graph {
  public:
-  ~CudaGraph() override { cudaGraphExecDestroy(executable); }
+  ~CudaGraph() override {
+    if (!cuda::device_hangs()) cudaGraphExecDestroy(executable);
+  }
   size_t bytes() const override { return taken; }
   cudaGraphExec_t executable = nullptr;
   size_t taken = 0;
@@ -104,11 +108,11 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
  public:
   static Result<std::unique_ptr<Backend>> create(const CudaOptions& options);
   ~CudaBackend() override {
-    if (hangs_) return;  // waiting or freeing would never end; the process has to
+    if (cuda::device_hangs()) return;
     cudaStreamSynchronize(stream_);
     uploader_.reset();
     for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &peaks_,
-                           &overflowed_layer_, &rounded_})
+                           &overflow_mark_, &synchronized_layer_, &rounded_})
       buffer->reset();
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -147,17 +151,21 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     return synchronize();
   }
   Status synchronize() override {
+    keep(cuda::run_take_mark({overflow_mark_.as<int32_t>(), synchronized_layer_.as<int32_t>()}, stream_));
     keep(check(cudaStreamSynchronize(stream_), "waiting for the device"));
-    return failure();
+    return failure_of(synchronized_layer_);
   }
   void copy(const CopyArgs& args) override;
   Result<std::unique_ptr<Event>> make_event() override;
   void record(Event& event) override {
-    keep(check(cudaEventRecord(static_cast<CudaEvent&>(event).event, stream_), "recording an event"));
+    auto& own = static_cast<CudaEvent&>(event);
+    keep(cuda::run_take_mark({overflow_mark_.as<int32_t>(), own.overflowed_layer.as<int32_t>()}, stream_));
+    keep(check(cudaEventRecord(own.event, stream_), "recording an event"));
   }
   Status wait(Event& event) override {
-    keep(wait_at_most(static_cast<CudaEvent&>(event).event));
-    return failure();
+    auto& own = static_cast<CudaEvent&>(event);
+    keep(wait_at_most(own.event));
+    return failure_of(own.overflowed_layer);
   }
 
   DType activation_dtype() const override { return DType::kF16; }
@@ -212,17 +220,15 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   }
   // Until the event has passed; an error once that takes longer than options_.hang_s.
   Status wait_at_most(cudaEvent_t event);
-  Status failure() {
+  // Of work whose overflow mark came to `layer`.
+  Status failure_of(const Buffer& layer) const {
     if (failure_) return *failure_;  // stays: a device that failed once does not come back
-    auto* const layer = overflowed_layer_.as<volatile int32_t>();
-    if (*layer < 0) return ok_status();
-    const int32_t overflowed = *layer;
-    *layer = -1;
+    if (*layer.as<int32_t>() < 0) return ok_status();
     return error(
         ErrorCode::kUnsupported,
         "layer {}: a query, key or value is beyond FP16's range (65504); run the model with --device cpu --dtype-kv "
         "f32",
-        overflowed);
+        *layer.as<int32_t>());
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
   cuda::GemmInputCall norm_call(const RmsNormArgs& args) const;
@@ -248,15 +254,16 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   int64_t widest_gated_ = 0;                        // rows of any interleaved weight
   int32_t heads_ = 0;                               // of the model's attention
   Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_, peaks_;
-  std::array<int32_t, 2> most_rotated_{};     // by KvType: decoded sequences that attention rotates by itself
-  Buffer overflowed_layer_;                   // host: i32 that kernels write where keys leave FP16, else -1
+  std::array<int32_t, 2> most_rotated_{};  // by KvType: decoded sequences that attention rotates by itself
+  // i32: a layer whose queries, keys or values left FP16, else -1. Kernels write the first, on the device; what it was
+  // when the work before an event was done is that event's, as two steps are in flight.
+  Buffer overflow_mark_, synchronized_layer_;
   Buffer rounded_;                            // inputs that came in no linear's form, where there are such
   std::vector<cuda::ExpertMatrix> matrices_;  // of a call
   const void* in_order_ = nullptr;            // where the last route() left its x by assignment
   cuda::Profiler profiler_;
   SequenceLengths lengths_;  // of the step, while its times are taken
   std::optional<Error> failure_;
-  bool hangs_ = false;
 };
 
 const CudaWeight& device_weight(const LinearWeight* weight) { return static_cast<const CudaWeight&>(*weight); }
@@ -300,8 +307,10 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   NFP_ASSIGN_OR_RETURN(backend->gemm_workspace_, backend->allocate(cuda::Workspace::kBytes));
   NFP_ASSIGN_OR_RETURN(backend->dense_workspace_, backend->allocate(cuda::DenseGemm::kWorkspaceBytes));
   NFP_ASSIGN_OR_RETURN(backend->peaks_, backend->allocate(cuda::RowPeaks::kBytes));
-  NFP_ASSIGN_OR_RETURN(backend->overflowed_layer_, backend->allocate_host(sizeof(int32_t)));
-  *backend->overflowed_layer_.as<int32_t>() = -1;
+  NFP_ASSIGN_OR_RETURN(backend->overflow_mark_, backend->allocate(sizeof(int32_t)));
+  NFP_ASSIGN_OR_RETURN(backend->synchronized_layer_, backend->allocate_host(sizeof(int32_t)));
+  NFP_RETURN_IF_ERROR(check(cudaMemsetAsync(backend->overflow_mark_.data(), 0xff, sizeof(int32_t), backend->stream_),
+                            "setting memory"));
   backend->info_ = {
       "cuda",
       fmt::format("{}, {:.0f} GiB{}", properties.name, static_cast<double>(properties.totalGlobalMem) / double{1 << 30},
@@ -344,7 +353,7 @@ Result<Buffer> CudaBackend::allocate_host(size_t bytes) {
 void CudaBackend::free(void* data, size_t) {
   const auto place = buffers_.find(data);
   assert(place != buffers_.end());
-  if (hangs_) return;
+  if (cuda::device_hangs()) return;
   cudaStreamSynchronize(stream_);
   if (place->second) {
     cudaFreeHost(data);
@@ -365,7 +374,7 @@ void CudaBackend::copy(const CopyArgs& args) {
 }
 
 Status CudaBackend::wait_at_most(cudaEvent_t event) {
-  if (hangs_) return ok_status();
+  if (cuda::device_hangs()) return ok_status();
   using Clock = AwakeTime::Clock;
   AwakeTime waited(Clock::now(), std::chrono::seconds(1));
   const std::chrono::duration<double> most(options_.hang_s);
@@ -374,13 +383,15 @@ Status CudaBackend::wait_at_most(cudaEvent_t event) {
     if (status != cudaErrorNotReady) return check(status, "waiting for the device");
     if (turn % 1024 == 0 && waited.at(Clock::now()) > most) break;
   }
-  hangs_ = true;
+  cuda::device_hangs() = true;
   return error(ErrorCode::kDevice, "the GPU has not finished a step within {:g} s: it hangs", options_.hang_s);
 }
 
 Result<std::unique_ptr<Event>> CudaBackend::make_event() {
   auto event = std::make_unique<CudaEvent>();
   NFP_RETURN_IF_ERROR(check(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming), "making an event"));
+  NFP_ASSIGN_OR_RETURN(event->overflowed_layer, allocate_host(sizeof(int32_t)));
+  *event->overflowed_layer.as<int32_t>() = -1;
   return std::unique_ptr<Event>(std::move(event));
 }
 
@@ -388,6 +399,11 @@ Status CudaBackend::reserve(const StepReserve& most) {
   if (uploader_) {
     NFP_RETURN_IF_ERROR(uploader_->finish());
     uploader_.reset();
+  }
+  if (most.rotary_dim % 8 != 0) {
+    return error(ErrorCode::kUnsupported,
+                 "heads rotate {} of their {} features, and the GPU backend rotates multiples of 8; use --device cpu",
+                 most.rotary_dim, most.head_dim);
   }
   const int64_t rows = std::max(most.tokens, most.sequences);
   const size_t width = static_cast<size_t>(std::max(widest_, widest_gated_)) * sizeof(uint16_t);
@@ -419,7 +435,8 @@ Status CudaBackend::reserve(const StepReserve& most) {
   size_t attention = 0;
   for (const cuda::KvType type : {cuda::KvType::kF16, cuda::KvType::kE4m3}) {  // the cache comes later
     call.cache.type = type;
-    NFP_ASSIGN_OR_RETURN(const cuda::DecodeNeeds needs, cuda::decode_needs(call));
+    NFP_ASSIGN_OR_RETURN(cuda::DecodeNeeds needs, cuda::decode_needs(call));
+    if (options_.deterministic) needs = {cuda::kPrefillWorkspaceBytes, 0};  // see attend()
     attention = std::max(attention, needs.workspace_bytes);
     most_rotated_[static_cast<size_t>(type)] = needs.most_rotated;
   }
@@ -437,6 +454,11 @@ Result<std::unique_ptr<LinearWeight>> CudaBackend::make_linear(const LinearSpec&
     NFP_ASSIGN_OR_RETURN(uploader_, cuda::DeviceUploader::create());
   }
   NFP_ASSIGN_OR_RETURN(auto weight, CudaWeight::make(spec, *uploader_, *threads_));
+  if (weight->k() > cuda::kMaxColumns) {
+    return error(ErrorCode::kUnsupported,
+                 "{}: has {} inputs, and the GPU backend rounds rows of at most {} to E4M3; use --device cpu",
+                 spec.parts.front()->name(), weight->k(), cuda::kMaxColumns);
+  }
   widest_ = std::max(widest_, weight->k());
   if (weight->interleaved()) widest_gated_ = std::max(widest_gated_, weight->n());
   return std::unique_ptr<LinearWeight>(std::move(weight));
@@ -455,6 +477,11 @@ Result<std::unique_ptr<KvCache>> CudaBackend::make_kv_cache(const KvCacheSpec& s
 }
 
 Result<std::unique_ptr<TokenHistory>> CudaBackend::make_token_history(int32_t slots, int32_t vocab) {
+  if (vocab > cuda::kMaxVocab) {
+    return error(ErrorCode::kUnsupported,
+                 "a vocabulary of {} tokens, and the GPU backend samples from at most {}; use --device cpu", vocab,
+                 cuda::kMaxVocab);
+  }
   auto history = std::make_unique<CudaTokenHistory>();
   NFP_ASSIGN_OR_RETURN(history->memory,
                        allocate(static_cast<size_t>(slots) * static_cast<size_t>(vocab) * sizeof(uint32_t)));
@@ -559,7 +586,8 @@ cuda::GemmInputCall CudaBackend::norm_call(const RmsNormArgs& args) const {
           .ldy = args.hidden,
           .y_e4m3 = exact ? nullptr : static_cast<uint8_t*>(args.out),
           .ldy_e4m3 = cuda::e4m3_row_bytes(args.hidden),
-          .scales = exact ? nullptr : cuda::e4m3_scales(args.out, args.rows, args.hidden)};
+          .scales = exact ? nullptr : cuda::e4m3_scales(args.out, args.rows, args.hidden),
+          .batch_invariant = options_.deterministic};
 }
 
 void CudaBackend::linear(const LinearArgs& args) {
@@ -622,7 +650,8 @@ void CudaBackend::norm_heads(const RopeArgs& args, int32_t first, int32_t count,
                                  .weight_f32 = true,
                                  .epsilon = args.norm_eps,
                                  .y_f16 = x,
-                                 .ldy = pitch},
+                                 .ldy = pitch,
+                                 .batch_invariant = options_.deterministic},
                                 stream_));
 }
 
@@ -649,7 +678,7 @@ void CudaBackend::rope(const RopeArgs& args) {
                        .values = cache.values(args.layer),
                        .e4m3_cache = cache.spec().dtype == DType::kF8E4M3,
                        .block_size = cache.spec().block_size,
-                       .overflowed_layer = overflowed_layer_.as<int32_t>(),
+                       .overflowed_layer = overflow_mark_.as<int32_t>(),
                        .layer = args.layer},
                       stream_));
 }
@@ -659,7 +688,7 @@ void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& the
   cuda::AttentionCall call = attention_call(then);
   if (batch.single == batch.sequences && batch.single <= most_rotated_[static_cast<size_t>(call.cache.type)] &&
       !first.norm_spans_heads && first.rotary_dim == first.head_dim) {
-    call.rotation = {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflowed_layer_.as<int32_t>(),
+    call.rotation = {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflow_mark_.as<int32_t>(),
                      first.layer};
     attend(call, then, first);
   } else {
@@ -888,7 +917,7 @@ Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {
     return error(ErrorCode::kResource, "no GPU memory for a captured step");
   }
   NFP_RETURN_IF_ERROR(check(status, "instantiating a captured step"));
-  NFP_RETURN_IF_ERROR(failure());
+  if (failure_) return *failure_;
   const auto after = memory();
   if (before && after && after->free < before->free) graph->taken = before->free - after->free;
   return std::unique_ptr<Graph>(std::move(graph));

@@ -1,9 +1,15 @@
-// What the backend says of a GPU that failed or hangs. Each in a process of its own, as the context is lost with it.
+// What the backend says of a GPU that failed or hangs, each in a process of its own, as the context is lost with it;
+// and of what it cannot compute.
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/device_hangs.h"
 #include "backend/cuda/testing/device.h"
+#include "backend/cuda/testing/matrix.h"
 
 namespace nfp {
 namespace {
@@ -58,6 +64,105 @@ TEST_F(DeviceFailureGpuDeathTest, AnIllegalAccessThatALaunchFindsIsFinalToo) {
 
 TEST_F(DeviceFailureGpuDeathTest, AStepThatTakesTooLongHangs) {
   EXPECT_EXIT(wait_and_say(1e-6, 0, 500), ::testing::ExitedWithCode(1), "it hangs");
+}
+
+// What owns memory of a device that hangs ends all the same: freeing it would wait for what runs, forever.
+TEST_F(DeviceFailureGpuDeathTest, WeightsOfADeviceThatHangsEnd) {
+  const auto end_beside_a_hang = [] {
+    auto backend = make_cuda_backend({.threads = 1, .hang_s = 120});
+    const cuda::testing::TestMatrix matrix(cuda::testing::Kind::kRestricted, 64, 64, 1);
+    {
+      const auto weight = (*backend)->make_linear({.parts = {&matrix}, .bias = {}});
+      if (!(*backend)->reserve({.tokens = 1, .sequences = 1, .heads = 1, .kv_heads = 1, .head_dim = 64}).ok())
+        std::_Exit(1);
+      cudaStream_t stream = nullptr;
+      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+      cudaLaunchHostFunc(
+          stream, [](void*) { pause(); }, nullptr);
+      cuda::device_hangs() = true;
+      alarm(60);  // ends the process otherwise
+    }
+    std::fprintf(stderr, "ended\n");
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(end_beside_a_hang(), ::testing::ExitedWithCode(0), "ended");
+}
+
+// Two steps may be in flight, and the first that is waited for is not the one to blame.
+TEST(OverflowGpu, IsOfTheWorkBeforeItsEvent) {
+  if (!cuda::has_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  auto backend = make_cuda_backend({.threads = 1});
+  ASSERT_TRUE(backend.ok()) << backend.error().message;
+  Backend& device = **backend;
+  constexpr int kDim = 64, kLayers = 8;
+  const auto cache =
+      device.make_kv_cache({.layers = kLayers, .kv_heads = 1, .head_dim = kDim, .block_size = 16, .blocks = 1});
+  ASSERT_TRUE(cache.ok());
+  const auto on_device = [&](const auto& host) {
+    Buffer memory = *device.allocate(host.size() * sizeof(host[0]));
+    EXPECT_TRUE(device.upload(memory.data(), host.data(), memory.bytes()).ok());
+    return memory;
+  };
+  const Buffer table = on_device(std::vector<float>(kDim, 1.0f)), zero = on_device(std::vector<int32_t>{0});
+  std::vector<uint16_t> ones(size_t{3} * kDim, 0x3c00), beyond = ones;
+  beyond[kDim] = 0x7c00;  // in the key
+  std::vector<Buffer> rows;
+  const auto rotate = [&](const std::vector<uint16_t>& row, int layer) {
+    RopeArgs args;
+    args.qkv = rows.emplace_back(on_device(row)).data();
+    args.heads = args.kv_heads = 1;
+    args.head_dim = args.rotary_dim = kDim;
+    args.cos_sin = table.as<float>();
+    args.cache = cache->get();
+    args.layer = layer;
+    args.batch.tokens = args.batch.sequences = args.batch.single = 1;
+    args.batch.positions = args.batch.slots = zero.as<int32_t>();
+    device.rope(args);
+  };
+  auto first = *device.make_event(), second = *device.make_event(), third = *device.make_event();
+  rotate(ones, 1);
+  device.record(*first);
+  rotate(beyond, 3);
+  rotate(ones, 4);
+  device.record(*second);
+  rotate(ones, 5);
+  device.record(*third);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_TRUE(device.wait(*first).ok());
+  const Status told = device.wait(*second);
+  ASSERT_FALSE(told.ok());
+  EXPECT_EQ(told.error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(told.error().message.find("layer 3: "), 0u) << told.error().message;
+  EXPECT_TRUE(device.wait(*third).ok());
+  EXPECT_TRUE(device.synchronize().ok());
+  rotate(beyond, 6);
+  const Status synchronized = device.synchronize();
+  ASSERT_FALSE(synchronized.ok());
+  EXPECT_EQ(synchronized.error().message.find("layer 6: "), 0u) << synchronized.error().message;
+  EXPECT_TRUE(device.synchronize().ok());
+}
+
+// What a step could not compute is said before the first.
+TEST(LimitsGpu, AreToldBeforeTheFirstStep) {
+  if (!cuda::has_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  auto backend = make_cuda_backend({.threads = 1});
+  ASSERT_TRUE(backend.ok()) << backend.error().message;
+  StepReserve most{.tokens = 16, .sequences = 4, .heads = 2, .kv_heads = 1, .head_dim = 80, .rotary_dim = 20};
+  Status status = (*backend)->reserve(most);
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("heads rotate 20 of their 80 features"), std::string::npos)
+      << status.error().message;
+  most.rotary_dim = 40;
+  most.head_dim = 128;
+  status = (*backend)->reserve(most);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  const auto history = (*backend)->make_token_history(1, 400001);
+  ASSERT_FALSE(history.ok());
+  EXPECT_NE(history.error().message.find("400001"), std::string::npos) << history.error().message;
+  const cuda::testing::TestMatrix wide(cuda::testing::Kind::kRestricted, 64, 32832, 2);
+  const auto weight = (*backend)->make_linear({.parts = {&wide}, .bias = {}});
+  ASSERT_FALSE(weight.ok());
+  EXPECT_EQ(weight.error().message.find("matrix 2: has 32832 inputs"), 0u) << weight.error().message;
 }
 
 }  // namespace

@@ -139,7 +139,8 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   // of the GPU idle), at most eight where they cannot.
   constexpr int64_t kFewRows = 64;
   p.blocks = 1;
-  while (c.m <= kFewRows && p.blocks < kMaxRowBlocks && p.padded_k / p.blocks > 8192) p.blocks *= 2;
+  const bool shared_rows = c.m <= kFewRows && !c.batch_invariant;
+  while (shared_rows && p.blocks < kMaxRowBlocks && p.padded_k / p.blocks > 8192) p.blocks *= 2;
   p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
   const int groups = p.block_columns / 8;
   int vectors = is_aligned ? 1 : kMaxVectors;

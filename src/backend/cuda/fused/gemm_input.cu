@@ -344,7 +344,7 @@ __global__ __launch_bounds__(kHalved ? 256 : 512, kHalved ? (kVectors == 2 ? 4 :
     // The norm's factor is the row's, so the largest magnitude needs no second reduction.
     const float factor = Part::kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
     const float largest = totals.largest * factor;
-    const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+    const float scale = e4m3_scale(largest);
     if (has_codes && threadIdx.x == 0 && rank == 0 && real) p.scales[part.token] = scale;
     const float inverse = 1.0f / scale;
     const int columns = has_codes ? min(p.block_columns, p.padded_k - static_cast<int>(part.begin)) : 0;  // of codes

@@ -50,7 +50,8 @@ struct GemmInputCall {
   // kPlain without y_f16: where a row's codes and scale go, device [m, copies]: to rows place[r, i] of y_e4m3 and
   // scales, nowhere where that is negative. Null = row r to row r.
   const int32_t* place = nullptr;
-  int32_t copies = 0;  // at most 32
+  int32_t copies = 0;            // at most 32
+  bool batch_invariant = false;  // a norm's sum is added up in the same order whatever m is
   bool dependent_launch = true;
 };
 

@@ -180,12 +180,51 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{S::kNorm, false, false, 1030, 5120, true, 1.0f},
                       Case{S::kNorm, true, true, 1300, 8192, true}, Case{S::kNorm, false, true, 1500, 72}));
 
+// Whose largest number over 448 has no reciprocal, or is none: codes are worth the numbers all the same.
+TEST(TinyRowsGpu, HaveNumbersForCodes) {
+  if (auto gemm = Gemm::create(); !gemm.ok()) GTEST_SKIP() << gemm.error().message;
+  for (const int64_t rows : {int64_t{3}, int64_t{2100}}) {  // of two kernels
+    constexpr int64_t kColumns = 264;
+    const int64_t width = PlaneShape{0, kColumns}.padded_k();
+    std::vector<uint16_t> x;
+    for (int64_t i = 0; i < rows * kColumns; ++i) {
+      const int exponent = -133 + static_cast<int>(i / kColumns % 20);  // from the smallest BF16 on
+      x.push_back(i % 3 == 0 ? uint16_t{0} : fp32_to_bf16(std::ldexp(i % 2 == 0 ? 1.0f : -1.0f, exponent)));
+    }
+    const DeviceCopy<uint16_t> dx(x);
+    const DeviceCopy<uint8_t> d8(std::vector<uint8_t>(static_cast<size_t>(rows * width), 0xff));
+    const DeviceCopy<float> d_scales(std::vector<float>(static_cast<size_t>(rows), 0.0f));
+    GemmInputCall call;
+    call.m = rows;
+    call.k = call.ldx = kColumns;
+    call.bf16 = true;
+    call.x = dx.get();
+    call.y_e4m3 = d8.get();
+    call.ldy_e4m3 = width;
+    call.scales = d_scales.get();
+    const Status status = prepare_gemm_input(call, nullptr);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    const auto codes = d8.host();
+    const auto scales = d_scales.host();
+    for (int64_t t = 0; t < rows; ++t) {
+      const double scale = scales[static_cast<size_t>(t)];
+      ASSERT_TRUE(std::isfinite(scale) && std::isfinite(1.0f / scales[static_cast<size_t>(t)])) << t;
+      for (int64_t i = 0; i < kColumns; ++i) {
+        const double want = bf16_to_fp32(x[static_cast<size_t>(t * kColumns + i)]);
+        const double got = e4m3_to_fp32(codes[static_cast<size_t>(t * width + activation_byte(i))]) * scale;
+        ASSERT_LE(std::abs(got - want), std::max(std::abs(want) * 0x1p-4, scale * 0x1p-10) * 1.001) << t << " " << i;
+      }
+    }
+  }
+}
+
 // A row's norm does not depend on how many others there are, which are another kernel's from some number on.
 TEST(ManyRowsGpu, HaveTheBitsOfFew) {
   if (auto gemm = Gemm::create(); !gemm.ok()) GTEST_SKIP() << gemm.error().message;
   constexpr int64_t kRows = 2051;
   for (const bool bf16 : {false, true}) {
-    for (const int64_t k : {8, 136, 1000, 2048, 4096, 4104, 5120, 8192}) {
+    for (const int64_t k : {8, 136, 1000, 2048, 4096, 4104, 5120, 8192, 8200, 16384}) {
       std::mt19937 random(static_cast<uint32_t>(k));
       std::normal_distribution<float> normal;
       const auto numbers = static_cast<size_t>(kRows * k);
@@ -212,6 +251,7 @@ TEST(ManyRowsGpu, HaveTheBitsOfFew) {
             call.residual = dr.get() + first * k;
             call.weight = weight.get();
             call.weight_f32 = true;
+            call.batch_invariant = k > 8192;  // up to there it always is
             if (with_codes) {
               call.y_e4m3 = codes.get() + static_cast<size_t>(first) * width;
               call.ldy_e4m3 = static_cast<int64_t>(width);

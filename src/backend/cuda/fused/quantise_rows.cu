@@ -63,7 +63,7 @@ __global__ __launch_bounds__(kShort ? kQuantiseWarps * 32 : 512) void quantise_r
     __syncthreads();
     largest = of_lanes(lane < static_cast<int>(blockDim.x) / 32 ? of_warps[lane] : 0.0f);
   }
-  const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+  const float scale = e4m3_scale(largest);
   const float inverse = 1.0f / scale;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {

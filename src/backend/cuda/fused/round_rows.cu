@@ -41,7 +41,7 @@ __global__ __launch_bounds__(kRoundRowsThreads) void round_rows_kernel(const Rou
     if (real) ptx::dependency_wait();
     const uint4 a = ptx::load_16(x, real && chunk * 16 < p.k), b = ptx::load_16(x + 8, real && chunk * 16 + 8 < p.k);
     const float largest = largest_of(real ? __ldcg(peak) : 0);
-    const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+    const float scale = e4m3_scale(largest);
     const float inverse = 1.0f / scale;
     const uint4 codes = make_uint4(round_four(a.x, a.y, inverse), round_four(a.z, a.w, inverse),
                                    round_four(b.x, b.y, inverse), round_four(b.z, b.w, inverse));

@@ -58,7 +58,7 @@ __global__ __launch_bounds__(kStreamNormThreads) void stream_norm_kernel(const S
   // Squares that overflow make no zeros, but no numbers.
   const float factor = rsqrtf(totals.x / static_cast<float>(p.columns) + p.epsilon) + (totals.x - totals.x);
   largest = totals.y * factor;
-  const float scale = largest > 0.0f ? largest / kLargestE4m3 : 1.0f;
+  const float scale = e4m3_scale(largest);
   const float by = p.y_e4m3 != nullptr ? factor * (1.0f / scale) : factor;
   if (p.y_e4m3 != nullptr && threadIdx.x == 0) p.scales[row] = scale;
   const int end = p.y_e4m3 != nullptr ? p.padded_columns : p.columns;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/cuda/device_hangs.h"
 #include "backend/cuda/linear/weight_plan.h"
 #include "base/float_types.h"
 
@@ -148,6 +149,7 @@ Status CudaWeight::upload_extras(const WeightPlan& plan, const std::vector<float
 }
 
 CudaWeight::~CudaWeight() {
+  if (device_hangs()) return;
   cudaFree(planes_);
   cudaFree(extras_);
 }

@@ -43,10 +43,16 @@ __global__ __launch_bounds__(kCopyThreads) void soft_cap_kernel(const SoftCapPar
   }
 }
 
+__global__ void take_mark_kernel(const TakeMarkCall c) {
+  *c.host = *c.device;
+  *c.device = -1;
+}
+
 }  // namespace
 
 const void* gather_function() { return reinterpret_cast<const void*>(&gather_kernel); }
 const void* soft_cap_function() { return reinterpret_cast<const void*>(&soft_cap_kernel); }
+const void* take_mark_function() { return reinterpret_cast<const void*>(&take_mark_kernel); }
 const void* add_function() { return reinterpret_cast<const void*>(&add_kernel); }
 
 }  // namespace nfp::cuda

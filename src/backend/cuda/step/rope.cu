@@ -91,7 +91,7 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
   const bool has_first = is_item && first < vectors;
   const bool has_second = is_item && second < vectors;
   // Where the token stands does not depend on the kernel before: steps begin with a copy.
-  const int slot = is_item && !is_query ? c.slots[token] : -1;
+  const int slot = is_item ? c.slots[token] : -1;
   float cosine[kVector] = {}, sine[kVector] = {};
   if (!is_value && rotates && is_item) {
     const float* table = c.cos_sin + int64_t{c.positions[token]} * c.rotary_dim + lane * kVector;
@@ -147,7 +147,7 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
     if (has_first) fits = Store::store(cache + first * kVector, a);
     if (has_second) fits = Store::store(cache + second * kVector, b) && fits;
   }
-  if (!fits && c.overflowed_layer != nullptr) *c.overflowed_layer = c.layer;
+  if (!fits && slot >= 0 && c.overflowed_layer != nullptr) *c.overflowed_layer = c.layer;
 }
 
 template <typename Store, int kVector>

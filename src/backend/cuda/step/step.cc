@@ -110,4 +110,11 @@ Status run_add(const AddCall& c, CUstream_st* stream) {
   return launch("add", add_function(), shape, arguments, stream);
 }
 
+Status run_take_mark(const TakeMarkCall& c, CUstream_st* stream) {
+  if (c.device == nullptr || c.host == nullptr) return bad("take_mark", "device or host", "is null");
+  TakeMarkCall p = c;
+  void* arguments[] = {&p};
+  return launch("take_mark", take_mark_function(), {}, arguments, stream);
+}
+
 }  // namespace nfp::cuda

@@ -1,4 +1,5 @@
-// The small kernels of a step: embedding, RoPE with the KV append, gathering rows, adding a residual, soft caps.
+// The small kernels of a step: embedding, RoPE with the KV append, gathering rows, adding a residual, soft caps,
+// marks that kernels leave for the host.
 // Activations are FP16 where nothing else is said, and dense ([rows, features], 16-byte aligned); arithmetic is FP32
 // with one rounding of each output.
 //
@@ -17,5 +18,6 @@ Status run_rope(const RopeCall& call, CUstream_st* stream);
 Status run_gather(const GatherCall& call, CUstream_st* stream);
 Status run_soft_cap(const SoftCapCall& call, CUstream_st* stream);
 Status run_add(const AddCall& call, CUstream_st* stream);
+Status run_take_mark(const TakeMarkCall& call, CUstream_st* stream);
 
 }  // namespace nfp::cuda

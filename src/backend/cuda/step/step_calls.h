@@ -58,7 +58,8 @@ struct RopeCall {
   void* values = nullptr;
   bool e4m3_cache = false;  // codes of the numbers themselves (scale 1); magnitudes over 448 become 448
   int32_t block_size = 16;
-  // FP16 caches: where the kernel writes `layer` when a key or value does not fit FP16; null = nowhere.
+  // Device: where the kernel writes `layer` when a query, key or value of a token with a slot is beyond FP16; null =
+  // nowhere.
   int32_t* overflowed_layer = nullptr;
   int32_t layer = 0;
   bool dependent_launch = true;
@@ -81,6 +82,12 @@ struct SoftCapCall {
   int64_t count = 0;
   float cap = 0.0f;
   bool dependent_launch = true;
+};
+
+// *host = *device; *device = -1.
+struct TakeMarkCall {
+  int32_t* device = nullptr;
+  int32_t* host = nullptr;  // page-locked
 };
 
 // residual += x, rounded as GemmInputCall's residual (fused/gemm_input.h), for where no norm follows.

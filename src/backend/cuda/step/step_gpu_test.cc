@@ -314,7 +314,8 @@ TEST_P(RopeGpu, TellsWhatIsBeyondFp16) {
   for (const auto& [dim, rotary] : {std::pair<int, int>{64, 64}, {128, 96}, {40, 40}}) {
     const std::vector<float> table(static_cast<size_t>(rotary), 1.0f);  // a turn that doubles
     const DeviceVector<float> d_table(table);
-    const DeviceVector<int32_t> positions(std::vector<int32_t>(kTokens, 0)), slots(std::vector<int32_t>{4, 0, 9});
+    const DeviceVector<int32_t> positions(std::vector<int32_t>(kTokens, 0)), slots(std::vector<int32_t>{4, 0, 9}),
+        padding(std::vector<int32_t>{4, -1, 9});
     const size_t cache = size_t{16} * static_cast<size_t>(dim) * 2;
     const DeviceVector<uint8_t> keys(cache), values(cache);
     const uint16_t large = fp32_to_fp16(60000.0f);
@@ -325,10 +326,10 @@ TEST_P(RopeGpu, TellsWhatIsBeyondFp16) {
           const auto at = static_cast<size_t>((1 * (kHeads + 2 * kKvHeads) + head) * dim + feature);
           qkv[at] = half;
           if (half == large) qkv[at + static_cast<size_t>(rotary / 2)] = half;
-          const DeviceVector<uint16_t> d_qkv(qkv);
+          const DeviceVector<uint16_t> d_qkv(qkv), d_padding(qkv);
           const DeviceVector<int32_t> overflowed(std::vector<int32_t>{-1});
           RopeCall call;
-          call.qkv = d_qkv.get();
+          call.qkv = d_padding.get();
           call.tokens = kTokens;
           call.heads = kHeads;
           call.kv_heads = kKvHeads;
@@ -342,6 +343,11 @@ TEST_P(RopeGpu, TellsWhatIsBeyondFp16) {
           call.e4m3_cache = e4m3;
           call.layer = 5;
           call.overflowed_layer = overflowed.get();
+          call.slots = padding.get();
+          finish(run_rope(call, nullptr));
+          ASSERT_EQ(overflowed.host()[0], -1) << "of a token without a slot, feature " << feature;
+          call.qkv = d_qkv.get();
+          call.slots = slots.get();
           finish(run_rope(call, nullptr));
           const bool is_query = head < kHeads, is_value = head >= kHeads + kKvHeads;
           const bool told = half == large ? !is_value && (is_query || !e4m3) : half != 0x3c00;

@@ -41,5 +41,6 @@ struct SoftCapParams {
   float cap;
 };
 const void* soft_cap_function();
+const void* take_mark_function();
 
 }  // namespace nfp::cuda

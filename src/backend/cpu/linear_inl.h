@@ -55,7 +55,7 @@ struct Lines {
 // What is read after the panels of a tile: the first groups of each panel of the next tile, of this matrix or of the
 // one that is multiplied after it.
 struct Upcoming {
-  Lines panels[kTileVectors];
+  Lines panels[kDirectPanels];
   int more = 0;  // how many of them are a new matrix's, whose tile may be of more panels than this one
 };
 
@@ -80,6 +80,7 @@ struct Fp32Steps : WholeSums {
   static constexpr int64_t kAhead = S == Source::kUpper ? kPrefetchUpperGroups : kPrefetchGroups;
   static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
   static constexpr int kMostHalvedRows = kHalvedRows;
+  static constexpr int kMostPanels = S == Source::kUpper ? kDirectPanels : kDirectWordPanels;
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(S == Source::kDense ? 2 * kGroupBytes : kGroupBytes);
   // Calls ask(line) for what unpacking reads.
   template <typename At, typename Ask>
@@ -161,6 +162,7 @@ struct PairSteps {
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(kGroupBytes);
   static constexpr int64_t kAhead = kPrefetchUpperGroups;
   static constexpr int kMostDirectRows = kDirectPairRows;
+  static constexpr int kMostPanels = kDirectPanels;
   static constexpr int kMostHalvedRows = kHalvedPairRows;  // of which two halves are faster than a block
   template <typename At, typename Ask>
   static void each_line(const At& panel, int64_t group, Ask ask) {
@@ -448,17 +450,14 @@ void direct_rows(const Panel* panels, const Upcoming& upcoming, const typename S
   switch (rows) {
     case 1:
       return direct_tile<Steps, P, 1>(panels, upcoming, x, stride, units, out);
-    case 2:
-      return direct_tile<Steps, P, 2>(panels, upcoming, x, stride, units, out);
-    case 3:
-      return direct_tile<Steps, P, 3>(panels, upcoming, x, stride, units, out);
-    case 4:
-      return direct_tile<Steps, P, 4>(panels, upcoming, x, stride, units, out);
 #define NFP_CASE(n)                                                            \
   case n:                                                                      \
     if constexpr ((n) <= Steps::kMostDirectRows && (n) <= most_direct_rows(P)) \
       direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out);       \
     return;
+      NFP_CASE(2)
+      NFP_CASE(3)
+      NFP_CASE(4)
       NFP_CASE(5)
       NFP_CASE(6)
       NFP_CASE(7)
@@ -490,7 +489,7 @@ template <typename Steps>
 Upcoming upcoming_after(const LinearTask& task, const Panel* panel, int64_t groups) {
   Upcoming upcoming;
   const Panel* end = task.panels + task.last;
-  for (int64_t p = 0; p < kTileVectors; ++p) {
+  for (int64_t p = 0; p < kDirectPanels; ++p) {
     const Panel* known = panel_at(task, panel + p);
     // Where nothing follows: what has been read, and lies in a cache.
     const Panel& from = known == nullptr ? panel[-1] : *known;
@@ -506,13 +505,15 @@ void direct_panels(const LinearTask& task, const Panel* panels, int count, const
                    int64_t units, int rows, float* out) {
   const int64_t groups = (units + Steps::kUnits - 1) / Steps::kUnits;
   while (count > 0) {
-    const auto fits = [&](int step) { return count >= step && kTileVectors >= step && rows <= most_direct_rows(step); };
-    const int step = fits(kTileVectors) ? kTileVectors : (fits(2) ? 2 : 1);
+    const auto fits = [&](int step) {
+      return count >= step && Steps::kMostPanels >= step && rows <= most_direct_rows(step);
+    };
+    const int step = fits(kDirectPanels) ? kDirectPanels : (fits(2) ? 2 : 1);
     const Upcoming upcoming = upcoming_after<Steps>(task, panels + step, groups);
-    if (step == kTileVectors) {
-      direct_rows<Steps, kTileVectors>(panels, upcoming, x, stride, units, rows, out);
+    if (step == kDirectPanels) {
+      direct_rows<Steps, kDirectPanels>(panels, upcoming, x, stride, units, rows, out);
     } else if (step == 2) {
-      direct_rows<Steps, kTileVectors >= 2 ? 2 : 1>(panels, upcoming, x, stride, units, rows, out);
+      direct_rows<Steps, kDirectPanels >= 2 ? 2 : 1>(panels, upcoming, x, stride, units, rows, out);
     } else {
       direct_rows<Steps, 1>(panels, upcoming, x, stride, units, rows, out);
     }

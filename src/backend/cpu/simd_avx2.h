@@ -16,7 +16,10 @@ constexpr int kTileVectors = 1;
 constexpr int kDirectRows = 6;  // up to which panels are unpacked in registers
 // Of up to kHalvedRows two halves are faster than a block (measured on Zen 3: 7 to 11 rows).
 constexpr int kDirectUpperRows = kDirectRows, kDirectPairRows = kDirectRows, kHalvedRows = 12, kHalvedPairRows = 0;
-constexpr int most_direct_rows(int panels) { return kDirectRows / panels; }
+// Panels of a pass: with one row or two a panel's sums alone are chains of multiply-adds that take longer than reading.
+// Where both planes are read, four take more registers than there are.
+constexpr int kDirectPanels = 4, kDirectWordPanels = 2;
+constexpr int most_direct_rows(int panels) { return panels == 4 ? 1 : panels == 2 ? 2 : kDirectRows; }
 constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
 constexpr int kDotColumns = 1;             // of dots() at once: their sums, four each, are in registers
 

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
 constexpr int kTileVectors = 4;
+constexpr int kDirectPanels = 4, kDirectWordPanels = 4;  // of a pass, and where both planes are read
 // Rows up to which panels are unpacked in registers, where both planes are read, upper bytes only, and pairs of steps;
 // and of them those for which so many panels' sums fit into registers beside weights and a broadcast.
 #if defined(NFP_TUNED_FOR_ZEN5)

@@ -26,6 +26,9 @@ NFP_API void nfp_torch_set_warm_up(int32_t both);
 /* Operators keep the tensors of weights and biases that they have seen, so that an address means one of them. This lets
  * them go: for the time while weights are loaded. */
 NFP_API void nfp_torch_forget(int32_t index);
+/* Operators keep a copy of each bias in FP32 too, which CUDA graphs hold. This makes it again, where it lies, once a
+ * bias has been written to in place: that at the address `bias`, or all for null. On the device's current stream. */
+NFP_API nfp_status nfp_torch_refresh(int32_t index, const void* bias);
 
 #ifdef __cplusplus
 }

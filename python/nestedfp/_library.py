@@ -113,6 +113,7 @@ _FUNCTIONS = {
     "nfp_torch_set_precision": (None, [c_int32, c_int64]),
     "nfp_torch_set_warm_up": (None, [c_int32]),
     "nfp_torch_forget": (None, [c_int32]),
+    "nfp_torch_refresh": (c_int32, [c_int32, c_void_p]),
     "nfp_policy_create": (c_int32, [c_char_p, POINTER(c_void_p)]),
     "nfp_policy_destroy": (None, [c_void_p]),
     "nfp_policy_choose": (c_int32, [c_void_p, POINTER(StepLoad), POINTER(c_int32)]),

@@ -347,4 +347,18 @@ void nfp_torch_forget(int32_t index) {
   device.biases.clear();
 }
 
+nfp_status nfp_torch_refresh(int32_t index, const void* bias) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(index >= 0 && static_cast<size_t>(index) < kDevices, "nfp_torch_refresh: index {} is not 0 to {}",
+                     index, kDevices - 1);
+    Operators& all = operators();
+    const std::lock_guard lock(all.mutex);
+    for (auto& [at, held] : all.devices[static_cast<size_t>(index)].biases) {
+      if ((bias != nullptr && bias != at) || !held.wide) continue;
+      if (all.torch.copy(held.wide.get(), held.given.get(), 0) != 0) return fail(failed("convert a bias").error());
+    }
+    return NFP_OK;
+  });
+}
+
 }  // extern "C"

@@ -102,6 +102,9 @@ TEST_F(TorchOps, FailuresSayWhyAndKeepNothing) {
 TEST_F(TorchOps, DevicesAreChecked) {
   EXPECT_EQ(nfp_torch_set_device(0, nullptr, nullptr, 0, 0), NFP_USAGE);
   EXPECT_EQ(nfp_torch_set_device(64, reinterpret_cast<nfp_gpu*>(&live_), &live_, 8, 0), NFP_USAGE);
+  EXPECT_EQ(nfp_torch_refresh(-1, nullptr), NFP_USAGE);
+  EXPECT_EQ(nfp_torch_refresh(64, nullptr), NFP_USAGE);
+  EXPECT_EQ(nfp_torch_refresh(0, nullptr), NFP_OK);  // nothing was seen
   nfp_torch_forget(-1);
   nfp_torch_forget(0);
 }

@@ -84,6 +84,16 @@ class _Step:
 Step = _Step()
 
 
+@contextmanager
+def forced(precision: int) -> Generator[None, None, None]:
+    before = Step.forced
+    Step.forced = precision
+    try:
+        yield
+    finally:
+        Step.forced = before
+
+
 class _Device:
     """Kernels and workspace of one GPU. Products share a workspace, so linear layers of one process run on one stream
     at a time: what vLLM does with the layers that this plugin takes."""
@@ -103,8 +113,18 @@ class _Device:
                                                          self.workspace.numel(), INDEPENDENT_START))
 
     def forget(self) -> None:
-        """Lets go of all tensors that the op has seen: weights are being loaded."""
+        """Lets go of all tensors that the op has seen: weights are being loaded. Not once CUDA graphs hold them."""
         self.library.nfp_torch_forget(self.index)
+
+    def refresh(self, bias: torch.Tensor | None) -> None:
+        """What the op keeps of a bias that was written to in place, or of all."""
+        with torch.cuda.device(self.index):
+            _library.check(self.library.nfp_torch_refresh(self.index, None if bias is None else bias.data_ptr()))
+
+    def clear_workspace(self) -> None:
+        with torch.cuda.device(self.index):
+            self.workspace.zero_()
+            torch.cuda.current_stream().synchronize()
 
 
 _devices: dict[int, _Device] = {}
@@ -116,6 +136,23 @@ def device(index: int) -> _Device:
         with spent("kernels"):
             made = _devices[index] = _Device(index)
     return made
+
+
+def in_use() -> bool:
+    return bool(_devices)
+
+
+def refresh(bias: torch.Tensor | None = None) -> None:
+    """After a bias was written to in place: that one, or, without one, all."""
+    for index, one in _devices.items():
+        if bias is None or bias.get_device() == index:
+            one.refresh(bias)
+
+
+def clear_workspaces() -> None:
+    """Their counters are zero between products; after a sleep that kept no memory they are whatever it holds now."""
+    for one in _devices.values():
+        one.clear_workspace()
 
 
 def _linear_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
@@ -181,14 +218,27 @@ class Planes:
         self.lower = torch.empty(plane_bytes, dtype=torch.uint8, device=where)
         self.scale = torch.empty(n, dtype=torch.float32, device=where)
 
-    def drop_plain_scale(self) -> None:
-        """No scale where no row has an exponent."""
-        if bool((self.scale == 1).all()):
-            self.scale = self.scale.new_empty(0)
+    def drop_plain_scale(self, scaled: bool | None) -> None:
+        """No scale where no row has an exponent, unless `scaled` says that there is one."""
+        self.scale = scale_of_form(self.scale, scaled)
 
 
 class NotNested(Exception):
     """The matrix must stay dense; says why."""
+
+
+def scale_of_form(scale: torch.Tensor, scaled: bool | None) -> torch.Tensor:
+    """Rows' scales, or none where all are 1. True, False: that there are some, or none, is given, by CUDA graphs that
+    hold them. Raises ValueError where there can be none."""
+    if scaled:
+        return scale
+    if bool((scale == 1).all()):
+        return scale.new_empty(0)
+    if scaled is False:
+        raise ValueError("rows of the new weights have exponents, and none of those that vLLM was started with had: "
+                         "start it with --enable-sleep-mode or a weight transfer configuration, with which there is "
+                         "room for them, or with the new weights")
+    return scale
 
 
 def return_free_blocks(weight: torch.Tensor) -> None:
@@ -199,9 +249,9 @@ def return_free_blocks(weight: torch.Tensor) -> None:
 
 
 @spent("nesting")
-def nest(weight: torch.Tensor) -> Planes:
+def nest(weight: torch.Tensor, scaled: bool | None = None) -> Planes:
     """W[n, k] (FP16 or BF16, on the GPU) -> planes. Raises NotNested where it cannot be, ValueError where it is no
-    weight at all."""
+    weight at all. ``scaled``: scale_of_form()."""
     n, k = weight.shape
     on = device(weight.get_device())
     return_free_blocks(weight)
@@ -224,12 +274,13 @@ def nest(weight: torch.Tensor) -> Planes:
         raise NotNested(f"{bad} of {n} rows have no exponent that keeps all of their weights, row {first_bad} first")
     if bf16 and inexact_bf16:
         raise NotNested(f"{inexact_bf16} nested weights are no BF16 numbers")
-    planes.drop_plain_scale()
+    planes.drop_plain_scale(scaled)
     return planes
 
 
 @spent("nesting")
-def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, free_join: bool) -> Planes:
+def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, free_join: bool,
+         scaled: bool | None = None) -> Planes:
     """A nested checkpoint's tensors (or slices of them): upper and lower bytes [n, k], scale[n] = 2^(e - 8)."""
     n, k = upper.shape
     on = device(upper.get_device())
@@ -241,7 +292,7 @@ def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, free_joi
             _library.check(on.library.nfp_gpu_pack(on.handle, source.data_ptr(), k, n, k, which, planes.join,
                                                    target.data_ptr(), torch.cuda.current_stream().cuda_stream))
     planes.scale = scale.reshape(n).float() * 256.0
-    planes.drop_plain_scale()
+    planes.drop_plain_scale(scaled)
     return planes
 
 

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 
 from .._library import FP8, FP16
 from . import limits
-from .op import Step
+from .op import Step, forced
 from .policy import ATTRIBUTE
 from .spent import seconds, spent
 
@@ -38,16 +38,6 @@ def replaced(owner: Any, name: str, value: Any) -> Generator[None, None, None]:
             setattr(owner, name, before)
         else:
             delattr(owner, name)
-
-
-@contextmanager
-def forced(precision: int) -> Generator[None, None, None]:
-    before = Step.forced
-    Step.forced = precision
-    try:
-        yield
-    finally:
-        Step.forced = before
 
 
 class ByPrecision(dict):
@@ -174,6 +164,19 @@ def _each_in_both(runner: Any) -> None:
     runner.capture_model = capture_model
 
 
+def _before_each_step(runner: Any, begin: Callable[[Any], None]) -> None:
+    """Calls begin(scheduler_output) before the runner executes a step: not the worker, which vLLM's older executor for
+    Ray (VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0) goes past. Runs of made-up tokens are no steps."""
+    execute = runner.execute_model
+
+    def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:  # tensors of the stage before, dummy_run
+        if not (kwargs.get("dummy_run") or (len(args) > 1 and args[1])):
+            begin(scheduler_output)
+        return execute(scheduler_output, *args, **kwargs)
+
+    runner.execute_model = execute_model
+
+
 @contextmanager
 def _keeping_free_memory() -> Generator[None, None, None]:
     """torch.cuda.graph() returns all free memory to the driver before each of the thousands of captures, and the next
@@ -195,6 +198,7 @@ class Worker(GpuWorker):
         result = super().init_device(*args, **kwargs)
         if hasattr(self.model_runner, "_warmup_and_capture"):  # vLLM's first runner
             _each_in_both(self.model_runner)
+        _before_each_step(self.model_runner, self.nestedfp_begin)
         # Of warm-up and profiling runs; execute_model sets each step's own.
         Step.forced = FP16
         return result
@@ -223,7 +227,7 @@ class Worker(GpuWorker):
                 + compilation_counter.num_inductor_compiles,
                 "device_allocations": stats["num_device_alloc"]}
 
-    def execute_model(self, scheduler_output: Any) -> Any:
+    def nestedfp_begin(self, scheduler_output: Any) -> None:
         precision = getattr(scheduler_output, ATTRIBUTE, None)
         if precision is not None:
             Step.forced = precision
@@ -232,4 +236,3 @@ class Worker(GpuWorker):
         elif self.nestedfp_serving and scheduler_output.total_num_scheduled_tokens > 0:
             raise RuntimeError("nestedfp: a step came without a precision; add --scheduler-cls "
                                "nestedfp.vllm.scheduler.Scheduler")
-        return super().execute_model(scheduler_output)

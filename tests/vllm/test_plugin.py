@@ -805,6 +805,7 @@ class InsideVllm(unittest.TestCase):
         from vllm.model_executor.layers import linear
         from vllm.model_executor.models.llama import LlamaMLP
         from vllm.model_executor.models.qwen2 import Qwen2MLP
+        from vllm.utils.torch_utils import set_default_torch_dtype
 
         config = quantization.NestedFPConfig()
         config.nested = checkpoint.NestedInfo("nestedfp", "F16", "nearest")
@@ -817,7 +818,8 @@ class InsideVllm(unittest.TestCase):
             class OtherMLP(LlamaMLP):
                 pass
 
-            with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+            with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))), \
+                    set_default_torch_dtype(torch.float16):
                 made = [kind(128, 384, "silu", quant_config=config, prefix=f"model.layers.{i}.mlp")
                         for i, kind in enumerate((LlamaMLP, Qwen2MLP, OtherMLP, LlamaMLP))]
         finally:

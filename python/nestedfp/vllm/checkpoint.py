@@ -85,6 +85,30 @@ def check_files(folder: str, lower_folder: str) -> None:
                              "the model again")
 
 
+def unread(*shape: int) -> tuple[Any, Any, Any]:
+    """A matrix's upper and lower bytes and its rows' scales (torch's, on its default device) before they are read: a
+    code that no upper byte has, and scales that are no numbers."""
+    import torch
+
+    upper = torch.full(shape, 0xFF, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    return upper, torch.empty(shape, dtype=torch.uint8), torch.full((*shape[:-1], 1), torch.nan, dtype=torch.float32)
+
+
+def clear_unread(what: str, upper: Any, lower: Any, scale: Any) -> None:
+    """Raises ValueError where nothing was read into them. Rows that some models do without become 0. Rows are read
+    whole, so their first byte tells."""
+    rows, unscaled = upper[..., 0] == 0xFF, scale[..., 0].isnan()
+    count = int(rows.sum())
+    if count == rows.numel():
+        raise ValueError(f"{what}: the checkpoint has no weights for this layer; copy the whole folder or convert the "
+                         "model again")
+    if bool((rows != unscaled).any()):
+        raise ValueError(f"{what}: the checkpoint has weights without scales, or scales without weights; convert the "
+                         "model again")
+    if count:
+        upper[rows], lower[rows], scale[rows] = 0, 0, 1 / 256
+
+
 def install_loader() -> None:
     """Lets vLLM's loader of safetensors files read the lower bytes after everything else. Idempotent."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader

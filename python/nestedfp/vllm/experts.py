@@ -8,13 +8,23 @@ but a call, and the precision in force is looked at when it runs, or when a CUDA
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
 from .. import _library
 from .._library import JOIN_BIASED, JOIN_FREE
-from .op import Step, device, interleave, return_free_blocks
+from .op import Step, device, interleave, return_free_blocks, scale_of_form
 from .spent import spent
+
+
+@dataclass(frozen=True)
+class Form:
+    """What CUDA graphs hold of a stack besides its bytes: whether there are scales of rows, and the experts that are
+    dense. None where that is free."""
+
+    scaled: bool | None = None
+    dense: frozenset[int] | None = None
 
 
 class Stack:
@@ -33,8 +43,9 @@ class Stack:
     def order(self, rows: torch.Tensor) -> torch.Tensor:
         return (interleave(rows) if self.gated else rows).contiguous()
 
-    def nest(self, weight: torch.Tensor) -> Stack:
-        """Of weight[experts, n, k], FP16 or BF16. Raises ValueError where one is no weight at all."""
+    def nest(self, weight: torch.Tensor, form: Form) -> Stack:
+        """Of weight[experts, n, k], FP16 or BF16. Raises ValueError where one is no weight at all, or the form cannot
+        be had."""
         on = device(weight.get_device())
         bf16 = weight.dtype is torch.bfloat16
         reports = torch.empty(self.experts, 4, dtype=torch.int64, device=weight.device)  # nfp_gpu_report
@@ -57,14 +68,19 @@ class Stack:
                                  f"{first_bad} first")
             elif bf16 and inexact_bf16:
                 self.dense[e] = f"{inexact_bf16} nested weights are no BF16 numbers"
+            elif form.dense is not None and e in form.dense:
+                self.dense[e] = "it was dense when vLLM was started"
             else:
                 continue
+            if form.dense is not None and e not in form.dense:
+                raise ValueError(f"expert {e} does not nest as that did that vLLM was started with ({self.dense[e]}); "
+                                 "start it with the new weights")
             self.scale[e] = 1
             self.bytes[e, :2 * self.n * self.k].view(weight.dtype).copy_(self.order(weight[e]).view(-1))
-        self.drop_plain_scale()
+        self.scale = scale_of_form(self.scale, form.scaled)
         return self
 
-    def pack(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor) -> Stack:
+    def pack(self, upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, form: Form) -> Stack:
         """Of a nested checkpoint's tensors, or slices of them: upper and lower bytes [experts, n, k],
         scale[experts, n, 1] = 2^(e - 8)."""
         on = device(upper.get_device())
@@ -77,13 +93,8 @@ class Stack:
                     _library.check(self.library.nfp_gpu_pack(on.handle, rows.data_ptr(), self.k, self.n, self.k, which,
                                                              self.join, at, stream))
                 self.scale[e] = self.order(scale[e]).view(-1).float() * 256.0
-        self.drop_plain_scale()
+        self.scale = scale_of_form(self.scale, form.scaled)
         return self
-
-    def drop_plain_scale(self) -> None:
-        """No scales where no row has an exponent."""
-        if bool((self.scale == 1).all()):
-            self.scale = self.scale.new_empty(0)
 
     def restore(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
         """W[n, k] of one expert again, bit for bit, in the order that it is kept in."""
@@ -98,6 +109,9 @@ class Stack:
                 int(dtype is torch.bfloat16), weight.data_ptr(), self.k, torch.cuda.current_stream().cuda_stream))
         return weight
 
+    def form(self) -> Form:
+        return Form(self.scale.numel() > 0, frozenset(self.dense))
+
     def described(self) -> _library.ExpertStack:
         flags = bytes(int(e in self.dense) for e in range(self.experts)) if self.dense else None
         return _library.ExpertStack(ctypes.sizeof(_library.ExpertStack), self.bytes.data_ptr(),
@@ -106,17 +120,18 @@ class Stack:
 
 
 @spent("nesting")
-def nest(weight: torch.Tensor, gated: bool) -> Stack:
+def nest(weight: torch.Tensor, gated: bool, form: Form = Form()) -> Stack:
     """weight[experts, n, k] on the GPU -> a stack."""
     return_free_blocks(weight)
-    return Stack(*weight.shape, weight.device, gated).nest(weight)
+    return Stack(*weight.shape, weight.device, gated).nest(weight, form)
 
 
 @spent("nesting")
-def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, gated: bool, free_join: bool) -> Stack:
+def pack(upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, gated: bool, free_join: bool,
+         form: Form = Form()) -> Stack:
     return_free_blocks(upper)
     join = JOIN_FREE if free_join else JOIN_BIASED
-    return Stack(*upper.shape, upper.device, gated, join).pack(upper, lower, scale)
+    return Stack(*upper.shape, upper.device, gated, join).pack(upper, lower, scale, form)
 
 
 class Mixture:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe import FusedMoE, FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
@@ -13,10 +14,12 @@ from vllm.model_executor.layers.fused_moe.layer import FusedMoeWeightScaleSuppor
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
 from .. import _library
-from . import experts, op
+from . import checkpoint, experts, loading, op
 
 if TYPE_CHECKING:
     from .quantization import NestedFPConfig
+
+logger = init_logger("vllm.nestedfp")
 
 _ACTIVATIONS = {MoEActivation.SILU: _library.SILU, MoEActivation.GELU_TANH: _library.GELU_TANH}
 # The library's bounds (nestedfp.h).
@@ -26,6 +29,8 @@ _MOST_EXPERTS, _MOST_A_TOKEN, _COLUMNS_MULTIPLE = 512, 32, 8
 def why_dense(layer: FusedMoE) -> str | None:
     """Why the experts of this layer cannot be run nested; None where they can."""
     moe, parallel = layer.moe_config, layer.moe_parallel_config
+    if layer.params_dtype not in (torch.float16, torch.bfloat16):
+        return f"its experts are {str(layer.params_dtype).removeprefix('torch.')}"
     if moe.has_bias:
         return "its experts have biases"
     if not moe.is_act_and_mul or layer.activation not in _ACTIVATIONS:
@@ -79,16 +84,25 @@ class _NestedExpertsMethod(FusedMoEMethodBase):
         return stack
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """A second time where weights are read again. Then vLLM copies what is left in the layer to where the first
+        ones lie, which CUDA graphs and the mixture hold: it must have their form."""
         if getattr(layer, "_already_called_process_weights_after_loading", False):
             return
+        if missing := loading.missing(layer, self.prefix):
+            logger.warning("nestedfp: %s: %d weights of its experts are not in the checkpoint", self.prefix, missing)
         layer._already_called_process_weights_after_loading = True
-        where = layer.w13_weight.device
-        op.self_test(where, self.dtype)
-        op.device(layer.w13_weight.get_device()).forget()
-        stacks = [self.install(layer, name, self.stack(layer, name)) for name in ("w13", "w2")]
-        layer.nestedfp_experts = experts.Mixture(*stacks, _ACTIVATIONS[layer.activation])
+        before = None if loading.held(layer) is None else layer.nestedfp_experts.stacks
+        if before is None:
+            op.self_test(layer.w13_weight.device, self.dtype)
+            op.device(layer.w13_weight.get_device()).forget()
+            forms = [experts.Form(True if self.config.keeps_scales else None)] * 2
+        else:
+            forms = [stack.form() for stack in before]
+        stacks = [self.install(layer, name, self.stack(layer, name, form)) for name, form in zip(("w13", "w2"), forms)]
+        if before is None:
+            layer.nestedfp_experts = experts.Mixture(*stacks, _ACTIVATIONS[layer.activation])
 
-    def stack(self, layer: torch.nn.Module, name: str) -> experts.Stack:
+    def stack(self, layer: torch.nn.Module, name: str, form: experts.Form) -> experts.Stack:
         """Of the weight that was loaded."""
         raise NotImplementedError
 
@@ -115,9 +129,9 @@ class NestedOnlineExpertsMethod(_NestedExpertsMethod):
             set_weight_attrs(weight, extra_weight_attrs)
         initialize_online_processing(layer)
 
-    def stack(self, layer: torch.nn.Module, name: str) -> experts.Stack:
+    def stack(self, layer: torch.nn.Module, name: str, form: experts.Form) -> experts.Stack:
         try:
-            return experts.nest(getattr(layer, f"{name}_weight").data, gated=name == "w13")
+            return experts.nest(getattr(layer, f"{name}_weight").data, name == "w13", form)
         except ValueError as error:
             raise ValueError(f"{self.prefix}.{name}_weight: {error}") from error
 
@@ -132,13 +146,18 @@ class NestedCheckpointExpertsMethod(_NestedExpertsMethod):
         channel = {**extra_weight_attrs, "quant_method": FusedMoeWeightScaleSupported.CHANNEL.value}
         for name, n, k in (("w13", 2 * intermediate_size_per_partition, hidden_size),
                            ("w2", hidden_size, intermediate_size_per_partition)):
-            for suffix, columns, dtype, attrs in (("weight", k, torch.float8_e4m3fn, extra_weight_attrs),
-                                                  ("weight_lower", k, torch.uint8, extra_weight_attrs),
-                                                  ("weight_scale", 1, torch.float32, channel)):
-                parameter = torch.nn.Parameter(torch.empty(num_experts, n, columns, dtype=dtype), requires_grad=False)
+            upper, lower, scale = checkpoint.unread(num_experts, n, k)
+            for suffix, data, attrs in (("weight", upper, extra_weight_attrs), ("weight_lower", lower, extra_weight_attrs),
+                                        ("weight_scale", scale, channel)):
+                parameter = torch.nn.Parameter(data, requires_grad=False)
                 layer.register_parameter(f"{name}_{suffix}", parameter)
                 set_weight_attrs(parameter, attrs)
 
-    def stack(self, layer: torch.nn.Module, name: str) -> experts.Stack:
+    def stack(self, layer: torch.nn.Module, name: str, form: experts.Form) -> experts.Stack:
         upper, lower, scale = (getattr(layer, f"{name}_weight{suffix}").data for suffix in ("", "_lower", "_scale"))
-        return experts.pack(upper, lower, scale, name == "w13", self.config.nested.uppers == "free")
+        if loading.held(layer) is None:  # else they were counted
+            checkpoint.clear_unread(f"{self.prefix}.{name}_weight", upper.view(torch.uint8), lower, scale)
+        try:
+            return experts.pack(upper, lower, scale, name == "w13", self.config.nested.uppers == "free", form)
+        except ValueError as error:
+            raise ValueError(f"{self.prefix}.{name}_weight: {error}") from error

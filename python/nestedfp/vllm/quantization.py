@@ -3,6 +3,7 @@ checkpoints (docs/format.md) are taken as they are."""
 
 from __future__ import annotations
 
+import re
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import assembler, checkpoint, metrics, norms, op, overlap, settings, swiglu, versions
+from . import assembler, checkpoint, loading, metrics, norms, op, overlap, settings, swiglu, versions
 
 logger = init_logger("vllm.nestedfp")
 
@@ -36,9 +37,32 @@ _COLUMNS_MULTIPLE = 8
 _FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
 
-def _why_dense(prefix: str, columns: int) -> str | None:
+# What nested weights are, and the activations that they are multiplied with.
+_TYPES = (torch.float16, torch.bfloat16)
+
+
+# Layers whose weights models read themselves, and not through the layer: their type, to convert images to it (Isaac,
+# Qwen-VL), or their numbers (LongCat's latent attention).
+_READ_BY_MODELS = re.compile(r"(^|\.)(vision_embedding\.1|resblocks\.0\.mlp\.c_fc)$")
+_READ_BY_LONGCAT = re.compile(r"\.kv_b_proj$")
+
+
+def _why_dense(columns: int) -> str | None:
     if columns % _COLUMNS_MULTIPLE:
         return f"{columns} input features are no multiple of {_COLUMNS_MULTIPLE}"
+    return None
+
+
+def _why_never_nested(layer: torch.nn.Module, prefix: str) -> str | None:
+    """Of a layer that cannot be nested in a checkpoint either."""
+    if layer.params_dtype not in _TYPES:  # heads of classifiers, some models' gates
+        return f"it is {str(layer.params_dtype).removeprefix('torch.')}"
+    if _READ_BY_MODELS.search(prefix):
+        return "the model reads its weights itself"
+    if _READ_BY_LONGCAT.search(prefix):
+        model = getattr(get_current_vllm_config().model_config, "hf_config", None)
+        if str(getattr(model, "model_type", "")).startswith("longcat"):
+            return "the model reads its weights itself"
     return None
 
 
@@ -67,6 +91,8 @@ def _install(layer: torch.nn.Module, planes: op.Planes) -> None:
     replace_parameter(layer, "weight_lower", planes.lower)
     replace_parameter(layer, "weight_scale", planes.scale)
     layer.nestedfp_shape = (planes.n, planes.k, planes.join)
+    if getattr(layer, "_use_min_latency_gemm", False):
+        layer._use_min_latency_gemm = False  # DeepSeek's, of the weight as it was made: a kernel that reads BF16
 
 
 class _NestedLinearMethod(LinearMethodBase):
@@ -88,8 +114,43 @@ class _NestedLinearMethod(LinearMethodBase):
         y = torch.ops.nestedfp.linear(x, *planes, bias, n, k, join)
         return op.in_order(y) if layer.nestedfp_interleaved else y
 
-    def prepare(self, layer: torch.nn.Module, parts: list[int]) -> None:
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """A second time where weights are read again. Then vLLM copies what is left in the layer to where the first
+        ones lie, which CUDA graphs hold: it must have their form."""
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        missing = loading.missing(layer, self.prefix)
+        layer._already_called_process_weights_after_loading = True
+        held = loading.held(layer)
+        if held is None:
+            where = layer.weight.device
+            op.self_test(where, self.dtype)
+            op.device(layer.weight.get_device()).forget()
+            scaled = True if self.config.keeps_scales else None
+        elif "weight_lower" in held:
+            scaled = held["weight_scale"].numel() > 0
+            loading.refresh(layer, held)
+        else:  # was left dense
+            return
+        try:
+            _install(layer, self.planes(layer, scaled, missing))
+        except op.NotNested as why:
+            if held is not None:
+                raise ValueError(f"{self.prefix}.weight: the new weights do not nest as those did that vLLM was "
+                                 f"started with ({why}); start it with the new ones") from why
+            layer.nestedfp_shape = None
+            layer.nestedfp_interleaved = False
+            self.config.dense_layers.add(self.prefix, str(why))
+        except ValueError as error:
+            raise ValueError(f"{self.prefix}.weight: {error}") from error
+
+    def planes(self, layer: torch.nn.Module, scaled: bool | None, missing: int) -> op.Planes:
+        """Of what was loaded, `missing` weights of which were not. Raises op.NotNested where it must stay dense."""
+        raise NotImplementedError
+
+    def prepare(self, layer: torch.nn.Module, parts: list[int], dtype: torch.dtype) -> None:
         """Of create_weights()."""
+        self.dtype = dtype
         layer.nestedfp_shape = None
         layer.nestedfp_parts = parts
         layer.nestedfp_interleaved = False
@@ -118,24 +179,13 @@ class NestedOnlineLinearMethod(_NestedLinearMethod):
             data=torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype),
             input_dim=1, output_dim=0, weight_loader=extra_weight_attrs.get("weight_loader"))
         layer.register_parameter("weight", weight)
-        self.prepare(layer, output_partition_sizes)
+        self.prepare(layer, output_partition_sizes, params_dtype)
         initialize_online_processing(layer)
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        if getattr(layer, "_already_called_process_weights_after_loading", False):
-            return
-        layer._already_called_process_weights_after_loading = True
-        weight = layer.weight.data
-        op.self_test(weight.device, weight.dtype)
-        op.device(weight.get_device()).forget()
-        try:
-            _install(layer, op.nest(*self.order(layer, weight)))
-        except op.NotNested as why:
-            layer.nestedfp_shape = None
-            layer.nestedfp_interleaved = False
-            self.config.dense_layers.add(self.prefix, str(why))
-        except ValueError as error:
-            raise ValueError(f"{self.prefix}.weight: {error}") from error
+    def planes(self, layer: torch.nn.Module, scaled: bool | None, missing: int) -> op.Planes:
+        if missing:
+            raise op.NotNested(f"{missing} of its {layer.weight.numel()} weights are not in the checkpoint")
+        return op.nest(*self.order(layer, layer.weight.data), scaled)
 
 
 @register_weight_loader_v2_supported_method
@@ -147,26 +197,20 @@ class NestedCheckpointLinearMethod(_NestedLinearMethod):
                        params_dtype: torch.dtype, **extra_weight_attrs: Any) -> None:
         rows = sum(output_partition_sizes)
         loader = extra_weight_attrs.pop("weight_loader")
-        for name, dtype in (("weight", torch.float8_e4m3fn), ("weight_lower", torch.uint8)):
-            plane = ModelWeightParameter(data=torch.empty(rows, input_size_per_partition, dtype=dtype), input_dim=1,
-                                         output_dim=0, weight_loader=loader)
+        unread = checkpoint.unread(rows, input_size_per_partition)
+        for name, data in (("weight", unread[0]), ("weight_lower", unread[1])):
+            plane = ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
             layer.register_parameter(name, plane)
             set_weight_attrs(plane, extra_weight_attrs)
-        scale = ChannelQuantScaleParameter(data=torch.empty(rows, 1, dtype=torch.float32), output_dim=0,
-                                           weight_loader=loader)
+        scale = ChannelQuantScaleParameter(data=unread[2], output_dim=0, weight_loader=loader)
         layer.register_parameter("weight_scale", scale)
-        self.prepare(layer, output_partition_sizes)
-        self.dtype = params_dtype
+        self.prepare(layer, output_partition_sizes, params_dtype)
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        if getattr(layer, "_already_called_process_weights_after_loading", False):
-            return
-        layer._already_called_process_weights_after_loading = True
-        upper = layer.weight.data
-        op.self_test(upper.device, self.dtype)
-        op.device(upper.get_device()).forget()
-        planes = self.order(layer, upper.view(torch.uint8), layer.weight_lower.data, layer.weight_scale.data)
-        _install(layer, op.pack(*planes, self.config.nested.uppers == "free"))
+    def planes(self, layer: torch.nn.Module, scaled: bool | None, missing: int) -> op.Planes:
+        planes = (layer.weight.data.view(torch.uint8), layer.weight_lower.data, layer.weight_scale.data)
+        if loading.held(layer) is None:  # else they were counted
+            checkpoint.clear_unread(self.prefix, *planes)
+        return op.pack(*self.order(layer, *planes), self.config.nested.uppers == "free", scaled)
 
 
 class NestedFPConfig(QuantizationConfig):
@@ -179,6 +223,7 @@ class NestedFPConfig(QuantizationConfig):
         self.prepared = False
         self.dense_layers = _dense_layers
         self.joins_swiglu = False
+        self.keeps_scales = False  # of rows, where all are 1 too: weights that are read again may need them
 
     @classmethod
     def get_name(cls) -> str:
@@ -226,18 +271,28 @@ class NestedFPConfig(QuantizationConfig):
             return self._experts_method(layer, prefix)
         if not isinstance(layer, LinearBase):
             return None
-        self._prepare(layer.params_dtype)
         if _is_router(layer, prefix):
             return UnquantizedLinearMethod()
+        why = _why_never_nested(layer, prefix)
+        if why is not None:
+            return self._never_nested(prefix, why)
+        self._prepare(layer.params_dtype)
         if self.nested is not None:
             if self._is_dense_in_checkpoint(prefix):
                 return UnquantizedLinearMethod()
             return NestedCheckpointLinearMethod(self, prefix)
-        why = _why_dense(prefix, getattr(layer, "input_size_per_partition", layer.input_size))
+        why = _why_dense(getattr(layer, "input_size_per_partition", layer.input_size))
         if why is not None:
             self.dense_layers.add(prefix, why)
             return UnquantizedLinearMethod()
         return NestedOnlineLinearMethod(self, prefix)
+
+    def _never_nested(self, prefix: str, why: str) -> QuantizeMethodBase:
+        if self.nested is None:
+            self.dense_layers.add(prefix, why)
+        elif not self._is_dense_in_checkpoint(prefix):
+            raise ValueError(f"{prefix} cannot be nested: {why}: run the model that this nested checkpoint was made of")
+        return UnquantizedLinearMethod()
 
     def _is_dense_in_checkpoint(self, prefix: str) -> bool:
         if not is_layer_skipped(prefix, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
@@ -273,6 +328,8 @@ class NestedFPConfig(QuantizationConfig):
         overlap.enable(config)
         norms.enable(config)
         self.joins_swiglu = config.lora_config is None  # adapters add to what the activation gets
+        self.keeps_scales = (getattr(config, "weight_transfer_config", None) is not None
+                             or bool(getattr(config.model_config, "enable_sleep_mode", False)))
         wanted = settings.current()
         threshold = wanted.threshold()
         if config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
@@ -307,4 +364,4 @@ def register() -> None:
     _find_at_once()
     checkpoint.install_loader()
     metrics.install_field()
-    swiglu.install()
+    loading.install()

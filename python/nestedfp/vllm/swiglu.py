@@ -7,15 +7,8 @@ put back in order instead.
 from __future__ import annotations
 
 import re
-from functools import wraps
-from typing import Any
 
 import torch
-from vllm.logger import init_logger
-
-from .spent import seconds
-
-logger = init_logger("vllm.nestedfp")
 
 _GATE_UP = re.compile(r"\.layers\.\d+\.mlp\.gate_up_proj$")
 
@@ -41,24 +34,3 @@ def join(model: torch.nn.Module) -> int:
             mlp.act_fn = torch.nn.Identity()
             joined += 1
     return joined
-
-
-def install() -> None:
-    """After vLLM has loaded a model. Idempotent."""
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-
-    original = BaseModelLoader.load_model
-    if getattr(original, "nestedfp", False):
-        return
-
-    @wraps(original)
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        model = original(self, *args, **kwargs)
-        join(model)
-        if seconds:
-            logger.info("nestedfp: of loading the model: %s", ", ".join(f"{part} {s:.2f} s" for part, s in seconds.items()))
-            seconds.clear()
-        return model
-
-    load_model.nestedfp = True  # type: ignore[attr-defined]
-    BaseModelLoader.load_model = load_model

@@ -64,21 +64,33 @@ class _Marked:
 
     def __init__(self, inner: Any):
         self.inner = inner
+        self.layers: dict[str, str] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not there yet, while it is copied
+        if name in ("inner", "layers"):  # not there yet, while it is copied
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def compute_hash(self) -> str:
-        return f"{self.inner.compute_hash()} {own()}"
+        layers = "".join(f" {model} {form}" for model, form in sorted(self.layers.items()))
+        return f"{self.inner.compute_hash()} {own()}{layers}"
 
 
-def mark(config: Any) -> None:
+def _add(layers: dict[str, str], model: str, form: str) -> None:
+    before = layers.get(model)
+    layers[model] = form if before in (None, form) else f"{before} {form}"  # a draft of the same kind
+
+
+def mark(config: Any, model: str | None = None, form: str = "") -> None:
     """Makes the plugin's version part of what vLLM's compile cache is keyed by: additional_config is, and no part of
-    the quantization."""
+    the quantization. Also what is known of a model's layers (`form`), once it is."""
     given = config.additional_config
     if isinstance(given, dict):
         given["nestedfp_version"] = own()
-    elif not isinstance(given, _Marked):
-        config.additional_config = _Marked(given)
+        if model is not None:
+            _add(given.setdefault("nestedfp_layers", {}), model, form)
+        return
+    if not isinstance(given, _Marked):
+        given = config.additional_config = _Marked(given)
+    if model is not None:
+        _add(given.layers, model, form)

@@ -451,6 +451,32 @@ class Scheduling(unittest.TestCase):
         self.assertEqual(decide(({"a": 20, "b": 3},)), [fp8])
         self.assertEqual(sum(made.nestedfp_steps.values()), 7)
 
+    def test_no_client_gets_at_exact_requests_prefixes(self):
+        made, salts = self.scheduler(self.WORKER), {}
+        given = (None, "a", "nestedfp-exact", "anestedfp-exact", "anestedfp-exact.", "anestedfp-exact..", "a.")
+        for tier in ("exact", "fast", None):
+            for i, salt in enumerate(given):
+                request = Request(f"{tier}{i}", tier)
+                request.cache_salt = salt
+                made.add_request(request)
+                salts[tier, salt] = request.cache_salt
+                self.assertEqual(request.hashed, int(request.cache_salt != salt))
+        exact = {salt for (tier, _), salt in salts.items() if tier == "exact"}
+        others = [salts["fast", salt] for salt in given]
+        self.assertEqual(others, [salts[None, salt] for salt in given])
+        self.assertEqual((len(exact), len(set(others))), (len(given), len(given)))
+        self.assertFalse(exact & set(others))
+
+    def test_more_input_of_a_request_leaves_what_it_is(self):
+        made = self.scheduler(self.WORKER)
+        for tier in ("exact", None, "fast"):
+            made.add_request(Request("a", tier))
+        self.assertEqual(made.nestedfp_tiers, {"a": "exact"})
+        made.add_request(Request("b"))
+        more = Request("b", "exact")
+        made.add_request(more)  # what was computed before is not exact
+        self.assertEqual((made.nestedfp_tiers, more.cache_salt), ({"a": "exact"}, None))
+
     def test_targets(self):
         fp16, fp8 = self.FP16, self.FP8
         made = self.scheduler(self.WORKER)  # FP16 steps take 0.1 s

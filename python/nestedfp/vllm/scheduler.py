@@ -33,6 +33,15 @@ _EXACT_SALT = "nestedfp-exact"
 _LOG_SECONDS = 10.0
 
 
+def _salt(given: str | None, exact: bool) -> str | None:
+    """Of a request's cached prefixes: exact requests' end in a mark, and no others' do, whatever clients give."""
+    if exact:
+        return (given or "") + _EXACT_SALT
+    if given is not None and given.rstrip(".").endswith(_EXACT_SALT):
+        return given + "."
+    return given
+
+
 class _ChoosesPrecision:
     """What both of vLLM's schedulers get."""
 
@@ -59,12 +68,14 @@ class _ChoosesPrecision:
             logger.warning("nestedfp: request %s asks for precision %r; %s are known, auto is taken",
                            request.request_id, tier, ", ".join(TIERS))
             tier = "auto"
-        if tier != "auto":
-            self.nestedfp_tiers[request.request_id] = tier
-        if tier == "exact":
-            request.cache_salt = (request.cache_salt or "") + _EXACT_SALT
-            request.block_hashes = []
-            request.update_block_hashes()
+        if request.request_id not in self.requests:  # else more input of a request that began as what it is
+            if tier != "auto":
+                self.nestedfp_tiers[request.request_id] = tier
+            salt = _salt(request.cache_salt, tier == "exact")
+            if salt != request.cache_salt:
+                request.cache_salt = salt
+                request.block_hashes = []
+                request.update_block_hashes()
         self.nestedfp_add_target(request)
         super().add_request(request)
 

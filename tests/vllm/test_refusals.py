@@ -243,6 +243,31 @@ class PrecisionPerStep(unittest.TestCase):
         self.assertIsInstance(ModelConfig.is_moe, property)
 
 
+class Offload(unittest.TestCase):
+    def test_weights_that_are_moved_to_the_host(self):
+        def config(gib=0, group=0):
+            return SimpleNamespace(offload_config=SimpleNamespace(uva=SimpleNamespace(cpu_offload_gb=gib),
+                                                                  prefetch=SimpleNamespace(offload_group_size=group)))
+
+        limits.check_offload(config())
+        limits.check_offload(SimpleNamespace())
+        for bad, option in ((config(gib=0.5), "--cpu-offload-gb"), (config(group=8), "--offload-group-size")):
+            with self.assertRaisesRegex(ValueError, option):
+                limits.check_offload(bad)
+
+    @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
+    def test_the_names_are_vllm_s(self):
+        from nestedfp.vllm.quantization import NestedFPConfig
+        from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+        from vllm.config.offload import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
+
+        for offload, option in ((OffloadConfig(uva=UVAOffloadConfig(cpu_offload_gb=1)), "--cpu-offload-gb"),
+                                (OffloadConfig(prefetch=PrefetchOffloadConfig(offload_group_size=4)), "--offload-group-size")):
+            config = VllmConfig(device_config=DeviceConfig("cpu"), offload_config=offload)
+            with set_current_vllm_config(config), self.assertRaisesRegex(ValueError, option):
+                NestedFPConfig()._prepare(torch.float16)
+
+
 class CompileCache(unittest.TestCase):
     def test_the_plugin_s_version_counts(self):
         config = SimpleNamespace(additional_config={"nestedfp": {"policy": "fp16"}})

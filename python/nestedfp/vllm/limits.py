@@ -1,10 +1,19 @@
-"""Options of vLLM that a precision for every step does not go with. Nothing here needs vLLM."""
+"""Options of vLLM that nested weights, or a precision for every step, do not go with. Nothing here needs vLLM."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .settings import Settings
+
+
+def check_offload(config: Any) -> None:
+    """Of any vLLM configuration. Raises ValueError naming the option. Layers whose weights take turns in one piece of
+    memory would be taken for each other, and weights that are not read yet have nothing to be moved."""
+    offload = getattr(config, "offload_config", None)
+    for kind, field in (("uva", "cpu_offload_gb"), ("prefetch", "offload_group_size")):
+        if getattr(getattr(offload, kind, None), field, 0) > 0:
+            raise ValueError(f"--{field.replace('_', '-')}: nestedfp's weights stay on the GPU; leave it out")
 
 
 def external_launcher(config: Any) -> bool:

@@ -25,7 +25,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import assembler, checkpoint, loading, metrics, norms, op, overlap, settings, swiglu, versions
+from . import assembler, checkpoint, limits, loading, metrics, norms, op, overlap, settings, swiglu, versions
 
 logger = init_logger("vllm.nestedfp")
 
@@ -321,6 +321,7 @@ class NestedFPConfig(QuantizationConfig):
             return
         config = get_current_vllm_config()
         checkpoint.check_load_format(config.load_config.load_format, self.nested is not None)
+        limits.check_offload(config)
         self.prepared = True
         op.register()
         versions.mark(config)

@@ -108,14 +108,14 @@ def write_adapter(path: Path) -> None:
     (path / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
 
-def write(path: Path, family: str) -> None:
+def write(path: Path, family: str, seed: int | None = None) -> None:
     path.mkdir(parents=True, exist_ok=True)
     config = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
               "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
               "max_position_embeddings": 512, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "float16",
               "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, **FAMILIES[family]}
     (path / "config.json").write_text(json.dumps(config, indent=1))
-    save(path / "model.safetensors", tensors(family, np.random.default_rng(len(family))))
+    save(path / "model.safetensors", tensors(family, np.random.default_rng(len(family) if seed is None else seed)))
 
 
 def write_tokenizer(path: Path) -> None:
@@ -131,6 +131,8 @@ def write_tokenizer(path: Path) -> None:
 def main() -> None:
     for family in FAMILIES:
         write(Path(sys.argv[1]) / family, family)
+    for family in ("qwen2", "qwen3_moe"):  # other weights of the same shapes
+        write(Path(sys.argv[1]) / f"{family}-other", family, seed=99)
     write_adapter(Path(sys.argv[1]) / "llama-lora")
     write_tokenizer(Path(sys.argv[1]) / "llama")
 

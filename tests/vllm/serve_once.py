@@ -1,5 +1,5 @@
 """serve_once.py MODEL OUT.json [--quantization Q] [--policy P] [--per-step] [--dtype T] [--lora DIR] [--speculate]
-[--steps N]: one vLLM engine over a tiny model; writes what test_serving.py compares. A process of its own, since an
+[--steps N] [--start-with DIR [--sleep]]: one vLLM engine over a tiny model; writes what test_serving.py compares. A process of its own, since an
 engine leaves much behind."""
 
 import argparse
@@ -26,6 +26,8 @@ def main() -> None:
     parser.add_argument("--lora", help="an adapter that all requests use")
     parser.add_argument("--steps", type=int, default=0, help="so many decode steps more")
     parser.add_argument("--speculate", action="store_true", help="drafts by n-grams, and prompts that repeat themselves")
+    parser.add_argument("--start-with", help="a model of the same shapes; MODEL's weights are read into the running engine")
+    parser.add_argument("--sleep", action="store_true", help="throw the weights of --start-with away before that")
     arguments = parser.parse_args()
 
     import numpy as np
@@ -45,8 +47,10 @@ def main() -> None:
                                          "prompt_lookup_min": 1})
     if arguments.per_step or arguments.speculate:
         extra.update(disable_log_stats=False)
+    if arguments.sleep:
+        extra.update(enable_sleep_mode=True)
     begin = time.time()
-    llm = LLM(model=arguments.model, quantization=arguments.quantization, dtype=arguments.dtype,
+    llm = LLM(model=arguments.start_with or arguments.model, quantization=arguments.quantization, dtype=arguments.dtype,
               skip_tokenizer_init=True, max_model_len=256, max_num_seqs=16, max_num_batched_tokens=512,
               kv_cache_memory_bytes=1 << 28, gpu_memory_utilization=0.05, enable_prefix_caching=False,
               generation_config="vllm", seed=0,
@@ -55,6 +59,13 @@ def main() -> None:
               enforce_eager=arguments.eager,
               compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 64]}, **extra)
     started = time.time() - begin
+    if arguments.sleep:
+        llm.sleep(level=2)
+        llm.wake_up(tags=["weights"])
+    if arguments.start_with:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": arguments.model})
+    if arguments.sleep:
+        llm.wake_up(tags=["kv_cache"])
     config = llm.llm_engine.vllm_config
     rng = np.random.default_rng(5)
     prompts = [rng.integers(2, 500, size=40 + 3 * i).tolist() for i in range(PROMPTS)]

@@ -198,6 +198,22 @@ class Experts(unittest.TestCase):
         finally:
             op.Step.threshold = 1024
 
+    def test_stacks_of_a_given_form(self):
+        """That of weights in whose place these come."""
+        w13, _ = self.weights(4, 64, 64, torch.float16)
+        plain = experts.nest(w13, True)
+        self.assertEqual(plain.form(), experts.Form(False, frozenset()))
+        given = experts.nest(w13, True, experts.Form(True, frozenset({1})))
+        self.assertEqual(given.form(), experts.Form(True, frozenset({1})))
+        for e in range(4):
+            self.assertTrue(torch.equal(given.restore(e, torch.float16), plain.restore(e, torch.float16)))
+        scaled, _ = self.weights(4, 128, 64, torch.float16)
+        with self.assertRaisesRegex(ValueError, "exponents"):
+            experts.nest(scaled, True, experts.Form(False, frozenset()))
+        dense, _ = self.weights(4, 64, 64, torch.float16, dense=(2,))
+        with self.assertRaisesRegex(ValueError, "expert 2 does not nest"):
+            experts.nest(dense, True, experts.Form(True, frozenset({1})))
+
     def test_a_damaged_expert_is_named(self):
         w13, _ = self.weights(4, 64, 64, torch.float16)
         w13[2, 5, 7] = float("inf")

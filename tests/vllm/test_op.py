@@ -104,6 +104,48 @@ class Op(unittest.TestCase):
         finally:
             op.Step.threshold = 1024
 
+    def test_a_bias_that_is_written_to_in_place(self):
+        """Also by graphs, which hold what the op made of it."""
+        weight, planes = self.nested(256, 512, torch.float16)
+        bias, other = normal(256, seed=3), normal(256, seed=4)
+        x = normal(33, 512)
+        op.Step.forced = _library.FP16
+        self.run_op(x, planes, bias)
+        self.run_op(x, planes, other)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y, y_other = self.run_op(x, planes, bias), self.run_op(x, planes, other)
+        for i, refreshed in enumerate((bias, None)):
+            for one in (bias, other):
+                one.copy_(normal(256, seed=10 + i))
+            op.refresh(refreshed)
+            graph.replay()
+            want = x.double() @ weight.double().t() + bias.double()
+            for got in (y, self.run_op(x, planes, bias), *((y_other,) if refreshed is None else ())):
+                self.assertLess(float((got.double() - want).norm() / want.norm()), 6e-4)
+
+    def test_a_workspace_that_was_thrown_away(self):
+        weight, planes = self.nested(256, 4096, torch.float16)
+        op.device(torch.cuda.current_device()).workspace.fill_(255)
+        op.clear_workspaces()
+        for m in (1, 33, 300):
+            x = normal(m, 4096)
+            op.Step.forced = _library.FP16
+            want = x.double() @ weight.double().t()
+            self.assertLess(float((self.run_op(x, planes).double() - want).norm() / want.norm()), 6e-4)
+
+    def test_scales_of_a_given_form(self):
+        weight, planes = self.nested(64, 128, torch.float16, outliers=False)
+        kept = op.nest(weight, True)
+        self.assertEqual((planes.scale.numel(), kept.scale.numel()), (0, 64))
+        self.assertTrue(torch.equal(op.restore(kept, torch.float16), weight))
+        x = normal(7, 128)
+        for precision in (_library.FP16, _library.FP8):
+            op.Step.forced = precision
+            self.assertTrue(torch.equal(self.run_op(x, kept), self.run_op(x, planes)))
+        with self.assertRaisesRegex(ValueError, "exponents"):
+            op.nest(self.nested(64, 128, torch.float16)[0], False)
+
     def test_strided_and_misaligned_activations(self):
         weight, planes = self.nested(128, 264, torch.float16)
         wide = normal(40, 600)

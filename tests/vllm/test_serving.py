@@ -73,6 +73,16 @@ RUNS.update({
     "qwen3_moe stock bf16": ("qwen3_moe", BF16, None),
     "qwen3_moe bf16": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", *BF16], None),
 })
+# Started with other weights of these shapes; then the model's are read into what graphs were captured of. Qwen2 has biases.
+RUNS.update({
+    "qwen2 reloaded fp16": ("qwen2", [*ORDINARY, "--policy", "fp16", "--start-with", "qwen2-other"], None),
+    "qwen2 nested reloaded fp16": ("qwen2-nested", ["--policy", "fp16", "--start-with", "qwen2-other-nested"], None),
+    "qwen2 slept fp16": ("qwen2", [*ORDINARY, "--policy", "fp16", "--start-with", "qwen2-other", "--sleep"], None),
+    "qwen3_moe reloaded fp16": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", "--start-with", "qwen3_moe-other"], 1),
+    "qwen3_moe nested reloaded fp16": ("qwen3_moe-nested", ["--policy", "fp16", "--start-with", "qwen3_moe-other-nested"], 1),
+    "qwen3_moe slept fp16": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", "--start-with", "qwen3_moe-other", "--sleep"], 1),
+})
+MODEL_ARGUMENT = re.compile(r".*-(lora|other|other-nested)$")
 TWO = ["--tensor-parallel", "2"]
 WIDE = {
     "llama stock fp16 tp2": ("llama", ["--eager", *TWO], None),
@@ -110,7 +120,7 @@ class Serving(unittest.TestCase):
                 environment["VLLM_USE_V2_MODEL_RUNNER"] = str(runner)
             out = folder / f"{name.replace(' ', '-')}.json"
             environment["NESTEDFP_MODE_LOG"] = str(out.with_suffix(".modes"))
-            arguments = [str(MODELS / a) if a == "llama-lora" else a for a in arguments]
+            arguments = [str(MODELS / a) if MODEL_ARGUMENT.match(a) and not a.startswith("-") else a for a in arguments]
             command = [sys.executable, str(HERE / "serve_once.py"), str(MODELS / model), str(out), *arguments]
             log = out.with_suffix(".log")
             with log.open("w") as sink:
@@ -230,6 +240,17 @@ class Serving(unittest.TestCase):
             self.skipTest("left out")
         self.assertIsNone(self.reports["qwen2 nested bf16 refused"])
         self.assertIn("--dtype float16", self.logs["qwen2 nested bf16 refused"])
+
+    def test_weights_that_are_read_again(self):
+        """Into an engine of other weights: by steps without graphs here, in graphs where decode steps are compared."""
+        for family in ("qwen2", "qwen3_moe"):
+            for kind in ("reloaded", "nested reloaded"):
+                self.assert_close(f"{family} {kind} fp16", f"{family} fp16", 5e-3)
+
+    def test_weights_that_are_read_again_after_a_sleep(self):
+        """Of level 2, which keeps nothing: the products' workspace neither."""
+        for family in ("qwen2", "qwen3_moe"):
+            self.assert_close(f"{family} slept fp16", f"{family} fp16", 5e-3)
 
     def test_adapters_and_drafts(self):
         """LoRA over nested weights is LoRA over FP16's; drafted tokens are checked in the step's precision."""

@@ -221,6 +221,39 @@ class Loading(unittest.TestCase):
         checkpoint.clear_unread("x", *experts)
         self.assertEqual([plane.flatten(1)[:, 0].tolist() for plane in experts[::2]], [[0, 1, 1], [1 / 256, 1, 1]])
 
+    def test_loaders_that_models_give_to_weights_themselves(self):
+        """As vLLM's Mamba-2 mixer, on the second of two GPUs that share a group."""
+        from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_v2_sharded_weight_loader
+        from vllm.model_executor.model_loader import utils
+
+        loader = mamba_v2_sharded_weight_loader([(ROWS, 0, False), (ROWS, ROWS // 2, True)], 2, 1)
+        whole = torch.cat([self.weight(1), self.weight(2)[:ROWS // 2]])  # the second part is both GPUs'
+        here = torch.cat([self.weight(1)[ROWS // 2:], self.weight(2)[:ROWS // 2]])
+        model = self.model(a=1)
+        model.a.weight.weight_loader = loader
+        utils.record_metadata_for_reloading(model)
+        self.read(model, a=whole)
+        self.assertTrue(torch.equal(model.a.weight.data, nested(here).upper))
+        before = self.addresses(model.a)
+        self.read(model, again=True, a=whole / 2)
+        self.assertTrue(torch.equal(model.a.weight.data, nested(here / 2).upper))
+        self.assertEqual(self.addresses(model.a), before)
+
+        self.config.nested = SimpleNamespace(uppers="nearest")
+        model = self.model(a=1, b=1)
+        model.a.weight.weight_loader = loader
+        utils.record_metadata_for_reloading(model)
+        pairs = whole.view(torch.uint8).view(*whole.shape, 2)
+        for name, value in (("weight", pairs[..., 1].contiguous().view(torch.float8_e4m3fn)), ("weight_lower", pairs[..., 0]),
+                            ("weight_scale", whole[:, :1].float())):
+            parameter = getattr(model.a, name)
+            parameter.weight_loader(parameter, value)
+        pairs = here.view(torch.uint8).view(*here.shape, 2)
+        self.assertTrue(torch.equal(model.a.weight.data.view(torch.uint8), pairs[..., 1]))
+        self.assertTrue(torch.equal(model.a.weight_lower.data, pairs[..., 0]))
+        self.assertTrue(torch.equal(model.a.weight_scale.data, here[:, :1].float()))
+        self.assertNotEqual(model.b.weight_lower.weight_loader, loader)
+
     def test_layers_of_other_types_stay_dense(self):
         config = self.config
         for nested_checkpoint, ignored in ((False, False), (True, True), (True, False)):

@@ -159,6 +159,27 @@ def _install_mla() -> None:
     MLAAttention.process_weights_after_loading = process_weights_after_loading
 
 
+def _install_loaders() -> None:
+    """Once a model has been made: some models (Mamba-2's mixer) give a layer another loader then, for its weight
+    alone."""
+    from vllm.model_executor.model_loader import utils
+
+    original = utils.record_metadata_for_reloading
+    if getattr(original, "nestedfp", False):
+        return
+
+    @wraps(original)
+    def record_metadata_for_reloading(model: torch.nn.Module) -> None:
+        for layer in model.modules():
+            follow = getattr(getattr(layer, "quant_method", None), "nestedfp_follow_loader", None)
+            if follow is not None:
+                follow(layer)
+        original(model)
+
+    record_metadata_for_reloading.nestedfp = True  # type: ignore[attr-defined]
+    utils.record_metadata_for_reloading = record_metadata_for_reloading
+
+
 def _install_after_load() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -186,4 +207,5 @@ def install() -> None:
     """Idempotent."""
     _install_dummies()
     _install_mla()
+    _install_loaders()
     _install_after_load()

@@ -182,6 +182,13 @@ class NestedOnlineLinearMethod(_NestedLinearMethod):
         self.prepare(layer, output_partition_sizes, params_dtype)
         initialize_online_processing(layer)
 
+    def nestedfp_follow_loader(self, layer: torch.nn.Module) -> None:
+        """One that writes at once would write nowhere: the weight has no memory yet."""
+        from vllm.model_executor.model_loader.reload.layerwise import make_online_process_loader
+
+        if layer.weight.is_meta and getattr(layer.weight.weight_loader, "__name__", "") != "online_process_loader":
+            layer.weight.weight_loader = make_online_process_loader(layer, "weight")
+
     def planes(self, layer: torch.nn.Module, scaled: bool | None, missing: int) -> op.Planes:
         if missing:
             raise op.NotNested(f"{missing} of its {layer.weight.numel()} weights are not in the checkpoint")
@@ -204,7 +211,14 @@ class NestedCheckpointLinearMethod(_NestedLinearMethod):
             set_weight_attrs(plane, extra_weight_attrs)
         scale = ChannelQuantScaleParameter(data=unread[2], output_dim=0, weight_loader=loader)
         layer.register_parameter("weight_scale", scale)
+        layer.nestedfp_loader = layer.weight.weight_loader
         self.prepare(layer, output_partition_sizes, params_dtype)
+
+    def nestedfp_follow_loader(self, layer: torch.nn.Module) -> None:
+        """All three tensors are cut in one way."""
+        loader = layer.weight.weight_loader
+        if loader != layer.nestedfp_loader:
+            layer.weight_lower.weight_loader = layer.weight_scale.weight_loader = layer.nestedfp_loader = loader
 
     def planes(self, layer: torch.nn.Module, scaled: bool | None, missing: int) -> op.Planes:
         planes = (layer.weight.data.view(torch.uint8), layer.weight_lower.data, layer.weight_scale.data)

@@ -11,6 +11,8 @@
 #include <set>
 #include <tuple>
 
+#include "base/control_group.h"
+
 namespace nfp {
 namespace {
 
@@ -109,11 +111,23 @@ int usable_cpu_count() {
   return quota > 0 ? std::min(quota, cpus) : cpus;
 }
 
-int cpu_quota(const std::string& file) {
-  std::ifstream stream(file);
-  double quota = 0, period = 0;  // "max 100000" where there is no limit: reading the number fails
-  if (!(stream >> quota >> period) || quota <= 0 || period <= 0) return 0;
-  return static_cast<int>(std::ceil(quota / period));
+int cpu_quota(const std::string& root) {
+  double least = 0;
+  // "max 100000" where there is no limit, so that reading the number fails; in version 1 -1.
+  const auto take = [&](std::istream& quota_from, std::istream& period_from) {
+    double quota = 0, period = 0;
+    if (!(quota_from >> quota) || !(period_from >> period) || quota <= 0 || period <= 0) return;
+    least = least > 0 ? std::min(least, quota / period) : quota / period;
+  };
+  for (const std::string& folder : control_groups("", root)) {
+    std::ifstream both(folder + "/cpu.max");
+    take(both, both);
+  }
+  for (const std::string& folder : control_groups("cpu", root)) {
+    std::ifstream quota(folder + "/cpu.cfs_quota_us"), period(folder + "/cpu.cfs_period_us");
+    take(quota, period);
+  }
+  return static_cast<int>(std::ceil(least));
 }
 
 }  // namespace nfp

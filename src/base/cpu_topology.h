@@ -27,10 +27,11 @@ int count_nodes(const std::vector<CpuPlace>& places);
 // its node has one. More threads than CPUs go round.
 std::vector<int> thread_cpus(const std::vector<CpuPlace>& places, int threads);
 
-// CPUs of the affinity mask, no more than the control group's quota: what programs should count.
+// CPUs of the affinity mask, no more than the control groups' quota: what programs should count.
 int usable_cpu_count();
 
-// CPUs' worth of time that the control group allows (cpu.max), rounded up; 0 = no limit. `file`: for tests.
-int cpu_quota(const std::string& file = "/sys/fs/cgroup/cpu.max");
+// CPUs' worth of time that the control group and those above it allow (cpu.max, or cpu.cfs_quota_us of version 1),
+// rounded up; 0 = no limit. `root`: the folder that stands for /, for tests.
+int cpu_quota(const std::string& root = "");
 
 }  // namespace nfp

@@ -88,11 +88,29 @@ TEST_F(Topology, WithoutSysfsEachCpuIsACore) {
 }
 
 TEST_F(Topology, QuotaOfTheControlGroup) {
-  write("/limited", "150000 100000");
-  write("/free", "max 100000");
-  EXPECT_EQ(cpu_quota(root_ + "/limited"), 2);
-  EXPECT_EQ(cpu_quota(root_ + "/free"), 0);
-  EXPECT_EQ(cpu_quota(root_ + "/absent"), 0);
+  EXPECT_EQ(cpu_quota(root_), 0);
+  write("/sys/fs/cgroup/cpu.max", "max 100000");
+  EXPECT_EQ(cpu_quota(root_), 0);
+  write("/sys/fs/cgroup/cpu.max", "150000 100000");
+  EXPECT_EQ(cpu_quota(root_), 2);
+  // The group's own, and those of all above it.
+  write("/proc/self/cgroup", "0::/a.slice/b.scope");
+  write("/sys/fs/cgroup/cpu.max", "max 100000");
+  write("/sys/fs/cgroup/a.slice/cpu.max", "300000 100000");
+  write("/sys/fs/cgroup/a.slice/b.scope/cpu.max", "max 100000");
+  EXPECT_EQ(cpu_quota(root_), 3);
+  write("/sys/fs/cgroup/a.slice/b.scope/cpu.max", "100000 100000");
+  EXPECT_EQ(cpu_quota(root_), 1);
+}
+
+TEST_F(Topology, QuotaOfVersion1) {
+  write("/proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/b\n0::/");
+  write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1");
+  write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(cpu_quota(root_), 0);
+  write("/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "250000");
+  write("/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(cpu_quota(root_), 3);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/control_group.h"
 #include "base/mapped_file.h"
 
 namespace nfp {
@@ -36,20 +37,26 @@ uint64_t number_of(std::string_view text, std::string_view key) {
 // In lines such as "VmRSS:	   12345 kB".
 uint64_t kilobytes(std::string_view text, std::string_view key) { return 1024 * number_of(text, key); }
 
-// The files of a control group: version 2, and 1. As for the CPUs' quota: a container sees its own group there.
-struct MemoryGroup {
-  const char *limit, *used, *stat, *inactive, *active;  // the last two: lines of `stat`, bytes of files' pages
+// Files of control groups, of version 2 and of 1.
+struct MemoryFiles {
+  const char *controller, *limit, *used, *stat;
+  const char *inactive, *active;  // lines of `stat`, bytes of files' pages
 };
-constexpr std::array<MemoryGroup, 2> kMemoryGroups = {
-    {{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file ",
-      "active_file "},
-     {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-      "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", "total_active_file "}}};
+constexpr std::array<MemoryFiles, 2> kMemoryFiles = {
+    {{"", "/memory.max", "/memory.current", "/memory.stat", "inactive_file ", "active_file "},
+     {"memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "/memory.stat", "total_inactive_file ",
+      "total_active_file "}}};
 
-// Nothing where there is no limit: "max", or in version 1 about 2^63.
-std::optional<uint64_t> limit_of(const MemoryGroup& group, const std::string& root) {
-  const auto limit = number_in(root + group.limit);
-  return limit && *limit < uint64_t{1} << 62 ? limit : std::nullopt;
+// Calls visit(files, folder, limit) for each control group that has a limit.
+template <typename Visit>
+void for_each_limit(const std::string& root, Visit visit) {
+  for (const MemoryFiles& files : kMemoryFiles) {
+    for (const std::string& folder : control_groups(files.controller, root)) {
+      // No limit is "max", or in version 1 about 2^63.
+      const auto limit = number_in(folder + files.limit);
+      if (limit && *limit < uint64_t{1} << 62) visit(files, folder, *limit);
+    }
+  }
 }
 
 }  // namespace
@@ -64,21 +71,19 @@ uint64_t available_memory(const std::string& root) {
   const Result<std::string> memory = read_text_file(root + "/proc/meminfo");
   uint64_t bytes = memory.ok() ? kilobytes(*memory, "MemAvailable:") : 0;
   if (bytes == 0) bytes = uint64_t{8} << 30;
-  for (const MemoryGroup& group : kMemoryGroups) {
-    const auto limit = limit_of(group, root);
-    if (!limit) continue;
+  for_each_limit(root, [&](const MemoryFiles& files, const std::string& folder, uint64_t limit) {
     // Files' pages count as used, and the kernel drops them where memory is short: MemAvailable takes them as free too.
-    const Result<std::string> stat = read_text_file(root + group.stat);
-    const uint64_t files = stat.ok() ? number_of(*stat, group.inactive) + number_of(*stat, group.active) : 0;
-    const uint64_t used = number_in(root + group.used).value_or(0);
-    bytes = std::min(bytes, *limit - std::min(*limit, used - std::min(used, files)));
-  }
+    const Result<std::string> stat = read_text_file(folder + files.stat);
+    const uint64_t pages = stat.ok() ? number_of(*stat, files.inactive) + number_of(*stat, files.active) : 0;
+    const uint64_t used = number_in(folder + files.used).value_or(0);
+    bytes = std::min(bytes, limit - std::min(limit, used - std::min(used, pages)));
+  });
   return bytes;
 }
 
 uint64_t memory_limit(const std::string& root) {
   uint64_t least = std::numeric_limits<uint64_t>::max();
-  for (const MemoryGroup& group : kMemoryGroups) least = std::min(least, limit_of(group, root).value_or(least));
+  for_each_limit(root, [&](const MemoryFiles&, const std::string&, uint64_t limit) { least = std::min(least, limit); });
   return least == std::numeric_limits<uint64_t>::max() ? 0 : least;
 }
 

@@ -14,11 +14,12 @@ struct ProcessMemory {
 // Zeros where the kernel does not tell (no /proc).
 ProcessMemory process_memory();
 
-// Bytes that programs may still take without swapping (MemAvailable), no more than the control group's limit leaves; 8
-// GiB where the kernel does not tell. `root`: the folder that stands for /, for tests.
+// Bytes that programs may still take without swapping (MemAvailable), no more than the limits of the control group and
+// of those above it leave; 8 GiB where the kernel does not tell. `root`: the folder that stands for /, for tests.
 uint64_t available_memory(const std::string& root = "");
 
-// Bytes that the control group allows (memory.max, or memory.limit_in_bytes of version 1); 0 = no limit.
+// Bytes that the control group and those above it allow (memory.max, or memory.limit_in_bytes of version 1); 0 = no
+// limit.
 uint64_t memory_limit(const std::string& root = "");
 
 }  // namespace nfp

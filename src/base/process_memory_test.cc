@@ -62,6 +62,41 @@ TEST_F(MemoryOfAGroup, Version1) {
   EXPECT_EQ(available_memory(dir_), 4 * kGiB);
 }
 
+TEST_F(MemoryOfAGroup, GroupsAboveHaveLimitsToo) {
+  machine();
+  write("proc/self/cgroup", "1:name=systemd:/\n0::/user.slice/job.scope");
+  write("sys/fs/cgroup/user.slice/job.scope/memory.max", "max");
+  write("sys/fs/cgroup/user.slice/memory.max", std::to_string(12 * kGiB));
+  write("sys/fs/cgroup/user.slice/memory.current", std::to_string(9 * kGiB));
+  write("sys/fs/cgroup/user.slice/memory.stat", "inactive_file 1073741824\nactive_file 0");
+  EXPECT_EQ(memory_limit(dir_), 12 * kGiB);
+  EXPECT_EQ(available_memory(dir_), 4 * kGiB);
+  // The lowest limit, and the least that one of them leaves.
+  write("sys/fs/cgroup/user.slice/job.scope/memory.max", std::to_string(10 * kGiB));
+  write("sys/fs/cgroup/user.slice/job.scope/memory.current", std::to_string(1 * kGiB));
+  EXPECT_EQ(memory_limit(dir_), 10 * kGiB);
+  EXPECT_EQ(available_memory(dir_), 4 * kGiB);
+}
+
+TEST_F(MemoryOfAGroup, GroupsThatAContainerDoesNotSee) {
+  machine();
+  write("sys/fs/cgroup/memory.max", std::to_string(10 * kGiB));
+  write("sys/fs/job/memory.max", std::to_string(5 * kGiB));
+  for (const char* path : {"/../job", "/docker/0123", "/", "", "docker"}) {
+    write("proc/self/cgroup", std::string("0::") + path);
+    EXPECT_EQ(memory_limit(dir_), 10 * kGiB) << path;
+  }
+}
+
+TEST_F(MemoryOfAGroup, Version1BelowOthers) {
+  machine();
+  write("proc/self/cgroup", "7:memory,hugetlb:/a/b\n0::/c");
+  write("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712");
+  write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", std::to_string(6 * kGiB));
+  EXPECT_EQ(memory_limit(dir_), 6 * kGiB);
+  EXPECT_EQ(available_memory(dir_), 6 * kGiB);
+}
+
 TEST(ProcessMemory, OfThisProcess) {
   const ProcessMemory memory = process_memory();
   EXPECT_GT(memory.resident, 0u);

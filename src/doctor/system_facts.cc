@@ -44,7 +44,7 @@ void read_cpu(SystemFacts& facts, const std::string& root) {
   facts.cores = count_cores(places);
   facts.nodes = count_nodes(places);
   facts.online_cpus = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  facts.quota = cpu_quota(root + "/sys/fs/cgroup/cpu.max");
+  facts.quota = cpu_quota(root);
 }
 
 void read_gpu(SystemFacts& facts, const std::string& root) {

@@ -202,6 +202,22 @@ void read_longrope(Fields& fields, RopeScaling& rope, const ModelConfig& config,
   rope.attention_factor = fields.number("attention_factor", static_cast<float>(implied), 1e-3, 1e3);
 }
 
+// The rope of layers with a window, as "rope_parameters" has it. `part`: that of the other layers.
+Status read_local_rope(const Json& object, const Fields& fields, const char* key, const FamilyDefaults& defaults,
+                       float part, float& local_theta) {
+  Fields local(object, fmt::format("{}: {}: sliding_attention", fields.where(), key));
+  local_theta = local.number("rope_theta", std::nullopt, 1.0, 1e12);
+  if (local.text("rope_type", "default") != "default") local.fail("rope_type", "must be default");
+  if (const float own = local.number("partial_rotary_factor", part, 1e-3, 1.0); own != part) {
+    local.fail("partial_rotary_factor", fmt::format("is {}, but {} in full_attention; it must be the same", own, part));
+  }
+  NFP_RETURN_IF_ERROR(local.status());
+  if (defaults.local_rope) return ok_status();
+  return error(ErrorCode::kUnsupported,
+               "{}: {}: field 'sliding_attention' is set, but all layers of this model rotate alike", fields.where(),
+               key);
+}
+
 // "rope_scaling" up to transformers 4, "rope_parameters" (which also holds rope_theta, and partial_rotary_factor) from
 // 5 on; there, where layers with a window have their own, under "full_attention" and "sliding_attention".
 Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& defaults, ModelConfig& config,
@@ -228,21 +244,23 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   if (!object->is_object()) {
     return error(ErrorCode::kInvalidInput, "{}: field '{}' must be an object or null", fields.where(), key);
   }
-  if (object->contains("full_attention")) {
-    if (object->contains("sliding_attention") && (*object)["sliding_attention"].is_object()) {
-      Fields local((*object)["sliding_attention"], fmt::format("{}: {}: sliding_attention", fields.where(), key));
-      local_theta = local.number("rope_theta", std::nullopt, 1.0, 1e12);
-      if (local.text("rope_type", "default") != "default") local.fail("rope_type", "must be default");
-      NFP_RETURN_IF_ERROR(local.status());
+  const Json* local = nullptr;
+  if (object->contains("full_attention") || object->contains("sliding_attention")) {
+    const auto not_an_object = [&](const char* name) {
+      return error(ErrorCode::kInvalidInput, "{}: {}: field '{}' must be an object", fields.where(), key, name);
+    };
+    const auto full = object->find("full_attention"), slides = object->find("sliding_attention");
+    if (full == object->end() || !full->is_object()) return not_an_object("full_attention");
+    if (slides != object->end() && !slides->is_null()) {
+      if (!slides->is_object()) return not_an_object("sliding_attention");
+      local = &*slides;
     }
-    object = &(*object)["full_attention"];
-    if (!object->is_object()) {
-      return error(ErrorCode::kInvalidInput, "{}: {}: field 'full_attention' must be an object", fields.where(), key);
-    }
+    object = &*full;
   }
   Fields scaling(*object, fmt::format("{}: {}", fields.where(), key));
   rope.theta = scaling.number("rope_theta", rope.theta, 1.0, 1e12);
   part = scaling.number("partial_rotary_factor", part, 1e-3, 1.0);
+  if (local != nullptr) NFP_RETURN_IF_ERROR(read_local_rope(*local, fields, key, defaults, part, local_theta));
   if (part != 1.0f && !defaults.partial_rotary) {
     scaling.fail("partial_rotary_factor", fmt::format("is {}; heads of {} rotate as a whole", part, config.model_type));
   }

@@ -383,6 +383,33 @@ TEST(Config, Gemma3HasTwoRopes) {
   EXPECT_EQ(config->local_rope_theta, 3e4f);
 }
 
+TEST(Config, RopeOfSlidingLayersAlone) {
+  const Json full = {{"rope_type", "default"}, {"rope_theta", 2e6}};
+  const auto expect = [](Json json, const Json& parameters, const std::string& naming) {
+    json["rope_parameters"] = parameters;
+    const auto config = parse(json);
+    ASSERT_FALSE(config.ok()) << naming;
+    EXPECT_EQ(config.error().message.find("dir/config.json: rope_parameters: " + naming), 0u) << config.error().message;
+  };
+  const Json gemma3 = gemma("Gemma3ForCausalLM", "gemma3_text");
+  expect(gemma3, {{"sliding_attention", full}}, "field 'full_attention' must be an object");
+  expect(gemma3, {{"full_attention", full}, {"sliding_attention", 1e4}}, "field 'sliding_attention' must be an object");
+  expect(gemma3,
+         {{"full_attention", full}, {"sliding_attention", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}},
+         "sliding_attention: field 'partial_rotary_factor' is 0.5, but 1 in full_attention");
+  Json none = gemma3;
+  none["rope_parameters"] = {{"full_attention", full}, {"sliding_attention", nullptr}};
+  EXPECT_EQ(parse(none)->local_rope_theta, 1e4f);
+  // Families whose layers all rotate alike.
+  Json windows = qwen(3);
+  windows["use_sliding_window"] = true;
+  windows["max_window_layers"] = 1;
+  for (const Json& json : {windows, gemma("Gemma2ForCausalLM", "gemma2"), good()}) {
+    expect(json, {{"full_attention", full}, {"sliding_attention", {{"rope_theta", 1e4}}}},
+           "field 'sliding_attention' is set, but all layers of this model rotate alike");
+  }
+}
+
 Json of_family(const char* architecture, const char* model_type) {
   Json json = good();
   json["architectures"] = {architecture};

@@ -20,6 +20,7 @@ struct FamilyDefaults {
   int32_t original_context = 0;  // original_max_position_embeddings of LongRoPE; 0 = max_context
   int32_t sliding_window = 0;    // 0 = none
   bool partial_rotary = false;   // partial_rotary_factor says how much of a head rotates
+  bool local_rope = false;       // layers with a window have a rotary base of their own
   float norm_eps = 1e-6f;
   float rope_theta = 10000.0f;
   std::string_view activation = "silu";

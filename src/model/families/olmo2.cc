@@ -28,6 +28,6 @@ Status configure_olmo3(const FamilyFields& fields, ModelConfig& config) {
 }  // namespace
 
 const FamilyRules kOlmo2Rules = {{.norm_eps = 1e-5f}, configure_olmo2};
-const FamilyRules kOlmo3Rules = {{.sliding_window = 4096, .norm_eps = 1e-5f}, configure_olmo3};
+const FamilyRules kOlmo3Rules = {{.sliding_window = 4096, .local_rope = true, .norm_eps = 1e-5f}, configure_olmo3};
 
 }  // namespace nfp

@@ -74,7 +74,7 @@ Status run(const PullFlags& flags) {
   }
   fmt::print("{}\n", pulled.path);
   fmt::print(stderr, "{}: {} files, {} ({} of them fetched now). Next: nestedfp chat {}\n", name->text(),
-             pulled.files.size(), human_bytes(pulled.bytes), human_bytes(pulled.fetched), name->text());
+             pulled.files.size(), human_bytes(pulled.bytes), human_bytes(pulled.fetched), pulled.name.text());
   return ok_status();
 }
 
@@ -91,7 +91,8 @@ void add_pull(CLI::App& app, Status& status) {
       "  nestedfp pull org/name --file name.Q4_1.gguf      # then: nestedfp chat org/name:name.Q4_1.gguf");
   verb->add_option("MODEL", flags->model, "org/name")->required();
   verb->add_option("--revision", flags->revision, "branch, tag or commit; default: main");
-  verb->add_option("--file", flags->file, "a GGUF file of the repository, instead of its safetensors");
+  verb->add_option("--file", flags->file,
+                   "a GGUF file of the repository, with all its parts, instead of its safetensors");
   verb->add_option("--jobs", flags->jobs, "files to download at a time")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/mapped_file.h"
+#include "io/gguf_parts.h"
 #include "io/gguf_tokenizer.h"
 #include "io/hub_cache.h"
 
@@ -64,14 +65,13 @@ std::vector<GgufFiles> gguf_models(const fs::path& snapshot, const std::vector<s
   std::vector<GgufFiles> out;
   for (const std::string& file : files) {
     if (!file.ends_with(".gguf") || fs::path(file).filename() == kTokenizerGguf) continue;
-    const size_t part = file.rfind("-of-");
-    const bool split = part != std::string::npos && part >= 6;
     const uint64_t bytes = size_of_file(snapshot / file);
-    if (split && file.compare(part - 6, 6, "-00001") != 0) {
-      if (!out.empty() && out.back().first.compare(0, part - 6, file, 0, part - 6) == 0) out.back().bytes += bytes;
-      continue;
+    const auto part = parse_gguf_part(file);
+    if (!part || part->number == 1) {
+      out.push_back({file, bytes});
+    } else if (!out.empty() && out.back().first == gguf_part_path(part->prefix, 1, part->count)) {
+      out.back().bytes += bytes;
     }
-    out.push_back({file, bytes});
   }
   return out;
 }

@@ -27,6 +27,8 @@ TEST_F(CacheListTest, ModelsByTheNamesThatOpenThem) {
   put("models--b--gguf/refs/main", "c");
   put("models--b--gguf/snapshots/c/q4-00001-of-00002.gguf", "123");
   put("models--b--gguf/snapshots/c/q4-00002-of-00002.gguf", "1234");
+  put("models--b--name/refs/main", "c");
+  put("models--b--name/snapshots/c/art-of-war.gguf", "123");
   put("models--c--several/refs/main", "c");
   put("models--c--several/snapshots/c/a.gguf", "1");
   put("models--c--several/snapshots/c/sub/b.gguf", "12");
@@ -42,6 +44,7 @@ TEST_F(CacheListTest, ModelsByTheNamesThatOpenThem) {
             "a/plain 7\n"
             "a/plain@v2 2\n"
             "b/gguf 7\n"
+            "b/name 3\n"
             "c/several:a.gguf 1\n"
             "c/several:sub/b.gguf 2\n");
   EXPECT_EQ(list.models[0].path, path("models--a--plain/snapshots/c1"));

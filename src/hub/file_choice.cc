@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/json_depth.h"
+#include "io/gguf_parts.h"
 #include "io/gguf_tokenizer.h"
 #include "io/nested_checkpoint.h"
 
@@ -26,10 +27,6 @@ const HubFile* find(const HubModel& model, std::string_view path) {
 
 bool has_safetensors(const HubModel& model) {
   return find(model, "model.safetensors") != nullptr || find(model, "model.safetensors.index.json") != nullptr;
-}
-
-bool is_later_part(std::string_view path) {
-  return path.find("-of-") != std::string_view::npos && path.find("-00001-of-") == std::string_view::npos;
 }
 
 // With PREFIX.safetensors.index.json the files that it names, else PREFIX.safetensors. `prefix`: with the folder.
@@ -67,7 +64,9 @@ Status add_safetensors(const HubModel& model, const HubName& name, const ReadFil
 Result<std::vector<HubFile>> gguf_files(const HubModel& model, const HubName& name) {
   std::vector<HubFile> all, out;
   for (const HubFile& file : model.files) {
-    if (file.path.ends_with(".gguf") && file.path != kTokenizerGguf && !is_later_part(file.path)) all.push_back(file);
+    if (file.path.ends_with(".gguf") && file.path != kTokenizerGguf && !is_later_gguf_part(file.path)) {
+      all.push_back(file);
+    }
   }
   std::string list;
   for (const HubFile& file : all) {
@@ -86,15 +85,18 @@ Result<std::vector<HubFile>> gguf_files(const HubModel& model, const HubName& na
     return error(ErrorCode::kUsage, "{}: --file chooses a GGUF file; without it the whole model is taken",
                  chosen->path);
   }
-  out.push_back(*chosen);
-  const size_t part = chosen->path.find("-00001-of-");
-  if (part == std::string::npos) return out;
-  for (const HubFile& file : model.files) {
-    if (file.path != chosen->path && file.path.size() == chosen->path.size() &&
-        file.path.compare(0, part, chosen->path, 0, part) == 0 &&
-        file.path.compare(part + 6, std::string::npos, chosen->path, part + 6, std::string::npos) == 0) {
-      out.push_back(file);
+  const auto part = parse_gguf_part(chosen->path);
+  if (!part) return std::vector<HubFile>{*chosen};
+  std::map<std::string_view, const HubFile*> by_path;
+  for (const HubFile& file : model.files) by_path.emplace(file.path, &file);
+  for (int64_t i = 1; i <= part->count; ++i) {
+    const std::string path = gguf_part_path(part->prefix, i, part->count);
+    const auto file = by_path.find(path);
+    if (file == by_path.end()) {
+      return error(ErrorCode::kNotFound, "{}: has no {}, one of the {} parts of that model", name.repository, path,
+                   part->count);
     }
+    out.push_back(*file->second);
   }
   return out;
 }

@@ -18,8 +18,9 @@ std::vector<HubFile> descriptive_files(const HubModel& model, const std::string&
 // The text of a descriptive file that is there by now.
 using ReadFile = std::function<Result<std::string>(const std::string& path)>;
 
-// The weights: safetensors as the index names them; with `file` that GGUF file and, where it is the first of several
-// parts, the others; else, in a repository that holds only GGUF files, the only one of them. Errors list what there is.
+// The weights: safetensors as the index names them; with `file` that GGUF file and, where it is one of several parts,
+// all of them, the first at the front; else, in a repository that holds only GGUF files, the only one of them. Errors
+// list what there is.
 Result<std::vector<HubFile>> weight_files(const HubModel& model, const HubName& name, const ReadFile& read);
 
 }  // namespace nfp

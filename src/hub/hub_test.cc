@@ -158,7 +158,17 @@ TEST(FileChoice, GgufFiles) {
   EXPECT_EQ(
       chosen(several, ""),
       "org/name: holds 2 GGUF files; choose one with --file: q4.gguf (0.00 GB), q8-00001-of-00002.gguf (0.00 GB)");
-  EXPECT_EQ(chosen(several, "q8-00001-of-00002.gguf"), "| q8-00001-of-00002.gguf q8-00002-of-00002.gguf");
+  for (const char* part : {"q8-00001-of-00002.gguf", "q8-00002-of-00002.gguf"}) {
+    EXPECT_EQ(chosen(several, part), "| q8-00001-of-00002.gguf q8-00002-of-00002.gguf");
+  }
+  EXPECT_EQ(chosen(several, "q9-00002-of-00002.gguf"),
+            "org/name: has no q9-00001-of-00002.gguf, one of the 2 parts of that model");
+  EXPECT_EQ(chosen(repository({"sub/m-00001-of-00003.gguf", "sub/m-00002-of-00003.gguf"}), ""),
+            "org/name: has no sub/m-00003-of-00003.gguf, one of the 3 parts of that model");
+  for (const char* whole : {"art-of-war.gguf", "m-0001-of-00002.gguf", "m-00003-of-00002.gguf", "m-00000-of-00002.gguf",
+                            "m-+0001-of-00002.gguf", "-00002-of-00002.gguf"}) {
+    EXPECT_EQ(chosen(repository({whole}), ""), std::string("| ") + whole);
+  }
   EXPECT_NE(chosen(several, "none.gguf").find("has no file none.gguf"), std::string::npos);
   EXPECT_NE(chosen(repository({"a.bin"}), "").find("pickled"), std::string::npos);
   EXPECT_NE(chosen(repository({}), "").find("no safetensors or GGUF file"), std::string::npos);

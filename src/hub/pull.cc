@@ -55,7 +55,12 @@ class Pull {
     PulledModel pulled;
     pulled.commit = model_.commit;
     pulled.snapshot = snapshot_;
-    pulled.path = name_.file.empty() ? snapshot_ : snapshot_ + "/" + name_.file;
+    pulled.name = name_;
+    // Without a name only a GGUF file at the top is found.
+    if (gguf && (!name_.file.empty() || weights.front().path.find('/') != std::string::npos)) {
+      pulled.name.file = weights.front().path;
+    }
+    pulled.path = pulled.name.file.empty() ? snapshot_ : snapshot_ + "/" + pulled.name.file;
     for (const auto* files : {&small, &weights}) pulled.files.insert(pulled.files.end(), files->begin(), files->end());
     if (!options_.dry_run) {
       NFP_RETURN_IF_ERROR(check_space(weights));

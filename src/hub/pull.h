@@ -31,6 +31,7 @@ struct PulledModel {
   std::string commit;
   std::string snapshot;        // folder
   std::string path;            // what ModelSource::open takes: the snapshot, or the GGUF file in it
+  HubName name;                // by which it opens from now on: of a GGUF file's parts, the first
   std::vector<HubFile> files;  // all that the model needs
   uint64_t bytes = 0;          // of them
   uint64_t fetched = 0;        // of these, what was not there before

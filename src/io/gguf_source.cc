@@ -9,6 +9,7 @@
 #include "io/family.h"
 #include "io/gguf.h"
 #include "io/gguf_families.h"
+#include "io/gguf_parts.h"
 #include "io/gguf_rope.h"
 #include "io/gguf_tokenizer.h"
 #include "io/sources.h"
@@ -27,15 +28,13 @@ constexpr int64_t kMostLayers = 4096, kMostExperts = 4096, kMostHeads = 4096;
 
 // Of a model split over several files, the others' paths: "x-00001-of-00003.gguf" -> "x-00002-of-00003.gguf", ...
 Result<std::vector<std::string>> other_parts(const std::string& path, int64_t count) {
-  const std::string suffix = fmt::format("-{:05}-of-{:05}.gguf", 1, count);
-  if (!path.ends_with(suffix)) {
+  const auto first = parse_gguf_part(path);
+  if (!first || first->number != 1 || first->count != count) {
     return error(ErrorCode::kInvalidInput, "{}: is one of {} parts; open the first, whose name ends in {}", path, count,
-                 suffix);
+                 gguf_part_path("", 1, count));
   }
   std::vector<std::string> parts;
-  for (int64_t i = 2; i <= count; ++i) {
-    parts.push_back(path.substr(0, path.size() - suffix.size()) + fmt::format("-{:05}-of-{:05}.gguf", i, count));
-  }
+  for (int64_t i = 2; i <= count; ++i) parts.push_back(gguf_part_path(first->prefix, i, count));
   return parts;
 }
 
@@ -150,7 +149,7 @@ class GgufSource final : public ModelSource {
   Status open_other_parts() {
     const int64_t count = gguf_.integer("split.count").value_or(1);
     if (count <= 1) return ok_status();
-    if (count > 99999)
+    if (count > kMostGgufParts)
       return error(ErrorCode::kInvalidInput, "{}: split.count is {}; the file is damaged", path_, count);
     NFP_ASSIGN_OR_RETURN(const std::vector<std::string> parts, other_parts(path_, count));
     for (const std::string& part : parts) {

@@ -9,6 +9,7 @@
 
 #include "base/float_types.h"
 #include "base/mapped_file.h"
+#include "io/gguf_parts.h"
 #include "io/gguf_tokenizer.h"
 #include "io/hub_cache.h"
 #include "io/sources.h"
@@ -28,8 +29,9 @@ Result<std::string> gguf_inside(const std::string& path) {
   fs::directory_iterator place(path, code), end;
   for (; !code && place != end; place.increment(code)) {
     const std::string name = place->path().filename().string();
-    const bool later_part = name.find("-of-") != std::string::npos && name.find("-00001-of-") == std::string::npos;
-    if (name.ends_with(".gguf") && name != kTokenizerGguf && !later_part) found.push_back(place->path().string());
+    if (name.ends_with(".gguf") && name != kTokenizerGguf && !is_later_gguf_part(name)) {
+      found.push_back(place->path().string());
+    }
   }
   if (found.size() > 1) {
     return error(ErrorCode::kUsage, "{}: holds {} GGUF files; name one of them (for org/name: org/name:FILE)", path,

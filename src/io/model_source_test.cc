@@ -160,6 +160,18 @@ TEST_F(Source, SplitGgufFilesAreOneModel) {
   EXPECT_NE(failure(path("renamed.gguf")).find("one of 2 parts"), std::string::npos);
 }
 
+TEST_F(Source, AGgufFileWhoseNameIsLikeAParts) {
+  for (const char* name : {"one/art-of-war.gguf", "two/m-00001-of-00002.gguf"}) {
+    ASSERT_TRUE(std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path()));
+    ASSERT_TRUE(write_file(path(name), testing::tiny_gguf()).ok());
+  }
+  ASSERT_TRUE(write_file(path("two/m-00002-of-00002.gguf"), "").ok());
+  for (const char* folder : {"one", "two"}) {
+    const auto source = ModelSource::open(path(folder));
+    EXPECT_TRUE(source.ok()) << source.error().message;
+  }
+}
+
 TEST_F(Source, ADirectoryMayHoldAGgufFile) {
   ASSERT_TRUE(write_file(path("a.gguf"), testing::tiny_gguf()).ok());
   auto source = ModelSource::open(dir_);

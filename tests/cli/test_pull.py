@@ -269,6 +269,18 @@ class Pull(Scratch):
         self.assertRegex(failure("inspect", "org/tiny:tiny.Q4_1.gguf", env=self.env), r"tiny\.Q4_1\.gguf: .*GGUF")
         self.assertIn("has no file none.gguf", self.fails("--file", "none.gguf", code=2))
 
+    def test_gguf_parts(self):
+        parts = {f"sub/tiny-0000{i}-of-00003.gguf": random.Random(i).randbytes(1000) for i in (1, 2, 3)}
+        self.serve({"README.md": b"x", "tiny-00001-of-00003.gguf": b"other", **parts})
+        out, err = self.pull("--file", "sub/tiny-00002-of-00003.gguf")
+        snapshot = self.check_layout(parts)
+        self.assertEqual(out.strip(), os.path.join(snapshot, "sub/tiny-00001-of-00003.gguf"))
+        self.assertIn("nestedfp chat org/tiny:sub/tiny-00001-of-00003.gguf", err)
+        self.assertIn("has no tiny-00002-of-00003.gguf, one of the 3 parts", self.fails("--file", "tiny-00001-of-00003.gguf"))
+        shutil.rmtree(self.cache)
+        self.serve(parts)
+        self.assertIn("nestedfp chat org/tiny:sub/tiny-00001-of-00003.gguf", self.pull()[1])
+
     def test_dry_run_lists_and_fetches_no_weights(self):
         out, _ = self.pull("--dry-run")
         self.assertEqual([line.split()[-1] for line in out.splitlines()[:-1]][-1], WEIGHTS)

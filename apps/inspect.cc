@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <memory>
+#include <unordered_set>
 
 #include "base/cpu_topology.h"
 #include "calibrate/calibrate.h"
@@ -13,6 +14,7 @@
 #include "io/split_source.h"
 #include "json_output.h"
 #include "model/config.h"
+#include "model/dummy_model.h"
 #include "model/plan.h"
 #include "progress_bar.h"
 #include "verbs.h"
@@ -113,6 +115,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"bf16", {{"source", r.bf16}, {"inexact_weights", r.inexact}, {"largest_error", r.largest_error}}},
        {"fp8",
         {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
+       {"left_out", r.left_out},
        {"matrices", matrices}});
   print_indented(out);
 }
@@ -123,11 +126,15 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
   fmt::print(
-      "{:.1f} M parameters ({:.1f} M in linear layers); {} in its files, {} in memory in both precisions;\n"
+      "{:.1f} M parameters ({:.1f} M in linear layers*); {} in its files, {} in memory in both precisions;\n"
       "KV cache {} a token in FP16, {} in FP8\n{}\n\n",
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
       human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
       human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)), fp8_steps_text());
+  if (!r.left_out.empty()) {
+    fmt::print("left out: {} tensors of its files that config.json does not imply ({}{})\n\n", r.left_out.size(),
+               r.left_out.front(), r.left_out.size() > 1 ? ", ..." : "");
+  }
   if (source.stored_fp8()) {
     fmt::print("FP8 already, {}: no original to restore\n\n", source.stored_fp8()->text);
   }
@@ -186,12 +193,15 @@ Status run(const InspectFlags& flags) {
   const std::shared_ptr<const ModelSource> source = std::move(opened);
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   NFP_ASSIGN_OR_RETURN(const SamplingDefaults sampling, load_sampling_defaults(*source, "auto"));
+  std::unordered_set<std::string> implied;
+  for (const DummyTensor& tensor : tensors_of(config)) implied.insert(tensor.name);
   ThreadPool threads(usable_cpu_count());
   InspectReport report;
   {
     NFP_ASSIGN_OR_RETURN(const auto split, split_fused(source));
     ProgressBar bar;
-    NFP_ASSIGN_OR_RETURN(report, inspect(*split, threads, bar.callback()));
+    NFP_ASSIGN_OR_RETURN(report, inspect(*split, threads, bar.callback(),
+                                         [&](const std::string& name) { return implied.contains(name); }));
   }
   if (flags.json) {
     print_json(config, *source, report, sampling);
@@ -207,6 +217,8 @@ void add_inspect(CLI::App& app, Status& status) {
   auto flags = std::make_shared<InspectFlags>();
   CLI::App* verb = app.add_subcommand("inspect", "Show what a model is and how its weights nest");
   verb->footer(
+      "Counts are of the tensors that config.json implies; linear layers (in JSON linear_parameters) are without "
+      "lm_head.\n"
       "Examples:\n  nestedfp inspect model.gguf\n  nestedfp inspect config.json    # what it takes, without weights\n  "
       "nestedfp inspect ./Llama-3.2-1B --json");
   verb->add_option("MODEL", flags->model,

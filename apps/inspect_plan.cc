@@ -102,7 +102,7 @@ void print_text(const std::string& path, const ModelConfig& config, const ModelP
   }
   fmt::print("{} parameters", weights(plan.parameters));
   if (plan.active != plan.parameters) fmt::print(", {} of them active for a token", weights(plan.active));
-  fmt::print("; {} in linear layers\n\n", weights(plan.linear));
+  fmt::print("; {} in linear layers (without lm_head)\n\n", weights(plan.linear));
   print_shapes(config);
   fmt::print(
       "\nweights in memory: {} for FP16 and FP8 from one copy (FP8 alone {}, two copies {})\n"

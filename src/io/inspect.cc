@@ -117,19 +117,27 @@ void judge(InspectReport& report) {
 
 }  // namespace
 
-Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress) {
+Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress,
+                              const TensorFilter& belongs) {
   InspectReport report;
+  const auto counts = [&](const TensorInfo& tensor) {
+    return !belongs || belongs(tensor.part_of.empty() ? tensor.name : tensor.part_of);
+  };
   uint64_t total = 0, done = 0;
   for (const TensorInfo& tensor : source.tensors()) {
-    if (gemm_type(tensor.name)) total += tensor.file_bytes;
+    if (counts(tensor) && gemm_type(tensor.name)) total += tensor.file_bytes;
   }
   double squares = 0, errors = 0;
   for (const TensorInfo& tensor : source.tensors()) {
+    if (!counts(tensor)) {
+      report.left_out.push_back(tensor.name);
+      continue;
+    }
     const auto elements = static_cast<uint64_t>(tensor.shape.elements());
     report.parameters += elements;
     const auto type = gemm_type(tensor.name);
     if (!type) continue;
-    report.linear_parameters += elements;
+    if (*type != GemmType::kHead) report.linear_parameters += elements;
     MatrixAnalysis analysis;
     NFP_ASSIGN_OR_RETURN(const std::unique_ptr<MatrixReader> matrix, source.matrix(tensor.name, threads, &analysis));
     MatrixReport& m = report.matrices.emplace_back();

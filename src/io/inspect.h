@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -55,8 +56,8 @@ struct InspectReport {
   std::array<KindSummary, kGemmTypes> kinds;
   KindSummary total;  // without lm_head, as the paper counts
   uint64_t parameters = 0;
-  uint64_t linear_parameters = 0;
-  uint64_t fp16_bytes = 0;  // all tensors at two bytes
+  uint64_t linear_parameters = 0;  // without lm_head
+  uint64_t fp16_bytes = 0;         // all parameters at two bytes
   uint64_t file_bytes = 0;
   int64_t rows = 0;          // of the linear layers but lm_head
   int64_t shifted_rows = 0;  // of these, with an exponent
@@ -67,9 +68,15 @@ struct InspectReport {
   double relative_error = 0;  // of all linear layers together
   Fp8Verdict verdict = Fp8Verdict::kGood;
   std::string verdict_text;
+  std::vector<std::string> left_out;  // tensors that `belongs` does not know
 };
 
+// Whether a tensor of the files is one of the model.
+using TensorFilter = std::function<bool(const std::string& name)>;
+
 // Reads every linear layer twice, on all threads. Fused matrices count as the source has them (io/split_source.h).
-Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress);
+// Without `belongs` all tensors count.
+Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress,
+                              const TensorFilter& belongs = {});
 
 }  // namespace nfp

@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
 
-from program import FP8_MODELS, TINY, Scratch, failure, main, run
+from program import FP8_MODELS, TINY, Scratch, failure, main, run, run_json
 
 import numpy as np
 import safetensors_file
@@ -43,6 +43,32 @@ class Fp8Already(Scratch):
                 run(*arguments)
             else:
                 self.assertIn("leave out --calibrate", failure(*arguments, code=2))
+
+
+class LeftOut(Scratch):
+    def test_tensors_that_the_configuration_does_not_imply_do_not_count(self):
+        for name in ("llama-tied", "phi3"):
+            folder, copy = os.path.join(TINY, name), self.path(name)
+            shutil.copytree(folder, copy)
+            tensors = {}
+            for path in sorted(pathlib.Path(copy).glob("*.safetensors")):
+                tensors.update(safetensors_file.read(path))
+                path.unlink()
+            pathlib.Path(copy, "model.safetensors.index.json").unlink(missing_ok=True)
+            extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", np.zeros(8, np.float32))}
+            for tensor, value in tensors.items():
+                if tensor.startswith("model.layers.0."):
+                    extra[tensor.replace("layers.0.", "layers.77.")] = value
+            if name == "llama-tied":
+                extra["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+            safetensors_file.write(os.path.join(copy, "model.safetensors"), {**tensors, **extra})
+            before, after = (run_json("inspect", model) for model in (folder, copy))
+            self.assertEqual(before["left_out"], [])
+            if name == "llama-tied":
+                self.assertEqual(set(after["left_out"]), set(extra))
+            for field in ("parameters", "linear_parameters", "fp16_bytes", "by_type", "linear", "rows", "matrices"):
+                self.assertEqual(after[field], before[field], f"{name}: {field}")
+            self.assertIn(f"left out: {len(after['left_out'])} tensors", run("inspect", copy)[0])
 
 
 class TextTowers(Scratch):

@@ -342,7 +342,7 @@ class Inspect(Scratch):
         for model in ALL_MODELS:
             plan = json.loads(run("inspect", os.path.join(model, "config.json"), "--json")[0])
             facts = json.loads(run("inspect", model, "--json")[0])
-            for field in ("parameters", "kv_bytes_per_token_f16", "kv_bytes_per_token_fp8", "layers", "head_dim", "fp8_steps"):
+            for field in ("parameters", "linear_parameters", "kv_bytes_per_token_f16", "kv_bytes_per_token_fp8", "layers", "head_dim", "fp8_steps"):
                 self.assertEqual(plan[field], facts[field], f"{model}: {field}")
             shapes = {tensor["name"]: tensor["shape"] for tensor in plan["tensors"]}
             found = {}  # fused matrices are shown in parts

@@ -27,6 +27,13 @@ class RegionParser final : public ToolCallParser {
  private:
   void take(char c, std::vector<ToolEvent>* events) {
     held_ += c;
+    if (region_ != nullptr && region_->list) {
+      if (!closes_list(c)) return;
+      end_region(held_, events);
+      held_.clear();
+      region_ = nullptr;
+      return;
+    }
     if (region_ != nullptr) {
       if (region_->close.empty() || !held_.ends_with(region_->close)) return;
       end_region(std::string_view(held_).substr(0, held_.size() - region_->close.size()), events);
@@ -44,8 +51,22 @@ class RegionParser final : public ToolCallParser {
       space_ = before.substr(end);
       held_ = region.keeps_open ? region.open : "";
       region_ = &region;
+      depth_ = 1;
+      quoted_ = escaped_ = false;
       return;
     }
+  }
+
+  // Of a region that is a list, one character more.
+  bool closes_list(char c) {
+    if (quoted_) {
+      quoted_ = escaped_ || c != '"';
+      escaped_ = !escaped_ && c == '\\';
+      return false;
+    }
+    quoted_ = c == '"';
+    depth_ += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
+    return depth_ == 0;
   }
 
   // How much of the end of what is held may begin a mark.
@@ -99,6 +120,10 @@ class RegionParser final : public ToolCallParser {
   std::string held_;
   std::string space_;  // before the region's mark
   bool said_ = false;  // text or a call
+  // Of a region that is a list.
+  int depth_ = 0;
+  bool quoted_ = false;
+  bool escaped_ = false;
   int call_ = -1;
 };
 

@@ -429,10 +429,11 @@ std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const J
       return make_region_parser({{"<|python_start|>", "<|python_end|>", read_unmarked_calls},
                                  {"[", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true},
                                  {"{", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true}});
-    case ToolFormat::kPhi4:
-      return make_region_parser(
-          {{"<|tool_call|>", "<|/tool_call|>", read_json_calls},
-           {"functools[", "", [](std::string_view text) { return read_json_calls("[" + std::string(text)); }}});
+    case ToolFormat::kPhi4: {
+      const auto read = [](std::string_view text) { return read_json_calls("[" + std::string(text)); };
+      return make_region_parser({{"<|tool_call|>", "<|/tool_call|>", read_json_calls},
+                                 {.open = "functools[", .close = "", .read = read, .list = true}});
+    }
     case ToolFormat::kGemma:
       // Gemma 3 has no form of its own: these are the ones that its documentation has prompts for.
       return make_region_parser(

@@ -146,6 +146,18 @@ TEST(WrittenCalls, Phi4Mini) {
   expect(ToolFormat::kPhi4, "functools is a module", "functools is a module", {});
 }
 
+TEST(WrittenCalls, Phi4MiniGoesOnAfterItsCalls) {
+  const std::string call = R"(functools[{"name": "f", "arguments": {"a": ["]\\\"]}", 1]}}])";
+  const std::pair<std::string, Json> read = {"f", {{"a", {"]\\\"]}", 1}}}};
+  expect(ToolFormat::kPhi4, call + " That is all.", " That is all.", {read});
+  expect(ToolFormat::kPhi4, "First:\n" + call + "\n" + call + "<|tool_call|>{\"name\": \"g\"}<|/tool_call|>",
+         "First:", {read, read, {"g", Json::object()}});
+  // A list that is no call is text, and a call may follow.
+  expect(ToolFormat::kPhi4, "functools[1, [2]], then " + call, "functools[1, [2]], then", {read});
+  expect(ToolFormat::kPhi4, "functools[{]} no list", "functools[{]} no list", {});
+  expect(ToolFormat::kPhi4, "functools[{\"name\": \"f\"}", "functools[{\"name\": \"f\"}", {});
+}
+
 TEST(WrittenCalls, Gemma) {
   expect(ToolFormat::kGemma,
          "<start_function_call>call:get_weather{location:<escape>London, UK<escape>,days:2,units:[<escape>C<escape>]}"

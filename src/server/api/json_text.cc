@@ -5,6 +5,18 @@
 #include "text/utf8.h"
 
 namespace nfp::server {
+namespace {
+
+// The escape of a character at which readers of streams that split as Python's splitlines() does end a line. Those
+// below 0x20 are escaped anyway.
+std::string_view line_end(std::string_view character) {
+  if (character == "\u0085") return "\\u0085";
+  if (character == "\u2028") return "\\u2028";
+  return character == "\u2029" ? "\\u2029" : "";
+}
+
+}  // namespace
+
 void append_escaped(std::string& out, std::string_view text) {
   size_t plain = 0;  // start of what needs no escape
   for (size_t i = 0; i < text.size();) {
@@ -25,6 +37,7 @@ void append_escaped(std::string& out, std::string_view text) {
       const text::Utf8Unit unit = text::utf8_unit(text.substr(i));
       if (unit.kind == text::Utf8Unit::kComplete) {
         length = unit.size;
+        replacement = line_end(text.substr(i, length));
       } else {
         replacement = text::kReplacement;
       }

@@ -21,6 +21,12 @@ TEST(JsonText, EscapesWhatJsonForbids) {
   EXPECT_EQ(escaped("\xc0\xaf").find("\xc0"), std::string::npos);      // overlong
 }
 
+// Clients that split a stream's lines at all of Unicode's line ends (httpx's iter_lines) would cut an event there.
+TEST(JsonText, LineEndsOfUnicodeAreEscaped) {
+  EXPECT_EQ(escaped("a\u0085b\u2028c\u2029\u2028"), R"("a\u0085b\u2028c\u2029\u2028")");
+  EXPECT_EQ(escaped("\u0084\u2027\u202a"), "\"\u0084\u2027\u202a\"");
+}
+
 TEST(JsonText, WhateverIsWrittenReadsBack) {
   EXPECT_TRUE(rc::check("any bytes give valid JSON, valid UTF-8 unchanged", [](const std::string& bytes) {
     const auto parsed = parse_json(escaped(bytes));

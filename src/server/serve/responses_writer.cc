@@ -263,9 +263,9 @@ std::string ResponsesWriter::whole(std::span<const Choice* const> choices, std::
 void ResponsesWriter::keep(const std::string& response) const {
   if (!request_->store) return;
   Json message = {{"role", "assistant"}, {"content", ""}};
-  std::string text;
+  std::string text, thoughts;
   for (const Item& item : items_) {
-    if (item.kind == Kind::kReasoning) message["reasoning_content"] = item.text;
+    if (item.kind == Kind::kReasoning) thoughts += item.text;
     if (item.kind == Kind::kMessage) text += item.text;
     if (item.kind != Kind::kCall) continue;
     message["tool_calls"].push_back({{"id", item.call_id},
@@ -273,6 +273,7 @@ void ResponsesWriter::keep(const std::string& response) const {
                                      {"function", {{"name", item.name}, {"arguments", object_or_empty(item.text)}}}});
   }
   message["content"] = std::move(text);
+  if (!thoughts.empty()) message["reasoning_content"] = std::move(thoughts);
   std::string conversation = request_->conversation;
   conversation.pop_back();  // ']'
   conversation += ',' + dump(message) + ']';

@@ -110,12 +110,13 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
       NFP_API_TRY(normalize_tool_calls(*calls, where + ".tool_calls", &normalized));
       if (!normalized.empty()) kept["tool_calls"] = std::move(normalized);
     }
-    for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
+    for (const char* name : {"name", "tool_call_id", "reasoning_content", "reasoning"}) {
       std::string text;
       NFP_API_TRY(fields.get(name, &text));
-      if (!text.empty()) kept[name] = text;
+      // "reasoning" is vLLM's newer name.
+      if (!text.empty()) kept.emplace(name == std::string_view("reasoning") ? "reasoning_content" : name, text);
     }
-    for (const char* name : {"refusal", "annotations", "reasoning"}) fields.without_effect(name);
+    for (const char* name : {"refusal", "annotations"}) fields.without_effect(name);
     for (const char* name : {"audio", "function_call"}) {
       NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
     }

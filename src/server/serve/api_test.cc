@@ -77,7 +77,7 @@ class ApiTest : public ::testing::Test {
     facts.names = {"m", "org/m"};
     facts.root = "m";
     facts.tokenizer = *tokenizer;
-    facts.chat_template = kChatMlTemplate;
+    facts.chat_template = chat_template_;
     api_ = std::make_unique<Api>(std::move(api_options));
     auto model = ServedModel::create(std::move(facts), *engine);
     ASSERT_TRUE(model.ok()) << model.error().message;
@@ -150,6 +150,7 @@ class ApiTest : public ::testing::Test {
     return events;
   }
 
+  std::string chat_template_ = kChatMlTemplate;
   GrammarLimits grammar_limits_;
   std::shared_ptr<http::ByteBudget> budget_;  // of all requests; none: whatever they want
   std::vector<std::shared_ptr<FakeExchange>> exchanges_;
@@ -379,6 +380,25 @@ TEST_F(ApiTest, AKeptResponseWithACutCallGoesOn) {
   ask("/v1/responses", R"({"input":"SAY:x","tool_choice":"auto","previous_response_id":")" + id + "\"}");
 }
 
+// A stream has an item for each run of thoughts.
+TEST_F(ApiTest, AKeptResponseHasAllItsThoughts) {
+  chat_template_ = "SAY:{{ messages[1].reasoning_content if messages | length > 1 else messages[0].content }}";
+  start();
+  state_->reasoning_format = ReasoningFormat::kHarmony;
+  const std::string first =
+      R"({"max_output_tokens":400,"input":"<|channel|>analysis<|message|>one,<|end|><|start|>assistant<|channel|>)"
+      R"(commentary<|message|>Hm.<|end|><|start|>assistant<|channel|>analysis<|message|>two<|end|><|start|>assistant)"
+      R"(<|channel|>final<|message|>Yes")";
+  for (const char* form : {"}", R"(,"stream":true})"}) {
+    const auto exchange = send("POST", "/v1/responses", first + form);
+    ASSERT_TRUE(exchange->wait([&] { return exchange->ended; }));
+    const std::string_view body = exchange->head.body;
+    const std::string id(body.substr(body.find("resp_"), 37));
+    const Json next = ask("/v1/responses", R"({"input":"go on","previous_response_id":")" + id + "\"}");
+    EXPECT_EQ(next["output"].back()["content"][0]["text"], "one,two") << body;
+  }
+}
+
 TEST_F(ApiTest, LogprobsOfAResponseAreOfItsText) {
   start();
   state_->reasoning_format = ReasoningFormat::kThink;
@@ -594,6 +614,24 @@ TEST_F(ApiTest, LargeWorkEndsWithItsClient) {
   EXPECT_EQ(
       ask("/v1/completions", R"({"prompt":"SAY:b","user":")" + std::string(20'000, 'u') + "\"}")["choices"][0]["text"],
       "b");
+}
+
+TEST_F(ApiTest, ThoughtsBeforeReachTheTemplateByEitherName) {
+  chat_template_ = "SAY:{{ messages[1].reasoning_content }},{{ messages[1].thinking }}.";
+  start();
+  const auto said = [&](const std::string& fields) {
+    const Json answer =
+        ask("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"},{"role":"assistant",)" + fields +
+                                        R"(},{"role":"user","content":"b"}]})");
+    return answer["choices"][0]["message"]["content"].get<std::string>();
+  };
+  EXPECT_EQ(said(R"("content":"x","reasoning_content":"hm")"), "hm,hm.");
+  EXPECT_EQ(said(R"("content":"x","reasoning":"hm")"), "hm,hm.");
+  EXPECT_EQ(said(R"("content":"x","reasoning":"no","reasoning_content":"hm")"), "hm,hm.");
+  const std::string call =
+      R"(,"reasoning_content":"hm","tool_calls":[{"id":"1","type":"function","function":{"name":"f"}}])";
+  EXPECT_EQ(said(R"("content":null)" + call), "hm,hm.");
+  EXPECT_EQ(said(R"("content":"x")" + call), "hm,.");
 }
 
 // Whatever a request's size is made of: rendering and tokenizing it is no work for a thread that serves connections.

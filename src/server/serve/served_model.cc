@@ -24,6 +24,15 @@ bool end_at_mark(std::string* text) {
   return true;
 }
 
+// Thoughts by the name that gpt-oss' template has for them too; that takes none beside the words before a call.
+void name_thoughts(Json& messages) {
+  for (Json& message : messages) {
+    const auto thoughts = message.find("reasoning_content");
+    if (thoughts == message.end() || (message.contains("tool_calls") && message["content"] != "")) continue;
+    message["thinking"] = Json(*thoughts);
+  }
+}
+
 }  // namespace
 
 Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
@@ -93,6 +102,7 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   const bool describe = with_tools && !chat.mentions("tools");
   ChatTemplateInput input;
   Json messages = request.messages;
+  name_thoughts(messages);
   if (request.continue_final_message) messages.back()["content"].get_ref<std::string&>() += kMark;
   input.messages = describe ? describe_tools(messages, request.tools, /*has_system_role=*/true) : std::move(messages);
   if (with_tools && !describe) input.tools = request.tools;

@@ -118,7 +118,8 @@ class _Device:
 
     def refresh(self, bias: torch.Tensor | None) -> None:
         """What the op keeps of a bias that was written to in place, or of all."""
-        with torch.cuda.device(self.index):
+        # The op has made its copies in vLLM's inference mode, and only there may such tensors be written to.
+        with torch.inference_mode(), torch.cuda.device(self.index):
             _library.check(self.library.nfp_torch_refresh(self.index, None if bias is None else bias.data_ptr()))
 
     def clear_workspace(self) -> None:

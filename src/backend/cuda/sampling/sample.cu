@@ -324,7 +324,12 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
   }
   const Limits limits_then(s, row.vocab);  // from shared memory again: a search needs the registers
   if (limits_then.min() && !is_list) {
-    const uint32_t low = lowest_key(weigh, s.min_p, best, row.lane);
+    if (row.warp == 0) {  // one warp's exact weights are quicker than all warps'
+      const uint32_t key = lowest_key(weigh, s.min_p, best, row.lane);
+      if (row.lane == 0) row.shared.bound[0] = key;
+    }
+    __syncthreads();
+    const uint32_t low = row.shared.bound[0];
     if (low > kept.key) kept = {low, Kept::kAll};
   }
   if (!is_list) return draw_from_row(row, kept, weigh, uniform(s.seed, s.draw));
@@ -348,6 +353,8 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
   const bool is_finite = is_finite_key(best);
   const Weigh weigh{is_finite ? logit_of(best) : 0.0f, 1.0f};
   const uint32_t own = max(key_of(logits[token]), kMinusInfinityKey);
+  const bool has_likeliest = top_n > 0 && __any_sync(0xffffffffu, largest >= bound);
+  uint32_t likely = 0;  // as Counted: above the bound << 16, equal to it
   double sum = 0;
   uint32_t before = 0;
   row.for_each_four([&](const uint4& four, int32_t id) {
@@ -359,6 +366,10 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
       part += weigh(key[j]);
       before += key[j] > limit ? 1 : 0;
     }
+    if (has_likeliest) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) likely += key[j] > bound ? 0x10000u : key[j] == bound ? 1u : 0u;
+    }
     if (id <= token && token < id + 4) {
 #pragma unroll
       for (int j = 0; j < 3; ++j) before += key[j] == own && id + j < token ? 1 : 0;
@@ -366,10 +377,8 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
     sum += static_cast<double>(part);
   });
   Kept kept{bound, Kept::kAll};
-  Counted mine;
-  if (top_n > 0) mine = count_kept(row, largest, kept, kAnyKey, weigh);
-  Candidates candidates =
-      sum_up(row, row.tell(mine.word(__reduce_add_sync(0xffffffffu, before)), warp_sum(sum)), kept.ties);
+  const uint64_t word = uint64_t{__reduce_add_sync(0xffffffffu, likely)} << 32 | __reduce_add_sync(0xffffffffu, before);
+  Candidates candidates = sum_up(row, row.tell(word, warp_sum(sum)), kept.ties);
   const double log_total = is_finite ? log(candidates.weight) : 0.0;
   const auto logprob_of = [&](uint32_t key) {
     if (!is_finite || key <= kMinusInfinityKey) return minus_infinity;
@@ -396,12 +405,12 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
 }
 // report()'s bound, in shared memory, where the row has been told its warps' largest keys.
 __device__ __forceinline__ void report_bound(const ClusterRow& row, const Told* told, int32_t top_n) {
-  uint32_t bound = kMinusInfinityKey;
-  if (top_n > 0 && row.vocab > kListSize && static_cast<uint32_t>(top_n) <= row.warps())
-    bound = max(nth_largest(row, told, static_cast<uint32_t>(top_n), 1), bound);
-  __syncthreads();
-  if (threadIdx.x == 0) row.shared.bound[1] = bound;
-  __syncthreads();
+  if (top_n > 0 && row.vocab > kListSize && static_cast<uint32_t>(top_n) <= row.warps()) {
+    nth_largest(row, told, static_cast<uint32_t>(top_n), 1);
+  } else {
+    if (threadIdx.x == 0) row.shared.bound[1] = kMinusInfinityKey;
+    __syncthreads();
+  }
 }
 
 struct Best {
@@ -521,8 +530,8 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
       if (threadIdx.x == 0) shared.best = raw_best;
       __syncthreads();
     }
-    report(row, raw_largest, shared.best, shared.bound[1], raw, token, s.report, call.out + index,
-           call.top + index * call.top_stride);
+    report(row, raw_largest, shared.best, max(shared.bound[1], kMinusInfinityKey), raw, token, s.report,
+           call.out + index, call.top + index * call.top_stride);
     drawn.warp = 0;
   } else if (drawn.warp == row.me() && row.lane == 0) {
     call.out[index] = {drawn.token, 0.0f, 0, is_finite_key(shared.best) ? 0 : 1};
@@ -561,8 +570,8 @@ __global__ __launch_bounds__(kSampleThreads, 2) void score_kernel(const ScorePar
   const uint32_t largest = make_keys<false>(row, {});
   const Told* told = row.tell(__reduce_max_sync(0xffffffffu, largest));
   report_bound(row, told, call.top_n);
-  report(row, largest, largest_of(row, told).key, shared.bound[1], logits, call.target[r], call.top_n, call.out + r,
-         call.top + r * call.top_stride);
+  report(row, largest, largest_of(row, told).key, max(shared.bound[1], kMinusInfinityKey), logits, call.target[r],
+         call.top_n, call.out + r, call.top + r * call.top_stride);
 }
 
 __global__ void history_kernel(TokenCounts history, int32_t slot, const int32_t* tokens, int32_t prompt,

@@ -260,9 +260,29 @@ __device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const 
 
 // ---- in the list's block -------------------------------------------------------------------------------------------
 
-// shared.sorted: the list's n entries, likeliest first, then zeros up to a power of two. (Bitonic: Batcher, "Sorting
-// networks and their applications", AFIPS 1968.)
+// Few entries: four threads each, which find how many are before it.
+__device__ __forceinline__ void rank_list(RowShared& shared, int n) {
+  const auto thread = static_cast<int>(ptx::read_thread());  // as in scan_pairs()
+  const int at = thread / 4;
+  const uint32_t key = at < n ? shared.list_key(at) : 0;
+  uint32_t before = 0;
+  if (at < n) {
+#pragma unroll 4
+    for (int i = thread % 4; i < n; i += 4) {
+      const uint32_t other = shared.list_key(i);
+      before += other > key || (other == key && i < at) ? 1 : 0;
+    }
+  }
+  before += __shfl_xor_sync(0xffffffffu, before, 1);
+  before += __shfl_xor_sync(0xffffffffu, before, 2);
+  if (at < n && thread % 4 == 0) shared.sorted[before] = uint64_t{key} << 32 | ~static_cast<uint32_t>(at);
+  __syncthreads();
+}
+
+// shared.sorted: the list's n entries, likeliest first. (Bitonic: Batcher, "Sorting networks and their applications",
+// AFIPS 1968.)
 __device__ __forceinline__ void sort_list(RowShared& shared, int n) {
+  if (n <= kSampleThreads / 4) return rank_list(shared, n);
   int size = 64;
   while (size < n) size *= 2;
   for (int i = threadIdx.x; i < size; i += kSampleThreads)

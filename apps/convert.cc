@@ -102,6 +102,7 @@ Status run_convert(ConvertFlags flags) {
     const bool asked = flags.calibration.calibrate != kAuto || flags.calibration.calibrate_smooth;
     flags.calibration.calibrate = decide(flags, *source, threads);
     NFP_RETURN_IF_ERROR(flags.calibration.check_calibration());
+    NFP_RETURN_IF_ERROR(check_convert(*source, flags.destination, options));
     if (flags.calibration.calibrate != "none") {
       const Status calibrated = add_calibration(flags, source, threads, options);
       if (asked) NFP_RETURN_IF_ERROR(calibrated);

@@ -75,11 +75,16 @@ class Meter {
   uint64_t done_ = 0;
 };
 
+// Of what is written as it is.
+DType copied_dtype(const TensorInfo& tensor) {
+  const bool narrowed = tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && gemm_type(tensor.name);
+  return narrowed ? DType::kF16 : tensor.dtype;
+}
+
 TensorSource copy_of(const ModelSource& source, const TensorInfo& tensor) {
   TensorSource copy;
   copy.name = tensor.name;
-  copy.dtype =
-      tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && gemm_type(tensor.name) ? DType::kF16 : tensor.dtype;
+  copy.dtype = copied_dtype(tensor);
   copy.shape = tensor.shape;
   if (copy.dtype != tensor.dtype) {
     copy.read = [&source, &tensor](int64_t first, int64_t count, std::byte* out) -> Status {
@@ -137,7 +142,9 @@ std::string module_of(const std::string& tensor) { return tensor.substr(0, tenso
 // What the plain tensors take, and within a few bytes a row the nested ones.
 uint64_t plain_bytes(const ModelSource& source) {
   uint64_t bytes = 0;
-  for (const TensorInfo& tensor : source.tensors()) bytes += tensor.bytes();
+  for (const TensorInfo& tensor : source.tensors()) {
+    bytes += static_cast<uint64_t>(tensor.shape.elements()) * size_of(copied_dtype(tensor));
+  }
   return bytes;
 }
 
@@ -299,16 +306,25 @@ Result<RestoreReport> restore_into(StagedDirectory& staged, const ModelSource& s
   return report;
 }
 
-}  // namespace
-
-Result<ConvertReport> convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
-                              ThreadPool& threads) {
+Result<StagedDirectory> stage_convert(const ModelSource& source, const std::string& destination,
+                                      const ConvertOptions& options) {
   if (source.kind() == SourceKind::kNested) {
     return error(ErrorCode::kUnsupported, "{}: is a nested checkpoint already", source.path());
   }
   NFP_RETURN_IF_ERROR(refuse_quantised(source));
-  NFP_ASSIGN_OR_RETURN(StagedDirectory staged,
-                       StagedDirectory::create(destination, options.force, source.path(), plain_bytes(source)));
+  return StagedDirectory::create(destination, options.force, source.path(), plain_bytes(source));
+}
+
+}  // namespace
+
+Status check_convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options) {
+  NFP_RETURN_IF_ERROR(stage_convert(source, destination, options));
+  return ok_status();
+}
+
+Result<ConvertReport> convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
+                              ThreadPool& threads) {
+  NFP_ASSIGN_OR_RETURN(StagedDirectory staged, stage_convert(source, destination, options));
   auto report = convert_into(staged, source, options, threads);
   if (!report.ok()) return staged.at_place(std::move(report).error());
   return report;

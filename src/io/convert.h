@@ -40,6 +40,9 @@ struct ConvertReport {
 Result<ConvertReport> convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options,
                               ThreadPool& threads);
 
+// What convert() would refuse before it reads the weights; worth asking before calibrating.
+Status check_convert(const ModelSource& source, const std::string& destination, const ConvertOptions& options);
+
 struct RestoreReport {
   int64_t tensors = 0;
   uint64_t bytes = 0;

@@ -340,6 +340,40 @@ TEST_F(Convert, WhatIsThereStaysUnlessForced) {
   EXPECT_EQ(entries(), (std::vector<std::string>{"file", "nested", "other", "src"}));
 }
 
+TEST_F(Convert, ALinkStaysAndWhatItLeadsToIsReplaced) {
+  write_model(path("src"), tiny_model(DType::kF16));
+  std::filesystem::create_directory(path("disk"));
+  std::filesystem::create_directory_symlink("disk", path("link"));
+  ConvertOptions force;
+  force.force = true;
+  auto done = convert_dir("src", "link", force);
+  ASSERT_TRUE(done.ok()) << done.error().message;
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  EXPECT_TRUE(std::filesystem::exists(path("disk/config.json")));
+  EXPECT_TRUE(convert_dir("src", "disk/.", force).ok());
+  EXPECT_FALSE(convert_dir("src", "disk/..", force).ok());  // holds the source
+  EXPECT_EQ(entries(), (std::vector<std::string>{"disk", "link", "src"}));
+}
+
+TEST_F(Convert, WhatCannotBeReplacedIsRefusedBeforeTheWork) {
+  write_model(path("src"), tiny_model(DType::kF16));
+  ConvertOptions force;
+  force.force = true;
+  std::filesystem::create_directory(path("here"));
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(path("here"));
+  const Status here = check_convert(*open("src"), ".", force);
+  std::filesystem::current_path(before);
+  ASSERT_FALSE(here.ok());
+  EXPECT_NE(here.error().message.find("current directory"), std::string::npos) << here.error().message;
+  const Status mounted = check_convert(*open("src"), "/proc", force);
+  ASSERT_FALSE(mounted.ok());
+  EXPECT_NE(mounted.error().message.find("mount point"), std::string::npos) << mounted.error().message;
+  EXPECT_FALSE(check_convert(*open("src"), path("here"), {}).ok());
+  EXPECT_TRUE(check_convert(*open("src"), path("here"), force).ok());
+  EXPECT_EQ(entries(), (std::vector<std::string>{"here", "src"}));
+}
+
 TEST_F(Convert, AFailureNamesTheTensorAndLeavesNothing) {
   for (const char* name : {kQ, "model.norm.weight"}) {
     auto tensors = tiny_model(DType::kF16);

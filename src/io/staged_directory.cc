@@ -1,6 +1,7 @@
 #include "io/staged_directory.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,9 +22,27 @@ bool is_inside(const fs::path& inner, const fs::path& outer) {
   return !relative.empty() && *relative.begin() != "..";
 }
 
-// What --force must not destroy.
+// Its name leads into it from elsewhere, and is no name to rename.
+bool names_itself(const fs::path& path) { return path.filename() == "." || path.filename() == ".."; }
+
+// False too where an older kernel does not say.
+bool is_mount_point(const std::string& path) {
+  struct statx found = {};
+  return ::statx(AT_FDCWD, path.c_str(), 0, 0, &found) == 0 && (found.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
+// What --force must not destroy, and what cannot be renamed when all is written.
 Status check_replaceable(const std::string& path, const std::string& source) {
   std::error_code code;
+  if (is_mount_point(path)) {
+    return error(ErrorCode::kIo, "{}: is a mount point, which cannot be replaced; name a directory in it", path);
+  }
+  if (fs::equivalent(path, fs::current_path(code), code)) {
+    return error(ErrorCode::kIo,
+                 "{}: is the current directory, which is not replaced under the shell that is in it; name another, or "
+                 "one in it",
+                 path);
+  }
   if (is_inside(source, path)) {
     return error(ErrorCode::kIo, "{}: holds the source {}; choose another place", path, source);
   }
@@ -47,6 +66,10 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
   const bool exists = fs::exists(fs::symlink_status(staged.path_, code));
   if (exists && !force) {
     return error(ErrorCode::kIo, "{}: is there already; --force replaces it", staged.path_);
+  }
+  // A link stays: the directory that it leads to is replaced, on the disk that it was put on.
+  if (fs::is_directory(staged.path_, code) && (fs::is_symlink(staged.path_, code) || names_itself(staged.path_))) {
+    staged.path_ = fs::canonical(staged.path_, code).string();
   }
   if (exists) NFP_RETURN_IF_ERROR(check_replaceable(staged.path_, source));
   fs::path parent = fs::path(staged.path_).parent_path();

@@ -13,8 +13,9 @@ namespace nfp {
 class StagedDirectory {
  public:
   // kIo where `path` exists and `force` is not set; the message names --force. With `force`, what is there is replaced
-  // in commit(), but only an empty directory or one with a config.json, and never one that `source` lies in. `needed`:
-  // bytes that will be written, checked against what is free on the disk.
+  // in commit(), but only an empty directory or one with a config.json, and never one that `source` lies in, a mount
+  // point or the current directory; of a link what it leads to. `needed`: bytes that will be written, checked against
+  // what is free on the disk.
   static Result<StagedDirectory> create(const std::string& path, bool force, const std::string& source,
                                         uint64_t needed);
   const std::string& path() const { return temporary_.name(); }  // where to write

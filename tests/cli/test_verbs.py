@@ -250,6 +250,17 @@ class ConvertAndRestore(Scratch):
         self.assertIn("UTF-8", failure("convert", F16_MODEL, self.path("other"), "--calibrate", self.path("latin1.txt")))
         self.assertFalse(os.path.exists(self.path("other")))
 
+    def test_what_cannot_be_written_is_refused_before_calibrating(self):
+        nested = self.path("nested")
+        run("convert", F16_MODEL, nested, "--calibrate", "none")
+        kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "nestedfp", "calibration")
+        before = sorted(kept.glob("*"))
+        calibrate = ("--calibrate", "self", "--calibrate-seed", "77")
+        self.assertIn("--force", failure("convert", F16_MODEL, nested, *calibrate))
+        self.assertIn("nested checkpoint already", failure("convert", nested, self.path("again"), *calibrate))
+        self.assertEqual(sorted(kept.glob("*")), before)
+        self.assertEqual(os.listdir(self.dir), ["nested"])
+
     def test_a_smoothed_checkpoint_is_the_same_model_in_fp16(self):
         nested = self.path("nested")
         calibrate = ("--calibrate", "self", "--calibrate-tokens", "512", "--calibrate-smooth")

@@ -56,7 +56,7 @@ Status run(EvaluateFlags flags) {
   NFP_ASSIGN_OR_RETURN(flags.options.text, read_flag_file("--file", flags.options.file));
   NFP_RETURN_IF_ERROR(check_context(flags.model.model, wanted));
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
-  NFP_RETURN_IF_ERROR(open_report(flags.json_file));
+  if (output_is_replaced(flags.json_file)) NFP_RETURN_IF_ERROR(open_report(flags.json_file));
   NFP_ASSIGN_OR_RETURN(flags.options.scratch, scratch_folder(flags.options.scratch));
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;
@@ -77,7 +77,10 @@ Status run(EvaluateFlags flags) {
     if (terminal) fmt::print(stderr, "\r\033[K{}: chunk {}/{}", form, chunk, chunks);
     if (!terminal && chunk == chunks) fmt::print(stderr, "{}: done\n", form);
   };
-  flags.options.measured = [&flags](const Evaluation& so_far) { return write_figures(flags.json_file, so_far); };
+  // A pipe or a device gets them once, at the end.
+  if (output_is_replaced(flags.json_file)) {
+    flags.options.measured = [&flags](const Evaluation& so_far) { return write_figures(flags.json_file, so_far); };
+  }
   NFP_ASSIGN_OR_RETURN(const Evaluation evaluation, evaluate(flags.model.model, flags.options));
   if (terminal) fmt::print(stderr, "\r\033[K");
   NFP_RETURN_IF_ERROR(write_report(html, evaluation_to_html(evaluation)));

@@ -6,7 +6,7 @@ namespace nfp {
 
 Result<std::optional<AtomicFile>> open_report(const std::string& path) {
   if (path.empty()) return std::optional<AtomicFile>();
-  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create_output(path));
   return std::optional<AtomicFile>(std::move(file));
 }
 

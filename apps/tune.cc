@@ -113,7 +113,7 @@ Result<cuda::Tuned> tune_shapes(const TuneFlags& flags, const Plan& plan, const 
 }
 
 Status measure(const TuneFlags& flags, const Plan& plan) {
-  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(flags.out));  // before minutes of measuring
+  NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create_output(flags.out));  // before minutes of measuring
   size_t done = 0;
   const size_t all = ((flags.model.empty() ? 0 : 1) + plan.shapes.size()) * plan.modes.size() *
                      (plan.tokens.size() + plan.checked.size());

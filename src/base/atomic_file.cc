@@ -6,16 +6,54 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 namespace nfp {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 Error write_error(const std::string& path, int code) {
   return error(ErrorCode::kIo, "{}: cannot be written: {}", path, std::strerror(code));
 }
 
+// Whether the path is, or leads to, one of a process's open files: /dev/stdout, /dev/fd/63. Even where that is a
+// regular file, the name that it has elsewhere is not ours to give to another.
+bool is_open_file(fs::path path) {
+  std::error_code code;
+  for (int links = 0; links < 40; ++links) {
+    const fs::path folder = fs::canonical(path.has_parent_path() ? path.parent_path() : ".", code);
+    if (code) return false;
+    if (folder.native().starts_with("/proc/")) return true;
+    const fs::path next = fs::read_symlink(path, code);
+    if (code) return false;
+    path = folder / next;
+  }
+  return false;
+}
+
 }  // namespace
+
+bool output_is_replaced(const std::string& path) {
+  std::error_code code;
+  const fs::file_type type = fs::status(path, code).type();
+  return (type == fs::file_type::regular || type == fs::file_type::not_found) && !is_open_file(path);
+}
+
+Result<AtomicFile> AtomicFile::create_output(const std::string& path) {
+  std::error_code code;
+  if (output_is_replaced(path)) {
+    const fs::path target = fs::is_symlink(path, code) ? fs::canonical(path, code) : fs::path(path);
+    return create(code ? path : target.string());  // a link that leads nowhere is replaced itself
+  }
+  AtomicFile file;
+  file.path_ = path;
+  file.fd_ = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (file.fd_ < 0) return write_error(path, errno);
+  return file;
+}
 
 Result<AtomicFile> AtomicFile::create(const std::string& path, mode_t mode) {
   AtomicFile file;
@@ -57,6 +95,7 @@ Status AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 Status AtomicFile::commit() {
+  if (temporary_.name().empty()) return close() ? ok_status() : write_error(path_, errno);
   if (::fsync(fd_) != 0) return write_error(path_, errno);
   if (!close()) return write_error(path_, errno);
   if (std::rename(temporary_.name().c_str(), path_.c_str()) != 0) return write_error(path_, errno);

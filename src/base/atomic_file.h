@@ -18,6 +18,9 @@ class AtomicFile {
  public:
   // `mode`: who may read the file, less what the umask takes away.
   static Result<AtomicFile> create(const std::string& path, mode_t mode = 0644);
+  // For a path that a person named: a link stays and leads to what is replaced, and what is no file (a device, a pipe,
+  // this process's own output) is written as it comes, since a rename would put a file in its place.
+  static Result<AtomicFile> create_output(const std::string& path);
   ~AtomicFile() { close(); }
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
@@ -37,6 +40,9 @@ class AtomicFile {
   TemporaryPath temporary_;
   int fd_ = -1;
 };
+
+// Does create_output() put a new file in this path's place? False: it writes to what is there.
+bool output_is_replaced(const std::string& path);
 
 Status write_file(const std::string& path, std::string_view text, mode_t mode = 0644);
 

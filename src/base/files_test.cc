@@ -1,5 +1,8 @@
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -54,6 +57,46 @@ TEST_F(Files, UncommittedLeavesNothing) {
     EXPECT_EQ(entries().size(), 1u);
   }
   EXPECT_TRUE(entries().empty());
+}
+
+TEST_F(Files, AnOutputFollowsLinksAndReplacesNoDeviceOrPipe) {
+  const auto put = [&](const std::string& name, const std::string& text) {
+    auto file = AtomicFile::create_output(name);
+    ASSERT_TRUE(file.ok()) << file.error().message;
+    ASSERT_TRUE(file->write(text).ok());
+    ASSERT_TRUE(file->commit().ok());
+  };
+  ASSERT_TRUE(write_file(path("real"), "old").ok());
+  std::filesystem::create_symlink("real", path("link"));
+  put(path("link"), "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  EXPECT_EQ(read_text_file(path("real")).value(), "new");
+  put(path("real"), "newer");
+  EXPECT_EQ(read_text_file(path("link")).value(), "newer");
+  std::filesystem::create_symlink("nowhere", path("dangling"));
+  put(path("dangling"), "x");
+
+  std::filesystem::create_symlink("/dev/null", path("null"));
+  put(path("null"), "gone");
+  EXPECT_TRUE(std::filesystem::is_character_file(path("null")));
+
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const int reader = ::open(path("pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  put(path("pipe"), "through");
+  char got[16] = {};
+  EXPECT_EQ(::read(reader, got, sizeof(got)), 7);
+  ::close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(path("pipe")));
+
+  const int open_file = ::open(path("redirected").c_str(), O_WRONLY | O_CREAT, 0600);
+  put(fmt::format("/dev/fd/{}", open_file), "both");
+  EXPECT_EQ(::write(open_file, "B", 1), 1);  // still the same file
+  ::close(open_file);
+  EXPECT_EQ(read_text_file(path("redirected")).value(), "Both");
+
+  EXPECT_FALSE(AtomicFile::create_output(dir_).ok());
+  EXPECT_FALSE(AtomicFile::create_output(path("no/such")).ok());
+  EXPECT_EQ(entries(), (std::vector<std::string>{"dangling", "link", "null", "pipe", "real", "redirected"}));
 }
 
 TEST_F(Files, ErrorsNameThePath) {

@@ -263,7 +263,7 @@ Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& opt
   }
   NFP_ASSIGN_OR_RETURN(const std::string scratch, scratch_folder(options.scratch));
   Evaluator evaluator(model, options,
-                      (std::filesystem::path(scratch) / fmt::format("nestedfp-evaluate-{}.base", ::getpid())).string());
+                      (std::filesystem::path(scratch) / ("nestedfp-evaluate" + temporary_suffix())).string());
   NFP_RETURN_IF_ERROR(evaluator.run(evaluation));
   return evaluation;
 }

@@ -81,7 +81,8 @@ double quantile(std::vector<double> values, double share) {
   return values[at];
 }
 
-Status check_base(const LogprobReader& base, const std::string& path, const LogprobHeader& wanted) {
+// `available`: chunks that the whole text has.
+Status check_base(const LogprobReader& base, const std::string& path, const LogprobHeader& wanted, size_t available) {
   const LogprobHeader& have = base.header();
   if (have.vocab != wanted.vocab) {
     return error(ErrorCode::kInvalidInput, "{}: was made with a vocabulary of {}, this model has {}", path, have.vocab,
@@ -89,6 +90,10 @@ Status check_base(const LogprobReader& base, const std::string& path, const Logp
   }
   if (have.ctx != wanted.ctx || have.rows_per_chunk != wanted.rows_per_chunk) {
     return error(ErrorCode::kInvalidInput, "{}: was made with --ctx {}; use the same here", path, have.ctx);
+  }
+  if (have.chunks > available) {
+    return error(ErrorCode::kInvalidInput, "{}: holds {} chunks, but this text has only {}; it was made from another",
+                 path, have.chunks, available);
   }
   if (have.chunks != wanted.chunks) {
     return error(ErrorCode::kInvalidInput, "{}: holds {} chunks, {} are to be scored; use --chunks {}", path,
@@ -105,16 +110,16 @@ struct Distributions {
   std::optional<AtomicFile> save;
   std::optional<LogprobReader> base;
 
-  Status open(const PerplexityOptions& options, const LogprobHeader& header) {
+  Status open(const PerplexityOptions& options, const LogprobHeader& header, size_t available) {
     if (!options.save_base.empty()) {
-      NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(options.save_base));
+      NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create_output(options.save_base));
       save.emplace(std::move(file));
       NFP_RETURN_IF_ERROR(save->write(std::as_bytes(std::span(&header, 1))));
     }
     if (!options.kld_base.empty()) {
       NFP_ASSIGN_OR_RETURN(LogprobReader reader, LogprobReader::open(options.kld_base));
       base.emplace(std::move(reader));
-      NFP_RETURN_IF_ERROR(check_base(*base, options.kld_base, header));
+      NFP_RETURN_IF_ERROR(check_base(*base, options.kld_base, header, available));
     }
     return ok_status();
   }
@@ -151,6 +156,8 @@ struct Totals {
 
 // Chunks of `ctx` tokens, of each of which the second half is scored.
 class Scorer {
+  static constexpr size_t kBlockRows = 256;  // scored at once: all logits of a long chunk would be gigabytes
+
  public:
   Scorer(const Model& model, SequenceRunner& runner, const PerplexityOptions& options, ThreadPool& threads)
       : model_(model),
@@ -158,7 +165,7 @@ class Scorer {
         options_(options),
         vocab_(static_cast<size_t>(model.config().vocab)),
         threads_(threads),
-        logits_(rows() * vocab_),
+        logits_(std::min(rows(), kBlockRows) * vocab_),
         scores_(rows()),
         record_bytes_(logprob_record_bytes(static_cast<uint32_t>(vocab_))) {}
 
@@ -168,53 +175,59 @@ class Scorer {
 
   Status score(size_t chunk, std::vector<int32_t> tokens, Distributions& files, Totals& totals) {
     if (options_.bos) tokens.front() = *options_.bos;
-    NFP_RETURN_IF_ERROR(compute(tokens));
-    records_.resize(files.save ? rows() * record_bytes_ : 0);
-    threads_.run([&](int thread) {
-      const Range mine = partition(static_cast<int64_t>(rows()), thread, threads_.size());
-      score_rows(chunk, tokens, files, static_cast<size_t>(mine.begin), static_cast<size_t>(mine.end));
-    });
-    if (!std::all_of(scores_.begin(), scores_.end(), [](const RowScore& s) { return std::isfinite(s.nll); })) {
-      return overflow_error(model_, "logits");
-    }
-    if (files.save) NFP_RETURN_IF_ERROR(files.save->write(std::span(records_)));
+    NFP_RETURN_IF_ERROR(compute(chunk, tokens, files));
     for (const RowScore& score : scores_) totals.add(score, files.base.has_value());
     return ok_status();
   }
 
  private:
-  // Logits of the scored rows.
-  Status compute(std::span<const int32_t> tokens) {
+  // Scores of the chunk's rows, and what is saved of them.
+  Status compute(size_t chunk, std::span<const int32_t> tokens, Distributions& files) {
     runner_.restart();
     const size_t first = first_scored(ctx());
     const auto feed = static_cast<size_t>(std::max(1, options_.max_feed));
     for (size_t done = 0; done < ctx(); done += feed) {
       const size_t count = std::min(feed, ctx() - done);
       NFP_RETURN_IF_ERROR(runner_.feed(tokens.subspan(done, count), options_.precision, {0, -1, options_.observer}));
-      const size_t from = std::max(done, first);
       const size_t to = std::min(done + count, ctx() - 1);
-      if (from < to) {
-        NFP_RETURN_IF_ERROR(runner_.logits(static_cast<int32_t>(from - done), static_cast<int32_t>(to - from),
-                                           options_.precision, logits_.data() + (from - first) * vocab_));
+      for (size_t from = std::max(done, first); from < to; from += kBlockRows) {
+        const size_t block = std::min(kBlockRows, to - from);
+        NFP_RETURN_IF_ERROR(runner_.logits(static_cast<int32_t>(from - done), static_cast<int32_t>(block),
+                                           options_.precision, logits_.data()));
+        NFP_RETURN_IF_ERROR(score_block(chunk, tokens, files, from - first, block));
       }
     }
     return ok_status();
   }
 
-  void score_rows(size_t chunk, std::span<const int32_t> tokens, const Distributions& files, size_t begin, size_t end) {
-    std::vector<float> base_row(files.base ? vocab_ : 0);
-    for (size_t i = begin; i < end; ++i) {
-      const std::span<float> row(logits_.data() + i * vocab_, vocab_);
-      log_softmax(row);
-      const int32_t target = tokens[first_scored(ctx()) + i + 1];
-      scores_[i].nll = -static_cast<double>(row[static_cast<size_t>(target)]);
-      if (!std::isfinite(scores_[i].nll)) continue;  // score() says so
-      if (files.base) {
-        decode_logprobs(files.base->record(chunk * rows() + i), base_row);
-        compare(base_row, row, target, scores_[i]);
-      }
-      if (files.save) encode_logprobs(row, records_.data() + i * record_bytes_);
+  // `logits_` holds rows `begin` to `begin + count` of the chunk's.
+  Status score_block(size_t chunk, std::span<const int32_t> tokens, Distributions& files, size_t begin, size_t count) {
+    records_.resize(files.save ? count * record_bytes_ : 0);
+    threads_.run([&](int thread) {
+      const Range mine = partition(static_cast<int64_t>(count), thread, threads_.size());
+      for (int64_t i = mine.begin; i < mine.end; ++i) score_row(chunk, tokens, files, begin, static_cast<size_t>(i));
+    });
+    const auto scored = std::span(scores_).subspan(begin, count);
+    if (!std::ranges::all_of(scored, [](const RowScore& s) { return std::isfinite(s.nll); })) {
+      return overflow_error(model_, "logits");
     }
+    return files.save ? files.save->write(std::span(records_)) : ok_status();
+  }
+
+  // Row i of the block.
+  void score_row(size_t chunk, std::span<const int32_t> tokens, const Distributions& files, size_t begin, size_t i) {
+    const std::span<float> row(logits_.data() + i * vocab_, vocab_);
+    log_softmax(row);
+    const size_t at = begin + i;
+    const int32_t target = tokens[first_scored(ctx()) + at + 1];
+    scores_[at].nll = -static_cast<double>(row[static_cast<size_t>(target)]);
+    if (!std::isfinite(scores_[at].nll)) return;  // score_block() says so
+    if (files.base) {
+      std::vector<float> base_row(vocab_);
+      decode_logprobs(files.base->record(chunk * rows() + at), base_row);
+      compare(base_row, row, target, scores_[at]);
+    }
+    if (files.save) encode_logprobs(row, records_.data() + i * record_bytes_);
   }
 
   const Model& model_;
@@ -222,8 +235,8 @@ class Scorer {
   const PerplexityOptions& options_;
   const size_t vocab_;
   ThreadPool& threads_;
-  std::vector<float> logits_;  // [rows, vocab]
-  std::vector<RowScore> scores_;
+  std::vector<float> logits_;     // [at most kBlockRows, vocab]
+  std::vector<RowScore> scores_;  // [rows]
   const size_t record_bytes_;
   std::vector<std::byte> records_;
 };
@@ -234,7 +247,8 @@ Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> token
                                     ThreadPool& threads, const PerplexityProgress& progress) {
   const auto ctx = static_cast<size_t>(options.ctx);
   if (options.ctx < 4) return error(ErrorCode::kUsage, "--ctx is {}; it must be at least 4", options.ctx);
-  size_t chunks = tokens.size() / ctx;
+  const size_t available = tokens.size() / ctx;
+  size_t chunks = available;
   if (chunks == 0) {
     return error(ErrorCode::kInvalidInput, "the text has {} tokens, less than one chunk of --ctx {}", tokens.size(),
                  ctx);
@@ -251,7 +265,7 @@ Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> token
   header.rows_per_chunk = scorer.rows();
   header.tokens_hash = hash_tokens(tokens.first(chunks * ctx));
   Distributions files;
-  NFP_RETURN_IF_ERROR(files.open(options, header));
+  NFP_RETURN_IF_ERROR(files.open(options, header, available));
 
   const auto started = std::chrono::steady_clock::now();
   Totals totals;

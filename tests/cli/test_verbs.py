@@ -418,8 +418,54 @@ class Perplexity(Scratch):
         self.assertIn("--ctx", failure("perplexity", F16_MODEL, "--file", self.path("short")))
         if os.path.exists("/dev/full"):
             os.symlink("/dev/full", self.path("full"))
-            # The temporary beside it is what would be full on a real disk; a directory that is not there stands for it.
-            failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--save-base", "/no/such/dir/base")
+            save = ("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--save-base")
+            self.assertIn("No space left", failure(*save, self.path("full")))
+            self.assertTrue(os.path.islink(self.path("full")))
+            failure(*save, "/no/such/dir/base")
+
+    def test_a_base_of_a_longer_text(self):
+        base = self.path("base")
+        self.measure("--save-base", base)
+        with open(self.path("text"), "w") as file:
+            file.write("the quick brown fox jumps over the lazy dog. " * 5)
+        line = failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--kld-base", base)
+        self.assertNotIn("use --chunks", line)  # which would not help
+        self.assertIn("this text has only", line)
+
+    def test_long_chunks_of_a_large_vocabulary_take_little_memory(self):
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
+        import numpy
+        import safetensors_file
+
+        wide = self.path("wide")
+        shutil.copytree(F16_MODEL, wide)
+        config = json.loads(pathlib.Path(wide, "config.json").read_text())
+        config.update(vocab_size=40000, max_position_embeddings=4096)
+        pathlib.Path(wide, "config.json").write_text(json.dumps(config))
+        for name in os.listdir(wide):
+            if name.endswith(".safetensors"):
+                tensors = safetensors_file.read(os.path.join(wide, name))
+                for tensor, (dtype, array) in list(tensors.items()):
+                    if tensor == "model.embed_tokens.weight":
+                        tensors[tensor] = (dtype, numpy.resize(array, (40000, array.shape[1])))
+                safetensors_file.write(os.path.join(wide, name), tensors)
+        with open(self.path("text"), "a") as file:
+            file.write("the quick brown fox jumps over the lazy dog. " * 200)
+        result = run_json("perplexity", wide, "--file", self.path("text"), "--ctx", "4096", "--chunks", "1")
+        self.assertEqual(result["scored_tokens"], 2047)
+        # The logits of all scored tokens alone would be 328 MB.
+        self.assertLess(result["peak_memory_bytes"], 250e6)
+
+    def test_figures_go_to_what_is_named(self):
+        evaluate = ("evaluate", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--chunks", "2", "--forms", "nearest",
+                    "--no-activations", "--json-file")
+        os.symlink("/dev/null", self.path("null"))
+        run(*evaluate, self.path("null"))
+        self.assertTrue(os.path.islink(self.path("null")))
+        out, _ = run(*evaluate, "/dev/stdout", "--json")
+        decoder = json.JSONDecoder()
+        one, end = decoder.raw_decode(out)
+        self.assertEqual(one, json.loads(out[end:]))
 
 
 class Bench(Scratch):

@@ -157,13 +157,16 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
   }
   if (!exceptions.empty()) fmt::print("\nexceptions by the paper's rule: {}\n", exceptions.size());
   constexpr size_t kShown = 12;
-  for (size_t i = 0; i < exceptions.size() && (flags.all || i < kShown || !exceptions[i]->nests); ++i) {
-    const MatrixReport& m = *exceptions[i];
+  size_t shown = 0;
+  for (const MatrixReport* exception : exceptions) {
+    const MatrixReport& m = *exception;
+    if (!flags.all && m.nests && shown >= kShown) continue;  // every dense one is told
+    ++shown;
     const std::string place = m.part_of.empty() ? "" : " (of " + m.part_of + ")";
     fmt::print("  {}{}: largest |w| {:.4f}; {}\n", m.name, place, m.largest,
                m.nests ? "nested, rows by exponent " + exponents_text(m.exponents) : "dense: " + m.reason);
   }
-  if (!flags.all && exceptions.size() > kShown) fmt::print("  ... (--all lists every one)\n");
+  if (shown < exceptions.size()) fmt::print("  ... (--all lists every one)\n");
   if (r.bf16) {
     fmt::print("\nBF16 source: {} weights are not exact in FP16, largest error {:.3g}\n", r.inexact, r.largest_error);
   }

@@ -503,6 +503,30 @@ TEST_F(Convert, InspectCountsByKind) {
   EXPECT_EQ(nested->exponents, report->exponents);
 }
 
+TEST_F(Convert, TheVerdictTellsOfWhatDoesNotNest) {
+  auto tensors = tiny_model(DType::kF16);
+  const auto keep_dense = [](TestTensor& tensor) {
+    set_weight(tensor, 1, 0, 0x4500);  // 5 ...
+    set_weight(tensor, 1, 1, 0x0001);  // ... and a weight that no exponent keeps
+  };
+  keep_dense(tensors[6]);
+  write_model(path("part"), tensors);
+  auto part = inspect(*open("part"), threads_, {});
+  ASSERT_TRUE(part.ok());
+  EXPECT_EQ(part->verdict, Fp8Verdict::kGood);
+  EXPECT_NE(part->verdict_text.find("% of the linear layers' weights do not nest"), std::string::npos)
+      << part->verdict_text;
+  for (TestTensor& tensor : tensors) {
+    if (tensor.name.find("proj") != std::string::npos) keep_dense(tensor);
+  }
+  write_model(path("none"), tensors);
+  auto none = inspect(*open("none"), threads_, {});
+  ASSERT_TRUE(none.ok());
+  EXPECT_EQ(none->total.dense, none->total.matrices);
+  EXPECT_EQ(none->verdict, Fp8Verdict::kPoor);
+  EXPECT_NE(none->verdict_text.find("no linear layer nests"), std::string::npos) << none->verdict_text;
+}
+
 TEST_F(Convert, NarrowRowsAndPoorModelsAreToldOf) {
   auto tensors = tiny_model(DType::kF16);
   tensors[8] = random_tensor(tensors[8].name, DType::kF16, tensors[8].shape, 3, 0x1p-16f);

@@ -95,10 +95,21 @@ Fp8Check check_of(const Sums& sums, int64_t elements) {
 // E4M3's rounding alone costs about 2.6 % of a weight's size; what is far above it comes from weights too small for its
 // range.
 void judge(InspectReport& report) {
+  // What is dense computes in FP16 in FP8 steps too: how well the rest rounds is not the whole answer.
+  int64_t weights = 0, dense = 0;
+  for (const MatrixReport& m : report.matrices) {
+    if (m.type == GemmType::kHead) continue;
+    weights += m.rows * m.cols;
+    dense += m.nests ? 0 : m.rows * m.cols;
+  }
+  if (dense == weights) {
+    report.verdict = Fp8Verdict::kPoor;
+    report.verdict_text = "FP8 has nothing to compute: no linear layer nests, so FP8 steps compute all in FP16";
+    return;
+  }
   const auto worst = std::max_element(report.matrices.begin(), report.matrices.end(), [](const auto& a, const auto& b) {
     return a.fp8.relative_error < b.fp8.relative_error;
   });
-  if (worst == report.matrices.end()) return;
   const double error = report.relative_error;
   // One bad matrix spoils its layer however large the others are.
   const double most = worst->fp8.relative_error;
@@ -113,6 +124,10 @@ void judge(InspectReport& report) {
                            "normal range; expect visible loss in FP8 steps";
   report.verdict_text = fmt::format("{} (relative error {:.2f} % in all; worst {} with {:.2f} %)", text, error * 100,
                                     worst->name, worst->fp8.relative_error * 100);
+  if (dense > 0) {
+    report.verdict_text += fmt::format("; {:.1f} % of the linear layers' weights do not nest, and compute in FP16",
+                                       100.0 * static_cast<double>(dense) / static_cast<double>(weights));
+  }
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ ENDPOINTS = [
     ("POST", "/v1/responses", "OpenAI, vLLM", ""),
     ("GET", "/v1/responses/{id}", "OpenAI, vLLM", ""),
     ("DELETE", "/v1/responses/{id}", "OpenAI", ""),
+    ("GET", "/v1/responses/{id}/input_items", "OpenAI", ""),
     ("POST", "/v1/responses/{id}/cancel", "OpenAI, vLLM", "405: answers do not run in the background"),
     ("POST", "/v1/messages", "Anthropic, vLLM", ""),
     ("POST", "/v1/messages/count_tokens", "Anthropic", ""),

@@ -137,7 +137,7 @@ def test_the_document_names_every_path_and_parameter(fake):
         for method in methods:
             r = httpx.request(method, fake.url + path.replace("{id}", "fake"), json={} if method == "post" else None)
             # None of this name, and what only --demo-load has.
-            missing = {"/v1/responses/{id}": "fake", "/nestedfp/demo-load": "--demo-load"}.get(path)
+            missing = {"/v1/responses/{id}": "fake", "/v1/responses/{id}/input_items": "fake", "/nestedfp/demo-load": "--demo-load"}.get(path)
             assert (r.status_code == 404 and missing in r.text) if missing else r.status_code not in (404, 405), (method, path)
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/models/{id}", "/tokenize", "/detokenize",
                  "/health", "/ping", "/version", "/metrics", "/openapi.json", "/load", "/"):

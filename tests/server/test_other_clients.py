@@ -127,6 +127,49 @@ def test_conversations_are_kept_and_bounded(client, fake, launch):
         one.responses.retrieve(mine.id)
 
 
+def test_what_led_to_a_kept_response(client, fake, launch):
+    """As items: the input of all responses so far and the answers between them, not the response's own."""
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}
+    first = client.responses.create(model="fake", instructions="Be brief.", input=[
+        {"role": "developer", "content": "rule"}, {"role": "user", "content": "weather?"},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}, call,
+        {"type": "function_call_output", "call_id": "c1", "output": "SAY:cold"}])
+    second = client.responses.create(model="fake", input="again", previous_response_id=first.id)
+    items = client.responses.input_items.list(second.id, order="asc")
+    kinds = [item.type for item in items]
+    assert kinds == ["message", "message", "reasoning", "function_call", "function_call_output", "message", "message"]
+    said = [(i.role, i.content[0].type, i.content[0].text) for i in items if i.type == "message"]
+    assert said == [("developer", "input_text", "rule"), ("user", "input_text", "weather?"), ("assistant", "output_text", "cold"),
+                    ("user", "input_text", "again")]
+    made = items.data[3]
+    assert (made.call_id, made.name, made.arguments) == ("c1", "weather", call["arguments"]) and items.data[4].output == "SAY:cold"
+    assert items.data[2].content[0].text == "Hm"
+    ids = [item.id for item in items]
+    assert len(set(ids)) == 7 and (items.first_id, items.last_id, items.has_more) == (ids[0], ids[-1], False)
+    # The newest come first, page by page.
+    page = client.responses.input_items.list(second.id, limit=3)
+    assert page.has_more and [i.id for i in page.data] == ids[:3:-1] and [i.id for i in page] == ids[::-1]
+    # A long conversation goes through a worker.
+    thoughts = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "x" * 20000}]}
+    long = client.responses.create(model="fake", input=[thoughts, {"role": "assistant", "content": "y"}, {"role": "user", "content": "SAY:ok"}])
+    assert [i.type for i in client.responses.input_items.list(long.id)] == ["message", "message", "reasoning"]
+    path = f"{fake.url}/v1/responses/{second.id}"
+    for query, param in (("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=msg_x", "after")):
+        r = httpx.get(f"{path}/input_items?{query}")
+        assert r.status_code == 400 and r.json()["error"]["param"] == param and f"'{param}'" in r.text
+    # What is no response's id is not taken for one.
+    for method, tail in (("GET", "/items"), ("GET", "/"), ("DELETE", "/input_items"), ("GET", "/x/input_items")):
+        r = httpx.request(method, path + tail)
+        assert r.status_code == 404 and "there is no such path" in r.text, tail
+    assert httpx.get(path).status_code == 200
+    r = httpx.get(fake.url + "/v1/responses/resp_x/input_items")
+    assert r.status_code == 404 and "there is no response 'resp_x'" in r.text
+    server = launch("--api-key", "one", "--api-key", "two")
+    mine = httpx.post(server.url + "/v1/responses", json={"input": "x"}, headers={"Authorization": "Bearer one"}).json()["id"]
+    assert [httpx.get(f"{server.url}/v1/responses/{mine}/input_items", headers={"Authorization": f"Bearer {k}"}).status_code
+            for k in ("one", "two", "three")] == [200, 404, 401]
+
+
 @pytest.mark.parametrize("more,param", [
     ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),

@@ -91,6 +91,8 @@ class Api final : public http::Handler {
   void chat_completions(Call& call);
   void embeddings(Call& call);
   void responses(Call& call);
+  // The messages of a kept response, or nothing after an error has been sent. `param` is the field named in it.
+  std::optional<Json> conversation_of(Call& call, const ResponseStore::Entry& entry, std::string_view param) const;
   void stored_response(Call& call);
   void delete_response(Call& call);
   void messages(Call& call);

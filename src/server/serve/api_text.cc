@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/api/dialects.h"
+#include "server/api/response_items.h"
 #include "server/serve/api_call.h"
 #include "server/serve/embedding.h"
 #include "server/serve/generation.h"
@@ -12,6 +13,7 @@ namespace nfp::server {
 namespace {
 
 constexpr std::string_view kResponses = "/v1/responses/";
+constexpr std::string_view kInputItems = "/input_items";
 
 ApiError no_response(std::string_view id, int status, std::string_view param) {
   return ApiError{status,
@@ -19,6 +21,10 @@ ApiError no_response(std::string_view id, int status, std::string_view param) {
                               "--response-store-memory",
                               id.substr(0, 100)),
                   std::string(param), "previous_response_not_found"};
+}
+
+ApiError no_path() {
+  return ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"};
 }
 
 }  // namespace
@@ -85,22 +91,10 @@ void Api::responses(Call& call) {
   auto go_on = [this, from, previous](Call& there) {
     GenerationRequest request;
     state()->model.facts().sampling.apply(request.sampling);
-    Json earlier = Json::array();
-    if (previous) {
-      size_t bytes = 0;
-      auto parsed = parse_json(previous->conversation, {}, there.stop.get_token(), &bytes);
-      if (!parsed.ok()) {
-        ApiError failure = from_engine(parsed.error());
-        failure.param = "previous_response_id";
-        return reply_error(there, failure);
-      }
-      if (!there.request.lease.resize(there.request.lease.bytes() + bytes + previous->conversation.size())) {
-        return reply_error(
-            there, ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""});
-      }
-      earlier = std::move(*parsed);
-    }
-    auto failure = parse_responses(*from, std::move(earlier), state()->limits, &request);
+    std::optional<Json> earlier = Json::array();
+    if (previous) earlier = conversation_of(there, *previous, "previous_response_id");
+    if (!earlier) return;
+    auto failure = parse_responses(*from, std::move(*earlier), state()->limits, &request);
     run(there, std::move(failure), std::move(request));
   };
   const bool heavy = previous && previous->conversation.size() > kInlineBody;
@@ -108,15 +102,47 @@ void Api::responses(Call& call) {
   go_on(call);
 }
 
+std::optional<Json> Api::conversation_of(Call& call, const ResponseStore::Entry& entry, std::string_view param) const {
+  size_t bytes = 0;
+  auto parsed = parse_json(entry.conversation, {}, call.stop.get_token(), &bytes);
+  if (!parsed.ok()) {
+    ApiError failure = from_engine(parsed.error());
+    failure.param = param;
+    reply_error(call, failure);
+    return std::nullopt;
+  }
+  http::ByteLease& lease = call.request.lease;
+  if (!lease.resize(lease.bytes() + bytes + entry.conversation.size())) {
+    reply_error(call, ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""});
+    return std::nullopt;
+  }
+  return std::move(*parsed);
+}
+
 void Api::stored_response(Call& call) {
-  const std::string_view id = call.path.substr(kResponses.size());
+  std::string_view id = call.path.substr(kResponses.size());
+  const bool items = id.ends_with(kInputItems);
+  if (items) id.remove_suffix(kInputItems.size());
+  if (id.find('/') != std::string_view::npos) return reply_error(call, no_path());
   const auto found = state()->responses.find(id, call.key);
   if (!found) return reply_error(call, no_response(id, 404, ""));
-  reply_json(call, found->response);
+  if (!items) return reply_json(call, found->response);
+  ItemsPage page;
+  if (auto failure = read_items_page(call.request.query, &page)) return reply_error(call, *failure);
+  auto list = [this, found, page](Call& there) {
+    const auto conversation = conversation_of(there, *found, "");
+    if (!conversation) return;
+    auto body = input_items(*conversation, found->id, page);
+    if (!body) return reply_error(there, bad_request("after", "'after' is the id of none of these items"));
+    reply_json(there, std::move(*body));
+  };
+  if (found->conversation.size() > kInlineBody) return on_worker(call, std::move(list));
+  list(call);
 }
 
 void Api::delete_response(Call& call) {
   const std::string_view id = call.path.substr(kResponses.size());
+  if (id.find('/') != std::string_view::npos) return reply_error(call, no_path());
   if (!state()->responses.erase(id, call.key)) return reply_error(call, no_response(id, 404, ""));
   std::string out = "{\"id\":";
   append_string(out, id);

@@ -226,6 +226,22 @@ TEST_F(ApiTest, MaxTokensZeroScoresThePrompt) {
   }
 }
 
+TEST_F(ApiTest, EveryChunkSaysTheUsageWhereThatIsAskedFor) {
+  start();
+  state_->reasoning_format = ReasoningFormat::kThink;
+  const std::string body =
+      R"({"stream":true,"stream_options":{"continuous_usage_stats":true},"tools":[{"type":"function","function":{)"
+      R"("name":"f"}}],"messages":[{"role":"user","content":"SAY:<think>Hm</think>Yes <tool_call>{\"name\":\"f\",)"
+      R"(\"arguments\":{\"a\":1}}</tool_call>"}]})";
+  int64_t last = 0;
+  for (const Json& event : stream("/v1/chat/completions", body)) {
+    ASSERT_TRUE(event.contains("usage")) << dump(event);
+    EXPECT_GE(event["usage"]["completion_tokens"].get<int64_t>(), last);
+    last = event["usage"]["completion_tokens"].get<int64_t>();
+  }
+  EXPECT_GT(last, 0);
+}
+
 TEST_F(ApiTest, Chats) {
   start();
   const Json r = ask("/v1/chat/completions",

@@ -64,7 +64,7 @@ void ResponseWriter::begin(std::string& out, Choice& choice) {
     out += ",\"prompt_token_ids\":";
     append_ids(out, choice.prompt_ids);
   }
-  out += "}\n\n";
+  chunk_end(out, choice);
 }
 
 void ResponseWriter::events(std::string& out, Choice& choice, std::span<const ToolEvent> events, bool final) {
@@ -135,7 +135,11 @@ void ResponseWriter::text_chunk(std::string& out, const Choice& choice, std::str
   } else {
     out += ",\"finish_reason\":null}]";
   }
-  if (takes != nullptr && request_->continuous_usage) {
+  chunk_end(out, choice);
+}
+
+void ResponseWriter::chunk_end(std::string& out, const Choice& choice) const {
+  if (request_->continuous_usage) {
     const Usage& usage = choice.usage;
     fmt::format_to(std::back_inserter(out),
                    ",\"usage\":{{\"prompt_tokens\":{},\"total_tokens\":{},\"completion_tokens\":{}}}",
@@ -148,7 +152,8 @@ void ResponseWriter::reasoning_chunk(std::string& out, const Choice& choice, std
   chunk_head(out, choice.index);
   out += "\"delta\":{\"reasoning_content\":";
   append_string(out, text);
-  out += "},\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+  out += "},\"logprobs\":null,\"finish_reason\":null}]";
+  chunk_end(out, choice);
 }
 
 void ResponseWriter::tool_chunk(std::string& out, const Choice& choice, const ToolEvent& event,
@@ -166,7 +171,8 @@ void ResponseWriter::tool_chunk(std::string& out, const Choice& choice, const To
     append_string(out, event.text);
     out += '}';
   }
-  out += "}]},\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+  out += "}]},\"logprobs\":null,\"finish_reason\":null}]";
+  chunk_end(out, choice);
 }
 
 void ResponseWriter::usage_chunk(std::string& out, std::span<const Choice> choices) const {

@@ -70,6 +70,37 @@ def test_unknown_fields(fake, launch):
     assert r.status_code == 400 and r.json()["error"]["param"] == "messages[0].y"
 
 
+SCHEMA = {"type": "boolean"}
+
+
+@pytest.mark.parametrize("path,body,ignored", [
+    # A schema beside json_object, as some servers take it, would be missed.
+    ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format.schema"),
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "mode": 1}}},
+     "response_format.json_schema.mode"),
+    ("/v1/responses", {"text": {"formt": {"type": "text"}}}, "text.formt"),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "mode": 1}}}, "text.format.mode"),
+    ("/v1/messages", {"output_config": {"fromat": 1}}, "output_config.fromat"),
+])
+def test_unknown_fields_of_output_formats(fake, launch, path, body, ignored):
+    body = {"input": "x"} | body if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1} | body
+    r = httpx.post(fake.url + path, json=body)
+    assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == ignored
+    r = httpx.post(launch("--strict-requests").url + path, json=body)
+    assert r.status_code == 400 and f"unknown parameter '{ignored}'" in r.text
+
+
+def test_all_that_vllms_class_of_structured_outputs_has(fake):
+    unset = {"json": None, "grammar": None, "choice": None, "json_object": None, "disable_fallback": False, "disable_any_whitespace": False,
+             "disable_additional_properties": False, "whitespace_pattern": None, "structural_tag": None}
+    r = httpx.post(fake.url + "/v1/completions", json={"prompt": "x", "structured_outputs": {"regex": "ab", **unset}})
+    assert r.status_code == 200 and r.json()["choices"][0]["text"] == "ab", r.text
+    for more, code in (({"disable_any_whitespace": True}, "unsupported_parameter"), ({"structural_tag": "{}"}, "unsupported_parameter"),
+                       ({"regexp": "b"}, "unknown_parameter")):
+        error = httpx.post(fake.url + "/v1/completions", json={"prompt": "x", "structured_outputs": more}).json()["error"]
+        assert error["code"] == code and error["param"] == f"structured_outputs.{next(iter(more))}"
+
+
 def test_what_there_is_not_is_said(fake):
     for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/score", "/v1/score", "/pooling", "/classify"):
         r = httpx.post(fake.url + path, json={})

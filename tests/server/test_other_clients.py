@@ -178,6 +178,7 @@ def test_what_led_to_a_kept_response(client, fake, launch):
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"background": True}, "background"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": {"type": "array", "uniqueItems": True}}}},
      "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"), ({"text": {"format": {"type": None}}}, "text.format"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"), ({"tool_choice": "required"}, "tool_choice"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"conversation": "c"}, "conversation"),
 ])

@@ -125,11 +125,13 @@ MaybeError read_anthropic_choice(const Json& choice, Json* chat) {
 }
 
 // output_config: {"format": {"type": "json_schema", "schema": ...}, "effort": ...}
-MaybeError read_output_config(const Json& config, Json* chat) {
+MaybeError read_output_config(const Json& config, const RequestLimits& limits, Json* chat,
+                              std::vector<std::string>* ignored) {
   if (!config.is_object()) return bad_request("output_config", "'output_config' must be an object");
   Fields fields(config, "output_config");
   if (const Json* effort = fields.find("effort")) (*chat)["reasoning_effort"] = *effort;
   const Json* format = fields.find("format");
+  NFP_API_TRY(fields.rest(limits, ignored));
   if (format == nullptr) return std::nullopt;
   if (text_field(*format, "type") != "json_schema" || !format->contains("schema")) {
     return bad_request("output_config.format",
@@ -214,7 +216,8 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   if (const Json* metadata = fields.find("metadata")) {
     if (const std::string user = text_field(*metadata, "user_id"); !user.empty()) chat["user"] = user;
   }
-  if (const Json* config = fields.find("output_config")) NFP_API_TRY(read_output_config(*config, &chat));
+  if (const Json* config = fields.find("output_config"))
+    NFP_API_TRY(read_output_config(*config, limits, &chat, &ignored));
   for (const char* name : {"service_tier", "cache_control"}) fields.without_effect(name);
   for (const char* name : {"container", "mcp_servers", "context_management"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));

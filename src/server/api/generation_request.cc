@@ -168,7 +168,8 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
   return std::nullopt;
 }
 
-MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, GrammarSpec* out) {
+MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, GrammarSpec* out,
+                                 std::vector<std::string>* ignored) {
   const Json* format = fields.find("response_format");
   if (format == nullptr) return std::nullopt;
   if (!format->is_object()) return bad_request("response_format", "'response_format' must be an object with a 'type'");
@@ -176,27 +177,32 @@ MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, Gr
   std::string type;
   NFP_API_TRY(inner.get("type", &type));
   out->param = "response_format";
-  if (type == "text") return std::nullopt;
+  if (type == "text") return inner.rest(limits, ignored);
   if (type == "json_object") {
     out->kind = GrammarSpec::Kind::kJsonObject;
-    return std::nullopt;
+    return inner.rest(limits, ignored);  // a schema here is none of OpenAI's: whoever sends it has to know
   }
   if (type != "json_schema") {
     return bad_request("response_format", "'response_format.type' must be text, json_object or json_schema");
   }
   const Json* wrapper = inner.find("json_schema");
   if (wrapper == nullptr || !wrapper->is_object() || !wrapper->contains("schema")) {
-    return bad_request("response_format", "'response_format.json_schema.schema' must be a JSON schema (an object)");
+    return bad_request("response_format.json_schema.schema",
+                       "'response_format.json_schema.schema' must be a JSON schema (an object)");
   }
   out->param = "response_format.json_schema.schema";
   bool strict = false;
   Fields described(*wrapper, "response_format.json_schema");
   NFP_API_TRY(described.get("strict", &strict));
+  for (const char* name : {"schema", "name", "description"}) described.without_effect(name);
+  NFP_API_TRY(described.rest(limits, ignored));
+  NFP_API_TRY(inner.rest(limits, ignored));
   return set_schema((*wrapper)["schema"], out->param, limits, strict, out);
 }
 
-MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpec* out) {
-  NFP_API_TRY(parse_response_format(fields, limits, out));
+MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpec* out,
+                         std::vector<std::string>* ignored) {
+  NFP_API_TRY(parse_response_format(fields, limits, out, ignored));
   NFP_API_TRY(parse_grammar_fields(fields, {"guided_json", "guided_regex", "guided_choice", "guided_grammar", ""},
                                    limits, out));
   if (const Json* structured = fields.find("structured_outputs")) {
@@ -205,7 +211,12 @@ MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpe
     }
     Fields inner(*structured, "structured_outputs");
     NFP_API_TRY(parse_grammar_fields(inner, {"json", "regex", "choice", "grammar", "json_object"}, limits, out));
-    NFP_API_TRY(inner.rest());
+    // vLLM's clients send all that its class has, most of it false or null.
+    for (const char* name : {"structural_tag", "whitespace_pattern", "disable_any_whitespace",
+                             "disable_additional_properties", "disable_fallback"}) {
+      NFP_API_TRY(inner.unsupported(name, "this server does not implement it; leave it out"));
+    }
+    NFP_API_TRY(inner.rest());  // a constraint that is misspelt must not be none
   }
   size_t bytes = out->text.size();
   for (const std::string& choice : out->choices) bytes += choice.size();
@@ -304,7 +315,7 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   NFP_API_TRY(parse_serving(fields, out));
   NFP_API_TRY(fields.get("return_token_ids", &out->return_token_ids));
   NFP_API_TRY(fields.get("return_tokens_as_token_ids", &out->tokens_as_ids));
-  NFP_API_TRY(parse_grammar(fields, limits, &out->grammar));
+  NFP_API_TRY(parse_grammar(fields, limits, &out->grammar, &out->ignored));
 
   bool spaces = true;
   NFP_API_TRY(fields.get("spaces_between_special_tokens", &spaces));

@@ -169,25 +169,27 @@ MaybeError read_tool_choice(const Json& choice, Json* chat) {
   return std::nullopt;
 }
 
-MaybeError read_text_options(const Json& text, Json* chat) {
+MaybeError read_text_options(const Json& text, const RequestLimits& limits, Json* chat,
+                             std::vector<std::string>* ignored) {
   if (!text.is_object()) return bad_request("text", "'text' must be an object");
   Fields fields(text, "text");
   if (const Json* verbosity = fields.find("verbosity")) (*chat)["verbosity"] = *verbosity;
   const Json* format = fields.find("format");
+  NFP_API_TRY(fields.rest(limits, ignored));
   if (format == nullptr) return std::nullopt;
-  if (!format->is_object() || !format->contains("type")) {
-    return bad_request("text.format", "'text.format' must be an object with a 'type'");
+  const auto refuse = [] { return bad_request("text.format", "'text.format' must be an object with a 'type'"); };
+  if (!format->is_object()) return refuse();
+  Fields inner(*format, "text.format");
+  const Json* type = inner.find("type");
+  if (type == nullptr) return refuse();
+  (*chat)["response_format"] = {{"type", *type}};
+  if (*type == "json_schema") {
+    Json& wrapped = (*chat)["response_format"]["json_schema"] = Json::object();
+    for (const char* name : {"name", "schema", "strict", "description"}) {
+      if (const Json* value = inner.find(name)) wrapped[name] = *value;
+    }
   }
-  if ((*format)["type"] != "json_schema") {
-    (*chat)["response_format"] = *format;
-    return std::nullopt;
-  }
-  Json wrapped = Json::object();
-  for (const char* name : {"name", "schema", "strict", "description"}) {
-    if (format->contains(name) && !(*format)[name].is_null()) wrapped[name] = (*format)[name];
-  }
-  (*chat)["response_format"] = {{"type", "json_schema"}, {"json_schema", std::move(wrapped)}};
-  return std::nullopt;
+  return inner.rest(limits, ignored);
 }
 
 void show(std::string& out, std::string_view name, const Json* value, std::string_view otherwise) {
@@ -291,7 +293,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   }
   if (const Json* tool_choice = fields.find("tool_choice")) NFP_API_TRY(read_tool_choice(*tool_choice, &chat));
   if (const Json* parallel = fields.find("parallel_tool_calls")) chat["parallel_tool_calls"] = *parallel;
-  if (const Json* text = fields.find("text")) NFP_API_TRY(read_text_options(*text, &chat));
+  if (const Json* text = fields.find("text")) NFP_API_TRY(read_text_options(*text, limits, &chat, &out->ignored));
   if (const Json* reasoning = fields.find("reasoning")) {
     if (!reasoning->is_object()) return bad_request("reasoning", "'reasoning' must be an object");
     if (reasoning->contains("effort")) chat["reasoning_effort"] = (*reasoning)["effort"];

@@ -217,6 +217,21 @@ Status ServeFlags::resolve() {
   if (!std::all_of(names.begin(), names.end(), [](const std::string& name) { return text::is_utf8(name); })) {
     return error(ErrorCode::kUsage, "--served-model-name is not UTF-8: no client could ask for it");
   }
+  if (std::find(names.begin(), names.end(), "") != names.end()) {
+    return error(ErrorCode::kUsage, "--served-model-name is empty: no client could ask for it");
+  }
+  // As a variable of a script that is not set; it would mean all addresses.
+  if (service.http.host.empty()) return error(ErrorCode::kUsage, "--host is empty; 0.0.0.0 listens on all addresses");
+  for (const std::string& origin : service.api.allowed_origins) {
+    const size_t scheme = origin.find("://");
+    const bool whole = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
+                       origin.find('/', scheme + 3) == std::string::npos;
+    if (!whole && origin != "*" && origin != "null") {
+      return error(ErrorCode::kUsage,
+                   "--allowed-origins {}: no browser's; it is '*' or SCHEME://HOST[:PORT], without a slash at the end",
+                   origin);
+    }
+  }
   std::optional<PrecisionClass> request_precision;
   if (server::parse_precision(default_request_precision, "", &request_precision)) {
     return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);

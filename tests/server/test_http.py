@@ -92,7 +92,8 @@ def test_demo_load(launch):
 
 
 def test_root_path_and_origins(launch):
-    server = launch("--root-path", "/llm", "--allowed-origins", "https://a.example")
+    server = launch("--root-path", "/llm/", "--allowed-origins", "https://a.example")
+    assert server.url.endswith("/llm")
     base = f"http://127.0.0.1:{server.port}"
     assert httpx.get(base + "/llm/health").status_code == 200
     assert httpx.get(base + "/health").status_code == 200

@@ -29,6 +29,10 @@ def test_wrong_flags_are_named(tmp_path):
     assert "--precision-policy" in refuse("--precision-policy", "sometimes")
     assert "yaml" in refuse("--tool-call-parser", "yaml")
     assert "--host" in refuse("--host", "no.such.host.invalid")
+    assert "--host is empty" in refuse("--host", "")  # not all addresses
+    assert "--served-model-name is empty" in refuse("--served-model-name", "a", "")
+    for origin in ("https://a.example/", "a.example", "https://", ""):
+        assert f"--allowed-origins {origin}:" in refuse("--allowed-origins", "http://localhost:3000", "*", "null", origin)
     assert "--max-num-seqs" in refuse("--max-num-seqs", 0)
     assert "no-such-model.gguf" in refuse()
     with socket.create_server(("127.0.0.1", 0)) as taken:

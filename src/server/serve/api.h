@@ -38,6 +38,8 @@ class Api final : public http::Handler {
   // Where /metrics takes connection counts from; before the first request.
   void set_server_stats(std::function<http::ServerStats()> stats) { server_stats_ = std::move(stats); }
 
+  const std::string& root_path() const { return options_.root_path; }  // without a slash at the end
+
   std::optional<http::Response> check_head(const http::Request& request) override;
   void handle(http::Request request, std::shared_ptr<http::Exchange> exchange) override;
   http::Response protocol_error(int status, std::string_view message, const http::Request* head) override;

@@ -93,11 +93,7 @@ std::string Service::url() const {
   const std::string& host = options_.http.host;
   const bool any = host == "0.0.0.0" || host == "::";
   const bool v6 = host.find(':') != std::string::npos && !any;
-  return fmt::format("http://{}:{}{}",
-                     any  ? "127.0.0.1"
-                     : v6 ? "[" + host + "]"
-                          : host,
-                     port(), options_.api.root_path);
+  return fmt::format("http://{}:{}{}", any ? "127.0.0.1" : v6 ? "[" + host + "]" : host, port(), api_.root_path());
 }
 
 bool Service::drain() {

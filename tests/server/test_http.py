@@ -164,6 +164,23 @@ def test_large_bodies(launch):
     assert r.status_code == 400 and r.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_too_many_connections_are_told_in_the_log(launch):
+    server = launch("--max-connections", 2)
+    first, second = server.connect(), server.connect()
+    for kept in (first, second):
+        kept.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert kept.recv(100).startswith(b"HTTP/1.1 200")
+    for _ in range(5):
+        with server.connect() as more:
+            assert more.recv(100) == b""
+    told = [line for line in server.output().splitlines() if "--max-connections (2)" in line]
+    assert len(told) == 1 and "warn" in told[0], server.output()
+    first.close()
+    time.sleep(0.5)
+    assert httpx.get(server.url + "/health").status_code == 200
+    second.close()
+
+
 def test_slow_clients_are_cut_off(launch):
     server = launch("--header-timeout-ms", 500, "--body-timeout-ms", 500)
     begin = time.time()

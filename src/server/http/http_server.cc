@@ -85,6 +85,7 @@ struct Server::Impl {
 
 asio::awaitable<void> Server::Impl::accept_loop() {
   asio::steady_timer pause(loops[0]->context);
+  auto next_warning = std::chrono::steady_clock::now();
   while (acceptor->is_open()) {
     IoLoop* loop = loops[next_loop++ % loops.size()].get();
     error_code ec;
@@ -100,6 +101,11 @@ asio::awaitable<void> Server::Impl::accept_loop() {
     if (counters.connections >= options.max_connections) {
       ++counters.refused;
       socket.close(ec);
+      if (const auto now = std::chrono::steady_clock::now(); now >= next_warning) {
+        next_warning = now + std::chrono::seconds(10);
+        log::warn("connections are refused, {} so far: as many as --max-connections ({}) are open",
+                  counters.refused.load(), options.max_connections);
+      }
       continue;
     }
     ++counters.connections;

@@ -24,6 +24,7 @@ struct Flags {
   int32_t token_us = 0;
   int32_t max_queue = 1024;
   int threads = 2;
+  size_t max_connections = 16384;
   std::string policy = "threshold:1024";
   std::string tool_parser = "hermes";
   std::string root_path;
@@ -54,6 +55,7 @@ Status run(const Flags& flags) {
   server::ServiceOptions options;
   options.http.port = flags.port;
   options.http.threads = flags.threads;
+  options.http.max_connections = flags.max_connections;
   options.http.header_timeout = std::chrono::milliseconds(flags.header_timeout_ms);
   options.http.body_timeout = std::chrono::milliseconds(flags.body_timeout_ms);
   options.http.idle_timeout = std::chrono::milliseconds(flags.idle_timeout_ms);
@@ -125,6 +127,7 @@ int main(int argc, char** argv) {
   app.add_option("--token-us", flags.token_us, "further time for each token of a step");
   app.add_option("--max-queue", flags.max_queue);
   app.add_option("--io-threads", flags.threads);
+  app.add_option("--max-connections", flags.max_connections);
   app.add_option("--precision-policy", flags.policy);
   app.add_option("--tool-call-parser", flags.tool_parser);
   app.add_option("--root-path", flags.root_path);

@@ -67,7 +67,8 @@ struct AttentionCall {
     const float* q_norm = nullptr;   // device [head_dim], or null; 8-byte aligned, like the next
     const float* k_norm = nullptr;
     float norm_eps = 1e-6f;
-    // FP16 caches: where a kernel writes `layer` when a key or value does not fit FP16; null = nowhere.
+    // Device: where a kernel writes `layer` when a query, key or value of a sequence with keys is beyond FP16; null =
+    // nowhere.
     int32_t* overflowed_layer = nullptr;
     int32_t layer = 0;
   };

@@ -632,6 +632,39 @@ TEST_F(AttentionGpu, QueriesKeysAndValuesBeyondFp16AreTold) {
   }
 }
 
+// What pads a captured step is computed like any token, and nobody asks what came of it.
+TEST_F(AttentionGpu, PaddingBeyondFp16IsNotTold) {
+  for (const int head_dim : {64, 128}) {
+    for (const bool e4m3 : {false, true}) {
+      const Shape shape{4, 2, head_dim, 16, 0.0f, 0, e4m3, true};
+      const Batch batch(shape, {{1, 20}, {1, 0}}, 3);
+      AttentionCall call = batch.call(0, batch.sequences());
+      const DeviceCopy<float> cos_sin(std::vector<float>(int64_t{64} * head_dim, 1.0f));
+      const DeviceCopy<int32_t> overflowed(std::vector<int32_t>{-1});
+      call.rotation.cos_sin = cos_sin.get();
+      call.rotation.overflowed_layer = overflowed.get();
+      call.rotation.layer = 7;
+      const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+      attach(call, workspace);
+      for (const int head : {1, 5, 7}) batch.set_q((1 * 8 + head) * head_dim + 5, 0x7c00);  // of q, k and v
+      for (const int likely_context : {0, 20}) {
+        for (const DecodeCut cut : {DecodeCut::kAuto, DecodeCut::kWarps}) {
+          SCOPED_TRACE(testing::Message() << "head_dim " << head_dim << (e4m3 ? ", E4M3" : "") << ", context "
+                                          << likely_context << ", cut " << static_cast<int>(cut));
+          call.likely_context = likely_context;
+          call.cut = cut;
+          batch.poison();
+          ASSERT_TRUE(run_decode(call, nullptr).ok());
+          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+          EXPECT_EQ(overflowed.host()[0], -1);
+          const std::vector<uint16_t> out = batch.out();
+          for (const uint16_t v : batch.out_of(out, 1)) ASSERT_EQ(v, 0);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttentionGpu, ManySequences) {
   std::vector<Sequence> sequences;
   std::mt19937 random(4);

@@ -36,7 +36,7 @@ __device__ __forceinline__ void prefetch_rotation(const DecodeParams& p, int con
 }
 
 // The queries of a row, as DecodeState has them. All lanes take part. An infinite query may hide all keys from itself,
-// and then its output is zeros: so queries are looked at as keys and values are.
+// and then its output is zeros: so queries are looked at as keys and values are, but for what pads a step (context 0).
 template <int kDim, int kHalves, bool kE4m3>
 __device__ __forceinline__ void rotate_queries(const DecodeParams& p, int context,
                                                uint32_t (&q)[kDim / 16][2 * kHalves]) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void rotate_queries(const DecodeParams& p, int contex
     }
   }
   const float2 zeros = __half22float2(times_zero);
-  if (zeros.x + zeros.y != 0.0f && r.overflowed_layer != nullptr) *r.overflowed_layer = r.layer;
+  if (zeros.x + zeros.y != 0.0f && context > 0 && r.overflowed_layer != nullptr) *r.overflowed_layer = r.layer;
 }
 
 // Columns `column` and the next of the new token, as the cache holds them, to the cache and to its row of a tile.

@@ -413,6 +413,9 @@ class Backend {
   virtual int32_t launch_context(const KvCache&, int32_t /*sequences*/, int32_t /*longest*/) const { return 0; }
   // Tokens a step at most, where nobody says.
   virtual int32_t default_step_tokens() const { return 2048; }
+  // For threads that are not this program's: they work on this device until what this returns is gone, whichever is
+  // theirs otherwise. Null = there is nothing to be done.
+  virtual std::shared_ptr<void> enter() { return nullptr; }
 
   // Once weights are there, before the first step: steps will have at most this.
   virtual Status reserve(const StepReserve& most) = 0;

@@ -94,6 +94,7 @@ nfp_status nfp_engine_open(const char* model, const char* options, nfp_engine** 
 
 void nfp_engine_close(nfp_engine* engine) {
   if (engine == nullptr) return;
+  const auto here = engine->loaded->backend->enter();
   engine->serving.engine.reset();
   engine->serving.runner.reset();
   delete engine;
@@ -180,6 +181,7 @@ nfp_status nfp_engine_step(nfp_engine* engine, char** outputs) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(engine != nullptr && outputs != nullptr, "nfp_engine_step: a pointer is null");
     const std::lock_guard lock(engine->mutex);
+    const auto here = engine->loaded->backend->enter();
     Json list = Json::array();
     if (!engine->serving.engine->idle()) {
       for (const nfp::RequestOutput& output : engine->serving.engine->step()) {

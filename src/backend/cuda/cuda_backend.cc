@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "backend/cuda/attention/attention.h"
+#include "backend/cuda/context.h"
 #include "backend/cuda/device_hangs.h"
 #include "backend/cuda/experts/experts.h"
 #include "backend/cuda/experts/grouped.h"
@@ -123,6 +124,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   bool prefers_graphs() const override { return true; }
   int32_t launch_context(const KvCache& cache, int32_t sequences, int32_t longest) const override;
   int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
+  std::shared_ptr<void> enter() override { return context_.enter(); }
   const cuda::DeviceShape& gemm_device() const override { return linear_->gemm().device(); }
   const cuda::TuningTable& gemm_choices() const override { return choices_; }
   void set_gemm_choices(const cuda::TuningTable& table) override {
@@ -244,6 +246,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
 
   const CudaOptions options_;
   BackendInfo info_;
+  cuda::Context context_;
   cudaStream_t stream_ = nullptr;
   cuda::TuningTable choices_;  // outliving linear_
   std::optional<cuda::LinearRunner> linear_;
@@ -289,8 +292,10 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
     return error(ErrorCode::kUnsupported, "there is no usable NVIDIA GPU ({}); use --device cpu",
                  found == cudaSuccess ? "none is visible" : cudaGetErrorString(found));
   }
+  int device = 0;  // a library's caller may have chosen another
+  NFP_RETURN_IF_ERROR(check(cudaGetDevice(&device), "choosing a GPU"));
   cudaDeviceProp properties{};
-  NFP_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, 0), "reading the GPU's properties"));
+  NFP_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, device), "reading the GPU's properties"));
   cuda::TuningTable& choices = backend->choices_;
   if (!options.gemm_choices.empty() && choices.device != properties.name) {
     log::warn("{}: its kernels were timed on '{}', this is '{}'; make it again with 'nestedfp tune'",
@@ -302,6 +307,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   NFP_ASSIGN_OR_RETURN(cuda::LinearRunner runner, cuda::LinearRunner::create(&choices));
   backend->linear_.emplace(std::move(runner));
   NFP_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "making a stream"));
+  backend->context_ = cuda::Context::current();
   const int threads = options.threads > 0 ? options.threads : static_cast<int>(usable_cpus().size());
   backend->threads_ = std::make_unique<ThreadPool>(std::max(1, threads));
   NFP_ASSIGN_OR_RETURN(backend->gemm_workspace_, backend->allocate(cuda::Workspace::kBytes));

@@ -1,9 +1,11 @@
 // What the backend says of a GPU that failed or hangs, each in a process of its own, as the context is lost with it;
 // and of what it cannot compute.
+#include <cuda.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
@@ -140,6 +142,48 @@ TEST(OverflowGpu, IsOfTheWorkBeforeItsEvent) {
   ASSERT_FALSE(synchronized.ok());
   EXPECT_EQ(synchronized.error().message.find("layer 6: "), 0u) << synchronized.error().message;
   EXPECT_TRUE(device.synchronize().ok());
+}
+
+// Another thread of a library's caller may have another GPU's context, or another of the same one.
+TEST(ContextGpu, AThreadWithAnotherOneEnters) {
+  if (!cuda::has_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  auto backend = make_cuda_backend({.threads = 1});
+  ASSERT_TRUE(backend.ok()) << backend.error().message;
+  std::thread([&] {
+    const auto find = [](const char* name, int version) {
+      void* found = nullptr;
+      EXPECT_EQ(
+          cudaGetDriverEntryPointByVersion(name, &found, static_cast<unsigned>(version), cudaEnableDefault, nullptr),
+          cudaSuccess);
+      return found;
+    };
+    using Create = CUresult(CUcontext*, unsigned, CUdevice);  // of CUDA 3.2 to 12
+    auto* const create = reinterpret_cast<Create*>(find("cuCtxCreate", 3020));
+    auto* const get = reinterpret_cast<decltype(&cuCtxGetCurrent)>(find("cuCtxGetCurrent", 12000));
+    auto* const destroy = reinterpret_cast<decltype(&cuCtxDestroy)>(find("cuCtxDestroy", 12000));
+    CUcontext other = nullptr, now = nullptr;
+    ASSERT_EQ(create(&other, 0, 0), CUDA_SUCCESS);
+    Backend& device = **backend;
+    const std::vector<uint16_t> ones(64, 0x3c00);
+    const std::vector<int32_t> row{0};
+    std::vector<uint16_t> out(ones.size());
+    {
+      const auto here = device.enter();
+      ASSERT_EQ(get(&now), CUDA_SUCCESS);
+      EXPECT_NE(now, other);
+      const size_t bytes = ones.size() * sizeof(uint16_t);
+      const Buffer x = *device.allocate(bytes), y = *device.allocate(bytes), rows = *device.allocate(sizeof(int32_t));
+      ASSERT_TRUE(device.upload(x.data(), ones.data(), bytes).ok());
+      ASSERT_TRUE(device.upload(rows.data(), row.data(), sizeof(int32_t)).ok());
+      device.gather_rows({.x = x.data(), .rows = rows.as<int32_t>(), .count = 1, .hidden = 64, .out = y.data()});
+      const Status status = device.download(out.data(), y.data(), bytes);
+      EXPECT_TRUE(status.ok()) << status.error().message;
+    }
+    EXPECT_EQ(out, ones);
+    ASSERT_EQ(get(&now), CUDA_SUCCESS);
+    EXPECT_EQ(now, other);
+    EXPECT_EQ(destroy(other), CUDA_SUCCESS);
+  }).join();
 }
 
 // What a step could not compute is said before the first.

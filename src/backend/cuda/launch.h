@@ -1,4 +1,5 @@
-// One kernel launch with the attributes that a step's kernels use. Only enqueues.
+// One kernel launch with the attributes that a step's kernels use. Only enqueues. (What a kernel is allowed is of a
+// device, and another may be current than the last time.)
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -42,6 +43,9 @@ inline Status launch(std::string_view what, const void* function, const LaunchSh
     status =
         cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared));
   }
+  constexpr int kPortable = 8;  // blocks
+  if (status == cudaSuccess && shape.cluster > kPortable)
+    status = cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, function, arguments);
   if (status == cudaSuccess) return ok_status();
   return error(ErrorCode::kResource, "{}: launching: {}", what, cudaGetErrorString(status));

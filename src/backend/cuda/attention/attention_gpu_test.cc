@@ -1,4 +1,5 @@
 // Attention against float64. Needs a Hopper GPU; skips elsewhere.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -756,6 +757,33 @@ TEST_F(AttentionGpu, DeterministicDecodeDoesNotSeeItsNeighbours) {
     }
     EXPECT_EQ(batch.out(), together);
   }
+}
+
+// What was looked up once is of one device, or one context of it; kernels are launched in others too.
+TEST_F(AttentionGpu, ClustersOf16InAnotherContext) {
+  const auto decode_one = [] {
+    const Batch batch({8, 1, 128}, {{1, 3000}}, 6);
+    AttentionCall call = batch.call(0, 1);
+    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+    attach(call, workspace);
+    const Status status = run_decode(call, nullptr);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    batch.expect_close(batch.out());
+  };
+  decode_one();
+  const auto find = [](const char* name, unsigned version) {
+    void* found = nullptr;
+    EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, nullptr), cudaSuccess);
+    return found;
+  };
+  using Create = CUresult(CUcontext*, unsigned, CUdevice);  // of CUDA 3.2 to 12
+  auto* const create = reinterpret_cast<Create*>(find("cuCtxCreate", 3020));
+  auto* const destroy = reinterpret_cast<decltype(&cuCtxDestroy)>(find("cuCtxDestroy", 12000));
+  CUcontext other = nullptr;
+  ASSERT_EQ(create(&other, 0, 0), CUDA_SUCCESS);
+  decode_one();
+  EXPECT_EQ(destroy(other), CUDA_SUCCESS);
 }
 
 TEST_F(AttentionGpu, CapturedGraphReplaysWithAnotherBatch) {

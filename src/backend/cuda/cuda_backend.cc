@@ -58,6 +58,9 @@ Status device_failure(Status status) {
   return Error{ErrorCode::kDevice, std::move(status).error().message};
 }
 
+// Of a device that this backend or another one of the process has found to hang: what it computes may never be there.
+Status hangs() { return error(ErrorCode::kDevice, "the GPU hangs: a step before has not finished in time"); }
+
 class CudaEvent final : public Event {
  public:
   ~CudaEvent() override { cudaEventDestroy(event); }
@@ -153,6 +156,10 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     return synchronize();
   }
   Status synchronize() override {
+    if (cuda::device_hangs()) {
+      keep(hangs());
+      return *failure_;
+    }
     keep(cuda::run_take_mark({overflow_mark_.as<int32_t>(), synchronized_layer_.as<int32_t>()}, stream_));
     keep(check(cudaStreamSynchronize(stream_), "waiting for the device"));
     return failure_of(synchronized_layer_);
@@ -380,7 +387,7 @@ void CudaBackend::copy(const CopyArgs& args) {
 }
 
 Status CudaBackend::wait_at_most(cudaEvent_t event) {
-  if (cuda::device_hangs()) return ok_status();
+  if (cuda::device_hangs()) return hangs();
   using Clock = AwakeTime::Clock;
   AwakeTime waited(Clock::now(), std::chrono::seconds(1));
   const std::chrono::duration<double> most(options_.hang_s);

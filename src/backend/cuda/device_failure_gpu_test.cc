@@ -90,6 +90,21 @@ TEST_F(DeviceFailureGpuDeathTest, WeightsOfADeviceThatHangsEnd) {
   EXPECT_EXIT(end_beside_a_hang(), ::testing::ExitedWithCode(0), "ended");
 }
 
+// Another backend of the process, which was not the one to find that out, has no results either.
+TEST_F(DeviceFailureGpuDeathTest, ADeviceThatHangsFailsForAll) {
+  const auto wait_beside_a_hang = [](bool synchronizes) {
+    auto backend = make_cuda_backend({.threads = 1, .hang_s = 120});
+    auto event = (*backend)->make_event();
+    (*backend)->record(**event);
+    cuda::device_hangs() = true;
+    const Status status = synchronizes ? (*backend)->synchronize() : (*backend)->wait(**event);
+    std::fprintf(stderr, "%s\n", status.ok() ? "done" : status.error().message.c_str());
+    std::_Exit(!status.ok() && status.error().code == ErrorCode::kDevice ? 1 : 0);
+  };
+  EXPECT_EXIT(wait_beside_a_hang(false), ::testing::ExitedWithCode(1), "the GPU hangs");
+  EXPECT_EXIT(wait_beside_a_hang(true), ::testing::ExitedWithCode(1), "the GPU hangs");
+}
+
 // Two steps may be in flight, and the first that is waited for is not the one to blame.
 TEST(OverflowGpu, IsOfTheWorkBeforeItsEvent) {
   if (!cuda::has_hopper()) GTEST_SKIP() << "needs a Hopper GPU";

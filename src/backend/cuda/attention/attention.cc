@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
+#include <limits>
 #include <mutex>
 
 #include "backend/cuda/attention/attention_kernel.h"
@@ -252,10 +253,12 @@ DecodeLaunch decode_launch(const AttentionCall& c, const DecodeKernels& k) {
 
 DecodeRotation make_rotation(const AttentionCall& c) {
   const AttentionCall::Rotation& r = c.rotation;
+  // The mma tile's rows beyond the group are zeros, and stay so: 0 / 0 would be told as an overflow.
+  const float eps = std::max(r.norm_eps, std::numeric_limits<float>::min());
   return {r.cos_sin,
           r.q_norm,
           r.k_norm,
-          r.norm_eps,
+          eps,
           r.layer,
           static_cast<uint8_t*>(const_cast<void*>(c.cache.keys)),
           static_cast<uint8_t*>(const_cast<void*>(c.cache.values)),

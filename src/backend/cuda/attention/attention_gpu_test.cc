@@ -666,6 +666,26 @@ TEST_F(AttentionGpu, PaddingBeyondFp16IsNotTold) {
   }
 }
 
+// Nor are heads beyond a group, which are zeros, where a norm has no epsilon.
+TEST_F(AttentionGpu, NormsWithoutEpsilonOverflowNowhere) {
+  for (const Shape& shape : {Shape{4, 2, 64, 16, 0.0f, 0, false, true}, Shape{12, 1, 128, 16, 0.0f, 0, true, true}}) {
+    const Batch batch(shape, {{1, 20}, {1, 40}}, 3);
+    AttentionCall call = batch.call(0, batch.sequences());
+    const DeviceCopy<float> cos_sin(std::vector<float>(int64_t{64} * shape.head_dim, 0.5f)),
+        norm(std::vector<float>(shape.head_dim, 1.0f));
+    const DeviceCopy<int32_t> overflowed(std::vector<int32_t>{-1});
+    call.rotation.cos_sin = cos_sin.get();
+    call.rotation.q_norm = call.rotation.k_norm = norm.get();
+    call.rotation.norm_eps = 0.0f;
+    call.rotation.overflowed_layer = overflowed.get();
+    const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+    attach(call, workspace);
+    ASSERT_TRUE(run_decode(call, nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(overflowed.host()[0], -1);
+  }
+}
+
 TEST_F(AttentionGpu, ManySequences) {
   std::vector<Sequence> sequences;
   std::mt19937 random(4);

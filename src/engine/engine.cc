@@ -39,6 +39,18 @@ void merge_bias(std::vector<std::pair<int32_t, float>>& bias) {
 
 bool is_finite(const OutputToken& token) { return token.finite; }
 
+// Items that are not computed in this step after all. Those of sequences that go on keep their blocks and are planned
+// again.
+template <typename Predicate>
+void leave_out(StepPlan& plan, const Predicate& predicate) {
+  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
+    if (!predicate(item)) return false;
+    plan.tokens -= item.count;
+    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
+    return true;
+  });
+}
+
 uint64_t random_seed() {
   thread_local std::mt19937_64 source(std::random_device{}());
   return source();
@@ -161,12 +173,10 @@ double Engine::share_level(double share) const {
 
 void Engine::leave_out_unready(StepPlan& plan) {
   TokenConstraint* awaited = nullptr;
-  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
+  leave_out(plan, [&](const ScheduledSequence& item) {
     TokenConstraint* constraint = item.sequence->request.constraint.get();
     if (!item.samples || constraint == nullptr || constraint->ready(std::chrono::microseconds(0))) return false;
     awaited = constraint;
-    plan.tokens -= item.count;
-    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
     return true;
   });
   // Nothing else to do: wait here, but not for long, as requests and cancellations may come.
@@ -207,14 +217,10 @@ Precision Engine::choose_precision(StepPlan& plan, LevelChange& change) {
   if (exact == 0) return wanted;
   change = LevelChange::kRequests;
   if (exact == static_cast<std::ptrdiff_t>(plan.items.size())) return Precision::kFp16;
-  // Both kinds are there: each gets every other step. Those left out keep their blocks and are planned again.
+  // Both kinds are there: each gets every other step.
   const bool exact_now = std::exchange(exact_turn_, !exact_turn_);
-  std::erase_if(plan.items, [&](const ScheduledSequence& item) {
-    if (item.sequence->wants_exact() == exact_now || apart(item)) return false;
-    plan.tokens -= item.count;
-    if (item.first < item.sequence->prompt_size() || item.count > 1) plan.prefill_tokens -= item.count;
-    return true;
-  });
+  leave_out(plan,
+            [&](const ScheduledSequence& item) { return item.sequence->wants_exact() != exact_now && !apart(item); });
   return exact_now ? Precision::kFp16 : wanted;
 }
 
@@ -233,7 +239,7 @@ void Engine::free_slot(Sequence& sequence) {
   if (sequence.history_slot >= 0) free_slots_.push_back(std::exchange(sequence.history_slot, -1));
 }
 
-Status Engine::start_sequences(const StepPlan& plan) {
+Status Engine::start_sequences(StepPlan& plan, std::vector<RequestOutput>& outputs) {
   const auto now = this->now();
   for (Sequence* sequence : plan.preempted) {
     free_slot(*sequence);
@@ -250,7 +256,11 @@ Status Engine::start_sequences(const StepPlan& plan) {
     }
     sequence->history_slot = free_slots_.back();
     free_slots_.pop_back();
-    NFP_RETURN_IF_ERROR(runner_->start(*sequence));
+    const Status started = runner_->start(*sequence);
+    if (started.ok()) continue;
+    if (started.error().code == ErrorCode::kDevice) return started;
+    leave_out(plan, [&](const ScheduledSequence& item) { return item.sequence == sequence; });
+    end_with(std::string(sequence->request.id), started.error(), outputs);
   }
   return ok_status();
 }
@@ -338,7 +348,7 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   step.plan = policy_->plans() ? plan_step(step.record, outputs) : scheduler_.schedule();
   StepPlan& plan = step.plan;
   const auto preempted = static_cast<int32_t>(plan.preempted.size());
-  const Status started = start_sequences(plan);
+  const Status started = start_sequences(plan, outputs);
   leave_out_unready(plan);
   if (plan.items.empty() && started.ok()) return false;
   if (!policy_->plans()) step.record.change = LevelChange::kRule;

@@ -164,7 +164,8 @@ class Engine {
   // Settles whether single tokens are computed apart, and in what the rest is.
   Precision part_singles(StepPlan& plan, Precision precision);
   double share_level(double share) const;
-  Status start_sequences(const StepPlan& plan);
+  // Those that cannot start end in `outputs`. Error: the device is gone.
+  Status start_sequences(StepPlan& plan, std::vector<RequestOutput>& outputs);
   // False where there is nothing to submit. Requests that fail end in `outputs`.
   bool submit_step(std::vector<RequestOutput>& outputs);
   void collect_step(std::vector<RequestOutput>& outputs);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "engine/testing/scripted_runner.h"
@@ -565,6 +566,48 @@ TEST(Engine, CancellationGivesBlocksBack) {
   EXPECT_EQ(answers["a"].finish, FinishReason::kCancelled);
   EXPECT_EQ(answers["a"].usage.completion_tokens, 3);
   EXPECT_TRUE(engine.idle());
+}
+
+// Has no memory for what some requests' penalties count.
+class NarrowRunner final : public StepRunner {
+ public:
+  int32_t vocab() const override { return inner_.vocab(); }
+  int32_t max_context() const override { return inner_.max_context(); }
+  int32_t max_in_flight() const override { return inner_.max_in_flight(); }
+  Status start(const Sequence& sequence) override {
+    if (sequence.tokens.front() == 13) return error(ErrorCode::kResource, "no memory for it");
+    started_.insert(&sequence);
+    return ok_status();
+  }
+  Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
+    for (const ScheduledSequence& item : plan.items) EXPECT_TRUE(started_.contains(item.sequence));
+    return inner_.submit(plan, precision);
+  }
+  Result<StepOutput> collect(StepTicket ticket) override { return inner_.collect(ticket); }
+
+ private:
+  ScriptedRunner inner_{kVocab, 1000};
+  std::set<const Sequence*> started_;
+};
+
+TEST(Engine, ARequestThatCannotStartEndsAlone) {
+  NarrowRunner runner;
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  ASSERT_TRUE(engine.submit(request("running", {5, 6, 7}, 9)).ok());
+  std::map<std::string, Answer> answers;
+  collect(engine.step(), answers);
+  ASSERT_TRUE(engine.submit(request("bad", {13, 6, 7}, 9)).ok());
+  ASSERT_TRUE(engine.submit(request("good", {5, 6}, 9)).ok());
+  auto late = request("late", {5}, 4);  // sits out the step that the bad one would start in
+  late.constraint = std::make_unique<LateConstraint>();
+  ASSERT_TRUE(engine.submit(std::move(late)).ok());
+  for (int i = 0; i < 100 && !engine.idle(); ++i) collect(engine.step(), answers);
+  EXPECT_EQ(answers["bad"].finish, FinishReason::kError);
+  EXPECT_EQ(answers["bad"].error, "no memory for it");
+  EXPECT_TRUE(answers["bad"].tokens.empty());
+  for (const char* id : {"running", "good", "late"}) EXPECT_EQ(answers[id].finish, FinishReason::kLength) << id;
+  EXPECT_EQ(answers["running"].tokens.size(), 9u);
+  EXPECT_EQ(engine.stats().kv_blocks_used, 0);
 }
 
 class FailingRunner final : public StepRunner {

@@ -112,7 +112,7 @@ REFUSED = {
         "background": "answers do not run in the background", "conversation": "use `previous_response_id`",
         "prompt": "not implemented"},
     "MessagesRequest": {
-        "container": "no tool runs here", "mcp_servers": "no tool runs here", "context_management": "not implemented"},
+        "container": "no tool runs here", "mcp_servers": "no tool runs here", "context_management": "but for edits that keep all"},
     "EmbeddingRequest": {},
 }
 REFUSED_IN_TEXT = {name: "not implemented" for name in (

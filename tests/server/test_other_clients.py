@@ -314,6 +314,22 @@ def test_tokens_are_counted(claude):
     assert count == r.usage.input_tokens + r.usage.cache_read_input_tokens
 
 
+def test_context_management_that_takes_nothing_away(claude, fake):
+    """As Claude Code sends it to any server."""
+    anthropic = pytest.importorskip("anthropic")
+
+    def ask(context):
+        return claude.beta.messages.create(model="fake", max_tokens=5, messages=[{"role": "user", "content": "SAY:hi"}],
+                                           context_management=context, betas=["context-management-2025-06-27"])
+    for context in ({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, {"edits": []}):
+        assert ask(context).content[0].text == "hi"
+    for edit in ({"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}):
+        with pytest.raises(anthropic.BadRequestError, match="context_management"):
+            ask({"edits": [edit]})
+    r = httpx.post(fake.url + "/v1/messages", json={"max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "context_management": 5})
+    assert r.status_code == 400 and "'context_management' must be an object" in r.text
+
+
 def test_anthropic_errors_and_keys(claude, launch):
     import anthropic
     with pytest.raises(anthropic.NotFoundError):

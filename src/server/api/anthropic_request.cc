@@ -169,6 +169,21 @@ MaybeError read_messages(Fields& fields, const RequestLimits& limits, Json* chat
   return std::nullopt;
 }
 
+// Edits that take nothing away: Claude Code asks for all thoughts to be kept.
+MaybeError check_context_management(const Json& context) {
+  if (!context.is_object()) return bad_request("context_management", "'context_management' must be an object");
+  const auto edits = context.find("edits");
+  if (edits == context.end() || edits->is_null()) return std::nullopt;
+  const auto keeps_all = [](const Json& edit) {
+    return text_field(edit, "type") == "clear_thinking_20251015" && text_field(edit, "keep") == "all";
+  };
+  if (edits->is_array() && std::all_of(edits->begin(), edits->end(), keeps_all)) return std::nullopt;
+  return bad_request(
+      "context_management",
+      "'context_management' is not supported but for clear_thinking with keep: all; leave other edits out",
+      "unsupported_parameter");
+}
+
 MaybeError read_thinking(const Json& thinking, Json* chat) {
   const std::string type = text_field(thinking, "type");
   if (type != "enabled" && type != "disabled" && type != "adaptive") {
@@ -219,7 +234,8 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   if (const Json* config = fields.find("output_config"))
     NFP_API_TRY(read_output_config(*config, limits, &chat, &ignored));
   for (const char* name : {"service_tier", "cache_control"}) fields.without_effect(name);
-  for (const char* name : {"container", "mcp_servers", "context_management"}) {
+  if (const Json* context = fields.find("context_management")) NFP_API_TRY(check_context_management(*context));
+  for (const char* name : {"container", "mcp_servers"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   NFP_API_TRY(fields.rest(limits, &ignored));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "server/api/json_schema.h"
 
@@ -367,7 +368,40 @@ MaybeError parse_template_fields(Fields& fields, GenerationRequest* out) {
   return std::nullopt;
 }
 
-MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
+// Goes on as if the functions that are not named were not there.
+MaybeError parse_allowed_tools(const Json& choice, const RequestLimits& limits, GenerationRequest* out) {
+  const auto allowed = choice.find("allowed_tools");
+  if (allowed == choice.end() || !allowed->is_object()) {
+    return bad_request("tool_choice.allowed_tools",
+                       "'tool_choice.allowed_tools' must be an object with 'mode' and 'tools'");
+  }
+  Fields inner(*allowed, "tool_choice.allowed_tools");
+  std::string mode = "auto";
+  NFP_API_TRY(inner.get("mode", &mode));
+  if (mode != "auto" && mode != "required") {
+    return bad_request(inner.path("mode"), fmt::format("'{}' must be auto or required", inner.path("mode")));
+  }
+  const Json* tools = inner.find("tools");
+  if (tools == nullptr || !tools->is_array()) {
+    return bad_request(inner.path("tools"), fmt::format("'{}' must be a list of functions", inner.path("tools")));
+  }
+  std::set<std::string_view> names;  // of `choice`; the list may be long
+  for (const Json& tool : *tools) {
+    if (!tool.is_object() || !tool.contains("function") || !tool["function"].is_object()) continue;
+    const auto name = tool["function"].find("name");
+    if (name != tool["function"].end() && name->is_string()) names.insert(name->get_ref<const std::string&>());
+  }
+  Json kept = Json::array();
+  for (const Json& tool : out->tools) {
+    if (names.contains(tool["function"]["name"].get_ref<const std::string&>())) kept.push_back(tool);
+  }
+  if (kept.empty()) return bad_request("tool_choice", "'tool_choice' allows no function of 'tools'");
+  out->tool_choice = mode == "auto" ? ToolChoice::kAuto : ToolChoice::kRequired;
+  out->unenforced.clear();
+  return parse_tools(kept, limits, &out->tools, &out->unenforced);
+}
+
+MaybeError parse_tool_choice(Fields& fields, const RequestLimits& limits, GenerationRequest* out) {
   const Json* choice = fields.find("tool_choice");
   const bool have_tools = out->tools.is_array() && !out->tools.empty();
   if (choice == nullptr) {
@@ -381,11 +415,14 @@ MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
       return std::nullopt;
     }
     if (text != "auto" && text != "required") {
-      return bad_request("tool_choice", "'tool_choice' must be none, auto, required, or name a function");
+      return bad_request("tool_choice", "'tool_choice' must be none, auto, required, a function, or allowed_tools");
     }
     if (!have_tools) return bad_request("tool_choice", "'tool_choice' needs 'tools'");
     out->tool_choice = text == "auto" ? ToolChoice::kAuto : ToolChoice::kRequired;
     return std::nullopt;
+  }
+  if (choice->is_object() && choice->value("type", Json()) == "allowed_tools") {
+    return parse_allowed_tools(*choice, limits, out);
   }
   const Json* function = nullptr;
   if (choice->is_object() && choice->value("type", Json("function")) == "function" && choice->contains("function")) {
@@ -393,7 +430,7 @@ MaybeError parse_tool_choice(Fields& fields, GenerationRequest* out) {
   }
   if (function == nullptr || !function->is_object() || !function->contains("name") ||
       !(*function)["name"].is_string()) {
-    return bad_request("tool_choice", "'tool_choice' must be none, auto, required, or name a function");
+    return bad_request("tool_choice", "'tool_choice' must be none, auto, required, a function, or allowed_tools");
   }
   out->tool_choice = ToolChoice::kNamed;
   out->tool_name = (*function)["name"].get<std::string>();
@@ -524,7 +561,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   if (messages == nullptr) return bad_request("messages", "'messages' is missing");
   NFP_API_TRY(parse_messages(*messages, limits, &out->messages, &out->ignored));
   if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, limits, &out->tools, &out->unenforced));
-  NFP_API_TRY(parse_tool_choice(fields, out));
+  NFP_API_TRY(parse_tool_choice(fields, limits, out));
   NFP_API_TRY(fields.get("parallel_tool_calls", &out->parallel_tool_calls));
   NFP_API_TRY(fields.get("include_reasoning", &out->include_reasoning));
   NFP_API_TRY(fields.get("logprobs", &out->wants_logprobs));

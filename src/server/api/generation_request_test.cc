@@ -216,6 +216,34 @@ TEST(GenerationRequest, ToolChoice) {
   EXPECT_TRUE(chat_with(tools + R"(,"tool_choice":"required","guided_regex":"a")").error);
 }
 
+TEST(GenerationRequest, AllowedTools) {
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"not":{}}}},)"
+                            R"({"type":"function","function":{"name":"g"}}],"tool_choice":)";
+  const auto allow = [&](const std::string& allowed) {
+    return chat_with(tools + R"({"type":"allowed_tools","allowed_tools":)" + allowed + "}");
+  };
+  const Parsed p = allow(R"({"mode":"required","tools":[{"type":"function","function":{"name":"g"}}]})");
+  ASSERT_FALSE(p.error) << p.error->message;
+  EXPECT_EQ(p.request.tool_choice, ToolChoice::kRequired);
+  ASSERT_EQ(p.request.tools.size(), 1u);
+  EXPECT_EQ(p.request.tools[0]["function"]["name"], "g");
+  EXPECT_TRUE(p.request.unenforced.empty());  // "not" is the other one's
+  const Parsed both = allow(R"({"mode":"auto","tools":[{"function":{"name":"g"}},{"function":{"name":"f"}},5]})");
+  ASSERT_FALSE(both.error) << both.error->message;
+  EXPECT_EQ(both.request.tool_choice, ToolChoice::kAuto);
+  EXPECT_EQ(both.request.tools.size(), 2u);
+  EXPECT_EQ(both.request.unenforced, std::vector<std::string>{"not"});
+  for (const auto& [bad, param] : {std::pair("5", "tool_choice.allowed_tools"),
+                                   {R"({"mode":"none","tools":[]})", "tool_choice.allowed_tools.mode"},
+                                   {R"({"mode":"auto"})", "tool_choice.allowed_tools.tools"},
+                                   {R"({"tools":[{"function":{"name":"h"}},{"function":5},{}]})", "tool_choice"}}) {
+    const Parsed refused = allow(bad);
+    ASSERT_TRUE(refused.error) << bad;
+    EXPECT_EQ(refused.error->param, param) << bad;
+  }
+  EXPECT_TRUE(chat_with(R"("tool_choice":{"type":"allowed_tools","allowed_tools":{"tools":[]}})").error);
+}
+
 TEST(GenerationRequest, Grammars) {
   using Kind = GrammarSpec::Kind;
   EXPECT_EQ(chat_with(R"("response_format":{"type":"text"})").request.grammar.kind, Kind::kNone);

@@ -151,9 +151,15 @@ def test_coded_bodies_are_415(fake):
 
 
 def test_large_bodies(launch):
-    server = launch("--max-body", 1 << 20)
-    r = httpx.post(server.url + "/v1/completions", content=b'{"prompt":"' + b"a" * (1 << 20) + b'"}', headers=JSON)
-    assert r.status_code == 413
+    server = launch("--max-body", 1 << 20, "--allowed-origins", "https://a.example")
+    large = b'{"prompt":"' + b"a" * (1 << 20) + b'"}'
+    r = httpx.post(server.url + "/v1/completions", content=large, headers={**JSON, "X-Request-Id": "big", "Origin": "https://a.example"})
+    assert r.status_code == 413 and "larger than 1048576 bytes" in r.json()["error"]["message"]
+    # The head was read, so its client is answered as it knows answers.
+    assert r.headers["X-Request-Id"] == "big" and r.headers["Access-Control-Allow-Origin"] == "https://a.example"
+    r = httpx.post(server.url + "/v1/messages", content=large, headers=JSON)
+    assert r.status_code == 413 and r.json()["type"] == "error" and r.json()["error"]["type"] == "request_too_large"
+    assert 'http_requests_total{handler="/v1/messages",method="POST",status="4xx"} 1' in server.metrics()
     got = raw(server, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                       b"Transfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + b"a" * 65536 + b"\r\n") * 20)
     assert got.startswith(b"HTTP/1.1 413 ")

@@ -88,6 +88,10 @@ size_t RequestReader::put(std::string_view bytes) {
     }
     if (ec && ec != beast::http::error::need_more) {
       fault_ = malformed(ec, options_);
+      if (ec == beast::http::error::body_limit && !head_done_) {  // by Content-Length: the head is all there
+        head_done_ = true;
+        check_head();
+      }
     } else if (!done() && (ec || used == 0)) {
       if (bytes.size() - taken > kMaxUnparsed) fault_ = {400, "malformed HTTP request: a chunk header has no end"};
       break;

@@ -56,6 +56,24 @@ TEST(RequestReader, PiecesDoNotMatter) {
   }
 }
 
+TEST(RequestReader, ABodyThatIsTooLargeHasAHead) {
+  ServerOptions options;
+  options.max_body_bytes = 40;
+  RequestReader reader(options, "peer");
+  reader.put("POST /a?b HTTP/1.1\r\nHost: h\r\nX: y\r\nContent-Length: 41\r\n\r\n");
+  ASSERT_TRUE(reader.fault());
+  EXPECT_EQ(reader.fault()->status, 413);
+  ASSERT_TRUE(reader.head_done());
+  EXPECT_EQ(reader.head().path, "/a");
+  EXPECT_EQ(reader.head().header("x"), "y");
+  EXPECT_EQ(reader.head().peer, "peer");
+  // What is wrong with the framing comes first.
+  RequestReader doubtful(options);
+  doubtful.put("POST /a HTTP/1.1\r\nContent-Length: 41\r\n\r\n");
+  ASSERT_TRUE(doubtful.fault());
+  EXPECT_EQ(doubtful.fault()->message, "Host is missing");
+}
+
 TEST(RequestReader, TrailersAreNotOfTheHead) {
   const std::string bytes =
       "POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nHost: other\r\nX: 1\r\n\r\n";

@@ -100,6 +100,8 @@ def test_root_path_and_origins(launch):
     r = httpx.options(base + "/llm/v1/completions", headers={"Origin": "https://a.example",
                                                              "Access-Control-Request-Method": "POST"})
     assert r.status_code == 204 and r.headers["Access-Control-Allow-Origin"] == "https://a.example"
+    r = httpx.get(base + "/health", headers={"Origin": "https://a.example"})
+    assert {"X-Request-Id", "Retry-After"} <= set(r.headers["Access-Control-Expose-Headers"].split(", "))  # clients read these
     r = httpx.get(base + "/health", headers={"Origin": "https://b.example"})
     assert "Access-Control-Allow-Origin" not in r.headers
 

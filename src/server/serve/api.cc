@@ -217,7 +217,8 @@ std::vector<http::Header> Api::common_headers(const http::Request& request, std:
     const bool all = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
     if (all || std::find(allowed.begin(), allowed.end(), origin) != allowed.end()) {
       headers.push_back({"Access-Control-Allow-Origin", all ? "*" : std::string(origin)});
-      headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id, X-NestedFP-Ignored, X-NestedFP-Unenforced"});
+      headers.push_back(
+          {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, X-NestedFP-Ignored, X-NestedFP-Unenforced"});
       if (!all) headers.push_back({"Vary", "Origin"});
     }
   }

@@ -100,6 +100,9 @@ def test_conversations_are_kept_and_bounded(client, fake, launch):
     for wrong in (lambda: client.responses.retrieve(first.id), lambda: client.responses.delete(first.id)):
         with pytest.raises(openai.NotFoundError):
             wrong()
+    with pytest.raises(openai.BadRequestError, match="events of a kept response"):  # not a stream without any
+        client.responses.retrieve(second.id, stream=True)
+    assert client.responses.retrieve(second.id).output_text == "one"
     with pytest.raises(openai.BadRequestError) as e:
         turns(client, "x", first.id)
     assert e.value.code == "previous_response_not_found" and e.value.param == "previous_response_id"

@@ -126,6 +126,10 @@ void Api::stored_response(Call& call) {
   if (id.find('/') != std::string_view::npos) return reply_error(call, no_path());
   const auto found = state()->responses.find(id, call.key);
   if (!found) return reply_error(call, no_response(id, 404, ""));
+  if (!items && ("&" + call.request.query + "&").find("&stream=true&") != std::string::npos) {
+    return reply_error(call, bad_request("stream", "'stream' must be false: the events of a kept response are not kept",
+                                         "unsupported_parameter"));
+  }
   if (!items) return reply_json(call, found->response);
   ItemsPage page;
   if (auto failure = read_items_page(call.request.query, &page)) return reply_error(call, *failure);

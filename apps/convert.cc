@@ -135,7 +135,7 @@ Status run_restore(const ConvertFlags& flags) {
   }
   fmt::print("{}: {} tensors, {}\n", flags.destination, report.tensors, human_bytes(report.bytes));
   for (const std::string& name : report.inexact) {
-    fmt::print("  not bit for bit: {} (BF16 values that FP16 cannot hold; the nearest are written)\n", name);
+    fmt::print("  not bit for bit: {} (BF16 or FP32 values that FP16 cannot hold; the nearest are written)\n", name);
   }
   return ok_status();
 }

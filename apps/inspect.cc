@@ -112,7 +112,9 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"rows", r.rows},
        {"rows_with_exponent", r.shifted_rows},
        {"rows_by_exponent", exponents},
+       // Of FP32 sources too, although they are named after the other.
        {"bf16", {{"source", r.bf16}, {"inexact_weights", r.inexact}, {"largest_error", r.largest_error}}},
+       {"fp32_source", r.f32},
        {"fp8",
         {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
        {"left_out", r.left_out},
@@ -167,8 +169,9 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
                m.nests ? "nested, rows by exponent " + exponents_text(m.exponents) : "dense: " + m.reason);
   }
   if (shown < exceptions.size()) fmt::print("  ... (--all lists every one)\n");
-  if (r.bf16) {
-    fmt::print("\nBF16 source: {} weights are not exact in FP16, largest error {:.3g}\n", r.inexact, r.largest_error);
+  if (r.bf16 || r.f32) {
+    fmt::print("\n{} source: {} weights are not exact in FP16, largest error {:.3g}\n",
+               !r.f32 ? "BF16" : (r.bf16 ? "BF16 and FP32" : "FP32"), r.inexact, r.largest_error);
   }
   fmt::print("\nFP8: {}. {}\n", verdict_name(r.verdict), r.verdict_text);
   double outlier = 0, range = 0;

@@ -77,7 +77,9 @@ class Meter {
 
 // Of what is written as it is.
 DType copied_dtype(const TensorInfo& tensor) {
-  const bool narrowed = tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && gemm_type(tensor.name);
+  const auto type = gemm_type(tensor.name);
+  const bool narrowed =
+      tensor.dtype == DType::kF32 && tensor.shape.rank() == 2 && type.has_value() && *type != GemmType::kHead;
   return narrowed ? DType::kF16 : tensor.dtype;
 }
 
@@ -118,18 +120,14 @@ TensorSource plane_of(const std::shared_ptr<MatrixReader>& matrix, const TensorI
   return out;
 }
 
-TensorSource scale_of(const std::shared_ptr<MatrixReader>& matrix, const TensorInfo& tensor) {
+TensorSource scale_of(const MatrixAnalysis& analysis, const TensorInfo& tensor) {
   TensorSource out;
   out.name = tensor.name + "_scale";
   out.dtype = DType::kF32;
   out.shape = {tensor.shape[0], 1};
-  out.read = [matrix](int64_t first, int64_t count, std::byte* bytes) -> Status {
-    const auto cols = static_cast<size_t>(matrix->cols());
-    std::vector<uint8_t> upper(cols), lower(cols);
+  out.read = [&exponents = analysis.exponents](int64_t first, int64_t count, std::byte* bytes) -> Status {
     for (int64_t r = 0; r < count; ++r) {
-      int8_t exponent = 0;
-      NFP_RETURN_IF_ERROR(matrix->read_nested(first + r, 1, upper.data(), lower.data(), &exponent));
-      const float scale = std::ldexp(1.0f, exponent - 8);
+      const float scale = std::ldexp(1.0f, exponents[static_cast<size_t>(first + r)] - 8);
       std::memcpy(bytes + 4 * r, &scale, sizeof(scale));
     }
     return ok_status();
@@ -195,9 +193,16 @@ Result<std::map<std::string, Candidate>> find_candidates(const ModelSource& sour
                                                          ThreadPool& threads,
                                                          std::map<std::string, std::string>& dense_groups) {
   std::map<std::string, Candidate> found;
+  const auto is_candidate = [](const TensorInfo& tensor) {
+    const auto type = gemm_type(tensor.name);
+    return type && *type != GemmType::kHead;
+  };
+  uint64_t total = 0;
+  for (const TensorInfo& tensor : source.tensors()) total += is_candidate(tensor) ? tensor.bytes() : 0;
+  Meter meter(options.progress, "reading", total);
   for (const TensorInfo& tensor : source.tensors()) {
     const auto type = gemm_type(tensor.name);
-    if (!type || *type == GemmType::kHead) continue;
+    if (!is_candidate(tensor)) continue;
     Candidate candidate;
     candidate.group = group_of(tensor.name, *type);
     NFP_ASSIGN_OR_RETURN(candidate.matrix, source.matrix(tensor.name, threads, &candidate.analysis));
@@ -209,6 +214,7 @@ Result<std::map<std::string, Candidate>> find_candidates(const ModelSource& sour
       candidate.matrix = nullptr;
     }
     found.emplace(tensor.name, std::move(candidate));
+    meter.add(tensor.bytes());
   }
   return found;
 }
@@ -229,6 +235,9 @@ Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& s
     const auto dense_group = place == candidates.end() ? dense_groups.end() : dense_groups.find(place->second.group);
     if (place == candidates.end() || dense_group != dense_groups.end()) {
       if (gemm_type(tensor.name)) report.dense.push_back(tensor.name);
+      // Dense BF16 is copied; FP32 is rounded all the same.
+      const bool rounded = place != candidates.end() && tensor.dtype == DType::kF32;
+      if (rounded && place->second.analysis.inexact_fp16 > 0) info.inexact.insert(tensor.name);
       if (place != candidates.end() && place->second.matrix) report.dense_with[tensor.name] = dense_group->second;
       main.push_back(copy_of(source, tensor));
       continue;
@@ -239,7 +248,7 @@ Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& s
     if (dtype != info.source_dtype) info.dtypes[tensor.name] = dtype;
     if (analysis.inexact_nested > 0) info.inexact.insert(tensor.name);
     main.push_back(plane_of(matrix, tensor, Plane::kUpper));
-    main.push_back(scale_of(matrix, tensor));
+    main.push_back(scale_of(analysis, tensor));
     lower.push_back(plane_of(matrix, tensor, Plane::kLower));
     ++report.nested;
   }

@@ -46,7 +46,8 @@ Status check_convert(const ModelSource& source, const std::string& destination, 
 struct RestoreReport {
   int64_t tensors = 0;
   uint64_t bytes = 0;
-  std::vector<std::string> inexact;  // BF16 matrices that had not nested exactly: their nearest BF16 is written
+  // BF16 and FP32 matrices that FP16 did not hold exactly: the nearest BF16 or FP16 is written.
+  std::vector<std::string> inexact;
 };
 
 // Writes the source's tensors in their original dtypes (FP32 and quantised sources: FP16).

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <functional>
 #include <random>
 
@@ -48,6 +49,11 @@ class Convert : public testing::ScratchTest {
   nlohmann::json json(const std::string& name) { return nlohmann::json::parse(read_text_file(path(name)).value()); }
   ThreadPool threads_{3};
 };
+
+// Of an FP32 tensor.
+void set_value(TestTensor& tensor, int64_t row, int64_t col, float value) {
+  std::memcpy(tensor.bytes.data() + 4 * (row * tensor.shape[1] + col), &value, sizeof(value));
+}
 
 // Every tensor of a model: name -> dtype and bytes.
 std::map<std::string, std::pair<DType, std::string>> tensors_of(const ModelSource& source) {
@@ -106,6 +112,54 @@ TEST_F(Convert, Bf16ComesBackBitForBitWhereItWasExact) {
   ASSERT_TRUE(convert_dir("back", "again").ok());
   ASSERT_TRUE(restore_dir("again", "twice").ok());
   EXPECT_TRUE(tensors_of(*open("back")) == tensors_of(*open("twice")));
+}
+
+TEST_F(Convert, WhatFp16ChangesOfFp32IsTold) {
+  auto tensors = tiny_model(DType::kF32);
+  for (TestTensor& tensor : tensors) {
+    for (int64_t row = 0; row < tensor.shape[0]; ++row) {
+      for (int64_t col = 0; tensor.shape.rank() == 2 && col < tensor.shape[1]; ++col) {
+        set_value(tensor, row, col, 0.5f);
+      }
+    }
+  }
+  set_value(tensors[5], 7, 1, 0.5f + 0x1p-13f);  // v_proj
+  set_value(tensors[6], 1, 0, 5.0f);             // o_proj stays dense ...
+  set_value(tensors[6], 1, 1, 0x1.8p-24f);       // ... and is not exact either
+  write_model(path("src"), tensors);
+  auto report = inspect(*open("src"), threads_, {});
+  ASSERT_TRUE(report.ok()) << report.error().message;
+  EXPECT_TRUE(report->f32);
+  EXPECT_EQ(report->inexact, 2);
+  EXPECT_EQ(report->largest_error, 0x1p-13f);
+  auto done = convert_dir("src", "nested");
+  ASSERT_TRUE(done.ok()) << done.error().message;
+  auto back = restore_dir("nested", "back");
+  ASSERT_TRUE(back.ok()) << back.error().message;
+  EXPECT_EQ(back->inexact, (std::vector<std::string>{"model.layers.0.self_attn.o_proj.weight", kV}));
+
+  set_value(tensors[5], 7, 1, 1e5f);
+  write_model(path("large"), tensors);
+  auto large = convert_dir("large", "not");
+  ASSERT_FALSE(large.ok());
+  EXPECT_NE(large.error().message.find("row 7, column 1 is 100000, beyond FP16"), std::string::npos)
+      << large.error().message;
+}
+
+TEST_F(Convert, ProgressIsOfTheReadingToo) {
+  write_model(path("src"), tiny_model(DType::kF16));
+  ConvertOptions options;
+  std::map<std::string, uint64_t> done;
+  options.progress = [&](const Progress& progress) {
+    EXPECT_LE(progress.done, progress.total);
+    auto& last = done[std::string(progress.what)];
+    EXPECT_GE(progress.done, last);
+    last = progress.done;
+  };
+  auto report = convert_dir("src", "nested", options);
+  ASSERT_TRUE(report.ok());
+  EXPECT_GT(done["reading"], 0u);
+  EXPECT_EQ(done["converting"], report->bytes);
 }
 
 TEST_F(Convert, RoutersStayDenseInOtherEngines) {

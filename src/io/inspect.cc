@@ -178,6 +178,7 @@ Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, co
       errors += sums.errors;
     }
     report.bf16 = report.bf16 || tensor.dtype == DType::kBF16;
+    report.f32 = report.f32 || tensor.dtype == DType::kF32;
     report.inexact += m.nests ? m.inexact_nested : m.inexact_fp16;
     report.largest_error = std::max(report.largest_error, m.largest_error);
 

@@ -36,8 +36,8 @@ struct MatrixReport {
   float largest = 0;                 // max |w|
   std::string reason;                // why dense
   std::map<int, int64_t> exponents;  // rows by exponent, zero left out
-  int64_t inexact_fp16 = 0;          // BF16 weights that plain FP16 changes
-  int64_t inexact_nested = 0;        // BF16 weights that nested FP16 changes
+  int64_t inexact_fp16 = 0;          // BF16 or FP32 weights that plain FP16 changes
+  int64_t inexact_nested = 0;        // BF16 or FP32 weights that nested FP16 changes
   float largest_error = 0;           // of these
   Fp8Check fp8;
 };
@@ -62,7 +62,7 @@ struct InspectReport {
   int64_t rows = 0;          // of the linear layers but lm_head
   int64_t shifted_rows = 0;  // of these, with an exponent
   std::map<int, int64_t> exponents;
-  bool bf16 = false;  // some linear layer's source is BF16
+  bool bf16 = false, f32 = false;  // some linear layer's source is so
   int64_t inexact = 0;
   float largest_error = 0;
   double relative_error = 0;  // of all linear layers together

@@ -3,8 +3,10 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <utility>
 
 #include "base/float_types.h"
@@ -21,6 +23,40 @@ namespace fs = std::filesystem;
 namespace {
 
 WeightType weight_type(DType dtype) { return dtype == DType::kBF16 ? WeightType::kBF16 : WeightType::kF16; }
+
+// What FP16 changes of an FP32 matrix.
+struct Narrowed {
+  std::mutex mutex;
+  int64_t changed = 0;
+  float largest_error = 0;
+};
+
+Status narrow_rows(const ModelSource& source, const TensorInfo& tensor, int64_t first, int64_t count, uint16_t* out,
+                   Narrowed& narrowed) {
+  const int64_t cols = tensor.row_elements();
+  std::vector<float> values(static_cast<size_t>(count * cols));
+  NFP_RETURN_IF_ERROR(source.read_rows(tensor, first, count, reinterpret_cast<std::byte*>(values.data())));
+  int64_t changed = 0;
+  float largest_error = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    out[i] = fp32_to_fp16(values[i]);
+    const float kept = fp16_to_fp32(out[i]);
+    if (kept == values[i] || !std::isfinite(values[i])) continue;  // NaN and infinity are told of by the analysis
+    if (std::isinf(kept)) {
+      const auto at = static_cast<int64_t>(i);
+      return error(ErrorCode::kUnsupported,
+                   "{}: tensor '{}': weight at row {}, column {} is {}, beyond FP16, in which FP32 weights are held; "
+                   "store the model in BF16",
+                   source.path(), tensor.name, first + at / cols, at % cols, values[i]);
+    }
+    ++changed;
+    largest_error = std::max(largest_error, std::abs(kept - values[i]));
+  }
+  const std::lock_guard lock(narrowed.mutex);
+  narrowed.changed += changed;
+  narrowed.largest_error = std::max(narrowed.largest_error, largest_error);
+  return ok_status();
+}
 
 // A directory without weights of its own may hold a GGUF file, as GGUF repositories do, some beside a config.json.
 Result<std::string> gguf_inside(const std::string& path) {
@@ -189,7 +225,19 @@ Result<MatrixSource> ModelSource::matrix_source(std::string_view name) const {
 Result<std::unique_ptr<MatrixReader>> ModelSource::matrix(std::string_view name, ThreadPool& threads,
                                                           MatrixAnalysis* analysis) const {
   NFP_ASSIGN_OR_RETURN(MatrixSource source, matrix_source(name));
-  NFP_ASSIGN_OR_RETURN(MatrixAnalysis found, analyse_matrix(source, threads));
+  Narrowed narrowed;
+  MatrixSource counted = source;
+  if (const TensorInfo* tensor = find(name); tensor->dtype == DType::kF32) {
+    counted.read = [this, tensor, &narrowed](int64_t first, int64_t count, uint16_t* out) {
+      return narrow_rows(*this, *tensor, first, count, out, narrowed);
+    };
+  }
+  NFP_ASSIGN_OR_RETURN(MatrixAnalysis found, analyse_matrix(counted, threads));
+  // A row's exponent loses nothing of what FP16 holds.
+  found.inexact_fp16 += narrowed.changed;
+  found.inexact_nested += narrowed.changed;
+  found.largest_error_fp16 = std::max(found.largest_error_fp16, narrowed.largest_error);
+  found.largest_error_nested = std::max(found.largest_error_nested, narrowed.largest_error);
   if (analysis != nullptr) *analysis = found;
   return make_matrix_reader(std::move(source), std::move(found));
 }

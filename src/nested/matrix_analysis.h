@@ -67,7 +67,7 @@ struct MatrixAnalysis {
   float largest = 0;            // max |w|
   int64_t largest_row = 0;
   int64_t rows_shifted = 0;  // rows with e != 0
-  int64_t inexact_fp16 = 0;  // sums over rows of RowAnalysis' counts; 0 for FP16 sources
+  int64_t inexact_fp16 = 0;  // sums over rows of RowAnalysis' counts; of FP32 sources what FP16 changes
   int64_t inexact_nested = 0;
   float largest_error_fp16 = 0;
   float largest_error_nested = 0;

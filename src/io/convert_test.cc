@@ -394,6 +394,20 @@ TEST_F(Convert, WhatIsThereStaysUnlessForced) {
   EXPECT_EQ(entries(), (std::vector<std::string>{"file", "nested", "other", "src"}));
 }
 
+TEST_F(Convert, WhatCameMeanwhileStaysUnlessForced) {
+  write_model(path("src"), tiny_model(DType::kF16));
+  ConvertOptions options;
+  options.progress = [&](const Progress&) {
+    std::filesystem::create_directory(path("nested"));
+    EXPECT_TRUE(write_file(path("nested/precious"), "x").ok());
+  };
+  auto late = convert_dir("src", "nested", options);
+  ASSERT_FALSE(late.ok());
+  EXPECT_NE(late.error().message.find("--force"), std::string::npos) << late.error().message;
+  EXPECT_EQ(read_text_file(path("nested/precious")).value(), "x");
+  EXPECT_EQ(entries(), (std::vector<std::string>{"nested", "src"}));
+}
+
 TEST_F(Convert, ALinkStaysAndWhatItLeadsToIsReplaced) {
   write_model(path("src"), tiny_model(DType::kF16));
   std::filesystem::create_directory(path("disk"));

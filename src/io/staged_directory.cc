@@ -61,6 +61,7 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
                                                 uint64_t needed) {
   StagedDirectory staged;
   staged.path_ = path;
+  staged.force_ = force;
   while (staged.path_.size() > 1 && staged.path_.back() == '/') staged.path_.pop_back();
   std::error_code code;
   const bool exists = fs::exists(fs::symlink_status(staged.path_, code));
@@ -88,14 +89,25 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
 }
 
 Status StagedDirectory::commit() {
-  // Where something is there already the two change places in one step, and the old one goes as temporaries go.
-  if (::renameat2(AT_FDCWD, path().c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
-    temporary_ = {};
-    return ok_status();
-  }
+  const auto rename_with = [this](unsigned flags) {
+    return ::renameat2(AT_FDCWD, path().c_str(), AT_FDCWD, path_.c_str(), flags) == 0;
+  };
   std::error_code code;
   std::string old;
-  if (errno != ENOENT) {  // a file system that cannot exchange
+  // A file system that knows no flags is left with the plain rename below, which replaces no directory that holds
+  // anything.
+  if (!force_) {
+    if (rename_with(RENAME_NOREPLACE)) {
+      temporary_.release();
+      return ok_status();
+    }
+    if (errno == EEXIST) {
+      return error(ErrorCode::kIo, "{}: has been made while this was written; --force replaces it", path_);
+    }
+  } else if (rename_with(RENAME_EXCHANGE)) {
+    temporary_ = {};  // what was there before goes as temporaries go
+    return ok_status();
+  } else if (errno != ENOENT) {
     old = fmt::format("{}.old-{}", path_, ::getpid());
     fs::rename(path_, old, code);
     if (code) return error(ErrorCode::kIo, "{}: cannot be replaced: {}", path_, code.message());

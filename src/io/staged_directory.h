@@ -19,6 +19,7 @@ class StagedDirectory {
   static Result<StagedDirectory> create(const std::string& path, bool force, const std::string& source,
                                         uint64_t needed);
   const std::string& path() const { return temporary_.name(); }  // where to write
+  // kIo too where, without `force`, something has come to be at the place since.
   Status commit();
   // Errors met while writing name the temporary; this names the place that was asked for instead.
   Error at_place(Error error) const;
@@ -26,6 +27,7 @@ class StagedDirectory {
  private:
   StagedDirectory() = default;
   std::string path_;
+  bool force_ = false;
   TemporaryPath temporary_;
 };
 

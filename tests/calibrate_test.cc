@@ -326,6 +326,15 @@ TEST_P(CalibrateBothWaysTest, GoesOnAfterAnInterruption) {
   const auto repaired = calibrate(model_, options("cache"));
   ASSERT_TRUE(repaired.ok()) << repaired.error().message;
   expect_equal(*whole, *repaired);
+  // So is a text that is none of this model's.
+  for (const char* text : {"[]", "[[]]", "[[2147483647, 1]]"}) {
+    const std::string folder = fs::path(damaged).parent_path().string();
+    ASSERT_TRUE(write_file(folder + "/text.json", text).ok());
+    ASSERT_TRUE(write_file(folder + "/order.json", "[]").ok());
+    const auto rewritten = calibrate(model_, options("cache"));
+    ASSERT_TRUE(rewritten.ok()) << rewritten.error().message;
+    EXPECT_EQ(whole->to_json(), rewritten->to_json()) << text;
+  }
 }
 
 TEST_F(CalibrateTest, RestrictedTakesFewerAndAnotherSeedOthers) {

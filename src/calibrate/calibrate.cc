@@ -191,7 +191,8 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
     NFP_ASSIGN_OR_RETURN(TensorScalings scalings, smoothing_of(model, options, store));
     model_options.scalings = std::make_shared<const TensorScalings>(std::move(scalings));
   }
-  bool missing = !store.text();
+  const auto saved = store.text();
+  bool missing = !saved || !fits_vocabulary(*saved, config.vocab);
   for (int32_t layer = 0; layer < config.layers && !missing; ++layer) missing = !store.layer(layer);
   if (missing) {
     NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, model_options));
@@ -214,7 +215,8 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
     }
   }
   const auto text = store.text();
-  if (!text) return error(ErrorCode::kIo, "{}: the calibration text vanished; run again", store.folder());
+  if (!text || !fits_vocabulary(*text, config.vocab))
+    return error(ErrorCode::kIo, "{}: the calibration text vanished; run again", store.folder());
   calibration.tokens = count_tokens(used(*text));
   if (!options.measure_sensitivity) return calibration;
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <set>
 
 #include "base/atomic_file.h"
@@ -92,7 +93,9 @@ std::optional<TokenSequences> CalibrationStore::text() const {
     auto& tokens = text.emplace_back();
     for (const auto& token : sequence) {
       if (!token.is_number_integer()) return std::nullopt;
-      tokens.push_back(token.get<int32_t>());
+      const auto number = token.get<int64_t>();
+      if (number < 0 || number > std::numeric_limits<int32_t>::max()) return std::nullopt;
+      tokens.push_back(static_cast<int32_t>(number));
     }
   }
   return text;
@@ -109,7 +112,7 @@ std::optional<std::vector<Sensitivity>> CalibrationStore::sensitivities() const 
   const auto file = read_text_file(path);
   if (!file.ok()) return std::nullopt;
   auto order = sensitivity_from_json(*file, path);
-  if (!order.ok()) return std::nullopt;
+  if (!order.ok() || order->empty()) return std::nullopt;
   return std::move(*order);
 }
 

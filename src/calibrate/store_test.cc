@@ -5,6 +5,8 @@
 
 #include <filesystem>
 
+#include "base/atomic_file.h"
+
 namespace nfp {
 namespace {
 
@@ -28,6 +30,21 @@ TEST(CalibrationStore, TheTextIsItsOwnersOnly) {
     EXPECT_EQ(file.status().permissions() & (Perms::group_all | Perms::others_all), Perms::none) << file.path();
   }
   EXPECT_EQ(files, 1);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(CalibrationStore, WhatIsNoTextOrOrderIsMadeAgain) {
+  const std::string folder = ::testing::TempDir() + "nfp_store_damaged_test";
+  std::filesystem::remove_all(folder);
+  const auto store = CalibrationStore::open(folder, 7);
+  ASSERT_TRUE(store.ok()) << store.error().message;
+  ASSERT_TRUE(store->save_text({{1}}).ok());
+  for (const char* text : {"[[1, 99999999999]]", "[[-1]]", "[[1.5]]", "[1", "[1]"}) {
+    ASSERT_TRUE(write_file(store->folder() + "/text.json", text).ok());
+    EXPECT_FALSE(store->text()) << text;
+  }
+  ASSERT_TRUE(write_file(store->folder() + "/order.json", "[]").ok());  // of no layer
+  EXPECT_FALSE(store->sensitivities());
   std::filesystem::remove_all(folder);
 }
 

@@ -67,6 +67,16 @@ TEST(Estimate, GrowsWithTheModelAndTheText) {
   config.layers = 4;
   options.measure_sensitivity = true;
   EXPECT_GT(calibration_flops(config, options), 1.5 * once);
+  // All experts of a layer have their own H, choices and probes, though a token goes through few of them.
+  ModelConfig sparse = config;
+  sparse.experts.count = 32, sparse.experts.top = 1, sparse.experts.intermediate = config.intermediate;
+  sparse.experts.layers.assign(4, true);
+  options.measure_sensitivity = false;
+  const double dense = calibration_flops(config, options), mlp_cubes = 4 * (64.0 * 64 * 64 + 128.0 * 128 * 128);
+  const double mlp_choices = 4 * 3 * (2 * 128.0 * 64 * 64 + 64.0 * 128 * 128);
+  EXPECT_DOUBLE_EQ(calibration_flops(sparse, options), dense + 31 * (mlp_cubes * 4 / 3 + mlp_choices));
+  options.measure_sensitivity = true;
+  EXPECT_GT(calibration_flops(sparse, options), 5 * calibration_flops(config, options));
   ThreadPool threads(1);
   const double seconds = estimate_calibration(config, options, threads);
   EXPECT_GT(seconds, 0.0);

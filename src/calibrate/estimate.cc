@@ -9,25 +9,58 @@ namespace {
 // decoding reads the weights for few rows. An assumption; being wrong by half moves only the limit of `auto`.
 constexpr double kEfficiency = 0.7;
 
+// A linear layer of [rows, columns], or `count` of the same size of which each token goes through `active`.
+struct LinearSize {
+  double rows, columns, count = 1, active = 1;
+};
+
+// Sums over all linear layers.
+struct Work {
+  double weights = 0;   // that a token is multiplied with
+  double inputs = 0;    // entries of H that a token is added to
+  double cubes = 0;     // of H's sizes
+  double products = 0;  // multiplications of all weights with their H
+  double linears = 0;
+
+  void add(const LinearSize& size) {
+    const double square = size.columns * size.columns;
+    weights += size.active * size.rows * size.columns;
+    inputs += size.active * square;
+    cubes += size.count * square * size.columns;
+    products += size.count * size.rows * square;
+    linears += size.count;
+  }
+  void add_mlp(double hidden, double wide, double count = 1, double active = 1) {
+    add({2 * wide, hidden, count, active});
+    add({hidden, wide, count, active});
+  }
+};
+
 }  // namespace
 
 double calibration_flops(const ModelConfig& config, const CalibrationOptions& options) {
-  const auto cube = [](double x) { return x * x * x; };
-  const double hidden = config.hidden, wide = config.intermediate, head = config.head_dim;
-  const double attended = config.heads * head, layers = config.layers;
-  const double qkv = attended + 2.0 * config.kv_heads * head;  // rows
-  const double weights = layers * (qkv * hidden + hidden * attended + 3 * hidden * wide);
+  const double hidden = config.hidden, attended = config.heads * static_cast<double>(config.head_dim);
+  const double qkv = attended + 2.0 * config.kv_heads * config.head_dim;  // rows
+  Work work;
+  for (int32_t layer = 0; layer < config.layers; ++layer) {
+    work.add({qkv, hidden});
+    work.add({hidden, attended});
+    if (!config.has_experts(layer)) {
+      work.add_mlp(hidden, config.intermediate);
+      continue;
+    }
+    const Experts& experts = config.experts;
+    work.add_mlp(hidden, experts.intermediate, experts.count, experts.top);
+    if (experts.shared_intermediate > 0) work.add_mlp(hidden, experts.shared_intermediate);
+  }
   const double vocabulary = static_cast<double>(config.vocab) * hidden;
-  const double inputs = layers * (2 * hidden * hidden + attended * attended + wide * wide);  // entries of all H
   const double tokens = static_cast<double>(calibration_tokens(options));
-  const double writing = options.text == kSelfText ? tokens * 2 * (weights + vocabulary) : 0;
-  const double hessians = tokens * (2 * weights + inputs);  // half of H, 2 operations an entry
+  const double writing = options.text == kSelfText ? tokens * 2 * (work.weights + vocabulary) : 0;
+  const double hessians = tokens * (2 * work.weights + work.inputs);  // half of H, 2 operations an entry
   // Factors in FP64 count twice; a sweep is half a product with H, a descent a whole one.
-  const double factors = layers * (2 * cube(hidden) + cube(attended) + cube(wide)) * 4 / 3;
-  const double choices =
-      3 * layers *
-      (qkv * hidden * hidden + hidden * attended * attended + 2 * wide * hidden * hidden + hidden * wide * wide);
-  const double probes = 4 * layers * kSensitivityTokens * weights + 4 * layers * 32 * 2 * vocabulary;
+  const double factors = work.cubes * 4 / 3, choices = 3 * work.products;
+  // Half a forward pass each.
+  const double probes = work.linears * (kSensitivityTokens * work.weights + 32 * 2 * vocabulary);
   return writing + hessians + factors + choices + (options.measure_sensitivity ? probes : 0);
 }
 

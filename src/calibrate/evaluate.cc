@@ -7,9 +7,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "base/temporary_path.h"
 #include "calibrate/activations.h"
 #include "calibrate/nearest_filter.h"
@@ -111,7 +113,11 @@ class Evaluator {
     NFP_RETURN_IF_ERROR(add(out, "per channel", Precision::kFp8, 1.0));
     NFP_RETURN_IF_ERROR(add_activations(out, "per channel"));
     NFP_RETURN_IF_ERROR(open(block_fp8_filter()));
-    return add(out, "128x128 blocks", Precision::kFp8, 1.0);
+    NFP_RETURN_IF_ERROR(add(out, "128x128 blocks", Precision::kFp8, 1.0));
+    for (const std::string& part : options_.forms) {
+      if (!found_.contains(part)) log::warn("--forms {}: nothing measured here has this in its name", part);
+    }
+    return ok_status();
   }
 
  private:
@@ -144,10 +150,13 @@ class Evaluator {
   Status add(Evaluation& out, const std::string& weights, Precision precision, double share,
              const std::string& activations = "16/32 bit", ActivationRounder* rounder = nullptr) {
     const std::string form = fmt::format("{}, {:.0f} % in FP8, activations {}", weights, 100 * share, activations);
-    const auto is_in_form = [&](const std::string& part) { return form.find(part) != std::string::npos; };
-    if (!is_exact(precision) && !options_.forms.empty() && std::ranges::none_of(options_.forms, is_in_form)) {
-      return ok_status();
+    bool wanted = is_exact(precision) || options_.forms.empty();
+    for (const std::string& part : options_.forms) {
+      if (form.find(part) == std::string::npos) continue;
+      wanted = true;
+      found_.insert(part);
     }
+    if (!wanted) return ok_status();
     NFP_RETURN_IF_ERROR(load_once());
     PerplexityOptions options;
     options.ctx = options_.ctx;
@@ -219,7 +228,8 @@ class Evaluator {
   LoadedModelOptions load_options_;
   std::unique_ptr<LoadedModel> loaded_;
   std::vector<Sensitivity> sensitivities_;
-  bool stored_ = false;  // the checkpoint itself is calibrated
+  bool stored_ = false;          // the checkpoint itself is calibrated
+  std::set<std::string> found_;  // of the forms asked for
 };
 
 }  // namespace

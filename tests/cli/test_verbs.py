@@ -451,7 +451,7 @@ class Perplexity(Scratch):
                 safetensors_file.write(os.path.join(wide, name), tensors)
         with open(self.path("text"), "a") as file:
             file.write("the quick brown fox jumps over the lazy dog. " * 200)
-        result = run_json("perplexity", wide, "--file", self.path("text"), "--ctx", "4096", "--chunks", "1")
+        result = json.loads(run("perplexity", wide, "--file", self.path("text"), "--ctx", "4096", "--chunks", "1", "--json")[0])
         self.assertEqual(result["scored_tokens"], 2047)
         # The logits of all scored tokens alone would be 328 MB.
         self.assertLess(result["peak_memory_bytes"], 250e6)
@@ -462,6 +462,7 @@ class Perplexity(Scratch):
         os.symlink("/dev/null", self.path("null"))
         run(*evaluate, self.path("null"))
         self.assertTrue(os.path.islink(self.path("null")))
+        self.assertIn("--forms neerest", run(*evaluate, self.path("null"), "--forms", "neerest")[1])
         out, _ = run(*evaluate, "/dev/stdout", "--json")
         decoder = json.JSONDecoder()
         one, end = decoder.raw_decode(out)

@@ -5,8 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "base/atomic_file.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
+#include "eval/logprob_file.h"
 #include "flags.h"
 #include "json_output.h"
 #include "verbs.h"
@@ -47,8 +49,17 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
   print_indented(out);
 }
 
+// Of the files named, what would be an error after the model has been loaded, and calibrated.
+Status check_files(const PerplexityOptions& options) {
+  if (!options.kld_base.empty()) NFP_RETURN_IF_ERROR(LogprobReader::open(options.kld_base));
+  if (options.save_base.empty() || !output_is_replaced(options.save_base)) return ok_status();
+  NFP_RETURN_IF_ERROR(AtomicFile::create_output(options.save_base));
+  return ok_status();
+}
+
 Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
+  NFP_RETURN_IF_ERROR(check_files(flags.options));
   NFP_ASSIGN_OR_RETURN(const std::string text, read_flag_file("--file", flags.file));
   const int32_t ctx = flags.model.ctx > 0 ? flags.model.ctx : flags.options.ctx;
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, flags.model.ctx_flag(flags.options.ctx)));

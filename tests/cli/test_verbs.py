@@ -423,6 +423,16 @@ class Perplexity(Scratch):
             self.assertTrue(os.path.islink(self.path("full")))
             failure(*save, "/no/such/dir/base")
 
+    def test_files_are_opened_before_calibrating(self):
+        kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "nestedfp", "calibration")
+        before = sorted(kept.glob("*"))
+        for flag, name in (("--kld-base", self.path("none")), ("--kld-base", self.path("text")),
+                           ("--save-base", self.path("no/such/base"))):
+            line = failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--calibrate", "self",
+                           "--calibrate-seed", "78", flag, name)
+            self.assertIn(name, line)
+        self.assertEqual(sorted(kept.glob("*")), before)
+
     def test_a_base_of_a_longer_text(self):
         base = self.path("base")
         self.measure("--save-base", base)

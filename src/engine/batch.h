@@ -28,7 +28,7 @@ struct StepLimits {
   int32_t table_width = 1;    // blocks of a sequence
   int32_t vocab = 1;          // for masks of allowed tokens
   int32_t block_size = 16;    // tokens
-  int32_t scratch_block = 0;  // KV block that padding writes to and reads from
+  int32_t scratch_block = 0;  // KV block that padding's tables name; no token of it has a slot
   int32_t row_bias = 0;       // entries of LogitBias a row
   bool masks = false;         // rows may have masks
 };

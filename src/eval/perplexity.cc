@@ -204,8 +204,11 @@ class Scorer {
   Status score_block(size_t chunk, std::span<const int32_t> tokens, Distributions& files, size_t begin, size_t count) {
     records_.resize(files.save ? count * record_bytes_ : 0);
     threads_.run([&](int thread) {
+      std::vector<float> base_row(files.base ? vocab_ : 0);
       const Range mine = partition(static_cast<int64_t>(count), thread, threads_.size());
-      for (int64_t i = mine.begin; i < mine.end; ++i) score_row(chunk, tokens, files, begin, static_cast<size_t>(i));
+      for (int64_t i = mine.begin; i < mine.end; ++i) {
+        score_row(chunk, tokens, files, begin, static_cast<size_t>(i), base_row);
+      }
     });
     const auto scored = std::span(scores_).subspan(begin, count);
     if (!std::ranges::all_of(scored, [](const RowScore& s) { return std::isfinite(s.nll); })) {
@@ -214,8 +217,9 @@ class Scorer {
     return files.save ? files.save->write(std::span(records_)) : ok_status();
   }
 
-  // Row i of the block.
-  void score_row(size_t chunk, std::span<const int32_t> tokens, const Distributions& files, size_t begin, size_t i) {
+  // Row i of the block. base_row: room for the base's, where there is one.
+  void score_row(size_t chunk, std::span<const int32_t> tokens, const Distributions& files, size_t begin, size_t i,
+                 std::vector<float>& base_row) {
     const std::span<float> row(logits_.data() + i * vocab_, vocab_);
     log_softmax(row);
     const size_t at = begin + i;
@@ -223,7 +227,6 @@ class Scorer {
     scores_[at].nll = -static_cast<double>(row[static_cast<size_t>(target)]);
     if (!std::isfinite(scores_[at].nll)) return;  // score_block() says so
     if (files.base) {
-      std::vector<float> base_row(vocab_);
       decode_logprobs(files.base->record(chunk * rows() + at), base_row);
       compare(base_row, row, target, scores_[at]);
     }

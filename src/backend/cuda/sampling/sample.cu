@@ -344,17 +344,17 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
   return {0, draw_from_list(row.shared, listed, limits, weigh, uniform(s.seed, s.draw), row.warp, row.lane)};
 }
 
-// Of the raw logits, whose keys the row holds: log-probability and rank of `token`, and the top_n likeliest. `bound`: a
-// key that top_n tokens reach if so many are there.
-__device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32_t best, uint32_t bound,
-                                       const float* logits, int32_t token, int32_t top_n, SampledRow* out,
-                                       TokenLogprob* top) {
+// Of the raw logits, whose keys the row holds: log-probability and rank of `token`, and the top_n likeliest. After
+// report_bound().
+__device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32_t best, const float* logits,
+                                       int32_t token, int32_t top_n, SampledRow* out, TokenLogprob* top) {
+  const uint32_t bound = max(row.shared.bound[1], kMinusInfinityKey);
   const float minus_infinity = __uint_as_float(0xff800000u);
   const bool is_finite = is_finite_key(best);
   const Weigh weigh{is_finite ? logit_of(best) : 0.0f, 1.0f};
   const uint32_t own = max(key_of(logits[token]), kMinusInfinityKey);
   const bool has_likeliest = top_n > 0 && __any_sync(0xffffffffu, largest >= bound);
-  uint32_t likely = 0;  // as Counted: above the bound << 16, equal to it
+  uint32_t likely = 0;  // above the bound << 16, equal to it
   double sum = 0;
   uint32_t before = 0;
   row.for_each_four([&](const uint4& four, int32_t id) {
@@ -377,8 +377,10 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
     sum += static_cast<double>(part);
   });
   Kept kept{bound, Kept::kAll};
-  const uint64_t word = uint64_t{__reduce_add_sync(0xffffffffu, likely)} << 32 | __reduce_add_sync(0xffffffffu, before);
-  Candidates candidates = sum_up(row, row.tell(word, warp_sum(sum)), kept.ties);
+  likely = __reduce_add_sync(0xffffffffu, likely);
+  const Counted mine{likely >> 16, likely & 0xffffu};
+  Candidates candidates =
+      sum_up(row, row.tell(mine.word(__reduce_add_sync(0xffffffffu, before)), warp_sum(sum)), kept.ties);
   const double log_total = is_finite ? log(candidates.weight) : 0.0;
   const auto logprob_of = [&](uint32_t key) {
     if (!is_finite || key <= kMinusInfinityKey) return minus_infinity;
@@ -403,7 +405,8 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
                  : TokenLogprob{-1, minus_infinity};
   }
 }
-// report()'s bound, in shared memory, where the row has been told its warps' largest keys.
+// report()'s bound in shared memory, a key that top_n tokens reach if so many are there, where the row has been told
+// its warps' largest keys.
 __device__ __forceinline__ void report_bound(const ClusterRow& row, const Told* told, int32_t top_n) {
   if (top_n > 0 && row.vocab > kListSize && static_cast<uint32_t>(top_n) <= row.warps()) {
     nth_largest(row, told, static_cast<uint32_t>(top_n), 1);
@@ -530,8 +533,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
       if (threadIdx.x == 0) shared.best = raw_best;
       __syncthreads();
     }
-    report(row, raw_largest, shared.best, max(shared.bound[1], kMinusInfinityKey), raw, token, s.report,
-           call.out + index, call.top + index * call.top_stride);
+    report(row, raw_largest, shared.best, raw, token, s.report, call.out + index, call.top + index * call.top_stride);
     drawn.warp = 0;
   } else if (drawn.warp == row.me() && row.lane == 0) {
     call.out[index] = {drawn.token, 0.0f, 0, is_finite_key(shared.best) ? 0 : 1};
@@ -570,8 +572,8 @@ __global__ __launch_bounds__(kSampleThreads, 2) void score_kernel(const ScorePar
   const uint32_t largest = make_keys<false>(row, {});
   const Told* told = row.tell(__reduce_max_sync(0xffffffffu, largest));
   report_bound(row, told, call.top_n);
-  report(row, largest, largest_of(row, told).key, max(shared.bound[1], kMinusInfinityKey), logits, call.target[r],
-         call.top_n, call.out + r, call.top + r * call.top_stride);
+  report(row, largest, largest_of(row, told).key, logits, call.target[r], call.top_n, call.out + r,
+         call.top + r * call.top_stride);
 }
 
 __global__ void history_kernel(TokenCounts history, int32_t slot, const int32_t* tokens, int32_t prompt,

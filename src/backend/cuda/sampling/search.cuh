@@ -134,22 +134,31 @@ __device__ __forceinline__ uint32_t ties_for(const Bracket& b, double wanted, do
   return static_cast<uint32_t>(fmin(fmax(more, 1.0), most));
 }
 
+// How many of n keys are before the one at `at`, the larger ones and earlier ones like it: found by the four threads
+// that have this `at`, neighbours from a multiple of four on. All of a warp.
+template <typename KeyAt>
+__device__ __forceinline__ uint32_t keys_before(const KeyAt& key_at, uint32_t n, uint32_t at, uint32_t thread) {
+  uint32_t before = 0;
+  if (at < n) {
+    const uint32_t key = key_at(at);
+#pragma unroll 4
+    for (uint32_t i = thread % 4; i < n; i += 4) {
+      const uint32_t other = key_at(i);
+      before += other > key || (other == key && i < at) ? 1 : 0;
+    }
+  }
+  before += __shfl_xor_sync(0xffffffffu, before, 1);
+  before += __shfl_xor_sync(0xffffffffu, before, 2);
+  return before;
+}
+
 // At least n tokens have this key or more: the n-th largest of the warps' largest (their words). n <= warps().
 __device__ __forceinline__ uint32_t nth_largest(const ClusterRow& row, const Told* told, uint32_t n, int slot) {
   static_assert(kSampleThreads >= 4 * kSampleBlocks * kSampleWarps);
-  const uint32_t at = threadIdx.x / 4;  // four threads a warp's largest, which find how many are before it
-  if (at < row.warps()) {
-    const auto key = static_cast<uint32_t>(told[at].word);
-    uint32_t before = 0;
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x % 4; i < row.warps(); i += 4) {
-      const auto other = static_cast<uint32_t>(told[i].word);
-      before += other > key || (other == key && i < at) ? 1 : 0;
-    }
-    before += __shfl_xor_sync(0xffffffffu, before, 1);
-    before += __shfl_xor_sync(0xffffffffu, before, 2);
-    if (before == n - 1 && threadIdx.x % 4 == 0) row.shared.bound[slot] = key;
-  }
+  const uint32_t at = threadIdx.x / 4;
+  const auto key_at = [&](uint32_t i) { return static_cast<uint32_t>(told[i].word); };
+  const uint32_t before = keys_before(key_at, row.warps(), at, threadIdx.x);
+  if (at < row.warps() && before == n - 1 && threadIdx.x % 4 == 0) row.shared.bound[slot] = key_at(at);
   __syncthreads();
   return row.shared.bound[slot];
 }
@@ -260,29 +269,19 @@ __device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const 
 
 // ---- in the list's block -------------------------------------------------------------------------------------------
 
-// Few entries: four threads each, which find how many are before it.
-__device__ __forceinline__ void rank_list(RowShared& shared, int n) {
-  const auto thread = static_cast<int>(ptx::read_thread());  // as in scan_pairs()
-  const int at = thread / 4;
-  const uint32_t key = at < n ? shared.list_key(at) : 0;
-  uint32_t before = 0;
-  if (at < n) {
-#pragma unroll 4
-    for (int i = thread % 4; i < n; i += 4) {
-      const uint32_t other = shared.list_key(i);
-      before += other > key || (other == key && i < at) ? 1 : 0;
-    }
-  }
-  before += __shfl_xor_sync(0xffffffffu, before, 1);
-  before += __shfl_xor_sync(0xffffffffu, before, 2);
-  if (at < n && thread % 4 == 0) shared.sorted[before] = uint64_t{key} << 32 | ~static_cast<uint32_t>(at);
+// Few entries: four threads each.
+__device__ __forceinline__ void rank_list(RowShared& shared, uint32_t n) {
+  const uint32_t thread = ptx::read_thread(), at = thread / 4;  // as in scan_pairs()
+  const auto key_at = [&](uint32_t i) { return shared.list_key(static_cast<int>(i)); };
+  const uint32_t before = keys_before(key_at, n, at, thread);
+  if (at < n && thread % 4 == 0) shared.sorted[before] = uint64_t{key_at(at)} << 32 | ~at;
   __syncthreads();
 }
 
 // shared.sorted: the list's n entries, likeliest first. (Bitonic: Batcher, "Sorting networks and their applications",
 // AFIPS 1968.)
 __device__ __forceinline__ void sort_list(RowShared& shared, int n) {
-  if (n <= kSampleThreads / 4) return rank_list(shared, n);
+  if (n <= kSampleThreads / 4) return rank_list(shared, static_cast<uint32_t>(n));
   int size = 64;
   while (size < n) size *= 2;
   for (int i = threadIdx.x; i < size; i += kSampleThreads)

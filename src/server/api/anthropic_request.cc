@@ -7,11 +7,7 @@ namespace nfp::server {
 namespace {
 
 using dialect::read_text_parts;
-
-std::string text_field(const Json& object, const char* name) {
-  return object.is_object() && object.contains(name) && object[name].is_string() ? object[name].get<std::string>()
-                                                                                 : std::string();
-}
+using dialect::text_field;
 
 // A tool's result as text; an error says that it is one.
 MaybeError tool_result(const Json& block, const std::string& where, Json* messages) {

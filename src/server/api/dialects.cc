@@ -38,6 +38,11 @@ void pass_on(Fields& fields, Json* chat) {
   }
 }
 
+std::string text_field(const Json& object, const char* name) {
+  return object.is_object() && object.contains(name) && object[name].is_string() ? object[name].get<std::string>()
+                                                                                 : std::string();
+}
+
 MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
                            std::string* out) {
   if (content.is_string()) {

@@ -31,6 +31,8 @@ namespace dialect {
 
 // Fields that all of these APIs take as chat completions do.
 void pass_on(Fields& fields, Json* chat);
+// The string of a field; empty where there is none.
+std::string text_field(const Json& object, const char* name);
 // Text of a string or of a list of parts whose type is one of `types`; parts are separated by line breaks.
 MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
                            std::string* out);

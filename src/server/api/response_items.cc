@@ -6,13 +6,12 @@
 #include <charconv>
 #include <utility>
 
+#include "server/api/dialects.h"
+
 namespace nfp::server {
 namespace {
 
-std::string text_of(const Json& object, const char* name) {
-  const auto place = object.find(name);
-  return place != object.end() && place->is_string() ? place->get<std::string>() : std::string();
-}
+using dialect::text_field;
 
 // Ids are of the item's place, so that they are the same each time.
 class ItemList {
@@ -20,14 +19,14 @@ class ItemList {
   explicit ItemList(std::string_view response_id) : tail_(response_id.substr(response_id.find('_') + 1)) {}
 
   void add_message(const Json& message) {
-    const std::string role = text_of(message, "role");
-    const std::string content = text_of(message, "content");
+    const std::string role = text_field(message, "role");
+    const std::string content = text_field(message, "content");
     if (role == "tool") {
       add("fco",
-          {{"type", "function_call_output"}, {"call_id", text_of(message, "tool_call_id")}, {"output", content}});
+          {{"type", "function_call_output"}, {"call_id", text_field(message, "tool_call_id")}, {"output", content}});
       return;
     }
-    if (const std::string thoughts = text_of(message, "reasoning_content"); !thoughts.empty()) {
+    if (const std::string thoughts = text_field(message, "reasoning_content"); !thoughts.empty()) {
       add("rs", {{"type", "reasoning"},
                  {"summary", Json::array()},
                  {"content", Json::array({{{"type", "reasoning_text"}, {"text", thoughts}}})}});
@@ -42,9 +41,9 @@ class ItemList {
     for (const Json& call : *calls) {
       const Json& function = call["function"];
       add("fc", {{"type", "function_call"},
-                 {"call_id", text_of(call, "id")},
-                 {"name", text_of(function, "name")},
-                 {"arguments", text_of(function, "arguments")}});
+                 {"call_id", text_field(call, "id")},
+                 {"name", text_field(function, "name")},
+                 {"arguments", text_field(function, "arguments")}});
     }
   }
   Json take() { return std::move(items_); }

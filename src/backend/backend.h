@@ -365,6 +365,7 @@ struct BackendInfo {
 struct StepReserve {
   int32_t tokens = 0;
   int32_t sequences = 0;
+  int32_t hidden = 0;  // features of the residual stream
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;

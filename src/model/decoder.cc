@@ -139,6 +139,7 @@ Status Decoder::reserve(int32_t tokens, int32_t rows, int32_t positions) {
   NFP_RETURN_IF_ERROR(head_.reserve(backend_, config_, rows));
   return backend_.reserve({.tokens = std::max(tokens, rows),
                            .sequences = rows,
+                           .hidden = config_.hidden,
                            .heads = config_.heads,
                            .kv_heads = config_.kv_heads,
                            .head_dim = config_.head_dim,

@@ -28,6 +28,7 @@
 #include "backend/cuda/linear/linear.h"
 #include "backend/cuda/linear/uploader.h"
 #include "backend/cuda/linear/weight.h"
+#include "backend/cuda/model_shape.h"
 #include "backend/cuda/profiler.h"
 #include "backend/cuda/row_peaks.h"
 #include "backend/cuda/sampling/sampling.h"
@@ -413,11 +414,7 @@ Status CudaBackend::reserve(const StepReserve& most) {
     NFP_RETURN_IF_ERROR(uploader_->finish());
     uploader_.reset();
   }
-  if (most.rotary_dim % 8 != 0) {
-    return error(ErrorCode::kUnsupported,
-                 "heads rotate {} of their {} features, and the GPU backend rotates multiples of 8; use --device cpu",
-                 most.rotary_dim, most.head_dim);
-  }
+  NFP_RETURN_IF_ERROR(cuda::check_model_shape(most));
   const int64_t rows = std::max(most.tokens, most.sequences);
   const size_t width = static_cast<size_t>(std::max(widest_, widest_gated_)) * sizeof(uint16_t);
   const size_t bytes = cuda::align_activation(static_cast<size_t>(rows) * width);

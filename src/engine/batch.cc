@@ -169,7 +169,7 @@ void StepInput::upload() {
     host<int32_t>(at_.slots)[tokens_] = -1;
     host<int32_t>(at_.query_start)[sequences_ + 1] = tokens_ + 1;
     host<int32_t>(at_.context)[sequences_] = 0;  // attention has no work with it
-    table[static_cast<size_t>(sequences_) * width] = limits_.scratch_block;
+    table[static_cast<size_t>(sequences_) * width] = scratch_block_;
   }
   for (; rows_ < shape_.rows; ++rows_) {
     host<int32_t>(at_.rows)[rows_] = rows_;

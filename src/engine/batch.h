@@ -23,14 +23,13 @@ namespace nfp {
 
 // What steps may hold at most.
 struct StepLimits {
-  int32_t tokens = 1;         // of a step
-  int32_t sequences = 1;      // of a step, and rows sampled in one
-  int32_t table_width = 1;    // blocks of a sequence
-  int32_t vocab = 1;          // for masks of allowed tokens
-  int32_t block_size = 16;    // tokens
-  int32_t scratch_block = 0;  // KV block that padding's tables name; no token of it has a slot
-  int32_t row_bias = 0;       // entries of LogitBias a row
-  bool masks = false;         // rows may have masks
+  int32_t tokens = 1;       // of a step
+  int32_t sequences = 1;    // of a step, and rows sampled in one
+  int32_t table_width = 1;  // blocks of a sequence
+  int32_t vocab = 1;        // for masks of allowed tokens
+  int32_t block_size = 16;  // tokens
+  int32_t row_bias = 0;     // entries of LogitBias a row
+  bool masks = false;       // rows may have masks
 };
 
 struct StepShape {
@@ -68,6 +67,9 @@ class StepInput {
   static constexpr int kSlots = 4;
 
   static Result<std::unique_ptr<StepInput>> create(Backend& backend, const StepLimits& limits);
+
+  // The KV block that padding's tables name; no token of it has a slot. Before the first step.
+  void set_scratch_block(int32_t block) { scratch_block_ = block; }
 
   // Plans another step, in the host arrays of `slot`, whose last upload must be done. The shape's sizes may exceed what
   // is then added only if it is decode().
@@ -119,6 +121,7 @@ class StepInput {
 
   Backend& backend_;
   StepLimits limits_;
+  int32_t scratch_block_ = 0;
   std::array<Buffer, kSlots> arrays_, tables_, biases_, masks_;  // host
   Buffer device_arrays_;
   Buffer device_table_;  // i32 [sequences, table_width]

@@ -138,7 +138,17 @@ Status ModelRunner::prepare() {
   NFP_ASSIGN_OR_RETURN(top_, backend.allocate(rows * row_top));
   NFP_ASSIGN_OR_RETURN(scored_, backend.allocate(tokens * sizeof(SampledRow)));
   NFP_ASSIGN_OR_RETURN(scored_top_, backend.allocate(tokens * row_top));
+  StepLimits limits;
+  limits.tokens = config_.limits.max_step_tokens;
+  limits.sequences = config_.limits.max_sequences;
+  limits.table_width = config_.max_context / config_.block_size + 1;
+  limits.vocab = config.vocab;
+  limits.block_size = config_.block_size;
+  limits.row_bias = kMaxRowBias;
+  limits.masks = true;
+  NFP_ASSIGN_OR_RETURN(input_, StepInput::create(backend, limits));
 
+  // The cache is the last to take memory: it gets what the others leave.
   if (config_.kv_blocks <= 0) {
     NFP_ASSIGN_OR_RETURN(const int64_t blocks, choose_kv_blocks());
     constexpr int64_t kMostBlocks = 1 << 26;
@@ -151,16 +161,7 @@ Status ModelRunner::prepare() {
   // One block more, for padding.
   NFP_ASSIGN_OR_RETURN(
       cache_, backend.make_kv_cache(model_.kv_spec(config_.kv_blocks + 1, config_.block_size, config_.kv_dtype)));
-  StepLimits limits;
-  limits.tokens = config_.limits.max_step_tokens;
-  limits.sequences = config_.limits.max_sequences;
-  limits.table_width = config_.max_context / config_.block_size + 1;
-  limits.vocab = config.vocab;
-  limits.block_size = config_.block_size;
-  limits.scratch_block = static_cast<int32_t>(config_.kv_blocks);
-  limits.row_bias = kMaxRowBias;
-  limits.masks = true;
-  NFP_ASSIGN_OR_RETURN(input_, StepInput::create(backend, limits));
+  input_->set_scratch_block(config_.kv_blocks);
   for (Slot& slot : slots_) {
     NFP_ASSIGN_OR_RETURN(slot.sampled, backend.allocate_host(sampled_.bytes()));
     NFP_ASSIGN_OR_RETURN(slot.top, backend.allocate_host(top_.bytes()));

@@ -1,0 +1,121 @@
+#include "engine/model_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace nfp {
+namespace {
+
+// A device with memory of its own, which computes nothing.
+class MemoryOnly final : public Backend {
+ public:
+  explicit MemoryOnly(uint64_t total) : total_(total) {}
+
+  uint64_t taken() const { return taken_; }
+
+  const BackendInfo& info() const override { return info_; }
+  bool supports(Precision) const override { return true; }
+  bool prefers_graphs() const override { return false; }
+  Status reserve(const StepReserve&) override { return ok_status(); }
+  std::optional<DeviceMemory> memory() const override { return DeviceMemory{total_, total_ - taken_}; }
+  Result<Buffer> allocate(size_t bytes) override {
+    taken_ += bytes;
+    return Buffer(this, std::calloc(1, 1), bytes);
+  }
+  void free(void* data, size_t bytes) override {
+    std::free(data);
+    taken_ -= bytes;
+  }
+  Result<Buffer> allocate_host(size_t) override { return Buffer(); }
+  Status upload(void*, const void*, size_t) override { return ok_status(); }
+  Status download(void*, const void*, size_t) override { return ok_status(); }
+  Status synchronize() override { return ok_status(); }
+  void copy(const CopyArgs&) override {}
+  Result<std::unique_ptr<Event>> make_event() override { return std::make_unique<Event>(); }
+  void record(Event&) override {}
+  Status wait(Event&) override { return ok_status(); }
+  DType activation_dtype() const override { return DType::kF16; }
+  size_t activation_bytes(int64_t rows, int64_t features) const override {
+    return static_cast<size_t>(rows * features) * 2;
+  }
+  Result<std::unique_ptr<LinearWeight>> make_linear(const LinearSpec&) override {
+    return std::unique_ptr<LinearWeight>();
+  }
+  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheSpec& spec) override {
+    taken_ += kv_bytes_per_block(spec) * static_cast<uint64_t>(spec.blocks);
+    return std::unique_ptr<KvCache>();
+  }
+  size_t kv_bytes_per_block(const KvCacheSpec&) const override { return 4096; }
+  Result<std::unique_ptr<TokenHistory>> make_token_history(int32_t, int32_t) override {
+    return std::unique_ptr<TokenHistory>();
+  }
+  Status reset_history(TokenHistory&, int32_t, std::span<const int32_t>, std::span<const int32_t>) override {
+    return ok_status();
+  }
+  void embed(const EmbedArgs&) override {}
+  void rms_norm(const RmsNormArgs&) override {}
+  void linear(const LinearArgs&) override {}
+  void rope(const RopeArgs&) override {}
+  void attention(const AttentionArgs&) override {}
+  void route(const RouteArgs&) override {}
+  void expert_linear(const ExpertLinearArgs&) override {}
+  void combine_experts(const CombineExpertsArgs&) override {}
+  void gather_rows(const GatherRowsArgs&) override {}
+  void sample(const SampleArgs&) override {}
+  void score(const ScoreArgs&) override {}
+  Status begin_capture() override { return ok_status(); }
+  Result<std::unique_ptr<Graph>> end_capture() override { return std::unique_ptr<Graph>(); }
+  Status replay(Graph&) override { return ok_status(); }
+  void set_profiling(bool) override {}
+  bool profiling() const override { return false; }
+  std::vector<StageTime> profile() const override { return {}; }
+
+ private:
+  BackendInfo info_;
+  uint64_t total_;
+  uint64_t taken_ = 0;
+};
+
+class NoWeights final : public Model {
+ public:
+  explicit NoWeights(Backend& backend) : backend_(backend) {
+    config_.vocab = 1000;
+    config_.max_context = 1 << 20;
+  }
+  const ModelConfig& config() const override { return config_; }
+  Backend& backend() const override { return backend_; }
+  Status reserve(int32_t, int32_t, int32_t) override { return ok_status(); }
+  void forward(const ForwardArgs&) override {}
+  void logits(const int32_t*, int32_t, Precision, float*) override {}
+  const Buffer& final_states(const int32_t*, int32_t) override { return none_; }
+  const Buffer& hidden() const override { return none_; }
+  std::vector<Linear*> linears() override { return {}; }
+  Status reload(int32_t, WeightLoader&) override { return ok_status(); }
+  KvCacheSpec kv_spec(int64_t blocks, int32_t, DType) const override { return {.blocks = blocks}; }
+  size_t weight_bytes() const override { return 0; }
+
+ private:
+  Backend& backend_;
+  ModelConfig config_;
+  Buffer none_;
+};
+
+// With a million tokens of context the block tables of 4096 sequences are 1 GiB.
+TEST(ModelRunner, TheCacheLeavesRoomForTheArraysOfAStep) {
+  constexpr uint64_t kTotal = uint64_t{8} << 30;
+  MemoryOnly device(kTotal);
+  NoWeights model(device);
+  EngineConfig config;
+  config.max_context = 1 << 20;
+  config.limits.max_sequences = 4096;
+  config.limits.max_step_tokens = 4096;
+  config.memory_share = 0.5;
+  const auto runner = ModelRunner::create(model, config);
+  ASSERT_TRUE(runner.ok()) << runner.error().message;
+  EXPECT_GT((*runner)->config().kv_blocks, 0);
+  EXPECT_LE(device.taken(), kTotal / 2);
+}
+
+}  // namespace
+}  // namespace nfp

@@ -48,6 +48,11 @@ nlohmann::ordered_json summary_json(std::string_view name, const KindSummary& s)
           {"exceptions_by_paper_rule", s.matrices - s.by_paper}};
 }
 
+nlohmann::ordered_json rounding_json(const SourceRounding& rounding) {
+  return {
+      {"source", rounding.present}, {"inexact_weights", rounding.inexact}, {"largest_error", rounding.largest_error}};
+}
+
 nlohmann::ordered_json sampling_json(const SamplingDefaults& sampling) {
   nlohmann::ordered_json out = nlohmann::ordered_json::object();
   if (sampling.temperature) out["temperature"] = *sampling.temperature;
@@ -81,13 +86,14 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
     matrices.push_back({{"name", m.name},
                         {"part_of", m.part_of.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(m.part_of)},
                         {"type", name_of(m.type)},
+                        {"dtype", name_of(m.dtype)},
                         {"shape", {m.rows, m.cols}},
                         {"nested", m.nests},
                         {"nested_by_paper_rule", m.nests_by_paper},
                         {"largest", m.largest},
                         {"rows_by_exponent", rows},
                         {"reason", m.reason},
-                        {"bf16_inexact_weights", m.nests ? m.inexact_nested : m.inexact_fp16},
+                        {"inexact_weights", m.inexact()},
                         {"largest_error", m.largest_error},
                         {"fp8",
                          {{"relative_error", m.fp8.relative_error},
@@ -112,9 +118,8 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"rows", r.rows},
        {"rows_with_exponent", r.shifted_rows},
        {"rows_by_exponent", exponents},
-       // Of FP32 sources too, although they are named after the other.
-       {"bf16", {{"source", r.bf16}, {"inexact_weights", r.inexact}, {"largest_error", r.largest_error}}},
-       {"fp32_source", r.f32},
+       {"bf16", rounding_json(r.bf16)},
+       {"fp32", rounding_json(r.f32)},
        {"fp8",
         {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
        {"left_out", r.left_out},
@@ -169,10 +174,13 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
                m.nests ? "nested, rows by exponent " + exponents_text(m.exponents) : "dense: " + m.reason);
   }
   if (shown < exceptions.size()) fmt::print("  ... (--all lists every one)\n");
-  if (r.bf16 || r.f32) {
-    fmt::print("\n{} source: {} weights are not exact in FP16, largest error {:.3g}\n",
-               !r.f32 ? "BF16" : (r.bf16 ? "BF16 and FP32" : "FP32"), r.inexact, r.largest_error);
-  }
+  const auto rounding = [](std::string_view dtype, const SourceRounding& of) {
+    if (of.present)
+      fmt::print("\n{} source: {} weights are not exact in FP16, largest error {:.3g}\n", dtype, of.inexact,
+                 of.largest_error);
+  };
+  rounding("BF16", r.bf16);
+  rounding("FP32", r.f32);
   fmt::print("\nFP8: {}. {}\n", verdict_name(r.verdict), r.verdict_text);
   double outlier = 0, range = 0;
   int64_t narrow = 0;

@@ -92,6 +92,12 @@ Fp8Check check_of(const Sums& sums, int64_t elements) {
   return check;
 }
 
+void add_rounding(const MatrixReport& matrix, SourceRounding& rounding) {
+  rounding.present = true;
+  rounding.inexact += matrix.inexact();
+  rounding.largest_error = std::max(rounding.largest_error, matrix.largest_error);
+}
+
 // E4M3's rounding alone costs about 2.6 % of a weight's size; what is far above it comes from weights too small for its
 // range.
 void judge(InspectReport& report) {
@@ -159,6 +165,7 @@ Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, co
     m.name = tensor.name;
     m.part_of = tensor.part_of;
     m.type = *type;
+    m.dtype = tensor.dtype;
     m.rows = matrix->rows();
     m.cols = matrix->cols();
     m.nests = matrix->storage() == Storage::kNested;
@@ -177,10 +184,8 @@ Result<InspectReport> inspect(const ModelSource& source, ThreadPool& threads, co
       squares += sums.squares;
       errors += sums.errors;
     }
-    report.bf16 = report.bf16 || tensor.dtype == DType::kBF16;
-    report.f32 = report.f32 || tensor.dtype == DType::kF32;
-    report.inexact += m.nests ? m.inexact_nested : m.inexact_fp16;
-    report.largest_error = std::max(report.largest_error, m.largest_error);
+    if (m.dtype == DType::kBF16) add_rounding(m, report.bf16);
+    if (m.dtype == DType::kF32) add_rounding(m, report.f32);
 
     const auto count = [&](KindSummary& summary) {
       ++summary.matrices;

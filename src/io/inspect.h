@@ -30,6 +30,7 @@ struct MatrixReport {
   std::string name;
   std::string part_of;  // the file's tensor whose rows these are; empty = that of this name
   GemmType type = GemmType::kQkv;
+  DType dtype = DType::kF16;  // of the source
   int64_t rows = 0, cols = 0;
   bool nests_by_paper = false;       // every |w| <= 1.75 (NestedFP, section 4.1)
   bool nests = false;                // with row exponents (docs/format.md)
@@ -40,6 +41,8 @@ struct MatrixReport {
   int64_t inexact_nested = 0;        // BF16 or FP32 weights that nested FP16 changes
   float largest_error = 0;           // of these
   Fp8Check fp8;
+
+  int64_t inexact() const { return nests ? inexact_nested : inexact_fp16; }
 };
 
 struct KindSummary {
@@ -47,6 +50,13 @@ struct KindSummary {
   int64_t by_paper = 0;
   int64_t by_exponents = 0;  // nested only thanks to row exponents
   int64_t dense = 0;
+};
+
+// What FP16 changes of the linear layers that the source holds in one other dtype.
+struct SourceRounding {
+  bool present = false;  // is some layer held so?
+  int64_t inexact = 0;   // weights that change
+  float largest_error = 0;
 };
 
 enum class Fp8Verdict : uint8_t { kGood, kUsable, kPoor };
@@ -62,9 +72,7 @@ struct InspectReport {
   int64_t rows = 0;          // of the linear layers but lm_head
   int64_t shifted_rows = 0;  // of these, with an exponent
   std::map<int, int64_t> exponents;
-  bool bf16 = false, f32 = false;  // some linear layer's source is so
-  int64_t inexact = 0;
-  float largest_error = 0;
+  SourceRounding bf16, f32;
   double relative_error = 0;  // of all linear layers together
   Fp8Verdict verdict = Fp8Verdict::kGood;
   std::string verdict_text;

@@ -349,6 +349,29 @@ class Inspect(Scratch):
             self.assertIn("FP8 steps: fp8 on a CPU", out)
             self.assertIn("fp8-w8a8 on a GPU", run("inspect", os.path.join(model, "config.json"))[0])
 
+    def test_what_fp16_changes_is_counted_by_the_sources_dtype(self):
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
+        import numpy
+        import safetensors_file
+
+        mixed = self.path("mixed")
+        shutil.copytree(F16_MODEL, mixed)
+        path = os.path.join(mixed, [name for name in os.listdir(mixed) if name.endswith(".safetensors")][0])
+        tensors = safetensors_file.read(path)
+        matrix = [name for name in tensors if name.endswith("mlp.down_proj.weight")][0]
+        tensors[matrix] = ("F32", tensors[matrix][1].astype("<f4") * numpy.float32(1 + 1e-4))
+        safetensors_file.write(path, tensors)
+        facts = json.loads(run("inspect", mixed, "--json")[0])
+        changed = {m["name"]: m["inexact_weights"] for m in facts["matrices"] if m["inexact_weights"] > 0}
+        self.assertEqual(list(changed), [matrix])
+        self.assertEqual({m["dtype"] for m in facts["matrices"]}, {"f16", "f32"})
+        self.assertEqual(facts["fp32"]["inexact_weights"], changed[matrix])
+        self.assertGreater(facts["fp32"]["largest_error"], 0)
+        self.assertEqual(facts["bf16"], {"source": False, "inexact_weights": 0, "largest_error": 0})
+        out, _ = run("inspect", mixed)
+        self.assertIn(f"FP32 source: {changed[matrix]} weights are not exact in FP16", out)
+        self.assertNotIn("BF16 source", out)
+
     def test_a_configuration_alone_gives_what_its_weights_give(self):
         for model in ALL_MODELS:
             plan = json.loads(run("inspect", os.path.join(model, "config.json"), "--json")[0])

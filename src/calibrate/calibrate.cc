@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/cpu_topology.h"
 #include "base/json_depth.h"
 #include "base/mapped_file.h"
 #include "calibrate/choose_layers.h"
@@ -51,7 +52,6 @@ TokenSequences used(TokenSequences text) {
 }
 
 Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOptions& options) {
-  NFP_ASSIGN_OR_RETURN(uint64_t key, content_key(source));
   std::string settings = fmt::format("{} {} {} {}", kMethodVersion, static_cast<int>(options.rule),
                                      calibration_tokens(options), options.damping);
   if (compensates(options)) settings += " compensate";
@@ -65,6 +65,8 @@ Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOption
     }
     settings += fmt::format(" file {:x}", hash_bytes(std::as_bytes(std::span(*text))));
   }
+  ThreadPool threads(options.threads > 0 ? options.threads : usable_cpu_count());
+  NFP_ASSIGN_OR_RETURN(const uint64_t key, content_key(source, threads, options.progress));
   return hash_bytes(std::as_bytes(std::span(settings)), key);
 }
 

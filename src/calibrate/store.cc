@@ -2,10 +2,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <limits>
-#include <set>
+#include <mutex>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/json_depth.h"
@@ -17,6 +22,45 @@ namespace nfp {
 namespace {
 
 uint64_t hash_text(std::string_view text, uint64_t hash) { return hash_bytes(std::as_bytes(std::span(text)), hash); }
+
+constexpr int64_t kPieceBytes = 1 << 20;  // read and hashed at a time
+
+// Four chains of 64-bit words, many times as fast as one of bytes. Each step maps hashes one to one, and turns them, as
+// a product carries differences upwards only.
+uint64_t hash_piece(std::span<const std::byte> bytes) {
+  std::array<uint64_t, 4> chains = {kHashStart, ~kHashStart, kHashStart << 1, kHashStart >> 1};
+  std::array<uint64_t, 4> words;
+  for (size_t at = 0; at < bytes.size(); at += sizeof(words)) {
+    words = {};
+    std::memcpy(words.data(), bytes.data() + at, std::min(sizeof(words), bytes.size() - at));
+    for (size_t i = 0; i < chains.size(); ++i) {
+      chains[i] = std::rotl((chains[i] ^ words[i]) * 0x9e3779b97f4a7c15ull, 29);
+    }
+  }
+  return hash_bytes(std::as_bytes(std::span(chains)));
+}
+
+Result<std::vector<uint64_t>> hash_pieces(const ModelSource& source, const TensorInfo& tensor, ThreadPool& threads) {
+  const int64_t row_bytes = tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
+  const int64_t rows = std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, row_bytes));
+  std::vector<uint64_t> hashes(static_cast<size_t>((tensor.rows() + rows - 1) / rows));
+  std::mutex mutex;
+  Status failure;
+  threads.parallel_for(std::ssize(hashes), 1, [&](Range range) {
+    std::vector<std::byte> bytes;
+    Status status;
+    for (int64_t piece = range.begin; piece < range.end && status.ok(); ++piece) {
+      const int64_t first = piece * rows, count = std::min(rows, tensor.rows() - first);
+      bytes.resize(static_cast<size_t>(count * row_bytes));
+      status = source.read_rows(tensor, first, count, bytes.data());
+      hashes[static_cast<size_t>(piece)] = hash_piece(bytes);
+    }
+    const std::lock_guard lock(mutex);
+    if (!status.ok()) failure = std::move(status);
+  });
+  NFP_RETURN_IF_ERROR(failure);
+  return hashes;
+}
 
 }  // namespace
 
@@ -30,19 +74,19 @@ Result<std::string> user_cache_folder() {
   return error(ErrorCode::kIo, "no folder for the cache: set XDG_CACHE_HOME or HOME");
 }
 
-Result<uint64_t> content_key(const ModelSource& source) {
+Result<uint64_t> content_key(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress) {
+  uint64_t total = 0, done = 0;
+  for (const TensorInfo& tensor : source.tensors()) total += tensor.bytes();
   uint64_t hash = hash_text(source.config_json(), kHashStart);
-  std::vector<std::byte> row;
   for (const TensorInfo& tensor : source.tensors()) {
     hash = hash_text(tensor.name, hash);
     hash = hash_text(name_of(tensor.dtype), hash);
     for (size_t i = 0; i < tensor.shape.rank(); ++i) hash = hash_text(std::to_string(tensor.shape[i]) + ",", hash);
-    if (tensor.rows() < 1) continue;
-    row.resize(static_cast<size_t>(tensor.row_elements()) * size_of(tensor.dtype));
-    for (int64_t at : std::set<int64_t>{0, tensor.rows() / 2, tensor.rows() - 1}) {
-      NFP_RETURN_IF_ERROR(source.read_rows(tensor, at, 1, row.data()));
-      hash = hash_bytes(row, hash);
-    }
+    NFP_ASSIGN_OR_RETURN(const std::vector<uint64_t> pieces, hash_pieces(source, tensor, threads));
+    hash = hash_bytes(std::as_bytes(std::span(pieces)), hash);
+    source.release(tensor);
+    done += tensor.bytes();
+    if (progress) progress({"looking for a calibration", done, total});
   }
   return hash;
 }

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "base/result.h"
+#include "base/thread_pool.h"
 #include "calibrate/sensitivity.h"
 #include "calibrate/text.h"
 #include "calibrate/upper_choice.h"
@@ -19,9 +21,9 @@ namespace nfp {
 // $XDG_CACHE_HOME/nestedfp, or ~/.cache/nestedfp. Error: neither is known.
 Result<std::string> user_cache_folder();
 
-// Tells models apart: names, shapes and types of all tensors, and the values in three rows of each. (A model that
-// differs only elsewhere would get uppers that were chosen for the other: neighbours all the same, FP16 stays exact.)
-Result<uint64_t> content_key(const ModelSource& source);
+// Tells models apart: the configuration, and names, shapes, types and values of all tensors. The same for any number of
+// threads.
+Result<uint64_t> content_key(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress);
 
 class CalibrationStore {
  public:

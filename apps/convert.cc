@@ -99,7 +99,7 @@ Status run_convert(ConvertFlags flags) {
     ProgressBar bar;
     ConvertOptions options = flags.options();
     options.progress = bar.callback();
-    const bool asked = flags.calibration.calibrate != kAuto || flags.calibration.calibrate_smooth;
+    const bool asked = flags.calibration.calibrate != kAuto || !flags.calibration.calibration_flag().empty();
     flags.calibration.calibrate = decide(flags, *source, threads);
     NFP_RETURN_IF_ERROR(flags.calibration.check_calibration());
     NFP_RETURN_IF_ERROR(check_convert(*source, flags.destination, options));

@@ -134,11 +134,21 @@ EngineConfig ModelFlags::engine_config() const {
   return config;
 }
 
+std::string ModelFlags::calibration_flag() const {
+  const ModelFlags unset;
+  if (calibrate_rule != unset.calibrate_rule) return "--calibrate-rule";
+  if (calibrate_compensate != unset.calibrate_compensate) return "--calibrate-compensate";
+  if (calibrate_smooth) return "--calibrate-smooth";
+  if (calibrate_tokens != unset.calibrate_tokens) return "--calibrate-tokens";
+  if (calibrate_seed != unset.calibrate_seed) return "--calibrate-seed";
+  return "";
+}
+
 Status ModelFlags::check_calibration() const {
-  if (calibrate_smooth && calibrate == "none") {
-    return error(ErrorCode::kUsage, "--calibrate-smooth is a part of calibrating; add --calibrate self or a text file");
-  }
-  return ok_status();
+  const std::string flag = calibration_flag();
+  if (calibrate != "none" || flag.empty()) return ok_status();
+  return error(ErrorCode::kUsage,
+               "{} says how to calibrate, and nothing is calibrated; add --calibrate self or a text file", flag);
 }
 
 Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, int32_t context,

@@ -55,7 +55,9 @@ struct ModelFlags {
   // The name that errors about a context have for --ctx where `unless_given` stands in for it.
   std::string ctx_flag(int32_t unless_given) const;
   CalibrationOptions calibration_options() const;
-  // Error: flags that need --calibrate, without it.
+  // The first flag that was given beside --calibrate and says how; empty = none.
+  std::string calibration_flag() const;
+  // Error: flags that say how to calibrate, where it is not done.
   Status check_calibration() const;
   Precision precision_value() const { return *precision_from_name(precision); }
   DType kv_dtype_value() const { return kv_dtype_from_name(kv_dtype); }

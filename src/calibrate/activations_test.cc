@@ -64,6 +64,9 @@ TEST(Estimate, GrowsWithTheModelAndTheText) {
   EXPECT_DOUBLE_EQ(calibration_flops(config, options),
                    1024 * (4 * weights + 2 * 500 * 64 + inputs) + cubes * 4 / 3 + choices);
   EXPECT_LT(calibration_flops(config, options), once);
+  options.compensate = true;
+  EXPECT_GT(calibration_flops(config, options), 2 * once);
+  options.compensate.reset();
   config.layers = 4;
   options.measure_sensitivity = true;
   EXPECT_GT(calibration_flops(config, options), 1.5 * once);

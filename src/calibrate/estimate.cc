@@ -8,6 +8,7 @@ namespace {
 // Of the rate of the short run, what the whole of a calibration is taken to reach: its other loops are less dense, and
 // decoding reads the weights for few rows. An assumption; being wrong by half moves only the limit of `auto`.
 constexpr double kEfficiency = 0.7;
+constexpr double kCompensated = 5;  // times as long with compensation (docs/quality.md)
 
 // A linear layer of [rows, columns], or `count` of the same size of which each token goes through `active`.
 struct LinearSize {
@@ -59,9 +60,10 @@ double calibration_flops(const ModelConfig& config, const CalibrationOptions& op
   const double hessians = tokens * (2 * work.weights + work.inputs);  // half of H, 2 operations an entry
   // Factors in FP64 count twice; a sweep is half a product with H, a descent a whole one.
   const double factors = work.cubes * 4 / 3, choices = 3 * work.products;
+  const double passes = compensates(options) ? kCompensated : 1;
   // Half a forward pass each.
   const double probes = work.linears * (kSensitivityTokens * work.weights + 32 * 2 * vocabulary);
-  return writing + hessians + factors + choices + (options.measure_sensitivity ? probes : 0);
+  return writing + passes * (hessians + factors + choices) + (options.measure_sensitivity ? probes : 0);
 }
 
 double estimate_calibration(const ModelConfig& config, const CalibrationOptions& options, ThreadPool& threads) {

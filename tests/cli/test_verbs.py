@@ -18,7 +18,7 @@ import termios
 import time
 import unittest
 
-from program import ALL_MODELS, F16_MODEL, MODELS, PROGRAM, Scratch, failure, main, run
+from program import ALL_MODELS, F16_MODEL, FP8_MODELS, MODELS, PROGRAM, Scratch, failure, main, run
 
 DEMO = os.environ.get("NFP_DEMO_MODEL", "")
 PLOT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "plot_breakdown.py"
@@ -272,11 +272,20 @@ class ConvertAndRestore(Scratch):
             generate = ("-p", "a b c", "-n", "8", "--ignore-eos", "-q", "--precision")
             one = run("generate", F16_MODEL, *generate, precision, *(() if precision == "fp16" else calibrate))[0]
             self.assertEqual(one, run("generate", nested, *generate, precision)[0])
-        for line in (failure("convert", F16_MODEL, self.path("other"), "--calibrate", "none", "--calibrate-smooth", code=2),
-                     failure("generate", F16_MODEL, "-p", "a", "--calibrate-smooth", code=2)):
-            self.assertIn("--calibrate-smooth", line)
-            self.assertIn("--calibrate self", line)
+
+    def test_how_to_calibrate_is_refused_where_nothing_is_calibrated(self):
+        for how in (["--calibrate-smooth"], ["--calibrate-rule", "restricted"], ["--calibrate-compensate", "off"],
+                    ["--calibrate-tokens", "64"], ["--calibrate-seed", "1"]):
+            # For auto there is nothing to choose in what is FP8 already.
+            for line in (failure("convert", F16_MODEL, self.path("other"), "--calibrate", "none", *how, code=2),
+                         failure("convert", FP8_MODELS[0], self.path("other"), *how, code=2),
+                         failure("generate", F16_MODEL, "-p", "a", *how, code=2)):
+                self.assertIn(how[0], line)
+                self.assertIn("--calibrate self", line)
         self.assertFalse(os.path.exists(self.path("other")))
+        run("convert", F16_MODEL, self.path("restricted"), "--calibrate-rule", "restricted")
+        config = json.loads(pathlib.Path(self.path("restricted"), "config.json").read_text())
+        self.assertEqual(config["nestedfp"]["calibration"]["rule"], "restricted")
 
     def test_inputs_that_overflow_are_an_error_and_write_nothing(self):
         sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))

@@ -113,7 +113,7 @@ void add_evaluate(CLI::App& app, Status& status) {
   add_calibration_flags(*verb, flags->model);
   verb->add_option("--file", flags->options.file, "the text")->required();
   verb->add_option("--chunks", flags->options.chunks, "chunks to score; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
   verb->add_option("--shares", flags->options.shares,
                    "shares of the weights in FP8 to measure, where an order is known")

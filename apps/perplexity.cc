@@ -112,8 +112,10 @@ void add_perplexity(CLI::App& app, Status& status) {
       "  nestedfp perplexity model.gguf --file wiki.test.raw --chunks 100 --save-base base.bin\n"
       "  nestedfp perplexity model.gguf --file wiki.test.raw --chunks 100 --precision fp8 --kld-base base.bin");
   flags->model.add_to(*verb);
+  verb->get_option("--ctx")->description("tokens of a chunk; 0 = 512");
   verb->add_option("--file", flags->file, "the text")->required();
-  verb->add_option("--chunks", flags->options.chunks, "chunks to score; 0 = all")->check(CLI::NonNegativeNumber);
+  verb->add_option("--chunks", flags->options.chunks, "chunks to score; 0 = all")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   verb->add_option("--chunk-tokens", flags->options.max_feed, "tokens computed in one step")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

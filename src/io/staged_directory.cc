@@ -62,6 +62,7 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
   StagedDirectory staged;
   staged.path_ = path;
   staged.force_ = force;
+  if (path.empty()) return error(ErrorCode::kUsage, "the directory to write has an empty name; give it one");
   while (staged.path_.size() > 1 && staged.path_.back() == '/') staged.path_.pop_back();
   std::error_code code;
   const bool exists = fs::exists(fs::symlink_status(staged.path_, code));

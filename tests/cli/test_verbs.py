@@ -318,6 +318,7 @@ class ConvertAndRestore(Scratch):
         nested = self.path("nested")
         run("convert", F16_MODEL, nested)
         self.assertIn("--force", failure("convert", F16_MODEL, nested))
+        self.assertIn("empty name", failure("convert", F16_MODEL, "", code=2))
         run("convert", F16_MODEL, nested, "--force")
         before = sorted(os.listdir(self.dir))
         broken = self.path("broken")

@@ -24,6 +24,8 @@ struct BenchFlags {
   bool machine = false;
   bool json = false;
 
+  BenchFlags() { model.needs_tokenizer = false; }
+
   // "auto" is FP16 and FP8, in the form that on_device() then gives it.
   Result<std::vector<Precision>> precision_list() const;
   Precision on_device(Precision precision, const LoadedModel& loaded) const {

@@ -54,10 +54,10 @@ Status run(EvaluateFlags flags) {
   if (flags.model.ctx > 0) flags.options.ctx = flags.model.ctx;
   wanted.context = flags.options.ctx;
   NFP_ASSIGN_OR_RETURN(flags.options.text, read_flag_file("--file", flags.options.file));
-  NFP_RETURN_IF_ERROR(check_context(flags.model.model, wanted));
+  NFP_ASSIGN_OR_RETURN(const ModelOutline known, outline(flags.model.model, wanted));
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
   if (output_is_replaced(flags.json_file)) NFP_RETURN_IF_ERROR(open_report(flags.json_file));
-  NFP_ASSIGN_OR_RETURN(flags.options.scratch, scratch_folder(flags.options.scratch));
+  NFP_RETURN_IF_ERROR(check_evaluation(known, flags.options));
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;
   if (flags.model.calibrate != "none") {

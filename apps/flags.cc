@@ -158,6 +158,7 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, in
   }
   LoadedModelOptions options;
   device.apply(options);
+  options.needs_tokenizer = needs_tokenizer;
   options.threads = threads;
   options.context = std::max(ctx, context);
   options.context_flag = ctx > context ? "--ctx" : context_flags;
@@ -180,7 +181,7 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
   std::vector<Sensitivity> order;
   NFP_RETURN_IF_ERROR(flags.check_calibration());
   if (flags.calibrate != "none") {
-    NFP_RETURN_IF_ERROR(check_context(flags.model, options));
+    NFP_RETURN_IF_ERROR(outline(flags.model, options));
     CalibrationOptions calibration = flags.calibration_options();
     calibration.threads = options.threads;
     calibration.progress = options.progress;

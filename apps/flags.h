@@ -48,6 +48,7 @@ struct ModelFlags {
   int64_t calibrate_tokens = 0;
   uint64_t calibrate_seed = 0;
   double fp8_share = 1.0;
+  bool needs_tokenizer = true;  // not a flag: LoadedModelOptions has it
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr. What runs needs `context` tokens by these flags, or what --ctx says.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false, int32_t context = 0,

@@ -8,7 +8,6 @@
 #include "base/atomic_file.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
-#include "eval/logprob_file.h"
 #include "flags.h"
 #include "json_output.h"
 #include "verbs.h"
@@ -49,23 +48,30 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
   print_indented(out);
 }
 
-// Of the files named, what would be an error after the model has been loaded, and calibrated.
-Status check_files(const PerplexityOptions& options) {
-  if (!options.kld_base.empty()) NFP_RETURN_IF_ERROR(LogprobReader::open(options.kld_base));
-  if (options.save_base.empty() || !output_is_replaced(options.save_base)) return ok_status();
-  NFP_RETURN_IF_ERROR(AtomicFile::create_output(options.save_base));
+// Which would be an error after the model has been loaded, and calibrated.
+Status check_output(const std::string& path) {
+  if (path.empty() || !output_is_replaced(path)) return ok_status();
+  NFP_RETURN_IF_ERROR(AtomicFile::create_output(path));
   return ok_status();
 }
 
 Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
-  NFP_RETURN_IF_ERROR(check_files(flags.options));
+  NFP_RETURN_IF_ERROR(check_output(flags.options.save_base));
   NFP_ASSIGN_OR_RETURN(const std::string text, read_flag_file("--file", flags.file));
   const int32_t ctx = flags.model.ctx > 0 ? flags.model.ctx : flags.options.ctx;
-  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, flags.model.ctx_flag(flags.options.ctx)));
-  NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, loaded->tokenizer->encode(text, {.parse_special = false}));
+  const std::string ctx_flag = flags.model.ctx_flag(flags.options.ctx);
+  LoadedModelOptions wanted;
+  flags.model.device.apply(wanted);
+  wanted.needs_tokenizer = true;
+  wanted.context = ctx;
+  wanted.context_flag = ctx_flag;
+  NFP_ASSIGN_OR_RETURN(const ModelOutline known, outline(flags.model.model, wanted));
+  NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, known.tokenizer->encode(text, {.parse_special = false}));
   PerplexityOptions options = flags.options;
   options.ctx = ctx;
+  NFP_RETURN_IF_ERROR(check_perplexity(known.config.vocab, tokens, options));
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, ctx_flag));
   options.precision = flags.model.precision_value();
   options.kv_dtype = flags.model.kv_dtype_value();
   if (loaded->tokenizer->adds_bos()) options.bos = loaded->tokenizer->bos_id();

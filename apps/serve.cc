@@ -113,6 +113,7 @@ Status run(ServeFlags& flags) {
     const StopRemovesTemporaries stop(0);
     ProgressBar bar;
     flags.load.progress = bar.callback();
+    flags.load.needs_tokenizer = true;
     flags.load.context = flags.engine.max_context;
     flags.load.context_flag = "--max-model-len";
     flags.calibration.model = flags.model;
@@ -121,13 +122,6 @@ Status run(ServeFlags& flags) {
   }
   took.weights = lap();
   fmt::print(stderr, "weights    {} bytes in after {:.2f} s\n", loaded->model->weight_bytes(), took.weights);
-  if (!loaded->tokenizer) {
-    return error(
-        ErrorCode::kUsage,
-        "--load-format dummy: {} has no tokenizer to serve with; put a tokenizer.json beside its config.json, or "
-        "use bench, which needs none",
-        flags.model);
-  }
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
   if (flags.plans()) {
     if (!steps) {

@@ -496,8 +496,11 @@ TEST_F(CalibrateTest, TextThatCannotServeIsAnErrorThatNamesIt) {
   for (const auto& [path, part] : cases) {
     auto settings = options("cache");
     settings.text = path;
+    bool loads = false;
+    settings.progress = [&loads](const Progress& progress) { loads = loads || progress.what == "loading"; };
     const auto result = calibrate(model_, settings);
     ASSERT_FALSE(result.ok()) << path;
+    EXPECT_FALSE(loads) << path;
     EXPECT_NE(result.error().message.find(path), std::string::npos) << result.error().message;
     EXPECT_NE(result.error().message.find(part), std::string::npos) << result.error().message;
   }

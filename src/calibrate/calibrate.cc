@@ -25,19 +25,22 @@ constexpr int64_t kSelfTokens = 12288;
 constexpr int64_t kFileTokens = 65536;
 constexpr size_t kHeldOut = 1;  // sequences kept for the order of sensitivity
 
-Result<TokenSequences> make_text(LoadedModel& loaded, const CalibrationOptions& options) {
-  const int32_t most = loaded.config.max_context;
-  if (options.text == kSelfText) {
-    SelfTextOptions self;
-    self.length = std::min(kSelfLength, most);
-    const int64_t tokens = calibration_tokens(options);
-    self.sequences = static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, 4096) + kHeldOut);
-    self.seed = options.seed;
-    if (loaded.tokenizer->adds_bos()) self.bos = loaded.tokenizer->bos_id();
-    return write_self_text(*loaded.model, self, options.progress);
-  }
+Result<TokenSequences> self_text(LoadedModel& loaded, const CalibrationOptions& options) {
+  SelfTextOptions self;
+  self.length = std::min(kSelfLength, loaded.config.max_context);
+  const int64_t tokens = calibration_tokens(options);
+  self.sequences = static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, 4096) + kHeldOut);
+  self.seed = options.seed;
+  if (loaded.tokenizer->adds_bos()) self.bos = loaded.tokenizer->bos_id();
+  return write_self_text(*loaded.model, self, options.progress);
+}
+
+Result<TokenSequences> file_text(const ModelSource& source, const ModelConfig& config,
+                                 const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text));
-  return cut_text(*loaded.tokenizer, text, options.text, std::min(kFileLength, most), calibration_tokens(options));
+  NFP_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(source));
+  return cut_text(*tokenizer, text, options.text, std::min(kFileLength, config.max_context),
+                  calibration_tokens(options));
 }
 
 // The last sequence is kept for the order of sensitivity, where there are several.
@@ -80,11 +83,17 @@ bool fits_vocabulary(const TokenSequences& text, int32_t vocab) {
   return !text.empty();
 }
 
+std::optional<TokenSequences> saved_text(const CalibrationStore& store, const ModelConfig& config) {
+  auto saved = store.text();
+  if (saved && !fits_vocabulary(*saved, config.vocab)) saved.reset();
+  return saved;
+}
+
+// A file's text is saved by then.
 Result<TokenSequences> calibration_text(LoadedModel& loaded, const CalibrationOptions& options,
                                         const CalibrationStore& store) {
-  auto saved = store.text();
-  if (saved && fits_vocabulary(*saved, loaded.config.vocab)) return std::move(*saved);
-  NFP_ASSIGN_OR_RETURN(TokenSequences text, make_text(loaded, options));
+  if (auto saved = saved_text(store, loaded.config)) return std::move(*saved);
+  NFP_ASSIGN_OR_RETURN(TokenSequences text, self_text(loaded, options));
   NFP_RETURN_IF_ERROR(store.save_text(text));
   return text;
 }
@@ -188,18 +197,24 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
   }
   NFP_ASSIGN_OR_RETURN(const CalibrationStore store, CalibrationStore::open(cache, key));
 
+  auto text = saved_text(store, config);
+  const bool has_text = text.has_value();
+  if (!has_text && options.text != kSelfText) {  // before the weights are read: the file may be too short
+    NFP_ASSIGN_OR_RETURN(text, file_text(*source, config, options));
+    NFP_RETURN_IF_ERROR(store.save_text(*text));
+  }
+
   LoadedModelOptions model_options = load_options(options);
   if (options.smooth) {
     NFP_ASSIGN_OR_RETURN(TensorScalings scalings, smoothing_of(model, options, store));
     model_options.scalings = std::make_shared<const TensorScalings>(std::move(scalings));
   }
-  const auto saved = store.text();
-  bool missing = !saved || !fits_vocabulary(*saved, config.vocab);
+  bool missing = !has_text;
   for (int32_t layer = 0; layer < config.layers && !missing; ++layer) missing = !store.layer(layer);
   if (missing) {
     NFP_ASSIGN_OR_RETURN(const auto loaded, load(model, model_options));
-    NFP_ASSIGN_OR_RETURN(TokenSequences text, calibration_text(*loaded, options, store));
-    NFP_RETURN_IF_ERROR(choose_layers(*loaded, used(std::move(text)), options, store));
+    NFP_ASSIGN_OR_RETURN(text, calibration_text(*loaded, options, store));
+    NFP_RETURN_IF_ERROR(choose_layers(*loaded, used(*text), options, store));
   }
 
   Calibration calibration;
@@ -216,9 +231,6 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
       calibration.choices[std::move(name)] = std::make_shared<const UpperChoice>(std::move(choice));
     }
   }
-  const auto text = store.text();
-  if (!text || !fits_vocabulary(*text, config.vocab))
-    return error(ErrorCode::kIo, "{}: the calibration text vanished; run again", store.folder());
   calibration.tokens = count_tokens(used(*text));
   if (!options.measure_sensitivity) return calibration;
 

@@ -74,6 +74,29 @@ class ErrorObserver final : public LinearObserver {
   std::vector<LayerError> errors_;
 };
 
+// The folder that EvaluateOptions::scratch stands for. Error: it is none, or nothing can be written to it.
+Result<std::string> scratch_folder(const std::string& given) {
+  std::error_code failed;
+  std::filesystem::path folder = given;
+  if (given.empty()) folder = std::filesystem::temp_directory_path(failed);
+  if (!failed && !std::filesystem::is_directory(folder, failed) && !failed) {
+    failed = std::make_error_code(std::errc::not_a_directory);
+  }
+  if (!failed && ::access(folder.c_str(), W_OK | X_OK) != 0) failed = {errno, std::generic_category()};
+  if (!failed) return folder.string();
+  if (!given.empty()) return error(ErrorCode::kUsage, "--scratch {}: {}", given, failed.message());
+  const char* const asked = std::getenv("TMPDIR");
+  return error(ErrorCode::kUsage,
+               "the folder for temporary files (TMPDIR, now '{}') cannot be used: {}; set TMPDIR to one that can be "
+               "written to, or name one with --scratch",
+               asked == nullptr ? "" : asked, failed.message());
+}
+
+// Of FP16's distributions.
+std::string base_path(const std::string& folder) {
+  return (std::filesystem::path(folder) / ("nestedfp-evaluate" + temporary_suffix())).string();
+}
+
 constexpr const char* kPerToken = "E4M3, a scale a token";
 constexpr size_t kRangeChunks = 8;  // that static scales are measured on
 
@@ -243,21 +266,19 @@ Result<std::vector<LayerError>> layer_errors(Model& model, std::span<const int32
   return observer.take();
 }
 
-Result<std::string> scratch_folder(const std::string& given) {
-  std::error_code failed;
-  std::filesystem::path folder = given;
-  if (given.empty()) folder = std::filesystem::temp_directory_path(failed);
-  if (!failed && !std::filesystem::is_directory(folder, failed) && !failed) {
-    failed = std::make_error_code(std::errc::not_a_directory);
+Status check_evaluation(const ModelOutline& model, const EvaluateOptions& options) {
+  NFP_ASSIGN_OR_RETURN(const std::string scratch, scratch_folder(options.scratch));
+  NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                       model.tokenizer->encode(options.text, {.parse_special = false}));
+  PerplexityOptions base;
+  base.ctx = options.ctx;
+  base.chunks = options.chunks;
+  base.save_base = base_path(scratch);
+  const Status checked = check_perplexity(model.config.vocab, tokens, base);
+  if (!checked.ok() && checked.error().code == ErrorCode::kIo) {
+    return error(ErrorCode::kIo, "--scratch {}: {}", scratch, checked.error().message);
   }
-  if (!failed && ::access(folder.c_str(), W_OK | X_OK) != 0) failed = {errno, std::generic_category()};
-  if (!failed) return folder.string();
-  if (!given.empty()) return error(ErrorCode::kUsage, "--scratch {}: {}", given, failed.message());
-  const char* const asked = std::getenv("TMPDIR");
-  return error(ErrorCode::kUsage,
-               "the folder for temporary files (TMPDIR, now '{}') cannot be used: {}; set TMPDIR to one that can be "
-               "written to, or name one with --scratch",
-               asked == nullptr ? "" : asked, failed.message());
+  return checked;
 }
 
 Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options) {
@@ -272,8 +293,7 @@ Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& opt
                     c.rule == UpperRule::kFree ? "free" : "restricted", c.compensated ? ", compensated" : "");
   }
   NFP_ASSIGN_OR_RETURN(const std::string scratch, scratch_folder(options.scratch));
-  Evaluator evaluator(model, options,
-                      (std::filesystem::path(scratch) / ("nestedfp-evaluate" + temporary_suffix())).string());
+  Evaluator evaluator(model, options, base_path(scratch));
   NFP_RETURN_IF_ERROR(evaluator.run(evaluation));
   return evaluation;
 }

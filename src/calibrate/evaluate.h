@@ -13,6 +13,7 @@
 #include "eval/perplexity.h"
 #include "model/model.h"
 #include "nested/precision.h"
+#include "runtime/loaded_model.h"
 
 namespace nfp {
 
@@ -64,9 +65,9 @@ struct Evaluation {
   std::vector<Sensitivity> sensitivities;
 };
 
-// The folder that `given` (EvaluateOptions::scratch) stands for. Error: it is none, or nothing can be written to it;
-// worth asking before calibrating.
-Result<std::string> scratch_folder(const std::string& given);
+// What evaluate() would find wrong without the weights, worth asking before calibrating: a text shorter than one chunk,
+// a scratch folder that cannot be used or has no room.
+Status check_evaluation(const ModelOutline& model, const EvaluateOptions& options);
 
 Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options);
 

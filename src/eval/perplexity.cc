@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 #include <vector>
 
 #include "eval/logprob_file.h"
@@ -81,9 +83,53 @@ double quantile(std::vector<double> values, double share) {
   return values[at];
 }
 
-// `available`: chunks that the whole text has.
-Status check_base(const LogprobReader& base, const std::string& path, const LogprobHeader& wanted, size_t available) {
+size_t first_scored(size_t ctx) { return ctx / 2; }
+
+// The chunks of a text that are scored, as a file of their distributions describes them.
+struct Chunks {
+  LogprobHeader header;
+  size_t available = 0;  // chunks that the whole text has
+};
+
+Result<Chunks> cut_chunks(int32_t vocab, std::span<const int32_t> tokens, const PerplexityOptions& options) {
+  if (options.ctx < 4) return error(ErrorCode::kUsage, "--ctx is {}; it must be at least 4", options.ctx);
+  const auto ctx = static_cast<size_t>(options.ctx);
+  Chunks cut;
+  cut.available = tokens.size() / ctx;
+  if (cut.available == 0) {
+    return error(ErrorCode::kInvalidInput, "the text has {} tokens, less than one chunk of --ctx {}", tokens.size(),
+                 ctx);
+  }
+  LogprobHeader& header = cut.header;
+  header.chunks = cut.available;
+  if (options.chunks > 0) header.chunks = std::min(header.chunks, static_cast<uint64_t>(options.chunks));
+  header.vocab = static_cast<uint32_t>(vocab);
+  header.ctx = static_cast<uint32_t>(ctx);
+  header.rows_per_chunk = ctx - 1 - first_scored(ctx);
+  header.tokens_hash = hash_tokens(tokens.first(header.chunks * ctx));
+  return cut;
+}
+
+// For the distributions to be saved.
+Status check_room(const LogprobHeader& header, const PerplexityOptions& options) {
+  if (options.save_base.empty() || !output_is_replaced(options.save_base)) return ok_status();
+  const uint64_t needed = header.chunks * header.rows_per_chunk * logprob_record_bytes(header.vocab);
+  std::filesystem::path folder = std::filesystem::path(options.save_base).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code code;
+  const auto space = std::filesystem::space(folder, code);
+  if (code || space.available >= needed) return ok_status();
+  return error(
+      ErrorCode::kIo,
+      "{}: the distributions take {:.2f} GB, but only {:.2f} GB are free on that disk; score fewer --chunks, or "
+      "name a place on another",
+      options.save_base, static_cast<double>(needed) / 1e9, static_cast<double>(space.available) / 1e9);
+}
+
+Result<LogprobReader> open_base(const std::string& path, const Chunks& cut) {
+  NFP_ASSIGN_OR_RETURN(LogprobReader base, LogprobReader::open(path));
   const LogprobHeader& have = base.header();
+  const LogprobHeader& wanted = cut.header;
   if (have.vocab != wanted.vocab) {
     return error(ErrorCode::kInvalidInput, "{}: was made with a vocabulary of {}, this model has {}", path, have.vocab,
                  wanted.vocab);
@@ -91,9 +137,9 @@ Status check_base(const LogprobReader& base, const std::string& path, const Logp
   if (have.ctx != wanted.ctx || have.rows_per_chunk != wanted.rows_per_chunk) {
     return error(ErrorCode::kInvalidInput, "{}: was made with --ctx {}; use the same here", path, have.ctx);
   }
-  if (have.chunks > available) {
+  if (have.chunks > cut.available) {
     return error(ErrorCode::kInvalidInput, "{}: holds {} chunks, but this text has only {}; it was made from another",
-                 path, have.chunks, available);
+                 path, have.chunks, cut.available);
   }
   if (have.chunks != wanted.chunks) {
     return error(ErrorCode::kInvalidInput, "{}: holds {} chunks, {} are to be scored; use --chunks {}", path,
@@ -102,7 +148,7 @@ Status check_base(const LogprobReader& base, const std::string& path, const Logp
   if (have.tokens_hash != wanted.tokens_hash) {
     return error(ErrorCode::kInvalidInput, "{}: was made from another text, or with another tokenizer", path);
   }
-  return ok_status();
+  return base;
 }
 
 // What to save, and what to compare with.
@@ -110,16 +156,15 @@ struct Distributions {
   std::optional<AtomicFile> save;
   std::optional<LogprobReader> base;
 
-  Status open(const PerplexityOptions& options, const LogprobHeader& header, size_t available) {
+  Status open(const PerplexityOptions& options, const Chunks& cut) {
     if (!options.save_base.empty()) {
       NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create_output(options.save_base));
       save.emplace(std::move(file));
-      NFP_RETURN_IF_ERROR(save->write(std::as_bytes(std::span(&header, 1))));
+      NFP_RETURN_IF_ERROR(save->write(std::as_bytes(std::span(&cut.header, 1))));
     }
     if (!options.kld_base.empty()) {
-      NFP_ASSIGN_OR_RETURN(LogprobReader reader, LogprobReader::open(options.kld_base));
+      NFP_ASSIGN_OR_RETURN(LogprobReader reader, open_base(options.kld_base, cut));
       base.emplace(std::move(reader));
-      NFP_RETURN_IF_ERROR(check_base(*base, options.kld_base, header, available));
     }
     return ok_status();
   }
@@ -169,7 +214,6 @@ class Scorer {
         scores_(rows()),
         record_bytes_(logprob_record_bytes(static_cast<uint32_t>(vocab_))) {}
 
-  static size_t first_scored(size_t ctx) { return ctx / 2; }
   size_t ctx() const { return static_cast<size_t>(options_.ctx); }
   size_t rows() const { return ctx() - 1 - first_scored(ctx()); }  // scored of a chunk
 
@@ -246,35 +290,28 @@ class Scorer {
 
 }  // namespace
 
+Status check_perplexity(int32_t vocab, std::span<const int32_t> tokens, const PerplexityOptions& options) {
+  NFP_ASSIGN_OR_RETURN(const Chunks cut, cut_chunks(vocab, tokens, options));
+  if (!options.kld_base.empty()) NFP_RETURN_IF_ERROR(open_base(options.kld_base, cut));
+  return check_room(cut.header, options);
+}
+
 Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> tokens, const PerplexityOptions& options,
                                     ThreadPool& threads, const PerplexityProgress& progress) {
-  const auto ctx = static_cast<size_t>(options.ctx);
-  if (options.ctx < 4) return error(ErrorCode::kUsage, "--ctx is {}; it must be at least 4", options.ctx);
-  const size_t available = tokens.size() / ctx;
-  size_t chunks = available;
-  if (chunks == 0) {
-    return error(ErrorCode::kInvalidInput, "the text has {} tokens, less than one chunk of --ctx {}", tokens.size(),
-                 ctx);
-  }
-  if (options.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(options.chunks));
+  NFP_ASSIGN_OR_RETURN(const Chunks cut, cut_chunks(model.config().vocab, tokens, options));
+  NFP_RETURN_IF_ERROR(check_room(cut.header, options));
   NFP_ASSIGN_OR_RETURN(const auto runner,
                        SequenceRunner::create(model, options.ctx, options.max_feed, options.kv_dtype));
   Scorer scorer(model, *runner, options, threads);
-
-  LogprobHeader header;
-  header.vocab = static_cast<uint32_t>(model.config().vocab);
-  header.ctx = static_cast<uint32_t>(ctx);
-  header.chunks = chunks;
-  header.rows_per_chunk = scorer.rows();
-  header.tokens_hash = hash_tokens(tokens.first(chunks * ctx));
   Distributions files;
-  NFP_RETURN_IF_ERROR(files.open(options, header, available));
+  NFP_RETURN_IF_ERROR(files.open(options, cut));
 
   const auto started = std::chrono::steady_clock::now();
   Totals totals;
   PerplexityResult result;
+  const size_t chunks = cut.header.chunks;
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
-    const std::span<const int32_t> part = tokens.subspan(chunk * ctx, ctx);
+    const std::span<const int32_t> part = tokens.subspan(chunk * scorer.ctx(), scorer.ctx());
     NFP_RETURN_IF_ERROR(scorer.score(chunk, {part.begin(), part.end()}, files, totals));
     result.chunks = static_cast<int64_t>(chunk) + 1;
     result.scored = totals.nll.count();

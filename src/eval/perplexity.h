@@ -53,7 +53,11 @@ struct PerplexityResult {
 // Called after every chunk with the result so far.
 using PerplexityProgress = std::function<void(const PerplexityResult&, int64_t chunks_in_all)>;
 
-// Errors: fewer tokens than one chunk; a base file of another model, text or ctx; a full disk.
+// Reads no weights, so that what is wrong can be told before they are loaded and calibrated. Errors: fewer tokens than
+// one chunk; a base file of another model, text or ctx; no room for the one that is to be saved.
+Status check_perplexity(int32_t vocab, std::span<const int32_t> tokens, const PerplexityOptions& options);
+
+// Errors: those of check_perplexity(); a disk that has become full.
 Result<PerplexityResult> perplexity(Model& model, std::span<const int32_t> tokens, const PerplexityOptions& options,
                                     ThreadPool& threads, const PerplexityProgress& progress);
 

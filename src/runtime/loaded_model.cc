@@ -64,6 +64,19 @@ Status check_context(const ModelConfig& config, const LoadedModelOptions& option
                options.context, config.max_context);
 }
 
+Result<ModelOutline> outline(const ModelSource& source, const LoadedModelOptions& options) {
+  ModelOutline outline;
+  NFP_RETURN_IF_ERROR(read_config(source, outline.config));
+  NFP_RETURN_IF_ERROR(check_context(outline.config, options));
+  auto tokenizer = load_tokenizer(source);
+  if (tokenizer.ok()) {
+    outline.tokenizer = std::move(tokenizer).value();
+  } else if (options.needs_tokenizer || !options.dummy || tokenizer.error().code != ErrorCode::kNotFound) {
+    return tokenizer.error();
+  }
+  return outline;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& source) {
@@ -98,11 +111,9 @@ Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& sourc
   return Tokenizer::from_gguf(vocab, source.path());
 }
 
-Status check_context(const std::string& model, const LoadedModelOptions& options) {
+Result<ModelOutline> outline(const std::string& model, const LoadedModelOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto source, open_source(model, options));
-  ModelConfig config;
-  NFP_RETURN_IF_ERROR(read_config(*source, config));
-  return check_context(config, options);
+  return outline(*source, options);
 }
 
 Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options) {
@@ -113,20 +124,15 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   if (options.scalings) {
     NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
   }
-  NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
-  NFP_RETURN_IF_ERROR(check_context(loaded->config, options));
+  NFP_ASSIGN_OR_RETURN(ModelOutline known, outline(*loaded->source, options));
+  loaded->config = std::move(known.config);
+  loaded->tokenizer = std::move(known.tokenizer);
   if (const auto& fp8 = loaded->source->stored_fp8()) {
     log::warn(
         "{}: its weights are FP8 already ({}): FP16 steps compute with these too, the original cannot be restored",
         loaded->source->path(), fp8->text);
   }
   NFP_RETURN_IF_ERROR(read_chat_template(*loaded));
-  auto tokenizer = load_tokenizer(*loaded->source);
-  if (tokenizer.ok()) {
-    loaded->tokenizer = std::move(tokenizer).value();
-  } else if (!options.dummy || tokenizer.error().code != ErrorCode::kNotFound) {
-    return tokenizer.error();
-  }
   loaded->end_ids = loaded->config.eos_ids;
   if (loaded->tokenizer) {
     for (const int32_t id : loaded->tokenizer->eog_ids()) {

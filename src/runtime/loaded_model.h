@@ -26,6 +26,7 @@ struct LoadedModelOptions {
   std::string gemm_choices = {};  // likewise
   double hang_s = 120;            // likewise
   bool dummy = false;             // random weights for a configuration without any
+  bool needs_tokenizer = false;   // an error where there is none; else only dummy weights may be without
   int32_t threads = 0;            // 0 = as many as this process may use
   std::string cpu_kernels;        // "" = the best this machine has
   // Tokens of context that are wanted, and the flag or field that an error names: where the model has fewer, that comes
@@ -45,15 +46,22 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> threads;  // for work beside the backend: reading files, scoring
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Model> model;                // after backend: freed before it
-  std::shared_ptr<const Tokenizer> tokenizer;  // null for dummy weights beside which there is none
+  std::shared_ptr<const Tokenizer> tokenizer;  // null where there is none (LoadedModelOptions::needs_tokenizer)
   std::vector<int32_t> end_ids;                // tokens that end an answer, by any of the model's files
   std::string chat_template;                   // source text; empty = the model has none
   std::string chat_template_json;              // where it is a list of named templates: that list
   double load_seconds = 0;
 };
 
-// Error: `model` has fewer tokens of context than options.context. Reads its configuration only; load() checks it too.
-Status check_context(const std::string& model, const LoadedModelOptions& options);
+// What can be known of a model before its weights are read.
+struct ModelOutline {
+  ModelConfig config;
+  std::shared_ptr<const Tokenizer> tokenizer;  // as LoadedModel has it
+};
+
+// Errors are load()'s of these: a configuration that is not computed, fewer tokens of context than options.context, no
+// tokenizer.
+Result<ModelOutline> outline(const std::string& model, const LoadedModelOptions& options);
 
 Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options);
 

@@ -206,6 +206,14 @@ class Generate(Scratch):
         run("nonsense", code=2)
         run("generate", F16_MODEL, "-p", "x", "--baseline", "fp8-channel", code=2)
 
+    def test_dummy_weights_without_a_tokenizer(self):
+        bare = self.path("config.json")
+        shutil.copy(os.path.join(F16_MODEL, "config.json"), bare)
+        for words in (["generate", bare, "-p", "x"], ["chat", bare], ["perplexity", bare, "--file", __file__],
+                      ["serve", bare, "--port", "0"]):
+            self.assertIn("has no tokenizer.json", failure(*words, "--load-format", "dummy"), words[0])
+        run("bench", bare, "--load-format", "dummy", "--prompt", "4", "--generate", "2", "--repeats", "1")
+
     def test_help_teaches(self):
         out, _ = run("--help")
         for verb in ["generate", "chat", "convert", "restore", "inspect", "perplexity", "bench"]:
@@ -464,6 +472,22 @@ class Perplexity(Scratch):
             line = failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--calibrate", "self",
                            "--calibrate-seed", "78", flag, name)
             self.assertIn(name, line)
+        self.assertEqual(sorted(kept.glob("*")), before)
+
+    def test_texts_that_are_too_short_are_told_before_calibrating(self):
+        kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "nestedfp", "calibration")
+        before = sorted(kept.glob("*"))
+        short = self.path("short")
+        with open(short, "w") as file:
+            file.write("x")
+        own = ("--calibrate", "self", "--calibrate-seed", "79")
+        for line in (failure("perplexity", F16_MODEL, "--file", short, "--ctx", "64", *own),
+                     failure("evaluate", F16_MODEL, "--file", short, "--ctx", "64", *own)):
+            self.assertRegex(line, r"the text has \d+ tokens, less than one chunk of --ctx 64")
+        base = self.path("base")
+        self.measure("--save-base", base)
+        line = failure("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "32", "--kld-base", base, *own)
+        self.assertIn("was made with --ctx 64", line)
         self.assertEqual(sorted(kept.glob("*")), before)
 
     def test_a_base_of_a_longer_text(self):

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .patches import around
 
 FORMAT_VERSION = 1
 
@@ -110,14 +112,12 @@ def clear_unread(what: str, upper: Any, lower: Any, scale: Any) -> None:
 
 
 def install_loader() -> None:
-    """Lets vLLM's loader of safetensors files read the lower bytes after everything else. Idempotent."""
+    """Lets vLLM's loader of safetensors files read the lower bytes after everything else."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    original = DefaultModelLoader.get_all_weights
-    if getattr(original, "nestedfp", False):
-        return
-
-    def get_all_weights(self: Any, model_config: Any, model: Any) -> Generator[tuple[str, Any], None, None]:
+    @around(DefaultModelLoader, "get_all_weights")
+    def get_all_weights(original: Callable[..., Any], self: Any, model_config: Any,
+                        model: Any) -> Generator[tuple[str, Any], None, None]:
         raw = getattr(model_config.hf_config, "nestedfp", None)
         if model_config.quantization != "nestedfp" or raw is None:
             yield from original(self, model_config, model)
@@ -135,6 +135,3 @@ def install_loader() -> None:
         check_files(main_folder, lower_folder)
         yield from original(self, model_config, model)
         yield from self._get_weights_iterator(lower)
-
-    get_all_weights.nestedfp = True  # type: ignore[attr-defined]
-    DefaultModelLoader.get_all_weights = get_all_weights

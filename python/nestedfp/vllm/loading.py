@@ -11,13 +11,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
 
 from . import op, swiglu, versions
+from .patches import around
 from .spent import seconds
 
 logger = init_logger("vllm.nestedfp")
@@ -90,20 +90,15 @@ def mark(model: torch.nn.Module, config: Any, prefix: str = "") -> None:
 
 
 def _after(owner: Any, name: str, then: Callable[..., None]) -> None:
-    """Calls then(...) with a method's arguments once it has returned. Idempotent; nothing where there is no such
-    method."""
-    original = getattr(owner, name, None)
-    if original is None or getattr(original, "nestedfp", False):
+    """Calls then(...) with a method's arguments once it has returned. Nothing where there is no such method."""
+    if not hasattr(owner, name):
         return
 
-    @wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(owner, name)
+    def method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         then(*args, **kwargs)
         return result
-
-    method.nestedfp = True  # type: ignore[attr-defined]
-    setattr(owner, name, method)
 
 
 def _woken(tags: Any = None, *_: Any, **__: Any) -> None:
@@ -122,12 +117,8 @@ def _follow_worker() -> None:
 def _install_dummies() -> None:
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
-    original = DummyModelLoader.load_weights
-    if getattr(original, "nestedfp", False):
-        return
-
-    @wraps(original)
-    def load_weights(*args: Any, **kwargs: Any) -> Any:
+    @around(DummyModelLoader, "load_weights")
+    def load_weights(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         global _dummy
         _dummy = True
         try:
@@ -135,28 +126,18 @@ def _install_dummies() -> None:
         finally:
             _dummy = False
 
-    load_weights.nestedfp = True  # type: ignore[attr-defined]
-    DummyModelLoader.load_weights = load_weights
-
 
 def _install_mla() -> None:
     """vLLM makes W_UK and W_UV of multi-head latent attention from what kv_b_proj makes of a unit matrix, which must be
     the weights, whatever precision so many rows would have."""
     from vllm.model_executor.layers.attention import MLAAttention
 
-    original = MLAAttention.process_weights_after_loading
-    if getattr(original, "nestedfp", False):
-        return
-
-    @wraps(original)
-    def process_weights_after_loading(*args: Any, **kwargs: Any) -> Any:
+    @around(MLAAttention, "process_weights_after_loading")
+    def process_weights_after_loading(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not op.in_use():
             return original(*args, **kwargs)
         with op.forced(op.FP16):
             return original(*args, **kwargs)
-
-    process_weights_after_loading.nestedfp = True  # type: ignore[attr-defined]
-    MLAAttention.process_weights_after_loading = process_weights_after_loading
 
 
 def _install_loaders() -> None:
@@ -164,31 +145,20 @@ def _install_loaders() -> None:
     alone."""
     from vllm.model_executor.model_loader import utils
 
-    original = utils.record_metadata_for_reloading
-    if getattr(original, "nestedfp", False):
-        return
-
-    @wraps(original)
-    def record_metadata_for_reloading(model: torch.nn.Module) -> None:
+    @around(utils, "record_metadata_for_reloading")
+    def record_metadata_for_reloading(original: Callable[..., Any], model: torch.nn.Module) -> None:
         for layer in model.modules():
             follow = getattr(getattr(layer, "quant_method", None), "nestedfp_follow_loader", None)
             if follow is not None:
                 follow(layer)
         original(model)
 
-    record_metadata_for_reloading.nestedfp = True  # type: ignore[attr-defined]
-    utils.record_metadata_for_reloading = record_metadata_for_reloading
-
 
 def _install_after_load() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    original = BaseModelLoader.load_model
-    if getattr(original, "nestedfp", False):
-        return
-
-    @wraps(original)
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    @around(BaseModelLoader, "load_model")
+    def load_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         model = original(self, *args, **kwargs)
         swiglu.join(model)
         mark(model, kwargs.get("vllm_config", args[0] if args else None), kwargs.get("prefix", ""))
@@ -198,9 +168,6 @@ def _install_after_load() -> None:
             logger.info("nestedfp: of loading the model: %s", ", ".join(f"{part} {s:.2f} s" for part, s in seconds.items()))
             seconds.clear()
         return model
-
-    load_model.nestedfp = True  # type: ignore[attr-defined]
-    BaseModelLoader.load_model = load_model
 
 
 def install() -> None:

@@ -13,29 +13,27 @@ from __future__ import annotations
 from typing import Any
 
 from .op import INDEPENDENT_START
+from .patches import around
 
 OPTION = "triton.enable_pdl"
 
 
 def install() -> bool:
-    """False where this PyTorch has no such option. Idempotent."""
+    """False where this PyTorch has no such option."""
     try:
         from torch._inductor.codegen.triton import TritonKernel
-
-        original = TritonKernel._handle_pdl_before_access
-    except (ImportError, AttributeError):
+    except ImportError:
         return False
-    if getattr(original, "nestedfp", False):
-        return True
+    if not hasattr(TritonKernel, "_handle_pdl_before_access"):
+        return False
 
-    def wait_first(self: Any, buffer: Any, *dependencies: Any, consider_reads: bool = False) -> None:
+    @around(TritonKernel, "_handle_pdl_before_access")
+    def wait_first(original: Any, self: Any, buffer: Any, *dependencies: Any, consider_reads: bool = False) -> None:
         if not self._enable_pdl_codegen():
             return
         in_loop = self.inside_reduction and self.range_trees[-1].is_loop
         (self.body if in_loop else buffer).writeline(self.GDC_WAIT)
 
-    wait_first.nestedfp = True  # type: ignore[attr-defined]
-    TritonKernel._handle_pdl_before_access = wait_first
     return True
 
 

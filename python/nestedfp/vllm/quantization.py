@@ -4,7 +4,7 @@ checkpoints (docs/format.md) are taken as they are."""
 from __future__ import annotations
 
 import re
-from functools import wraps
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeigh
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
 from . import assembler, checkpoint, limits, loading, metrics, norms, op, overlap, settings, swiglu, versions
+from .patches import around
 
 logger = init_logger("vllm.nestedfp")
 
@@ -358,20 +359,12 @@ class NestedFPConfig(QuantizationConfig):
 
 
 def _find_at_once() -> None:
-    """vLLM's loader asks for the method by its name, and imports all other methods before it looks for ours.
-    Idempotent."""
+    """vLLM's loader asks for the method by its name, and imports all other methods before it looks for ours."""
     from vllm.model_executor.model_loader import weight_utils
 
-    original = weight_utils.get_quantization_config
-    if getattr(original, "nestedfp", False):
-        return
-
-    @wraps(original)
-    def get_quantization_config(quantization: str) -> type[QuantizationConfig]:
+    @around(weight_utils, "get_quantization_config")
+    def get_quantization_config(original: Callable[[str], Any], quantization: str) -> type[QuantizationConfig]:
         return NestedFPConfig if quantization == "nestedfp" else original(quantization)
-
-    get_quantization_config.nestedfp = True  # type: ignore[attr-defined]
-    weight_utils.get_quantization_config = get_quantization_config
 
 
 def register() -> None:

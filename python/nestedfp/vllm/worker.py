@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 from .._library import FP8, FP16
 from . import limits
 from .op import Step, forced
+from .patches import around
 from .policy import ATTRIBUTE
 from .spent import seconds, spent
 
@@ -58,39 +59,30 @@ class ByPrecision(dict):
 
 def _graphs_by_precision() -> None:
     """Every table of graphs that vLLM makes from now on is one (but those of steps in parts: limits.py), and its second
-    runner and its graphs of encoders capture each graph in both precisions. Idempotent."""
+    runner and its graphs of encoders capture each graph in both precisions."""
     from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
     from vllm.v1.worker.encoder_cudagraph import EncoderCudaGraphManager
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-    def wrap(kind: type, table: str) -> None:
-        original = kind.__init__
-
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            setattr(self, table, ByPrecision())
-
-        kind.__init__ = init
-
-    if getattr(CudaGraphManager, "nestedfp", False):
-        return
-    CudaGraphManager.nestedfp = True
-    wrap(CUDAGraphWrapper, "concrete_cudagraph_entries")
-    wrap(BreakableCUDAGraphWrapper, "entries")
-    wrap(CudaGraphManager, "graphs")
-    wrap(EncoderCudaGraphManager, "budget_graphs")
-    CudaGraphManager.capture = _in_both(CudaGraphManager.capture)
-    EncoderCudaGraphManager.capture = _encoders_in_both(EncoderCudaGraphManager.capture)
+    for kind, table in ((CUDAGraphWrapper, "concrete_cudagraph_entries"), (BreakableCUDAGraphWrapper, "entries"),
+                        (CudaGraphManager, "graphs"), (EncoderCudaGraphManager, "budget_graphs")):
+        _by_precision(kind, table)
+    around(CudaGraphManager, "capture")(_in_both)
+    around(EncoderCudaGraphManager, "capture")(_encoders_in_both)
 
 
-def _encoders_in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
-    def capture_both(*args: Any, **kwargs: Any) -> None:
-        for precision in (FP8, FP16):
-            with forced(precision):
-                capture(*args, **kwargs)
+def _by_precision(kind: type, table: str) -> None:
+    @around(kind, "__init__")
+    def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        setattr(self, table, ByPrecision())
 
-    return capture_both
+
+def _encoders_in_both(capture: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    for precision in (FP8, FP16):
+        with forced(precision):
+            capture(*args, **kwargs)
 
 
 # Before vLLM captures a graph it runs the same step without one, so that the capture finds all kernels loaded. The runs
@@ -123,21 +115,18 @@ def _with_warm_up(create_forward: Callable[..., Any], warm_up: Callable[[Callabl
     return create
 
 
-def _in_both(capture: Callable[..., Any]) -> Callable[..., Any]:
+def _in_both(capture: Callable[..., Any], self: Any, create_forward: Callable[..., Any], *args: Any,
+             **kwargs: Any) -> Any:
     """CudaGraphManager.capture(self, create_forward_fn, ...), vLLM's second runner's."""
-
-    def capture_both(self: Any, create_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        gc.freeze()  # as the first runner does: the collector would look at all that has been loaded again and again
-        try:
-            with _keeping_free_memory():
-                with forced(FP8):
-                    capture(self, _with_warm_up(create_forward, _of_both), *args, **kwargs)
-                with forced(FP16), spent(SECOND_SET):
-                    return capture(self, _with_warm_up(create_forward, _left_out), *args, **kwargs)
-        finally:
-            gc.unfreeze()
-
-    return capture_both
+    gc.freeze()  # as the first runner does: the collector would look at all that has been loaded again and again
+    try:
+        with _keeping_free_memory():
+            with forced(FP8):
+                capture(self, _with_warm_up(create_forward, _of_both), *args, **kwargs)
+            with forced(FP16), spent(SECOND_SET):
+                return capture(self, _with_warm_up(create_forward, _left_out), *args, **kwargs)
+    finally:
+        gc.unfreeze()
 
 
 def _each_in_both(runner: Any) -> None:

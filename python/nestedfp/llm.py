@@ -121,15 +121,24 @@ class RequestOutput:
 
 @dataclass
 class _Answer:
-    """A request of the engine, and where its tokens go."""
+    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its pieces in ``news``;
+    only the call that made the request adds them, so that nothing changes under the hands of its caller."""
 
+    name: str
     result: RequestOutput
     output: CompletionOutput
     detokenize: bool
     usage: dict[str, int] = field(default_factory=dict)  # so far
+    news: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self) -> list[dict[str, Any]]:
+        taken, self.news = self.news, []
+        return taken
 
     def add(self, piece: dict[str, Any]) -> None:
         result, output = self.result, self.output
+        if piece.get("finish_reason") == "error":
+            raise NestedFPError(9, f"request {self.name}: {piece.get('error', 'failed')}")
         if self.detokenize:
             output.text += piece["text"]
         for token in piece["tokens"]:
@@ -202,8 +211,6 @@ class LLM:
         self._given_up: deque[str] = deque()  # requests that nobody waits for any more
         self._lock = threading.Lock()  # of what follows
         self._open: dict[str, _Answer] = {}  # that have not ended
-        self._changed: set[str] = set()  # requests with news that nobody has seen
-        self._failed: dict[str, str] = {}
 
     def close(self) -> None:
         """Frees the weights, after the step that another thread may be in. Also what leaving a ``with`` block does."""
@@ -267,7 +274,7 @@ class LLM:
                 self._forbid(fields, sampling.bad_words or ())
                 name = result.request_id if i == 0 else f"{result.request_id}-{i}"
                 self._engine.submit(id=name, prompt=ids, **fields)
-                made[name] = self._open[name] = _Answer(result, output, sampling.detokenize)
+                made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize)
         except BaseException:
             self._drop(made)
             raise
@@ -275,8 +282,6 @@ class LLM:
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in names:
-            self._failed.pop(name, None)
-            self._changed.discard(name)
             if self._open.pop(name, None) is not None:
                 self._engine.cancel(name)
 
@@ -296,20 +301,19 @@ class LLM:
             for prompt, parameters in zip(prompts, sampling, strict=True):
                 with self._locked():
                     mine.update(self._submit(prompt, parameters))
-            waiting = set(mine)
+            waiting = dict(mine)
             while waiting:
                 with self._locked():
-                    if not any(name in self._changed for name in waiting):
+                    if not any(answer.news for answer in waiting.values()):
                         self._step()
-                    changed = [name for name in mine if name in self._changed]
-                    self._changed.difference_update(changed)
+                    news = [(answer, answer.take()) for answer in waiting.values() if answer.news]
                 results: dict[str, RequestOutput] = {}
-                for name in changed:
-                    if name in self._failed:
-                        raise NestedFPError(9, f"request {name}: {self._failed[name]}")
-                    if mine[name].output.finish_reason is not None:
-                        waiting.discard(name)
-                    results[mine[name].result.request_id] = mine[name].result
+                for answer, pieces in news:
+                    for piece in pieces:
+                        answer.add(piece)
+                    if answer.output.finish_reason is not None:
+                        del waiting[answer.name]
+                    results[answer.result.request_id] = answer.result
                 yield from results.values()
         finally:
             # No lock: the garbage collector may end this generator anywhere, in a thread that has the lock too.
@@ -323,11 +327,8 @@ class LLM:
             answer = self._open.get(piece["id"])
             if answer is None:
                 continue  # of a call that was given up
-            if piece.get("finish_reason") == "error":
-                self._failed[piece["id"]] = piece.get("error", "failed")
-            answer.add(piece)
-            self._changed.add(piece["id"])
-            if answer.output.finish_reason is not None:
+            answer.news.append(piece)
+            if piece.get("finish_reason") is not None:
                 del self._open[piece["id"]]
 
     @staticmethod

@@ -91,6 +91,36 @@ class TinyModel(unittest.TestCase):
             thread.join()
         self.assertEqual(found, {i: [alone[i]] * 5 for i in range(4)})
 
+    def test_a_step_of_another_call_changes_nothing_that_was_given(self):
+        others = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (2, 3, 4)]
+        while_they_wait = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        finished = []
+
+        class Bar:
+            def __init__(bar, **_):
+                pass
+
+            def update(bar, count):  # as another thread may do at any time
+                finished.append(count)
+                self.llm.generate([[8, 9]], while_they_wait, use_tqdm=False)
+
+            def close(bar):
+                pass
+
+        prompts = [[5, 6], [6, 7], [7, 8]]
+        outputs = self.llm.generate(prompts, others, use_tqdm=Bar)
+        self.assertEqual([o.prompt_token_ids for o in outputs], prompts)
+        self.assertEqual([len(o.outputs[0].token_ids) for o in outputs], [2, 3, 4])
+        self.assertEqual(finished, [1, 1, 1])
+
+        one = self.llm.stream([5, 6], GREEDY)
+        given = next(one)
+        before = len(given.outputs[0].token_ids)
+        self.llm.generate([[8, 9]], while_they_wait, use_tqdm=False)
+        self.assertEqual(len(given.outputs[0].token_ids), before)
+        self.assertGreater(len(next(one).outputs[0].token_ids), before)
+        self.assertEqual([given.finished for given in one][-2:], [False, True])
+
     def test_logprobs(self):
         output = self.llm.generate([[5, 6, 7, 8]], SamplingParams(temperature=0, max_tokens=4, logprobs=2,
                                                                   prompt_logprobs=0, ignore_eos=True))[0]
@@ -173,7 +203,7 @@ class TinyModel(unittest.TestCase):
         for result in self.llm.stream([5, 6, 7], some):
             break  # all three are given up
         self.llm.generate([[5]], GREEDY)
-        self.assertEqual((self.llm._open, self.llm._changed, self.llm._failed), ({}, set(), {}))
+        self.assertEqual(self.llm._open, {})
         with self.assertRaisesRegex(NestedFPError, "n must be 1 where temperature is 0"):
             self.llm.generate([[5]], SamplingParams(n=2, temperature=0))
         for wrong in (0, -1, 1.5, "2", True):

@@ -13,8 +13,8 @@ import itertools
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -70,12 +70,15 @@ class SamplingParams:
         words = [] if self.bad_words is None else self.bad_words
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and word for word in words):
             raise NestedFPError(USAGE, f"bad_words must be a list of words, not {words!r}")
+        if self.logit_bias is not None and not (isinstance(self.logit_bias, dict)
+                                                and all(str(token).isdecimal() for token in self.logit_bias)):
+            raise NestedFPError(USAGE, f"logit_bias must be a dict of token ids and biases, not {self.logit_bias!r}")
 
     def _fields(self) -> dict[str, Any]:
         fields = dict(vars(self))
         for name in ("n", "bad_words", "detokenize", "structured_outputs"):
             del fields[name]
-        fields["top_k"] = max(self.top_k, 0)
+        fields["top_k"] = 0 if self.top_k == -1 else self.top_k
         fields["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
         if self.logit_bias is not None:
             fields["logit_bias"] = [[int(token), bias] for token, bias in self.logit_bias.items()]
@@ -191,6 +194,19 @@ def _token_ids(ids: Any) -> list[int]:
         raise TypeError(f"token ids are a list of whole numbers, not {str(ids)[:100]!r}") from None
 
 
+def _conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    """One, or several."""
+    try:
+        given = list(messages)
+        many = [given] if given and isinstance(given[0], dict) else [list(one) for one in given]
+    except TypeError:
+        many = [[messages]]
+    if not all(isinstance(message, dict) for one in many for message in one):
+        raise TypeError("messages are a list of dicts with 'role' and 'content', or a list of such lists, not "
+                        f"{str(messages)[:100]!r}")
+    return many
+
+
 class LLM:
     """A model on this machine.
 
@@ -293,7 +309,7 @@ class LLM:
                 self._drop([self._given_up.popleft()])
             yield
 
-    def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Iterator[RequestOutput]:
+    def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Generator[RequestOutput, None, None]:
         """Each result as often as something was added to it. Calls that run at the same time, in threads or as
         generators of which none has ended, share the engine's steps."""
         mine: dict[str, _Answer] = {}
@@ -336,11 +352,18 @@ class LLM:
                ) -> tuple[list[Prompt], list[SamplingParams]]:
         if isinstance(prompts, (bytes, bytearray)):
             raise TypeError("a prompt is a text, token ids or a dict, not bytes")
-        single = isinstance(prompts, (str, dict)) or (len(prompts) > 0 and _is_token_id(prompts[0]))
+        try:
+            single = isinstance(prompts, (str, dict)) or (len(prompts) > 0 and _is_token_id(prompts[0]))
+        except TypeError:
+            raise TypeError("prompts are a text, token ids or a dict, or a list of such, not "
+                            f"{type(prompts).__name__}") from None
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
         if sampling is None:
             sampling = SamplingParams()
         parameters = [sampling] * len(many) if isinstance(sampling, SamplingParams) else list(sampling)
+        for one in parameters:
+            if not isinstance(one, SamplingParams):
+                raise TypeError(f"sampling_params is SamplingParams or a list of them, not {str(one)[:100]!r}")
         if len(parameters) != len(many):
             raise ValueError(f"{len(many)} prompts and {len(parameters)} SamplingParams")
         return many, parameters
@@ -354,17 +377,18 @@ class LLM:
         order: list[RequestOutput] = []
         bar = _progress(use_tqdm, len(many))
         try:
-            for result in self._run(many, parameters):
-                if result.finished:
-                    order.append(result)
-                    if bar is not None:
-                        bar.update(1)
+            with closing(self._run(many, parameters)) as results:  # also where the bar raises an error that somebody keeps
+                for result in results:
+                    if result.finished:
+                        order.append(result)
+                        if bar is not None:
+                            bar.update(1)
         finally:
             if bar is not None:
                 bar.close()
         return sorted(order, key=lambda result: int(result.request_id))
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """The answer as it comes: the same RequestOutput each time, longer. Leaving the loop ends the request."""
         many, parameters = self._lists([prompt], sampling_params)
         yield from self._run(many, parameters)
@@ -375,10 +399,9 @@ class LLM:
              **template: Any) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role", "content"}. Further keywords reach the model's chat
         template."""
-        conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         prompts = []
-        for conversation in conversations:
-            fields = {"messages": list(conversation), **template}
+        for conversation in _conversations(messages):
+            fields = {"messages": conversation, **template}
             if tools:
                 fields["tools"] = tools
             prompts.append(self._engine.apply_chat_template(**fields))

@@ -11,6 +11,7 @@ import types
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
@@ -146,7 +147,10 @@ class TinyModel(unittest.TestCase):
     def test_errors_name_what_is_wrong(self):
         for parameters, field in ((SamplingParams(temperature=-1), "temperature"), (SamplingParams(top_p=2), "top_p"),
                                   (SamplingParams(precision="best"), "precision"),
-                                  (SamplingParams(max_tokens=0), "max_tokens")):
+                                  (SamplingParams(max_tokens=0), "max_tokens"), (SamplingParams(top_k="3"), "top_k"),
+                                  (SamplingParams(top_k=-5), "top_k"), (SamplingParams(logit_bias=[5]), "logit_bias"),
+                                  (SamplingParams(logit_bias={"a": 1.0}), "logit_bias"),
+                                  (SamplingParams(logit_bias={1.5: 1.0}), "logit_bias")):
             with self.assertRaisesRegex(NestedFPError, field):
                 self.llm.generate([[5]], parameters)
         with self.assertRaisesRegex(NestedFPError, "prompt"):
@@ -183,6 +187,15 @@ class TinyModel(unittest.TestCase):
         for prompts in (b"ab", [b"ab"], [1.5], [["a", "b"]], None, {"prompt": 5}, {"prompt_token_ids": "ab"}, {"text": "a"}):
             with self.assertRaises(TypeError, msg=repr(prompts)):
                 self.llm.generate(prompts, GREEDY)
+        for prompts in (None, 5, {"ab"}, (text for text in ["ab"])):
+            with self.assertRaisesRegex(TypeError, "^prompts are a text, token ids or a dict, or a list of such, not "):
+                self.llm.generate(prompts, GREEDY)
+        for parameters in ({"temperature": 0}, [{"temperature": 0}], "ab"):
+            with self.assertRaisesRegex(TypeError, "^sampling_params is SamplingParams or a list of them, not "):
+                self.llm.generate([[5]], parameters)
+        for messages in ("hi", ["hi"], {"role": "user", "content": "hi"}, None, [[{"role": "user"}], "hi"]):
+            with self.assertRaisesRegex(TypeError, "^messages are a list of dicts with 'role' and 'content', or "):
+                self.llm.chat(messages, GREEDY)
 
     def test_several_answers_to_a_prompt(self):
         some = SamplingParams(n=3, temperature=0.9, seed=7, max_tokens=6, ignore_eos=True, logprobs=0, prompt_logprobs=0)
@@ -261,6 +274,14 @@ class TinyModel(unittest.TestCase):
         with self.assertRaises(NestedFPError):
             self.llm.generate([[5]], SamplingParams(top_p=2), use_tqdm=Bar)
         self.assertTrue(made[1].closed)
+        try:
+            with patch.object(Bar, "update", side_effect=KeyError):
+                self.llm.generate([[5], [6, 7]], [GREEDY, replace(GREEDY, max_tokens=100)], use_tqdm=Bar)
+        except KeyError as error:
+            kept = error
+        self.assertTrue(made.pop().closed)
+        self.llm.generate([[5]], GREEDY, use_tqdm=False)
+        self.assertEqual(self.llm._open, {}, kept)  # nobody waits for the long one, while somebody keeps the frames
         tqdm = types.SimpleNamespace(auto=types.SimpleNamespace(tqdm=Bar))
         with patch.dict(sys.modules, {"tqdm": tqdm, "tqdm.auto": tqdm.auto}):
             self.llm.generate([[5]], GREEDY)

@@ -5,8 +5,10 @@
  *   - All functions are thread-safe unless they say otherwise. Nothing is kept of pointers that are passed in, except
  *     where a function says so.
  *   - Shapes are [rows, columns], row-major. A weight is W[n, k]: n output features, k input features.
- *   - "device" pointers are CUDA memory of the device that was current at nfp_gpu_create(). Functions that take a
- *     stream only enqueue: no allocation, no synchronisation, so that they can be captured in a CUDA graph.
+ *   - "device" pointers, and streams, are of the device that was current at nfp_gpu_create(), whichever is current
+ *     later. Functions that take a stream only enqueue: no allocation, no synchronisation, so that they can be captured
+ *     in a CUDA graph. The stream alone orders them: another stream's work finds what one has written (planes of
+ *     nfp_gpu_nest and nfp_gpu_pack, say) once it was made to wait for it, by an event or a synchronisation.
  *   - Structs begin with their size, so that later versions may add fields at their end.
  *
  * The format is described in docs/format.md. */

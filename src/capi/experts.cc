@@ -9,6 +9,7 @@
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/linear/activations.h"
+#include "capi/gpu.h"
 #include "capi/status.h"
 
 using nfp::ExpertRoutes;
@@ -60,6 +61,7 @@ struct Scratch {
 }  // namespace
 
 struct nfp_experts {
+  Context context;
   int32_t experts = 0;
   ExpertEpilogue epilogue = ExpertEpilogue::kSwiglu;
   Stack gate_up, down;
@@ -234,6 +236,7 @@ nfp_status nfp_experts_create(nfp_gpu* gpu, int32_t experts, const nfp_expert_st
                        stack == down ? "down" : "gate_up");
     }
     auto layer = std::make_unique<nfp_experts>();
+    layer->context = gpu->context;
     layer->experts = experts;
     layer->epilogue = activation == NFP_SILU ? ExpertEpilogue::kSwiglu : ExpertEpilogue::kGeglu;
     layer->gate_up = stack_of(*gate_up, experts);
@@ -269,6 +272,7 @@ nfp_status nfp_experts_run(nfp_experts* experts, const nfp_experts_call* c, nfp_
     NFP_CAPI_REQUIRE(c->scratch != nullptr && aligned(c->scratch, 256) && c->scratch_bytes >= bytes,
                      "nfp_experts_run: {} bytes of scratch given, nfp_experts_scratch_bytes() are {}, 256-byte aligned",
                      c->scratch == nullptr ? 0 : c->scratch_bytes, bytes);
+    const auto here = experts->context.enter();
     return done(Call(*experts, *c, stream).run());
   });
 }

@@ -1,4 +1,6 @@
 // The Hopper kernels behind the C interface.
+#include "capi/gpu.h"
+
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -11,8 +13,6 @@
 
 #include "backend/cuda/fused/arrange_codes.h"
 #include "backend/cuda/fused/gemm_input.h"
-#include "backend/cuda/gemm/gemm.h"
-#include "backend/cuda/gemm/plan/tuning_table.h"
 #include "backend/cuda/linear/activations.h"
 #include "backend/cuda/nest/nest.h"
 #include "capi/status.h"
@@ -25,13 +25,6 @@ using nfp::capi::guarded;
 using namespace nfp::cuda;
 
 static_assert(sizeof(nfp_gpu_report) == sizeof(NestReport));
-
-// The device's tables, shared by all weights on it.
-struct nfp_gpu {
-  Gemm gemm;
-  TuningTable table;
-  std::string name;
-};
 
 namespace {
 
@@ -99,6 +92,7 @@ struct Product {
 
 nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, const Product& product, void* scratch,
                     nfp_stream stream) {
+  const auto here = linear.gpu->context.enter();
   const bool bf16 = type == NFP_BF16;
   const int64_t m = product.m, k = linear.matrix.k;
   GemmCall call;
@@ -184,7 +178,8 @@ nfp_status nfp_gpu_create(nfp_gpu** gpu) {
       return fail(NFP_RESOURCE, "nfp_gpu_create: the device's properties cannot be read");
     }
     const TuningTable* known = built_in_table(properties.name, properties.multiProcessorCount);
-    *gpu = new nfp_gpu{std::move(gemm).value(), known == nullptr ? TuningTable() : *known, properties.name};
+    *gpu = new nfp_gpu{std::move(gemm).value(), known == nullptr ? TuningTable() : *known, properties.name,
+                       Context::current()};
     return NFP_OK;
   });
 }
@@ -217,6 +212,7 @@ nfp_status nfp_gpu_nest(nfp_gpu* gpu, const void* weights, int64_t ldw, int64_t 
                         nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_nest: gpu is null");
+    const auto here = gpu->context.enter();
     return done(nest_matrix({{n, k},
                              static_cast<const uint16_t*>(weights),
                              ldw,
@@ -234,6 +230,7 @@ nfp_status nfp_gpu_pack(nfp_gpu* gpu, const uint8_t* bytes, int64_t ld, int64_t 
                         nfp_join_kind join, uint8_t* packed, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_pack: gpu is null");
+    const auto here = gpu->context.enter();
     return done(pack_plane({n, k}, plane == NFP_LOWER ? Plane::kLower : Plane::kUpper, join_of(join), bytes, ld, packed,
                            stream));
   });
@@ -243,6 +240,7 @@ nfp_status nfp_gpu_unnest(nfp_gpu* gpu, const uint8_t* upper, const uint8_t* low
                           int64_t k, nfp_join_kind join, nfp_type type, void* weights, int64_t ldw, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_unnest: gpu is null");
+    const auto here = gpu->context.enter();
     return done(unnest_matrix({n, k}, join_of(join), upper, lower, row_scale, type_of(type),
                               static_cast<uint16_t*>(weights), ldw, stream));
   });
@@ -359,6 +357,7 @@ nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
     call.dependent_launch = c->independent_start == 0;
     NFP_CAPI_REQUIRE(call.m > 0 && call.w.n > 0 && call.w.k > 0, "nfp_gemm: m, n and k must be positive");
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gemm: gpu is null");
+    const auto here = gpu->context.enter();
     const Reduction reduction = c->batch_invariant != 0 ? Reduction::kBatchInvariant : Reduction::kFastest;
     return done(gpu->gemm.run(call, choose(call.problem(), gpu->gemm.device(), &gpu->table, reduction).config, stream));
   });
@@ -370,6 +369,7 @@ nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* given, nfp_stream stream)
     NFP_CAPI_REQUIRE(c.has_value(), "nfp_rows: call is null, or call->size is not set");
     NFP_CAPI_REQUIRE(c->source >= NFP_ROWS_PLAIN && c->source <= NFP_ROWS_E4M3, "nfp_rows: source is unknown");
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_rows: gpu is null");
+    const auto here = gpu->context.enter();
     if (c->source == NFP_ROWS_E4M3) return arrange(*c, stream);
     GemmInputCall call;
     call.source = static_cast<GemmInputCall::Source>(c->source);

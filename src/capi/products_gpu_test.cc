@@ -7,6 +7,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/cuda/gemm/plan/layout.h"
@@ -421,6 +422,44 @@ TEST_F(CApiProducts, WrongArgumentsAreRefusedByName) {
         c.source = NFP_ROWS_E4M3, c.x_scale = scale.get(), c.size = offsetof(nfp_rows_call, x_scale);
       },
       "token_scale without x_scale");
+}
+
+// In a thread that has another GPU's context, or another of the same one, current.
+TEST_F(CApiProducts, RunOnTheirOwnDevice) {
+  constexpr int64_t m = 3, n = 64, k = 128;
+  const Weight w(gpu_.get(), n, k, NFP_F16, NFP_JOIN_BIASED, false, [&] { return normal(0.05f); });
+  std::vector<uint16_t> x_bits;
+  for (const float v : normals(m * k)) x_bits.push_back(narrow(NFP_F16, v));
+  const DeviceVector<uint16_t> x(x_bits), here(m * n), there(m * n), weights(n * k);
+  const DeviceVector<uint8_t> packed(nfp_plane_bytes(n, k)), bytes(std::vector<uint8_t>(n * k, 7));
+  nfp_linear* linear = nullptr;
+  ASSERT_EQ(
+      nfp_linear_create(gpu_.get(), &w.described, streams_[0].workspace->get(), nfp_gpu_workspace_bytes(), &linear),
+      NFP_OK);
+  const auto multiply = [&](const DeviceVector<uint16_t>& y) {
+    EXPECT_EQ(nfp_linear_run(linear, NFP_PRECISION_FP16, NFP_F16, m, x.get(), k, y.get(), n, nullptr, nullptr,
+                             streams_[0].stream),
+              NFP_OK)
+        << nfp_last_error();
+  };
+  multiply(here);
+  std::thread([&] {
+    const OtherContext other;
+    multiply(there);
+    EXPECT_EQ(nfp_gpu_pack(gpu_.get(), bytes.get(), k, n, k, NFP_UPPER, NFP_JOIN_BIASED, packed.get(), nullptr), NFP_OK)
+        << nfp_last_error();
+    EXPECT_EQ(nfp_gpu_unnest(gpu_.get(), w.upper.get(), w.lower.get(), nullptr, n, k, NFP_JOIN_BIASED, NFP_F16,
+                             weights.get(), k, nullptr),
+              NFP_OK)
+        << nfp_last_error();
+    EXPECT_TRUE(other.is_current());
+  }).join();
+  nfp_linear_destroy(linear);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(there.host(), here.host());
+  EXPECT_EQ(packed.host()[0], 7);
+  const std::vector<uint16_t> restored = weights.host();
+  for (size_t i = 0; i < restored.size(); ++i) ASSERT_EQ(widen(NFP_F16, restored[i]), w.exact[i]) << i;
 }
 
 }  // namespace

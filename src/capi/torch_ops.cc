@@ -108,9 +108,18 @@ class Call {
     return TorchTensor(&torch(), made);
   }
 
+  // PyTorch compares no devices here, and a kernel would read another one's memory.
+  Status is_here(const TorchTensor& tensor, const char* what) const {
+    int32_t device = 0;
+    torch().get_device_index(tensor.get(), &device);
+    if (device == device_) return nfp::ok_status();
+    return nfp::error(ErrorCode::kUsage, "{} must be on the activations' device, cuda:{}", what, device_);
+  }
+
   // x[m, k] as the kernels can read it: rows that begin at multiples of 16 bytes. A copy, which `kept` holds, if they
   // do not; with `dense` also if they are not one behind the other.
   Result<Rows> rows(const TorchTensor& x, int64_t k, bool dense, TorchTensor* kept) {
+    NFP_RETURN_IF_ERROR(is_here(x, "residual"));
     int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
     int32_t dtype = 0;
     torch().get_dim(x.get(), &dims);
@@ -138,6 +147,7 @@ class Call {
     Weight& weight = device.weights[at];
     if (weight.linear != nullptr && weight.n == n && weight.k == k) return weight.linear;
     if (device.gpu == nullptr) return nfp::error(ErrorCode::kUsage, "nfp_torch_set_device({}) is missing", device_);
+    for (const TorchTensor* const part : {&upper, &lower, &scale}) NFP_RETURN_IF_ERROR(is_here(*part, "a weight"));
     int64_t scales = 0;
     torch().get_numel(scale.get(), &scales);
     const nfp_weight planes{sizeof(nfp_weight),
@@ -160,6 +170,7 @@ class Call {
   Result<const float*> bias(TorchTensor given, int64_t n) {
     if (!given) return nullptr;
     const void* const at = given.data();
+    NFP_RETURN_IF_ERROR(is_here(given, "bias"));
     const std::lock_guard lock(all_.mutex);
     int64_t elements = 0;
     torch().get_numel(given.get(), &elements);
@@ -231,6 +242,7 @@ Status run(StableValue* stack) {
     NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
     if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
     NFP_ASSIGN_OR_RETURN(h, call.empty(rows.m, k, dtype));
+    NFP_RETURN_IF_ERROR(call.is_here(norm_weight, "the norm's weight"));
     norm.weight = norm_weight.data();
     norm.residual = added.data;
     norm.h = h.data();

@@ -99,6 +99,28 @@ TEST_F(TorchOps, FailuresSayWhyAndKeepNothing) {
   EXPECT_EQ(torch_of_tests_live(), live_);
 }
 
+TEST_F(TorchOps, OperandsAreOnOneDevice) {
+  int not_asked = 0;  // nothing of it is looked at before the operands
+  ASSERT_EQ(nfp_torch_set_device(1, reinterpret_cast<nfp_gpu*>(&not_asked), &not_asked, sizeof(not_asked), 0), NFP_OK);
+  const auto move = [](StableValue tensor, int32_t device) {
+    torch_of_tests_on(device, reinterpret_cast<TensorHandle>(tensor));
+  };
+  constexpr std::array<size_t, 6> kTensors{0, 1, 2, 4, 5, 6};  // x, residual, norm's weight, upper, lower, scale
+  for (const size_t apart : kTensors) {
+    for (const int32_t device : {0, -1}) {  // another GPU, the host
+      if (apart == 0 && device == -1) continue;
+      auto stack = norm_linear(3, 3);
+      for (const size_t tensor : kTensors) move(stack[tensor], tensor == apart ? device : 1);
+      const std::string said = call("norm_linear", stack.data(), stack.size(), 2);
+      EXPECT_NE(said.find(apart == 0 ? "must be on the activations' device, cuda:0"
+                                     : "must be on the activations' device, cuda:1"),
+                std::string::npos)
+          << apart << ": " << said;
+    }
+  }
+  EXPECT_EQ(torch_of_tests_live(), live_);
+}
+
 TEST_F(TorchOps, DevicesAreChecked) {
   EXPECT_EQ(nfp_torch_set_device(0, nullptr, nullptr, 0, 0), NFP_USAGE);
   EXPECT_EQ(nfp_torch_set_device(64, reinterpret_cast<nfp_gpu*>(&live_), &live_, 8, 0), NFP_USAGE);

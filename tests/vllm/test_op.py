@@ -89,6 +89,20 @@ class Op(unittest.TestCase):
                     got = self.run_op(x, planes).double()
                     self.assertLess(float((got - want).norm() / want.norm()), limit, (dtype, n, k, m))
 
+    @unittest.skipUnless(HAVE_GPU and torch.cuda.device_count() > 1, "needs a second GPU")
+    def test_tensors_on_another_gpu_than_the_current_one(self):
+        weight, planes = self.nested(256, 512, torch.float16)
+        x, bias = normal(33, 512), normal(256, seed=3)
+        there = op.nest(weight.to("cuda:1"))
+        for precision in (_library.FP16, _library.FP8):
+            op.Step.forced = precision
+            here = self.run_op(x, planes, bias)
+            got = self.run_op(x.to("cuda:1"), there, bias.to("cuda:1"))
+            self.assertEqual((got.get_device(), torch.cuda.current_device()), (1, 0))
+            self.assertTrue(torch.equal(got.cpu(), here.cpu()))
+            with self.assertRaisesRegex(RuntimeError, "must be on the activations' device, cuda:0"):
+                self.run_op(x, there)
+
     def test_the_threshold_is_inside(self):
         _, planes = self.nested(256, 512, torch.float16)
         x = normal(64, 512)

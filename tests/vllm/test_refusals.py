@@ -340,7 +340,7 @@ class Graphs(unittest.TestCase):
         for precision in both:
             with worker.forced(precision):
                 self.assertEqual([manager.budget_graphs[budget] for budget in (64, 128)], [precision] * 2)
-        self.assertEqual([kind.capture.__name__ for kind in (CudaGraphManager, type(manager))], ["capture_both"] * 2)
+        self.assertEqual([kind.capture.nestedfp for kind in (CudaGraphManager, type(manager))], [True] * 2)
 
     def test_the_first_runner_s_estimate_of_memory_is_of_both(self):
         """Its capture is replaced on the runner (worker.py): what the estimate measures must be that one."""

@@ -15,16 +15,17 @@ class Context {
   // The calling thread's, once it has used its device.
   static Context current() {
     Context context;
-    decltype(&::cuCtxGetCurrent) get = nullptr;
-    if (find("cuCtxGetCurrent", get) && find("cuCtxPopCurrent", context.pop_) &&
+    if (find("cuCtxGetCurrent", context.get_) && find("cuCtxPopCurrent", context.pop_) &&
         find("cuCtxPushCurrent", context.push_)) {
-      get(&context.handle_);
+      context.get_(&context.handle_);
     }
     return context;
   }
-  // Makes it the calling thread's until what this returns is gone. Null where there is none.
+  // Makes it the calling thread's until what this returns is gone. Null where it is that already, or there is none.
   std::shared_ptr<void> enter() const {
-    if (handle_ == nullptr || push_(handle_) != CUDA_SUCCESS) return nullptr;
+    CUcontext now = nullptr;
+    if (handle_ == nullptr || (get_(&now) == CUDA_SUCCESS && now == handle_)) return nullptr;
+    if (push_(handle_) != CUDA_SUCCESS) return nullptr;
     return {handle_, [pop = pop_](void*) {
               CUcontext left = nullptr;
               pop(&left);
@@ -42,6 +43,7 @@ class Context {
   }
 
   CUcontext handle_ = nullptr;
+  decltype(&::cuCtxGetCurrent) get_ = nullptr;
   decltype(&::cuCtxPushCurrent) push_ = nullptr;
   decltype(&::cuCtxPopCurrent) pop_ = nullptr;
 };

@@ -11,6 +11,7 @@ using nfp::capi::TensorHandle;
 struct AtenTensorUsed {
   std::array<int64_t, 2> sizes, strides;
   int32_t dtype;
+  int32_t device = 0;
   alignas(16) std::array<char, 16> data;
 };
 
@@ -31,9 +32,13 @@ extern "C" {
 
 TensorHandle torch_of_tests_tensor(int64_t rows, int64_t columns, int32_t dtype) {
   ++live;
-  return reinterpret_cast<TensorHandle>(new AtenTensorUsed{{rows, columns}, {columns, 1}, dtype, {}});
+  return reinterpret_cast<TensorHandle>(new AtenTensorUsed{{rows, columns}, {columns, 1}, dtype, 0, {}});
 }
 const int64_t* torch_of_tests_sizes(TensorHandle tensor) { return used(tensor)->sizes.data(); }
+TensorHandle torch_of_tests_on(int32_t device, TensorHandle tensor) {
+  used(tensor)->device = device;
+  return tensor;
+}
 int64_t torch_of_tests_live() { return live; }
 StableKernel torch_of_tests_kernel(const char* name) { return kernels()[name]; }
 const char* torch_of_tests_failure() { return failure.c_str(); }
@@ -63,8 +68,8 @@ int32_t aoti_torch_get_dtype(TensorHandle tensor, int32_t* dtype) {
   *dtype = used(tensor)->dtype;
   return 0;
 }
-int32_t aoti_torch_get_device_index(TensorHandle, int32_t* index) {
-  *index = 0;
+int32_t aoti_torch_get_device_index(TensorHandle tensor, int32_t* index) {
+  *index = used(tensor)->device;
   return 0;
 }
 int32_t aoti_torch_empty_strided(int64_t, const int64_t* sizes, const int64_t*, int32_t dtype, int32_t, int32_t,

@@ -7,6 +7,8 @@
 
 extern "C" {
 nfp::capi::TensorHandle torch_of_tests_tensor(int64_t rows, int64_t columns, int32_t dtype);
+// It is on that CUDA device, and no longer on 0.
+nfp::capi::TensorHandle torch_of_tests_on(int32_t device, nfp::capi::TensorHandle tensor);
 const int64_t* torch_of_tests_sizes(nfp::capi::TensorHandle tensor);
 int64_t torch_of_tests_live();  // tensors that nobody has let go of
 // What an operator was registered with; null: it was not.

@@ -1,6 +1,7 @@
 // What GPU tests share.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -39,6 +40,34 @@ class DeviceVector {
  private:
   void* data_ = nullptr;
   size_t count_;
+};
+
+// Another context of the first GPU than the runtime's: current in this thread for as long as it lives.
+class OtherContext {
+ public:
+  OtherContext() {
+    using Create = CUresult(CUcontext*, unsigned, CUdevice);  // of CUDA 3.2 to 12
+    EXPECT_EQ(reinterpret_cast<Create*>(find("cuCtxCreate", 3020))(&handle_, 0, 0), CUDA_SUCCESS);
+  }
+  ~OtherContext() {
+    EXPECT_EQ(reinterpret_cast<decltype(&cuCtxDestroy)>(find("cuCtxDestroy", 12000))(handle_), CUDA_SUCCESS);
+  }
+  OtherContext(const OtherContext&) = delete;
+  OtherContext& operator=(const OtherContext&) = delete;
+  bool is_current() const {
+    CUcontext now = nullptr;
+    EXPECT_EQ(reinterpret_cast<decltype(&cuCtxGetCurrent)>(find("cuCtxGetCurrent", 12000))(&now), CUDA_SUCCESS);
+    return now == handle_;
+  }
+
+ private:
+  static void* find(const char* name, unsigned version) {
+    void* found = nullptr;
+    EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, nullptr), cudaSuccess);
+    return found;
+  }
+
+  CUcontext handle_ = nullptr;
 };
 
 }  // namespace nfp::cuda

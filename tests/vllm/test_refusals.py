@@ -268,6 +268,23 @@ class Offload(unittest.TestCase):
                 NestedFPConfig()._prepare(torch.float16)
 
 
+@unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
+class Policies(unittest.TestCase):
+    def test_one_that_there_is_not(self):
+        from nestedfp import NestedFPError
+        from nestedfp.vllm.quantization import NestedFPConfig
+        from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+
+        config = NestedFPConfig()
+        for policy, kind, why in (("never", NestedFPError, "is unknown; use "),
+                                  ("threshold:9223372036854775808", NestedFPError, "not a whole number"),
+                                  ("alternate:3", ValueError, "without nestedfp's scheduler and worker")):
+            made = VllmConfig(device_config=DeviceConfig("cpu"), additional_config={"nestedfp": {"policy": policy}})
+            for _ in range(2):  # and no second layer goes through
+                with set_current_vllm_config(made), self.assertRaisesRegex(kind, f"precision policy '{policy}'.*({why})"):
+                    config._prepare(torch.float16)
+
+
 class CompileCache(unittest.TestCase):
     def test_the_plugin_s_version_counts(self):
         config = SimpleNamespace(additional_config={"nestedfp": {"policy": "fp16"}})

@@ -27,6 +27,7 @@ from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
 from . import assembler, checkpoint, limits, loading, metrics, norms, op, overlap, settings, swiglu, versions
 from .patches import around
+from .policy import Policy
 
 logger = init_logger("vllm.nestedfp")
 
@@ -337,6 +338,16 @@ class NestedFPConfig(QuantizationConfig):
         config = get_current_vllm_config()
         checkpoint.check_load_format(config.load_config.load_format, self.nested is not None)
         limits.check_offload(config)
+        wanted = settings.current()
+        Policy(wanted.policy)  # an error for one that there is not
+        by_rows = config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker"
+        threshold = wanted.threshold()
+        if by_rows and threshold is None:
+            raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
+                             "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
+        if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
+            raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
+                             "multiplied with exactly: add --dtype float16")
         self.prepared = True
         op.register()
         versions.mark(config)
@@ -346,16 +357,8 @@ class NestedFPConfig(QuantizationConfig):
         self.joins_swiglu = config.lora_config is None  # adapters add to what the activation gets
         self.keeps_scales = (getattr(config, "weight_transfer_config", None) is not None
                              or bool(getattr(config.model_config, "enable_sleep_mode", False)))
-        wanted = settings.current()
-        threshold = wanted.threshold()
-        if config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
-            if threshold is None:
-                raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
-                                 "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
+        if by_rows and threshold is not None:
             op.Step.threshold = threshold
-        if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
-            raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
-                             "multiplied with exactly: add --dtype float16")
 
 
 def _find_at_once() -> None:

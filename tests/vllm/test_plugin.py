@@ -1,6 +1,7 @@
 """What of the plugin needs no GPU, and of it what needs no vLLM either."""
 
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -902,7 +903,7 @@ class InsideVllm(unittest.TestCase):
         with patch.object(cudagraph_utils, "graph_capture", lambda **_: nullcontext()), \
                 patch.object(cudagraph_utils, "is_global_first_rank", lambda: False), \
                 patch("torch.cuda.CUDAGraph", MagicMock), patch("torch.cuda.graph", lambda *_: nullcontext()):
-            states = worker._in_both(cudagraph_utils.CudaGraphManager.capture, manager, create_forward)
+            states = worker._in_both(inspect.unwrap(cudagraph_utils.CudaGraphManager.capture), manager, create_forward)
         of_fp8 = []
         for tokens in (8, 4):
             of_fp8 += [(tokens, none, True, fp8, True), (tokens, piecewise, True, fp8, False)]

@@ -83,7 +83,7 @@ class Player {
     stream.connect(endpoints_, failed);
     if (failed) return {};
     http::request<http::empty_body> message(http::verb::get, address_.path + "/metrics", 11);
-    message.set(http::field::host, address_.host);
+    message.set(http::field::host, address_.authority);
     message.set(http::field::connection, "close");
     http::write(stream, message, failed);
     beast::flat_buffer buffer;
@@ -134,7 +134,7 @@ class Player {
 
   asio::awaitable<void> request(size_t index, ReplayedRequest& record) {
     http::request<http::string_body> message(http::verb::post, address_.path + "/v1/completions", 11);
-    message.set(http::field::host, address_.host);
+    message.set(http::field::host, address_.authority);
     message.set(http::field::content_type, "application/json");
     message.set(http::field::connection, "close");
     if (!options_.api_key.empty()) message.set(http::field::authorization, "Bearer " + options_.api_key);
@@ -282,7 +282,8 @@ Result<HttpAddress> parse_http_url(const std::string& url) {
   address.path = rest.substr(slash);
   while (address.path.ends_with('/')) address.path.pop_back();
   if (address.path.ends_with("/v1")) address.path.erase(address.path.size() - 3);
-  const std::string authority = rest.substr(0, slash);
+  address.authority = rest.substr(0, slash);
+  const std::string& authority = address.authority;
   const size_t colon = authority.starts_with('[') ? authority.find(':', authority.find(']')) : authority.find(':');
   address.host = authority.substr(0, colon);
   address.port = colon == std::string::npos ? "80" : authority.substr(colon + 1);

@@ -42,6 +42,7 @@ struct ServerCounts {
 ServerCounts parse_server_counts(std::string_view metrics);
 
 struct HttpAddress {
+  std::string authority;  // of the URL, for Host: "[::1]:81"
   std::string host, port, path;
 };
 Result<HttpAddress> parse_http_url(const std::string& url);

@@ -46,7 +46,8 @@ class StreamServer {
     for (int peer = 0; (peer = ::accept(listener_, nullptr, nullptr)) >= 0; ::close(peer)) {
       const std::string request = read_request(peer);
       std::string answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
-      if (request.starts_with("POST")) {
+      const bool named = request.find("\r\nHost: " + url().substr(7) + "\r\n") != std::string::npos;
+      if (request.starts_with("POST") && named) {
         answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + streams_[next_];
         if (next_ + 1 < streams_.size()) ++next_;
       }
@@ -96,6 +97,7 @@ TEST(HttpLoad, ReadsUrls) {
   EXPECT_EQ(parse_http_url("http://h")->port, "80");
   EXPECT_EQ(parse_http_url("http://[::1]:81/x")->host, "::1");
   EXPECT_EQ(parse_http_url("http://[::1]:81/x")->port, "81");
+  EXPECT_EQ(parse_http_url("http://[::1]:81/x")->authority, "[::1]:81");
   for (const char* wrong : {"", "https://h", "h:80", "http://", "http://h:", "http://h:x", "http://:80"}) {
     EXPECT_FALSE(parse_http_url(wrong).ok()) << wrong;
   }

@@ -19,6 +19,16 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+namespace {
+
+// As URLs have it: "127.0.0.1:8000", "[::1]:8000".
+std::string authority(const tcp::endpoint& endpoint) {
+  const std::string address = endpoint.address().to_string();
+  return fmt::format("{}:{}", endpoint.address().is_v6() ? "[" + address + "]" : address, endpoint.port());
+}
+
+}  // namespace
+
 IoLoop::~IoLoop() {
   std::vector<std::function<void()>> left;
   {
@@ -75,7 +85,7 @@ struct Server::Impl {
   std::vector<std::thread> threads;
   std::vector<asio::executor_work_guard<asio::io_context::executor_type>> guards;
   std::unique_ptr<tcp::acceptor> acceptor;  // on loops[0]
-  uint16_t port = 0;
+  tcp::endpoint endpoint;                   // that it is bound to
   std::atomic<size_t> next_loop{0};
 
   SessionContext session_context() { return {&options, handler, &counters, &draining, budget}; }
@@ -139,7 +149,9 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options, Handler* h
 
   error_code ec;
   tcp::endpoint endpoint;
-  const auto address = asio::ip::make_address(host, ec);
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';  // as URLs write IPv6
+  const asio::ip::address address =
+      bracketed ? asio::ip::make_address_v6(host.substr(1, host.size() - 2), ec) : asio::ip::make_address(host, ec);
   if (!ec) {
     endpoint = tcp::endpoint(address, port);
   } else {
@@ -155,10 +167,10 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options, Handler* h
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(4096, ec);
   if (ec) {
-    return error(ErrorCode::kIo, "cannot listen on {}:{}: {}; choose another --port or --host", host, port,
+    return error(ErrorCode::kIo, "cannot listen on {}: {}; choose another --port or --host", authority(endpoint),
                  ec.message());
   }
-  impl->port = acceptor.local_endpoint(ec).port();
+  impl->endpoint = acceptor.local_endpoint(ec);
 
   // A connection is a file descriptor: take as many as we are allowed to.
   rlimit limit{};
@@ -181,7 +193,18 @@ void Server::start() {
   }
 }
 
-uint16_t Server::port() const { return impl_->port; }
+uint16_t Server::port() const { return impl_->endpoint.port(); }
+
+std::string Server::url() const {
+  tcp::endpoint reached = impl_->endpoint;
+  if (reached.address().is_unspecified()) {
+    reached.address(reached.address().is_v6() ? asio::ip::address(asio::ip::address_v6::loopback())
+                                              : asio::ip::address_v4::loopback());
+  }
+  return "http://" + authority(reached);
+}
+
+bool Server::on_loopback() const { return impl_->endpoint.address().is_loopback(); }
 
 void Server::stop_accepting() {
   impl_->draining = true;

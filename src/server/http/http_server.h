@@ -14,8 +14,8 @@
 namespace nfp::http {
 
 struct ServerOptions {
-  std::string host = "127.0.0.1";
-  uint16_t port = 8000;  // 0 = any free one; see Server::port()
+  std::string host = "127.0.0.1";  // an address or a name; IPv6 with or without brackets
+  uint16_t port = 8000;            // 0 = any free one; see Server::port()
   int threads = 2;
   size_t max_connections = 16384;
   uint32_t max_header_bytes = 16u << 10;
@@ -45,6 +45,8 @@ class Server {
 
   void start();
   uint16_t port() const;
+  std::string url() const;   // for clients on this machine, "http://[::1]:8000"
+  bool on_loopback() const;  // nobody else reaches it
   // Accepts no more connections. Open ones get one more answer each, so that a health check learns what is happening.
   void stop_accepting();
   // Waits until no exchange runs. False when some still do after `timeout`.

@@ -549,5 +549,37 @@ TEST(HttpServerListen, NamesAnOccupiedPort) {
   EXPECT_FALSE(Server::listen(options, &handler).ok());
 }
 
+TEST(HttpServerListen, TakesAddressesInAllSpellings) {
+  TestHandler handler;
+  struct Case {
+    const char* host;
+    const char* reached;
+    bool loopback;
+  };
+  for (const Case& one : {Case{"127.0.0.1", "127.0.0.1", true}, Case{"LOCALHOST", "127.0.0.1", true},
+                          Case{"0.0.0.0", "127.0.0.1", false}, Case{"[::1]", "[::1]", true}, Case{"::1", "[::1]", true},
+                          Case{"0:0:0:0:0:0:0:1", "[::1]", true}, Case{"::", "[::1]", false}}) {
+    ServerOptions options;
+    options.host = one.host;
+    options.port = 0;
+    const auto server = Server::listen(options, &handler);
+    // A machine may have no IPv6, or name itself by it.
+    if (!server.ok() && server.error().code == ErrorCode::kIo) continue;
+    ASSERT_TRUE(server.ok()) << server.error().message;
+    const std::string port = std::to_string((*server)->port());
+    const bool by_name = one.host == std::string_view("LOCALHOST") && (*server)->url() == "http://[::1]:" + port;
+    EXPECT_TRUE(by_name || (*server)->url() == fmt::format("http://{}:{}", one.reached, port)) << (*server)->url();
+    EXPECT_EQ((*server)->on_loopback(), one.loopback) << one.host;
+  }
+  for (const char* wrong : {"[127.0.0.1]", "[::1", "::1]", "[]", "["}) {
+    ServerOptions options;
+    options.host = wrong;
+    options.port = 0;
+    const auto server = Server::listen(options, &handler);
+    ASSERT_FALSE(server.ok()) << wrong;
+    EXPECT_NE(server.error().message.find("--host"), std::string::npos) << server.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace nfp::http

@@ -199,10 +199,10 @@ int Api::key_of(const http::Request& request) const {
 
 bool Api::host_allowed(std::string_view host) const {
   const auto& allowed = options_.allowed_hosts;
-  const bool local_only = options_.loopback && options_.api_keys.empty();
+  const bool local_only = loopback_ && options_.api_keys.empty();
   if (host.empty() || (allowed.empty() && !local_only)) return true;
   const std::string_view name = host_name(host);
-  return (options_.loopback && is_loopback(name)) || std::any_of(allowed.begin(), allowed.end(), [&](const auto& one) {
+  return (loopback_ && is_loopback(name)) || std::any_of(allowed.begin(), allowed.end(), [&](const auto& one) {
            return one == "*" || http::equal_ignoring_case(one, name) || http::equal_ignoring_case(one, host);
          });
 }

@@ -22,7 +22,6 @@ struct ApiOptions {
   // Names in Host; "*" = all. Without any, on a loopback address and without keys, only loopback's names are accepted:
   // a web page that lets its own name point to 127.0.0.1 must not get through to us (DNS rebinding).
   std::vector<std::string> allowed_hosts;
-  bool loopback = false;         // we listen on a loopback address
   std::string root_path;         // "/prefix" that a proxy leaves in place; empty = none
   double stall_timeout_s = 120;  // /health fails when a step takes longer
   bool page = true;              // the page at /
@@ -35,7 +34,9 @@ class Api final : public http::Handler {
   // Until then only what needs no model is answered; the rest gets 503. `state` must outlive all requests.
   void set_ready(ServerState* state) { state_.store(state, std::memory_order_release); }
   void set_draining() { draining_.store(true, std::memory_order_relaxed); }
-  // Where /metrics takes connection counts from; before the first request.
+  // Whether we listen on a loopback address; before the first request.
+  void set_loopback(bool loopback) { loopback_ = loopback; }
+  // Where /metrics takes connection counts from; likewise.
   void set_server_stats(std::function<http::ServerStats()> stats) { server_stats_ = std::move(stats); }
 
   const std::string& root_path() const { return options_.root_path; }  // without a slash at the end
@@ -108,6 +109,7 @@ class Api final : public http::Handler {
   ServerState* state() const { return state_.load(std::memory_order_acquire); }
 
   ApiOptions options_;
+  bool loopback_ = false;
   std::atomic<ServerState*> state_{nullptr};
   std::atomic<bool> draining_{false};
   std::function<http::ServerStats()> server_stats_;

@@ -749,8 +749,8 @@ TEST_F(ApiTest, APrefixIsCachedForItsKeyAndSaltOnly) {
 
 TEST_F(ApiTest, OnlyOurNamesInHost) {
   ApiOptions options;
-  options.loopback = true;
   start(options);
+  api_->set_loopback(true);
   for (const char* host :
        {"localhost", "localhost:8000", "127.0.0.1:8000", "127.3.2.1", "[::1]:8000", "a.localhost:1"}) {
     EXPECT_EQ(send("GET", "/health", "", {{"Host", host}})->head.status, 200) << host;
@@ -762,6 +762,7 @@ TEST_F(ApiTest, OnlyOurNamesInHost) {
   options.allowed_hosts = {"a.example"};
   api_ = std::make_unique<Api>(options);
   api_->set_ready(state_.get());
+  api_->set_loopback(true);
   EXPECT_EQ(send("GET", "/health", "", {{"Host", "a.example:8000"}})->head.status, 200);
   EXPECT_EQ(send("GET", "/health", "", {{"Host", "b.example"}})->head.status, 403);
   // With keys, or reachable from elsewhere, the name says nothing.
@@ -769,6 +770,7 @@ TEST_F(ApiTest, OnlyOurNamesInHost) {
   options.api_keys = {"one"};
   api_ = std::make_unique<Api>(options);
   api_->set_ready(state_.get());
+  api_->set_loopback(true);
   EXPECT_EQ(send("GET", "/health", "", {{"Host", "b.example"}})->head.status, 200);
 }
 

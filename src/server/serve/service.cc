@@ -11,17 +11,7 @@
 
 namespace nfp::server {
 
-namespace {
-
-ServiceOptions resolved(ServiceOptions options) {
-  const std::string& host = options.http.host;
-  options.api.loopback = host == "localhost" || host == "::1" || host.starts_with("127.");
-  return options;
-}
-
-}  // namespace
-
-Service::Service(ServiceOptions options) : options_(resolved(std::move(options))), api_(options_.api) {}
+Service::Service(ServiceOptions options) : options_(std::move(options)), api_(options_.api) {}
 
 Result<std::unique_ptr<Service>> Service::listen(ServiceOptions options) {
   // A log that nobody reads any more must not end the server.
@@ -33,6 +23,7 @@ Result<std::unique_ptr<Service>> Service::listen(ServiceOptions options) {
   }
   NFP_ASSIGN_OR_RETURN(service->grammar_host_, start_grammar_host());
   NFP_ASSIGN_OR_RETURN(service->http_, http::Server::listen(service->options_.http, &service->api_));
+  service->api_.set_loopback(service->http_->on_loopback());
   service->api_.set_server_stats([http = service->http_.get()] { return http->stats(); });
   service->http_->start();
   return service;
@@ -89,12 +80,7 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   return ok_status();
 }
 
-std::string Service::url() const {
-  const std::string& host = options_.http.host;
-  const bool any = host == "0.0.0.0" || host == "::";
-  const bool v6 = host.find(':') != std::string::npos && !any;
-  return fmt::format("http://{}:{}{}", any ? "127.0.0.1" : v6 ? "[" + host + "]" : host, port(), api_.root_path());
-}
+std::string Service::url() const { return http_->url() + api_.root_path(); }
 
 bool Service::drain() {
   api_.set_draining();

@@ -46,7 +46,6 @@ class Service {
 
   // Begins to answer with this model. Once. What the engine runs on (runner, model) must outlive the service.
   Status serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine);
-  uint16_t port() const { return http_->port(); }
   std::string url() const;
   ServerState& state() { return *state_; }
   Metrics& metrics() { return metrics_; }

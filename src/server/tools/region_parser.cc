@@ -1,6 +1,7 @@
 #include "server/tools/region_parser.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace nfp::server {
 namespace {
@@ -17,7 +18,7 @@ class RegionParser final : public ToolCallParser {
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (region_ != nullptr && (region_->close.empty() || region_->may_be_text || !cut)) {  // the model forgot to close
       end_region(held_, events);
-    } else if (region_ == nullptr) {
+    } else if (region_ == nullptr && !(called_ && held_.find_first_not_of(kBlank) == std::string::npos)) {
       emit(held_, events);
     }
     held_.clear();
@@ -25,6 +26,8 @@ class RegionParser final : public ToolCallParser {
   }
 
  private:
+  static constexpr std::string_view kBlank = " \n\t\r";
+
   void take(char c, std::vector<ToolEvent>* events) {
     held_ += c;
     if (region_ != nullptr && region_->list) {
@@ -44,11 +47,10 @@ class RegionParser final : public ToolCallParser {
     for (const CallRegion& region : regions_) {
       if (c != region.open.back() || !held_.ends_with(region.open)) continue;
       const std::string_view before = std::string_view(held_).substr(0, held_.size() - region.open.size());
-      if (region.from_start && (said_ || before.find_first_not_of(" \n\t\r") != std::string_view::npos)) continue;
-      // White space before a call is no part of the answer.
-      const size_t end = before.find_last_not_of(" \n\t\r") + 1;
+      if (region.from_start && (said_ || before.find_first_not_of(kBlank) != std::string_view::npos)) continue;
+      const size_t end = before.find_last_not_of(kBlank) + 1;
       emit(before.substr(0, end), events);
-      space_ = before.substr(end);
+      space_ += before.substr(end);
       held_ = region.keeps_open ? region.open : "";
       region_ = &region;
       depth_ = 1;
@@ -86,18 +88,21 @@ class RegionParser final : public ToolCallParser {
 
   void release(size_t keep, std::vector<ToolEvent>* events) {
     size_t end = held_.size() - keep;
-    while (end > 0 && std::string_view(" \n\t\r").find(held_[end - 1]) != std::string_view::npos) --end;
+    while (end > 0 && kBlank.find(held_[end - 1]) != std::string_view::npos) --end;
     emit(std::string_view(held_).substr(0, end), events);
     held_.erase(0, end);
   }
 
+  // White space around calls is part of the answer only where text follows.
   void emit(std::string_view text, std::vector<ToolEvent>* events) {
     if (text.empty()) return;
     said_ = true;
+    called_ = false;
+    const std::string whole = std::exchange(space_, {}).append(text);
     if (!events->empty() && events->back().kind == ToolEvent::Kind::kText) {
-      events->back().text += text;
+      events->back().text += whole;
     } else {
-      events->push_back({ToolEvent::Kind::kText, std::string(text), 0});
+      events->push_back({ToolEvent::Kind::kText, whole, 0});
     }
   }
 
@@ -107,19 +112,19 @@ class RegionParser final : public ToolCallParser {
         events->push_back({ToolEvent::Kind::kCall, std::move(call.name), ++call_});
         events->push_back({ToolEvent::Kind::kArguments, std::move(call.arguments), call_});
       }
-      said_ = true;
+      said_ = called_ = true;
       return;
     }
     const bool closed = !region_->close.empty() && content.size() < held_.size();
-    emit(space_ + (region_->keeps_open ? "" : region_->open) + std::string(content) + (closed ? region_->close : ""),
-         events);
+    emit((region_->keeps_open ? "" : region_->open) + std::string(content) + (closed ? region_->close : ""), events);
   }
 
   const std::vector<CallRegion> regions_;
   const CallRegion* region_ = nullptr;
   std::string held_;
-  std::string space_;  // before the region's mark
-  bool said_ = false;  // text or a call
+  std::string space_;    // since the last text, before calls
+  bool said_ = false;    // text or a call
+  bool called_ = false;  // since the last text
   // Of a region that is a list.
   int depth_ = 0;
   bool quoted_ = false;

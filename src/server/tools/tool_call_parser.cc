@@ -86,8 +86,11 @@ class HermesParser final : public ToolCallParser {
   }
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
-    if (where_ == Where::kText) add_text(held_, events);
-    if (where_ == Where::kCall && !reader_.committed() && !cut) add_text(as_text(), events);
+    if (where_ == Where::kCall && !reader_.committed() && !cut) not_a_call(events);
+    // The model forgot to close: what it wrote behind the call is text.
+    if (where_ == Where::kAfter) held_.resize(held_.size() - partial_marker(held_, kClose));
+    const bool blank = std::all_of(held_.begin(), held_.end(), is_space);
+    if (where_ != Where::kCall && !(called_ && blank)) emit(held_, events);
     held_.clear();
   }
 
@@ -96,61 +99,50 @@ class HermesParser final : public ToolCallParser {
   static constexpr std::string_view kClose = "</tool_call>";
   enum class Where { kText, kCall, kAfter };
 
-  // What turned out to be no call.
-  std::string as_text() const { return space_ + std::string(kOpen) + reader_.raw(); }
+  // White space around calls is part of the answer only where text follows.
+  void emit(std::string_view text, std::vector<ToolEvent>* events) {
+    if (text.empty()) return;
+    add_text(std::exchange(space_, {}).append(text), events);
+    called_ = false;
+  }
 
-  // Passes on all held text but its last `keep` bytes. White space before a call is not part of the answer, so it
-  // always waits for what follows.
+  void not_a_call(std::vector<ToolEvent>* events) { emit(std::string(kOpen) + reader_.raw(), events); }
+
+  // Passes on all held text but its last `keep` bytes, and but the white space before them.
   void release(size_t keep, std::vector<ToolEvent>* events) {
     size_t end = held_.size() - keep;
     while (end > 0 && is_space(held_[end - 1])) --end;
-    add_text(held_.substr(0, end), events);
+    emit(std::string_view(held_).substr(0, end), events);
     held_.erase(0, end);
   }
 
   void take(char c, std::vector<ToolEvent>* events) {
-    switch (where_) {
-      case Where::kText:
-        held_ += c;
-        if (c == '>' && held_.ends_with(kOpen)) {
-          held_.resize(held_.size() - kOpen.size());
-          release(0, events);
-          space_ = std::exchange(held_, {});
-          where_ = Where::kCall;
-          reader_.next();
-        }
-        return;
-      case Where::kCall: {
-        const auto state = reader_.feed(c, events);
-        if (state == JsonCallScanner::State::kDone) {
-          if (!reader_.committed()) add_text(as_text(), events);
-          where_ = Where::kAfter;
-          held_.clear();
-        } else if (state == JsonCallScanner::State::kBroken) {
-          if (!reader_.committed()) add_text(as_text(), events);
-          where_ = Where::kText;
-          held_.clear();
-        }
-        return;
-      }
-      case Where::kAfter:  // up to the closing mark
-        held_ += c;
-        if (held_.ends_with(kClose)) {
-          held_.clear();
-          where_ = Where::kText;
-        } else if (held_.ends_with(kOpen)) {  // the model forgot to close
-          held_.clear();
-          space_.clear();
-          where_ = Where::kCall;
-          reader_.next();
-        }
-        return;
+    if (where_ == Where::kCall) {
+      const auto state = reader_.feed(c, events);
+      if (state == JsonCallScanner::State::kOpen) return;
+      called_ = called_ || reader_.committed();
+      if (!reader_.committed()) not_a_call(events);
+      where_ = state == JsonCallScanner::State::kDone && reader_.committed() ? Where::kAfter : Where::kText;
+      return;
+    }
+    held_ += c;
+    if (c != '>') return;
+    if (held_.ends_with(kOpen)) {
+      held_.resize(held_.size() - kOpen.size());
+      release(0, events);
+      space_ += std::exchange(held_, {});
+      where_ = Where::kCall;
+      reader_.next();
+    } else if (where_ == Where::kAfter && held_.ends_with(kClose)) {
+      held_.clear();
+      where_ = Where::kText;
     }
   }
 
   Where where_ = Where::kText;
-  std::string held_;
-  std::string space_;  // before the mark
+  std::string held_;     // text, or what stands between a call and its closing mark
+  std::string space_;    // since the last text, before calls
+  bool called_ = false;  // since the last text
   CallReader reader_;
 };
 

@@ -65,6 +65,19 @@ TEST(ToolCallParser, Hermes) {
          "tool_call>\n<tool_call>{\"arguments\":{\"a\":[1,2]},\"name\":\"g\"}</tool_call>",
          {"Let me see.", {{"f", "{}"}, {"g", "{\"a\":[1,2]}"}}});
   expect(f, "<tool_call>{\"name\":\"f\"}</tool_call>", {"", {{"f", "{}"}}});
+  expect(f, "<tool_call>{\"x\":1}</tool_call> x", {"<tool_call>{\"x\":1}</tool_call> x", {}});
+  // White space around calls counts between two texts.
+  const std::string call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}";
+  const std::string closed = call + "\n</tool_call>";
+  expect(f, "A. " + closed + "B.", {"A. B.", {{"f", "{}"}}});
+  expect(f, "A.\n" + closed + " " + closed + "\nB. ", {"A.\n \nB. ", {{"f", "{}"}, {"f", "{}"}}});
+  expect(f, "A. " + closed + "\n", {"A.", {{"f", "{}"}}});
+  expect(f, "A. " + closed + " <tool_call>x", {"A.  <tool_call>x", {{"f", "{}"}}});
+  // A call that is not closed.
+  expect(f, "A. " + call + "\nB.", {"A. \nB.", {{"f", "{}"}}});
+  expect(f, call + "}\n</tool_call>B.", {"B.", {{"f", "{}"}}});
+  expect(f, call + "\n</tool", {"", {{"f", "{}"}}});
+  expect(f, call + "\nB. " + closed + "\n", {"\nB.", {{"f", "{}"}, {"f", "{}"}}});
   expect(f, "<tool_call>not json</tool_call> x", {"<tool_call>not json</tool_call> x", {}});
   expect(f, "<tool_call>{\"nam", {"<tool_call>{\"nam", {}});
   expect(f, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"cut o", {"", {{"f", "{\"a\":\"cut o"}}});

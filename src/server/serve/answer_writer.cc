@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "server/api/json_text.h"
 #include "text/unicode.h"
@@ -25,6 +26,12 @@ void append_logprob(std::string& out, double logprob) { append_number(out, std::
 
 void LogprobLists::clear() {
   for (std::string* list : {&tokens, &logprobs, &tops, &offsets, &content}) list->clear();
+}
+
+void LogprobLists::move_content(std::string* list) {
+  if (content.empty()) return;
+  separate(*list);
+  *list += std::exchange(content, {});
 }
 
 AnswerWriter::AnswerWriter(const GenerationRequest* request, const ServedModel* model, std::string id, int64_t created)
@@ -113,6 +120,14 @@ void AnswerWriter::append_precision(std::string& out, const Usage& usage) {
                  usage.prompt.fp16, usage.prompt.fp8, usage.completion.fp16, usage.completion.fp8);
   if (usage.slo_met) out += *usage.slo_met ? ",\"slo_met\":true" : ",\"slo_met\":false";
   out += '}';
+}
+
+std::string join(const Choice& choice, ToolEvent::Kind kind) {
+  std::string all;
+  for (const AnswerPart& part : choice.parts) {
+    if (part.kind == kind) all += part.text;
+  }
+  return all;
 }
 
 std::string object_or_empty(const std::string& arguments) { return is_object(arguments) ? arguments : "{}"; }

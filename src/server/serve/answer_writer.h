@@ -23,6 +23,8 @@ struct LogprobLists {
   int64_t offset = 0;                           // code points so far
   bool empty() const { return tokens.empty() && content.empty(); }
   void clear();  // but for `offset`
+  // Appends `content` to another list, and is empty then.
+  void move_content(std::string* list);
 };
 
 struct ToolCall {
@@ -31,18 +33,24 @@ struct ToolCall {
   std::string arguments;
 };
 
+// Of an answer that is told in one piece: text, thoughts or a call.
+struct AnswerPart {
+  ToolEvent::Kind kind = ToolEvent::Kind::kText;  // kCall with its arguments
+  std::string text;
+  size_t call = 0;       // index in Choice::calls
+  std::string logprobs;  // of text in the Responses API
+};
+
 // One answer: what has come of it.
 struct Choice {
   size_t prompt = 0;  // index of the prompt
   int sample = 0;     // which of its answers
   int index = 0;      // as told to the client
   std::string engine_id;
-  std::string text;
-  std::string reasoning;
-  std::string prompt_text;  // with echo
+  std::vector<AnswerPart> parts;  // in the order in which the model wrote them; without a stream
+  std::string prompt_text;        // with echo
   std::vector<OutputToken> prompt_logprobs;
   LogprobLists logprobs;
-  size_t text_logprobs = 0;  // of logprobs.content, those of `text`; with a stream 0, as they have been written
   ToolEvent::Kind now = ToolEvent::Kind::kText;  // what the last token that showed was of
   int32_t reasoning_tokens = 0;
   std::unique_ptr<ToolCallParser> parser;
@@ -56,6 +64,8 @@ struct Choice {
   bool started = false;
 };
 
+// All parts of a kind.
+std::string join(const Choice& choice, ToolEvent::Kind kind);
 // Arguments that the model wrote, cut off perhaps, as an object.
 std::string object_or_empty(const std::string& arguments);
 // Whether a stop string cut the last call in the middle: then it is not for the client to make.

@@ -150,6 +150,19 @@ class ApiTest : public ::testing::Test {
     return events;
   }
 
+  // Likewise of an API whose streams have typed events and no "[DONE]".
+  std::vector<Json> typed_stream(std::string path, std::string body) {
+    const auto exchange = send("POST", std::move(path), std::move(body));
+    if (!exchange->wait([&] { return exchange->ended; })) throw std::runtime_error("no answer");
+    std::vector<Json> events;
+    std::string_view rest = exchange->head.body;
+    for (size_t end; (end = rest.find("\n\n")) != std::string_view::npos; rest.remove_prefix(end + 2)) {
+      const std::string_view event = rest.substr(0, end);
+      events.push_back(Json::parse(event.substr(event.find("data: ") + 6)));
+    }
+    return events;
+  }
+
   std::string chat_template_ = kChatMlTemplate;
   GrammarLimits grammar_limits_;
   std::shared_ptr<http::ByteBudget> budget_;  // of all requests; none: whatever they want
@@ -428,13 +441,8 @@ TEST_F(ApiTest, LogprobsOfAResponseAreOfItsText) {
   const Json whole = ask("/v1/responses", body + "}");
   EXPECT_EQ(joined(whole["output"][1]["content"][0]["logprobs"]), "hi") << dump(whole);
   EXPECT_EQ(whole["usage"]["output_tokens_details"]["reasoning_tokens"], 11) << dump(whole);  // with the last mark
-  const auto exchange = send("POST", "/v1/responses", body + R"(,"stream":true})");
-  ASSERT_TRUE(exchange->wait([&] { return exchange->ended; }));
   std::string deltas;
-  std::string_view rest = exchange->head.body;
-  for (size_t end; (end = rest.find("\n\n")) != std::string_view::npos; rest.remove_prefix(end + 2)) {
-    const std::string_view event = rest.substr(0, end);
-    const Json data = Json::parse(event.substr(event.find("data: ") + 6));
+  for (const Json& data : typed_stream("/v1/responses", body + R"(,"stream":true})")) {
     if (data["type"] == "response.output_text.delta") deltas += joined(data["logprobs"]);
     if (data["type"] == "response.completed") {
       EXPECT_EQ(joined(data["response"]["output"][1]["content"][0]["logprobs"]), "hi") << dump(data);
@@ -806,6 +814,53 @@ TEST_F(ApiTest, ACallThatIsCutIsNoText) {
   const Json r = ask("/v1/chat/completions", "{" + tools + "," + messages + R"(,"max_tokens":20})");
   EXPECT_EQ(r["choices"][0]["message"]["content"], "ok");
   EXPECT_EQ(r["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(ApiTest, WholeAnswersHaveTheOrderOfStreams) {
+  start();
+  const std::string said =
+      R"("SAY:A. <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>B.<tool_call>{\"name\":\"f\",\"arguments\":{}} C.")";
+  const std::string messages = R"({"messages":[{"role":"user","content":)" + said + "}],";
+
+  const std::string chat = messages + R"("tools":[{"type":"function","function":{"name":"f"}}])";
+  std::string text;
+  for (const Json& event : stream("/v1/chat/completions", chat + R"(,"stream":true})")) {
+    text += event["choices"][0]["delta"].value("content", "");
+  }
+  EXPECT_EQ(text, "A. B. C.");
+  EXPECT_EQ(ask("/v1/chat/completions", chat + "}")["choices"][0]["message"]["content"], text);
+
+  const std::string responses =
+      R"({"input":)" + said +
+      R"(,"tools":[{"type":"function","name":"f"}],"include":["message.output_text.logprobs"],"store":false)";
+  const auto items = [](const Json& response) {
+    std::vector<std::string> all;
+    for (const Json& item : response["output"]) {
+      if (item["type"] == "function_call") {
+        all.push_back(item["name"]);
+      } else {
+        const Json& part = item["content"][0];
+        all.push_back(fmt::format("{} ({})", part["text"].get<std::string>(), part["logprobs"].size()));
+      }
+    }
+    return all;
+  };
+  const std::vector<std::string> streamed =
+      items(typed_stream("/v1/responses", responses + R"(,"stream":true})").back()["response"]);
+  ASSERT_EQ(streamed.size(), 5u);
+  EXPECT_TRUE(streamed[2].starts_with(" B. (")) << streamed[2];
+  EXPECT_EQ(items(ask("/v1/responses", responses + "}")), streamed);
+
+  const std::string message = messages + R"("max_tokens":200,"tools":[{"name":"f","input_schema":{"type":"object"}}])";
+  std::string streamed_types, types;
+  for (const Json& event : typed_stream("/v1/messages", message + R"(,"stream":true})")) {
+    if (event["type"] == "content_block_start")
+      streamed_types += event["content_block"]["type"].get<std::string>() + ' ';
+  }
+  const Json whole = ask("/v1/messages", message + "}");
+  for (const Json& block : whole["content"]) types += block["type"].get<std::string>() + ' ';
+  EXPECT_EQ(types, "text tool_use text tool_use text ");
+  EXPECT_EQ(types, streamed_types);
 }
 
 TEST_F(ApiTest, ACharacterThatIsCutIsLeftOut) {

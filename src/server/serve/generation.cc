@@ -382,34 +382,33 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   std::vector<ToolEvent> events = read(choice, std::move(output.text));
   if (choice.now == ToolEvent::Kind::kReasoning) choice.reasoning_tokens += static_cast<int32_t>(output.tokens.size());
   if (request_.api == TextApi::kResponses) keep_logprobs_of_text(choice, events);
-  if (request_.stream) return events;
+  if (!request_.stream) keep_parts(choice, events);
+  return events;
+}
+
+void Generation::keep_parts(Choice& choice, std::span<const ToolEvent> events) const {
   for (const ToolEvent& event : events) {
-    switch (event.kind) {
-      case ToolEvent::Kind::kText:
-        choice.text += event.text;
-        break;
-      case ToolEvent::Kind::kReasoning:
-        choice.reasoning += event.text;
-        break;
-      case ToolEvent::Kind::kCall:
-      case ToolEvent::Kind::kArguments:
-        break;
+    if (event.kind == ToolEvent::Kind::kArguments) continue;  // choice.calls has them
+    const bool call = event.kind == ToolEvent::Kind::kCall;
+    if (!call && event.text.empty()) continue;
+    if (call || choice.parts.empty() || choice.parts.back().kind != event.kind) {
+      choice.parts.push_back({event.kind, {}, static_cast<size_t>(event.call), {}});
+    }
+    if (call) continue;
+    AnswerPart& part = choice.parts.back();
+    part.text += event.text;
+    if (request_.api == TextApi::kResponses && event.kind == ToolEvent::Kind::kText) {
+      choice.logprobs.move_content(&part.logprobs);
     }
   }
-  return events;
 }
 
 // What an item of text tells is of its own tokens: not of thoughts, calls, their marks or the end.
 void Generation::keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent> events) const {
-  std::string& all = choice.logprobs.content;
   const bool has_text = std::any_of(events.begin(), events.end(), [](const ToolEvent& event) {
     return event.kind == ToolEvent::Kind::kText && !event.text.empty();
   });
-  if (has_text) {
-    choice.text_logprobs = request_.stream ? 0 : all.size();
-  } else if (choice.finish || choice.now != ToolEvent::Kind::kText) {
-    all.resize(std::min(all.size(), choice.text_logprobs));
-  }
+  if (!has_text && (choice.finish || choice.now != ToolEvent::Kind::kText)) choice.logprobs.clear();
 }
 
 std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const {

@@ -38,6 +38,8 @@ class Generation final : public LiveRequest {
   void on_output_or_fail(size_t index, RequestOutput output);
   void on_output(size_t index, RequestOutput output);
   std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);
+  // Of an answer that is told in one piece.
+  void keep_parts(Choice& choice, std::span<const ToolEvent> events) const;
   void keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent> events) const;
   // What the text is made of; calls get their ids.
   std::vector<ToolEvent> read(Choice& choice, std::string text) const;

@@ -167,28 +167,23 @@ std::string MessagesWriter::whole(std::span<const Choice* const> choices, std::s
   const Choice& choice = *choices.front();
   std::string out;
   append_head(out);
-  const auto separate = [&] {
+  for (const AnswerPart& part : choice.parts) {
     if (out.back() != '[') out += ',';
-  };
-  if (!choice.reasoning.empty()) {
-    out += R"({"type":"thinking","signature":"","thinking":)";
-    append_string(out, choice.reasoning);
+    if (part.kind == ToolEvent::Kind::kCall) {
+      const ToolCall& call = choice.calls[part.call];
+      out += R"({"type":"tool_use","id":)";
+      append_string(out, call.id);
+      out += ",\"name\":";
+      append_string(out, call.name);
+      out += ",\"input\":" + object_or_empty(call.arguments) + '}';
+      continue;
+    }
+    out += part.kind == ToolEvent::Kind::kText ? R"({"type":"text","text":)"
+                                               : R"({"type":"thinking","signature":"","thinking":)";
+    append_string(out, part.text);
     out += '}';
   }
-  if (!choice.text.empty() || (choice.calls.empty() && choice.reasoning.empty())) {
-    separate();
-    out += R"({"type":"text","text":)";
-    append_string(out, choice.text);
-    out += '}';
-  }
-  for (const ToolCall& call : choice.calls) {
-    separate();
-    out += R"({"type":"tool_use","id":)";
-    append_string(out, call.id);
-    out += ",\"name\":";
-    append_string(out, call.name);
-    out += ",\"input\":" + object_or_empty(call.arguments) + '}';
-  }
+  if (choice.parts.empty()) out += R"({"type":"text","text":""})";
   out += "],";
   append_end(out, choice);
   out += ',';

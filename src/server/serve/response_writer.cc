@@ -183,16 +183,18 @@ void ResponseWriter::usage_chunk(std::string& out, std::span<const Choice> choic
 }
 
 void ResponseWriter::append_chat_message(std::string& out, const Choice& choice) const {
+  const std::string text = join(choice, ToolEvent::Kind::kText);
+  const std::string reasoning = join(choice, ToolEvent::Kind::kReasoning);
   out += "{\"role\":\"assistant\",\"content\":";
-  if (choice.text.empty() && !choice.calls.empty()) {
+  if (text.empty() && !choice.calls.empty()) {
     out += "null";
   } else {
-    append_string(out, choice.text);
+    append_string(out, text);
   }
   out += ",\"refusal\":null";
-  if (!choice.reasoning.empty()) {
+  if (!reasoning.empty()) {
     out += ",\"reasoning_content\":";
-    append_string(out, choice.reasoning);
+    append_string(out, reasoning);
   }
   if (!choice.calls.empty()) {
     out += ",\"tool_calls\":[";
@@ -252,7 +254,7 @@ std::string ResponseWriter::whole(std::span<const Choice* const> choices, std::s
       append_chat_message(out, choice);
     } else {
       out += "\"text\":";
-      append_string(out, choice.prompt_text + choice.text);
+      append_string(out, choice.prompt_text + join(choice, ToolEvent::Kind::kText));
     }
     out += ",\"logprobs\":";
     if (request_->wants_logprobs) {

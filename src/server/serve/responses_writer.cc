@@ -194,11 +194,7 @@ void ResponsesWriter::events(std::string& out, Choice& choice, std::span<const T
         append_field(out, "delta", e.text);
         if (text) {
           out += ",\"logprobs\":[" + choice.logprobs.content + ']';
-          if (!choice.logprobs.content.empty()) {
-            if (!item.logprobs.empty()) item.logprobs += ',';
-            item.logprobs += choice.logprobs.content;
-            choice.logprobs.clear();
-          }
+          choice.logprobs.move_content(&item.logprobs);
         }
         out += "}\n\n";
         break;
@@ -246,15 +242,17 @@ std::string ResponsesWriter::whole(std::span<const Choice* const> choices, std::
     item.text = text;
     return items_.emplace_back(std::move(item));
   };
-  if (!choice.reasoning.empty()) add(Kind::kReasoning, choice.reasoning);
-  if (!choice.text.empty() || (choice.calls.empty() && items_.empty())) {
-    add(Kind::kMessage, choice.text).logprobs = choice.logprobs.content;
+  for (const AnswerPart& part : choice.parts) {
+    if (part.kind == ToolEvent::Kind::kCall) {
+      const ToolCall& call = choice.calls[part.call];
+      Item& item = add(Kind::kCall, call.arguments);
+      item.call_id = call.id;
+      item.name = call.name;
+    } else {
+      add(part.kind == ToolEvent::Kind::kText ? Kind::kMessage : Kind::kReasoning, part.text).logprobs = part.logprobs;
+    }
   }
-  for (const ToolCall& call : choice.calls) {
-    Item& item = add(Kind::kCall, call.arguments);
-    item.call_id = call.id;
-    item.name = call.name;
-  }
+  if (items_.empty()) add(Kind::kMessage, "");
   std::string made = response(status_of(choice), &all, nullptr);
   keep(made);
   return made;

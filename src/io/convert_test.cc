@@ -129,9 +129,10 @@ TEST_F(Convert, WhatFp16ChangesOfFp32IsTold) {
   write_model(path("src"), tensors);
   auto report = inspect(*open("src"), threads_, {});
   ASSERT_TRUE(report.ok()) << report.error().message;
-  EXPECT_TRUE(report->f32);
-  EXPECT_EQ(report->inexact, 2);
-  EXPECT_EQ(report->largest_error, 0x1p-13f);
+  EXPECT_TRUE(report->f32.present);
+  EXPECT_EQ(report->f32.inexact, 2);
+  EXPECT_EQ(report->f32.largest_error, 0x1p-13f);
+  EXPECT_FALSE(report->bf16.present);
   auto done = convert_dir("src", "nested");
   ASSERT_TRUE(done.ok()) << done.error().message;
   auto back = restore_dir("nested", "back");

@@ -2,6 +2,7 @@
 """Fits the model of src/backend/cuda/gemm/plan/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
 
     bench/fit_gemm_model.py src/backend/cuda/gemm/plan/choices_h200.json bench/results/gemm-h200-fit.jsonl [--tuned FILE...] [--search SECONDS]
+        [--tiles MODE:TILE,TILE...]
 
 Replaces "models" in the first file, of the modes that were timed, from where they stand, and prints how well each mode is
 fitted. From the files after --tuned (gemm_grid --tokens 1,8,16,24,32,40,48,64 --log-tried), whose times are fitted to as well, the
@@ -10,6 +11,8 @@ of the times. Every cell (n, k, m) has an offset of its own, drawn towards 0: a 
 --search goes on from there, so many seconds a mode: one to three quantities at a time are moved at random, and kept where what is chosen
 comes closer to the fastest that was tried (a softened choice, so that near ties count by halves; numbers of tokens in six bands). Times are
 fitted best by a model that is right where nothing is chosen; this fits the choice.
+--tiles "e4m3:128x256 c2 b1,128x224 c2 b1": tiles that are new to a mode's model. The search moves their costs alone, among the tiles that the
+model has; all else stays.
 Needs numpy.
 """
 import collections
@@ -204,7 +207,9 @@ class Fit:
                 damping *= 4
         return p
 
-    def search(self, p, seconds):
+    def search(self, p, seconds, tiles=()):
+        count = len(QUANTITIES)
+        free = [count + i + half * len(self.tiles) for i, name in enumerate(self.tiles) if name in tiles for half in (0, 1)] or range(len(p))
         first, logs, margin = p, np.log(self.us), np.log(self.margin)
         regret = logs - np.log(self.best)[self.cell]
         order = np.argsort(self.cell, kind="stable")
@@ -225,7 +230,7 @@ class Fit:
         random, least, size, end, tries = np.random.default_rng(1), cost(p), 0.1, time.monotonic() + seconds, 0
         while time.monotonic() < end:
             moved = p.copy()
-            some = random.choice(len(p), random.integers(1, 4), replace=False)
+            some = random.choice(free, random.integers(1, 4), replace=False)
             moved[some] += random.normal(0, size, len(some))
             now = cost(moved)
             if now < least:
@@ -253,14 +258,19 @@ class Fit:
         return out
 
 
-def fitted(mode, samples, model, seconds):
+def fitted(mode, samples, model, seconds, tiles=()):
+    if tiles:
+        samples = [s for s in samples if " ".join(s[3].split()[:3]) in {*model["tiles"], *tiles}]
     fit = Fit(mode, samples)
-    p = fit.run(model)
+    p = fit.first_guess(model) if tiles else fit.run(model)
     if seconds > 0:
         fit.report(f"{mode}, before the search", p)
-        p = fit.search(p, seconds)
+        p = fit.search(p, seconds, tiles)
     fit.report(mode, p)
-    return mode, fit.entry(p, model)
+    entry = fit.entry(p, model)
+    if tiles:
+        entry = {**model, "tiles": {name: cost for name, cost in entry["tiles"].items() if name in tiles} | model["tiles"]}
+    return mode, entry
 
 
 def retune(choices, rows, models):
@@ -287,6 +297,12 @@ def main():
         at = arguments.index("--search")
         seconds = float(arguments[at + 1])
         del arguments[at:at + 2]
+    tiles = {}
+    if "--tiles" in arguments:
+        at = arguments.index("--tiles")
+        mode, names = arguments[at + 1].split(":")
+        tiles = {mode: names.split(",")}
+        del arguments[at:at + 2]
     for path in arguments:
         if path == "--tuned":
             tuned = []
@@ -304,7 +320,8 @@ def main():
         table = json.load(file)
     models = dict(table.get("models", {}))
     with multiprocessing.Pool() as pool:
-        models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {}), seconds) for mode in MODES.values() if samples[mode]]))
+        models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {}), seconds, tiles.get(mode, ()))
+                                            for mode in (tiles or MODES.values()) if samples[mode]]))
     table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models,
              "choices": table["choices"] if tuned is None else retune(table["choices"], tuned, models)}
     text = re.sub(r"\[\s+([\d.e-]+),\s+([\d.e-]+)\s+\]", r"[\1, \2]", json.dumps(table, indent=1))

@@ -2,10 +2,13 @@
 // same machine in the same minute, as JSON lines.
 //
 //   gemm_grid [--shapes n,k;n,k] [--tokens m,m] [--random-shapes SEED,COUNT] [--random-m SEED,COUNT[,LEAST[,MOST]]]
-//             [--choices FILE] [--quick] [--out FILE]
+//             [--choices FILE] [--alone MS] [--quick] [--out FILE]
 //
 // --random-m measures what an engine would run, whatever the number of tokens: COUNT counts a shape, log-uniform in 1
 // to 8192 (each shape its own), with the choice that the built-in table makes, or FILE (a table before it is built in).
+//
+// In turns all choices share a clock; where power is the limit, --alone shows what each costs a server that runs it
+// for long.
 //
 // Every method is tuned first (cuBLASLt: its heuristics' favourites, timed; ours: candidates(); choices take turns in
 // random order), then the winners are measured in turns, also in random order, and from 128 tokens on the four that
@@ -91,6 +94,7 @@ struct Bench {
   FILE* out = stdout;
   bool random_tokens = false;
   bool quick = false, log_turns = false;
+  double alone_ms = 0;
   int candidates_tried = 24;
   bench::GpuMonitor monitor{};
   // Long products differ less.
@@ -104,9 +108,12 @@ struct Bench {
     std::vector<Config> all = candidates(problem, gemm.device());
     const TimeModel* model = built_in == nullptr ? nullptr : built_in->model(problem.mode);
     if (model == nullptr) return all;
-    std::stable_sort(all.begin(), all.end(), [&](const Config& one, const Config& other) {
-      return predict_us(*model, problem, one, gemm.device()) < predict_us(*model, problem, other, gemm.device());
-    });
+    const auto predicted = [&](const Config& config) {
+      const double us = predict_us(*model, problem, config, gemm.device());
+      return std::isinf(us) ? 0 : us;  // a tile that is new to the model comes first
+    };
+    std::stable_sort(all.begin(), all.end(),
+                     [&](const Config& one, const Config& other) { return predicted(one) < predicted(other); });
     const Config chosen = choose(problem, gemm.device(), built_in, Reduction::kFastest).config;
     std::erase(all, chosen);
     all.insert(all.begin(), chosen);
@@ -134,8 +141,9 @@ struct Candidate {
 };
 // Times choices and keeps the fastest. They take turns in a new order every round: where power is the limit, the clock
 // depends on what ran before, by up to a quarter.
+// alone_ms > 0: each for so long by itself, twice, at the clock that its own power leaves it.
 void consider(Method& method, const std::vector<Candidate>& choices, double expected_us, size_t copies, size_t bytes,
-              unsigned seed) {
+              unsigned seed, double alone_ms) {
   std::vector<GraphTimer> timers;
   std::vector<size_t> order;
   for (const Candidate& c : choices) {
@@ -152,10 +160,12 @@ void consider(Method& method, const std::vector<Candidate>& choices, double expe
   std::vector<size_t> turns(timers.size());
   std::iota(turns.begin(), turns.end(), size_t{0});
   std::minstd_rand random(seed);
-  for (int round = 0; round < (expected_us > 150 ? 5 : 6); ++round) {
+  const int rounds = alone_ms > 0 ? 3 : expected_us > 150 ? 5 : 6;
+  for (int round = 0; round < rounds; ++round) {
     std::shuffle(turns.begin(), turns.end(), random);
     for (const size_t i : turns) {
-      const auto us = timers[i].replay();
+      if (alone_ms > 0 && round > 0 && !timers[i].sustained(alone_ms / 2).ok()) std::exit(1);  // the clock settles
+      const auto us = alone_ms > 0 && round > 0 ? timers[i].sustained(alone_ms) : timers[i].replay();
       if (!us.ok()) {
         fmt::print(stderr, "{} {}: {}\n", method.name, choices[order[i]].choice, us.error().message);
         std::exit(1);  // a kernel failed: nothing after it can be trusted
@@ -253,7 +263,8 @@ void Cell::add_dense(const char* name, DType input, bool fast) {
     choices.push_back({fmt::format("heuristic {}", choices.size()), launch});
   }
   const bool fp8 = input != DType::kF16;
-  consider(method, choices, fp8 ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (fp8 ? 1 : 2), seed_);
+  consider(method, choices, fp8 ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (fp8 ? 1 : 2), seed_,
+           b_.alone_ms);
   if (method.launch) methods_.push_back(std::move(method));
 }
 
@@ -285,7 +296,7 @@ void Cell::add_nested(const char* name, Mode mode, bool dependent) {
     choices.push_back({to_string(config), nested(config, mode, dependent, Join::kBiased)});
   }
   consider(method, choices, is_fp8(mode) ? expect8_ : expect16_, copies_.size(), plane_bytes_ * (is_fp8(mode) ? 1 : 2),
-           seed_);
+           seed_, b_.alone_ms);
   if (dependent && !b_.random_tokens) b_.table.set(shape_.n, shape_.k, mode, token_bucket(m_), method.config);
   methods_.push_back(std::move(method));
 }
@@ -357,7 +368,7 @@ void Cell::add_with_quant() {
     if (static_cast<int>(choices.size()) >= b_.candidates_for(m_)) break;
     choices.push_back({to_string(config), with_quant(config)});
   }
-  consider(method, choices, expect8_ + 3, copies_.size(), plane_bytes_, seed_);
+  consider(method, choices, expect8_ + 3, copies_.size(), plane_bytes_, seed_, b_.alone_ms);
   methods_.push_back(std::move(method));
 }
 
@@ -619,7 +630,7 @@ void write_table(Bench* b, const std::string& path) {
 int run(int argc, char** argv) {
   CLI::App app("Nested products against cuBLASLt, as JSON lines");
   std::string shapes_flag, random_shapes_flag, tokens_flag, random_flag, out_path;
-  double seconds = 0;
+  double seconds = 0, alone_ms = 0;
   bool quick = false, log_tried = false, log_turns = false, profile = false;
   int tried = 24;
   app.add_option("--shapes", shapes_flag,
@@ -630,6 +641,8 @@ int run(int argc, char** argv) {
                  "SEED,COUNT[,LEAST[,MOST]]: so many random numbers of tokens a shape, 1 (or LEAST) to 8192 (or MOST)");
   app.add_option("--seconds", seconds, "for all shapes: each has its share, and goes on to the next when it is spent");
   app.add_option("--candidates", tried, "of our kernels, per cell");
+  app.add_option("--alone", alone_ms,
+                 "milliseconds that each choice runs by itself, where power is the limit (default: in turns)");
   app.add_flag("--log-turns", log_turns, "every turn's time, in order");
   app.add_flag("--quick", quick, "fewer repeats, no sustained runs");
   std::string table_path, choices_path;
@@ -652,6 +665,7 @@ int run(int argc, char** argv) {
   Bench b{std::move(*gemm), std::move(*dense)};
   b.quick = quick;
   b.log_turns = log_turns;
+  b.alone_ms = alone_ms;
   b.candidates_tried = tried;
   b.log_tried = log_tried;
   b.profile = profile;

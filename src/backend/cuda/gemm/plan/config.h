@@ -61,14 +61,14 @@ constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
         return (plain && (t.tokens == 8 || t.tokens == 16 || (t.tokens % 32 == 0 && t.tokens <= 256))) ||
                (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96));
       }
-      if (t.cluster == 2 && !t.along_tokens && t.tokens == 128) return false;
+      if (t.cluster == 2 && !t.along_tokens && (t.tokens == 128 || t.tokens == 224)) return false;
       return (one_row_block && !(twins && t.tokens > 32)) || t.warpgroups == 1;
     case Mode::kBF16:  // the C interface's alone: models here run on FP16 activations
       return plain && !twins && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
     case Mode::kE4M3:
       if (t.tokens > 256) return false;  // nothing is rebuilt, so little is gained
-      if (t.along_tokens) return t.tokens == 144;
-      return t.cluster == 1 && !(twins && t.tokens > 32) && t.tokens != 240 && !(t.row_blocks == 2 && t.tokens == 128);
+      if (t.cluster > 1) return t.along_tokens ? t.tokens == 144 : t.tokens >= 224;
+      return !(twins && t.tokens > 32) && t.tokens != 240 && !(t.row_blocks == 2 && t.tokens == 128);
     case Mode::kE4M3Promoted:
       if (t.along_tokens || t.tokens > 128) return false;
       return (one_row_block && (t.tokens == 8 || t.tokens == 16 || t.tokens % 32 == 0)) ||
@@ -107,6 +107,7 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{192, 1, 1, 1},
                                       Tile{208, 1, 1, 1},
                                       Tile{224, 1, 1, 1},
+                                      Tile{224, 1, 2, 1},
                                       Tile{240, 1, 1, 1},
                                       Tile{256, 1, 1, 1},
                                       Tile{256, 1, 2, 1},

@@ -11,8 +11,8 @@ of the times. Every cell (n, k, m) has an offset of its own, drawn towards 0: a 
 --search goes on from there, so many seconds a mode: one to three quantities at a time are moved at random, and kept where what is chosen
 comes closer to the fastest that was tried (a softened choice, so that near ties count by halves; numbers of tokens in six bands). Times are
 fitted best by a model that is right where nothing is chosen; this fits the choice.
---tiles "e4m3:128x256 c2 b1,128x224 c2 b1": tiles that are new to a mode's model. The search moves their costs alone, among the tiles that the
-model has; all else stays.
+--tiles "e4m3:128x256 c2 b1,128x224 c2 b1": with --search, which moves the costs of these tiles alone, new to the mode's model or not, among the
+tiles that it has; all else stays.
 Needs numpy.
 """
 import collections
@@ -62,6 +62,11 @@ def parse(config):
     rows, tokens = map(int, size.split("x"))
     kind, splits = re.match(r"([a-z]*)(\d*)", cut[0] if cut else "").groups()
     return rows, tokens, int(cluster[1:]), cluster[0] == "w", int(blocks[1:]), 0 if kind == "stream" else int(splits or 1), kind == "exchange"
+
+
+def tile_of(config):
+    """Its name, without the cut."""
+    return " ".join(config.split()[:3])
 
 
 def clusters_of(line):
@@ -143,7 +148,7 @@ class Fit:
         self.mode, self.samples = mode, samples
         rows = [features(n, k, m, config, mode, clusters) for n, k, m, config, _, clusters in samples]
         self.f = {key: np.array([row[key] for row in rows], float) for key in rows[0]}
-        names = [" ".join(s[3].split()[:3]) for s in samples]
+        names = [tile_of(s[3]) for s in samples]
         self.tiles = sorted(set(names))
         self.tile = np.array([self.tiles.index(name) for name in names])
         cells = {}
@@ -260,7 +265,7 @@ class Fit:
 
 def fitted(mode, samples, model, seconds, tiles=()):
     if tiles:
-        samples = [s for s in samples if " ".join(s[3].split()[:3]) in {*model["tiles"], *tiles}]
+        samples = [s for s in samples if tile_of(s[3]) in {*model["tiles"], *tiles}]
     fit = Fit(mode, samples)
     p = fit.first_guess(model) if tiles else fit.run(model)
     if seconds > 0:
@@ -269,7 +274,7 @@ def fitted(mode, samples, model, seconds, tiles=()):
     fit.report(mode, p)
     entry = fit.entry(p, model)
     if tiles:
-        entry = {**model, "tiles": {name: cost for name, cost in entry["tiles"].items() if name in tiles} | model["tiles"]}
+        entry = {**model, "tiles": model["tiles"] | {name: cost for name, cost in entry["tiles"].items() if name in tiles}}
     return mode, entry
 
 
@@ -303,6 +308,8 @@ def main():
         mode, names = arguments[at + 1].split(":")
         tiles = {mode: names.split(",")}
         del arguments[at:at + 2]
+        if not seconds:
+            sys.exit("--tiles needs --search SECONDS, which is what fits their costs")
     for path in arguments:
         if path == "--tuned":
             tuned = []

@@ -164,8 +164,9 @@ void consider(Method& method, const std::vector<Candidate>& choices, double expe
   for (int round = 0; round < rounds; ++round) {
     std::shuffle(turns.begin(), turns.end(), random);
     for (const size_t i : turns) {
-      if (alone_ms > 0 && round > 0 && !timers[i].sustained(alone_ms / 2).ok()) std::exit(1);  // the clock settles
-      const auto us = alone_ms > 0 && round > 0 ? timers[i].sustained(alone_ms) : timers[i].replay();
+      const bool alone = alone_ms > 0 && round > 0;
+      if (alone && !timers[i].sustained(alone_ms / 2).ok()) std::exit(1);  // the clock settles
+      const auto us = alone ? timers[i].sustained(alone_ms) : timers[i].replay();
       if (!us.ok()) {
         fmt::print(stderr, "{} {}: {}\n", method.name, choices[order[i]].choice, us.error().message);
         std::exit(1);  // a kernel failed: nothing after it can be trusted

@@ -61,8 +61,9 @@ constexpr bool exists(const Tile& t, Mode mode, Join join = Join::kBiased) {
         return (plain && (t.tokens == 8 || t.tokens == 16 || (t.tokens % 32 == 0 && t.tokens <= 256))) ||
                (t.warpgroups == 1 && (t.tokens == 64 || t.tokens == 96));
       }
-      if (t.cluster == 2 && !t.along_tokens && (t.tokens == 128 || t.tokens == 224)) return false;
-      return (one_row_block && !(twins && t.tokens > 32)) || t.warpgroups == 1;
+      if (t.cluster == 2 && (t.tokens == 224 || t.tokens <= 144)) return false;
+      return (one_row_block && !(twins && t.tokens > 32)) || t.warpgroups == 1 ||
+             (t.warpgroups == 3 && t.tokens >= 128 && t.tokens <= 160);
     case Mode::kBF16:  // the C interface's alone: models here run on FP16 activations
       return plain && !twins && (t.tokens == 16 || t.tokens == 64 || t.tokens == 128 || t.tokens == 256);
     case Mode::kE4M3:
@@ -100,8 +101,6 @@ inline constexpr std::array kTiles = {Tile{8, 1, 1, 2},
                                       Tile{144, 1, 1, 1},
                                       Tile{144, 1, 2, 1, 2, true},
                                       Tile{160, 1, 1, 1},
-                                      Tile{160, 1, 2, 1},
-                                      Tile{160, 1, 2, 1, 2, true},
                                       Tile{176, 1, 1, 1},
                                       Tile{176, 1, 2, 1, 2, true},
                                       Tile{192, 1, 1, 1},

@@ -27,21 +27,32 @@ say() { printf '%s==>%s %s\n' "$NFP_BOLD" "$NFP_PLAIN" "$*" >&2; }
 
 die() {
   printf '%serror:%s %s\n' "$NFP_RED" "$NFP_PLAIN" "$*" >&2
+  nfp_stop
   exit 1
 }
 
-# nfp_run LABEL COMMAND...: runs a long command with its output in build/logs/LABEL.log. A terminal sees the log's last
-# line, rewritten in place; a pipe sees a line every ten seconds. On failure the end of the log is printed.
-nfp_run() {
+# nfp_start LABEL COMMAND...: runs a command, or a function of this file, beside what follows, with its output in
+# build/logs/LABEL.log. Where it fails, so does the script: in the nfp_wait that runs then, and at the latest in its own.
+declare -A NFP_RUNNING=()  # label: process id
+nfp_start() {
   local label="$1"
   shift
-  local log="${NFP_LOGS}/${label}.log" began=$SECONDS pid line code=0 shown=$SECONDS
   mkdir -p "$NFP_LOGS" || die "cannot write to ${NFP_LOGS}; is the checkout read-only or the disk full?"
-  "$@" >"$log" 2>&1 </dev/null &
-  pid=$!
-  # shellcheck disable=SC2064  # the process id of now is meant
-  trap "kill $pid 2>/dev/null; exit 130" INT TERM
-  while kill -0 "$pid" 2>/dev/null; do
+  "$@" >"${NFP_LOGS}/${label}.log" 2>&1 </dev/null &
+  NFP_RUNNING[$label]=$!
+  trap 'nfp_stop; exit 130' INT TERM
+}
+
+nfp_stop() {
+  ((${#NFP_RUNNING[@]} == 0)) || kill "${NFP_RUNNING[@]}" 2>/dev/null || true
+  NFP_RUNNING=()
+}
+
+# nfp_wait LABEL: until it has ended. A terminal sees its log's last line, rewritten in place; a pipe sees a line every
+# ten seconds. Of what failed, this or another, the end of the log is printed.
+nfp_wait() {
+  local label="$1" log="${NFP_LOGS}/$1.log" began=$SECONDS shown=$SECONDS line one code pid
+  while [[ -v "NFP_RUNNING[$label]" ]]; do
     line="$(tail -n 1 "$log" 2>/dev/null | tr '\r' '\n' | tail -n 1 | cut -c 1-100 | tr -cd '[:print:]')" || line=""
     if [[ -t 2 ]]; then
       printf '\r\e[K    %3ds  %s' $((SECONDS - began)) "$line" >&2
@@ -50,15 +61,26 @@ nfp_run() {
       shown=$SECONDS
     fi
     sleep 0.3
+    for one in "${!NFP_RUNNING[@]}"; do
+      pid="${NFP_RUNNING[$one]}"
+      if kill -0 "$pid" 2>/dev/null; then continue; fi
+      unset "NFP_RUNNING[$one]"
+      code=0
+      wait "$pid" || code=$?
+      ((code != 0)) || continue
+      if [[ -t 2 ]]; then printf '\r\e[K' >&2; fi
+      tail -n 40 "${NFP_LOGS}/${one}.log" >&2
+      die "${one} failed (exit code ${code}); the whole log is ${NFP_LOGS}/${one}.log"
+    done
   done
-  wait "$pid" || code=$?
-  trap - INT TERM
   if [[ -t 2 ]]; then printf '\r\e[K' >&2; fi
-  if ((code != 0)); then
-    tail -n 40 "$log" >&2
-    die "${label} failed (exit code ${code}); the whole log is ${log}"
-  fi
+  if ((${#NFP_RUNNING[@]} == 0)); then trap - INT TERM; fi
   printf '    done in %ds\n' $((SECONDS - began)) >&2
+}
+
+nfp_run() {
+  nfp_start "$@"
+  nfp_wait "$1"
 }
 
 # A compiler takes up to 1.5 GB here, so few cores' worth of memory means fewer jobs than cores.

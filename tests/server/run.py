@@ -15,6 +15,8 @@ os.makedirs(out, exist_ok=True)
 os.environ["NFP_SERVE_FAKE"] = serve_fake
 os.environ["NFP_PROGRAM"] = nestedfp
 os.environ["NFP_TEST_OUT"] = out
+# No test takes anything of the plugins that the clients' packages bring, which take seconds to import.
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 
 import pytest  # noqa: E402
 

@@ -55,7 +55,7 @@ class Demo : public ::testing::Test {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr size_t kComparedChunks = 1;
 #else
-constexpr size_t kComparedChunks = 20;
+constexpr size_t kComparedChunks = 5;
 #endif
 
 TEST_F(Demo, NestedWeightsGiveTheLogitsOfPlainFp16BitForBit) {

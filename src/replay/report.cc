@@ -12,13 +12,13 @@
 namespace nfp {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 std::string percent(const std::optional<double>& share) {
   return share && std::isfinite(*share) ? fmt::format("{:.1f}", 100 * *share) : "-";
 }
 
-Json to_json(const Percentiles& p) {
+OrderedJson to_json(const Percentiles& p) {
   return {{"mean", p.mean}, {"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}, {"max", p.worst}};
 }
 
@@ -37,7 +37,9 @@ std::string reasons_of(const ReplaySummary& row) {
   return text;
 }
 
-Json optional(const std::optional<double>& value) { return value && std::isfinite(*value) ? Json(*value) : Json(); }
+OrderedJson optional(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? OrderedJson(*value) : OrderedJson();
+}
 
 }  // namespace
 
@@ -211,7 +213,7 @@ std::string to_text(const ReplayReport& report) {
 }
 
 std::string to_json(const ReplayReport& report) {
-  Json rows = Json::array();
+  OrderedJson rows = OrderedJson::array();
   for (const ReplaySummary& row : report.rows) {
     rows.push_back({{"policy", row.policy},
                     {"rate", row.rate},
@@ -241,14 +243,15 @@ std::string to_json(const ReplayReport& report) {
                     {"switch_reasons", row.switch_reasons},
                     {"preemptions", row.preemptions}});
   }
-  Json limits = Json::array();
+  OrderedJson limits = OrderedJson::array();
   for (const auto& limit : report.limits) limits.push_back({{"policy", limit.policy}, {"rate", limit.rate}});
-  Json json = {{"command", report.command}, {"trace", report.trace}, {"machine", report.machine}, {"rows", rows}};
+  OrderedJson json = {
+      {"command", report.command}, {"trace", report.trace}, {"machine", report.machine}, {"rows", rows}};
   if (report.attainment) {
     json["attainment"] = *report.attainment;
     json["highest_rates"] = limits;
   }
-  return json.dump(1, ' ', false, Json::error_handler_t::replace);
+  return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 std::string to_csv(const ReplayReport& report) {

@@ -178,9 +178,10 @@ nfp_configure() {
   sed -n 's/^-- nestedfp: /    /p' "${NFP_LOGS}/configure-${preset}.log" >&2
 }
 
-# nfp_build PRESET [TARGET]: builds a configured preset, by default everything in it.
+# nfp_build PRESET [TARGET]: builds a configured preset, by default everything in it. Not through cmake, whose end ninja
+# would outlive.
 nfp_build() {
   local preset="$1" target="${2:-}"
   say "Building ${target:-everything} (preset ${preset}, $(nfp_jobs) jobs)"
-  nfp_run "build-${preset}" cmake --build "${NFP_ROOT}/build/${preset}" --parallel "$(nfp_jobs)" ${target:+--target "$target"}
+  nfp_run "build-${preset}" ninja -C "${NFP_ROOT}/build/${preset}" -j "$(nfp_jobs)" ${target:+"$target"}
 }

@@ -277,20 +277,17 @@ TEST_P(TinyModelTest, LogitsDoNotDependOnChunksNorOnTheRestOfTheBatch) {
     const size_t done = std::min(rounds, sequences[s].size());
     if (done < sequences[s].size()) mixed.push_back({{s, sequences[s].size() - done}});
   }
-  // Products know the precision, attention the KV cache's type: every pair of them is left to the random pieces below.
-  constexpr std::pair<Precision, DType> kModes[] = {{Precision::kFp16, DType::kF32},
-                                                    {Precision::kFp16, DType::kF16},
-                                                    {Precision::kFp8, DType::kF16},
-                                                    {Precision::kFp8W8A8, DType::kF32}};
-  for (const auto& [precision, kv] : kModes) {
-    const auto expected = run(*model_, sequences, one_by_one(sequences), precision, kv);
-    for (const auto& [name, schedule] :
-         {std::pair<const char*, const Schedule&>{"decode", decode}, {"together", together}, {"mixed", mixed}}) {
-      const auto actual = run(*model_, sequences, schedule, precision, kv);
-      for (size_t s = 0; s < sequences.size(); ++s) {
-        ASSERT_EQ(actual[s].size(), expected[s].size());
-        EXPECT_EQ(0, std::memcmp(actual[s].data(), expected[s].data(), actual[s].size() * sizeof(float)))
-            << name_of(precision) << ", " << name << ", sequence " << s;
+  for (const Precision precision : {Precision::kFp16, Precision::kFp8, Precision::kFp8W8A8}) {
+    for (const DType kv : {DType::kF32, DType::kF16}) {
+      const auto expected = run(*model_, sequences, one_by_one(sequences), precision, kv);
+      for (const auto& [name, schedule] :
+           {std::pair<const char*, const Schedule&>{"decode", decode}, {"together", together}, {"mixed", mixed}}) {
+        const auto actual = run(*model_, sequences, schedule, precision, kv);
+        for (size_t s = 0; s < sequences.size(); ++s) {
+          ASSERT_EQ(actual[s].size(), expected[s].size());
+          EXPECT_EQ(0, std::memcmp(actual[s].data(), expected[s].data(), actual[s].size() * sizeof(float)))
+              << name_of(precision) << ", " << name << ", sequence " << s;
+        }
       }
     }
   }

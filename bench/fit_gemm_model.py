@@ -2,7 +2,7 @@
 """Fits the model of src/backend/cuda/gemm/plan/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
 
     bench/fit_gemm_model.py src/backend/cuda/gemm/plan/choices_h200.json bench/results/gemm-h200-fit.jsonl [--tuned FILE...] [--search SECONDS]
-        [--tiles MODE:TILE,TILE...]
+        [--tiles MODE:TILE,TILE... | --joins]
 
 Replaces "models" in the first file, of the modes that were timed, from where they stand, and prints how well each mode is
 fitted. From the files after --tuned (gemm_grid --tokens 1,8,16,24,32,40,48,64 --log-tried), whose times are fitted to as well, the
@@ -13,6 +13,7 @@ comes closer to the fastest that was tried (a softened choice, so that near ties
 fitted best by a model that is right where nothing is chosen; this fits the choice.
 --tiles "e4m3:128x256 c2 b1,128x224 c2 b1": with --search, which moves the costs of these tiles alone, new to the mode's model or not, among the
 tiles that it has; all else stays.
+--joins: with --search, which moves what joining parts costs alone.
 Needs numpy.
 """
 import collections
@@ -31,6 +32,7 @@ FIRST_GUESS = {"launch_us": 1.5, "memory_tb_s": 4.3, "l2_tb_s": 9.0, "tflops": 0
                "exchange_us_part": 0.2, "turn_us": 1.0, "split_us": 1.5, "split_us_kb": 0.02, "split_us_part": 0.2, "stream_us": 1.5,
                "stream_us_kb": 0.02, "reread": 1.0}
 QUANTITIES = list(FIRST_GUESS)
+JOINS = [key for key in QUANTITIES if key.startswith(("exchange", "split", "stream"))]
 # What a pair of SMs loads is read off products of which some pairs have twice as much as others, and not fitted: 0.09 TB/s.
 # FP16's choices at few tokens are worse with it (1.039 of the fastest's time in place of 1.031, shapes that were not fitted to).
 PAIR_TB_S = {"e4m3": 0.09}
@@ -70,9 +72,9 @@ def tile_of(config):
 
 
 def is_candidate(config, mode):
-    """Whether for_each_candidate() of predict.h still has it: FP16's three warpgroups' tiles are not joined in global memory."""
-    rows, _, _, _, _, splits, exchange = parse(config)
-    return mode != "f16" or rows != 192 or splits == 1 or exchange
+    """Whether for_each_candidate() of predict.h still has it: the widest tiles, and FP16's of three warpgroups, are not joined in global memory."""
+    rows, tokens, _, _, _, splits, exchange = parse(config)
+    return splits == 1 or exchange or (tokens <= 288 and (mode != "f16" or rows != 192))
 
 
 def clusters_of(line):
@@ -126,10 +128,10 @@ def features(n, k, m, config, mode, clusters):
             ends += rounds * (fragments if stream else 1)
     parts = shares / cut_tiles if shares > cut_tiles else 1
     staged = 8 if tokens <= 32 else 32 if tokens % 32 == 0 else 16 if tokens % 16 == 0 else 8
-    if splits > 1 and shares <= room and tokens > staged and rows in (64, 128):
+    if splits > 1 and shares <= room and tokens > staged:
         passed = 2 * (parts - 1) / parts  # each part adds up a slice
     else:
-        passed = parts + 1 if parts > 2 else 1.5
+        passed = parts
     weights, kilobytes = n * k * weight_bytes * 1e-6, rows * tokens * 4e-3
     columns = rows * (1 if along else cluster)
     at_once = min(room / m_tiles, ceil_div(n, columns)) * columns * k * weight_bytes * 1e-6
@@ -218,9 +220,11 @@ class Fit:
                 damping *= 4
         return p
 
-    def search(self, p, seconds, tiles=()):
+    def search(self, p, seconds, tiles=(), joins=False):
         count = len(QUANTITIES)
         free = [count + i + half * len(self.tiles) for i, name in enumerate(self.tiles) if name in tiles for half in (0, 1)] or range(len(p))
+        if joins:
+            free = [QUANTITIES.index(key) for key in JOINS]
         first, logs, margin = p, np.log(self.us), np.log(self.margin)
         regret = logs - np.log(self.best)[self.cell]
         order = np.argsort(self.cell, kind="stable")
@@ -269,16 +273,18 @@ class Fit:
         return out
 
 
-def fitted(mode, samples, model, seconds, tiles=()):
-    if tiles:
+def fitted(mode, samples, model, seconds, tiles=(), joins=False):
+    if tiles or joins:
         samples = [s for s in samples if tile_of(s[3]) in {*model["tiles"], *tiles}]
     fit = Fit(mode, samples)
-    p = fit.first_guess(model) if tiles else fit.run(model)
+    p = fit.first_guess(model) if tiles or joins else fit.run(model)
     if seconds > 0:
         fit.report(f"{mode}, before the search", p)
-        p = fit.search(p, seconds, tiles)
+        p = fit.search(p, seconds, tiles, joins)
     fit.report(mode, p)
     entry = fit.entry(p, model)
+    if joins:
+        entry = {**model, **{key: entry[key] for key in JOINS}}
     if tiles:
         entry = {**model, "tiles": model["tiles"] | {name: cost for name, cost in entry["tiles"].items() if name in tiles}}
     return mode, entry
@@ -316,6 +322,11 @@ def main():
         del arguments[at:at + 2]
         if not seconds:
             sys.exit("--tiles needs --search SECONDS, which is what fits their costs")
+    joins = "--joins" in arguments
+    if joins:
+        arguments.remove("--joins")
+        if not seconds or tiles:
+            sys.exit("--joins needs --search SECONDS, and no --tiles beside it")
     for path in arguments:
         if path == "--tuned":
             tuned = []
@@ -334,7 +345,7 @@ def main():
         table = json.load(file)
     models = dict(table.get("models", {}))
     with multiprocessing.Pool() as pool:
-        models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {}), seconds, tiles.get(mode, ()))
+        models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {}), seconds, tiles.get(mode, ()), joins)
                                             for mode in (tiles or MODES.values()) if samples[mode]]))
     table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models,
              "choices": table["choices"] if tuned is None else retune(table["choices"], tuned, models)}

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 /* Grows when a caller that was compiled against an older header would break. */
-#define NFP_ABI_VERSION 1
+#define NFP_ABI_VERSION 2
 
 typedef enum nfp_status {
   NFP_OK = 0,
@@ -108,11 +108,10 @@ NFP_API const char* nfp_gpu_name(const nfp_gpu* gpu);
  * that runs one; not beside another call with it. NFP_INVALID_INPUT for a file that is none, or another GPU's. */
 NFP_API nfp_status nfp_gpu_read_choices(nfp_gpu* gpu, const char* file);
 
-/* Memory that the products of one stream share: device, 256-byte aligned, its first nfp_gpu_counter_bytes() zero before
- * the first product (which every product leaves so). Parts of a product wait for each other: whatever workspaces they
+/* Memory that the products of one stream share: device, 256-byte aligned, zero before the first product (which every
+ * product leaves so). Parts of a product wait for each other: whatever workspaces they
  * have, products of one stream at a time may be under way on a device. */
 NFP_API size_t nfp_gpu_workspace_bytes(void);
-NFP_API size_t nfp_gpu_counter_bytes(void);
 
 /* What nesting on the device found, written to device memory by nfp_gpu_nest. */
 typedef struct nfp_gpu_report {

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 F16, BF16 = 0, 1
 JOIN_BIASED, JOIN_FREE = 0, 1
@@ -83,7 +83,6 @@ _FUNCTIONS = {
     "nfp_gpu_name": (c_char_p, [c_void_p]),
     "nfp_gpu_read_choices": (c_int32, [c_void_p, c_char_p]),
     "nfp_gpu_workspace_bytes": (c_size_t, []),
-    "nfp_gpu_counter_bytes": (c_size_t, []),
     "nfp_max_quantised_columns": (c_int64, []),
     "nfp_gpu_nest": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p, c_void_p,
                                c_void_p, c_void_p, c_void_p]),

@@ -204,7 +204,6 @@ nfp_status nfp_gpu_read_choices(nfp_gpu* gpu, const char* file) {
 void nfp_gpu_destroy(nfp_gpu* gpu) { delete gpu; }
 const char* nfp_gpu_name(const nfp_gpu* gpu) { return gpu == nullptr ? "" : gpu->name.c_str(); }
 size_t nfp_gpu_workspace_bytes(void) { return Workspace::kBytes; }
-size_t nfp_gpu_counter_bytes(void) { return Workspace::kCounterBytes; }
 int64_t nfp_max_quantised_columns(void) { return kMaxColumns; }
 
 nfp_status nfp_gpu_nest(nfp_gpu* gpu, const void* weights, int64_t ldw, int64_t n, int64_t k, nfp_type type,

@@ -15,7 +15,6 @@ void nfp_gpu_destroy(nfp_gpu*) {}
 const char* nfp_gpu_name(const nfp_gpu*) { return ""; }
 nfp_status nfp_gpu_read_choices(nfp_gpu*, const char*) { return none(); }
 size_t nfp_gpu_workspace_bytes(void) { return 0; }
-size_t nfp_gpu_counter_bytes(void) { return 0; }
 int64_t nfp_max_quantised_columns(void) { return 0; }
 nfp_status nfp_gpu_nest(nfp_gpu*, const void*, int64_t, int64_t, int64_t, nfp_type, nfp_join_kind, uint8_t*, uint8_t*,
                         float*, nfp_gpu_report*, nfp_stream) {

@@ -24,7 +24,7 @@ class CApiProducts : public CApiGpuTest {
     for (Stream& stream : streams_) {
       ASSERT_EQ(cudaStreamCreate(&stream.stream), cudaSuccess);
       stream.workspace = std::make_unique<DeviceVector<uint8_t>>(nfp_gpu_workspace_bytes());
-      ASSERT_EQ(cudaMemset(stream.workspace->get(), 0, nfp_gpu_counter_bytes()), cudaSuccess);
+      ASSERT_EQ(cudaMemset(stream.workspace->get(), 0, nfp_gpu_workspace_bytes()), cudaSuccess);
     }
   }
   void TearDown() override {

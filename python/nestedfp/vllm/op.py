@@ -151,7 +151,7 @@ def refresh(bias: torch.Tensor | None = None) -> None:
 
 
 def clear_workspaces() -> None:
-    """Their counters are zero between products; after a sleep that kept no memory they are whatever it holds now."""
+    """They are zero between products; after a sleep that kept no memory they are whatever it holds now."""
     for one in _devices.values():
         one.clear_workspace()
 

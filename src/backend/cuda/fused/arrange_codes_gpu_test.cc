@@ -80,7 +80,7 @@ TEST_F(ArrangeCodesGpu, ProductsAreThoseOfOurOwnRounding) {
   const auto gemm = Gemm::create();
   ASSERT_TRUE(gemm.ok()) << gemm.error().message;
   const DeviceVector<uint8_t> workspace(Workspace::kBytes);
-  ASSERT_EQ(cudaMemset(workspace.get(), 0, Workspace::kCounterBytes), cudaSuccess);
+  ASSERT_EQ(cudaMemset(workspace.get(), 0, Workspace::kBytes), cudaSuccess);
   for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 136, 128}, {37, 200, 592}, {130, 1024, 2064}}) {
     const PlaneShape planes{n, k};
     const int64_t width = planes.padded_k();

@@ -9,6 +9,7 @@
 #include "backend/cuda/fused/gemm_input_kernel.h"
 #include "backend/cuda/gemm/plan/layout.h"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/store_async.cuh"
 
 namespace nfp::cuda {
 namespace {
@@ -85,12 +86,49 @@ struct Totals {
   float sum;
   float largest;  // not negative
 };
-// Of the whole row, in a fixed order; every thread gets them. Blocks of a cluster that share the row give theirs to
-// each other: `parts` has a place for each. A thread's kSets sums are added as those of kSets threads would be,
-// blockDim apart.
+// What the blocks of a cluster that share a row give each other: a place and a barrier for each round of the kernel, so
+// that nobody writes over what another has not read.
+struct RowParts {
+  float2 totals[2][kMaxRowBlocks];
+  uint64_t arrived[2];
+
+  __device__ __forceinline__ void init(int blocks) {
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (uint64_t& bar : arrived) {
+        ptx::mbarrier_init(ptx::shared_address(&bar), 1);
+        ptx::mbarrier_expect(ptx::shared_address(&bar), blocks * sizeof(float2));
+      }
+      ptx::mbarrier_init_fence();
+    }
+    __syncwarp();
+    ptx::cluster_arrive_relaxed();
+  }
+  // After a cluster_wait() for the others' init().
+  __device__ __forceinline__ Totals add(const Totals& mine, int blocks, uint32_t rank, int round) {
+    const uint32_t bar = ptx::shared_address(&arrived[round]);
+    if (static_cast<int>(threadIdx.x) < blocks) {
+      const uint32_t place = ptx::shared_address(&totals[round][rank]);
+      ptx::store_async_8(ptx::map_to_rank(place, threadIdx.x), ptx::map_to_rank(bar, threadIdx.x),
+                         uint64_t{__float_as_uint(mine.largest)} << 32 | __float_as_uint(mine.sum));
+    }
+    ptx::mbarrier_wait(bar, 0);
+    Totals all{0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kMaxRowBlocks; ++i) {
+      if (i < blocks) {
+        all.sum += totals[round][i].x;
+        all.largest = fmaxf(all.largest, totals[round][i].y);
+      }
+    }
+    return all;
+  }
+};
+
+// Of the block's part of a row, in a fixed order; every thread gets them. A thread's kSets sums are added as those of
+// kSets threads would be, blockDim apart.
 template <int kSets>
-__device__ __forceinline__ Totals reduce(const Totals (&of_thread)[kSets], float2* scratch, float2* parts, int blocks,
-                                         uint32_t rank) {
+__device__ __forceinline__ Totals reduce(const Totals (&of_thread)[kSets], float2* scratch) {
   float sums[kSets], largest = of_thread[0].largest;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
@@ -115,21 +153,6 @@ __device__ __forceinline__ Totals reduce(const Totals (&of_thread)[kSets], float
   for (int offset = 16; offset > 0; offset /= 2) {
     v.sum += __shfl_xor_sync(0xffffffffu, v.sum, offset);
     v.largest = fmaxf(v.largest, __shfl_xor_sync(0xffffffffu, v.largest, offset));
-  }
-  if (blocks > 1) {
-    if (static_cast<int>(threadIdx.x) < blocks) {
-      const uint32_t place = ptx::shared_address(parts + rank);
-      ptx::store_cluster_8(ptx::map_to_rank(place, threadIdx.x), v.sum, v.largest);
-    }
-    ptx::cluster_sync();
-    v = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < kMaxRowBlocks; ++i) {
-      if (i < blocks) {
-        v.sum += parts[i].x;
-        v.largest = fmaxf(v.largest, parts[i].y);
-      }
-    }
   }
   return v;
 }
@@ -304,13 +327,17 @@ __global__ __launch_bounds__(kHalved ? 256 : 512, kHalved ? (kVectors == 2 ? 4 :
     const typename RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>::Params p) {
   using Part = RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
-  __shared__ float2 scratch[32], parts[kMaxRowBlocks];
+  __shared__ float2 scratch[32];
+  __shared__ RowParts parts;
   ptx::launch_dependents();
   // A cluster of p.blocks blocks shares a token's row: this one has columns [begin, end) of it.
   const uint32_t rank = blockIdx.x % p.blocks;
   Part part(p, blockIdx.x / p.blocks, rank);
   part.find_places();
-  if (p.blocks > 1) ptx::cluster_sync();  // the others' shared memory is there
+  if (p.blocks > 1) {
+    parts.init(p.blocks);
+    ptx::cluster_wait();
+  }
   // The norm's weights do not depend on the kernel before; the rest may.
   if constexpr (Part::kEarlyWeight) {
 #pragma unroll
@@ -340,7 +367,10 @@ __global__ __launch_bounds__(kHalved ? 256 : 512, kHalved ? (kVectors == 2 ? 4 :
       part.make(p, i, of_thread[i % kSets]);
     }
     Totals totals = of_thread[0];
-    if (Part::kNorm || has_codes) totals = reduce(of_thread, scratch, parts, p.blocks, rank);
+    if (Part::kNorm || has_codes) {
+      totals = reduce(of_thread, scratch);
+      if (p.blocks > 1) totals = parts.add(totals, p.blocks, rank, real ? 1 : 0);
+    }
     // The norm's factor is the row's, so the largest magnitude needs no second reduction.
     const float factor = Part::kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
     const float largest = totals.largest * factor;
@@ -356,7 +386,6 @@ __global__ __launch_bounds__(kHalved ? 256 : 512, kHalved ? (kVectors == 2 ? 4 :
     }
     if (real) return;
     __syncthreads();  // all have read what the next round writes over
-    if (p.blocks > 1) ptx::cluster_sync();
   }
 }
 

@@ -132,8 +132,8 @@ void set_operands(const GemmCall& call, KernelParams* p) {
   p->row_scale = call.w.row_scale;
   p->bias = call.bias;
   p->token_scale = call.token_scale;
-  p->counters = static_cast<uint32_t*>(call.workspace.data);
   p->peaks = call.peaks;
+  p->counters = static_cast<uint32_t*>(call.workspace.data);
   p->partials = call.workspace.data == nullptr
                     ? nullptr
                     : reinterpret_cast<float*>(static_cast<uint8_t*>(call.workspace.data) + Workspace::kCounterBytes);

@@ -30,8 +30,7 @@ struct NestedMatrix {
 };
 
 // Device memory that calls on one stream share. Parts of a cut tile wait for each other, so of one process's streams
-// only one at a time may have such a call under way. The first kCounterBytes must be zero before the first call; calls
-// leave them so.
+// only one at a time may have such a call under way. Zero before the first call; calls leave it so.
 struct Workspace {
   static constexpr size_t kCounterBytes = size_t{256} << 10;
   static constexpr size_t kBytes = kCounterBytes + (size_t{96} << 20);  // enough for every call

@@ -69,13 +69,6 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t cta_r
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta_rank));
   return remote;
 }
-__device__ __forceinline__ void store_cluster_8(uint32_t remote, float a, float b) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
-}
-__device__ __forceinline__ void store_cluster_16(uint32_t remote, float a, float b, float c, float d) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(a), "f"(b), "f"(c), "f"(d)
-               : "memory");
-}
 
 // A barrier among `threads` threads that name the same id (1..15; 0 is __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {

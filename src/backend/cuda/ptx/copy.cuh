@@ -97,14 +97,18 @@ __device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t v) {
 
 __device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 
-// From the L2, where another SM's writes are. Volatile: never moved above the barrier that orders it.
-__device__ __forceinline__ float4 load_global_cg(const float4* p) {
+// Past the L1, so that another SM sees what was written; each of the four is there or not by itself.
+__device__ __forceinline__ float4 load_global_relaxed(const float4* p) {
   float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                : "l"(p)
                : "memory");
   return v;
+}
+__device__ __forceinline__ void store_global_relaxed(float4* p, const float4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
 }
 // 4 bytes of global memory to shared memory, in the background; both 4-byte aligned.
 __device__ __forceinline__ void copy_async_4(uint32_t dst, const void* src) {

@@ -17,5 +17,12 @@ __device__ __forceinline__ void store_async_16(uint32_t remote, uint32_t remote_
                "l"(a), "l"(b), "r"(remote_bar)
                : "memory");
 }
+__device__ __forceinline__ void store_async_16(uint32_t remote, uint32_t remote_bar, float a, float b, float c,
+                                               float d) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(remote_bar)
+      : "memory");
+}
 
 }  // namespace nfp::cuda::ptx

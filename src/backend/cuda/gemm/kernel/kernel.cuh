@@ -8,7 +8,7 @@
 // multiply_e4m3.cuh).
 //
 // All blocks walk the same list of work (WorkList): first shares of the tiles that are cut along k, then whole tiles.
-// Parts of a cut tile go to global memory, and the block that finishes last adds them in order of k, so results do not
+// Parts of a cut tile meet in global memory or in a cluster and are added in order of k (parts.cuh), so results do not
 // depend on who is last.
 #pragma once
 
@@ -51,15 +51,19 @@ struct Kernel {
   static constexpr int kStartBarrier = 15;  // named
 
   static __device__ __forceinline__ void consume(const KernelParams& p, Pipe pipe, uint32_t staging, uint32_t scales,
-                                                 uint32_t flags, int cluster, int clusters, uint32_t rank) {
+                                                 int cluster, int clusters, uint32_t rank) {
     const int warpgroup = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 128);
     Epilogue<kTile, kFp8, kBf16> epilogue{p, staging + warpgroup * staging_bytes(kTile),
                                           scales + warpgroup * kTokens * 4, warpgroup};
+    pipe.ring = ptx::warp_uniform(pipe.ring);
     WorkList list(p, cluster, clusters);
     Work work;
     while (list.next(work)) {
       float acc[kRowBlocks][kTokens / 2];
-      const int iterations = (work.k_end - work.k_begin) * Ring::kStagesPerStep;
+      // What the main loops count by: whatever an epilogue did before, see warp_uniform().
+      const int iterations = ptx::warp_uniform((work.k_end - work.k_begin) * Ring::kStagesPerStep);
+      pipe.stage = ptx::warp_uniform(pipe.stage);
+      pipe.parity = ptx::warp_uniform(pipe.parity);
       const TileOrigin origin = tile_origin(p, work.tile);
       if constexpr (kFp8) {
         ptx::dependency_wait();  // the scales may come from the kernel before
@@ -74,11 +78,9 @@ struct Kernel {
       }
       ptx::dependency_wait();  // what follows touches memory that the kernel before may own
       const uint32_t chunk_mask = p.exchange > 1 ? exchange_parts<kOperand, kTile>(p, acc, pipe, rank) : ~0u;
-      finish(p, acc[0], work, origin, chunk_mask, warpgroup * kRowBlocks, rank, epilogue, flags + warpgroup * 4,
-             warpgroup);
+      finish(p, acc[0], work, origin, chunk_mask, warpgroup * kRowBlocks, rank, epilogue, pipe.flag(warpgroup));
       if constexpr (kRowBlocks == 2) {
-        finish(p, acc[1], work, origin, chunk_mask, warpgroup * kRowBlocks + 1, rank, epilogue, flags + warpgroup * 4,
-               warpgroup);
+        finish(p, acc[1], work, origin, chunk_mask, warpgroup * kRowBlocks + 1, rank, epilogue, pipe.flag(warpgroup));
       }
       __syncwarp();  // for the compiler: see warp_uniform()
     }
@@ -87,20 +89,12 @@ struct Kernel {
 
   static __device__ __forceinline__ void finish(const KernelParams& p, float (&acc)[kTokens / 2], const Work& work,
                                                 const TileOrigin& origin, uint32_t chunk_mask, int block, uint32_t rank,
-                                                Epilogue<kTile, kFp8, kBf16>& epilogue, uint32_t flag, int warpgroup) {
-    if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
-      constexpr int kSlotBlocks = kCluster * kBlocks;
-      const int slot_block = static_cast<int>(rank) * kBlocks + block;
-      uint32_t* const counter = p.counters + work.tile * kSlotBlocks + slot_block;
-      bool joined = false;
-      if constexpr (can_slice(kTile)) {
-        if (p.sliced) {
-          constexpr bool kTight = kTokens >= 200 || kOperand == Operand::kE4M3Promoted;
-          chunk_mask = slice_parts<kTile, kTight>(p, acc, work, slot_block, kSlotBlocks, counter, warpgroup);
-          joined = true;
-        }
+                                                Epilogue<kTile, kFp8, kBf16>& epilogue, uint32_t flag) {
+    if constexpr (can_join(kTile)) {
+      if (work.k_end - work.k_begin != p.k_iterations && p.exchange == 1) {
+        Parts<kOperand, kTile> parts{p, work, static_cast<int>(rank) * kBlocks + block, flag};
+        chunk_mask = parts.join(acc);
       }
-      if (!joined && !join_parts(p, acc, work, slot_block, kSlotBlocks, counter, flag, warpgroup)) chunk_mask = 0;
     }
     if (chunk_mask != 0) {
       const int row0 = (Ring::first_row_block(origin.cluster_row, rank) + block) * kBlockRows;
@@ -140,7 +134,6 @@ struct Kernel {
     const uint32_t bars = scales + kConsumers * kTokens * 4;
     pipe.full = bars;
     pipe.empty = bars + kStages * 8;
-    const uint32_t flags = bars + kStages * 16;
     // A cluster's ranks: kCluster neighbours along n share X; with exchange, one such group for each part of k.
     const uint32_t full_rank = ptx::warp_uniform(ptx::cluster_rank());
     const uint32_t rank = full_rank % kCluster;
@@ -159,6 +152,10 @@ struct Kernel {
         ptx::mbarrier_init(pipe.full + s * 8, 1);
         ptx::mbarrier_init(pipe.empty + s * 8, kConsumers * 4 * kCluster);
       }
+      if (p.exchange > 1) {
+        ptx::mbarrier_init(pipe.free_bar(), (p.exchange - 1) * kConsumers * 4);
+        ptx::mbarrier_init(pipe.parts_bar(), 1);
+      }
       ptx::mbarrier_init_fence();
     }
     if constexpr (kStartsEarly) {
@@ -173,23 +170,19 @@ struct Kernel {
     } else {
       ptx::cluster_sync();
     }
+    if (p.exchange > 1) ptx::cluster_arrive_relaxed();  // exchange_parts() waits
     ptx::launch_dependents();
     if (ptx::warp_uniform(static_cast<int>(threadIdx.x) / 32) >= kConsumers * 4) {
       if constexpr (!kLean && kConsumers > 1) ptx::release_registers<producer_registers(kTile)>();
       Producer<kOperand, kTile>::produce(p, pipe, cluster, clusters, rank);
-      if (p.exchange > 1) {
-        ptx::cluster_sync();
-        ptx::cluster_sync();
-      }
+      if (p.exchange > 1) ptx::cluster_wait();
     } else {
       if constexpr (!kLean && kConsumers > 1) ptx::claim_registers<consumer_registers(kTile)>();
-      consume(p, pipe, staging, scales, flags, cluster, clusters, rank);
+      consume(p, pipe, staging, scales, cluster, clusters, rank);
     }
-    // A block must not leave while another may still write into its shared memory or arrive at its barriers.
-    // (With exchange the second meeting was the last use of another block's memory.)
-    if constexpr (kCluster > 1) {
-      if (p.exchange == 1) ptx::cluster_sync();
-    }
+    // A block must not leave while another may still write into its shared memory or arrive at its barriers. (In
+    // exchange_parts() it waits for both.)
+    if constexpr (kCluster > 1) ptx::cluster_sync();
   }
 };
 

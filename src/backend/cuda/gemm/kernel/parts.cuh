@@ -1,5 +1,5 @@
 // How tiles, and parts of tiles, become sums: the order in which thread blocks take them, and the two ways in which the
-// parts of a tile whose k was cut are added, through global memory (join_parts) and in a cluster (exchange_parts).
+// parts of a tile whose k was cut are added, through global memory (Parts) and in a cluster (exchange_parts).
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include "backend/cuda/gemm/kernel/ring.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/store_async.cuh"
 
 namespace nfp::cuda {
 
@@ -70,193 +71,166 @@ __device__ __forceinline__ TileOrigin tile_origin(const KernelParams& p, int til
   return {group * p.group_m + inside % height, inside / height};
 }
 
-// Adds up the parts of a cut tile. True in the warpgroup that came last: acc then holds the whole sum.
-template <int kCount>
-__device__ __forceinline__ bool join_parts(const KernelParams& p, float (&acc)[kCount], const Work& work,
-                                           int slot_block, int slot_blocks, uint32_t* counter, uint32_t flag,
-                                           int warpgroup) {
-  static_assert(kCount % 4 == 0);
-  const int thread = threadIdx.x % 128;
-  const int tile_begin = work.tile * p.k_iterations;
-  const int first = p.length.of(tile_begin);
-  const int last = p.length.of(tile_begin + p.k_iterations - 1);
-  // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met
-  // another before.
-  const int first_slot = 2 * first + (p.length.begin(first) < tile_begin ? 1 : 0);
-  const auto part = [&](int share) {
-    const int index = (share == first ? first_slot : 2 * share) * slot_blocks + slot_block;
-    return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(index) * (kCount / 4 * 128) + thread;
-  };
-  const auto write_part = [&] {
-    float4* out = part(work.share);
+// What is on its way to a thread at once: so many pieces of 8 tokens, four sums of each thread, of so many parts. As
+// registers allow.
+struct InFlight {
+  int pieces;
+  int parts;
+};
+template <Operand kOperand, Tile kTile>
+constexpr InFlight in_flight() {
+  constexpr int kPieces = kTile.tokens / 8;
+  if (lean(kTile)) return {kPieces <= 2 ? kPieces : kPieces <= 4 ? 2 : 1, 2};
+  if (kOperand == Operand::kE4M3Promoted) return {2, 1};
+  if (kTile.warpgroups == 3 && kTile.tokens > 160) return {2, 1};
+  if (kTile.warpgroups == 3 || kTile.row_blocks == 2 || halves(kTile) == 2 || kTile.tokens == 240) return {4, 1};
+  return kTile.tokens <= 128 ? InFlight{4, 2} : InFlight{8, 1};
+}
+
+// Adds up the parts of a cut tile through global memory, in order of k. Where all parts run at once each has a slice of
+// the tile (p.sliced), else who comes last, which a counter tells, has all of it.
+//
+// Partial sums tell by themselves that they are there: their memory is zero before they are written, they are never +0
+// (+0 is written as -0, which adds up to the same), and whoever has read them makes it zero again. So nobody waits for
+// more than the bytes that it adds, and no fence is needed.
+template <Operand kOperand, Tile kTile>
+struct Parts {
+  static constexpr int kChunks = chunks(kTile);
+  static constexpr int kPieces = staging_tokens(kTile) / 8;  // of a chunk: 8 tokens, four sums of each thread
+  static constexpr int kTilePieces = kTile.tokens / 8;
+  static constexpr int kSlotBlocks = kTile.cluster * kTile.warpgroups * kTile.row_blocks;
+  static constexpr InFlight kAtOnce = in_flight<kOperand, kTile>();
+  // Few sums are on their way before it is known who is last.
+  static constexpr bool kWritesFirst = kTile.tokens <= 64;
+
+  const KernelParams& p;
+  const Work& work;
+  int block;      // of 64 rows in the cluster
+  uint32_t flag;  // four bytes of shared memory, this warpgroup's
+  int first = 0, last = 0, first_slot = 0;
+
+  __device__ __forceinline__ float4* part(int share) const {
+    const int index = (share == first ? first_slot : 2 * share) * kSlotBlocks + block;
+    return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(index) * (kTilePieces * 128) +
+           threadIdx.x % 128;
+  }
+  static __device__ __forceinline__ bool has(uint32_t chunk_mask, int piece) {
+    return piece < kTilePieces && (chunk_mask >> (piece / kPieces) & 1) != 0;
+  }
+
+  // Returns the chunks whose sums this warpgroup then has, and stores.
+  __device__ __forceinline__ uint32_t join(float (&acc)[kTile.tokens / 2]) {
+    const int tile_begin = work.tile * p.k_iterations;
+    first = p.length.of(tile_begin);
+    last = p.length.of(tile_begin + p.k_iterations - 1);
+    // A share meets at most two tiles that it does not cover whole. Of a tile's shares only the first can have met
+    // another before.
+    first_slot = 2 * first + (p.length.begin(first) < tile_begin ? 1 : 0);
+    uint32_t mine = 0;
+    if (p.sliced) {
 #pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      __stcg(out + i * 128, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        mine |= chunk_owner(kTile, chunk, last - first + 1) == work.share - first ? 1u << chunk : 0;
+    } else if (!kWritesFirst) {
+      mine = comes_last() ? ~0u : 0;
     }
-    ptx::named_barrier(1 + warpgroup, 128);
-  };
-  const auto add_part = [&](int share) {
-    const float4* in = part(share);
+    float4* const out = part(work.share);
 #pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      const float4 v = ptx::load_global_cg(in + i * 128);
-      acc[4 * i] += v.x;
-      acc[4 * i + 1] += v.y;
-      acc[4 * i + 2] += v.z;
-      acc[4 * i + 3] += v.w;
+    for (int i = 0; i < kTilePieces; ++i) {
+      if (!has(mine, i)) ptx::store_global_relaxed(out + i * 128, written(&acc[4 * i]));
     }
-  };
-  // Thread 0 adds to the tile's counter and tells the others what it held.
-  const auto count = [&](uint32_t add) {
-    if (thread == 0) {
-      __threadfence();
-      const uint32_t before = atomicAdd(counter, add);
-      __threadfence();
+    if (kWritesFirst && !p.sliced) mine = comes_last() ? ~0u : 0;
+    if (mine == 0) return 0;
+#pragma unroll
+    for (int begin = 0; begin < kTilePieces; begin += kAtOnce.pieces) {
+      bool any = false;
+#pragma unroll
+      for (int i = begin; i < begin + kAtOnce.pieces; ++i) any = any || has(mine, i);
+      if (any) gather(acc, mine, begin);
+    }
+    return mine;
+  }
+
+  // So many pieces of the tile.
+  __device__ __forceinline__ void gather(float (&acc)[kTile.tokens / 2], uint32_t mine, int begin) const {
+    float sum[kAtOnce.pieces * 4] = {};
+#pragma unroll 1
+    for (int share = first; share <= last; share += kAtOnce.parts) {
+      float4 v[kAtOnce.parts][kAtOnce.pieces];
+      uint32_t least;
+      do {
+        least = ~0u;
+#pragma unroll
+        for (int s = 0; s < kAtOnce.parts; ++s) {
+          if (!is_other(share + s)) continue;
+          const float4* const in = part(share + s);
+#pragma unroll
+          for (int j = 0; j < kAtOnce.pieces; ++j) {
+            if (has(mine, begin + j)) v[s][j] = ptx::load_global_relaxed(in + (begin + j) * 128);
+          }
+        }
+#pragma unroll
+        for (int s = 0; s < kAtOnce.parts; ++s) {
+          if (!is_other(share + s)) continue;
+#pragma unroll
+          for (int j = 0; j < kAtOnce.pieces; ++j) {
+            if (has(mine, begin + j)) {
+              least = min(min(least, min(__float_as_uint(v[s][j].x), __float_as_uint(v[s][j].y))),
+                          min(__float_as_uint(v[s][j].z), __float_as_uint(v[s][j].w)));
+            }
+          }
+        }
+      } while (!__all_sync(0xffffffffu, least != 0));
+#pragma unroll
+      for (int s = 0; s < kAtOnce.parts; ++s) {
+        if (share + s > last) break;
+        float4* const in = part(share + s);
+#pragma unroll
+        for (int j = 0; j < kAtOnce.pieces; ++j) {
+          if (!has(mine, begin + j)) continue;
+          const bool is_own = share + s == work.share;
+          const float* const own = &acc[4 * (begin + j)];
+          sum[4 * j] += is_own ? own[0] : v[s][j].x;
+          sum[4 * j + 1] += is_own ? own[1] : v[s][j].y;
+          sum[4 * j + 2] += is_own ? own[2] : v[s][j].z;
+          sum[4 * j + 3] += is_own ? own[3] : v[s][j].w;
+          if (!is_own || (kWritesFirst && !p.sliced))
+            ptx::store_global_relaxed(in + (begin + j) * 128, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce.pieces * 4; ++j) {
+      if (has(mine, begin + j / 4)) acc[begin * 4 + j] = sum[j];
+    }
+  }
+  __device__ __forceinline__ bool is_other(int share) const { return share <= last && share != work.share; }
+
+  // This warpgroup, of those of all blocks that have a part. Thread 0 tells the others.
+  __device__ __forceinline__ bool comes_last() const {
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    if (threadIdx.x % 128 == 0) {
+      uint32_t* const counter = p.counters + work.tile * kSlotBlocks + block;
+      const uint32_t before = atomicAdd(counter, 1);
+      if (before == static_cast<uint32_t>(last - first)) *counter = 0;
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
     }
     ptx::named_barrier(1 + warpgroup, 128);
     uint32_t before;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
     ptx::named_barrier(1 + warpgroup, 128);  // the flag may be written again
-    return before;
-  };
-  if (last - first == 1) {
-    // Two parts: whoever comes second keeps its own in registers and waits for the first, which is already running and
-    // waits for nobody. a + b = b + a, so the order is no matter.
-    if (count(1) == 0) {
-      write_part();
-      if (thread == 0) {
-        __threadfence();
-        atomicAdd(counter, 1u << 16);
-      }
-      return false;
-    }
-    if (thread == 0) {
-      while (*static_cast<volatile uint32_t*>(counter) < (1u << 16)) __nanosleep(64);
-      __threadfence();
-      *counter = 0;  // ready for the next launch
-    }
-    ptx::named_barrier(1 + warpgroup, 128);
-    add_part(work.share == first ? last : first);
-    return true;
+    return before == static_cast<uint32_t>(last - first);
   }
-  write_part();
-  if (count(1) != static_cast<uint32_t>(last - first)) return false;
-  if (thread == 0) *counter = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) acc[i] = 0.0f;
-  // Of narrow tiles several parts are on their way at once.
-  constexpr int kAtOnce = kCount <= 4 ? 4 : kCount <= 8 ? 2 : 1;
-  int share = first;
-  if constexpr (kAtOnce > 1) {
-#pragma unroll 1
-    for (; share + kAtOnce - 1 <= last; share += kAtOnce) {
-      float4 v[kAtOnce][kCount / 4];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-#pragma unroll
-        for (int i = 0; i < kCount / 4; ++i) v[j][i] = ptx::load_global_cg(part(share + j) + i * 128);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-#pragma unroll
-        for (int i = 0; i < kCount / 4; ++i) {
-          acc[4 * i] += v[j][i].x;
-          acc[4 * i + 1] += v[j][i].y;
-          acc[4 * i + 2] += v[j][i].z;
-          acc[4 * i + 3] += v[j][i].w;
-        }
-      }
-    }
-  }
-#pragma unroll 1
-  for (; share <= last; ++share) add_part(share);
-  return true;
-}
 
-// Where all parts of a cut tile run at once: each warpgroup gives the others the sums of the tokens that they store,
-// adds up those of its own in order of k, and so reads and stores no more than any other. Returns the chunks that it
-// stores.
-// kTight: registers are short.
-template <Tile kTile, bool kTight>
-__device__ __forceinline__ uint32_t slice_parts(const KernelParams& p, float (&acc)[kTile.tokens / 2], const Work& work,
-                                                int slot_block, int slot_blocks, uint32_t* counter, int warpgroup) {
-  constexpr int kChunks = chunks(kTile);
-  constexpr int kPieces = staging_tokens(kTile) / 8;  // of a chunk: four sums of each thread
-  const int thread = threadIdx.x % 128;
-  const int parts = p.shares / p.split_tiles;
-  const int first = work.tile * parts;
-  const int me = work.share - first;
-  uint32_t mine = 0;
-#pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk_owner(kTile, chunk, parts) == me) mine |= 1u << chunk;
+  // Round to minus infinity: +0 + -0 = -0, and nothing else changes.
+  static __device__ __forceinline__ float4 written(const float* v) {
+    return make_float4(__fadd_rd(v[0], -0.0f), __fadd_rd(v[1], -0.0f), __fadd_rd(v[2], -0.0f), __fadd_rd(v[3], -0.0f));
   }
-  const auto part = [&](int index) {
-    const int slot = 2 * (first + index) * slot_blocks + slot_block;
-    return reinterpret_cast<float4*>(p.partials) + static_cast<int64_t>(slot) * (kTile.tokens / 8 * 128) + thread;
-  };
-  // a + b = b + a, so what the second part adds first is no matter; from the third on its own sums wait their turn in
-  // memory, too.
-  const bool in_turn = me >= 2;
-  float4* const out = part(me);
-#pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if ((mine >> chunk & 1) == 0 || in_turn) {
-#pragma unroll
-      for (int j = chunk * kPieces; j < (chunk + 1) * kPieces; ++j)
-        __stcg(out + j * 128, make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
-    }
-    // (Sums begin from 0 everywhere: -0 + -0 would keep its sign.)
-#pragma unroll
-    for (int i = chunk * kPieces * 4; i < (chunk + 1) * kPieces * 4; ++i) acc[i] = in_turn ? 0.0f : acc[i] + 0.0f;
-  }
-  ptx::named_barrier(1 + warpgroup, 128);
-  // The counter goes up to `parts` as they arrive, and on, back to 0, as they have seen that all have.
-  const auto count = static_cast<uint32_t>(2 * parts - 1);
-  if (thread == 0) {
-    __threadfence();
-    atomicInc(counter, count);
-    while (*static_cast<volatile uint32_t*>(counter) < static_cast<uint32_t>(parts)) __nanosleep(32);
-    __threadfence();
-    atomicInc(counter, count);
-  }
-  ptx::named_barrier(1 + warpgroup, 128);
-  // So many chunks of a part are on their way at once as registers allow.
-  constexpr int kTokensAtOnce = kTight ? 0 : lean(kTile) ? 8 : kTile.tokens <= 96 ? 96 : 64;
-  constexpr int kAtOnce = kTokensAtOnce < kPieces * 8 ? 1 : kTokensAtOnce / (kPieces * 8);
-#pragma unroll 1
-  for (int index = 0; index < parts; ++index) {
-    if (index == me && !in_turn) continue;
-    const float4* const in = part(index);
-#pragma unroll
-    for (int begin = 0; begin < kChunks; begin += kAtOnce) {
-      constexpr int kMost = kAtOnce * kPieces;
-      float4 v[kMost];
-#pragma unroll
-      for (int j = 0; j < kMost; ++j) {
-        const int chunk = begin + j / kPieces;
-        if (chunk < kChunks && (mine >> chunk & 1) != 0) v[j] = ptx::load_global_cg(in + (begin * kPieces + j) * 128);
-      }
-#pragma unroll
-      for (int j = 0; j < kMost; ++j) {
-        const int chunk = begin + j / kPieces;
-        if (chunk < kChunks && (mine >> chunk & 1) != 0) {
-          float* const own = &acc[4 * (begin * kPieces + j)];
-          own[0] += v[j].x;
-          own[1] += v[j].y;
-          own[2] += v[j].z;
-          own[3] += v[j].w;
-        }
-      }
-    }
-  }
-  return mine;
-}
+};
 
 // The blocks of a cluster that hold parts of one tile give each other the sums of the tokens that the other stores,
-// and add what they receive in order of k. Returns the chunks that this block stores. The ring is free: this tile was
-// the block's only work.
+// and add what they receive in order of k. Returns the chunks that this block stores. Parts arrive where the ring was:
+// this tile was the block's only work.
 template <Operand kOperand, Tile kTile>
 __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p,
                                                    float (&acc)[kTile.row_blocks][kTile.tokens / 2],
@@ -273,28 +247,36 @@ __device__ __forceinline__ uint32_t exchange_parts(const KernelParams& p,
   const auto place = [&](int b, int part, int chunk) {
     return static_cast<uint32_t>((b * splits + part) * most + chunk) * (kChunkBlocks * kRow);
   };
-  ptx::cluster_sync();  // everybody's ring is free
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  ptx::cluster_wait();  // all have set up their barriers: see run()
+  if (lane < splits && lane != me)
+    ptx::mbarrier_arrive_remote(pipe.free_bar(), static_cast<uint32_t>(lane) * kCluster + rank);
+  uint32_t mask = 0;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) mask |= chunk_owner(kTile, chunk, splits) == me ? 1u << chunk : 0;
+  if (threadIdx.x == 0)
+    ptx::mbarrier_expect(pipe.parts_bar(), __popc(mask) * (splits - 1) * kRowBlocks * kChunkBlocks * kRow);
+  ptx::mbarrier_wait(pipe.free_bar(), 0);
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     const int owner = chunk_owner(kTile, chunk, splits);
     if (owner == me) continue;
-    const uint32_t remote = ptx::map_to_rank(mine, static_cast<uint32_t>(owner) * kCluster + rank);
+    const uint32_t to = static_cast<uint32_t>(owner) * kCluster + rank;
+    const uint32_t remote = ptx::map_to_rank(mine, to), bar = ptx::map_to_rank(pipe.parts_bar(), to);
     const int index = chunk - first_chunk(kTile, owner, splits);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) {
 #pragma unroll
       for (int j = 0; j < kChunkBlocks; ++j) {
         const float* v = &acc[b][(chunk * kChunkBlocks + j) * 4];
-        ptx::store_cluster_16(remote + place(b, me, index) + j * kRow, v[0], v[1], v[2], v[3]);
+        ptx::store_async_16(remote + place(b, me, index) + j * kRow, bar, v[0], v[1], v[2], v[3]);
       }
     }
   }
-  ptx::cluster_sync();  // everything has arrived
-  uint32_t mask = 0;
+  ptx::mbarrier_wait(pipe.parts_bar(), 0);
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     if (chunk_owner(kTile, chunk, splits) != me) continue;
-    mask |= 1u << chunk;
     const int index = chunk - first_chunk(kTile, me, splits);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) {

@@ -51,7 +51,7 @@ struct Ring {
   static constexpr int kSharedBytes = fixed_bytes(kTile) + kRingBytes;
   static constexpr int kBlocks = kConsumers * kRowBlocks;  // of 64 rows in this thread block
   static_assert((kSharedBytes + 1024) * kTile.blocks_per_sm <= 228 * 1024);
-  static_assert(kStages >= 3 && kStages * 16 + kConsumers * 4 <= 512);
+  static_assert(kStages >= 3 && kStages * 16 + 16 + kConsumers * 4 <= 512);
   static_assert(kConsumers == 1 || kConsumers * consumer_registers(kTile) + producer_registers(kTile) <=
                                        (kConsumers + 1) * entry_registers(kConsumers));
 
@@ -86,6 +86,11 @@ struct Ring {
     uint32_t parity = 0;
     __device__ uint32_t full_bar() const { return full + stage * 8; }
     __device__ uint32_t empty_bar() const { return empty + stage * 8; }
+    // Of exchange_parts(): that the others' rings are free, and that their parts have arrived.
+    __device__ uint32_t free_bar() const { return empty + kStages * 8; }
+    __device__ uint32_t parts_bar() const { return empty + kStages * 8 + 8; }
+    // Of Parts.
+    __device__ uint32_t flag(int warpgroup) const { return empty + kStages * 8 + 16 + warpgroup * 4; }
     __device__ uint32_t data() const { return ring + stage * kStageBytes; }
     __device__ void advance() {
       if (++stage == kStages) {

@@ -92,9 +92,9 @@ Schedule make_schedule(const Problem& problem, const Config& config, const Devic
   const int tiles = s.tiles();
   if (config.splits > 1) {
     const int splits = std::min<int>(config.splits, s.k_iterations);
-    cut(s, tiles, tiles * splits);
     if (config.exchange && splits > 1 && can_exchange(tile, splits)) s.exchange = splits;
-  } else if (config.splits == 0 && tiles % room != 0) {
+    if (s.exchange > 1 || can_join(tile)) cut(s, tiles, tiles * splits);
+  } else if (config.splits == 0 && can_join(tile) && tiles % room != 0) {
     // Whole waves first stay whole, but for one: a share is then between one and two tiles' worth.
     const int rest = tiles < room ? tiles : tiles % room + room;
     const int iterations = rest * s.k_iterations;

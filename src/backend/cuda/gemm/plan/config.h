@@ -195,11 +195,10 @@ constexpr int owned_chunks(const Tile& t, int splits) { return (chunks(t) + spli
 constexpr int exchange_bytes(const Tile& t, int splits) {
   return t.rows() * owned_chunks(t, splits) * staging_tokens(t) * splits * 4;
 }
-// Whether blocks can each add up a slice of a cut tile: only whole chunks are stored. (Registers: with three
-// warpgroups, two blocks of rows or two halves there are none left for it.)
-constexpr bool can_slice(const Tile& t) {
-  return chunks(t) > 1 && t.warpgroups < 3 && t.row_blocks == 1 && halves(t) == 1;
-}
+// Whether parts of a tile can meet in global memory: the widest has no registers left for it.
+constexpr bool can_join(const Tile& t) { return t.tokens <= 288; }
+// Whether each of them can then add up a slice of the tile: only whole chunks are stored.
+constexpr bool can_slice(const Tile& t) { return can_join(t) && chunks(t) > 1; }
 inline constexpr int kMaxCluster = 8;
 constexpr bool can_exchange(const Tile& t, int splits) {
   return splits > 1 && splits * t.cluster <= kMaxCluster && exchange_bytes(t, splits) <= stages(t) * stage_bytes(t);

@@ -97,8 +97,8 @@ double predict_us(const TimeModel& model, const Problem& problem, const Config& 
               kilobytes * (model.exchange_us_kb * ends + kTurnMicroseconds * (ends - 1));
   } else if (cut) {
     const double parts = static_cast<double>(s.shares) / s.split_tiles;
-    // Of its sums a part writes all but a slice, and reads as much; or one block reads all parts.
-    const double passed = s.sliced ? 2 * (parts - 1) / parts : parts > 2 ? parts + 1 : 1.5;
+    // Of its sums a part writes all but a slice, and reads as much; or one block reads all of the others.
+    const double passed = s.sliced ? 2 * (parts - 1) / parts : parts;
     joining = model.split_us + model.split_us_part * (parts - 2) + model.split_us_kb * kilobytes * passed;
   }
   return model.launch_us + overlapped + joining;

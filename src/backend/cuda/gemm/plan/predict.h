@@ -57,7 +57,9 @@ void for_each_tile(const Problem& problem, const Visit& visit) {
 
 // Whether a tile's parts are worth joining in global memory. Three warpgroups' tiles, which one block adds up, gained
 // by it in FP16 only where power is the limit, and cost a prompt of 320 tokens 4 %.
-constexpr bool joins_in_memory(const Tile& tile, Mode mode) { return tile.warpgroups < 3 || !reads_lower(mode); }
+constexpr bool joins_in_memory(const Tile& tile, Mode mode) {
+  return can_join(tile) && (tile.warpgroups < 3 || !reads_lower(mode));
+}
 
 // Every configuration worth considering for a problem, in no order.
 template <typename Visit>

@@ -20,9 +20,9 @@ struct KernelParams {
   const float* row_scale;    // [n] or null (1)
   const float* bias;         // [n] or null (0)
   const float* token_scale;  // [m] or null (1)
-  float* partials;     // zero between launches,
-  uint32_t* counters;  // as these
-  uint32_t* peaks;  // of rows of d (row_peaks.h), or null; only with bulk_stores and swiglu
+  float* partials;           // zero between launches,
+  uint32_t* counters;        // as these
+  uint32_t* peaks;           // of rows of d (row_peaks.h), or null; only with bulk_stores and swiglu
   int64_t ldd;
   int64_t ldr;
   float weight_scale;  // on every output: 2^-8 where upper bytes stand alone

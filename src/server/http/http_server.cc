@@ -204,7 +204,11 @@ std::string Server::url() const {
   return "http://" + authority(reached);
 }
 
-bool Server::on_loopback() const { return impl_->endpoint.address().is_loopback(); }
+bool Server::on_loopback() const {
+  const asio::ip::address address = impl_->endpoint.address();
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address.is_loopback();
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
+}
 
 void Server::stop_accepting() {
   impl_->draining = true;

@@ -556,9 +556,10 @@ TEST(HttpServerListen, TakesAddressesInAllSpellings) {
     const char* reached;
     bool loopback;
   };
-  for (const Case& one : {Case{"127.0.0.1", "127.0.0.1", true}, Case{"LOCALHOST", "127.0.0.1", true},
-                          Case{"0.0.0.0", "127.0.0.1", false}, Case{"[::1]", "[::1]", true}, Case{"::1", "[::1]", true},
-                          Case{"0:0:0:0:0:0:0:1", "[::1]", true}, Case{"::", "[::1]", false}}) {
+  for (const Case& one :
+       {Case{"127.0.0.1", "127.0.0.1", true}, Case{"LOCALHOST", "127.0.0.1", true}, Case{"0.0.0.0", "127.0.0.1", false},
+        Case{"[::1]", "[::1]", true}, Case{"::1", "[::1]", true}, Case{"0:0:0:0:0:0:0:1", "[::1]", true},
+        Case{"::", "[::1]", false}, Case{"::ffff:127.0.0.1", "[::ffff:127.0.0.1]", true}}) {
     ServerOptions options;
     options.host = one.host;
     options.port = 0;

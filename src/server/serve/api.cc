@@ -56,6 +56,8 @@ std::string_view host_name(std::string_view host) {
 bool is_loopback(std::string_view name) {
   constexpr std::string_view kLocal = "localhost";
   if (name.ends_with('.')) name.remove_suffix(1);
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address as an IPv6 one
+  if (http::equal_ignoring_case(name.substr(0, kMapped.size()), kMapped)) name.remove_prefix(kMapped.size());
   if (name.size() > kLocal.size() && name[name.size() - kLocal.size() - 1] == '.') {
     name.remove_prefix(name.size() - kLocal.size());  // RFC 6761: all names below it too
   }

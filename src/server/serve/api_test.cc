@@ -759,8 +759,8 @@ TEST_F(ApiTest, OnlyOurNamesInHost) {
   ApiOptions options;
   start(options);
   api_->set_loopback(true);
-  for (const char* host :
-       {"localhost", "localhost:8000", "127.0.0.1:8000", "127.3.2.1", "[::1]:8000", "a.localhost:1"}) {
+  for (const char* host : {"localhost", "localhost:8000", "127.0.0.1:8000", "127.3.2.1", "[::1]:8000",
+                           "[::ffff:127.0.0.1]:8000", "a.localhost:1"}) {
     EXPECT_EQ(send("GET", "/health", "", {{"Host", host}})->head.status, 200) << host;
   }
   for (const char* host : {"evil.example", "evil.example:8000", "127.0.0.1.evil.example", "notlocalhost", "[::2]:1",

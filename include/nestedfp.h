@@ -109,8 +109,8 @@ NFP_API const char* nfp_gpu_name(const nfp_gpu* gpu);
 NFP_API nfp_status nfp_gpu_read_choices(nfp_gpu* gpu, const char* file);
 
 /* Memory that the products of one stream share: device, 256-byte aligned, zero before the first product (which every
- * product leaves so). Parts of a product wait for each other: whatever workspaces they
- * have, products of one stream at a time may be under way on a device. */
+ * product leaves so). Parts of a product wait for each other: whatever workspaces they have, products of one stream at
+ * a time may be under way on a device. */
 NFP_API size_t nfp_gpu_workspace_bytes(void);
 
 /* What nesting on the device found, written to device memory by nfp_gpu_nest. */

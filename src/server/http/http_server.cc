@@ -27,7 +27,18 @@ std::string authority(const tcp::endpoint& endpoint) {
   return fmt::format("{}:{}", endpoint.address().is_v6() ? "[" + address + "]" : address, endpoint.port());
 }
 
+bool is_loopback(const asio::ip::address& address) {
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address.is_loopback();
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
+}
+
 }  // namespace
+
+bool is_loopback_address(std::string_view text) {
+  error_code no_address;
+  const asio::ip::address address = asio::ip::make_address(text, no_address);
+  return !no_address && is_loopback(address);
+}
 
 IoLoop::~IoLoop() {
   std::vector<std::function<void()>> left;
@@ -204,11 +215,7 @@ std::string Server::url() const {
   return "http://" + authority(reached);
 }
 
-bool Server::on_loopback() const {
-  const asio::ip::address address = impl_->endpoint.address();
-  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address.is_loopback();
-  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
-}
+bool Server::on_loopback() const { return is_loopback(impl_->endpoint.address()); }
 
 void Server::stop_accepting() {
   impl_->draining = true;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 #include "server/http/http.h"
@@ -36,6 +37,9 @@ struct ServerStats {
   uint64_t slow_readers_cut = 0;  // streams cut off at max_stream_buffer or write_timeout
   uint64_t request_bytes = 0;     // held now, of max_request_bytes
 };
+
+// An address of this machine that nobody else reaches, in any spelling: an IPv4 address as an IPv6 one, too.
+bool is_loopback_address(std::string_view text);
 
 class Server {
  public:

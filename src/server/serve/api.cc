@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/log.h"
+#include "server/http/http_server.h"
 #include "server/serve/api_call.h"
 #include "server/serve/demo_load.h"
 #include "server/serve/embedded.h"
@@ -56,13 +57,12 @@ std::string_view host_name(std::string_view host) {
 bool is_loopback(std::string_view name) {
   constexpr std::string_view kLocal = "localhost";
   if (name.ends_with('.')) name.remove_suffix(1);
-  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address as an IPv6 one
-  if (http::equal_ignoring_case(name.substr(0, kMapped.size()), kMapped)) name.remove_prefix(kMapped.size());
   if (name.size() > kLocal.size() && name[name.size() - kLocal.size() - 1] == '.') {
     name.remove_prefix(name.size() - kLocal.size());  // RFC 6761: all names below it too
   }
+  // (Also "127.1", which tools take for an address and no parser does.)
   const bool v4 = name.starts_with("127.") && name.find_first_not_of("0123456789.") == std::string_view::npos;
-  return v4 || name == "::1" || http::equal_ignoring_case(name, kLocal);
+  return v4 || http::is_loopback_address(name) || http::equal_ignoring_case(name, kLocal);
 }
 
 bool has_body(const http::Request& request) {

@@ -760,11 +760,11 @@ TEST_F(ApiTest, OnlyOurNamesInHost) {
   start(options);
   api_->set_loopback(true);
   for (const char* host : {"localhost", "localhost:8000", "127.0.0.1:8000", "127.3.2.1", "[::1]:8000",
-                           "[::ffff:127.0.0.1]:8000", "a.localhost:1"}) {
+                           "[::ffff:127.0.0.1]:8000", "[::ffff:7f00:1]", "a.localhost:1"}) {
     EXPECT_EQ(send("GET", "/health", "", {{"Host", host}})->head.status, 200) << host;
   }
   for (const char* host : {"evil.example", "evil.example:8000", "127.0.0.1.evil.example", "notlocalhost", "[::2]:1",
-                           "localhost.evil.example:8000"}) {
+                           "localhost.evil.example:8000", "[::ffff:localhost]", "[::ffff:10.0.0.1]:8000"}) {
     EXPECT_EQ(send("GET", "/health", "", {{"Host", host}})->head.status, 403) << host;
   }
   options.allowed_hosts = {"a.example"};

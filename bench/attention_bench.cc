@@ -5,6 +5,7 @@
 //   attention_bench served     as in steps of many prompts of 1024, and in their answers
 //   attention_bench prompts    prefill for so long that power counts, with the clock and the power
 //   attention_bench cuts       where spans of warps beat spans of blocks
+//   attention_bench memory     how it matters where the cache lies: blocks in order or shuffled, few copies or many
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -32,6 +33,8 @@ struct Case {
   DecodeCut cut = DecodeCut::kAuto;
   bool ragged = false;  // contexts from a quarter of `context` to all of it
   int replays = 7;
+  bool in_order = false;  // a sequence's blocks, as a fresh block manager hands them out; else shuffled
+  size_t cache_mb = 160;  // that the calls read in turn, at least
 };
 
 std::vector<int32_t> contexts_of(const Case& c) {
@@ -58,10 +61,9 @@ std::vector<uint16_t> small_numbers(bool e4m3) {
 // power, and with it the clock, is a little kinder to it than to a trained model's.
 double time_case(const Case& c) {
   constexpr int kBlock = 16;
-  constexpr size_t kL2 = size_t{160} << 20;
   const int width = (c.context + kBlock - 1) / kBlock;
   const size_t cache = size_t{2} * c.sequences * width * kBlock * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);
-  const int copies = static_cast<int>(std::clamp<size_t>(kL2 / cache + 1, 1, 64));
+  const int copies = static_cast<int>(std::clamp<size_t>((c.cache_mb << 20) / cache + 1, 1, 512));
   const int calls = std::max(copies, c.queries == 1 ? 16 : 2);
   const size_t tokens = static_cast<size_t>(c.sequences) * c.queries;
   const size_t q_stride = static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim;
@@ -85,7 +87,7 @@ double time_case(const Case& c) {
   std::vector<int32_t> starts, blocks(static_cast<size_t>(c.sequences) * width);
   for (int s = 0; s <= c.sequences; ++s) starts.push_back(s * c.queries);
   for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<int32_t>(i);
-  for (size_t i = blocks.size() - 1; i > 0; --i) {
+  for (size_t i = blocks.size() - 1; i > 0 && !c.in_order; --i) {
     state = state * 1664525u + 1013904223u;
     std::swap(blocks[i], blocks[(uint64_t{state} * (i + 1)) >> 32]);
   }
@@ -138,10 +140,12 @@ void report(const Case& c) {
       4.0 * c.sequences * c.heads * c.head_dim * (c.queries * (c.context - c.queries + (c.queries + 1) / 2.0));
   std::printf(
       "{\"kernel\": \"%s\", \"sequences\": %d, \"queries\": %d, \"context\": %d, \"heads\": %d, \"kv_heads\": %d, "
-      "\"head_dim\": %d, \"cache\": \"%s\", \"deterministic\": %s, \"ragged\": %s, \"cut\": \"%s\", \"us\": %.2f, "
+      "\"head_dim\": %d, \"cache\": \"%s\", \"in_order\": %s, \"cache_mb\": %zu, \"deterministic\": %s, \"ragged\": "
+      "%s, \"cut\": \"%s\", \"us\": %.2f, "
       "\"%s\": %.1f}\n",
       c.queries == 1 ? "decode" : "prefill", c.sequences, c.queries, c.context, c.heads, c.kv_heads, c.head_dim,
-      c.e4m3 ? "e4m3" : "f16", c.deterministic ? "true" : "false", c.ragged ? "true" : "false",
+      c.e4m3 ? "e4m3" : "f16", c.in_order ? "true" : "false", c.cache_mb, c.deterministic ? "true" : "false",
+      c.ragged ? "true" : "false",
       c.cut == DecodeCut::kAuto    ? "auto"
       : c.cut == DecodeCut::kWarps ? "warps"
                                    : "blocks",
@@ -166,6 +170,20 @@ int main(int argc, char** argv) {
             report({batch, 1, context, 9, 3, 64, false, false, cut, true});
             report({batch, 1, context, 16, 4, 256, false, false, cut, true});
           }
+        }
+      }
+    }
+    return 0;
+  }
+  if (argc == 2 && std::strcmp(argv[1], "memory") == 0) {
+    for (const auto& [batch, context] :
+         {std::pair{16, 1024}, {32, 176}, {32, 1024}, {64, 176}, {64, 1024}, {64, 1032}, {128, 176}, {256, 176}}) {
+      for (const size_t cache_mb : {size_t{160}, size_t{1000}, size_t{20000}}) {
+        for (const bool in_order : {false, true}) {
+          nfp::cuda::Case c{batch, 1, context, 32, 8, 128, false};
+          c.in_order = in_order;
+          c.cache_mb = cache_mb;
+          report(c);
         }
       }
     }

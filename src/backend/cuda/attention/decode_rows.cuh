@@ -34,6 +34,67 @@ struct PieceExchange {
       }
     }
   }
+  // What this lane adds of a piece, where there are registers for all of it while a tile is summed: it is asked for
+  // before a row's last tile, as one journey to the L2 after another would end the kernel late.
+  static constexpr bool kLooksAhead = kHalves == 1 && kDim <= 128;
+  struct Piece {
+    float2 top[2] = {}, sum[2][kDim / 16] = {};
+  };
+  __device__ __forceinline__ void look_at(Piece& piece) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (State::head(0, j) >= group) continue;
+      piece.top[j] = look(top(State::head(0, j)));
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) piece.sum[j][i] = look(sums(State::head(0, j), i));
+    }
+  }
+  __device__ __forceinline__ bool is_there(const Piece& piece) const {
+    bool all = true;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (State::head(0, j) >= group) continue;
+      all = all && arrived(piece.top[j]);
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) all = all && arrived(piece.sum[j][i]);
+    }
+    return all;
+  }
+
+  // Sums of head j + 8h to a base that suits both; returns what those of `other` are multiplied by, and in `mine` what
+  // the state's own are.
+  static __device__ __forceinline__ float meet(State& state, float (&total)[kHalves][2], int h, int j, float2 other,
+                                               float& mine) {
+    const float largest = fmaxf(state.base[h][j], other.x), base = finite_base(largest);
+    mine = exp2_fast(state.base[h][j] - base);
+    const float theirs = exp2_fast(other.x - base);
+    state.base[h][j] = largest;
+    total[h][j] = total[h][j] * mine + other.y * theirs;
+    return theirs;
+  }
+  static __device__ __forceinline__ void add(float (&o)[4], int j, float mine, float2 v, float theirs) {
+    o[j] = o[j] * mine + v.x * theirs;
+    o[j + 2] = o[j + 2] * mine + v.y * theirs;
+  }
+
+  // `piece`: of look_at(), or nothing yet.
+  __device__ __forceinline__ void add_to(State& state, float (&total)[kHalves][2], Piece& piece) const {
+    static_assert(kLooksAhead);
+    while (!is_there(piece)) look_at(piece);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int head = State::head(0, j);
+      if (head >= group) continue;
+      float mine;
+      const float theirs = meet(state, total, 0, j, piece.top[j], mine);
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) {
+        take_back(sums(head, i));
+        add(state.o[0][i], j, mine, piece.sum[j][i], theirs);
+      }
+    }
+    take_tops_back();
+  }
   __device__ __forceinline__ void add_to(State& state, float (&total)[kHalves][2]) const {
     constexpr int kAtOnce = kDim == 128 ? 8 : 4;
 #pragma unroll
@@ -42,24 +103,22 @@ struct PieceExchange {
       for (int j = 0; j < 2; ++j) {
         const int head = State::head(h, j);
         if (head >= group) continue;
-        const float2 other_top = wait_for<1>([&](int) { return top(head); })[0];
-        const float largest = fmaxf(state.base[h][j], other_top.x), base = finite_base(largest);
-        const float mine = exp2_fast(state.base[h][j] - base), other = exp2_fast(other_top.x - base);
-        state.base[h][j] = largest;
-        total[h][j] = total[h][j] * mine + other_top.y * other;
+        float mine;
+        const float theirs = meet(state, total, h, j, wait_for<1>([&](int) { return top(head); })[0], mine);
 #pragma unroll
         for (int first = 0; first < kDim / 16; first += kAtOnce) {
           const Numbers<kAtOnce> v = wait_for<kAtOnce>([&](int i) { return sums(head, first + i); });
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
             take_back(sums(head, first + i));
-            float(&o)[4] = state.o[h][first + i];
-            o[j] = o[j] * mine + v[i].x * other;
-            o[j + 2] = o[j + 2] * mine + v[i].y * other;
+            add(state.o[h][first + i], j, mine, v[i], theirs);
           }
         }
       }
     }
+    take_tops_back();
+  }
+  __device__ __forceinline__ void take_tops_back() const {
     __syncwarp();  // all lanes have read the tops
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
@@ -141,9 +200,17 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
       if (p.rotation.cos_sin != nullptr) rotate_queries<kDim, kHalves, kE4m3>(p, walk.context, state.q);
     }
     state.clear();
+    using Exchange = PieceExchange<kDim, kHalves, kE4m3>;
+    const auto exchange = [&](int of) { return Exchange{p.exchange + int64_t{of} * Layout::kSlotFloats, p.a.group}; };
+    // (Where nothing is looked for ahead, it is no more than a name.)
+    [[maybe_unused]] typename Exchange::Piece next_piece;
 #pragma unroll 1
-    for (int tile = walk.begin; tile < walk.end; ++tile)
+    for (int tile = walk.begin; tile < walk.end; ++tile) {
+      if constexpr (Exchange::kLooksAhead) {
+        if (tile == walk.end - 1 && walk.begin == 0 && walk.end < walk.tiles) exchange(unit + 1).look_at(next_piece);
+      }
       add_next<Layout::kStages>(p, walk, tile, ring, state, loader, stage);
+    }
     following = walk;
     following.next(p);
     if (!following.done) state.load_q(p, p.a.query_start[following.sequence], following.head);
@@ -154,14 +221,19 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
       for (int j = 0; j < 2; ++j) total[h][j] = column_sum(state.sum[h][j]);
     }
 
-    using Exchange = PieceExchange<kDim, kHalves, kE4m3>;
     if (walk.begin > 0) {
-      Exchange{p.exchange + int64_t{unit} * Layout::kSlotFloats, p.a.group}.give(state, total);
+      exchange(unit).give(state, total);
       continue;
     }
     const int last_unit = (walk.row_start + walk.tiles - 1) / span;
-    for (int other = unit + 1; other <= last_unit; ++other)
-      Exchange{p.exchange + int64_t{other} * Layout::kSlotFloats, p.a.group}.add_to(state, total);
+    for (int other = unit + 1; other <= last_unit; ++other) {
+      if constexpr (Exchange::kLooksAhead) {
+        exchange(other).add_to(state, total, next_piece);
+        next_piece = {};
+      } else {
+        exchange(other).add_to(state, total);
+      }
+    }
     store_row(p, walk, state, total);
   }
   clear_keyless(p, unit, busy, static_cast<int>(threadIdx.x) % 32, 32);

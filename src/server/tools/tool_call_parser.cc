@@ -223,7 +223,8 @@ class Llama3JsonParser final : public ToolCallParser {
 class MistralParser final : public ToolCallParser {
  public:
   // `forced`: the answer starts inside the list.
-  explicit MistralParser(bool forced = false) : where_(forced ? Where::kOpening : Where::kText) {}
+  explicit MistralParser(bool forced = false)
+      : where_(forced ? Where::kOpening : Where::kText), opening_(forced ? "" : kMarker) {}
 
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
     for (const char c : text) take(c, events);
@@ -232,8 +233,10 @@ class MistralParser final : public ToolCallParser {
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) release(0, events);
     if (cut) return;
-    if (where_ == Where::kName) add_text(std::string(kMarker) + space_ + held_, events);
-    if (where_ == Where::kObject && !reader_.committed()) add_text(reader_.raw(), events);
+    if (where_ == Where::kName) add_text(opening_ + held_, events);
+    if (where_ == Where::kObject && !reader_.committed()) not_a_call(reader_.raw(), events);
+    // Behind calls it is what separates them.
+    if (where_ == Where::kOpening || (where_ == Where::kBetween && !called_)) not_a_call("", events);
   }
 
  private:
@@ -251,15 +254,17 @@ class MistralParser final : public ToolCallParser {
         held_ += c;
         if (c == ']' && held_.ends_with(kMarker)) {
           release(kMarker.size(), events);
-          held_.clear();
-          space_.clear();
+          opening_ = std::exchange(held_, {});
+          between_.clear();
+          called_ = false;
           where_ = Where::kOpening;
         }
         return;
       case Where::kOpening:
         if (is_space(c)) {
-          space_ += c;
+          opening_ += c;
         } else if (c == '[') {
+          opening_ += c;
           where_ = Where::kBetween;
         } else if (c == '{') {
           start_object(c, events);
@@ -288,14 +293,11 @@ class MistralParser final : public ToolCallParser {
         return;
       case Where::kObject: {
         const auto state = reader_.feed(c, events);
-        if (state == JsonCallScanner::State::kDone) {
-          where_ = Where::kBetween;
-          if (!reader_.committed()) add_text(reader_.raw(), events);
-        } else if (state == JsonCallScanner::State::kBroken) {
-          if (!reader_.committed()) add_text(reader_.raw(), events);
-          where_ = Where::kText;
-          held_.clear();
-        }
+        if (state == JsonCallScanner::State::kOpen) return;
+        where_ = state == JsonCallScanner::State::kDone && reader_.committed() ? Where::kBetween : Where::kText;
+        if (!reader_.committed()) return not_a_call(reader_.raw(), events);
+        called_ = true;
+        between_.clear();
         return;
       }
       case Where::kBetween:
@@ -303,10 +305,20 @@ class MistralParser final : public ToolCallParser {
           start_object(c, events);
         } else if (c == ']') {
           where_ = Where::kText;
-          held_.clear();
+        } else if (is_space(c) || c == ',') {
+          between_ += c;
+        } else {  // the model forgot to close the list
+          where_ = Where::kText;
+          not_a_call("", events);
+          take(c, events);
         }
         return;
     }
+  }
+
+  // Text from the mark on, or from the last call.
+  void not_a_call(std::string_view text, std::vector<ToolEvent>* events) {
+    add_text((called_ ? std::string() : opening_) + between_ + std::string(text), events);
   }
 
   void start_object(char c, std::vector<ToolEvent>* events) {
@@ -336,7 +348,9 @@ class MistralParser final : public ToolCallParser {
 
   Where where_;
   std::string held_;
-  std::string space_;  // behind the mark
+  std::string opening_;  // the mark, and what came behind it before an object or a name
+  std::string between_;  // of a list, since the last call
+  bool called_ = false;  // since the mark
   CallReader reader_;
   int depth_ = 0;
   bool quoted_ = false;

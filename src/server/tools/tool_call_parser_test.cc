@@ -100,6 +100,20 @@ TEST(ToolCallParser, Mistral) {
   expect(f, "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\":\"g\",\"arguments\":{}}]",
          {"", {{"f", "{\"x\": 1}"}, {"g", "{}"}}});
   expect(f, "[TOOL_CALLS]f{\"x\": \"}\"}[TOOL_CALLS]g[ARGS]{}", {"", {{"f", "{\"x\": \"}\"}"}, {"g", "{}"}}});
+  const std::string call = "{\"name\": \"f\", \"arguments\": {}}";
+  expect(f, "[TOOL_CALLS] [" + call + "] B.", {" B.", {{"f", "{}"}}});
+  // A list that is not closed.
+  expect(f, "A.[TOOL_CALLS] [" + call + ", ", {"A.", {{"f", "{}"}}});
+  expect(f, "A.[TOOL_CALLS] [" + call + "\nB.", {"A.\nB.", {{"f", "{}"}}});
+  expect(f, "[TOOL_CALLS]" + call + " B. [TOOL_CALLS] [" + call + "]", {" B. ", {{"f", "{}"}, {"f", "{}"}}});
+  // No calls.
+  for (const std::string text :
+       {"[TOOL_CALLS]", "[TOOL_CALLS] ", "[TOOL_CALLS] [", "[TOOL_CALLS] [ ,", "[TOOL_CALLS] [none]",
+        "[TOOL_CALLS] [{\"x\": 1}]", "[TOOL_CALLS]{\"x\": 1} B.", "[TOOL_CALLS] [{x}] B.", "[TOOL_CALLS] [{\"na",
+        "[TOOL_CALLS] words", "[TOOL_CALLS] [[TOOL_CALLS]"}) {
+    expect(f, text, {text, {}});
+  }
+  expect(f, "[TOOL_CALLS] [" + call + ", {\"x\": 1}] B.", {", {\"x\": 1}] B.", {{"f", "{}"}}});
 }
 
 TEST(ToolCallParser, ForcedCalls) {

@@ -1,5 +1,6 @@
 """What the plugin refuses, and that it says so before weights are read. Needs no GPU; some of it needs vLLM."""
 
+import dataclasses
 import json
 import os
 import struct
@@ -203,10 +204,12 @@ class LowerBytes(unittest.TestCase):
             self.assertEqual((set(names[:2]), names[2:]), ({"a.weight", "b.weight"}, ["a.weight_lower"]))
 
 
-def configuration(settings=None, moe=False, data_parallel=1, executor=None, ubatching=False):
+def configuration(settings=None, moe=False, data_parallel=1, executor=None, ubatching=False,
+                  scheduler="nestedfp.vllm.scheduler.Scheduler"):
     parallel = SimpleNamespace(use_ubatching=ubatching, data_parallel_size=data_parallel,
                                distributed_executor_backend=executor)
     return SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(is_moe=moe),
+                           scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
                            additional_config={"nestedfp": settings or {}})
 
 
@@ -227,15 +230,18 @@ class PrecisionPerStep(unittest.TestCase):
         from nestedfp.vllm.worker import Worker
 
         made = Worker.__new__(Worker)
-        made.vllm_config = configuration(ubatching=True)
-        made.vllm_config.model_config.quantization = "nestedfp"
-        with self.assertRaisesRegex(ValueError, "--enable-dbo"):
-            made.init_device()
+        for bad, option in ((configuration(ubatching=True), "--enable-dbo"),
+                            (configuration(scheduler=None), "--scheduler-cls nestedfp.vllm.scheduler.Scheduler")):
+            made.vllm_config = bad
+            made.vllm_config.model_config.quantization = "nestedfp"
+            with self.assertRaisesRegex(ValueError, option):
+                made.init_device()
 
     @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
     def test_their_names_are_vllm_s(self):
-        from vllm.config import ModelConfig, ParallelConfig
+        from vllm.config import ModelConfig, ParallelConfig, SchedulerConfig
 
+        self.assertIn("scheduler_cls", {field.name for field in dataclasses.fields(SchedulerConfig)})
         parallel = ParallelConfig()
         self.assertEqual((parallel.use_ubatching, parallel.data_parallel_size), (False, 1))
         self.assertTrue(ParallelConfig(enable_dbo=True, all2all_backend="deepep_low_latency").use_ubatching)

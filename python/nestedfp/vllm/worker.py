@@ -25,6 +25,7 @@ from .spent import seconds, spent
 logger = init_logger("vllm.nestedfp")
 
 SECOND_SET = "capturing the second set of graphs"
+NAME_A_SCHEDULER = "--scheduler-cls nestedfp.vllm.scheduler.Scheduler"
 
 
 @contextmanager
@@ -182,6 +183,8 @@ class Worker(GpuWorker):
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
         if self.vllm_config.model_config.quantization != "nestedfp":
             raise RuntimeError("nestedfp's worker is for models of --quantization nestedfp")
+        if self.vllm_config.scheduler_config.scheduler_cls is None:  # vLLM's own; what another does is seen by a step
+            raise ValueError(f"nestedfp's worker needs {NAME_A_SCHEDULER}")
         limits.check(self.vllm_config)
         _graphs_by_precision()
         result = super().init_device(*args, **kwargs)
@@ -223,5 +226,4 @@ class Worker(GpuWorker):
             if self.nestedfp_mode_log is not None:
                 self.nestedfp_mode_log.write(bytes([precision]))
         elif self.nestedfp_serving and scheduler_output.total_num_scheduled_tokens > 0:
-            raise RuntimeError("nestedfp: a step came without a precision; add --scheduler-cls "
-                               "nestedfp.vllm.scheduler.Scheduler")
+            raise RuntimeError(f"nestedfp: a step came without a precision; add {NAME_A_SCHEDULER}")

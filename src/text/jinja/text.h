@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "text/jinja/value.h"
 #include "text/unicode.h"
 
 namespace nfp::jinja {

@@ -140,9 +140,8 @@ void report(const Case& c) {
       4.0 * c.sequences * c.heads * c.head_dim * (c.queries * (c.context - c.queries + (c.queries + 1) / 2.0));
   std::printf(
       "{\"kernel\": \"%s\", \"sequences\": %d, \"queries\": %d, \"context\": %d, \"heads\": %d, \"kv_heads\": %d, "
-      "\"head_dim\": %d, \"cache\": \"%s\", \"in_order\": %s, \"cache_mb\": %zu, \"deterministic\": %s, \"ragged\": "
-      "%s, \"cut\": \"%s\", \"us\": %.2f, "
-      "\"%s\": %.1f}\n",
+      "\"head_dim\": %d, \"cache\": \"%s\", \"in_order\": %s, \"cache_mb\": %zu, \"deterministic\": %s, "
+      "\"ragged\": %s, \"cut\": \"%s\", \"us\": %.2f, \"%s\": %.1f}\n",
       c.queries == 1 ? "decode" : "prefill", c.sequences, c.queries, c.context, c.heads, c.kv_heads, c.head_dim,
       c.e4m3 ? "e4m3" : "f16", c.in_order ? "true" : "false", c.cache_mb, c.deterministic ? "true" : "false",
       c.ragged ? "true" : "false",

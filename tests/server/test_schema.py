@@ -67,10 +67,10 @@ def narrowed(document):
 
 
 def test_requests_that_are_answered(server):
-    path = os.path.join(os.environ["NFP_TEST_OUT"], "narrowed.json")
-    with open(path, "w", encoding="utf-8") as file:
+    document = os.path.join(os.environ["NFP_TEST_OUT"], "narrowed.json")
+    with open(document, "w", encoding="utf-8") as file:
         json.dump(narrowed(httpx.get(server.url + "/openapi.json").json()), file)
-    run_schemathesis(server, path, 3, "fuzzing")
+    run_schemathesis(server, document, 3, "fuzzing")
     counted = {(path, status): int(count) for path, status, count in re.findall(
         r'http_requests_total\{handler="([^"]*)",method="POST",status="(.xx)"\} (\d+)', server.metrics())}
     for path in GENERATING:

@@ -233,7 +233,7 @@ class MistralParser final : public ToolCallParser {
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) release(0, events);
     if (cut) return;
-    if (where_ == Where::kName) add_text(opening_ + held_, events);
+    if (where_ == Where::kName) not_a_call(held_, events);
     if (where_ == Where::kObject && !reader_.committed()) not_a_call(reader_.raw(), events);
     // Behind calls it is what separates them.
     if (where_ == Where::kOpening || (where_ == Where::kBetween && !called_)) not_a_call("", events);

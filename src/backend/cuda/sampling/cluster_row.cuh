@@ -15,9 +15,10 @@ namespace nfp::cuda {
 inline constexpr uint32_t kPaddingKey = 0;  // past the vocabulary
 inline constexpr uint32_t kNaNKey = 1;
 inline constexpr uint32_t kMinusInfinityKey = 0x007fffffu;
-inline constexpr uint32_t kLowestKey = kMinusInfinityKey + 1;  // of tokens with a weight
-inline constexpr int kListSize = 1024;                         // candidates that one block takes: two a thread
-inline constexpr int kMaxValues = 8;                           // of one exchange
+inline constexpr uint32_t kLowestKey = kMinusInfinityKey + 1;         // of tokens with a weight
+inline constexpr int kListSize = 1024;                                // candidates that one block takes: two a thread
+inline constexpr int kMaxValues = 8;                                  // of one exchange
+inline constexpr uint32_t kTold = kSampleBlocks * kSampleWarps / 32;  // warps' words a lane
 
 __device__ __forceinline__ uint32_t key_of(float logit) {
   const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 = 0
@@ -38,19 +39,51 @@ struct alignas(16) Told {
   double sum;
 };
 
-struct alignas(16) RowShared {
+// Tokens that are kept: keys above `key`, and of those with it the first `ties` in order of id.
+struct Kept {
+  static constexpr uint32_t kAll = 0xffffffffu;
+  uint32_t key = kNaNKey;
+  uint32_t ties = kAll;
+};
+
+// Keys from `low` on are enough to reach what is wanted, a number of tokens or their weight; keys from `high` on are
+// not; how many they are and what they weigh. `ties` as in Kept, of the key `low`. `mine`: how many of them this warp
+// has.
+struct Bracket {
+  static constexpr uint32_t kUnknown = 0xffffffffu;
+  uint32_t low, high;
+  uint32_t count_low, count_high;
+  double weight_low, weight_high;
+  uint32_t ties;
+  uint32_t mine_low, mine_high;
+  uint32_t best;  // the row's
+  double wanted;
+  // Up to the best.
+  __device__ static Bracket of(double wanted, uint32_t low, uint32_t best, uint32_t count, double weight,
+                               uint32_t ties = Kept::kAll) {
+    return {low, best + 1, count, 0, weight, 0.0, ties, kUnknown, 0, best, wanted};
+  }
+  __device__ bool is_closed() const { return high - low <= 1; }
+  __device__ bool fits_list() const { return count_low <= kListSize; }
+  __device__ bool is_narrow() const { return count_low - count_high <= kListSize; }
+};
+
+// As long as a line of shared memory, where the row's keys begin: half a line off, a draw takes 3 to 6 % longer.
+struct alignas(128) RowShared {
   SamplingRow row;
+  Bracket bracket[kSampleWarps];  // of each warp, all the same but for `mine`; kept here for want of registers
   uint64_t parts[kSampleWarps][kMaxValues];
   uint64_t mail[2][kSampleBlocks][kMaxValues];
   Told table[2][kSampleBlocks * kSampleWarps];  // of each warp of the cluster
-  uint64_t sorted[kListSize];                   // key << 32 | ~place in the list
-  uint64_t list[kListSize];                     // key << 32 | id, in order of id, in the cluster's first block
+  alignas(16) uint64_t sorted[kListSize];       // key << 32 | ~place in the list
+  alignas(16) uint64_t list[kListSize];         // key << 32 | id, in order of id, in the cluster's first block
   uint64_t arrived[2], list_arrived;            // mbarriers: of mail or table, of the list
   double scan[kSampleWarps];
-  int32_t lowest;     // for searches of one block
-  uint32_t bound[2];  // of nth_largest()
-  double target;      // kept here, and not in registers, while a search runs: top-p's weight; of the loaded row the
-  uint32_t best;      //   largest key, whether there were adjustments, and which it is
+  int32_t lowest;                  // for searches of one block
+  uint32_t bound[2];               // of nth_largest()
+  uint32_t largest[kSampleWarps];  // keys
+  double target;  // kept here, and not in registers, while a search runs: top-p's weight; of the loaded row the
+  uint32_t best;  //   largest key, whether there were adjustments, and which it is
   bool is_adjusted;
   uint32_t kept;  // of sum_up()
   int32_t index;
@@ -70,9 +103,43 @@ __device__ __forceinline__ double warp_sum(double v) {
   return v;
 }
 
+// The warp of the cluster where the running sum of the warps, sum(i) of kTold a lane, passes what is wanted: a share of
+// all of it and a number.
+struct Passed {
+  uint32_t warp = 0xffffffffu;
+  double left = 0;    // for that warp
+  uint32_t last = 0;  // that has any
+  __device__ bool is_passed() const { return warp != 0xffffffffu; }
+};
+template <typename F>
+__device__ __forceinline__ Passed where_passed(const F& sum, double share, double number, uint32_t lane) {
+  double of_lane = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kTold; ++i) of_lane += sum(i);
+  const double until = warp_scan(of_lane, lane);
+  const double wanted = share * __shfl_sync(0xffffffffu, until, 31) + number;
+  Passed p;
+  double before = __shfl_up_sync(0xffffffffu, until, 1);
+  if (lane == 0) before = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kTold; ++i) {
+    const double of_warp = sum(i);
+    if (of_warp > 0) p.last = lane * kTold + i;
+    if (!p.is_passed() && of_warp > 0 && before + of_warp > wanted) {
+      p.warp = lane * kTold + i;
+      p.left = wanted - before;
+    }
+    before += of_warp;
+  }
+  p.warp = __reduce_min_sync(0xffffffffu, p.warp);
+  p.left = __shfl_sync(0xffffffffu, p.left, (p.is_passed() ? p.warp / kTold : 0) & 31);
+  p.last = __reduce_max_sync(0xffffffffu, p.last);
+  return p;
+}
+
 struct ClusterRow {
   RowShared& shared;
-  uint32_t* keys;  // [kSampleWarps * segment], this block's
+  uint32_t* keys;  // [kSampleWarps * segment], this block's, after `shared` (none in greedy rows)
   int32_t vocab;
   int segment;
   uint32_t blocks;
@@ -96,6 +163,22 @@ struct ClusterRow {
     const int32_t first = first_id() + static_cast<int32_t>(lane) * 4;
 #pragma unroll kUnroll
     for (int i = 0; i < segment; i += kStretch) f(mine[i / 4], first + i);
+  }
+
+  // This warp's largest key, of which the row's other functions ask.
+  __device__ __forceinline__ uint32_t set_largest(uint32_t of_thread) const {
+    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, of_thread);
+    if (lane == 0) shared.largest[ptx::read_thread() / 32] = of_warp;
+    __syncwarp();
+    return of_warp;
+  }
+  __device__ __forceinline__ bool reaches(uint32_t key) const { return shared.largest[ptx::read_thread() / 32] >= key; }
+  // The warp's bracket is not in registers while a search runs.
+  __device__ __forceinline__ Bracket bracket() const { return shared.bracket[ptx::read_thread() / 32]; }
+  __device__ __forceinline__ void keep(const Bracket& b) const {
+    __syncwarp();
+    if (lane == 0) shared.bracket[ptx::read_thread() / 32] = b;
+    __syncwarp();
   }
 
   // Before anything else: the blocks' shared memory and mbarriers are there.
@@ -123,15 +206,17 @@ struct ClusterRow {
   __device__ __forceinline__ void send(uint32_t to, const uint64_t* place, uint64_t value) const {
     ptx::store_async_8(address_in(to, place), address_in(to, &shared.arrived[half()]), value);
   }
+  __device__ __forceinline__ void send_four(uint32_t to, const void* place, uint4 v) const {
+    ptx::store_async_16(address_in(to, place), address_in(to, &shared.arrived[half()]), uint64_t{v.y} << 32 | v.x,
+                        uint64_t{v.w} << 32 | v.z);
+  }
 
-  // Every thread of the cluster gets, by sum_of(), the sums over all warps of kCount parts each. They stay until the
-  // exchange after the next.
-  using Mail = const uint64_t (*)[kMaxValues];
+  // The sums over all warps of kCount parts each: lane n of every warp of the cluster gets that of part n.
   __device__ __forceinline__ void set_part(int n, double value) const {
     if (lane == 0) shared.parts[warp][n] = static_cast<uint64_t>(__double_as_longlong(value));
   }
   template <int kCount>
-  __device__ __forceinline__ Mail add_up_parts() {
+  __device__ __forceinline__ double add_up_parts() {
     static_assert(kCount <= kMaxValues);
     __syncthreads();
     if (threadIdx.x < kCount * blocks) {
@@ -143,16 +228,18 @@ struct ClusterRow {
       const double sum = (four[0] + four[1]) + (four[2] + four[3]);
       send(threadIdx.x % blocks, &shared.mail[half()][rank()][n], static_cast<uint64_t>(__double_as_longlong(sum)));
     }
-    Mail mail = shared.mail[half()];
+    const auto* mail = shared.mail[half()];
     expect(kCount * blocks * sizeof(uint64_t));
     wait();
-    return mail;
-  }
-  __device__ __forceinline__ double sum_of(Mail mail, int n) const {
     double sum = 0;
 #pragma unroll 1
-    for (uint32_t b = 0; b < blocks; ++b) sum += __longlong_as_double(static_cast<int64_t>(mail[b][n]));
+    for (uint32_t b = 0; b < blocks; ++b) sum += __longlong_as_double(static_cast<int64_t>(mail[b][lane % kMaxValues]));
     return sum;
+  }
+  __device__ __forceinline__ double sum_of(double sums, int n) const { return __shfl_sync(0xffffffffu, sums, n); }
+  // Part n of this warp as it was set, until the next are.
+  __device__ __forceinline__ double part(int n) const {
+    return __longlong_as_double(static_cast<int64_t>(shared.parts[warp][n]));
   }
 
   // The largest key and the lowest id that has it.
@@ -201,5 +288,11 @@ struct ClusterRow {
     exchanges += 0x10000;
   }
 };
+
+__device__ __forceinline__ ClusterRow make_row(RowShared& shared, const RowCut& cut, int32_t vocab) {
+  return {shared,          reinterpret_cast<uint32_t*>(&shared + 1), vocab,
+          cut.segment,     static_cast<uint32_t>(cut.blocks),        threadIdx.x / 32,
+          threadIdx.x % 32};
+}
 
 }  // namespace nfp::cuda

@@ -6,8 +6,6 @@
 namespace nfp::cuda {
 namespace {
 
-inline constexpr uint32_t kTold = kSampleBlocks * kSampleWarps / 32;  // warps' words a lane
-
 // The row's largest key, and the first warp that has it.
 struct Largest {
   uint32_t key, warp;
@@ -143,32 +141,10 @@ struct Drawn {
 // Draws in order of id given the weights of the row's warps, kTold of them a lane.
 __device__ __forceinline__ Drawn draw_from_warps(const ClusterRow& row, const double (&sum)[kTold],
                                                  const KeptWeights& weights, double u) {
-  double of_lane = 0;
-#pragma unroll
-  for (const double of_warp : sum) of_lane += of_warp;
-  const double until = warp_scan(of_lane, row.lane);
-  const double wanted = u * __shfl_sync(0xffffffffu, until, 31);
-  // The warp where the running sum passes what is wanted; the last with a weight where rounding lets it pass nowhere.
-  uint32_t at = 0xffffffffu, last = 0;
-  double before = __shfl_up_sync(0xffffffffu, until, 1);
-  if (row.lane == 0) before = 0;
-  double left = 0;
-#pragma unroll
-  for (uint32_t i = 0; i < kTold; ++i) {
-    if (sum[i] > 0) last = row.lane * kTold + i;
-    if (at == 0xffffffffu && sum[i] > 0 && before + sum[i] > wanted) {
-      at = row.lane * kTold + i;
-      left = wanted - before;
-    }
-    before += sum[i];
-  }
-  uint32_t owner = __reduce_min_sync(0xffffffffu, at);
-  left = __shfl_sync(0xffffffffu, left, (owner == 0xffffffffu ? 0 : owner / kTold) & 31);
-  last = __reduce_max_sync(0xffffffffu, last);
-  if (owner == 0xffffffffu) {
-    owner = last;
-    left = __longlong_as_double(0x7ff0000000000000ll);
-  }
+  const Passed passed = where_passed([&](uint32_t i) { return sum[i]; }, u, 0.0, row.lane);
+  // Where rounding lets the sum pass nowhere: the last with a weight.
+  const uint32_t owner = passed.is_passed() ? passed.warp : passed.last;
+  const double left = passed.is_passed() ? passed.left : __longlong_as_double(0x7ff0000000000000ll);
   return {owner, owner == row.me() ? draw_from_warp(row, left, weights) : 0};
 }
 
@@ -205,21 +181,10 @@ __device__ __forceinline__ Drawn draw_from_row(ClusterRow& row, const Kept& kept
   return draw_from_warps(row, sum, weights, u);
 }
 
-// The smallest key whose weight is at least min_p: 32 keys at a time.
+// The smallest key whose weight is at least min_p, or the best.
 __device__ __forceinline__ uint32_t lowest_key(const Weigh& weigh, float min_p, uint32_t best, uint32_t lane) {
-  uint32_t low = kMinusInfinityKey, high = best;  // not enough; enough, or the best
-  while (high - low > 1) {
-    const uint64_t span = high - low;
-    const uint32_t key = low + static_cast<uint32_t>(span * (lane + 1) / 33);
-    const bool is_enough = key > low && weigh.exact(key) >= static_cast<double>(min_p);
-    const uint32_t enough = __ballot_sync(0xffffffffu, is_enough);
-    const int first = enough != 0 ? __ffs(static_cast<int>(enough)) - 1 : 32;
-    const uint32_t new_high = __shfl_sync(0xffffffffu, key, first & 31),
-                   new_low = __shfl_sync(0xffffffffu, key, (first - 1) & 31);
-    if (first < 32) high = new_high;
-    if (first > 0) low = max(low, new_low);
-  }
-  return high;
+  return first_key(kMinusInfinityKey, best, lane,
+                   [&](uint32_t key) { return weigh.exact(key) >= static_cast<double>(min_p); });
 }
 
 // A key no larger than lowest_key()'s, and hardly smaller.
@@ -229,20 +194,20 @@ __device__ __forceinline__ uint32_t below_lowest_key(const SamplingRow& s, uint3
 }
 
 // All of what is kept, for a search within.
-__device__ __forceinline__ Bracket whole_of(ClusterRow& row, const Kept& kept, uint32_t best, const Weigh& weigh) {
+__device__ __forceinline__ Bracket whole_of(ClusterRow& row, const Kept& kept, uint32_t best, const Weigh& weigh,
+                                            float share) {
   const uint32_t next = min(kept.key + 1, best), threshold[kThresholds] = {kept.key, next, next, next};
-  const ClusterRow::Mail mail = measure<true>(row, {kMinusInfinityKey, best + 1, 0, 0}, threshold, weigh);
-  const auto count = [&](int t) { return static_cast<uint32_t>(row.sum_of(mail, t)); };
-  const auto weight = [&](int t) { return row.sum_of(mail, kThresholds + t); };
-  if (kept.ties == Kept::kAll) return {kept.key, best + 1, count(0), 0, weight(0), 0.0};
+  const double sums = measure<true>(row, best + 1, threshold, weigh);
+  const auto count = [&](int t) { return static_cast<uint32_t>(row.sum_of(sums, t)); };
+  const auto weight = [&](int t) { return row.sum_of(sums, kThresholds + t); };
+  const double all = weight(0);
+  if (kept.ties == Kept::kAll) return Bracket::of(share * all, kept.key, best, count(0), all);
+  const uint32_t count_above = count(1);
+  const double weight_above = weight(1);
   const bool is_above = kept.key < best;
-  return {kept.key,
-          best + 1,
-          (is_above ? count(1) : 0) + kept.ties,
-          0,
-          (is_above ? weight(1) : 0.0) + kept.ties * static_cast<double>(weigh(kept.key)),
-          0.0,
-          kept.ties};
+  const double weight_kept = (is_above ? weight_above : 0.0) + kept.ties * static_cast<double>(weigh(kept.key));
+  return Bracket::of(share * weight_kept, kept.key, best, (is_above ? count_above : 0) + kept.ties, weight_kept,
+                     kept.ties);
 }
 
 class Limits {
@@ -263,8 +228,7 @@ class Limits {
 
 // A token for temperature > 0. `best` is finite; `told` are the warps' largest keys and, if a total is needed, what
 // they weigh relative to those.
-__device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uint32_t largest, uint32_t best,
-                                      const Told* told) {
+__device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uint32_t best, const Told* told) {
   const Weigh weigh{logit_of(best), 1.0f / s.temperature};
   const Limits limited(s, row.vocab);
   Kept kept;
@@ -280,52 +244,54 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
     if (!limited.any()) return draw_from_warps(row, sum, {row, weigh, kept.key, kept.ties}, uniform(s.seed, s.draw));
     total = warp_sum(total);
   }
-  double target = s.top_p * total;
-  row.shared.target = target;  // every thread the same; for the list, which comes after searches that need registers
+  row.shared.target = s.top_p * total;  // every thread the same; searches need the registers
   bool is_list = row.vocab <= kListSize;
   Candidates candidates;
   if (is_list) {
-    candidates = count(row, largest, kept, weigh);
+    candidates = count(row, kept, weigh);
   } else {
-    Bracket b{kMinusInfinityKey, best + 1, static_cast<uint32_t>(row.vocab), 0, total, 0.0};
     // A bound that the warps' largest give: few tokens reach it, and in most rows they are enough.
     const uint32_t n = limited.k() ? static_cast<uint32_t>(s.top_k) : limited.p() ? row.warps() * 3 / 4 : 0;
-    bool by_weight = limited.p();
+    bool is_enough = true;
     if (n <= row.warps()) {
       kept.key = max(n > 0 ? nth_largest(row, told, n, 0) : below_lowest_key(s, best), kLowestKey);
-      candidates = count(row, largest, kept, weigh);
-      const uint32_t found = candidates.count;
-      const bool is_all = kept.key == kLowestKey;
-      if (limited.k() || !limited.p() || is_all || candidates.weight >= target) {
-        is_list = found <= kListSize;
-        b.low = kept.key;
-        b.count_low = found;
-        b.weight_low = candidates.weight;
-      } else {
-        b.high = kept.key;
-        b.count_high = found;
-        b.weight_high = candidates.weight;
-      }
+      candidates = count(row, kept, weigh);
+      is_enough = limited.k() || !limited.p() || kept.key == kLowestKey || candidates.weight >= row.shared.target;
+      is_list = is_enough && candidates.count <= kListSize;
     }
     if (!is_list) {
+      Bracket b = Bracket::of(limited.k() ? s.top_k : row.shared.target, kMinusInfinityKey, best,
+                              static_cast<uint32_t>(row.vocab), total);
+      const bool is_counted = kept.key != kNaNKey;
+      if (is_counted && is_enough) {
+        b.low = kept.key;
+        b.count_low = candidates.count;
+        b.weight_low = candidates.weight;
+        b.mine_low = candidates.mine;
+      } else if (is_counted) {
+        b.high = kept.key;
+        b.count_high = candidates.count;
+        b.weight_high = candidates.weight;
+        b.mine_high = candidates.mine;
+      }
+      row.keep(b);
       if (limited.k()) {
-        is_list = narrow<false>(row, largest, b, {false, static_cast<double>(s.top_k)}, weigh, 1.0f, kept);
+        is_list = narrow<false>(row, weigh, 1.0f, kept);
         is_list |= s.top_k <= kListSize;
-        by_weight &= !is_list;
-        if (by_weight) {  // top-p of a top-k that is no list
-          b = whole_of(row, kept, best, weigh);
-          target = s.top_p * b.weight_low;
-          row.shared.target = target;
+        if (!is_list && Limits(s, row.vocab).p()) {  // top-p of a top-k that is no list
+          const Bracket whole = whole_of(row, kept, best, weigh, s.top_p);
+          row.keep(whole);
+          row.shared.target = whole.wanted;
         }
       }
-      if (by_weight) is_list = narrow<true>(row, largest, b, {true, target}, weigh, s.temperature, kept);
-      if (is_list) candidates = count(row, largest, kept, weigh);
+      if (!is_list && Limits(s, row.vocab).p()) is_list = narrow<true>(row, weigh, s.temperature, kept);
+      if (is_list) candidates = count(row, kept, weigh);
     }
   }
   const Limits limits_then(s, row.vocab);  // from shared memory again: a search needs the registers
   if (limits_then.min() && !is_list) {
     if (row.warp == 0) {  // one warp's exact weights are quicker than all warps'
-      const uint32_t key = lowest_key(weigh, s.min_p, best, row.lane);
+      const uint32_t key = lowest_key(weigh, s.min_p, row.shared.best, row.lane);
       if (row.lane == 0) row.shared.bound[0] = key;
     }
     __syncthreads();
@@ -333,27 +299,24 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
     if (low > kept.key) kept = {low, Kept::kAll};
   }
   if (!is_list) return draw_from_row(row, kept, weigh, uniform(s.seed, s.draw));
-  const int listed = collect(row, largest, kept, kAnyKey, candidates);
+  const int listed = collect(row, kept, kAnyKey, candidates);
   if (!row.leads()) return {0, 0};
   const ListLimits limits{limits_then.k() ? s.top_k : row.vocab,
                           row.vocab <= kListSize || (limits_then.k() && s.top_k <= kListSize),
-                          limits_then.p() ? static_cast<double>(s.top_p) : 1.0,
-                          row.shared.target,
-                          s.min_p,
-                          best};
+                          limits_then.p() ? static_cast<double>(s.top_p) : 1.0, row.shared.target, s.min_p};
   return {0, draw_from_list(row.shared, listed, limits, weigh, uniform(s.seed, s.draw), row.warp, row.lane)};
 }
 
 // Of the raw logits, whose keys the row holds: log-probability and rank of `token`, and the top_n likeliest. After
 // report_bound().
-__device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32_t best, const float* logits,
-                                       int32_t token, int32_t top_n, SampledRow* out, TokenLogprob* top) {
+__device__ __forceinline__ void report(ClusterRow& row, uint32_t best, const float* logits, int32_t token,
+                                       int32_t top_n, SampledRow* out, TokenLogprob* top) {
   const uint32_t bound = max(row.shared.bound[1], kMinusInfinityKey);
   const float minus_infinity = __uint_as_float(0xff800000u);
   const bool is_finite = is_finite_key(best);
   const Weigh weigh{is_finite ? logit_of(best) : 0.0f, 1.0f};
   const uint32_t own = max(key_of(logits[token]), kMinusInfinityKey);
-  const bool has_likeliest = top_n > 0 && __any_sync(0xffffffffu, largest >= bound);
+  const bool has_likeliest = top_n > 0 && row.reaches(bound);
   uint32_t likely = 0;  // above the bound << 16, equal to it
   double sum = 0;
   uint32_t before = 0;
@@ -390,11 +353,13 @@ __device__ __forceinline__ void report(ClusterRow& row, uint32_t largest, uint32
     *out = {token, logprob_of(own), static_cast<int32_t>(candidates.low_halves) + 1, is_finite ? 0 : 1};
   if (top_n <= 0) return;
   if (candidates.count > kListSize) {
-    Bracket b{bound, max(best, kMinusInfinityKey) + 1, candidates.count, 0};
-    narrow<false>(row, largest, b, {false, static_cast<double>(top_n)}, weigh, 1.0f, kept);
-    candidates = count(row, largest, kept, weigh);
+    Bracket b = Bracket::of(top_n, bound, max(best, kMinusInfinityKey), candidates.count, 0.0);
+    b.mine_low = mine.above + mine.equal;
+    row.keep(b);
+    narrow<false>(row, weigh, 1.0f, kept);
+    candidates = count(row, kept, weigh);
   }
-  const int n = collect(row, largest, kept, kAnyKey, candidates);
+  const int n = collect(row, kept, kAnyKey, candidates);
   if (!row.leads()) return;
   sort_list(row.shared, n);
   for (int i = threadIdx.x; i < top_n; i += kSampleThreads) {
@@ -452,11 +417,7 @@ __device__ __forceinline__ Best best_of_row(const ClusterRow& row, const float* 
   return best;
 }
 
-extern __shared__ uint4 dynamic_shared[];
-
-__device__ __forceinline__ ClusterRow make_row(RowShared& shared, uint32_t* keys, const RowCut& cut, int32_t vocab) {
-  return {shared, keys, vocab, cut.segment, static_cast<uint32_t>(cut.blocks), threadIdx.x / 32, threadIdx.x % 32};
-}
+extern __shared__ __align__(alignof(RowShared)) uint4 dynamic_shared[];
 
 // The tokens of all rows into their histories, by the block that is the last of those that chose them.
 __device__ __forceinline__ void append_when_last(const SampleCall& call, RowShared& shared) {
@@ -483,7 +444,7 @@ template <bool kAligned>
 __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleParams p) {
   const SampleCall& call = p.call;
   auto& shared = *reinterpret_cast<RowShared*>(dynamic_shared);
-  ClusterRow row = make_row(shared, reinterpret_cast<uint32_t*>(&shared + 1), p.cut, call.logits.vocab);
+  ClusterRow row = make_row(shared, p.cut, call.logits.vocab);
   ptx::launch_dependents();
   row.meet();
   ptx::dependency_wait();
@@ -506,7 +467,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
   }
   const float factor = 1.0f / s.temperature;
   const bool draws = s.temperature > 0.0f && factor <= 3.402823466e38f;
-  const uint32_t of_warp = __reduce_max_sync(0xffffffffu, largest);
+  const uint32_t of_warp = row.set_largest(largest);
   const double weight = draws && Limits(s, row.vocab).need_total() ? weigh_warp(row, of_warp, factor) : 0.0;
   const Told* told = row.tell(of_warp, weight);
   const Largest best = largest_of(row, told);
@@ -514,7 +475,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
   if (threadIdx.x == 0) shared.best = best.key;
   Drawn drawn{best.warp, 0};
   if (draws && is_finite_key(best.key)) {
-    drawn = draw(row, s, largest, best.key, told);
+    drawn = draw(row, s, best.key, told);
   } else if (best.warp == row.me() && best.key > kMinusInfinityKey) {
     drawn.token = first_with(row, best.key);
   }
@@ -523,17 +484,15 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
   if ((call.needs & SamplingNeeds::kReport) != 0 && s.report >= 0) {
     const auto token = static_cast<int32_t>(row.tell(static_cast<uint32_t>(drawn.token))[drawn.warp].word);
     const float* raw = call.logits.data + index * call.logits.ld;
-    uint32_t raw_largest = largest;
     if (shared.is_adjusted) {
       copy_row<kAligned>(row, raw);
-      raw_largest = make_keys<false>(row, {});
-      told = row.tell(__reduce_max_sync(0xffffffffu, raw_largest));
+      told = row.tell(row.set_largest(make_keys<false>(row, {})));
       const uint32_t raw_best = largest_of(row, told).key;
       report_bound(row, told, s.report);
       if (threadIdx.x == 0) shared.best = raw_best;
       __syncthreads();
     }
-    report(row, raw_largest, shared.best, raw, token, s.report, call.out + index, call.top + index * call.top_stride);
+    report(row, shared.best, raw, token, s.report, call.out + index, call.top + index * call.top_stride);
     drawn.warp = 0;
   } else if (drawn.warp == row.me() && row.lane == 0) {
     call.out[index] = {drawn.token, 0.0f, 0, is_finite_key(shared.best) ? 0 : 1};
@@ -544,7 +503,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void sample_kernel(const SampleP
 template <bool kAligned>
 __global__ __launch_bounds__(kSampleThreads, 2) void greedy_kernel(const SampleParams p) {
   __shared__ RowShared shared;
-  ClusterRow row = make_row(shared, nullptr, p.cut, p.call.logits.vocab);
+  ClusterRow row = make_row(shared, p.cut, p.call.logits.vocab);
   ptx::launch_dependents();
   row.meet();
   ptx::dependency_wait();
@@ -562,17 +521,16 @@ template <bool kAligned>
 __global__ __launch_bounds__(kSampleThreads, 2) void score_kernel(const ScoreParams p) {
   const ScoreCall& call = p.call;
   auto& shared = *reinterpret_cast<RowShared*>(dynamic_shared);
-  ClusterRow row = make_row(shared, reinterpret_cast<uint32_t*>(&shared + 1), p.cut, call.logits.vocab);
+  ClusterRow row = make_row(shared, p.cut, call.logits.vocab);
   ptx::launch_dependents();
   row.meet();
   ptx::dependency_wait();
   const auto r = static_cast<int64_t>(blockIdx.x / row.blocks);
   const float* logits = call.logits.data + r * call.logits.ld;
   copy_row<kAligned>(row, logits);
-  const uint32_t largest = make_keys<false>(row, {});
-  const Told* told = row.tell(__reduce_max_sync(0xffffffffu, largest));
+  const Told* told = row.tell(row.set_largest(make_keys<false>(row, {})));
   report_bound(row, told, call.top_n);
-  report(row, largest, largest_of(row, told).key, logits, call.target[r], call.top_n, call.out + r,
+  report(row, largest_of(row, told).key, logits, call.target[r], call.top_n, call.out + r,
          call.top + r * call.top_stride);
 }
 

@@ -86,7 +86,7 @@ class Generator {
   }
 
   // Rows that are hard on bounds, brackets and lists.
-  static constexpr int kShapes = 10;
+  static constexpr int kShapes = 11;
   void shape(float* x, int32_t n, int kind) {
     for (int32_t i = 0; i < n; ++i) x[i] = normal() * 0.3f;  // flat
     const auto some = [&](int count, float value) {
@@ -123,6 +123,9 @@ class Generator {
       case 9:  // all but a few are far down
         for (int32_t i = 0; i < n; ++i) x[i] -= 200.0f;
         for (int i = 0; i < 40; ++i) some(1, normal() * 3);
+        break;
+      case 10:  // a flat bulk under a few that have much of the weight
+        for (int i = 0; i < 30; ++i) some(1, 0.3f * static_cast<float>(i));
         break;
       default:
         break;

@@ -6,49 +6,32 @@
 #include <cstdint>
 
 #include "backend/cuda/sampling/cluster_row.cuh"
+#include "backend/cuda/sampling/histogram.cuh"
 #include "backend/cuda/sampling/weigh.cuh"
 
 namespace nfp::cuda {
 
 inline constexpr int kThresholds = 4;  // a pass
 
-// Tokens that are kept: keys above `key`, and of those with it the first `ties` in order of id.
-struct Kept {
-  static constexpr uint32_t kAll = 0xffffffffu;
-  uint32_t key = kNaNKey;
-  uint32_t ties = kAll;
-};
-
-// Keys from `low` on are enough, keys from `high` on are not; how many they are and what they weigh. `ties` as in Kept,
-// of the key `low`.
-struct Bracket {
-  uint32_t low, high;
-  uint32_t count_low, count_high;
-  double weight_low = 0, weight_high = 0;
-  uint32_t ties = Kept::kAll;
-  __device__ bool is_closed() const { return high - low <= 1; }
-  __device__ bool fits_list() const { return count_low <= kListSize; }
-  __device__ bool is_narrow() const { return count_low - count_high <= kListSize; }
-};
-
-// Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on up to the bracket's end; all are in
-// [low, high). Part t of the mail is a count, part kThresholds + t a weight.
+// Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on up to `end`, which is above all.
+// Part t is a count, part kThresholds + t a weight.
 template <bool kWeighs>
-__device__ __forceinline__ ClusterRow::Mail measure(ClusterRow& row, const Bracket& b,
-                                                    const uint32_t (&threshold)[kThresholds], const Weigh& weigh) {
+__device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const uint32_t (&threshold)[kThresholds],
+                                          const Weigh& weigh) {
   uint32_t count[kThresholds] = {};
   float part[kThresholds] = {};
-  const uint32_t span = b.high - threshold[0];
   row.for_each_four([&](const uint4& four, int32_t) {
-    const uint32_t key[4] = {four.x, four.y, four.z, four.w};
+    uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (key[j] - threshold[0] >= span) continue;
+    for (uint32_t& k : key) k = k < end ? k : kPaddingKey;
+    if (max(max(key[0], key[1]), max(key[2], key[3])) < threshold[0]) return;
+#pragma unroll
+    for (const uint32_t k : key) {
       float w = 0.0f;
-      if constexpr (kWeighs) w = weigh(key[j]);
+      if constexpr (kWeighs) w = weigh(k);
 #pragma unroll
       for (int t = 0; t < kThresholds; ++t) {
-        const bool is_in = key[j] >= threshold[t];
+        const bool is_in = k >= threshold[t];
         count[t] += is_in ? 1 : 0;
         if constexpr (kWeighs) part[t] += is_in ? w : 0.0f;
       }
@@ -63,92 +46,116 @@ __device__ __forceinline__ ClusterRow::Mail measure(ClusterRow& row, const Brack
   return row.add_up_parts<kParts>();
 }
 
-// What has to be reached.
-struct Goal {
-  bool is_weight;  // or a count
-  double wanted;
-};
+__device__ __forceinline__ uint32_t key_between(float low, float high, float part) {  // 0: high
+  return key_of(high + (low - high) * part);
+}
 
-// Thresholds for a pass. First guesses go by distance from the bracket's upper end, since what models give is peaked;
-// then the bracket is cut between its logits, around where the goal would be if tokens lay evenly and, every other
-// time, evenly; and where that settles nothing between its keys.
-__device__ __forceinline__ void choose_thresholds(const Bracket& b, const Goal& goal, int pass, float scale,
+// Thresholds for a pass. The bracket is cut between its logits, around where the goal would be if tokens lay evenly
+// and, every other time, evenly; and where that settles nothing between its keys. One that is open below is cut at
+// distances from its upper end, and is not open afterwards.
+template <bool kWeighs>
+__device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, float scale,
                                                   uint32_t (&threshold)[kThresholds]) {
   constexpr int kPassesByLogit = 8;
-  const float near[kThresholds] = {12.0f, 5.0f, 2.0f, 0.7f}, far[kThresholds] = {0.0f, 512.0f, 128.0f, 40.0f};
-  const float around[kThresholds] = {0.15f, 0.03f, -0.03f, -0.15f};
+  const float around[kThresholds] = {0.15f, 0.03f, -0.03f, -0.15f}, below[kThresholds] = {0.0f, 512.0f, 32.0f, 2.0f};
+  const double of_low = kWeighs ? b.weight_low : b.count_low, of_high = kWeighs ? b.weight_high : b.count_high;
+  const float down = static_cast<float>(b.wanted - of_high) / static_cast<float>(of_low - of_high);  // as if even
   const float low = logit_of(b.low), high = logit_of(b.high - 1);
-  const double of_low = goal.is_weight ? b.weight_low : b.count_low,
-               of_high = goal.is_weight ? b.weight_high : b.count_high;
-  const auto down = static_cast<float>((goal.wanted - of_high) / (of_low - of_high));  // from high, as if even
 #pragma unroll
   for (int t = 0; t < kThresholds; ++t) {
-    uint32_t key = 0;
-    if (b.low <= kMinusInfinityKey && pass < 2) {
-      key = pass == 1 && t == 0 ? kLowestKey : key_of(high - (pass == 0 ? near[t] : far[t]) * scale);
-    } else if (b.low > kMinusInfinityKey && pass < kPassesByLogit) {
-      const float part = pass % 2 == 1 ? down + around[t] : static_cast<float>(kThresholds - t) / (kThresholds + 1);
-      key = key_of(high + (low - high) * part);
+    if (b.low <= kMinusInfinityKey) {
+      threshold[t] = t == 0 ? kLowestKey : key_of(high - below[t] * scale);
+    } else if (pass < kPassesByLogit) {
+      threshold[t] = key_between(
+          low, high, pass % 2 == 1 ? down + around[t] : static_cast<float>(kThresholds - t) / (kThresholds + 1));
     } else {
-      key = b.low + static_cast<uint32_t>(uint64_t{b.high - b.low} * static_cast<uint32_t>(t + 1) / (kThresholds + 1));
+      threshold[t] =
+          b.low + static_cast<uint32_t>(uint64_t{b.high - b.low} * static_cast<uint32_t>(t + 1) / (kThresholds + 1));
     }
-    threshold[t] = min(max(key, b.low), b.high - 1);
   }
 }
 
-// Narrows the bracket until it is closed or what may be its goal's key fits into a list.
+// The same for a bracket that is open below, by a histogram: in halves of the bin that has the goal, and at the
+// next bin's end, since the goal may be in that. False if it is further down than there are bins.
 template <bool kWeighs>
-__device__ __forceinline__ void search(ClusterRow& row, Bracket& b, const Goal& goal, const Weigh& weigh, float scale) {
-  for (int pass = 0; !b.is_closed() && !b.is_narrow(); ++pass) {
+__device__ __forceinline__ bool choose_by_histogram(ClusterRow& row, float scale, uint32_t (&threshold)[kThresholds]) {
+  const uint32_t best = row.bracket().best;
+  const Bins bins{logit_of(best), scale, row.blocks};
+  if (!bins.are_distinct()) return false;
+  const BinOf found = bin_of<kWeighs>(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, bins);
+  row.exchanges = found.exchanges;
+  if (found.bin >= bins.count() - 1) return false;
+  threshold[0] = bins.first_key_of(found.bin + 1, best, row.lane);
+  threshold[1] = bins.first_key_of(found.bin, best, row.lane);
+  threshold[3] = bins.first_key_of(found.bin - 1, best, row.lane);
+  threshold[2] = key_between(logit_of(threshold[1]), logit_of(threshold[3]), 0.5f);
+  return true;
+}
+
+// Narrows the row's bracket until it is closed or what may be its goal's key fits into a list.
+template <bool kWeighs>
+__device__ __forceinline__ void search(ClusterRow& row, const Weigh& weigh, float scale) {
+  for (int pass = 0;; ++pass) {
     uint32_t threshold[kThresholds];
-    choose_thresholds(b, goal, pass, scale, threshold);
-    const ClusterRow::Mail mail = measure<kWeighs>(row, b, threshold, weigh);
-    const uint32_t above = b.count_high;
+    Bracket b = row.bracket();
+    if (b.is_closed() || b.is_narrow()) return;
+    const bool is_chosen =
+        pass == 0 && b.low <= kMinusInfinityKey && choose_by_histogram<kWeighs>(row, scale, threshold);
+    b = row.bracket();
+    if (!is_chosen) choose_thresholds<kWeighs>(b, pass, scale, threshold);
+#pragma unroll
+    for (uint32_t& key : threshold) key = min(max(key, b.low), b.high - 1);
+    const double sums = measure<kWeighs>(row, b.high, threshold, weigh);
+    b = row.bracket();
+    const uint32_t above = b.count_high, mine_above = b.mine_high;
     const double weight_above = b.weight_high;
     bool is_enough = true;
 #pragma unroll
     for (int t = 0; t < kThresholds; ++t) {
+      const auto count = static_cast<uint32_t>(row.sum_of(sums, t)) + above;
+      const double weight = kWeighs ? row.sum_of(sums, kThresholds + t) + weight_above : 0.0;
       if (!is_enough || threshold[t] <= b.low) continue;  // known
-      const auto count = static_cast<uint32_t>(row.sum_of(mail, t)) + above;
-      double weight = 0;
-      if constexpr (kWeighs) weight = row.sum_of(mail, kThresholds + t) + weight_above;
-      is_enough = (kWeighs ? weight : static_cast<double>(count)) >= goal.wanted;
+      is_enough = (kWeighs ? weight : static_cast<double>(count)) >= b.wanted;
+      const uint32_t mine = mine_above + static_cast<uint32_t>(row.part(t));
       if (is_enough) {
         b.low = threshold[t];
         b.count_low = count;
         b.weight_low = weight;
+        b.mine_low = mine;
         b.ties = Kept::kAll;
       } else {
         b.high = threshold[t];
         b.count_high = count;
         b.weight_high = weight;
+        b.mine_high = mine;
       }
     }
+    row.keep(b);
   }
 }
 
 // What a closed bracket keeps of the tokens that have its key, to reach a weight; `most` of them at most.
-__device__ __forceinline__ uint32_t ties_for(const Bracket& b, double wanted, double most, const Weigh& weigh) {
+__device__ __forceinline__ uint32_t ties_for(const Bracket& b, double most, const Weigh& weigh) {
   const double each = weigh(b.low);
-  const double more = each > 0 ? ceil((wanted - b.weight_high) / each) : 1.0;
+  const double more = each > 0 ? ceil((b.wanted - b.weight_high) / each) : 1.0;
   return static_cast<uint32_t>(fmin(fmax(more, 1.0), most));
 }
 
-// How many of n keys are before the one at `at`, the larger ones and earlier ones like it: found by the four threads
-// that have this `at`, neighbours from a multiple of four on. All of a warp.
-template <typename KeyAt>
+// How many of n keys are before the one at `at`, the larger ones and earlier ones like it: found by the kThreads
+// threads that have this `at`, neighbours from a multiple of kThreads on. All of a warp.
+template <uint32_t kThreads, typename KeyAt>
 __device__ __forceinline__ uint32_t keys_before(const KeyAt& key_at, uint32_t n, uint32_t at, uint32_t thread) {
   uint32_t before = 0;
   if (at < n) {
     const uint32_t key = key_at(at);
 #pragma unroll 4
-    for (uint32_t i = thread % 4; i < n; i += 4) {
+    for (uint32_t i = thread % kThreads; i < n; i += kThreads) {
       const uint32_t other = key_at(i);
       before += other > key || (other == key && i < at) ? 1 : 0;
     }
   }
-  before += __shfl_xor_sync(0xffffffffu, before, 1);
-  before += __shfl_xor_sync(0xffffffffu, before, 2);
+#pragma unroll
+  for (uint32_t other = 1; other < kThreads; other *= 2) before += __shfl_xor_sync(0xffffffffu, before, other);
   return before;
 }
 
@@ -157,7 +164,7 @@ __device__ __forceinline__ uint32_t nth_largest(const ClusterRow& row, const Tol
   static_assert(kSampleThreads >= 4 * kSampleBlocks * kSampleWarps);
   const uint32_t at = threadIdx.x / 4;
   const auto key_at = [&](uint32_t i) { return static_cast<uint32_t>(told[i].word); };
-  const uint32_t before = keys_before(key_at, row.warps(), at, threadIdx.x);
+  const uint32_t before = keys_before<4>(key_at, row.warps(), at, threadIdx.x);
   if (at < row.warps() && before == n - 1 && threadIdx.x % 4 == 0) row.shared.bound[slot] = key_at(at);
   __syncthreads();
   return row.shared.bound[slot];
@@ -172,11 +179,10 @@ struct Counted {
   }
 };
 inline constexpr uint32_t kAnyKey = 0xffffffffu;  // above all
-// largest: of this thread's keys.
-__device__ __forceinline__ Counted count_kept(const ClusterRow& row, uint32_t largest, const Kept& kept, uint32_t end,
+__device__ __forceinline__ Counted count_kept(const ClusterRow& row, const Kept& kept, uint32_t end,
                                               const Weigh& weigh) {
   Counted c;
-  if (!__any_sync(0xffffffffu, largest >= kept.key)) return c;
+  if (!row.reaches(kept.key)) return c;
   row.for_each_four([&](const uint4& four, int32_t) {
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -197,6 +203,7 @@ __device__ __forceinline__ Counted count_kept(const ClusterRow& row, uint32_t la
 struct Candidates {
   uint32_t above_before = 0, equal_before = 0;
   uint32_t count = 0;  // that are kept
+  uint32_t mine = 0;   // this warp's, all ties
   uint32_t low_halves = 0;
   double weight = 0;
 };
@@ -222,17 +229,18 @@ __device__ __forceinline__ Candidates sum_up(const ClusterRow& row, const Told* 
   return c;
 }
 
-__device__ __forceinline__ Candidates count(ClusterRow& row, uint32_t largest, const Kept& kept, const Weigh& weigh,
+__device__ __forceinline__ Candidates count(ClusterRow& row, const Kept& kept, const Weigh& weigh,
                                             uint32_t end = kAnyKey) {
-  const Counted c = count_kept(row, largest, kept, end, weigh);
-  return sum_up(row, row.tell(c.word(), c.weight), kept.ties);
+  const Counted c = count_kept(row, kept, end, weigh);
+  Candidates all = sum_up(row, row.tell(c.word(), c.weight), kept.ties);
+  all.mine = c.above + c.equal;
+  return all;
 }
 
 // The kept tokens whose keys are below `end` into the list of the cluster's first block, in order of id; returns how
 // many they are, at most kListSize. They are there when it returns to that block.
-__device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const Kept& kept, uint32_t end,
-                                       const Candidates& c) {
-  if (__any_sync(0xffffffffu, largest >= kept.key)) {
+__device__ __forceinline__ int collect(ClusterRow& row, const Kept& kept, uint32_t end, const Candidates& c) {
+  if (row.reaches(kept.key)) {
     uint32_t above_before = c.above_before, equal_before = c.equal_before;
     row.for_each_four([&](const uint4& four, int32_t id) {
       const uint32_t key[4] = {four.x, four.y, four.z, four.w};
@@ -269,19 +277,21 @@ __device__ __forceinline__ int collect(ClusterRow& row, uint32_t largest, const 
 
 // ---- in the list's block -------------------------------------------------------------------------------------------
 
-// Few entries: four threads each.
+// Few entries: kThreads threads each.
+template <uint32_t kThreads>
 __device__ __forceinline__ void rank_list(RowShared& shared, uint32_t n) {
-  const uint32_t thread = ptx::read_thread(), at = thread / 4;  // as in scan_pairs()
+  const uint32_t thread = ptx::read_thread(), at = thread / kThreads;  // as in scan_pairs()
   const auto key_at = [&](uint32_t i) { return shared.list_key(static_cast<int>(i)); };
-  const uint32_t before = keys_before(key_at, n, at, thread);
-  if (at < n && thread % 4 == 0) shared.sorted[before] = uint64_t{key_at(at)} << 32 | ~at;
+  const uint32_t before = keys_before<kThreads>(key_at, n, at, thread);
+  if (at < n && thread % kThreads == 0) shared.sorted[before] = uint64_t{key_at(at)} << 32 | ~at;
   __syncthreads();
 }
 
 // shared.sorted: the list's n entries, likeliest first. (Bitonic: Batcher, "Sorting networks and their applications",
 // AFIPS 1968.)
 __device__ __forceinline__ void sort_list(RowShared& shared, int n) {
-  if (n <= kSampleThreads / 4) return rank_list(shared, static_cast<uint32_t>(n));
+  if (n <= kSampleThreads / 4) return rank_list<4>(shared, static_cast<uint32_t>(n));
+  if (n <= kSampleThreads / 2) return rank_list<2>(shared, static_cast<uint32_t>(n));
   int size = 64;
   while (size < n) size *= 2;
   for (int i = threadIdx.x; i < size; i += kSampleThreads)
@@ -340,28 +350,36 @@ __device__ __forceinline__ int lowest_of(RowShared& shared, int value) {
   return shared.lowest;
 }
 
-// What a searched bracket keeps to reach its goal, exactly.
-__device__ __forceinline__ Kept settle(ClusterRow& row, uint32_t largest, const Bracket& b, const Goal& goal,
-                                       const Weigh& weigh) {
+// What the searched bracket keeps to reach its goal, exactly.
+template <bool kWeighs>
+__device__ __forceinline__ Kept settle(ClusterRow& row, const Weigh& weigh) {
+  Bracket b = row.bracket();
   if (b.is_closed()) {
     const uint32_t most = min(b.count_low - b.count_high, b.ties);
-    return {b.low,
-            goal.is_weight ? ties_for(b, goal.wanted, most, weigh) : static_cast<uint32_t>(goal.wanted) - b.count_high};
+    return {b.low, kWeighs ? ties_for(b, most, weigh) : static_cast<uint32_t>(b.wanted) - b.count_high};
   }
-  const Kept inside{b.low, b.ties};
-  const int n = collect(row, largest, inside, b.high, count(row, largest, inside, weigh, b.high));
+  Kept inside{b.low, b.ties};
+  Candidates candidates;
+  if (b.ties == Kept::kAll && b.mine_low != Bracket::kUnknown) {
+    inside = {b.low - 1, 0};  // those above it
+    candidates = sum_up(row, row.tell(Counted{b.mine_low - b.mine_high}.word()), inside.ties);
+  } else {
+    candidates = count(row, inside, weigh, b.high);
+  }
+  const int n = collect(row, inside, b.high, candidates);
   uint64_t kept = 0;  // as a word
   if (row.leads()) {
     sort_list(row.shared, n);
-    const int t = static_cast<int>(threadIdx.x);
+    b = row.bracket();
+    const int t = static_cast<int>(ptx::read_thread());
     const auto sorted_key = [&](int i) { return static_cast<uint32_t>(row.shared.sorted[i] >> 32); };
     const auto is_there = [&](int i) { return i < n; };
-    int last = static_cast<int>(goal.wanted) - static_cast<int>(b.count_high) - 1;
-    if (goal.is_weight) {
+    int last = static_cast<int>(b.wanted) - static_cast<int>(b.count_high) - 1;
+    if (kWeighs) {
       const double w0 = is_there(2 * t) ? weigh.exact(sorted_key(2 * t)) : 0.0;
       const double w1 = is_there(2 * t + 1) ? weigh.exact(sorted_key(2 * t + 1)) : 0.0;
       const PairScan until = scan_pairs(row.shared, w0, w1, row.warp, row.lane);
-      const double wanted = goal.wanted - b.weight_high;
+      const double wanted = b.wanted - b.weight_high;
       last = lowest_of(row.shared, is_there(2 * t) && until.first >= wanted        ? 2 * t
                                    : is_there(2 * t + 1) && until.second >= wanted ? 2 * t + 1
                                                                                    : INT32_MAX);
@@ -378,14 +396,13 @@ __device__ __forceinline__ Kept settle(ClusterRow& row, uint32_t largest, const 
   return {static_cast<uint32_t>(kept >> 32), static_cast<uint32_t>(kept)};
 }
 
-// What a bracket keeps to reach its goal; true if it is a little more, which makes a list.
+// What the row's bracket keeps to reach its goal; true if it is a little more, which makes a list.
 template <bool kWeighs>
-__device__ __forceinline__ bool narrow(ClusterRow& row, uint32_t largest, Bracket& b, const Goal& goal,
-                                       const Weigh& weigh, float scale, Kept& kept) {
-  search<kWeighs>(row, b, goal, weigh, scale);
-  const bool is_list = b.fits_list();
-  kept = is_list ? Kept{b.low, b.ties} : settle(row, largest, b, goal, weigh);
-  return is_list;
+__device__ __forceinline__ bool narrow(ClusterRow& row, const Weigh& weigh, float scale, Kept& kept) {
+  search<kWeighs>(row, weigh, scale);
+  const Bracket b = row.bracket();
+  kept = b.fits_list() ? Kept{b.low, b.ties} : settle<kWeighs>(row, weigh);
+  return row.bracket().fits_list();
 }
 
 // Limits that act on a list, and the draw.
@@ -395,12 +412,11 @@ struct ListLimits {
   double share;   // top-p, 1 = off
   double target;  // weight wanted where the list does not decide it (not of_list)
   float min_p;    // 0 = off
-  uint32_t best_key;
 };
 __device__ __forceinline__ int32_t draw_from_list(RowShared& shared, int n, const ListLimits& limits,
                                                   const Weigh& weigh, double u, uint32_t warp, uint32_t lane) {
   sort_list(shared, n);
-  const int t = static_cast<int>(threadIdx.x);
+  const int t = static_cast<int>(ptx::read_thread());
   int kept = min(n, limits.top_k);
   const auto sorted_key = [&](int i) { return static_cast<uint32_t>(shared.sorted[i] >> 32); };
   const double w0 = 2 * t < kept ? weigh.exact(sorted_key(2 * t)) : 0.0;
@@ -416,7 +432,7 @@ __device__ __forceinline__ int32_t draw_from_list(RowShared& shared, int n, cons
   }
   if (limits.min_p > 0.0f) {
     const auto is_cut = [&](int i, double w) {
-      return i < kept && sorted_key(i) != limits.best_key && w < static_cast<double>(limits.min_p);
+      return i < kept && sorted_key(i) != shared.best && w < static_cast<double>(limits.min_p);
     };
     const int cut = lowest_of(shared, is_cut(2 * t, w0) ? 2 * t : is_cut(2 * t + 1, w1) ? 2 * t + 1 : INT32_MAX);
     kept = max(1, min(kept, cut));

@@ -80,7 +80,7 @@ struct Fp32Steps : WholeSums {
   static constexpr int64_t kAhead = S == Source::kUpper ? kPrefetchUpperGroups : kPrefetchGroups;
   static constexpr int kMostDirectRows = S == Source::kUpper ? kDirectUpperRows : kDirectRows;
   static constexpr int kMostHalvedRows = kHalvedRows;
-  static constexpr int kMostPanels = S == Source::kUpper ? kDirectPanels : kDirectWordPanels;
+  static constexpr int most_panels(int rows) { return direct_panels(rows, S != Source::kUpper); }
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(S == Source::kDense ? 2 * kGroupBytes : kGroupBytes);
   // Calls ask(line) for what unpacking reads.
   template <typename At, typename Ask>
@@ -162,7 +162,7 @@ struct PairSteps {
   static constexpr int64_t kUpperBytes = static_cast<int64_t>(kGroupBytes);
   static constexpr int64_t kAhead = kPrefetchUpperGroups;
   static constexpr int kMostDirectRows = kDirectPairRows;
-  static constexpr int kMostPanels = kDirectPanels;
+  static constexpr int most_panels(int rows) { return direct_panels(rows, false); }
   static constexpr int kMostHalvedRows = kHalvedPairRows;  // of which two halves are faster than a block
   template <typename At, typename Ask>
   static void each_line(const At& panel, int64_t group, Ask ask) {
@@ -448,36 +448,35 @@ template <typename Steps, int P>
 void direct_rows(const Panel* panels, const Upcoming& upcoming, const typename Steps::X* x, int64_t stride,
                  int64_t units, int rows, float* out) {
   switch (rows) {
-    case 1:
-      return direct_tile<Steps, P, 1>(panels, upcoming, x, stride, units, out);
-#define NFP_CASE(n)                                                            \
-  case n:                                                                      \
-    if constexpr ((n) <= Steps::kMostDirectRows && (n) <= most_direct_rows(P)) \
-      direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out);       \
+#define NFP_CASE(n)                                                                                          \
+  case n:                                                                                                    \
+    if constexpr ((n) <= Steps::kMostDirectRows && (n) <= most_direct_rows(P) && P <= Steps::most_panels(n)) \
+      direct_tile<Steps, P, n>(panels, upcoming, x, stride, units, out);                                     \
     return;
-      NFP_CASE(2)
-      NFP_CASE(3)
-      NFP_CASE(4)
-      NFP_CASE(5)
-      NFP_CASE(6)
-      NFP_CASE(7)
-      NFP_CASE(8)
-      NFP_CASE(9)
-      NFP_CASE(10)
-      NFP_CASE(11)
-      NFP_CASE(12)
-      NFP_CASE(13)
-      NFP_CASE(14)
-      NFP_CASE(15)
-      NFP_CASE(16)
-      NFP_CASE(17)
-      NFP_CASE(18)
-      NFP_CASE(19)
-      NFP_CASE(20)
-      NFP_CASE(21)
-      NFP_CASE(22)
-      NFP_CASE(23)
-      NFP_CASE(24)
+    NFP_CASE(1)
+    NFP_CASE(2)
+    NFP_CASE(3)
+    NFP_CASE(4)
+    NFP_CASE(5)
+    NFP_CASE(6)
+    NFP_CASE(7)
+    NFP_CASE(8)
+    NFP_CASE(9)
+    NFP_CASE(10)
+    NFP_CASE(11)
+    NFP_CASE(12)
+    NFP_CASE(13)
+    NFP_CASE(14)
+    NFP_CASE(15)
+    NFP_CASE(16)
+    NFP_CASE(17)
+    NFP_CASE(18)
+    NFP_CASE(19)
+    NFP_CASE(20)
+    NFP_CASE(21)
+    NFP_CASE(22)
+    NFP_CASE(23)
+    NFP_CASE(24)
 #undef NFP_CASE
     default:
       return;
@@ -506,7 +505,7 @@ void direct_panels(const LinearTask& task, const Panel* panels, int count, const
   const int64_t groups = (units + Steps::kUnits - 1) / Steps::kUnits;
   while (count > 0) {
     const auto fits = [&](int step) {
-      return count >= step && Steps::kMostPanels >= step && rows <= most_direct_rows(step);
+      return count >= step && step <= Steps::most_panels(rows) && rows <= most_direct_rows(step);
     };
     const int step = fits(kDirectPanels) ? kDirectPanels : (fits(2) ? 2 : 1);
     const Upcoming upcoming = upcoming_after<Steps>(task, panels + step, groups);

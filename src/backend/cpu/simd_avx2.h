@@ -18,7 +18,8 @@ constexpr int kDirectRows = 6;  // up to which panels are unpacked in registers
 constexpr int kDirectUpperRows = kDirectRows, kDirectPairRows = kDirectRows, kHalvedRows = 12, kHalvedPairRows = 0;
 // Panels of a pass: with one row or two a panel's sums alone are chains of multiply-adds that take longer than reading.
 // Where both planes are read, four take more registers than there are.
-constexpr int kDirectPanels = 4, kDirectWordPanels = 2;
+constexpr int kDirectPanels = 4;
+constexpr int direct_panels(int, bool both_planes) { return both_planes ? 2 : kDirectPanels; }
 constexpr int most_direct_rows(int panels) { return panels == 4 ? 1 : panels == 2 ? 2 : kDirectRows; }
 constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
 constexpr int kDotColumns = 1;             // of dots() at once: their sums, four each, are in registers

@@ -20,12 +20,14 @@ namespace {
 
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 vectors of weights and a broadcast fill 32 registers
 constexpr int kTileVectors = 4;
-constexpr int kDirectPanels = 4, kDirectWordPanels = 4;  // of a pass, and where both planes are read
+constexpr int kDirectPanels = 4;  // of a pass, at most
 // Rows up to which panels are unpacked in registers, where both planes are read, upper bytes only, and pairs of steps;
 // and of them those for which so many panels' sums fit into registers beside weights and a broadcast.
 #if defined(NFP_TUNED_FOR_ZEN5)
 constexpr int kDirectRows = 14, kDirectUpperRows = 14, kHalvedPairRows = 48;
 constexpr int most_direct_rows(int panels) { return panels == 4 ? 5 : panels == 2 ? 14 : 24; }
+// Few rows wait for memory, which delivers the planes of two panels sooner than of four (docs/cpu-experiments.md).
+constexpr int direct_panels(int rows, bool both_planes) { return both_planes && rows <= 3 ? 2 : kDirectPanels; }
 #else
 #ifdef NFP_AVX512_GFNI
 constexpr int kDirectRows = 24;
@@ -34,6 +36,7 @@ constexpr int kDirectRows = 18;  // a mask register is part of the unpacking
 #endif
 constexpr int kDirectUpperRows = 24, kHalvedPairRows = 0;
 constexpr int most_direct_rows(int panels) { return 24 / panels; }
+constexpr int direct_panels(int, bool) { return kDirectPanels; }
 #endif
 constexpr int kDirectPairRows = 24, kHalvedRows = 0;
 // Rows of x that direct() can address one by one; more are packed, so that one pointer reads them all.

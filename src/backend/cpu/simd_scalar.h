@@ -18,7 +18,8 @@ constexpr int kTileRows = 4;
 constexpr int kTileVectors = 1;
 constexpr int kDirectRows = 4;  // up to which panels are unpacked in registers
 constexpr int kDirectUpperRows = kDirectRows, kDirectPairRows = kDirectRows, kHalvedRows = 0, kHalvedPairRows = 0;
-constexpr int kDirectPanels = 1, kDirectWordPanels = 1;  // of a pass
+constexpr int kDirectPanels = 1;  // of a pass
+constexpr int direct_panels(int, bool) { return kDirectPanels; }
 constexpr int most_direct_rows(int panels) { return kDirectRows / panels; }
 constexpr int kPointerRows = kDirectRows;  // of x that direct() addresses one by one: all
 constexpr int kDotColumns = 1;             // of dots() at once

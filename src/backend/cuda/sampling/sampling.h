@@ -3,8 +3,8 @@
 //
 // A cluster of thread blocks has a row in its shared memory and never sorts it. Its warps tell each other their largest
 // logit and what their tokens weigh, once; that gives a bound which few tokens of most rows reach, and one block sorts
-// those. Where they are too many or not enough, a search over thresholds narrows what top-k or top-p may cut at until
-// it fits into that block's list (search.cuh).
+// those. Where they are too many or not enough, a histogram (histogram.cuh) and a search over thresholds narrow what
+// top-k or top-p may cut at until it fits into that block's list (search.cuh).
 //
 // The CPU's token may differ where rounding decides. Weights are FP32 exponentials (FP64 in the list), summed in FP64
 // but in another order, so u times their total may fall on the other side of a boundary between two tokens that it

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "backend/cpu/ceilings.h"
+#include "base/log.h"
 #include "base/process_memory.h"
 #include "bench_modes.h"
 #include "bench_report.h"
@@ -34,7 +35,7 @@ Status run(const BenchVerb& flags) {
   for (Precision& precision : options.precisions) precision = flags.common.on_device(precision, *loaded);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   const auto progress = [&](const std::string& what, int32_t done, int32_t total) {
-    if (terminal) fmt::print(stderr, "\r\033[K{}/{} {}", done + 1, total, what);
+    if (terminal) log::say("\r\033[K{}/{} {}", done + 1, total, what);
   };
   std::optional<cpu::ReadProbe> probe;
   if (flags.common.machine && loaded->backend->info().name == "cpu") {
@@ -42,7 +43,7 @@ Status run(const BenchVerb& flags) {
     options.read_rate = [&probe] { return probe->gbs(); };
   }
   NFP_ASSIGN_OR_RETURN(const std::vector<BenchmarkRow> rows, run_benchmark(*loaded, options, progress));
-  if (terminal) fmt::print(stderr, "\r\033[K");
+  if (terminal) log::say("\r\033[K");
   const size_t peak =
       process_memory().peak - (probe ? probe->bytes() : 0);  // before the measurement below takes its own
   NFP_ASSIGN_OR_RETURN(const Ceilings ceilings, flags.common.measure(*loaded));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "engine/step_log.h"
 #include "eval/step_breakdown.h"
 
@@ -22,7 +23,7 @@ nlohmann::ordered_json to_list(const std::vector<Row>& rows) {
   return list;
 }
 
-void print_line(const std::string& text) { fmt::print(stderr, "{}\n", text); }
+void print_line(const std::string& text) { log::say("{}\n", text); }
 
 CLI::Option* add_counts(CLI::App& app, const char* name, std::vector<int32_t>& values, const char* what) {
   return app.add_option(name, values, what)->check(CLI::Range(1, 1 << 20))->capture_default_str();

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "base/log.h"
 #include "base/process_memory.h"
 #include "flags.h"
 #include "interrupt.h"
@@ -107,8 +108,8 @@ Status run(const ChatFlags& flags) {
         interrupt.flag());
     fmt::print("\n");
     if (!answer.ok()) {
-      fmt::print(stderr, "nestedfp: error: {}\n", naming_flags(answer.error()).message);
-      if (answer.error().code == ErrorCode::kInvalidInput) fmt::print(stderr, "(/reset starts a new conversation)\n");
+      log::say("nestedfp: error: {}\n", naming_flags(answer.error()).message);
+      if (answer.error().code == ErrorCode::kInvalidInput) log::say("(/reset starts a new conversation)\n");
       if (!terminal && failed.ok()) failed = Error{answer.error().code, ""};  // a script has the exit status alone
       continue;
     }

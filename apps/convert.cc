@@ -64,8 +64,8 @@ std::string decide(const ConvertFlags& flags, const ModelSource& source, ThreadP
   options.text = kSelfText;
   const double seconds = estimate_calibration(*config, options, threads);
   if (seconds <= kQuickSeconds) return kSelfText;
-  fmt::print(stderr, "--calibrate self would bring FP8 closer to FP16; here it would take about {:.0f} minutes\n",
-             std::ceil(seconds / 60));
+  log::say("--calibrate self would bring FP8 closer to FP16; here it would take about {:.0f} minutes\n",
+           std::ceil(seconds / 60));
   return "none";
 }
 

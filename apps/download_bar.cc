@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <string>
 
+#include "base/log.h"
+
 namespace nfp {
 namespace {
 
@@ -25,7 +27,7 @@ std::string time_text(double seconds) {
 DownloadBar::DownloadBar() : terminal_(::isatty(STDERR_FILENO) != 0) {}
 
 DownloadBar::~DownloadBar() {
-  if (drawn_ && terminal_) fmt::print(stderr, "\r\033[K");
+  if (drawn_ && terminal_) log::say("\r\033[K");
 }
 
 ProgressCallback DownloadBar::callback() {
@@ -51,9 +53,9 @@ void DownloadBar::draw(const Progress& progress) {
     line += fmt::format(", {}/s, {} left", size_text(speed),
                         time_text(static_cast<double>(progress.total - progress.done) / speed));
   }
-  if (!terminal_) return fmt::print(stderr, "{}\n", line);
+  if (!terminal_) return log::say("{}\n", line);
   const auto filled = static_cast<size_t>(progress.total > 0 ? progress.done * 25 / progress.total : 0);
-  fmt::print(stderr, "\r\033[K[{}{}] {}", std::string(filled, '#'), std::string(25 - filled, '.'), line);
+  log::say("\r\033[K[{}{}] {}", std::string(filled, '#'), std::string(25 - filled, '.'), line);
   std::fflush(stderr);
 }
 

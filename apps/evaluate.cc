@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/log.h"
 #include "base/stop_signals.h"
 #include "flags.h"
 #include "progress_bar.h"
@@ -74,15 +75,15 @@ Status run(EvaluateFlags flags) {
   }
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   flags.options.progress = [terminal](const std::string& form, int64_t chunk, int64_t chunks) {
-    if (terminal) fmt::print(stderr, "\r\033[K{}: chunk {}/{}", form, chunk, chunks);
-    if (!terminal && chunk == chunks) fmt::print(stderr, "{}: done\n", form);
+    if (terminal) log::say("\r\033[K{}: chunk {}/{}", form, chunk, chunks);
+    if (!terminal && chunk == chunks) log::say("{}: done\n", form);
   };
   // A pipe or a device gets them once, at the end.
   if (output_is_replaced(flags.json_file)) {
     flags.options.measured = [&flags](const Evaluation& so_far) { return write_figures(flags.json_file, so_far); };
   }
   NFP_ASSIGN_OR_RETURN(const Evaluation evaluation, evaluate(flags.model.model, flags.options));
-  if (terminal) fmt::print(stderr, "\r\033[K");
+  if (terminal) log::say("\r\033[K");
   NFP_RETURN_IF_ERROR(write_report(html, evaluation_to_html(evaluation)));
   NFP_RETURN_IF_ERROR(write_figures(flags.json_file, evaluation));
   if (flags.json) {

@@ -1,10 +1,12 @@
 // The nestedfp program: one verb, one file.
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <exception>
 
+#include "base/log.h"
 #include "base/mapping_guard.h"
 #include "number_checks.h"
 #include "server/grammar/grammar.h"
@@ -17,9 +19,29 @@ int exit_code(const nfp::Error& error) {
   return error.code == nfp::ErrorCode::kUsage ? 2 : 1;
 }
 
+// A file that is opened while standard output or error is closed would get its number, and with it what is printed.
+// What stands there instead of standard output takes nothing, so that its loss is still told.
+void fill_standard_files() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
+int finish(const nfp::Status& status) {
+  if (status.ok()) {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+    nfp::log::say("nestedfp: error: standard output: cannot be written, so some of it is lost\n");
+    return 1;
+  }
+  // Nothing is to be said of what was stopped after it had given its answer.
+  if (!status.error().message.empty()) nfp::log::say("nestedfp: error: {}\n", status.error().message);
+  return exit_code(status.error());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  fill_standard_files();
   nfp::server::run_as_grammar_process(argc, argv);
   nfp::install_mapping_guard();
   CLI::App app(
@@ -48,19 +70,15 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code == 0 ? 0 : 2;
+    if (const auto unknown = app.remaining(); app.get_subcommands().empty() && !unknown.empty()) {
+      nfp::log::say("nestedfp: error: {}: no such verb; `nestedfp --help` lists them\n", unknown.front());
+      return 2;
+    }
+    return app.exit(error) == 0 ? finish(status) : 2;
   } catch (const std::exception& failed) {
     // None should come this far; on its way temporary files were removed.
-    fmt::print(stderr, "nestedfp: error: {}\n", failed.what());
+    nfp::log::say("nestedfp: error: {}\n", failed.what());
     return 1;
   }
-  if (status.ok()) {
-    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
-    fmt::print(stderr, "nestedfp: error: standard output: cannot be written, so some of it is lost\n");
-    return 1;
-  }
-  // Nothing is to be said of what was stopped after it had given its answer.
-  if (!status.error().message.empty()) fmt::print(stderr, "nestedfp: error: {}\n", status.error().message);
-  return exit_code(status.error());
+  return finish(status);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/atomic_file.h"
+#include "base/log.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
 #include "flags.h"
@@ -79,11 +80,11 @@ Status run(const PerplexityFlags& flags) {
   const auto progress = [&](const PerplexityResult& r, int64_t all) {
     const double left = r.seconds / static_cast<double>(r.chunks) * static_cast<double>(all - r.chunks);
     if (terminal) {
-      fmt::print(stderr, "\r\033[Kchunk {}/{}: perplexity {:.4f} +- {:.4f}, {:.0f} s left", r.chunks, all, r.perplexity,
-                 r.error, left);
-      if (r.chunks == all) fmt::print(stderr, "\n");
+      log::say("\r\033[Kchunk {}/{}: perplexity {:.4f} +- {:.4f}, {:.0f} s left", r.chunks, all, r.perplexity, r.error,
+               left);
+      if (r.chunks == all) log::say("\n");
     } else if (r.chunks % 50 == 0 || r.chunks == all) {
-      fmt::print(stderr, "chunk {}/{}: perplexity {:.4f} +- {:.4f}\n", r.chunks, all, r.perplexity, r.error);
+      log::say("chunk {}/{}: perplexity {:.4f} +- {:.4f}\n", r.chunks, all, r.perplexity, r.error);
     }
   };
   NFP_ASSIGN_OR_RETURN(const PerplexityResult r,

@@ -6,12 +6,14 @@
 #include <cstdio>
 #include <string>
 
+#include "base/log.h"
+
 namespace nfp {
 
 ProgressBar::ProgressBar() : terminal_(::isatty(STDERR_FILENO) != 0) {}
 
 ProgressBar::~ProgressBar() {
-  if (drawn_) fmt::print(stderr, "\r\033[K");
+  if (drawn_) log::say("\r\033[K");
 }
 
 ProgressCallback ProgressBar::callback() {
@@ -22,8 +24,7 @@ ProgressCallback ProgressBar::callback() {
     last_percent_ = percent;
     drawn_ = true;
     const auto filled = static_cast<size_t>(percent / 4);
-    fmt::print(stderr, "\r\033[K{} [{}{}] {}%", progress.what, std::string(filled, '#'), std::string(25 - filled, '.'),
-               percent);
+    log::say("\r\033[K{} [{}{}] {}%", progress.what, std::string(filled, '#'), std::string(25 - filled, '.'), percent);
     std::fflush(stderr);
   };
 }

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "base/log.h"
 #include "base/mapped_file.h"
 #include "download_bar.h"
 #include "flags.h"
@@ -73,8 +74,8 @@ Status run(const PullFlags& flags) {
     return ok_status();
   }
   fmt::print("{}\n", pulled.path);
-  fmt::print(stderr, "{}: {} files, {} ({} of them fetched now). Next: nestedfp chat {}\n", name->text(),
-             pulled.files.size(), human_bytes(pulled.bytes), human_bytes(pulled.fetched), pulled.name.text());
+  log::say("{}: {} files, {} ({} of them fetched now). Next: nestedfp chat {}\n", name->text(), pulled.files.size(),
+           human_bytes(pulled.bytes), human_bytes(pulled.fetched), pulled.name.text());
   return ok_status();
 }
 

@@ -1,6 +1,7 @@
 // nestedfp replay: a request trace against a simulated machine or a running server.
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "base/stop_signals.h"
 #include "engine/engine_config.h"
 #include "policy/slo_policy.h"
@@ -208,9 +209,8 @@ Status run(ReplayFlags flags) {
   NFP_ASSIGN_OR_RETURN(const KlCurve kl, parse_kl(flags.kl));
   NFP_ASSIGN_OR_RETURN(Outputs files, open_outputs(flags));
   NFP_ASSIGN_OR_RETURN(const Trace trace, read_trace_file(flags.trace));
-  if (trace.skipped > 0) fmt::print(stderr, "{} rows without a prompt or an answer are left out\n", trace.skipped);
-  if (trace.unsorted > 0)
-    fmt::print(stderr, "{} rows were not in order of time and have been sorted\n", trace.unsorted);
+  if (trace.skipped > 0) log::say("{} rows without a prompt or an answer are left out\n", trace.skipped);
+  if (trace.unsorted > 0) log::say("{} rows were not in order of time and have been sorted\n", trace.unsorted);
   ReplayReport report;
   report.command = flags.command;
   report.trace = fmt::format("{} ({} requests at {:.2f}/s)", flags.trace, trace.requests.size(), trace.rate());
@@ -222,8 +222,8 @@ Status run(ReplayFlags flags) {
   if (flags.as_served) serve_as_default(flags, table);
   NFP_ASSIGN_OR_RETURN(StepModel model, StepModel::fit(table));
   const StepModel::FitError fit = model.error_on(table.steps);
-  fmt::print(stderr, "{} on {}: {} steps, fitted within {:.1f} % (mean; 95 % of them within {:.1f} %)\n", table.model,
-             table.device, table.steps.size(), 100 * fit.mean, 100 * fit.p95);
+  log::say("{} on {}: {} steps, fitted within {:.1f} % (mean; 95 % of them within {:.1f} %)\n", table.model,
+           table.device, table.steps.size(), 100 * fit.mean, 100 * fit.p95);
   model.scale(flags.table_scale);
   if (!flags.fp8_levels.empty()) {
     std::vector<double> shares = flags.fp8_levels;

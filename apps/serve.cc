@@ -55,25 +55,24 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
                  const server::ServedModel::Facts& facts, uint64_t kv_bytes, const std::string& policy,
                  const StartSeconds& took, const std::string& url) {
   const int64_t kv_tokens = int64_t{made.kv_blocks} * made.block_size;
-  fmt::print(stderr,
-             "model      {} ({}; one copy of the weights, {})\n"
-             "memory     {} in use\n"
-             "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
-             "batches    up to {} requests and {} tokens a step\n"
-             "precision  {}; FP8 steps compute as {}\n"
-             "sampling   {}\n"
-             "grammars   {}\n"
-             "started    weights {:.2f} s, step times {:.2f} s, KV cache and engine {:.2f} s\n"
-             "ready      {}  (API at {}/v1)\n",
-             facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
-             human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
-             static_cast<double>(kv_tokens) / max_context, max_context,
-             made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
-             made.limits.max_sequences, made.limits.max_step_tokens, policy,
-             name_of(computed_precision(*loaded.backend, made.fp8)),
-             facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
-             server::grammars_available() ? "xgrammar" : "not built", took.weights, took.step_times, took.engine, url,
-             url);
+  log::say(
+      "model      {} ({}; one copy of the weights, {})\n"
+      "memory     {} in use\n"
+      "KV cache   {}: {} tokens, or {:.1f} requests of {} tokens{}\n"
+      "batches    up to {} requests and {} tokens a step\n"
+      "precision  {}; FP8 steps compute as {}\n"
+      "sampling   {}\n"
+      "grammars   {}\n"
+      "started    weights {:.2f} s, step times {:.2f} s, KV cache and engine {:.2f} s\n"
+      "ready      {}  (API at {}/v1)\n",
+      facts.names.front(), loaded.backend->info().device, human_bytes(loaded.model->weight_bytes()),
+      human_bytes(process_memory().resident), human_bytes(kv_bytes), kv_tokens,
+      static_cast<double>(kv_tokens) / max_context, max_context,
+      made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
+      made.limits.max_sequences, made.limits.max_step_tokens, policy,
+      name_of(computed_precision(*loaded.backend, made.fp8)),
+      facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
+      server::grammars_available() ? "xgrammar" : "not built", took.weights, took.step_times, took.engine, url, url);
 }
 
 // glibc keeps large freed blocks in one heap a thread, for good. A server's memory has to come back after large
@@ -86,7 +85,7 @@ void return_freed_memory() {
 
 // Freeing what a failed device holds may wait for it for ever, so nothing is freed.
 [[noreturn]] void exit_by_failure(std::string_view what) {
-  fmt::print(stderr, "nestedfp: error: {}. Start the server again\n", what);
+  log::say("nestedfp: error: {}. Start the server again\n", what);
   std::fflush(nullptr);
   remove_all_temporaries();
   std::_Exit(1);
@@ -121,7 +120,7 @@ Status run(ServeFlags& flags) {
                                                  flags.plans_shares() || (policy && policy->needs_sensitivity())));
   }
   took.weights = lap();
-  fmt::print(stderr, "weights    {} bytes in after {:.2f} s\n", loaded->model->weight_bytes(), took.weights);
+  log::say("weights    {} bytes in after {:.2f} s\n", loaded->model->weight_bytes(), took.weights);
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
   if (flags.plans()) {
     if (!steps) {

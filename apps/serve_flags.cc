@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/log.h"
 #include "base/mapped_file.h"
 #include "eval/start_steps.h"
 #include "policy/slo_policy.h"
@@ -295,9 +296,9 @@ Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
       fmt::format("share {} head {} deterministic {}", calibration.fp8_share, load.fp8_head, load.deterministic);
   NFP_ASSIGN_OR_RETURN(StartSteps found, start_step_times(loaded, options));
   if (found.seconds > 0) {
-    fmt::print(stderr, "step times measured in {:.1f} s{}{}\n", found.seconds,
-               found.path.empty() ? "" : ", kept in " + found.path,
-               found.busy ? " until the next start, which measures again, as the machine was busy" : "");
+    log::say("step times measured in {:.1f} s{}{}\n", found.seconds,
+             found.path.empty() ? "" : ", kept in " + found.path,
+             found.busy ? " until the next start, which measures again, as the machine was busy" : "");
   }
   return std::move(found.table);
 }

@@ -12,6 +12,7 @@
 #include "backend/cuda/gemm/tune/check.h"
 #include "backend/cuda/gemm/tune/tune_plan.h"
 #include "base/atomic_file.h"
+#include "base/log.h"
 #include "model/config.h"
 #include "tune/tune_steps.h"
 #include "verbs.h"
@@ -117,7 +118,7 @@ Status measure(const TuneFlags& flags, const Plan& plan) {
   size_t done = 0;
   const size_t all = ((flags.model.empty() ? 0 : 1) + plan.shapes.size()) * plan.modes.size() *
                      (plan.tokens.size() + plan.checked.size());
-  const Progress progress = [&](const std::string& line) { fmt::print(stderr, "[{}/{}] {}\n", ++done, all, line); };
+  const Progress progress = [&](const std::string& line) { log::say("[{}/{}] {}\n", ++done, all, line); };
   cuda::TuningTable table;
   std::vector<std::string> lines;
   const auto add = [&](const cuda::Tuned& tuned, const char* what) {

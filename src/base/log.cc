@@ -31,7 +31,9 @@ void write(Level level, std::string_view message) {
   const size_t size = std::strftime(time, sizeof(time), "%Y-%m-%dT%H:%M:%S", &parts);
   const std::string line = fmt::format("{}.{:03} {}{}{} {}\n", std::string_view(time, size), now.tv_nsec / 1'000'000,
                                        colored ? kColors[index] : "", kNames[index], colored ? "\x1b[m" : "", message);
-  std::fwrite(line.data(), 1, line.size(), stderr);  // one call, so that lines of several threads do not mix
+  say_text(line);  // in one call, so that lines of several threads do not mix
 }
+
+void say_text(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stderr); }
 
 }  // namespace nfp::log

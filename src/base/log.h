@@ -12,7 +12,14 @@ enum class Level { kDebug, kInfo, kWarn, kError, kOff };
 
 void set_level(Level level);
 void write(Level level, std::string_view message);
+// The text as it is: what a program tells people beside its output. Where standard error cannot be written (closed, a
+// full disk) there is nobody to tell, and the work goes on.
+void say_text(std::string_view text);
 
+template <typename... Args>
+void say(fmt::format_string<Args...> format, Args&&... args) {
+  say_text(fmt::format(format, std::forward<Args>(args)...));
+}
 template <typename... Args>
 void debug(fmt::format_string<Args...> format, Args&&... args) {
   write(Level::kDebug, fmt::format(format, std::forward<Args>(args)...));

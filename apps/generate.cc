@@ -9,6 +9,7 @@
 #include <optional>
 #include <random>
 
+#include "base/log.h"
 #include "base/process_memory.h"
 #include "flags.h"
 #include "interrupt.h"
@@ -24,14 +25,16 @@ struct GenerateFlags {
   SamplingFlags sampling;
   std::string prompt;
   std::string file;
+  const CLI::Option* prompt_option = nullptr;  // which may be given, and empty
+  const CLI::Option* file_option = nullptr;
   int32_t switch_every = 0;
   bool json = false;
   bool quiet = false;
 };
 
 Result<std::string> read_prompt(const GenerateFlags& flags) {
-  if (!flags.prompt.empty()) return flags.prompt;
-  if (!flags.file.empty()) return read_flag_file("--file", flags.file);
+  if (flags.prompt_option->count() > 0) return flags.prompt;
+  if (flags.file_option->count() > 0) return read_flag_file("--file", flags.file);
   if (::isatty(STDIN_FILENO) != 0) {
     return error(ErrorCode::kUsage, "no prompt; give one with -p TEXT, -f FILE or on standard input");
   }
@@ -115,6 +118,9 @@ Status run(const GenerateFlags& flags) {
                  request.prompt.size(), context,
                  request.prompt.size() < most ? fmt::format(", or give a longer --ctx (this model has {})", most) : "");
   }
+  if (const auto bad = validate(request.prompt, request.sampling, engine.engine->bounds())) {
+    return naming_flags({ErrorCode::kInvalidInput, bad->message});
+  }
 
   if (!flags.json && !flags.quiet) fmt::print("{}", prompt);
   Printer printer(flags.switch_every > 0);
@@ -133,8 +139,7 @@ Status run(const GenerateFlags& flags) {
   fmt::print("\n");
   std::fflush(stdout);
   if (!flags.quiet) {
-    fmt::print(
-        stderr,
+    log::say(
         "\n{}: {} prompt tokens, {} generated; first token {:.0f} ms, decode {:.1f} tokens/s; peak memory {}; one "
         "copy of the weights {}\n",
         policy, g.usage.prompt_tokens, g.usage.completion_tokens, g.times.ttft_s * 1e3, g.times.decode_tokens_per_s,
@@ -155,7 +160,8 @@ void add_generate(CLI::App& app, Status& status) {
       "  echo 'Once upon a time' | nestedfp generate model.gguf --switch-every 8");
   flags->model.add_to(*verb);
   auto* prompt = verb->add_option("-p,--prompt", flags->prompt, "the prompt");
-  verb->add_option("-f,--file", flags->file, "read the prompt from a file")->excludes(prompt);
+  flags->prompt_option = prompt;
+  flags->file_option = verb->add_option("-f,--file", flags->file, "read the prompt from a file")->excludes(prompt);
   SamplingParams fallback;
   fallback.temperature = 0;
   flags->sampling.add_to(*verb, fallback);

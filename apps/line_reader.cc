@@ -55,6 +55,7 @@ std::optional<std::string> LineReader::next() {
   if (terminal_ == nullptr) {
     std::string line;
     if (!std::getline(std::cin, line)) return std::nullopt;
+    if (line.ends_with('\r')) line.pop_back();
     return line;
   }
   const InterruptScope interrupt;

@@ -14,8 +14,8 @@ from program import F16_MODEL, PROGRAM, failure, main, run
 VERBS = [["generate"], ["chat"], ["convert"], ["restore"], ["inspect"], ["perplexity"], ["bench"], ["bench", "latency"],
          ["bench", "throughput"], ["bench", "steps"], ["serve"], ["replay"], ["evaluate"], ["tune"], ["pull"]]
 BAD = {"FLOAT": ["nan", "NAN", "-nan", "inf", "-inf", "1e999", "abc", "", "1.5x"],
-       "INT": ["nan", "99999999999999999999999", "-99999999999999999999999", "1.5", "abc", "", "7x"],
-       "UINT": ["nan", "99999999999999999999999", "-1", "-0x1", "1.5", "abc", "", "7x"]}
+       "INT": ["nan", "99999999999999999999999", "-99999999999999999999999", "1.5", "abc", "", "7x", "010"],
+       "UINT": ["nan", "99999999999999999999999", "-1", "-0x1", "1.5", "abc", "", "7x", "010"]}
 OPTION = re.compile(r"\s+(?:-\w,)?(--[a-z0-9-]+) (FLOAT|INT|UINT)\b(.*)")
 
 
@@ -124,6 +124,7 @@ class FlagValues(unittest.TestCase):
     def test_prompts_beyond_the_context_are_not_shown(self):
         out, err = run("generate", F16_MODEL, "-p", "a b c d e f g h i j k l", "--ctx", "4", "-n", "1", code=2)
         self.assertEqual(out, "")
+        self.assertEqual(run("generate", F16_MODEL, "-p", "a", "--stop-token-ids", "9999999", code=1)[0], "")
         self.assertRegex(err, r"the prompt has \d+ tokens, .* the context of 4 .*; shorten it, or give a longer --ctx \(this model has")
 
     def test_modes_of_bench_come_before_or_behind_the_model(self):

@@ -189,6 +189,23 @@ class Generate(Scratch):
         by_flag, _ = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "5", "-q")
         self.assertEqual(run("generate", F16_MODEL, "-f", self.path("prompt"), "-n", "5", "-q")[0], by_flag)
         self.assertEqual(run("generate", F16_MODEL, "-n", "5", "-q", stdin="the quick brown")[0], by_flag)
+        for flag, said in (("-p", "prompt is empty"), ("-f", "no such file")):  # given, and so no reason to read the pipe
+            self.assertIn(said, failure("generate", F16_MODEL, flag, "", "-n", "5", stdin="the quick brown"))
+
+    def test_standard_error_that_takes_nothing_is_no_failure(self):
+        plain = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "5")[0]
+        for redirect in ["2>&-"] + ["2>/dev/full"] * os.path.exists("/dev/full"):
+            done = subprocess.run(["sh", "-c", f'"$0" generate "$1" -p "the quick brown" -n 5 {redirect}', PROGRAM, F16_MODEL],
+                                  stdout=subprocess.PIPE, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stdout), (0, plain), redirect)
+
+    def test_an_answer_that_cannot_be_written_is_told(self):
+        for redirect in [">&-"] + [">/dev/full"] * os.path.exists("/dev/full"):
+            for words in (["generate", F16_MODEL, "-p", "x", "-n", "2"], ["generate", "--help"], ["--version"]):
+                done = subprocess.run(["sh", "-c", f'"$0" "$@" {redirect}', PROGRAM, *words], stderr=subprocess.PIPE,
+                                      text=True, timeout=60)
+                self.assertEqual(done.returncode, 1, (redirect, words))
+                self.assertIn("nestedfp: error: standard output", done.stderr)
 
     def test_stop_strings_and_kv_dtype(self):
         answer = self.answer(F16_MODEL, "--dtype-kv", "f32")
@@ -205,7 +222,7 @@ class Generate(Scratch):
         run("generate", code=2)
         run("generate", F16_MODEL, "--precision", "fp4", code=2)
         run("generate", F16_MODEL, "-p", "x", "--no-such-flag", code=2)
-        run("nonsense", code=2)
+        self.assertIn("nonsense: no such verb", failure("nonsense", F16_MODEL, "-p", "x", code=2))
         run("generate", F16_MODEL, "-p", "x", "--baseline", "fp8-channel", code=2)
 
     def test_dummy_weights_without_a_tokenizer(self):
@@ -466,6 +483,14 @@ class Perplexity(Scratch):
             self.assertTrue(os.path.islink(self.path("full")))
             failure(*save, "/no/such/dir/base")
 
+    def test_what_is_told_does_not_go_into_a_file(self):
+        """With standard error closed the file's number would be that of standard error."""
+        base, other = self.path("base"), self.path("other")
+        self.measure("--save-base", base)
+        words = [PROGRAM, "perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--chunks", "4", "--save-base"]
+        subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *words, other], check=True, stdout=subprocess.DEVNULL, timeout=60)
+        self.assertEqual(pathlib.Path(other).read_bytes(), pathlib.Path(base).read_bytes())
+
     def test_files_are_opened_before_calibrating(self):
         kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "nestedfp", "calibration")
         before = sorted(kept.glob("*"))
@@ -675,13 +700,14 @@ class Bench(Scratch):
 class Chat(Scratch):
     def test_commands_from_a_pipe(self):
         script = "hello there\n/stats\n/precision fp8\nagain\n/precision nonsense\n/precision graded:1:4\n/reset\n/help\n/bogus\n/quit\nnot reached\n"
-        out, err = run("chat", F16_MODEL, "-n", "8", "--seed", "1", stdin=script)
-        self.assertIn("last answer", out)
-        self.assertIn("(precision fp8)", out)
-        self.assertIn("nonsense", out)
-        self.assertIn("graded:1:4 needs an order of sensitivity", out)
-        self.assertIn("(conversation forgotten)", out)
-        self.assertIn("unknown command /bogus", out)
+        for end in ("\n", "\r\n"):
+            out, err = run("chat", F16_MODEL, "-n", "8", "--seed", "1", stdin=script.replace("\n", end))
+            self.assertIn("last answer", out)
+            self.assertIn("(precision fp8)", out)
+            self.assertIn("nonsense", out)
+            self.assertIn("graded:1:4 needs an order of sensitivity", out)
+            self.assertIn("(conversation forgotten)", out)
+            self.assertIn("unknown command /bogus", out)
 
     def test_a_template_in_a_file_of_its_own(self):
         model = self.path("model")

@@ -17,6 +17,11 @@ std::string check_finite(const std::string& text) {
 }
 
 std::string check_whole(const std::string& text, bool is_signed) {
+  // The conversion reads "010" as 8, as C does.
+  const size_t first = text.find_first_of("0123456789");
+  if (first != std::string::npos && text[first] == '0' && text.find_first_of("0123456789", first + 1) == first + 1) {
+    return "'" + text + "' must not begin with 0";
+  }
   char* end = nullptr;
   errno = 0;
   if (is_signed) {

@@ -213,7 +213,8 @@ Status read_tensor(Cursor& in, GgufTensor& tensor) {
     tensor.shape.push_back(static_cast<int64_t>(dims[i]));
   }
   const auto block = static_cast<uint64_t>(tensor.type->block);
-  const uint64_t row = dims.empty() ? 1 : dims[0];  // a scalar is one element, which is no block either
+  // A scalar and a vector are read element by element, which is no block.
+  const uint64_t row = dims.size() < 2 ? 1 : dims[0];
   if (row % block != 0) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has rows of {} elements, not whole blocks of {}", in.name(),
                  tensor.name, row, block);

@@ -83,9 +83,10 @@ TEST(Gguf, EveryFaultIsNamed) {
   const auto tensor = [](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset, size_t bytes) {
     return GgufBuilder().tensor_at("t", dims, type, offset).data(std::string(bytes, 'x')).build();
   };
-  EXPECT_TRUE(parse_bytes(tensor({32}, 8, 0, 34)).ok());
-  expect_fault(tensor({32}, 8, 0, 33), "'t' (34 bytes at offset 0)");
-  expect_fault(tensor({33}, 8, 0, 100), "whole blocks of 32");
+  EXPECT_TRUE(parse_bytes(tensor({32, 1}, 8, 0, 34)).ok());
+  expect_fault(tensor({32, 1}, 8, 0, 33), "'t' (34 bytes at offset 0)");
+  expect_fault(tensor({33, 1}, 8, 0, 100), "whole blocks of 32");
+  expect_fault(tensor({32}, 8, 0, 34), "'t' has rows of 1 elements, not whole blocks of 32");
   expect_fault(tensor({}, 8, 0, 34), "'t' has rows of 1 elements, not whole blocks of 32");
   EXPECT_TRUE(parse_bytes(tensor({}, 0, 0, 4)).ok());
   expect_fault(tensor({32}, 4, 0, 100), "GGUF type 4");

@@ -29,12 +29,13 @@ bool has_safetensors(const HubModel& model) {
   return find(model, "model.safetensors") != nullptr || find(model, "model.safetensors.index.json") != nullptr;
 }
 
-// With PREFIX.safetensors.index.json the files that it names, else PREFIX.safetensors. `prefix`: with the folder.
+// PREFIX.safetensors, or without it the files that PREFIX.safetensors.index.json names: what ShardSet opens. `prefix`:
+// with the folder.
 Status add_safetensors(const HubModel& model, const HubName& name, const ReadFile& read, const std::string& prefix,
                        std::vector<HubFile>& out) {
   std::set<std::string> paths;
   const std::string index = prefix + ".safetensors.index.json";
-  if (find(model, index) != nullptr) {
+  if (find(model, prefix + ".safetensors") == nullptr && find(model, index) != nullptr) {
     NFP_ASSIGN_OR_RETURN(const std::string text, read(index));
     const auto root = parse_file_json<nlohmann::json>(text);
     const auto map = root.is_object() ? root.find("weight_map") : root.end();

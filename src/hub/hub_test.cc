@@ -112,6 +112,10 @@ TEST(FileChoice, OnlyWhatServingNeeds) {
                                        "m-2.safetensors", "model.safetensors.index.json", "x.gguf"});
   EXPECT_EQ(chosen(sharded, "", {{"config.json", "{}"}, {"model.safetensors.index.json", index}}),
             "config.json model.safetensors.index.json | m-1.safetensors m-2.safetensors");
+  HubModel both = sharded;
+  both.files.push_back({"model.safetensors", 1, std::string(64, 'a')});
+  EXPECT_EQ(chosen(both, "", {{"config.json", "{}"}, {"model.safetensors.index.json", index}}),
+            "config.json model.safetensors.index.json | model.safetensors");
   EXPECT_EQ(chosen(sharded, "x.gguf"), "| x.gguf");
   for (const char* bad :
        {R"({"weight_map": {"a": "../m-1.safetensors"}})", R"({"weight_map": {"a": "m-3.safetensors"}})"}) {

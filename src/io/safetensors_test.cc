@@ -186,5 +186,17 @@ TEST_F(SafetensorsFiles, IndexFaultsAreNamed) {
   EXPECT_NE(set_error().find("m.safetensors: is missing"), std::string::npos);
 }
 
+// As transformers leaves a folder in which it wrote one file over several.
+TEST_F(SafetensorsFiles, OneFileCountsBesideAnIndex) {
+  index(R"({"weight_map":{"a":"m1.safetensors"}})");
+  for (const bool shard_there : {false, true}) {
+    if (shard_there) write_tensors(path("m1.safetensors"), {random_tensor("a", DType::kF32, {3}, 1)});
+    write_tensors(path("m.safetensors"), {random_tensor("a", DType::kF16, {3}, 2)});
+    const auto set = ShardSet::open(dir_, "m");
+    ASSERT_TRUE(set.ok()) << set.error().message;
+    EXPECT_EQ(set->find("a")->dtype, DType::kF16);
+  }
+}
+
 }  // namespace
 }  // namespace nfp

@@ -14,8 +14,9 @@ Result<ShardSet> ShardSet::open(const std::string& directory, const std::string&
   ShardSet set;
   const std::string index_path = directory + "/" + prefix + ".safetensors.index.json";
   std::error_code code;
-  if (!std::filesystem::exists(index_path, code)) {
-    NFP_RETURN_IF_ERROR(set.add(directory + "/" + prefix + ".safetensors", nullptr));
+  const std::string single = directory + "/" + prefix + ".safetensors";
+  if (std::filesystem::exists(single, code) || !std::filesystem::exists(index_path, code)) {
+    NFP_RETURN_IF_ERROR(set.add(single, nullptr));
     return set;
   }
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(index_path));

@@ -17,7 +17,8 @@ namespace nfp {
 
 class ShardSet {
  public:
-  // Opens DIRECTORY/PREFIX.safetensors.index.json with its shards or, without an index, DIRECTORY/PREFIX.safetensors.
+  // Opens DIRECTORY/PREFIX.safetensors or, without it, DIRECTORY/PREFIX.safetensors.index.json with its shards. Where
+  // both are there transformers reads the former too: it leaves the index of a model that it writes another over.
   // Errors: a shard or tensor that the index names is missing, a tensor in two shards, and whatever parse_safetensors
   // finds.
   static Result<ShardSet> open(const std::string& directory, const std::string& prefix);

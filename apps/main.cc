@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -42,6 +43,7 @@ int finish(const nfp::Status& status) {
 
 int main(int argc, char** argv) {
   fill_standard_files();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit of its size (ulimit -f) is an error like a full disk
   nfp::server::run_as_grammar_process(argc, argv);
   nfp::install_mapping_guard();
   CLI::App app(

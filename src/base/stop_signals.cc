@@ -20,6 +20,15 @@ sigset_t stop_signals() {
 
 std::string_view name_of(int number) { return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGHUP"; }
 
+std::atomic<bool> broken_pipe{false};
+
+// SIGPIPE comes to the thread that wrote, where no other thread can take it, and a handler must not remove files.
+void on_broken_pipe(int) {
+  broken_pipe.store(true);
+  ::kill(::getpid(), SIGTERM);
+  while (true) ::pause();
+}
+
 [[noreturn]] void end_by(int number) {
   std::signal(number, SIG_DFL);
   sigset_t set;
@@ -55,9 +64,12 @@ StopRemovesTemporaries::StopRemovesTemporaries(std::optional<int> status) {
   const sigset_t set = stop_signals();
   pthread_sigmask(SIG_BLOCK, &set, &before_);
   thread_ = std::thread([this, status] { wait(status); });
+  ::sigaction(SIGPIPE, nullptr, &pipe_before_);
+  if (pipe_before_.sa_handler == SIG_DFL) std::signal(SIGPIPE, on_broken_pipe);
 }
 
 StopRemovesTemporaries::~StopRemovesTemporaries() {
+  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
   done_.store(true);
   pthread_kill(thread_.native_handle(), SIGTERM);  // to that thread alone
   thread_.join();
@@ -72,7 +84,7 @@ void StopRemovesTemporaries::wait(std::optional<int> status) {
   if (done_.load() && info.si_pid == ::getpid()) return;  // the destructor
   remove_all_temporaries();
   if (status) _exit(*status);
-  end_by(info.si_signo);
+  end_by(broken_pipe.load() ? SIGPIPE : info.si_signo);
 }
 
 }  // namespace nfp

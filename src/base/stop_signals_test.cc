@@ -39,6 +39,17 @@ class StopSignals : public ::testing::Test {
     ::kill(::getpid(), SIGTERM);
     ::sleep(60);
   }
+  void write_to_a_broken_pipe() {
+    std::signal(SIGPIPE, SIG_DFL);
+    const StopRemovesTemporaries outer;
+    const StopRemovesTemporaries stop;
+    auto file = AtomicFile::create((dir_ / "half").string());
+    int ends[2];
+    if (!file.ok() || ::pipe(ends) != 0) _exit(99);
+    ::close(ends[0]);
+    if (::write(ends[1], "x", 1) < 0) _exit(98);
+    _exit(97);
+  }
   void be_told_to_stop_while_files_are_made() {
     const StopRemovesTemporaries stop;
     const TemporaryPath folder((dir_ / "folder").string());
@@ -73,6 +84,11 @@ using StopSignalsDeathTest = StopSignals;
 
 TEST_F(StopSignalsDeathTest, TheProcessEndsByTheSignalAndLeavesNothing) {
   EXPECT_EXIT(be_told_to_stop(std::nullopt), ::testing::KilledBySignal(SIGTERM), "");
+  EXPECT_TRUE(fs::is_empty(dir_));
+}
+
+TEST_F(StopSignalsDeathTest, NorDoesABrokenPipeLeaveAnything) {
+  EXPECT_EXIT(write_to_a_broken_pipe(), ::testing::KilledBySignal(SIGPIPE), "");
   EXPECT_TRUE(fs::is_empty(dir_));
 }
 

@@ -355,6 +355,10 @@ class ConvertAndRestore(Scratch):
             file.truncate(os.path.getsize(os.path.join(broken, weights)) - 10)
         failure("convert", broken, self.path("out"))
         shutil.rmtree(broken)
+        done = subprocess.run(["sh", "-c", 'ulimit -f 50; "$0" convert "$1" "$2" --calibrate none', PROGRAM, F16_MODEL,
+                               self.path("out")], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("File too large", done.stderr)
         self.assertEqual(sorted(os.listdir(self.dir)), before)
 
 

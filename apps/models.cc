@@ -83,8 +83,8 @@ void add_models(CLI::App& app, Status& status) {
   auto flags = std::make_shared<ModelsFlags>();
   CLI::App* verb = app.add_subcommand("models", "List the models in the Hugging Face cache and whether they load");
   verb->footer("Example:\n  nestedfp models\nHF_HUB_CACHE and HF_HOME say where the cache is.");
-  verb->add_flag("--json", flags->json, "print one JSON object");
-  verb->add_flag("--names", flags->names, "print names only, without opening the models");
+  auto* json = verb->add_flag("--json", flags->json, "print one JSON object");
+  verb->add_flag("--names", flags->names, "print names only, without opening the models")->excludes(json);
   verb->callback([flags, &status] { status = run(*flags); });
 }
 

@@ -95,7 +95,7 @@ Result<HubAccess> hub_access() {
     if (access.token.empty()) access.token = trimmed(variable(name));
   }
   if (access.token.empty()) {
-    const std::string given = variable("HF_TOKEN_PATH");
+    const std::string given = path_variable("HF_TOKEN_PATH");
     if (auto file = read_text_file(given.empty() ? hub_home() + "/token" : given, 4096); file.ok()) {
       access.token = trimmed(*file);
     }

@@ -1,6 +1,7 @@
 #include "io/hub_cache.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 
@@ -25,16 +26,42 @@ bool is_name(std::string_view text) {
          text.find("--") == std::string_view::npos;
 }
 
+// One that is not set stays as it is written.
+std::string with_variables(std::string_view text) {
+  const auto of_name = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+  std::string out;
+  size_t done = 0;
+  for (size_t at; (at = text.find('$', done)) != std::string_view::npos;) {
+    const bool braces = text.substr(at).starts_with("${");
+    const size_t begin = at + (braces ? 2 : 1);
+    const auto after = std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), of_name);
+    const size_t end = braces ? text.find('}', begin) : static_cast<size_t>(after - text.begin());
+    const char* value =
+        end == std::string_view::npos ? nullptr : std::getenv(std::string(text.substr(begin, end - begin)).c_str());
+    out += text.substr(done, at - done);
+    out += value != nullptr ? value : "$";
+    done = value != nullptr ? end + (braces ? 1 : 0) : at + 1;
+  }
+  out += text.substr(done);
+  return out;
+}
+
 }  // namespace
 
+std::string path_variable(const char* name) {
+  std::string text = variable(name);
+  if (text == "~" || text.starts_with("~/")) text.replace(0, 1, variable("HOME"));
+  return with_variables(text);
+}
+
 std::string hub_home() {
-  if (const std::string home = variable("HF_HOME"); !home.empty()) return home;
-  if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) return xdg + "/huggingface";
+  if (std::string home = path_variable("HF_HOME"); !home.empty()) return home;
+  if (const std::string xdg = path_variable("XDG_CACHE_HOME"); !xdg.empty()) return xdg + "/huggingface";
   return variable("HOME") + "/.cache/huggingface";
 }
 
 std::string hub_cache() {
-  const std::string cache = variable("HF_HUB_CACHE");
+  const std::string cache = path_variable("HF_HUB_CACHE");
   return cache.empty() ? hub_home() + "/hub" : cache;
 }
 

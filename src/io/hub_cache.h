@@ -13,6 +13,10 @@
 
 namespace nfp {
 
+// The path that a variable of the environment holds, empty where there is none. A leading ~ and variables in it ($HOME,
+// ${HOME}) are put in as Hugging Face's clients do: files that set variables for services do not.
+std::string path_variable(const char* name);
+
 // HF_HUB_CACHE, else HF_HOME/hub, else XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub.
 std::string hub_cache();
 // HF_HOME and what stands for it: where the token lies.

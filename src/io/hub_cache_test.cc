@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <initializer_list>
+#include <utility>
 
 #include "io/testing/model_files.h"
 
@@ -83,6 +85,16 @@ TEST_F(HubCacheTest, ThePlaceIsThatOfTheOtherClients) {
   EXPECT_EQ(hub_home(), "/h");
   setenv("HF_HUB_CACHE", "/c", 1);
   EXPECT_EQ(hub_cache(), "/c");
+  for (const auto& [given, place] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"~", home},
+           {"~/c", home + "/c"},
+           {"$HF_HOME/c", "/h/c"},
+           {"${HF_HOME}c$HF_HOME", "/hc/h"},
+           {"a~/$", "a~/$"},
+           {"$NFP_NOT_SET/${NFP_NOT_SET}/${HF_HOME", "$NFP_NOT_SET/${NFP_NOT_SET}/${HF_HOME"}}) {
+    setenv("HF_HUB_CACHE", given, 1);
+    EXPECT_EQ(hub_cache(), place) << given;
+  }
 }
 
 TEST_F(HubCacheTest, RevisionsAndFilesAreFound) {

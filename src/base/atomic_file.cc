@@ -1,6 +1,7 @@
 #include "base/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -42,10 +43,18 @@ bool output_is_replaced(const std::string& path) {
   return (type == fs::file_type::regular || type == fs::file_type::not_found) && !is_open_file(path);
 }
 
+bool is_mount_point(const std::string& path) {
+  struct statx found = {};
+  return ::statx(AT_FDCWD, path.c_str(), 0, 0, &found) == 0 && (found.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
 Result<AtomicFile> AtomicFile::create_output(const std::string& path) {
   std::error_code code;
   if (output_is_replaced(path)) {
     const fs::path target = fs::is_symlink(path, code) ? fs::canonical(path, code) : fs::path(path);
+    if (is_mount_point(path)) {
+      return error(ErrorCode::kIo, "{}: is a mount point, which cannot be replaced; name a file in a directory", path);
+    }
     return create(code ? path : target.string());  // a link that leads nowhere is replaced itself
   }
   AtomicFile file;

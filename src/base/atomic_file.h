@@ -19,7 +19,8 @@ class AtomicFile {
   // `mode`: who may read the file, less what the umask takes away.
   static Result<AtomicFile> create(const std::string& path, mode_t mode = 0644);
   // For a path that a person named: a link stays and leads to what is replaced, and what is no file (a device, a pipe,
-  // this process's own output) is written as it comes, since a rename would put a file in its place.
+  // this process's own output) is written as it comes, since a rename would put a file in its place. Error: a mount
+  // point, which cannot be replaced.
   static Result<AtomicFile> create_output(const std::string& path);
   ~AtomicFile() { close(); }
   AtomicFile(AtomicFile&& other) noexcept;
@@ -43,6 +44,10 @@ class AtomicFile {
 
 // Does create_output() put a new file in this path's place? False: it writes to what is there.
 bool output_is_replaced(const std::string& path);
+
+// Whether something is mounted there, so that its name cannot be given to another. False too where an older kernel does
+// not say.
+bool is_mount_point(const std::string& path);
 
 Status write_file(const std::string& path, std::string_view text, mode_t mode = 0644);
 

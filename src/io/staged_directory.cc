@@ -1,7 +1,6 @@
 #include "io/staged_directory.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +8,8 @@
 #include <filesystem>
 #include <system_error>
 #include <utility>
+
+#include "base/atomic_file.h"
 
 namespace nfp {
 
@@ -24,12 +25,6 @@ bool is_inside(const fs::path& inner, const fs::path& outer) {
 
 // Its name leads into it from elsewhere, and is no name to rename.
 bool names_itself(const fs::path& path) { return path.filename() == "." || path.filename() == ".."; }
-
-// False too where an older kernel does not say.
-bool is_mount_point(const std::string& path) {
-  struct statx found = {};
-  return ::statx(AT_FDCWD, path.c_str(), 0, 0, &found) == 0 && (found.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
-}
 
 // What --force must not destroy, and what cannot be renamed when all is written.
 Status check_replaceable(const std::string& path, const std::string& source) {

@@ -487,6 +487,19 @@ class Perplexity(Scratch):
             self.assertTrue(os.path.islink(self.path("full")))
             failure(*save, "/no/such/dir/base")
 
+    def test_a_file_that_is_mounted_is_refused_before_it_is_computed(self):
+        script = 'mount --bind "$0" "$1" || exit 77; shift; exec "$@"'
+        mounted = self.path("mounted")
+        pathlib.Path(mounted).touch()
+        for words in (["perplexity", "--save-base", mounted], ["evaluate", "--html", mounted]):
+            done = subprocess.run(["unshare", "-rm", "sh", "-c", script, self.path("text"), mounted, PROGRAM, words[0], F16_MODEL,
+                                   "--file", self.path("text"), "--ctx", "64", *words[1:]], capture_output=True, text=True, timeout=60)
+            if "unshare" in done.stderr or done.returncode == 77:
+                self.skipTest(done.stderr)
+            self.assertEqual(done.returncode, 1)
+            self.assertEqual(done.stderr, f"nestedfp: error: {mounted}: is a mount point, which cannot be replaced; "
+                                          "name a file in a directory\n")
+
     def test_what_is_told_does_not_go_into_a_file(self):
         """With standard error closed the file's number would be that of standard error."""
         base, other = self.path("base"), self.path("other")

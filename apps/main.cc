@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <new>
 
 #include "base/log.h"
 #include "base/mapping_guard.h"
@@ -77,6 +78,9 @@ int main(int argc, char** argv) {
       return 2;
     }
     return app.exit(error) == 0 ? finish(status) : 2;
+  } catch (const std::bad_alloc&) {
+    nfp::log::say("nestedfp: error: there is not enough memory; use a smaller model, context or batch\n");
+    return 1;
   } catch (const std::exception& failed) {
     // None should come this far; on its way temporary files were removed.
     nfp::log::say("nestedfp: error: {}\n", failed.what());

@@ -1,10 +1,13 @@
 #include "base/thread_pool.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <cassert>
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -53,15 +56,25 @@ Range partition(int64_t count, int part, int parts, int64_t align) {
 ThreadPool::ThreadPool(int threads, std::vector<int> cpus) : threads_(std::max(1, threads)), cpus_(std::move(cpus)) {
   assert(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_));
   workers_.reserve(static_cast<size_t>(threads_ - 1));
-  for (int i = 1; i < threads_; ++i) {
-    workers_.emplace_back([this, i] {
-      if (!cpus_.empty() && cpus_[static_cast<size_t>(i)] >= 0) pin_to(cpus_[static_cast<size_t>(i)]);
-      worker(i);
-    });
+  try {
+    for (int i = 1; i < threads_; ++i) {
+      workers_.emplace_back([this, i] {
+        if (!cpus_.empty() && cpus_[static_cast<size_t>(i)] >= 0) pin_to(cpus_[static_cast<size_t>(i)]);
+        worker(i);
+      });
+    }
+  } catch (const std::system_error& refused) {
+    end();
+    throw std::runtime_error(
+        fmt::format("cannot start {} threads: {}; use fewer (--threads), or allow more (ulimit -u, "
+                    "a container's limit of processes)",
+                    threads_, refused.code().message()));
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   stop_.store(true, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();

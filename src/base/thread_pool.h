@@ -25,7 +25,7 @@ Range partition(int64_t count, int part, int parts, int64_t align = 1);
 class ThreadPool {
  public:
   // `threads` >= 1 counts the caller of run(). Where `cpus` is given, thread i is bound to cpus[i] (the caller, thread
-  // 0, when it calls run()); to none where that is negative.
+  // 0, when it calls run()); to none where that is negative. Throws where the system allows no more threads.
   explicit ThreadPool(int threads, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -58,6 +58,7 @@ class ThreadPool {
   using Function = void (*)(void*, int);
   void run_erased(Function function, void* context);
   void worker(int thread);
+  void end();
 
   const int threads_;
   const std::vector<int> cpus_;

@@ -192,6 +192,20 @@ class Generate(Scratch):
         for flag, said in (("-p", "prompt is empty"), ("-f", "no such file")):  # given, and so no reason to read the pipe
             self.assertIn(said, failure("generate", F16_MODEL, flag, "", "-n", "5", stdin="the quick brown"))
 
+    @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
+    def test_threads_and_memory_that_the_system_does_not_give_are_told(self):
+        model = self.path("model")
+        shutil.copytree(F16_MODEL, model)
+        config = pathlib.Path(model, "config.json")
+        config.write_text(config.read_text().replace('"max_position_embeddings": 512', '"max_position_embeddings": 1073741824'))
+        for flags, said in ((["--threads", "1000"], "cannot start 1000 threads: .*--threads"),
+                            (["--ctx", "1073741824"], "not enough memory; use a smaller model, context")):
+            script = 'ulimit -s 8192; ulimit -v 3000000; exec "$0" "$@"'
+            done = subprocess.run(["sh", "-c", script, PROGRAM, "generate", model, "-p", "x", "-n", "1", *flags],
+                                  capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stdout), (1, ""), flags)
+            self.assertRegex(done.stderr, f"^nestedfp: error: .*{said}", flags)
+
     def test_standard_error_that_takes_nothing_is_no_failure(self):
         plain = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "5")[0]
         for redirect in ["2>&-"] + ["2>/dev/full"] * os.path.exists("/dev/full"):

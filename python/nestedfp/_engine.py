@@ -65,7 +65,7 @@ class Engine:
         self._process = os.getpid()
         self._lock = threading.RLock()  # of the handle: while a call is inside, nobody frees it
         self._library = library()
-        _check(self._library.nfp_engine_open(model.encode(), _json(options), ctypes.byref(self._handle)))
+        _check(self._library.nfp_engine_open(os.fsencode(model), _json(options), ctypes.byref(self._handle)))
 
     def close(self) -> None:
         if os.getpid() != self._process:  # the model is the parent's
@@ -109,7 +109,10 @@ class Engine:
         return self._object("nfp_engine_info")
 
     def encode(self, text: str) -> list[int]:
-        data = text.encode()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as problem:
+            raise NestedFPError(USAGE, f"a text that is not Unicode: {problem}") from problem
         return list(self._object("nfp_engine_encode", data, len(data))["ids"])
 
     def decode(self, ids: list[int]) -> str:

@@ -176,6 +176,19 @@ class TinyModel(unittest.TestCase):
             with self.assertRaisesRegex(NestedFPError, f"field '{field}'"):
                 self.llm.generate([[5]], SamplingParams(**{field: value}))
 
+    def test_text_that_is_not_unicode(self):
+        for call in (self.llm.encode, lambda text: self.llm.generate(text, GREEDY)):
+            with self.assertRaisesRegex(NestedFPError, "surrogates not allowed"):
+                call("a\ud800")
+
+    def test_a_path_that_is_not_unicode(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, os.fsdecode(b"\xff"))
+            os.symlink(TINY, path)
+            with LLM(path, device="cpu", threads=1) as llm:
+                self.assertEqual(llm.encode("ab ba"), self.llm.encode("ab ba"))
+                self.assertIn("model", llm.info)
+
     def test_token_ids_of_arrays(self):
         expected = self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
         array = np.array([5, 6, 7])

@@ -10,6 +10,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <boost/system/system_error.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -104,6 +105,9 @@ class Player {
     try {
       co_await timer.async_wait(asio::use_awaitable);
       co_await request(index, record);
+    } catch (const boost::system::system_error& failed) {
+      record.done = false;
+      reason_ = failed.code().message();  // what() also says where in Boost
     } catch (const std::exception& failed) {
       record.done = false;
       reason_ = failed.what();

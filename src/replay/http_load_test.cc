@@ -123,6 +123,7 @@ TEST(HttpLoad, SaysThatNobodyAnswered) {
   const auto outcome = play_over_http(trace, options, {});
   ASSERT_FALSE(outcome.ok());
   EXPECT_EQ(outcome.error().code, ErrorCode::kIo);
+  EXPECT_TRUE(outcome.error().message.ends_with("the last failed with: Connection refused")) << outcome.error().message;
 }
 
 TEST(HttpLoad, AStreamThatEndsWithAnErrorIsNoAnswer) {

@@ -106,6 +106,15 @@ Status StagedDirectory::commit() {
   } else if (errno != ENOENT) {
     old = fmt::format("{}.old-{}", path_, ::getpid());
     fs::rename(path_, old, code);
+    if (code == std::errc::cross_device_link) {  // a directory of a container's image, which can only be removed
+      old.clear();
+      fs::remove_all(path_, code);
+      if (!code) fs::rename(path(), path_, code);
+      Error failed =
+          error(ErrorCode::kIo, "{}: cannot be replaced: {}; what was written is {}", path_, code.message(), path());
+      temporary_.release();  // in its place, or all that there is
+      return code ? Status(std::move(failed)) : ok_status();
+    }
     if (code) return error(ErrorCode::kIo, "{}: cannot be replaced: {}", path_, code.message());
   }
   fs::rename(path(), path_, code);

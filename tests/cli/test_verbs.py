@@ -376,6 +376,20 @@ class ConvertAndRestore(Scratch):
         self.assertEqual(sorted(os.listdir(self.dir)), before)
 
 
+    def test_a_directory_of_a_containers_image_is_replaced(self):
+        """An overlay renames no directory of its lower layer."""
+        script = """
+            mount -t tmpfs none "$3" && mkdir -p "$3/lower/old" "$3/upper" "$3/work" "$3/all" && echo {} > "$3/lower/old/config.json" &&
+            mount -t overlay none -o "lowerdir=$3/lower,upperdir=$3/upper,workdir=$3/work,userxattr" "$3/all" || exit 77
+            "$1" convert "$2" "$3/all/old" --calibrate none --force && "$1" inspect "$3/all/old" && ls "$3/all" """
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", PROGRAM, F16_MODEL, self.dir], capture_output=True,
+                              text=True, timeout=60)
+        if "unshare" in done.stderr or done.returncode == 77:
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.splitlines()[-1], "old")
+
+
 def tensors(folder):
     """name -> (dtype, shape, bytes) of all safetensors of a directory."""
     found = {}

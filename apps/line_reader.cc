@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <clocale>
 #include <cstdio>
 #include <iostream>
 
@@ -35,6 +36,8 @@ char* show_prompt(EditLine* edit) {
 
 LineReader::LineReader(std::string prompt) : prompt_(std::move(prompt)) {
   if (::isatty(STDIN_FILENO) == 0) return;
+  // libedit leaves out what its locale has no characters for. Text is UTF-8 here, whatever the locale is.
+  if (std::setlocale(LC_CTYPE, "C.UTF-8") == nullptr) std::setlocale(LC_CTYPE, "");
   terminal_ = std::make_unique<Terminal>();
   terminal_->edit = el_init("nestedfp", stdin, stdout, stderr);
   terminal_->history = history_init();

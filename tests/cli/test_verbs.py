@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import pathlib
+import pty
 import shutil
 import signal
 import struct
@@ -753,6 +754,23 @@ class Chat(Scratch):
             self.assertIn("graded:1:4 needs an order of sensitivity", out)
             self.assertIn("(conversation forgotten)", out)
             self.assertIn("unknown command /bogus", out)
+
+    def test_a_terminal_takes_all_characters(self):
+        for locale in ("C", "C.UTF-8"):
+            ours, theirs = pty.openpty()
+            process = subprocess.Popen([PROGRAM, "chat", F16_MODEL, "-n", "2"], stdin=theirs, stdout=theirs,
+                                       stderr=subprocess.DEVNULL, env={**os.environ, "LC_ALL": locale, "TERM": "xterm"})
+            os.close(theirs)
+            os.write(ours, "/precision größer漢字\n/quit\n".encode())
+            said = b""
+            try:
+                while piece := os.read(ours, 4096):
+                    said += piece
+            except OSError:  # all that it said is read
+                pass
+            os.close(ours)
+            self.assertEqual(process.wait(timeout=60), 0)
+            self.assertIn("precision policy 'größer漢字' is unknown", said.decode(errors="replace"), locale)
 
     def test_a_template_in_a_file_of_its_own(self):
         model = self.path("model")

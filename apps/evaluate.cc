@@ -84,14 +84,14 @@ Status run(EvaluateFlags flags) {
   }
   NFP_ASSIGN_OR_RETURN(const Evaluation evaluation, evaluate(flags.model.model, flags.options));
   if (terminal) log::say("\r\033[K");
-  NFP_RETURN_IF_ERROR(write_report(html, evaluation_to_html(evaluation)));
-  NFP_RETURN_IF_ERROR(write_figures(flags.json_file, evaluation));
+  // First what cannot fail for a full disk.
   if (flags.json) {
     fmt::print("{}\n", evaluation_to_json(evaluation));
   } else {
     print_table(evaluation);
   }
-  return ok_status();
+  NFP_RETURN_IF_ERROR(write_report(html, evaluation_to_html(evaluation)));
+  return write_figures(flags.json_file, evaluation);
 }
 
 }  // namespace

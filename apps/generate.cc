@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <optional>
 #include <random>
 
 #include "base/log.h"
+#include "base/mapped_file.h"
 #include "base/process_memory.h"
 #include "flags.h"
 #include "interrupt.h"
@@ -38,8 +37,7 @@ Result<std::string> read_prompt(const GenerateFlags& flags) {
   if (::isatty(STDIN_FILENO) != 0) {
     return error(ErrorCode::kUsage, "no prompt; give one with -p TEXT, -f FILE or on standard input");
   }
-  std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
-  return text;
+  return read_text(STDIN_FILENO, "standard input");
 }
 
 // Prints pieces as they come. With --switch-every, text computed in FP8 is marked: coloured on a terminal, and "[fp8]"

@@ -90,15 +90,19 @@ void MappedFile::release(std::span<const std::byte> part) const {
 Result<std::string> read_text_file(const std::string& path, size_t limit) {
   const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd.get() < 0) return open_error(path, errno);
+  return read_text(fd.get(), path, limit);
+}
+
+Result<std::string> read_text(int fd, const std::string& name, size_t limit) {
   std::string text;
   char buffer[1 << 16];
   while (true) {
-    const ssize_t got = ::read(fd.get(), buffer, sizeof(buffer));
+    const ssize_t got = ::read(fd, buffer, sizeof(buffer));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return error(ErrorCode::kIo, "{}: cannot be read: {}", path, std::strerror(errno));
+    if (got < 0) return error(ErrorCode::kIo, "{}: cannot be read: {}", name, std::strerror(errno));
     if (got == 0) return text;
     if (text.size() + static_cast<size_t>(got) > limit) {
-      return error(ErrorCode::kInvalidInput, "{}: larger than the {} bytes allowed here", path, limit);
+      return error(ErrorCode::kInvalidInput, "{}: larger than the {} bytes allowed here", name, limit);
     }
     text.append(buffer, static_cast<size_t>(got));
   }

@@ -38,5 +38,7 @@ class MappedFile {
 
 // Reads a whole small file (config, template). Fails when it is larger than `limit` bytes.
 Result<std::string> read_text_file(const std::string& path, size_t limit = size_t{256} << 20);
+// The rest of what is open already, by the name that errors give it.
+Result<std::string> read_text(int fd, const std::string& name, size_t limit = size_t{256} << 20);
 
 }  // namespace nfp

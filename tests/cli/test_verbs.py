@@ -193,6 +193,11 @@ class Generate(Scratch):
         for flag, said in (("-p", "prompt is empty"), ("-f", "no such file")):  # given, and so no reason to read the pipe
             self.assertIn(said, failure("generate", F16_MODEL, flag, "", "-n", "5", stdin="the quick brown"))
 
+    def test_a_prompt_without_end(self):
+        with open("/dev/zero", "rb") as zero:
+            done = subprocess.run([PROGRAM, "generate", F16_MODEL], stdin=zero, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.stderr, "nestedfp: error: standard input: larger than the 268435456 bytes allowed here\n")
+
     @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
     def test_threads_and_memory_that_the_system_does_not_give_are_told(self):
         model = self.path("model")
@@ -608,6 +613,10 @@ class Perplexity(Scratch):
         decoder = json.JSONDecoder()
         one, end = decoder.raw_decode(out)
         self.assertEqual(one, json.loads(out[end:]))
+        if os.path.exists("/dev/full"):  # what was computed is shown all the same
+            out, err = run(*evaluate, self.path("null"), "--html", "/dev/full", code=1)
+            self.assertIn("nearest", out)
+            self.assertIn("No space left", err)
 
 
 class Bench(Scratch):

@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (const auto unknown = app.remaining(); app.get_subcommands().empty() && !unknown.empty()) {
-      nfp::log::say("nestedfp: error: {}: no such verb; `nestedfp --help` lists them\n", unknown.front());
+      nfp::log::say("nestedfp: error: {}: no such verb or flag; `nestedfp --help` lists them\n", unknown.front());
       return 2;
     }
     return app.exit(error) == 0 ? finish(status) : 2;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <string>
 
@@ -16,7 +17,7 @@ std::string size_text(double bytes) {
 }
 
 std::string time_text(double seconds) {
-  const auto whole = static_cast<long>(seconds + 0.5);
+  const auto whole = std::lround(seconds);
   return whole >= 3600 ? fmt::format("{} h {:02} min", whole / 3600, whole % 3600 / 60)
          : whole >= 60 ? fmt::format("{} min {:02} s", whole / 60, whole % 60)
                        : fmt::format("{} s", whole);

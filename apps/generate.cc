@@ -129,7 +129,7 @@ Status run(const GenerateFlags& flags) {
   if (!generated.ok()) return naming_flags(generated.error());
   const Generation& g = *generated;
   // What there is was asked for all the same; only the exit status tells that Ctrl-C ended it.
-  const Status ended = g.finish == FinishReason::kCancelled ? Status(Error{ErrorCode::kCancelled, ""}) : ok_status();
+  Status ended = g.finish == FinishReason::kCancelled ? Status(Error{ErrorCode::kCancelled, ""}) : ok_status();
   if (flags.json) {
     print_json(flags, *loaded, g, *sampling.seed);
     return ended;

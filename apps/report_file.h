@@ -4,11 +4,20 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/atomic_file.h"
 #include "base/result.h"
 
 namespace nfp {
+
+// A flag and the path that was given with it; "" = none.
+struct FlagPath {
+  std::string_view flag;
+  std::string path;
+};
+// Error: an output would take the place of an input, or of another output.
+Status check_outputs(const std::vector<FlagPath>& outputs, const std::vector<FlagPath>& inputs);
 
 // Nothing where the path is empty: the flag was not given.
 Result<std::optional<AtomicFile>> open_report(const std::string& path);

@@ -475,6 +475,21 @@ class Perplexity(Scratch):
         out, _ = run("perplexity", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--chunks", "4", "--json", *arguments)
         return json.loads(out)
 
+    def test_an_output_takes_the_place_of_no_input_and_no_other_output(self):
+        text, link, report = self.path("text"), self.path("link"), self.path("report")
+        os.symlink(text, link)
+        with open(text) as file:
+            before = file.read()
+        for name in (text, link, os.path.join(self.dir, ".", "text")):
+            said = failure("perplexity", F16_MODEL, "--file", text, "--save-base", name, code=2)
+            self.assertIn(f"--save-base: {name} is what --file reads", said)
+            self.assertIn("is what --file reads", failure("evaluate", F16_MODEL, "--file", text, "--html", name, code=2))
+        with open(text) as file:
+            self.assertEqual(file.read(), before)
+        said = failure("evaluate", F16_MODEL, "--file", text, "--html", report, "--json-file", report, code=2)
+        self.assertIn(f"--json-file: {report} is what --html writes, too", said)
+        run("perplexity", F16_MODEL, "--file", text, "--ctx", "64", "--chunks", "1", "--save-base", "/dev/null")
+
     def test_chunking_changes_nothing(self):
         whole = self.measure()
         self.assertEqual(whole["scored_tokens"], 4 * 31)
@@ -523,10 +538,11 @@ class Perplexity(Scratch):
 
     def test_a_file_that_is_mounted_is_refused_before_it_is_computed(self):
         script = 'mount --bind "$0" "$1" || exit 77; shift; exec "$@"'
-        mounted = self.path("mounted")
-        pathlib.Path(mounted).touch()
+        report, mounted = self.path("report"), self.path("mounted")
+        for name in (report, mounted):
+            pathlib.Path(name).touch()
         for words in (["perplexity", "--save-base", mounted], ["evaluate", "--html", mounted]):
-            done = subprocess.run(["unshare", "-rm", "sh", "-c", script, self.path("text"), mounted, PROGRAM, words[0], F16_MODEL,
+            done = subprocess.run(["unshare", "-rm", "sh", "-c", script, report, mounted, PROGRAM, words[0], F16_MODEL,
                                    "--file", self.path("text"), "--ctx", "64", *words[1:]], capture_output=True, text=True, timeout=60)
             if "unshare" in done.stderr or done.returncode == 77:
                 self.skipTest(done.stderr)

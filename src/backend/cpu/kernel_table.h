@@ -106,8 +106,8 @@ constexpr size_t tile_scratch_offset(int64_t rows, int64_t k) {
 constexpr size_t linear_scratch_bytes(PairArithmetic pairs, int64_t rows, int64_t k) {
   const size_t offset = tile_scratch_offset(rows, k);
   if (pairs != PairArithmetic::kBf16Tiles) return offset;
-  return offset + static_cast<size_t>(2 * kPanelRows * kTileBlockSteps * 2 +
-                                      kTilePanels * kPanelRows * round_to_tiles(rows) * 4);
+  return offset + static_cast<size_t>(int64_t{2} * kPanelRows * kTileBlockSteps * 2 +
+                                      int64_t{kTilePanels} * kPanelRows * round_to_tiles(rows) * 4);
 }
 
 // One kv head of one sequence, and query rows that share its keys. Keys are visited in groups of 16 lanes, tiles of

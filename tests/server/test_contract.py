@@ -62,12 +62,21 @@ def test_unknown_fields(fake, launch):
     assert many.status_code == 200 and many.headers["X-NestedFP-Ignored"].endswith(", f15, ...")
     r = httpx.post(fake.url + "/tokenize", json={"prompt": "x", "other": 1})
     assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == "other"
+    inner = [("/v1/responses", {"input": "SAY:x", "reasoning": {"efort": "low", "summary": "auto"}}, "reasoning.efort"),
+             ("/v1/messages", {"messages": [{"role": "user", "content": "SAY:x"}], "max_tokens": 9,
+                               "thinking": {"type": "enabled", "budget_tokens": 5, "budget": 5}}, "thinking.budget")]
+    for path, body, name in inner:
+        r = httpx.post(fake.url + path, json=body)
+        assert r.status_code == 200 and name in r.headers.get("X-NestedFP-Ignored", "").split(", "), (body, r.headers)
     strict = launch("--strict-requests")
     for field in ({"temperatur": 1}, {"stream": True, "stream_options": {"x": 1}}):
         r = httpx.post(strict.url + "/v1/completions", json={"prompt": "x", **field})
         assert r.status_code == 400 and r.json()["error"]["code"] == "unknown_parameter"
     r = httpx.post(strict.url + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x", "y": 1}]})
     assert r.status_code == 400 and r.json()["error"]["param"] == "messages[0].y"
+    for path, body, name in inner:
+        r = httpx.post(strict.url + path, json=body)
+        assert r.status_code == 400 and f"'{name}'" in r.json()["error"]["message"], r.text
 
 
 SCHEMA = {"type": "boolean"}

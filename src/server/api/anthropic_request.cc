@@ -180,7 +180,8 @@ MaybeError check_context_management(const Json& context) {
       "unsupported_parameter");
 }
 
-MaybeError read_thinking(const Json& thinking, Json* chat) {
+MaybeError read_thinking(const Json& thinking, const RequestLimits& limits, Json* chat,
+                         std::vector<std::string>* ignored) {
   const std::string type = text_field(thinking, "type");
   if (type != "enabled" && type != "disabled" && type != "adaptive") {
     return bad_request("thinking", "'thinking' must be an object whose 'type' is enabled, disabled or adaptive");
@@ -190,7 +191,9 @@ MaybeError read_thinking(const Json& thinking, Json* chat) {
     Json& variables = (*chat)["chat_template_kwargs"];
     if (variables.is_object() && !variables.contains(name)) variables[name] = type != "disabled";
   }
-  return std::nullopt;
+  Fields fields(thinking, "thinking");
+  for (const char* name : {"type", "budget_tokens", "display"}) fields.without_effect(name);
+  return fields.rest(limits, ignored);
 }
 
 }  // namespace
@@ -223,7 +226,7 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
     return bad_request("max_tokens", "'max_tokens' is missing");
   }
   const Json* thinking = fields.find("thinking");
-  if (thinking != nullptr) NFP_API_TRY(read_thinking(*thinking, &chat));
+  if (thinking != nullptr) NFP_API_TRY(read_thinking(*thinking, limits, &chat, &ignored));
   if (const Json* metadata = fields.find("metadata")) {
     if (const std::string user = text_field(*metadata, "user_id"); !user.empty()) chat["user"] = user;
   }

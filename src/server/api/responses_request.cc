@@ -192,6 +192,15 @@ MaybeError read_text_options(const Json& text, const RequestLimits& limits, Json
   return inner.rest(limits, ignored);
 }
 
+MaybeError read_reasoning(const Json& reasoning, const RequestLimits& limits, Json* chat,
+                          std::vector<std::string>* ignored) {
+  if (!reasoning.is_object()) return bad_request("reasoning", "'reasoning' must be an object");
+  Fields fields(reasoning, "reasoning");
+  if (const Json* effort = fields.find("effort")) (*chat)["reasoning_effort"] = *effort;
+  for (const char* name : {"summary", "generate_summary"}) fields.without_effect(name);  // thoughts come as they are
+  return fields.rest(limits, ignored);
+}
+
 void show(std::string& out, std::string_view name, const Json* value, std::string_view otherwise) {
   if (!out.empty()) out += ',';
   append_string(out, name);
@@ -295,8 +304,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   if (const Json* parallel = fields.find("parallel_tool_calls")) chat["parallel_tool_calls"] = *parallel;
   if (const Json* text = fields.find("text")) NFP_API_TRY(read_text_options(*text, limits, &chat, &out->ignored));
   if (const Json* reasoning = fields.find("reasoning")) {
-    if (!reasoning->is_object()) return bad_request("reasoning", "'reasoning' must be an object");
-    if (reasoning->contains("effort")) chat["reasoning_effort"] = (*reasoning)["effort"];
+    NFP_API_TRY(read_reasoning(*reasoning, limits, &chat, &out->ignored));
   }
   NFP_API_TRY(read_answer_options(fields, &chat, &out->ignored));
   fields.without_effect("stream_options");  // it has nothing that is done here

@@ -144,7 +144,10 @@ StepPlan Scheduler::schedule() {
     if (sequence.pending > 0) break;  // preempted a step ago: its tokens are known after the next collect
     if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
     const int32_t count = std::min(sequence.size() - sequence.scheduled, limits_.max_step_tokens - plan.tokens);
-    if (!grow(sequence, sequence.scheduled + count)) {
+    // Blocks for all its tokens, not for this chunk only: where the others leave no room for the rest, it would be
+    // preempted and begin again in every other step, at the cost of those that decode and, where it may not use the
+    // prefix cache, from its first token.
+    if (!grow(sequence, sequence.size())) {
       give_back(sequence);  // its cached blocks stay findable; it will look them up again
       break;
     }

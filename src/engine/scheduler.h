@@ -4,9 +4,9 @@
 // While a step is in flight the next one is planned from what will be when it is done (Sequence::scheduled); its tokens
 // are then read on the device. A sequence is scheduled by its missing keys and values: prompt chunks, recomputed tokens
 // after preemption and decode steps are all "the next tokens up to the end, as far as the budget reaches". Running
-// sequences come first, then waiting ones are admitted while budget, places and blocks last, each kind in order of
-// priority and then of arrival. When blocks run out, the last running sequence in that order gives its blocks back and
-// waits again (preemption by recomputation).
+// sequences come first, then waiting ones are admitted while budget, places and blocks for all their tokens last, each
+// kind in order of priority and then of arrival. When blocks run out, the last running sequence in that order gives its
+// blocks back and waits again (preemption by recomputation).
 #pragma once
 
 #include <cstdint>

@@ -118,6 +118,28 @@ TEST(Scheduler, PreemptsTheYoungestAndLetsItStartAgain) {
   EXPECT_TRUE(again.items[0].samples);
 }
 
+// A chunk of it would fit at once, and be computed again and again: each time that the rest finds no room.
+TEST(Scheduler, APromptWaitsUntilAllOfItHasRoom) {
+  Bench bench(16, {.max_sequences = 4, .max_step_tokens = 16}, 4, false);
+  Sequence* old = bench.add(8);
+  bench.run();
+  Sequence* large = bench.add(56, 100);  // 14 blocks, and 13 are left
+  for (int step = 0; step < 20; ++step) {
+    const StepPlan plan = bench.run();
+    EXPECT_EQ(plan.tokens, 1);
+    EXPECT_TRUE(plan.preempted.empty());
+  }
+  bench.scheduler.remove(old);
+  for (const int32_t first : {0, 16, 32, 48}) {
+    const StepPlan plan = bench.run();
+    ASSERT_EQ(plan.items.size(), 1u);
+    EXPECT_EQ(plan.items[0].sequence, large);
+    EXPECT_EQ(plan.items[0].first, first);
+    EXPECT_EQ(bench.blocks.in_use(), 14);
+  }
+  EXPECT_EQ(bench.scheduler.preemptions(), 0u);
+}
+
 TEST(Scheduler, AdmitsByPriorityThenArrivalAndPreemptsTheLeastImportant) {
   Bench bench(100, {.max_sequences = 3, .max_step_tokens = 64});
   Sequence* first = bench.add(4, 0);

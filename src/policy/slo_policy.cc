@@ -114,6 +114,7 @@ class SloPolicy final : public PrecisionPolicy {
                             const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision);
   void add_prompts(const StepState& state, const Pace& pace, double error, const std::vector<Prefill>& prefills,
                    int32_t running, StepWork* work, StepDecision* decision) const;
+  void hold_room(const StepState& state, const Demand& demand);
   void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
                     StepDecision* decision) const;
   Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
@@ -149,6 +150,9 @@ class SloPolicy final : public PrecisionPolicy {
   // sharing.
   double shared_arrival_ = -kNever, shared_due_ = 0, shared_room_s_ = 0;
   int shared_steps_ = 0;  // since its level changed
+  // The sequence for which room in the KV cache is held, by what it waits since, if any; and when that last was so.
+  std::optional<double> held_since_;
+  double held_at_ = -kNever;
   StepDecision last_;
 };
 
@@ -378,18 +382,44 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
   return best;
 }
 
+// A sequence that needs more room than others, which come and go, ever leave at once would wait for as long as they
+// come. So no other prompt is admitted before one that has waited long. But only now and then: under more load than
+// there is room for many have waited long, and it is the others that can be in time.
+void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
+  const int64_t free_tokens = state.free_tokens - demand.decodes.tokens;
+  const Prefill* longest = nullptr;
+  bool still = false;
+  for (const Prefill& prefill : demand.prefills) {
+    const SequenceState& sequence = state.sequences[prefill.sequence];
+    if (sequence.running) continue;
+    still = still || (held_since_ && prefill.since == *held_since_);
+    if (sequence.missing <= free_tokens || demand.running == 0) continue;
+    if (longest == nullptr || prefill.since < longest->since) longest = &prefill;
+  }
+  if (!still) held_since_.reset();
+  if (held_since_) held_at_ = state.now_s;
+  if (held_since_ || longest == nullptr) return;
+  if (state.now_s - std::max(longest->since, held_at_) < options_.patience_s) return;
+  held_since_ = longest->since;
+  held_at_ = state.now_s;
+}
+
 // Chunks of prompts behind the decoding sequences, which are in `work`.
 void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error,
                             const std::vector<Prefill>& prefills, int32_t running, StepWork* work,
                             StepDecision* decision) const {
   int32_t room = std::min(pace.chunk, state.max_step_tokens - work->tokens);
   int64_t free_tokens = state.free_tokens - work->tokens;
+  for (const Prefill& prefill : prefills) {  // what is begun needs room for the rest of it, too
+    if (state.sequences[prefill.sequence].running) free_tokens -= prefill.tokens;
+  }
   double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
   for (const Prefill& prefill : prefills) {
     if (room < 1) break;
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (!sequence.running) {
       if (running >= state.max_sequences) continue;
+      if (held_since_ && !prefill.begun && prefill.since != *held_since_) continue;
       if (sequence.missing > free_tokens && running > 0) continue;
     }
     // The pace is of prompts without anything in the cache; what attention to that adds counts here.
@@ -397,8 +427,10 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
     count = std::max(model_.largest_chunk(pace.level, *work, sequence.context, count, end_s),
                      std::min(count, options_.least_chunk - (pace.chunk - room)));
     if (count < 1) break;
-    running += sequence.running ? 0 : 1;
-    free_tokens -= prefill.tokens;
+    if (!sequence.running) {
+      ++running;
+      free_tokens -= prefill.tokens;
+    }
     decision->chunks.push_back({prefill.sequence, count});
     work->add(count, sequence.context);
     room -= count;
@@ -532,6 +564,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   const Pace& pace = shared ? *shared : paces[chosen];
   StepWork work = demand.decodes;
   work.apart = pace.apart;
+  hold_room(state, demand);
   add_prompts(state, pace, error, demand.prefills, demand.running, &work, &decision);
   settle_level(paces, pace, error, work, &decision);
   const double last = harm(last_.fp8_share, last_.exact_singles);

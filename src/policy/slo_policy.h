@@ -75,7 +75,8 @@ struct SloOptions {
   // More FP8 than the last step had must be faster by this share, or by the mean error of recent predictions: of levels
   // that are about as fast, now one and now another is predicted to be the fastest.
   double least_gain = 0.03;
-  // What can be in time no more is no reason for FP8, until it has waited this long.
+  // What can be in time no more is no reason for FP8, until it has waited this long. And one that then lacks room in
+  // the KV cache, which shorter ones keep taking, is let in before all other prompts: once in so long a time.
   double patience_s = 30;
 };
 

@@ -172,6 +172,37 @@ TEST(SloPolicy, PromptsWaitForRoomInTheCache) {
   EXPECT_EQ(decision.chunks[1].sequence, 2u);
 }
 
+// Or shorter ones, which come and go, would keep it out for as long as they come.
+TEST(SloPolicy, RoomIsHeldForWhatHasWaitedLongOneAfterTheOther) {
+  const auto policy = slo();
+  std::vector<SequenceState> sequences;
+  const auto admitted = [&](double now, int64_t free_tokens) {
+    sequences.back().arrival_s = now;  // a short one that has just come
+    sequences.back().due_s = now + 1;
+    sequences[0].due_s = now + 1;
+    StepState state = state_of(sequences, now);
+    state.free_tokens = free_tokens;
+    std::set<size_t> waiting;
+    for (const StepChunk& chunk : policy->decide(state).chunks) {
+      if (!sequences[chunk.sequence].running) waiting.insert(chunk.sequence);
+    }
+    return waiting;
+  };
+  using Set = std::set<size_t>;
+  sequences = {decoding(100, 1), prompt(500, 0, 1), prompt(600, 1, 1), prompt(50, 0, 1)};
+  EXPECT_EQ(admitted(10, 200), Set{3});
+  EXPECT_EQ(admitted(29.9, 200), Set{3});
+  EXPECT_EQ(admitted(30, 200), Set{});
+  EXPECT_EQ(admitted(32, 400), Set{});
+  EXPECT_EQ(admitted(33, 520), Set{1});  // though others would be in time
+  sequences = {decoding(600, 1), prompt(600, 1, 1), prompt(50, 0, 1)};
+  EXPECT_EQ(admitted(34, 200), Set{2});  // the next one's turn is later
+  EXPECT_EQ(admitted(62, 200), Set{2});
+  EXPECT_EQ(admitted(64, 200), Set{});
+  sequences = {decoding(600, 1), prompt(50, 0, 1)};  // it was cancelled
+  EXPECT_EQ(admitted(65, 200), Set{1});
+}
+
 TEST(SloPolicy, NeedsTheLevelsThatItIsToChooseFrom) {
   StepTable table = testing::synthetic_table();
   table.levels.pop_back();

@@ -77,7 +77,7 @@ std::string cpu_name() {
   for (uint32_t i = 0; i < 3; ++i) {
     const Registers r = cpuid(0x80000002u + i, 0);
     const uint32_t words[4] = {r.a, r.b, r.c, r.d};
-    std::memcpy(name.data() + 16 * i, words, 16);
+    std::memcpy(name.data() + size_t{16} * i, words, 16);
   }
   std::string text(name.data());
   text.erase(0, text.find_first_not_of(' '));

@@ -274,7 +274,7 @@ Status check_evaluation(const ModelOutline& model, const EvaluateOptions& option
   base.ctx = options.ctx;
   base.chunks = options.chunks;
   base.save_base = base_path(scratch);
-  const Status checked = check_perplexity(model.config.vocab, tokens, base);
+  Status checked = check_perplexity(model.config.vocab, tokens, base);
   if (!checked.ok() && checked.error().code == ErrorCode::kIo) {
     return error(ErrorCode::kIo, "--scratch {}: {}", scratch, checked.error().message);
   }

@@ -476,7 +476,7 @@ TEST(Kernels, AllInstructionSetsAgree) {
   std::vector<float> expected, descended;
   for (const InstructionSet set : instruction_sets(detect_features())) {
     const calibrate::Kernels& k = calibrate::kernels_of(set);
-    std::vector<float> out(calibrate::kPanel * calibrate::kPanel, 1.0f);
+    std::vector<float> out(size_t{calibrate::kPanel} * calibrate::kPanel, 1.0f);
     k.add_product_f32(a.data(), b.data(), depth, out.data(), calibrate::kPanel);
     if (expected.empty()) {
       for (int i = 0; i < calibrate::kPanel; ++i) {
@@ -490,17 +490,17 @@ TEST(Kernels, AllInstructionSetsAgree) {
       }
     }
     EXPECT_EQ(out, expected) << k.name;
-    std::vector<double> square(calibrate::kPanel * calibrate::kPanel, 1.0);
+    std::vector<double> square(size_t{calibrate::kPanel} * calibrate::kPanel, 1.0);
     k.add_product_f64(c.data(), c.data(), depth, square.data(), calibrate::kPanel);
     EXPECT_EQ(square[1], square[calibrate::kPanel]) << k.name;
     // One row's descent on whole numbers: the same flips, gradients and errors from every instruction set.
     std::vector<float> error(b.begin(), b.begin() + 30), flip(a.begin(), a.begin() + 30), gradient(calibrate::kPanel);
     std::vector<float> h(out);
-    for (int i = 0; i < calibrate::kPanel; ++i) h[static_cast<size_t>(i * (calibrate::kPanel + 1))] += 500.0f;
+    for (int i = 0; i < calibrate::kPanel; ++i) h[static_cast<size_t>(i) * (calibrate::kPanel + 1)] += 500.0f;
     for (int i = 0; i < 30; ++i) {
       for (int j = 0; j < calibrate::kPanel; ++j)
         gradient[static_cast<size_t>(j)] +=
-            error[static_cast<size_t>(i)] * h[static_cast<size_t>(i * calibrate::kPanel + j)];
+            error[static_cast<size_t>(i)] * h[static_cast<size_t>(i) * calibrate::kPanel + static_cast<size_t>(j)];
     }
     const int64_t taken = k.descend({30, h.data(), calibrate::kPanel, error.data(), flip.data(), gradient.data()});
     EXPECT_GT(taken, 0) << k.name;

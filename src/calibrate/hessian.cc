@@ -110,7 +110,7 @@ double hessian_flops_a_second(ThreadPool& threads) {
   const auto round = [&] {
     const auto start = Clock::now();
     threads.run([&](int) {
-      std::vector<float> sums(kPanel * kPanel);
+      std::vector<float> sums(size_t{kPanel} * kPanel);
       for (int i = 0; i < kRounds; ++i) {
         calibrate::kernels().add_product_f32(a.data(), b.data(), kDepth, sums.data(), kPanel);
       }

@@ -184,7 +184,7 @@ TEST(Smoothing, WithinTheLimitsEveryWeightIsTheSameNumberTimesItsPower) {
         }
         for (size_t i = 0; i < after.values.size(); ++i) {
           const size_t r = i / kCols, c = i % kCols;
-          const int e = by_row ? scaling.rows[r] : scaling.columns[c];
+          const auto e = static_cast<int>(by_row ? scaling.rows[r] : scaling.columns[c]);
           const float source_value = dtype == DType::kBF16 ? bf16_to_fp32(fp32_to_bf16(values[i])) : before.values[i];
           if (source_value == before.values[i]) {
             ASSERT_EQ(std::ldexp(before.values[i], e), after.values[i]) << "row " << r << " column " << c << " e " << e;

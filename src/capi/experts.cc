@@ -15,7 +15,6 @@
 using nfp::ExpertRoutes;
 using nfp::capi::complete;
 using nfp::capi::done;
-using nfp::capi::fail;
 using nfp::capi::guarded;
 using namespace nfp::cuda;
 

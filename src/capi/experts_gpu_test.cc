@@ -194,10 +194,11 @@ TEST_F(CApiExperts, SumsAreThoseOfFloat64) {
       const auto got = y.host();
       // A tensor core's sums lose up to two bits of FP32 with every 16 of k; results are rounded to `type`.
       const double half = c.type == NFP_BF16 ? 0x1p-8 : 0x1p-11;
-      const double slack13 = static_cast<double>(hidden / 16 + 1) * 0x1p-22;
-      const double slack2 = static_cast<double>(inter / 16 + 1) * 0x1p-22;
+      const int64_t steps13 = hidden / 16 + 1, steps2 = inter / 16 + 1;
+      const double slack13 = static_cast<double>(steps13) * 0x1p-22, slack2 = static_cast<double>(steps2) * 0x1p-22;
       // E4M3 activations: half of a step is a 16th of a number, or, of small ones, of 2^-9 of a scale.
-      const bool rounded = precision == NFP_PRECISION_FP8 && dense < 0 && c.rows * c.top >= 32 * c.local;
+      const bool rounded =
+          precision == NFP_PRECISION_FP8 && dense < 0 && int64_t{c.rows} * c.top >= int64_t{32} * c.local;
       rounds += rounded;
       const double step = rounded ? 1.001 * 0x1p-4 : 0.0, least = rounded ? 1.001 * 0x1p-10 / 448 : 0.0;
       for (size_t r = 0; r < rows; ++r) {

@@ -163,7 +163,8 @@ TEST_F(CApiProducts, EveryModeIsFloat64) {
 
       // FP32 sums lose 2^-24 of the running sum a step; Hopper's E4M3 sums keep 14 bits below the largest term, a step
       // per 32 k.
-      const double loss = fp8 ? static_cast<double>(k / 32 + 2) * 0x1p-13 : static_cast<double>(k) * 0x1p-23;
+      const int64_t steps = k / 32 + 2;
+      const double loss = fp8 ? static_cast<double>(steps) * 0x1p-13 : static_cast<double>(k) * 0x1p-23;
       const double half = output == NFP_OUT_F32 ? 0x1p-22 : output == NFP_OUT_BF16 ? 0x1p-8 : 0x1p-10;
       struct Sum {
         double value, off;

@@ -87,6 +87,7 @@ TEST_F(CApiStepModel, PredictsWhatTheModelBehindItDoes) {
 TEST_F(CApiStepModel, IsAskedByManyThreads) {
   const double expected = seconds(1, {1, 300}, {900, 0});
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       for (int n = 0; n < 500; ++n) EXPECT_EQ(seconds(1, {1, 300}, {900, 0}), expected);

@@ -256,7 +256,7 @@ Status Engine::start_sequences(StepPlan& plan, std::vector<RequestOutput>& outpu
     }
     sequence->history_slot = free_slots_.back();
     free_slots_.pop_back();
-    const Status started = runner_->start(*sequence);
+    Status started = runner_->start(*sequence);
     if (started.ok()) continue;
     if (started.error().code == ErrorCode::kDevice) return started;
     leave_out(plan, [&](const ScheduledSequence& item) { return item.sequence == sequence; });

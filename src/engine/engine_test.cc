@@ -48,8 +48,8 @@ Request request(std::string id, std::vector<int32_t> prompt, int32_t max_tokens,
   return r;
 }
 
-void collect(std::vector<RequestOutput> outputs, std::map<std::string, Answer>& answers) {
-  for (RequestOutput& output : outputs) {
+void collect(const std::vector<RequestOutput>& outputs, std::map<std::string, Answer>& answers) {
+  for (const RequestOutput& output : outputs) {
     Answer& answer = answers[output.id];
     EXPECT_FALSE(answer.finish.has_value()) << "output after the end of " << output.id;
     for (const OutputToken& token : output.tokens) {
@@ -316,12 +316,13 @@ std::map<std::string, Answer> busy_hour(int32_t steps_in_flight, uint32_t seed, 
   for (int i = 0; i < 40; ++i) {
     std::vector<int32_t> prompt;
     const int32_t length = 1 + draw(30);
+    prompt.reserve(static_cast<size_t>(length));
     for (int32_t t = 0; t < length; ++t) prompt.push_back(4 + draw(3));
     Request r = request("r" + std::to_string(i), std::move(prompt), 1 + draw(40), PrecisionClass::kAuto);
     r.sampling.min_tokens = draw(4) == 0 ? std::min(3, *r.sampling.max_tokens) : 0;
     if (draw(5) == 0) r.sampling.stop_token_ids = {4 + draw(90)};
     if (draw(6) == 0) r.precision = PrecisionClass::kExact;
-    if (draw(6) == 0) cancel_at[r.id] = static_cast<size_t>(1 + draw(10));
+    if (draw(6) == 0) cancel_at[r.id] = size_t{1} + static_cast<size_t>(draw(10));
     if (draw(5) == 0) {  // n = 2: another answer to the same prompt
       Request twin;
       twin.id = r.id + "b";

@@ -30,6 +30,7 @@ TEST(EngineThread, ManyThreadsGetTheirAnswers) {
   ScriptedRunner runner(100, 1000);
   EngineThread engine(make_engine(&runner, 1000));
   std::vector<std::thread> clients;
+  clients.reserve(4);
   std::atomic<int> complete{0};
   for (int c = 0; c < 4; ++c) {
     clients.emplace_back([&, c] {

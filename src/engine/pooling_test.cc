@@ -37,7 +37,8 @@ TEST(Pooling, TheMeanDoesNotDependOnThePieces) {
   std::vector<float> expected;
   for (int32_t i = 0; i < kWidth; ++i) {
     double sum = 0;
-    for (int32_t t = 0; t < tokens; ++t) sum += static_cast<double>(values[static_cast<size_t>(t * kWidth + i)]);
+    for (int32_t t = 0; t < tokens; ++t)
+      sum += static_cast<double>(values[static_cast<size_t>(int64_t{t} * kWidth + i)]);
     expected.push_back(static_cast<float>(sum / tokens));
   }
   for (const int32_t piece : {1, 2, 7, 22, 23}) {

@@ -251,7 +251,7 @@ TEST(CpuBackend, ProfileCountsCallsBytesAndOperations) {
     constexpr uint64_t kRows = 4, kNorms = kRows * 24 * (4 + 5);
     EXPECT_EQ(time.cost.flops, 2 * kRows * (2 * 66 * 24 + 24 * 33 + 50 * 24) + kNorms);
     EXPECT_EQ(time.cost.weight_bytes, step.head->bytes_read(Precision::kFp8) + step.down->bytes_read(Precision::kFp8) +
-                                          2 * step.gate_up->bytes_read(Precision::kFp8) + 2 * 24 * sizeof(float));
+                                          2 * step.gate_up->bytes_read(Precision::kFp8) + 48 * sizeof(float));
     EXPECT_EQ(time.cost.activation_bytes, kRows * sizeof(float) * ((24 + 33) + (33 + 24) + (3 * 24 + 33) + (24 + 50)));
     EXPECT_GT(time.seconds, 0.0);
   }
@@ -443,10 +443,10 @@ TEST(CpuBackend, RoutesAreTheLikeliestExpertsSortedByExpert) {
           for (int32_t r = 0; r < rows; ++r) {
             std::vector<double> scores;
             double sum = 0, gate_sum = 0;
-            const auto product = [&](const float* w) {
+            const auto product = [&, features = hidden](const float* w) {
               double total = 0;
-              for (int32_t i = 0; i < hidden; ++i)
-                total += double{x[static_cast<size_t>(int64_t{r} * hidden + i)]} * w[i];
+              for (int32_t i = 0; i < features; ++i)
+                total += double{x[static_cast<size_t>(int64_t{r} * features + i)]} * w[i];
               return total;
             };
             for (int32_t e = 0; e < experts; ++e) scores.push_back(product(router.data() + int64_t{e} * hidden));

@@ -15,7 +15,7 @@ using cpu::LinearTask;
 using cpu::Panel;
 using cpu::PanelKind;
 
-constexpr int64_t kGroupColumns = kGroupPanels * kPanelRows;
+inline constexpr int64_t kGroupColumns = int64_t{kGroupPanels} * kPanelRows;
 
 // The panel at `panel`, or where that is past the task's end the one that is multiplied then; null if none is known.
 inline const Panel* panel_at(const LinearTask& task, const Panel* panel) {

@@ -484,7 +484,7 @@ TEST(Linear, SubnormalsThatCostNothingChangeNothing) {
         task.upper_only = true;
         task.cheap_subnormals = cheap;
         task.y = out.data();
-        task.y_stride = kPanels * 16;
+        task.y_stride = int64_t{kPanels} * 16;
         task.scratch = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
         table->linear(task);
         for (const float v : out) y[cheap ? 1 : 0].push_back(std::isnan(v) ? 0x7fc00000u : std::bit_cast<uint32_t>(v));

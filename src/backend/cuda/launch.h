@@ -38,7 +38,7 @@ inline Status launch(std::string_view what, const void* function, const LaunchSh
     attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
   }
   cudaError_t status = cudaSuccess;
-  constexpr size_t kUnasked = 40 * 1024;  // 48 KB, of which a kernel's own variables are a part
+  constexpr size_t kUnasked = size_t{40} * 1024;  // 48 KB, of which a kernel's own variables are a part
   if (shape.shared > kUnasked) {
     status =
         cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared));

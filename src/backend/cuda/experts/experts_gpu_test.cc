@@ -415,7 +415,7 @@ TEST_F(ExpertsGpu, TiesGoToTheFirst) {
   const DeviceVector<float> d_router(router);
   for (const int32_t rows : {1, 16, 17, 32, 64, 65, 300, 1500}) {
     for (const bool batch_invariant : {false, true}) {
-      const auto assignments = static_cast<size_t>(rows * kTop);
+      const auto assignments = static_cast<size_t>(int64_t{rows} * kTop);
       const DeviceVector<uint16_t> x(halves(static_cast<size_t>(rows) * kHidden, 1.0f));
       const DeviceVector<float> logits(static_cast<size_t>(rows * kExperts)), shared(1);
       const Routes routes(rows, kExperts, kTop);
@@ -436,7 +436,7 @@ TEST_F(ExpertsGpu, TiesGoToTheFirst) {
         };
         ASSERT_LT(expert(i), kExperts / 3) << rows << " rows";
         ASSERT_EQ(expert(i + 1), expert(i) + kExperts / 3) << rows << " rows";
-        ASSERT_EQ(expert(i + 2), expert(i) + kExperts / 3 * 2) << rows << " rows";
+        ASSERT_EQ(expert(i + 2), expert(i + 1) + kExperts / 3) << rows << " rows";
         ASSERT_EQ(weight[i], weight[i + 2]);
       }
     }
@@ -521,7 +521,7 @@ TEST_F(ExpertsGpu, ProductsMayFollowEachOtherAtOnce) {
         const bool follows = at_once;
         const auto step = [&](const Status& status) {
           ASSERT_TRUE(status.ok());
-          if (!at_once) {
+          if (!follows) {
             ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
           }
         };

@@ -263,7 +263,7 @@ void check_peaks(const std::vector<uint32_t>& peaks, const std::vector<uint8_t>&
       want = std::max(want, bits & 0x7fffu);
     }
     for (int slot = 0; slot < RowPeaks::kSlots; ++slot)
-      got = std::max(got, peaks[static_cast<size_t>(slot * RowPeaks::kRows + t)]);
+      got = std::max(got, peaks[static_cast<size_t>(int64_t{slot} * RowPeaks::kRows + t)]);
     ASSERT_EQ(got, want) << "token " << t;
   }
 }
@@ -380,7 +380,7 @@ TEST_P(GemmGpuRandom, MatchesFloat64InEveryConfig) {
     std::vector<uint8_t> first;
     for (int repeat = 0; repeat < 2; ++repeat) {
       d.poison();
-      const DeviceArray<uint32_t> peaks(RowPeaks::kSlots * RowPeaks::kRows);
+      const DeviceArray<uint32_t> peaks(size_t{RowPeaks::kSlots} * RowPeaks::kRows);
       call.peaks = has_peaks ? peaks.get() : nullptr;
       ASSERT_NO_FATAL_FAILURE(run(call, config));
       const auto out = d.host();

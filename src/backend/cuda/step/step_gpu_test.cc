@@ -323,7 +323,8 @@ TEST_P(RopeGpu, TellsWhatIsBeyondFp16) {
       for (int head = 0; head < kHeads + 2 * kKvHeads; ++head) {
         for (int feature = 0; feature < dim; feature += half == large ? dim : 5) {
           std::vector<uint16_t> qkv(static_cast<size_t>(kTokens * (kHeads + 2 * kKvHeads) * dim), 0x3c00);
-          const auto at = static_cast<size_t>((1 * (kHeads + 2 * kKvHeads) + head) * dim + feature);
+          const int64_t row = kHeads + 2 * kKvHeads + head;  // of the second token
+          const auto at = static_cast<size_t>(row * dim + feature);
           qkv[at] = half;
           if (half == large) qkv[at + static_cast<size_t>(rotary / 2)] = half;
           const DeviceVector<uint16_t> d_qkv(qkv), d_padding(qkv);

@@ -140,7 +140,8 @@ constexpr int box_tokens(const Tile& t) { return load_tokens(t) / loaders(t); }
 constexpr int tail_rows(const Tile& t, int64_t m) {
   const int64_t tokens = m - (m - 1) / load_tokens(t) * load_tokens(t);
   if (loaders(t) == 1) return static_cast<int>(tokens);
-  return static_cast<int>((tokens + 8 * loaders(t) - 1) / (8 * loaders(t)) * 8);
+  const int64_t shared = int64_t{8} * loaders(t);
+  return static_cast<int>((tokens + shared - 1) / shared * 8);
 }
 
 // Bytes of shared memory. One stage holds 128 bytes of k for every row and token: 64 k as two byte planes and FP16

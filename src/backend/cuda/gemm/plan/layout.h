@@ -40,7 +40,10 @@ struct PlaneShape {
 
   int64_t row_blocks() const { return (n + kBlockRows - 1) / kBlockRows; }
   // Even: FP8 mode advances by 128.
-  int64_t k_groups() const { return (k + 2 * kBlockK - 1) / (2 * kBlockK) * 2; }
+  int64_t k_groups() const {
+    constexpr int64_t kPair = int64_t{2} * kBlockK;
+    return (k + kPair - 1) / kPair * 2;
+  }
   int64_t padded_k() const { return k_groups() * kBlockK; }
   // Bytes of the 64 rows of one block of rows: contiguous, block after block.
   size_t slab_bytes() const { return static_cast<size_t>(k_groups()) * kBlockBytes; }

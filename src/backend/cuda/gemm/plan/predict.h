@@ -47,7 +47,7 @@ void for_each_tile(const Problem& problem, const Visit& visit) {
     // read often.
     const bool smallest = tile.tokens == 8;
     if (!smallest && tile.tokens >= 4 * problem.m && tile.tokens > 16) continue;
-    if (tile.tokens * 4 < std::min<int64_t>(problem.m, 256)) continue;
+    if (int64_t{tile.tokens} * 4 < std::min<int64_t>(problem.m, 256)) continue;
     if (problem.m <= 64 && tile.tokens < problem.m) continue;
     if (tile.tokens > 64 && problem.m * 2 < tile.tokens) continue;
     if (tile.along_tokens && problem.m <= tile.tokens) continue;  // half of each cluster would be idle
@@ -68,7 +68,7 @@ void for_each_candidate(const Problem& problem, const DeviceShape& device, const
   for_each_tile(problem, [&](const Tile& tile) {
     const int64_t columns = tile.cluster_rows(), rows = tile.cluster_tokens();
     const int64_t tiles = ((problem.m + rows - 1) / rows) * ((problem.n + columns - 1) / columns);
-    const int room = slots(tile, device);
+    const int64_t room = slots(tile, device);
     visit(Config{tile, 1, false});
     const bool joins = joins_in_memory(tile, problem.mode);
     if (joins && tiles % room != 0 && tiles < 16 * room) visit(Config{tile, 0, false});

@@ -49,7 +49,7 @@ TEST(Predict, ClustersThatDoNotFitTakeAnotherTurn) {
 TEST(Predict, PartsAndTurnsCost) {
   TimeModel model = arithmetic_only();
   const Tile tile{128, 1, 1, 1};
-  const auto us = [&](int64_t n, int splits, bool exchange) {
+  const auto us = [&](int n, int splits, bool exchange) {
     return predict_us(model, {128, n, 4096, Mode::kF16, false}, {tile, static_cast<int16_t>(splits), exchange}, kH200);
   };
   const double exchanged = us(8 * 128, 8, true), turned = us(17 * 128, 8, true), cut = us(8 * 128, 8, false),

@@ -273,7 +273,7 @@ Config predicted(const Problem& problem, const DeviceShape& device, const TimeMo
   const auto consider = [&](const Config& config) {
     double us = predict_us(model, problem, config, device);
     if (config == nearby[0] || config == nearby[1]) us *= kMeasuredNearby;
-    if (config.splits == 0) us *= problem.m <= 2 * config.tile.tokens ? kStreamMargin : kWideStreamMargin;
+    if (config.splits == 0) us *= problem.m <= int64_t{2} * config.tile.tokens ? kStreamMargin : kWideStreamMargin;
     if (us < best_us) {
       best_us = us;
       best = config;

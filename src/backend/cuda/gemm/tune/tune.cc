@@ -158,6 +158,7 @@ Result<std::vector<double>> Operands::take_turns(const Gemm& gemm, std::span<con
     }
   }
   std::vector<double> medians;
+  medians.reserve(times.size());
   for (std::vector<double>& of_one : times) medians.push_back(median_of(std::move(of_one)));
   return medians;
 }

@@ -31,9 +31,8 @@ size_t size_of_type(ValueType type) {
     case ValueType::kU64:
     case ValueType::kI64:
     case ValueType::kF64:
+    case ValueType::kString:  // at least its length
       return 8;
-    case ValueType::kString:
-      return 8;  // at least its length
     case ValueType::kArray:
       return 0;
   }

@@ -1,5 +1,6 @@
 #include "io/safetensors_writer.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -108,7 +109,7 @@ Status write_safetensors(const std::string& directory, const std::vector<TensorS
     const std::string name = single
                                  ? options.prefix + ".safetensors"
                                  : fmt::format("{}-{:05}-of-{:05}.safetensors", options.prefix, s + 1, shards.size());
-    NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(directory + "/" + name));
+    NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(fmt::format("{}/{}", directory, name)));
     const std::vector<const TensorSource*> order = in_file_order(shards[s]);
     const std::string header = header_of(order);
     const uint64_t length = header.size();

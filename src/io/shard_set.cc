@@ -1,5 +1,6 @@
 #include "io/shard_set.h"
 
+#include <fmt/format.h>
 #include <simdjson.h>
 
 #include <filesystem>
@@ -41,7 +42,8 @@ Result<ShardSet> ShardSet::open(const std::string& directory, const std::string&
     shards[std::string(file)].insert(std::string(tensor));
   }
   if (shards.empty()) return error(ErrorCode::kInvalidInput, "{}: lists no tensor", index_path);
-  for (const auto& [file, tensors] : shards) NFP_RETURN_IF_ERROR(set.add(directory + "/" + file, &tensors));
+  for (const auto& [file, tensors] : shards)
+    NFP_RETURN_IF_ERROR(set.add(fmt::format("{}/{}", directory, file), &tensors));
   return set;
 }
 

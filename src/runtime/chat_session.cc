@@ -11,8 +11,8 @@ Result<ChatTemplate> load_chat_template(const LoadedModel& loaded, bool has_tool
   if (!loaded.chat_template.empty()) return ChatTemplate::parse(loaded.chat_template, name);
   if (!loaded.chat_template_json.empty()) {
     const auto list = parse_file_json<nlohmann::ordered_json>(loaded.chat_template_json);
-    NFP_ASSIGN_OR_RETURN(std::string source, pick_chat_template(list, has_tools));
-    return ChatTemplate::parse(std::move(source), name);
+    NFP_ASSIGN_OR_RETURN(const std::string source, pick_chat_template(list, has_tools));
+    return ChatTemplate::parse(source, name);
   }
   return error(ErrorCode::kNotFound,
                "{}: this model has no chat template (it may not be a chat model); use `nestedfp generate` instead",

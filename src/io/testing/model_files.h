@@ -83,7 +83,7 @@ inline void write_model(const std::string& folder, const std::vector<TestTensor>
     const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards);
     const auto from = tensors.begin() + static_cast<int64_t>(tensors.size() * s / shards);
     const auto to = tensors.begin() + static_cast<int64_t>(tensors.size() * (s + 1) / shards);
-    write_tensors(folder + "/" + file, {from, to});
+    write_tensors(fmt::format("{}/{}", folder, file), {from, to});
     for (auto t = from; t != to; ++t) map += fmt::format("{}\n  \"{}\": \"{}\"", map.empty() ? "" : ",", t->name, file);
   }
   ASSERT_TRUE(

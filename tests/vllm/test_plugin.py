@@ -946,7 +946,8 @@ class InsideVllm(unittest.TestCase):
         runs = []
 
         def create_forward(desc, warmup):
-            return lambda mode: runs.append((desc.num_tokens, mode, warmup, Step.forced, Step.warming_up)), "state"
+            return (lambda mode: runs.append((desc.num_tokens, mode, warmup, Step.forced, Step.warming_up)),
+                    (desc.num_tokens, Step.forced))
 
         def desc(mode, tokens):
             return cudagraph_utils.BatchExecutionDescriptor(mode, tokens, tokens)
@@ -965,7 +966,11 @@ class InsideVllm(unittest.TestCase):
             of_fp8 += [(tokens, none, True, fp8, True), (tokens, none, False, fp8, False)]
         of_fp16 = [(tokens, mode, warmup, fp16, False) for tokens, mode, warmup, *_, warming_up in of_fp8 if not warming_up]
         self.assertEqual(runs, of_fp8 + of_fp16)
-        self.assertEqual((len(states), dict.__len__(manager.graphs)), (4, 4))
+        self.assertEqual(dict.__len__(manager.graphs), 4)
+        for precision in (fp16, fp8):  # a draft model's graphs ask for what the model's of their precision fill
+            with worker.forced(precision):
+                found = {states[one] for descs in manager._capture_descs.values() for one in descs}
+            self.assertEqual(found, {((tokens, precision),) * 2 for tokens in (8, 4)})
 
         class Runner:
             compilation_config = SimpleNamespace(cudagraph_num_of_warmups=2)

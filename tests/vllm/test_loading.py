@@ -270,6 +270,18 @@ class Loading(unittest.TestCase):
             else:
                 self.assertIsInstance(make().quant_method, self.linear.UnquantizedLinearMethod)
 
+    def test_columns_that_the_kernels_do_not_take(self):
+        def make():
+            return self.linear.ReplicatedLinear(60, ROWS, params_dtype=torch.float16, quant_config=self.config,
+                                                prefix="mlp.odd")
+
+        self.assertIsInstance(make().quant_method, self.linear.UnquantizedLinearMethod)
+        self.config.nested = SimpleNamespace(uppers="nearest")
+        with self.assertRaisesRegex(ValueError, "mlp.odd cannot be nested: 60 input features are no multiple of 8"):
+            make()
+        self.config.ignore = ["mlp.odd"]
+        self.assertIsInstance(make().quant_method, self.linear.UnquantizedLinearMethod)
+
     def test_layers_that_models_read_themselves_stay_dense(self):
         from vllm.config import get_current_vllm_config
 

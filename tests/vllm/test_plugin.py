@@ -129,6 +129,17 @@ class Checkpoint(unittest.TestCase):
             checkpoint.NestedInfo.parse("yes")
 
 
+class Files(unittest.TestCase):
+    def test_a_file_without_a_header_is_named(self):
+        """Of a copy that was given its size and not its bytes, say."""
+        header = b'{"a": "\xff"}'
+        for content in (bytes(4096), b"\2" + bytes(7) + b"[]", bytes([len(header)]) + bytes(7) + header):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "model.safetensors").write_bytes(content)
+                with self.assertRaisesRegex(ValueError, "model.safetensors: is cut or no safetensors file"):
+                    checkpoint.check_files(folder, folder)
+
+
 class Decisions(unittest.TestCase):
     def test_settings(self):
         self.assertEqual(Settings.parse({}).threshold(), 1024)
@@ -377,6 +388,9 @@ class Scheduling(unittest.TestCase):
                     self._free_request(self.requests.pop(name))
                 return [(name, 0) for name in found]
 
+            def _update_request_as_session(self, session, update):
+                session.arrival_time, session.sampling_params = update.arrival_time, update.sampling_params
+
             def make_stats(self):
                 return SimpleNamespace()
 
@@ -573,6 +587,46 @@ class Scheduling(unittest.TestCase):
                                                 for name in ("first", "second")])
         counts = made.make_stats().nestedfp
         self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (2, 1))
+
+    def test_each_input_of_a_session_has_a_target(self):
+        """Of a request that gets more input while it runs: vLLM begins that in the update in which the answer to what
+        came before ends, and what says that no more comes is a request too."""
+        if HAVE_VLLM:
+            from vllm.v1.core.sched.scheduler import Scheduler
+
+            self.assertTrue(hasattr(Scheduler, "_update_request_as_session"))
+
+        def come(second, **extra):
+            self.wait_until(second)
+            made_now = Request("s", **extra)
+            made_now.arrival_time = 1000.0 + second
+            with patch.object(self.base, "add_request", lambda *_: None):
+                made.add_request(made_now)
+            return made_now
+
+        def update_with(more):
+            def update(scheduler, scheduler_output, outputs):
+                if more is not None:
+                    scheduler._update_request_as_session(scheduler.requests["s"], more)
+                return {0: SimpleNamespace(outputs=outputs)}
+
+            return patch.object(self.base, "update_from_output", update)
+
+        made = self.scheduler(self.WORKER)
+        made.add_request(Request("s", slo_ttft_ms=500))
+        self.step(made, 0.0, 0.1, "s", ("s", None))
+        more = come(0.15, slo_ttft_ms=200)
+        with update_with(more):
+            self.assertEqual(self.step(made, 0.2, 0.1, "s", ("s", "stop")), self.FP16)
+        self.assertAlmostEqual(made.nestedfp_targets["s"].arrival_s, 50.15)
+        self.assertEqual(made.nestedfp_targets["s"].tokens, 0)
+        come(0.3, slo_ttft_ms=200)
+        with update_with(None):
+            self.assertEqual(self.step(made, 0.3, 0.1, "s", ("s", "stop")), self.FP8)  # due at 0.35
+        made.finish_requests(["s"], "aborted")
+        counts = made.make_stats().nestedfp
+        self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (2, 1))
+        self.assertEqual(made.nestedfp_targets, {})
 
     def test_what_targets_do_not_go_with(self):
         made = self.scheduler(self.WORKER, "external_launcher")
@@ -892,7 +946,8 @@ class InsideVllm(unittest.TestCase):
         runs = []
 
         def create_forward(desc, warmup):
-            return lambda mode: runs.append((desc.num_tokens, mode, warmup, Step.forced, Step.warming_up)), "state"
+            return (lambda mode: runs.append((desc.num_tokens, mode, warmup, Step.forced, Step.warming_up)),
+                    (desc.num_tokens, Step.forced))
 
         def desc(mode, tokens):
             return cudagraph_utils.BatchExecutionDescriptor(mode, tokens, tokens)
@@ -911,7 +966,11 @@ class InsideVllm(unittest.TestCase):
             of_fp8 += [(tokens, none, True, fp8, True), (tokens, none, False, fp8, False)]
         of_fp16 = [(tokens, mode, warmup, fp16, False) for tokens, mode, warmup, *_, warming_up in of_fp8 if not warming_up]
         self.assertEqual(runs, of_fp8 + of_fp16)
-        self.assertEqual((len(states), dict.__len__(manager.graphs)), (4, 4))
+        self.assertEqual(dict.__len__(manager.graphs), 4)
+        for precision in (fp16, fp8):  # a draft model's graphs ask for what the model's of their precision fill
+            with worker.forced(precision):
+                found = {states[one] for descs in manager._capture_descs.values() for one in descs}
+            self.assertEqual(found, {((tokens, precision),) * 2 for tokens in (8, 4)})
 
         class Runner:
             compilation_config = SimpleNamespace(cudagraph_num_of_warmups=2)

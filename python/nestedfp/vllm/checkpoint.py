@@ -61,9 +61,13 @@ def _headers(folder: Path) -> dict[str, tuple[str, tuple[int, ...], Path]]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else size
-            if length > size - 8:
-                raise ValueError(f"{path}: is cut or no safetensors file ({size} bytes); copy it again")
-            header = json.loads(file.read(length))
+            text = file.read(length) if length <= size - 8 else b""
+        try:
+            header = json.loads(text)
+        except ValueError:  # of a file that is empty but for its size, too
+            header = None
+        if not isinstance(header, dict):
+            raise ValueError(f"{path}: is cut or no safetensors file ({size} bytes); copy it again")
         header.pop("__metadata__", None)
         end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
         if size < 8 + length + end:

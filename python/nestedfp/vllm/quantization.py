@@ -293,15 +293,14 @@ class NestedFPConfig(QuantizationConfig):
         if why is not None:
             return self._never_nested(prefix, why)
         self._prepare(layer.params_dtype)
-        if self.nested is not None:
-            if self._is_dense_in_checkpoint(prefix):
-                return UnquantizedLinearMethod()
-            return NestedCheckpointLinearMethod(self, prefix)
         why = _why_dense(getattr(layer, "input_size_per_partition", layer.input_size))
         if why is not None:
-            self.dense_layers.add(prefix, why)
+            return self._never_nested(prefix, why)
+        if self.nested is None:
+            return NestedOnlineLinearMethod(self, prefix)
+        if self._is_dense_in_checkpoint(prefix):
             return UnquantizedLinearMethod()
-        return NestedOnlineLinearMethod(self, prefix)
+        return NestedCheckpointLinearMethod(self, prefix)
 
     def _never_nested(self, prefix: str, why: str) -> QuantizeMethodBase:
         if self.nested is None:

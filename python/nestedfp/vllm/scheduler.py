@@ -76,8 +76,15 @@ class _ChoosesPrecision:
                 request.cache_salt = salt
                 request.block_hashes = []
                 request.update_block_hashes()
-        self.nestedfp_add_target(request)
+            self.nestedfp_add_target(request)
         super().add_request(request)
+
+    def _update_request_as_session(self, session: Any, *args: Any, **kwargs: Any) -> None:
+        """The answer to what came before has ended, and that to more input begins: now, or behind it if it had to wait.
+        (What says that no more comes is no input.)"""
+        super()._update_request_as_session(session, *args, **kwargs)
+        self.nestedfp_end_target(session.request_id)
+        self.nestedfp_add_target(session)
 
     def nestedfp_add_target(self, request: Any) -> None:
         found = []
@@ -96,6 +103,10 @@ class _ChoosesPrecision:
             # From then on only the monotonic clock counts: the other may be set while the request runs.
             arrival_s = time.monotonic() - max(0.0, time.time() - request.arrival_time)
             self.nestedfp_targets[request.request_id] = Target(arrival_s, *found)
+
+    def nestedfp_end_target(self, name: str) -> None:
+        if (target := self.nestedfp_targets.pop(name, None)) is not None:
+            self.nestedfp_ended[name] = target
 
     def nestedfp_late(self, scheduled: dict[str, int], tokens: int, now_s: float) -> bool:
         wanted = []
@@ -162,13 +173,15 @@ class _ChoosesPrecision:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if self.nestedfp_targets or self.nestedfp_ended:
             for one in (output for group in outputs.values() for output in group.outputs):
-                target = self.nestedfp_targets.get(one.request_id) or self.nestedfp_ended.get(one.request_id)
+                target = self.nestedfp_ended.get(one.request_id) or self.nestedfp_targets.get(one.request_id)
                 if target is None:
                     continue
                 if one.new_token_ids:
                     target.came(len(one.new_token_ids), now_s)
                 if one.finish_reason is not None:
                     self.nestedfp_count(target)
+                    if self.nestedfp_targets.get(one.request_id) is target:  # the request waits for more input
+                        del self.nestedfp_targets[one.request_id]
             self.nestedfp_ended.clear()
         return outputs
 
@@ -195,8 +208,7 @@ class _ChoosesPrecision:
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.nestedfp_tiers.pop(request.request_id, None)
-        if (target := self.nestedfp_targets.pop(request.request_id, None)) is not None:
-            self.nestedfp_ended[request.request_id] = target
+        self.nestedfp_end_target(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
 

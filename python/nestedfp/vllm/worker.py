@@ -119,13 +119,17 @@ def _with_warm_up(create_forward: Callable[..., Any], warm_up: Callable[[Callabl
 def _in_both(capture: Callable[..., Any], self: Any, create_forward: Callable[..., Any], *args: Any,
              **kwargs: Any) -> Any:
     """CudaGraphManager.capture(self, create_forward_fn, ...), vLLM's second runner's."""
+    states = ByPrecision()  # of attention; graphs of a draft model take those that the model's of their precision fill
     gc.freeze()  # as the first runner does: the collector would look at all that has been loaded again and again
     try:
         with _keeping_free_memory():
             with forced(FP8):
-                capture(self, _with_warm_up(create_forward, _of_both), *args, **kwargs)
+                for desc, state in capture(self, _with_warm_up(create_forward, _of_both), *args, **kwargs).items():
+                    states[desc] = state
             with forced(FP16), spent(SECOND_SET):
-                return capture(self, _with_warm_up(create_forward, _left_out), *args, **kwargs)
+                for desc, state in capture(self, _with_warm_up(create_forward, _left_out), *args, **kwargs).items():
+                    states[desc] = state
+        return states
     finally:
         gc.unfreeze()
 

@@ -124,8 +124,23 @@ class Translator {
     const std::string_view name = in_.substr(at_ + 3, close - at_ - 3);
     const auto good = [](char c) { return is_alnum(c) || c == '_' || c == '^'; };
     if (name.empty() || !std::all_of(name.begin(), name.end(), good)) return unsupported("an odd property name");
+    copy(3);
+    if (starts("^")) copy(1);
+    // PCRE2 takes a script's bare name for all that the script uses, the signs that it shares with others included.
+    if (is_script(in_.substr(at_, close - at_))) out_ += "sc:";
     copy(close + 1 - at_);
     return ok_status();
+  }
+
+  // Only PCRE2 knows; a version that knows no `sc:` means by the bare name what we do.
+  static bool is_script(std::string_view name) {
+    const std::string pattern = fmt::format("\\p{{sc:{}}}", name);
+    int code = 0;
+    size_t offset = 0;
+    pcre2_code* compiled =
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF, &code, &offset, nullptr);
+    pcre2_code_free(compiled);
+    return compiled != nullptr;
   }
 
   Status code_point() {

@@ -43,6 +43,10 @@ TEST(Regex, ReadsRubySyntax) {
   EXPECT_EQ(matches(R"(^a$)", "b\na\nb"), Strings{"a"});  // anchors hold at every line
   EXPECT_EQ(matches(R"(\u4e2D|\x41)", "A\xE4\xB8\xAD"), (Strings{"A", "\xE4\xB8\xAD"}));
   EXPECT_EQ(matches("\\\xC3\xA9", "\xC3\xA9"), Strings{"\xC3\xA9"});  // a needless backslash
+  // A script is what is written in it alone: no U+3001, which others use too, and no U+30FC.
+  EXPECT_EQ(matches(R"(\p{Han}+)", "\xE4\xB8\xAD\xE3\x80\x81\xE4\xB8\xAD"), (Strings{"\xE4\xB8\xAD", "\xE4\xB8\xAD"}));
+  EXPECT_EQ(matches(R"([\p{Katakana}\p{Lu}]+)", "\xE3\x82\xAB\x41\xE3\x83\xBC"), Strings{"\xE3\x82\xAB\x41"});
+  EXPECT_EQ(matches(R"(\p{^Han}+|\P{Han}+)", "\xE4\xB8\xAD\xE3\x80\x81"), Strings{"\xE3\x80\x81"});
 }
 
 TEST(Regex, RefusesWhatItCannotSay) {

@@ -34,8 +34,8 @@ TEXT_FILTERS = ["trim", "trim('Hd')", "length", "count", "lower", "upper", "capi
                 "first", "last", "list", "reverse", "sort | join", "map('upper') | join('.')", "tojson", "tojson(ensure_ascii=true)"]
 LIST_FILTERS = ["length", "first", "last", "list", "reverse | list", "sort", "sort(reverse=true)", "join", "join(', ')", "join('-') | upper",
                 "tojson", "tojson(indent=2)", "tojson(indent=0)", "tojson(separators=(',', ':'))", "map('upper') | list", "map('string') | join('/')", "map(attribute='name') | list", "map(attribute='in.z', default='?') | list",
-                "map(attribute=0) | list", "select | list", "select('string') | list", "reject('none') | list", "selectattr('v') | list", "selectattr('v', 'gt', 1) | list",
-                "rejectattr('name', 'equalto', 'x') | list", "sort(attribute='name')", "sort(attribute='v')",
+                "map(attribute=0) | list", "select | list", "select('string') | list", "reject('none') | list", "select('!=', 'a') | list", "selectattr('v') | list", "selectattr('v', 'gt', 1) | list",
+                "rejectattr('name', 'equalto', 'x') | list", "selectattr('name', '==', 'x') | list", "rejectattr('v', '<=', 1) | list", "sort(attribute='name')", "sort(attribute='v')",
                 "map('length') | list", "map('trim') | map('title') | list", "select('odd') | list", "reject('in', [1, 2]) | list", "string"]
 NUMBER_FILTERS = ["int", "string", "tojson",
                   "default(1)", "trim", "length"]

@@ -1,6 +1,7 @@
 #include "server/tools/reasoning_parser.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace nfp::server {
 namespace {
@@ -20,15 +21,21 @@ class ReasoningParser final : public ToolCallParser {
       size_t keep = std::min(held_.size(), marks_.close.size() - 1);
       while (keep > 0 && !marks_.close.starts_with(std::string_view(held_).substr(held_.size() - keep))) --keep;
       // White space before the end of the thoughts is none of them.
-      size_t end = held_.size() - keep;
+      const size_t all = held_.size() - keep;
+      size_t end = all;
       while (end > 0 && blank(held_[end - 1])) --end;
       think(end, events);
+      space_.append(held_, 0, all - end);
+      held_.erase(0, all - end);
     }
     if (!text.empty()) pass_on(text, events);
   }
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
-    if (where_ == Where::kThoughts) think(held_.size(), events);
+    if (where_ == Where::kThoughts) {
+      held_.insert(0, std::exchange(space_, {}));
+      think(held_.size(), events);
+    }
     if (where_ == Where::kStart) pass_on(held_, events);
     if (answer_) answer_->finish(events, cut);
   }
@@ -41,8 +48,11 @@ class ReasoningParser final : public ToolCallParser {
     switch (where_) {
       case Where::kStart: {
         held_ += c;
-        std::string_view begun = held_;
-        while (!begun.empty() && blank(begun.front())) begun.remove_prefix(1);
+        if (blank(c) && begun_ + 1 == held_.size()) {
+          ++begun_;
+          return;
+        }
+        const std::string_view begun = std::string_view(held_).substr(begun_);
         if (begun == marks_.open) {
           where_ = Where::kThoughts;
           held_.clear();
@@ -60,6 +70,7 @@ class ReasoningParser final : public ToolCallParser {
           while (end > 0 && blank(held_[end - 1])) --end;
           think(end, events);
           held_.clear();
+          space_.clear();
           where_ = Where::kAfter;
         } else if (!thought_ && held_ == marks_.open) {  // the prompt had the mark, and the model repeats it
           held_.clear();
@@ -78,7 +89,7 @@ class ReasoningParser final : public ToolCallParser {
   void think(size_t count, std::vector<ToolEvent>* events) {
     if (count == 0) return;
     thought_ = true;
-    events->push_back({ToolEvent::Kind::kReasoning, held_.substr(0, count), 0});
+    events->push_back({ToolEvent::Kind::kReasoning, std::exchange(space_, {}).append(held_, 0, count), 0});
     held_.erase(0, count);
   }
 
@@ -96,6 +107,8 @@ class ReasoningParser final : public ToolCallParser {
   std::unique_ptr<ToolCallParser> answer_;
   Where where_;
   std::string held_;
+  size_t begun_ = 0;   // white space before the answer
+  std::string space_;  // since the last word of the thoughts
   bool thought_ = false;
 };
 

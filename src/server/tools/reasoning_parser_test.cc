@@ -43,6 +43,13 @@ TEST(ReasoningParser, SeparatesThoughtsFromTheAnswer) {
   expect("", true, "", "");
 }
 
+TEST(ReasoningParser, WhiteSpaceWithoutEnd) {
+  const std::string blanks(300'000, '\n');
+  EXPECT_TRUE(read(blanks + "x", false, 1).text == blanks + "x");
+  EXPECT_TRUE(read("<think>x" + blanks, false, 1).thoughts == "x" + blanks);
+  EXPECT_TRUE(read("x" + blanks + "y" + blanks + "</think>z", true, 1).thoughts == "x" + blanks + "y");
+}
+
 TEST(ReasoningParser, CallsFollowThoughts) {
   const std::string text =
       "<think>I'll call <tool_call>.</think>\nOK<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";

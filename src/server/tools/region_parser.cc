@@ -19,7 +19,7 @@ class RegionParser final : public ToolCallParser {
     if (region_ != nullptr && (region_->close.empty() || region_->may_be_text || !cut)) {  // the model forgot to close
       end_region(held_, events);
     } else if (region_ == nullptr && !(called_ && held_.find_first_not_of(kBlank) == std::string::npos)) {
-      emit(held_, events);
+      add_text(space_ + held_, events);
     }
     held_.clear();
     region_ = nullptr;
@@ -48,9 +48,7 @@ class RegionParser final : public ToolCallParser {
       if (c != region.open.back() || !held_.ends_with(region.open)) continue;
       const std::string_view before = std::string_view(held_).substr(0, held_.size() - region.open.size());
       if (region.from_start && (said_ || before.find_first_not_of(kBlank) != std::string_view::npos)) continue;
-      const size_t end = before.find_last_not_of(kBlank) + 1;
-      emit(before.substr(0, end), events);
-      space_ += before.substr(end);
+      emit_all(before, events);
       held_ = region.keeps_open ? region.open : "";
       region_ = &region;
       depth_ = 1;
@@ -87,10 +85,16 @@ class RegionParser final : public ToolCallParser {
   }
 
   void release(size_t keep, std::vector<ToolEvent>* events) {
-    size_t end = held_.size() - keep;
-    while (end > 0 && kBlank.find(held_[end - 1]) != std::string_view::npos) --end;
-    emit(std::string_view(held_).substr(0, end), events);
-    held_.erase(0, end);
+    const size_t all = held_.size() - keep;
+    emit_all(std::string_view(held_).substr(0, all), events);
+    held_.erase(0, all);
+  }
+
+  // Text, and white space behind it that waits for what follows.
+  void emit_all(std::string_view text, std::vector<ToolEvent>* events) {
+    const size_t end = text.find_last_not_of(kBlank) + 1;
+    emit(text.substr(0, end), events);
+    space_ += text.substr(end);
   }
 
   // White space around calls is part of the answer only where text follows.
@@ -98,11 +102,15 @@ class RegionParser final : public ToolCallParser {
     if (text.empty()) return;
     said_ = true;
     called_ = false;
-    const std::string whole = std::exchange(space_, {}).append(text);
+    add_text(std::exchange(space_, {}).append(text), events);
+  }
+
+  static void add_text(std::string text, std::vector<ToolEvent>* events) {
+    if (text.empty()) return;
     if (!events->empty() && events->back().kind == ToolEvent::Kind::kText) {
-      events->back().text += whole;
+      events->back().text += text;
     } else {
-      events->push_back({ToolEvent::Kind::kText, whole, 0});
+      events->push_back({ToolEvent::Kind::kText, std::move(text), 0});
     }
   }
 
@@ -122,7 +130,7 @@ class RegionParser final : public ToolCallParser {
   const std::vector<CallRegion> regions_;
   const CallRegion* region_ = nullptr;
   std::string held_;
-  std::string space_;    // since the last text, before calls
+  std::string space_;    // since the last text
   bool said_ = false;    // text or a call
   bool called_ = false;  // since the last text
   // Of a region that is a list.

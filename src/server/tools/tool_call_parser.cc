@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "server/tools/harmony_parser.h"
 #include "server/tools/json_call_scanner.h"
@@ -86,11 +87,11 @@ class HermesParser final : public ToolCallParser {
   }
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
-    if (where_ == Where::kCall && !reader_.committed() && !cut) not_a_call(events);
+    if (where_ == Where::kCall && !reader_.committed() && !cut) not_a_call(reader_.raw().size());
     // The model forgot to close: what it wrote behind the call is text.
     if (where_ == Where::kAfter) held_.resize(held_.size() - partial_marker(held_, kClose));
     const bool blank = std::all_of(held_.begin(), held_.end(), is_space);
-    if (where_ != Where::kCall && !(called_ && blank)) emit(held_, events);
+    if (where_ != Where::kCall && !(called_ && blank)) add_text(space_ + held_, events);
     held_.clear();
   }
 
@@ -106,31 +107,41 @@ class HermesParser final : public ToolCallParser {
     called_ = false;
   }
 
-  void not_a_call(std::vector<ToolEvent>* events) { emit(std::string(kOpen) + reader_.raw(), events); }
+  // The mark and the first `bytes` bytes behind it are text.
+  void not_a_call(size_t bytes) {
+    held_ = std::string(kOpen) + reader_.raw().substr(0, bytes);
+    where_ = Where::kText;
+  }
 
   // Passes on all held text but its last `keep` bytes, and but the white space before them.
   void release(size_t keep, std::vector<ToolEvent>* events) {
-    size_t end = held_.size() - keep;
+    const size_t all = held_.size() - keep;
+    size_t end = all;
     while (end > 0 && is_space(held_[end - 1])) --end;
     emit(std::string_view(held_).substr(0, end), events);
-    held_.erase(0, end);
+    space_.append(held_, end, all - end);
+    held_.erase(0, all);
   }
 
   void take(char c, std::vector<ToolEvent>* events) {
     if (where_ == Where::kCall) {
       const auto state = reader_.feed(c, events);
       if (state == JsonCallScanner::State::kOpen) return;
-      called_ = called_ || reader_.committed();
-      if (!reader_.committed()) not_a_call(events);
-      where_ = state == JsonCallScanner::State::kDone && reader_.committed() ? Where::kAfter : Where::kText;
-      return;
+      const bool done = state == JsonCallScanner::State::kDone;
+      // The byte that breaks an object is no part of it: it may begin a mark.
+      if (reader_.committed()) {
+        called_ = true;
+        where_ = Where::kAfter;
+      } else {
+        not_a_call(reader_.raw().size() - (done ? 0 : 1));
+      }
+      if (done) return;
     }
     held_ += c;
     if (c != '>') return;
     if (held_.ends_with(kOpen)) {
       held_.resize(held_.size() - kOpen.size());
       release(0, events);
-      space_ += std::exchange(held_, {});
       where_ = Where::kCall;
       reader_.next();
     } else if (where_ == Where::kAfter && held_.ends_with(kClose)) {
@@ -141,7 +152,7 @@ class HermesParser final : public ToolCallParser {
 
   Where where_ = Where::kText;
   std::string held_;     // text, or what stands between a call and its closing mark
-  std::string space_;    // since the last text, before calls
+  std::string space_;    // since the last text
   bool called_ = false;  // since the last text
   CallReader reader_;
 };
@@ -167,12 +178,16 @@ class Llama3JsonParser final : public ToolCallParser {
     switch (where_) {
       case Where::kStart: {
         held_ += c;
-        std::string_view rest = held_;
-        while (!rest.empty() && is_space(rest.front())) rest.remove_prefix(1);
-        if (rest.empty() || (rest.size() < kTag.size() && kTag.starts_with(rest)) || rest == kTag) return;
-        if (rest.starts_with(kTag)) rest.remove_prefix(kTag.size());
-        while (!rest.empty() && is_space(rest.front())) rest.remove_prefix(1);
-        if (rest.empty()) return;
+        if (is_space(c) && begun_ + 1 == held_.size()) {
+          ++begun_;
+          return;
+        }
+        const std::string_view rest = std::string_view(held_).substr(begun_);
+        if (!tagged_ && kTag.starts_with(rest)) {
+          tagged_ = rest == kTag;
+          if (tagged_) begun_ = held_.size();
+          return;
+        }
         if (rest != "{") {
           where_ = Where::kText;
           add_text(std::exchange(held_, {}), events);
@@ -206,17 +221,17 @@ class Llama3JsonParser final : public ToolCallParser {
   void feed_call(char c, std::vector<ToolEvent>* events) {
     const auto state = reader_.feed(c, events);
     if (state == JsonCallScanner::State::kOpen) return;
-    if (!reader_.committed()) {
-      add_text(held_ + reader_.raw(), events);
-      where_ = Where::kText;
-    } else {
-      where_ = state == JsonCallScanner::State::kDone ? Where::kBetween : Where::kText;
-    }
+    if (!reader_.committed()) add_text(held_ + reader_.raw(), events);
+    where_ = reader_.committed() ? Where::kBetween : Where::kText;
     held_.clear();
+    // The byte that breaks a call is what follows it.
+    if (reader_.committed() && state != JsonCallScanner::State::kDone) take(c, events);
   }
 
   Where where_ = Where::kStart;
   std::string held_;
+  size_t begun_ = 0;  // of what is held: white space, and the tag
+  bool tagged_ = false;
   CallReader reader_{/*bare=*/false};  // any answer in JSON may have a name
 };
 
@@ -294,10 +309,11 @@ class MistralParser final : public ToolCallParser {
       case Where::kObject: {
         const auto state = reader_.feed(c, events);
         if (state == JsonCallScanner::State::kOpen) return;
-        where_ = state == JsonCallScanner::State::kDone && reader_.committed() ? Where::kBetween : Where::kText;
+        where_ = reader_.committed() ? Where::kBetween : Where::kText;
         if (!reader_.committed()) return not_a_call(reader_.raw(), events);
         called_ = true;
         between_.clear();
+        if (state != JsonCallScanner::State::kDone) take(c, events);  // the byte that breaks a call is what follows it
         return;
       }
       case Where::kBetween:

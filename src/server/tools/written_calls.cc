@@ -138,6 +138,11 @@ class LiteralReader {
       *out = whole;
       return true;
     }
+    uint64_t large = 0;
+    if (const auto [stop, code] = std::from_chars(digits.data(), end, large); code == std::errc() && stop == end) {
+      *out = large;
+      return true;
+    }
     double real = 0;
     const auto [stop, code] = std::from_chars(digits.data(), end, real);
     if (code != std::errc() || stop != end) return false;

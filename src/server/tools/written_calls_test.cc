@@ -109,6 +109,7 @@ TEST(WrittenCalls, Pythonic) {
   expect(ToolFormat::kPythonic,
          R"(<|python_start|>[f(x=[1, 2.5, None, True], y={"a": (1, "\u00e9\n")})]<|python_end|>)", "",
          {{"f", {{"x", {1, 2.5, nullptr, true}}, {"y", {{"a", {1, "\u00e9\n"}}}}}}});
+  expect(ToolFormat::kPythonic, "[f(x=18446744073709551615)]", "", {{"f", {{"x", 18446744073709551615u}}}});
   expect(ToolFormat::kPythonic, "[1] is a footnote", "[1] is a footnote", {});
   expect(ToolFormat::kPythonic, "see [f(x=1)]", "see [f(x=1)]", {});
 }
@@ -131,6 +132,37 @@ TEST(WrittenCalls, TextAroundMarksThatAreNone) {
            {ToolFormat::kGemma, " [1, 2] is a list"}}) {
     expect(format, text, text, {});
   }
+}
+
+// Small models miscount the braces: with its arguments whole, a call is one without its last brace.
+TEST(WrittenCalls, ABraceTooFew) {
+  const std::vector<std::pair<std::string, Json>> f = {{"f", {{"a", 1}}}};
+  const std::vector<std::pair<std::string, Json>> both = {f[0], {"g", Json::object()}};
+  const std::string call = R"({"name": "f", "arguments": {"a": 1})", other = R"({"name": "g", "arguments": {}})";
+  expect(ToolFormat::kHermes, "<tool_call>\n" + call + "\n</tool_call>", "", f);
+  expect(ToolFormat::kHermes, "<tool_call>" + call + "</tool_call>\n<tool_call>" + other + "</tool_call> Done.",
+         "\n Done.", both);
+  expect(ToolFormat::kHermes, "<tool_call>" + call + "\n<tool_call>" + other + "\n</tool_call>", "", both);
+  expect(ToolFormat::kLlama3Json, call + "; " + other, "", both);
+  expect(ToolFormat::kLlama3Json, call + "\nDone.", "Done.", f);
+  expect(ToolFormat::kMistral, "[TOOL_CALLS][" + call + "] Done.", " Done.", f);
+}
+
+// A model that is stuck writes white space to the end; what waits is not looked at again for each token.
+TEST(WrittenCalls, WhiteSpaceWithoutEnd) {
+  const std::string blanks(300'000, '\n');
+  for (const ToolFormat format :
+       {ToolFormat::kHermes, ToolFormat::kLlama3Json, ToolFormat::kMistral, ToolFormat::kQwen3Coder,
+        ToolFormat::kPythonic, ToolFormat::kPhi4, ToolFormat::kGemma, ToolFormat::kHarmony}) {
+    for (const std::string& text : {blanks, "x" + blanks, "x" + blanks + "y"}) {
+      EXPECT_TRUE(read(format, text, 1).text == text) << static_cast<int>(format);
+    }
+  }
+}
+
+TEST(WrittenCalls, AMarkTwice) {
+  expect(ToolFormat::kHermes, "<tool_call>\n<tool_call>\n{\"name\": \"f\"}\n</tool_call>", "<tool_call>",
+         {{"f", Json::object()}});
 }
 
 TEST(WrittenCalls, AnAnswerInJsonThatIsCutIsShown) {

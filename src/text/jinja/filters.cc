@@ -303,7 +303,13 @@ Value parity(Runtime& rt, const Value& v, const Args&) {
   return Value::boolean(equals(rt, arithmetic(rt, Binary::kModulo, v, Value::integer(2)), Value::integer(remainder)));
 }
 
-constexpr Callable kTests[] = {{"boolean", is_kind<Kind::kBool>},
+constexpr Callable kTests[] = {{"!=", compares<Compare::kNotEqual>, 1, 1},
+                               {"<", compares<Compare::kLess>, 1, 1},
+                               {"<=", compares<Compare::kLessEqual>, 1, 1},
+                               {"==", compares<Compare::kEqual>, 1, 1},
+                               {">", compares<Compare::kGreater>, 1, 1},
+                               {">=", compares<Compare::kGreaterEqual>, 1, 1},
+                               {"boolean", is_kind<Kind::kBool>},
                                {"defined", is_defined},
                                {"eq", compares<Compare::kEqual>, 1, 1},
                                {"equalto", compares<Compare::kEqual>, 1, 1},

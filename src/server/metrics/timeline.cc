@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "server/api/json_text.h"
@@ -39,7 +40,7 @@ void Timeline::add_step(const StepRecord& step) {
   if (switches_.size() > kSwitches) switches_.pop_front();
 }
 
-void Timeline::set_policy(std::string name, const LatencyTargets& targets) {
+void Timeline::set_policy(std::string_view name, const LatencyTargets& targets) {
   std::string json = "{\"name\":";
   append_string(json, name);
   fmt::format_to(std::back_inserter(json), ",\"ttft_ms\":{},\"itl_ms\":{}}}", targets.ttft_s * 1e3,
@@ -69,7 +70,7 @@ std::string Timeline::percentiles(const Samples& samples) const {
   // Of fewer, a percentile would be the largest value under another name.
   const auto at = [&](double share, size_t least) {
     if (values.size() < least) return std::string("null");
-    return fmt::format("{:.2f}", values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)]);
+    return fmt::format("{:.2f}", values[static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)))]);
   };
   return fmt::format(R"({{"count":{},"p50":{},"p90":{},"p99":{}}})", values.size(), at(0.5, 1), at(0.9, 10),
                      at(0.99, 100));

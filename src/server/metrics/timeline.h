@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/engine.h"
@@ -24,7 +25,7 @@ class Timeline {
   void add_tpot(double seconds) { add_sample(tpot_, seconds); }
 
   // What decides on precision, and by which numbers. Before the first step.
-  void set_policy(std::string name, const LatencyTargets& targets);
+  void set_policy(std::string_view name, const LatencyTargets& targets);
 
   // {"now", "slice_ms", "policy": {"name", "ttft_ms", "itl_ms"},
   //  "slices": [{"i", "fp16", "fp8", "prefill_fp16", "prefill_fp8", "steps", "running", "waiting", "kv", "ms",

@@ -51,10 +51,10 @@ Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
     NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(f.chat_template, "chat_template of " + f.root));
   } else if (!f.chat_template_json.empty()) {
     NFP_ASSIGN_OR_RETURN(const Json list, parse_json(f.chat_template_json));
-    NFP_ASSIGN_OR_RETURN(std::string plain, pick_chat_template(list, /*has_tools=*/false));
-    NFP_ASSIGN_OR_RETURN(std::string tools, pick_chat_template(list, /*has_tools=*/true));
-    NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(std::move(plain), "chat_template of " + f.root));
-    NFP_ASSIGN_OR_RETURN(model.chat_tools_, ChatTemplate::parse(std::move(tools), "chat_template of " + f.root));
+    NFP_ASSIGN_OR_RETURN(const std::string plain, pick_chat_template(list, /*has_tools=*/false));
+    NFP_ASSIGN_OR_RETURN(const std::string tools, pick_chat_template(list, /*has_tools=*/true));
+    NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(plain, "chat_template of " + f.root));
+    NFP_ASSIGN_OR_RETURN(model.chat_tools_, ChatTemplate::parse(tools, "chat_template of " + f.root));
   }
   return model;
 }

@@ -22,6 +22,7 @@ const char kChatMlTemplate[] =
 
 Result<std::shared_ptr<const Tokenizer>> make_byte_tokenizer() {
   std::vector<std::string> texts;
+  texts.reserve(260);
   for (int byte = 0; byte < 256; ++byte) texts.push_back(stand_in(byte));
   texts.emplace_back("<|im_start|>");
   texts.emplace_back("<|im_end|>");

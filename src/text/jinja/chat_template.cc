@@ -133,6 +133,7 @@ Result<std::string> pick_chat_template(const ordered_json& chat_template, bool h
   if (name.empty()) name = has_tools && templates.contains("tool_use") ? "tool_use" : "default";
   if (const auto it = templates.find(name); it != templates.end()) return it->second;
   std::vector<std::string_view> names;  // no view of the keys: Clang 14, which builds the fuzzers, does not compile one
+  names.reserve(templates.size());
   for (const auto& [known, source] : templates) names.push_back(known);
   return error(ErrorCode::kNotFound, "field 'chat_template' has no template '{}'; it has: {}", name,
                fmt::join(names, ", "));

@@ -182,6 +182,7 @@ Value sort(Runtime& rt, const Value& v, const Args& args) {
   }
   const std::vector<Value> all = items_of(rt, v);
   std::vector<Value> keys;
+  keys.reserve(all.size());
   for (const Value& item : all) keys.push_back(key_of(rt, item, args[2], args[1]));
   return rt.list(sorted(rt, all, keys, truthy(rt, args[0])));
 }

@@ -16,6 +16,7 @@ class Interpreter {
     out_ = &out;
     scope_ = rt_.make<Scope>(nullptr);
     run_body(program_.body);
+    out_ = nullptr;
     return out;
   }
 

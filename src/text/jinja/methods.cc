@@ -60,6 +60,7 @@ Value replace_method(Runtime& rt, const Value& self, const Args& args) {
 
 Value list_of(Runtime& rt, const std::vector<std::string_view>& parts) {
   std::vector<Value> items;
+  items.reserve(parts.size());
   for (const std::string_view part : parts) items.push_back(rt.string(part));
   return rt.list(std::move(items));
 }

@@ -114,7 +114,7 @@ Value concatenate(Runtime& rt, const Value& a, const Value& b) {
     out += b.text();
     return rt.string(std::move(out));
   }
-  rt.charge(sizeof(Value), static_cast<Int>(a.items().size() + b.items().size()));
+  rt.charge(sizeof(Value), static_cast<Int>(a.items().size()) + static_cast<Int>(b.items().size()));
   std::vector<Value> items = a.items();
   items.insert(items.end(), b.items().begin(), b.items().end());
   return rt.list(std::move(items), a.kind());
@@ -220,6 +220,7 @@ std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const st
   }
   if (reverse) std::reverse(order.begin(), order.end());
   std::vector<Value> out;
+  out.reserve(order.size());
   for (const size_t i : order) out.push_back(items[i]);
   return out;
 }

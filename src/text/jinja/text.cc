@@ -151,7 +151,7 @@ class Writer {
 
 void keep(Runtime& rt, std::vector<std::string_view>& parts, std::string_view part) {
   rt.step();
-  rt.charge(sizeof(part));
+  rt.charge(sizeof(std::string_view));
   parts.push_back(part);
 }
 

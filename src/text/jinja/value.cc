@@ -152,6 +152,7 @@ Value slice(Runtime& rt, const Value& object, const Value& start, const Value& s
   const std::vector<size_t> places = slice_places(rt, length(rt, object), start, stop, step);
   if (!object.is(Kind::kString)) {
     std::vector<Value> part;
+    part.reserve(places.size());
     for (const size_t i : places) part.push_back(object.items()[i]);
     return rt.list(std::move(part), object.kind());
   }

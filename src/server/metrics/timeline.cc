@@ -70,7 +70,8 @@ std::string Timeline::percentiles(const Samples& samples) const {
   // Of fewer, a percentile would be the largest value under another name.
   const auto at = [&](double share, size_t least) {
     if (values.size() < least) return std::string("null");
-    return fmt::format("{:.2f}", values[static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)))]);
+    return fmt::format("{:.2f}",
+                       values[static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)))]);
   };
   return fmt::format(R"({{"count":{},"p50":{},"p90":{},"p99":{}}})", values.size(), at(0.5, 1), at(0.9, 10),
                      at(0.99, 100));

@@ -139,8 +139,9 @@ class Translator {
     size_t offset = 0;
     pcre2_code* compiled =
         pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF, &code, &offset, nullptr);
+    const bool known = compiled != nullptr;
     pcre2_code_free(compiled);
-    return compiled != nullptr;
+    return known;
   }
 
   Status code_point() {

@@ -44,6 +44,8 @@ struct Demand {
   double least_itl = kNever;    // the shortest of their target gaps
   std::vector<Prefill> prefills;
   int32_t running = 0;
+  int64_t room =
+      0;  // in the KV cache for what does not run yet: what runs has its next tokens, and the rest of a prompt
   double limit() const { return std::min(slack, longest_gap); }
 };
 
@@ -112,8 +114,8 @@ class SloPolicy final : public PrecisionPolicy {
   std::vector<Pace> paces_for(const StepState& state, const Demand& demand) const;
   size_t choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
                             const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision);
-  void add_prompts(const StepState& state, const Pace& pace, double error, const std::vector<Prefill>& prefills,
-                   int32_t running, StepWork* work, StepDecision* decision) const;
+  void add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand, StepWork* work,
+                   StepDecision* decision) const;
   void hold_room(const StepState& state, const Demand& demand);
   void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
                     StepDecision* decision) const;
@@ -386,14 +388,13 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
 // come. So no other prompt is admitted before one that has waited long. But only now and then: under more load than
 // there is room for many have waited long, and it is the others that can be in time.
 void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
-  const int64_t free_tokens = state.free_tokens - demand.decodes.tokens;
   const Prefill* longest = nullptr;
   bool still = false;
   for (const Prefill& prefill : demand.prefills) {
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (sequence.running) continue;
     still = still || (held_since_ && prefill.since == *held_since_);
-    if (sequence.missing <= free_tokens || demand.running == 0) continue;
+    if (sequence.missing <= demand.room || demand.running == 0) continue;
     if (longest == nullptr || prefill.since < longest->since) longest = &prefill;
   }
   if (!still) held_since_.reset();
@@ -405,16 +406,13 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
 }
 
 // Chunks of prompts behind the decoding sequences, which are in `work`.
-void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error,
-                            const std::vector<Prefill>& prefills, int32_t running, StepWork* work,
-                            StepDecision* decision) const {
+void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand,
+                            StepWork* work, StepDecision* decision) const {
   int32_t room = std::min(pace.chunk, state.max_step_tokens - work->tokens);
-  int64_t free_tokens = state.free_tokens - work->tokens;
-  for (const Prefill& prefill : prefills) {  // what is begun needs room for the rest of it, too
-    if (state.sequences[prefill.sequence].running) free_tokens -= prefill.tokens;
-  }
+  int64_t free_tokens = demand.room;
+  int32_t running = demand.running;
   double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
-  for (const Prefill& prefill : prefills) {
+  for (const Prefill& prefill : demand.prefills) {
     if (room < 1) break;
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (!sequence.running) {
@@ -466,6 +464,10 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
     const double since = begun ? std::min(state.now_s, sequence.due_s - sequence.itl_s) : sequence.arrival_s;
     demand.prefills.push_back({i, sequence.missing, begun ? since + sequence.ttft_s : sequence.due_s, sequence.ttft_s,
                                sequence.arrival_s, since, sequence.priority, begun});
+  }
+  demand.room = state.free_tokens - demand.decodes.tokens;
+  for (const Prefill& prefill : demand.prefills) {
+    if (state.sequences[prefill.sequence].running) demand.room -= prefill.tokens;
   }
   // Where no level computes what decodes within its pace, shorter steps cannot bring that back, and prompts that get a
   // few tokens in each of them would only wait as well.
@@ -565,7 +567,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   StepWork work = demand.decodes;
   work.apart = pace.apart;
   hold_room(state, demand);
-  add_prompts(state, pace, error, demand.prefills, demand.running, &work, &decision);
+  add_prompts(state, pace, error, demand, &work, &decision);
   settle_level(paces, pace, error, work, &decision);
   const double last = harm(last_.fp8_share, last_.exact_singles);
   const double now = harm(decision.fp8_share, decision.exact_singles);

@@ -54,8 +54,8 @@ Status run(EvaluateFlags flags) {
   wanted.context_flag = flags.model.ctx_flag(flags.options.ctx);
   if (flags.model.ctx > 0) flags.options.ctx = flags.model.ctx;
   wanted.context = flags.options.ctx;
-  NFP_RETURN_IF_ERROR(check_outputs({{"--html", flags.html}, {"--json-file", flags.json_file}},
-                                    {{"--file", flags.options.file}, {"MODEL", flags.model.model}}));
+  NFP_RETURN_IF_ERROR(check_no_overlap({{"--html", flags.html}, {"--json-file", flags.json_file}},
+                                       {{"--file", flags.options.file}, {"MODEL", flags.model.model}}));
   NFP_ASSIGN_OR_RETURN(flags.options.text, read_flag_file("--file", flags.options.file));
   NFP_ASSIGN_OR_RETURN(const ModelOutline known, outline(flags.model.model, wanted));
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));

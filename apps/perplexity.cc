@@ -59,8 +59,8 @@ Status check_output(const std::string& path) {
 
 Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
-  NFP_RETURN_IF_ERROR(check_outputs({{"--save-base", flags.options.save_base}},
-                                    {{"--file", flags.file}, {"MODEL", flags.model.model}}));
+  NFP_RETURN_IF_ERROR(check_no_overlap({{"--save-base", flags.options.save_base}},
+                                       {{"--file", flags.file}, {"MODEL", flags.model.model}}));
   NFP_RETURN_IF_ERROR(check_output(flags.options.save_base));
   NFP_ASSIGN_OR_RETURN(const std::string text, read_flag_file("--file", flags.file));
   const int32_t ctx = flags.model.ctx > 0 ? flags.model.ctx : flags.options.ctx;

@@ -51,8 +51,8 @@ struct Outputs {
   std::optional<AtomicFile> json, csv, html;
 };
 Result<Outputs> open_outputs(const ReplayFlags& flags) {
-  NFP_RETURN_IF_ERROR(check_outputs({{"--json", flags.json}, {"--csv", flags.csv}, {"--html", flags.html}},
-                                    {{"TRACE", flags.trace}, {"--simulate", flags.table}}));
+  NFP_RETURN_IF_ERROR(check_no_overlap({{"--json", flags.json}, {"--csv", flags.csv}, {"--html", flags.html}},
+                                       {{"TRACE", flags.trace}, {"--simulate", flags.table}}));
   Outputs files;
   NFP_ASSIGN_OR_RETURN(files.json, open_report(flags.json));
   NFP_ASSIGN_OR_RETURN(files.csv, open_report(flags.csv));

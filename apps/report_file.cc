@@ -6,7 +6,7 @@
 
 namespace nfp {
 
-Status check_outputs(const std::vector<FlagPath>& outputs, const std::vector<FlagPath>& inputs) {
+Status check_no_overlap(const std::vector<FlagPath>& outputs, const std::vector<FlagPath>& inputs) {
   namespace fs = std::filesystem;
   std::error_code unknown;
   std::vector<fs::path> places;

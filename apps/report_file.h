@@ -17,7 +17,7 @@ struct FlagPath {
   std::string path;
 };
 // Error: an output would take the place of an input, or of another output.
-Status check_outputs(const std::vector<FlagPath>& outputs, const std::vector<FlagPath>& inputs);
+Status check_no_overlap(const std::vector<FlagPath>& outputs, const std::vector<FlagPath>& inputs);
 
 // Nothing where the path is empty: the flag was not given.
 Result<std::optional<AtomicFile>> open_report(const std::string& path);

@@ -136,20 +136,21 @@ Result<HubModel> fetch_hub_model(HttpClient& client, const HubAccess& access, co
                             escaped(name.revision, /*keep_slash=*/false));
   request.token = access.token;
   std::string body;
-  NFP_ASSIGN_OR_RETURN(
-      const HttpReply reply,
-      client.fetch(
-          request,
-          [&](const HttpReply&, std::span<const std::byte> part) {
-            if (body.size() + part.size() > kMaxAnswer) {
-              return Status(error(ErrorCode::kInvalidInput, "{}: the hub's list of files is larger than {} MiB",
-                                  name.text(), kMaxAnswer >> 20));
-            }
-            body.append(reinterpret_cast<const char*>(part.data()), part.size());
-            return ok_status();
-          },
-          stop));
-  if (reply.status != 200) return refusal(reply, access, name, "the list of its files");
+  const auto keep = [&](const HttpReply&, std::span<const std::byte> part) {
+    if (body.size() + part.size() > kMaxAnswer) {
+      return Status(error(ErrorCode::kInvalidInput, "{}: the hub's list of files is larger than {} MiB", name.text(),
+                          kMaxAnswer >> 20));
+    }
+    body.append(reinterpret_cast<const char*>(part.data()), part.size());
+    return ok_status();
+  };
+  auto reply = client.fetch(request, keep, stop);
+  if (!reply.ok()) {
+    if (reply.error().code != ErrorCode::kIo) return std::move(reply).error();
+    return error(ErrorCode::kIo, "{}; is there a network, and is {} the hub that you mean (HF_ENDPOINT)?",
+                 reply.error().message, access.endpoint);
+  }
+  if (reply->status != 200) return refusal(*reply, access, name, "the list of its files");
   return parse_hub_model(body, name.text());
 }
 
@@ -164,6 +165,11 @@ bool is_passing(const HttpReply& reply) {
 
 Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& name, const std::string& what) {
   const std::string code = reply.header("x-error-code");
+  // Of a store that the hub redirects to: its 403 and 404 are not about the model.
+  if (code.empty() && !reply.url.empty() && !reply.url.starts_with(access.endpoint + "/")) {
+    return error(ErrorCode::kIo, "{}: {} is answered with status {} by {}", name.text(), what, reply.status,
+                 reply.url.substr(0, reply.url.find('/', reply.url.find("//") + 2)));
+  }
   const std::string page = access.endpoint + "/" + name.repository;
   const std::string log_in = access.token.empty()
                                  ? "set HF_TOKEN to a token of yours that may read it"

@@ -212,6 +212,21 @@ class Pull(Scratch):
         self.pull("--jobs", "1")
         self.check_layout()
 
+    def test_what_the_list_of_files_is_answered_with(self):
+        # A hub that answers is there, and the one that was meant.
+        for status, words in [(429, "takes no more requests now"), (503, "is answered with status 503 by")]:
+            self.hub.list_status = status
+            line = self.fails()
+            self.assertIn(words, line)
+            self.assertNotIn("is there a network", line)
+
+    def test_what_a_store_refuses_is_not_the_hubs_word(self):
+        self.hub.store_status = 403
+        line = self.fails()
+        self.assertIn(f"{WEIGHTS} is answered with status 403 by {self.hub.store_url}", line)
+        self.assertNotIn("signature", line)
+        self.assertNotIn("gated", line)
+
     def test_paths_that_lead_out_are_refused(self):
         for path in ["../evil", "a/../../evil", "/tmp/evil", "a\\b", "a\0b", "", "."]:
             entry = {"rfilename": path, "size": 1, "blobId": "0" * 40}

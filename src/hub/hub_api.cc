@@ -148,7 +148,7 @@ Result<HubModel> fetch_hub_model(HttpClient& client, const HubAccess& access, co
   if (!reply.ok()) {
     if (reply.error().code != ErrorCode::kIo) return std::move(reply).error();
     return error(ErrorCode::kIo, "{}; is there a network, and is {} the hub that you mean (HF_ENDPOINT)?",
-                 reply.error().message, access.endpoint);
+                 reply.error().message, printable_url(access.endpoint));
   }
   if (reply->status != 200) return refusal(*reply, access, name, "the list of its files");
   return parse_hub_model(body, name.text());
@@ -168,9 +168,10 @@ Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& na
   // Of a store that the hub redirects to: its 403 and 404 are not about the model.
   if (code.empty() && !reply.url.empty() && !reply.url.starts_with(access.endpoint + "/")) {
     return error(ErrorCode::kIo, "{}: {} is answered with status {} by {}", name.text(), what, reply.status,
-                 reply.url.substr(0, reply.url.find('/', reply.url.find("//") + 2)));
+                 printable_url(reply.url));
   }
-  const std::string page = access.endpoint + "/" + name.repository;
+  const std::string hub = printable_url(access.endpoint);
+  const std::string page = hub + "/" + name.repository;
   const std::string log_in = access.token.empty()
                                  ? "set HF_TOKEN to a token of yours that may read it"
                                  : "your token (HF_TOKEN, or the token file) may not read it, or is not valid";
@@ -184,12 +185,11 @@ Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& na
   if (code == "EntryNotFound") return error(ErrorCode::kNotFound, "{}: {} is not there (404)", name.text(), what);
   if (reply.status == 401) {
     return error(ErrorCode::kNotFound,
-                 "{}: there is no such model at {}, or it is private (401): check the name, or {}", name.text(),
-                 access.endpoint, log_in);
+                 "{}: there is no such model at {}, or it is private (401): check the name, or {}", name.text(), hub,
+                 log_in);
   }
   if (reply.status == 404) {
-    return error(ErrorCode::kNotFound, "{}: there is no such model at {} (404): check the name", name.text(),
-                 access.endpoint);
+    return error(ErrorCode::kNotFound, "{}: there is no such model at {} (404): check the name", name.text(), hub);
   }
   if (reply.status == 403) {
     return error(ErrorCode::kUsage, "{}: {} is refused (403{}{}); {}", name.text(), what, code.empty() ? "" : ", ",
@@ -199,8 +199,7 @@ Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& na
     return error(ErrorCode::kIo, "{}: the hub takes no more requests now (429): try again later{}", name.text(),
                  access.token.empty() ? "; with HF_TOKEN set it takes more" : "");
   }
-  return error(ErrorCode::kIo, "{}: {} is answered with status {} by {}", name.text(), what, reply.status,
-               access.endpoint);
+  return error(ErrorCode::kIo, "{}: {} is answered with status {} by {}", name.text(), what, reply.status, hub);
 }
 
 }  // namespace nfp

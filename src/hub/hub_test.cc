@@ -180,6 +180,17 @@ TEST(FileChoice, GgufFiles) {
   EXPECT_NE(chosen(repository({"a.bin"}), "a.bin").find("chooses a GGUF file"), std::string::npos);
 }
 
+TEST(PrintableUrl, CarriesNoSecret) {
+  EXPECT_EQ(printable_url("https://name:password@hub/a@b/c?signature=secret"), "https://hub/a@b/c");
+  EXPECT_EQ(printable_url("https://name:pass@word@hub"), "https://hub");
+  EXPECT_EQ(printable_url("https://hub/a@b"), "https://hub/a@b");
+  EXPECT_EQ(printable_url("hub?x"), "hub");
+  HttpReply reply;
+  reply.status = 404;
+  const Error error = refusal(reply, {"https://name:password@hub", ""}, {"org/name", "main", ""}, "a file");
+  EXPECT_NE(error.message.find(" https://hub "), std::string::npos) << error.message;
+}
+
 TEST(Refusal, SaysWhatToDo) {
   const HubName name{"org/name", "dev", ""};
   const auto message = [&](long status, const std::string& code, const std::string& token) {
@@ -204,7 +215,7 @@ TEST(Refusal, SaysWhatToDo) {
     reply.status = status;
     reply.url = "https://store.hub/blob?signature=secret";
     EXPECT_EQ(refusal(reply, {"https://hub", ""}, name, "a file").message,
-              fmt::format("org/name@dev: a file is answered with status {} by https://store.hub", status));
+              fmt::format("org/name@dev: a file is answered with status {} by https://store.hub/blob", status));
   }
 }
 

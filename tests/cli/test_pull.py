@@ -223,7 +223,7 @@ class Pull(Scratch):
     def test_what_a_store_refuses_is_not_the_hubs_word(self):
         self.hub.store_status = 403
         line = self.fails()
-        self.assertIn(f"{WEIGHTS} is answered with status 403 by {self.hub.store_url}", line)
+        self.assertIn(f"{WEIGHTS} is answered with status 403 by {self.hub.store_url}/{WEIGHTS}", line)
         self.assertNotIn("signature", line)
         self.assertNotIn("gated", line)
 

@@ -585,6 +585,13 @@ class Perplexity(Scratch):
         self.assertIn("was made with --ctx 64", line)
         self.assertEqual(sorted(kept.glob("*")), before)
 
+    def test_texts_that_are_none_are_refused(self):
+        with open(self.path("other"), "w", encoding="utf-16") as file:
+            file.write("the quick brown fox jumps over the lazy dog. " * 100)
+        for verb in ("perplexity", "evaluate"):
+            line = failure(verb, F16_MODEL, "--file", self.path("other"), "--ctx", "64")
+            self.assertIn(f"--file: {self.path('other')}: is not UTF-8", line)
+
     def test_a_base_of_a_longer_text(self):
         base = self.path("base")
         self.measure("--save-base", base)

@@ -637,6 +637,12 @@ class Perplexity(Scratch):
         decoder = json.JSONDecoder()
         one, end = decoder.raw_decode(out)
         self.assertEqual(one, json.loads(out[end:]))
+        # A calibrated checkpoint's rows say on what as well.
+        nested = self.path("nested")
+        run("convert", F16_MODEL, nested, "--calibrate", "self", "--calibrate-tokens", "512")
+        out, _ = run("evaluate", nested, *evaluate[2:-1], "--html", self.path("html"), "--json")
+        self.assertEqual(json.loads(out)["calibration"], "the model's own text, 512 tokens, free choice")
+        self.assertIn("Calibrated on the model's own text", pathlib.Path(self.path("html")).read_text())
         if os.path.exists("/dev/full"):  # what was computed is shown all the same
             out, err = run(*evaluate, self.path("null"), "--html", "/dev/full", code=1)
             self.assertIn("nearest", out)

@@ -116,6 +116,10 @@ class Pull(Scratch):
         self.assertIn("has no branch, tag or commit 'none'", self.fails("--revision", "none"))
         run("pull", "org/tiny@" + hubs.COMMIT, env=self.env)
         self.assertFalse(os.path.exists(os.path.join(self.cache, "refs", hubs.COMMIT)))
+        shutil.rmtree(self.cache)
+        run("pull", "org/tiny@" + hubs.COMMIT, env=self.env)
+        self.assertEqual(run("models", "--names", env=self.env)[0], f"org/tiny@{hubs.COMMIT}\n")
+        run("inspect", "org/tiny@" + hubs.COMMIT, env=self.env)
         self.assertIn("--revision ../x", self.fails("--revision", "../x", code=2))
 
     def test_the_token_goes_to_the_hub_alone(self):

@@ -261,10 +261,10 @@ class Pull(Scratch):
 
     def test_models_that_cannot_run_are_not_fetched(self):
         config = json.loads(TINY_FILES["config.json"])
-        config.update(architectures=["GPT2LMHeadModel"], model_type="gpt2")
+        config.update(architectures=["GPT2LMHeadModel\x1b[2J"], model_type="gpt2")
         self.serve({**TINY_FILES, "config.json": json.dumps(config).encode()})
         line = self.fails()
-        self.assertIn("GPT2LMHeadModel", line)
+        self.assertIn(r"'GPT2LMHeadModel\x1b[2J'", line)  # which a terminal would obey
         self.assertIn("its weights were not downloaded (--any", line)
         self.assertEqual(self.requests_of(WEIGHTS), [])
         self.pull("--any")

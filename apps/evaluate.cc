@@ -56,10 +56,10 @@ Status run(EvaluateFlags flags) {
   wanted.context = flags.options.ctx;
   NFP_RETURN_IF_ERROR(check_no_overlap({{"--html", flags.html}, {"--json-file", flags.json_file}},
                                        {{"--file", flags.options.file}, {"MODEL", flags.model.model}}));
-  NFP_ASSIGN_OR_RETURN(flags.options.text, read_flag_file("--file", flags.options.file));
+  NFP_ASSIGN_OR_RETURN(flags.options.text, read_plain_text("--file", flags.options.file));
   NFP_ASSIGN_OR_RETURN(const ModelOutline known, outline(flags.model.model, wanted));
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
-  if (output_is_replaced(flags.json_file)) NFP_RETURN_IF_ERROR(open_report(flags.json_file));
+  NFP_RETURN_IF_ERROR(check_report(flags.json_file));
   NFP_RETURN_IF_ERROR(check_evaluation(known, flags.options));
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;

@@ -8,6 +8,7 @@
 #include "base/stop_signals.h"
 #include "eval/baselines.h"
 #include "progress_bar.h"
+#include "text/utf8.h"
 
 namespace nfp {
 
@@ -253,6 +254,14 @@ Status SamplingFlags::check() const {
 Result<std::string> read_flag_file(std::string_view flag, const std::string& path) {
   auto text = read_text_file(path);
   if (!text.ok()) return error(text.error().code, "{}: {}; name a text file", flag, text.error().message);
+  return text;
+}
+
+Result<std::string> read_plain_text(std::string_view flag, const std::string& path) {
+  NFP_ASSIGN_OR_RETURN(std::string text, read_flag_file(flag, path));
+  if (!text::is_utf8(text)) {
+    return error(ErrorCode::kInvalidInput, "{}: {}: is not UTF-8; name a file of plain text", flag, path);
+  }
   return text;
 }
 

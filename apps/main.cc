@@ -36,7 +36,8 @@ int finish(const nfp::Status& status) {
     return 1;
   }
   // Nothing is to be said of what was stopped after it had given its answer.
-  if (!status.error().message.empty()) nfp::log::say("nestedfp: error: {}\n", status.error().message);
+  if (!status.error().message.empty())
+    nfp::log::say("nestedfp: error: {}\n", nfp::log::without_controls(status.error().message));
   return exit_code(status.error());
 }
 

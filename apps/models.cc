@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/log.h"
 #include "base/process_memory.h"
 #include "flags.h"
 #include "hub/cache_list.h"
@@ -66,9 +67,10 @@ Status run(const ModelsFlags& flags) {
     if (summary.loads.ok() && summary.fp16_bytes > available)
       loads += ", but only " + human_bytes(available) + " are free";
     fmt::print("{:<{}}  {:>10}  {:<22}  {:<16}  {:>10}  {}\n", list.models[i].name, width,
-               human_bytes(list.models[i].bytes), summary.architecture.empty() ? "?" : summary.architecture,
+               human_bytes(list.models[i].bytes),
+               summary.architecture.empty() ? "?" : log::without_controls(summary.architecture),
                summary.form.empty() ? "?" : summary.form,
-               summary.fp16_bytes > 0 ? human_bytes(summary.fp16_bytes) : "?", loads);
+               summary.fp16_bytes > 0 ? human_bytes(summary.fp16_bytes) : "?", log::without_controls(loads));
   }
   for (const CachedDownload& left : list.unfinished) {
     fmt::print("unfinished: {} ({} so far); nestedfp pull {} goes on\n", left.repository, human_bytes(left.bytes),

@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "base/atomic_file.h"
 #include "base/log.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"
@@ -50,19 +49,12 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
   print_indented(out);
 }
 
-// Which would be an error after the model has been loaded, and calibrated.
-Status check_output(const std::string& path) {
-  if (path.empty() || !output_is_replaced(path)) return ok_status();
-  NFP_RETURN_IF_ERROR(AtomicFile::create_output(path));
-  return ok_status();
-}
-
 Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
   NFP_RETURN_IF_ERROR(check_no_overlap({{"--save-base", flags.options.save_base}},
                                        {{"--file", flags.file}, {"MODEL", flags.model.model}}));
-  NFP_RETURN_IF_ERROR(check_output(flags.options.save_base));
-  NFP_ASSIGN_OR_RETURN(const std::string text, read_flag_file("--file", flags.file));
+  NFP_RETURN_IF_ERROR(check_report(flags.options.save_base));
+  NFP_ASSIGN_OR_RETURN(const std::string text, read_plain_text("--file", flags.file));
   const int32_t ctx = flags.model.ctx > 0 ? flags.model.ctx : flags.options.ctx;
   const std::string ctx_flag = flags.model.ctx_flag(flags.options.ctx);
   LoadedModelOptions wanted;

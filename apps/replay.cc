@@ -272,7 +272,8 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
       "--send-targets", f.send_targets,
       "with --url and --simulate, or --as-served: each request names its own targets, --slo-factor times what it takes "
       "alone");
-  verb.add_option("--table-model", f.source.model, "of a table of several models: the one whose name contains this");
+  verb.add_option("--table-model", f.source.model,
+                  "of a table of several models: the one of this name or, where there is none, whose name contains it");
   verb.add_option("--table-engine", f.source.engine, "likewise of several engines");
   verb.add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
   verb.add_option("--policies", f.policies,

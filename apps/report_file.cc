@@ -36,6 +36,12 @@ Result<std::optional<AtomicFile>> open_report(const std::string& path) {
   return std::optional<AtomicFile>(std::move(file));
 }
 
+Status check_report(const std::string& path) {
+  if (path.empty() || !output_is_replaced(path)) return ok_status();
+  NFP_RETURN_IF_ERROR(AtomicFile::create_output(path));
+  return ok_status();
+}
+
 Status write_report(std::optional<AtomicFile>& file, std::string_view text) {
   if (!file) return ok_status();
   NFP_RETURN_IF_ERROR(file->write(text));

@@ -22,6 +22,10 @@ Status check_no_overlap(const std::vector<FlagPath>& outputs, const std::vector<
 // Nothing where the path is empty: the flag was not given.
 Result<std::optional<AtomicFile>> open_report(const std::string& path);
 
+// Whether open_report() will succeed, for what is opened only after long work. Pipes and devices are not asked: opening
+// them may mean something to who reads.
+Status check_report(const std::string& path);
+
 // Writes the whole of it; nothing where none was opened.
 Status write_report(std::optional<AtomicFile>& file, std::string_view text);
 

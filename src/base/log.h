@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -10,8 +11,12 @@ namespace nfp::log {
 
 enum class Level { kDebug, kInfo, kWarn, kError, kOff };
 
+// Names in models and servers' answers are others' words: what a terminal would obey rather than show, and ends of
+// lines (C0, DEL, C1 in UTF-8), becomes \xNN.
+std::string without_controls(std::string_view text);
+
 void set_level(Level level);
-void write(Level level, std::string_view message);
+void write(Level level, std::string_view message);  // without controls
 // The text as it is: what a program tells people beside its output. Where standard error cannot be written (closed, a
 // full disk) there is nobody to tell, and the work goes on.
 void say_text(std::string_view text);

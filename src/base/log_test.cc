@@ -27,5 +27,14 @@ TEST(Log, WritesOneLineAnEventFromItsLevelOn) {
   EXPECT_EQ(logged(log::Level::kOff), "");
 }
 
+TEST(Log, ShowsWhatATerminalWouldObey) {
+  EXPECT_EQ(log::without_controls("a\x1b[31m\n\x7f b\xc2\x9b\xc2\xa0\xc3\x9b"),
+            "a\\x1b[31m\\x0a\\x7f b\\x9b\xc2\xa0\xc3\x9b");
+  EXPECT_EQ(log::without_controls("\xc2"), "\xc2");
+  ::testing::internal::CaptureStderr();
+  log::warn("a name\nwith\x1b[2J");
+  EXPECT_TRUE(::testing::internal::GetCapturedStderr().ends_with(" a name\\x0awith\\x1b[2J\n"));
+}
+
 }  // namespace
 }  // namespace nfp

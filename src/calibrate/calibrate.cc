@@ -203,6 +203,7 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
     NFP_ASSIGN_OR_RETURN(text, file_text(*source, config, options));
     NFP_RETURN_IF_ERROR(store.save_text(*text));
   }
+  if (!has_text) NFP_RETURN_IF_ERROR(store.make_folder());  // before the weights are read and a text is written
 
   LoadedModelOptions model_options = load_options(options);
   if (options.smooth) {

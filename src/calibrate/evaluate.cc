@@ -97,6 +97,12 @@ std::string base_path(const std::string& folder) {
   return (std::filesystem::path(folder) / ("nestedfp-evaluate" + temporary_suffix())).string();
 }
 
+// As reports have it.
+std::string describe(const StoredCalibration& c) {
+  return fmt::format("{}, {} tokens, {} choice{}{}", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
+                     c.rule, c.compensated ? ", compensated" : "", c.smoothed ? ", smoothed" : "");
+}
+
 constexpr const char* kPerToken = "E4M3, a scale a token";
 constexpr size_t kRangeChunks = 8;  // that static scales are measured on
 
@@ -111,6 +117,10 @@ class Evaluator {
     {
       NFP_RETURN_IF_ERROR(open(calibrated ? options_.calibration->filter() : MatrixFilter()));
       const std::string weights = "calibrated";
+      NFP_RETURN_IF_ERROR(load_once());
+      if (const auto stored = stored_calibration(*loaded_->source); stored && !calibrated) {
+        out.calibration = describe(*stored);
+      }
       NFP_RETURN_IF_ERROR(add(out, "FP16", Precision::kFp16, 0.0, "16/32 bit"));
       if (calibrated || stored_) {
         NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0));
@@ -288,9 +298,11 @@ Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& opt
   evaluation.ctx = options.ctx;
   if (options.calibration) {
     const Calibration& c = *options.calibration;
-    evaluation.calibration =
-        fmt::format("{}, {} tokens, {} choice{}", c.text == kSelfText ? "the model's own text" : c.text, c.tokens,
-                    c.rule == UpperRule::kFree ? "free" : "restricted", c.compensated ? ", compensated" : "");
+    evaluation.calibration = describe({.rule = c.rule == UpperRule::kFree ? "free" : "restricted",
+                                       .compensated = c.compensated,
+                                       .smoothed = c.scalings != nullptr,
+                                       .text = c.text,
+                                       .tokens = c.tokens});
   }
   NFP_ASSIGN_OR_RETURN(const std::string scratch, scratch_folder(options.scratch));
   Evaluator evaluator(model, options, base_path(scratch));

@@ -59,7 +59,7 @@ struct LayerError {
 struct Evaluation {
   std::string model, file;
   int32_t ctx = 0;
-  std::string calibration;        // "self, 8192 tokens, free choice", or empty
+  std::string calibration;        // "file, 8192 tokens, free choice", or empty
   std::vector<FormResult> forms;  // the first is FP16
   std::vector<LayerError> layers;
   std::vector<Sensitivity> sensitivities;

@@ -115,7 +115,7 @@ std::optional<std::vector<UpperChoice>> CalibrationStore::layer(int32_t index) c
   if (!file.ok()) return std::nullopt;
   auto choices = parse_choices(file->bytes(), path, key_);
   if (!choices.ok()) {
-    log::warn("{}", choices.error().message);
+    log::warn("{}; the layer is calibrated again", choices.error().message);
     return std::nullopt;
   }
   return std::move(*choices);

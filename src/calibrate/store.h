@@ -27,10 +27,11 @@ Result<uint64_t> content_key(const ModelSource& source, ThreadPool& threads, con
 
 class CalibrationStore {
  public:
-  // `key` of model and settings; the folder is made when something is saved.
+  // `key` of model and settings; the folder is made when something is saved, or by make_folder().
   static Result<CalibrationStore> open(const std::string& cache_folder, uint64_t key);
 
   const std::string& folder() const { return folder_; }
+  Status make_folder() const;
   // Nothing where it was not saved, or is damaged (it is then computed again).
   std::optional<std::vector<UpperChoice>> layer(int32_t index) const;
   Status save_layer(int32_t index, std::span<const UpperChoice> choices) const;
@@ -43,7 +44,6 @@ class CalibrationStore {
 
  private:
   std::string layer_path(int32_t index) const;
-  Status make_folder() const;
   std::string folder_;
   uint64_t key_ = 0;
 };

@@ -141,8 +141,7 @@ Status write_choices(const std::string& path, uint64_t key, std::span<const Uppe
 Result<std::vector<UpperChoice>> parse_choices(std::span<const std::byte> bytes, const std::string& path,
                                                uint64_t key) {
   const auto damaged = [&] {
-    return error(ErrorCode::kInvalidInput,
-                 "{}: is not a whole file of calibration choices; remove it to calibrate again", path);
+    return error(ErrorCode::kInvalidInput, "{}: is not a whole file of calibration choices", path);
   };
   if (bytes.size() < sizeof(kMagic) + sizeof(uint64_t) || std::memcmp(bytes.data(), kMagic, sizeof(kMagic)) != 0) {
     return damaged();
@@ -156,7 +155,7 @@ Result<std::vector<UpperChoice>> parse_choices(std::span<const std::byte> bytes,
   uint32_t count = 0;
   if (!cursor.take(file_key) || !cursor.take(count)) return damaged();
   if (file_key != key) {
-    return error(ErrorCode::kInvalidInput, "{}: was made for another model or with other settings; remove it", path);
+    return error(ErrorCode::kInvalidInput, "{}: was made for another model or with other settings", path);
   }
   std::vector<UpperChoice> choices;
   for (uint32_t i = 0; i < count; ++i) {

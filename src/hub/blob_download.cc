@@ -19,7 +19,7 @@
 namespace nfp {
 namespace {
 
-// Tries in a row that bring no byte.
+// Tries in a row that bring no byte that was not here before.
 constexpr int kMaxTries = 5;
 constexpr size_t kReadChunk = size_t{1} << 20;
 
@@ -152,28 +152,32 @@ class Download {
   Status transfer() {
     auto delay = what_.retry_delay;
     int fruitless = 0;
+    uint64_t most = have_;  // of have_ so far: a start over brings the same bytes again
     while (have_ < what_.file.size) {
-      const uint64_t before = have_;
       auto reply = attempt();
       auto pause = delay;
       Error problem;
       if (reply.ok()) {
         if (have_ == what_.file.size) break;
-        if (reply->status == 416) {  // the server's file is shorter than what is here
+        if (reply->status == 416 && have_ > 0) {
+          problem = error(ErrorCode::kIo, "{}: {}: the server has no more than {} of the {} bytes that the hub lists",
+                          what_.name.text(), what_.file.path, have_, what_.file.size);
           NFP_RETURN_IF_ERROR(start_over());
-        } else if (reply->status / 100 != 2 && !is_passing(*reply)) {
-          return refusal(*reply, *what_.access, what_.name, what_.file.path);
+        } else if (reply->status / 100 == 2) {
+          problem = error(ErrorCode::kIo, "{}: {}: ended after {} of {} bytes", what_.name.text(), what_.file.path,
+                          have_, what_.file.size);
+        } else {
+          problem = refusal(*reply, *what_.access, what_.name, what_.file.path);
+          if (!is_passing(*reply)) return problem;
         }
-        problem = reply->status / 100 == 2 ? error(ErrorCode::kIo, "{}: {}: ended after {} of {} bytes",
-                                                   what_.name.text(), what_.file.path, have_, what_.file.size)
-                                           : refusal(*reply, *what_.access, what_.name, what_.file.path);
         pause = std::max(pause, asked_delay(*reply));
       } else if (reply.error().code == ErrorCode::kIo && !sink_failed_) {
         problem = std::move(reply).error();
       } else {
         return std::move(reply).error();
       }
-      if (have_ > before) {
+      if (have_ > most) {
+        most = have_;
         fruitless = 0;
         delay = what_.retry_delay;
       } else if (++fruitless == kMaxTries) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include "base/mapped_file.h"
@@ -76,6 +77,13 @@ std::vector<GgufFiles> gguf_models(const fs::path& snapshot, const std::vector<s
   return out;
 }
 
+bool has_weights(const fs::path& snapshot) {
+  const std::vector<std::string> files = files_below(snapshot);
+  return std::any_of(files.begin(), files.end(), [](const std::string& file) {
+    return file.ends_with(".safetensors") || (file.ends_with(".gguf") && fs::path(file).filename() != kTokenizerGguf);
+  });
+}
+
 void add_models(const HubName& name, const fs::path& snapshot, std::vector<CachedModel>& out) {
   const std::vector<std::string> files = files_below(snapshot);
   const std::vector<GgufFiles> gguf = gguf_models(snapshot, files);
@@ -104,9 +112,19 @@ CacheList list_hub_cache(const std::string& cache) {
   for (const fs::path& folder : entries(cache)) {
     const auto repository = repository_of(folder.filename().string());
     if (!repository) continue;
+    std::set<std::string> named;
     for (const std::string& revision : files_below(folder / "refs")) {
       HubName name{*repository, revision, ""};
-      if (const auto found = find_in_hub_cache_at(cache, name); found.ok()) add_models(name, *found, list.models);
+      const auto found = find_in_hub_cache_at(cache, name);
+      if (!found.ok()) continue;
+      add_models(name, *found, list.models);
+      named.insert(*found);
+    }
+    // Pulled by its commit, or left behind by its branch. One without weights is a download that did not end.
+    for (const fs::path& snapshot : entries(folder / "snapshots")) {
+      const HubName name{*repository, snapshot.filename(), ""};
+      const auto found = find_in_hub_cache_at(cache, name);
+      if (found.ok() && !named.contains(*found) && has_weights(*found)) add_models(name, *found, list.models);
     }
     uint64_t unfinished = 0;
     for (const fs::path& blob : entries(folder / "blobs")) {

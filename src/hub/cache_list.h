@@ -23,7 +23,8 @@ struct CacheList {
   std::vector<CachedDownload> unfinished;  // by name
 };
 
-// Models of every revision that refs/ names. Empty where there is no such folder; what is no model is passed over.
+// Models of every revision that refs/ names, and of snapshots that none names, by their commits. Empty where there is
+// no such folder; what is no model is passed over.
 CacheList list_hub_cache(const std::string& cache);
 
 }  // namespace nfp

@@ -32,6 +32,7 @@ TEST_F(CacheListTest, ModelsByTheNamesThatOpenThem) {
   put("models--c--several/refs/main", "c");
   put("models--c--several/snapshots/c/a.gguf", "1");
   put("models--c--several/snapshots/c/sub/b.gguf", "12");
+  put("models--c--pinned/snapshots/c3/model.safetensors", "1234");
   put("models--d--half/blobs/x.incomplete", "123456");
   put("models--d--half/snapshots/c/config.json", "{}");
   put("models--nothing/refs/main", "c");
@@ -45,6 +46,7 @@ TEST_F(CacheListTest, ModelsByTheNamesThatOpenThem) {
             "a/plain@v2 2\n"
             "b/gguf 7\n"
             "b/name 3\n"
+            "c/pinned@c3 4\n"
             "c/several:a.gguf 1\n"
             "c/several:sub/b.gguf 2\n");
   EXPECT_EQ(list.models[0].path, path("models--a--plain/snapshots/c1"));

@@ -14,6 +14,16 @@ std::string HttpReply::header(const std::string& name) const {
   return place == headers.end() ? "" : place->second;
 }
 
+std::string printable_url(const std::string& url) {
+  std::string shown = url.substr(0, url.find('?'));
+  const size_t scheme = shown.find("//");
+  if (scheme == std::string::npos) return shown;
+  const size_t host_end = shown.find('/', scheme + 2);
+  const size_t at = shown.substr(0, host_end).rfind('@');
+  if (at != std::string::npos && at > scheme) shown.erase(scheme + 2, at - scheme - 1);
+  return shown;
+}
+
 namespace {
 
 constexpr int kMaxRedirects = 10;
@@ -57,9 +67,6 @@ std::optional<Origin> origin_of(const Libcurl& curl, const std::string& url) {
   return good ? std::optional<Origin>(std::move(origin)) : std::nullopt;
 }
 
-// URLs of stores carry signatures, which no log or terminal needs.
-std::string without_query(const std::string& url) { return url.substr(0, url.find('?')); }
-
 bool may_help_again(CURLcode code) {
   switch (code) {
     case CURLE_COULDNT_RESOLVE_HOST:
@@ -85,7 +92,7 @@ class CurlClient final : public HttpClient {
 
   Result<HttpReply> fetch(const HttpRequest& request, const BodySink& sink, const std::atomic<bool>* stop) override {
     const auto first = origin_of(curl_, request.url);
-    if (!first) return error(ErrorCode::kUnsupported, "{}: is not an http or https URL", without_query(request.url));
+    if (!first) return error(ErrorCode::kUnsupported, "{}: is not an http or https URL", printable_url(request.url));
     HttpReply reply;
     reply.url = request.url;
     Origin here = *first;
@@ -94,15 +101,15 @@ class CurlClient final : public HttpClient {
       NFP_RETURN_IF_ERROR(perform(request, here == *first, sink, stop, reply, next));
       if (next.empty()) return reply;
       const auto there = origin_of(curl_, next);
-      if (!there) return error(ErrorCode::kUnsupported, "{}: redirects to what is no URL", without_query(reply.url));
+      if (!there) return error(ErrorCode::kUnsupported, "{}: redirects to what is no URL", printable_url(reply.url));
       if (here.scheme == "https" && there->scheme != "https") {
         return error(ErrorCode::kUnsupported, "{}: redirects from https to http ({}); refused",
-                     without_query(reply.url), without_query(next));
+                     printable_url(reply.url), printable_url(next));
       }
       here = *there;
       reply.url = std::move(next);
     }
-    return error(ErrorCode::kUnsupported, "{}: more than {} redirects", without_query(request.url), kMaxRedirects);
+    return error(ErrorCode::kUnsupported, "{}: more than {} redirects", printable_url(request.url), kMaxRedirects);
   }
 
  private:
@@ -169,7 +176,6 @@ class CurlClient final : public HttpClient {
     set(CURLOPT_NOPROGRESS, 0L);
     set(CURLOPT_XFERINFOFUNCTION, &on_progress);
     set(CURLOPT_XFERINFODATA, &transfer);
-    if (request.head) set(CURLOPT_NOBODY, 1L);
     // Not RESUME_FROM: with that, libcurl itself refuses a server that sends the whole file again.
     const std::string range = std::to_string(request.offset) + "-";
     if (request.offset > 0) set(CURLOPT_RANGE, range.c_str());
@@ -189,7 +195,7 @@ class CurlClient final : public HttpClient {
     if (stop != nullptr && stop->load()) return error(ErrorCode::kCancelled, "stopped");
     if (!transfer.status.ok()) return std::move(transfer.status);
     if (code != CURLE_OK) {
-      return error(may_help_again(code) ? ErrorCode::kIo : ErrorCode::kUnsupported, "{}: {}", without_query(reply.url),
+      return error(may_help_again(code) ? ErrorCode::kIo : ErrorCode::kUnsupported, "{}: {}", printable_url(reply.url),
                    *message != '\0' ? message : curl_.easy_strerror(code));
     }
     const bool redirect =

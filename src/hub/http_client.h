@@ -1,4 +1,4 @@
-// GET and HEAD over HTTP and HTTPS, with the rules that downloads with a secret need.
+// GET over HTTP and HTTPS, with the rules that downloads with a secret need.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,6 @@ struct HttpRequest {
   std::string url;
   std::string token;    // sent as "Authorization: Bearer", and only to the origin of `url`; empty = none
   uint64_t offset = 0;  // first byte wanted (a Range request); 0 = all
-  bool head = false;
 };
 
 struct HttpReply {
@@ -30,6 +29,9 @@ struct HttpReply {
   // Empty where there is none.
   std::string header(const std::string& name) const;
 };
+
+// For logs and terminals: without the query, as URLs of stores carry signatures there, and without name and password.
+std::string printable_url(const std::string& url);
 
 // Receives the body of a 2xx answer in parts; an error ends the transfer and is returned.
 using BodySink = std::function<Status(const HttpReply&, std::span<const std::byte>)>;

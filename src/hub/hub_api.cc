@@ -136,20 +136,21 @@ Result<HubModel> fetch_hub_model(HttpClient& client, const HubAccess& access, co
                             escaped(name.revision, /*keep_slash=*/false));
   request.token = access.token;
   std::string body;
-  NFP_ASSIGN_OR_RETURN(
-      const HttpReply reply,
-      client.fetch(
-          request,
-          [&](const HttpReply&, std::span<const std::byte> part) {
-            if (body.size() + part.size() > kMaxAnswer) {
-              return Status(error(ErrorCode::kInvalidInput, "{}: the hub's list of files is larger than {} MiB",
-                                  name.text(), kMaxAnswer >> 20));
-            }
-            body.append(reinterpret_cast<const char*>(part.data()), part.size());
-            return ok_status();
-          },
-          stop));
-  if (reply.status != 200) return refusal(reply, access, name, "the list of its files");
+  const auto keep = [&](const HttpReply&, std::span<const std::byte> part) {
+    if (body.size() + part.size() > kMaxAnswer) {
+      return Status(error(ErrorCode::kInvalidInput, "{}: the hub's list of files is larger than {} MiB", name.text(),
+                          kMaxAnswer >> 20));
+    }
+    body.append(reinterpret_cast<const char*>(part.data()), part.size());
+    return ok_status();
+  };
+  auto reply = client.fetch(request, keep, stop);
+  if (!reply.ok()) {
+    if (reply.error().code != ErrorCode::kIo) return std::move(reply).error();
+    return error(ErrorCode::kIo, "{}; is there a network, and is {} the hub that you mean (HF_ENDPOINT)?",
+                 reply.error().message, printable_url(access.endpoint));
+  }
+  if (reply->status != 200) return refusal(*reply, access, name, "the list of its files");
   return parse_hub_model(body, name.text());
 }
 
@@ -164,7 +165,13 @@ bool is_passing(const HttpReply& reply) {
 
 Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& name, const std::string& what) {
   const std::string code = reply.header("x-error-code");
-  const std::string page = access.endpoint + "/" + name.repository;
+  // Of a store that the hub redirects to: its 403 and 404 are not about the model.
+  if (code.empty() && !reply.url.empty() && !reply.url.starts_with(access.endpoint + "/")) {
+    return error(ErrorCode::kIo, "{}: {} is answered with status {} by {}", name.text(), what, reply.status,
+                 printable_url(reply.url));
+  }
+  const std::string hub = printable_url(access.endpoint);
+  const std::string page = hub + "/" + name.repository;
   const std::string log_in = access.token.empty()
                                  ? "set HF_TOKEN to a token of yours that may read it"
                                  : "your token (HF_TOKEN, or the token file) may not read it, or is not valid";
@@ -178,12 +185,11 @@ Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& na
   if (code == "EntryNotFound") return error(ErrorCode::kNotFound, "{}: {} is not there (404)", name.text(), what);
   if (reply.status == 401) {
     return error(ErrorCode::kNotFound,
-                 "{}: there is no such model at {}, or it is private (401): check the name, or {}", name.text(),
-                 access.endpoint, log_in);
+                 "{}: there is no such model at {}, or it is private (401): check the name, or {}", name.text(), hub,
+                 log_in);
   }
   if (reply.status == 404) {
-    return error(ErrorCode::kNotFound, "{}: there is no such model at {} (404): check the name", name.text(),
-                 access.endpoint);
+    return error(ErrorCode::kNotFound, "{}: there is no such model at {} (404): check the name", name.text(), hub);
   }
   if (reply.status == 403) {
     return error(ErrorCode::kUsage, "{}: {} is refused (403{}{}); {}", name.text(), what, code.empty() ? "" : ", ",
@@ -193,8 +199,7 @@ Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& na
     return error(ErrorCode::kIo, "{}: the hub takes no more requests now (429): try again later{}", name.text(),
                  access.token.empty() ? "; with HF_TOKEN set it takes more" : "");
   }
-  return error(ErrorCode::kIo, "{}: {} is answered with status {} by {}", name.text(), what, reply.status,
-               access.endpoint);
+  return error(ErrorCode::kIo, "{}: {} is answered with status {} by {}", name.text(), what, reply.status, hub);
 }
 
 }  // namespace nfp

@@ -180,6 +180,17 @@ TEST(FileChoice, GgufFiles) {
   EXPECT_NE(chosen(repository({"a.bin"}), "a.bin").find("chooses a GGUF file"), std::string::npos);
 }
 
+TEST(PrintableUrl, CarriesNoSecret) {
+  EXPECT_EQ(printable_url("https://name:password@hub/a@b/c?signature=secret"), "https://hub/a@b/c");
+  EXPECT_EQ(printable_url("https://name:pass@word@hub"), "https://hub");
+  EXPECT_EQ(printable_url("https://hub/a@b"), "https://hub/a@b");
+  EXPECT_EQ(printable_url("hub?x"), "hub");
+  HttpReply reply;
+  reply.status = 404;
+  const Error error = refusal(reply, {"https://name:password@hub", ""}, {"org/name", "main", ""}, "a file");
+  EXPECT_NE(error.message.find(" https://hub "), std::string::npos) << error.message;
+}
+
 TEST(Refusal, SaysWhatToDo) {
   const HubName name{"org/name", "dev", ""};
   const auto message = [&](long status, const std::string& code, const std::string& token) {
@@ -198,6 +209,14 @@ TEST(Refusal, SaysWhatToDo) {
   EXPECT_NE(message(404, "", "").find("no such model"), std::string::npos);
   EXPECT_NE(message(429, "", "").find("HF_TOKEN"), std::string::npos);
   EXPECT_NE(message(500, "", "").find("status 500"), std::string::npos);
+  // Of a store that the hub redirects to: it knows of no terms, tokens or models.
+  for (const long status : {403, 404, 429}) {
+    HttpReply reply;
+    reply.status = status;
+    reply.url = "https://store.hub/blob?signature=secret";
+    EXPECT_EQ(refusal(reply, {"https://hub", ""}, name, "a file").message,
+              fmt::format("org/name@dev: a file is answered with status {} by https://store.hub/blob", status));
+  }
 }
 
 // Answers requests one after the other as it was told to, and keeps the requests.
@@ -358,6 +377,27 @@ TEST_F(BlobDownloadTest, TriesAreCountedOnlyWhileNothingArrives) {
   EXPECT_NE(failure().find("tried 5 times"), std::string::npos);
   EXPECT_EQ(client_.requests.size(), 8u + 5u);
   EXPECT_EQ(incomplete(), "01234567");
+}
+
+// What is sent again after a start over is nothing new: it would be downloaded for ever.
+TEST_F(BlobDownloadTest, AFileThatIsShorterThanTheHubListsIsGivenUp) {
+  for (int i = 0; i < 20; ++i) {
+    client_.answers.push_back({200, "01234567"});
+    client_.answers.push_back({416, ""});
+  }
+  const std::string line = failure();
+  EXPECT_NE(line.find("the server has no more than 8 of the 10 bytes that the hub lists"), std::string::npos) << line;
+  EXPECT_NE(line.find("tried 5 times"), std::string::npos) << line;
+  EXPECT_EQ(client_.requests.size(), 1u + 5u);
+}
+
+TEST_F(BlobDownloadTest, AServerWithoutRangesThatNeverSendsAllIsGivenUp) {
+  for (int i = 0; i < 20; ++i) {
+    client_.answers.push_back({200, "012345", {}, true});
+    client_.answers.push_back({200, "012", {}, true});
+  }
+  EXPECT_NE(failure().find("tried 5 times"), std::string::npos);
+  EXPECT_EQ(client_.requests.size(), 1u + 5u);
 }
 
 TEST_F(BlobDownloadTest, RefusalsAreNotRepeated) {

@@ -210,13 +210,8 @@ class Pull {
 
 Result<PulledModel> pull(const HubName& name, const PullOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto client, HttpClient::create());
-  auto model = fetch_hub_model(*client, options.access, name, options.stop);
-  if (!model.ok()) {
-    if (model.error().code != ErrorCode::kIo) return std::move(model).error();
-    return error(ErrorCode::kIo, "{}; is there a network, and is {} the hub that you mean (HF_ENDPOINT)?",
-                 model.error().message, options.access.endpoint);
-  }
-  return Pull(name, options, std::move(model).value()).run();
+  NFP_ASSIGN_OR_RETURN(HubModel model, fetch_hub_model(*client, options.access, name, options.stop));
+  return Pull(name, options, std::move(model)).run();
 }
 
 }  // namespace nfp

@@ -32,6 +32,12 @@ namespace http = boost::beast::http;
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 
+constexpr double kMetricsTimeout = 10;  // seconds
+
+Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 class Player {
@@ -54,7 +60,7 @@ class Player {
     const double joules = energy.ok() ? energy->joules() : 0;
     start_ = Clock::now();
     for (size_t i = 0; i < trace_.requests.size(); ++i) asio::co_spawn(context_, play(i), asio::detached);
-    context_.run();
+    run_all();
     outcome_.seconds = seconds_since(start_);
     if (energy.ok()) outcome_.joules = energy->joules() - joules;
     ServerCounts after = server_counts();
@@ -77,30 +83,41 @@ class Player {
     return GpuEnergy::open();
   }
 
+  void run_all() {
+    context_.run();
+    context_.restart();
+  }
+
   // What the server has computed so far. Nothing where it does not tell: it need not be a nestedfp.
   ServerCounts server_counts() {
-    beast::tcp_stream stream(context_);
-    boost::system::error_code failed;
-    stream.connect(endpoints_, failed);
-    if (failed) return {};
+    ServerCounts counts;
+    asio::co_spawn(context_, read_counts(counts), asio::detached);
+    run_all();
+    return counts;
+  }
+
+  asio::awaitable<void> read_counts(ServerCounts& counts) {
     http::request<http::empty_body> message(http::verb::get, address_.path + "/metrics", 11);
     message.set(http::field::host, address_.authority);
     message.set(http::field::connection, "close");
-    http::write(stream, message, failed);
-    beast::flat_buffer buffer;
-    http::response<http::string_body> response;
-    if (!failed) http::read(stream, buffer, response, failed);
-    if (failed || response.result() != http::status::ok) return {};
-    return parse_server_counts(response.body());
+    beast::tcp_stream stream(context_);
+    stream.expires_after(duration_of(std::min(options_.timeout_s, kMetricsTimeout)));
+    try {
+      co_await stream.async_connect(endpoints_, asio::use_awaitable);
+      co_await http::async_write(stream, message, asio::use_awaitable);
+      beast::flat_buffer buffer;
+      http::response<http::string_body> response;
+      co_await http::async_read(stream, buffer, response, asio::use_awaitable);
+      if (response.result() == http::status::ok) counts = parse_server_counts(response.body());
+    } catch (const boost::system::system_error&) {
+    }
   }
 
   asio::awaitable<void> play(size_t index) {
     ReplayedRequest& record = outcome_.requests[index];
     record.asked = trace_.requests[index];
     asio::steady_timer timer(context_);
-    const auto due =
-        start_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(record.asked.arrival_s));
-    timer.expires_at(due);
+    timer.expires_at(start_ + duration_of(record.asked.arrival_s));
     // Boost.Asio reports by exceptions here; none leaves this function.
     try {
       co_await timer.async_wait(asio::use_awaitable);
@@ -146,8 +163,7 @@ class Player {
     message.prepare_payload();
 
     beast::tcp_stream stream(context_);
-    stream.expires_after(
-        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_s)));
+    stream.expires_after(duration_of(options_.timeout_s));
     const auto sent = Clock::now();
     co_await stream.async_connect(endpoints_, asio::use_awaitable);
     co_await http::async_write(stream, message, asio::use_awaitable);
@@ -176,7 +192,9 @@ class Player {
       events.feed(bytes, [&](std::string_view data) { ended = take(data, sent, last, record) || ended; });
     }
     if (!good) throw std::runtime_error(fmt::format("HTTP {}: {}", parser.get().result_int(), text));
-    record.done = ended && record.output > 0;
+    // `last`: usage alone is no token either.
+    record.done = ended && record.output > 0 && last != Clock::time_point();
+    if (!record.done) throw std::runtime_error("its stream ended without an answer");
     record.e2e_s = std::chrono::duration<double>(last - sent).count();
     if (record.output > 1) record.tpot_s = (record.e2e_s - record.ttft_s) / (record.output - 1);
   }

@@ -126,6 +126,43 @@ TEST(HttpLoad, SaysThatNobodyAnswered) {
   EXPECT_TRUE(outcome.error().message.ends_with("the last failed with: Connection refused")) << outcome.error().message;
 }
 
+TEST(HttpLoad, AStreamWithoutAnAnswerIsNone) {
+  Trace trace;
+  trace.requests = {{0, 4, 2}};
+  for (const std::string& stream :
+       {std::string(kTwoTokens), std::string(kDone),
+        std::string("data: {\"choices\":[],\"usage\":{\"completion_tokens\":5}}\n\n") + kDone}) {
+    const StreamServer server({stream});
+    HttpLoadOptions options;
+    options.url = server.url();
+    const auto outcome = play_over_http(trace, options, {});
+    ASSERT_FALSE(outcome.ok()) << stream;
+    EXPECT_TRUE(outcome.error().message.ends_with("failed with: its stream ended without an answer"))
+        << outcome.error().message;
+  }
+}
+
+TEST(HttpLoad, AServerThatTakesConnectionsAndSaysNothingIsGivenUp) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* const plain = reinterpret_cast<sockaddr*>(&address);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener, plain, size), 0);
+  ASSERT_EQ(::listen(listener, 16), 0);
+  ASSERT_EQ(::getsockname(listener, plain, &size), 0);
+  Trace trace;
+  trace.requests = {{0, 4, 2}};
+  HttpLoadOptions options;
+  options.url = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  options.timeout_s = 0.1;
+  const auto outcome = play_over_http(trace, options, {});
+  ::close(listener);
+  ASSERT_FALSE(outcome.ok());
+  EXPECT_NE(outcome.error().message.find("no request was answered"), std::string::npos) << outcome.error().message;
+}
+
 TEST(HttpLoad, AStreamThatEndsWithAnErrorIsNoAnswer) {
   Trace trace;
   trace.requests = {{0, 4, 2}, {0, 4, 2}};

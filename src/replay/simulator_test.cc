@@ -260,6 +260,17 @@ TEST(StepSource, ReadsOtherEnginesMeasurements) {
   EXPECT_EQ(table->steps[0].samples, 2);
   EXPECT_EQ(table->steps[1].prefill_tokens, 64);
   EXPECT_FALSE(parse_step_rows(text, "t", {"C", ""}).ok());
+  const std::string row =
+      R"({"precision": "fp16", "kind": "decode", "tokens": 4, "context_per_sequence": 512, "ms": 6,)";
+  const auto engine = [&](const std::string& asked) {
+    const auto found = parse_step_rows(R"({"rows": [)" + row + R"("model": "A", "engine": "v1"},)" + row +
+                                           R"("model": "A", "engine": "v1, patched"}]})",
+                                       "t", {"A", asked});
+    return found.ok() ? found->device : "";
+  };
+  EXPECT_EQ(engine("v1"), "v1");  // though the other's name contains it
+  EXPECT_EQ(engine("patched"), "v1, patched");
+  EXPECT_EQ(engine("v"), "");
   EXPECT_FALSE(parse_step_rows(text, "t", {"", ""}).ok());  // two models
   EXPECT_FALSE(parse_step_rows("[]", "t", {}).ok());
   EXPECT_FALSE(parse_step_rows(R"({"rows": [7]})", "t", {}).ok());

@@ -27,6 +27,24 @@ int32_t count_of(const Json& row, const char* name) {
   return value >= 0 && value <= (1 << 24) ? static_cast<int32_t>(value) : -1;
 }
 
+// Whether a row is of the model or engine that was asked for. One name may be a part of another: the whole name wins.
+class Wanted {
+ public:
+  Wanted(const Json& rows, const char* field, const std::string& name)
+      : field_(field), name_(name), whole_(std::any_of(rows.begin(), rows.end(), [&](const Json& row) {
+          return !name.empty() && row.is_object() && string_field(row, field) == name;
+        })) {}
+  bool fits(const Json& row) const {
+    const std::string name = string_field(row, field_);
+    return whole_ ? name == name_ : name.find(name_) != std::string::npos;
+  }
+
+ private:
+  const char* field_;
+  const std::string& name_;
+  bool whole_;
+};
+
 std::string joined(const std::set<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "'" : ", '") + name + "'";
@@ -47,13 +65,13 @@ Result<StepTable> parse_step_rows(std::string_view text, std::string_view where,
   std::map<Shape, std::vector<double>> found;
   std::set<std::string> models, engines;
   const Json& rows = json["rows"];
+  const Wanted wanted_model(rows, "model", source.model), wanted_engine(rows, "engine", source.engine);
   for (size_t i = 0; i < rows.size(); ++i) {
     const Json& row = rows[i];
     if (!row.is_object()) return error(ErrorCode::kInvalidInput, "{}: rows[{}]: must be an object", where, i);
-    const std::string model = string_field(row, "model"), engine = string_field(row, "engine");
-    if (model.find(source.model) == std::string::npos || engine.find(source.engine) == std::string::npos) continue;
-    models.insert(model);
-    engines.insert(engine);
+    if (!wanted_model.fits(row) || !wanted_engine.fits(row)) continue;
+    models.insert(string_field(row, "model"));
+    engines.insert(string_field(row, "engine"));
     const std::string precision = string_field(row, "precision"), kind = string_field(row, "kind");
     const int32_t tokens = count_of(row, "tokens"), context = count_of(row, "context_per_sequence");
     const auto ms = row.find("ms");

@@ -12,7 +12,7 @@
 namespace nfp {
 
 struct StepSource {
-  std::string model;   // of a list: rows whose model contains this
+  std::string model;   // of a list: rows whose model is this or, where none is, contains it
   std::string engine;  // likewise
 };
 

@@ -32,7 +32,9 @@ class Hub:
         self.wrong = {}  # path -> what is sent instead
         self.stall = {}  # path -> (bytes after which it stands still, event that ends that)
         self.listed = None  # instead of the list of files
+        self.list_status = None  # that the list of files gets
         self.store_redirect = None
+        self.store_status = None  # that the store answers with
         self.requests = []  # (server, method, path, headers)
         self.lock = threading.Lock()
         self.hub = self.start(HubHandler, context)
@@ -128,6 +130,8 @@ class HubHandler(Handler):
         if hub.token is not None and not hub.gated and not known:
             return self.answer(401, b"Invalid username or password.", X_Error_Code="RepoNotFound")
         if url.path.startswith(api) and url.query == "blobs=true":
+            if hub.list_status:
+                return self.answer(hub.list_status, b"busy")
             commit = hub.revisions.get(urllib.parse.unquote(url.path[len(api):]))
             if commit is None:
                 return self.answer(404, b"{}", X_Error_Code="RevisionNotFound")
@@ -157,4 +161,6 @@ class StoreHandler(Handler):
         hub = self.note()
         if "Authorization" in self.headers:  # as real stores do: one authorisation is enough
             return self.answer(400, b"Only one auth mechanism allowed")
+        if hub.store_status:
+            return self.answer(hub.store_status)
         self.send_file(hub, urllib.parse.unquote(urllib.parse.urlsplit(self.path).path[1:]))

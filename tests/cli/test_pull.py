@@ -116,6 +116,10 @@ class Pull(Scratch):
         self.assertIn("has no branch, tag or commit 'none'", self.fails("--revision", "none"))
         run("pull", "org/tiny@" + hubs.COMMIT, env=self.env)
         self.assertFalse(os.path.exists(os.path.join(self.cache, "refs", hubs.COMMIT)))
+        shutil.rmtree(self.cache)
+        run("pull", "org/tiny@" + hubs.COMMIT, env=self.env)
+        self.assertEqual(run("models", "--names", env=self.env)[0], f"org/tiny@{hubs.COMMIT}\n")
+        run("inspect", "org/tiny@" + hubs.COMMIT, env=self.env)
         self.assertIn("--revision ../x", self.fails("--revision", "../x", code=2))
 
     def test_the_token_goes_to_the_hub_alone(self):
@@ -212,6 +216,21 @@ class Pull(Scratch):
         self.pull("--jobs", "1")
         self.check_layout()
 
+    def test_what_the_list_of_files_is_answered_with(self):
+        # A hub that answers is there, and the one that was meant.
+        for status, words in [(429, "takes no more requests now"), (503, "is answered with status 503 by")]:
+            self.hub.list_status = status
+            line = self.fails()
+            self.assertIn(words, line)
+            self.assertNotIn("is there a network", line)
+
+    def test_what_a_store_refuses_is_not_the_hubs_word(self):
+        self.hub.store_status = 403
+        line = self.fails()
+        self.assertIn(f"{WEIGHTS} is answered with status 403 by {self.hub.store_url}/{WEIGHTS}", line)
+        self.assertNotIn("signature", line)
+        self.assertNotIn("gated", line)
+
     def test_paths_that_lead_out_are_refused(self):
         for path in ["../evil", "a/../../evil", "/tmp/evil", "a\\b", "a\0b", "", "."]:
             entry = {"rfilename": path, "size": 1, "blobId": "0" * 40}
@@ -242,10 +261,10 @@ class Pull(Scratch):
 
     def test_models_that_cannot_run_are_not_fetched(self):
         config = json.loads(TINY_FILES["config.json"])
-        config.update(architectures=["GPT2LMHeadModel"], model_type="gpt2")
+        config.update(architectures=["GPT2LMHeadModel\x1b[2J"], model_type="gpt2")
         self.serve({**TINY_FILES, "config.json": json.dumps(config).encode()})
         line = self.fails()
-        self.assertIn("GPT2LMHeadModel", line)
+        self.assertIn(r"'GPT2LMHeadModel\x1b[2J'", line)  # which a terminal would obey
         self.assertIn("its weights were not downloaded (--any", line)
         self.assertEqual(self.requests_of(WEIGHTS), [])
         self.pull("--any")

@@ -167,7 +167,7 @@ class Rewriter {
     if (!least || !most || *least > std::min(*most, kMostLength)) return;  // is refused
     // All that needs no escape; by lengths alone control characters would be in it. Not in ASCII, as such expressions
     // become automata, which are large where these numbers are.
-    schema["pattern"] = fmt::format("^[ !#-[\\]-\U0010FFFF]{{{},{}}}$", *least,
+    schema["pattern"] = fmt::format("^[ !#-[\\]-\uD7FF\uE000-\U0010FFFF]{{{},{}}}$", *least,
                                     *most > kMostLength ? std::string() : std::to_string(*most));
     schema.erase("minLength");
     schema.erase("maxLength");

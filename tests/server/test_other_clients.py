@@ -191,6 +191,18 @@ def test_response_errors_name_the_field(fake, more, param):
     assert param.split("[")[0].split(".")[0] in r.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path,body,param", [
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}}, "text.format.schema"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5,
+                      "output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}}, "output_config.format.schema"),
+])
+def test_errors_of_the_grammars_compiler_name_the_field(fake, client, path, body, param):
+    if not client.models.list().data[0].model_extra["grammars"]:
+        pytest.skip("built without xgrammar (scripts/build-xgrammar)")
+    r = httpx.post(fake.url + path, json={"model": "fake", **body})
+    assert r.status_code == 400 and r.json()["error"]["message"].startswith(f"'{param}' cannot be compiled: Unsupported type"), r.text
+
+
 def test_response_structured_output(client):
     if not client.models.list().data[0].model_extra["grammars"]:
         pytest.skip("built without xgrammar (scripts/build-xgrammar)")

@@ -239,10 +239,13 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   }
   NFP_API_TRY(fields.rest(limits, &ignored));
 
-  NFP_API_TRY(dialect::rename(parse_chat(chat, limits, out), {{"stop", "stop_sequences"},
-                                                              {"response_format.json_schema", "output_config.format"},
-                                                              {"response_format", "output_config.format"},
-                                                              {"reasoning_effort", "output_config.effort"}}));
+  NFP_API_TRY(dialect::parse_as_chat(chat, limits,
+                                     {{"stop", "stop_sequences"},
+                                      {"].function.parameters", "].input_schema"},
+                                      {"response_format.json_schema", "output_config.format"},
+                                      {"response_format", "output_config.format"},
+                                      {"reasoning_effort", "output_config.effort"}},
+                                     out));
   for (auto& acts : out->template_fields) {
     if (acts.field == "reasoning_effort") acts.field = "output_config.effort";
   }

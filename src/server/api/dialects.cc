@@ -3,6 +3,20 @@
 #include <algorithm>
 
 namespace nfp::server::dialect {
+namespace {
+
+// Whether a place in the body is this field or within it.
+bool is_in(std::string_view place, std::string_view field) {
+  if (!place.starts_with(field)) return false;
+  return place.size() == field.size() || place[field.size()] == '.' || place[field.size()] == '[';
+}
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+}
+
+}  // namespace
 
 void pass_on(Fields& fields, Json* chat) {
   for (const char* name : {"model",
@@ -73,19 +87,25 @@ MaybeError read_text_parts(const Json& content, const std::string& where, std::i
   return std::nullopt;
 }
 
-MaybeError rename(MaybeError error, std::initializer_list<Renamed> names) {
+MaybeError parse_as_chat(const Json& chat, const RequestLimits& limits, std::initializer_list<Renamed> names,
+                         GenerationRequest* out) {
+  MaybeError error = parse_chat(chat, limits, out);
+  for (const auto& [from, to] : names) {
+    if (is_in(out->grammar.param, from)) {
+      out->grammar.param.replace(0, from.size(), to);
+      break;
+    }
+  }
   if (!error) return error;
   for (const auto& [from, to] : names) {
-    if (!error->param.starts_with(from)) continue;
-    if (error->param.size() > from.size() && error->param[from.size()] != '.' && error->param[from.size()] != '[') {
-      continue;
+    if (from.starts_with(']') && error->param.starts_with("tools[")) {
+      replace_all(error->message, from, to);
+      replace_all(error->param, from, to);
+    } else if (is_in(error->param, from)) {
+      replace_all(error->message, "'" + std::string(from), "'" + std::string(to));
+      error->param.replace(0, from.size(), to);
+      break;
     }
-    const std::string quoted = "'" + std::string(from);
-    for (size_t at = 0; (at = error->message.find(quoted, at)) != std::string::npos; at += to.size() + 1) {
-      error->message.replace(at + 1, from.size(), to);
-    }
-    error->param.replace(0, from.size(), to);
-    break;
   }
   return error;
 }

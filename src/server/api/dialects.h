@@ -36,11 +36,13 @@ std::string text_field(const Json& object, const char* name);
 // Text of a string or of a list of parts whose type is one of `types`; parts are separated by line breaks.
 MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
                            std::string* out);
-// The error of the chat parser, with the names that this API's clients know: (chat's, theirs).
+// A field of chat completions, and the one that this API's clients know. What begins with "]" is of every tool.
 struct Renamed {
   std::string_view from, to;
 };
-MaybeError rename(MaybeError error, std::initializer_list<Renamed> names);
+// The chat parser with these names in its errors and for the grammar's field.
+MaybeError parse_as_chat(const Json& chat, const RequestLimits& limits, std::initializer_list<Renamed> names,
+                         GenerationRequest* out);
 
 }  // namespace dialect
 }  // namespace nfp::server

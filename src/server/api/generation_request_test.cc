@@ -324,6 +324,37 @@ TEST(GenerationRequest, AllowedToolsAreFoundInOnePass) {
   EXPECT_NE(too_many->message.find("at most 128"), std::string::npos) << too_many->message;
 }
 
+// What the chat parser says of them, and the grammar's compiler will.
+TEST(GenerationRequest, OtherApisNamesOfSchemas) {
+  const auto responses = [](const std::string& more, GenerationRequest* out) {
+    ResponsesRequest request;
+    const MaybeError error = read_responses(*parse_json(R"({"input":"a",)" + more + "}"), RequestLimits(), &request);
+    return error ? error : parse_responses(request, Json::array(), RequestLimits(), out);
+  };
+  const auto anthropic = [](const std::string& more, GenerationRequest* out) {
+    return parse_anthropic(
+        *parse_json(R"({"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a"}],)" + more + "}"),
+        RequestLimits(), /*counting=*/false, out);
+  };
+  GenerationRequest out;
+  ASSERT_FALSE(responses(R"("text":{"format":{"type":"json_schema","name":"a","schema":{"type":"array"}}})", &out));
+  EXPECT_EQ(out.grammar.param, "text.format.schema");
+  ASSERT_FALSE(responses(R"("text":{"format":{"type":"json_object"}})", &(out = {})));
+  EXPECT_EQ(out.grammar.param, "text.format");
+  ASSERT_FALSE(
+      anthropic(R"("output_config":{"format":{"type":"json_schema","schema":{"type":"array"}}})", &(out = {})));
+  EXPECT_EQ(out.grammar.param, "output_config.format.schema");
+
+  const MaybeError strict =
+      responses(R"("tools":[{"type":"function","name":"f","strict":true,"parameters":{"not":{}}}])", &(out = {}));
+  ASSERT_TRUE(strict);
+  EXPECT_EQ(strict->param, "tools[0].parameters");
+  EXPECT_EQ(strict->message.rfind("'tools[0].parameters' asks for strict", 0), 0u) << strict->message;
+  const MaybeError no_schema = anthropic(R"("tools":[{"name":"f","input_schema":5}])", &(out = {}));
+  ASSERT_TRUE(no_schema);
+  EXPECT_EQ(no_schema->message, "'tools[0].input_schema' must be a JSON schema (an object)");
+}
+
 TEST(GenerationRequest, TypesBesideValuesAreComparedInOnePass) {
   constexpr int kMany = 100'000;
   Json types = Json::array(), values = Json::array();

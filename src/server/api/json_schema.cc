@@ -1,9 +1,12 @@
 #include "server/api/json_schema.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <set>
 #include <span>
 #include <string_view>
+#include <unordered_set>
 
 #include "server/api/json_types.h"
 
@@ -52,14 +55,51 @@ constexpr std::string_view kLists[] = {"anyOf", "oneOf", "allOf", "prefixItems"}
 constexpr std::string_view kSingle[] = {"items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems",
                                         "propertyNames"};
 
+// References that are followed to places where no schema is looked for: each is looked up.
+constexpr size_t kMostReferences = 256;
+
 // A "type" that names none of the known ones: no value has it, but something is said.
 constexpr uint32_t kUnknownType = 1u << 31;
 
+// Whether a regular expression has an assertion that looks ahead or behind.
+bool looks_around(std::string_view pattern) {
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] == '\\') {
+      ++i;
+    } else if (in_class) {
+      in_class = pattern[i] != ']';
+    } else if (pattern[i] == '[') {
+      in_class = true;
+    } else {
+      const std::string_view rest = pattern.substr(i);
+      for (const std::string_view group : {"(?=", "(?!", "(?<=", "(?<!"}) {
+        if (rest.starts_with(group)) return true;
+      }
+    }
+  }
+  return false;
+}
+
 class Walk {
  public:
+  explicit Walk(const Json& root) : root_(root) {}
+
+  // The root, and what is referred to.
+  std::vector<std::string> run() {
+    visit(root_);
+    while (!waiting_.empty()) {
+      const Json* target = find_reference(root_, waiting_.back());
+      waiting_.pop_back();
+      if (target != nullptr) visit(*target);
+    }
+    return std::move(found_);
+  }
+
+ private:
   // `implied`: the type that its place gives a schema; 0 = any.
   void visit(const Json& schema, uint32_t implied = 0) {
-    if (!schema.is_object()) return;
+    if (!schema.is_object() || !visited_.insert(&schema).second) return;
     const auto whole = std::find_if(std::begin(kWhole), std::end(kWhole),
                                     [&](std::string_view name) { return schema.contains(std::string(name)); });
     const uint32_t said = types_said(schema);
@@ -75,9 +115,7 @@ class Walk {
       descend(key, value);
     }
   }
-  std::vector<std::string> take() { return std::move(found_); }
 
- private:
   void add(const std::string& name) {
     if (std::find(found_.begin(), found_.end(), name) == found_.end()) found_.push_back(name);
   }
@@ -111,6 +149,7 @@ class Walk {
     if (key == whole) {
       const std::string target = value.is_string() ? value.get<std::string>() : std::string();
       if (key == "$ref" && target != "#" && !target.starts_with("#/")) add("$ref to another document");
+      if (key == "$ref") follow(target);
       if (key == "allOf" && value.is_array() && value.size() > 1) add("allOf");
       if (key == "oneOf" && value.is_array() && value.size() > 1) add("oneOf");  // what fits two of them is not refused
       return;
@@ -145,16 +184,36 @@ class Walk {
           (key == "minLength" || key == "maxLength") && (schema.contains("pattern") || schema.contains("format"));
       const bool both = key == "pattern" && schema.contains("format");
       // Assertions that look around are left out of the grammar.
-      const bool looks = key == "pattern" && value.is_string() &&
-                         value.get_ref<const std::string&>().find("(?") != std::string::npos &&
-                         value.get_ref<const std::string&>().find("(?:") == std::string::npos;
+      const bool looks = key == "pattern" && value.is_string() && looks_around(value.get_ref<const std::string&>());
       if ((types & kStringType) == 0 || !known || other || both || looks) add(key);
     } else if (is_one_of(key, kArray)) {
       if ((types & kArrayType) == 0) add(key);
     } else if (is_one_of(key, kObject)) {
       if ((types & kObjectType) == 0) add(key);
+      if ((key == "patternProperties" || key == "propertyNames") && !holds_names(key, value, schema)) add(key);
       if (key == "required" && (types & kObjectType) != 0 && value.is_array()) check_required(value, schema);
     }
+  }
+
+  // Whether what these say of a property's name is so for all of them. Names that are described, fit one pattern or are
+  // others' are alternatives to the grammar, and one name may be several of these.
+  static bool holds_names(const std::string& key, const Json& value, const Json& schema) {
+    if (schema.contains("properties")) return false;
+    if (key == "propertyNames") {
+      const auto others = schema.find("additionalProperties");
+      const bool closed = others != schema.end() && others->is_boolean() && !others->get<bool>();
+      return !closed && !schema.contains("patternProperties");
+    }
+    return value.size() < 2 && (!value.is_object() || value.empty() || !looks_around(value.items().begin().key()));
+  }
+
+  // What a reference names may be where no schema is looked for.
+  void follow(const std::string& reference) {
+    for (const std::string_view place : {"#/$defs/", "#/definitions/"}) {
+      if (reference.starts_with(place) && reference.find('/', place.size()) == std::string::npos) return;
+    }
+    if (references_.size() >= kMostReferences && !references_.contains(reference)) return add("$ref");
+    if (references_.insert(reference).second) waiting_.push_back(reference);
   }
 
   // Only properties that are described are required by the grammar.
@@ -178,15 +237,55 @@ class Walk {
     }
   }
 
+  const Json& root_;
+  std::unordered_set<const Json*> visited_;
+  std::set<std::string> references_;  // that are followed
+  std::vector<std::string> waiting_;  // of these
   std::vector<std::string> found_;
 };
 
 }  // namespace
 
-std::vector<std::string> unenforced_keywords(const Json& schema) {
-  Walk walk;
-  walk.visit(schema);
-  return walk.take();
+std::vector<std::string> unenforced_keywords(const Json& schema) { return Walk(schema).run(); }
+
+const Json* find_reference(const Json& root, std::string_view reference) {
+  if (!reference.starts_with('#')) return nullptr;
+  reference.remove_prefix(1);
+  const Json* at = &root;
+  while (!reference.empty()) {
+    if (reference.front() != '/') return nullptr;
+    reference.remove_prefix(1);
+    const std::string_view token = reference.substr(0, reference.find('/'));
+    reference.remove_prefix(token.size());
+    if (at->is_array()) {
+      size_t index = 0;
+      const auto [end, code] = std::from_chars(token.data(), token.data() + token.size(), index);
+      if (code != std::errc() || end != token.data() + token.size() || index >= at->size()) return nullptr;
+      at = &(*at)[index];
+      continue;
+    }
+    std::string key;
+    for (size_t i = 0; i < token.size(); ++i) {
+      const bool escape = token[i] == '~' && i + 1 < token.size() && (token[i + 1] == '0' || token[i + 1] == '1');
+      key += escape ? (token[++i] == '0' ? '~' : '/') : token[i];
+    }
+    const auto found = at->is_object() ? at->find(key) : at->end();
+    if (found == at->end()) return nullptr;
+    at = &*found;
+  }
+  return at;
 }
+
+bool holds_schemas_by_name(std::string_view keyword) {
+  constexpr std::array<std::string_view, 5> kMaps = {"properties", "patternProperties", "$defs", "definitions",
+                                                     "dependentSchemas"};
+  return std::find(kMaps.begin(), kMaps.end(), keyword) != kMaps.end();
+}
+bool holds_values(std::string_view keyword) {
+  constexpr std::array<std::string_view, 4> kValues = {"const", "enum", "default", "examples"};
+  return std::find(kValues.begin(), kValues.end(), keyword) != kValues.end();
+}
+
+bool is_known_format(std::string_view name) { return is_one_of(name, kFormats); }
 
 }  // namespace nfp::server

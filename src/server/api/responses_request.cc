@@ -326,11 +326,14 @@ MaybeError parse_responses(ResponsesRequest& from, Json earlier, const RequestLi
   if (!from.instructions.is_null()) messages.push_back({{"role", "system"}, {"content", from.instructions}});
   for (Json& message : earlier) messages.push_back(std::move(message));
   chat["messages"] = std::move(messages);
-  NFP_API_TRY(dialect::rename(parse_chat(chat, limits, out), {{"messages", "input"},
-                                                              {"response_format.json_schema", "text.format"},
-                                                              {"response_format", "text.format"},
-                                                              {"reasoning_effort", "reasoning.effort"},
-                                                              {"verbosity", "text.verbosity"}}));
+  NFP_API_TRY(dialect::parse_as_chat(chat, limits,
+                                     {{"messages", "input"},
+                                      {"].function.parameters", "].parameters"},
+                                      {"response_format.json_schema", "text.format"},
+                                      {"response_format", "text.format"},
+                                      {"reasoning_effort", "reasoning.effort"},
+                                      {"verbosity", "text.verbosity"}},
+                                     out));
   for (auto& acts : out->template_fields) {
     if (acts.field == "reasoning_effort") acts.field = "reasoning.effort";
     if (acts.field == "verbosity") acts.field = "text.verbosity";

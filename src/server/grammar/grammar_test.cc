@@ -444,11 +444,141 @@ TEST_F(GrammarTest, KnowsWhichKeywordsAreNotEnforced) {
       {R"({"$ref":"https://a.example/x"})", "1"},
       {R"({"$ref":"#/$defs/a","minimum":5,"$defs":{"a":{"type":"integer"}}})", "3"},
       {R"({"$ref":"#/$defs/a","$defs":{"a":{"type":"integer"}}})", "\"3\""},
+      {R"({"type":"string","pattern":"^(?:a|b)(?!b)[ab]$"})", "\"ab\""},
+      {R"({"type":"string","pattern":"^[(?=]$"})", "\"b\""},
+      {R"({"type":"string","pattern":"^(?<name>a)$"})", "\"b\""},
+      {R"({"type":"string","pattern":"^[0-9]+(\\.[0-9]+)?$"})", "\"00.0.0\""},
+      {R"({"type":"string","pattern":"^(xa+)?$"})", "\"a\""},
+      {R"({"type":"string","pattern":"^(xa*)??b+?$"})", "\"ab\""},
+      {R"({"type":"string","pattern":"^\\(?a[?]\\?$"})", "\"(?a??\""},
+      {R"({"type":"string","pattern":"^(?:xa{0,2}){2,}b$"})", "\"xxaaab\""},
+      {R"({"type":"string","pattern":"^(?:[(]a){2,}?b{2,}c{0,}$"})", "\"(abb\""},
+      {R"({"type":"string","minLength":2,"maxLength":3})", "\"abcd\""},
+      {R"({"type":"string","maxLength":0})", "\"a\""},
+      {R"({"type":"string","format":"date"})", "\"2023-02-29\""},
+      {R"({"type":"string","format":"date"})", "\"2024-04-31\""},
+      {R"({"type":"string","format":"date-time"})", "\"1900-02-29T10:00:00Z\""},
+      {R"({"type":"string","format":"time"})", "\"10:00:61Z\""},
+      {R"({"type":"string","format":"ipv4"})", "\"10.0.0.010\""},
+      {R"({"type":"string","format":"json-pointer"})", "\"a\""},
+      {R"({"type":"string","format":"relative-json-pointer"})", "\"/a\""},
+      {R"({"type":"array","maxItems":2})", "[1, 1, 1]"},
+      {R"({"type":["array","null"],"minItems":2})", "[1]"},
+      {R"({"type":"object","maxProperties":1})", "{\"a\": 1, \"b\": 1}"},
+      {R"({"type":"object","patternProperties":{"^(?!a)[ab]$":{"type":"integer"}},"additionalProperties":false})",
+       "{\"a\": 1}"},
+      {R"({"type":"object","patternProperties":{"^a":{"type":"integer"}},"additionalProperties":true})",
+       "{\"a\": \"x\"}"},
+      {R"({"type":"object","patternProperties":{"^a+$":{"type":"integer"}},"propertyNames":{"maxLength":1},"additionalProperties":false})",
+       "{\"aa\": 1}"},
+      {R"({"type":"object","properties":{"b":{"type":"integer"}},"patternProperties":{"^a":{"type":"integer"}},"additionalProperties":true})",
+       "{\"a\": \"x\"}"},
+      {R"({"type":"object","properties":{"ab":{"type":"string"}},"patternProperties":{"^[a-c]+$":{"type":"integer"}},"additionalProperties":false})",
+       "{\"ab\": 1}"},
+      {R"({"type":"object","patternProperties":{"^a":{"type":"integer"},"b$":{"type":"string"}},"additionalProperties":false})",
+       "{\"b\": \"x\", \"a\": 1}"},
+      {R"({"type":"object","properties":{"A":{"type":"integer"}},"propertyNames":{"pattern":"^a$"},"additionalProperties":false})",
+       "{\"A\": 1}"},
+      {R"({"type":"object","propertyNames":{"pattern":"^a$"},"additionalProperties":false})", "{\"a\": 1}"},
+      {R"({"$ref":"#/components/a","components":{"a":{"type":"array","items":{"type":"integer"},"uniqueItems":true}}})",
+       "[1, 1]"},
       {R"({"$dynamicRef":"#b","$defs":{"a":{"$dynamicAnchor":"b","type":"integer"}}})", "\"x\""},
   };
   for (const auto& [schema, bad] : cases) {
     const bool named = !unenforced_keywords(Json::parse(schema)).empty();
     EXPECT_EQ(allows(spec(Kind::kJsonSchema, schema), bad), named) << schema;
+  }
+}
+
+// An annotation's name is a property's, too: schemas that differ in such properties only are not the same.
+TEST_F(GrammarTest, PropertiesNamedAsAnnotationsCount) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  for (const char* name : {"title", "description", "default", "examples", "deprecated", "readOnly", "$schema"}) {
+    const auto object = [&](const char* type) -> Json {
+      return {{"type", "object"},
+              {"properties", {{name, {{"type", type}}}}},
+              {"required", {name}},
+              {"additionalProperties", false}};
+    };
+    const auto both =
+        spec(Kind::kJsonSchema, dump(Json{{"type", "object"},
+                                          {"properties", {{"a", object("string")}, {"b", object("integer")}}},
+                                          {"required", {"a", "b"}}}));
+    EXPECT_TRUE(allows(both, fmt::format(R"({{"a": {{"{0}": "x"}}, "b": {{"{0}": 1}}}})", name)));
+    EXPECT_FALSE(allows(both, fmt::format(R"({{"a": {{"{0}": "x"}}, "b": {{"{0}": "x"}}}})", name)));
+  }
+  const auto values =
+      spec(Kind::kJsonSchema,
+           R"({"type":"array","prefixItems":[{"const":{"title":1}},{"enum":[{"title":2}]}],"minItems":2})");
+  EXPECT_TRUE(allows(values, R"([{"title":1},{"title":2}])"));
+  EXPECT_FALSE(allows(values, R"([{"title":1},{"title":1}])"));
+}
+
+TEST_F(GrammarTest, WhatASchemaAllowsIsJson) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  for (const char* text :
+       {R"({"type":"string","minLength":1})", R"({"type":"string","maxLength":100000})",
+        R"({"type":["string","null"],"maxLength":3})", R"({"type":"string","pattern":"^..?$"})",
+        R"({"type":"string","pattern":"^é?.$"})", R"({"type":"string","pattern":"^[^é]$"})",
+        R"({"type":"string","format":"json-pointer"})", R"({"type":"string","format":"relative-json-pointer"})"}) {
+    const auto schema = spec(Kind::kJsonSchema, text);
+    const std::string begin = std::string_view(text).find("relative") != std::string_view::npos  ? "1/"
+                              : std::string_view(text).find("pointer") != std::string_view::npos ? "/"
+                                                                                                 : "";
+    for (const char* inside : {"\"", "\t", "\x1f", "\\"}) {
+      EXPECT_FALSE(allows(schema, "\"" + begin + inside + "\"")) << text;
+    }
+    EXPECT_TRUE(allows(schema, "\"" + begin + "ü\"")) << text;
+  }
+  const auto optional = spec(Kind::kJsonSchema, R"({"type":"string","pattern":"^\\(?(?:(é+)?)b??[?]c\\é$"})");
+  EXPECT_TRUE(allows(optional, "\"(éé?cé\""));
+  EXPECT_TRUE(allows(optional, "\"b?cé\""));
+  const auto names = spec(
+      Kind::kJsonSchema, R"({"type":"object","propertyNames":{"maxLength":3},"additionalProperties":{"type":"null"}})");
+  EXPECT_FALSE(allows(names, "{\"\t\": null}"));
+  EXPECT_TRUE(allows(names, "{\"ü\": null}"));
+  // Without these characters no text would satisfy them.
+  for (const char* pattern : {R"(^\"a\"$)", R"(^a\\\\b$)"}) {
+    for (const std::string& schema :
+         {fmt::format(R"({{"type":"string","pattern":"{}"}})", pattern),
+          fmt::format(R"({{"type":"object","patternProperties":{{"{}":true}}}})", pattern)}) {
+      const auto compiled = compiler_->compile(spec(Kind::kJsonSchema, schema));
+      ASSERT_FALSE(compiled.ok()) << schema;
+      EXPECT_NE(compiled.error().message.find("needs characters that JSON writes as escapes"), std::string::npos)
+          << compiled.error().message;
+    }
+  }
+}
+
+// As with {"type":"array"} and {"type":"object"} alone.
+TEST_F(GrammarTest, MembersThatNothingIsSaidOfMayBeAnything) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  EXPECT_TRUE(allows(spec(Kind::kJsonSchema, R"({"type":"array","minItems":1,"maxItems":2})"), R"([1, "a"])"));
+  EXPECT_FALSE(allows(spec(Kind::kJsonSchema, R"({"type":"array","minItems":1,"maxItems":2})"), "[]"));
+  EXPECT_TRUE(allows(spec(Kind::kJsonSchema, R"({"type":"object","minProperties":1})"), R"({"a": [1]})"));
+  EXPECT_FALSE(allows(spec(Kind::kJsonSchema, R"({"type":"object","minProperties":1})"), "{}"));
+  // Where some are named, these are all.
+  EXPECT_FALSE(
+      allows(spec(Kind::kJsonSchema, R"({"type":"object","properties":{"a":{"type":"integer"}}})"), R"({"b": 1})"));
+}
+
+TEST_F(GrammarTest, FormatsAllowWhatIsOfThem) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::pair<const char*, const char*> cases[] = {{"date", "2024-02-29"},
+                                                       {"date", "2000-02-29"},
+                                                       {"date", "1999-12-31"},
+                                                       {"date", "2023-04-30"},
+                                                       {"time", "23:59:59.25+01:00"},
+                                                       {"ipv4", "10.0.200.255"},
+                                                       {"json-pointer", "/a/~0ü~1"},
+                                                       {"json-pointer", ""},
+                                                       {"relative-json-pointer", "1/a"},
+                                                       {"relative-json-pointer", "0#"},
+                                                       {"date-time", "1996-02-29T00:00:00Z"}};
+  for (const auto& [format, text] : cases) {
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, fmt::format(R"({{"type":"string","format":"{}"}})", format)),
+                       fmt::format("\"{}\"", text)))
+        << format << " " << text;
   }
 }
 

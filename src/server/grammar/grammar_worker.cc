@@ -18,10 +18,12 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "server/grammar/grammar_schema.h"
 #include "server/grammar/grammar_wire.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -134,6 +136,23 @@ void limit_memory([[maybe_unused]] uint64_t more) {
   std::ofstream("/proc/self/oom_score_adj") << 1000;
 }
 
+std::string read_schema(const std::string& text) {
+  const JsonLimits limits{.max_keys = JsonLimits().max_values};  // the request was held to them
+  auto read = parse_json(text, limits);
+  if (!read.ok()) throw std::runtime_error(read.error().message);
+  const GrammarSchema schema = schema_for_grammar(std::move(*read));
+  for (const std::string& pattern : schema.patterns) {
+    // An expression that cannot do without what JSON escapes, or is too large, is followed all the same, but by a
+    // grammar that writes it unescaped.
+    const Json text_only = {{"type", "string"}, {"pattern", pattern}};
+    if (xgrammar::Grammar::FromJSONSchema(dump(text_only)).ToString().find("Regex(\"") == std::string::npos) {
+      throw std::runtime_error(
+          fmt::format("the pattern '{}' needs characters that JSON writes as escapes, or is too large", pattern));
+    }
+  }
+  return dump(schema.schema);
+}
+
 xgrammar::CompiledGrammar compile(const xgrammar::TokenizerInfo& tokens, const CompileHead& head,
                                   const std::string& text) {
   xgrammar::GrammarCompiler compiler(tokens, /*max_threads=*/1, /*cache_enabled=*/false);
@@ -149,7 +168,7 @@ xgrammar::CompiledGrammar compile(const xgrammar::TokenizerInfo& tokens, const C
     case WireGrammar::kSchema:
       break;
   }
-  return compiler.CompileJSONSchema(text, true, std::nullopt, std::nullopt, head.strict_schema != 0);
+  return compiler.CompileJSONSchema(read_schema(text), true, std::nullopt, std::nullopt, head.strict_schema != 0);
 }
 
 bool any(const std::vector<uint32_t>& mask) {

@@ -900,6 +900,21 @@ TEST_F(ApiTest, StrictSchemasAreEnforcedOrRefused) {
   ask("/v1/chat/completions",
       R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object","not":{}}}}]})",
       400);
+  // A call is held to its own function's schema.
+  const auto forced = [&](const char* name) {
+    const auto call = send(
+        "POST", "/v1/chat/completions",
+        fmt::format(
+            R"({{"messages":[{{"role":"user","content":"a"}}],"max_tokens":9,"tools":[{{"type":"function","function":)"
+            R"({{"name":"f","parameters":{{"type":"object","not":{{}}}}}}}},{{"type":"function","function":{{"name":"g"}}}}],)"
+            R"("tool_choice":{{"type":"function","function":{{"name":"{}"}}}}}})",
+            name));
+    EXPECT_TRUE(call->wait([&] { return call->ended; }));
+    return std::any_of(call->head.headers.begin(), call->head.headers.end(),
+                       [](const http::Header& h) { return h.name == "X-NestedFP-Unenforced"; });
+  };
+  EXPECT_TRUE(forced("f"));
+  EXPECT_FALSE(forced("g"));
   const std::string large = R"({"type":"object","description":")" + std::string(70'000, 'd') + "\"}";
   EXPECT_EQ(
       ask("/v1/chat/completions",

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "server/api/json_schema.h"
 #include "server/api/json_text.h"
 #include "server/serve/messages_writer.h"
 #include "server/serve/response_writer.h"
@@ -31,13 +32,16 @@ GrammarSpec forced_call_grammar(const GenerationRequest& request) {
   GrammarSpec spec;
   spec.kind = GrammarSpec::Kind::kJsonSchema;
   spec.param = "tool_choice";
-  spec.unenforced = request.unenforced;
   if (request.tool_choice == ToolChoice::kNamed) {
     for (const Json& tool : request.tools) {
-      if (tool["function"]["name"] == request.tool_name) spec.text = dump(arguments_schema(tool["function"]));
+      if (tool["function"]["name"] != request.tool_name) continue;
+      const Json schema = arguments_schema(tool["function"]);
+      spec.unenforced = unenforced_keywords(schema);
+      spec.text = dump(schema);
     }
     return spec;
   }
+  spec.unenforced = request.unenforced;
   Json calls = Json::array(), definitions = Json::object();
   for (const Json& tool : request.tools) {
     const Json& function = tool["function"];

@@ -1,10 +1,10 @@
 #include "server/tools/parameter_schema.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <string_view>
 #include <utility>
+
+#include "server/api/json_schema.h"
 
 namespace nfp::server {
 namespace {
@@ -15,35 +15,6 @@ constexpr int kMostSchemas = 200;  // looked at for one parameter: a schema may 
 uint32_t parameter_type(const Json& name) {
   const uint32_t type = name.is_string() ? type_named(name.get_ref<const std::string&>()) : 0;
   return type == kIntegerType ? kIntegerType | kNumberType : type;
-}
-
-// What a reference names within `root`; null where there is no such thing.
-const Json* find_reference(const Json& root, std::string_view reference) {
-  if (!reference.starts_with('#')) return nullptr;
-  reference.remove_prefix(1);
-  const Json* at = &root;
-  while (!reference.empty()) {
-    if (reference.front() != '/') return nullptr;
-    reference.remove_prefix(1);
-    const std::string_view token = reference.substr(0, reference.find('/'));
-    reference.remove_prefix(token.size());
-    if (at->is_array()) {
-      size_t index = 0;
-      const auto [end, code] = std::from_chars(token.data(), token.data() + token.size(), index);
-      if (code != std::errc() || end != token.data() + token.size() || index >= at->size()) return nullptr;
-      at = &(*at)[index];
-      continue;
-    }
-    std::string key;
-    for (size_t i = 0; i < token.size(); ++i) {
-      const bool escape = token[i] == '~' && i + 1 < token.size() && (token[i + 1] == '0' || token[i + 1] == '1');
-      key += escape ? (token[++i] == '0' ? '~' : '/') : token[i];
-    }
-    const auto found = at->is_object() ? at->find(key) : at->end();
-    if (found == at->end()) return nullptr;
-    at = &*found;
-  }
-  return at;
 }
 
 uint32_t types_of(const Json& schema, const Json& root, int* left) {
@@ -73,17 +44,6 @@ uint32_t types_of(const Json& schema, const Json& root, int* left) {
     for (const Json& part : *parts) types |= types_of(part, root, left);
   }
   return types;
-}
-
-// Members of these are schemas by name; of the others below, no schemas.
-bool holds_schemas_by_name(std::string_view keyword) {
-  constexpr std::array<std::string_view, 5> kMaps = {"properties", "patternProperties", "$defs", "definitions",
-                                                     "dependentSchemas"};
-  return std::find(kMaps.begin(), kMaps.end(), keyword) != kMaps.end();
-}
-bool holds_values(std::string_view keyword) {
-  constexpr std::array<std::string_view, 4> kValues = {"const", "enum", "default", "examples"};
-  return std::find(kValues.begin(), kValues.end(), keyword) != kValues.end();
 }
 
 void move_references(Json& schema, const std::string& at) {

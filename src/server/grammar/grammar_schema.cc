@@ -1,0 +1,196 @@
+#include "server/grammar/grammar_schema.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "server/api/json_schema.h"
+
+namespace nfp::server {
+namespace {
+
+#define NFP_DATE                                                                      \
+  R"((\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|)" \
+  R"(02-(0[1-9]|1\d|2[0-8]))|(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29))"
+#define NFP_TIME R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d))"
+#define NFP_BYTE R"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d))"
+// xgrammar's own forms of these have more in them: quotes and control characters, the 31st of February, 010 for 10.
+constexpr std::pair<std::string_view, const char*> kFormatPatterns[] = {
+    {"date", "^" NFP_DATE "$"},
+    {"time", "^" NFP_TIME "$"},
+    {"date-time", "^" NFP_DATE "T" NFP_TIME "$"},
+    {"ipv4", "^(" NFP_BYTE R"(\.){3})" NFP_BYTE "$"},
+    {"json-pointer", "^(/([^/~]|~[01])*)*$"},
+    {"relative-json-pointer", "^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$"},
+};
+#undef NFP_DATE
+#undef NFP_TIME
+#undef NFP_BYTE
+
+constexpr uint64_t kMostLength = 999'999'999;  // of a repetition in a regular expression
+
+std::optional<uint64_t> count_in(const Json& schema, const char* keyword, uint64_t otherwise) {
+  const auto found = schema.find(keyword);
+  if (found == schema.end()) return otherwise;
+  if (!found->is_number_unsigned()) return std::nullopt;
+  return found->get<uint64_t>();
+}
+
+bool has_any(const Json& schema, std::initializer_list<const char*> keywords) {
+  return std::any_of(keywords.begin(), keywords.end(), [&](const char* name) { return schema.contains(name); });
+}
+
+bool has_type(const Json& schema, std::string_view name) {
+  const auto type = schema.find("type");
+  if (type == schema.end()) return false;
+  if (!type->is_array()) return *type == name;
+  return std::find(type->begin(), type->end(), name) != type->end();
+}
+
+// The same regular expression as xgrammar has to be given it to follow it inside of a JSON string: in ASCII, as only
+// such ones are kept clear of what JSON escapes, with {0,1} for "?", as (xa+)? would allow "a", and with (X+){n} for
+// X{n,}, as (xa{0,2}){2,} would allow "xxaaa".
+std::string safe_pattern(std::string_view pattern) {
+  enum class After : uint8_t { kOther, kOpening, kGroup, kRepetition } after = After::kOther;
+  std::string out;
+  std::vector<size_t> open;  // where groups begin in `out`
+  size_t group = 0;          // where the one before kGroup does
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size();) {
+    const After before = std::exchange(after, After::kOther);
+    const char c = pattern[i];
+    const auto lead = static_cast<uint8_t>(c);
+    if (lead >= 0x80) {
+      const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+      uint32_t point = lead & (0x7Fu >> length);
+      for (size_t j = 1; j < length && i + j < pattern.size(); ++j) {
+        point = point << 6 | (static_cast<uint8_t>(pattern[i + j]) & 0x3Fu);
+      }
+      out += fmt::format("\\u{{{:x}}}", point);
+      i += length;
+      continue;
+    }
+    ++i;
+    if (c == '\\' && i < pattern.size()) {
+      // Before a character that is not ASCII it changes nothing.
+      if (static_cast<uint8_t>(pattern[i]) < 0x80) (out += c) += pattern[i++];
+      continue;
+    }
+    if (in_class) {
+      in_class = c != ']';
+    } else if (c == '[') {
+      in_class = true;
+    } else if (c == '(') {
+      open.push_back(out.size());
+      after = After::kOpening;
+    } else if (c == ')' && !open.empty()) {
+      group = open.back();
+      open.pop_back();
+      after = After::kGroup;
+    } else if (c == '*' || c == '+' || c == '}') {
+      after = After::kRepetition;
+    } else if (c == '?' && before == After::kRepetition) {
+      continue;  // "as few as possible" is all the same here
+    } else if (c == '?' && before != After::kOpening) {
+      out += "{0,1}";
+      after = After::kRepetition;
+      continue;
+    } else if (c == '{' && before == After::kGroup) {
+      const std::string_view count = pattern.substr(i, pattern.find(",}", i) - i);
+      if (count.find_first_not_of("0123456789") == std::string_view::npos &&
+          count.find_first_not_of('0') != std::string_view::npos && i + count.size() < pattern.size()) {
+        out.insert(group, "(?:").append("+){").append(count).append("}");
+        i += count.size() + 2;
+        after = After::kRepetition;
+        continue;
+      }
+    }
+    out += c;
+  }
+  return out;
+}
+
+class Rewriter {
+ public:
+  void visit(Json& schema) {
+    if (schema.is_array()) {
+      for (Json& part : schema) visit(part);
+    }
+    if (!schema.is_object()) return;
+    for (auto& [keyword, value] : schema.items()) {
+      if (holds_schemas_by_name(keyword) && value.is_object()) {
+        for (Json& named : value) visit(named);
+      } else if (!holds_values(keyword)) {
+        visit(value);
+      }
+    }
+    rewrite_text(schema);
+    rewrite_names(schema);
+    // Like a schema that says no more than its type.
+    if (has_type(schema, "array") && has_any(schema, {"minItems", "maxItems"}) &&
+        !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
+      schema["items"] = true;
+    }
+    if (has_type(schema, "object") && has_any(schema, {"required", "minProperties", "maxProperties"}) &&
+        !has_any(schema, {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties",
+                          "propertyNames"})) {
+      schema["additionalProperties"] = true;
+    }
+    // Schemas are taken for equal where they differ in members of these that have the name of an annotation, such as
+    // a property "title". A keyword that nobody knows keeps them apart.
+    if (has_any(schema, {"properties", "patternProperties", "enum", "const"})) schema["x-number"] = ++numbered_;
+  }
+
+  const std::set<std::string>& patterns() const { return patterns_; }
+
+ private:
+  std::string keep(const std::string& pattern) { return *patterns_.insert(safe_pattern(pattern)).first; }
+
+  void rewrite_text(Json& schema) {
+    const auto format = schema.find("format");
+    const std::string name = format != schema.end() && format->is_string() ? format->get<std::string>() : "";
+    for (const auto& [known, pattern] : kFormatPatterns) {
+      if (name != known) continue;
+      schema.erase("format");
+      schema["pattern"] = safe_pattern(pattern);
+      return;
+    }
+    if (is_known_format(name)) return;
+    if (const auto pattern = schema.find("pattern"); pattern != schema.end()) {
+      if (pattern->is_string()) *pattern = keep(pattern->get<std::string>());
+      return;
+    }
+    if (!has_any(schema, {"minLength", "maxLength"})) return;
+    const auto least = count_in(schema, "minLength", 0), most = count_in(schema, "maxLength", kMostLength + 1);
+    if (!least || !most || *least > std::min(*most, kMostLength)) return;  // is refused
+    // All that needs no escape; by lengths alone control characters would be in it. Not in ASCII, as such expressions
+    // become automata, which are large where these numbers are.
+    schema["pattern"] = fmt::format("^[ !#-[\\]-\uD7FF\uE000-\U0010FFFF]{{{},{}}}$", *least,
+                                    *most > kMostLength ? std::string() : std::to_string(*most));
+    schema.erase("minLength");
+    schema.erase("maxLength");
+  }
+
+  void rewrite_names(Json& schema) {
+    const auto names = schema.find("patternProperties");
+    if (names == schema.end() || !names->is_object()) return;
+    Json renamed = Json::object();
+    for (const auto& [pattern, inner] : names->items()) renamed[keep(pattern)] = inner;
+    *names = std::move(renamed);
+  }
+
+  std::set<std::string> patterns_;
+  int64_t numbered_ = 0;
+};
+
+}  // namespace
+
+GrammarSchema schema_for_grammar(Json schema) {
+  Rewriter rewriter;
+  rewriter.visit(schema);
+  return {std::move(schema), {rewriter.patterns().begin(), rewriter.patterns().end()}};
+}
+
+}  // namespace nfp::server

@@ -290,6 +290,7 @@ TEST_F(HttpServerTest, CutsOffSlowRequests) {
   EXPECT_TRUE(ask("GET /hello HTT").starts_with("HTTP/1.1 408 "));
   EXPECT_TRUE(ask("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc").starts_with("HTTP/1.1 408 "));
   EXPECT_EQ(ask(""), "");  // says nothing: closed without a word
+  EXPECT_EQ(ask("\r\n"), "");
   EXPECT_TRUE(becomes([&] { return server_->stats().connections == 0; }));
 }
 

@@ -221,8 +221,8 @@ asio::awaitable<bool> Session::read_request() {
   while (!reader.done()) {
     const bool head_seen = reader.head_done();
     if (buffer_.size() > 0) {
-      if (phase_ == Phase::kIdle) set_phase(Phase::kHeader, options.header_timeout);
       buffer_.consume(reader.put({static_cast<const char*>(buffer_.data().data()), buffer_.size()}));
+      if (phase_ == Phase::kIdle && reader.begun()) set_phase(Phase::kHeader, options.header_timeout);
     }
     const bool head_came = reader.head_done() && !head_seen;
     if (head_came) take_head(reader);

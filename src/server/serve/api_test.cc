@@ -310,7 +310,8 @@ TEST_F(ApiTest, CallsTools) {
   EXPECT_EQ(r["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"x\":1}");
 
   std::string name, arguments;
-  for (const Json& event : stream("/v1/chat/completions", "{" + tools + "," + messages + R"(,"stream":true})")) {
+  const std::string streamed = "{" + tools + "," + messages + R"(,"stream":true})";
+  for (const Json& event : stream("/v1/chat/completions", streamed)) {
     for (const Json& choice : event["choices"]) {
       if (!choice["delta"].contains("tool_calls")) continue;
       const Json& function = choice["delta"]["tool_calls"][0]["function"];

@@ -114,6 +114,9 @@ CLAUDES = {"name": "f", "input_schema": {"type": "object"}}
      "messages[1].content[0].content[0].title"),
     ("/v1/messages", with_messages({"type": "thinking", "thinking": "t", "text": "t"}), "messages[1].content[0].text"),
     ("/v1/messages", with_messages(TEXT, tools=[{**CLAUDES, "parameters": {}}]), "tools[0].parameters"),
+    ("/v1/responses", {**with_input(), "tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mod": "auto", "tools": [{"name": "f"}]}}, "tool_choice.mod"),
+    ("/v1/messages", with_messages(TEXT, tools=[CLAUDES], tool_choice={"type": "auto", "disable_parallel_tool_calls": True}),
+     "tool_choice.disable_parallel_tool_calls"),
 ])
 def test_unknown_members_of_items(fake, strict, path, body, ignored):
     r = httpx.post(fake.url + path, json=body)
@@ -161,6 +164,7 @@ SCHEMA = {"type": "boolean"}
     ("/v1/responses", {"text": {"formt": {"type": "text"}}}, "text.formt"),
     ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "mode": 1}}}, "text.format.mode"),
     ("/v1/messages", {"output_config": {"fromat": 1}}, "output_config.fromat"),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA, "strict": True}}}, "output_config.format.strict"),
 ])
 def test_unknown_fields_of_output_formats(fake, strict, path, body, ignored):
     body = {"input": "x"} | body if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1} | body

@@ -133,18 +133,18 @@ MaybeError read_anthropic_choice(const Json& choice, Json* chat) {
 }
 
 // output_config: {"format": {"type": "json_schema", "schema": ...}, "effort": ...}
-MaybeError read_output_config(const Json& config, const RequestLimits& limits, Json* chat,
-                              std::vector<std::string>* ignored) {
+MaybeError read_output_config(const Json& config, const Unknown& unknown, Json* chat) {
   if (!config.is_object()) return bad_request("output_config", "'output_config' must be an object");
   Fields fields(config, "output_config");
   if (const Json* effort = fields.find("effort")) (*chat)["reasoning_effort"] = *effort;
   const Json* format = fields.find("format");
-  NFP_API_TRY(fields.rest(limits, ignored));
+  NFP_API_TRY(fields.rest(unknown.limits, unknown.ignored));
   if (format == nullptr) return std::nullopt;
   if (text_field(*format, "type") != "json_schema" || !format->contains("schema")) {
     return bad_request("output_config.format",
                        "'output_config.format' must be {\"type\": \"json_schema\", \"schema\": ...}");
   }
+  NFP_API_TRY(unknown.check(*format, "output_config.format", {"type", "schema"}));
   (*chat)["response_format"] = {{"type", "json_schema"},
                                 {"json_schema", {{"name", "answer"}, {"schema", (*format)["schema"]}}}};
   return std::nullopt;
@@ -227,7 +227,10 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
     NFP_API_TRY(read_anthropic_tools(*tools, unknown, &known));
     if (!known.empty()) chat["tools"] = std::move(known);
   }
-  if (const Json* choice = fields.find("tool_choice")) NFP_API_TRY(read_anthropic_choice(*choice, &chat));
+  if (const Json* choice = fields.find("tool_choice")) {
+    NFP_API_TRY(read_anthropic_choice(*choice, &chat));
+    NFP_API_TRY(unknown.check(*choice, "tool_choice", {"type", "name", "disable_parallel_tool_use"}));
+  }
   if (const Json* stop = fields.find("stop_sequences")) {
     if (!stop->is_array()) return bad_request("stop_sequences", "'stop_sequences' must be a list of strings");
     chat["stop"] = *stop;
@@ -244,8 +247,7 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   if (const Json* metadata = fields.find("metadata")) {
     if (const std::string user = text_field(*metadata, "user_id"); !user.empty()) chat["user"] = user;
   }
-  if (const Json* config = fields.find("output_config"))
-    NFP_API_TRY(read_output_config(*config, limits, &chat, &ignored));
+  if (const Json* config = fields.find("output_config")) NFP_API_TRY(read_output_config(*config, unknown, &chat));
   for (const char* name : {"service_tier", "cache_control"}) fields.without_effect(name);
   if (const Json* context = fields.find("context_management")) NFP_API_TRY(check_context_management(*context));
   for (const char* name : {"container", "mcp_servers"}) {

@@ -151,7 +151,7 @@ MaybeError read_tools(const Json& tools, const Unknown& unknown, Json* out) {
   return std::nullopt;
 }
 
-MaybeError read_tool_choice(const Json& choice, Json* chat) {
+MaybeError read_tool_choice(const Json& choice, const Unknown& unknown, Json* chat) {
   if (choice == "auto" && !chat->contains("tools")) return std::nullopt;  // as responses without tools say it
   if (choice.is_string()) {
     (*chat)["tool_choice"] = choice;
@@ -167,12 +167,14 @@ MaybeError read_tool_choice(const Json& choice, Json* chat) {
                                                                                    : std::string();
   };
   if (text(choice, "type") == "function" && !text(choice, "name").empty()) {
+    NFP_API_TRY(unknown.check(choice, "tool_choice", {"type", "name"}));
     (*chat)["tool_choice"] = {{"type", "function"}, {"function", {{"name", text(choice, "name")}}}};
     return std::nullopt;
   }
   if (text(choice, "type") != "allowed_tools" || !choice.contains("tools") || !choice["tools"].is_array()) {
     return refuse();
   }
+  NFP_API_TRY(unknown.check(choice, "tool_choice", {"type", "mode", "tools"}));
   std::set<std::string_view> names;  // of `choice`; the list may be long
   for (const Json& allowed : choice["tools"]) {
     if (!allowed.is_object()) continue;
@@ -324,7 +326,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
     NFP_API_TRY(read_tools(*tools, unknown, &known));
     if (!known.empty()) chat["tools"] = std::move(known);
   }
-  if (const Json* tool_choice = fields.find("tool_choice")) NFP_API_TRY(read_tool_choice(*tool_choice, &chat));
+  if (const Json* tool_choice = fields.find("tool_choice")) NFP_API_TRY(read_tool_choice(*tool_choice, unknown, &chat));
   if (const Json* parallel = fields.find("parallel_tool_calls")) chat["parallel_tool_calls"] = *parallel;
   if (const Json* text = fields.find("text")) NFP_API_TRY(read_text_options(*text, limits, &chat, &out->ignored));
   if (const Json* reasoning = fields.find("reasoning")) {

@@ -92,7 +92,9 @@ Status run(const ChatFlags& flags) {
   if (terminal) fmt::print("{} in {}; /help lists commands\n", flags.model.model, flags.model.precision);
   LineReader reader("> ");
   std::optional<Generation> last;
-  while (auto line = reader.next()) {
+  for (;;) {
+    NFP_ASSIGN_OR_RETURN(const std::optional<std::string> line, reader.next());
+    if (!line) break;
     if (line->empty()) continue;
     if (line->front() == '/') {
       if (!command(*line, session, *engine.engine, *loaded, fp8, last)) break;

@@ -26,6 +26,8 @@ struct LineReader::Terminal {
 
 namespace {
 
+constexpr size_t kMaxLine = size_t{16} << 20;  // bytes; no chat template prints more
+
 char* show_prompt(EditLine* edit) {
   void* data = nullptr;
   el_get(edit, EL_CLIENTDATA, &data);
@@ -54,26 +56,37 @@ LineReader::LineReader(std::string prompt) : prompt_(std::move(prompt)) {
 
 LineReader::~LineReader() = default;
 
-std::optional<std::string> LineReader::next() {
-  if (terminal_ == nullptr) {
-    std::string line;
-    if (!std::getline(std::cin, line)) return std::nullopt;
-    if (line.ends_with('\r')) line.pop_back();
-    return line;
+Result<std::optional<std::string>> LineReader::next_from_pipe() {
+  constexpr int kEnd = std::char_traits<char>::eof();
+  std::string line;
+  int byte = 0;
+  while ((byte = std::cin.rdbuf()->sbumpc()) != kEnd && byte != '\n') {
+    if (line.size() == kMaxLine) {
+      return error(ErrorCode::kInvalidInput, "standard input: a line is longer than the {} bytes allowed here",
+                   kMaxLine);
+    }
+    line.push_back(std::char_traits<char>::to_char_type(byte));
   }
+  if (byte == kEnd && line.empty()) return std::optional<std::string>();
+  if (line.ends_with('\r')) line.pop_back();
+  return std::optional(std::move(line));
+}
+
+Result<std::optional<std::string>> LineReader::next() {
+  if (terminal_ == nullptr) return next_from_pipe();
   const InterruptScope interrupt;
   int count = 0;
   const char* text = el_gets(terminal_->edit, &count);
   if (text == nullptr || count <= 0) {
-    if (!interrupt.flag()->load()) return std::nullopt;
+    if (!interrupt.flag()->load()) return std::optional<std::string>();
     std::puts("");
     el_reset(terminal_->edit);
-    return std::string();
+    return std::optional(std::string());
   }
   std::string line(text, static_cast<size_t>(count));
   while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.pop_back();
   if (!line.empty()) ::history(terminal_->history, &terminal_->event, H_ENTER, line.c_str());
-  return line;
+  return std::optional(std::move(line));
 }
 
 }  // namespace nfp

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "base/result.h"
+
 namespace nfp {
 
 class LineReader {
@@ -15,9 +17,11 @@ class LineReader {
   LineReader& operator=(const LineReader&) = delete;
 
   // Without the newline; nothing at the end of input. Ctrl-C gives an empty line.
-  std::optional<std::string> next();
+  Result<std::optional<std::string>> next();
 
  private:
+  Result<std::optional<std::string>> next_from_pipe();
+
   struct Terminal;
   std::string prompt_;
   std::unique_ptr<Terminal> terminal_;  // null when input is not a terminal

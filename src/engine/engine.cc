@@ -104,7 +104,7 @@ void Engine::set_policy(std::unique_ptr<PrecisionPolicy> policy) { policy_ = std
 Status Engine::submit(Request request) {
   if (device_failure_) return *device_failure_;
   if (idle()) busy_since_ = now();
-  if (const auto bad = validate(request.prompt, request.sampling, bounds(), request.pooling)) {
+  if (const auto bad = validate(request.prompt, request.sampling, bounds(), request.pooling, request.prompt_only)) {
     return Error{ErrorCode::kInvalidInput, bad->message};
   }
   if (request.pooling != Pooling::kNone && request.constraint) {
@@ -131,7 +131,9 @@ Status Engine::submit(Request request) {
   sequence->request = std::move(request);
   merge_bias(sequence->request.sampling.logit_bias);
   const int32_t room = bounds().max_context - sequence->prompt_size();
-  const int32_t max_tokens = sequence->pooled() ? 0 : sequence->request.sampling.max_tokens.value_or(room);
+  const int32_t max_tokens = sequence->pooled()              ? 0
+                             : sequence->request.prompt_only ? 1
+                                                             : sequence->request.sampling.max_tokens.value_or(room);
   sequence->limit = sequence->prompt_size() + max_tokens;
 
   auto entry = std::make_unique<Entry>();

@@ -534,6 +534,32 @@ TEST(Engine, DeadlinesDoNotChangeTokens) {
   }
 }
 
+// On a cache that holds no more than that.
+TEST(Engine, APromptThatIsOnlyScoredMayFillTheContext) {
+  for (const bool planned : {false, true}) {
+    for (const int32_t in_flight : {1, 2}) {
+      ScriptedRunner runner(kVocab, 16);
+      EngineConfig config = options(4, {.max_sequences = 4, .max_step_tokens = 7});
+      config.steps_in_flight = in_flight;
+      Engine engine(config, &runner, nullptr, planned ? slo() : policy("fp16"));
+      const auto scored = [](const char* id, size_t tokens) {
+        Request r = request(id, std::vector<int32_t>(tokens, 5), 9);
+        r.prompt_only = true;
+        return r;
+      };
+      EXPECT_FALSE(engine.submit(scored("more", 17)).ok());
+      for (const char* id : {"one", "two", "three"}) EXPECT_TRUE(engine.submit(scored(id, 16)).ok());
+      const auto answers = run(engine);
+      ASSERT_EQ(answers.size(), 3u);
+      for (const auto& [id, answer] : answers) {
+        EXPECT_EQ(answer.finish, FinishReason::kLength) << answer.error;
+        EXPECT_EQ(answer.tokens.size(), 1u);
+      }
+      EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+    }
+  }
+}
+
 // Targets are judged by the engine's clock, from when the request came.
 TEST(Engine, SaysWhetherTargetsWereMet) {
   ScriptedRunner runner(kVocab, 1000);

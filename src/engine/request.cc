@@ -68,8 +68,7 @@ Found check_tokens(std::span<const int32_t> prompt, const RequestBounds& bounds)
   return std::nullopt;
 }
 
-Found check_pooled(std::span<const int32_t> prompt, const RequestBounds& bounds) {
-  if (bounds.hidden < 1) return RequestError{"pooling", "pooling: this runner gives no hidden states"};
+Found check_whole(std::span<const int32_t> prompt, const RequestBounds& bounds) {
   if (prompt.empty()) return RequestError{"prompt", "the prompt is empty; it needs at least one token"};
   if (prompt.size() > static_cast<size_t>(std::max(0, bounds.max_context))) {
     return RequestError{"prompt",
@@ -108,10 +107,13 @@ std::string_view name_of(FinishReason reason) {
 }
 
 Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, const RequestBounds& bounds,
-               Pooling pooling) {
-  if (pooling != Pooling::kNone) return check_pooled(prompt, bounds);
+               Pooling pooling, bool prompt_only) {
+  if (pooling != Pooling::kNone) {
+    if (bounds.hidden < 1) return RequestError{"pooling", "pooling: this runner gives no hidden states"};
+    return check_whole(prompt, bounds);
+  }
   if (auto bad = check_sampling(sampling, bounds.vocab)) return bad;
-  return check_prompt(prompt, sampling, bounds);
+  return prompt_only ? check_whole(prompt, bounds) : check_prompt(prompt, sampling, bounds);
 }
 
 }  // namespace nfp

@@ -66,9 +66,10 @@ struct RequestError {
 };
 
 // The one validation of a request: ranges of every field, token ids, and whether prompt and answer fit. A pooled
-// request has no answer: its prompt may fill the context.
+// request has no answer, nor has one that wants its prompt only: the prompt may fill the context.
 std::optional<RequestError> validate(std::span<const int32_t> prompt, const SamplingParams& sampling,
-                                     const RequestBounds& bounds, Pooling pooling = Pooling::kNone);
+                                     const RequestBounds& bounds, Pooling pooling = Pooling::kNone,
+                                     bool prompt_only = false);
 
 // What a request allows its steps to be computed in.
 enum class PrecisionClass : uint8_t {
@@ -108,6 +109,9 @@ struct Request {
   std::optional<double> slo_ttft_s, slo_itl_s;
   int32_t priority = 0;              // lower goes first
   Pooling pooling = Pooling::kNone;  // anything else: the prompt is computed, and nothing sampled
+  // The prompt's log-probabilities are wanted, and no answer: it ends with one token, whatever max_tokens is, which the
+  // caller drops.
+  bool prompt_only = false;
   // When it came, on the engine's clock; absent = when it is submitted.
   std::optional<std::chrono::steady_clock::time_point> arrival;
   PrefixKey cache_scope;  // cached prefixes are reused only within one scope

@@ -26,11 +26,17 @@ TEST(Request, PromptAndAnswerFitIntoTheContext) {
   ASSERT_TRUE(bad);
   EXPECT_TRUE(bad->too_long);
   EXPECT_EQ(bad->field, "prompt");
+  EXPECT_FALSE(validate(std::vector<int32_t>(8, 1), {}, kBounds, Pooling::kNone, /*prompt_only=*/true));
+  bad = validate(std::vector<int32_t>(9, 1), {}, kBounds, Pooling::kNone, /*prompt_only=*/true);
+  ASSERT_TRUE(bad);
+  EXPECT_TRUE(bad->too_long);
   for (const std::vector<int32_t>& prompt : {std::vector<int32_t>{}, std::vector<int32_t>{1, 10}, {-1}}) {
-    bad = validate(prompt, {}, kBounds);
-    ASSERT_TRUE(bad);
-    EXPECT_FALSE(bad->too_long);
-    EXPECT_EQ(bad->field, "prompt");
+    for (const bool prompt_only : {false, true}) {
+      bad = validate(prompt, {}, kBounds, Pooling::kNone, prompt_only);
+      ASSERT_TRUE(bad);
+      EXPECT_FALSE(bad->too_long);
+      EXPECT_EQ(bad->field, "prompt");
+    }
   }
 }
 

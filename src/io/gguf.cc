@@ -76,7 +76,7 @@ template <typename T>
 bool read_as(Cursor& in, int64_t& out) {
   T value{};
   if (!in.read(value)) return false;
-  out = static_cast<int64_t>(value);
+  out = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): an int8_t is a number here
   return true;
 }
 

@@ -145,7 +145,7 @@ TEST_F(GgufModel, LooksLikeAHuggingFaceModel) {
 // llama.cpp's converter: reshape(heads, 2, head_dim / 2, cols).swapaxes(1, 2). Rows here count, so the order shows.
 TEST_F(GgufModel, RotatedRowsAreInHuggingFaceOrderAgain) {
   constexpr int64_t kHeads = 2, kHeadDim = 8;
-  std::vector<float> permuted(16 * 32);
+  std::vector<float> permuted(size_t{16} * 32);
   for (int64_t h = 0; h < kHeads; ++h) {
     for (int64_t half = 0; half < 2; ++half) {
       for (int64_t i = 0; i < kHeadDim / 2; ++i) {
@@ -158,12 +158,15 @@ TEST_F(GgufModel, RotatedRowsAreInHuggingFaceOrderAgain) {
   GgufBuilder gguf = testing::tiny_gguf_keys();
   gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
   gguf.tensor("blk.0.attn_q.weight", {32, 16}, 0,
-              std::string(reinterpret_cast<const char*>(permuted.data()), 16 * 32 * 4));
+              std::string(reinterpret_cast<const char*>(permuted.data()), permuted.size() * 4));
   auto source = open(gguf.build());
   ASSERT_TRUE(source.ok()) << source.error().message;
-  std::vector<float> rows(16 * 32);
+  std::vector<float> rows(size_t{16} * 32);
   ASSERT_TRUE((*source)->read_f32("model.layers.0.self_attn.q_proj.weight", rows).ok());
-  for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(rows[i], static_cast<float>(i / 32)) << i;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const size_t row = i / 32;
+    ASSERT_EQ(rows[i], static_cast<float>(row)) << i;
+  }
 }
 
 // The converter leaves the rows of Qwen's q and k in their order.
@@ -175,8 +178,11 @@ TEST_F(GgufModel, QwenModelsKeepTheirRowsBiasesAndHeadNorms) {
     };
     gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
     gguf.tensor("output.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 2).bytes);
-    std::vector<float> rows(16 * 32);
-    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i / 32);
+    std::vector<float> rows(size_t{16} * 32);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const size_t row = i / 32;
+      rows[i] = static_cast<float>(row);
+    }
     f32("blk.0.attn_q.weight", {32, 16}, rows);
     std::vector<float> ramp(16);
     for (size_t i = 0; i < ramp.size(); ++i) ramp[i] = static_cast<float>(i);
@@ -196,7 +202,7 @@ TEST_F(GgufModel, QwenModelsKeepTheirRowsBiasesAndHeadNorms) {
     EXPECT_EQ(config["mlp_bias"], false);
     EXPECT_EQ(config["tie_word_embeddings"], false);
     EXPECT_TRUE((*source)->has("lm_head.weight"));
-    std::vector<float> read(16 * 32);
+    std::vector<float> read(rows.size());
     ASSERT_TRUE((*source)->read_f32("model.layers.0.self_attn.q_proj.weight", read).ok());
     EXPECT_EQ(read, rows);
     read.resize(version == 2 ? 16 : 8);

@@ -76,7 +76,8 @@ class HubCacheTest : public testing::ScratchTest {
 };
 
 TEST_F(HubCacheTest, ThePlaceIsThatOfTheOtherClients) {
-  const std::string home = std::getenv("HOME") != nullptr ? std::getenv("HOME") : "";
+  const char* set = std::getenv("HOME");
+  const std::string home = set != nullptr ? set : "";
   EXPECT_EQ(hub_cache(), home + "/.cache/huggingface/hub");
   setenv("XDG_CACHE_HOME", "/x", 1);
   EXPECT_EQ(hub_cache(), "/x/huggingface/hub");

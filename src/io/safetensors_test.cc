@@ -137,6 +137,7 @@ TEST_F(SafetensorsFiles, ManyTensorsAreWrittenInLinearTime) {
   constexpr int kTensors = 100'000;
   const auto read = [](int64_t, int64_t, std::byte*) { return ok_status(); };
   std::vector<TensorSource> tensors;
+  tensors.reserve(kTensors);
   for (int i = 0; i < kTensors; ++i) tensors.push_back({fmt::format("t{}", i), DType::kF16, {0}, read, {}});
   ThreadPool threads(1);
   ASSERT_TRUE(write_safetensors(dir_, tensors, m_options(), threads).ok());

@@ -77,8 +77,7 @@ TEST(SloPolicy, GivesUpTheLongestAndServesTheOthers) {
 }
 
 TEST(SloPolicy, APromptsChunkLeavesRunningRequestsTheirPace) {
-  std::vector<SequenceState> sequences;
-  for (int i = 0; i < 4; ++i) sequences.push_back(decoding(200, 0.05));
+  std::vector<SequenceState> sequences(4, decoding(200, 0.05));
   sequences.push_back(prompt(3900, 0, 10));
   const StepDecision decision = slo()->decide(state_of(sequences, 0));
   ASSERT_EQ(decision.chunks.size(), 5u);
@@ -90,8 +89,7 @@ TEST(SloPolicy, APromptsChunkLeavesRunningRequestsTheirPace) {
 TEST(SloPolicy, APaceThatNothingKeepsDoesNotStarvePrompts) {
   // 16 sequences want a token every millisecond, and no level computes 16 tokens in that. The prompt gets about as long
   // a part of the step as they do, not the few tokens that steps of a millisecond have room for.
-  std::vector<SequenceState> sequences;
-  for (int i = 0; i < 16; ++i) sequences.push_back(decoding(200, -1, 0.001));
+  std::vector<SequenceState> sequences(16, decoding(200, -1, 0.001));
   StepWork decodes;
   for (int i = 0; i < 16; ++i) decodes.add(1, 200);
   const double alone = std::min(model().seconds(0, decodes), model().seconds(1, decodes));
@@ -139,16 +137,14 @@ SequenceState preempted(int32_t tokens, double now, double ago) {
 }
 
 TEST(SloPolicy, APreemptedAnswerHasWaitedSinceItsLastToken) {
-  std::vector<SequenceState> sequences;
-  for (int i = 0; i < 4; ++i) sequences.push_back(decoding(200, 100.04));
+  std::vector<SequenceState> sequences(4, decoding(200, 100.04));
   sequences.push_back(preempted(500, 100, 0.07));
   EXPECT_EQ(slo()->decide(state_of(sequences, 100)).precision, Precision::kFp16);
 }
 
 TEST(SloPolicy, AnAnswerThatStopsForLongGoesBeforeAllPrompts) {
   const auto first = [](double ago) {
-    std::vector<SequenceState> sequences;
-    for (int i = 0; i < 40; ++i) sequences.push_back(prompt(1000, 99.9, 0.5));  // more than can be in time
+    std::vector<SequenceState> sequences(40, prompt(1000, 99.9, 0.5));  // more than can be in time
     sequences.push_back(preempted(4000, 100, ago));
     return slo()->decide(state_of(sequences, 100)).chunks.front().sequence;
   };
@@ -235,6 +231,7 @@ TEST(SloPolicy, MoreRequestsOfAKindNeverMeanLessFp8) {
   double before = 0;
   for (int count = 1; count <= 40; ++count) {
     std::vector<SequenceState> sequences;
+    sequences.reserve(40);
     for (int i = 0; i < count; ++i) sequences.push_back(prompt(200, 0.0001 * i, 0.3));
     const double share = slo()->decide(state_of(sequences, 0.0001 * count)).fp8_share;
     EXPECT_GE(share, before) << count;
@@ -263,7 +260,8 @@ TEST(SloPolicy, TakesTheSmallestLevelThatKeepsTheDeadlines) {
   // 1000 tokens take 61 ms in FP16, 47 at half of the weights, 37 at 88 % and 35 in FP8 on this machine.
   std::set<double> seen;
   double before = 0;
-  for (double ttft = 0.09; ttft > 0.036; ttft -= 0.001) {
+  for (int ms = 90; ms > 36; --ms) {
+    const double ttft = 0.001 * ms;
     const StepDecision decision = slo_with_levels()->decide(state_of({prompt(1000, 0, ttft)}, 0));
     EXPECT_GE(decision.fp8_share, before) << ttft;
     before = decision.fp8_share;
@@ -299,8 +297,7 @@ TEST(SloPolicy, AsTheyComeNobodyIsPutBehind) {
 TEST(SloPolicy, PromptsMayBeInFp8BesideFp16) {
   // 64 sequences decode in 15 ms, and 1000 tokens take 61 ms in FP16 and 35 ms in FP8: together 65 ms in FP16, 50 ms
   // apart and 37 ms in FP8. What decodes has time for all of that.
-  std::vector<SequenceState> sequences;
-  for (int i = 0; i < 64; ++i) sequences.push_back(decoding(100, 10, 1));
+  std::vector<SequenceState> sequences(64, decoding(100, 10, 1));
   sequences.push_back(prompt(1000, 0, 0));
   const auto at = [&](double ttft, bool exact_decode = true) {
     sequences.back().ttft_s = ttft;
@@ -311,7 +308,8 @@ TEST(SloPolicy, PromptsMayBeInFp8BesideFp16) {
   };
   EXPECT_EQ(at(1).precision, Precision::kFp16);
   bool seen = false;
-  for (double ttft = 0.1; ttft > 0.045; ttft -= 0.001) {
+  for (int ms = 100; ms > 45; --ms) {
+    const double ttft = 0.001 * ms;
     const StepDecision decision = at(ttft);
     seen = seen || decision.exact_singles;
     if (decision.exact_singles) {
@@ -340,8 +338,8 @@ Shared beside(const StepModel& machine, int32_t tokens, int decodes, double itl,
   Shared shared;
   double last = 0;
   while (long_one.missing > 0) {
-    std::vector<SequenceState> sequences;
-    for (int i = 0; i < decodes; ++i) sequences.push_back(decoding(200 + shared.steps, shared.seconds + 10, itl));
+    std::vector<SequenceState> sequences(static_cast<size_t>(decodes),
+                                         decoding(200 + shared.steps, shared.seconds + 10, itl));
     sequences.push_back(long_one);
     const StepDecision decision = policy->decide(state_of(sequences, shared.seconds));
     StepWork work;
@@ -432,8 +430,7 @@ TEST(SloPolicy, DoesNotFlapOnASteadyLoad) {
       queue.push_back(prompt(1000, next, 0.5));
       next += 0.07;
     }
-    std::vector<SequenceState> sequences;
-    for (int i = 0; i < 4; ++i) sequences.push_back(decoding(200, now + 0.05));
+    std::vector<SequenceState> sequences(4, decoding(200, now + 0.05));
     sequences.insert(sequences.end(), queue.begin(), queue.end());
     const StepDecision decision = policy->decide(state_of(sequences, now));
     if (last >= 0 && decision.fp8_share != last) ++changes;
@@ -476,8 +473,7 @@ TEST(SloPolicy, DoesNotFlapWhereAnotherProgramSlowsTheMachine) {
         queue.push_back(prompt(1000, next, 0.5));
         next += now > 10 && now < 40 ? 1.0 : 0.07;
       }
-      std::vector<SequenceState> sequences;
-      for (int i = 0; i < 4; ++i) sequences.push_back(decoding(200, now + 0.05));
+      std::vector<SequenceState> sequences(4, decoding(200, now + 0.05));
       sequences.insert(sequences.end(), queue.begin(), queue.end());
       const StepDecision decision = policy->decide(state_of(sequences, now));
       const bool slow = now > 10 && now < 40;

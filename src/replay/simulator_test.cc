@@ -122,7 +122,11 @@ TEST(Simulator, PrecisionFollowsThePolicy) {
 
 std::vector<TraceRequest> burst() {
   std::vector<TraceRequest> requests;
-  for (int i = 0; i < 120; ++i) requests.push_back({0.05 * i + (i / 40) * 3, 20 + 37 * i % 90, 1 + 13 * i % 40});
+  requests.reserve(120);
+  for (int i = 0; i < 120; ++i) {
+    const int pauses = i / 40;
+    requests.push_back({0.05 * i + 3 * pauses, 20 + 37 * i % 90, 1 + 13 * i % 40});
+  }
   return requests;
 }
 
@@ -131,8 +135,7 @@ TEST(Simulator, ASlowerMachineKeepsTheTargetsOfTheTable) {
   // five times 35 ms, and FP16 (70 ms) and two steps of 11 ms are within it.
   SimulationOptions options = small();
   options.slowdown = 2;
-  std::vector<TraceRequest> requests;
-  for (int i = 0; i < 3; ++i) requests.push_back({0, 60, 1});
+  const std::vector<TraceRequest> requests(3, TraceRequest{0, 60, 1});
   const ReplayOutcome relaxed = play(requests, "slo", small()), pressed = play(requests, "slo", options);
   EXPECT_EQ(relaxed.requests[2].fp8_tokens, 0);
   EXPECT_GT(pressed.requests[2].fp8_tokens, 0);
@@ -194,6 +197,7 @@ TEST(Simulator, SloKeepsMoreThanFirstComeAndUsesLessFp8ThanAlwaysFp8) {
 
 TEST(Simulator, SteadyLoadDoesNotFlap) {
   std::vector<TraceRequest> steady;
+  steady.reserve(400);
   for (int i = 0; i < 400; ++i) steady.push_back({0.08 * i, 60, 5});
   const ReplayOutcome outcome = play(steady, "slo", small());
   EXPECT_LE(static_cast<double>(outcome.switches), 0.02 * static_cast<double>(outcome.steps));

@@ -163,7 +163,7 @@ TEST(Tokenizer, ErrorsNameTheFileAndTheField) {
       {"nested too deeply",
        [](TokenizerJson& j) {
          std::string deep = R"({"type": "NFC"})";
-         for (int i = 0; i < 100; ++i) deep = R"({"type": "Sequence", "normalizers": [)" + deep + "]}";
+         for (int i = 0; i < 100; ++i) deep = fmt::format(R"({{"type": "Sequence", "normalizers": [{}]}})", deep);
          j.normalizer = deep;
        }},
   };
@@ -301,7 +301,8 @@ struct Gguf {
   Gguf(const TokenizerJson& json, std::string_view model, std::string_view pre) : texts(json.tokens) {
     tokens.assign(texts.begin(), texts.end());
     types.assign(texts.size(), 1);
-    for (const auto& [left, right] : json.merges) merge_texts.push_back(left + " " + right);
+    merge_texts.reserve(json.merges.size());
+    for (const auto& [left, right] : json.merges) merge_texts.push_back(fmt::format("{} {}", left, right));
     merges.assign(merge_texts.begin(), merge_texts.end());
     vocab.model = model;
     vocab.pre = pre;

@@ -794,6 +794,12 @@ class Chat(Scratch):
             self.assertIn("(conversation forgotten)", out)
             self.assertIn("unknown command /bogus", out)
 
+    def test_a_line_without_end(self):
+        with open("/dev/zero", "rb") as zero:
+            done = subprocess.run([PROGRAM, "chat", F16_MODEL], stdin=zero, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.stderr, "nestedfp: error: standard input: a line is longer than the 16777216 bytes allowed here\n")
+        self.assertEqual(done.returncode, 1)
+
     def test_a_terminal_takes_all_characters(self):
         for locale in ("C", "C.UTF-8"):
             ours, theirs = pty.openpty()

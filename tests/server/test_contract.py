@@ -52,7 +52,12 @@ def test_every_parameter_is_taken_alone_and_with_the_others(fake, path, body):
         assert name == (r.headers["X-NestedFP-Ignored"] if expected == 200 else r.json()["error"]["param"])
 
 
-def test_unknown_fields(fake, launch):
+@pytest.fixture(scope="module")
+def strict(launch):
+    return launch("--strict-requests")
+
+
+def test_unknown_fields(fake, strict):
     body = {"messages": [{"role": "user", "content": "SAY:x", "colour": 1}], "temperatur": 1, "a, b\r\nX-Evil: 1": 2,
             "stream": True, "stream_options": {"include_costs": True}}
     r = httpx.post(fake.url + "/v1/chat/completions", json=body)
@@ -68,7 +73,6 @@ def test_unknown_fields(fake, launch):
     for path, body, name in inner:
         r = httpx.post(fake.url + path, json=body)
         assert r.status_code == 200 and name in r.headers.get("X-NestedFP-Ignored", "").split(", "), (body, r.headers)
-    strict = launch("--strict-requests")
     for field in ({"temperatur": 1}, {"stream": True, "stream_options": {"x": 1}}):
         r = httpx.post(strict.url + "/v1/completions", json={"prompt": "x", **field})
         assert r.status_code == 400 and r.json()["error"]["code"] == "unknown_parameter"
@@ -77,6 +81,76 @@ def test_unknown_fields(fake, launch):
     for path, body, name in inner:
         r = httpx.post(strict.url + path, json=body)
         assert r.status_code == 400 and f"'{name}'" in r.json()["error"]["message"], r.text
+
+
+def with_input(*items):
+    return {"input": [*items, {"role": "user", "content": "SAY:x"}], "max_output_tokens": 9}
+
+
+def with_messages(*blocks, role="assistant", **more):
+    return {"max_tokens": 9, "messages": [{"role": "user", "content": "q"}, {"role": role, "content": [*blocks]}, {"role": "user", "content": "SAY:x"}], **more}
+
+
+TEXT = {"type": "text", "text": "t"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+TOOL_USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CLAUDES = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize("path,body,ignored", [
+    ("/v1/responses", with_input({"role": "user", "content": "q", "nme": "a"}), "input[0].nme"),
+    ("/v1/responses", with_input({"role": "user", "content": [{"type": "input_text", "text": "t", "detail": 1}]}), "input[0].content[0].detail"),
+    ("/v1/responses", with_input({**CALL, "output": "o"}), "input[0].output"),
+    ("/v1/responses", with_input(CALL, {"type": "function_call_output", "call_id": "c", "output": "o", "is_error": True}), "input[1].is_error"),
+    ("/v1/responses", with_input({"type": "reasoning", "text": "t"}), "input[0].text"),
+    ("/v1/responses", {**with_input(), "tools": [{**FUNCTION, "parameter": {}}]}, "tools[0].parameter"),
+    ("/v1/messages", with_messages(TEXT, role="user") | {"system": [{**TEXT, "cache": 1}]}, "system[0].cache"),
+    ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "SAY:x", "name": "a"}]}, "messages[0].name"),
+    ("/v1/messages", with_messages({**TEXT, "citation": []}), "messages[1].content[0].citation"),
+    ("/v1/messages", with_messages({**TOOL_USE, "arguments": {}}), "messages[1].content[0].arguments"),
+    ("/v1/messages", with_messages({"type": "tool_result", "tool_use_id": "c", "error": True}, role="user"), "messages[1].content[0].error"),
+    ("/v1/messages", with_messages({"type": "tool_result", "tool_use_id": "c", "content": [{**TEXT, "title": 1}]}, role="user"),
+     "messages[1].content[0].content[0].title"),
+    ("/v1/messages", with_messages({"type": "thinking", "thinking": "t", "text": "t"}), "messages[1].content[0].text"),
+    ("/v1/messages", with_messages(TEXT, tools=[{**CLAUDES, "parameters": {}}]), "tools[0].parameters"),
+    ("/v1/responses", {**with_input(), "tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mod": "auto", "tools": [{"name": "f"}]}}, "tool_choice.mod"),
+    ("/v1/messages", with_messages(TEXT, tools=[CLAUDES], tool_choice={"type": "auto", "disable_parallel_tool_calls": True}),
+     "tool_choice.disable_parallel_tool_calls"),
+])
+def test_unknown_members_of_items(fake, strict, path, body, ignored):
+    r = httpx.post(fake.url + path, json=body)
+    assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == ignored, r.text
+    r = httpx.post(strict.url + path, json=body)
+    assert r.status_code == 400 and f"unknown parameter '{ignored}'" in r.text
+
+
+def test_members_that_clients_send(strict):
+    """What the types of OpenAI's and Anthropic's packages have: agents send answers back with them."""
+    cache, caller = {"cache_control": {"type": "ephemeral"}}, {"type": "direct"}
+    output = {"type": "output_text", "text": "t", "annotations": [], "logprobs": []}
+    for path, body in (
+            ("/v1/responses", with_input(
+                {"type": "message", "role": "user", "status": "completed", "content": [{"type": "input_text", "text": "t", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+                {"type": "reasoning", "id": "r", "status": None, "summary": [{"type": "summary_text", "text": "t"}], "encrypted_content": None,
+                 "content": [{"type": "reasoning_text", "text": "t"}]},
+                {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": "commentary", "content": [output]},
+                {**CALL, "id": "f", "status": "completed", "caller": caller, "namespace": "n", "async": False},
+                {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "o"}], "id": "o", "status": "completed",
+                 "caller": caller, "name": "f", "namespace": "n"})
+             | {"tools": [{**FUNCTION, "strict": False, "description": None, "async": False, "allowed_callers": ["direct"], "defer_loading": False,
+                           "output_schema": None}]}),
+            ("/v1/messages", with_messages(
+                {"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}, {**TEXT, **cache, "citations": None},
+                {**TOOL_USE, **cache, "caller": caller, "toolset_name": None},
+                system=[{**TEXT, **cache, "citations": None}],
+                tools=[{**CLAUDES, **cache, "type": "custom", "description": "d", "strict": False, "allowed_callers": ["direct"], "defer_loading": False,
+                        "eager_input_streaming": None, "input_examples": []}])),
+            ("/v1/messages", with_messages(
+                {"type": "tool_result", "tool_use_id": "c", "content": [{**TEXT, **cache, "citations": None}], "is_error": False, "toolset_name": None, **cache},
+                role="user"))):
+        r = httpx.post(strict.url + path, json=body)
+        assert r.status_code == 200, r.text
 
 
 SCHEMA = {"type": "boolean"}
@@ -90,12 +164,13 @@ SCHEMA = {"type": "boolean"}
     ("/v1/responses", {"text": {"formt": {"type": "text"}}}, "text.formt"),
     ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "mode": 1}}}, "text.format.mode"),
     ("/v1/messages", {"output_config": {"fromat": 1}}, "output_config.fromat"),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA, "strict": True}}}, "output_config.format.strict"),
 ])
-def test_unknown_fields_of_output_formats(fake, launch, path, body, ignored):
+def test_unknown_fields_of_output_formats(fake, strict, path, body, ignored):
     body = {"input": "x"} | body if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1} | body
     r = httpx.post(fake.url + path, json=body)
     assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == ignored
-    r = httpx.post(launch("--strict-requests").url + path, json=body)
+    r = httpx.post(strict.url + path, json=body)
     assert r.status_code == 400 and f"unknown parameter '{ignored}'" in r.text
 
 

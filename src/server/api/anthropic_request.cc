@@ -8,19 +8,20 @@ namespace {
 
 using dialect::read_text_parts;
 using dialect::text_field;
+using dialect::Unknown;
 
 // A tool's result as text; an error says that it is one.
-MaybeError tool_result(const Json& block, const std::string& where, Json* messages) {
+MaybeError tool_result(const Json& block, const std::string& where, const Unknown& unknown, Json* messages) {
   std::string text;
   if (block.contains("content") && !block["content"].is_null()) {
-    NFP_API_TRY(read_text_parts(block["content"], where + ".content", {"text"}, &text));
+    NFP_API_TRY(read_text_parts(block["content"], where + ".content", {"text"}, unknown, &text));
   }
   if (block.contains("is_error") && block["is_error"] == true) text = "Error: " + text;
   messages->push_back({{"role", "tool"}, {"tool_call_id", text_field(block, "tool_use_id")}, {"content", text}});
   return std::nullopt;
 }
 
-MaybeError add_message(const Json& message, const std::string& where, Json* messages) {
+MaybeError add_message(const Json& message, const std::string& where, const Unknown& unknown, Json* messages) {
   if (!message.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
   const std::string role = text_field(message, "role");
   if (role != "user" && role != "assistant" && role != "system") {
@@ -29,10 +30,11 @@ MaybeError add_message(const Json& message, const std::string& where, Json* mess
   if (!message.contains("content")) {
     return bad_request(where + ".content", fmt::format("'{}.content' is missing", where));
   }
+  NFP_API_TRY(unknown.check(message, where, {"role", "content"}));
   const Json& content = message["content"];
   if (content.is_string() || role == "system") {
     std::string text;
-    NFP_API_TRY(read_text_parts(content, where + ".content", {"text"}, &text));
+    NFP_API_TRY(read_text_parts(content, where + ".content", {"text"}, unknown, &text));
     messages->push_back({{"role", role}, {"content", text}});
     return std::nullopt;
   }
@@ -50,22 +52,29 @@ MaybeError add_message(const Json& message, const std::string& where, Json* mess
       if (!block.contains("text") || !block["text"].is_string()) {
         return bad_request(at + ".text", fmt::format("'{}.text' must be a string", at));
       }
+      NFP_API_TRY(unknown.check(block, at, {"type", "text", "cache_control", "citations"}));
       if (any_text) text += '\n';
       text += block["text"].get_ref<const std::string&>();
       any_text = true;
     } else if (type == "tool_result" && role == "user") {
-      NFP_API_TRY(tool_result(block, at, messages));
+      NFP_API_TRY(
+          unknown.check(block, at, {"type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"}));
+      NFP_API_TRY(tool_result(block, at, unknown, messages));
     } else if (type == "tool_use" && role == "assistant") {
       const std::string name = text_field(block, "name");
       if (name.empty()) return bad_request(at + ".name", fmt::format("'{}.name' must be a non-empty string", at));
       const Json input = block.contains("input") && !block["input"].is_null() ? block["input"] : Json::object();
       if (!input.is_object()) return bad_request(at + ".input", fmt::format("'{}.input' must be an object", at));
+      NFP_API_TRY(unknown.check(block, at, {"type", "id", "name", "input", "cache_control", "caller", "toolset_name"}));
       calls.push_back({{"id", text_field(block, "id")},
                        {"type", "function"},
                        {"function", {{"name", name}, {"arguments", input}}}});
     } else if (type == "thinking" && role == "assistant") {
+      NFP_API_TRY(unknown.check(block, at, {"type", "thinking", "signature", "cache_control"}));
       thinking += text_field(block, "thinking");
-    } else if (type != "redacted_thinking" || role != "assistant") {
+    } else if (type == "redacted_thinking" && role == "assistant") {
+      NFP_API_TRY(unknown.check(block, at, {"type", "data", "cache_control"}));
+    } else {
       return bad_request(at, fmt::format("'{}': blocks of type '{}' are not supported here in a message of the {}", at,
                                          type.substr(0, 32), role));
     }
@@ -78,7 +87,7 @@ MaybeError add_message(const Json& message, const std::string& where, Json* mess
   return std::nullopt;
 }
 
-MaybeError read_anthropic_tools(const Json& tools, Json* out) {
+MaybeError read_anthropic_tools(const Json& tools, const Unknown& unknown, Json* out) {
   if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
   *out = Json::array();
   for (size_t i = 0; i < tools.size(); ++i) {
@@ -94,6 +103,9 @@ MaybeError read_anthropic_tools(const Json& tools, Json* out) {
     }
     const std::string name = text_field(tool, "name");
     if (name.empty()) return bad_request(where + ".name", fmt::format("'{}.name' must be a non-empty string", where));
+    NFP_API_TRY(unknown.check(tool, where,
+                              {"type", "name", "description", "input_schema", "strict", "cache_control",
+                               "allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"}));
     Json function = {{"name", name}};
     if (tool.contains("description")) function["description"] = tool["description"];
     if (tool.contains("input_schema")) function["parameters"] = tool["input_schema"];
@@ -121,40 +133,41 @@ MaybeError read_anthropic_choice(const Json& choice, Json* chat) {
 }
 
 // output_config: {"format": {"type": "json_schema", "schema": ...}, "effort": ...}
-MaybeError read_output_config(const Json& config, const RequestLimits& limits, Json* chat,
-                              std::vector<std::string>* ignored) {
+MaybeError read_output_config(const Json& config, const Unknown& unknown, Json* chat) {
   if (!config.is_object()) return bad_request("output_config", "'output_config' must be an object");
   Fields fields(config, "output_config");
   if (const Json* effort = fields.find("effort")) (*chat)["reasoning_effort"] = *effort;
   const Json* format = fields.find("format");
-  NFP_API_TRY(fields.rest(limits, ignored));
+  NFP_API_TRY(fields.rest(unknown.limits, unknown.ignored));
   if (format == nullptr) return std::nullopt;
   if (text_field(*format, "type") != "json_schema" || !format->contains("schema")) {
     return bad_request("output_config.format",
                        "'output_config.format' must be {\"type\": \"json_schema\", \"schema\": ...}");
   }
+  NFP_API_TRY(unknown.check(*format, "output_config.format", {"type", "schema"}));
   (*chat)["response_format"] = {{"type", "json_schema"},
                                 {"json_schema", {{"name", "answer"}, {"schema", (*format)["schema"]}}}};
   return std::nullopt;
 }
 
-MaybeError read_messages(Fields& fields, const RequestLimits& limits, Json* chat) {
+MaybeError read_messages(Fields& fields, const Unknown& unknown, Json* chat) {
   Json messages = Json::array();
   if (const Json* system = fields.find("system")) {
     std::string text;
-    NFP_API_TRY(read_text_parts(*system, "system", {"text"}, &text));
+    NFP_API_TRY(read_text_parts(*system, "system", {"text"}, unknown, &text));
     if (!text.empty()) messages.push_back({{"role", "system"}, {"content", text}});
   }
   const Json* given = fields.find("messages");
   if (given == nullptr || !given->is_array() || given->empty()) {
     return bad_request("messages", "'messages' must be a non-empty list");
   }
-  if (given->size() > static_cast<size_t>(limits.max_messages)) {
-    return bad_request("messages", fmt::format("'messages' has {} entries; at most {} are allowed", given->size(),
-                                               limits.max_messages));
+  const int most = unknown.limits.max_messages;
+  if (given->size() > static_cast<size_t>(most)) {
+    return bad_request("messages",
+                       fmt::format("'messages' has {} entries; at most {} are allowed", given->size(), most));
   }
   for (size_t i = 0; i < given->size(); ++i) {
-    NFP_API_TRY(add_message((*given)[i], fmt::format("messages[{}]", i), &messages));
+    NFP_API_TRY(add_message((*given)[i], fmt::format("messages[{}]", i), unknown, &messages));
   }
   // A last message of the assistant is the beginning of the answer.
   const Json& last = messages.back();
@@ -206,14 +219,18 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   std::vector<std::string> ignored;
   if (fields.find("stop") != nullptr) ignored.emplace_back("stop");
 
-  NFP_API_TRY(read_messages(fields, limits, &chat));
+  const Unknown unknown = {limits, &ignored};
+  NFP_API_TRY(read_messages(fields, unknown, &chat));
 
   if (const Json* tools = fields.find("tools")) {
     Json known;
-    NFP_API_TRY(read_anthropic_tools(*tools, &known));
+    NFP_API_TRY(read_anthropic_tools(*tools, unknown, &known));
     if (!known.empty()) chat["tools"] = std::move(known);
   }
-  if (const Json* choice = fields.find("tool_choice")) NFP_API_TRY(read_anthropic_choice(*choice, &chat));
+  if (const Json* choice = fields.find("tool_choice")) {
+    NFP_API_TRY(read_anthropic_choice(*choice, &chat));
+    NFP_API_TRY(unknown.check(*choice, "tool_choice", {"type", "name", "disable_parallel_tool_use"}));
+  }
   if (const Json* stop = fields.find("stop_sequences")) {
     if (!stop->is_array()) return bad_request("stop_sequences", "'stop_sequences' must be a list of strings");
     chat["stop"] = *stop;
@@ -230,8 +247,7 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   if (const Json* metadata = fields.find("metadata")) {
     if (const std::string user = text_field(*metadata, "user_id"); !user.empty()) chat["user"] = user;
   }
-  if (const Json* config = fields.find("output_config"))
-    NFP_API_TRY(read_output_config(*config, limits, &chat, &ignored));
+  if (const Json* config = fields.find("output_config")) NFP_API_TRY(read_output_config(*config, unknown, &chat));
   for (const char* name : {"service_tier", "cache_control"}) fields.without_effect(name);
   if (const Json* context = fields.find("context_management")) NFP_API_TRY(check_context_management(*context));
   for (const char* name : {"container", "mcp_servers"}) {

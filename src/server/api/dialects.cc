@@ -57,8 +57,15 @@ std::string text_field(const Json& object, const char* name) {
                                                                                  : std::string();
 }
 
+MaybeError Unknown::check(const Json& object, const std::string& where,
+                          std::initializer_list<const char*> known) const {
+  Fields fields(object, where);
+  for (const char* name : known) fields.without_effect(name);
+  return fields.rest(limits, ignored);
+}
+
 MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
-                           std::string* out) {
+                           const Unknown& unknown, std::string* out) {
   if (content.is_string()) {
     *out = content.get<std::string>();
     return std::nullopt;
@@ -81,6 +88,9 @@ MaybeError read_text_parts(const Json& content, const std::string& where, std::i
     if (!part.contains(field) || !part[field].is_string()) {
       return bad_request(at, fmt::format("'{}.{}' must be a string", at, field));
     }
+    NFP_API_TRY(unknown.check(
+        part, at,
+        {"type", field, "id", "annotations", "logprobs", "prompt_cache_breakpoint", "cache_control", "citations"}));
     if (i > 0) *out += '\n';
     *out += part[field].get_ref<const std::string&>();
   }

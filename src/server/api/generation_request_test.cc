@@ -262,7 +262,7 @@ TEST(GenerationRequest, Grammars) {
   EXPECT_TRUE(chat_with(R"("guided_choice":[])").error);
   EXPECT_TRUE(chat_with(R"("structured_outputs":{"oracle":1})").error);
   std::string deep = "{}";
-  for (int i = 0; i < 40; ++i) deep = R"({"properties":)" + deep + "}";
+  for (int i = 0; i < 40; ++i) deep = fmt::format(R"({{"properties":{}}})", deep);
   EXPECT_TRUE(chat_with(R"("guided_json":)" + deep).error);
   EXPECT_TRUE(chat_with(R"("guided_regex":")" + std::string(300'000, 'a') + "\"").error);
 }
@@ -397,7 +397,7 @@ TEST(GenerationRequest, ASchemasSizeAndDepthComeBeforeItsKeywords) {
   EXPECT_EQ(large.error->param, "response_format.json_schema.schema");
   EXPECT_NE(large.error->message.find("larger than"), std::string::npos) << large.error->message;
   std::string deep = "{}";
-  for (int i = 0; i < 40; ++i) deep = R"({"items":)" + deep + "}";
+  for (int i = 0; i < 40; ++i) deep = fmt::format(R"({{"items":{}}})", deep);
   const auto nested = strict_schema(R"(,"items":)" + deep);
   ASSERT_TRUE(nested.error);
   EXPECT_NE(nested.error->message.find("nested deeper"), std::string::npos) << nested.error->message;

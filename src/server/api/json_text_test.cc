@@ -17,8 +17,8 @@ TEST(JsonText, EscapesWhatJsonForbids) {
   EXPECT_EQ(escaped("é€😀"), "\"é€😀\"");
   EXPECT_EQ(escaped("\xff"), "\"\xEF\xBF\xBD\"");
   EXPECT_EQ(escaped("a\xe2\x82"), "\"a\xEF\xBF\xBD\xEF\xBF\xBD\"");    // cut short
-  EXPECT_EQ(escaped("\xed\xa0\x80").find("\xed"), std::string::npos);  // a surrogate
-  EXPECT_EQ(escaped("\xc0\xaf").find("\xc0"), std::string::npos);      // overlong
+  EXPECT_EQ(escaped("\xed\xa0\x80").find('\xed'), std::string::npos);  // a surrogate
+  EXPECT_EQ(escaped("\xc0\xaf").find('\xc0'), std::string::npos);      // overlong
 }
 
 // Clients that split a stream's lines at all of Unicode's line ends (httpx's iter_lines) would cut an event there.
@@ -70,7 +70,9 @@ TEST(JsonText, ReadsInLinearTime) {
   ASSERT_FALSE(many.ok());
   EXPECT_NE(many.error().message.find("1048576 values"), std::string::npos) << many.error().message;
   // Deep and wide at once.
-  EXPECT_FALSE(parse_json(std::string(10'000'000, '[')).ok());
+  std::string deep;
+  deep.resize(10'000'000, '[');
+  EXPECT_FALSE(parse_json(deep).ok());
 }
 
 TEST(JsonText, OfARepeatedKeyTheLastValueCounts) {

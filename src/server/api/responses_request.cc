@@ -8,11 +8,12 @@ namespace nfp::server {
 namespace {
 
 using dialect::read_text_parts;
+using dialect::Unknown;
 
 // Items of `input`, as the messages that chat templates know.
 class Conversation {
  public:
-  explicit Conversation(Json* messages) : messages_(messages) {}
+  Conversation(Json* messages, const Unknown& unknown) : messages_(messages), unknown_(unknown) {}
 
   MaybeError add(const Json& item, const std::string& where) {
     if (!item.is_object()) return bad_request(where, fmt::format("'{}' must be an object", where));
@@ -20,17 +21,31 @@ class Conversation {
     std::string type;
     NFP_API_TRY(fields.get("type", &type));
     if (type.empty()) type = "message";  // the short form {"role", "content"}
-    if (type == "message") return message(fields, where);
-    if (type == "function_call") return call(fields, where);
-    if (type == "function_call_output") return output(fields, where);
-    if (type == "reasoning") return reasoning(fields, where);
-    return bad_request(where + ".type", fmt::format("'{}.type' is '{}'; this server knows message, function_call, "
-                                                    "function_call_output and reasoning",
-                                                    where, type.substr(0, 64)));
+    if (type == "message") {
+      NFP_API_TRY(message(fields, where));
+    } else if (type == "function_call") {
+      NFP_API_TRY(call(fields, where));
+    } else if (type == "function_call_output") {
+      NFP_API_TRY(output(fields, where));
+    } else if (type == "reasoning") {
+      NFP_API_TRY(reasoning(fields, where));
+    } else {
+      return bad_request(where + ".type", fmt::format("'{}.type' is '{}'; this server knows message, function_call, "
+                                                      "function_call_output and reasoning",
+                                                      where, type.substr(0, 64)));
+    }
+    ignore(fields, {"id", "status"});
+    return fields.rest(unknown_.limits, unknown_.ignored);
   }
 
  private:
+  // Members that answers have, and that clients send back with them.
+  static void ignore(Fields& fields, std::initializer_list<const char*> names) {
+    for (const char* name : names) fields.without_effect(name);
+  }
+
   MaybeError message(Fields& fields, const std::string& where) {
+    ignore(fields, {"phase"});
     std::string role;
     NFP_API_TRY(fields.get("role", &role));
     if (role != "user" && role != "assistant" && role != "system" && role != "developer") {
@@ -39,7 +54,8 @@ class Conversation {
     const Json* content = fields.find("content");
     if (content == nullptr) return bad_request(where + ".content", fmt::format("'{}.content' is missing", where));
     std::string text;
-    NFP_API_TRY(read_text_parts(*content, where + ".content", {"input_text", "output_text", "text", "refusal"}, &text));
+    NFP_API_TRY(read_text_parts(*content, where + ".content", {"input_text", "output_text", "text", "refusal"},
+                                unknown_, &text));
     Json entry = {{"role", role}, {"content", text}};
     if (role == "assistant") {
       take_reasoning(entry);
@@ -51,6 +67,7 @@ class Conversation {
   }
 
   MaybeError call(Fields& fields, const std::string& where) {
+    ignore(fields, {"namespace", "caller", "async"});
     std::string id, name, arguments;
     NFP_API_TRY(fields.get("call_id", &id));
     NFP_API_TRY(fields.get("name", &name));
@@ -70,20 +87,22 @@ class Conversation {
   }
 
   MaybeError output(Fields& fields, const std::string& where) {
+    ignore(fields, {"name", "namespace", "caller"});
     std::string id, text;
     NFP_API_TRY(fields.get("call_id", &id));
     const Json* output = fields.find("output");
     if (output == nullptr) return bad_request(where + ".output", fmt::format("'{}.output' is missing", where));
-    NFP_API_TRY(read_text_parts(*output, where + ".output", {"input_text", "output_text", "text"}, &text));
+    NFP_API_TRY(read_text_parts(*output, where + ".output", {"input_text", "output_text", "text"}, unknown_, &text));
     messages_->push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", text}});
     reasoning_.clear();
     return std::nullopt;
   }
 
   MaybeError reasoning(Fields& fields, const std::string& where) {
+    ignore(fields, {"summary", "encrypted_content"});
     const Json* content = fields.find("content");
     if (content == nullptr) return std::nullopt;  // a summary alone is for people
-    return read_text_parts(*content, where + ".content", {"reasoning_text", "text"}, &reasoning_);
+    return read_text_parts(*content, where + ".content", {"reasoning_text", "text"}, unknown_, &reasoning_);
   }
 
   void take_reasoning(Json& entry) {
@@ -93,15 +112,16 @@ class Conversation {
   }
 
   Json* messages_;
+  const Unknown& unknown_;
   std::string reasoning_;
 };
 
-MaybeError read_tools(const Json& tools, const RequestLimits& limits, Json* out) {
+MaybeError read_tools(const Json& tools, const Unknown& unknown, Json* out) {
   if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
   // Before any work on them: the chat parser sees only those that tool_choice keeps.
-  if (tools.size() > static_cast<size_t>(limits.max_tools)) {
-    return bad_request("tools",
-                       fmt::format("'tools' has {} entries; at most {} are allowed", tools.size(), limits.max_tools));
+  const int most = unknown.limits.max_tools;
+  if (tools.size() > static_cast<size_t>(most)) {
+    return bad_request("tools", fmt::format("'tools' has {} entries; at most {} are allowed", tools.size(), most));
   }
   *out = Json::array();
   for (size_t i = 0; i < tools.size(); ++i) {
@@ -119,6 +139,9 @@ MaybeError read_tools(const Json& tools, const RequestLimits& limits, Json* out)
     if (!tool.contains("name") || !tool["name"].is_string() || tool["name"].get_ref<const std::string&>().empty()) {
       return bad_request(where + ".name", fmt::format("'{}.name' must be a non-empty string", where));
     }
+    NFP_API_TRY(unknown.check(tool, where,
+                              {"type", "name", "description", "parameters", "strict", "async", "allowed_callers",
+                               "defer_loading", "output_schema"}));
     Json function = Json::object();
     for (const char* name : {"name", "description", "parameters", "strict"}) {
       if (tool.contains(name) && !tool[name].is_null()) function[name] = tool[name];
@@ -128,7 +151,7 @@ MaybeError read_tools(const Json& tools, const RequestLimits& limits, Json* out)
   return std::nullopt;
 }
 
-MaybeError read_tool_choice(const Json& choice, Json* chat) {
+MaybeError read_tool_choice(const Json& choice, const Unknown& unknown, Json* chat) {
   if (choice == "auto" && !chat->contains("tools")) return std::nullopt;  // as responses without tools say it
   if (choice.is_string()) {
     (*chat)["tool_choice"] = choice;
@@ -144,12 +167,14 @@ MaybeError read_tool_choice(const Json& choice, Json* chat) {
                                                                                    : std::string();
   };
   if (text(choice, "type") == "function" && !text(choice, "name").empty()) {
+    NFP_API_TRY(unknown.check(choice, "tool_choice", {"type", "name"}));
     (*chat)["tool_choice"] = {{"type", "function"}, {"function", {{"name", text(choice, "name")}}}};
     return std::nullopt;
   }
   if (text(choice, "type") != "allowed_tools" || !choice.contains("tools") || !choice["tools"].is_array()) {
     return refuse();
   }
+  NFP_API_TRY(unknown.check(choice, "tool_choice", {"type", "mode", "tools"}));
   std::set<std::string_view> names;  // of `choice`; the list may be long
   for (const Json& allowed : choice["tools"]) {
     if (!allowed.is_object()) continue;
@@ -208,17 +233,17 @@ void show(std::string& out, std::string_view name, const Json* value, std::strin
   out += value == nullptr ? std::string(otherwise) : dump(*value);
 }
 
-MaybeError read_input(Fields& fields, const RequestLimits& limits, Json* messages) {
+MaybeError read_input(Fields& fields, const Unknown& unknown, Json* messages) {
   const Json* input = fields.find("input");
   if (input == nullptr) return bad_request("input", "'input' is missing");
   if (input->is_string()) {
     messages->push_back({{"role", "user"}, {"content", *input}});
   } else if (input->is_array() && !input->empty()) {
-    if (input->size() > static_cast<size_t>(limits.max_messages)) {
-      return bad_request(
-          "input", fmt::format("'input' has {} items; at most {} are allowed", input->size(), limits.max_messages));
+    const int most = unknown.limits.max_messages;
+    if (input->size() > static_cast<size_t>(most)) {
+      return bad_request("input", fmt::format("'input' has {} items; at most {} are allowed", input->size(), most));
     }
-    Conversation conversation(messages);
+    Conversation conversation(messages, unknown);
     for (size_t i = 0; i < input->size(); ++i) {
       NFP_API_TRY(conversation.add((*input)[i], fmt::format("input[{}]", i)));
     }
@@ -287,7 +312,8 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   Json& chat = out->chat;
   dialect::pass_on(fields, &chat);
 
-  NFP_API_TRY(read_input(fields, limits, &out->input));
+  const Unknown unknown = {limits, &out->ignored};
+  NFP_API_TRY(read_input(fields, unknown, &out->input));
   if (const Json* instructions = fields.find("instructions")) {
     if (!instructions->is_string()) return bad_request("instructions", "'instructions' must be a string");
     out->instructions = *instructions;
@@ -297,10 +323,10 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
 
   if (const Json* tools = fields.find("tools")) {
     Json known;
-    NFP_API_TRY(read_tools(*tools, limits, &known));
+    NFP_API_TRY(read_tools(*tools, unknown, &known));
     if (!known.empty()) chat["tools"] = std::move(known);
   }
-  if (const Json* tool_choice = fields.find("tool_choice")) NFP_API_TRY(read_tool_choice(*tool_choice, &chat));
+  if (const Json* tool_choice = fields.find("tool_choice")) NFP_API_TRY(read_tool_choice(*tool_choice, unknown, &chat));
   if (const Json* parallel = fields.find("parallel_tool_calls")) chat["parallel_tool_calls"] = *parallel;
   if (const Json* text = fields.find("text")) NFP_API_TRY(read_text_options(*text, limits, &chat, &out->ignored));
   if (const Json* reasoning = fields.find("reasoning")) {

@@ -26,6 +26,7 @@ void run_as_grammar_process(int, char**) {}
 
 Result<std::unique_ptr<GrammarHost>> start_grammar_host() { return std::unique_ptr<GrammarHost>(); }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): grammar_xgrammar.cc keeps it
 std::unique_ptr<GrammarCompiler> make_grammar_compiler(std::shared_ptr<const Tokenizer>, int32_t,
                                                        std::span<const int32_t>, std::unique_ptr<GrammarHost>,
                                                        GrammarLimits) {

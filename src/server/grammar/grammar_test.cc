@@ -205,6 +205,7 @@ TEST_F(GrammarTest, NobodyKeepsOthersFromCompiling) {
   std::vector<std::thread> hogs;
   std::stop_source stop;
   std::atomic<int> stopped{0};
+  hogs.reserve(16);
   for (int i = 0; i < 16; ++i) {  // all places
     hogs.emplace_back([&, i] {
       const auto compiled = compiler_->compile(slow_to_compile(fmt::format("p{}_", i)), stop.get_token());

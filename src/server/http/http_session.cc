@@ -78,8 +78,8 @@ class Session final : public std::enable_shared_from_this<Session> {
 
   // The exchange's side.
   bool current(uint64_t serial) const { return active_ && serial == serial_ && !closed_; }
-  void respond(Response response);
-  void start(Response head);
+  void respond(const Response& response);
+  void start(const Response& head);
   void write(std::string_view piece);
   void finish();
   void set_abort(std::function<void()> callback) { on_abort_ = std::move(callback); }
@@ -96,7 +96,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   asio::awaitable<void> linger();
   void send_more();
   void dispatch(Request request);
-  void answer_early(Response response);
+  void answer_early(const Response& response);
   void append_head(const Response& response, bool chunked);
   void end_answer();
   void abort_connection();
@@ -144,10 +144,10 @@ class SessionExchange final : public Exchange {
     session_->loop()->post([session = std::move(session_), serial = serial_] { session->abandon(serial); });
   }
   void respond(Response response) override {
-    if (session_->current(serial_)) session_->respond(std::move(response));
+    if (session_->current(serial_)) session_->respond(response);
   }
   void start(Response head) override {
-    if (session_->current(serial_)) session_->start(std::move(head));
+    if (session_->current(serial_)) session_->start(head);
   }
   void write(std::string_view piece) override {
     if (session_->current(serial_)) session_->write(piece);
@@ -221,8 +221,8 @@ asio::awaitable<bool> Session::read_request() {
   while (!reader.done()) {
     const bool head_seen = reader.head_done();
     if (buffer_.size() > 0) {
-      if (phase_ == Phase::kIdle) set_phase(Phase::kHeader, options.header_timeout);
       buffer_.consume(reader.put({static_cast<const char*>(buffer_.data().data()), buffer_.size()}));
+      if (phase_ == Phase::kIdle && reader.begun()) set_phase(Phase::kHeader, options.header_timeout);
     }
     const bool head_came = reader.head_done() && !head_seen;
     if (head_came) take_head(reader);
@@ -235,7 +235,7 @@ asio::awaitable<bool> Session::read_request() {
     }
     if (head_came) {
       if (auto refusal = context_.handler->check_head(reader.head())) {
-        answer_early(std::move(*refusal));
+        answer_early(*refusal);
         co_return false;
       }
       set_phase(Phase::kBody, options.body_timeout);
@@ -337,14 +337,14 @@ void Session::append_head(const Response& response, bool chunked) {
   out_.append(keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
 }
 
-void Session::respond(Response response) {
+void Session::respond(const Response& response) {
   if (streaming_) return finish();
   append_head(response, false);
   if (!head_only_ && response.status != 204) out_.append(response.body);
   end_answer();
 }
 
-void Session::answer_early(Response response) {
+void Session::answer_early(const Response& response) {
   if (closed_) return;
   keep_alive_ = false;
   close_after_ = true;
@@ -354,7 +354,7 @@ void Session::answer_early(Response response) {
   flush();
 }
 
-void Session::start(Response head) {
+void Session::start(const Response& head) {
   if (streaming_) return;
   streaming_ = true;
   chunked_ = !http_1_0_;
@@ -506,7 +506,7 @@ void start_session(tcp::socket socket, IoLoop* loop, const SessionContext& conte
   auto session = std::make_shared<Session>(std::move(socket), loop, context);
   asio::co_spawn(
       loop->context, [session]() { return session->run(); },
-      [session](std::exception_ptr failure) {
+      [session](const std::exception_ptr& failure) {
         // Only memory exhaustion gets here; the connection goes with its session.
         if (failure) log::error("a connection ended by an exception");
       });

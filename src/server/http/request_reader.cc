@@ -15,6 +15,7 @@ namespace {
 // What is left of a chunked body has so many bytes at least ("0", two line ends). With fewer Beast's assertions fail
 // where its parser has seen the "0" of a body without chunks (1.81).
 constexpr size_t kLeastOfChunks = 5;
+constexpr int kMaxEmptyLines = 8;            // before a request
 constexpr size_t kMaxUnparsed = 128u << 10;  // bytes without one complete element (a chunk header, a trailer)
 
 std::string_view view(beast::string_view s) { return {s.data(), s.size()}; }
@@ -74,6 +75,15 @@ RequestReader::RequestReader(const ServerOptions& options, std::string peer) : o
 
 size_t RequestReader::put(std::string_view bytes) {
   size_t taken = 0;
+  // Some clients send a line end behind a body (RFC 9112, 2.2).
+  while (!begun_) {
+    const std::string_view rest = bytes.substr(taken);
+    if (rest.empty() || rest == "\r") return taken;
+    begun_ = !rest.starts_with("\r\n") || empty_lines_ == kMaxEmptyLines;
+    if (begun_) break;
+    ++empty_lines_;
+    taken += 2;
+  }
   const size_t least = head_done_ && parser_.chunked() ? kLeastOfChunks : 1;
   while (!fault_ && !done() && bytes.size() - taken >= least) {
     error_code ec;

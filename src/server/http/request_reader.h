@@ -33,6 +33,7 @@ class RequestReader {
   // at the request's end or at a fault.
   size_t put(std::string_view bytes);
 
+  bool begun() const { return begun_; }  // more than empty lines came
   const std::optional<Fault>& fault() const { return fault_; }
   bool done() const { return parser_.is_done(); }
 
@@ -56,6 +57,8 @@ class RequestReader {
 
   const ServerOptions& options_;
   Parser parser_;
+  bool begun_ = false;
+  int empty_lines_ = 0;
   bool head_done_ = false;
   size_t head_bytes_ = 0;
   Request head_;

@@ -40,18 +40,24 @@ TEST(RequestReader, PiecesDoNotMatter) {
     std::string bytes;
     std::vector<std::string> expected;
   };
-  for (const Case& c : {
-           Case{head + "0\r\n\r\n" + head + "0\r\nX: 1\r\n\r\n", {"POST /a []", "POST /a []"}},
-           Case{head + "3\r\nabc\r\n2;x=\"y\"\r\nde\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n",
-                {"POST /a [abcde]", "GET /b []"}},
-           Case{"POST /a?b HTTP/1.0\r\nContent-Length: 4\r\n\r\nbodyGET http://h HTTP/1.0\r\n\r\n",
-                {"POST /a [body]", "GET / []"}},
-           Case{head + "3\r\nabcd\r\n0\r\n\r\n", {"400 malformed HTTP request: bad chunk"}},
-           Case{"GET /" + std::string(200, 'a') + " HTTP/1.1\r\nHost: h\r\nX: " + std::string(200, 'x') + "\r\n\r\n",
-                {"431 the headers are larger than 400 bytes"}},
-           Case{"GET / HTTP/1.1\r\n\r\n", {"400 Host is missing"}},
-           Case{"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 41\r\n\r\n", {"413 the body is larger than 40 bytes"}},
-       }) {
+  const std::vector<Case> cases = {
+      Case{head + "0\r\n\r\n" + head + "0\r\nX: 1\r\n\r\n", {"POST /a []", "POST /a []"}},
+      Case{head + "3\r\nabc\r\n2;x=\"y\"\r\nde\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n",
+           {"POST /a [abcde]", "GET /b []"}},
+      Case{"POST /a?b HTTP/1.0\r\nContent-Length: 4\r\n\r\nbodyGET http://h HTTP/1.0\r\n\r\n",
+           {"POST /a [body]", "GET / []"}},
+      Case{head + "3\r\nabcd\r\n0\r\n\r\n", {"400 malformed HTTP request: bad chunk"}},
+      Case{"GET /" + std::string(200, 'a') + " HTTP/1.1\r\nHost: h\r\nX: " + std::string(200, 'x') + "\r\n\r\n",
+           {"431 the headers are larger than 400 bytes"}},
+      Case{"GET / HTTP/1.1\r\n\r\n", {"400 Host is missing"}},
+      Case{"\r\nPOST /a HTTP/1.0\r\nContent-Length: 4\r\n\r\nbody\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n\r\n",
+           {"POST /a [body]", "GET /b []"}},
+      Case{"\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\nGET / HTTP/1.0\r\n\r\n", {"400 malformed HTTP request: bad method"}},
+      Case{"\nGET / HTTP/1.0\r\n\r\n", {"400 malformed HTTP request: bad method"}},
+      Case{"\r\n\rGET / HTTP/1.0\r\n\r\n", {"400 malformed HTTP request: bad method"}},
+      Case{"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 41\r\n\r\n", {"413 the body is larger than 40 bytes"}},
+  };
+  for (const Case& c : cases) {
     for (size_t piece = 1; piece <= c.bytes.size(); ++piece) EXPECT_EQ(read_all(c.bytes, piece), c.expected) << piece;
   }
 }

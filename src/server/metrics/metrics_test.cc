@@ -108,7 +108,7 @@ TEST(Metrics, AttainmentLevelAndPredictions) {
       {"table_step_time_seconds_total{" + m + "}", "0.016"},
   };
   for (const auto& [name, value] : lines) {
-    EXPECT_TRUE(has_line(text, "nestedfp:" + name + " " + value)) << name << '\n' << text;
+    EXPECT_TRUE(has_line(text, fmt::format("nestedfp:{} {}", name, value))) << name << '\n' << text;
   }
 }
 

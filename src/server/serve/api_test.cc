@@ -237,6 +237,16 @@ TEST_F(ApiTest, MaxTokensZeroScoresThePrompt) {
     EXPECT_EQ(event.value("/usage/completion_tokens"_json_pointer, 0), 0) << dump(event);
     EXPECT_EQ(event.value("/nestedfp/completion/fp16_tokens"_json_pointer, 0), 0) << dump(event);
   }
+  // The prompt may fill the context.
+  const auto scored = [](int tokens) {
+    return fmt::format(R"({{"prompt":"{}","echo":true,"logprobs":0,"max_tokens":0}})", std::string(tokens, 'a'));
+  };
+  const Json full = ask("/v1/completions", scored(4096));
+  EXPECT_EQ(full["choices"][0]["logprobs"]["tokens"].size(), 4096u);
+  const Json more = ask("/v1/completions", scored(4097), 400)["error"];
+  EXPECT_EQ(more["code"], "context_length_exceeded");
+  EXPECT_NE(more["message"].get<std::string>().find("4097 tokens (4097 in the prompt, 0 in the completion)"),
+            std::string::npos);
 }
 
 TEST_F(ApiTest, EveryChunkSaysTheUsageWhereThatIsAskedFor) {
@@ -300,7 +310,8 @@ TEST_F(ApiTest, CallsTools) {
   EXPECT_EQ(r["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"x\":1}");
 
   std::string name, arguments;
-  for (const Json& event : stream("/v1/chat/completions", "{" + tools + "," + messages + R"(,"stream":true})")) {
+  const std::string streamed = "{" + tools + "," + messages + R"(,"stream":true})";
+  for (const Json& event : stream("/v1/chat/completions", streamed)) {
     for (const Json& choice : event["choices"]) {
       if (!choice["delta"].contains("tool_calls")) continue;
       const Json& function = choice["delta"]["tool_calls"][0]["function"];

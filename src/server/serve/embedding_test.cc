@@ -8,7 +8,7 @@
 namespace nfp::server {
 namespace {
 
-std::string base64(std::vector<float> values) {
+std::string base64(const std::vector<float>& values) {
   std::string out;
   append_base64(out, values);
   return out;

@@ -170,17 +170,17 @@ MaybeError Generation::prepare() {
     prepared_.prompt_texts.push_back(request_.echo ? *input.text : "");
   }
 
+  const int32_t wanted = request_.no_output ? 0 : request_.sampling.max_tokens.value_or(1);
   if (request_.truncate_prompt) {
-    const int32_t room = std::max(1, model.bounds().max_context - request_.sampling.max_tokens.value_or(1));
+    const int32_t room = std::max(1, model.bounds().max_context - wanted);
     NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &prepared_.prompts));
   }
   for (const auto& prompt : prepared_.prompts) {
-    auto bad = validate(prompt, request_.sampling, model.bounds());
+    auto bad = validate(prompt, request_.sampling, model.bounds(), Pooling::kNone, request_.no_output);
     if (!bad) continue;
     if (!bad->too_long) return bad_request(std::move(bad->field), std::move(bad->message));
     // As OpenAI says it.
     const char* field = prompt_field(request_);
-    const int32_t wanted = request_.sampling.max_tokens.value_or(1);
     return bad_request(
         field,
         fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the {}, "
@@ -273,6 +273,7 @@ MaybeError Generation::submit_all() {
     request.id = choice.engine_id;
     request.prompt = prepared_.prompts[choice.prompt];
     request.sampling = request_.sampling;
+    request.prompt_only = request_.no_output;
     SamplingParams& sampling = request.sampling;
     if (sampling.seed) *sampling.seed += static_cast<uint64_t>(choice.sample);
     sampling.logprobs = request_.wants_logprobs || request_.best_of > request_.n;

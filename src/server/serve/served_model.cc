@@ -28,7 +28,7 @@ bool end_at_mark(std::string* text) {
 void name_thoughts(Json& messages) {
   for (Json& message : messages) {
     const auto thoughts = message.find("reasoning_content");
-    if (thoughts == message.end() || (message.contains("tool_calls") && message["content"] != "")) continue;
+    if (thoughts == message.end() || (message.contains("tool_calls") && message["content"] != Json(""))) continue;
     message["thinking"] = Json(*thoughts);
   }
 }
@@ -101,10 +101,14 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   const ChatTemplate& chat = with_tools && chat_tools_ ? *chat_tools_ : *chat_;
   const bool describe = with_tools && !chat.mentions("tools");
   ChatTemplateInput input;
-  Json messages = request.messages;
-  name_thoughts(messages);
-  if (request.continue_final_message) messages.back()["content"].get_ref<std::string&>() += kMark;
-  input.messages = describe ? describe_tools(messages, request.tools, /*has_system_role=*/true) : std::move(messages);
+  input.messages = request.messages;
+  name_thoughts(input.messages);
+  if (request.continue_final_message) input.messages.back()["content"].get_ref<std::string&>() += kMark;
+  Json undescribed;
+  if (describe) {
+    undescribed = std::move(input.messages);
+    input.messages = describe_tools(undescribed, request.tools, /*has_system_role=*/true);
+  }
   if (with_tools && !describe) input.tools = request.tools;
   input.add_generation_prompt = request.add_generation_prompt;
   const auto token_text = [&](std::optional<int32_t> id) -> std::optional<std::string> {
@@ -120,7 +124,7 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   Result<std::string> rendered = chat.render(input);
   if (describe && !rendered.ok() && rendered.error().code == ErrorCode::kInvalidInput) {
     // A template that knows no system message says so by an error.
-    input.messages = describe_tools(messages, request.tools, /*has_system_role=*/false);
+    input.messages = describe_tools(undescribed, request.tools, /*has_system_role=*/false);
     rendered = chat.render(input);
   }
   if (!rendered.ok()) return rendered.error();

@@ -95,10 +95,10 @@ Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision)
   for (const ScheduledSequence& item : plan.items) {
     const Sequence& sequence = *item.sequence;
     const int32_t states = pooled_rows(item), first = item.first + item.count - states;
-    std::vector<float>& values = states_.emplace_back(static_cast<size_t>(states * hidden()));
+    std::vector<float>& values = states_.emplace_back(static_cast<size_t>(states) * static_cast<size_t>(hidden()));
     for (int32_t i = 0; i < states; ++i) {
       float* state = values.data() + static_cast<ptrdiff_t>(i) * hidden();
-      state[0] = static_cast<float>(sequence.tokens[static_cast<size_t>(first + i)]);
+      state[0] = static_cast<float>(sequence.tokens[static_cast<size_t>(first) + static_cast<size_t>(i)]);
       state[1] = static_cast<float>(first + i);
       state[2] = 1;
     }

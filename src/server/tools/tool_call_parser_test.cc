@@ -202,6 +202,7 @@ TEST(ToolCallParser, ManyParsersShareTheTools) {
                        {"parameters", {{"type", "object"}, {"properties", {{"n", {{"type", "integer"}}}}}}}}}});
   }
   std::vector<std::unique_ptr<ToolCallParser>> parsers;
+  parsers.reserve(kParsers);
   for (int i = 0; i < kParsers; ++i) parsers.push_back(make_tool_call_parser(ToolFormat::kQwen3Coder, &tools));
   const std::string_view text = "<tool_call><function=f7><parameter=n>3</parameter></function></tool_call>";
   for (const auto* parser : {&parsers.front(), &parsers.back()}) {

@@ -267,7 +267,7 @@ TEST(ChatTemplateLimits, ParserRefusesDeepNesting) {
       before += open;
       after += close;
     }
-    EXPECT_FALSE(ChatTemplate::parse("{{ " + before + "x" + after + " }}", "t").ok()) << open << close;
+    EXPECT_FALSE(ChatTemplate::parse(fmt::format("{{{{ {}x{} }}}}", before, after), "t").ok()) << open << close;
   }
   std::string ifs;
   for (int i = 0; i < 100'000; ++i) ifs += "{% if 1 %}";
@@ -280,6 +280,7 @@ TEST(ChatTemplate, OneTemplateServesManyThreads) {
   const ChatTemplateInput input = with(ordered_json::object());
   std::vector<std::thread> threads;
   std::vector<std::string> texts(4);
+  threads.reserve(texts.size());
   for (std::string& text : texts) {
     threads.emplace_back([&] {
       for (int i = 0; i < 200; ++i) text = chat->render(input).value();

@@ -16,34 +16,48 @@
 namespace nfp {
 namespace {
 
-// A server that answers completions with these event streams, one after the other, the last one for all that follow.
-class StreamServer {
+// A socket on this machine that takes connections.
+class Listener {
  public:
-  explicit StreamServer(std::vector<std::string> streams)
-      : streams_(std::move(streams)), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  Listener() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     auto* const plain = reinterpret_cast<sockaddr*>(&address);
     socklen_t size = sizeof(address);
-    EXPECT_EQ(::bind(listener_, plain, size), 0);
-    EXPECT_EQ(::listen(listener_, 16), 0);
-    EXPECT_EQ(::getsockname(listener_, plain, &size), 0);
+    EXPECT_EQ(::bind(socket_, plain, size), 0);
+    EXPECT_EQ(::listen(socket_, 16), 0);
+    EXPECT_EQ(::getsockname(socket_, plain, &size), 0);
     port_ = ntohs(address.sin_port);
-    thread_ = std::thread([this] { serve(); });
   }
-  ~StreamServer() {
-    ::shutdown(listener_, SHUT_RDWR);  // accept() returns
-    thread_.join();
-    ::close(listener_);
-  }
-  StreamServer(const StreamServer&) = delete;
-  StreamServer& operator=(const StreamServer&) = delete;
+  ~Listener() { ::close(socket_); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+  int socket() const { return socket_; }
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
 
  private:
+  int socket_;
+  int port_ = 0;
+};
+
+// A server that answers completions with these event streams, one after the other, the last one for all that follow.
+class StreamServer {
+ public:
+  explicit StreamServer(std::vector<std::string> streams) : streams_(std::move(streams)) {
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~StreamServer() {
+    ::shutdown(listener_.socket(), SHUT_RDWR);  // accept() returns
+    thread_.join();
+  }
+  StreamServer(const StreamServer&) = delete;
+  StreamServer& operator=(const StreamServer&) = delete;
+  std::string url() const { return listener_.url(); }
+
+ private:
   void serve() {
-    for (int peer = 0; (peer = ::accept(listener_, nullptr, nullptr)) >= 0; ::close(peer)) {
+    for (int peer = 0; (peer = ::accept(listener_.socket(), nullptr, nullptr)) >= 0; ::close(peer)) {
       const std::string request = read_request(peer);
       std::string answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
       const bool named = request.find("\r\nHost: " + url().substr(7) + "\r\n") != std::string::npos;
@@ -75,8 +89,7 @@ class StreamServer {
   }
 
   const std::vector<std::string> streams_;
-  const int listener_;
-  int port_ = 0;
+  const Listener listener_;
   size_t next_ = 0;
   std::thread thread_;
 };
@@ -143,22 +156,13 @@ TEST(HttpLoad, AStreamWithoutAnAnswerIsNone) {
 }
 
 TEST(HttpLoad, AServerThatTakesConnectionsAndSaysNothingIsGivenUp) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* const plain = reinterpret_cast<sockaddr*>(&address);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(::bind(listener, plain, size), 0);
-  ASSERT_EQ(::listen(listener, 16), 0);
-  ASSERT_EQ(::getsockname(listener, plain, &size), 0);
+  const Listener listener;
   Trace trace;
   trace.requests = {{0, 4, 2}};
   HttpLoadOptions options;
-  options.url = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  options.url = listener.url();
   options.timeout_s = 0.1;
   const auto outcome = play_over_http(trace, options, {});
-  ::close(listener);
   ASSERT_FALSE(outcome.ok());
   EXPECT_NE(outcome.error().message.find("no request was answered"), std::string::npos) << outcome.error().message;
 }

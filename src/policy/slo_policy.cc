@@ -44,8 +44,8 @@ struct Demand {
   double least_itl = kNever;    // the shortest of their target gaps
   std::vector<Prefill> prefills;
   int32_t running = 0;
-  int64_t room =
-      0;  // in the KV cache for what does not run yet: what runs has its next tokens, and the rest of a prompt
+  // Tokens in the KV cache for what does not run yet: what runs has its next tokens, and the rest of a prompt.
+  int64_t room = 0;
   double limit() const { return std::min(slack, longest_gap); }
 };
 

@@ -309,6 +309,56 @@ typedef struct nfp_experts_call {
 NFP_API size_t nfp_experts_scratch_bytes(const nfp_experts* experts, int64_t rows, int32_t top);
 NFP_API nfp_status nfp_experts_run(nfp_experts* experts, const nfp_experts_call* call, nfp_stream stream);
 
+/* ---- Attention over a paged KV cache ----------------------------------------------------------------------------- */
+
+typedef enum nfp_kv_type { NFP_KV_F16 = 0, NFP_KV_E4M3 = 1 } nfp_kv_type;
+
+/* Causal attention of a ragged batch of FP16 queries. A sequence's query tokens are the last ones of its context, whose
+ * keys and values, these tokens' included, are in the cache. Sums and softmax are FP32; the weights are rounded to FP16
+ * for the product with the values. Shapes are in head_dim numbers; all arrays are the device's. */
+typedef struct nfp_attention_call {
+  size_t size;   /* sizeof(nfp_attention_call) */
+  int32_t heads; /* 1 to 16 times kv_heads */
+  int32_t kv_heads;
+  int32_t head_dim; /* a multiple of 16 up to 256 */
+  float scale;      /* of q k^T */
+  float soft_cap;   /* scores become soft_cap * tanh(score / soft_cap); 0: as they are */
+  int32_t window;   /* a query at position p sees keys from p - window + 1 on; 0: from 0 */
+  /* The cache: keys and values are [blocks, kv_heads, block_size, head_dim] each, 16-byte aligned. */
+  nfp_kv_type kv_type;
+  float key_scale; /* E4M3: a number is worth code * scale */
+  float value_scale;
+  int32_t block_size; /* 16, 32 or 64 */
+  int64_t blocks;
+  int64_t block_stride; /* numbers from a block to the next, a multiple of block_size * head_dim; 0: as they are full */
+  const void* keys;
+  const void* values;
+  const void* q;    /* FP16 [tokens, q_stride], a token's heads first; 16-byte aligned */
+  int64_t q_stride; /* a multiple of 8 */
+  void* out;        /* FP16 [tokens, heads * head_dim] */
+  /* Over all sequences of the batch: the call is for `sequences` of them, from first_sequence on. */
+  const int32_t* query_start; /* [sequences + 1]: a sequence's first query token */
+  const int32_t* context;     /* tokens; 0 pads a decode call, whose output there is zeros */
+  const int32_t* block_table; /* [sequences, table_width] */
+  int32_t table_width;
+  int32_t first_sequence;
+  int32_t sequences; /* times kv_heads at most 65536 */
+  int32_t tokens;    /* prefill: query tokens of these sequences, or more */
+  /* Decode: the longest context, as far as it is known, else 0: sizes the launch of few sequences. Any works. */
+  int32_t likely_context;
+  int32_t deterministic;     /* decode: sums do not depend on the batch; prefill's never do */
+  int32_t independent_start; /* 1: no programmatic dependent launch */
+  void* workspace;           /* 16-byte aligned, zero before its first call, which each call leaves fit for the next */
+  size_t workspace_bytes;
+} nfp_attention_call;
+/* Bytes of workspace for decode and prefill calls like this one, and those with fewer sequences. Of `call` the shape
+ * counts (heads, kv_heads, head_dim), kv_type, sequences and deterministic. */
+NFP_API nfp_status nfp_attention_workspace_bytes(nfp_gpu* gpu, const nfp_attention_call* call, size_t* bytes);
+/* One kernel each, which finds out on the device what there is to do: a captured graph replays with any contexts.
+ * Calls on one stream at a time for one workspace. decode: one query token a sequence. prefill: any number. */
+NFP_API nfp_status nfp_attention_decode(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream);
+NFP_API nfp_status nfp_attention_prefill(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream);
+
 /* ---- Precision policies ----------------------------------------------------------------------------------------- */
 
 /* What a policy may know about the step that is about to run (docs/serving.md has the policies). */

@@ -34,9 +34,9 @@ ENGINES = {
                  "additional_config": {"nestedfp": {"policy": "alternate:1"}}},
 }
 # The same engine in other ways, where --also names them: without dependent launch, without that of Inductor's kernels,
-# and with norms that Inductor compiles.
+# with norms that Inductor compiles, and with vLLM's attention.
 VARIANTS = {"independent": {}, "inductor waits": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}},
-            "norms apart": {}}
+            "norms apart": {}, "flash attention": {"attention_backend": "FLASH_ATTN"}}
 VARIANT_ENVIRONMENT = {"independent": {"NESTEDFP_INDEPENDENT_START": "1"}, "norms apart": {"NESTEDFP_NORMS_APART": "1"}}
 ENGINES.update({name: {**ENGINES["nestedfp"], **more} for name, more in VARIANTS.items()})
 # name: engine, what its requests ask for

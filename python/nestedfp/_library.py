@@ -49,6 +49,17 @@ class ExpertsCall(ctypes.Structure):
                 ("y", c_void_p), ("scratch", c_void_p), ("scratch_bytes", c_size_t)]
 
 
+class AttentionCall(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32), ("scale", c_float),
+                ("soft_cap", c_float), ("window", c_int32), ("kv_type", c_int32), ("key_scale", c_float),
+                ("value_scale", c_float), ("block_size", c_int32), ("blocks", c_int64), ("block_stride", c_int64),
+                ("keys", c_void_p), ("values", c_void_p), ("q", c_void_p), ("q_stride", c_int64), ("out", c_void_p),
+                ("query_start", c_void_p), ("context", c_void_p), ("block_table", c_void_p), ("table_width", c_int32),
+                ("first_sequence", c_int32), ("sequences", c_int32), ("tokens", c_int32), ("likely_context", c_int32),
+                ("deterministic", c_int32), ("independent_start", c_int32), ("workspace", c_void_p),
+                ("workspace_bytes", c_size_t)]
+
+
 class StepLoad(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("step_tokens", c_int32), ("prefill_tokens", c_int32), ("running", c_int32),
                 ("waiting", c_int32), ("kv_use", c_double), ("recent_tpot_s", c_double), ("recent_ttft_s", c_double),
@@ -107,6 +118,9 @@ _FUNCTIONS = {
     "nfp_experts_destroy": (None, [c_void_p]),
     "nfp_experts_scratch_bytes": (c_size_t, [c_void_p, c_int64, c_int32]),
     "nfp_experts_run": (c_int32, [c_void_p, POINTER(ExpertsCall), c_void_p]),
+    "nfp_attention_workspace_bytes": (c_int32, [c_void_p, POINTER(AttentionCall), POINTER(c_size_t)]),
+    "nfp_attention_decode": (c_int32, [c_void_p, POINTER(AttentionCall), c_void_p]),
+    "nfp_attention_prefill": (c_int32, [c_void_p, POINTER(AttentionCall), c_void_p]),
     "nfp_torch_bind": (c_int32, [c_char_p, c_char_p]),
     "nfp_torch_set_device": (c_int32, [c_int32, c_void_p, c_void_p, c_size_t, c_int32]),
     "nfp_torch_set_precision": (None, [c_int32, c_int64]),

@@ -55,5 +55,8 @@ nfp_status nfp_experts_create(nfp_gpu*, int32_t, const nfp_expert_stack*, const 
 void nfp_experts_destroy(nfp_experts*) {}
 size_t nfp_experts_scratch_bytes(const nfp_experts*, int64_t, int32_t) { return 0; }
 nfp_status nfp_experts_run(nfp_experts*, const nfp_experts_call*, nfp_stream) { return none(); }
+nfp_status nfp_attention_workspace_bytes(nfp_gpu*, const nfp_attention_call*, size_t*) { return none(); }
+nfp_status nfp_attention_decode(nfp_gpu*, const nfp_attention_call*, nfp_stream) { return none(); }
+nfp_status nfp_attention_prefill(nfp_gpu*, const nfp_attention_call*, nfp_stream) { return none(); }
 
 }  // extern "C"

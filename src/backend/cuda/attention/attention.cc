@@ -18,6 +18,12 @@ namespace {
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
+// From a cache block to the next, in blocks of one head.
+int64_t block_heads(const AttentionCall& c) {
+  const int64_t of_a_head = int64_t{c.cache.block_size} * c.head_dim;
+  return c.cache.block_stride == 0 ? c.kv_heads : c.cache.block_stride / of_a_head;
+}
+
 bool is_e4m3(const AttentionCall& c) { return c.cache.type == KvType::kE4m3; }
 
 Status check_shape(const AttentionCall& c) {
@@ -40,6 +46,9 @@ Status check_call(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_shape(c));
   if (c.cache.block_size != 16 && c.cache.block_size != 32 && c.cache.block_size != 64)
     return bad("cache.block_size", "must be 16, 32 or 64");
+  if (c.cache.block_stride % (int64_t{c.cache.block_size} * c.head_dim) != 0 || block_heads(c) < c.kv_heads ||
+      block_heads(c) > INT_MAX)
+    return bad("cache.block_stride", "must be a multiple of block_size * head_dim, and hold all of kv_heads");
   if (c.cache.keys == nullptr || c.cache.values == nullptr || !aligned(c.cache.keys, 16) ||
       !aligned(c.cache.values, 16))
     return bad("cache.keys and cache.values", "must be given and 16-byte aligned");
@@ -166,6 +175,7 @@ AttentionParams make_params(const AttentionCall& c) {
   p.q_stride = c.q_stride;
   p.table_width = c.table_width;
   p.block_shift = std::countr_zero(static_cast<unsigned>(c.cache.block_size));
+  p.block_heads = static_cast<int>(block_heads(c));
   p.sequences = c.sequences;
   p.heads = c.heads;
   p.kv_heads = c.kv_heads;
@@ -181,12 +191,16 @@ AttentionParams make_params(const AttentionCall& c) {
   return p;
 }
 
+// Up to the last block's last.
+int64_t cache_rows(const AttentionCall& c) {
+  return ((c.cache.blocks - 1) * block_heads(c) + c.kv_heads) * c.cache.block_size;
+}
+
 // The cache as rows of head_dim columns; columns past them read as zeros.
 Status encode_cache(const AttentionCall& c, const void* data, CUtensorMap& map) {
   NFP_ASSIGN_OR_RETURN(void* const function, tensor_map_encoder());
   const auto encode = reinterpret_cast<EncodeTiled*>(function);
-  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(c.head_dim),
-                              static_cast<cuuint64_t>(c.cache.blocks) * c.kv_heads * c.cache.block_size};
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(c.head_dim), static_cast<cuuint64_t>(cache_rows(c))};
   const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(c.head_dim) * 2};
   const cuuint32_t box[2] = {64, 16};
   const cuuint32_t steps[2] = {1, 1};
@@ -337,7 +351,7 @@ Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
   if (int64_t{c.tokens} * p.a.group >= 1 << 27 || tiles > INT_MAX / 2)
     return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
   if (!is_e4m3(c)) {
-    if (c.cache.blocks <= 0 || c.cache.blocks * c.kv_heads * c.cache.block_size > INT_MAX)
+    if (c.cache.blocks <= 0 || c.cache.blocks > INT_MAX || cache_rows(c) > INT_MAX)
       return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
     NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.keys, p.keys));
     NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));

@@ -19,7 +19,7 @@ enum class KvType : uint8_t {
   kE4m3,  // a number is worth code * scale
 };
 
-// One layer's cache. Keys and values are each [blocks, kv_heads, block_size, head_dim].
+// One layer's cache. Keys and values are each [blocks, kv_heads, block_size, head_dim], blocks apart by block_stride.
 struct PagedKv {
   const void* keys = nullptr;  // device, 16-byte aligned
   const void* values = nullptr;
@@ -28,6 +28,8 @@ struct PagedKv {
   float value_scale = 1.0f;
   int64_t blocks = 0;   // prefill's tensor maps end there
   int block_size = 16;  // 16, 32 or 64
+  // Numbers from a block to the next, a multiple of block_size * head_dim; 0 = kv_heads * block_size * head_dim.
+  int64_t block_stride = 0;
 };
 
 // What decode cuts its work into spans for: thread blocks, whose warps share a row, or single warps. kAuto: the faster.

@@ -53,7 +53,8 @@ struct Shape {
   float soft_cap = 0.0f;
   int window = 0;
   bool e4m3 = false;
-  bool rotates = false;  // rows have new keys and values behind their queries, and the cache's scales are 1
+  bool rotates = false;    // rows have new keys and values behind their queries, and the cache's scales are 1
+  bool one_array = false;  // each block's values lie behind its keys
 };
 struct Sequence {
   int queries, context;
@@ -104,6 +105,7 @@ class Batch {
     }
     device_keys_ = std::make_unique<DeviceCopy<uint8_t>>(keys_);
     device_values_ = std::make_unique<DeviceCopy<uint8_t>>(values_);
+    if (shape.one_array) device_cache_ = std::make_unique<DeviceCopy<uint8_t>>(in_one_array());
     device_q_ = std::make_unique<DeviceCopy<uint16_t>>(q_);
     device_start_ = std::make_unique<DeviceCopy<int32_t>>(query_start_);
     device_context_ = std::make_unique<DeviceCopy<int32_t>>(context_);
@@ -127,6 +129,11 @@ class Batch {
     c.cache.value_scale = value_scale();
     c.cache.blocks = static_cast<int64_t>(wide_keys_.size()) / shape_.kv_heads / shape_.block_size / shape_.head_dim;
     c.cache.block_size = shape_.block_size;
+    if (shape_.one_array) {
+      c.cache.block_stride = int64_t{2} * shape_.kv_heads * shape_.block_size * shape_.head_dim;
+      c.cache.keys = device_cache_->get();
+      c.cache.values = device_cache_->get() + block_bytes();
+    }
     c.q = device_q_->get();
     c.q_stride = q_stride_;
     c.out = device_out_->get();
@@ -299,6 +306,20 @@ class Batch {
   static constexpr uint16_t kNan = 0xffff;
   static constexpr float kKeyScale = 0.03f, kValueScale = 0.07f;
 
+  size_t block_bytes() const {
+    return static_cast<size_t>(shape_.kv_heads) * shape_.block_size * shape_.head_dim * (shape_.e4m3 ? 1 : 2);
+  }
+  std::vector<uint8_t> in_one_array() const {
+    const auto bytes = static_cast<int64_t>(block_bytes());
+    std::vector<uint8_t> all;
+    all.reserve(keys_.size() * 2);
+    for (auto k = keys_.begin(), v = values_.begin(); k != keys_.end(); k += bytes, v += bytes) {
+      all.insert(all.end(), k, k + bytes);
+      all.insert(all.end(), v, v + bytes);
+    }
+    return all;
+  }
+
   uint16_t number() {  // normal, by a table: the caches have millions
     static const std::vector<uint16_t> table = [] {
       std::mt19937 random(1);
@@ -345,7 +366,7 @@ class Batch {
   std::vector<uint8_t> keys_, values_;
   std::vector<float> wide_keys_, wide_values_;  // what they are worth
   std::vector<uint16_t> q_;
-  std::unique_ptr<DeviceCopy<uint8_t>> device_keys_, device_values_, prefill_workspace_;
+  std::unique_ptr<DeviceCopy<uint8_t>> device_keys_, device_values_, device_cache_, prefill_workspace_;
   std::unique_ptr<DeviceCopy<uint16_t>> device_q_, device_out_;
   std::unique_ptr<DeviceCopy<int32_t>> device_start_, device_context_, device_table_;
 };
@@ -502,26 +523,26 @@ TEST_P(AttentionShapesGpu, MixedBatchInTwoCalls) {
   batch.expect_close(batch.out());
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, AttentionShapesGpu,
-                         ::testing::Values(Shape{8, 2, 128}, Shape{4, 4, 64}, Shape{6, 2, 128, 32},
-                                           Shape{14, 2, 64, 64}, Shape{8, 1, 256}, Shape{16, 1, 128},
-                                           Shape{2, 1, 256, 32, 50.0f, 300}, Shape{16, 1, 64, 16, 0.0f, 100},
-                                           Shape{12, 1, 256}, Shape{9, 3, 64, 16, 20.0f}, Shape{8, 2, 80},
-                                           Shape{4, 2, 96, 32, 0.0f, 17}, Shape{2, 2, 16}, Shape{3, 1, 176},
-                                           Shape{8, 2, 128, 64, 30.0f, 1}, Shape{32, 8, 128, 16, 0.0f, 1024},
-                                           Shape{8, 2, 128, 16, 0.0f, 0, true}, Shape{4, 4, 64, 32, 20.0f, 0, true},
-                                           Shape{16, 1, 128, 64, 0.0f, 200, true}, Shape{14, 2, 80, 16, 0.0f, 0, true},
-                                           Shape{12, 1, 64, 16, 0.0f, 0, true}, Shape{8, 1, 256, 16, 0.0f, 0, true},
-                                           Shape{2, 1, 256, 32, 50.0f, 300, true}, Shape{12, 1, 256, 64, 0.0f, 0, true},
-                                           Shape{4, 2, 160, 16, 0.0f, 0, true}, Shape{16, 1, 192, 32, 20.0f, 100, true},
-                                           Shape{8, 4, 240, 16, 0.0f, 17, true}),
-                         [](const auto& tested) {
-                           const Shape& s = tested.param;
-                           return std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" +
-                                  std::to_string(s.head_dim) + "block" + std::to_string(s.block_size) + "cap" +
-                                  std::to_string(static_cast<int>(s.soft_cap)) + "window" + std::to_string(s.window) +
-                                  (s.e4m3 ? "e4m3" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AttentionShapesGpu,
+    ::testing::Values(
+        Shape{8, 2, 128}, Shape{4, 4, 64}, Shape{6, 2, 128, 32}, Shape{14, 2, 64, 64}, Shape{8, 1, 256},
+        Shape{16, 1, 128}, Shape{2, 1, 256, 32, 50.0f, 300}, Shape{16, 1, 64, 16, 0.0f, 100}, Shape{12, 1, 256},
+        Shape{9, 3, 64, 16, 20.0f}, Shape{8, 2, 80}, Shape{4, 2, 96, 32, 0.0f, 17}, Shape{2, 2, 16}, Shape{3, 1, 176},
+        Shape{8, 2, 128, 64, 30.0f, 1}, Shape{32, 8, 128, 16, 0.0f, 1024}, Shape{8, 2, 128, 16, 0.0f, 0, true},
+        Shape{4, 4, 64, 32, 20.0f, 0, true}, Shape{16, 1, 128, 64, 0.0f, 200, true},
+        Shape{14, 2, 80, 16, 0.0f, 0, true}, Shape{12, 1, 64, 16, 0.0f, 0, true}, Shape{8, 1, 256, 16, 0.0f, 0, true},
+        Shape{2, 1, 256, 32, 50.0f, 300, true}, Shape{12, 1, 256, 64, 0.0f, 0, true},
+        Shape{4, 2, 160, 16, 0.0f, 0, true}, Shape{16, 1, 192, 32, 20.0f, 100, true},
+        Shape{8, 4, 240, 16, 0.0f, 17, true}, Shape{8, 2, 128, 16, 0.0f, 0, false, false, true},
+        Shape{14, 2, 64, 64, 0.0f, 100, false, false, true}, Shape{3, 1, 176, 32, 0.0f, 0, false, false, true},
+        Shape{8, 4, 240, 16, 0.0f, 17, true, false, true}),
+    [](const auto& tested) {
+      const Shape& s = tested.param;
+      return std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + "block" +
+             std::to_string(s.block_size) + "cap" + std::to_string(static_cast<int>(s.soft_cap)) + "window" +
+             std::to_string(s.window) + (s.e4m3 ? "e4m3" : "") + (s.one_array ? "one_array" : "");
+    });
 
 // Rotation inside the decode kernels against a kernel of its own before them, and against float64 of what that leaves.
 class RotationGpu : public AttentionGpu, public ::testing::WithParamInterface<Shape> {};

@@ -19,6 +19,7 @@ struct AttentionParams {
   int64_t q_stride;
   int table_width;
   int block_shift;  // block_size = 1 << block_shift
+  int block_heads;  // from a cache block to the next, in block_size rows of head_dim: at least kv_heads
   int sequences;
   int heads, kv_heads, group, head_dim;
   uint32_t group_inverse;  // 2^31 / group + 1: rows below 2^27 are divided by it exactly

@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   const int in_block = key & ((1 << p.a.block_shift) - 1);
   const int row_bytes = p.a.head_dim * (kE4m3 ? 1 : 2);
   const int64_t start =
-      (((int64_t{block} * p.a.kv_heads + walk.head) << p.a.block_shift) + in_block + row0) * row_bytes + chunk * 16;
+      (((int64_t{block} * p.a.block_heads + walk.head) << p.a.block_shift) + in_block + row0) * row_bytes + chunk * 16;
   const uint8_t* k = p.a.keys + start;
   const uint8_t* v = p.a.values + start;
   const int rows = walk.context - key;

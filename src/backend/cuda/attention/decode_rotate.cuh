@@ -140,7 +140,7 @@ struct NewToken {
     const DecodeRotation& r = p.rotation;
     const int position = to.context - 1;
     const float* const table = r.cos_sin + int64_t{position} * kDim;
-    const int64_t place = (((int64_t{to.block} * p.a.kv_heads + to.head) << p.a.block_shift) +
+    const int64_t place = (((int64_t{to.block} * p.a.block_heads + to.head) << p.a.block_shift) +
                            (position & ((1 << p.a.block_shift) - 1))) *
                           Tile::kRowBytes;
     float factor = 1.0f;

@@ -69,7 +69,7 @@ __device__ __forceinline__ void produce_prefill(const PrefillParams& p, PrefillT
       __syncwarp();
       if (lane < boxes * Layout::kBands) {
         const int key = first_key + index * Layout::kKeys;
-        const int row = ((block * p.a.kv_heads + tile.head) << p.a.block_shift) + (key & ((1 << p.a.block_shift) - 1));
+        const int row = ((block * p.a.block_heads + tile.head) << p.a.block_shift) + (key & ((1 << p.a.block_shift) - 1));
         ptx::tensor_load_2d(to + stage * 2 * Layout::kTileBytes, map, band * 64, row, full, ptx::kEvictNormal);
       }
       __syncwarp();

@@ -69,7 +69,7 @@ struct CodeLoader {
       for (int i = 0; i < Places::kCount; ++i) {
         const int key = key_of(i);
         const int64_t row =
-            ((int64_t{blocks[i]} * p.kv_heads + tile->head) << p.block_shift) + (key & ((1 << p.block_shift) - 1));
+            ((int64_t{blocks[i]} * p.block_heads + tile->head) << p.block_shift) + (key & ((1 << p.block_shift) - 1));
         ptx::copy_async_16(to + places.code(i), from + row * p.head_dim,
                            is_column && key0 + i * Places::kRowsAtOnce == key);
       }

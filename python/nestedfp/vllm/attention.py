@@ -1,0 +1,192 @@
+"""vLLM's FlashAttention backend with the kernels of libnestedfp where they fit: FP16 queries over an FP16 cache.
+
+Steps in which every sequence has one token run our decode kernel, in graphs and without. In others the sequences ahead
+that have one token run it too, and those behind, prompts and their chunks, run our prefill kernel. What does not fit
+(BF16 models, an FP8 cache, sinks, cascades, several drafted tokens a sequence) remains FlashAttention's, over the same
+cache: HND in vLLM's terms, a block's keys and then its values, each [kv_heads, block_size, head_dim].
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import vllm.envs as envs
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
+from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashAttentionImpl, FlashAttentionMetadata,
+                                                   FlashAttentionMetadataBuilder)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import _cached_get_attn_backend
+
+from .. import _library
+from .attention_batch import split
+from .op import INDEPENDENT_START, device
+
+# Decode steps of few sequences are launched for a longest context, which a captured graph does not know.
+CAPTURED_CONTEXT = 4096
+
+
+@dataclass
+class Plan:
+    """What all layers' calls of a step have in common: `call`, of which each layer sets its own part."""
+
+    call: _library.AttentionCall
+    decodes: int  # sequences with one token, ahead of the others
+    prefills: int
+    prefill_tokens: int
+    tensors: tuple[torch.Tensor, ...]  # whose addresses `call` has
+
+
+@dataclass
+class Metadata(FlashAttentionMetadata):
+    nestedfp: Plan | None = None  # None: FlashAttention's
+
+
+class Builder(FlashAttentionMetadataBuilder):
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.nestedfp_workspace: torch.Tensor | None = None  # made by the first step; None: FlashAttention's layers
+        self.nestedfp_asked = False
+        self.nestedfp_drafts = vllm_config.speculative_config is not None
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        # A graph has the kernels of the batch that it was captured with.
+        return min(super().get_cudagraph_support(vllm_config, kv_cache_spec), AttentionCGSupport.UNIFORM_BATCH,
+                   key=lambda support: support.value)
+
+    def _workspace(self) -> torch.Tensor | None:
+        if not self.nestedfp_asked:
+            self.nestedfp_asked = True
+            layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
+            impls = [layer.impl for layer in layers.values()]
+            if (impls and all(isinstance(impl, Impl) and impl.nestedfp_fits for impl in impls)
+                    and self.block_size in (16, 32, 64)):
+                index = torch.cuda.current_device() if self.device.index is None else self.device.index
+                needed = max(impl.workspace_bytes(index, self.block_size) for impl in impls)
+                self.nestedfp_workspace = torch.zeros(needed, dtype=torch.uint8, device=self.device)
+        return self.nestedfp_workspace
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        plan = None
+        if common_prefix_len == 0 and common_attn_metadata.causal:
+            plan = self._plan(common_attn_metadata)
+        if plan is None:
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        common = common_attn_metadata
+        return Metadata(num_actual_tokens=common.num_actual_tokens, max_query_len=common.max_query_len,
+                        query_start_loc=common.query_start_loc, max_seq_len=common.max_seq_len,
+                        seq_lens=common.seq_lens, block_table=common.block_table_tensor,
+                        slot_mapping=common.slot_mapping, use_cascade=False, common_prefix_len=0,
+                        cu_prefix_query_lens=None, prefix_kv_lens=None, suffix_kv_lens=None, nestedfp=plan)
+
+    def _plan(self, common: Any) -> Plan | None:
+        workspace = self._workspace()
+        if workspace is None:
+            return None
+        sequences = common.num_reqs
+        decodes, prefill_tokens = sequences, 0
+        if common.max_query_len > 1:
+            if self.nestedfp_drafts:
+                return None
+            starts = common.query_start_loc_cpu[:sequences + 1].numpy()
+            found = split(np.diff(starts), common.max_seq_len, self.num_heads_q // self.num_heads_kv, self.num_heads_kv)
+            if found is None:
+                return None
+            decodes, prefill_tokens = found
+        table = common.block_table_tensor
+        call = _library.AttentionCall(
+            size=ctypes.sizeof(_library.AttentionCall), query_start=common.query_start_loc.data_ptr(),
+            context=common.seq_lens.data_ptr(), block_table=table.data_ptr(), table_width=table.stride(0),
+            block_size=self.block_size, likely_context=min(common.max_seq_len, CAPTURED_CONTEXT),
+            independent_start=INDEPENDENT_START, workspace=workspace.data_ptr(), workspace_bytes=workspace.numel())
+        return Plan(call, decodes, sequences - decodes, prefill_tokens, (common.query_start_loc, common.seq_lens, table))
+
+    def update_block_table(self, metadata: Any, blk_table: torch.Tensor, slot_mapping: torch.Tensor) -> Any:
+        new = super().update_block_table(metadata, blk_table, slot_mapping)
+        plan = getattr(metadata, "nestedfp", None)
+        if plan is not None:
+            new.nestedfp = copy.copy(plan)
+            new.nestedfp.call = _library.AttentionCall.from_buffer_copy(plan.call)
+            new.nestedfp.call.block_table, new.nestedfp.call.table_width = blk_table.data_ptr(), blk_table.stride(0)
+            new.nestedfp.tensors = (*plan.tensors[:2], blk_table)
+        return new
+
+
+class Impl(FlashAttentionImpl):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.nestedfp_fits = (self.attn_type == AttentionType.DECODER and self.alibi_slopes is None
+                              and self.sinks is None and self.head_size % 16 == 0 and self.head_size <= 256
+                              and self.num_heads <= 16 * self.num_kv_heads
+                              and self.kv_cache_dtype in ("auto", "float16"))
+        self.nestedfp_window = self.sliding_window[0] + 1
+        self.nestedfp_library = _library.library()
+
+    def workspace_bytes(self, index: int, block_size: int) -> int:
+        call = _library.AttentionCall(size=ctypes.sizeof(_library.AttentionCall), heads=self.num_heads,
+                                      kv_heads=self.num_kv_heads, head_dim=self.head_size, block_size=block_size,
+                                      sequences=1)
+        needed = ctypes.c_size_t()
+        _library.check(self.nestedfp_library.nfp_attention_workspace_bytes(device(index).handle, ctypes.byref(call),
+                                                                           ctypes.byref(needed)))
+        return needed.value
+
+    def forward(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                kv_cache: torch.Tensor, attn_metadata: Any, output: torch.Tensor,
+                output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
+        plan = getattr(attn_metadata, "nestedfp", None)
+        if plan is None or output_scale is not None or output_block_scale is not None:
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale,
+                                   output_block_scale)
+        call = plan.call
+        call.heads, call.kv_heads, call.head_dim = self.num_heads, self.num_kv_heads, self.head_size
+        call.scale, call.soft_cap, call.window = self.scale, self.logits_soft_cap, self.nestedfp_window
+        call.blocks, call.block_stride = kv_cache.shape[0], kv_cache.stride(0)
+        call.keys = kv_cache.data_ptr()
+        call.values = call.keys + 2 * kv_cache.stride(1)
+        call.q, call.q_stride, call.out = query.data_ptr(), query.stride(0), output.data_ptr()
+        handle = device(query.get_device()).handle
+        stream = torch.cuda.current_stream().cuda_stream
+        if plan.decodes > 0:
+            call.first_sequence, call.sequences = 0, plan.decodes
+            _library.check(self.nestedfp_library.nfp_attention_decode(handle, call, stream))
+        if plan.prefills > 0:
+            call.first_sequence, call.sequences, call.tokens = plan.decodes, plan.prefills, plan.prefill_tokens
+            _library.check(self.nestedfp_library.nfp_attention_prefill(handle, call, stream))
+        return output
+
+
+class Backend(FlashAttentionBackend):
+    """Its name stays FlashAttention's, which vLLM looks up."""
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashAttentionImpl]:
+        return Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashAttentionMetadataBuilder]:
+        return Builder
+
+    @classmethod
+    def get_required_kv_cache_layout(cls) -> Any:
+        return "HND"
+
+
+def enable(config: Any) -> None:
+    """In the place of FlashAttention for the model of this vLLM configuration, unless the user named a backend or a
+    layout of the cache, or something else than vLLM's own layers reads it."""
+    model, parallel = config.model_config, config.parallel_config
+    if (config.attention_config.backend is None and model.dtype is torch.float16
+            and config.cache_config.cache_dtype in ("auto", "float16") and not model.is_hybrid
+            and config.kv_transfer_config is None and envs.VLLM_KV_CACHE_LAYOUT is None and not envs.VLLM_BATCH_INVARIANT
+            and parallel.decode_context_parallel_size == 1
+            and getattr(parallel, "prefill_context_parallel_size", 1) == 1):
+        register_backend(AttentionBackendEnum.FLASH_ATTN, f"{__name__}.{Backend.__name__}")
+        _cached_get_attn_backend.cache_clear()
